@@ -31,7 +31,7 @@ from sluice.pipelines.landing.writer import PartTarget, PartWriter
 from sluice.pipelines.model.plans import Request, RequestKind, Slice
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.ports import Fetched, FetchFailed, Lake
-from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
+from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
 from sluice.pipelines.records.rows.row_format import Formatted, quarantine_rows
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.lake import open_lake
@@ -113,7 +113,8 @@ def _decode(feed: Feed, held: Sequence[HeldSlice]) -> tuple[list[tuple[HeldSlice
     begun = time.process_time_ns()
     for h in held:
         s, rows = h.slice, feed.landing.row_group_rows
-        decoder = BatchDecoder(s.topic, s.partition, s.start, s.end, chunk_rows=rows, chunk_bytes=h.chunk_bytes)
+        options = DecodeOptions(chunk_rows=rows, chunk_bytes=h.chunk_bytes)
+        decoder = BatchDecoder(s.topic, s.partition, s.start, s.end, options)
         for got in h.answers:
             chunks += ((h, chunk) for chunk in decoder.feed(got.records, got.aborted))
         chunks += ((h, chunk) for chunk in decoder.finish())

@@ -268,10 +268,10 @@ def _answers(feed: Feed, piece: Slice, isolation: Isolation) -> Iterator[Fetched
 
 
 def _decoder(piece: Slice, *, committed: bool) -> BatchDecoder:
-    from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
+    from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
 
     position = (piece.topic, piece.partition, piece.start, piece.end)
-    return BatchDecoder(*position, read_committed=committed, chunk_rows=10_000, chunk_bytes=_BYTES)
+    return BatchDecoder(*position, DecodeOptions(committed, chunk_rows=10_000, chunk_bytes=_BYTES))
 
 
 def _offsets(chunks: Iterable[pa.RecordBatch]) -> Iterator[int]:

@@ -29,7 +29,7 @@ from sluice.pipelines.planning.shapes import shape_named
 from sluice.pipelines.ports import Fetcher, FetchFailed, Lake
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
-from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
+from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
 from sluice.pipelines.records.rows.row_format import HEADERS, Format, RawFormat, former_key_text, inside, offset_column
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.rows.writer_schema_lookup import Opener, without_prefix
@@ -147,7 +147,7 @@ class _LogUnreadable(Exception):
 
 def _from_kafka(s: Slice, fetcher: Fetcher, isolation: Isolation) -> Iterator[pa.RecordBatch]:
     committed = isolation is Isolation.READ_COMMITTED
-    decoder = BatchDecoder(s.topic, s.partition, s.start, s.end, read_committed=committed)
+    decoder = BatchDecoder(s.topic, s.partition, s.start, s.end, DecodeOptions(read_committed=committed))
     for fetched in fetcher.stream([s], FetchLimits()):
         if isinstance(fetched, FetchFailed):
             raise _LogUnreadable(fetched.error.message)

@@ -42,7 +42,7 @@ from sluice.pipelines.model.kafka import FetchLimits, Isolation
 from sluice.pipelines.model.plans import Slice, Task
 from sluice.pipelines.model.receipts import Counts, Drift, Outcome, PartKind, Receipt, Tally, sharing
 from sluice.pipelines.ports import Fetched, Fetcher, FetchFailed, Lake
-from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
+from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
 from sluice.pipelines.records.rows.row_format import Format, Formatted, quarantine_rows
 from sluice.pipelines.validation.drift import Drifts
 
@@ -278,15 +278,12 @@ class _Landing:
 
     def __init__(self, s: Slice, work: Assignment, tools: Tools, chunk_bytes: int, *, held: bool = False) -> None:
         self._slice, self._work, self._tools, self._chunk_bytes = s, work, tools, chunk_bytes
-        self._decoder = BatchDecoder(
-            s.topic,
-            s.partition,
-            s.start,
-            s.end,
+        options = DecodeOptions(
             read_committed=work.isolation is Isolation.READ_COMMITTED,
             chunk_rows=work.landing.row_group_rows,
             chunk_bytes=chunk_bytes,
         )
+        self._decoder = BatchDecoder(s.topic, s.partition, s.start, s.end, options)
         self._writers: dict[PartKind, PartWriter] = {}
         self._held: dict[PartKind, list[pa.RecordBatch]] | None = {} if held else None
         self._held_most = 0, 0

@@ -71,7 +71,7 @@ from sluice.pipelines.planning import origins
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.ports import Fetcher, FetchFailed, Lake, Ports
 from sluice.pipelines.publishing import lost, owners
-from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
+from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
 
 
 class AcceptEvent(StrEnum):
@@ -342,7 +342,7 @@ def _damaged_range(feed: Feed, fetcher: Fetcher, key: Key, p: PartitionState, r:
     """The offsets of the first unreadable batch in the range; up to the range's end if its own is unknown."""
     piece = Slice(*key, r.start, r.end, p.leader_epoch)
     committed = feed.isolation is Isolation.READ_COMMITTED
-    decoder = BatchDecoder(key.topic, key.partition, r.start, r.end, read_committed=committed)
+    decoder = BatchDecoder(key.topic, key.partition, r.start, r.end, DecodeOptions(read_committed=committed))
     try:
         for fetched in fetcher.stream([piece], FetchLimits()):
             if isinstance(fetched, FetchFailed):

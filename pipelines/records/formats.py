@@ -26,8 +26,8 @@ class SchemaFormat:
     """A format: how a reader is made of its schema, what registries call such schemas, and one of theirs as a file,
     with all that it refers to.
 
-    `read` makes a reader's texts of a file's, its folder and the name of the message in it; `kept` makes of a
-    registry's schema what the lake keeps. All raise UnusableSchema.
+    `read` turns a file's text, its folder and a message's name into a reader's texts; `compiled` turns a registry's
+    schema into the one that the lake stores. All raise UnusableSchema.
     """
 
     make: Callable[[tuple[str, ...], WireFormat], Reader]
@@ -67,7 +67,7 @@ def make_format(
 ) -> Format:
     """Return a new format that makes rows of these columns. `writers` are the schemas that records name.
 
-    With `closed`, a record with other fields does not fit, whatever the schema allows. `base` are the columns
+    With `closed`, a record with other fields does not fit, even if the schema allows it. `base` are the columns
     without fields that came from records, for formats that retain values which do not fit these. Protobuf has the
     columns of its message alone. Loads Arrow and the compiled loops of this format only.
     """

@@ -1,8 +1,8 @@
 """A shape: the schema and contract of a feed's rows, and what happens to records that do not fit.
 
-Shapes of the same name make the same rows from the same records. Receipts carry the name, and the ledger keeps what is
-behind it (`SchemaEntry`), so that a window can be explained and compared after the feed has changed. This module is
-light: Arrow and the compiled loops are loaded only when somebody asks for rows.
+Shapes of the same name make the same rows from the same records. Receipts carry the name, and the ledger stores
+its meaning (`SchemaEntry`), so that a window can be explained and compared after the feed has changed. This module is
+light: Arrow and the compiled loops are loaded with the first format.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What records become.
+    """The rows of a feed's records.
 
     `columns` is the schema of typed rows, None for raw rows. `reader` is how records of a format with schemas of its
     own are read as these; None for JSON. `key` is how keys are read, whose columns are among `columns`. With

@@ -252,7 +252,7 @@ class _Comparison:
             if start < end:
                 slices.append(Slice(log.topic, partition, log.topic_id, start, end, log.leader_epoch))
         by_partition: dict[int, list[pa.RecordBatch]] = {s.partition: [] for s in slices}
-        decoders = [BatchDecoder(s.topic, s.partition, s.start, s.end, read_committed=True) for s in slices]
+        decoders = [BatchDecoder(s.topic, s.partition, s.start, s.end) for s in slices]
         for fetched in self._fetcher.stream(slices, FetchLimits()) if slices else ():
             if isinstance(fetched, FetchFailed):
                 raise fetched.error

@@ -228,7 +228,7 @@ def _weave(members: Sequence[_Member], rows: int) -> tuple[Array, Array]:
         if len(there):
             valid[c] = there
     before = [np.frombuffer(m.before, np.uint8) for m in members]
-    texts = loops.Texts(
+    texts = loops.TextColumns(
         np.concatenate([*before, _NO_BYTES]),
         np.cumsum([0, *map(len, before)]),
         np.array([m.mode for m in members], np.int64),

@@ -29,7 +29,7 @@ from sluice.pipelines.model.plans import Assignor, Slice
 from sluice.pipelines.planning.assignment import range_, round_robin
 from sluice.pipelines.planning.origins import key_of, out_of_range
 from sluice.pipelines.ports import Fetcher, FetchFailed
-from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
+from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
 from sluice.pipelines.records.shape import RAW
 from sluice.reading import When, instant
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
@@ -200,7 +200,8 @@ def decode_ranges(
         s = slices[got.index]
         if got.index not in decoders:
             key = (s.topic, s.partition, s.start, s.end)
-            decoders[got.index] = BatchDecoder(*key, read_committed=committed, chunk_bytes=CHUNK_BYTES)
+            options = DecodeOptions(read_committed=committed, chunk_bytes=CHUNK_BYTES)
+            decoders[got.index] = BatchDecoder(*key, options)
         for chunk in decoders[got.index].feed(got.records, got.aborted):
             yield s, got.next_position, chunk
         if got.last:

@@ -1,8 +1,8 @@
 """Rows of the feed's columns as Avro again: the bytes of a record by the feed's own schema, column by column.
 
-It is the way back of `loops`, in plain Python over whole columns. What a column lost on its way in is lost: the branch
-of a union of one type and null is the only one, and blocks of arrays and maps are one. Raises NotWritable for what the
-schema has no room for, such as a null where it has none.
+The reverse of `loops`, in plain Python over whole columns. Details that landing drops cannot come back: a union of one
+type and null has one branch, and arrays and maps are one block each. Raises NotWritable for values that the schema does
+not allow, such as a null in a field without null.
 """
 
 from __future__ import annotations

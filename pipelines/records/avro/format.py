@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from sluice.pipelines.model.receipts import DriftKind
 from sluice.pipelines.records.avro import loops
-from sluice.pipelines.records.avro.loops import Tables
-from sluice.pipelines.records.avro.programs import Incompatible, Pool, program
+from sluice.pipelines.records.avro.loops import AvroTables
+from sluice.pipelines.records.avro.programs import IncompatibleSchema, Pool, program
 from sluice.pipelines.records.avro.reader_schema import AvroReader, branches, nullable
 from sluice.pipelines.records.avro.schema import AvroKind, AvroType, parse
 from sluice.pipelines.records.compiled.jit import Array
@@ -29,7 +29,15 @@ from sluice.pipelines.records.rows.value_reader import UnusableSchema, WriterSch
 from sluice.pipelines.records.rows.wire_format import Named, WireFormat
 from sluice.pipelines.records.slots import binary_loops
 from sluice.pipelines.records.slots.binary import MOST_SCHEMAS, BinaryFormat, BinaryTyper, NewField, Reasons
-from sluice.pipelines.records.slots.slots import Bytes, Numbers, SlotPiece, Slots, Truths, slot_faults, with_room
+from sluice.pipelines.records.slots.slots import (
+    Bytes,
+    SlotNumbers,
+    SlotPiece,
+    Slots,
+    SlotTruths,
+    slot_faults,
+    with_room,
+)
 from sluice.pipelines.schema.schema import Kind
 
 REASONS = Reasons(
@@ -54,7 +62,7 @@ REASONS = Reasons(
 _FAR = 1 << 63
 
 
-class Symbols(Slots):
+class EnumSymbols(Slots):
     """Enums: numbers, which become their symbols at the end."""
 
     def __init__(self, node: SchemaNode, items: int, symbols: Sequence[str]) -> None:
@@ -70,7 +78,7 @@ class Symbols(Slots):
         return self._symbols.take(pa.Array.from_buffers(pa.int32(), self.items, [self.validity, data]))
 
 
-class Decimals(Slots):
+class AvroDecimals(Slots):
     """128-bit decimals."""
 
     width = 2
@@ -100,14 +108,14 @@ def _column(node: SchemaNode, items: int, symbols: Sequence[str] | None) -> Colu
         case Kind.LIST | Kind.MAP:
             return Lists(node, items)
         case Kind.STRING if symbols is not None:
-            return Symbols(node, items, symbols)
+            return EnumSymbols(node, items, symbols)
         case Kind.STRING | Kind.BINARY:
             return Bytes(node, items)
         case Kind.BOOL:
-            return Truths(node, items)
+            return SlotTruths(node, items)
         case Kind.DECIMAL:
-            return Decimals(node, items)
-    return Numbers(node, items)
+            return AvroDecimals(node, items)
+    return SlotNumbers(node, items)
 
 
 def typed_nodes(nodes: tuple[SchemaNode, ...], reader: AvroType) -> Iterator[tuple[SchemaNode, AvroType]]:
@@ -136,7 +144,7 @@ class AvroTyper(BinaryTyper):
     """Types Avro records by one schema. With `closed`, records whose schema has fields that the feed's does not have
     are refused."""
 
-    _tables: Tables
+    _tables: AvroTables
 
     def __init__(
         self,
@@ -207,7 +215,7 @@ class AvroTyper(BinaryTyper):
         begin = len(self._ops)
         try:
             ops, self._unknown[schema] = program(writer, self._reader.type, self.nodes, begin, self._pool)
-        except Incompatible as error:
+        except IncompatibleSchema as error:
             self._know(schema, self._incompatible(schema, error))
             return
         if self._closed and self._unknown[schema]:
@@ -238,10 +246,10 @@ class AvroTyper(BinaryTyper):
         # Without a header, the loop looks where it looked last.
         self._tables.state[binary_loops.KNOWN] = self._places[schema]
 
-    def _no_tables(self) -> Tables:
+    def _no_tables(self) -> AvroTables:
         table = np.zeros((len(self.nodes), loops.OP_FIELDS), np.int64)
         table[:, binary_loops.NODE_LEVEL] = [n.level for n in self.nodes]
-        tables = Tables(
+        tables = AvroTables(
             ops=np.zeros((1, loops.OP_FIELDS), np.int64),
             lists=np.zeros(1, np.int64),
             ids=np.full(2, -1, np.int64),

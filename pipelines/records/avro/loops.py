@@ -3,9 +3,9 @@
 A *program* (`programs.py`) combines one writer's schema with the feed's own: rows of `ops`, which `_record` reads one
 after another. One compilation serves all schemas. For each node of the feed's schema a *slot* holds an item: a number,
 or the span of a text as `json.scan` packs it; `there` marks the slots in use. Levels, spans and blocks are as in
-`json.scan`. A refused record leaves no slot, only a position and a code. Promise: whatever the bytes, nothing is read
-or written outside of the arrays, nothing recurses, the work for a record is bounded by its bytes and by the room of
-its lists, and no Python object is created for a record.
+`json.scan`. A refused record leaves no slot, only a position and a code. Promise, for any bytes: nothing is read or
+written outside of the arrays, nothing recurses, the work for a record is bounded by its bytes and by the room of its
+lists, and no Python object is created for a record.
 
     next record ── block full ────────────────► return FULL
         │        └─ none left ────────────────► return DONE
@@ -14,9 +14,13 @@ its lists, and no Python object is created for a record.
         ├─ schema not in `ids` ───────────────► return WANT (state[NEED]); call again with its program
         ├─ start of its program below 0 ──────► refused with that code
         └─ _record: one operation after another, lists and calls on `stack`
-             ├─ END at the last byte ─────────► row
-             ├─ a code ──────────► undo ──────► refused
-             └─ a level is full ─► undo ──────► return GROW_LEVEL (state[NEED])
+             ├─ END after the last byte ──────► row
+             ├─ a code, END before it ─► undo ► refused
+             └─ a level is full ───────► undo ► return GROW_LEVEL (state[NEED])
+    WANT and GROW_LEVEL leave state[ROW] at the record, which is read again from its first byte.
+
+Programs come from `programs.py` and are trusted: `pc`, nodes and levels are within their arrays. Bytes of a record are
+not: each read is behind a check against `end`, and each number from a record is compared before it is an index.
 """
 
 from __future__ import annotations
@@ -52,7 +56,6 @@ from sluice.pipelines.records.slots.binary_loops import (
     BAD_TEXT,
     CUT,
     DONE,
-    FOUND,
     FULL,
     GROW_LEVEL,
     HEADER,
@@ -65,10 +68,11 @@ from sluice.pipelines.records.slots.binary_loops import (
     OUT,
     OWN,
     PASSED,
+    RESULTS,
     ROW,
     SPREAD,
     WANT,
-    Found,
+    BlockResults,
     begin,
     bits,
     not_utf8,
@@ -85,7 +89,7 @@ OP, NODE, LEVEL, A, B, C = 0, 1, 2, 3, 4, 5
 OP_FIELDS = CELLS
 
 END = 0
-LONG = 1  # A: what it becomes (AS_IS, AS_FLOAT, AS_DOUBLE); B: whether 32 bits must hold it
+LONG = 1  # A: AS_IS, AS_FLOAT or AS_DOUBLE; B: whether 32 bits must hold it
 FLOAT = 2  # A: AS_IS or AS_DOUBLE
 DOUBLE = 3
 TRUTH = 4
@@ -100,9 +104,7 @@ JUMP = 12  # A: the next operation
 PRESENT = 13  # a struct, or an element of a constant list, is there
 NUMBER = 14  # A: a constant
 CONSTANT = 15  # A, B: a text, in the pool
-LIST = (
-    16  # A: the level of its elements, −1 when they are skipped; B: what comes after; C: bytes of an element at least
-)
+LIST = 16  # A: the level of its elements, −1 if they are skipped; B: the operation after; C: least bytes of an element
 NEXT = 17  # A: the list's operation
 LIST_OF = 18  # A: the level of its elements; B: how many elements a constant list has
 ELEMENT = 19  # A: the level: the next element of a constant list begins
@@ -129,7 +131,7 @@ MOST_OPEN = 16_384
 """Lists and recursive records inside one another, in a record."""
 
 
-class Tables(NamedTuple):
+class AvroTables(NamedTuple):
     """Programs, and the room that scanning needs. `ids`, `starts`: a hash table from schema ids to programs; a start
     below 0 is the code that refuses all records of that schema. `usage`: for each program, how many records it read in
     this piece and the first of their rows."""
@@ -151,9 +153,9 @@ class Tables(NamedTuple):
     state: Array
 
 
-_TABLES = types.NamedTuple([TABLE, I64, I64, I64, TABLE, TABLE, I64, I64, U8, I64, I64, I64, I64, I64, I64], Tables)
-FRAME = 4  # numbers of a frame: the list's operation, elements left in this block, elements so far, unused; of a call,
-# the operation behind it
+_TABLES = types.NamedTuple([TABLE, I64, I64, I64, TABLE, TABLE, I64, I64, U8, I64, I64, I64, I64, I64, I64], AvroTables)
+FRAME = 4  # numbers of a list's frame: its operation, elements left in this block, elements read, unused; of a call's
+# frame: the operation behind it
 
 
 @inner
@@ -164,7 +166,7 @@ def _long(data: Array, at: int, end: int) -> tuple[int, int]:
     while at < end:
         b = uint64(byte(data, at))
         at += 1
-        if shift == uint64(63) and b > uint64(1):
+        if shift == uint64(63) and b > uint64(1):  # the tenth byte has room for one bit
             return int64(LONG_VARINT), int64(-1)
         number |= (b & uint64(0x7F)) << shift
         if b < uint64(0x80):
@@ -186,8 +188,11 @@ def _number(number: int, how: int) -> int:
 
 
 @inlined
-def _record(data: Array, p: int, end: int, pc: int, t: Tables) -> int:
-    """One record from byte `p` on by the program at `pc`: OK or a code."""
+def _record(data: Array, p: int, end: int, pc: int, t: AvroTables) -> int:
+    """Read one record from byte `p` on by the program at `pc`: OK or a code, with AT_NODE and AT_BYTE set.
+
+    Operations that write fall through to the end of the loop; those that only move `pc` continue before it.
+    """
     ops, lists, bases, spans, there, at, state = t.ops, t.lists, t.bases, t.spans, t.there, t.at, t.state
     depth = int64(0)
     begun = p
@@ -226,7 +231,7 @@ def _record(data: Array, p: int, end: int, pc: int, t: Tables) -> int:
             which, p = _long(data, p, end)
             if p < 0:
                 code = which
-            elif which < 0 or which >= cell(ops, pc - 1, B):
+            elif which < 0 or which >= cell(ops, pc - 1, B):  # makes the index into `lists` safe
                 code = int64(NO_BRANCH)
             else:
                 pc = item(lists, cell(ops, pc - 1, A) + which)
@@ -305,7 +310,8 @@ def _record(data: Array, p: int, end: int, pc: int, t: Tables) -> int:
         elif op == CONSTANT:
             number = pack(state[POOL] + cell(ops, pc - 1, A), state[POOL] + cell(ops, pc - 1, B), PLAIN)
         elif op == LIST or op == NEXT:  # noqa: SIM109 - compiled
-            # A frame for each open list: its operation, the rest of its block, its number of elements.
+            # LIST opens a frame. Then both: read block headers until one has elements or closes the list, and begin the
+            # next element behind LIST. Each header takes a byte at least, so empty blocks cannot loop for long.
             if op == LIST:
                 if (depth + 1) * FRAME > t.stack.size:
                     code = int64(DEEP)
@@ -328,13 +334,14 @@ def _record(data: Array, p: int, end: int, pc: int, t: Tables) -> int:
                     elif remaining == 0:
                         closed = True
                     else:
-                        if remaining < 0:
+                        if remaining < 0:  # the block's size follows, which is not needed; −2⁶³ stays negative
                             remaining = -remaining
                             size, p = _long(data, p, end)
                             if p < 0:
                                 code = size
                             elif size < 0 or remaining < 0:
                                 code = int64(BAD_SIZE)
+                        # A count that the rest of the record cannot hold is refused before any element is read.
                         minimum = cell(ops, own, C)
                         if code == OK and minimum > 0 and remaining > (end - p) // minimum:
                             code = int64(CUT)
@@ -356,7 +363,7 @@ def _record(data: Array, p: int, end: int, pc: int, t: Tables) -> int:
                 if code == OK:
                     put(t.stack, frame + 1, remaining)
                     pc = own + 1
-                    if level >= 0:
+                    if level >= 0:  # n < room makes the slots of this element safe
                         n = item(t.counts, level)
                         if n >= item(t.room, level):
                             state[NEED] = level
@@ -405,8 +412,8 @@ def _record(data: Array, p: int, end: int, pc: int, t: Tables) -> int:
 
 
 @inner
-def _program(t: Tables, schema: int) -> int:
-    """The place of a schema in `ids`; −1 when nobody has asked for it yet."""
+def _find_program(t: AvroTables, schema: int) -> int:
+    """The slot of a schema in `ids`; −1 when it has no program yet. The table is never full, so a free slot ends it."""
     mask = t.ids.size - 1
     slot = schema * SPREAD & mask
     while t.ids[slot] >= 0:
@@ -416,8 +423,8 @@ def _program(t: Tables, schema: int) -> int:
     return int64(-1)
 
 
-@compiled(types.int64(BYTES, I32, U8, I64, _TABLES, FOUND))
-def scan(data: Array, ends: Array, valid: Array, schemas: Array, t: Tables, results: Found) -> int:
+@compiled(types.int64(BYTES, I32, U8, I64, _TABLES, RESULTS))
+def scan(data: Array, ends: Array, valid: Array, schemas: Array, t: AvroTables, results: BlockResults) -> int:
     """Read records from state[ROW] on, up to a block: DONE, FULL, GROW_LEVEL (state[NEED]: which), or WANT
     (state[NEED]: the id of a schema without a program).
 
@@ -443,7 +450,7 @@ def scan(data: Array, ends: Array, valid: Array, schemas: Array, t: Tables, resu
         if state[HEADER] != NOWHERE:
             slot = state[KNOWN]
             if t.ids[slot] != schema:
-                slot = _program(t, schema)
+                slot = _find_program(t, schema)
                 if slot < 0:
                     state[NEED] = schema
                     return int64(WANT)
@@ -468,7 +475,7 @@ def scan(data: Array, ends: Array, valid: Array, schemas: Array, t: Tables, resu
 
 @inner
 def _too_wide(high: int, low: int, most_high: int, most_low: int) -> bool:
-    """Whether the amount of high:low is larger than most_high:most_low."""
+    """Returns whether the absolute value of high:low is larger than most_high:most_low."""
     if high < 0:
         low = ~low + 1
         high = ~high + (1 if low == 0 else 0)
@@ -494,7 +501,7 @@ def decimals(
             if p < stop and byte(data, p) > 0x7F:
                 low = high = int64(-1)
             wide = False
-            while stop - p > 16 and not wide:  # bytes that only repeat the sign
+            while stop - p > 16 and not wide:  # leading bytes may only repeat the sign
                 wide = byte(data, p) != low & 0xFF or byte(data, p + 1) >> 7 != low & 1
                 p += 1
             while p < stop and not wide:

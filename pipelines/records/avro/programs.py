@@ -1,9 +1,9 @@
-"""A writer's and the feed's schema → the operations that the compiled loop carries out (Avro's schema resolution).
+"""Compiles a writer's schema and the feed's own schema into one program for the compiled loop (schema resolution).
 
-A program reads what the writer wrote, in its order, and puts what the feed's schema names into the slots of its nodes.
-Fields that only the writer has are skipped and told; fields that only the feed has get their default. Two schemas that
-do not match are an `Incompatible`; a branch of a union, or a symbol, that does not match is only refused when a record
-has it.
+A program reads a record in the writer's order, and puts the fields of the feed's schema into the slots of their nodes.
+Fields that only the writer has are skipped and reported; fields that only the feed has get their default. Two schemas
+that do not match raise `IncompatibleSchema`. A branch of a union, or a symbol, that does not match is refused only when
+a record has it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sluice.pipelines.schema.schema import path_below
 MOST_OPS = 200_000
 
 
-class Incompatible(ValueError):
+class IncompatibleSchema(ValueError):
     """Records of the writer's schema cannot be read as the feed's: the place, and why."""
 
 
@@ -51,7 +51,7 @@ _Read = Callable[[AvroType, AvroType, SchemaNode, str], None]
 
 
 class Pool:
-    """What all programs of a feed share: translations and jumps (`lists`), the bytes of constant texts (`texts`)."""
+    """Data that all programs of a feed share: translations and jumps (`lists`), bytes of constant texts (`texts`)."""
 
     def __init__(self) -> None:
         self.lists: list[int] = []
@@ -73,7 +73,7 @@ def program(
 ) -> tuple[list[list[int]], dict[str, str]]:
     """The operations, from number `begin` on, and the fields that only the writer has (path → type).
 
-    Raises Incompatible. `reader` is a record, whose columns the nodes are.
+    Raises IncompatibleSchema. `reader` is a record, whose columns the nodes are.
     """
     compiler = _Program(writer, nodes, begin, pool)
     compiler.whole(writer, reader, nodes[0])
@@ -96,12 +96,12 @@ class _Program:
 
     def emit(self, op: int, node: SchemaNode | None = None, a: int = 0, b: int = 0, c: int = 0) -> list[int]:
         if len(self.ops) >= MOST_OPS:
-            raise Incompatible("its schema takes too many operations")
+            raise IncompatibleSchema("its schema takes too many operations")
         row = [op, node.index if node else -1, node.level if node else 0, a, b, c]
         self.ops.append(row)
         return row
 
-    # -- what both have
+    # -- fields of both schemas
 
     def whole(self, w: AvroType, r: AvroType, node: SchemaNode) -> None:
         """A whole value: of a record, or of any other type if the reader's record is one around that."""
@@ -115,7 +115,7 @@ class _Program:
     def record(self, w: AvroType, r: AvroType, node: SchemaNode, path: str) -> None:
         """Emit all fields of a record; the caller marks the struct as present."""
         if w.kind is not AvroKind.RECORD or not _same_name(w, r):
-            raise Incompatible(f"{path or 'the record'}: {_describe(w)} was written, and {_describe(r)} is read")
+            raise IncompatibleSchema(f"{path or 'the record'}: {_describe(w)} was written, and {_describe(r)} is read")
         children = {self._nodes[c].name: self._nodes[c] for c in node.children}
         wanted = {f.name: f for f in r.fields}
         for f in r.fields:
@@ -157,13 +157,15 @@ class _Program:
             try:
                 read(branch, r, node, path)
                 fits += 1
-            except Incompatible:
+            except IncompatibleSchema:
                 del self.ops[length:]
                 self.unknown = unknown
                 self.emit(loops.FAIL, node, loops.OTHER_BRANCH)
             ends.append(self.emit(loops.JUMP))
         if not fits:
-            raise Incompatible(f"{path or 'the record'}: no branch of the union that was written is {_describe(r)}")
+            raise IncompatibleSchema(
+                f"{path or 'the record'}: no branch of the union that was written is {_describe(r)}"
+            )
         for row in ends:
             row[loops.A] = self.here
         jump[loops.A] = self._pool.keep(at)
@@ -174,7 +176,7 @@ class _Program:
             return  # a slot that nobody writes is null
         branch = next((b for b in r.inner if _alike(w, b)), None) or next((b for b in r.inner if _fits(w, b)), None)
         if branch is None:
-            raise Incompatible(f"{path}: {_describe(w)} was written, and no branch of the union is that")
+            raise IncompatibleSchema(f"{path}: {_describe(w)} was written, and no branch of the union is that")
         if nullable(r) or len(branches(r)) < 2:
             self.value(w, branch, node, path)
             return
@@ -188,7 +190,7 @@ class _Program:
     def _plain(self, w: AvroType, r: AvroType, node: SchemaNode, path: str) -> None:
         """A value of a writer's and a reader's type that are no unions."""
         if not _fits(w, r):
-            raise Incompatible(f"{path}: {_describe(w)} was written, and {_describe(r)} is read")
+            raise IncompatibleSchema(f"{path}: {_describe(w)} was written, and {_describe(r)} is read")
         emit = self.emit
         match r.kind:
             case AvroKind.NULL:
@@ -200,20 +202,8 @@ class _Program:
                 self._list(w, r, node, path)
             case AvroKind.BOOLEAN:
                 emit(loops.TRUTH, node)
-            case AvroKind.INT | AvroKind.LONG:
-                emit(loops.LONG, node, b=int(w.kind is AvroKind.INT))
-            case AvroKind.FLOAT:
-                if w.kind in _INTEGERS:
-                    emit(loops.LONG, node, loops.AS_FLOAT, int(w.kind is AvroKind.INT))
-                else:
-                    emit(loops.FLOAT, node)
-            case AvroKind.DOUBLE:
-                if w.kind in _INTEGERS:
-                    emit(loops.LONG, node, loops.AS_DOUBLE, int(w.kind is AvroKind.INT))
-                elif w.kind is AvroKind.FLOAT:
-                    emit(loops.FLOAT, node, loops.AS_DOUBLE)
-                else:
-                    emit(loops.DOUBLE, node)
+            case AvroKind.INT | AvroKind.LONG | AvroKind.FLOAT | AvroKind.DOUBLE:
+                self._number(w, r, node)
             case AvroKind.STRING:
                 emit(loops.TEXT, node, 1)
             case AvroKind.BYTES:
@@ -229,6 +219,16 @@ class _Program:
                 other = numbers.get(r.default or "", -1)
                 emit(loops.ENUM, node, self._pool.keep([numbers.get(s, other) for s in w.symbols]), len(w.symbols))
 
+    def _number(self, w: AvroType, r: AvroType, node: SchemaNode) -> None:
+        """A number of the writer's type, promoted to the reader's."""
+        if w.kind in _INTEGERS:
+            becomes = {AvroKind.FLOAT: loops.AS_FLOAT, AvroKind.DOUBLE: loops.AS_DOUBLE}.get(r.kind, loops.AS_IS)
+            self.emit(loops.LONG, node, becomes, int(w.kind is AvroKind.INT))
+        elif w.kind is AvroKind.FLOAT:
+            self.emit(loops.FLOAT, node, loops.AS_DOUBLE if r.kind is AvroKind.DOUBLE else loops.AS_IS)
+        else:
+            self.emit(loops.DOUBLE, node)
+
     def _list(self, w: AvroType, r: AvroType, node: SchemaNode, path: str) -> None:
         minimum = least_bytes(w.inner[0]) + (r.kind is AvroKind.MAP)
         begun = self.here
@@ -241,7 +241,7 @@ class _Program:
         self.emit(loops.NEXT, node, begun)
         row[loops.B] = self.here
 
-    # -- what only the writer has
+    # -- fields of the writer alone
 
     def skip(self, w: AvroType) -> None:
         """Pass over a value, checked as far as its bounds go."""
@@ -275,17 +275,20 @@ class _Program:
                 emit(loops.NEXT, a=begun)
                 row[loops.B] = self.here
             case AvroKind.UNION:
-                jump, at, ends = emit(loops.BRANCH, b=len(w.inner)), list[int](), list[list[int]]()
-                for branch in w.inner:
-                    at.append(self.here)
-                    self.skip(branch)
-                    ends.append(emit(loops.JUMP))
-                for end in ends:
-                    end[loops.A] = self.here
-                jump[loops.A] = self._pool.keep(at)
+                self._skip_union(w)
+
+    def _skip_union(self, w: AvroType) -> None:
+        jump, at, ends = self.emit(loops.BRANCH, b=len(w.inner)), list[int](), list[list[int]]()
+        for branch in w.inner:
+            at.append(self.here)
+            self.skip(branch)
+            ends.append(self.emit(loops.JUMP))
+        for end in ends:
+            end[loops.A] = self.here
+        jump[loops.A] = self._pool.keep(at)
 
     def routines(self) -> None:
-        """What the calls so far go to, and the calls in there: each recursive record is passed over by one routine."""
+        """Emit a routine for each recursive record that is skipped, and set the targets of all calls."""
         at: dict[str, int] = {}
         for row, name in self._calls:  # grows
             if name not in at:
@@ -294,15 +297,15 @@ class _Program:
                 self.emit(loops.RETURN)
             row[loops.A] = at[name]
 
-    # -- what only the reader has
+    # -- fields of the reader alone
 
     def _default(self, f: AvroField, node: SchemaNode, path: str) -> None:
         if not f.has_default:
-            raise Incompatible(f"{path}: was not written, and has no default")
+            raise IncompatibleSchema(f"{path}: was not written, and has no default")
         try:
             self._constant(f.type, f.default, node)
         except (TypeError, ValueError, AttributeError, struct.error, OverflowError) as error:
-            raise Incompatible(f"{path}: its default is not {_describe(f.type)}") from error
+            raise IncompatibleSchema(f"{path}: its default is not {_describe(f.type)}") from error
 
     def _constant(self, r: AvroType, value: Any, node: SchemaNode) -> None:
         """A default as JSON has it. Raises TypeError or ValueError for one that is not of its type."""

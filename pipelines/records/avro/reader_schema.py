@@ -35,7 +35,7 @@ DURATION = ("months", "days", "millis")
 
 @dataclass(frozen=True)
 class AvroReader:
-    """How records are read: the texts of the feed's schema (the last, after what it refers to), and the wire format.
+    """Reads records by the texts of the feed's schema (referenced ones first) and its wire format.
 
     Raises AvroSchemaError, when it is made, for a schema that does not parse, and SchemaError for one that makes no
     columns.
@@ -67,7 +67,7 @@ class AvroReader:
 
     @property
     def evolves(self) -> bool:
-        """Whether columns may come from records, too: fields that only their writers have."""
+        """True if columns may also come from fields that only writers have."""
         return self.asks and isinstance(json.loads(self.texts[-1]), dict)
 
     def grown(self, columns: Schema) -> AvroReader:
@@ -81,7 +81,7 @@ class AvroReader:
 
     @property
     def asks(self) -> bool:
-        """Whether records name the schemas that they were written by."""
+        """True if records name their writers' schemas."""
         return self.wire is not WireFormat.BARE
 
 
@@ -107,7 +107,7 @@ def branches(t: AvroType) -> Sequence[AvroType]:
 
 
 def addable(t: AvroType) -> bool:
-    """Whether a field of this type may become a column that no schema of the feed names (`AvroReader.grown`)."""
+    """Returns whether a field of this type may become a column without a schema of the feed (`AvroReader.grown`)."""
     match t.kind:
         case AvroKind.UNION:
             inside = nullable(t)

@@ -108,7 +108,7 @@ class AvroType:
 
 
 def parse(texts: Sequence[str]) -> AvroType:
-    """The type of the last of these texts; the others are what it refers to, each after what it refers to itself.
+    """Parse the last of these texts; the others are its references, each after its own.
 
     Raises AvroSchemaError.
     """
@@ -159,7 +159,7 @@ def _load_json(text: str) -> Any:
 
 
 class _Parser:
-    """The named types parsed so far."""
+    """Parses one text after another, and keeps the named types."""
 
     def __init__(self) -> None:
         self._named: dict[str, AvroType] = {}

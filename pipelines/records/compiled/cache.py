@@ -4,9 +4,11 @@
     python -m sluice.pipelines.records.compiled.cache                the same from a shell, in an installation
     python -m sluice.pipelines.records.compiled.cache json.scan     one share of the work: what `ready` starts
 
-The first compilation takes most of a minute of one core, in whatever process imports the loops. Promises: once they are
-ready, this costs a look at one file. No two processes of a machine compile the same loops. Where numba cannot keep
-what it compiled, this says so and does not wait. Only a share imports numba itself.
+The first compilation takes most of a minute of one core, in any process that imports the loops. Promises: once they
+are ready, this checks one file. No two processes of a machine compile the same loops. Where numba cannot write its
+cache, this reports it and does not wait. Only a share imports numba itself.
+
+A compiled loop is made of several files. `source_stamp` hashes them: numba's cache carries it, and so does the mark.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ SHARES = {
 """The modules with entry points, and about how many seconds of one core each takes. The longest comes first."""
 STAGE = "compile"
 _START = 2  # seconds that a share's process takes besides
-_LOOK = 0.05  # seconds between looks at the processes
+_LOOK = 0.05  # seconds between two checks of the processes
 
 
 def ready(report: Reporter = lambda progress: None) -> None:

@@ -2,7 +2,7 @@
 
 Entry points (`compiled`) get explicit types, are compiled when their module is imported or loaded from numba's cache
 on disk, and release the GIL; `inner` functions become part of them. numba itself would only notice changes of the file
-that defines an entry point: what it keeps is stamped with all files that the entry point is made of.
+that defines an entry point, so its cache is stamped with a hash of all files behind the entry point.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def inner(f: F) -> F:
 
 
 def inlined(f: F) -> F:
-    """The same for functions that take many arrays: passing these would take longer than what is done with them. Of an
-    `inner` function it makes another one that is inlined."""
+    """Compiled in place into the loops that call it: for functions of many arrays, whose passing would cost more than
+    the work. Of an `inner` function it makes a second, inlined one."""
     return cast(F, _njit(forceinline=True, **_OPTIONS)(getattr(f, "py_func", f)))
 
 
@@ -110,8 +110,7 @@ def word(typingctx, buf, at):  # type: ignore[no-untyped-def]
     return types.uint64(buf, types.int64), codegen
 
 
-# Plain indexing looks at the sign of an index first, to count from the end: in the innermost loops that is a tenth of
-# the time.
+# Plain indexing checks the sign of an index first, to count from the end: a tenth of the time in the innermost loops.
 
 
 @intrinsic

@@ -1,6 +1,6 @@
 """Some rows of many, where few are left out: whole runs between them are copied, column by column, by compiled loops.
 
-Promise: what is taken equals what Arrow's own `take` gives, with the dictionaries of the rows that it is taken from.
+Promise: the result equals that of Arrow's own `take`, with the dictionaries of the given rows.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def text_buffers(column: pa.StringArray) -> tuple[Array, Array]:
 
 
 def is_ascii(column: pa.StringArray) -> bool:
-    """Whether every character of the column is one byte."""
+    """Returns whether every character of the column is one byte."""
     if not len(column):
         return True
     ends = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, column.offset * 4)

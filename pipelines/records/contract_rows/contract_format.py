@@ -77,7 +77,7 @@ class RowChecks:
         return RowResults(Broken(alive[results.broken.rows], results.broken.expectations), results.tallies)
 
     def reason_columns(self, broken: Broken) -> list[pa.Array]:
-        """What `REFUSED` says about each broken row: stage, reason, expectation, field, detail, byte."""
+        """Columns of `REFUSED` for broken rows: stage, reason, expectation, field, detail, byte."""
         return self._reasons.of(broken.expectations)
 
     def _prepare(self, schema: pa.Schema) -> None:
@@ -107,7 +107,7 @@ _NONE = np.empty(0, np.int64)
 
 
 def refuses(expectation: Expectation) -> bool:
-    """Whether a row that breaks this row expectation is quarantined. With `mostly`, no single row can be blamed."""
+    """Returns whether rows that break this expectation are quarantined. With `mostly`, no single row can be blamed."""
     return expectation.severity is Severity.CRITICAL and argument(expectation, "mostly") == 1
 
 

@@ -278,7 +278,7 @@ def _different(e: Expectation, types: Sequence[pa.DataType]) -> Check:
 
 
 def _alike(types: Sequence[pa.DataType]) -> Callable[[Columns], list[pa.Array]]:
-    """A function that makes columns exactly comparable, whatever is in them; whole numbers and floats become floats.
+    """A function that makes columns of any values exactly comparable; whole numbers and floats become floats.
 
     Arrow's own conversions would fail on values out of range.
     """
@@ -309,7 +309,7 @@ def _decimal(column: pa.Array, times: int = 1) -> pa.Array:
 def _pairs(e: Expectation, types: Sequence[pa.DataType]) -> Check:
     """Each value becomes its index among the members; absent values and nulls have indices of their own.
 
-    A table says which indices go together.
+    A table lists the pairs of indices.
     """
     pairs = argument(e, "value_pairs_set")
     values = [_distinct(types[k], [pair[k] for pair in pairs]) for k in (0, 1)]

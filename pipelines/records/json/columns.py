@@ -1,7 +1,7 @@
 """Spans into Arrow arrays: for each node of the schema a column that grows block by block.
 
-A column appends what `fill` makes of the spans of its node, says which items its type cannot hold, and becomes an
-Arrow array in the end. Promise: buffers hold what was appended and are not touched again once they are handed out.
+A column appends the results of `fill` for the spans of its node, reports items that its type cannot hold, and becomes
+an Arrow array in the end. Promise: buffers hold the appended items, and do not change after they were handed out.
 """
 
 from __future__ import annotations
@@ -349,7 +349,7 @@ class Lists(_Ends):
             children = [pa.Array.from_buffers(entries, len(children[0]), [None], children=children)]
         return pa.Array.from_buffers(self.type, self.items, buffers, children=children)
 
-    def repeated(self, first: int, keys: Texts) -> Array:
+    def find_repeated(self, first: int, keys: Texts) -> Array:
         """The indices of maps, from `first` on, that have a key twice."""
         lists = self.ends[first : self.items + 1]
         longest = int(np.diff(lists).max(initial=0))
@@ -357,7 +357,7 @@ class Lists(_Ends):
             return np.empty(0, np.int32)
         table = np.full(1 << (2 * longest).bit_length(), -1, np.int32)
         duplicates = np.empty(self.items - first, np.int32)
-        n = fill.repeated(self.ends, first, self.items, keys.ends, keys.data, table, _SEED, duplicates)
+        n = fill.find_repeated(self.ends, first, self.items, keys.ends, keys.data, table, _SEED, duplicates)
         return duplicates[:n]
 
 

@@ -1,15 +1,17 @@
 """Turn spans into Arrow buffers: one compiled loop for each type, a block at a time.
 
-    span ─┬─ MISSING, NULL ──► bit cleared in `valid`, which begins as all ones
-          └─ PLAIN, ODD ─┬─ the type holds the text ──► item `at` + i of the buffer
-                         └─ it does not ──────────────► `bad_item`, `bad_code`; the item has no meaning
+    span i ─┬─ MISSING, NULL ──► bit `at` + i cleared in `valid`, which begins as all ones
+            └─ PLAIN, ODD ─┬─ the type holds the text ─────────────► item `at` + i of the buffer
+                           ├─ binaries, integers, decimals, times ─► `bad_item`, `bad_code`; the item has no meaning
+                           └─ floats not certain to be the nearest ► `later`; Python parses the text
 
-    texts, binaries       bytes and int32 ends       times      int64 in the unit of the type
-    integers, decimals    int64 words              truths     a bit each
-    floats                float64 where exact        presence   structs: the bitmap only
-    lengths               ends of lists and maps     repeated   maps with a key twice
+    texts, binaries       bytes and int32 ends       times           int64 in the unit of the type
+    integers, decimals    int64 words                truths          a bit each
+    floats                float64 where exact        presence        structs: the bitmap only
+    lengths               ends of lists and maps     find_repeated   maps with a key twice
 
-`state` returns the loop's own counts. Promise: whatever the texts, nothing is read or written outside of the arrays.
+`state` counts nulls, bad items and later ones. Promise, for any texts that `scan` accepted: nothing is read or written
+outside of the arrays. Buffers have `spans.size` items from `at` on, `bad_item` and `later` as many.
 """
 
 from __future__ import annotations
@@ -36,18 +38,18 @@ from sluice.pipelines.records.compiled.jit import (
 )
 from sluice.pipelines.records.json.scan import NULL, ODD, SIZE_BITS, START_MASK, unescape
 
-# --- `state`: what a loop gives back -----------------------------------------------------------------------------
+# --- `state`: counts that a loop returns --------------------------------------------------------------------------
 
 NULLS = 0
 BADS = 1
-LATER = 2  # texts that are left to a slower way
+LATER = 2  # texts for Python to parse
 SLOTS = 3
 
 OUT_OF_RANGE, INEXACT, NO_TIME, NO_BASE64 = 30, 31, 32, 33
 MOST_TIME_TEXT = 64
 """Bytes of a longest text that may be a time."""
 TIME_SCRATCH = 6 * MOST_TIME_TEXT
-"""What it takes with each character escaped."""
+"""Bytes of such a text with each character escaped."""
 
 _FAR = 1 << 40
 _U64 = types.uint64
@@ -221,7 +223,7 @@ def _whole(values: Array, at: int, end: int) -> int:
 
 
 @inner
-def _ten(high: int, low: int, digit: int) -> tuple[int, int]:
+def _times_ten(high: int, low: int, digit: int) -> tuple[int, int]:
     """128 bits times ten, plus a digit; the caller knows that it fits."""
     a = (low & uint64(0xFFFFFFFF)) * uint64(10) + uint64(digit)
     b = (low >> uint64(32)) * uint64(10) + (a >> uint64(32))
@@ -230,8 +232,11 @@ def _ten(high: int, low: int, digit: int) -> tuple[int, int]:
 
 @inner
 def _exact(values: Array, at: int, end: int, digits: int, scale: int) -> tuple[int, int, int]:
-    """A number times 10^scale as 128 bits without sign, when it is whole and has at most `digits` (≤ 38) digits:
-    (high, low, 0); a code in the third place otherwise. `values[at:end]` was scanned."""
+    """A number times 10^scale as 128 bits without sign: (high, low, 0).
+
+    The third is a code instead if the result is not whole or has more than `digits` (≤ 38) digits. `values[at:end]` was
+    scanned.
+    """
     high = low = uint64(0)
     count = int64(0)  # digits from the first that is not 0 to the last that is not
     zeros = int64(0)  # seen since
@@ -246,7 +251,7 @@ def _exact(values: Array, at: int, end: int, digits: int, scale: int) -> tuple[i
         if b == 0x2E:
             point = True
         elif b | 0x20 == 0x65:
-            exponent = _exponent(values, p + 1, end)
+            exponent = _parse_exponent(values, p + 1, end)
             break
         else:
             if point:
@@ -258,8 +263,8 @@ def _exact(values: Array, at: int, end: int, digits: int, scale: int) -> tuple[i
                 count += zeros + 1
                 if count <= 38:
                     for _ in range(zeros):
-                        high, low = _ten(high, low, 0)
-                    high, low = _ten(high, low, b - 0x30)
+                        high, low = _times_ten(high, low, 0)
+                    high, low = _times_ten(high, low, b - 0x30)
                 zeros = int64(0)
         p += 1
     if count == 0:
@@ -270,12 +275,12 @@ def _exact(values: Array, at: int, end: int, digits: int, scale: int) -> tuple[i
     if power + scale < 0:
         return high, low, int64(INEXACT)
     for _ in range(power + scale):
-        high, low = _ten(high, low, 0)
+        high, low = _times_ten(high, low, 0)
     return high, low, int64(0)
 
 
 @inner
-def _exponent(values: Array, at: int, end: int) -> int:
+def _parse_exponent(values: Array, at: int, end: int) -> int:
     """Returns the number after an `e`; extreme numbers are clamped."""
     negative = byte(values, at) == 0x2D
     if negative or byte(values, at) == 0x2B:
@@ -301,9 +306,9 @@ def integers(
     minimum: int,
     times: int,
 ) -> None:
-    """Whole numbers up to `most` and, without their sign, down to `least`, each multiplied by `times`.
+    """Whole numbers up to `maximum` and, without their sign, down to `minimum`, each multiplied by `times`.
 
-    A uint64 stands in `out` with the bits that it has.
+    A uint64 keeps its bits in `out`.
     """
     for i in range(spans.size):
         span = spans[i]
@@ -316,7 +321,7 @@ def integers(
         start, end = _start(span), _start(span) + _size(span)
         negative = byte(values, start) == 0x2D
         code = int64(0)
-        if kind != ODD and end - start <= 19:
+        if kind != ODD and end - start <= 19:  # 19 digits fit in 64 bits
             m = _whole(values, start + 1 if negative else start, end)
         else:
             high, m, code = _exact(values, start, end, 20, 0)
@@ -333,7 +338,7 @@ def integers(
 
 @inner
 def _short_decimal(values: Array, at: int, end: int, precision: int, scale: int) -> tuple[int, bool]:
-    """What most decimals are: some digits, a point, not more digits than the scale, 18 in all."""
+    """The fast path of most decimals: digits, a point, no more digits than the scale, 18 in all."""
     if end - at > 19 or precision > 18:
         return uint64(0), False
     m = uint64(0)
@@ -401,8 +406,8 @@ def decimals(
 
 @inner
 def _single_is_sure(x: float) -> bool:
-    """Whether rounding a float64 that is itself rounded gives the nearest float32: not halfway between two of them,
-    and in the range where they have all their digits."""
+    """Returns whether rounding a rounded float64 gives the nearest float32: the float64 is not halfway between two of
+    them, and in their normal range."""
     bits = np.float64(x).view(np.uint64)
     return bits & uint64(0x1FFFFFFF) != uint64(0x10000000) and 1.1754944e-38 < x < 3.4e38
 
@@ -433,7 +438,7 @@ def _parts(values: Array, at: int, end: int) -> tuple[int, int, bool]:
         elif b == 0x2E:
             point = True
         else:
-            exponent = _exponent(values, at + 1, end)
+            exponent = _parse_exponent(values, at + 1, end)
             break
         at += 1
     return m, power + exponent, exact
@@ -443,8 +448,9 @@ def _parts(values: Array, at: int, end: int) -> tuple[int, int, bool]:
 def floats(
     values: Array, spans: Array, at: int, out: Array, valid: Array, state: Array, later: Array, single: int
 ) -> None:
-    """The nearest float64, or the nearest float32 (`single`) as one, where both digits and power of ten are exact
-    (Clinger's fast path). The rest goes by its place in `spans` into `later`.
+    """The nearest float64, or with `single` the nearest float32 as one, by Clinger's fast path.
+
+    Texts that this path does not decide go by their index in `spans` into `later`.
     """
     for i in range(spans.size):
         span = spans[i]
@@ -459,6 +465,7 @@ def floats(
         m, power, sure = _parts(values, start + 1 if negative else start, end)
         number = 0.0
         if m != uint64(0):
+            # Both are exact in a float64 then, so one rounding gives the nearest number.
             if sure and m <= uint64(1 << 53) and -22 <= power <= 22:
                 number = np.float64(m)
                 number = number / _EXACT[-power] if power < 0 else number * _EXACT[power]
@@ -520,8 +527,8 @@ def _day(buf: Array, at: int) -> int:
 
 
 @inner
-def _offset(buf: Array, at: int, end: int) -> int:
-    """Seconds east of UTC of `Z`, `+hh`, `+hhmm` or `+hh:mm`, or of nothing (0); a large number when it is none."""
+def _parse_offset(buf: Array, at: int, end: int) -> int:
+    """Seconds east of UTC of `Z`, `+hh`, `+hhmm`, `+hh:mm` or nothing (0); a large number for anything else."""
     if at == end:
         return int64(0)
     sign = byte(buf, at)
@@ -572,7 +579,7 @@ def _instant(minute: int, buf: Array, at: int, end: int, digits: int) -> tuple[i
             while fraction_digits < digits:
                 fraction *= 10
                 fraction_digits += 1
-    east = _offset(buf, at, end)
+    east = _parse_offset(buf, at, end)
     if minute == _FAR or second > 59 or east == _FAR:
         return int64(0), int64(NO_TIME)
     seconds = minute + second - east
@@ -585,7 +592,7 @@ def _instant(minute: int, buf: Array, at: int, end: int, digits: int) -> tuple[i
 
 @inner
 def _beyond_64_bits(seconds: int, nanoseconds: int) -> bool:
-    """Whether a time has no number of nanoseconds since the epoch: 64 bits begin and end within a second."""
+    """Returns whether a time in nanoseconds since the epoch exceeds 64 bits, which begin and end within a second."""
     if seconds < 0:
         return seconds < -9223372037 or (seconds == -9223372037 and nanoseconds < 145224192)
     return seconds > 9223372036 or (seconds == 9223372036 and nanoseconds > 854775807)
@@ -690,7 +697,7 @@ def measure(spans: Array) -> int:
 
 @inner
 def _hash(data: Array, at: int, end: int, seed: int) -> int:
-    """Keyed, so that nobody can prepare keys that meet."""
+    """Keyed by a random seed, so that a producer cannot choose keys that collide."""
     h = uint64(seed) ^ uint64(end - at)
     while at < end:
         x = uint64(0)
@@ -719,13 +726,13 @@ def _same(data: Array, ends: Array, a: int, b: int) -> bool:
 
 
 @compiled(types.int64(I32, types.int64, types.int64, I32, U8, I32, types.int64, I32))
-def repeated(
+def find_repeated(
     lists: Array, first: int, last: int, ends: Array, data: Array, table: Array, seed: int, duplicates: Array
 ) -> int:
-    """Which of the maps `first` to `last` (excluded) have a key twice: how many, their numbers in `found`.
+    """Find the maps from `first` to `last` (excluded) that have a key twice: returns how many, numbers in `duplicates`.
 
-    `lists`: where each map's entries end; `ends` and `data`: their keys; `table`: −1, or what calls for earlier maps
-    left there; at least twice as long as the longest map, a power of two.
+    `lists`: ends of the maps' entries; `ends` and `data`: their keys. `table`: −1, or entries of earlier maps; a power
+    of two, at least twice the longest map, so a free slot is always found.
     """
     n = int64(0)
     mask = table.size - 1

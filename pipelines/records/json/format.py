@@ -180,11 +180,11 @@ def _named_encoding(refused: RefusedRecords, opened: Opened) -> RefusedRecords:
     return replace(refused, codes=codes)
 
 
-Said = Callable[[int, int, int], tuple[Reason, str, str]]
+Explain = Callable[[int, int, int], tuple[Reason, str, str]]
 
 
-def refused_by_schema(raw: pa.RecordBatch, refused: RefusedRecords, schemas: Array, explain: Said) -> pa.RecordBatch:
-    """Refused records, each with its reason: what `said` says of a code, a node (−1: none) and a schema's number."""
+def refused_by_schema(raw: pa.RecordBatch, refused: RefusedRecords, schemas: Array, explain: Explain) -> pa.RecordBatch:
+    """Refused records, each with its reason: `explain` takes a code, a node (−1: none) and a schema's number."""
     many = int(refused.nodes.max()) + 2
     kinds = np.stack([refused.codes.astype(np.int64) * many + refused.nodes + 1, schemas], 1)
     distinct, positions = np.unique(kinds, axis=0, return_inverse=True)
@@ -261,7 +261,7 @@ _UNREAD = {
 class JsonSchemaFormat(JsonFormat):
     """Types JSON objects by a schema. A record that does not name its schema as `wire` has it is refused.
 
-    The schema that a record names is not asked for: it is told with records that are refused.
+    The schema of a record is not fetched: refused records name it.
     """
 
     def __init__(
@@ -292,7 +292,7 @@ class JsonSchemaFormat(JsonFormat):
         called = [*(n.path for n in nodes), *unknown]
         opener = self._opener
 
-        def said(code: int, index: int, schema: int) -> tuple[Reason, str, str]:
+        def explain(code: int, index: int, schema: int) -> tuple[Reason, str, str]:
             if code in _UNREAD:
                 reason, detail = _UNREAD[code]
             else:
@@ -302,7 +302,7 @@ class JsonSchemaFormat(JsonFormat):
             return reason, called[index] if index >= 0 else "", detail + suffix
 
         schemas = np.full(raw.num_rows, -1, np.int64) if opener is None else np.maximum(opener.schemas(raw), -1)
-        return refused_by_schema(raw, refused, schemas, said)
+        return refused_by_schema(raw, refused, schemas, explain)
 
 
 def _with_reasons(piece: TypedPiece, schemas: Array) -> TypedPiece:

@@ -2,8 +2,8 @@
 
 For each record and each node of the schema, `scan` notes where the node's text lies. It checks the grammar, UTF-8 and
 the JSON type of each field; `fill` reads numbers and times. A refused record leaves no span, only a position and a
-code. Promise: whatever the bytes, nothing is read or written outside of the arrays, nothing recurses, and no Python
-object is created for a record.
+code. Promise, for any bytes: nothing is read or written outside of the arrays, nothing recurses, and no Python object
+is created for a record.
 
     next record ── block full ──────────────────────────────────► return FULL
         │        └─ none left ──────────────────────────────────► return DONE
@@ -14,15 +14,16 @@ object is created for a record.
                     ├─ bad JSON, or a NOTE ──► _wipe ───────────► refused
                     └─ a level is full ──────► _wipe ─┬─ rows ──► return FULL
                                                       └─ none ──► return GROW_LEVEL
-    The second misfit in a row becomes the new template (`_learn`).
+    Each return but DONE leaves state[ROW] at the next record to read: take the block, make room, call again.
+    A landed record becomes the template (`_learn`) if there is none, or if the one before did not fit either.
 
-A span is one int64: 31 bits of start, 31 of length, 2 of what it is (MISSING, NULL, PLAIN, ODD). A node that is not
-inside of a list or map has a slot for each row; the children of a list or map have one for each of its elements, all
-rows' elements one after another: that is a *level*.
+A span is one int64: 31 bits of start, 31 of length, 2 of kind (MISSING, NULL, PLAIN, ODD). A node outside of lists and
+maps has a slot for each row. The children of a list or map have one for each of its elements, with all rows' elements
+one after another: a *level*.
 
 Records of one producer differ in their values only. The bytes around the values of one record are a *template*:
-`_fits_template` reads records that match it byte by byte. `_record` reads all others, and it alone decides what is
-wrong. Both write the same spans.
+`_fits_template` reads records that match it byte by byte. `_record` reads all others, and it alone refuses records.
+Both write the same spans.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ MOST_DEPTH = 100
 LONGEST_KEY = 8192
 """Bytes of a key with escapes that may still be a field's name."""
 
-# --- what a node is: a row of `nodes`; children of a struct follow one another --------------------------------
+# --- a node: a row of `nodes`; children of a struct follow one another ----------------------------------------
 
 SHAPE = 0
 LEVEL = 1  # whose elements its slots are: 0 for rows
@@ -82,24 +83,24 @@ NODE_FIELDS = CELLS
 TEXT, NUMBER, TRUTH, ANYTHING, STRUCT, LIST, MAP = 0, 1, 2, 3, 4, 5, 6
 
 MISSING, NULL, PLAIN, ODD = 0, 1, 2, 3  # ODD: a text with escapes, a number with point or exponent
-# --- a template: a row of `steps` for each value, and one for what comes after the last --------------------------
+# --- a template: a row of `steps` for each value, and one for the bytes after the last ---------------------------
 
 STEP_NODE = 0
 STEP_SHAPE = 1
 STEP_REQUIRED = 2
-STEP_SIZE = 3  # bytes before the value, which begin so far into `words`; which bytes of their last word count
+STEP_SIZE = 3  # bytes before the value; their first word in `words`; the bytes of their last word that count
 STEP_WORD = 4
 STEP_MASK = 5
 STEP_DEPTH = 6  # objects that it is in
 TEMPLATE_WORDS = 512
 DOUBT, MOST_DOUBT = 8, 128
-"""What a record that does not fit adds to the doubt, from which each that fits takes one; beyond, a block does without
-a template."""
+"""A record that does not fit adds DOUBT, one that fits takes one away. Beyond MOST_DOUBT, the rest of the block does
+without a template."""
 
 SIZE_BITS = 31
 START_MASK = (1 << SIZE_BITS) - 1
 
-# --- what the loop remembers ---------------------------------------------------------------------------------
+# --- `state`, kept between calls -----------------------------------------------------------------------------
 
 ROW = 0  # next record of the chunk
 LAST = 1  # one past the last
@@ -108,7 +109,7 @@ MOST_OUT = 3
 BAD = 4  # records refused in this block
 EXTRA = 5  # bytes of `extra` in use
 EXTRAS = 6  # rows of this block that have some
-NEED = 7  # bytes of `extra`, or the level, that want room
+NEED = 7  # bytes of `extra`, or the level, that need room
 BITMAP_AT = 8  # bit and offset of record 0 of the chunk
 NOTE = 9  # the first thing found wrong with the record at hand: code, node, byte
 NOTE_NODE = 10
@@ -131,8 +132,8 @@ NO_OBJECT, WRONG_TYPE, IS_NULL, IS_MISSING, TWICE, SURROGATE = 14, 15, 16, 17, 1
 _CROWDED = 99  # a level is full: no fault of the record
 
 
-class Tables(NamedTuple):
-    """A schema as arrays, and the room that scanning needs. `follow`, `counts` and what comes after are written.
+class ScanTables(NamedTuple):
+    """A schema as arrays, and the room that scanning needs. `follow`, `counts` and all after them are written.
 
     `trail` has node and place of each value of the record at hand, `steps` and `words` are the template.
     """
@@ -154,8 +155,8 @@ class Tables(NamedTuple):
     state: Array
 
 
-class Found(NamedTuple):
-    """What a block gives besides spans: for each row its record and the end of its extra text; refused records.
+class ScanResults(NamedTuple):
+    """The results of a block besides spans: for each row its record and the end of its extra text; refused records.
 
     `extra` has members of the records themselves. `inside` are the records whose unknown members are not all among
     these: some are inside of fields (`unknown.copy_members`).
@@ -171,8 +172,8 @@ class Found(NamedTuple):
     bad_at: Array
 
 
-TABLES = types.NamedTuple([TABLE, U8, I32, I32, I64, I64, I64, I64, I64, U8, U8, I64, TABLE, I64, I64], Tables)
-_FOUND = types.NamedTuple([I32, U8, I32, I32, I32, I32, I32, I32], Found)
+TABLES = types.NamedTuple([TABLE, U8, I32, I32, I64, I64, I64, I64, I64, U8, U8, I64, TABLE, I64, I64], ScanTables)
+_RESULTS = types.NamedTuple([I32, U8, I32, I32, I32, I32, I32, I32], ScanResults)
 
 _HEX = np.full(256, -1, np.int64)
 for _i, _c in enumerate(b"0123456789abcdef"):
@@ -238,8 +239,7 @@ def _hex4(buf: Array, at: int) -> int:
 
 @inner
 def _escape(buf: Array, at: int, end: int) -> tuple[int, int]:
-    """The escape at `at` (a backslash): (next byte, what it is), next byte −1 when it is none; SURROGATE for a lone
-    one."""
+    """The escape at `at` (a backslash): (next byte, OK or SURROGATE for a lone one), or (−1, code)."""
     if at + 1 >= end:
         return int64(-1), CUT
     b = byte(buf, at + 1)
@@ -266,9 +266,12 @@ def _escape(buf: Array, at: int, end: int) -> tuple[int, int]:
 def string(buf: Array, at: int, end: int) -> tuple[int, int]:
     """From the byte after a quote: (the closing quote, PLAIN, ODD or SURROGATE), or (−1 − byte, code)."""
     kind = PLAIN
+    # Words may reach beyond `end`, but never beyond the buffer; `end` is checked when a special byte stops them.
     last_word = buf.size - 8
     while True:
         while at <= last_word:
+            # A byte's top bit is set if it is a quote, a backslash, below 0x20 or not ASCII. A borrow can set bits
+            # above the first such byte, never below it, so the lowest bit is exact.
             x = word(buf, at)
             y = x ^ uint64(0x2222222222222222)
             z = x ^ uint64(0x5C5C5C5C5C5C5C5C)
@@ -286,7 +289,7 @@ def string(buf: Array, at: int, end: int) -> tuple[int, int]:
                 at += 1
         if at >= end:
             return -1 - end, CUT
-        b = byte(buf, at)
+        b = byte(buf, at)  # at < end ≤ buf.size
         if b == 0x22:
             return at, kind
         if b == 0x5C:
@@ -382,14 +385,14 @@ def skip(buf: Array, at: int, end: int, depth: int, nest: Array) -> tuple[int, i
             return -1 - end, CUT
         b = byte(buf, at)
         if b == 0x7B or b == 0x5B:
-            if depth >= MOST_DEPTH:
+            if depth >= MOST_DEPTH:  # `nest` has MOST_DEPTH bytes
                 return -1 - at, TOO_DEEP
             nest[depth] = b
             depth += 1
             at = blank(buf, at + 1, end)
             if at >= end:
                 return -1 - end, CUT
-            if byte(buf, at) != b + 2:
+            if byte(buf, at) != b + 2:  # in ASCII, a closing bracket or brace is its opening one plus 2
                 if b == 0x7B:
                     at, code = _name(buf, at, end)
                     if at < 0:
@@ -500,9 +503,10 @@ def unescape(dst: Array, to: int, buf: Array, at: int, end: int) -> int:
 
 
 @inlined
-def _same(buf: Array, at: int, end: int, t: Tables, node: int) -> bool:
-    """Whether the node's name and a closing quote stand at `at`."""
+def _same(buf: Array, at: int, end: int, t: ScanTables, node: int) -> bool:
+    """Returns whether the node's name and a closing quote are at `at`."""
     size = cell(t.nodes, node, NAME_SIZE)
+    # Eight bytes at once only where the buffer has them; the mask drops those behind the name.
     if size > end - at or at > buf.size - 8:
         return _same_bytes(buf, at, end, t.names, cell(t.nodes, node, NAME_AT), size, 0)
     if (word(buf, at) ^ uint64(cell(t.nodes, node, NAME_WORD))) & uint64(cell(t.nodes, node, NAME_MASK)) != uint64(0):
@@ -521,7 +525,7 @@ def _same_bytes(buf: Array, at: int, end: int, names: Array, name_at: int, size:
 
 
 @inner
-def find(buf: Array, at: int, stop: int, t: Tables, node: int) -> int:
+def find(buf: Array, at: int, stop: int, t: ScanTables, node: int) -> int:
     """The place among the struct's children of the name `buf[at:stop]`, without escapes; −1: none."""
     hashed = uint64(0xCBF29CE484222325)
     for i in range(at, stop):
@@ -540,7 +544,7 @@ def find(buf: Array, at: int, stop: int, t: Tables, node: int) -> int:
 
 
 @inlined
-def member(buf: Array, at: int, stop: int, kind: int, t: Tables, node: int) -> int:
+def member(buf: Array, at: int, stop: int, kind: int, t: ScanTables, node: int) -> int:
     """The place of a name that was not guessed, escapes resolved."""
     if kind == PLAIN:
         return find(buf, at, stop, t, node)
@@ -559,7 +563,7 @@ def _note(state: Array, code: int, node: int, at: int) -> None:
 
 
 @inlined
-def _set(t: Tables, node: int, span: int, at: int) -> None:
+def _note_span(t: ScanTables, node: int, span: int, at: int) -> None:
     """Note the span in the node's slot; a second one for the same field is a fault."""
     slot = cell(t.nodes, node, BASE) + item(t.counts, cell(t.nodes, node, LEVEL))
     if item(t.spans, slot) != 0:
@@ -568,7 +572,7 @@ def _set(t: Tables, node: int, span: int, at: int) -> None:
 
 
 @inner
-def _demand(t: Tables, struct: int, at: int) -> None:
+def _demand(t: ScanTables, struct: int, at: int) -> None:
     """Note a required field of the struct that did not come."""
     for child in range(cell(t.nodes, struct, CHILD), cell(t.nodes, struct, CHILD) + cell(t.nodes, struct, COUNT)):
         if (
@@ -579,7 +583,9 @@ def _demand(t: Tables, struct: int, at: int) -> None:
 
 
 @inlined
-def _extra(t: Tables, results: Found, buf: Array, name: int, name_end: int, at: int, stop: int, first: bool) -> None:
+def _append_extra(
+    t: ScanTables, results: ScanResults, buf: Array, name: int, name_end: int, at: int, stop: int, first: bool
+) -> None:
     """Append a member that no field has a name for: `,"name":value`, both as they stand."""
     to = t.state[EXTRA]
     results.extra[to] = 0x7B if first else 0x2C
@@ -591,8 +597,11 @@ def _extra(t: Tables, results: Found, buf: Array, name: int, name_end: int, at: 
 
 
 @inlined
-def _record(buf: Array, at: int, end: int, t: Tables, results: Found) -> tuple[int, int]:
-    """One value: (code of what is wrong with its JSON, byte), (OK, −) otherwise; what its types lack is in NOTE."""
+def _record(buf: Array, at: int, end: int, t: ScanTables, results: ScanResults) -> tuple[int, int]:
+    """Read one value: (a code of bad JSON, byte), otherwise (OK, −); the first misfit of a type is in NOTE.
+
+    `spans` slots are safe: level 0 has room for MOST_OUT rows, and an element begins only while counts < room.
+    """
     nodes, spans, counts, stack, state = t.nodes, t.spans, t.counts, t.stack, t.state
     state[TRAIL] = -1
     state[INSIDE] = 0
@@ -665,7 +674,7 @@ def _record(buf: Array, at: int, end: int, t: Tables, results: Found) -> tuple[i
                         return _CROWDED, at - begin
                     if kind == SURROGATE:
                         _note(state, SURROGATE, child - 1, at - begin)
-                    _set(t, child - 1, pack(at, stop, kind & ODD), at - begin)
+                    _note_span(t, child - 1, pack(at, stop, kind & ODD), at - begin)
                     at = stop + 1
                 name_end = at
                 at, code = colon(buf, at, end)
@@ -684,7 +693,7 @@ def _record(buf: Array, at: int, end: int, t: Tables, results: Found) -> tuple[i
                 if stop < 0:
                     return code, -1 - stop - begin
                 if depth == 1:
-                    _extra(t, results, buf, name, name_end, at, stop, not extras)
+                    _append_extra(t, results, buf, name, name_end, at, stop, not extras)
                     extras = True
                 else:
                     state[INSIDE] = 1
@@ -704,13 +713,13 @@ def _record(buf: Array, at: int, end: int, t: Tables, results: Found) -> tuple[i
                         return kind, -1 - stop - begin
                     if kind == SURROGATE:
                         _note(state, SURROGATE, child, at - begin)
-                    _set(t, child, pack(at + 1, stop, kind & ODD), at - begin)
+                    _note_span(t, child, pack(at + 1, stop, kind & ODD), at - begin)
                     at = stop + 1
                 elif want == NUMBER and (uint64(b - 0x30) < uint64(10) or b == 0x2D):
                     stop, kind = number(buf, at, end)
                     if stop < 0:
                         return kind, -1 - stop - begin
-                    _set(t, child, pack(at, stop, kind), at - begin)
+                    _note_span(t, child, pack(at, stop, kind), at - begin)
                     at = stop
                 elif b == 0x6E:
                     stop = _literal(buf, at, end)
@@ -718,19 +727,20 @@ def _record(buf: Array, at: int, end: int, t: Tables, results: Found) -> tuple[i
                         return NO_LITERAL, at - begin
                     if cell(nodes, child, REQUIRED):
                         _note(state, IS_NULL, child, at - begin)
-                    _set(t, child, pack(at, stop, NULL), at - begin)
+                    _note_span(t, child, pack(at, stop, NULL), at - begin)
                     at = stop
                 elif want == TRUTH and (b == 0x74 or b == 0x66):
                     stop = _literal(buf, at, end)
                     if stop < 0:
                         return NO_LITERAL, at - begin
-                    _set(t, child, pack(at, stop, PLAIN), at - begin)
+                    _note_span(t, child, pack(at, stop, PLAIN), at - begin)
                     at = stop
                 elif (want == LIST and b == 0x5B) or (want >= STRUCT and want != LIST and b == 0x7B):
                     if depth >= MOST_DEPTH:
                         return TOO_DEEP, at - begin
                     first = int64(0) if want == STRUCT else counts[cell(nodes, child, INNER)]
-                    _set(t, child, pack(first, first, PLAIN), at - begin)
+                    _note_span(t, child, pack(first, first, PLAIN), at - begin)
+                    # depth < MOST_DEPTH, and `stack` has 2 · (MOST_DEPTH + 1) numbers.
                     stack[2 * depth] = node
                     stack[2 * depth + 1] = before
                     depth += 1
@@ -744,11 +754,11 @@ def _record(buf: Array, at: int, end: int, t: Tables, results: Found) -> tuple[i
                     if stop < 0:
                         return code, -1 - stop - begin
                     if want == ANYTHING:
-                        _set(t, child, pack(at, stop, PLAIN), at - begin)
+                        _note_span(t, child, pack(at, stop, PLAIN), at - begin)
                     else:
                         _note(state, WRONG_TYPE, child, at - begin)
                     at = stop
-        # A value ended, and with it perhaps what it is in.
+        # A value ended, and with it perhaps its container, and that container's own, and so on.
         while True:
             if not closing:
                 if cell(nodes, node, SHAPE) != STRUCT:
@@ -765,6 +775,7 @@ def _record(buf: Array, at: int, end: int, t: Tables, results: Found) -> tuple[i
                     return NO_COMMA, at - begin
             closing = False
             if cell(nodes, node, SHAPE) != STRUCT:
+                # The list's span began with its first element's number; now its length is known.
                 slot = cell(nodes, node, BASE) + counts[cell(nodes, node, LEVEL)]
                 first = spans[slot] & START_MASK
                 spans[slot] = pack(first, counts[cell(nodes, node, INNER)], PLAIN)
@@ -787,8 +798,8 @@ def _record(buf: Array, at: int, end: int, t: Tables, results: Found) -> tuple[i
 
 
 @inlined
-def _learn(buf: Array, at: int, end: int, t: Tables) -> None:
-    """Make a template of the record that was read the general way, if it can be one."""
+def _learn(buf: Array, at: int, end: int, t: ScanTables) -> None:
+    """Make a template of the record that `_record` has read, if it can be one: `trail` has its values in order."""
     values, used, depth = t.state[TRAIL], int64(0), int64(1)
     t.state[STEPS] = -1
     if values < 0:
@@ -832,8 +843,8 @@ def _learn(buf: Array, at: int, end: int, t: Tables) -> None:
 
 
 @inlined
-def _as_before(buf: Array, at: int, end: int, t: Tables, k: int) -> int:
-    """The byte after what the template has before its value `k`; −1 when something else stands at `at`."""
+def _as_before(buf: Array, at: int, end: int, t: ScanTables, k: int) -> int:
+    """The byte after the template's bytes before its value `k`; −1 when other bytes are at `at`."""
     size: int = cell(t.steps, k, STEP_SIZE)
     if size == 0:
         return at
@@ -857,7 +868,7 @@ _number = inlined(number)
 
 
 @inlined
-def _value_like_before(buf: Array, at: int, end: int, t: Tables, k: int) -> tuple[int, int]:
+def _value_like_before(buf: Array, at: int, end: int, t: ScanTables, k: int) -> tuple[int, int]:
     """A value where the template has its value `k`: (the byte after it, its span), or −1 when it is unusual."""
     want = cell(t.steps, k, STEP_SHAPE)
     b = byte(buf, at)
@@ -887,8 +898,8 @@ def _value_like_before(buf: Array, at: int, end: int, t: Tables, k: int) -> tupl
 
 
 @inlined
-def _fits_template(buf: Array, at: int, end: int, t: Tables) -> bool:
-    """Whether the record is as the template says; its spans are noted then, and none otherwise."""
+def _fits_template(buf: Array, at: int, end: int, t: ScanTables) -> bool:
+    """Returns whether the record matches the template. Its spans are noted then, and none otherwise."""
     values, out = t.state[STEPS], t.counts[0]
     k = int64(0)
     while True:
@@ -902,28 +913,28 @@ def _fits_template(buf: Array, at: int, end: int, t: Tables) -> bool:
             break
         put(t.spans, cell(t.nodes, cell(t.steps, k, STEP_NODE), BASE) + out, span)
         k += 1
-    for done in range(k):
+    for done in range(k):  # `_record` reads it next, and takes a span that is there for a second value
         put(t.spans, cell(t.nodes, cell(t.steps, done, STEP_NODE), BASE) + out, 0)
     return False
 
 
 @inner
-def _wipe(t: Tables) -> None:
+def _wipe(t: ScanTables) -> None:
     """Empty the slots that the record at hand took, and take its elements back."""
     out = t.state[OUT]
     for node in range(t.nodes.shape[0]):
         level, base = cell(t.nodes, node, LEVEL), cell(t.nodes, node, BASE)
         if level == 0:
             t.spans[base + out] = 0
-        else:
+        else:  # an element that was begun is not counted yet: one more slot
             for slot in range(t.saved[level], min(t.counts[level] + 1, t.room[level])):
                 t.spans[base + slot] = 0
     for level in range(t.counts.size):
         t.counts[level] = t.saved[level]
 
 
-@compiled(types.int64(BYTES, I32, BYTES, TABLES, _FOUND))
-def scan(values: Array, ends: Array, valid: Array, t: Tables, results: Found) -> int:
+@compiled(types.int64(BYTES, I32, BYTES, TABLES, _RESULTS))
+def scan(values: Array, ends: Array, valid: Array, t: ScanTables, results: ScanResults) -> int:
     """The records from `state[ROW]` on → a block of spans.
 
     `ends`: offsets of the values, one more than there are; `valid`: their bitmap (empty: all are valid), which begins
@@ -946,6 +957,7 @@ def scan(values: Array, ends: Array, valid: Array, t: Tables, results: Found) ->
         if state[OUT] >= state[MOST_OUT] or state[BAD] >= state[MOST_OUT]:
             return FULL
         at, end = int64(ends[row]), int64(ends[row + 1])
+        # From here on 0 ≤ at ≤ end ≤ values.size: every `byte` below is behind a check against `end`.
         if at < 0 or at > end or end > values.size:
             raise IndexError("values outside of their buffer")
         code = int64(OK)
@@ -953,7 +965,8 @@ def scan(values: Array, ends: Array, valid: Array, t: Tables, results: Found) ->
         if valid.size == 0 or bit_of(valid, state[BITMAP_AT] + row):
             extra = state[EXTRA]
             extras = state[EXTRAS]
-            # The unknown members of a record are no longer than the record: no check is needed while they are copied.
+            # The unknown members of a record are no longer than the record, and `copy` may write 16 bytes more: with
+            # this room, no check is needed while they are copied.
             if end - at + 32 > results.extra.size - extra:
                 state[NEED] = end - at + 32
                 return GROW_EXTRA

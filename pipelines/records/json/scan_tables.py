@@ -13,7 +13,7 @@ import numpy as np
 
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.json import scan
-from sluice.pipelines.records.json.scan import Tables
+from sluice.pipelines.records.json.scan import ScanTables
 from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, path_below
 
 BLOCK_SLOTS = 1 << 16
@@ -85,7 +85,7 @@ def _children(t: Type) -> Iterator[Field]:
     yield from t.fields
 
 
-def tables_of(nodes: tuple[SchemaNode, ...]) -> Tables:
+def tables_of(nodes: tuple[SchemaNode, ...]) -> ScanTables:
     """The arrays for these nodes, with room for one block."""
     table = np.zeros((len(nodes), scan.NODE_FIELDS), np.int64)
     names = bytearray()
@@ -110,7 +110,7 @@ def tables_of(nodes: tuple[SchemaNode, ...]) -> Tables:
     room[0] = rows
     state = np.zeros(scan.SLOTS, np.int64)
     state[scan.MOST_OUT], state[scan.STEPS] = rows, -1
-    tables = Tables(
+    tables = ScanTables(
         nodes=table,
         names=np.frombuffer(bytes(names) + bytes(8), np.uint8).copy(),
         lookup=np.concatenate(lookups),
@@ -130,7 +130,7 @@ def tables_of(nodes: tuple[SchemaNode, ...]) -> Tables:
     return with_room(tables, room)
 
 
-def with_room(t: Tables, room: Array) -> Tables:
+def with_room(t: ScanTables, room: Array) -> ScanTables:
     """The same tables with empty slots: `room` gives the number of elements of each level."""
     sizes = room[t.nodes[:, scan.LEVEL]]
     t.nodes[:, scan.BASE] = np.cumsum(sizes) - sizes

@@ -64,8 +64,8 @@ class Keyword(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """One schema: its keywords but for notes, and whether null is allowed beside what they allow.
+class Subschema:
+    """One schema: its keywords without annotations, and whether null is allowed as well.
 
     `refused` are errors for its own keywords that neither columns nor a contract can hold.
     """
@@ -97,17 +97,17 @@ class Document:
         dialect = self._root.get("$schema", "") if isinstance(self._root, Mapping) else ""
         self._old = any(f"draft-0{n}" in str(dialect) for n in (3, 4, 6, 7))
 
-    def root(self) -> Node:
+    def root(self) -> Subschema:
         """The schema of a whole value."""
         return self.node(self._root, "#", ())
 
-    def node(self, spelled: Any, path: str, above: tuple[str, ...]) -> Node:
+    def node(self, spelled: Any, path: str, above: tuple[str, ...]) -> Subschema:
         """The schema at a place. `above` are the places that references led to on the way there."""
         self._visits += 1
         if self._visits > MOST_VISITS or len(above) > MOST_DEPTH or path.count("/") > 4 * MOST_DEPTH:
             raise UnusableSchema(path, "is nested too deeply, or holds too much")
         if spelled is True:
-            return Node(path, {})
+            return Subschema(path, {})
         if not isinstance(spelled, Mapping):
             raise UnusableSchema(path, "allows no value" if spelled is False else "is no schema")
         keywords: dict[str, Keyword] = {}
@@ -118,16 +118,16 @@ class Document:
                 refused.append(UnusableSchema(here, "has no counterpart in columns or a contract"))
             if keyword not in NOTES and keyword not in REFUSED:
                 keywords[keyword] = _make_keyword(keyword, value, here, above)
-        return self._merge_all_of(Node(path, keywords, refused=tuple(refused)))
+        return self._merge_all_of(Subschema(path, keywords, refused=tuple(refused)))
 
-    def within(self, node: Node, keyword: str, name: str | None = None) -> Node:
+    def within(self, node: Subschema, keyword: str, name: str | None = None) -> Subschema:
         """The schema that a keyword holds; for `properties`, the one of that name."""
         entry: Keyword = node.keywords[keyword] if name is None else node.keywords[keyword].value[name]
         return self.node(entry.value, entry.place, entry.above)
 
-    def _merge_all_of(self, node: Node) -> Node:
+    def _merge_all_of(self, node: Subschema) -> Subschema:
         """The schema without references, `allOf`, and unions with null."""
-        parts, or_null = list[Node](), False
+        parts, or_null = list[Subschema](), False
         if "$ref" in node:
             parts.append(self._resolve_reference(node.keywords["$ref"]))
             if self._old:
@@ -145,9 +145,9 @@ class Document:
             own = _merge_keywords(own, part)
             or_null |= part.or_null
         refused = (*node.refused, *(error for part in parts for error in part.refused))
-        return Node(node.place, own, or_null, refused)
+        return Subschema(node.place, own, or_null, refused)
 
-    def _resolve_reference(self, reference: Keyword) -> Node:
+    def _resolve_reference(self, reference: Keyword) -> Subschema:
         name, path, above = reference
         if not isinstance(name, str):
             raise UnusableSchema(path, "is no reference")
@@ -182,7 +182,7 @@ class Document:
             to = _below(to, key)
         return to, target
 
-    def _union(self, entry: Keyword) -> tuple[Node | None, bool]:
+    def _union(self, entry: Keyword) -> tuple[Subschema | None, bool]:
         """Returns the types that a union allows besides null, and whether it allows null."""
         value, path, above = entry
         branches = [self.node(v, f"{path}/{i}", above) for i, v in enumerate(_schemas(value, path))]
@@ -195,7 +195,7 @@ class Document:
             set(b.keywords) <= {"const", "enum", "type"} and _values(b) is not None for b in others
         ):
             values = [v for b in others for v in _values(b) or ()]
-            return Node(path, {"enum": Keyword(values, path)}), null
+            return Subschema(path, {"enum": Keyword(values, path)}), null
         if len(others) > 1:
             raise UnusableSchema(path, "allows values of several kinds; a column has one type")
         return (others[0] if others else None), null
@@ -245,11 +245,11 @@ def _schemas(value: Any, path: str) -> list[Any]:
     return value
 
 
-def _only_null(node: Node) -> bool:
+def _only_null(node: Subschema) -> bool:
     return node.get("type") == "null" or _values(node) == [None]
 
 
-def _values(node: Node) -> list[Any] | None:
+def _values(node: Subschema) -> list[Any] | None:
     """The values that a schema allows by name."""
     if "const" in node:
         return [node.get("const")]
@@ -257,7 +257,7 @@ def _values(node: Node) -> list[Any] | None:
     return values if isinstance(values, list) else None
 
 
-def _merge_keywords(own: Mapping[str, Keyword], part: Node) -> dict[str, Keyword]:
+def _merge_keywords(own: Mapping[str, Keyword], part: Subschema) -> dict[str, Keyword]:
     """Merges two schemas. Properties and required names add up; other keywords must be equal."""
     out = dict(own)
     for keyword, entry in part.keywords.items():
@@ -266,7 +266,7 @@ def _merge_keywords(own: Mapping[str, Keyword], part: Node) -> dict[str, Keyword
         elif keyword == "required" and isinstance(entry.value, list) and isinstance(out[keyword].value, list):
             out[keyword] = Keyword([*out[keyword].value, *entry.value], entry.place)
         elif keyword == "properties":
-            out[keyword] = Keyword(_merge_keywords(out[keyword].value, Node("", entry.value)), entry.place)
+            out[keyword] = Keyword(_merge_keywords(out[keyword].value, Subschema("", entry.value)), entry.place)
         else:
             raise UnusableSchema(entry.place, "says something else than the schema that it is composed with")
     return out

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from sluice.pipelines.contract.arguments import flaws
 from sluice.pipelines.contract.catalogue import ENTRIES
 from sluice.pipelines.contract.expectation import Expectation
-from sluice.pipelines.records.json.schema_document import Document, Node
+from sluice.pipelines.records.json.schema_document import Document, Subschema
 from sluice.pipelines.records.rows.value_reader import MOST_PROBLEMS, UnusableSchema
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema, path_below
@@ -61,7 +61,7 @@ class JsonSchemaReader:
 
     @property
     def expectations(self) -> tuple[Expectation, ...]:
-        """What rows must be beyond their types."""
+        """Expectations of rows beyond their types."""
         return self._made.expectations
 
     @property
@@ -90,9 +90,9 @@ class _Limit(NamedTuple):
     paths: tuple[str, ...]
 
 
-class _Found(NamedTuple):
-    """What a schema comes to: a type, whether it allows null, and what it expects beyond the type. `closed` are the
-    paths, from here, of objects that may have no other fields."""
+class _ColumnMeaning(NamedTuple):
+    """The column of a schema: its type, whether it allows null, and its limits beyond the type. `closed` are the paths,
+    from here, of objects that may have no other fields."""
 
     type: Type
     or_null: bool
@@ -114,7 +114,7 @@ def _read(document: Document) -> _Made:
         closed += [name + path for path in member.closed]
     expectations: list[Expectation] = []
     if node.get("additionalProperties") not in (None, True, False, {}):
-        what = "says what other fields must be; they are kept as they are in _extra"
+        what = "limits other fields; they are kept unchanged in _extra"
         columns.problems.append(UnusableSchema(node.place_of("additionalProperties"), what))
     types = {f.name: f.type for f in fields}
     for name, limit in limits:
@@ -149,7 +149,7 @@ class _Columns:
             if len(self.problems) <= MOST_PROBLEMS:
                 self.problems.append(error)
 
-    def members(self, node: Node) -> Iterator[tuple[str, _Found, bool]]:
+    def members(self, node: Subschema) -> Iterator[tuple[str, _ColumnMeaning, bool]]:
         """The properties of an object: the name, the type, and whether it must be there."""
         names, required = node.get("properties"), node.get("required") or []
         if not isinstance(required, list) or not all(isinstance(n, str) for n in required):
@@ -158,12 +158,12 @@ class _Columns:
             if name not in names:
                 raise UnusableSchema(node.place_of("required"), "names a field that is none of the properties")
         for name in names:
-            member = _Found(Type(Kind.JSON), True)
+            member = _ColumnMeaning(Type(Kind.JSON), True)
             with self.collect_problems():
                 member = self._read_node(self._document.within(node, "properties", name))
             yield name, member, name in required
 
-    def _read_node(self, node: Node) -> _Found:
+    def _read_node(self, node: Subschema) -> _ColumnMeaning:
         self.problems += node.refused
         kinds = _kinds(node)
         or_null = node.or_null or "null" in kinds
@@ -177,36 +177,36 @@ class _Columns:
         meaning = _MAKERS[kinds.pop()](self, node)
         return meaning._replace(or_null=or_null or meaning.or_null)
 
-    def _anything(self, node: Node, or_null: bool) -> _Found:
+    def _anything(self, node: Subschema, or_null: bool) -> _ColumnMeaning:
         """Of no type: anything, as JSON text; or null alone."""
         ignored = [keyword for keyword in node.keywords if keyword not in ("type", "const", "enum")]
         if ignored:
             raise UnusableSchema(node.place_of(ignored[0]), "is said without a type")
         if not node.keywords:
-            return _Found(Type(Kind.JSON), True)
+            return _ColumnMeaning(Type(Kind.JSON), True)
         path = next(iter(node.keywords.values())).place
-        return _Found(Type(Kind.JSON), True, (_Limit(_NULL, {}, (path,)),))
+        return _ColumnMeaning(Type(Kind.JSON), True, (_Limit(_NULL, {}, (path,)),))
 
-    def _boolean(self, node: Node) -> _Found:
-        return _Found(Type(Kind.BOOL), False, (*_members(node),))
+    def _boolean(self, node: Subschema) -> _ColumnMeaning:
+        return _ColumnMeaning(Type(Kind.BOOL), False, (*_members(node),))
 
-    def _integer(self, node: Node) -> _Found:
+    def _integer(self, node: Subschema) -> _ColumnMeaning:
         if node.get("multipleOf") not in (None, 1):
             raise UnusableSchema(node.place_of("multipleOf"), "has no counterpart in columns or a contract")
         minimum, maximum = node.get("minimum"), node.get("maximum")
         large = _is_number(maximum) and maximum > _MOST_LONG and _is_number(minimum) and minimum >= 0
-        return _Found(Type(Kind.UINT64 if large else Kind.INT64), False, (*_bounds(node), *_members(node)))
+        return _ColumnMeaning(Type(Kind.UINT64 if large else Kind.INT64), False, (*_bounds(node), *_members(node)))
 
-    def _number(self, node: Node) -> _Found:
+    def _number(self, node: Subschema) -> _ColumnMeaning:
         kind = Type(Kind.FLOAT64)
         if "multipleOf" in node:
             scale = _scale(node.get("multipleOf"))
             if scale is None:
                 raise UnusableSchema(node.place_of("multipleOf"), "is no power of ten such as 0.01, of a decimal")
             kind = Type(Kind.DECIMAL, MOST_DIGITS, scale)
-        return _Found(kind, False, (*_bounds(node), *_members(node)))
+        return _ColumnMeaning(kind, False, (*_bounds(node), *_members(node)))
 
-    def _string(self, node: Node) -> _Found:
+    def _string(self, node: Subschema) -> _ColumnMeaning:
         kind = _FORMATS.get(str(node.get("format")), Type(Kind.STRING))
         if node.get("contentEncoding") == "base64":
             kind = Type(Kind.BINARY)
@@ -216,15 +216,15 @@ class _Columns:
             limits.append(_Limit(_LENGTHS, sizes, _places(node, "minLength", "maxLength")))
         if "pattern" in node:
             limits.append(_Limit(_REGEX, {"regex": node.get("pattern")}, _places(node, "pattern")))
-        return _Found(kind, False, tuple(limits))
+        return _ColumnMeaning(kind, False, tuple(limits))
 
-    def _array(self, node: Node) -> _Found:
+    def _array(self, node: Subschema) -> _ColumnMeaning:
         if isinstance(node.get("items"), list):
             raise UnusableSchema(node.place_of("items"), "is a schema for each place; a list has one type")
-        inside = self._inside(node, "items") if "items" in node else _Found(Type(Kind.JSON), True)
+        inside = self._inside(node, "items") if "items" in node else _ColumnMeaning(Type(Kind.JSON), True)
         return _holder(Kind.LIST, inside)
 
-    def _object(self, node: Node) -> _Found:
+    def _object(self, node: Subschema) -> _ColumnMeaning:
         if node.get("properties"):
             return self._struct(node)
         rest = node.get(
@@ -235,38 +235,38 @@ class _Columns:
         if node.get("required"):
             raise UnusableSchema(node.place_of("required"), "names a field that is none of the properties")
         if not rest or rest is True:
-            return _Found(Type(Kind.MAP, fields=(Field("", Type(Kind.JSON)),)), False)
+            return _ColumnMeaning(Type(Kind.MAP, fields=(Field("", Type(Kind.JSON)),)), False)
         return _holder(Kind.MAP, self._inside(node, "additionalProperties"))
 
-    def _struct(self, node: Node) -> _Found:
+    def _struct(self, node: Subschema) -> _ColumnMeaning:
         if node.get("additionalProperties") not in (None, True, False, {}):
-            raise UnusableSchema(node.place_of("additionalProperties"), "is said beside properties; a struct has those")
+            raise UnusableSchema(node.place_of("additionalProperties"), "is used with properties, which make a struct")
         fields = []
         closed = [""] if node.get("additionalProperties") is False else []
         for name, member, required in self.members(node):
             self._refuse_limits(member)
             fields.append(Field(name, member.type, required and not member.or_null))
             closed += [f".{name}{path}" for path in member.closed]
-        return _Found(Type(Kind.STRUCT, fields=tuple(fields)), False, closed=tuple(closed))
+        return _ColumnMeaning(Type(Kind.STRUCT, fields=tuple(fields)), False, closed=tuple(closed))
 
-    def _inside(self, node: Node, keyword: str) -> _Found:
+    def _inside(self, node: Subschema, keyword: str) -> _ColumnMeaning:
         meaning = self._read_node(self._document.within(node, keyword))
         self._refuse_limits(meaning)
         return meaning
 
-    def _refuse_limits(self, meaning: _Found) -> None:
+    def _refuse_limits(self, meaning: _ColumnMeaning) -> None:
         what = "limits a field inside another, and a contract is about columns"
         self.problems += [UnusableSchema(path, what) for limit in meaning.limits for path in limit.paths]
 
 
-def _holder(kind: Kind, inside: _Found) -> _Found:
+def _holder(kind: Kind, inside: _ColumnMeaning) -> _ColumnMeaning:
     """A list or map of these."""
     path = path_below("", kind, "")
     element = Field("", inside.type, not inside.or_null)
-    return _Found(Type(kind, fields=(element,)), False, closed=tuple(path + below for below in inside.closed))
+    return _ColumnMeaning(Type(kind, fields=(element,)), False, closed=tuple(path + below for below in inside.closed))
 
 
-_MAKERS: Mapping[str, Callable[[_Columns, Node], _Found]] = {
+_MAKERS: Mapping[str, Callable[[_Columns, Subschema], _ColumnMeaning]] = {
     "boolean": _Columns._boolean,
     "integer": _Columns._integer,
     "number": _Columns._number,
@@ -277,7 +277,7 @@ _MAKERS: Mapping[str, Callable[[_Columns, Node], _Found]] = {
 _FORMATS = {"date-time": Type(Kind.TIMESTAMP, unit="us"), "date": Type(Kind.DATE)}
 
 
-def _kinds(node: Node) -> set[str]:
+def _kinds(node: Subschema) -> set[str]:
     """The types that a schema allows; those of its values where it names values only."""
     declared = node.get("type")
     if declared is None:
@@ -292,14 +292,14 @@ def _kinds(node: Node) -> set[str]:
     return kinds
 
 
-def _values(node: Node) -> Iterator[Any]:
+def _values(node: Subschema) -> Iterator[Any]:
     if "const" in node:
         yield node.get("const")
     elif isinstance(values := node.get("enum"), list):
         yield from values
 
 
-def _kind_of(value: Any, node: Node) -> str:
+def _kind_of(value: Any, node: Subschema) -> str:
     match value:
         case None:
             return "null"
@@ -315,7 +315,7 @@ def _kind_of(value: Any, node: Node) -> str:
     raise UnusableSchema(path, "has an object or a list among its values")
 
 
-def _members(node: Node) -> Iterator[_Limit]:
+def _members(node: Subschema) -> Iterator[_Limit]:
     """The values that are allowed by name."""
     values = [*_values(node)]
     if values:
@@ -323,8 +323,8 @@ def _members(node: Node) -> Iterator[_Limit]:
         yield _Limit(_IN_SET, {"value_set": allowed}, _places(node, "const", "enum"))
 
 
-def _bounds(node: Node) -> Iterator[_Limit]:
-    """What a number may be. In draft 4, `exclusiveMinimum` says whether `minimum` itself is left out."""
+def _bounds(node: Subschema) -> Iterator[_Limit]:
+    """The limits of a number. In draft 4, `exclusiveMinimum` is a flag that excludes `minimum` itself."""
     kwargs: dict[str, Any] = {}
     for side, edge, open_ in (("min", "minimum", "exclusiveMinimum"), ("max", "maximum", "exclusiveMaximum")):
         bound, strict = node.get(edge), node.get(open_)
@@ -341,7 +341,7 @@ def _bounds(node: Node) -> Iterator[_Limit]:
         yield _Limit(_BETWEEN, kwargs, _places(node, "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"))
 
 
-def _places(node: Node, *keywords: str) -> tuple[str, ...]:
+def _places(node: Subschema, *keywords: str) -> tuple[str, ...]:
     return tuple(node.place_of(k) for k in keywords if k in node)
 
 

@@ -1,6 +1,6 @@
 """Turns the JSON values of a chunk into columns of the schema, block by block.
 
-`scan` notes the spans of values, and `fill` turns spans into buffers. A block has so few rows that their bytes and
+`scan` notes the spans of values, and `fill` turns spans into buffers. A block is small, so that its bytes and
 spans stay in the processor's caches in between. A chunk comes in several pieces when its columns would take much more
 memory than its values.
 
@@ -24,7 +24,7 @@ from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.compiled.take_rows import take_rows
 from sluice.pipelines.records.json import scan
 from sluice.pipelines.records.json.columns import ColumnBuilder, Faults, Lists, Texts, buffer, column_of, grow
-from sluice.pipelines.records.json.scan import Found
+from sluice.pipelines.records.json.scan import ScanResults
 from sluice.pipelines.records.json.scan_tables import SchemaNode, most_elements, nodes_of, tables_of, with_room
 from sluice.pipelines.records.json.unknown import copy_members, no_frames
 from sluice.pipelines.schema.arrays import buffers_of, indices
@@ -75,7 +75,7 @@ class Typer:
         self._found = _empty_found(self._block, 1 << 16)
 
     @property
-    def tables(self) -> scan.Tables:
+    def tables(self) -> scan.ScanTables:
         """The schema as arrays. Those of its room are replaced when a record needs more."""
         return self._tables
 
@@ -133,11 +133,11 @@ class Typer:
         return next(n.index for n in self.nodes if n.inner == level and n.inner != n.level)
 
 
-def _empty_found(rows: int, extra: int) -> Found:
-    return Found(np.empty(rows, np.int32), buffer(extra, np.uint8), *(np.empty(rows, np.int32) for _ in range(6)))
+def _empty_found(rows: int, extra: int) -> ScanResults:
+    return ScanResults(np.empty(rows, np.int32), buffer(extra, np.uint8), *(np.empty(rows, np.int32) for _ in range(6)))
 
 
-def unnamed_texts(data: Array, ends: Array, rows: Array, t: scan.Tables) -> pa.Array:
+def unnamed_texts(data: Array, ends: Array, rows: Array, t: scan.ScanTables) -> pa.Array:
     """Returns the members of these records without a field, as JSON."""
     room = int((ends[rows + 1] - ends[rows]).sum(dtype=np.int64)) + 32
     out, text_ends = buffer(room, np.uint8), np.zeros(len(rows) + 1, np.int32)
@@ -161,7 +161,7 @@ class PieceBuilder:
     def nbytes(self) -> int:
         return sum(c.nbytes for c in self._columns)
 
-    def add(self, data: Array, t: scan.Tables, results: Found) -> None:
+    def add(self, data: Array, t: scan.ScanTables, results: ScanResults) -> None:
         """Append the block that the tables hold."""
         out, bad = int(t.state[scan.OUT]), int(t.state[scan.BAD])
         if bad:
@@ -223,7 +223,7 @@ class PieceBuilder:
         maps, keys = self._columns[node.index], self._columns[node.children[0]]
         if not isinstance(maps, Lists) or not isinstance(keys, Texts):
             raise TypeError(f"{node.path} is no map")
-        items = maps.repeated(first, keys).astype(np.int64)
+        items = maps.find_repeated(first, keys).astype(np.int64)
         return Faults(items, np.full(len(items), scan.TWICE, np.int8), np.full(len(items), -1, np.int64))
 
     def _faulty(self, rows: Array, ends: Array) -> tuple[Array, ...]:
@@ -282,8 +282,10 @@ class Fallback:
         self._typers: dict[_Paths, tuple[Schema, Typer]] = {}
 
     def read(self, piece: TypedPiece, values: pa.Array) -> tuple[TypedPiece, RefusedRecords]:
-        """The piece with the records that fit without fields which came from records; and all that did not fit with
-        these. `values` are the chunk's."""
+        """Add the records to the piece that fit without added fields. Returns it, and all that did not fit with them.
+
+        `values` are the chunk's.
+        """
         refused = piece.refused
         mine = (refused.nodes >= 0) & self._is_added[refused.nodes]
         if not mine.any():

@@ -1,6 +1,6 @@
 """How the records of a piece differ from their schema: unknown fields, missing fields, and values that do not fit.
 
-Records that fit and have no unknown fields cost only a look at each column's null count. Counts are exact. Types are
+For records that fit and have no unknown fields, only each column's null count is read. Counts are exact. Types are
 found by trying them on the values themselves.
 """
 
@@ -49,7 +49,7 @@ class NewFields:
 
     @property
     def refused(self) -> bool:
-        """Whether any row has a field that its struct does not allow."""
+        """True if any row has a field that its struct does not allow."""
         return bool((self.firsts >= 0).any())
 
 
@@ -57,7 +57,7 @@ class UnknownFields:
     """Finds fields that a schema does not name, in piece after piece. In structs of the paths `closed` none is allowed;
     of all structs, if `closed` is None."""
 
-    def __init__(self, nodes: Sequence[SchemaNode], tables: scan.Tables, closed: Collection[str] | None) -> None:
+    def __init__(self, nodes: Sequence[SchemaNode], tables: scan.ScanTables, closed: Collection[str] | None) -> None:
         self._nodes, self._tables, self._names = nodes, tables, unknown.no_names()
         self._closed = np.array([closed is None or n.path in closed for n in nodes], np.uint8)
         self._nested = any(n.type.kind is Kind.STRUCT for n in nodes[1:])

@@ -1,14 +1,18 @@
-"""Copy the members of records that no field has a name for, with the objects and arrays around them.
+"""Compiled loops over members and values that the schema does not name or hold. `scan` has checked their JSON.
 
-Only records with unknown members inside of fields come here. `scan` has checked their JSON.
+    copy_members    records with unknown members inside of fields → texts of `_extra`
+    collect_names   texts of `_extra` → a row of `usage` per name: records, first row, kinds of its values
+    spans_at        starts of refused values → their spans
+    digits_of       refused numbers → digits before and after the point
 
-    at the byte ─┬─ ,               next element of the array at hand
-                 ├─ } or ]          close it in the text if the text has opened it; one level up
-                 ├─ known, nested   push a frame (node, name, element); nothing is written yet
-                 ├─ known, other    skip its value
-                 └─ unknown         write the openings that the text lacks, then name and value as they are
+    copy_members, at the byte ─┬─ ,               next element of the array at hand
+                               ├─ } or ]          close it in the text if the text has opened it; one level up
+                               ├─ known, nested   push a frame (node, name, element); nothing is written yet
+                               ├─ known, other    skip its value
+                               └─ unknown         write the openings that the text lacks, then the member as it is
 
-Promise: a text is never longer than its record, and nothing is read or written outside of the arrays.
+Promises: a text is never longer than its record. For any bytes, nothing is read or written outside of the arrays, and
+the room for names is bounded (MOST_NAMES).
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ from sluice.pipelines.records.json.scan import (
     SHAPE,
     STRUCT,
     TABLES,
-    Tables,
+    ScanTables,
     blank,
     colon,
     find,
@@ -61,7 +65,7 @@ FRAME_NODE = 0
 NAME = 1  # where its name begins and ends in the record; those of an element are one
 NAME_END = 2
 ELEMENT = 3  # an array's elements before the one at hand
-WRITTEN = 4  # those that the text has
+WRITTEN = 4  # elements that the text has
 FRAME = 5
 
 
@@ -82,7 +86,7 @@ def _write_name(out: Array, to: int, values: Array, name: int, name_end: int, co
 
 
 @inner
-def _before(out: Array, to: int, t: Tables, stack: Array, frame: int) -> int:
+def _write_elements(out: Array, to: int, t: ScanTables, stack: Array, frame: int) -> int:
     """Append the array's elements before the one at hand: those that the text does not have stand as empty ones."""
     opening = 0x5B if t.nodes[t.nodes[stack[frame + FRAME_NODE], CHILD], SHAPE] == LIST else 0x7B
     written = stack[frame + WRITTEN]
@@ -100,13 +104,13 @@ def _before(out: Array, to: int, t: Tables, stack: Array, frame: int) -> int:
 
 
 @inner
-def _opened(out: Array, to: int, values: Array, t: Tables, stack: Array, opened: int, depth: int) -> int:
+def _write_openings(out: Array, to: int, values: Array, t: ScanTables, stack: Array, opened: int, depth: int) -> int:
     """Begin the objects and arrays around the member at hand that the text does not have: the next byte of `out`."""
     for level in range(opened, depth):
         frame = FRAME * level
         node = stack[frame + FRAME_NODE]
         if level > 0 and t.nodes[stack[frame - FRAME + FRAME_NODE], SHAPE] == LIST:
-            to = _before(out, to, t, stack, frame - FRAME)
+            to = _write_elements(out, to, t, stack, frame - FRAME)
         elif level > 0:
             to = _write_name(out, to, values, stack[frame + NAME], stack[frame + NAME_END], level == opened)
         out[to] = 0x5B if t.nodes[node, SHAPE] == LIST else 0x7B
@@ -116,7 +120,7 @@ def _opened(out: Array, to: int, values: Array, t: Tables, stack: Array, opened:
 
 
 @inner
-def _text(out: Array, to: int, values: Array, at: int, end: int, t: Tables, stack: Array) -> int:
+def _copy_record(out: Array, to: int, values: Array, at: int, end: int, t: ScanTables, stack: Array) -> int:
     """Append what one record has without a name: the next byte of `out`."""
     stack[FRAME_NODE] = stack[ELEMENT] = 0
     depth = int64(1)  # objects and arrays that the member at hand is in
@@ -160,7 +164,7 @@ def _text(out: Array, to: int, values: Array, at: int, end: int, t: Tables, stac
                 break
         b = byte(values, at)
         if child >= 0 and t.nodes[child, SHAPE] >= STRUCT and (b == 0x7B or b == 0x5B) and depth <= MOST_DEPTH:
-            below = frame + FRAME
+            below = frame + FRAME  # depth ≤ MOST_DEPTH, and `stack` has MOST_DEPTH + 1 frames
             stack[below + FRAME_NODE], stack[below + NAME], stack[below + NAME_END] = child, name, name_end
             stack[below + ELEMENT] = 0
             depth += 1
@@ -170,7 +174,7 @@ def _text(out: Array, to: int, values: Array, at: int, end: int, t: Tables, stac
         if stop < 0:
             break
         if child < 0:
-            to = _opened(out, to, values, t, stack, opened, depth)
+            to = _write_openings(out, to, values, t, stack, opened, depth)
             to = _write_name(out, to, values, name, name_end, opened == depth)
             copy(out, to, values, at, stop - at)
             to += stop - at
@@ -181,7 +185,7 @@ def _text(out: Array, to: int, values: Array, at: int, end: int, t: Tables, stac
 
 @compiled(types.void(BYTES, I32, I32, TABLES, I64, U8, I32))
 def copy_members(
-    values: Array, value_ends: Array, rows: Array, t: Tables, stack: Array, out: Array, ends: Array
+    values: Array, value_ends: Array, rows: Array, t: ScanTables, stack: Array, out: Array, ends: Array
 ) -> None:
     """The texts for these records of a chunk. `out` has room for all of them, and for 32 bytes more."""
     to = int64(0)
@@ -191,25 +195,27 @@ def copy_members(
             raise IndexError("values outside of their buffer, or no room for their texts")
         while at < end and byte(values, at) != 0x7B:  # white space, or a byte order mark
             at += 1
-        to = _text(out, to, values, at, end, t, stack)
+        to = _copy_record(out, to, values, at, end, t, stack)
         ends[i + 1] = to
 
 
 MOST_NAMES = 64
-"""Names that are told apart; what comes for others is counted together, under the number MOST_NAMES."""
+"""Names with a count of their own. All others share the number MOST_NAMES."""
 MOST_BYTES = 800
 """Bytes of a distinguished name."""
 NULL, BOOL, INT, FLOAT, BIG, TEXT, NESTED = 1, 2, 4, 8, 16, 32, 64
 """The kind of a value, as bits: BIG is an integer beyond int64."""
 COUNT, FIRST, LAST, KINDS, SIZE, HASH, NODE = 0, 1, 2, 3, 4, 5, 6
-"""Columns of `told`: records that have the name, the first and the last of their rows, kinds of values, the name, and
-the struct that it is in."""
+"""Columns of `usage`: records with the name, their first and last row, kinds of values, size and hash of the name, and
+the node of its struct."""
 _MOST_INT = uint64((1 << 63) - 1)
 
 
 class Names(NamedTuple):
-    """What the loop remembers of names, from one call to the next: `usage` has a row for each, the texts are in `text`,
-    MOST_BYTES apart. `path` are the nodes that lead to the member at hand."""
+    """Names, kept from one call to the next: `usage` has a row for each, and `text` their bytes, MOST_BYTES apart.
+
+    `path` are the nodes above the member at hand.
+    """
 
     usage: Array
     text: Array
@@ -232,8 +238,8 @@ def no_names() -> Names:
     )
 
 
-_TOLD = types.Array(types.int64, 2, "C")
-_NAMES = types.NamedTuple([_TOLD, U8, U8, I64, U8, I64], Names)
+_USAGE = types.Array(types.int64, 2, "C")
+_NAMES = types.NamedTuple([_USAGE, U8, U8, I64, U8, I64], Names)
 
 
 @inner
@@ -275,7 +281,7 @@ def _same(names: Names, slot: int, node: int, buf: Array, at: int, size: int) ->
 
 
 @inlined
-def _place(names: Names, node: int, buf: Array, at: int, size: int, guess: int) -> int:
+def _number_name(names: Names, node: int, buf: Array, at: int, size: int, guess: int) -> int:
     """The number of the name in this struct, a new one when it is new; MOST_NAMES: it cannot have one."""
     used = names.used[0]
     if guess < used and _same(names, guess, node, buf, at, size):
@@ -312,7 +318,7 @@ def _count(usage: Array, slot: int, row: int, kind: int) -> None:
 
 
 @compiled(types.void(BYTES, I32, TABLES, U8, _NAMES, I32))
-def collect_names(buf: Array, ends: Array, t: Tables, closed: Array, unknown: Names, firsts: Array) -> None:
+def collect_names(buf: Array, ends: Array, t: ScanTables, closed: Array, unknown: Names, firsts: Array) -> None:
     """Count the members that no field has a name for, at every depth: texts of `_extra` as `scan` writes them, empty
     where there are none.
 
@@ -344,7 +350,7 @@ def collect_names(buf: Array, ends: Array, t: Tables, closed: Array, unknown: Na
             else:
                 begin = at + 1
                 stop, kind = string(buf, begin, end)
-                at = stop + 2  # past a quote and a colon
+                at = stop + 2  # past a quote and a colon: `_extra` has no white space between name and value
                 if stop < 0 or at >= end:
                     break
                 if shape == MAP:
@@ -364,9 +370,9 @@ def collect_names(buf: Array, ends: Array, t: Tables, closed: Array, unknown: Na
                 continue
             if child < 0:
                 if kind == PLAIN:
-                    slot = _place(unknown, node, buf, begin, stop - begin, guess)
+                    slot = _number_name(unknown, node, buf, begin, stop - begin, guess)
                 elif kind == ODD and stop - begin <= LONGEST_KEY:
-                    slot = _place(unknown, node, unknown.scratch, 0, size, guess)
+                    slot = _number_name(unknown, node, unknown.scratch, 0, size, guess)
                 else:
                     slot = int64(MOST_NAMES)
                 guess = slot + 1

@@ -21,14 +21,14 @@ from sluice.pipelines.records.json.scan_tables import SchemaNode
 from sluice.pipelines.records.protobuf import loops
 from sluice.pipelines.records.protobuf.programs import THERE
 from sluice.pipelines.records.protobuf.schema import Meaning, ProtoField, ProtoKind
-from sluice.pipelines.records.slots.slots import Bytes, Numbers, Slots, Truths, slot_faults
+from sluice.pipelines.records.slots.slots import Bytes, SlotNumbers, Slots, SlotTruths, slot_faults
 from sluice.pipelines.schema.schema import Kind
 from sluice.pipelines.util.extras import name_missing
 
 _WIDE = {ProtoKind.UINT64: pa.uint64(), ProtoKind.FIXED64: pa.uint64(), ProtoKind.BOOL: pa.bool_()}
 
 
-class Symbols(Slots):
+class EnumNumbers(Slots):
     """Enums: numbers, which become their names. A number without a name is a fault."""
 
     def __init__(self, node: SchemaNode, items: int, symbols: Sequence[tuple[int, str]]) -> None:
@@ -52,7 +52,7 @@ class Symbols(Slots):
         return self._names.take(pa.Array.from_buffers(pa.int32(), self.items, [self.validity, data]))
 
 
-class Keys(Slots):
+class MapKeys(Slots):
     """A map's keys that are no texts: numbers and booleans, as texts."""
 
     def __init__(self, node: SchemaNode, items: int, kind: ProtoKind) -> None:
@@ -106,7 +106,7 @@ def _size(span: int) -> int:
 
 
 def _texts_of(message: str) -> Callable[[bytes], bytes | None]:
-    """What makes a JSON text of such a message's bytes; None where they are none, or say what JSON cannot."""
+    """Returns a function from such a message's bytes to JSON; it returns None for bytes that JSON cannot express."""
     with name_missing():
         from google.protobuf import json_format, struct_pb2
         from google.protobuf.message import DecodeError
@@ -171,11 +171,11 @@ def _column(node: SchemaNode, items: int, f: ProtoField | None) -> ColumnBuilder
         case Kind.JSON if f is not None and f.message is not None:
             return Documents(node, items, f.message.name)
         case Kind.STRING if f is not None and f.kind is ProtoKind.ENUM:
-            return Symbols(node, items, f.symbols)
+            return EnumNumbers(node, items, f.symbols)
         case Kind.STRING if f is not None and f.kind is not ProtoKind.STRING:
-            return Keys(node, items, f.kind)
+            return MapKeys(node, items, f.kind)
         case Kind.STRING | Kind.BINARY:
             return Bytes(node, items)
         case Kind.BOOL:
-            return Truths(node, items)
-    return Numbers(node, items)
+            return SlotTruths(node, items)
+    return SlotNumbers(node, items)

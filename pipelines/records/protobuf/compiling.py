@@ -4,7 +4,7 @@ Promises: protoc sees a folder with these texts and Google's well-known files, a
 output are bounded. What does not compile raises UnusableSchema with protoc's first words, which name line and column.
 A schema may be what registries keep of one that was compiled elsewhere: a FileDescriptorProto in Base64; or a text
 that was written from one, with `option map_entry = true` in the messages that a map's entries are. Google's well-known
-files are those that protoc brings, whatever a registry has under their names.
+files are those of protoc, even if a registry has others under their names.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ GOOGLE = "google/protobuf/"
 _ENTRY = re.compile(r"\boption\s+map_entry\s*=\s*true\s*;")
 """What protoc lets nobody write. Apicurio's Java serializer registers it in place of `map<…>`."""
 _MARK = "sluice_map_entry"
-"""A reserved name in its place, by which the message is told in the descriptors."""
+"""A reserved name in its place, which marks the message in the descriptors."""
 _NAME = re.compile(r"(?!/)(?!.*(?:^|/)\.{1,2}(?:/|$))[A-Za-z0-9_./+-]{1,200}")
 _IMPORT = re.compile(r'^\s*import\s+(?:public\s+|weak\s+|option\s+)?"([^"\n]{1,200})"\s*;', re.MULTILINE)
 _OWN = re.compile(r"^schema\d*\.proto:(\d+):(\d+)")
@@ -64,10 +64,10 @@ def imports_of(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(n for n in _IMPORT.findall(text) if not n.startswith(GOOGLE)))
 
 
-def beside(text: str, folder: Path) -> dict[str, str]:
-    """The files that a text imports, and those that these import, from a folder: their names and texts.
+def load_imports(text: str, folder: Path) -> dict[str, str]:
+    """Load the files that a text imports, directly or not, from a folder: their names and texts.
 
-    One that is not there, or whose name leads out of the folder, is left out: protoc says then what it misses.
+    One that is not there, or whose name leads out of the folder, is left out: protoc reports it as missing.
     """
     imports: dict[str, str] = {}
     queue = list(imports_of(text))
@@ -86,8 +86,8 @@ def beside(text: str, folder: Path) -> dict[str, str]:
     return imports
 
 
-def compiled(texts: Sequence[str], names: Sequence[str]) -> FileDescriptorSet:
-    """The descriptors of a schema, the last of the texts, and before it of all that it refers to, by these names.
+def compile_schema(texts: Sequence[str], names: Sequence[str]) -> FileDescriptorSet:
+    """Compile a schema, the last of the texts, whose references come before it under these names.
 
     Raises UnusableSchema; SetupError where protoc is needed and not installed.
     """
@@ -216,7 +216,7 @@ def _well_known() -> Path:
 
 
 def _in_order(files: Mapping[str, Any], last: str = "") -> list[Any]:
-    """Files, each after what it imports; `last` is the last, and without it nothing that it does not need is there."""
+    """Files, each after its imports. With `last`, it comes last, and only files that it needs are there."""
     done: dict[str, Any] = {}
     roots = [last] if last else list(files)
     stack = [(name, False) for name in reversed(roots)]

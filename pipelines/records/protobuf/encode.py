@@ -1,8 +1,8 @@
 """Rows of the feed's columns as Protobuf again: the bytes of a record by the feed's own message, column by column.
 
-It is the way back of `loops`, in plain Python over whole columns. Fields are written as Google's library does: in the
-order of their numbers, without those that have their default and no presence, lists packed where the schema has them
-so. A map's entries stand in the order in which they landed. Raises NotWritable for what the message has no room for.
+The reverse of `loops`, in plain Python over whole columns. Fields are written as in Google's library: in the order of
+their numbers, without defaults of fields that have no presence, lists packed where the schema packs them. A map's
+entries keep their landed order. Raises NotWritable for values that the message does not allow.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _time(micros: int) -> bytes:
 
 @lru_cache
 def _documents(name: str) -> Callable[[str], bytes]:
-    """What makes a google.protobuf.Struct, Value or ListValue of a JSON text."""
+    """Returns a function from a JSON text to a google.protobuf.Struct, Value or ListValue."""
     with name_missing():
         from google.protobuf import json_format, struct_pb2
     kind: Any = getattr(struct_pb2, name.rpartition(".")[2])

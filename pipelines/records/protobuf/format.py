@@ -23,8 +23,8 @@ from sluice.pipelines.records.json.scan_tables import SchemaNode
 from sluice.pipelines.records.json.typer import TypedPiece
 from sluice.pipelines.records.protobuf import loops
 from sluice.pipelines.records.protobuf.columns import Documents, Maps, columns_of, last_of_each
-from sluice.pipelines.records.protobuf.loops import Tables
-from sluice.pipelines.records.protobuf.programs import Incompatible, compare, program
+from sluice.pipelines.records.protobuf.loops import ProtobufTables
+from sluice.pipelines.records.protobuf.programs import IncompatibleMessage, compare, program
 from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader
 from sluice.pipelines.records.protobuf.schema import (
     ProtoMessage,
@@ -65,7 +65,7 @@ MOST_NEWS = 256
 class ProtobufTyper(BinaryTyper):
     """Types Protobuf records by one message. With `closed`, records with fields that it does not have are refused."""
 
-    _tables: Tables
+    _tables: ProtobufTables
 
     def __init__(
         self,
@@ -102,9 +102,9 @@ class ProtobufTyper(BinaryTyper):
         self._know(schema, path, self._check_writer(schema, path))
 
     def _check_writer(self, schema: int, path: int) -> int:
-        """0 when records of this message of a schema can be read, else the code for which they are refused, below 0.
+        """Returns 0 if records of this message of a schema can be read, else the code below 0 that refuses them.
 
-        Raises a SluiceError when nobody can tell now.
+        Raises a SluiceError when the registry is out of reach.
         """
         try:
             texts = self._texts(schema)
@@ -119,7 +119,7 @@ class ProtobufTyper(BinaryTyper):
             if message is None or message.full_name != own.name:
                 return -(loops.NO_MESSAGE if message is None else loops.OTHER_MESSAGE)
             compare(message, own, self._learn)
-        except (UnusableSchema, Incompatible) as error:
+        except (UnusableSchema, IncompatibleMessage) as error:
             return self._incompatible(schema, error)
         return 0
 
@@ -152,8 +152,8 @@ class ProtobufTyper(BinaryTyper):
         self._tables = self._tables._replace(**_nobody())
         self._tables.state[binary_loops.KNOWN] = 0
 
-    def _no_tables(self, closed: bool) -> Tables:
-        tables = Tables(
+    def _no_tables(self, closed: bool) -> ProtobufTables:
+        tables = ProtobufTables(
             **self._program.tables(self.nodes),
             **_nobody(),
             name=np.frombuffer(reference(self._reader.message.name), np.uint8),
@@ -198,7 +198,7 @@ class _Piece(SlotPiece):
             self._chain(t)
         super().take(data, t, results, out, bad)
 
-    def _chain(self, t: Tables) -> None:
+    def _chain(self, t: ProtobufTables) -> None:
         """Tell columns of documents which of theirs have more parts."""
         for node, column in zip(self._nodes, self._columns, strict=True):
             if isinstance(column, Documents):
@@ -219,7 +219,7 @@ class _Piece(SlotPiece):
         return super().finish_piece(start, stop, ends)
 
     def _counting(self, node: SchemaNode, faults: Faults) -> Faults:
-        """The faults that are in no such entry."""
+        """The faults outside of entries that do not count."""
         level, items, counts = node.level, faults.items, np.ones(len(faults.items), np.bool_)
         while level:
             holder = self._nodes[holder_of(self._nodes, level)]
@@ -298,7 +298,7 @@ class ProtobufFormat(BinaryFormat):
 
 
 def _path(indexes: bytes) -> int:
-    """The message that the indexes in a header name, as one number; below 0 the code for which records are refused."""
+    """The message behind the indexes in a header, as one number; below 0 the code that refuses records."""
     numbers, number, shift = list[int](), 0, 0
     for byte in indexes:
         number |= (byte & 0x7F) << shift

@@ -1,10 +1,10 @@
 """The compiled loops of Protobuf: record bytes → slots, by the tables of the feed's message (`programs.py`).
 
 One compile serves all messages. Fields come in any order and as often as they like: the last of a singular field
-counts, messages are merged, a member of a oneof takes the place of the others, lists are appended to, packed or not.
-Slots, levels and blocks are as in `typed.slots`. A record that is refused leaves no slot, only its place and a code.
-Promise: whatever the bytes, nothing is read or written outside of the arrays, nothing recurses, the work for a record
-is bounded by its bytes and by the room of its lists, and no Python object is made for a record.
+counts, messages are merged, a member of a oneof replaces the others, lists are appended to, packed or not. Slots,
+levels and blocks are as in `slots.slots`. A refused record leaves no slot, only a position and a code. Promise, for any
+bytes: nothing is read or written outside of the arrays, nothing recurses, the work for a record is bounded by its bytes
+and by the room of its lists, and no Python object is created for a record.
 
     next record ── block full ────────────────► return FULL
         │        └─ none left ────────────────► return DONE
@@ -16,7 +16,16 @@ is bounded by its bytes and by the room of its lists, and no Python object is ma
              ├─ end of the bytes at depth 0 ──► row
              ├─ a code ──────────► undo ──────► refused
              └─ a level is full ─► undo ──────► return GROW_LEVEL (state[NEED]; −1: `chain`)
+    WANT and GROW_LEVEL leave state[ROW] at the record, which is read again from its first byte.
     After a block, `settle` writes defaults and reports required fields that are missing.
+
+    _record ─┬─ END of the message ─► pop `stack`      tag ─┬─ known, its wire type ─► value ─► slot; ENTER pushes
+             ├─ `packed` ──► next value of the field        ├─ known, packed ────────► `packed` = end of its values
+             └─ tag                                         ├─ END_GROUP ────────────► pop, if it is this group's
+                                                            └─ unknown ──────────────► _skip, then `news` or refused
+
+Tables come from `programs.py` and are trusted. Bytes of a record are not: each read is behind a check against the end
+of the message at hand, which is never behind the end of the record.
 
 Source: Protobuf's encoding guide, and its conformance tests' rules for parsers.
 """
@@ -52,7 +61,6 @@ from sluice.pipelines.records.slots.binary_loops import (
     BAD_TEXT,
     CUT,
     DONE,
-    FOUND,
     FULL,
     GROW_LEVEL,
     HEADER,
@@ -64,10 +72,11 @@ from sluice.pipelines.records.slots.binary_loops import (
     OUT,
     OWN,
     PASSED,
+    RESULTS,
     ROW,
     SPREAD,
     WANT,
-    Found,
+    BlockResults,
     begin,
     bits,
     not_utf8,
@@ -78,9 +87,9 @@ from sluice.pipelines.records.slots.binary_loops import (
     undo,
 )
 
-# --- a field: a row of `fields` ------------------------------------------------------------------------------
+# --- a field: a row of `fields` -------------------------------------------------------------------------------
 
-OP, NODE, LEVEL = 0, 1, 2  # what is done; the node that it writes, and its level
+OP, NODE, LEVEL = 0, 1, 2  # the operation; the node that it writes, and its level
 WIRE = 3  # the wire type that it has
 LIST, INNER, OUTER = 4, 5, 6  # a list's or map's node (−1: it is none), the level of its elements, the list's own level
 PACKED = 7  # whether several values may come as one
@@ -97,15 +106,15 @@ VARINT, EIGHT, SIZED, GROUP, END_GROUP, FOUR = 0, 1, 2, 3, 4, 5
 
 LOOKUP_AT, LOOKUP_MASK, OF_NODE = 0, 1, 2
 
-# --- a node: a row of `nodes`; what becomes of a slot that nothing was written to --------------------------------
+# --- a node: a row of `nodes`; the result of a slot without a value ----------------------------------------------
 
 MODE, PARENT = 0, 1  # PARENT: the node that must be there, −1 when it always is
 MAY_MISS, DEFAULT, REQUIRED = 0, 1, 2
 
-# --- what the loop remembers, besides what all formats' do ----------------------------------------------------------
+# --- `state`, besides the common slots ------------------------------------------------------------------------------
 
 PATH = OWN  # the message of the schema that is wanted
-NAMED = OWN + 1  # where a record says which message it is: UNNAMED, INDEXES, NAME, PATHS or NUMBER
+NAMED = OWN + 1  # where a record names its message: UNNAMED, INDEXES, NAME, PATHS or NUMBER
 CLOSED = OWN + 2  # whether a field that the feed's message does not have is refused
 CHAINED = OWN + 3  # rows of `chain`
 SLOTS = OWN + 4
@@ -131,10 +140,10 @@ _MICROS = 1_000_000
 _FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
 
 
-class Tables(NamedTuple):
+class ProtobufTables(NamedTuple):
     """A message's tables, and the room that scanning needs. `ids`, `paths`, `starts`: a hash table from schemas and
     their messages to 0, or to the code below 0 that refuses all such records; `usage`: how many records of each were
-    read in this piece, and the first of their rows. `name`: what is before a record of the feed's message under NAME.
+    read in this piece, and the first of their rows. `name`: the prefix of a record of the feed's message under NAME.
     `news`: fields that the message does not have, as message, number, records, first row, last row."""
 
     fields: Array
@@ -162,7 +171,7 @@ class Tables(NamedTuple):
 
 
 _TABLES = types.NamedTuple(
-    [TABLE, TABLE, I64, I64, TABLE, I64, I64, I64, TABLE, BYTES, TABLE, TABLE, I64, I64, U8, *[I64] * 7], Tables
+    [TABLE, TABLE, I64, I64, TABLE, I64, I64, I64, TABLE, BYTES, TABLE, TABLE, I64, I64, U8, *[I64] * 7], ProtobufTables
 )
 
 
@@ -185,7 +194,7 @@ def _varint(data: Array, at: int, end: int, max_bytes: int) -> tuple[int, int]:
 
 
 @inner
-def _field_of(t: Tables, message: int, number: int) -> int:
+def _field_of(t: ProtobufTables, message: int, number: int) -> int:
     """The row of the field of that number; −1 where the message has none."""
     at = cell(t.messages, message, LOOKUP_AT)
     mask = cell(t.messages, message, LOOKUP_MASK)
@@ -201,7 +210,7 @@ def _field_of(t: Tables, message: int, number: int) -> int:
 
 
 @inner
-def _skip(data: Array, p: int, end: int, wire: int, number: int, depth: int, t: Tables) -> tuple[int, int]:
+def _skip(data: Array, p: int, end: int, wire: int, number: int, depth: int, t: ProtobufTables) -> tuple[int, int]:
     """Pass over the value of an unknown field: (OK, the next byte), or (a code, where it was found)."""
     groups = int64(0)
     while True:
@@ -223,13 +232,13 @@ def _skip(data: Array, p: int, end: int, wire: int, number: int, depth: int, t: 
             value, p = _varint(data, p, end, 5)
             if p < 0:
                 return value, begun
-            if value > end - p:
+            if value > end - p:  # five bytes make no negative number
                 return int64(CUT), begun
             p += value
         elif wire == GROUP:
             if depth + groups >= MOST_DEPTH:
                 return int64(DEEP), p
-            put(t.stack, MOST_DEPTH * FRAME + FRAME + groups, number)
+            put(t.stack, MOST_DEPTH * FRAME + FRAME + groups, number)  # behind all frames; groups < MOST_DEPTH
             groups += 1
         elif wire == END_GROUP:
             if groups == 0 or item(t.stack, MOST_DEPTH * FRAME + FRAME + groups - 1) != number:
@@ -250,7 +259,7 @@ def _skip(data: Array, p: int, end: int, wire: int, number: int, depth: int, t: 
 
 
 @inner
-def _note(t: Tables, message: int, number: int) -> None:
+def _note(t: ProtobufTables, message: int, number: int) -> None:
     """Count a field that the message does not have, once a record. What there is no room for is not counted."""
     mask = t.news.shape[0] - 1
     slot = (number * SPREAD + message) & mask
@@ -272,7 +281,7 @@ def _note(t: Tables, message: int, number: int) -> None:
 
 
 @inner
-def _empty_slots(t: Tables, first: int, n: int) -> None:
+def _empty_slots(t: ProtobufTables, first: int, n: int) -> None:
     """Take back all that is in some nodes, from place `first` of `lists` on: a node and all below it, of the elements
     at hand. Their lists' elements are the last of their levels."""
     top = t.lists[first]
@@ -304,7 +313,7 @@ def _empty_slots(t: Tables, first: int, n: int) -> None:
 
 
 @inner
-def _exclude(t: Tables, slot: int) -> None:
+def _exclude(t: ProtobufTables, slot: int) -> None:
     """Take back the other members of a oneof."""
     n = t.lists[slot]
     slot += 1
@@ -318,7 +327,7 @@ def _exclude(t: Tables, slot: int) -> None:
 def _time(op: int, number: int, before: int) -> int:
     """A time in microseconds, with other seconds or another fraction, of which digits below a microsecond are cut off.
 
-    What is wrong with seconds or fraction is told by bits that no time has, until others come.
+    Invalid seconds or an invalid fraction set bits that no time has, until a later value replaces them.
     """
     wrong = (before + _WRONG // 2) // _WRONG
     before -= wrong * _WRONG
@@ -335,21 +344,24 @@ def _time(op: int, number: int, before: int) -> int:
 
 @inner
 def _enter(stack: Array, depth: int, stop: int, message: int, group: int) -> None:
-    """Keep where the message or group at hand ends, its number, and the group's, while another one in it is read."""
+    """Save the end of the message or group at hand, its number, and the group's: a nested one is read next."""
     put(stack, depth * FRAME, stop)
     put(stack, depth * FRAME + 1, message)
     put(stack, depth * FRAME + 2, group)
 
 
 @inner
-def _left(stack: Array, depth: int) -> tuple[int, int, int]:
+def _leave(stack: Array, depth: int) -> tuple[int, int, int]:
     """Returns the state saved when the message that ends now was entered."""
     return item(stack, depth * FRAME), item(stack, depth * FRAME + 1), item(stack, depth * FRAME + 2)
 
 
 @inlined
-def _record(data: Array, p: int, end: int, t: Tables) -> int:
-    """One record from byte `p` on: OK or a code."""
+def _record(data: Array, p: int, end: int, t: ProtobufTables) -> int:
+    """Read one record from byte `p` on: OK or a code, with AT_NODE and AT_BYTE set.
+
+    p ≤ stop ≤ end holds throughout: `stop` is the end of the message at hand, and only smaller ends are pushed.
+    """
     fields, bases, spans, there, at, state, stack = t.fields, t.bases, t.spans, t.there, t.at, t.state, t.stack
     depth = int64(0)
     message = int64(0)
@@ -366,13 +378,13 @@ def _record(data: Array, p: int, end: int, t: Tables) -> int:
             begun = p
             row = int64(-1)
             if p >= stop:
-                if group != 0:
+                if group != 0:  # a group ends at its END_GROUP, never with the bytes
                     code = int64(CUT)
                     break
                 if depth == 0:
                     return int64(OK)
                 depth -= 1
-                stop, message, group = _left(stack, depth)
+                stop, message, group = _leave(stack, depth)
                 continue
             tag = byte(data, p)
             if tag < 0x80:
@@ -392,7 +404,7 @@ def _record(data: Array, p: int, end: int, t: Tables) -> int:
                     code = int64(NO_GROUP)
                     break
                 depth -= 1
-                stop, message, group = _left(stack, depth)
+                stop, message, group = _leave(stack, depth)
                 continue
             row = _field_of(t, message, number)
             if row >= 0 and cell(fields, row, WIRE) != wire:
@@ -426,7 +438,7 @@ def _record(data: Array, p: int, end: int, t: Tables) -> int:
         if holder >= 0:
             level = cell(fields, row, INNER)
             n = item(t.counts, level)
-            if n >= item(t.room, level):
+            if n >= item(t.room, level):  # otherwise the element's slots are within `spans`
                 state[NEED] = level
                 return int64(_CROWDED)
             put(t.counts, level, n + 1)
@@ -531,8 +543,8 @@ def _record(data: Array, p: int, end: int, t: Tables) -> int:
 
 
 @inner
-def _known(t: Tables, schema: int, path: int) -> int:
-    """The place of a schema's message in `ids`; −1 when nobody has asked for it yet."""
+def _find_message(t: ProtobufTables, schema: int, path: int) -> int:
+    """The slot of a schema's message in `ids`; −1 when it is unknown. The table is never full."""
     mask = t.ids.size - 1
     slot = (schema + path) * SPREAD & mask
     while t.ids[slot] >= 0:
@@ -576,10 +588,12 @@ def _behind_name(data: Array, p: int, end: int, name: Array) -> int:
     return p + name.size
 
 
-@compiled(types.int64(BYTES, I32, U8, I64, I64, _TABLES, FOUND))
-def scan(data: Array, ends: Array, valid: Array, schemas: Array, paths: Array, t: Tables, results: Found) -> int:
+@compiled(types.int64(BYTES, I32, U8, I64, I64, _TABLES, RESULTS))
+def scan(
+    data: Array, ends: Array, valid: Array, schemas: Array, paths: Array, t: ProtobufTables, results: BlockResults
+) -> int:
     """Read records from state[ROW] on, up to a block: DONE, FULL, GROW_LEVEL (state[NEED]: which, −1: of `chain`), or
-    WANT (state[NEED], state[PATH]: the schema and its message that nobody has told).
+    WANT (state[NEED], state[PATH]: the schema and its message that are unknown).
 
     `data` has the chunk's values, `ends` where each ends. `valid`: the bitmap of values that are not null, or empty.
     `schemas`: the number of each record's schema, or below 0 a code, if state[HEADER] is GIVEN; `paths` its message, or
@@ -634,7 +648,7 @@ def scan(data: Array, ends: Array, valid: Array, schemas: Array, paths: Array, t
                 path = (path & 0xFFFFFFFF) + 1
             slot = state[KNOWN]
             if t.ids[slot] != schema or t.paths[slot] != path:
-                slot = _known(t, schema, path)
+                slot = _find_message(t, schema, path)
                 if slot < 0:
                     state[NEED] = schema
                     state[PATH] = path
@@ -645,7 +659,7 @@ def scan(data: Array, ends: Array, valid: Array, schemas: Array, paths: Array, t
                 continue
         for level in range(t.counts.size):
             t.saved[level] = t.counts[level]
-        # What a refused record wrote is removed again: `saved` and `chained` say how far.
+        # The writes of a refused record are undone: back to `saved` and `chained`.
         chained = state[CHAINED]
         top = t.bases[0] + out
         t.at[0] = out
@@ -664,8 +678,8 @@ def scan(data: Array, ends: Array, valid: Array, schemas: Array, paths: Array, t
 
 
 @compiled(types.int64(_TABLES, types.int64, I64, I32))
-def settle(t: Tables, rows: int, bad_item: Array, bad_node: Array) -> int:
-    """Write defaults into slots that nothing was written to, where what they belong to is there.
+def settle(t: ProtobufTables, rows: int, bad_item: Array, bad_node: Array) -> int:
+    """Write defaults into empty slots whose parent is there.
 
     Returns how many slots of required fields are empty, up to the room of `bad_item` and `bad_node`, which name them.
     """

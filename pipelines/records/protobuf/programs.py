@@ -30,12 +30,12 @@ Unknown = Callable[[ProtoMessage, int, str], None]
 """Told of a field that only the writer has: the feed's message that it is in, its number, its name."""
 
 
-class Incompatible(ValueError):
+class IncompatibleMessage(ValueError):
     """Records of the writer's message cannot be read as the feed's: the place, and why."""
 
 
 def compare(writer: Any, reader: ProtoMessage, unknown: Unknown, path: str = "") -> None:
-    """Compare a writer's descriptor with the feed's message. Raises Incompatible."""
+    """Compare a writer's descriptor with the feed's message. Raises IncompatibleMessage."""
     own = {f.number: f for f in reader.fields}
     if reader.meaning is Meaning.JSON:
         return
@@ -55,19 +55,19 @@ def _check(w: Any, r: ProtoField, where: str) -> None:
     same = kind is r.kind and group == r.group
     alike = any(kind in a and r.kind in a for a in _ALIKE)
     if not (same or alike):
-        raise Incompatible(f"{where}: {kind} was written, and {r.kind} is read")
+        raise IncompatibleMessage(f"{where}: {kind} was written, and {r.kind} is read")
     if r.message is not None:
         _check_messages(w.message_type, r.message, where)
     scalar = r.message is None and r.kind not in (ProtoKind.STRING, ProtoKind.BYTES)
     if is_repeated(w) and not r.repeated and scalar:
-        raise Incompatible(f"{where}: a list was written, and one value is read")
+        raise IncompatibleMessage(f"{where}: a list was written, and one value is read")
 
 
 def _check_messages(w: Any, r: ProtoMessage, where: str) -> None:
     """Messages of other names read each other's fields, unless one of them means more than a struct."""
     more = r.meaning in (Meaning.TIME, Meaning.WRAPPER, Meaning.JSON)
     if (more or w.full_name.startswith("google.protobuf.")) and w.full_name != r.name:
-        raise Incompatible(f"{where}: {w.full_name} was written, and {r.name} is read")
+        raise IncompatibleMessage(f"{where}: {w.full_name} was written, and {r.name} is read")
 
 
 THERE = (PLAIN << (2 * SIZE_BITS)) - (1 << 64)
@@ -90,7 +90,7 @@ _OPS = {
 
 @dataclass(slots=True)
 class Program:
-    """The tables of one message (`loops.Tables`), what each node is of, and of each message its name and
+    """The tables of one message (`loops.ProtobufTables`), what each node is of, and of each message its name and
     place."""
 
     fields: list[list[int]] = field(default_factory=list)
@@ -102,7 +102,7 @@ class Program:
     names: list[tuple[str, str]] = field(default_factory=list)
 
     def tables(self, nodes: Sequence[SchemaNode]) -> dict[str, Array]:
-        """The arrays of these names that `loops.Tables` has."""
+        """The arrays of these names that `loops.ProtobufTables` has."""
         rows = np.zeros((len(nodes), CELLS), np.int64)
         for n in nodes:
             rows[n.index, loops.LEVEL], rows[n.index, loops.INNER] = n.level, n.inner
@@ -137,7 +137,7 @@ class _Programmer:
         self.out = Program()
 
     def _message(self, m: ProtoMessage, node: SchemaNode) -> int:
-        """The number of a new message, whose fields are told by `_fields`."""
+        """Returns the number of a new message; `_fields` adds its fields."""
         self.out.messages.append([0, 0, node.index])
         self.out.names.append((m.name, node.path))
         return len(self.out.messages) - 1

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from sluice.pipelines.contract.expectation import Expectation
 from sluice.pipelines.model.registered_schema import RegisteredSchema
-from sluice.pipelines.records.protobuf.compiling import WELL_KNOWN, beside, compiled
+from sluice.pipelines.records.protobuf.compiling import WELL_KNOWN, compile_schema, load_imports
 from sluice.pipelines.records.protobuf.schema import (
     Meaning,
     ProtoField,
@@ -69,7 +69,7 @@ class ProtobufReader:
 
     @property
     def asks(self) -> bool:
-        """Whether records name the schemas that they were written by."""
+        """True if records name their writers' schemas."""
         return self.wire is not WireFormat.BARE
 
     @cached_property
@@ -80,7 +80,7 @@ class ProtobufReader:
 
     @property
     def naming(self) -> bytes:
-        """What stands behind a schema's number, and says which message of it a record is."""
+        """The bytes behind a schema's number, which name the record's message."""
         if self.wire in (WireFormat.APICURIO, WireFormat.APICURIO3):
             return reference(self.message.name)
         if self.wire is not WireFormat.CONFLUENT:
@@ -88,8 +88,10 @@ class ProtobufReader:
         return b"\0" if self.path == (0,) else b"".join(map(varint, (2 * len(self.path), *(2 * n for n in self.path))))
 
     def is_of(self, registered: RegisteredSchema) -> bool:
-        """Whether a record by the feed's message is one by this schema of a registry: rows of it are the same, and its
-        message is named alike. Raises UnusableSchema."""
+        """Returns whether this schema of a registry has the feed's message: the same rows, named alike.
+
+        Raises UnusableSchema.
+        """
         files, _ = files_of(compile_registered(registered).texts[-1])
         other = ProtobufReader((text_of(files, self.message.name),), self.wire)
         return (self.fingerprint, self.path) == (other.fingerprint, other.path)
@@ -103,8 +105,8 @@ def from_file(text: str, folder: Path, message: str) -> tuple[str, ...]:
     if is_compiled(text):
         files, own = files_of(text)
         return (text_of(files, message or own),)
-    imported = beside(text, folder)
-    return (text_of(compiled((*imported.values(), text), tuple(imported)), message),)
+    imported = load_imports(text, folder)
+    return (text_of(compile_schema((*imported.values(), text), tuple(imported)), message),)
 
 
 def compile_registered(registered: RegisteredSchema) -> RegisteredSchema:
@@ -114,7 +116,7 @@ def compile_registered(registered: RegisteredSchema) -> RegisteredSchema:
     return RegisteredSchema(
         registered.id,
         registered.type,
-        (text_of(compiled(registered.texts, registered.names)),),
+        (text_of(compile_schema(registered.texts, registered.names)),),
         registered.subject,
         registered.version,
     )
@@ -122,7 +124,7 @@ def compile_registered(registered: RegisteredSchema) -> RegisteredSchema:
 
 def as_file(registered: RegisteredSchema) -> str:
     """A registry's schema as one file: its text, where that is all there is to it, else compiled."""
-    files = compiled(registered.texts, registered.names)
+    files = compile_schema(registered.texts, registered.names)
     plain = WELL_KNOWN.issuperset(registered.names) and "{" in registered.texts[-1]
     return registered.texts[-1].rstrip() if plain else text_of(files)
 

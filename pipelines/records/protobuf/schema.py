@@ -86,7 +86,7 @@ _MEANINGS = {
 class ProtoField:
     """A field.
 
-    `presence` says whether a missing one is known from one with the default value. `group` is whether a message is
+    `presence` distinguishes a missing value from the default. `group` is whether a message is
     between tags instead of behind its length. `oneof` is empty unless others exclude it. `symbols` are an enum's
     numbers and names, ascending, and `first` is the number that it names first. `packed`: a list's numbers are written
     one after the other behind one tag.
@@ -128,7 +128,7 @@ def text_of(files: FileDescriptorSet, message: str = "") -> str:
 
 
 def is_compiled(text: str) -> bool:
-    """Whether a text is a compiled schema, as far as its beginning tells. No `.proto` file begins so."""
+    """Returns whether a text is a compiled schema, judged by its beginning. No `.proto` file begins so."""
     return text.lstrip().startswith("{")
 
 
@@ -190,7 +190,7 @@ def _some_of(messages: Sequence[Any]) -> str:
 
 
 def message_at(file: Any, path: tuple[int, ...]) -> Any:
-    """The descriptor of the message at these indexes of a file and of messages in it; None where there is none.
+    """The descriptor of the message at these indexes of a file and its messages, or None.
 
     Source: Confluent's wire format for Protobuf.
     """
@@ -212,8 +212,7 @@ def messages_of(file: Any) -> list[Any]:
 
 
 def message_numbered(file: Any, number: int) -> Any:
-    """The descriptor of the message that AWS Glue gives this number, in the order of full names; None where there is
-    none.
+    """The descriptor of the message with this number in AWS Glue, in the order of full names, or None.
 
     Source: `MessageIndexFinder` of aws-glue-schema-registry.
     """
@@ -285,7 +284,7 @@ class _Builder:
 
 
 def is_repeated(f: Any) -> bool:
-    """Whether a described field is a list or a map."""
+    """Returns whether a described field is a list or a map."""
     return bool(f.is_repeated)
 
 

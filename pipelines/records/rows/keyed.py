@@ -28,7 +28,7 @@ _WHY = [f.name for f in REFUSED if f.name not in RawFormat.schema.names]
 
 
 class KeyedFormat:
-    """Puts the columns of keys, read by `key`, beside the rows of `behind`, in the order of `columns`.
+    """Adds the columns of keys, read by `key`, to the rows of `behind`, in the order of `columns`.
 
     With `dropping`, records whose key does not fit are counted and left out instead of quarantined.
     """
@@ -57,7 +57,7 @@ class KeyedFormat:
             drift = ()
 
     def _keys_as_values(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
-        """The records with their keys, and what is said of these, in place of their values."""
+        """The records with their keys, and the keys' headers, in place of their values."""
         names = chunk.schema.names
         columns = dict(zip(names, chunk.columns, strict=True))
         columns["value"] = columns["key"]
@@ -122,7 +122,7 @@ class _Keys:
         return take_rows(self._landed.to_batches()[0], positions)
 
     def why(self, missing: Array) -> list[pa.Array]:
-        """What `REFUSED` says beside the record itself, of keys at these offsets."""
+        """Columns of `REFUSED` after the record itself, for keys at these offsets."""
         chosen = self._refused.take(fixed_width(pa.int64(), np.searchsorted(self._gone, missing)))
         reasons = {name: chosen.column(name).combine_chunks() for name in _WHY}
         reasons["field"] = _texts(reasons["field"], KEY_PREFIX, "")

@@ -211,15 +211,15 @@ def key_bytes(text: str) -> bytes:
 
 
 def former_key_text(text: str) -> str:
-    """The text that a key had in files that were written before keys were escaped: U+FFFD for what is not UTF-8."""
+    """The text of a key in files from before keys were escaped: U+FFFD for bytes that are not UTF-8."""
     escaped = _ESCAPED.fullmatch(text)
     return as_java_reads(bytes.fromhex(escaped[1])) if escaped else text
 
 
 def as_java_reads(key: bytes) -> str:
-    """Decode UTF-8 with one U+FFFD for each maximal part of a bad sequence, and one for a surrogate, cut or not.
+    """Decode UTF-8 as Java does: one U+FFFD for each maximal part of a bad sequence, and one for a surrogate.
 
-    Java does so; Python puts one for each byte of a surrogate.
+    Python puts one for each byte of a surrogate.
     """
     return _SURROGATE.sub(b"\xef\xbf\xbd", key).decode("utf-8", "replace")
 

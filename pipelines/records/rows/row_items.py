@@ -23,7 +23,7 @@ class NotWritable(ValueError):
 
 
 def at(positions: np.ndarray, write: Callable[[], Written]) -> Written:
-    """What is written of items that are at these places of their column: errors name them there."""
+    """Write some items of a column; errors name their index in the column (`positions`)."""
     try:
         return write()
     except NotWritable as error:
@@ -36,12 +36,12 @@ def take_items(column: pa.Array, positions: np.ndarray) -> pa.Array:
 
 
 def join_parts(parts: Sequence[Written], count: int) -> Written:
-    """Of each item, its parts one after the other."""
+    """Each item's parts, joined."""
     return [b"".join(one) for one in zip(*parts, strict=True)] if parts else [b""] * count
 
 
 def symbols(column: pa.Array, numbers: Mapping[str, bytes], path: str, what: str) -> Written:
-    """The bytes that are known of each item's symbol. Raises NotWritable, which says what an unknown one is not."""
+    """The bytes of each item's symbol. Raises NotWritable for an unknown symbol."""
     numbers_or_none = [numbers.get(symbol) for symbol in column.to_pylist()]
     encoded = [data for data in numbers_or_none if data is not None]
     if len(encoded) < len(numbers_or_none):

@@ -20,8 +20,8 @@ MOST_PROBLEMS = 50
 
 
 class UnusableSchema(ValueError):
-    """A schema that does not parse, or that no table has room for. `place` is the path in it, `problems` all of them
-    with what is wrong there."""
+    """A schema that does not parse, or that no table can hold. `place` is the path in it, and `problems` are all paths
+    with their problems."""
 
     def __init__(self, path: str, what: str, more: Iterable[tuple[str, str]] = ()) -> None:
         super().__init__(f"{path}: {what}" if path else what)
@@ -36,7 +36,7 @@ class UnusableSchema(ValueError):
 
     @property
     def text(self) -> str:
-        """All problems for people, whatever the schema's names: one on the same line, several on lines of their own."""
+        """All problems for people, with safe names: one on the same line, several on lines of their own."""
         lines = [safe_text(f"{path}: {what}" if path else what, limit=600) for path, what in self.problems]
         more = len(lines) - MOST_PROBLEMS
         listed = [*lines[:MOST_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
@@ -47,18 +47,18 @@ class WriterSchemas(Protocol):
     """Schemas that records were written by."""
 
     def texts(self, id: Named) -> tuple[str, ...] | None:
-        """The schema of that number or GUID, the last, after all that it refers to; None where there is certainly none.
+        """The schema of that number or GUID, after its references; None if it certainly does not exist.
 
-        Raises UnusableSchema for one that can read no record, and a SluiceError when nobody can tell now.
+        Raises UnusableSchema for one that can read no record, and a SluiceError when the registry is out of reach.
         """
         ...
 
 
 @runtime_checkable
 class Reader(Protocol):
-    """How records are read: by the feed's own schema, `texts` (the last, after what it refers to), and the wire format.
+    """Reads records by the feed's own schema, `texts` (referenced ones first), and the wire format.
 
-    Readers are frozen, and compare by what they read. Making one raises UnusableSchema, or SchemaError for a schema
+    Readers are frozen, and compare by value. Making one raises UnusableSchema, or SchemaError for a schema
     that makes no columns.
     """
 
@@ -80,12 +80,12 @@ class Reader(Protocol):
 
     @property
     def expectations(self) -> tuple[Expectation, ...]:
-        """What rows must be beyond their types. It becomes part of the feed's contract."""
+        """Expectations of rows beyond their types. They become part of the feed's contract."""
         ...
 
     @property
     def evolves(self) -> bool:
-        """Whether columns may come from records, too."""
+        """True if columns may also come from records."""
         ...
 
     @property
@@ -95,7 +95,7 @@ class Reader(Protocol):
 
     @property
     def asks(self) -> bool:
-        """Whether it asks for the schemas that records were written by."""
+        """True if it needs writers' schemas."""
         ...
 
 
@@ -115,7 +115,7 @@ class KeyReader:
 
     @property
     def expectations(self) -> tuple[Expectation, ...]:
-        """What keys must be beyond their types, as expectations of these columns."""
+        """Expectations of keys beyond their types, on these columns."""
         own = self.reader.expectations
         return tuple(replace(e, kwargs={**e.kwargs, "column": KEY_PREFIX + e.kwargs["column"]}) for e in own)
 

@@ -1,6 +1,6 @@
 """The prefix of a record's own bytes, which identifies its schema. Light: no Arrow.
 
-A feed says which wire format its records have; nothing is ever guessed from bytes. docs/formats.md has the table.
+A feed declares the wire format of its records; nothing is guessed from bytes. docs/formats.md has the table.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PREFIX = {WireFormat.CONFLUENT: 5, WireFormat.APICURIO: 9, WireFormat.APICURIO3:
 
 
 def prefix(wire: WireFormat, id: int) -> bytes:
-    """What stands before a record by the schema of that number. Not for Glue's, whose schemas have no numbers."""
+    """The bytes before a record by the schema of that number. Not for Glue, whose schemas have no numbers."""
     if wire in (WireFormat.BARE, *IN_HEADERS):
         return b""
     return b"\0" + id.to_bytes(PREFIX[wire] - 1, "big")
@@ -68,8 +68,7 @@ Named = int | str
 
 
 def reference(name: str) -> bytes:
-    """What Apicurio's serializers write before a record of Protobuf: a message whose first field is the message's own
-    name."""
+    """The prefix of a Protobuf record by Apicurio's serializers: a message whose first field names the record's."""
     own = name.rpartition(".")[2].encode()
     inside = b"\x0a" + varint(len(own)) + own
     return varint(len(inside)) + inside

@@ -41,9 +41,9 @@ _LONG = 17
 _NUMBER = 8
 """The bytes of one of Apicurio's numbers in a header."""
 _MOST_BEHIND = 64
-"""Bytes behind it that anybody looks at."""
+"""Bytes behind it that are read at most."""
 _MOST_NAME = 1024
-"""Bytes of a message's name that count."""
+"""Bytes of a message's name that are read at most."""
 _SPACE = 0x20
 _BOM = np.frombuffer(b"\xef\xbb\xbf", np.uint8)
 
@@ -125,7 +125,7 @@ class Opener:
         return self._named.get(schema, schema) if schema >= _FIRST_GUID else schema
 
     def behind(self, records: pa.RecordBatch) -> tuple[list[bytes], Array]:
-        """What records' headers have behind the number or GUID of the schema: each kind once, and which is whose."""
+        """The bytes behind the schema's number or GUID in headers: distinct values, and the index of each record's."""
         rows, data, begins, sizes = _in_headers(_headers_of(records), ID_HEADER)
         marks = data[begins] if len(rows) else np.empty(0, np.uint8)
         own = np.where(marks == 0, PREFIX[WireFormat.CONFLUENT], _LONG)
@@ -189,10 +189,9 @@ class Opener:
 
 
 def without_prefix(opened: Opened) -> pa.Array:
-    """The values with white space over what is before the records' own bytes, for a format that allows it there; and
-    over a byte order mark that these begin with.
+    """The values with their prefixes, and byte order marks, overwritten by white space, for formats that allow it.
 
-    A record that is refused begins with a byte that no text has. Places in the values stay what they were.
+    A refused record begins with a byte that no text has. Positions in the values do not change.
     """
     refused = opened.schemas < 0 if opened.schemas is not None else np.zeros(0, np.bool_)
     if not opened.skip and not refused.any():
@@ -214,7 +213,7 @@ def _headers_of(records: pa.RecordBatch) -> pa.Array:
 
 
 def _kinds(records: int, rows: Array, data: Array, begins: Array, sizes: Array) -> tuple[list[bytes], Array]:
-    """The texts of these sizes at these places, each once; and which is whose of so many records, first none's."""
+    """The distinct texts of these sizes at these positions, the empty one first, and the index of each record's."""
     kinds, which = {b"": 0}, np.zeros(records, np.int64)
     for size in np.unique(sizes[sizes > 0]).tolist():
         chosen = np.flatnonzero(sizes == size)
@@ -267,7 +266,7 @@ def _spans(values: pa.Array, chosen: Array) -> tuple[Array, Array, Array]:
 def _inflate_values(
     data: Array, ends: Array, packed: Array, skip: int, last: int
 ) -> tuple[dict[int, bytes | None], int]:
-    """What compressed records hold, by their rows (None: nothing that may be), until it is much; and the next row."""
+    """Inflate compressed records up to a size. Returns values by row (None: damaged or too large) and the next row."""
     inflated, total = dict[int, bytes | None](), 0
     for row in packed.tolist():
         inflater = zlib.decompressobj()
@@ -284,7 +283,7 @@ def _inflate_values(
 
 
 def _rebuilt(values: pa.Array, inflated: dict[int, bytes | None], skip: int) -> pa.Array:
-    """The values with these in place of what they were compressed to, behind their prefix."""
+    """The values with inflated bytes in place of compressed ones, behind their prefix."""
     changed = {row: value for row, value in inflated.items() if value is not None}
     if not changed:
         return values

@@ -29,7 +29,7 @@ from sluice.pipelines.records.rows.wire_format import NUMBERED, Named, WireForma
 from sluice.pipelines.records.rows.writer_schema_lookup import Opened, Opener
 from sluice.pipelines.records.slots import binary_loops
 from sluice.pipelines.records.slots import binary_loops as pieces
-from sluice.pipelines.records.slots.binary_loops import Found
+from sluice.pipelines.records.slots.binary_loops import BlockResults
 from sluice.pipelines.records.slots.slots import SlotPiece, first_room, holder_of, more_room, with_room
 from sluice.pipelines.schema.arrays import buffers_of, indices
 from sluice.pipelines.util.units import safe_text
@@ -93,8 +93,8 @@ class NewField(NamedTuple):
 class BinaryTyper:
     """Types chunk after chunk by one schema. Not safe for two threads at once.
 
-    `news` are, for the piece that came last, the fields that the feed's schema does not have; `causes` say, by schemas'
-    numbers, why these cannot be read as the feed's. `named` tells what a schema of a number is called by its registry.
+    `news` are the new fields of the last piece; `causes` are the reasons, by a schema's number, for which records of it
+    cannot be read. `name_of` returns the registry's name for a schema's number.
     """
 
     _tables: Any
@@ -105,7 +105,7 @@ class BinaryTyper:
         self.causes: dict[int, str] = {}
         self._wire, self._writers, self._named = reader.wire, writers, name_of
         self._block = min(max(BLOCK_SLOTS // len(self.nodes), BLOCK_ROWS[0]), BLOCK_ROWS[1])
-        self._found = Found(*(np.empty(self._block, np.int32) for _ in range(5)))
+        self._found = BlockResults(*(np.empty(self._block, np.int32) for _ in range(5)))
 
     def pieces(
         self, values: pa.Array, schemas: Array | None = None, paths: Array | None = None, skip: int = 0
@@ -157,7 +157,7 @@ class BinaryTyper:
         raise NotImplementedError
 
     def _ask(self) -> None:
-        """Learn the schema that the loop wants. Raises a SluiceError when nobody can tell it now."""
+        """Learn the schema that the loop needs. Raises a SluiceError when the registry is out of reach."""
         raise NotImplementedError
 
     def _tidy(self) -> None:
@@ -210,9 +210,9 @@ class BinaryTyper:
 
 
 class BinaryFormat(TypedFormat):
-    """The base of their formats: types records by a typer, and says what was new or wrong.
+    """The base of their formats: types records by a typer, and reports drift.
 
-    `wrong`: the codes of values that are not what their field takes, and how these differ from it.
+    `_wrong`: the codes of values that do not fit their field, and the kind of drift.
     """
 
     _typer: BinaryTyper
@@ -265,10 +265,10 @@ class BinaryFormat(TypedFormat):
     def _make_refused(self, raw: pa.RecordBatch, refused: RefusedRecords) -> pa.RecordBatch:
         """The refused records as they came, with reasons. Makes Python objects per kind of reason, never per record."""
 
-        def said(code: int, index: int, schema: int) -> tuple[Reason, str, str]:
+        def explain(code: int, index: int, schema: int) -> tuple[Reason, str, str]:
             node = self._typer.nodes[index] if index >= 0 else None
             name = self._opener.name(schema) if schema >= 0 else None
             why = self._typer.causes.get(schema, "") if code == pieces.INCOMPATIBLE else ""
             return self._reasons.reason(code), node.path if node else "", self._reasons.detail(code, node, name, why)
 
-        return refused_by_schema(raw, refused, np.maximum(self._opener.schemas(raw), -1), said)
+        return refused_by_schema(raw, refused, np.maximum(self._opener.schemas(raw), -1), explain)

@@ -3,10 +3,11 @@
     begin ─► step ─┬─ FULL ──────► the block ends
                    ├─ PASSED ────► a null: a row
                    └─ READ ─► open_record ─┬─ a schema's number ─► the format's own _record ─┬─ note_landed
-                                           └─ below 0 ──────────► refuse                     ├─ undo, refuse
-                                                                                             └─ undo, GROW_LEVEL
+                                           │   (unknown: WANT)                               ├─ undo, refuse
+                                           └─ below 0 ──────────► refuse                     └─ undo, GROW_LEVEL
 
-Each format has its own named tuple of tables; the fields used here have the same names in each.
+Each format has its own named tuple of tables; the fields used here have the same names in each. `note_landed`, `refuse`
+and PASSED move state[ROW] on; every other way leaves it at the record, which is read again.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from sluice.pipelines.records.rows.wire_format import NO_HEADER
 
 _TOPS = 0x8080808080808080
 
-# --- what a loop remembers, in `state`; what else a format's loop does comes behind ----------------------------------
+# --- `state`, kept between calls; slots of a format's own loop follow -------------------------------------------------
 
 ROW = 0  # next record of the chunk
 LAST = 1
 OUT = 2  # rows of this block
 MOST_OUT = 3
 BAD = 4
-NEED = 5  # the level that wants room, or the number of the schema that is wanted
+NEED = 5  # the level that needs room, or the number of the schema that is unknown
 HEADER = 6  # where the number of a record's schema is: NOWHERE, BEFORE or GIVEN
 KNOWN = 7  # the slot of the schema of the record before, in `ids`
 AT_NODE = 8  # where a record was found wrong
@@ -57,14 +58,14 @@ OK = 0
 NO_SCHEMA, INCOMPATIBLE, CUT, BAD_TEXT, MANY = 71, 72, 73, 74, 75
 
 SPREAD = 40503
-"""What a schema's number is multiplied by to find its place in `ids`."""
+"""A schema's number times this gives its slot in `ids`."""
 _HEADER_BYTES = 5
 """A zero byte and a schema's number, before a record."""
-READ, PASSED = 2, 3  # what `step` says, besides FULL
+READ, PASSED = 2, 3  # results of `step`, besides FULL
 
 
-class Found(NamedTuple):
-    """What a block gives besides slots: the record of each row, and refused records.
+class BlockResults(NamedTuple):
+    """The results of a block besides slots: the record of each row, and refused records.
 
     One class for all loops: numba takes two of the same name and fields for one another.
     """
@@ -76,7 +77,7 @@ class Found(NamedTuple):
     bad_at: Array
 
 
-FOUND = types.NamedUniTuple(I32, 5, Found)
+RESULTS = types.NamedUniTuple(I32, 5, BlockResults)
 
 
 @inlined
@@ -89,8 +90,8 @@ def begin(t: Any) -> None:
 
 
 @inlined
-def step(valid: Array, t: Any, results: Found) -> int:
-    """What to do with the record at hand: READ it; PASSED, when it was a null, which is a row; FULL, when the block is.
+def step(valid: Array, t: Any, results: BlockResults) -> int:
+    """Decide about the record at hand: READ it; PASSED, if it was a null, which is a row; FULL, if the block is full.
 
     `valid`: the bitmap of values that are not null, or empty.
     """
@@ -107,8 +108,10 @@ def step(valid: Array, t: Any, results: Found) -> int:
 
 @inlined
 def open_record(data: Array, p: int, end: int, schemas: Array, row: int, state: Array) -> tuple[int, int]:
-    """The number of the schema that a record names (0: none is asked for; below 0 the code that refuses it), and the
-    first byte behind it."""
+    """The number of the record's schema (0: none is needed; below 0 the code that refuses it), and the next byte.
+
+    With GIVEN, a record shorter than its prefix has a code in `schemas`, so the next byte is at most `end`.
+    """
     if state[HEADER] == NOWHERE:
         return int64(0), p
     if state[HEADER] == GIVEN:
@@ -120,7 +123,7 @@ def open_record(data: Array, p: int, end: int, schemas: Array, row: int, state: 
 
 
 @inlined
-def note_landed(t: Any, results: Found, row: int, out: int, slot: int) -> None:
+def note_landed(t: Any, results: BlockResults, row: int, out: int, slot: int) -> None:
     """The record `row` is row `out` of the block. `slot` is its schema's, in `ids`."""
     state = t.state
     results.source[out] = row
@@ -132,7 +135,7 @@ def note_landed(t: Any, results: Found, row: int, out: int, slot: int) -> None:
 
 
 @inner
-def refuse(t: Any, results: Found, code: int, node: int, at: int) -> None:
+def refuse(t: Any, results: BlockResults, code: int, node: int, at: int) -> None:
     """The record at hand is refused."""
     n = t.state[BAD]
     results.bad_row[n] = t.state[ROW]

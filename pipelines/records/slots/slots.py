@@ -1,6 +1,6 @@
 """What formats share whose loops leave values in slots: columns of these, blocks of them, room for them.
 
-A slot is the number itself, or the span of a text as `json.scan` packs it; `there` says which slots hold something.
+A slot is the number itself, or the span of a text as `json.scan` packs it; `there` marks slots in use.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Slots(ColumnBuilder):
         return pa.Array.from_buffers(self.type, self.items, [self.validity, pa.py_buffer(data)])
 
 
-class Numbers(Slots):
+class SlotNumbers(Slots):
     """Whole numbers, floats and times. A time outside of the years 1 to 9999 is a fault."""
 
     def __init__(self, node: SchemaNode, items: int) -> None:
@@ -93,7 +93,7 @@ def slot_faults(items: Array, codes: Array) -> Faults:
     return Faults(items.astype(np.int64), codes.astype(np.int8), np.full(len(items), -1, np.int64))
 
 
-class Truths(Slots):
+class SlotTruths(Slots):
     """Booleans."""
 
     def __init__(self, node: SchemaNode, items: int) -> None:
@@ -118,7 +118,7 @@ class Bytes(Texts):
         return NO_FAULTS
 
 
-class _Tables(Protocol):
+class _LoopTables(Protocol):
     """Tables of all such loops: the first slot of each node, and the elements of each level."""
 
     @property
@@ -131,8 +131,8 @@ class _Tables(Protocol):
     def counts(self) -> Array: ...
 
 
-class _Found(Protocol):
-    """What all such loops give besides slots: the record of each row, and refused records."""
+class _Results(Protocol):
+    """The results of all such loops besides slots: the record of each row, and refused records."""
 
     @property
     def source(self) -> Array: ...
@@ -149,7 +149,7 @@ class _Found(Protocol):
 class SlotPiece(PieceBuilder):
     """Builds one piece of such records, block by block."""
 
-    def take(self, data: Array, t: _Tables, results: _Found, out: int, bad: int) -> None:
+    def take(self, data: Array, t: _LoopTables, results: _Results, out: int, bad: int) -> None:
         """Append the block of `out` rows and `bad` refused records that the tables hold, and empty the slots."""
         if bad:
             lists = (results.bad_row, results.bad_code, results.bad_node, results.bad_at)

@@ -335,9 +335,10 @@ def _decode_stamps(tp: TopicPartition, batch: Header, records: memoryview) -> Ba
     """Return offsets and timestamps of the batch's records. Raises CorruptBatch, UnsupportedBatch."""
     import pyarrow as pa
 
-    from sluice.pipelines.records.kafka_batches.decode import BatchDecoder  # its compiled loops take a moment to load
+    from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions  # loads compiled loops
 
-    decoder = BatchDecoder(tp.topic, tp.partition, batch.base, batch.last + 1, read_committed=False)
+    options = DecodeOptions(read_committed=False)
+    decoder = BatchDecoder(tp.topic, tp.partition, batch.base, batch.last + 1, options)
     chunks = [*decoder.feed(records), *decoder.finish()]
     stamps = pa.chunked_array([c.column("timestamp").cast(pa.int64()).fill_null(-1) for c in chunks], pa.int64())
     offsets = pa.chunked_array([c.column("offset") for c in chunks], pa.int64())

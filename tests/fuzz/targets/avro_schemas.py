@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from sluice.pipelines.records.avro.programs import Incompatible, Pool, program
+from sluice.pipelines.records.avro.programs import IncompatibleSchema, Pool, program
 from sluice.pipelines.records.avro.reader_schema import AvroReader, as_record
 from sluice.pipelines.records.avro.schema import AvroSchemaError, canonical, parse
 from sluice.pipelines.records.json.scan_tables import nodes_of
@@ -20,7 +20,7 @@ def _schema(data: bytes) -> str:
         reader = AvroReader((text,), WireFormat.BARE)
         program(as_record(parse((text,))), reader.type, nodes_of(reader.columns), 0, Pool())
         assert parse((canonical(text),)) is not None
-    except (UnicodeDecodeError, AvroSchemaError, SchemaError, Incompatible) as error:
+    except (UnicodeDecodeError, AvroSchemaError, SchemaError, IncompatibleSchema) as error:
         return type(error).__name__
     return "read"
 

@@ -18,7 +18,14 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
-from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, bytes_needed, columns, loops, next_position
+from sluice.pipelines.records.kafka_batches.decode import (
+    BatchDecoder,
+    DecodeOptions,
+    bytes_needed,
+    columns,
+    loops,
+    next_position,
+)
 from sluice.pipelines.records.kafka_batches.decode.decompression import Scratch
 from sluice.pipelines.records.kafka_batches.decode.frames import BatchProblem
 from sluice.testing.logs import (
@@ -357,7 +364,7 @@ def _run(data: bytes) -> str:
 
 def _decoded(raw: memoryview, options: _Options) -> str:
     start, end = options.slice
-    decoder = BatchDecoder("orders", 3, start, end, **options.decoder)
+    decoder = BatchDecoder("orders", 3, start, end, DecodeOptions(**options.decoder))
     offsets, said, before = list[int](), "rows", start
     try:
         for chunk in decoder.feed(raw, options.aborted):
@@ -425,7 +432,7 @@ def _run_loops(data: bytes) -> str:
     return " ".join(map(str, sorted(codes)))
 
 
-def _looped(raw: np.ndarray, room: loops.Columns, options: _Options) -> int:
+def _looped(raw: np.ndarray, room: loops.ChunkBuffers, options: _Options) -> int:
     table = _GUARDED.buffer((raw.size // 26 + 1) * loops.FIELDS, np.int64).reshape(-1, loops.FIELDS)
     frames, at, code = loops.scan(raw, table)
     assert 0 <= at <= raw.size

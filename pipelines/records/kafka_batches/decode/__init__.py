@@ -8,7 +8,7 @@ seconds.
 """
 
 from sluice.pipelines.records.kafka_batches.decode.columns import SCHEMA
-from sluice.pipelines.records.kafka_batches.decode.decoder import BatchDecoder, OffsetCounts
+from sluice.pipelines.records.kafka_batches.decode.decoder import BatchDecoder, DecodeOptions, OffsetCounts
 from sluice.pipelines.records.kafka_batches.decode.frames import bytes_needed, next_position
 
-__all__ = ["SCHEMA", "BatchDecoder", "OffsetCounts", "bytes_needed", "next_position"]
+__all__ = ["SCHEMA", "BatchDecoder", "DecodeOptions", "OffsetCounts", "bytes_needed", "next_position"]

@@ -21,7 +21,7 @@ from sluice.pipelines.errors import CorruptBatch
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.kafka_batches.decode import loops
 from sluice.pipelines.records.kafka_batches.decode.frames import REASONS, LogPlace
-from sluice.pipelines.records.kafka_batches.decode.loops import Columns, Frame
+from sluice.pipelines.records.kafka_batches.decode.loops import ChunkBuffers, Frame
 from sluice.pipelines.records.rows.row_format import key_column
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -74,14 +74,16 @@ class Capacity:
         return Capacity(*(have if have >= want else max(want, 2 * have) for have, want in pairs))
 
 
-def allocate(capacity: Capacity) -> Columns:
+def allocate(capacity: Capacity) -> ChunkBuffers:
     """Empty buffers. Offsets begin with 0 and bitmaps are all ones; the rest is uninitialised."""
-    return Columns(*(_buffer(capacity, *layout) for layout in _LAYOUT))
+    return ChunkBuffers(*(_buffer(capacity, *layout) for layout in _LAYOUT))
 
 
-def enlarge(columns: Columns, capacity: Capacity) -> Columns:
+def enlarge(columns: ChunkBuffers, capacity: Capacity) -> ChunkBuffers:
     """The same rows in buffers of at least the given capacity. Buffers that suffice are kept."""
-    return Columns(*(_enlarge_buffer(old, capacity, *layout) for old, layout in zip(columns, _LAYOUT, strict=True)))
+    return ChunkBuffers(
+        *(_enlarge_buffer(old, capacity, *layout) for old, layout in zip(columns, _LAYOUT, strict=True))
+    )
 
 
 def _length(capacity: Capacity, measure: str, how: str) -> int:
@@ -108,7 +110,7 @@ def _enlarge_buffer(old: Array, capacity: Capacity, kind: Any, measure: str, how
     return new
 
 
-def to_arrow(columns: Columns, state: Array) -> pa.RecordBatch:
+def to_arrow(columns: ChunkBuffers, state: Array) -> pa.RecordBatch:
     """Returns the written rows without a copy. The buffers then belong to the record batch."""
     c, rows = columns, int(state[loops.ROWS])
     arrays = [
@@ -135,7 +137,7 @@ def _validity(bitmap: Array, nulls: int) -> pa.Buffer | None:
     return pa.py_buffer(bitmap) if nulls else None
 
 
-def _headers(c: Columns, state: Array, rows: int) -> pa.Array:
+def _headers(c: ChunkBuffers, state: Array, rows: int) -> pa.Array:
     n = int(state[loops.HEADERS])
     validity = _validity(c.header_values_valid, state[loops.NULL_HEADER_VALUES])
     keys = key_column(_blobs(c.header_keys, c.header_key_offsets, n))
@@ -155,7 +157,7 @@ class SliceRows:
         self.spent_ns = 0
         self._place, self._end, self._chunk_rows, self._chunk_bytes = origin, end, chunk_rows, chunk_bytes
         self._capacity: Capacity | None = None
-        self._columns: Columns | None = None
+        self._columns: ChunkBuffers | None = None
         self._state = np.zeros(loops.SLOTS, np.int64)
         self._state[loops.POSITION] = start
         self._state[loops.END] = end
@@ -170,7 +172,7 @@ class SliceRows:
 
     @property
     def totals(self) -> tuple[int, int, int]:
-        """So far: records that became rows, control records, and records of aborted transactions."""
+        """Numbers of records that became rows, of control records, and of records of aborted transactions."""
         s = self._state
         return int(s[loops.ALL_ROWS] + s[loops.ROWS]), int(s[loops.ALL_CONTROL]), int(s[loops.ALL_ABORTED])
 

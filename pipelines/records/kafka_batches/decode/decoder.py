@@ -54,7 +54,7 @@ class Aborted:
         self._open.clear()
 
     def covers(self, producer: int, last_offset: int) -> bool:
-        """Whether the transactional batch of `producer` that ends at `last_offset` belongs to an aborted one."""
+        """Returns whether the transactional batch of `producer` that ends at `last_offset` was aborted."""
         while self._waiting and self._waiting[-1][0] <= last_offset:
             self._open.add(self._waiting.pop()[1])
         return producer in self._open
@@ -83,7 +83,7 @@ class Checks:
         self._aborted.begin(aborted, position)
 
     def run(self, view: memoryview, table: Array, position: int) -> tuple[int, BatchProblem | None]:
-        """Set the modes of these frames. Returns how many come before the first bad one, and what is wrong with it.
+        """Set the modes of these frames. Returns the number before the first bad one, and its error.
 
         Frames from the slice's end on are left out; the first of them only moves the position.
         """
@@ -169,7 +169,7 @@ _MOST = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class OffsetCounts:
-    """What happened to the offsets of `[start, end)`. Offsets that are not counted were compacted away.
+    """Counts of the offsets of `[start, end)`. Offsets that are not counted were compacted away.
 
     `records` became rows. `control` and `aborted` are records of control batches and of aborted transactions.
     """
@@ -179,37 +179,44 @@ class OffsetCounts:
     aborted: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeOptions:
+    """Options of a decoder.
+
+    A chunk is yielded when one more record would bring it above `chunk_rows` rows or `chunk_bytes` bytes of keys,
+    values and headers (8 more for each header; a larger record makes a chunk of its own). `max_batch_bytes` bounds the
+    decompressed size of one batch.
+    """
+
+    read_committed: bool = True
+    check_crc: bool = True
+    max_batch_bytes: int = 256 << 20
+    chunk_rows: int = 1 << 17
+    chunk_bytes: int = 16 << 20
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.chunk_rows < _MOST and 1 <= self.chunk_bytes <= _MOST and 1 <= self.max_batch_bytes <= _MOST):
+            raise ValueError("chunks need at least a row; chunks and batches hold from 1 to 2**31 - 1 bytes")
+
+
+_DEFAULTS = DecodeOptions()
+
+
 class BatchDecoder:
     """Decodes `[start, end)` of one partition. Not for two threads at once; the compiled parts release the GIL.
 
-    A chunk is yielded when one more record would bring it above `chunk_rows` rows or `chunk_bytes` bytes of keys,
-    values and headers (8 more for each header; a larger record makes a chunk of its own). `max_batch_bytes` bounds
-    what one batch may decompress to. Memory: one chunk, one decompressed batch (at least 4 MiB), and 128 bytes for
-    each batch of a response.
+    Memory: one chunk, one decompressed batch (at least 4 MiB), and 128 bytes for each batch of a response.
     """
 
-    def __init__(
-        self,
-        topic: str,
-        partition: int,
-        start: int,
-        end: int,
-        *,
-        read_committed: bool = True,
-        check_crc: bool = True,
-        max_batch_bytes: int = 256 << 20,
-        chunk_rows: int = 1 << 17,
-        chunk_bytes: int = 16 << 20,
-    ) -> None:
+    def __init__(self, topic: str, partition: int, start: int, end: int, options: DecodeOptions = _DEFAULTS) -> None:
         if not 0 <= start <= end:
             raise ValueError(f"not a range of offsets: [{start}, {end})")
-        if not (1 <= chunk_rows < _MOST and 1 <= chunk_bytes <= _MOST and 1 <= max_batch_bytes <= _MOST):
-            raise ValueError("chunks need at least a row; chunks and batches hold from 1 to 2**31 - 1 bytes")
+        o = options
         self._place = LogPlace(topic, partition)
         self._end = end
-        self._checks = Checks(self._place, end, read_committed=read_committed, check_crc=check_crc)
-        self._scratch = Scratch(self._place, max_batch_bytes)
-        self._rows = SliceRows(self._place, start, end, chunk_rows, chunk_bytes, check_crc=check_crc)
+        self._checks = Checks(self._place, end, read_committed=o.read_committed, check_crc=o.check_crc)
+        self._scratch = Scratch(self._place, o.max_batch_bytes)
+        self._rows = SliceRows(self._place, start, end, o.chunk_rows, o.chunk_bytes, check_crc=o.check_crc)
         self._crc_ns = 0
         self._decompress_ns = 0
 

@@ -50,7 +50,7 @@ def decompress(codec: int, data: memoryview, out: memoryview) -> int:
 
 
 def is_known_codec(codec: int, *, in_old: bool = False) -> bool:
-    """Whether record batches may carry this codec, or with `in_old` message sets of magic 0 and 1."""
+    """Returns whether record batches may carry this codec; with `in_old`, message sets of magic 0 and 1."""
     return codec == 0 or (codec in CODECS and (CODECS[codec].in_old or not in_old))
 
 
@@ -167,8 +167,8 @@ class Scratch:
     def fill(self, view: memoryview, table: Array) -> tuple[int, CorruptBatch | None]:
         """Decompress the first frames of `table`, and note in it where their records are now.
 
-        Returns how many frames are ready, and what is wrong with the next one. At least one is ready unless the first
-        is damaged.
+        Returns the number of frames that are ready, and the error of the next one. At least one is ready unless the
+        first is damaged.
         """
         if len(self._memory) > _USUAL_BYTES:
             self._resize(0)

@@ -28,7 +28,7 @@ REASONS = {
     loops.BAD_OFFSETS: "its offsets are negative or out of bounds",
     loops.OUT_OF_ORDER: "its offsets do not follow those of the batch before",
     loops.BAD_VARINT: "a varint is cut or too long",
-    loops.BAD_RECORD_LENGTH: "a record is longer than what is left, or shorter than any",
+    loops.BAD_RECORD_LENGTH: "a record is longer than the rest of its batch, or shorter than any",
     loops.BAD_OFFSET: "a record's offset goes back or leaves the batch",
     loops.BAD_KEY: "a key runs past its record",
     loops.BAD_VALUE: "a value runs past its record",
@@ -53,7 +53,7 @@ class LogPlace:
     partition: int | None
 
     def corrupt(self, reason: str, base: int, last: int | None = None, at: int | None = None) -> CorruptBatch:
-        """The error for a damaged batch of offsets `base` to `last`; `at` is a byte of the response or its records."""
+        """Error for a damaged batch of offsets `base` to `last`; `at` is a byte of the response or of its records."""
         return CorruptBatch(
             self._message(reason, base, at),
             remedy=_CORRUPT,
@@ -123,7 +123,7 @@ def next_position(
 
 
 def bytes_needed(records: bytes | memoryview) -> int:
-    """The size of the first batch if the response holds only its beginning; 0 if it holds all of it, or nothing."""
+    """The size of the first batch if the response has only its beginning; otherwise 0."""
     if len(records) >= loops.LOG_OVERHEAD:
         size = loops.LOG_OVERHEAD + int.from_bytes(records[8:12], "big", signed=True)
         return size if size > len(records) else 0

@@ -4,15 +4,16 @@
     control_type  control batch ─► 0 abort, 1 commit
     decode        frames ─► rows of preallocated buffers
 
-    decode, frame at state[FRAME] ─┬─ MODE PASS ──► its records count as control or aborted
+    decode, frame at state[FRAME] ─┬─ MODE PASS ──► all its records are hidden ──────► next frame
                                    └─ _batch (v2) or _messages (magic 0, 1), from state[AT]
-                                        ├─ all records read ──► POSITION = last offset + 1; next frame
+                                        ├─ all records read, or END reached ─────────► next frame
                                         ├─ chunk full ────────► return FULL  ┐ call again: it resumes
                                         ├─ buffers short ─────► return GROW  ┘ at the same record
                                         └─ does not parse ────► _go_back: rows of the frame removed; return error
+    Next frame: hidden records count as control or aborted, POSITION = last offset + 1 at least, AT = −1.
 
-Promise: whatever the bytes, nothing is read or written outside of the arrays, and a code and a byte name a record that
-does not parse. All entry points release the GIL and create no Python object for a record.
+Promise, for any bytes: nothing is read or written outside of the arrays, and a code and a byte name a record that does
+not parse. All entry points release the GIL and create no Python object for a record.
 
 Formats: record batches v2 (KIP-98, headers of KIP-82, delete horizon of KIP-534) and message sets of magic 0 and 1
 (times of KIP-32, relative offsets of KIP-31).
@@ -43,7 +44,7 @@ from sluice.pipelines.records.compiled.jit import (
 
 # --- the table of frames: one row for each batch, wrapper message or run of plain messages ------------------
 
-MODE = 0  # what to do with the records: PASS over, EMIT, HIDE (count only) or LOOK (not decided)
+MODE = 0  # PASS over the records, EMIT them, HIDE them (count only), or LOOK (not decided)
 ATTRIBUTES = 1
 FROM = 2  # byte range of the records in their source
 TO = 3
@@ -68,7 +69,7 @@ CODEC_BITS, LOG_APPEND, TRANSACTIONAL, CONTROL = 0x07, 0x08, 0x10, 0x20
 LZ4, ZSTD = 3, 4
 ABORT, COMMIT = 0, 1
 
-# --- what the decode loop remembers between calls -------------------------------------------------------------
+# --- `state`, kept between calls of `decode` ------------------------------------------------------------------
 
 ROWS = 0  # rows in the buffers, and bytes in each data buffer
 KEY_BYTES = 1
@@ -157,7 +158,7 @@ class Frame(NamedTuple):
         return self.last if self.kind == WRAPPER else self.base
 
 
-class Columns(NamedTuple):
+class ChunkBuffers(NamedTuple):
     """The Arrow buffers of one chunk. Bitmaps begin as all ones (valid); offsets arrays have one item more."""
 
     keys: Array
@@ -178,7 +179,7 @@ class Columns(NamedTuple):
     header_values_valid: Array
 
 
-_COLUMNS = types.NamedTuple([U8, I32, U8, U8, I32, U8, I64, I64, I32, I32, U8, U8, I32, U8, I32, U8], Columns)
+_COLUMNS = types.NamedTuple([U8, I32, U8, U8, I32, U8, I64, I64, I32, I32, U8, U8, I32, U8, I32, U8], ChunkBuffers)
 
 
 def _crc32_tables() -> Array:
@@ -218,7 +219,7 @@ def _int64(buf: Array, at: int) -> int:
 
 @inner
 def _varint(buf: Array, at: int, stop: int, max_bytes: int) -> tuple[int, int]:
-    """A zigzag varint of at most `most` + 1 bytes that ends before `stop`: (value, next byte), −1 when it is bad."""
+    """A zigzag varint of at most `max_bytes` + 1 bytes that ends before `stop`: (value, next byte), −1 when bad."""
     if at < stop and buf[at] < 0x80:
         b = int64(buf[at])
         return (b >> 1) ^ -(b & 1), at + 1
@@ -230,7 +231,7 @@ def _varint(buf: Array, at: int, stop: int, max_bytes: int) -> tuple[int, int]:
         at += 1
         value |= uint64(bits & 0x7F) << uint64(7 * i)
         if bits < 0x80:
-            if i == 9 and bits > 1:
+            if i == 9 and bits > 1:  # the tenth byte has room for one bit
                 return int64(0), int64(-1)
             return int64(value >> uint64(1)) ^ -int64(value & uint64(1)), at
     return int64(0), int64(-1)
@@ -291,6 +292,7 @@ def _message_header(raw: Array, at: int, row: Array) -> bool:
     row[BASE] = -1
     if attributes & CODEC_BITS > LZ4:
         row[MODE] = LOOK
+    # MESSAGE_OVERHEAD has room for both sizes, so the key's is within the message; the value's is checked.
     key = at + (18 if row[MAGIC] == 0 else 26)
     value = key + 4 + max(_int32(raw, key), 0)
     if value + 4 > row[STOP]:
@@ -310,7 +312,7 @@ def scan(raw: Array, table: Array) -> tuple[int, int, int]:
     of kind MESSAGES.
     """
     rows, at, after = 0, 0, -1
-    while raw.size - at >= 17:
+    while raw.size - at >= 17:  # up to the magic; each format's smallest size is checked before its header is read
         size = LOG_OVERHEAD + _int32(raw, at + 8)
         magic = int64(np.int8(raw[at + 16]))
         # The smallest frame of any format comes first, so that a damaged size is not taken for truncation.
@@ -374,7 +376,7 @@ def control_type(buf: Array, at: int, stop: int) -> int:
 
 @inner
 def _room(
-    columns: Columns,
+    columns: ChunkBuffers,
     state: Array,
     key_size: int,
     value_size: int,
@@ -415,7 +417,7 @@ def _room(
 
 @inner
 def _append(
-    columns: Columns,
+    columns: ChunkBuffers,
     state: Array,
     buf: Array,
     offset: int,
@@ -454,7 +456,7 @@ def _append(
 
 
 @inner
-def _append_headers(columns: Columns, state: Array, buf: Array, at: int, stop: int, count: int) -> None:
+def _append_headers(columns: ChunkBuffers, state: Array, buf: Array, at: int, stop: int, count: int) -> None:
     """Give the last row its `count` headers, which `_measure` has checked."""
     n = state[HEADERS]
     key_end = state[HEADER_KEY_BYTES]
@@ -511,8 +513,11 @@ def _record_error(state: Array, begin: int, at: int, code: int) -> int:
 
 
 @inner
-def _batch(buf: Array, row: Array, columns: Columns, state: Array) -> int:
-    """Records of one batch of format v2 (KIP-98), from where `state` stands."""
+def _batch(buf: Array, row: Array, columns: ChunkBuffers, state: Array) -> int:
+    """Records of one batch of format v2 (KIP-98), from state[AT] on.
+
+    begin ≤ at ≤ stop ≤ end ≤ buf.size: every size is compared with the rest of its record before it is used.
+    """
     begin, end = row[FROM], row[TO]
     base, last, count, base_time = row[BASE], row[LAST], row[COUNT], row[BASE_TIME]
     emit = row[MODE] == EMIT
@@ -565,12 +570,13 @@ def _batch(buf: Array, row: Array, columns: Columns, state: Array) -> int:
                 return _record_error(state, begin, p, code)
         if p != stop:
             return _record_error(state, begin, p, BAD_RECORD_END)
+        # Records below the position were emitted before, or are not asked for; offsets ascend, so END ends the frame.
         if offset >= state[POSITION]:
             if offset >= state[END]:
                 return DONE
             if emit:
                 status = _room(columns, state, key_size, value_size, headers, header_key_bytes, header_value_bytes)
-                if status != DONE:
+                if status != DONE:  # the record is parsed again: INDEX and PREVIOUS are those before it
                     state[AT] = at
                     return status
                 _append(columns, state, buf, offset, time, time_type, key_at, key_size, value_at, value_size)
@@ -642,8 +648,8 @@ def _last_inner_offset(buf: Array, at: int, end: int, magic: int) -> int:
 
 
 @inner
-def _messages(buf: Array, row: Array, columns: Columns, state: Array) -> int:
-    """Messages of magic 0 or 1: a run of plain ones, or those inside of a wrapper, from where `state` stands."""
+def _messages(buf: Array, row: Array, columns: ChunkBuffers, state: Array) -> int:
+    """Messages of magic 0 or 1, from state[AT] on: a run of plain ones, or those inside of a wrapper."""
     begin, end, last, magic = row[FROM], row[TO], row[LAST], row[MAGIC]
     wrapped = row[KIND] == WRAPPER
     shift = int64(0)
@@ -679,7 +685,7 @@ def _messages(buf: Array, row: Array, columns: Columns, state: Array) -> int:
             p += 8
         key_size = _int32(buf, p)
         key_at = p + 4
-        if key_size > stop - key_at - 4:
+        if key_size > stop - key_at - 4:  # 4 bytes of the value's size follow
             return _record_error(state, begin, p, BAD_KEY)
         p = key_at + max(key_size, 0)
         value_size = _int32(buf, p)
@@ -705,7 +711,7 @@ def _messages(buf: Array, row: Array, columns: Columns, state: Array) -> int:
 
 
 @inner
-def _valid(bitmap: Array, bit: int) -> bool:
+def _is_valid(bitmap: Array, bit: int) -> bool:
     return bool((bitmap[bit >> 3] >> (bit & 7)) & 1)
 
 
@@ -714,15 +720,18 @@ def _restore(bitmap: Array, first: int, stop: int) -> int:
     """Set the bits [first, stop) again; how many were cleared."""
     cleared = 0
     for i in range(first, stop):
-        if not _valid(bitmap, i):
+        if not _is_valid(bitmap, i):
             bitmap[i >> 3] |= np.uint8(1 << (i & 7))
             cleared += 1
     return cleared
 
 
 @inner
-def _go_back(columns: Columns, state: Array) -> None:
-    """Take back the rows of the frame at work that are still in the buffers."""
+def _go_back(columns: ChunkBuffers, state: Array) -> None:
+    """Take back the rows of the frame at work that are still in the buffers: from FIRST_ROW on.
+
+    Bitmaps become all ones again, as `_append` expects them.
+    """
     row, rows = state[FIRST_ROW], state[ROWS]
     headers = int64(columns.header_lists[row])
     state[NULL_KEYS] -= _restore(columns.key_valid, row, rows)
@@ -740,7 +749,7 @@ def _go_back(columns: Columns, state: Array) -> None:
 
 
 @compiled(types.int64(BYTES, BYTES, TABLE, _COLUMNS, I64))
-def decode(raw: Array, scratch: Array, table: Array, columns: Columns, state: Array) -> int:
+def decode(raw: Array, scratch: Array, table: Array, columns: ChunkBuffers, state: Array) -> int:
     """Records of the frames from `state[FRAME]` on → rows of `columns`, in order.
 
     Returns DONE; FULL or GROW (make room, call again: it goes on at the same record); or an error, with `state` at

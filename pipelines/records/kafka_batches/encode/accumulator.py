@@ -23,12 +23,12 @@ from crc32c import crc32c
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
 from sluice.pipelines.records.kafka_batches.encode import loops
-from sluice.pipelines.records.kafka_batches.encode.loops import Rows
+from sluice.pipelines.records.kafka_batches.encode.loops import RowBuffers
 from sluice.pipelines.records.rows.row_format import TO_SEND, bytes_column
 from sluice.pipelines.schema.arrays import int64s
 
 
-def rows_of(batch: pa.RecordBatch) -> Rows:
+def rows_of(batch: pa.RecordBatch) -> RowBuffers:
     """The buffers of rows of TO_SEND, possibly a slice. Raises ValueError for others.
 
     Copies nothing but bitmaps, and keys of headers where some are escaped.
@@ -42,7 +42,7 @@ def rows_of(batch: pa.RecordBatch) -> Rows:
     if headers.null_count and np.diff(lists)[_read_validity(headers) == 0].any():
         raise ValueError("null headers that hold some")  # none of our writers makes these
     entries = headers.values
-    return Rows(
+    return RowBuffers(
         *binary(key),
         *binary(value),
         _read_only(int64s(timestamp)),
@@ -108,7 +108,7 @@ HEADER_BYTES = _HEAD.size + _CHECKED.size
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
-    """Who sends a batch (KIP-98): producer id and epoch, and its first record's sequence number. All −1: anybody."""
+    """The producer of a batch (KIP-98): its id and epoch, and the first record's sequence number. All −1: anybody."""
 
     producer: int = -1
     epoch: int = -1
@@ -219,8 +219,8 @@ def _behind(compress: Callable[[memoryview], Any]) -> Callable[[memoryview, int]
 
 @dataclass(frozen=True, slots=True)
 class Compressor:
-    """`number` is that of Kafka's CompressionType in a batch's attributes. `encode` gives memory of its own: as many
-    bytes as it is told, which are left free, and the compressed data behind them."""
+    """`number` is that of Kafka's CompressionType in a batch's attributes. `encode` returns new memory: the requested
+    number of free bytes, and the compressed data behind them."""
 
     number: int
     encode: Callable[[memoryview, int], memoryview]
@@ -258,7 +258,7 @@ class _Open:
         state[loops.LIMIT] = limit
         return cls(spare.pop() if spare else np.empty(min(_FIRST_BYTES, limit), np.uint8), state)
 
-    def append(self, rows: Rows, chosen: Array, first: int, numbers: Array) -> int:
+    def append(self, rows: RowBuffers, chosen: Array, first: int, numbers: Array) -> int:
         """Append rows; where in `chosen` it stopped. A batch without room grows, up to its limit or one record."""
         while True:
             stopped = int(loops.append(rows, chosen, first, self.out, self.state))
@@ -304,7 +304,7 @@ class Accumulator:
         for partition in sorted(self._open):
             yield self._seal(partition)
 
-    def _add(self, partition: int, rows: Rows, chosen: Array, numbers: Array) -> Iterator[SealedBatch]:
+    def _add(self, partition: int, rows: RowBuffers, chosen: Array, numbers: Array) -> Iterator[SealedBatch]:
         at = 0
         while True:
             if partition not in self._open:

@@ -5,9 +5,13 @@
     append      rows → records behind those of an open batch
     weave       columns that are text already → one JSON object per row
 
-    append, next row ─┬─ fits, or is the first of its batch and `out` has room ──► record; next row
-                      ├─ fits the batch, not `out` ──► state[NEED] = bytes; return: enlarge and call again
-                      └─ batch full ────────────────► state[NEED] = 0; return: seal the batch
+    append, next row ─┬─ above LIMIT, not first ──► state[NEED] = 0; return: seal the batch
+                      ├─ `out` is too short ──────► state[NEED] = bytes; return: enlarge it and call again
+                      └─ otherwise ───────────────► record; next row
+    Both returns leave the batch complete up to the row before, and name the row in `chosen`.
+
+    weave, next row ─┬─ `out` may be too short ───► return the row: enlarge it and call again
+                     └─ otherwise ────────────────► `{`, a member for each value that is not null, `}`
 
 Promise: nothing is written past the end of `out`; `copy` checks Arrow's offsets. All entry points release the GIL and
 create no Python object for a record.
@@ -34,7 +38,7 @@ from sluice.pipelines.records.compiled.jit import (
     uint64,
 )
 
-# --- what an open batch remembers between calls ---------------------------------------------------------------
+# --- `state` of an open batch, kept between calls -------------------------------------------------------------
 
 COUNT = 0  # records in it
 USED = 1  # bytes of them
@@ -44,15 +48,14 @@ LIMIT = 4  # bytes that it may hold; one record may be larger
 NEED = 5  # bytes of the record that `out` has no room for
 STATE = 6
 
-_AHEAD = 8  # rows of one partition lie apart: what the next ones have is asked for before it is written
-_ASKED = 512  # bytes of a value
-_VARINT = 10  # bytes at most
+_AHEAD = 8  # rows of one partition lie apart: values are prefetched this number of rows ahead
+_PREFETCHED = 512  # bytes of a value
 _MULTIPLIER = 0x5BD1E995
 _SEED = 0x9747B28C
 _MASK = 0xFFFFFFFF
 
 
-class Rows(NamedTuple):
+class RowBuffers(NamedTuple):
     """The Arrow buffers of one chunk. Valid: a byte for each row, none at all where nothing is null."""
 
     keys: Array
@@ -73,7 +76,7 @@ class Rows(NamedTuple):
 _I32R = types.Array(types.int32, 1, "C", readonly=True)
 _I64R = types.Array(types.int64, 1, "C", readonly=True)
 _BINARY = [BYTES, _I32R, BYTES]
-_ROWS = types.NamedTuple([*_BINARY, *_BINARY, _I64R, _I32R, BYTES, _I32R, *_BINARY], Rows)
+_ROWS = types.NamedTuple([*_BINARY, *_BINARY, _I64R, _I32R, BYTES, _I32R, *_BINARY], RowBuffers)
 
 
 @inner
@@ -123,7 +126,7 @@ def _put_bytes(out: Array, at: int, length: int, data: Array, start: int) -> int
 
 
 @inlined
-def _record_size(rows: Rows, row: int, time_delta: int, offset_delta: int) -> int:
+def _record_size(rows: RowBuffers, row: int, time_delta: int, offset_delta: int) -> int:
     """Bytes of a record after its length."""
     key = _length(rows.key_offsets, rows.key_valid, row)
     value = _length(rows.value_offsets, rows.value_valid, row)
@@ -138,8 +141,8 @@ def _record_size(rows: Rows, row: int, time_delta: int, offset_delta: int) -> in
 
 
 @inlined
-def _put_record(rows: Rows, row: int, time_delta: int, offset_delta: int, size: int, out: Array, at: int) -> int:
-    """Write a record of that size; the next byte. The caller knows that there is room."""
+def _put_record(rows: RowBuffers, row: int, time_delta: int, offset_delta: int, size: int, out: Array, at: int) -> int:
+    """Write a record of that size; returns the next byte. The caller has checked that `out` has room."""
     at = _put(out, at, size)
     out[at] = np.uint8(0)
     at = _put(out, at + 1, time_delta)
@@ -159,18 +162,18 @@ def _put_record(rows: Rows, row: int, time_delta: int, offset_delta: int, size: 
 
 
 @compiled(types.int64(_ROWS, I64, types.int64, U8, I64))
-def append(rows: Rows, chosen: Array, first: int, out: Array, state: Array) -> int:
+def append(rows: RowBuffers, chosen: Array, first: int, out: Array, state: Array) -> int:
     """Append the rows `chosen[first:]` to the open batch in `out`; where in `chosen` it stopped.
 
     It stops before a record that would bring the batch above its limit, unless that is its first, and before one that
-    `out` has no room for: then NEED tells how many bytes `out` must have.
+    `out` has no room for: then NEED is the size that `out` needs.
     """
     for i in range(first, chosen.size):
         # Rows of one partition lie scattered in the chunk: fetch the values of a later row while this one is copied.
         if i + _AHEAD < chosen.size:
             soon = chosen[i + _AHEAD]
             start, stop = int64(rows.value_offsets[soon]), int64(rows.value_offsets[soon + 1])
-            for at in range(start, min(stop, start + _ASKED), 64):
+            for at in range(start, min(stop, start + _PREFETCHED), 64):
                 prefetch(rows.values, at)
         row = chosen[i]
         time = rows.timestamps[row]
@@ -246,7 +249,7 @@ def hash_keys(keys: Array, offsets: Array, valid: Array, out: Array) -> None:
 
 # --- JSON objects from columns of text ------------------------------------------------------------------------
 
-BARE = 0  # as it is: numbers, truths, what is JSON already
+BARE = 0  # as it is: numbers, booleans, JSON
 QUOTED = 1  # in quotes: nothing in it needs an escape
 TEXT = 2  # in quotes, with escapes
 MEMBERS = 3  # a JSON object, of which the members are taken
@@ -254,9 +257,9 @@ _QUOTE, _SLASH, _COMMA = 0x22, 0x5C, 0x2C
 _ESCAPED = 6  # bytes that one byte becomes, at most
 
 
-class Texts(NamedTuple):
-    """Columns of text, one behind the other in `data`. `offsets` has a row for each column, `valid` too, with a byte
-    for each row; `members` holds what stands before a value (`"name":`), one behind the other."""
+class TextColumns(NamedTuple):
+    """Columns of text, one behind the other in `data`. `offsets` has a row for each column, and so has `valid`, with a
+    byte for each row; `members` has the prefixes of values (`"name":`), one behind the other."""
 
     members: Array
     member_ends: Array
@@ -275,7 +278,7 @@ _TEXTS = types.NamedTuple(
         types.Array(types.int64, 2, "C", readonly=True),
         types.Array(types.uint8, 2, "C", readonly=True),
     ],
-    Texts,
+    TextColumns,
 )
 
 
@@ -318,7 +321,7 @@ def _put_escaped(out: Array, at: int, data: Array, start: int, stop: int) -> int
 
 
 @compiled(types.int64(_TEXTS, types.int64, U8, types.Array(types.int32, 1, "C")))
-def weave(t: Texts, first: int, out: Array, ends: Array) -> int:
+def weave(t: TextColumns, first: int, out: Array, ends: Array) -> int:
     """Write a JSON object for each row from `first` on, `ends[row]` being where it begins; the row where it stopped.
 
     A row's members are the columns' values, without those that are null. It stops before a row that `out` may have no
@@ -327,6 +330,7 @@ def weave(t: Texts, first: int, out: Array, ends: Array) -> int:
     columns = t.modes.size
     at = int64(ends[first])
     for row in range(first, ends.size - 1):
+        # The most that this row can take, each byte escaped: nothing is checked while it is written.
         table_size = int64(2)
         for c in range(columns):
             length = t.offsets[c, row + 1] - t.offsets[c, row]
@@ -342,7 +346,7 @@ def weave(t: Texts, first: int, out: Array, ends: Array) -> int:
             if t.valid[c, row] == 0:
                 continue
             start, stop, mode = t.offsets[c, row], t.offsets[c, row + 1], t.modes[c]
-            if mode == MEMBERS:
+            if mode == MEMBERS:  # strip white space, the braces, and white space again
                 while start < stop and _blank(int64(t.data[start])):
                     start += 1
                 while stop > start and _blank(int64(t.data[stop - 1])):

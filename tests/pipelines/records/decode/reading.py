@@ -7,12 +7,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from sluice.pipelines.records.kafka_batches.decode import SCHEMA, BatchDecoder, next_position
+from sluice.pipelines.records.kafka_batches.decode import SCHEMA, BatchDecoder, DecodeOptions, next_position
 from sluice.testing.logs import HUGE, Log, Row
 
 
 def decoder(start: int = 0, end: int = HUGE, **options: Any) -> BatchDecoder:
-    return BatchDecoder("orders", 3, start, end, **{"chunk_rows": 1000, "chunk_bytes": 1 << 20} | options)
+    return BatchDecoder(
+        "orders", 3, start, end, DecodeOptions(**{"chunk_rows": 1000, "chunk_bytes": 1 << 20} | options)
+    )
 
 
 def rows(chunks: Iterable[pa.RecordBatch]) -> list[Row]:

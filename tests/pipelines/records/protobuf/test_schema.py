@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sluice.pipelines.model.registered_schema import PROTOBUF, RegisteredSchema
-from sluice.pipelines.records.protobuf.compiling import compiled
+from sluice.pipelines.records.protobuf.compiling import compile_schema
 from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader, as_file, compile_registered, from_file
 from sluice.pipelines.records.protobuf.schema import files_of, message_of, text_of
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
@@ -40,7 +40,7 @@ def test_comments_and_order_of_files_make_no_other_rows() -> None:
 
 @pytest.mark.parametrize("packed", [(), (0,), (1,), (0, 1)])
 def test_a_registrys_schema_as_text_or_compiled_with_what_it_refers_to(packed: tuple[int, ...]) -> None:
-    files = compiled((MONEY, ORDER), ("acme/common/money.proto",)).file
+    files = compile_schema((MONEY, ORDER), ("acme/common/money.proto",)).file
     texts = [MONEY, ORDER]
     for i in packed:
         texts[i] = base64.b64encode(files[i].SerializeToString()).decode()
@@ -112,7 +112,7 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
 
 
 def test_text_and_message_come_back() -> None:
-    files = compiled((MONEY,), ())
+    files = compile_schema((MONEY,), ())
     assert files_of(text_of(files, "M"))[1] == "M"
 
 
