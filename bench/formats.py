@@ -69,10 +69,10 @@ def _protobuf_reading() -> Callable[[bytes], Any]:
     from google.protobuf import message_factory
     from google.protobuf.descriptor_pool import DescriptorPool
 
-    from sluice.pipelines.records.protobuf.schema import files_of
+    from sluice.pipelines.records.protobuf.schema import read_files
 
     pool = DescriptorPool()
-    files, _ = files_of(_in_files("protobuf"))
+    files, _ = read_files(_in_files("protobuf"))
     for file in files.file:
         pool.Add(file)
     kind = message_factory.GetMessageClass(pool.FindMessageTypeByName("sample.Order"))

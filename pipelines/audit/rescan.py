@@ -30,7 +30,7 @@ from sluice.pipelines.ports import Fetcher, FetchFailed, Lake
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
-from sluice.pipelines.records.rows.row_format import HEADERS, Format, RawFormat, former_key_text, inside, offset_column
+from sluice.pipelines.records.rows.row_format import HEADERS, Format, RawFormat, get_former_text, inside, offset_column
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.rows.writer_schema_lookup import Opener, without_prefix
 from sluice.pipelines.records.shape import Shape
@@ -342,7 +342,7 @@ def _equal_items(a: pa.ChunkedArray, b: pa.ChunkedArray) -> Array:
 
 
 def _former_headers(column: pa.ChunkedArray) -> pa.Array:
-    pairs = ([(former_key_text(h["key"]), h["value"]) for h in row] if row else row for row in column.to_pylist())
+    pairs = ([(get_former_text(h["key"]), h["value"]) for h in row] if row else row for row in column.to_pylist())
     return pa.array([[{"key": k, "value": v} for k, v in row] if row else row for row in pairs], HEADERS)
 
 

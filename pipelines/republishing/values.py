@@ -213,13 +213,13 @@ def _after(text: str, at: int) -> int:
 def _weave(members: Sequence[_Member], rows: int) -> tuple[Array, Array]:
     """Objects of these members: where each begins and the last one ends, and their bytes."""
     from sluice.pipelines.records.kafka_batches.encode import loops
-    from sluice.pipelines.records.kafka_batches.encode.accumulator import binary
+    from sluice.pipelines.records.kafka_batches.encode.accumulator import get_binary
 
     offsets = np.zeros((len(members), rows + 1), np.int64)
     valid = np.ones((len(members), rows), np.uint8)
     data, size = list[Array](), 0
     for c, member in enumerate(members):
-        mine, starts, there = binary(member.texts)
+        mine, starts, there = get_binary(member.texts)
         first, stop = int(starts[0]), int(starts[-1])
         data.append(mine[first:stop])
         offsets[c] = starts

@@ -23,8 +23,8 @@ _GUARDED = Guarded()
 
 def guard() -> None:
     """From here on columns and slots grow in memory that ends where nobody may write."""
-    typed_columns.buffer = _GUARDED.buffer
-    vars(slots)["buffer"] = _GUARDED.buffer
+    typed_columns.allocate = _GUARDED.buffer
+    vars(slots)["allocate"] = _GUARDED.buffer
 
 
 def seeds_of(kind: int, records: Sequence[bytes]) -> list[bytes]:

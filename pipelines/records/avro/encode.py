@@ -16,17 +16,17 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines.records.avro.reader_schema import DURATION, branches
+from sluice.pipelines.records.avro.reader_schema import DURATION, list_branches
 from sluice.pipelines.records.avro.schema import AvroField, AvroKind, AvroType
 from sluice.pipelines.records.rows.row_items import (
     NotWritable,
     Written,
     at,
-    floats,
+    get_booleans,
     join_parts,
-    symbols,
     take_items,
-    truths,
+    write_floats,
+    write_symbols,
 )
 from sluice.pipelines.schema.arrays import int64s
 
@@ -37,11 +37,11 @@ def encode_rows(rows: pa.RecordBatch, t: AvroType) -> Written:
     """The bytes of each row by the record type `t`. A field whose column is not there is null."""
     columns = {name: rows.column(n) for n, name in enumerate(rows.schema.names)}
     return join_parts(
-        [_encode_values(_column(columns, f, rows.num_rows), f.type, f.name) for f in t.fields], rows.num_rows
+        [_encode_values(_write_column(columns, f, rows.num_rows), f.type, f.name) for f in t.fields], rows.num_rows
     )
 
 
-def _column(columns: dict[str, pa.Array], f: AvroField, count: int) -> pa.Array:
+def _write_column(columns: dict[str, pa.Array], f: AvroField, count: int) -> pa.Array:
     column = next((columns[name] for name in (f.name, *f.aliases) if name in columns), None)
     return pa.nulls(count) if column is None else column
 
@@ -53,29 +53,31 @@ def _encode_values(column: pa.Array, t: AvroType, path: str) -> Written:
     if t.kind is AvroKind.UNION:
         return _union(column, t, path)
     if column.null_count:
-        first = int(np.flatnonzero(truths(column.is_null()))[0])
+        first = int(np.flatnonzero(get_booleans(column.is_null()))[0])
         raise NotWritable(first, path, "it is null, and the schema has no null there")
-    return _there(column, t, path)
+    return _write_present(column, t, path)
 
 
-def _there(column: pa.Array, t: AvroType, path: str) -> Written:
+def _write_present(column: pa.Array, t: AvroType, path: str) -> Written:
     """The bytes of each item, of which none is null."""
     if isinstance(column, pa.DictionaryArray):
         column = column.dictionary_decode()
     if t.logical == "decimal":
-        return _decimals(column, t, path)
+        return _write_decimals(column, t, path)
     if t.logical == "duration":
         months, days, millis = (column.field(name).to_pylist() for name in DURATION)
         return [struct.pack("<III", *one) for one in zip(months, days, millis, strict=True)]
     match t.kind:
         case AvroKind.RECORD:
             columns = {f.name: column.field(f.name) for f in column.type}
-            parts = [_encode_values(_column(columns, f, len(column)), f.type, f"{path}.{f.name}") for f in t.fields]
+            parts = [
+                _encode_values(_write_column(columns, f, len(column)), f.type, f"{path}.{f.name}") for f in t.fields
+            ]
             return join_parts(parts, len(column))
         case AvroKind.ARRAY | AvroKind.MAP:
-            return _blocks(column, t, path)
+            return _write_blocks(column, t, path)
         case AvroKind.ENUM:
-            return symbols(column, {symbol: _long(n) for n, symbol in enumerate(t.symbols)}, path, "symbol")
+            return write_symbols(column, {symbol: _write_long(n) for n, symbol in enumerate(t.symbols)}, path, "symbol")
         case AvroKind.FIXED:
             return _encode_fixed(column, t, path)
     return _PLAIN[t.kind](column)
@@ -83,12 +85,12 @@ def _there(column: pa.Array, t: AvroType, path: str) -> Written:
 
 def _union(column: pa.Array, t: AvroType, path: str) -> Written:
     """Each item behind the number of its branch. Several branches are a struct's members, of which one is there."""
-    others = branches(t)
-    there = truths(column.is_valid())
+    others = list_branches(t)
+    there = get_booleans(column.is_valid())
     out: list[bytes | None] = [None] * len(column)
     kinds = [b.kind for b in t.inner]
     if AvroKind.NULL in kinds:
-        null = _long(kinds.index(AvroKind.NULL))
+        null = _write_long(kinds.index(AvroKind.NULL))
         for n in np.flatnonzero(~there).tolist():
             out[n] = null
     for branch in others:
@@ -97,12 +99,14 @@ def _union(column: pa.Array, t: AvroType, path: str) -> Written:
             if pa.types.is_null(column.type):
                 break
             member = column.field(branch.short)
-            theirs = there & truths(member.is_valid())
+            theirs = there & get_booleans(member.is_valid())
         positions = np.flatnonzero(theirs)
         if len(positions):
-            head = _long(t.inner.index(branch))
+            head = _write_long(t.inner.index(branch))
             values = take_items(member, positions)
-            for n, data in zip(positions.tolist(), at(positions, partial(_there, values, branch, path)), strict=True):
+            for n, data in zip(
+                positions.tolist(), at(positions, partial(_write_present, values, branch, path)), strict=True
+            ):
                 out[n] = head + data
     encoded = [data for data in out if data is not None]
     if len(encoded) < len(out):
@@ -110,7 +114,7 @@ def _union(column: pa.Array, t: AvroType, path: str) -> Written:
     return encoded
 
 
-def _blocks(column: pa.Array, t: AvroType, path: str) -> Written:
+def _write_blocks(column: pa.Array, t: AvroType, path: str) -> Written:
     """Each list or map as one block and an end."""
     ends = int64s(column.offsets.cast(pa.int64()))
     first, stop = int(ends[0]), int(ends[-1])
@@ -125,7 +129,7 @@ def _blocks(column: pa.Array, t: AvroType, path: str) -> Written:
         items = [key + value for key, value in zip(keys, values, strict=True)]
     bounds = (ends - first).tolist()
     return [
-        _long(after - before) + b"".join(items[before:after]) + b"\0" if after > before else b"\0"
+        _write_long(after - before) + b"".join(items[before:after]) + b"\0" if after > before else b"\0"
         for before, after in pairwise(bounds)
     ]
 
@@ -138,7 +142,7 @@ def _encode_fixed(column: pa.Array, t: AvroType, path: str) -> Written:
     return values
 
 
-def _decimals(column: pa.Array, t: AvroType, path: str) -> Written:
+def _write_decimals(column: pa.Array, t: AvroType, path: str) -> Written:
     """Two's complement, big-endian: as few bytes as it takes, or those of a fixed type."""
     out: Written = []
     for n, value in enumerate(column.to_pylist()):
@@ -148,7 +152,7 @@ def _decimals(column: pa.Array, t: AvroType, path: str) -> Written:
         if len(str(abs(number))) > t.precision or bits > 8 * size:
             raise NotWritable(n, path, f"it is no decimal({t.precision},{t.scale})")
         data = number.to_bytes(size, "big", signed=True)
-        out.append(data if t.kind is AvroKind.FIXED else _long(size) + data)
+        out.append(data if t.kind is AvroKind.FIXED else _write_long(size) + data)
     return out
 
 
@@ -158,7 +162,7 @@ def _unscale(value: Decimal, scale: int) -> int:
     return -number if sign else number
 
 
-def _long(value: int) -> bytes:
+def _write_long(value: int) -> bytes:
     """A zigzag varint."""
     rest = (value << 1) ^ (value >> 63)
     out = bytearray()
@@ -169,26 +173,26 @@ def _long(value: int) -> bytes:
     return bytes(out)
 
 
-_SMALL = {n: _long(n) for n in range(-_FEW, _FEW)}
+_SMALL = {n: _write_long(n) for n in range(-_FEW, _FEW)}
 
 
-def _longs(column: pa.Array) -> Written:
+def _write_longs(column: pa.Array) -> Written:
     if pa.types.is_date32(column.type):
         column = column.cast(pa.int32())
-    return [_SMALL.get(n) or _long(n) for n in column.cast(pa.int64()).to_pylist()]
+    return [_SMALL.get(n) or _write_long(n) for n in column.cast(pa.int64()).to_pylist()]
 
 
-def _texts(column: pa.Array) -> Written:
+def _write_texts(column: pa.Array) -> Written:
     texts = column.cast(pa.binary()).to_pylist()
-    return [(_SMALL.get(len(data)) or _long(len(data))) + data for data in texts]
+    return [(_SMALL.get(len(data)) or _write_long(len(data))) + data for data in texts]
 
 
 _PLAIN: dict[AvroKind, Callable[[pa.Array], Written]] = {
     AvroKind.BOOLEAN: lambda column: [b"\1" if v else b"\0" for v in column.to_pylist()],
-    AvroKind.INT: _longs,
-    AvroKind.LONG: _longs,
-    AvroKind.FLOAT: lambda column: floats(column, pa.float32()),
-    AvroKind.DOUBLE: lambda column: floats(column, pa.float64()),
-    AvroKind.BYTES: _texts,
-    AvroKind.STRING: _texts,
+    AvroKind.INT: _write_longs,
+    AvroKind.LONG: _write_longs,
+    AvroKind.FLOAT: lambda column: write_floats(column, pa.float32()),
+    AvroKind.DOUBLE: lambda column: write_floats(column, pa.float64()),
+    AvroKind.BYTES: _write_texts,
+    AvroKind.STRING: _write_texts,
 }

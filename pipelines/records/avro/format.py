@@ -18,8 +18,8 @@ import pyarrow as pa
 from sluice.pipelines.model.receipts import DriftKind
 from sluice.pipelines.records.avro import loops
 from sluice.pipelines.records.avro.loops import AvroTables
-from sluice.pipelines.records.avro.programs import IncompatibleSchema, Pool, program
-from sluice.pipelines.records.avro.reader_schema import AvroReader, branches, nullable
+from sluice.pipelines.records.avro.programs import IncompatibleSchema, Pool, compile_program
+from sluice.pipelines.records.avro.reader_schema import AvroReader, get_nullable, list_branches
 from sluice.pipelines.records.avro.schema import AvroKind, AvroType, parse
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.json.columns import NO_FAULTS, ColumnBuilder, Faults, Lists, Structs
@@ -35,7 +35,7 @@ from sluice.pipelines.records.slots.slots import (
     SlotPiece,
     Slots,
     SlotTruths,
-    slot_faults,
+    make_faults,
     with_room,
 )
 from sluice.pipelines.schema.schema import Kind
@@ -92,16 +92,16 @@ class AvroDecimals(Slots):
         high, low = self._most
         low = low - 2 * _FAR if low >= _FAR else low
         n = loops.decimals(data, slots, self.items, self._out, high, low, items, codes)
-        return slot_faults(items[:n], codes[:n])
+        return make_faults(items[:n], codes[:n])
 
 
-def columns_of(nodes: tuple[SchemaNode, ...], reader: AvroType, items: int) -> list[ColumnBuilder]:
+def make_columns(nodes: tuple[SchemaNode, ...], reader: AvroType, items: int) -> list[ColumnBuilder]:
     """An empty column for each node, those of rows with room for `items`."""
-    symbols = {n.index: t.symbols for n, t in typed_nodes(nodes, reader) if t.kind is AvroKind.ENUM}
-    return [_column(n, items if n.level == 0 else 0, symbols.get(n.index)) for n in nodes]
+    symbols = {n.index: t.symbols for n, t in pair_nodes(nodes, reader) if t.kind is AvroKind.ENUM}
+    return [_make_column(n, items if n.level == 0 else 0, symbols.get(n.index)) for n in nodes]
 
 
-def _column(node: SchemaNode, items: int, symbols: Sequence[str] | None) -> ColumnBuilder:
+def _make_column(node: SchemaNode, items: int, symbols: Sequence[str] | None) -> ColumnBuilder:
     match node.type.kind:
         case Kind.STRUCT:
             return Structs(node, items)
@@ -118,11 +118,11 @@ def _column(node: SchemaNode, items: int, symbols: Sequence[str] | None) -> Colu
     return SlotNumbers(node, items)
 
 
-def typed_nodes(nodes: tuple[SchemaNode, ...], reader: AvroType) -> Iterator[tuple[SchemaNode, AvroType]]:
+def pair_nodes(nodes: tuple[SchemaNode, ...], reader: AvroType) -> Iterator[tuple[SchemaNode, AvroType]]:
     """Each node that one Avro type is behind, with that type (a nullable one without null)."""
     queue = [(nodes[0], reader)]
     for node, t in queue:
-        t = nullable(t) or t
+        t = get_nullable(t) or t
         yield node, t
         children = [nodes[c] for c in node.children]
         match t.kind:
@@ -131,9 +131,9 @@ def typed_nodes(nodes: tuple[SchemaNode, ...], reader: AvroType) -> Iterator[tup
             case AvroKind.ARRAY | AvroKind.MAP:
                 queue.append((children[-1], t.inner[0]))
             case AvroKind.UNION if len(t.inner) > 1:
-                queue += zip(children, branches(t), strict=True)
+                queue += zip(children, list_branches(t), strict=True)
             case AvroKind.UNION:
-                queue += [(node, b) for b in branches(t)]
+                queue += [(node, b) for b in list_branches(t)]
 
 
 _BARE = 0
@@ -164,12 +164,12 @@ class AvroTyper(BinaryTyper):
         self.causes.clear()
         self._unknown: dict[int, Mapping[str, str]] = {}
         self._data = self._read = np.empty(0, np.uint8)
-        self._tables = self._no_tables()
+        self._tables = self._empty_tables()
         if self._reader.wire is WireFormat.BARE:
             self._learn(_BARE, self._reader.type)
 
     def _begun(self, rows: int) -> SlotPiece:
-        return SlotPiece(self.nodes, columns_of(self.nodes, self._reader.type, rows))
+        return SlotPiece(self.nodes, make_columns(self.nodes, self._reader.type, rows))
 
     def _scan(self, data: Array, ends: Array, valid: Array) -> tuple[int, Array]:
         read = self._with_constants(data)
@@ -204,30 +204,30 @@ class AvroTyper(BinaryTyper):
             texts = self._texts(schema)
             writer = parse(texts) if texts else None
         except UnusableSchema as error:
-            self._know(schema, self._incompatible(schema, error))
+            self._enter_program(schema, self._incompatible(schema, error))
             return
         if writer is None:
-            self._know(schema, -binary_loops.NO_SCHEMA)
+            self._enter_program(schema, -binary_loops.NO_SCHEMA)
         else:
             self._learn(schema, writer)
 
     def _learn(self, schema: int, writer: AvroType) -> None:
         begin = len(self._ops)
         try:
-            ops, self._unknown[schema] = program(writer, self._reader.type, self.nodes, begin, self._pool)
+            ops, self._unknown[schema] = compile_program(writer, self._reader.type, self.nodes, begin, self._pool)
         except IncompatibleSchema as error:
-            self._know(schema, self._incompatible(schema, error))
+            self._enter_program(schema, self._incompatible(schema, error))
             return
         if self._closed and self._unknown[schema]:
-            self._know(schema, -loops.NEW_FIELDS)
+            self._enter_program(schema, -loops.NEW_FIELDS)
             return
         self._ops += ops
         table = np.zeros((len(self._ops), loops.OP_FIELDS), np.int64)
         table[:, : len(self._ops[0])] = self._ops
         self._tables = self._tables._replace(ops=table, lists=np.array([*self._pool.lists, 0], np.int64))
-        self._know(schema, begin)
+        self._enter_program(schema, begin)
 
-    def _know(self, schema: int, start: int) -> None:
+    def _enter_program(self, schema: int, start: int) -> None:
         """Enter a program, or why there is none, into the hash table."""
         programs = {s: int(self._tables.starts[p]) for s, p in self._places.items()} | {schema: start}
         counted = {s: self._tables.usage[p].copy() for s, p in self._places.items()}
@@ -246,7 +246,7 @@ class AvroTyper(BinaryTyper):
         # Without a header, the loop looks where it looked last.
         self._tables.state[binary_loops.KNOWN] = self._places[schema]
 
-    def _no_tables(self) -> AvroTables:
+    def _empty_tables(self) -> AvroTables:
         table = np.zeros((len(self.nodes), loops.OP_FIELDS), np.int64)
         table[:, binary_loops.NODE_LEVEL] = [n.level for n in self.nodes]
         tables = AvroTables(

@@ -16,13 +16,13 @@ from typing import Any
 from sluice.pipelines.records.avro import loops
 from sluice.pipelines.records.avro.reader_schema import (
     DURATION,
-    addable,
-    branches,
-    column_type,
-    nullable,
+    get_column_type,
+    get_nullable,
+    is_addable,
+    list_branches,
     wrap_in_record,
 )
-from sluice.pipelines.records.avro.schema import AvroField, AvroKind, AvroType, records_of
+from sluice.pipelines.records.avro.schema import AvroField, AvroKind, AvroType, list_records
 from sluice.pipelines.records.json.scan_tables import SchemaNode
 from sluice.pipelines.schema.schema import Kind as ColumnKind
 from sluice.pipelines.schema.schema import path_below
@@ -68,7 +68,7 @@ class Pool:
         return len(self.texts) - len(data), len(self.texts)
 
 
-def program(
+def compile_program(
     writer: AvroType, reader: AvroType, nodes: tuple[SchemaNode, ...], begin: int, pool: Pool
 ) -> tuple[list[list[int]], dict[str, str]]:
     """The operations, from number `begin` on, and the fields that only the writer has (path → type).
@@ -76,15 +76,15 @@ def program(
     Raises IncompatibleSchema. `reader` is a record, whose columns the nodes are.
     """
     compiler = _Program(writer, nodes, begin, pool)
-    compiler.whole(writer, reader, nodes[0])
+    compiler.emit_root(writer, reader, nodes[0])
     compiler.emit(loops.END)
-    compiler.routines()
+    compiler.emit_routines()
     return compiler.ops, compiler.unknown
 
 
 class _Program:
     def __init__(self, writer: AvroType, nodes: tuple[SchemaNode, ...], begin: int, pool: Pool) -> None:
-        self._records, self._nodes, self._begin, self._pool = records_of(writer), nodes, begin, pool
+        self._records, self._nodes, self._begin, self._pool = list_records(writer), nodes, begin, pool
         self._calls: list[tuple[list[int], str]] = []
         self.ops: list[list[int]] = []
         self.unknown: dict[str, str] = {}
@@ -103,18 +103,18 @@ class _Program:
 
     # -- fields of both schemas
 
-    def whole(self, w: AvroType, r: AvroType, node: SchemaNode) -> None:
+    def emit_root(self, w: AvroType, r: AvroType, node: SchemaNode) -> None:
         """A whole value: of a record, or of any other type if the reader's record is one around that."""
         if not r.name:
-            self.record(w if w.kind is AvroKind.RECORD and not w.name else wrap_in_record(w), r, node, "")
+            self.emit_record(w if w.kind is AvroKind.RECORD and not w.name else wrap_in_record(w), r, node, "")
         elif w.kind is AvroKind.UNION:
-            self._written_union(w, r, node, "", self.record)
+            self._emit_written_union(w, r, node, "", self.emit_record)
         else:
-            self.record(w, r, node, "")
+            self.emit_record(w, r, node, "")
 
-    def record(self, w: AvroType, r: AvroType, node: SchemaNode, path: str) -> None:
+    def emit_record(self, w: AvroType, r: AvroType, node: SchemaNode, path: str) -> None:
         """Emit all fields of a record; the caller marks the struct as present."""
-        if w.kind is not AvroKind.RECORD or not _same_name(w, r):
+        if w.kind is not AvroKind.RECORD or not _has_same_name(w, r):
             raise IncompatibleSchema(f"{path or 'the record'}: {_describe(w)} was written, and {_describe(r)} is read")
         children = {self._nodes[c].name: self._nodes[c] for c in node.children}
         wanted = {f.name: f for f in r.fields}
@@ -127,26 +127,28 @@ class _Program:
             target = wanted.get(f.name)
             # A field of its own name goes before an alias.
             if target is None or target.name in filled or (target.name != f.name and target.name in written):
-                self.skip(f.type)
-                self.unknown[f"{path}.{f.name}" if path else f.name] = _spelled(f.type) if addable(f.type) else ""
+                self.emit_skip(f.type)
+                self.unknown[f"{path}.{f.name}" if path else f.name] = (
+                    _format_type(f.type) if is_addable(f.type) else ""
+                )
                 continue
             filled.add(target.name)
             self.value(f.type, target.type, children[target.name], f"{path}.{f.name}" if path else f.name)
         for f in r.fields:
             if f.name not in filled:
-                self._default(f, children[f.name], f"{path}.{f.name}" if path else f.name)
+                self._emit_default(f, children[f.name], f"{path}.{f.name}" if path else f.name)
 
     def value(self, w: AvroType, r: AvroType, node: SchemaNode, path: str) -> None:
         """One value, read from the writer's type into the node of the reader's."""
         w = self._records[w.name] if w.kind is AvroKind.AGAIN else w
         if w.kind is AvroKind.UNION:
-            self._written_union(w, r, node, path, self.value)
+            self._emit_written_union(w, r, node, path, self.value)
         elif r.kind is AvroKind.UNION:
-            self._read_union(w, r, node, path)
+            self._emit_read_union(w, r, node, path)
         else:
-            self._plain(w, r, node, path)
+            self._emit_plain(w, r, node, path)
 
-    def _written_union(self, w: AvroType, r: AvroType, node: SchemaNode, path: str, read: _Read) -> None:
+    def _emit_written_union(self, w: AvroType, r: AvroType, node: SchemaNode, path: str, read: _Read) -> None:
         jump = self.emit(loops.BRANCH, node, b=len(w.inner))
         at: list[int] = []
         ends: list[list[int]] = []
@@ -170,26 +172,28 @@ class _Program:
             row[loops.A] = self.here
         jump[loops.A] = self._pool.keep(at)
 
-    def _read_union(self, w: AvroType, r: AvroType, node: SchemaNode, path: str) -> None:
+    def _emit_read_union(self, w: AvroType, r: AvroType, node: SchemaNode, path: str) -> None:
         """The first branch that matches best: of the same type, else one that the writer's can become."""
         if w.kind is AvroKind.NULL and any(b.kind is AvroKind.NULL for b in r.inner):
             return  # a slot that nobody writes is null
-        branch = next((b for b in r.inner if _alike(w, b)), None) or next((b for b in r.inner if _fits(w, b)), None)
+        branch = next((b for b in r.inner if _is_same_type(w, b)), None) or next(
+            (b for b in r.inner if _can_become(w, b)), None
+        )
         if branch is None:
             raise IncompatibleSchema(f"{path}: {_describe(w)} was written, and no branch of the union is that")
-        if nullable(r) or len(branches(r)) < 2:
+        if get_nullable(r) or len(list_branches(r)) < 2:
             self.value(w, branch, node, path)
             return
         self.emit(loops.PRESENT, node)
-        self.value(w, branch, self._member(r, branch, node), path)
+        self.value(w, branch, self._find_member(r, branch, node), path)
 
-    def _member(self, r: AvroType, branch: AvroType, node: SchemaNode) -> SchemaNode:
-        index = next(i for i, b in enumerate(branches(r)) if b is branch)
+    def _find_member(self, r: AvroType, branch: AvroType, node: SchemaNode) -> SchemaNode:
+        index = next(i for i, b in enumerate(list_branches(r)) if b is branch)
         return self._nodes[node.children[index]]
 
-    def _plain(self, w: AvroType, r: AvroType, node: SchemaNode, path: str) -> None:
+    def _emit_plain(self, w: AvroType, r: AvroType, node: SchemaNode, path: str) -> None:
         """A value of a writer's and a reader's type that are no unions."""
-        if not _fits(w, r):
+        if not _can_become(w, r):
             raise IncompatibleSchema(f"{path}: {_describe(w)} was written, and {_describe(r)} is read")
         emit = self.emit
         match r.kind:
@@ -197,13 +201,13 @@ class _Program:
                 return
             case AvroKind.RECORD:
                 emit(loops.PRESENT, node)
-                self.record(w, r, node, path)
+                self.emit_record(w, r, node, path)
             case AvroKind.ARRAY | AvroKind.MAP:
-                self._list(w, r, node, path)
+                self._emit_list(w, r, node, path)
             case AvroKind.BOOLEAN:
                 emit(loops.TRUTH, node)
             case AvroKind.INT | AvroKind.LONG | AvroKind.FLOAT | AvroKind.DOUBLE:
-                self._number(w, r, node)
+                self._emit_number(w, r, node)
             case AvroKind.STRING:
                 emit(loops.TEXT, node, 1)
             case AvroKind.BYTES:
@@ -219,7 +223,7 @@ class _Program:
                 other = numbers.get(r.default or "", -1)
                 emit(loops.ENUM, node, self._pool.keep([numbers.get(s, other) for s in w.symbols]), len(w.symbols))
 
-    def _number(self, w: AvroType, r: AvroType, node: SchemaNode) -> None:
+    def _emit_number(self, w: AvroType, r: AvroType, node: SchemaNode) -> None:
         """A number of the writer's type, promoted to the reader's."""
         if w.kind in _INTEGERS:
             becomes = {AvroKind.FLOAT: loops.AS_FLOAT, AvroKind.DOUBLE: loops.AS_DOUBLE}.get(r.kind, loops.AS_IS)
@@ -229,8 +233,8 @@ class _Program:
         else:
             self.emit(loops.DOUBLE, node)
 
-    def _list(self, w: AvroType, r: AvroType, node: SchemaNode, path: str) -> None:
-        minimum = least_bytes(w.inner[0]) + (r.kind is AvroKind.MAP)
+    def _emit_list(self, w: AvroType, r: AvroType, node: SchemaNode, path: str) -> None:
+        minimum = count_least_bytes(w.inner[0]) + (r.kind is AvroKind.MAP)
         begun = self.here
         row = self.emit(loops.LIST, node, node.inner, c=minimum)
         children = [self._nodes[c] for c in node.children]
@@ -243,7 +247,7 @@ class _Program:
 
     # -- fields of the writer alone
 
-    def skip(self, w: AvroType) -> None:
+    def emit_skip(self, w: AvroType) -> None:
         """Pass over a value, checked as far as its bounds go."""
         emit = self.emit
         match w.kind:
@@ -263,88 +267,88 @@ class _Program:
                 emit(loops.SKIP, a=w.size)
             case AvroKind.RECORD:
                 for f in w.fields:
-                    self.skip(f.type)
+                    self.emit_skip(f.type)
             case AvroKind.AGAIN:
                 self._calls.append((emit(loops.CALL), w.name))
             case AvroKind.ARRAY | AvroKind.MAP:
                 begun = self.here
-                row = emit(loops.LIST, a=-1, c=least_bytes(w.inner[0]) + (w.kind is AvroKind.MAP))
+                row = emit(loops.LIST, a=-1, c=count_least_bytes(w.inner[0]) + (w.kind is AvroKind.MAP))
                 if w.kind is AvroKind.MAP:
                     emit(loops.SKIP_TEXT)
-                self.skip(w.inner[0])
+                self.emit_skip(w.inner[0])
                 emit(loops.NEXT, a=begun)
                 row[loops.B] = self.here
             case AvroKind.UNION:
-                self._skip_union(w)
+                self._emit_skipped_union(w)
 
-    def _skip_union(self, w: AvroType) -> None:
+    def _emit_skipped_union(self, w: AvroType) -> None:
         jump, at, ends = self.emit(loops.BRANCH, b=len(w.inner)), list[int](), list[list[int]]()
         for branch in w.inner:
             at.append(self.here)
-            self.skip(branch)
+            self.emit_skip(branch)
             ends.append(self.emit(loops.JUMP))
         for end in ends:
             end[loops.A] = self.here
         jump[loops.A] = self._pool.keep(at)
 
-    def routines(self) -> None:
+    def emit_routines(self) -> None:
         """Emit a routine for each recursive record that is skipped, and set the targets of all calls."""
         at: dict[str, int] = {}
         for row, name in self._calls:  # grows
             if name not in at:
                 at[name] = self.here
-                self.skip(self._records[name])
+                self.emit_skip(self._records[name])
                 self.emit(loops.RETURN)
             row[loops.A] = at[name]
 
     # -- fields of the reader alone
 
-    def _default(self, f: AvroField, node: SchemaNode, path: str) -> None:
+    def _emit_default(self, f: AvroField, node: SchemaNode, path: str) -> None:
         if not f.has_default:
             raise IncompatibleSchema(f"{path}: was not written, and has no default")
         try:
-            self._constant(f.type, f.default, node)
+            self._emit_constant(f.type, f.default, node)
         except (TypeError, ValueError, AttributeError, struct.error, OverflowError) as error:
             raise IncompatibleSchema(f"{path}: its default is not {_describe(f.type)}") from error
 
-    def _constant(self, r: AvroType, value: Any, node: SchemaNode) -> None:
+    def _emit_constant(self, r: AvroType, value: Any, node: SchemaNode) -> None:
         """A default as JSON has it. Raises TypeError or ValueError for one that is not of its type."""
         emit = self.emit
         match r.kind:
             case AvroKind.NULL:
                 _check(value is None)
             case AvroKind.UNION:
-                self._constant_union(r, value, node)
+                self._emit_constant_union(r, value, node)
             case AvroKind.RECORD:
                 emit(loops.PRESENT, node)
                 children = {self._nodes[c].name: self._nodes[c] for c in node.children}
                 for f in r.fields:
                     present = f.name in value
                     _check(present or f.has_default)
-                    self._constant(f.type, value[f.name] if present else f.default, children[f.name])
+                    self._emit_constant(f.type, value[f.name] if present else f.default, children[f.name])
             case AvroKind.ARRAY:
                 _check(isinstance(value, list))
                 emit(loops.LIST_OF, node, node.inner, len(value))
                 for v in value:
                     emit(loops.ELEMENT, a=node.inner)
-                    self._constant(r.inner[0], v, self._nodes[node.children[0]])
+                    self._emit_constant(r.inner[0], v, self._nodes[node.children[0]])
             case AvroKind.MAP:
                 _check(isinstance(value, Mapping))
                 emit(loops.LIST_OF, node, node.inner, len(value))
                 for k, v in value.items():
                     emit(loops.ELEMENT, a=node.inner)
                     emit(loops.CONSTANT, self._nodes[node.children[0]], *self._pool.text(k.encode()))
-                    self._constant(r.inner[0], v, self._nodes[node.children[1]])
+                    self._emit_constant(r.inner[0], v, self._nodes[node.children[1]])
             case AvroKind.STRING:
                 emit(loops.CONSTANT, node, *self._pool.text(value.encode()))
             case AvroKind.BYTES | AvroKind.FIXED:
-                self._constant_bytes(r, value.encode("latin-1"), node)
+                self._emit_bytes(r, value.encode("latin-1"), node)
             case AvroKind.ENUM:
                 emit(loops.NUMBER, node, r.symbols.index(value))
             case _:
-                emit(loops.NUMBER, node, _bits(r.kind, value))
+                emit(loops.NUMBER, node, _get_bits(r.kind, value))
 
-    def _constant_bytes(self, r: AvroType, data: bytes, node: SchemaNode) -> None:
+    def _emit_bytes(self, r: AvroType, data: bytes, node: SchemaNode) -> None:
         _check(r.kind is AvroKind.BYTES or len(data) == r.size)
         if r.logical != "duration":
             self.emit(loops.CONSTANT, node, *self._pool.text(data))
@@ -353,16 +357,16 @@ class _Program:
         for child, number in zip(node.children, struct.unpack(f"<{len(DURATION)}I", data), strict=True):
             self.emit(loops.NUMBER, self._nodes[child], number)
 
-    def _constant_union(self, r: AvroType, value: Any, node: SchemaNode) -> None:
+    def _emit_constant_union(self, r: AvroType, value: Any, node: SchemaNode) -> None:
         """Newer Avro lets a default be of any branch: the first that takes it."""
         for branch in r.inner:
             length = len(self.ops)
             try:
-                if branch.kind is not AvroKind.NULL and len(branches(r)) > 1:
+                if branch.kind is not AvroKind.NULL and len(list_branches(r)) > 1:
                     self.emit(loops.PRESENT, node)
-                    self._constant(branch, value, self._member(r, branch, node))
+                    self._emit_constant(branch, value, self._find_member(r, branch, node))
                 else:
-                    self._constant(branch, value, node)
+                    self._emit_constant(branch, value, node)
                 return
             except (TypeError, ValueError, AttributeError, struct.error, OverflowError):
                 del self.ops[length:]
@@ -374,7 +378,7 @@ def _check(right: bool) -> None:
         raise ValueError("not of this type")
 
 
-def _bits(kind: AvroKind, value: Any) -> int:
+def _get_bits(kind: AvroKind, value: Any) -> int:
     """A number as its slot holds it."""
     if kind is AvroKind.BOOLEAN:
         _check(isinstance(value, bool))
@@ -393,18 +397,18 @@ def _bits(kind: AvroKind, value: Any) -> int:
     return int.from_bytes(packed, "little", signed=kind is AvroKind.DOUBLE)
 
 
-def _same_name(w: AvroType, r: AvroType) -> bool:
+def _has_same_name(w: AvroType, r: AvroType) -> bool:
     """Named types match by their names without namespaces, or by an alias of the reader's."""
     if not w.name or not r.name:
         return w.name == r.name
     return w.short == r.short or w.name in r.aliases or w.short in {a.rpartition(".")[2] for a in r.aliases}
 
 
-def _alike(w: AvroType, r: AvroType) -> bool:
-    return w.kind is r.kind and _fits(w, r)
+def _is_same_type(w: AvroType, r: AvroType) -> bool:
+    return w.kind is r.kind and _can_become(w, r)
 
 
-def _fits(w: AvroType, r: AvroType) -> bool:
+def _can_become(w: AvroType, r: AvroType) -> bool:
     """Returns whether the reader's type may accept the writer's, judged by the two alone."""
     if w.logical and r.logical and (w.logical, w.scale) != (r.logical, r.scale):
         return False  # a time in another unit, or other digits: nothing is converted
@@ -413,11 +417,11 @@ def _fits(w: AvroType, r: AvroType) -> bool:
     if w.kind is not r.kind:
         return False
     if w.kind is AvroKind.FIXED:
-        return w.size == r.size and _same_name(w, r)
-    return w.kind in (AvroKind.ARRAY, AvroKind.MAP) or _same_name(w, r)
+        return w.size == r.size and _has_same_name(w, r)
+    return w.kind in (AvroKind.ARRAY, AvroKind.MAP) or _has_same_name(w, r)
 
 
-def least_bytes(w: AvroType) -> int:
+def count_least_bytes(w: AvroType) -> int:
     """The fewest bytes that a value takes; 0 only for one that never takes any."""
     match w.kind:
         case AvroKind.NULL:
@@ -429,15 +433,15 @@ def least_bytes(w: AvroType) -> int:
         case AvroKind.FIXED:
             return w.size
         case AvroKind.RECORD:
-            return min(sum(least_bytes(f.type) for f in w.fields), 1 << 30)
+            return min(sum(count_least_bytes(f.type) for f in w.fields), 1 << 30)
         case AvroKind.UNION:
-            return 1 + min(map(least_bytes, w.inner))
+            return 1 + min(map(count_least_bytes, w.inner))
     return 1  # also for AGAIN: a recursion that ends has a union or a list, which takes a byte, in each turn
 
 
-def _spelled(w: AvroType) -> str:
+def _format_type(w: AvroType) -> str:
     """The type of a column for it, as a feed spells it."""
-    return str(column_type(w))
+    return str(get_column_type(w))
 
 
 def _describe(t: AvroType) -> str:

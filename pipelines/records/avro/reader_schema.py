@@ -20,9 +20,9 @@ from sluice.pipelines.records.avro.schema import (
     AvroKind,
     AvroSchemaError,
     AvroType,
-    canonical,
+    canonicalize,
+    format_name,
     parse,
-    shown,
 )
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema, path_below
@@ -62,7 +62,7 @@ class AvroReader:
     @cached_property
     def fingerprint(self) -> str:
         """16 hex digits. Readers that make the same rows of the same records have the same ones."""
-        identity = "\n".join((*map(canonical, self.texts), *map(str, self.columns.texts().items()), self.wire))
+        identity = "\n".join((*map(canonicalize, self.texts), *map(str, self.columns.texts().items()), self.wire))
         return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
     @property
@@ -95,25 +95,25 @@ def wrap_in_record(t: AvroType) -> AvroType:
     return AvroType(AvroKind.RECORD, fields=(AvroField(VALUE, t),), weight=t.weight + 1, depth=t.depth + 1)
 
 
-def nullable(t: AvroType) -> AvroType | None:
+def get_nullable(t: AvroType) -> AvroType | None:
     """Returns the other type of a union of null and one other; else None."""
     others = [b for b in t.inner if b.kind is not AvroKind.NULL]
     return others[0] if t.kind is AvroKind.UNION and len(others) == 1 else None
 
 
-def branches(t: AvroType) -> Sequence[AvroType]:
+def list_branches(t: AvroType) -> Sequence[AvroType]:
     """The branches of a union that are not null: the members of its struct, in order."""
     return [b for b in t.inner if b.kind is not AvroKind.NULL]
 
 
-def addable(t: AvroType) -> bool:
+def is_addable(t: AvroType) -> bool:
     """Returns whether a field of this type may become a column without a schema of the feed (`AvroReader.grown`)."""
     match t.kind:
         case AvroKind.UNION:
-            inside = nullable(t)
-            return inside is not None and addable(inside)
+            inside = get_nullable(t)
+            return inside is not None and is_addable(inside)
         case AvroKind.ARRAY | AvroKind.MAP:
-            return addable(t.inner[0])
+            return is_addable(t.inner[0])
         case AvroKind.NULL | AvroKind.RECORD | AvroKind.ENUM | AvroKind.FIXED | AvroKind.AGAIN:
             return False
     return t.logical != "decimal"
@@ -124,7 +124,7 @@ def _or_null(f: Field) -> list[Any]:
 
 
 def _spell_type(t: Type) -> Any:
-    """The Avro type that makes such a column, of those that are `addable`."""
+    """The Avro type that makes such a column, of those that are `is_addable`."""
     match t.kind:
         case Kind.DATE:
             return {"type": "int", "logicalType": "date"}
@@ -139,17 +139,17 @@ def _spell_type(t: Type) -> Any:
     )
 
 
-def column_type(t: AvroType) -> Type:
+def get_column_type(t: AvroType) -> Type:
     """The type of a column for it. Raises AvroSchemaError where no column can hold it."""
-    return _type(t, "")[0]
+    return _get_type(t, "")[0]
 
 
 def _make_field(f: AvroField, path: str) -> Field:
-    kind, required = _type(f.type, path)
+    kind, required = _get_type(f.type, path)
     return Field(f.name, kind, required)
 
 
-def _type(t: AvroType, path: str) -> tuple[Type, bool]:
+def _get_type(t: AvroType, path: str) -> tuple[Type, bool]:
     """The type of a column, and whether it is always there."""
     match t.kind:
         case AvroKind.UNION:
@@ -157,26 +157,26 @@ def _type(t: AvroType, path: str) -> tuple[Type, bool]:
         case AvroKind.NULL:
             return Type(Kind.STRING), False
         case AvroKind.AGAIN:
-            raise AvroSchemaError(path, f"holds itself: {shown(t.name)} is recursive, and a table is not")
+            raise AvroSchemaError(path, f"holds itself: {format_name(t.name)} is recursive, and a table is not")
         case AvroKind.RECORD:
             if not t.fields:
                 raise AvroSchemaError(path, "is a record without fields, which no column can be")
             return Type(Kind.STRUCT, fields=tuple(_make_field(f, f"{path}.{f.name}") for f in t.fields)), True
         case AvroKind.ARRAY | AvroKind.MAP:
             kind = Kind.LIST if t.kind is AvroKind.ARRAY else Kind.MAP
-            inside, required = _type(t.inner[0], path_below(path, kind, ""))
+            inside, required = _get_type(t.inner[0], path_below(path, kind, ""))
             return Type(kind, fields=(Field("", inside, required),)), True
-    return _scalar(t, path), True
+    return _get_scalar(t, path), True
 
 
 def _union(t: AvroType, path: str) -> tuple[Type, bool]:
-    others = branches(t)
+    others = list_branches(t)
     required = len(others) == len(t.inner)
     if not others:
         return Type(Kind.STRING), False
     if len(others) == 1:
-        return _type(others[0], path)[0], required
-    members = tuple(Field(b.short, _type(b, f"{path}.{b.short}")[0]) for b in others)
+        return _get_type(others[0], path)[0], required
+    members = tuple(Field(b.short, _get_type(b, f"{path}.{b.short}")[0]) for b in others)
     if len({m.name.casefold() for m in members}) < len(members):
         raise AvroSchemaError(path, "is a union of types whose names differ by their namespace or case only")
     return Type(Kind.STRUCT, fields=members), required
@@ -197,7 +197,7 @@ _UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
 _NAMES = {unit: name for name, unit in _UNITS.items()}
 
 
-def _scalar(t: AvroType, path: str) -> Type:
+def _get_scalar(t: AvroType, path: str) -> Type:
     if t.logical == "decimal":
         if t.precision > MOST_DIGITS:
             raise AvroSchemaError(path, f"is a decimal of {t.precision} digits; a column has at most {MOST_DIGITS}")
@@ -222,13 +222,13 @@ def merge_texts(texts: Sequence[str]) -> str:
     return json.dumps(_inline_types(json.loads(texts[-1]), "", types), indent=2, ensure_ascii=False)
 
 
-def _full(name: str, space: str) -> str:
+def _qualify(name: str, space: str) -> str:
     return name if "." in name or not space else f"{space}.{name}"
 
 
-def _inside(node: Any, space: str) -> str:
+def _get_namespace(node: Any, space: str) -> str:
     """The namespace inside of a named type."""
-    return _full(node["name"], node.get("namespace") or space).rpartition(".")[0]
+    return _qualify(node["name"], node.get("namespace") or space).rpartition(".")[0]
 
 
 def _collect(node: Any, space: str, types: dict[str, Any]) -> None:
@@ -238,8 +238,8 @@ def _collect(node: Any, space: str, types: dict[str, Any]) -> None:
             _collect(branch, space, types)
     elif isinstance(node, dict):
         if node.get("type") in _NAMED:
-            types[_full(node["name"], node.get("namespace") or space)] = (node, space)
-            space = _inside(node, space)
+            types[_qualify(node["name"], node.get("namespace") or space)] = (node, space)
+            space = _get_namespace(node, space)
         for inside in (node.get("type"), node.get("items"), node.get("values"), *node.get("fields", ())):
             _collect(inside, space, types)
 
@@ -247,21 +247,21 @@ def _collect(node: Any, space: str, types: dict[str, Any]) -> None:
 def _inline_types(node: Any, space: str, types: dict[str, Any]) -> Any:
     """Returns the schema with each known name's first use replaced by its type; used names are removed."""
     if isinstance(node, str):
-        for name in (_full(node, space), node):
+        for name in (_qualify(node, space), node):
             if name in types:
                 definition, around = types.pop(name)
                 return _inline_types(
                     definition | {"name": name.rpartition(".")[2], "namespace": name.rpartition(".")[0]}, around, types
                 )
-        return _full(node, space) if "." in node else node
+        return _qualify(node, space) if "." in node else node
     if isinstance(node, list):
         return [_inline_types(branch, space, types) for branch in node]
     if not isinstance(node, dict):
         return node
     out = dict(node)
     if node.get("type") in _NAMED:
-        types.pop(_full(node["name"], node.get("namespace") or space), None)
-        space = _inside(node, space)
+        types.pop(_qualify(node["name"], node.get("namespace") or space), None)
+        space = _get_namespace(node, space)
     else:
         out["type"] = _inline_types(node.get("type"), space, types)
     for key in ("items", "values"):

@@ -115,13 +115,13 @@ def parse(texts: Sequence[str]) -> AvroType:
     parser = _Parser()
     schema = None
     for text in texts:
-        schema = parser.schema(_load_json(text), "", "", 0)
+        schema = parser.parse_schema(_load_json(text), "", "", 0)
     if schema is None:
         raise AvroSchemaError("", "there is no schema")
     return schema
 
 
-def records_of(t: AvroType) -> dict[str, AvroType]:
+def list_records(t: AvroType) -> dict[str, AvroType]:
     """The records of a type, by their full names."""
     records: dict[str, AvroType] = {}
     queue = [t]
@@ -134,7 +134,7 @@ def records_of(t: AvroType) -> dict[str, AvroType]:
     return records
 
 
-def canonical(text: str) -> str:
+def canonicalize(text: str) -> str:
     """The schema without what changes nothing (documentation, white space, the order of attributes), as text."""
     return json.dumps(_without_docs(_load_json(text)), sort_keys=True, separators=(",", ":"))
 
@@ -165,7 +165,7 @@ class _Parser:
         self._named: dict[str, AvroType] = {}
         self._open: list[str] = []
 
-    def schema(self, node: Any, space: str, path: str, depth: int) -> AvroType:
+    def parse_schema(self, node: Any, space: str, path: str, depth: int) -> AvroType:
         if depth > MOST_DEPTH:
             raise AvroSchemaError(path, f"is nested deeper than {MOST_DEPTH} types")
         if isinstance(node, str):
@@ -176,19 +176,19 @@ class _Parser:
             raise AvroSchemaError(path, "is no type")
         kind = node.get("type")
         if isinstance(kind, Mapping | list):
-            return self.schema(kind, space, path, depth + 1)
+            return self.parse_schema(kind, space, path, depth + 1)
         match kind:
             case "record" | "error":
                 return self._record(node, space, path, depth)
             case "enum":
-                return self._enum(node, space, path)
+                return self._parse_enum(node, space, path)
             case "fixed":
                 return self._parse_fixed(node, space, path)
             case "array" | "map":
-                inside = self.schema(node.get("items" if kind == "array" else "values"), space, path, depth + 1)
-                return _holder(AvroKind(kind), (inside,), path)
+                inside = self.parse_schema(node.get("items" if kind == "array" else "values"), space, path, depth + 1)
+                return _make_holder(AvroKind(kind), (inside,), path)
             case str():
-                return _logical(self._resolve_name(kind, space, path), node)
+                return _read_logical(self._resolve_name(kind, space, path), node)
         raise AvroSchemaError(path, "has no type")
 
     def _resolve_name(self, name: str, space: str, path: str) -> AvroType:
@@ -200,16 +200,16 @@ class _Parser:
                 return AvroType(AvroKind.AGAIN, candidate)
             if candidate in self._named:
                 return self._named[candidate]
-        raise AvroSchemaError(path, f"is a type that nothing defines: {shown(name)}")
+        raise AvroSchemaError(path, f"is a type that nothing defines: {format_name(name)}")
 
     def _union(self, node: list[Any], space: str, path: str, depth: int) -> AvroType:
         if not node:
             raise AvroSchemaError(path, "is a union of nothing")
-        branches = tuple(self.schema(n, space, path, depth + 1) for n in node)
+        branches = tuple(self.parse_schema(n, space, path, depth + 1) for n in node)
         names = [b.name or str(b.kind) for b in branches]
         if AvroKind.UNION in (b.kind for b in branches) or len(set(names)) < len(names):
             raise AvroSchemaError(path, "is a union of unions, or has a type twice")
-        return _holder(AvroKind.UNION, branches, path)
+        return _make_holder(AvroKind.UNION, branches, path)
 
     def _record(self, node: Mapping[str, Any], space: str, path: str, depth: int) -> AvroType:
         name, space, aliases = self._name(node, space, path)
@@ -222,7 +222,7 @@ class _Parser:
         names = [f.name for f in members]
         if len(set(names)) < len(names):
             raise AvroSchemaError(path, "has a field twice")
-        weight, depth = _size([f.type for f in members], path)
+        weight, depth = _get_size([f.type for f in members], path)
         return self._keep(AvroType(AvroKind.RECORD, name, aliases, fields=members, weight=weight, depth=depth), path)
 
     def _parse_field(self, node: Any, space: str, path: str, depth: int) -> AvroField:
@@ -230,12 +230,12 @@ class _Parser:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise AvroSchemaError(path, "has a field without a name that Avro allows")
         where = f"{path}.{name}" if path else name
-        kind = self.schema(node.get("type"), space, where, depth + 1)
-        return AvroField(name, kind, _strings(node, "aliases", where), "default" in node, node.get("default"))
+        kind = self.parse_schema(node.get("type"), space, where, depth + 1)
+        return AvroField(name, kind, _read_strings(node, "aliases", where), "default" in node, node.get("default"))
 
-    def _enum(self, node: Mapping[str, Any], space: str, path: str) -> AvroType:
+    def _parse_enum(self, node: Mapping[str, Any], space: str, path: str) -> AvroType:
         name, _, aliases = self._name(node, space, path)
-        symbols, default = _strings(node, "symbols", path), node.get("default")
+        symbols, default = _read_strings(node, "symbols", path), node.get("default")
         if not symbols or len(set(symbols)) < len(symbols) or not all(map(_NAME.fullmatch, symbols)):
             raise AvroSchemaError(path, "is an enum without symbols that Avro allows")
         if default is not None and default not in symbols:
@@ -247,7 +247,7 @@ class _Parser:
         size = node.get("size")
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MOST_FIXED:
             raise AvroSchemaError(path, "is fixed, without a size that can be")
-        return self._keep(_logical(AvroType(AvroKind.FIXED, name, aliases, size=size), node), path)
+        return self._keep(_read_logical(AvroType(AvroKind.FIXED, name, aliases, size=size), node), path)
 
     def _name(self, node: Mapping[str, Any], space: str, path: str) -> tuple[str, str, tuple[str, ...]]:
         """The full name of a type, the namespace inside of it, and its aliases as full names."""
@@ -256,23 +256,23 @@ class _Parser:
             raise AvroSchemaError(path, "is a type without a name that Avro allows")
         own, _, name = spelled.rpartition(".")
         space = own or (namespace if isinstance(namespace, str) else space)
-        aliases = _strings(node, "aliases", path)
+        aliases = _read_strings(node, "aliases", path)
         full = tuple(a if "." in a or not space else f"{space}.{a}" for a in aliases)
         return (f"{space}.{name}" if space else name), space, full
 
     def _keep(self, type_: AvroType, path: str) -> AvroType:
         if type_.name in self._named and self._named[type_.name] != type_:
-            raise AvroSchemaError(path, f"defines {shown(type_.name)} a second time, in another way")
+            raise AvroSchemaError(path, f"defines {format_name(type_.name)} a second time, in another way")
         self._named[type_.name] = type_
         return type_
 
 
-def _holder(kind: AvroKind, inside: tuple[AvroType, ...], path: str) -> AvroType:
-    weight, depth = _size(inside, path)
+def _make_holder(kind: AvroKind, inside: tuple[AvroType, ...], path: str) -> AvroType:
+    weight, depth = _get_size(inside, path)
     return AvroType(kind, inner=inside, weight=weight, depth=depth)
 
 
-def _size(inside: Sequence[AvroType], path: str) -> tuple[int, int]:
+def _get_size(inside: Sequence[AvroType], path: str) -> tuple[int, int]:
     """Weight and depth of what holds these types, checked."""
     weight, depth = 1 + sum(t.weight for t in inside), 1 + max((t.depth for t in inside), default=0)
     if weight > MOST_TYPES:
@@ -282,14 +282,14 @@ def _size(inside: Sequence[AvroType], path: str) -> tuple[int, int]:
     return weight, depth
 
 
-def _strings(node: Mapping[str, Any], name: str, path: str) -> tuple[str, ...]:
+def _read_strings(node: Mapping[str, Any], name: str, path: str) -> tuple[str, ...]:
     values = node.get(name, [])
     if not isinstance(values, list) or not all(isinstance(s, str) for s in values):
         raise AvroSchemaError(path, f"has {name} that are no list of names")
     return tuple(values)
 
 
-def _logical(t: AvroType, node: Mapping[str, Any]) -> AvroType:
+def _read_logical(t: AvroType, node: Mapping[str, Any]) -> AvroType:
     """The type with its logical type, where it can have it; else the type alone."""
     logical = node.get("logicalType")
     if not isinstance(logical, str):
@@ -301,16 +301,16 @@ def _logical(t: AvroType, node: Mapping[str, Any]) -> AvroType:
     if logical == "duration" and t.kind is AvroKind.FIXED and t.size == 12:
         return replace(t, logical=logical)
     if logical == "decimal" and t.kind in (AvroKind.BYTES, AvroKind.FIXED):
-        precision, scale = _whole(node.get("precision")), _whole(node.get("scale", 0))
+        precision, scale = _read_integer(node.get("precision")), _read_integer(node.get("scale", 0))
         if precision >= 1 and 0 <= scale <= precision:
             return replace(t, logical=logical, precision=precision, scale=scale)
     return t
 
 
-def _whole(number: Any) -> int:
+def _read_integer(number: Any) -> int:
     """The number, −1 if it is no whole one or absurd."""
     return number if isinstance(number, int) and not isinstance(number, bool) and number < 1 << 31 else -1
 
 
-def shown(name: str) -> str:
+def format_name(name: str) -> str:
     return name if name.isprintable() and len(name) <= 200 else "a name that cannot be shown"

@@ -71,9 +71,9 @@ class RowChecks:
         columns = [rows.column(i) for i in self._looked_at]
         alive = _alive(rows)
         if alive is None:
-            return self._hold(columns, offsets)
+            return self._check(columns, offsets)
         chosen = fixed_width(pa.int64(), alive)
-        results = self._hold([c.take(chosen) for c in columns], offsets[alive])
+        results = self._check([c.take(chosen) for c in columns], offsets[alive])
         return RowResults(Broken(alive[results.broken.rows], results.broken.expectations), results.tallies)
 
     def reason_columns(self, broken: Broken) -> list[pa.Array]:
@@ -87,7 +87,7 @@ class RowChecks:
             self._rows.append(_RowCheck(e, tuple(map(names.index, columns(e))), check_of(e, types)))
         self._looked_at, self._schema = [schema.get_field_index(name) for name in names], schema
 
-    def _hold(self, columns: Sequence[pa.Array], offsets: Array) -> RowResults:
+    def _check(self, columns: Sequence[pa.Array], offsets: Array) -> RowResults:
         first = np.empty(0, np.int32)
         tallies = []
         for row in self._rows:
@@ -96,7 +96,7 @@ class RowChecks:
             e = row.expectation
             examples = tuple(offsets[broken[:EXAMPLES]].tolist())
             tallies.append(Tally(e.place, check_result.checked, len(broken), examples))
-            if len(broken) and refuses(e):
+            if len(broken) and is_refusing(e):
                 first = first if len(first) else np.full(len(offsets), -1, np.int32)
                 first[broken[first[broken] < 0]] = e.place
         rows = np.flatnonzero(first >= 0)
@@ -106,7 +106,7 @@ class RowChecks:
 _NONE = np.empty(0, np.int64)
 
 
-def refuses(expectation: Expectation) -> bool:
+def is_refusing(expectation: Expectation) -> bool:
     """Returns whether rows that break this expectation are quarantined. With `mostly`, no single row can be blamed."""
     return expectation.severity is Severity.CRITICAL and argument(expectation, "mostly") == 1
 
@@ -125,11 +125,11 @@ class _ReasonColumns:
     def __init__(self, contract: Contract) -> None:
         rows = contract.expectations
         self._texts = [
-            _few([str(Stage.CONTRACT)] * len(rows)),
-            _few([entry(e).reason for e in rows]),
-            _few([e.type for e in rows]),
-            _few([", ".join(columns(e)) for e in rows]),
-            _few([demand(e) for e in rows]),
+            _encode_texts([str(Stage.CONTRACT)] * len(rows)),
+            _encode_texts([entry(e).reason for e in rows]),
+            _encode_texts([e.type for e in rows]),
+            _encode_texts([", ".join(columns(e)) for e in rows]),
+            _encode_texts([demand(e) for e in rows]),
         ]
 
     def of(self, expectations: Array) -> list[pa.Array]:
@@ -143,7 +143,7 @@ class _ReasonColumns:
         return [*texts, nowhere]
 
 
-def _few(texts: Sequence[str]) -> tuple[Array, pa.Array]:
+def _encode_texts(texts: Sequence[str]) -> tuple[Array, pa.Array]:
     """For each text its index among the distinct texts, and these."""
     order = {text: i for i, text in enumerate(dict.fromkeys(texts))}
     return np.array([order[t] for t in texts], np.int16), text_array([*order])

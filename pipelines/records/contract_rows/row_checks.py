@@ -58,7 +58,7 @@ def check_of(expectation: Expectation, types: Sequence[pa.DataType]) -> Check:
 # -- one column
 
 
-def _nulls(e: Expectation, types: Sequence[pa.DataType], *, wanted: bool) -> Check:
+def _check_nulls(e: Expectation, types: Sequence[pa.DataType], *, wanted: bool) -> Check:
     def check(columns: Columns) -> CheckResult:
         column = without_nan(columns[0])
         nulls = column.null_count
@@ -69,7 +69,7 @@ def _nulls(e: Expectation, types: Sequence[pa.DataType], *, wanted: bool) -> Che
     return check
 
 
-def _values(breaks: Breaks) -> Check:
+def _check_values(breaks: Breaks) -> Check:
     """A check of one column, without its nulls. In a column of few values, each value is checked once."""
 
     def check(columns: Columns) -> CheckResult:
@@ -85,17 +85,17 @@ def _values(breaks: Breaks) -> Check:
     return check
 
 
-def _between(e: Expectation, types: Sequence[pa.DataType]) -> Check:
+def _check_range(e: Expectation, types: Sequence[pa.DataType]) -> Check:
     t = type_of(types[0])
     plain = numbers(array_of(types[0], [])).type
-    limits = _limits(t, e) if t.kind not in _FLOATS else _float_limits(t, e)
+    limits = _get_limits(t, e) if t.kind not in _FLOATS else _get_float_limits(t, e)
     if limits is None:
-        return _values(pc.is_valid)
+        return _check_values(pc.is_valid)
     low, high = (None if v is None else scalar(plain, v) for v in limits)
-    return _values(lambda column: _outside(numbers(column), low, high))
+    return _check_values(lambda column: _find_outside(numbers(column), low, high))
 
 
-def _outside(column: pa.Array, low: pa.Scalar | None, high: pa.Scalar | None) -> pa.BooleanArray | None:
+def _find_outside(column: pa.Array, low: pa.Scalar | None, high: pa.Scalar | None) -> pa.BooleanArray | None:
     below = None if low is None else pc.less(column, low)
     above = None if high is None else pc.greater(column, high)
     if below is None or not below.true_count:
@@ -106,18 +106,18 @@ def _outside(column: pa.Array, low: pa.Scalar | None, high: pa.Scalar | None) ->
 _FLOATS = {Kind.FLOAT32: np.float32, Kind.FLOAT64: np.float64}
 
 
-def _bounds(t: Type, e: Expectation) -> tuple[Any, Any]:
+def _read_bounds(t: Type, e: Expectation) -> tuple[Any, Any]:
     limits = (e.kwargs.get("min_value"), e.kwargs.get("max_value"))
     low, high = (None if v is None else bound(t, v) for v in limits)
     return low, high
 
 
-def _limits(t: Type, e: Expectation) -> tuple[int | None, int | None] | None:
+def _get_limits(t: Type, e: Expectation) -> tuple[int | None, int | None] | None:
     """The smallest and largest number that the column can hold and that is allowed; None: no limit, or there is none
     such at all."""
     per = Fraction(10**t.scale, PER_UNIT.get(t.unit, 1))
-    low, high = (None if v is None else Fraction(v) * per for v in _bounds(t, e))
-    minimum, maximum = _range(t)
+    low, high = (None if v is None else Fraction(v) * per for v in _read_bounds(t, e))
+    minimum, maximum = _get_range(t)
     first = last = None
     if low is not None:
         first = math.floor(low) + 1 if argument(e, "strict_min") else math.ceil(low)
@@ -130,30 +130,30 @@ def _limits(t: Type, e: Expectation) -> tuple[int | None, int | None] | None:
     )
 
 
-def _range(t: Type) -> tuple[int, int]:
+def _get_range(t: Type) -> tuple[int, int]:
     if t.kind is Kind.DECIMAL:
         return 1 - 10**t.precision, 10**t.precision - 1
     return whole_range({Kind.TIMESTAMP: Type(Kind.INT64), Kind.DATE: Type(Kind.INT32)}.get(t.kind, t))
 
 
-def _float_limits(t: Type, e: Expectation) -> tuple[float | None, float | None]:
+def _get_float_limits(t: Type, e: Expectation) -> tuple[float | None, float | None]:
     """The allowed floats of the column's width that are nearest to the bounds."""
-    low, high = _bounds(t, e)
+    low, high = _read_bounds(t, e)
     kind = _FLOATS[t.kind]
-    first = None if low is None else _float(kind, low, math.inf, strict=argument(e, "strict_min"))
-    last = None if high is None else _float(kind, high, -math.inf, strict=argument(e, "strict_max"))
+    first = None if low is None else _round_limit(kind, low, math.inf, strict=argument(e, "strict_min"))
+    last = None if high is None else _round_limit(kind, high, -math.inf, strict=argument(e, "strict_max"))
     return first, last
 
 
-def _float(kind: type[Any], limit: float, towards: float, *, strict: bool) -> float:
+def _round_limit(kind: type[Any], limit: float, towards: float, *, strict: bool) -> float:
     with np.errstate(over="ignore"):
         near = kind(limit)
     outside = float(near) < limit if towards > 0 else float(near) > limit
     return float(np.nextafter(near, kind(towards)) if outside or (strict and float(near) == limit) else near)
 
 
-def _in_set(e: Expectation, types: Sequence[pa.DataType], *, wanted: bool) -> Check:
-    allowed = _members(types[0], argument(e, "value_set"))
+def _check_set(e: Expectation, types: Sequence[pa.DataType], *, wanted: bool) -> Check:
+    allowed = _make_members(types[0], argument(e, "value_set"))
     among = short_set(allowed) or partial(pc.is_in, value_set=allowed)
 
     def breaks(column: pa.Array) -> pa.BooleanArray | None:
@@ -164,10 +164,10 @@ def _in_set(e: Expectation, types: Sequence[pa.DataType], *, wanted: bool) -> Ch
             return None
         return pc.and_not(pc.is_valid(column), member)
 
-    return _values(breaks)
+    return _check_values(breaks)
 
 
-def _members(arrow: pa.DataType, values: Sequence[object]) -> pa.Array:
+def _make_members(arrow: pa.DataType, values: Sequence[object]) -> pa.Array:
     """The members of a set as an array, each once. It holds zero with both signs: Arrow compares floats' bits."""
     t = type_of(arrow)
     plain = arrow.value_type if pa.types.is_dictionary(arrow) else arrow
@@ -183,23 +183,23 @@ def _to_units(t: Type, value: Any) -> Any:
     return int(Fraction(value) * 10**t.scale) if t.kind is Kind.DECIMAL else value
 
 
-def _lengths(e: Expectation, types: Sequence[pa.DataType]) -> Check:
+def _check_lengths(e: Expectation, types: Sequence[pa.DataType]) -> Check:
     value = e.kwargs.get("value")
-    allowed = _limits(Type(Kind.UINT32), e) if value is None else (int(value), int(value))
+    allowed = _get_limits(Type(Kind.UINT32), e) if value is None else (int(value), int(value))
     low, high = allowed or (None, -1)
     limits = [None if v is None else scalar(pa.int32(), min(v, _LONGEST)) for v in (low, high)]
-    return _values(lambda column: _outside(_length(column), *limits))
+    return _check_values(lambda column: _find_outside(_measure_texts(column), *limits))
 
 
 _LONGEST = (1 << 31) - 1
 
 
-def _length(column: pa.StringArray) -> pa.Array:
+def _measure_texts(column: pa.StringArray) -> pa.Array:
     """Lengths in Unicode characters. Where each character is one byte, the offsets alone tell them."""
     return pc.binary_length(column) if is_ascii(column) else pc.utf8_length(column)
 
 
-def _regex(e: Expectation, types: Sequence[pa.DataType], *, wanted: bool) -> Check:
+def _check_regex(e: Expectation, types: Sequence[pa.DataType], *, wanted: bool) -> Check:
     """Patterns match anywhere in the value, as in Great Expectations."""
     patterns = [e.kwargs["regex"]] if "regex" in e.kwargs else e.kwargs["regex_list"]
     every = wanted and "regex_list" in e.kwargs and argument(e, "match_on") == "all"
@@ -212,7 +212,7 @@ def _regex(e: Expectation, types: Sequence[pa.DataType], *, wanted: bool) -> Che
         matched = reduce(pc.and_ if every else pc.or_, masks)
         return None if matched.true_count == len(column) - column.null_count else pc.invert(matched)
 
-    return _values(breaks)
+    return _check_values(breaks)
 
 
 # -- several columns
@@ -225,12 +225,12 @@ _IGNORED = {
 }
 
 
-def _several(e: Expectation, good: Callable[[Columns], pa.BooleanArray]) -> Check:
+def _check_several(e: Expectation, good: Callable[[Columns], pa.BooleanArray]) -> Check:
     """`good` is null where a null keeps it from saying: such rows break it, unless they are ignored."""
     ignored = _IGNORED.get(argument(e, "ignore_row_if"))
 
     def check(columns: Columns) -> CheckResult:
-        plain = [_plain(c) for c in columns]
+        plain = [_decode_plain(c) for c in columns]
         met = good(plain)
         n = checked = len(met)
         if ignored is not None and any(c.null_count for c in plain):
@@ -246,23 +246,23 @@ def _several(e: Expectation, good: Callable[[Columns], pa.BooleanArray]) -> Chec
 _FALSE = scalar(pa.bool_(), False)
 
 
-def _plain(column: pa.Array) -> pa.Array:
+def _decode_plain(column: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         return column.dictionary.take(column.indices)
     return without_nan(column)
 
 
-def _pair(e: Expectation, types: Sequence[pa.DataType], *, greater: bool) -> Check:
+def _check_pair(e: Expectation, types: Sequence[pa.DataType], *, greater: bool) -> Check:
     compare = pc.equal
     if greater:
         compare = pc.greater_equal if argument(e, "or_equal") else pc.greater
-    alike = _alike(types)
-    return _several(e, lambda columns: compare(*alike(columns)))
+    alike = _make_comparable(types)
+    return _check_several(e, lambda columns: compare(*alike(columns)))
 
 
-def _different(e: Expectation, types: Sequence[pa.DataType]) -> Check:
+def _check_distinct(e: Expectation, types: Sequence[pa.DataType]) -> Check:
     """Nulls count as equal to one another."""
-    alike = _alike(types)
+    alike = _make_comparable(types)
 
     def same(a: pa.Array, b: pa.Array) -> pa.BooleanArray:
         equal = pc.equal(a, b)
@@ -274,29 +274,29 @@ def _different(e: Expectation, types: Sequence[pa.DataType]) -> Check:
         pairs = combinations(alike(columns), 2)
         return pc.invert(reduce(pc.or_, (same(a, b) for a, b in pairs)))
 
-    return _several(e, good)
+    return _check_several(e, good)
 
 
-def _alike(types: Sequence[pa.DataType]) -> Callable[[Columns], list[pa.Array]]:
+def _make_comparable(types: Sequence[pa.DataType]) -> Callable[[Columns], list[pa.Array]]:
     """A function that makes columns of any values exactly comparable; whole numbers and floats become floats.
 
     Arrow's own conversions would fail on values out of range.
     """
     kinds = {type_of(t).kind for t in types}
-    if len({*map(str, map(_value_type, types))}) == 1:
+    if len({*map(str, map(_get_value_type, types))}) == 1:
         return lambda columns: [numbers(c) for c in columns]
     if kinds & {*_FLOATS}:
         return lambda columns: [pc.cast(c, pa.float64(), safe=False) for c in columns]
     units = [PER_UNIT.get(type_of(t).unit, 1) for t in types]
     finest = min(units)
-    return lambda columns: [_decimal(numbers(c), u // finest) for c, u in zip(columns, units, strict=True)]
+    return lambda columns: [_cast_decimal(numbers(c), u // finest) for c, u in zip(columns, units, strict=True)]
 
 
-def _value_type(arrow: pa.DataType) -> pa.DataType:
+def _get_value_type(arrow: pa.DataType) -> pa.DataType:
     return arrow.value_type if pa.types.is_dictionary(arrow) else arrow
 
 
-def _decimal(column: pa.Array, times: int = 1) -> pa.Array:
+def _cast_decimal(column: pa.Array, times: int = 1) -> pa.Array:
     """The column as decimals: exact, whatever its width."""
     if not pa.types.is_decimal(column.type):
         digits = 20 if pa.types.is_uint64(column.type) else 19
@@ -306,34 +306,34 @@ def _decimal(column: pa.Array, times: int = 1) -> pa.Array:
     return pc.multiply(column, scalar(pa.decimal128(len(str(times)), 0), times))
 
 
-def _pairs(e: Expectation, types: Sequence[pa.DataType]) -> Check:
+def _check_pairs(e: Expectation, types: Sequence[pa.DataType]) -> Check:
     """Each value becomes its index among the members; absent values and nulls have indices of their own.
 
     A table lists the pairs of indices.
     """
     pairs = argument(e, "value_pairs_set")
-    values = [_distinct(types[k], [pair[k] for pair in pairs]) for k in (0, 1)]
+    values = [_index_members(types[k], [pair[k] for pair in pairs]) for k in (0, 1)]
     table = np.zeros((len(values[0][0]) + 2, len(values[1][0]) + 2), np.bool_)
     for a, b in zip(values[0][1], values[1][1], strict=True):
         table[a, b] = True
 
     def good(columns: Columns) -> pa.BooleanArray:
-        first, second = (_codes(c, members) for c, (members, _) in zip(columns, values, strict=True))
+        first, second = (_find_codes(c, members) for c, (members, _) in zip(columns, values, strict=True))
         bits = np.packbits(table[first, second], bitorder="little")
         return pa.Array.from_buffers(pa.bool_(), len(first), [None, pa.py_buffer(bits)])
 
-    return _several(e, good)
+    return _check_several(e, good)
 
 
-def _distinct(arrow: pa.DataType, values: Sequence[object]) -> tuple[pa.Array, list[int]]:
+def _index_members(arrow: pa.DataType, values: Sequence[object]) -> tuple[pa.Array, list[int]]:
     """The distinct members, and for each given value its code among them."""
     t = type_of(arrow)
     measured = [None if v is None else _to_units(t, member(t, v)) for v in values]
     order = {v: i for i, v in enumerate(dict.fromkeys(v for v in measured if v is not None))}
-    return array_of(_value_type(arrow), [*order]), [len(order) + 1 if v is None else order[v] for v in measured]
+    return array_of(_get_value_type(arrow), [*order]), [len(order) + 1 if v is None else order[v] for v in measured]
 
 
-def _codes(column: pa.Array, members: pa.Array) -> Any:
+def _find_codes(column: pa.Array, members: pa.Array) -> Any:
     if pa.types.is_floating(column.type):
         column = pc.add(column, scalar(column.type, 0.0))  # minus zero is zero
     codes = int32s(pc.index_in(column, members), len(members))
@@ -346,39 +346,41 @@ def _sum(e: Expectation, types: Sequence[pa.DataType]) -> Check:
     sum_total = e.kwargs["sum_total"]
     added = [type_of(t) for t in types]
     if any(t.kind in _FLOATS for t in added):
-        return _several(e, _adds_up(lambda c: pc.cast(c, pa.float64(), safe=False), scalar(pa.float64(), sum_total)))
+        return _check_several(
+            e, _check_sum(lambda c: pc.cast(c, pa.float64(), safe=False), scalar(pa.float64(), sum_total))
+        )
     if all(t.kind in _SMALL for t in added) and float(sum_total).is_integer():
-        return _several(e, _adds_up(lambda c: pc.cast(c, pa.int64()), scalar(pa.int64(), int(sum_total))))
+        return _check_several(e, _check_sum(lambda c: pc.cast(c, pa.int64()), scalar(pa.int64(), int(sum_total))))
     digits, scale = digits_of_sum(added)
     total = Fraction(Decimal(repr(sum_total))) * 10**scale
     if total.denominator != 1 or abs(total) >= 10**digits:
-        return _several(e, lambda columns: pc.not_equal(columns[0], columns[0]))
-    return _several(e, _adds_up(_decimal, scalar(pa.decimal128(digits, scale), int(total))))
+        return _check_several(e, lambda columns: pc.not_equal(columns[0], columns[0]))
+    return _check_several(e, _check_sum(_cast_decimal, scalar(pa.decimal128(digits, scale), int(total))))
 
 
 _SMALL = {Kind.INT8, Kind.INT16, Kind.INT32, Kind.UINT8, Kind.UINT16, Kind.UINT32}
 """Whole-number types whose sums fit into 64 bits, with as many columns as an expectation can name."""
 
 
-def _adds_up(number: Callable[[pa.Array], pa.Array], total: pa.Scalar) -> Callable[[Columns], pa.BooleanArray]:
+def _check_sum(number: Callable[[pa.Array], pa.Array], total: pa.Scalar) -> Callable[[Columns], pa.BooleanArray]:
     return lambda columns: pc.equal(reduce(pc.add, map(number, columns)), total)
 
 
 _BUILDERS: Mapping[str, Callable[[Expectation, Sequence[pa.DataType]], Check]] = {
-    "expect_column_values_to_not_be_null": partial(_nulls, wanted=False),
-    "expect_column_values_to_be_null": partial(_nulls, wanted=True),
-    "expect_column_values_to_be_in_set": partial(_in_set, wanted=True),
-    "expect_column_values_to_not_be_in_set": partial(_in_set, wanted=False),
-    "expect_column_values_to_be_between": _between,
-    "expect_column_value_lengths_to_be_between": _lengths,
-    "expect_column_value_lengths_to_equal": _lengths,
-    "expect_column_values_to_match_regex": partial(_regex, wanted=True),
-    "expect_column_values_to_not_match_regex": partial(_regex, wanted=False),
-    "expect_column_values_to_match_regex_list": partial(_regex, wanted=True),
-    "expect_column_values_to_not_match_regex_list": partial(_regex, wanted=False),
-    "expect_column_pair_values_a_to_be_greater_than_b": partial(_pair, greater=True),
-    "expect_column_pair_values_to_be_equal": partial(_pair, greater=False),
-    "expect_column_pair_values_to_be_in_set": _pairs,
-    "expect_select_column_values_to_be_unique_within_record": _different,
+    "expect_column_values_to_not_be_null": partial(_check_nulls, wanted=False),
+    "expect_column_values_to_be_null": partial(_check_nulls, wanted=True),
+    "expect_column_values_to_be_in_set": partial(_check_set, wanted=True),
+    "expect_column_values_to_not_be_in_set": partial(_check_set, wanted=False),
+    "expect_column_values_to_be_between": _check_range,
+    "expect_column_value_lengths_to_be_between": _check_lengths,
+    "expect_column_value_lengths_to_equal": _check_lengths,
+    "expect_column_values_to_match_regex": partial(_check_regex, wanted=True),
+    "expect_column_values_to_not_match_regex": partial(_check_regex, wanted=False),
+    "expect_column_values_to_match_regex_list": partial(_check_regex, wanted=True),
+    "expect_column_values_to_not_match_regex_list": partial(_check_regex, wanted=False),
+    "expect_column_pair_values_a_to_be_greater_than_b": partial(_check_pair, greater=True),
+    "expect_column_pair_values_to_be_equal": partial(_check_pair, greater=False),
+    "expect_column_pair_values_to_be_in_set": _check_pairs,
+    "expect_select_column_values_to_be_unique_within_record": _check_distinct,
     "expect_multicolumn_sum_to_equal": _sum,
 }

@@ -42,7 +42,7 @@ class Faults:
 NO_FAULTS = Faults(np.empty(0, np.int64), np.empty(0, np.int8), np.empty(0, np.int64))
 
 
-def buffer(n: int, kind: Any) -> Array:
+def allocate(n: int, kind: Any) -> Array:
     """Room for `n` items, from Arrow's pool. The pool reuses memory; fresh memory costs as much as filling it."""
     return np.frombuffer(pa.allocate_buffer(n * np.dtype(kind).itemsize), kind) if n else np.empty(0, kind)
 
@@ -51,7 +51,7 @@ def grow(old: Array, used: int, need: int) -> Array:
     """The first `used` items, in an array with room for at least `need`."""
     if need <= len(old):
         return old
-    new = buffer(max(need, 2 * len(old)), old.dtype)
+    new = allocate(max(need, 2 * len(old)), old.dtype)
     new[:used] = old[:used]
     return new
 
@@ -110,7 +110,7 @@ class Numbers(ColumnBuilder):
 
     def __init__(self, node: SchemaNode, items: int) -> None:
         super().__init__(node, items)
-        self._out = buffer(items * self.width, self.kind)
+        self._out = allocate(items * self.width, self.kind)
 
     def _reserve(self, n: int) -> None:
         super()._reserve(n)
@@ -128,10 +128,10 @@ class Numbers(ColumnBuilder):
         return data
 
     def _faults(self, spans: Array, items: Array, codes: Array) -> Faults:
-        return faults_of(self._state, self.items, spans, items, codes)
+        return make_faults(self._state, self.items, spans, items, codes)
 
 
-def faults_of(state: Array, at: int, spans: Array, items: Array, codes: Array) -> Faults:
+def make_faults(state: Array, at: int, spans: Array, items: Array, codes: Array) -> Faults:
     """The faults that a loop noted, with their places in the values."""
     n = int(state[fill.BADS])
     if not n:
@@ -147,7 +147,7 @@ class Integers(Numbers):
         super().__init__(node, items)
         self._kind = _INTEGERS.get(node.type.kind, np.dtype(np.int64))
         self._times = 1000 if node.type.unit == "s" else 1
-        minimum, maximum = _bounds(node.type, self._kind)
+        minimum, maximum = _get_bounds(node.type, self._kind)
         self._most: Any = np.uint64(maximum)
         self._least: Any = np.uint64(-minimum)
 
@@ -163,7 +163,7 @@ class Integers(Numbers):
         return data if self._kind.itemsize == 8 else data.astype(self._kind)
 
 
-def _bounds(t: Type, kind: Any) -> tuple[int, int]:
+def _get_bounds(t: Type, kind: Any) -> tuple[int, int]:
     """The smallest and the largest number that the type accepts."""
     info = np.iinfo(kind)
     if t.kind is not Kind.EPOCH:
@@ -269,7 +269,7 @@ class _Ends(ColumnBuilder):
 
     def __init__(self, node: SchemaNode, items: int) -> None:
         super().__init__(node, items)
-        self.ends = buffer(items + 1, np.int32)
+        self.ends = allocate(items + 1, np.int32)
         self.ends[0] = 0
 
     def _reserve(self, n: int) -> None:
@@ -286,7 +286,7 @@ class Texts(_Ends):
 
     def __init__(self, node: SchemaNode, items: int) -> None:
         super().__init__(node, items)
-        self.data = buffer(0, np.uint8)
+        self.data = allocate(0, np.uint8)
         self._expected = items
         self._binary = node.type.kind is Kind.BINARY
 
@@ -299,7 +299,7 @@ class Texts(_Ends):
             return NO_FAULTS
         items, codes = np.empty(len(spans), np.int32), np.empty(len(spans), np.int8)
         fill.binaries(*arguments, items, codes)
-        return faults_of(self._state, self.items, spans, items, codes)
+        return make_faults(self._state, self.items, spans, items, codes)
 
     def _make_room(self, used: int, more: int, items: int) -> None:
         """Make room for `more` bytes now and, at that rate, for as many items as are expected."""
@@ -379,6 +379,6 @@ _COLUMNS: dict[Kind, type[ColumnBuilder]] = {
 }
 
 
-def column_of(node: SchemaNode, items: int) -> ColumnBuilder:
+def make_column(node: SchemaNode, items: int) -> ColumnBuilder:
     """Returns an empty column for the node, with room for about this number of items."""
     return _COLUMNS[node.type.kind](node, items)

@@ -19,9 +19,9 @@ from sluice.pipelines.model.receipts import Drift
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.compiled.take_rows import take_rows
 from sluice.pipelines.records.json import scan
-from sluice.pipelines.records.json.reasons import UNKNOWN, WIDE_TEXT, Reason, detail_of, reason_of, stage_of
+from sluice.pipelines.records.json.reasons import UNKNOWN, WIDE_TEXT, Reason, get_detail, get_reason, stage_of
 from sluice.pipelines.records.json.typer import Fallback, RefusedRecords, TypedPiece, Typer
-from sluice.pipelines.records.json.unfit import NewFields, UnknownFields, misfits, missing
+from sluice.pipelines.records.json.unfit import NewFields, UnknownFields, find_misfits, find_missing
 from sluice.pipelines.records.rows import wire_format as wire
 from sluice.pipelines.records.rows.row_format import (
     COORDINATES,
@@ -72,7 +72,7 @@ class TypedFormat:
             offsets = int64s(records.column(records.schema.get_field_index("offset")))
             (raw,) = self._raw.convert(s, records)
             columns = [raw.landed.column(index) for index in _COORDINATES]
-            kafka = pa.RecordBatch.from_arrays([*columns, _nulls(opened.values)], schema=_KAFKA)
+            kafka = pa.RecordBatch.from_arrays([*columns, _make_nulls(opened.values)], schema=_KAFKA)
             # Nothing here holds a piece while its rows are written: a contract makes a copy of them, without some.
             yield from map(
                 partial(self._format_piece, Records(raw.landed, kafka, offsets, opened)), self._pieces(opened)
@@ -92,7 +92,7 @@ class TypedFormat:
 
     def _make_landed(self, kafka: pa.RecordBatch, piece: TypedPiece) -> tuple[pa.RecordBatch, int]:
         """The rows that land, and how many of them have a value."""
-        rows = _coordinates_of(kafka, piece)
+        rows = _make_coordinates(kafka, piece)
         landed = pa.RecordBatch.from_arrays([*piece.arrays, *rows.columns], schema=self.schema)
         return landed, landed.num_rows - rows.columns[-1].true_count
 
@@ -128,17 +128,17 @@ class JsonFormat(TypedFormat):
             refused = piece.refused
             if self._fallback:
                 piece, refused = self._fallback.read(piece, opened.values)
-            faults = misfits(self._typer.nodes, refused, opened.values, offsets)
-            piece = replace(piece, refused=_named_encoding(piece.refused, opened))
+            faults = find_misfits(self._typer.nodes, refused, opened.values, offsets)
+            piece = replace(piece, refused=_detect_encoding(piece.refused, opened))
         unknown = self._unknown.of(piece.arrays[-1], offsets[piece.rows])
         if unknown and unknown.refused:
             piece = _without_unknown(piece, unknown, len(self._typer.nodes))
         landed, typed = self._make_landed(kafka, piece)
         first = int(offsets[piece.rows[0]]) if typed else -1
-        drift = (*(unknown.drift if unknown else ()), *missing(self._names, piece.arrays, typed, first), *faults)
-        return self._sorted_out(landed, raw, piece.refused, unknown, typed, drift)
+        drift = (*(unknown.drift if unknown else ()), *find_missing(self._names, piece.arrays, typed, first), *faults)
+        return self._split_piece(landed, raw, piece.refused, unknown, typed, drift)
 
-    def _sorted_out(
+    def _split_piece(
         self,
         landed: pa.RecordBatch,
         raw: pa.RecordBatch,
@@ -163,12 +163,12 @@ class JsonFormat(TypedFormat):
         fields = [known_nodes[n] if 0 <= n < len(known_nodes) else None for n in nodes]
         paths = [called[n] if n >= 0 else "" for n in nodes]
         reasons = [
-            (reason_of(code), f, detail_of(code, node)) for code, f, node in zip(codes, paths, fields, strict=True)
+            (get_reason(code), f, get_detail(code, node)) for code, f, node in zip(codes, paths, fields, strict=True)
         ]
-        return refused_rows(raw, refused, reasons, positions)
+        return make_refused_rows(raw, refused, reasons, positions)
 
 
-def _named_encoding(refused: RefusedRecords, opened: Opened) -> RefusedRecords:
+def _detect_encoding(refused: RefusedRecords, opened: Opened) -> RefusedRecords:
     """The same, with a reason of its own for records that begin as JSON in UTF-16 or UTF-32."""
     chosen = np.flatnonzero(np.isin(refused.codes, (scan.NO_VALUE, scan.NO_NAME)))
     data, ends, _ = buffers_of(opened.values)
@@ -183,28 +183,30 @@ def _named_encoding(refused: RefusedRecords, opened: Opened) -> RefusedRecords:
 Explain = Callable[[int, int, int], tuple[Reason, str, str]]
 
 
-def refused_by_schema(raw: pa.RecordBatch, refused: RefusedRecords, schemas: Array, explain: Explain) -> pa.RecordBatch:
+def make_refused_by_schema(
+    raw: pa.RecordBatch, refused: RefusedRecords, schemas: Array, explain: Explain
+) -> pa.RecordBatch:
     """Refused records, each with its reason: `explain` takes a code, a node (−1: none) and a schema's number."""
     many = int(refused.nodes.max()) + 2
     kinds = np.stack([refused.codes.astype(np.int64) * many + refused.nodes + 1, schemas], 1)
     distinct, positions = np.unique(kinds, axis=0, return_inverse=True)
     texts = [explain(kind // many, kind % many - 1, schema) for kind, schema in distinct.tolist()]
-    return refused_rows(raw, refused, texts, positions)
+    return make_refused_rows(raw, refused, texts, positions)
 
 
-def refused_rows(
+def make_refused_rows(
     raw: pa.RecordBatch, refused: RefusedRecords, explanations: Sequence[tuple[Reason, str, str]], positions: Array
 ) -> pa.RecordBatch:
     """Records as they came, with reasons: `explanations[positions[i]]` (reason, path, detail) is row i's."""
     at = positions.reshape(-1).astype(np.int16)
-    stages = _few([str(stage_of(reason)) for reason, _, _ in explanations], at)
-    reasons = _few([str(reason) for reason, _, _ in explanations], at)
-    expectations = _few([""], np.zeros(len(at), np.int16), np.zeros(len(at), np.bool_))
-    fields = _few([path for _, path, _ in explanations], at, refused.nodes >= 0)
+    stages = _encode_texts([str(stage_of(reason)) for reason, _, _ in explanations], at)
+    reasons = _encode_texts([str(reason) for reason, _, _ in explanations], at)
+    expectations = _encode_texts([""], np.zeros(len(at), np.int16), np.zeros(len(at), np.bool_))
+    fields = _encode_texts([path for _, path, _ in explanations], at, refused.nodes >= 0)
     where = pa.Array.from_buffers(
-        pa.int32(), len(at), [_bits(refused.positions >= 0), pa.py_buffer(refused.positions.astype(np.int32))]
+        pa.int32(), len(at), [_make_bits(refused.positions >= 0), pa.py_buffer(refused.positions.astype(np.int32))]
     )
-    details = _few([detail for _, _, detail in explanations], at)
+    details = _encode_texts([detail for _, _, detail in explanations], at)
     return pa.RecordBatch.from_arrays(
         [*raw.columns, stages, reasons, expectations, fields, details, where], schema=REFUSED
     )
@@ -225,14 +227,14 @@ def _without_unknown(piece: TypedPiece, unknown: NewFields, nodes: int) -> Typed
     return TypedPiece(piece.start, piece.stop, arrays, rows, RefusedRecords(*(c[order] for c in both)))
 
 
-def _coordinates_of(kafka: pa.RecordBatch, piece: TypedPiece) -> pa.RecordBatch:
+def _make_coordinates(kafka: pa.RecordBatch, piece: TypedPiece) -> pa.RecordBatch:
     """The Kafka coordinates of a piece's rows. Copies nothing unless rows were refused."""
     if len(piece.refused.rows):
         return take_rows(kafka, piece.rows)
     return kafka.slice(piece.start, piece.stop - piece.start)
 
 
-def _nulls(values: pa.Array) -> pa.Array:
+def _make_nulls(values: pa.Array) -> pa.Array:
     """A boolean array: where an array without offset is null."""
     bitmap = values.buffers()[0]
     if bitmap is None or not values.null_count:
@@ -242,13 +244,13 @@ def _nulls(values: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(inverted)])
 
 
-def _few(texts: list[str], positions: Array, valid: Array | None = None) -> pa.DictionaryArray:
-    bitmap = None if valid is None else _bits(valid)
+def _encode_texts(texts: list[str], positions: Array, valid: Array | None = None) -> pa.DictionaryArray:
+    bitmap = None if valid is None else _make_bits(valid)
     chosen = pa.Array.from_buffers(pa.int16(), len(positions), [bitmap, pa.py_buffer(positions)])
     return pa.DictionaryArray.from_arrays(chosen, text_array(texts))
 
 
-def _bits(valid: Array) -> pa.Buffer:
+def _make_bits(valid: Array) -> pa.Buffer:
     return pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
@@ -297,12 +299,12 @@ class JsonSchemaFormat(JsonFormat):
                 reason, detail = _UNREAD[code]
             else:
                 node = nodes[index] if 0 <= index < len(nodes) else None
-                reason, detail = reason_of(code), detail_of(code, node)
+                reason, detail = get_reason(code), get_detail(code, node)
             suffix = f" (schema {opener.name(schema)})" if opener and schema >= 0 else ""
             return reason, called[index] if index >= 0 else "", detail + suffix
 
         schemas = np.full(raw.num_rows, -1, np.int64) if opener is None else np.maximum(opener.schemas(raw), -1)
-        return refused_by_schema(raw, refused, schemas, explain)
+        return make_refused_by_schema(raw, refused, schemas, explain)
 
 
 def _with_reasons(piece: TypedPiece, schemas: Array) -> TypedPiece:

@@ -87,11 +87,11 @@ def stage_of(reason: Reason) -> Stage:
     return Stage.SCHEMA if reason in _OF_SCHEMA else Stage.DECODE
 
 
-def reason_of(code: int) -> Reason:
+def get_reason(code: int) -> Reason:
     """The reason that a code of the loops stands for."""
     return _SAID[code][0]
 
 
-def detail_of(code: int, node: SchemaNode | None) -> str:
+def get_detail(code: int, node: SchemaNode | None) -> str:
     """A sentence about the field, for a code of the loops. It never holds the field's value."""
     return _SAID[code][1].format(type=node.type if node else "")

@@ -61,7 +61,7 @@ class _Growing:
     children: list[int] = field(default_factory=list)
 
 
-def nodes_of(schema: Schema) -> tuple[SchemaNode, ...]:
+def make_nodes(schema: Schema) -> tuple[SchemaNode, ...]:
     """All nodes of a schema, breadth first."""
     queue = [_Growing(Field("", Type(Kind.STRUCT, fields=schema.fields)), "", 0)]
     levels = 1
@@ -70,7 +70,7 @@ def nodes_of(schema: Schema) -> tuple[SchemaNode, ...]:
         node.inner = node.level
         if t.kind in (Kind.LIST, Kind.MAP):
             node.inner, levels = levels, levels + 1
-        for child in _children(t):
+        for child in _list_children(t):
             node.children.append(len(queue))
             queue.append(_Growing(child, path_below(node.path, t.kind, child.name), node.inner))
     return tuple(
@@ -79,13 +79,13 @@ def nodes_of(schema: Schema) -> tuple[SchemaNode, ...]:
     )
 
 
-def _children(t: Type) -> Iterator[Field]:
+def _list_children(t: Type) -> Iterator[Field]:
     if t.kind is Kind.MAP:
         yield Field("", Type(Kind.STRING), required=True)
     yield from t.fields
 
 
-def tables_of(nodes: tuple[SchemaNode, ...]) -> ScanTables:
+def make_tables(nodes: tuple[SchemaNode, ...]) -> ScanTables:
     """The arrays for these nodes, with room for one block."""
     table = np.zeros((len(nodes), scan.NODE_FIELDS), np.int64)
     names = bytearray()
@@ -139,7 +139,7 @@ def with_room(t: ScanTables, room: Array) -> ScanTables:
     return t._replace(spans=np.zeros(int(sizes.sum()), np.int64), room=room)
 
 
-def most_elements(nodes: tuple[SchemaNode, ...], level: int) -> int:
+def count_elements(nodes: tuple[SchemaNode, ...], level: int) -> int:
     """How many elements of one level a record may have."""
     return MOST_SLOTS // sum(n.level == level for n in nodes)
 

@@ -134,7 +134,7 @@ class Document:
                 return parts[0]
         if "allOf" in node:
             value, path, above = node.keywords["allOf"]
-            parts += [self.node(v, f"{path}/{i}", above) for i, v in enumerate(_schemas(value, path))]
+            parts += [self.node(v, f"{path}/{i}", above) for i, v in enumerate(_list_schemas(value, path))]
         for keyword in _UNIONS:
             if keyword in node:
                 other, null = self._union(node.keywords[keyword])
@@ -167,10 +167,10 @@ class Document:
         else:
             ends = [v for k, v in self._named.items() if k.rpartition("/")[2] == document.rpartition("/")[2]]
             if len(ends) != 1:
-                raise UnusableSchema(path, f"leads to {_shown(name)}, which is not in this file")
+                raise UnusableSchema(path, f"leads to {_format_name(name)}, which is not in this file")
             to, target = ends[0]
         if pointer and not pointer.startswith("/"):
-            raise UnusableSchema(path, f"leads to {_shown(name)}, an anchor; write a pointer such as #/$defs/…")
+            raise UnusableSchema(path, f"leads to {_format_name(name)}, an anchor; write a pointer such as #/$defs/…")
         for part in pointer.split("/")[1:]:
             key = unquote(part).replace("~1", "/").replace("~0", "~")
             if isinstance(target, list) and key.isdecimal() and int(key) < len(target):
@@ -178,23 +178,23 @@ class Document:
             elif isinstance(target, Mapping) and key in target:
                 target = target[key]
             else:
-                raise UnusableSchema(path, f"leads to {_shown(name)}, which is not there")
-            to = _below(to, key)
+                raise UnusableSchema(path, f"leads to {_format_name(name)}, which is not there")
+            to = _extend_path(to, key)
         return to, target
 
     def _union(self, entry: Keyword) -> tuple[Subschema | None, bool]:
         """Returns the types that a union allows besides null, and whether it allows null."""
         value, path, above = entry
-        branches = [self.node(v, f"{path}/{i}", above) for i, v in enumerate(_schemas(value, path))]
-        others = [b for b in branches if not _only_null(b)]
+        branches = [self.node(v, f"{path}/{i}", above) for i, v in enumerate(_list_schemas(value, path))]
+        others = [b for b in branches if not _is_only_null(b)]
         null = len(others) < len(branches)
         refused = [error for b in branches for error in b.refused]
         if refused:
             raise UnusableSchema.of_all(refused)
         if len(others) > 1 and all(
-            set(b.keywords) <= {"const", "enum", "type"} and _values(b) is not None for b in others
+            set(b.keywords) <= {"const", "enum", "type"} and _list_values(b) is not None for b in others
         ):
-            values = [v for b in others for v in _values(b) or ()]
+            values = [v for b in others for v in _list_values(b) or ()]
             return Subschema(path, {"enum": Keyword(values, path)}), null
         if len(others) > 1:
             raise UnusableSchema(path, "allows values of several kinds; a column has one type")
@@ -227,7 +227,7 @@ def _list_identified(node: Any, path: str, depth: int) -> Iterator[tuple[str, st
     for key in _DEFINITIONS:
         if isinstance(inside := node.get(key), Mapping):
             for name, inner in inside.items():
-                yield from _list_identified(inner, _below(f"{path}/{key}", name), depth + 1)
+                yield from _list_identified(inner, _extend_path(f"{path}/{key}", name), depth + 1)
 
 
 def _make_keyword(keyword: str, value: Any, path: str, above: tuple[str, ...]) -> Keyword:
@@ -236,20 +236,20 @@ def _make_keyword(keyword: str, value: Any, path: str, above: tuple[str, ...]) -
         return Keyword(value, path, above)
     if not isinstance(value, Mapping):
         raise UnusableSchema(path, "is no object")
-    return Keyword({name: Keyword(v, _below(path, name), above) for name, v in value.items()}, path, above)
+    return Keyword({name: Keyword(v, _extend_path(path, name), above) for name, v in value.items()}, path, above)
 
 
-def _schemas(value: Any, path: str) -> list[Any]:
+def _list_schemas(value: Any, path: str) -> list[Any]:
     if not isinstance(value, list) or not value:
         raise UnusableSchema(path, "is no list of schemas")
     return value
 
 
-def _only_null(node: Subschema) -> bool:
-    return node.get("type") == "null" or _values(node) == [None]
+def _is_only_null(node: Subschema) -> bool:
+    return node.get("type") == "null" or _list_values(node) == [None]
 
 
-def _values(node: Subschema) -> list[Any] | None:
+def _list_values(node: Subschema) -> list[Any] | None:
     """The values that a schema allows by name."""
     if "const" in node:
         return [node.get("const")]
@@ -272,15 +272,15 @@ def _merge_keywords(own: Mapping[str, Keyword], part: Subschema) -> dict[str, Ke
     return out
 
 
-def _below(path: str, name: str) -> str:
+def _extend_path(path: str, name: str) -> str:
     return f"{path}/{_escape_name(name)}"
 
 
 def _escape_name(name: str) -> str:
-    return _shown(name.replace("~", "~0").replace("/", "~1"))
+    return _format_name(name.replace("~", "~0").replace("/", "~1"))
 
 
-def _shown(name: str) -> str:
+def _format_name(name: str) -> str:
     return name if name.isprintable() and len(name) <= 200 else "a name that cannot be shown"
 
 

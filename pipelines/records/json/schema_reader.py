@@ -102,13 +102,13 @@ class _ColumnMeaning(NamedTuple):
 
 def _read(document: Document) -> _Made:
     node = document.root()
-    if "properties" not in node or _kinds(node) - {"object"}:
+    if "properties" not in node or _list_kinds(node) - {"object"}:
         raise UnusableSchema(node.place, "is no object with properties, and these are the columns")
     columns = _Columns(document)
     columns.problems += node.refused
     fields, limits = [], []
     closed = [""] if node.get("additionalProperties") is False else []
-    for name, member, required in columns.members(node):
+    for name, member, required in columns.list_members(node):
         fields.append(Field(name, member.type, required and not member.or_null))
         limits += [(name, limit) for limit in member.limits]
         closed += [name + path for path in member.closed]
@@ -119,13 +119,13 @@ def _read(document: Document) -> _Made:
     types = {f.name: f.type for f in fields}
     for name, limit in limits:
         with columns.collect_problems():
-            expectations.append(_expectation(len(expectations), name, limit, types))
+            expectations.append(_make_expectation(len(expectations), name, limit, types))
     if columns.problems:
         raise UnusableSchema.of_all(columns.problems)
     return _Made(parse_schema({f.name: f.text for f in fields}), tuple(expectations), tuple(closed))
 
 
-def _expectation(path: int, column: str, limit: _Limit, types: Mapping[str, Type]) -> Expectation:
+def _make_expectation(path: int, column: str, limit: _Limit, types: Mapping[str, Type]) -> Expectation:
     kwargs = {"column": column, **limit.kwargs}
     for flaw in flaws(ENTRIES[limit.type], kwargs, types):
         what = f"cannot be part of a contract for a column of {types[column]}: {flaw.name} {flaw.what}"
@@ -149,7 +149,7 @@ class _Columns:
             if len(self.problems) <= MOST_PROBLEMS:
                 self.problems.append(error)
 
-    def members(self, node: Subschema) -> Iterator[tuple[str, _ColumnMeaning, bool]]:
+    def list_members(self, node: Subschema) -> Iterator[tuple[str, _ColumnMeaning, bool]]:
         """The properties of an object: the name, the type, and whether it must be there."""
         names, required = node.get("properties"), node.get("required") or []
         if not isinstance(required, list) or not all(isinstance(n, str) for n in required):
@@ -165,7 +165,7 @@ class _Columns:
 
     def _read_node(self, node: Subschema) -> _ColumnMeaning:
         self.problems += node.refused
-        kinds = _kinds(node)
+        kinds = _list_kinds(node)
         or_null = node.or_null or "null" in kinds
         kinds -= {"null"}
         if "integer" in kinds and "number" in kinds:
@@ -173,11 +173,11 @@ class _Columns:
         if len(kinds) > 1:
             raise UnusableSchema(node.place_of("type"), "allows values of several kinds; a column has one type")
         if not kinds:
-            return self._anything(node, or_null)
+            return self._read_anything(node, or_null)
         meaning = _MAKERS[kinds.pop()](self, node)
         return meaning._replace(or_null=or_null or meaning.or_null)
 
-    def _anything(self, node: Subschema, or_null: bool) -> _ColumnMeaning:
+    def _read_anything(self, node: Subschema, or_null: bool) -> _ColumnMeaning:
         """Of no type: anything, as JSON text; or null alone."""
         ignored = [keyword for keyword in node.keywords if keyword not in ("type", "const", "enum")]
         if ignored:
@@ -187,46 +187,48 @@ class _Columns:
         path = next(iter(node.keywords.values())).place
         return _ColumnMeaning(Type(Kind.JSON), True, (_Limit(_NULL, {}, (path,)),))
 
-    def _boolean(self, node: Subschema) -> _ColumnMeaning:
-        return _ColumnMeaning(Type(Kind.BOOL), False, (*_members(node),))
+    def _read_boolean(self, node: Subschema) -> _ColumnMeaning:
+        return _ColumnMeaning(Type(Kind.BOOL), False, (*_limit_members(node),))
 
-    def _integer(self, node: Subschema) -> _ColumnMeaning:
+    def _read_integer(self, node: Subschema) -> _ColumnMeaning:
         if node.get("multipleOf") not in (None, 1):
             raise UnusableSchema(node.place_of("multipleOf"), "has no counterpart in columns or a contract")
         minimum, maximum = node.get("minimum"), node.get("maximum")
         large = _is_number(maximum) and maximum > _MOST_LONG and _is_number(minimum) and minimum >= 0
-        return _ColumnMeaning(Type(Kind.UINT64 if large else Kind.INT64), False, (*_bounds(node), *_members(node)))
+        return _ColumnMeaning(
+            Type(Kind.UINT64 if large else Kind.INT64), False, (*_limit_numbers(node), *_limit_members(node))
+        )
 
-    def _number(self, node: Subschema) -> _ColumnMeaning:
+    def _read_number(self, node: Subschema) -> _ColumnMeaning:
         kind = Type(Kind.FLOAT64)
         if "multipleOf" in node:
             scale = _scale(node.get("multipleOf"))
             if scale is None:
                 raise UnusableSchema(node.place_of("multipleOf"), "is no power of ten such as 0.01, of a decimal")
             kind = Type(Kind.DECIMAL, MOST_DIGITS, scale)
-        return _ColumnMeaning(kind, False, (*_bounds(node), *_members(node)))
+        return _ColumnMeaning(kind, False, (*_limit_numbers(node), *_limit_members(node)))
 
-    def _string(self, node: Subschema) -> _ColumnMeaning:
+    def _read_string(self, node: Subschema) -> _ColumnMeaning:
         kind = _FORMATS.get(str(node.get("format")), Type(Kind.STRING))
         if node.get("contentEncoding") == "base64":
             kind = Type(Kind.BINARY)
-        limits = list(_members(node))
+        limits = list(_limit_members(node))
         sizes = {k: node.get(w) for k, w in (("min_value", "minLength"), ("max_value", "maxLength")) if w in node}
         if sizes and sizes != {"min_value": 0}:
-            limits.append(_Limit(_LENGTHS, sizes, _places(node, "minLength", "maxLength")))
+            limits.append(_Limit(_LENGTHS, sizes, _list_paths(node, "minLength", "maxLength")))
         if "pattern" in node:
-            limits.append(_Limit(_REGEX, {"regex": node.get("pattern")}, _places(node, "pattern")))
+            limits.append(_Limit(_REGEX, {"regex": node.get("pattern")}, _list_paths(node, "pattern")))
         return _ColumnMeaning(kind, False, tuple(limits))
 
-    def _array(self, node: Subschema) -> _ColumnMeaning:
+    def _read_array(self, node: Subschema) -> _ColumnMeaning:
         if isinstance(node.get("items"), list):
             raise UnusableSchema(node.place_of("items"), "is a schema for each place; a list has one type")
-        inside = self._inside(node, "items") if "items" in node else _ColumnMeaning(Type(Kind.JSON), True)
-        return _holder(Kind.LIST, inside)
+        inside = self._read_inside(node, "items") if "items" in node else _ColumnMeaning(Type(Kind.JSON), True)
+        return _make_holder(Kind.LIST, inside)
 
-    def _object(self, node: Subschema) -> _ColumnMeaning:
+    def _read_object(self, node: Subschema) -> _ColumnMeaning:
         if node.get("properties"):
-            return self._struct(node)
+            return self._read_struct(node)
         rest = node.get(
             "additionalProperties",
         )
@@ -236,20 +238,20 @@ class _Columns:
             raise UnusableSchema(node.place_of("required"), "names a field that is none of the properties")
         if not rest or rest is True:
             return _ColumnMeaning(Type(Kind.MAP, fields=(Field("", Type(Kind.JSON)),)), False)
-        return _holder(Kind.MAP, self._inside(node, "additionalProperties"))
+        return _make_holder(Kind.MAP, self._read_inside(node, "additionalProperties"))
 
-    def _struct(self, node: Subschema) -> _ColumnMeaning:
+    def _read_struct(self, node: Subschema) -> _ColumnMeaning:
         if node.get("additionalProperties") not in (None, True, False, {}):
             raise UnusableSchema(node.place_of("additionalProperties"), "is used with properties, which make a struct")
         fields = []
         closed = [""] if node.get("additionalProperties") is False else []
-        for name, member, required in self.members(node):
+        for name, member, required in self.list_members(node):
             self._refuse_limits(member)
             fields.append(Field(name, member.type, required and not member.or_null))
             closed += [f".{name}{path}" for path in member.closed]
         return _ColumnMeaning(Type(Kind.STRUCT, fields=tuple(fields)), False, closed=tuple(closed))
 
-    def _inside(self, node: Subschema, keyword: str) -> _ColumnMeaning:
+    def _read_inside(self, node: Subschema, keyword: str) -> _ColumnMeaning:
         meaning = self._read_node(self._document.within(node, keyword))
         self._refuse_limits(meaning)
         return meaning
@@ -259,7 +261,7 @@ class _Columns:
         self.problems += [UnusableSchema(path, what) for limit in meaning.limits for path in limit.paths]
 
 
-def _holder(kind: Kind, inside: _ColumnMeaning) -> _ColumnMeaning:
+def _make_holder(kind: Kind, inside: _ColumnMeaning) -> _ColumnMeaning:
     """A list or map of these."""
     path = path_below("", kind, "")
     element = Field("", inside.type, not inside.or_null)
@@ -267,24 +269,24 @@ def _holder(kind: Kind, inside: _ColumnMeaning) -> _ColumnMeaning:
 
 
 _MAKERS: Mapping[str, Callable[[_Columns, Subschema], _ColumnMeaning]] = {
-    "boolean": _Columns._boolean,
-    "integer": _Columns._integer,
-    "number": _Columns._number,
-    "string": _Columns._string,
-    "array": _Columns._array,
-    "object": _Columns._object,
+    "boolean": _Columns._read_boolean,
+    "integer": _Columns._read_integer,
+    "number": _Columns._read_number,
+    "string": _Columns._read_string,
+    "array": _Columns._read_array,
+    "object": _Columns._read_object,
 }
 _FORMATS = {"date-time": Type(Kind.TIMESTAMP, unit="us"), "date": Type(Kind.DATE)}
 
 
-def _kinds(node: Subschema) -> set[str]:
+def _list_kinds(node: Subschema) -> set[str]:
     """The types that a schema allows; those of its values where it names values only."""
     declared = node.get("type")
     if declared is None:
         if "properties" in node:
             return {"object"}
-        values = [*_values(node)]
-        return {_kind_of(v, node) for v in values}
+        values = [*_list_values(node)]
+        return {_get_kind(v, node) for v in values}
     names = declared if isinstance(declared, list) else [declared]
     kinds = {kind for kind in names if isinstance(kind, str)}
     if not kinds or len(kinds) < len(names) or not kinds <= {*_MAKERS, "null"}:
@@ -292,14 +294,14 @@ def _kinds(node: Subschema) -> set[str]:
     return kinds
 
 
-def _values(node: Subschema) -> Iterator[Any]:
+def _list_values(node: Subschema) -> Iterator[Any]:
     if "const" in node:
         yield node.get("const")
     elif isinstance(values := node.get("enum"), list):
         yield from values
 
 
-def _kind_of(value: Any, node: Subschema) -> str:
+def _get_kind(value: Any, node: Subschema) -> str:
     match value:
         case None:
             return "null"
@@ -315,15 +317,15 @@ def _kind_of(value: Any, node: Subschema) -> str:
     raise UnusableSchema(path, "has an object or a list among its values")
 
 
-def _members(node: Subschema) -> Iterator[_Limit]:
+def _limit_members(node: Subschema) -> Iterator[_Limit]:
     """The values that are allowed by name."""
-    values = [*_values(node)]
+    values = [*_list_values(node)]
     if values:
         allowed = [v for v in values if v is not None]
-        yield _Limit(_IN_SET, {"value_set": allowed}, _places(node, "const", "enum"))
+        yield _Limit(_IN_SET, {"value_set": allowed}, _list_paths(node, "const", "enum"))
 
 
-def _bounds(node: Subschema) -> Iterator[_Limit]:
+def _limit_numbers(node: Subschema) -> Iterator[_Limit]:
     """The limits of a number. In draft 4, `exclusiveMinimum` is a flag that excludes `minimum` itself."""
     kwargs: dict[str, Any] = {}
     for side, edge, open_ in (("min", "minimum", "exclusiveMinimum"), ("max", "maximum", "exclusiveMaximum")):
@@ -338,10 +340,10 @@ def _bounds(node: Subschema) -> Iterator[_Limit]:
         elif bound is not None:
             kwargs |= {f"{side}_value": bound}
     if kwargs:
-        yield _Limit(_BETWEEN, kwargs, _places(node, "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"))
+        yield _Limit(_BETWEEN, kwargs, _list_paths(node, "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"))
 
 
-def _places(node: Subschema, *keywords: str) -> tuple[str, ...]:
+def _list_paths(node: Subschema, *keywords: str) -> tuple[str, ...]:
     return tuple(node.place_of(k) for k in keywords if k in node)
 
 

@@ -6,7 +6,7 @@ memory than its values.
 
 `Fallback` reads records again that do not fit a field which came from other records (`on_drift: evolve`). Such a field
 has the type of its first values; nobody has declared it. The record is read without the field, so the value stays in
-`_extra`. A record that does not fit the feed's own fields stays refused.
+`_make_extra`. A record that does not fit the feed's own fields stays refused.
 
 Promises: each record is either typed or refused, and the result depends on the record alone.
 """
@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.compiled.take_rows import take_rows
 from sluice.pipelines.records.json import scan
-from sluice.pipelines.records.json.columns import ColumnBuilder, Faults, Lists, Texts, buffer, column_of, grow
+from sluice.pipelines.records.json.columns import ColumnBuilder, Faults, Lists, Texts, allocate, grow, make_column
 from sluice.pipelines.records.json.scan import ScanResults
-from sluice.pipelines.records.json.scan_tables import SchemaNode, most_elements, nodes_of, tables_of, with_room
+from sluice.pipelines.records.json.scan_tables import SchemaNode, count_elements, make_nodes, make_tables, with_room
 from sluice.pipelines.records.json.unknown import copy_members, no_frames
 from sluice.pipelines.schema.arrays import buffers_of, indices
 from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, arrow_type, path_below
@@ -54,7 +54,7 @@ class RefusedRecords:
 class TypedPiece:
     """Rows [start, stop) of a chunk, typed.
 
-    `arrays` are the schema's fields and `_extra`. `rows` are the rows of the chunk that they came from.
+    `arrays` are the schema's fields and `_make_extra`. `rows` are the rows of the chunk that they came from.
     """
 
     start: int
@@ -68,11 +68,11 @@ class Typer:
     """Types chunk after chunk by one schema. Not safe for two threads at once."""
 
     def __init__(self, schema: Schema) -> None:
-        self.nodes = nodes_of(schema)
-        self._tables = tables_of(self.nodes)
+        self.nodes = make_nodes(schema)
+        self._tables = make_tables(self.nodes)
         self._room = self._tables.room.copy()
         self._block = int(self._room[0])
-        self._found = _empty_found(self._block, 1 << 16)
+        self._found = _make_results(self._block, 1 << 16)
 
     @property
     def tables(self) -> scan.ScanTables:
@@ -91,12 +91,12 @@ class Typer:
         if len(self._tables.spans) > KEPT_SLOTS:
             self._tables = with_room(self._tables, self._room.copy())
         if len(self._found.extra) > KEPT_SLOTS:
-            self._found = _empty_found(self._block, 1 << 16)
+            self._found = _make_results(self._block, 1 << 16)
 
     def _piece(self, data: Array, ends: Array, valid: Array) -> TypedPiece:
         state = self._tables.state
         start, last = int(state[scan.ROW]), int(state[scan.LAST])
-        columns = [column_of(n, last - start if n.level == 0 else 0) for n in self.nodes]
+        columns = [make_column(n, last - start if n.level == 0 else 0) for n in self.nodes]
         out = PieceBuilder(self.nodes, columns)
         limit = PIECE_BYTES + 2 * int(ends[last] - ends[0])
         state[scan.EXTRA] = 0
@@ -105,11 +105,11 @@ class Typer:
             out.add(data, self._tables, self._found)
             if state[scan.INSIDES]:
                 rows = self._found.inside[: state[scan.INSIDES]].copy()
-                out.add_unnamed(rows, unnamed_texts(data, ends, rows, self._tables))
+                out.add_unnamed(rows, copy_unknown(data, ends, rows, self._tables))
             self._make_room(code, out)
         piece = out.finish(start, int(state[scan.ROW]), ends, self._found.extra)
         if state[scan.EXTRA]:
-            self._found = self._found._replace(extra=buffer(1 << 16, np.uint8))
+            self._found = self._found._replace(extra=allocate(1 << 16, np.uint8))
         return piece
 
     def _make_room(self, code: int, out: PieceBuilder) -> None:
@@ -120,27 +120,29 @@ class Typer:
             self._found = self._found._replace(extra=grow(self._found.extra, used, used + int(state[scan.NEED])))
         elif code == scan.GROW_LEVEL:
             level, room = int(state[scan.NEED]), t.room.copy()
-            maximum = max(most_elements(self.nodes, level), int(self._room[level]))
+            maximum = max(count_elements(self.nodes, level), int(self._room[level]))
             if room[level] < maximum:
                 room[level] = min(2 * room[level], maximum)
                 self._tables = with_room(t, room)
             else:
-                out.refuse(int(state[scan.ROW]), scan.TOO_LARGE, self._holder(level))
+                out.refuse(int(state[scan.ROW]), scan.TOO_LARGE, self._find_holder(level))
                 state[scan.ROW] += 1
 
-    def _holder(self, level: int) -> int:
+    def _find_holder(self, level: int) -> int:
         """The list or map that opens a level."""
         return next(n.index for n in self.nodes if n.inner == level and n.inner != n.level)
 
 
-def _empty_found(rows: int, extra: int) -> ScanResults:
-    return ScanResults(np.empty(rows, np.int32), buffer(extra, np.uint8), *(np.empty(rows, np.int32) for _ in range(6)))
+def _make_results(rows: int, extra: int) -> ScanResults:
+    return ScanResults(
+        np.empty(rows, np.int32), allocate(extra, np.uint8), *(np.empty(rows, np.int32) for _ in range(6))
+    )
 
 
-def unnamed_texts(data: Array, ends: Array, rows: Array, t: scan.ScanTables) -> pa.Array:
+def copy_unknown(data: Array, ends: Array, rows: Array, t: scan.ScanTables) -> pa.Array:
     """Returns the members of these records without a field, as JSON."""
     room = int((ends[rows + 1] - ends[rows]).sum(dtype=np.int64)) + 32
-    out, text_ends = buffer(room, np.uint8), np.zeros(len(rows) + 1, np.int32)
+    out, text_ends = allocate(room, np.uint8), np.zeros(len(rows) + 1, np.int32)
     copy_members(data, ends, rows, t, no_frames(), out, text_ends)
     return pa.Array.from_buffers(pa.string(), len(rows), [None, pa.py_buffer(text_ends), pa.py_buffer(out)])
 
@@ -179,7 +181,7 @@ class PieceBuilder:
         self.check_maps(before)
 
     def add_unnamed(self, rows: Array, texts: pa.Array) -> None:
-        """Note what `_extra` has of rows of the chunk with unknown members inside of fields."""
+        """Note what `_make_extra` has of rows of the chunk with unknown members inside of fields."""
         self._unnamed.append((rows, texts))
 
     def check_maps(self, before: Sequence[int]) -> None:
@@ -197,18 +199,18 @@ class PieceBuilder:
         rows = np.concatenate([np.empty(0, np.int32), *self._source])
         arrays = [self._columns[c].array(self._columns) for c in self._nodes[0].children]
         arrays.append(
-            self._extra(rows, _extra_array(np.concatenate([np.zeros(1, np.int32), *self._extra_ends]), extra))
+            self._make_extra(rows, _make_extra_array(np.concatenate([np.zeros(1, np.int32), *self._extra_ends]), extra))
         )
         if self._faults:
-            faulty = self._faulty(rows, ends)
+            faulty = self._find_faulty(rows, ends)
             self._refused.append(faulty)
             landed = np.flatnonzero(~np.isin(rows, faulty[0]))
             arrays = take_rows(pa.RecordBatch.from_arrays(arrays, [*map(str, range(len(arrays)))]), landed).columns
             rows = rows[landed]
-        return TypedPiece(start, stop, tuple(arrays), rows, self._all_refused())
+        return TypedPiece(start, stop, tuple(arrays), rows, self._join_refused())
 
-    def _extra(self, rows: Array, members: pa.Array) -> pa.Array:
-        """The column `_extra` of these rows: members of the records themselves, or what `copy_members` made."""
+    def _make_extra(self, rows: Array, members: pa.Array) -> pa.Array:
+        """The column `_make_extra` of these rows: members of the records themselves, or what `copy_members` made."""
         if not self._unnamed:
             return members
         inside = np.isin(rows, np.concatenate([rows_of_part for rows_of_part, _ in self._unnamed]))
@@ -226,9 +228,9 @@ class PieceBuilder:
         items = maps.find_repeated(first, keys).astype(np.int64)
         return Faults(items, np.full(len(items), scan.TWICE, np.int8), np.full(len(items), -1, np.int64))
 
-    def _faulty(self, rows: Array, ends: Array) -> tuple[Array, ...]:
+    def _find_faulty(self, rows: Array, ends: Array) -> tuple[Array, ...]:
         """Records with an item that its type cannot hold: the row, code, node and byte of the first in each."""
-        faults = [(self._rows_of(n.level, f.items), f.codes, np.full(len(f.items), n.index), f.starts)
+        faults = [(self._find_rows(n.level, f.items), f.codes, np.full(len(f.items), n.index), f.starts)
                  for n, f in self._faults]  # fmt: skip
         out, codes, nodes, starts = (np.concatenate(column) for column in zip(*faults, strict=True))
         order = np.lexsort((starts, nodes, out))
@@ -238,7 +240,7 @@ class PieceBuilder:
         positions = np.where(starts[chosen] < 0, -1, starts[chosen] - ends[records])
         return tuple(a.astype(np.int32) for a in (records, codes[chosen], nodes[chosen], positions))
 
-    def _rows_of(self, level: int, items: Array) -> Array:
+    def _find_rows(self, level: int, items: Array) -> Array:
         """The rows in which elements of a level are."""
         while level:
             holder = next(n for n in self._nodes if n.inner == level and n.inner != n.level)
@@ -249,7 +251,7 @@ class PieceBuilder:
             level = holder.level
         return items
 
-    def _all_refused(self) -> RefusedRecords:
+    def _join_refused(self) -> RefusedRecords:
         if not self._refused:
             return RefusedRecords(*(np.empty(0, np.int32) for _ in range(4)))
         columns = [np.concatenate(column) for column in zip(*self._refused, strict=True)]
@@ -257,7 +259,7 @@ class PieceBuilder:
         return RefusedRecords(*(c[order] for c in columns))
 
 
-def _extra_array(ends: Array, data: Array) -> pa.Array:
+def _make_extra_array(ends: Array, data: Array) -> pa.Array:
     """Unknown fields as JSON texts; null where there are none. An object of unknown fields is never empty."""
     n = len(ends) - 1
     valid = np.packbits(ends[1:] > ends[:-1], bitorder="little")
@@ -290,13 +292,13 @@ class Fallback:
         mine = (refused.nodes >= 0) & self._is_added[refused.nodes]
         if not mine.any():
             return piece, refused
-        again = _Again([_only(refused, ~mine)], [refused])
+        again = _Again([_select_refused(refused, ~mine)], [refused])
         todo = self._group_rows(frozenset(), refused.rows[mine], refused.nodes[mine])
         while todo:
             paths, rows = todo.popitem()
             for without, more in self._read(paths, rows, values, again):
                 todo[without] = np.sort(np.concatenate([todo.get(without, more[:0]), more]))
-        return self._merge_piece(piece, again), _together(again.faults)
+        return self._merge_piece(piece, again), _concat_refused(again.faults)
 
     def _group_rows(self, paths: _Paths, rows: Array, nodes: Array) -> dict[_Paths, Array]:
         """The records by the fields that they are to be read without."""
@@ -309,7 +311,7 @@ class Fallback:
 
     def _read(self, paths: _Paths, rows: Array, values: pa.Array, again: _Again) -> Iterator[tuple[_Paths, Array]]:
         """Read these records without the fields of these paths. Yields those that are to be read without more."""
-        schema, typer = self._typer(paths)
+        schema, typer = self._get_typer(paths)
         for piece in typer.pieces(values.take(indices(rows))):
             again.rows.append(rows[piece.rows])
             again.arrays.append(self._as_columns(schema, piece.arrays))
@@ -317,11 +319,11 @@ class Fallback:
             nodes = np.where(piece.refused.nodes >= 0, np.array(numbers)[piece.refused.nodes], -1)
             mine = (nodes >= 0) & self._is_added[nodes]
             there = RefusedRecords(rows[piece.refused.rows], piece.refused.codes, nodes, piece.refused.positions)
-            again.refused.append(_only(there, ~mine))
+            again.refused.append(_select_refused(there, ~mine))
             again.faults.append(there)
             yield from self._group_rows(paths, there.rows[mine], nodes[mine]).items()
 
-    def _typer(self, paths: _Paths) -> tuple[Schema, Typer]:
+    def _get_typer(self, paths: _Paths) -> tuple[Schema, Typer]:
         if paths not in self._typers:
             schema = Schema(tuple(_without(self._schema.fields, paths)))
             self._typers[paths] = (schema, Typer(schema))
@@ -342,8 +344,10 @@ class Fallback:
         order = np.argsort(rows, kind="stable")
         columns = zip(piece.arrays, *again.arrays, strict=True)
         arrays = tuple(pa.concat_arrays(column).take(indices(order.astype(np.int32))) for column in columns)
-        refused = _together(again.refused)
-        return TypedPiece(piece.start, piece.stop, arrays, rows[order], _only(refused, np.argsort(refused.rows)))
+        refused = _concat_refused(again.refused)
+        return TypedPiece(
+            piece.start, piece.stop, arrays, rows[order], _select_refused(refused, np.argsort(refused.rows))
+        )
 
 
 @dataclass(slots=True)
@@ -356,16 +360,18 @@ class _Again:
     arrays: list[list[pa.Array]] = field(default_factory=list)
 
 
-def _columns(refused: RefusedRecords) -> tuple[Array, ...]:
+def _split_columns(refused: RefusedRecords) -> tuple[Array, ...]:
     return refused.rows, refused.codes, refused.nodes, refused.positions
 
 
-def _only(refused: RefusedRecords, chosen: Array) -> RefusedRecords:
-    return RefusedRecords(*(c[chosen] for c in _columns(refused)))
+def _select_refused(refused: RefusedRecords, chosen: Array) -> RefusedRecords:
+    return RefusedRecords(*(c[chosen] for c in _split_columns(refused)))
 
 
-def _together(refused: Sequence[RefusedRecords]) -> RefusedRecords:
-    return RefusedRecords(*(np.concatenate(c).astype(np.int32) for c in zip(*map(_columns, refused), strict=True)))
+def _concat_refused(refused: Sequence[RefusedRecords]) -> RefusedRecords:
+    return RefusedRecords(
+        *(np.concatenate(c).astype(np.int32) for c in zip(*map(_split_columns, refused), strict=True))
+    )
 
 
 def _walk(fields: Sequence[Field], parent: Type | None = None, path: str = "") -> Iterator[tuple[str, Field]]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from sluice.pipelines.model.receipts import Drift, DriftKind
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.json import fill, scan, unknown
-from sluice.pipelines.records.json.columns import column_of
+from sluice.pipelines.records.json.columns import make_column
 from sluice.pipelines.records.json.scan_tables import SchemaNode
 from sluice.pipelines.records.json.typer import RefusedRecords
 from sluice.pipelines.schema.schema import MOST_NAME, Kind, Type, path_below
@@ -73,34 +73,34 @@ class UnknownFields:
         _, ends, data = extra.buffers()
         ends = np.frombuffer(ends, np.int32)[: len(extra) + 1]
         unknown.collect_names(np.frombuffer(data, np.uint8), ends, self._tables, self._closed, names, firsts)
-        called = tuple(map(self._path, range(int(names.used[0]))))
+        called = tuple(map(self._format_path, range(int(names.used[0]))))
         rows = [(name, names.usage[i]) for i, name in enumerate(called)]
         if names.usage[unknown.MOST_NAMES, unknown.COUNT]:
             rows.append((OTHERS, names.usage[unknown.MOST_NAMES]))
-        return NewFields(tuple(_new(name, usage, offsets) for name, usage in rows), firsts, called)
+        return NewFields(tuple(_make_drift(name, usage, offsets) for name, usage in rows), firsts, called)
 
-    def _path(self, slot: int) -> str:
+    def _format_path(self, slot: int) -> str:
         begin, usage = slot * unknown.MOST_BYTES, self._names.usage[slot]
-        name = printable(bytes(self._names.text[begin : begin + usage[unknown.SIZE]]))
+        name = escape_name(bytes(self._names.text[begin : begin + usage[unknown.SIZE]]))
         # A dot of a name is no step of a path.
         return path_below(
             self._nodes[usage[unknown.NODE]].path, Kind.STRUCT, name.replace(".", "\\.") if self._nested else name
         )
 
 
-def _new(name: str, usage: Array, offsets: Array) -> Drift:
+def _make_drift(name: str, usage: Array, offsets: Array) -> Drift:
     types = join_texts(*(t for bit, t in _KINDS.items() if usage[unknown.KINDS] & bit))
     return Drift(DriftKind.NEW, name, int(usage[unknown.COUNT]), int(offsets[usage[unknown.FIRST]]), types)
 
 
-def printable(name: bytes) -> str:
+def escape_name(name: bytes) -> str:
     """A name from outside, for people: unprintable characters are escaped, and long names are cut."""
     text = name.decode("utf-8", "backslashreplace").replace("\\", "\\\\")
     escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return escaped if len(escaped) <= MOST_NAME else escaped[:MOST_NAME] + "…"
 
 
-def missing(fields: Sequence[str], arrays: Sequence[pa.Array], typed: int, first: int) -> Iterator[Drift]:
+def find_missing(fields: Sequence[str], arrays: Sequence[pa.Array], typed: int, first: int) -> Iterator[Drift]:
     """Fields that no row has. `typed` rows have a value; `first` is the offset of the first row."""
     if typed:
         for name, array in zip(fields, arrays, strict=False):
@@ -108,19 +108,21 @@ def missing(fields: Sequence[str], arrays: Sequence[pa.Array], typed: int, first
                 yield Drift(DriftKind.MISSING, name, typed, first)
 
 
-def misfits(nodes: Sequence[SchemaNode], refused: RefusedRecords, values: pa.Array, offsets: Array) -> Iterator[Drift]:
+def find_misfits(
+    nodes: Sequence[SchemaNode], refused: RefusedRecords, values: pa.Array, offsets: Array
+) -> Iterator[Drift]:
     """Fields whose values made records be refused. `values` and `offsets` are the whole chunk's."""
     _, ends, data = values.buffers()
     ends, data = np.frombuffer(ends, np.int32).astype(np.int64), np.frombuffer(data or b"", np.uint8)
     of_schema = np.isin(refused.codes, _FAULTS) & (refused.nodes >= 0) & (refused.positions >= 0)
-    for code, node in sorted({(int(c), int(n)) for c, n in zip(*_columns(refused, of_schema), strict=True)}):
+    for code, node in sorted({(int(c), int(n)) for c, n in zip(*_list_pairs(refused, of_schema), strict=True)}):
         rows = np.flatnonzero(of_schema & (refused.codes == code) & (refused.nodes == node))
         chosen = refused.rows[rows]
         group = _Misfits(data, ends[chosen] + refused.positions[rows], ends[chosen + 1], offsets[chosen])
-        yield from _of_group(nodes[node], code, group)
+        yield from _diagnose_group(nodes[node], code, group)
 
 
-def _columns(refused: RefusedRecords, chosen: Array) -> tuple[Array, Array]:
+def _list_pairs(refused: RefusedRecords, chosen: Array) -> tuple[Array, Array]:
     pairs = np.unique(np.stack([refused.codes[chosen], refused.nodes[chosen]], 1), axis=0)
     return pairs[:, 0], pairs[:, 1]
 
@@ -147,20 +149,20 @@ class _Misfits:
             yield Drift(kind, field, len(self.offsets), int(self.offsets.min()), type_)
 
 
-def _of_group(node: SchemaNode, code: int, group: _Misfits) -> Iterator[Drift]:
+def _diagnose_group(node: SchemaNode, code: int, group: _Misfits) -> Iterator[Drift]:
     if code not in _WIDENING:
         kind = DriftKind.WRONG if code == scan.WRONG_TYPE else DriftKind.MALFORMED
-        yield from group.drift(kind, node.path, _type_of_values(group, code))
+        yield from group.drift(kind, node.path, _find_type(group, code))
         return
     if node.type.kind is Kind.DECIMAL:
-        fitting, wide = _wider_decimal(node.type, group)
+        fitting, wide = _find_wider_decimal(node.type, group)
     else:
-        fitting, wide = _wider(node.type, _candidates(node.type, code), group)
+        fitting, wide = _find_wider(node.type, _list_wider(node.type, code), group)
     yield from group.only(fitting).drift(DriftKind.WIDENED, node.path, wide)
-    yield from group.only(~fitting).drift(_WIDENING[code], node.path, _unheld_type(node.type))
+    yield from group.only(~fitting).drift(_WIDENING[code], node.path, _get_unheld_type(node.type))
 
 
-def _type_of_values(group: _Misfits, code: int) -> str:
+def _find_type(group: _Misfits, code: int) -> str:
     """The type that would hold values of another kind than their field's."""
     if code != scan.WRONG_TYPE:
         return "string"
@@ -177,12 +179,12 @@ def _type_of_values(group: _Misfits, code: int) -> str:
     return join_texts(*(t for t, there in kinds.items() if there.any()))
 
 
-def _unheld_type(t: Type) -> str:
+def _get_unheld_type(t: Type) -> str:
     """The type of values that no wider type of their field's kind holds."""
     return "string" if t.kind is Kind.TIMESTAMP else "float64"
 
 
-def _candidates(t: Type, code: int) -> list[Type]:
+def _list_wider(t: Type, code: int) -> list[Type]:
     """Wider types to try, the likeliest first."""
     if t.kind is Kind.TIMESTAMP:
         return [Type(t.kind, unit="us")] if t.unit == "ms" else []
@@ -193,7 +195,7 @@ def _candidates(t: Type, code: int) -> list[Type]:
     return [w for w in wider if w != t and holds(w, t)]
 
 
-def _wider(t: Type, candidates: Sequence[Type], group: _Misfits) -> tuple[Array, str]:
+def _find_wider(t: Type, candidates: Sequence[Type], group: _Misfits) -> tuple[Array, str]:
     """Which values some wider type holds (as booleans), and the smallest type that holds all of these."""
     remaining = np.ones(len(group.starts), np.bool_)
     spans, taken = group.spans(texts=t.kind is Kind.TIMESTAMP), [str(t)]
@@ -201,7 +203,7 @@ def _wider(t: Type, candidates: Sequence[Type], group: _Misfits) -> tuple[Array,
         positions = np.flatnonzero(remaining)
         if not len(positions):
             break
-        faults = column_of(SchemaNode(0, wide, "", 0, 0, ()), len(positions)).append(group.data, spans[positions])
+        faults = make_column(SchemaNode(0, wide, "", 0, 0, ()), len(positions)).append(group.data, spans[positions])
         fitting = np.ones(len(positions), np.bool_)
         fitting[faults.items] = False
         remaining[positions[fitting]] = False
@@ -209,7 +211,7 @@ def _wider(t: Type, candidates: Sequence[Type], group: _Misfits) -> tuple[Array,
     return ~remaining, join_texts(*taken)
 
 
-def _wider_decimal(t: Type, group: _Misfits) -> tuple[Array, str]:
+def _find_wider_decimal(t: Type, group: _Misfits) -> tuple[Array, str]:
     integral, scale = np.empty(len(group.starts), np.int64), np.empty(len(group.starts), np.int64)
     unknown.digits_of(group.data, group.starts, group.ends, integral, scale)
     integral, scale = np.maximum(integral, t.precision - t.scale), np.maximum(scale, t.scale)

@@ -21,7 +21,7 @@ from sluice.pipelines.records.json.scan_tables import SchemaNode
 from sluice.pipelines.records.protobuf import loops
 from sluice.pipelines.records.protobuf.programs import THERE
 from sluice.pipelines.records.protobuf.schema import Meaning, ProtoField, ProtoKind
-from sluice.pipelines.records.slots.slots import Bytes, SlotNumbers, Slots, SlotTruths, slot_faults
+from sluice.pipelines.records.slots.slots import Bytes, SlotNumbers, Slots, SlotTruths, make_faults
 from sluice.pipelines.schema.schema import Kind
 from sluice.pipelines.util.extras import name_missing
 
@@ -41,7 +41,7 @@ class EnumNumbers(Slots):
         bad = np.flatnonzero((self._numbers[positions] != slots) & (there != 0))
         first = self.items
         super().append_slots(data, positions, there)
-        return slot_faults(first + bad, np.full(len(bad), loops.OTHER_SYMBOL)) if len(bad) else NO_FAULTS
+        return make_faults(first + bad, np.full(len(bad), loops.OTHER_SYMBOL)) if len(bad) else NO_FAULTS
 
     def _take(self, data: Array, slots: Array) -> Faults:
         self._out[self.items : self.items + len(slots)] = slots
@@ -78,7 +78,7 @@ class Documents(Bytes):
 
     def __init__(self, node: SchemaNode, items: int, message: str) -> None:
         super().__init__(node, items)
-        self._text = _texts_of(message)
+        self._text = _make_converter(message)
         self.more: Mapping[int, Sequence[int]] = {}
 
     def append(self, values: Array, spans: Array) -> Faults:
@@ -86,7 +86,7 @@ class Documents(Bytes):
         sizes = np.zeros(len(spans), np.int64)
         for at in np.flatnonzero(spans >> (2 * SIZE_BITS)).tolist():
             parts = (int(spans[at]), *self.more.get(at, ()))
-            text = self._text(b"".join(values[_start(s) : _start(s) + _size(s)].tobytes() for s in parts))
+            text = self._text(b"".join(values[_start(s) : _start(s) + _get_size(s)].tobytes() for s in parts))
             if text is None:
                 bad.append(first + at)
                 text = b"null"
@@ -94,18 +94,18 @@ class Documents(Bytes):
             texts += text
         super().append(np.frombuffer(bytes(texts) or b"\0", np.uint8), sizes)
         codes = np.full(len(bad), loops.NO_DOCUMENT)
-        return slot_faults(np.array(bad, np.int64), codes) if bad else NO_FAULTS
+        return make_faults(np.array(bad, np.int64), codes) if bad else NO_FAULTS
 
 
 def _start(span: int) -> int:
     return span & START_MASK
 
 
-def _size(span: int) -> int:
+def _get_size(span: int) -> int:
     return span >> SIZE_BITS & START_MASK
 
 
-def _texts_of(message: str) -> Callable[[bytes], bytes | None]:
+def _make_converter(message: str) -> Callable[[bytes], bytes | None]:
     """Returns a function from such a message's bytes to JSON; it returns None for bytes that JSON cannot express."""
     with name_missing():
         from google.protobuf import json_format, struct_pb2
@@ -130,7 +130,7 @@ class Maps(Lists):
     def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
         key, value = (columns[c].array(columns) for c in self.node.children)
         ends = self.ends[: self.items + 1]
-        retained = last_of_each(ends, key)
+        retained = find_last(ends, key)
         if retained is not None:
             key, value = (a.take(pa.array(retained)) for a in (key, value))
             ends = np.searchsorted(retained, ends).astype(np.int32)
@@ -139,7 +139,7 @@ class Maps(Lists):
         return pa.Array.from_buffers(self.type, self.items, [self.validity, pa.py_buffer(ends)], children=children)
 
 
-def last_of_each(ends: Array, keys: pa.Array) -> Array | None:
+def find_last(ends: Array, keys: pa.Array) -> Array | None:
     """The last entry of each key of each map, ascending; None where that is every entry."""
     if not len(keys) or int(np.diff(ends).max(initial=0)) < 2:
         return None
@@ -153,12 +153,12 @@ def last_of_each(ends: Array, keys: pa.Array) -> Array | None:
     return retained
 
 
-def columns_of(nodes: tuple[SchemaNode, ...], of: Mapping[int, ProtoField], items: int) -> list[ColumnBuilder]:
+def make_columns(nodes: tuple[SchemaNode, ...], of: Mapping[int, ProtoField], items: int) -> list[ColumnBuilder]:
     """An empty column for each node, those of rows with room for `items`. `of`: the fields whose values nodes hold."""
-    return [_column(n, items if n.level == 0 else 0, of.get(n.index)) for n in nodes]
+    return [_make_column(n, items if n.level == 0 else 0, of.get(n.index)) for n in nodes]
 
 
-def _column(node: SchemaNode, items: int, f: ProtoField | None) -> ColumnBuilder:
+def _make_column(node: SchemaNode, items: int, f: ProtoField | None) -> ColumnBuilder:
     while f is not None and f.message is not None and f.message.meaning is Meaning.WRAPPER:
         (f,) = f.message.fields
     match node.type.kind:

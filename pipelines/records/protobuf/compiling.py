@@ -59,7 +59,7 @@ sys.exit(protoc.main(["protoc", *sys.argv[2:]]))
 """Its first argument is the folder of grpc_tools: on an executor that is a pack's, which `python -I` does not know."""
 
 
-def imports_of(text: str) -> tuple[str, ...]:
+def list_imports(text: str) -> tuple[str, ...]:
     """The files that a `.proto` text imports, but for the well-known ones."""
     return tuple(dict.fromkeys(n for n in _IMPORT.findall(text) if not n.startswith(GOOGLE)))
 
@@ -70,7 +70,7 @@ def load_imports(text: str, folder: Path) -> dict[str, str]:
     One that is not there, or whose name leads out of the folder, is left out: protoc reports it as missing.
     """
     imports: dict[str, str] = {}
-    queue = list(imports_of(text))
+    queue = list(list_imports(text))
     for name in queue:
         path = folder / name
         inside = _NAME.fullmatch(name) and path.is_file() and path.resolve().is_relative_to(folder.resolve())
@@ -82,7 +82,7 @@ def load_imports(text: str, folder: Path) -> dict[str, str]:
             imports[name] = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError):
             raise UnusableSchema(name, "cannot be read as UTF-8") from None
-        queue += imports_of(imports[name])
+        queue += list_imports(imports[name])
     return imports
 
 
@@ -107,14 +107,14 @@ def compile_schema(texts: Sequence[str], names: Sequence[str]) -> FileDescriptor
 @lru_cache(64)
 def _compile_files(files: tuple[tuple[str, str], ...]) -> FileDescriptorSet:
     """The descriptors of files by their names and texts; where one is compiled already, each after its imports."""
-    compiled_files, last = descriptor_set(), files[-1][0]
+    compiled_files, last = make_descriptor_set(), files[-1][0]
     own = {name: _from_base64(name, text) for name, text in files}
     if not any(own.values()):
         ready = {file.name: file for file in _by_protoc(dict(files), compiled_files, last).file}
     else:
         ready = {}
         for name, text in files:
-            dependencies = descriptor_set()
+            dependencies = make_descriptor_set()
             dependencies.file.extend(_in_order(ready))
             ready |= (
                 {file.name: file for file in _by_protoc({name: text}, dependencies, name).file} if not own[name] else {}
@@ -124,7 +124,7 @@ def _compile_files(files: tuple[tuple[str, str], ...]) -> FileDescriptorSet:
     return compiled_files
 
 
-def descriptor_set(data: bytes = b"") -> FileDescriptorSet:
+def make_descriptor_set(data: bytes = b"") -> FileDescriptorSet:
     """Descriptors from their bytes. Raises ValueError."""
     with name_missing():
         from google.protobuf.descriptor_pb2 import FileDescriptorSet
@@ -158,7 +158,7 @@ def _by_protoc(sources: Mapping[str, str], dependencies: FileDescriptorSet, main
             path = root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(_mask_entries(text))
-        arguments = [f"-I{root}", f"-I{_well_known()}", "--include_imports", f"--descriptor_set_out={out}"]
+        arguments = [f"-I{root}", f"-I{_find_well_known()}", "--include_imports", f"--descriptor_set_out={out}"]
         if dependencies.file:
             Path(scratch, "known.pb").write_bytes(dependencies.SerializeToString())
             arguments.append(f"--descriptor_set_in={Path(scratch, 'known.pb')}")
@@ -166,7 +166,7 @@ def _by_protoc(sources: Mapping[str, str], dependencies: FileDescriptorSet, main
         data = out.read_bytes()
     if len(data) > MOST_COMPILED:
         raise UnusableSchema("", f"has descriptors of more than {MOST_COMPILED:,} bytes")
-    compiled_files = descriptor_set(data)
+    compiled_files = make_descriptor_set(data)
     for file in compiled_files.file:
         for message in file.message_type:
             _make_entries(message)
@@ -191,7 +191,7 @@ def _make_entries(message: Any) -> None:
 def _run(arguments: Sequence[str], scratch: str) -> None:
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-c", _PROTOC, str(_well_known().parent.parent), *arguments],
+            [sys.executable, "-I", "-c", _PROTOC, str(_find_well_known().parent.parent), *arguments],
             cwd=scratch,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -209,7 +209,7 @@ def _run(arguments: Sequence[str], scratch: str) -> None:
         raise UnusableSchema("", f"does not compile: {safe_text(first)}")
 
 
-def _well_known() -> Path:
+def _find_well_known() -> Path:
     with name_missing():
         import grpc_tools
     return Path(grpc_tools.__path__[0]) / "_proto"
@@ -225,11 +225,11 @@ def _in_order(files: Mapping[str, Any], last: str = "") -> list[Any]:
         name, imports = stack.pop()
         if imports:
             open_.discard(name)
-            done[name] = files.get(name) or _google(name)
+            done[name] = files.get(name) or _load_google(name)
         elif name in open_:
             raise UnusableSchema(safe_text(name), "imports itself in a circle")
         elif name not in done:
-            file = files.get(name) or _google(name)
+            file = files.get(name) or _load_google(name)
             open_.add(name)
             stack.append((name, True))
             stack += [(d, False) for d in file.dependency]
@@ -241,7 +241,7 @@ WELL_KNOWN = frozenset(f"{GOOGLE}{short}.proto" for short in (*_SHORT, "type", "
 
 
 @lru_cache(32)
-def _google(name: str) -> Any:
+def _load_google(name: str) -> Any:
     """The descriptor of one of Google's well-known files."""
     import importlib
 

@@ -21,11 +21,11 @@ from sluice.pipelines.records.rows.row_items import (
     NotWritable,
     Written,
     at,
-    floats,
+    get_booleans,
     join_parts,
-    symbols,
     take_items,
-    truths,
+    write_floats,
+    write_symbols,
 )
 from sluice.pipelines.records.rows.wire_format import varint
 from sluice.pipelines.schema.arrays import int64s
@@ -45,10 +45,12 @@ _FIXED = {ProtoKind.FIXED64: "<Q", ProtoKind.SFIXED64: "<q", ProtoKind.FIXED32: 
 
 def encode_rows(rows: pa.RecordBatch, message: ProtoMessage) -> Written:
     """The bytes of each row. A field whose column is not there is missing."""
-    return _message({name: rows.column(n) for n, name in enumerate(rows.schema.names)}, message, rows.num_rows, "")
+    return _write_message(
+        {name: rows.column(n) for n, name in enumerate(rows.schema.names)}, message, rows.num_rows, ""
+    )
 
 
-def _message(columns: Mapping[str, pa.Array], m: ProtoMessage, count: int, path: str) -> Written:
+def _write_message(columns: Mapping[str, pa.Array], m: ProtoMessage, count: int, path: str) -> Written:
     _check_choices(columns, m, path)
     parts = []
     for f in sorted(m.fields, key=lambda f: f.number):
@@ -65,7 +67,7 @@ def _check_choices(columns: Mapping[str, pa.Array], m: ProtoMessage, path: str) 
     """Of a oneof one member is there at most: a reader would take the last one for the only one."""
     for oneof in {f.oneof for f in m.fields if f.oneof}:
         members = [columns[f.name] for f in m.fields if f.oneof == oneof and f.name in columns]
-        several = np.flatnonzero(sum((truths(c.is_valid()).astype(int) for c in members), np.zeros(1, int)) > 1)
+        several = np.flatnonzero(sum((get_booleans(c.is_valid()).astype(int) for c in members), np.zeros(1, int)) > 1)
         if len(several):
             where = f"{path}.{oneof}" if path else oneof
             raise NotWritable(int(several[0]), where, "several of its members are there, of which one may be")
@@ -74,13 +76,13 @@ def _check_choices(columns: Mapping[str, pa.Array], m: ProtoMessage, path: str) 
 def _encode_field(column: pa.Array, f: ProtoField, path: str) -> Written:
     """The field of each item with its tag; nothing where it is not written."""
     if f.repeated:
-        return _lists(column, f, path) if f.entry is None else _maps(column, f, f.entry, path)
-    there = truths(column.is_valid())
+        return _write_lists(column, f, path) if f.entry is None else _write_maps(column, f, f.entry, path)
+    there = get_booleans(column.is_valid())
     positions = np.flatnonzero(there)
     if f.required and len(positions) < len(column):
         raise NotWritable(int(np.flatnonzero(~there)[0]), path, "it is null, and the schema requires it")
     present = take_items(column, positions)
-    values = at(positions, partial(_values, present, f, path))
+    values = at(positions, partial(_write_values, present, f, path))
     tag = _tag(f)
     if f.presence or f.message is not None:
         encoded = [tag + value for value in values]
@@ -101,17 +103,19 @@ def _list_presence(column: pa.Array, f: ProtoField, values: Written) -> list[boo
     """Which values are no default: those need not be written where nobody knows whether they are missing."""
     if f.kind in (ProtoKind.FLOAT, ProtoKind.DOUBLE):
         return [any(value) for value in values]  # -0.0 is no default
-    default = _value(f, f.first) if f.kind is ProtoKind.ENUM else b"\0" * _SIZES.get(_WIRES.get(f.kind, _VARINT), 1)
+    default = (
+        _write_value(f, f.first) if f.kind is ProtoKind.ENUM else b"\0" * _SIZES.get(_WIRES.get(f.kind, _VARINT), 1)
+    )
     return [value != default for value in values]
 
 
 _SIZES = {_EIGHT: 8, _FOUR: 4}
 
 
-def _lists(column: pa.Array, f: ProtoField, path: str) -> Written:
+def _write_lists(column: pa.Array, f: ProtoField, path: str) -> Written:
     ends = int64s(column.offsets.cast(pa.int64()))
     first, stop = int(ends[0]), int(ends[-1])
-    items = _inside(column.values.slice(first, stop - first), f, f"{path}[]", ends)
+    items = _write_inside(column.values.slice(first, stop - first), f, f"{path}[]", ends)
     bounds = [(a - first, b - first) for a, b in pairwise(ends.tolist())]
     tag = _tag(f)
     if f.packed:
@@ -121,19 +125,19 @@ def _lists(column: pa.Array, f: ProtoField, path: str) -> Written:
     return [b"".join(items[a:b]) for a, b in bounds]
 
 
-def _maps(column: pa.Array, f: ProtoField, entry: ProtoMessage, path: str) -> Written:
+def _write_maps(column: pa.Array, f: ProtoField, entry: ProtoMessage, path: str) -> Written:
     """Each entry is a message of a key and a value, both of which are written."""
     key, value = entry.fields
     ends = int64s(column.offsets.cast(pa.int64()))
     first, stop = int(ends[0]), int(ends[-1])
-    keys = _inside(_keys(column.keys.slice(first, stop - first), key), key, f"{path}{{}}", ends)
-    values = _inside(column.items.slice(first, stop - first), value, f"{path}{{}}", ends)
+    keys = _write_inside(_write_keys(column.keys.slice(first, stop - first), key), key, f"{path}{{}}", ends)
+    values = _write_inside(column.items.slice(first, stop - first), value, f"{path}{{}}", ends)
     tag, of_key, of_value = _tag(f), _tag(key), _tag(value)
     entries = [tag + _with_size(of_key + k + of_value + v) for k, v in zip(keys, values, strict=True)]
     return [b"".join(entries[a - first : b - first]) for a, b in pairwise(ends.tolist())]
 
 
-def _keys(texts: pa.Array, key: ProtoField) -> pa.Array:
+def _write_keys(texts: pa.Array, key: ProtoField) -> pa.Array:
     """A map's keys, which landed as texts."""
     if key.kind is ProtoKind.STRING:
         return texts
@@ -143,38 +147,38 @@ def _keys(texts: pa.Array, key: ProtoField) -> pa.Array:
     return texts.cast(pa.bool_() if key.kind is ProtoKind.BOOL else pa.uint64() if unsigned else pa.int64())
 
 
-def _inside(items: pa.Array, f: ProtoField, path: str, ends: np.ndarray) -> Written:
+def _write_inside(items: pa.Array, f: ProtoField, path: str, ends: np.ndarray) -> Written:
     """The values in lists or maps that end there."""
     owner = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
     if items.null_count:
-        first = int(np.flatnonzero(truths(items.is_null()))[0])
+        first = int(np.flatnonzero(get_booleans(items.is_null()))[0])
         raise NotWritable(int(owner[first]), path, "it is null, and a list or a map of Protobuf holds no null")
-    return at(owner, partial(_values, items, f, path))
+    return at(owner, partial(_write_values, items, f, path))
 
 
-def _values(column: pa.Array, f: ProtoField, path: str) -> Written:
+def _write_values(column: pa.Array, f: ProtoField, path: str) -> Written:
     """The bytes of each value behind its tag. None is null."""
     if isinstance(column, pa.DictionaryArray):
         column = column.dictionary_decode()
     if f.message is not None:
-        bodies = _bodies(column, f.message, path)
+        bodies = _write_bodies(column, f.message, path)
         if f.group:
             end = varint(f.number << 3 | _END)
             return [body + end for body in bodies]
         return [_with_size(body) for body in bodies]
     match f.kind:
         case ProtoKind.DOUBLE:
-            return floats(column, pa.float64())
+            return write_floats(column, pa.float64())
         case ProtoKind.FLOAT:
-            return floats(column, pa.float32())
+            return write_floats(column, pa.float32())
         case ProtoKind.STRING | ProtoKind.BYTES:
             return [_with_size(data) for data in column.cast(pa.binary()).to_pylist()]
         case ProtoKind.ENUM:
-            return symbols(column, {name: _value(f, number) for number, name in f.symbols}, path, "name")
-    return [_value(f, n) for n in column.to_pylist()]
+            return write_symbols(column, {name: _write_value(f, number) for number, name in f.symbols}, path, "name")
+    return [_write_value(f, n) for n in column.to_pylist()]
 
 
-def _value(f: ProtoField, n: Any) -> bytes:
+def _write_value(f: ProtoField, n: Any) -> bytes:
     """A number's bytes."""
     if (fixed := _FIXED.get(f.kind)) is not None:
         return struct.pack(fixed, n)
@@ -183,7 +187,7 @@ def _value(f: ProtoField, n: Any) -> bytes:
     return _SMALL.get(n) or varint(int(n) & _MASK)
 
 
-def _bodies(column: pa.Array, m: ProtoMessage, path: str) -> Written:
+def _write_bodies(column: pa.Array, m: ProtoMessage, path: str) -> Written:
     """The bytes of each message. None is null."""
     match m.meaning:
         case Meaning.EMPTY:
@@ -194,9 +198,9 @@ def _bodies(column: pa.Array, m: ProtoMessage, path: str) -> Written:
             (own,) = m.fields
             return _encode_field(column, own, path)
         case Meaning.JSON:
-            write = _documents(m.name)
+            write = _make_writer(m.name)
             return [write(text) for text in column.to_pylist()]
-    return _message({f.name: column.field(f.name) for f in column.type}, m, len(column), path)
+    return _write_message({f.name: column.field(f.name) for f in column.type}, m, len(column), path)
 
 
 def _time(micros: int) -> bytes:
@@ -206,7 +210,7 @@ def _time(micros: int) -> bytes:
 
 
 @lru_cache
-def _documents(name: str) -> Callable[[str], bytes]:
+def _make_writer(name: str) -> Callable[[str], bytes]:
     """Returns a function from a JSON text to a google.protobuf.Struct, Value or ListValue."""
     with name_missing():
         from google.protobuf import json_format, struct_pb2

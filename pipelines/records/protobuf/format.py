@@ -22,15 +22,15 @@ from sluice.pipelines.records.json.reasons import Reason
 from sluice.pipelines.records.json.scan_tables import SchemaNode
 from sluice.pipelines.records.json.typer import TypedPiece
 from sluice.pipelines.records.protobuf import loops
-from sluice.pipelines.records.protobuf.columns import Documents, Maps, columns_of, last_of_each
+from sluice.pipelines.records.protobuf.columns import Documents, Maps, find_last, make_columns
 from sluice.pipelines.records.protobuf.loops import ProtobufTables
-from sluice.pipelines.records.protobuf.programs import IncompatibleMessage, compare, program
+from sluice.pipelines.records.protobuf.programs import IncompatibleMessage, compare, compile_program
 from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader
 from sluice.pipelines.records.protobuf.schema import (
     ProtoMessage,
-    message_at,
-    message_numbered,
-    messages_of,
+    find_message,
+    find_numbered_message,
+    list_messages,
     parse_descriptor,
 )
 from sluice.pipelines.records.rows.value_reader import UnusableSchema, WriterSchemas
@@ -38,7 +38,7 @@ from sluice.pipelines.records.rows.wire_format import IN_HEADERS, NO_HEADER, Nam
 from sluice.pipelines.records.rows.writer_schema_lookup import Opened
 from sluice.pipelines.records.slots import binary_loops
 from sluice.pipelines.records.slots.binary import MOST_SCHEMAS, BinaryFormat, BinaryTyper, NewField, Reasons
-from sluice.pipelines.records.slots.slots import SlotPiece, holder_of, slot_faults, with_room
+from sluice.pipelines.records.slots.slots import SlotPiece, find_holder, make_faults, with_room
 
 REASONS = Reasons(
     Reason.NOT_PROTOBUF,
@@ -77,14 +77,14 @@ class ProtobufTyper(BinaryTyper):
     ) -> None:
         super().__init__(reader, writers, name_of)
         self._reader = reader
-        self._program = program(reader.message, self.nodes)
+        self._program = compile_program(reader.message, self.nodes)
         self._names: dict[tuple[str, int], str] = {}
         self._places: dict[tuple[int, int], int] = {}
-        self._tables = self._no_tables(closed)
+        self._tables = self._empty_tables(closed)
 
     def _begun(self, rows: int) -> SlotPiece:
         self._tables.news[:] = 0
-        return _Piece(self.nodes, columns_of(self.nodes, self._program.of, rows))
+        return _Piece(self.nodes, make_columns(self.nodes, self._program.of, rows))
 
     def _scan(self, data: Array, ends: Array, valid: Array) -> tuple[int, Array]:
         return loops.scan(data, ends, valid, *self._given, self._tables, self._found), data
@@ -99,7 +99,7 @@ class ProtobufTyper(BinaryTyper):
     def _ask(self) -> None:
         state = self._tables.state
         schema, path = int(state[binary_loops.NEED]), int(state[loops.PATH])
-        self._know(schema, path, self._check_writer(schema, path))
+        self._enter_message(schema, path, self._check_writer(schema, path))
 
     def _check_writer(self, schema: int, path: int) -> int:
         """Returns 0 if records of this message of a schema can be read, else the code below 0 that refuses them.
@@ -113,9 +113,9 @@ class ProtobufTyper(BinaryTyper):
             file, _ = parse_descriptor(texts[-1])
             own = self._reader.message
             if self._wire is WireFormat.GLUE:
-                message = message_numbered(file, path - 1)
+                message = find_numbered_message(file, path - 1)
             else:
-                message = message_at(file, _indexes(path)) if path else _of_name(file, own.name)
+                message = find_message(file, _list_indexes(path)) if path else _of_name(file, own.name)
             if message is None or message.full_name != own.name:
                 return -(loops.NO_MESSAGE if message is None else loops.OTHER_MESSAGE)
             compare(message, own, self._learn)
@@ -126,7 +126,7 @@ class ProtobufTyper(BinaryTyper):
     def _learn(self, message: ProtoMessage, number: int, name: str) -> None:
         self._names.setdefault((message.name, number), name)
 
-    def _know(self, schema: int, path: int, start: int) -> None:
+    def _enter_message(self, schema: int, path: int, start: int) -> None:
         """Enter the facts about a schema's message into the hash table."""
         t = self._tables
         verdicts = {s: int(t.starts[p]) for s, p in self._places.items()} | {(schema, path): start}
@@ -149,13 +149,13 @@ class ProtobufTyper(BinaryTyper):
         self._places = {}
         self._names = {}
         self.causes.clear()
-        self._tables = self._tables._replace(**_nobody())
+        self._tables = self._tables._replace(**_empty_ids())
         self._tables.state[binary_loops.KNOWN] = 0
 
-    def _no_tables(self, closed: bool) -> ProtobufTables:
+    def _empty_tables(self, closed: bool) -> ProtobufTables:
         tables = ProtobufTables(
             **self._program.tables(self.nodes),
-            **_nobody(),
+            **_empty_ids(),
             name=np.frombuffer(reference(self._reader.message.name), np.uint8),
             news=np.zeros((MOST_NEWS, 5), np.int64),
             chain=np.zeros((loops.MOST_CHAIN, 2), np.int64),
@@ -167,7 +167,7 @@ class ProtobufTyper(BinaryTyper):
         return with_room(tables, self.nodes, tables.room)
 
 
-def _indexes(path: int) -> tuple[int, ...]:
+def _list_indexes(path: int) -> tuple[int, ...]:
     """The indexes that a path is made of."""
     indexes: list[int] = []
     while path:
@@ -178,7 +178,7 @@ def _indexes(path: int) -> tuple[int, ...]:
 
 def _of_name(file: Any, name: str) -> Any:
     """The descriptor of that full name in a file; None where there is none."""
-    return next((d for d in messages_of(file) if d.full_name == name), None)
+    return next((d for d in list_messages(file) if d.full_name == name), None)
 
 
 class _Piece(SlotPiece):
@@ -194,7 +194,7 @@ class _Piece(SlotPiece):
             n = loops.settle(t, out, bad_item, bad_node)
             for node in np.unique(bad_node[:n]).tolist():
                 items = bad_item[:n][bad_node[:n] == node] + self._columns[node].items
-                self._note(self._nodes[node], slot_faults(items, np.full(len(items), loops.MISSING)))
+                self._note(self._nodes[node], make_faults(items, np.full(len(items), loops.MISSING)))
             self._chain(t)
         super().take(data, t, results, out, bad)
 
@@ -222,19 +222,19 @@ class _Piece(SlotPiece):
         """The faults outside of entries that do not count."""
         level, items, counts = node.level, faults.items, np.ones(len(faults.items), np.bool_)
         while level:
-            holder = self._nodes[holder_of(self._nodes, level)]
+            holder = self._nodes[find_holder(self._nodes, level)]
             column = self._columns[holder.index]
             if not isinstance(column, Lists):
                 raise TypeError(f"{holder.path} holds no elements")
             ends = column.ends[: column.items + 1]
             if isinstance(column, Maps):
-                last = last_of_each(ends, self._columns[holder.children[0]].array(self._columns))
+                last = find_last(ends, self._columns[holder.children[0]].array(self._columns))
                 counts &= np.isin(items, last) if last is not None else True
             level, items = holder.level, np.searchsorted(ends[1:], items, side="right")
         return Faults(faults.items[counts], faults.codes[counts], faults.starts[counts])
 
 
-def _nobody() -> dict[str, Array]:
+def _empty_ids() -> dict[str, Array]:
     """The hash table that knows no schema. Where no record names one, its first place counts."""
     return {
         "ids": np.full(2, -1, np.int64),
@@ -278,12 +278,12 @@ class ProtobufFormat(BinaryFormat):
         opened = super()._open_records(chunk)
         if self._wire not in IN_HEADERS:
             return opened
-        paths = self._paths if self._wire is WireFormat.CONFLUENT_HEADERS else self._own_or_other
+        paths = self._find_paths if self._wire is WireFormat.CONFLUENT_HEADERS else self._own_or_other
         return ((records, replace(o, paths=paths(records))) for records, o in opened)
 
-    def _paths(self, records: pa.RecordBatch) -> Array:
+    def _find_paths(self, records: pa.RecordBatch) -> Array:
         kinds, which = self._opener.behind(records)
-        return np.array([_path(kind) for kind in kinds], np.int64)[which]
+        return np.array([_parse_path(kind) for kind in kinds], np.int64)[which]
 
     def _own_or_other(self, records: pa.RecordBatch) -> Array:
         """0 for records whose header names the reader's message. Those that name it before the message, too, as
@@ -297,7 +297,7 @@ class ProtobufFormat(BinaryFormat):
         return paths
 
 
-def _path(indexes: bytes) -> int:
+def _parse_path(indexes: bytes) -> int:
     """The message behind the indexes in a header, as one number; below 0 the code that refuses records."""
     numbers, number, shift = list[int](), 0, 0
     for byte in indexes:

@@ -17,7 +17,7 @@ from sluice.pipelines.records.compiled.jit import CELLS, Array
 from sluice.pipelines.records.json.scan import PLAIN, SIZE_BITS
 from sluice.pipelines.records.json.scan_tables import SchemaNode
 from sluice.pipelines.records.protobuf import loops
-from sluice.pipelines.records.protobuf.schema import Meaning, ProtoField, ProtoKind, ProtoMessage, is_repeated, kind_of
+from sluice.pipelines.records.protobuf.schema import Meaning, ProtoField, ProtoKind, ProtoMessage, get_kind, is_repeated
 
 _ALIKE = (
     {ProtoKind.INT32, ProtoKind.UINT32, ProtoKind.INT64, ProtoKind.UINT64, ProtoKind.BOOL, ProtoKind.ENUM},
@@ -51,7 +51,7 @@ def compare(writer: Any, reader: ProtoMessage, unknown: Unknown, path: str = "")
 
 
 def _check(w: Any, r: ProtoField, where: str) -> None:
-    kind, group = kind_of(w)
+    kind, group = get_kind(w)
     same = kind is r.kind and group == r.group
     alike = any(kind in a and r.kind in a for a in _ALIKE)
     if not (same or alike):
@@ -109,25 +109,25 @@ class Program:
             mode, parent, value = self.modes.get(n.index, (loops.MAY_MISS, -1, 0))
             rows[n.index, loops.MODE], rows[n.index, loops.PARENT], rows[n.index, loops.VALUE] = mode, parent, value
         return {
-            "fields": _wide(self.fields),
-            "messages": _wide(self.messages),
+            "fields": _make_table(self.fields),
+            "messages": _make_table(self.messages),
             "lookup": np.array(self.lookup, np.int64),
             "lists": np.array(self.lists, np.int64),
             "nodes": rows,
         }
 
 
-def _wide(rows: list[list[int]]) -> Array:
+def _make_table(rows: list[list[int]]) -> Array:
     table = np.zeros((max(len(rows), 1), CELLS), np.int64)
     for at, row in enumerate(rows):
         table[at, : len(row)] = row
     return table
 
 
-def program(message: ProtoMessage, nodes: tuple[SchemaNode, ...]) -> Program:
+def compile_program(message: ProtoMessage, nodes: tuple[SchemaNode, ...]) -> Program:
     """The tables of a feed's message, whose columns the nodes are."""
     programmer = _Programmer(nodes)
-    programmer.struct(message, nodes[0])
+    programmer.add_struct(message, nodes[0])
     return programmer.out
 
 
@@ -136,13 +136,13 @@ class _Programmer:
         self._nodes = nodes
         self.out = Program()
 
-    def _message(self, m: ProtoMessage, node: SchemaNode) -> int:
-        """Returns the number of a new message; `_fields` adds its fields."""
+    def _add_message(self, m: ProtoMessage, node: SchemaNode) -> int:
+        """Returns the number of a new message; `_add_fields` adds its fields."""
         self.out.messages.append([0, 0, node.index])
         self.out.names.append((m.name, node.path))
         return len(self.out.messages) - 1
 
-    def _fields(self, message: int, rows: list[tuple[int, list[int]]]) -> None:
+    def _add_fields(self, message: int, rows: list[tuple[int, list[int]]]) -> None:
         """Enter the fields of a message, by their numbers."""
         size = 1 << (2 * max(len(rows), 1)).bit_length()
         table = [0] * (2 * size)
@@ -155,21 +155,21 @@ class _Programmer:
         self.out.messages[message][:2] = [len(self.out.lookup), size - 1]
         self.out.lookup += table
 
-    def struct(self, m: ProtoMessage, node: SchemaNode) -> int:
+    def add_struct(self, m: ProtoMessage, node: SchemaNode) -> int:
         """A message whose fields are the children of a node."""
-        number = self._message(m, node)
+        number = self._add_message(m, node)
         children = [self._nodes[c] for c in node.children]
         rows = [(f.number, self._compile_field(f, child, node)) for f, child in zip(m.fields, children, strict=True)]
         for (_, row), f in zip(rows, m.fields, strict=True):
             if f.oneof:
-                row[loops.OTHERS] = self._others(f, m.fields, children)
-        self._fields(number, rows)
+                row[loops.OTHERS] = self._list_others(f, m.fields, children)
+        self._add_fields(number, rows)
         return number
 
-    def _others(self, f: ProtoField, fields: Sequence[ProtoField], children: Sequence[SchemaNode]) -> int:
+    def _list_others(self, f: ProtoField, fields: Sequence[ProtoField], children: Sequence[SchemaNode]) -> int:
         """The members that a oneof's member excludes, with all that is below them: a place in `lists`."""
         below = [
-            [n.index for n in self._below(child)]
+            [n.index for n in self._list_below(child)]
             for other, child in zip(fields, children, strict=True)
             if other.oneof == f.oneof and other is not f
         ]
@@ -179,7 +179,7 @@ class _Programmer:
             self.out.lists += [len(indexes), *indexes]
         return at
 
-    def _below(self, node: SchemaNode) -> list[SchemaNode]:
+    def _list_below(self, node: SchemaNode) -> list[SchemaNode]:
         queue = [node]
         for n in queue:
             queue += [self._nodes[c] for c in n.children]
@@ -189,62 +189,62 @@ class _Programmer:
         """The row of a field that is a child of a struct."""
         if f.entry is not None:
             self.out.modes[node.index] = (loops.DEFAULT, parent.index, THERE)
-            row = self._row(loops.ENTER, loops.SIZED, None)
+            row = self._make_row(loops.ENTER, loops.SIZED, None)
             row[loops.LIST], row[loops.INNER], row[loops.OUTER] = node.index, node.inner, node.level
-            row[loops.MESSAGE] = self._entry(f.entry, node)
+            row[loops.MESSAGE] = self._add_entry(f.entry, node)
             return row
         if f.repeated:
             self.out.modes[node.index] = (loops.DEFAULT, parent.index, THERE)
-            row = self._value(f, self._nodes[node.children[0]])
+            row = self._make_field(f, self._nodes[node.children[0]])
             row[loops.LIST], row[loops.INNER], row[loops.OUTER] = node.index, node.inner, node.level
             row[loops.PACKED] = int(row[loops.WIRE] in (loops.VARINT, loops.FOUR, loops.EIGHT))
             return row
-        row = self._value(f, node)
+        row = self._make_field(f, node)
         if f.required:
             self.out.modes[node.index] = (loops.REQUIRED, parent.index, 0)
         elif not f.presence:
-            self.out.modes[node.index] = (loops.DEFAULT, parent.index, _default(f))
+            self.out.modes[node.index] = (loops.DEFAULT, parent.index, _get_default(f))
         return row
 
-    def _entry(self, m: ProtoMessage, node: SchemaNode) -> int:
+    def _add_entry(self, m: ProtoMessage, node: SchemaNode) -> int:
         """The entries of a map, of which both may be missing."""
-        number = self._message(m, node)
+        number = self._add_message(m, node)
         key, value = (self._nodes[c] for c in node.children)
-        rows = [(f.number, self._value(f, child)) for f, child in zip(m.fields, (key, value), strict=True)]
+        rows = [(f.number, self._make_field(f, child)) for f, child in zip(m.fields, (key, value), strict=True)]
         for f, child in zip(m.fields, (key, value), strict=True):
-            self.out.modes[child.index] = (loops.DEFAULT, -1, _default(f))
-        self._fields(number, rows)
+            self.out.modes[child.index] = (loops.DEFAULT, -1, _get_default(f))
+        self._add_fields(number, rows)
         return number
 
-    def _value(self, f: ProtoField, node: SchemaNode) -> list[int]:
+    def _make_field(self, f: ProtoField, node: SchemaNode) -> list[int]:
         """The row of a field whose value goes to a node."""
         self.out.of[node.index] = f
         if f.message is None:
-            return self._row(*_OPS[f.kind], node)
+            return self._make_row(*_OPS[f.kind], node)
         wire = loops.GROUP if f.group else loops.SIZED
         match f.message.meaning:
             case Meaning.JSON:
-                return self._row(loops.DOCUMENT, loops.SIZED, node)
+                return self._make_row(loops.DOCUMENT, loops.SIZED, node)
             case Meaning.EMPTY:
-                inside, value = self._message(f.message, node), 1
-                self._fields(inside, [])
+                inside, value = self._add_message(f.message, node), 1
+                self._add_fields(inside, [])
             case Meaning.TIME:
-                inside, value = self._message(f.message, node), 0
+                inside, value = self._add_message(f.message, node), 0
                 seconds, nanos = (
-                    self._row(op, loops.VARINT, node) for op in (loops.SECONDS, loops.NANOS)
+                    self._make_row(op, loops.VARINT, node) for op in (loops.SECONDS, loops.NANOS)
                 )  # fmt: skip
-                self._fields(inside, [(1, seconds), (2, nanos)])
+                self._add_fields(inside, [(1, seconds), (2, nanos)])
             case Meaning.WRAPPER:
-                inside, value = self._message(f.message, node), _default(f)
+                inside, value = self._add_message(f.message, node), _get_default(f)
                 (own,) = f.message.fields
-                self._fields(inside, [(own.number, self._row(*_OPS[own.kind], node))])
+                self._add_fields(inside, [(own.number, self._make_row(*_OPS[own.kind], node))])
             case _:
-                inside, value = self.struct(f.message, node), THERE
-        row = self._row(loops.ENTER, wire, node)
+                inside, value = self.add_struct(f.message, node), THERE
+        row = self._make_row(loops.ENTER, wire, node)
         row[loops.MESSAGE], row[loops.VALUE] = inside, value
         return row
 
-    def _row(self, op: int, wire: int, node: SchemaNode | None) -> list[int]:
+    def _make_row(self, op: int, wire: int, node: SchemaNode | None) -> list[int]:
         row = [0] * CELLS
         row[loops.OP], row[loops.WIRE] = op, wire
         row[loops.NODE], row[loops.LEVEL] = (node.index, node.level) if node else (-1, 0)
@@ -252,7 +252,7 @@ class _Programmer:
         return row
 
 
-def _default(f: ProtoField) -> int:
+def _get_default(f: ProtoField) -> int:
     """The slot of a value that was not written."""
     if f.message is None:
         return THERE if f.kind in (ProtoKind.STRING, ProtoKind.BYTES) else f.first
@@ -262,5 +262,5 @@ def _default(f: ProtoField) -> int:
         case Meaning.TIME:
             return 0
         case Meaning.WRAPPER:
-            return _default(f.message.fields[0])
+            return _get_default(f.message.fields[0])
     return THERE

@@ -20,12 +20,12 @@ from sluice.pipelines.records.protobuf.schema import (
     ProtoField,
     ProtoKind,
     ProtoMessage,
-    files_of,
+    find_path,
     is_compiled,
-    message_of,
     parse_descriptor,
-    path_to,
-    text_of,
+    read_files,
+    read_message,
+    write_text,
 )
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
 from sluice.pipelines.records.rows.wire_format import WireFormat, reference, varint
@@ -52,14 +52,14 @@ class ProtobufReader:
     @cached_property
     def message(self) -> ProtoMessage:
         """The feed's message."""
-        return message_of(self.texts[-1])
+        return read_message(self.texts[-1])
 
     @cached_property
     def columns(self) -> Schema:
         """The columns of rows."""
         if not self.message.fields:
             raise UnusableSchema(self.message.name, "is a message without fields, which makes no columns")
-        return parse_schema({f.name: column_of(f).text for f in self.message.fields})
+        return parse_schema({f.name: make_column(f).text for f in self.message.fields})
 
     @cached_property
     def fingerprint(self) -> str:
@@ -76,7 +76,7 @@ class ProtobufReader:
     def path(self) -> tuple[int, ...]:
         """The message's indexes in its file and in messages of it."""
         file, _ = parse_descriptor(self.texts[-1])
-        return path_to(file, self.message.name) or ()
+        return find_path(file, self.message.name) or ()
 
     @property
     def naming(self) -> bytes:
@@ -92,8 +92,8 @@ class ProtobufReader:
 
         Raises UnusableSchema.
         """
-        files, _ = files_of(compile_registered(registered).texts[-1])
-        other = ProtobufReader((text_of(files, self.message.name),), self.wire)
+        files, _ = read_files(compile_registered(registered).texts[-1])
+        other = ProtobufReader((write_text(files, self.message.name),), self.wire)
         return (self.fingerprint, self.path) == (other.fingerprint, other.path)
 
 
@@ -103,10 +103,10 @@ def from_file(text: str, folder: Path, message: str) -> tuple[str, ...]:
     `message` names the one that the feed reads (empty: the file's only one). Raises UnusableSchema.
     """
     if is_compiled(text):
-        files, own = files_of(text)
-        return (text_of(files, message or own),)
+        files, own = read_files(text)
+        return (write_text(files, message or own),)
     imported = load_imports(text, folder)
-    return (text_of(compile_schema((*imported.values(), text), tuple(imported)), message),)
+    return (write_text(compile_schema((*imported.values(), text), tuple(imported)), message),)
 
 
 def compile_registered(registered: RegisteredSchema) -> RegisteredSchema:
@@ -116,7 +116,7 @@ def compile_registered(registered: RegisteredSchema) -> RegisteredSchema:
     return RegisteredSchema(
         registered.id,
         registered.type,
-        (text_of(compile_schema(registered.texts, registered.names)),),
+        (write_text(compile_schema(registered.texts, registered.names)),),
         registered.subject,
         registered.version,
     )
@@ -126,18 +126,18 @@ def as_file(registered: RegisteredSchema) -> str:
     """A registry's schema as one file: its text, where that is all there is to it, else compiled."""
     files = compile_schema(registered.texts, registered.names)
     plain = WELL_KNOWN.issuperset(registered.names) and "{" in registered.texts[-1]
-    return registered.texts[-1].rstrip() if plain else text_of(files)
+    return registered.texts[-1].rstrip() if plain else write_text(files)
 
 
-def column_of(f: ProtoField) -> Field:
+def make_column(f: ProtoField) -> Field:
     """The column, or the member of a struct, that a field makes."""
     entry = f.entry
     if entry is not None:
         value = entry.fields[1]
-        return Field(f.name, Type(Kind.MAP, fields=(Field("", _type(value), True),)), True)
+        return Field(f.name, Type(Kind.MAP, fields=(Field("", _get_type(value), True),)), True)
     if f.repeated:
-        return Field(f.name, Type(Kind.LIST, fields=(Field("", _type(f), True),)), True)
-    return Field(f.name, _type(f), f.required or not f.presence)
+        return Field(f.name, Type(Kind.LIST, fields=(Field("", _get_type(f), True),)), True)
+    return Field(f.name, _get_type(f), f.required or not f.presence)
 
 
 _KINDS = {
@@ -154,7 +154,7 @@ _KINDS = {
 }
 
 
-def _type(f: ProtoField) -> Type:
+def _get_type(f: ProtoField) -> Type:
     """The type of one value of a field."""
     if f.message is None:
         return Type(_KINDS[f.kind])
@@ -166,5 +166,5 @@ def _type(f: ProtoField) -> Type:
         case Meaning.EMPTY:
             return Type(Kind.BOOL)
         case Meaning.WRAPPER:
-            return _type(f.message.fields[0])
-    return Type(Kind.STRUCT, fields=tuple(map(column_of, f.message.fields)))
+            return _get_type(f.message.fields[0])
+    return Type(Kind.STRUCT, fields=tuple(map(make_column, f.message.fields)))

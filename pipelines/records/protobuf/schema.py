@@ -16,7 +16,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from sluice.pipelines.records.protobuf.compiling import MOST_COMPILED, descriptor_set
+from sluice.pipelines.records.protobuf.compiling import MOST_COMPILED, make_descriptor_set
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
 from sluice.pipelines.util.extras import name_missing
 from sluice.pipelines.util.units import safe_text
@@ -121,7 +121,7 @@ class ProtoMessage:
     weight: int = 1
 
 
-def text_of(files: FileDescriptorSet, message: str = "") -> str:
+def write_text(files: FileDescriptorSet, message: str = "") -> str:
     """A compiled schema as a text."""
     document = {"files": base64.b64encode(files.SerializeToString(deterministic=True)).decode()}
     return json.dumps(document | ({"message": message} if message else {}))
@@ -132,7 +132,7 @@ def is_compiled(text: str) -> bool:
     return text.lstrip().startswith("{")
 
 
-def files_of(text: str) -> tuple[FileDescriptorSet, str]:
+def read_files(text: str) -> tuple[FileDescriptorSet, str]:
     """The descriptors in a compiled schema's text, and the name of its message (empty: none is named).
 
     Raises UnusableSchema.
@@ -142,7 +142,7 @@ def files_of(text: str) -> tuple[FileDescriptorSet, str]:
         data, message = base64.b64decode(document["files"], validate=True), document.get("message", "")
         if len(data) > MOST_COMPILED or not isinstance(message, str):
             raise ValueError("too large")
-        files = descriptor_set(data)
+        files = make_descriptor_set(data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error):
         raise UnusableSchema("", "is neither a .proto file nor a compiled schema") from None
     if not files.file:
@@ -155,7 +155,7 @@ def parse_descriptor(text: str) -> tuple[Any, str]:
     """The descriptor of a compiled schema's last file, and the name of its message. Raises UnusableSchema."""
     with name_missing():
         from google.protobuf.descriptor_pool import DescriptorPool
-    files, message = files_of(text)
+    files, message = read_files(text)
     pool = DescriptorPool()
     try:
         for file in files.file:
@@ -165,7 +165,7 @@ def parse_descriptor(text: str) -> tuple[Any, str]:
         raise UnusableSchema("", "has descriptors that contradict each other") from None
 
 
-def message_of(text: str) -> ProtoMessage:
+def read_message(text: str) -> ProtoMessage:
     """The message of a compiled schema. Raises UnusableSchema where none is named and the file has several."""
     file, name = parse_descriptor(text)
     return _Builder().message(_find_named(file, name), "")
@@ -177,19 +177,19 @@ def _find_named(file: Any, name: str) -> Any:
         raise UnusableSchema("", "has no message")
     if not name:
         if len(top) > 1:
-            raise UnusableSchema("", f"has several messages: name one of them by `message:` ({_some_of(top)})")
+            raise UnusableSchema("", f"has several messages: name one of them by `message:` ({_format_names(top)})")
         return top[0]
-    for d in messages_of(file):
+    for d in list_messages(file):
         if name in (d.full_name, d.full_name.removeprefix(f"{file.package}.")):
             return d
-    raise UnusableSchema("", f"has no message {safe_text(name)}, which `message:` names; it has {_some_of(top)}")
+    raise UnusableSchema("", f"has no message {safe_text(name)}, which `message:` names; it has {_format_names(top)}")
 
 
-def _some_of(messages: Sequence[Any]) -> str:
+def _format_names(messages: Sequence[Any]) -> str:
     return ", ".join(sorted(m.full_name for m in messages)[:10])
 
 
-def message_at(file: Any, path: tuple[int, ...]) -> Any:
+def find_message(file: Any, path: tuple[int, ...]) -> Any:
     """The descriptor of the message at these indexes of a file and its messages, or None.
 
     Source: Confluent's wire format for Protobuf.
@@ -203,7 +203,7 @@ def message_at(file: Any, path: tuple[int, ...]) -> Any:
     return message
 
 
-def messages_of(file: Any) -> list[Any]:
+def list_messages(file: Any) -> list[Any]:
     """The descriptors of all messages of a file, also of those inside others."""
     messages = list(file.message_types_by_name.values())
     for d in messages:
@@ -211,17 +211,17 @@ def messages_of(file: Any) -> list[Any]:
     return messages
 
 
-def message_numbered(file: Any, number: int) -> Any:
+def find_numbered_message(file: Any, number: int) -> Any:
     """The descriptor of the message with this number in AWS Glue, in the order of full names, or None.
 
     Source: `MessageIndexFinder` of aws-glue-schema-registry.
     """
-    messages = sorted(messages_of(file), key=lambda d: str(d.full_name))
+    messages = sorted(list_messages(file), key=lambda d: str(d.full_name))
     return messages[number] if number < len(messages) else None
 
 
-def path_to(file: Any, name: str) -> tuple[int, ...] | None:
-    """The indexes by which `message_at` finds the message of that full name in a file; None where it has none."""
+def find_path(file: Any, name: str) -> tuple[int, ...] | None:
+    """The indexes by which `find_message` finds the message of that full name in a file; None where it has none."""
     queue: list[tuple[tuple[int, ...], Any]] = [((n,), d) for n, d in enumerate(file.message_types_by_name.values())]
     for path, d in queue:
         if d.full_name == name:
@@ -264,7 +264,7 @@ class _Builder:
         return ProtoMessage(d.full_name, meaning, fields, weight)
 
     def _make_field(self, f: Any, path: str) -> ProtoField:
-        kind, group = kind_of(f)
+        kind, group = get_kind(f)
         repeated = is_repeated(f)
         oneof = f.containing_oneof
         return ProtoField(
@@ -276,7 +276,7 @@ class _Builder:
             required=bool(f.is_required),
             group=group,
             oneof=oneof.name if oneof is not None and len(oneof.fields) > 1 else "",
-            symbols=_symbols(f.enum_type) if kind is ProtoKind.ENUM else (),
+            symbols=_list_symbols(f.enum_type) if kind is ProtoKind.ENUM else (),
             first=f.enum_type.values[0].number if kind is ProtoKind.ENUM else 0,
             message=self.message(f.message_type, path) if kind is ProtoKind.MESSAGE else None,
             packed=repeated and bool(f.is_packed),
@@ -288,7 +288,7 @@ def is_repeated(f: Any) -> bool:
     return bool(f.is_repeated)
 
 
-def kind_of(f: Any) -> tuple[ProtoKind, bool]:
+def get_kind(f: Any) -> tuple[ProtoKind, bool]:
     """The type of a described field, and whether it is a group."""
     names = {
         f.TYPE_DOUBLE: ProtoKind.DOUBLE, f.TYPE_FLOAT: ProtoKind.FLOAT, f.TYPE_INT64: ProtoKind.INT64,
@@ -301,7 +301,7 @@ def kind_of(f: Any) -> tuple[ProtoKind, bool]:
     return names[f.type], f.type == f.TYPE_GROUP
 
 
-def _symbols(d: Any) -> tuple[tuple[int, str], ...]:
+def _list_symbols(d: Any) -> tuple[tuple[int, str], ...]:
     """An enum's numbers with their first names, ascending."""
     symbols: dict[int, str] = {}
     for value in d.values:

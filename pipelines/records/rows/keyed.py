@@ -42,7 +42,7 @@ class KeyedFormat:
 
     def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
         """The other format's pieces with the keys' columns, and without the rows whose key does not fit."""
-        keys = _Keys(list(self._key.convert(s, self._keys_as_values(chunk))), self._key.schema)
+        keys = _Keys(list(self._key.convert(s, self._replace_values(chunk))), self._key.schema)
         drift = keys.drift
         for piece in self._behind.convert(s, chunk):
             offsets = int64s(piece.landed.column(piece.landed.schema.get_field_index(_OFFSET)))
@@ -56,7 +56,7 @@ class KeyedFormat:
             yield replace(piece, landed=self._join_keys(piece.landed, keys, positions), drift=(*piece.drift, *drift))
             drift = ()
 
-    def _keys_as_values(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
+    def _replace_values(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
         """The records with their keys, and the keys' headers, in place of their values."""
         names = chunk.schema.names
         columns = dict(zip(names, chunk.columns, strict=True))
@@ -102,8 +102,8 @@ class _Keys:
         self._landed = pa.Table.from_batches([p.landed for p in pieces], schema).combine_chunks()
         quarantined = [p.quarantined for p in pieces if p.quarantined is not None]
         self._refused = pa.Table.from_batches(quarantined, REFUSED).combine_chunks()
-        self._offsets = _offsets(self._landed, _OFFSET)
-        self._gone = _offsets(self._refused, "offset")
+        self._offsets = _get_offsets(self._landed, _OFFSET)
+        self._gone = _get_offsets(self._refused, "offset")
         self.drift = tuple(_rename_field(d) for p in pieces for d in p.drift)
 
     def find_positions(self, offsets: Array) -> tuple[Array, Array]:
@@ -125,8 +125,8 @@ class _Keys:
         """Columns of `REFUSED` after the record itself, for keys at these offsets."""
         chosen = self._refused.take(fixed_width(pa.int64(), np.searchsorted(self._gone, missing)))
         reasons = {name: chosen.column(name).combine_chunks() for name in _WHY}
-        reasons["field"] = _texts(reasons["field"], KEY_PREFIX, "")
-        reasons["detail"] = _texts(reasons["detail"], "", " (in the key)")
+        reasons["field"] = _wrap_texts(reasons["field"], KEY_PREFIX, "")
+        reasons["detail"] = _wrap_texts(reasons["detail"], "", " (in the key)")
         return [reasons[name] for name in _WHY]
 
 
@@ -141,7 +141,7 @@ def _with_other_names(headers: pa.ListArray) -> pa.ListArray:
     return pa.Array.from_buffers(headers.type, len(headers), buffers[:2], offset=headers.offset, children=[entries])
 
 
-def _offsets(rows: pa.Table, name: str) -> Array:
+def _get_offsets(rows: pa.Table, name: str) -> Array:
     offsets = rows.column(name)
     return np.concatenate([np.empty(0, np.int64), *map(int64s, offsets.chunks)])
 
@@ -150,7 +150,7 @@ def _rename_field(drift: Drift) -> Drift:
     return replace(drift, field=KEY_PREFIX + drift.field)
 
 
-def _texts(column: pa.DictionaryArray, before: str, after: str) -> pa.DictionaryArray:
+def _wrap_texts(column: pa.DictionaryArray, before: str, after: str) -> pa.DictionaryArray:
     """The column with something around each of its few texts."""
     texts = [before + text + after for text in column.dictionary.to_pylist()]
     return pa.DictionaryArray.from_arrays(column.indices, text_array(texts))

@@ -8,7 +8,7 @@ A format gets the chunks of an offset range in order. It splits each into rows t
 to drop; every record ends in exactly one of the three. It works on whole columns and makes no Python object per record.
 
 Header keys are bytes in Kafka and text in files. A key that is UTF-8 is its own text. Any other key, and a key that
-begins with `sluice.hex:`, becomes `sluice.hex:` and its bytes in hex: `key_bytes` restores every key.
+begins with `sluice.hex:`, becomes `sluice.hex:` and its bytes in hex: `unescape_key` restores every key.
 """
 
 from __future__ import annotations
@@ -105,19 +105,19 @@ class RawFormat:
         """The chunk, with columns for its topic and partition. Copies nothing."""
         columns = {
             **dict(zip(chunk.schema.names, chunk.columns, strict=True)),
-            "topic": _constant_text(s.topic, chunk.num_rows),
+            "topic": _repeat_text(s.topic, chunk.num_rows),
             "partition": fixed_width(pa.int32(), np.full(chunk.num_rows, s.partition, np.int32)),
         }
         arrays = [columns[name] for name in self.schema.names]
         yield Formatted(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
 
 
-def _constant_text(text: str, rows: int) -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(fixed_width(pa.int8(), np.zeros(rows, np.int8)), _only(text))
+def _repeat_text(text: str, rows: int) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(fixed_width(pa.int8(), np.zeros(rows, np.int8)), _make_text(text))
 
 
 @lru_cache(maxsize=64)
-def _only(text: str) -> pa.StringArray:
+def _make_text(text: str) -> pa.StringArray:
     return text_array([text])
 
 
@@ -195,7 +195,7 @@ _ESCAPED = re.compile(rf"{re.escape(MARK)}((?:[0-9a-f]{{2}})+)")
 _SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
 
 
-def key_text(key: bytes) -> str:
+def escape_key(key: bytes) -> str:
     """The text of a header's key."""
     try:
         text = key.decode()
@@ -204,13 +204,13 @@ def key_text(key: bytes) -> str:
     return MARK + key.hex() if text.startswith(MARK) else text
 
 
-def key_bytes(text: str) -> bytes:
+def unescape_key(text: str) -> bytes:
     """The key of which this is the text."""
     escaped = _ESCAPED.fullmatch(text)
     return bytes.fromhex(escaped[1]) if escaped else text.encode()
 
 
-def former_key_text(text: str) -> str:
+def get_former_text(text: str) -> str:
     """The text of a key in files from before keys were escaped: U+FFFD for bytes that are not UTF-8."""
     escaped = _ESCAPED.fullmatch(text)
     return as_java_reads(bytes.fromhex(escaped[1])) if escaped else text
@@ -224,21 +224,21 @@ def as_java_reads(key: bytes) -> str:
     return _SURROGATE.sub(b"\xef\xbf\xbd", key).decode("utf-8", "replace")
 
 
-def key_column(keys: pa.Array) -> pa.Array:
+def escape_keys(keys: pa.Array) -> pa.Array:
     """The text of binary keys, without a copy where each of them is its own text."""
     text = keys.view(pa.string())
     try:
         text.validate(full=True)
     except pa.ArrowInvalid:
-        return pa.array(map(key_text, keys.to_pylist()), pa.string())
+        return pa.array(map(escape_key, keys.to_pylist()), pa.string())
     data = keys.buffers()[2]
     if data is None or MARK.encode() not in data.to_pybytes():
         return text
-    return pa.array(map(key_text, keys.to_pylist()), pa.string())
+    return pa.array(map(escape_key, keys.to_pylist()), pa.string())
 
 
-def bytes_column(keys: pa.Array) -> pa.Array:
+def unescape_keys(keys: pa.Array) -> pa.Array:
     """The bytes of keys whose text this is, without a copy where none is escaped."""
     if not pc.any(pc.starts_with(keys, MARK)).as_py():
         return keys.cast(pa.binary())
-    return pa.array(map(key_bytes, keys.to_pylist()), pa.binary())
+    return pa.array(map(unescape_key, keys.to_pylist()), pa.binary())

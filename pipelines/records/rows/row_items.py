@@ -40,7 +40,7 @@ def join_parts(parts: Sequence[Written], count: int) -> Written:
     return [b"".join(one) for one in zip(*parts, strict=True)] if parts else [b""] * count
 
 
-def symbols(column: pa.Array, numbers: Mapping[str, bytes], path: str, what: str) -> Written:
+def write_symbols(column: pa.Array, numbers: Mapping[str, bytes], path: str, what: str) -> Written:
     """The bytes of each item's symbol. Raises NotWritable for an unknown symbol."""
     numbers_or_none = [numbers.get(symbol) for symbol in column.to_pylist()]
     encoded = [data for data in numbers_or_none if data is not None]
@@ -49,12 +49,12 @@ def symbols(column: pa.Array, numbers: Mapping[str, bytes], path: str, what: str
     return encoded
 
 
-def truths(column: pa.Array) -> np.ndarray:
+def get_booleans(column: pa.Array) -> np.ndarray:
     """A boolean column as numpy's; null is false."""
     return int64s(pc.fill_null(column, False).cast(pa.int64())).astype(bool)
 
 
-def floats(column: pa.Array, kind: pa.DataType) -> Written:
+def write_floats(column: pa.Array, kind: pa.DataType) -> Written:
     """Numbers as they lie in memory: IEEE 754, the lowest byte first."""
     numbers, size = column.cast(kind), kind.bit_width // 8
     data = numbers.buffers()[1].to_pybytes()[numbers.offset * size :] if len(numbers) else b""

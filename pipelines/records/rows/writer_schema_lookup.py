@@ -91,12 +91,12 @@ class Opener:
                 if inflated_value is None:
                     schemas[row] = -NOT_INFLATED
             if (start, stop) == (0, len(values)):
-                yield records, Opened(_rebuilt(values, inflated, self._skip), schemas, self._skip)
+                yield records, Opened(_rebuild(values, inflated, self._skip), schemas, self._skip)
                 return
             part = records.take(indices(np.arange(start, stop, dtype=np.int32)))
             own = part.column(part.schema.get_field_index("value"))
             here = {row - start: inflated_value for row, inflated_value in inflated.items()}
-            yield part, Opened(_rebuilt(own, here, self._skip), schemas[start:stop], self._skip)
+            yield part, Opened(_rebuild(own, here, self._skip), schemas[start:stop], self._skip)
             start = stop
 
     def schemas(self, records: pa.RecordBatch) -> Array:
@@ -104,9 +104,9 @@ class Opener:
         if self._wire is WireFormat.BARE:
             return np.full(records.num_rows, -NO_HEADER, np.int64)
         if self._wire is WireFormat.CONFLUENT_HEADERS:
-            return self._of_headers(_headers_of(records))
+            return self._of_headers(_get_headers(records))
         if self._wire is WireFormat.APICURIO_HEADERS:
-            return self._of_apicurio(_headers_of(records))
+            return self._of_apicurio(_get_headers(records))
         data, ends, _ = buffers_of(records.column(records.schema.get_field_index("value")))
         schemas = np.full(records.num_rows, -NO_HEADER, np.int64)
         begins = ends[:-1].astype(np.int64)
@@ -114,9 +114,9 @@ class Opener:
         complete = complete[data[begins[complete]] == _MAGIC[self._wire]]
         if self._wire is WireFormat.GLUE:
             complete = complete[np.isin(data[begins[complete] + 1], (0, _COMPRESSED))]
-            schemas[complete] = self._number_guids(_bytes_at(data, begins[complete] + 2, 16))
+            schemas[complete] = self._number_guids(_take_bytes(data, begins[complete] + 2, 16))
         else:
-            numbers = _whole_numbers(_bytes_at(data, begins[complete] + 1, self._skip - 1))
+            numbers = _read_integers(_take_bytes(data, begins[complete] + 1, self._skip - 1))
             schemas[complete] = np.where(numbers < 0, -NO_HEADER, numbers)
         return schemas
 
@@ -126,16 +126,16 @@ class Opener:
 
     def behind(self, records: pa.RecordBatch) -> tuple[list[bytes], Array]:
         """The bytes behind the schema's number or GUID in headers: distinct values, and the index of each record's."""
-        rows, data, begins, sizes = _in_headers(_headers_of(records), ID_HEADER)
+        rows, data, begins, sizes = _in_headers(_get_headers(records), ID_HEADER)
         marks = data[begins] if len(rows) else np.empty(0, np.uint8)
         own = np.where(marks == 0, PREFIX[WireFormat.CONFLUENT], _LONG)
         more = np.minimum(sizes - own, _MOST_BEHIND)
-        return _kinds(records.num_rows, rows, data, begins + own, more)
+        return _index_values(records.num_rows, rows, data, begins + own, more)
 
     def messages(self, records: pa.RecordBatch) -> tuple[list[bytes], Array]:
         """The names of messages in records' headers, empty for none: each once, and which is whose."""
-        rows, data, begins, sizes = _in_headers(_headers_of(records), APICURIO_MESSAGE, last=True)
-        return _kinds(records.num_rows, rows, data, begins, np.minimum(sizes, _MOST_NAME))
+        rows, data, begins, sizes = _in_headers(_get_headers(records), APICURIO_MESSAGE, last=True)
+        return _index_values(records.num_rows, rows, data, begins, np.minimum(sizes, _MOST_NAME))
 
     def _of_headers(self, headers: pa.Array) -> Array:
         schemas = np.full(len(headers), -NO_HEADER, np.int64)
@@ -144,10 +144,10 @@ class Opener:
             return schemas
         short = np.flatnonzero(sizes >= PREFIX[WireFormat.CONFLUENT])
         short = short[data[begins[short]] == 0]
-        schemas[rows[short]] = _whole_numbers(_bytes_at(data, begins[short] + 1, 4))
+        schemas[rows[short]] = _read_integers(_take_bytes(data, begins[short] + 1, 4))
         long = np.flatnonzero(sizes >= _LONG)
         long = long[data[begins[long]] == 1]
-        schemas[rows[long]] = self._number_guids(_bytes_at(data, begins[long] + 1, _LONG - 1))
+        schemas[rows[long]] = self._number_guids(_take_bytes(data, begins[long] + 1, _LONG - 1))
         return schemas
 
     def _of_apicurio(self, headers: pa.Array) -> Array:
@@ -157,7 +157,7 @@ class Opener:
             right = np.flatnonzero(sizes == _NUMBER)
             right = right[data[begins[right]] < 0x80]  # no number is below 0
             both = np.zeros((len(right), 2 * _NUMBER), np.uint8)
-            both[:, 0], both[:, _NUMBER:] = kind, _bytes_at(data, begins[right], _NUMBER)
+            both[:, 0], both[:, _NUMBER:] = kind, _take_bytes(data, begins[right], _NUMBER)
             schemas[rows[right]] = self._number_guids(both)
         return schemas
 
@@ -202,22 +202,22 @@ def without_prefix(opened: Opened) -> pa.Array:
     prefixed = np.flatnonzero(~refused & (sizes >= opened.skip))
     own[begins[prefixed][:, None] + np.arange(opened.skip)] = _SPACE
     firsts = begins[prefixed[sizes[prefixed] >= opened.skip + len(_BOM)]] + opened.skip
-    own[firsts[(_bytes_at(data, firsts, len(_BOM)) == _BOM).all(axis=1)][:, None] + np.arange(len(_BOM))] = _SPACE
+    own[firsts[(_take_bytes(data, firsts, len(_BOM)) == _BOM).all(axis=1)][:, None] + np.arange(len(_BOM))] = _SPACE
     own[begins[refused & (sizes > 0)]] = 0
     buffers = opened.values.buffers()
     return pa.Array.from_buffers(opened.values.type, len(sizes), [buffers[0], buffers[1], pa.py_buffer(own)])
 
 
-def _headers_of(records: pa.RecordBatch) -> pa.Array:
+def _get_headers(records: pa.RecordBatch) -> pa.Array:
     return records.column(records.schema.get_field_index("headers"))
 
 
-def _kinds(records: int, rows: Array, data: Array, begins: Array, sizes: Array) -> tuple[list[bytes], Array]:
+def _index_values(records: int, rows: Array, data: Array, begins: Array, sizes: Array) -> tuple[list[bytes], Array]:
     """The distinct texts of these sizes at these positions, the empty one first, and the index of each record's."""
     kinds, which = {b"": 0}, np.zeros(records, np.int64)
     for size in np.unique(sizes[sizes > 0]).tolist():
         chosen = np.flatnonzero(sizes == size)
-        distinct, positions = np.unique(_bytes_at(data, begins[chosen], size), axis=0, return_inverse=True)
+        distinct, positions = np.unique(_take_bytes(data, begins[chosen], size), axis=0, return_inverse=True)
         numbers = np.array([kinds.setdefault(kind.tobytes(), len(kinds)) for kind in distinct], np.int64)
         which[rows[chosen]] = numbers[positions.reshape(-1)]
     return list(kinds), which
@@ -237,24 +237,24 @@ def _in_headers(headers: pa.Array, name: str, *, last: bool = False) -> tuple[Ar
         return none
     at = at[::-1] if last else at
     rows, firsts = np.unique(np.searchsorted(ends[1:], at, side="right"), return_index=True)
-    data, begins, sizes = _spans(headers.values.field(1), at[firsts])
+    data, begins, sizes = _find_spans(headers.values.field(1), at[firsts])
     nonempty = np.flatnonzero(sizes > 0)
     return rows[nonempty], data, begins[nonempty], sizes[nonempty]
 
 
-def _bytes_at(data: Array, begins: Array, size: int) -> Array:
+def _take_bytes(data: Array, begins: Array, size: int) -> Array:
     """`size` bytes from each place on: a row for each."""
     rows: Array = data[begins[:, None] + np.arange(size)]
     return rows
 
 
-def _whole_numbers(digits: Array) -> Array:
+def _read_integers(digits: Array) -> Array:
     """Big-endian numbers of four or eight bytes, a row each."""
     numbers: Array = np.ascontiguousarray(digits).view(f">i{digits.shape[1]}" if digits.shape[1] == 8 else ">u4")[:, 0]
     return numbers.astype(np.int64)
 
 
-def _spans(values: pa.Array, chosen: Array) -> tuple[Array, Array, Array]:
+def _find_spans(values: pa.Array, chosen: Array) -> tuple[Array, Array, Array]:
     """The data of a binary array; where the chosen values begin in it, and their sizes."""
     ends = np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, values.offset * 4)
     buffer = values.buffers()[2]
@@ -282,7 +282,7 @@ def _inflate_values(
     return inflated, last
 
 
-def _rebuilt(values: pa.Array, inflated: dict[int, bytes | None], skip: int) -> pa.Array:
+def _rebuild(values: pa.Array, inflated: dict[int, bytes | None], skip: int) -> pa.Array:
     """The values with inflated bytes in place of compressed ones, behind their prefix."""
     changed = {row: value for row, value in inflated.items() if value is not None}
     if not changed:

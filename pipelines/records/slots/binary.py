@@ -17,11 +17,11 @@ import pyarrow as pa
 from sluice.pipelines.model.receipts import Drift, DriftKind
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.json import reasons
-from sluice.pipelines.records.json.format import Records, TypedFormat, refused_by_schema
+from sluice.pipelines.records.json.format import Records, TypedFormat, make_refused_by_schema
 from sluice.pipelines.records.json.reasons import Reason
-from sluice.pipelines.records.json.scan_tables import BLOCK_ROWS, BLOCK_SLOTS, SchemaNode, nodes_of
+from sluice.pipelines.records.json.scan_tables import BLOCK_ROWS, BLOCK_SLOTS, SchemaNode, make_nodes
 from sluice.pipelines.records.json.typer import KEPT_SLOTS, PIECE_BYTES, RefusedRecords, TypedPiece
-from sluice.pipelines.records.json.unfit import missing
+from sluice.pipelines.records.json.unfit import find_missing
 from sluice.pipelines.records.rows import wire_format
 from sluice.pipelines.records.rows.row_format import Formatted
 from sluice.pipelines.records.rows.value_reader import Reader, WriterSchemas
@@ -30,7 +30,7 @@ from sluice.pipelines.records.rows.writer_schema_lookup import Opened, Opener
 from sluice.pipelines.records.slots import binary_loops
 from sluice.pipelines.records.slots import binary_loops as pieces
 from sluice.pipelines.records.slots.binary_loops import BlockResults
-from sluice.pipelines.records.slots.slots import SlotPiece, first_room, holder_of, more_room, with_room
+from sluice.pipelines.records.slots.slots import SlotPiece, find_holder, grow_room, make_room, with_room
 from sluice.pipelines.schema.arrays import buffers_of, indices
 from sluice.pipelines.util.units import safe_text
 
@@ -54,13 +54,13 @@ class Reasons:
     def reason(self, code: int) -> Reason:
         """The reason that a code stands for."""
         entry = self._find_entry(code)
-        return entry[0] if entry else reasons.reason_of(code)
+        return entry[0] if entry else reasons.get_reason(code)
 
     def detail(self, code: int, node: SchemaNode | None, schema: Named | None, why: str = "") -> str:
         """A sentence about the field, with the writer's schema (None: not known) and why that does not fit. It never
         holds the field's value."""
         entry = self._find_entry(code)
-        text = entry[1].format(type=node.type if node else "null") if entry else reasons.detail_of(code, node)
+        text = entry[1].format(type=node.type if node else "null") if entry else reasons.get_detail(code, node)
         text = f"{text}: {why}" if why else text
         return text if schema is None else f"{text} (schema {schema})"
 
@@ -100,7 +100,7 @@ class BinaryTyper:
     _tables: Any
 
     def __init__(self, reader: Reader, writers: WriterSchemas | None, name_of: Callable[[int], Named]) -> None:
-        self.nodes = nodes_of(reader.columns)
+        self.nodes = make_nodes(reader.columns)
         self.news: list[NewField] = []
         self.causes: dict[int, str] = {}
         self._wire, self._writers, self._named = reader.wire, writers, name_of
@@ -127,7 +127,7 @@ class BinaryTyper:
         while state[pieces.ROW] < len(values):
             yield self._piece(data, ends, valid)
         if len(self._tables.spans) > KEPT_SLOTS:
-            self._make_room(first_room(self.nodes, self._block))
+            self._make_room(make_room(self.nodes, self._block))
         self._tidy()
 
     def _piece(self, data: Array, ends: Array, valid: Array) -> TypedPiece:
@@ -180,11 +180,11 @@ class BinaryTyper:
             self._ask()
         elif code == pieces.GROW_LEVEL:
             level = int(state[pieces.NEED])
-            room = more_room(self.nodes, self._tables.room, level) if level >= 0 else None
+            room = grow_room(self.nodes, self._tables.room, level) if level >= 0 else None
             if room is not None:
                 self._make_room(room)
             elif level >= 0 or not state[pieces.OUT]:
-                out.refuse(int(state[pieces.ROW]), pieces.MANY, holder_of(self.nodes, level) if level >= 0 else -1)
+                out.refuse(int(state[pieces.ROW]), pieces.MANY, find_holder(self.nodes, level) if level >= 0 else -1)
                 state[pieces.ROW] += 1
 
     def _make_room(self, room: Array) -> None:
@@ -193,7 +193,7 @@ class BinaryTyper:
 
     def _first_tables(self, slots: int) -> dict[str, Array]:
         """Returns the common tables of all loops; `slots` is the size of their state."""
-        room = first_room(self.nodes, self._block)
+        room = make_room(self.nodes, self._block)
         numbers = np.zeros(len(room), np.int64)
         state = np.zeros(slots, np.int64)
         state[pieces.MOST_OUT] = self._block
@@ -238,7 +238,7 @@ class BinaryFormat(TypedFormat):
         refused = piece.refused
         drift = (
             *self._new_fields(offsets),
-            *missing(self._names, piece.arrays, typed, first),
+            *find_missing(self._names, piece.arrays, typed, first),
             *self._misfits(refused, offsets),
         )
         n = len(refused.rows)
@@ -271,4 +271,4 @@ class BinaryFormat(TypedFormat):
             why = self._typer.causes.get(schema, "") if code == pieces.INCOMPATIBLE else ""
             return self._reasons.reason(code), node.path if node else "", self._reasons.detail(code, node, name, why)
 
-        return refused_by_schema(raw, refused, np.maximum(self._opener.schemas(raw), -1), explain)
+        return make_refused_by_schema(raw, refused, np.maximum(self._opener.schemas(raw), -1), explain)

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.json import fill
-from sluice.pipelines.records.json.columns import NO_FAULTS, ColumnBuilder, Faults, Texts, buffer, grow
-from sluice.pipelines.records.json.scan_tables import SchemaNode, most_elements
+from sluice.pipelines.records.json.columns import NO_FAULTS, ColumnBuilder, Faults, Texts, allocate, grow
+from sluice.pipelines.records.json.scan_tables import SchemaNode, count_elements
 from sluice.pipelines.records.json.typer import PieceBuilder, TypedPiece
 from sluice.pipelines.schema.schema import Kind
 
@@ -29,7 +29,7 @@ class Slots(ColumnBuilder):
 
     def __init__(self, node: SchemaNode, items: int, kind: Any = np.int64) -> None:
         super().__init__(node, items)
-        self._out = buffer(items * self.width, kind)
+        self._out = allocate(items * self.width, kind)
         self._there: list[Array] = []
 
     def append_slots(self, data: Array, slots: Array, there: Array) -> Faults:
@@ -64,7 +64,7 @@ class SlotNumbers(Slots):
     """Whole numbers, floats and times. A time outside of the years 1 to 9999 is a fault."""
 
     def __init__(self, node: SchemaNode, items: int) -> None:
-        self._bounds = _bounds(node)
+        self._bounds = _get_bounds(node)
         t = node.type
         kinds: dict[Kind, Any] = {Kind.FLOAT32: np.uint32, Kind.FLOAT64: np.int64, Kind.DATE: np.int32}
         is_32_bit = t.kind in (Kind.INT32, Kind.UINT32)
@@ -75,10 +75,10 @@ class SlotNumbers(Slots):
         if self._bounds is None:
             return NO_FAULTS
         bad = np.flatnonzero((slots < self._bounds[0]) | (slots > self._bounds[1]))
-        return slot_faults(self.items + bad, np.full(len(bad), fill.OUT_OF_RANGE))
+        return make_faults(self.items + bad, np.full(len(bad), fill.OUT_OF_RANGE))
 
 
-def _bounds(node: SchemaNode) -> tuple[int, int] | None:
+def _get_bounds(node: SchemaNode) -> tuple[int, int] | None:
     """The first and the last time that the column takes, in its units; None where that is no question."""
     match node.type.kind:
         case Kind.DATE:
@@ -89,7 +89,7 @@ def _bounds(node: SchemaNode) -> tuple[int, int] | None:
     return None
 
 
-def slot_faults(items: Array, codes: Array) -> Faults:
+def make_faults(items: Array, codes: Array) -> Faults:
     return Faults(items.astype(np.int64), codes.astype(np.int8), np.full(len(items), -1, np.int64))
 
 
@@ -176,15 +176,15 @@ class SlotPiece(PieceBuilder):
 _Room = TypeVar("_Room", bound=Any)
 
 
-def first_room(nodes: tuple[SchemaNode, ...], rows: int) -> Array:
+def make_room(nodes: tuple[SchemaNode, ...], rows: int) -> Array:
     room = np.full(1 + max(n.inner for n in nodes), 2 * rows, np.int64)
     room[0] = rows
     return room
 
 
-def more_room(nodes: tuple[SchemaNode, ...], room: Array, level: int) -> Array | None:
+def grow_room(nodes: tuple[SchemaNode, ...], room: Array, level: int) -> Array | None:
     """Room for twice the elements of a level; None when it has all that a record may take."""
-    maximum = max(most_elements(nodes, level), int(room[level]))
+    maximum = max(count_elements(nodes, level), int(room[level]))
     if room[level] >= maximum:
         return None
     more = room.copy()
@@ -192,7 +192,7 @@ def more_room(nodes: tuple[SchemaNode, ...], room: Array, level: int) -> Array |
     return more
 
 
-def holder_of(nodes: tuple[SchemaNode, ...], level: int) -> int:
+def find_holder(nodes: tuple[SchemaNode, ...], level: int) -> int:
     """The list or map that opens a level."""
     return next(n.index for n in nodes if n.inner == level and n.inner != n.level)
 
@@ -203,7 +203,7 @@ def with_room(t: _Room, nodes: tuple[SchemaNode, ...], room: Array) -> _Room:
     t.bases[:] = np.cumsum(sizes) - sizes
     t.counts[:] = 0
     total = int(sizes.sum())
-    spans, there = buffer(total, np.int64), buffer(total, np.uint8)
+    spans, there = allocate(total, np.int64), allocate(total, np.uint8)
     spans[:], there[:] = 0, 0
     enlarged: _Room = t._replace(spans=spans, there=there, room=room)
     return enlarged

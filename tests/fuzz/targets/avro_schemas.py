@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from sluice.pipelines.records.avro.programs import IncompatibleSchema, Pool, program
+from sluice.pipelines.records.avro.programs import IncompatibleSchema, Pool, compile_program
 from sluice.pipelines.records.avro.reader_schema import AvroReader, as_record
-from sluice.pipelines.records.avro.schema import AvroSchemaError, canonical, parse
-from sluice.pipelines.records.json.scan_tables import nodes_of
+from sluice.pipelines.records.avro.schema import AvroSchemaError, canonicalize, parse
+from sluice.pipelines.records.json.scan_tables import make_nodes
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import SchemaError
 from tests.fuzz.target import Target
@@ -18,8 +18,8 @@ def _schema(data: bytes) -> str:
     try:
         text = data.decode()
         reader = AvroReader((text,), WireFormat.BARE)
-        program(as_record(parse((text,))), reader.type, nodes_of(reader.columns), 0, Pool())
-        assert parse((canonical(text),)) is not None
+        compile_program(as_record(parse((text,))), reader.type, make_nodes(reader.columns), 0, Pool())
+        assert parse((canonicalize(text),)) is not None
     except (UnicodeDecodeError, AvroSchemaError, SchemaError, IncompatibleSchema) as error:
         return type(error).__name__
     return "read"

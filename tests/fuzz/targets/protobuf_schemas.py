@@ -6,10 +6,10 @@ import base64
 import json
 from random import Random
 
-from sluice.pipelines.records.json.scan_tables import nodes_of
-from sluice.pipelines.records.protobuf.programs import program
+from sluice.pipelines.records.json.scan_tables import make_nodes
+from sluice.pipelines.records.protobuf.programs import compile_program
 from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader
-from sluice.pipelines.records.protobuf.schema import files_of
+from sluice.pipelines.records.protobuf.schema import read_files
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import SchemaError
@@ -18,14 +18,14 @@ from tests.pipelines.records.protobuf import wild
 
 
 def _seeds() -> list[bytes]:
-    return [files_of(wild.schema(Random(i)))[0].SerializeToString() for i in range(12)]
+    return [read_files(wild.schema(Random(i)))[0].SerializeToString() for i in range(12)]
 
 
 def _schema(data: bytes) -> str:
     try:
         text = json.dumps({"files": base64.b64encode(data).decode(), "message": "M0"})
         reader = ProtobufReader((text,), WireFormat.BARE)
-        program(reader.message, nodes_of(reader.columns))
+        compile_program(reader.message, make_nodes(reader.columns))
     except (UnusableSchema, SchemaError) as error:
         return type(error).__name__
     return "read"

@@ -339,7 +339,7 @@ def _guarded(self: Scratch, size: int) -> None:
 
 
 def _buffer(capacity: columns.Capacity, kind: Any, measure: str, how: str) -> np.ndarray:
-    new = _GUARDED.buffer(columns._length(capacity, measure, how), kind)
+    new = _GUARDED.buffer(columns._get_length(capacity, measure, how), kind)
     if how == "bits":
         new.fill(0xFF)
     elif how == "ends":
@@ -350,7 +350,7 @@ def _buffer(capacity: columns.Capacity, kind: Any, measure: str, how: str) -> np
 def guard() -> None:
     """From here on the decoder writes into memory that ends where nobody may write."""
     Scratch._resize = _guarded  # type: ignore[method-assign]
-    columns._buffer = _buffer
+    columns._allocate_buffer = _buffer
 
 
 def _run(data: bytes) -> str:

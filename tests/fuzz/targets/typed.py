@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.pipelines.records.json import columns, typer
-from sluice.pipelines.records.json.reasons import detail_of, reason_of
+from sluice.pipelines.records.json.reasons import get_detail, get_reason
 from sluice.pipelines.records.json.typer import TypedPiece, Typer
 from sluice.pipelines.schema.schema import Schema, parse_schema
 from tests.fuzz.mutation import mutated, mutated_json
@@ -221,8 +221,8 @@ def _replaced(random: Random, value: bytes) -> bytes:
 
 def guard() -> None:
     """From here on columns grow in memory that ends where nobody may write."""
-    columns.buffer = _GUARDED.buffer
-    vars(typer)["buffer"] = _GUARDED.buffer
+    columns.allocate = _GUARDED.buffer
+    vars(typer)["allocate"] = _GUARDED.buffer
 
 
 def _values(data: bytes) -> tuple[Schema, list[bytes], bool]:
@@ -252,8 +252,8 @@ def _sound(made: Typer, piece: TypedPiece) -> list[str]:
     codes, nodes = piece.refused.codes.tolist(), piece.refused.nodes.tolist()
     for code, node in zip(codes, nodes, strict=True):
         assert -1 <= node < len(made.nodes)
-        assert detail_of(code, made.nodes[node] if node >= 0 else None)
-    return [str(reason_of(code)) for code in codes]
+        assert get_detail(code, made.nodes[node] if node >= 0 else None)
+    return [str(get_reason(code)) for code in codes]
 
 
 def _compared(data: bytes) -> str:

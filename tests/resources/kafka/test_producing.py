@@ -15,7 +15,7 @@ from kafka import TopicPartition as Plain
 from sluice.pipelines.errors import CommitFenced, KafkaUnavailable, UnknownTopic, UsageError
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.ports import DeadLetter
-from sluice.pipelines.records.rows.row_format import key_text
+from sluice.pipelines.records.rows.row_format import escape_key
 from sluice.resources.kafka.group import membership
 from sluice.resources.kafka.group.group import KafkaGroup
 from sluice.resources.kafka.group.membership import KafkaMembership
@@ -245,7 +245,7 @@ def test_a_leader_that_does_not_come_back_commits_nothing(behind, fresh_topic):
 
 def test_a_letter_has_the_bytes_of_the_records_header_keys() -> None:
     raw = (b"A\xffB", b"plain", b"sluice.hex:41")
-    sent = letter(0, headers=tuple((key_text(k), b"x") for k in raw))
+    sent = letter(0, headers=tuple((escape_key(k), b"x") for k in raw))
     (batch,) = membership._encode([sent])
     data = bytes(batch.numbered())
     assert all(bytes([2 * len(k)]) + k + b"\x02x" in data for k in raw)

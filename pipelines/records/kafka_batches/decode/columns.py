@@ -22,7 +22,7 @@ from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.kafka_batches.decode import loops
 from sluice.pipelines.records.kafka_batches.decode.frames import REASONS, LogPlace
 from sluice.pipelines.records.kafka_batches.decode.loops import ChunkBuffers, Frame
-from sluice.pipelines.records.rows.row_format import key_column
+from sluice.pipelines.records.rows.row_format import escape_keys
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 SCHEMA = pa.schema(
@@ -76,7 +76,7 @@ class Capacity:
 
 def allocate(capacity: Capacity) -> ChunkBuffers:
     """Empty buffers. Offsets begin with 0 and bitmaps are all ones; the rest is uninitialised."""
-    return ChunkBuffers(*(_buffer(capacity, *layout) for layout in _LAYOUT))
+    return ChunkBuffers(*(_allocate_buffer(capacity, *layout) for layout in _LAYOUT))
 
 
 def enlarge(columns: ChunkBuffers, capacity: Capacity) -> ChunkBuffers:
@@ -86,14 +86,14 @@ def enlarge(columns: ChunkBuffers, capacity: Capacity) -> ChunkBuffers:
     )
 
 
-def _length(capacity: Capacity, measure: str, how: str) -> int:
+def _get_length(capacity: Capacity, measure: str, how: str) -> int:
     n: int = getattr(capacity, measure)
     return {"item": n, "ends": n + 1, "bits": (n + 7) // 8}[how]
 
 
-def _buffer(capacity: Capacity, kind: Any, measure: str, how: str) -> Array:
+def _allocate_buffer(capacity: Capacity, kind: Any, measure: str, how: str) -> Array:
     # Arrow's pool reuses freed memory: memory fresh from the system costs as much as decoding into it.
-    n = _length(capacity, measure, how)
+    n = _get_length(capacity, measure, how)
     new = np.frombuffer(pa.allocate_buffer(n * np.dtype(kind).itemsize), kind) if n else np.empty(0, kind)
     if how == "bits":
         new.fill(0xFF)
@@ -103,9 +103,9 @@ def _buffer(capacity: Capacity, kind: Any, measure: str, how: str) -> Array:
 
 
 def _enlarge_buffer(old: Array, capacity: Capacity, kind: Any, measure: str, how: str) -> Array:
-    if _length(capacity, measure, how) <= len(old):
+    if _get_length(capacity, measure, how) <= len(old):
         return old
-    new = _buffer(capacity, kind, measure, how)
+    new = _allocate_buffer(capacity, kind, measure, how)
     new[: len(old)] = old
     return new
 
@@ -114,36 +114,36 @@ def to_arrow(columns: ChunkBuffers, state: Array) -> pa.RecordBatch:
     """Returns the written rows without a copy. The buffers then belong to the record batch."""
     c, rows = columns, int(state[loops.ROWS])
     arrays = [
-        _blobs(c.keys, c.key_offsets, rows, _validity(c.key_valid, state[loops.NULL_KEYS])),
-        _blobs(c.values, c.value_offsets, rows, _validity(c.value_valid, state[loops.NULL_VALUES])),
-        _numbers("offset", c.offsets, rows),
-        _numbers("timestamp", c.timestamps, rows),
-        _numbers("timestampType", c.timestamp_types, rows),
-        _headers(c, state, rows),
+        _make_blobs(c.keys, c.key_offsets, rows, _make_validity(c.key_valid, state[loops.NULL_KEYS])),
+        _make_blobs(c.values, c.value_offsets, rows, _make_validity(c.value_valid, state[loops.NULL_VALUES])),
+        _make_numbers("offset", c.offsets, rows),
+        _make_numbers("timestamp", c.timestamps, rows),
+        _make_numbers("timestampType", c.timestamp_types, rows),
+        _make_headers(c, state, rows),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def _numbers(name: str, data: Array, rows: int) -> pa.Array:
+def _make_numbers(name: str, data: Array, rows: int) -> pa.Array:
     return pa.Array.from_buffers(SCHEMA.field(name).type, rows, [None, pa.py_buffer(data[:rows])])
 
 
-def _blobs(data: Array, ends: Array, n: int, validity: pa.Buffer | None = None) -> pa.Array:
+def _make_blobs(data: Array, ends: Array, n: int, validity: pa.Buffer | None = None) -> pa.Array:
     buffers = [validity, pa.py_buffer(ends[: n + 1]), pa.py_buffer(data[: ends[n]])]
     return pa.Array.from_buffers(pa.binary(), n, buffers)
 
 
-def _validity(bitmap: Array, nulls: int) -> pa.Buffer | None:
+def _make_validity(bitmap: Array, nulls: int) -> pa.Buffer | None:
     return pa.py_buffer(bitmap) if nulls else None
 
 
-def _headers(c: ChunkBuffers, state: Array, rows: int) -> pa.Array:
+def _make_headers(c: ChunkBuffers, state: Array, rows: int) -> pa.Array:
     n = int(state[loops.HEADERS])
-    validity = _validity(c.header_values_valid, state[loops.NULL_HEADER_VALUES])
-    keys = key_column(_blobs(c.header_keys, c.header_key_offsets, n))
-    values = _blobs(c.header_values, c.header_value_offsets, n, validity)
+    validity = _make_validity(c.header_values_valid, state[loops.NULL_HEADER_VALUES])
+    keys = escape_keys(_make_blobs(c.header_keys, c.header_key_offsets, n))
+    values = _make_blobs(c.header_values, c.header_value_offsets, n, validity)
     pairs = pa.StructArray.from_arrays([keys, values], fields=list(HEADERS.value_type))
-    validity = _validity(c.header_lists_valid, state[loops.NULL_HEADERS])
+    validity = _make_validity(c.header_lists_valid, state[loops.NULL_HEADERS])
     buffers = [validity, pa.py_buffer(c.header_lists[: rows + 1])]
     return pa.Array.from_buffers(HEADERS, rows, buffers, children=[pairs])
 
@@ -182,13 +182,13 @@ class SliceRows:
         while (code := self._run(raw, scratch, table)) != loops.DONE:
             if code != loops.FULL:
                 frame = Frame(*table[self._state[loops.FRAME]].tolist())
-                raise self._corrupt(frame, code)
-            yield self._chunk()
+                raise self._make_error(frame, code)
+            yield self._take_chunk()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
         """The remaining rows, at most one chunk."""
         if self._state[loops.ROWS]:
-            yield self._chunk()
+            yield self._take_chunk()
 
     def _run(self, raw: Array, scratch: Array, table: Array) -> int:
         """Run the loop, making room as it asks. Returns the first other code."""
@@ -211,7 +211,7 @@ class SliceRows:
         data = min(rows * size, self._chunk_bytes)
         return Capacity(rows, data // 4, data, rows, data // 8, data // 8)
 
-    def _chunk(self) -> pa.RecordBatch:
+    def _take_chunk(self) -> pa.RecordBatch:
         """Returns the rows as a chunk that owns its buffers. The next chunk gets the same capacity."""
         if self._columns is None:
             raise RuntimeError("rows without buffers")
@@ -225,5 +225,5 @@ class SliceRows:
         state[loops.FIRST_ROW], state[loops.FIRST_POSITION] = 0, state[loops.POSITION]
         return chunk
 
-    def _corrupt(self, f: Frame, code: int) -> CorruptBatch:
+    def _make_error(self, f: Frame, code: int) -> CorruptBatch:
         return self._place.corrupt(REASONS[code], f.first, f.last, int(self._state[loops.ERROR_AT]))

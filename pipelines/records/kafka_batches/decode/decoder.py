@@ -29,7 +29,7 @@ from sluice.pipelines.records.kafka_batches.decode.decompression import (
     decompress,
     is_known_codec,
 )
-from sluice.pipelines.records.kafka_batches.decode.frames import REASONS, BatchProblem, LogPlace, frame_table, read_only
+from sluice.pipelines.records.kafka_batches.decode.frames import REASONS, BatchProblem, LogPlace, read_frames, read_only
 from sluice.pipelines.records.kafka_batches.decode.loops import Frame
 
 
@@ -87,7 +87,7 @@ class Checks:
 
         Frames from the slice's end on are left out; the first of them only moves the position.
         """
-        good, problem = self._checksums(view, table) if self._check_crc else (len(table), None)
+        good, problem = self._check_checksums(view, table) if self._check_crc else (len(table), None)
         modes, firsts, lasts = table[:good, loops.MODE], table[:good, loops.BASE], table[:good, loops.LAST]
         special = (modes == loops.LOOK) | (lasts < position) | (firsts >= self._end)
         for i in np.flatnonzero(special).tolist():
@@ -101,7 +101,7 @@ class Checks:
                 return i, e
         return good, problem
 
-    def _checksums(self, view: memoryview, table: Array) -> tuple[int, BatchProblem | None]:
+    def _check_checksums(self, view: memoryview, table: Array) -> tuple[int, BatchProblem | None]:
         cells = table[:, loops.CHECKED : loops.KIND + 1].tolist()
         for i, (checked, stop, crc, kind) in enumerate(cells):
             if kind == loops.BATCH:
@@ -112,7 +112,7 @@ class Checks:
                 continue  # plain messages have one each, which the loop checks
             if checksum != crc:
                 frame = Frame(*table[i].tolist())
-                return i, self._corrupt(frame, f"its checksum is {checksum:#010x}, it says {crc:#010x}")
+                return i, self._make_error(frame, f"its checksum is {checksum:#010x}, it says {crc:#010x}")
         return len(cells), None
 
     def _decide(self, view: memoryview, f: Frame, position: int) -> tuple[int, int]:
@@ -122,7 +122,7 @@ class Checks:
         if f.kind != loops.BATCH:
             return (loops.PASS, 0) if f.last < position else (loops.EMIT, 0)
         if not 0 <= f.records <= f.last - f.base + 1:
-            raise self._corrupt(f, REASONS[loops.BAD_COUNT])
+            raise self._make_error(f, REASONS[loops.BAD_COUNT])
         hidden = self._is_hidden(view, f)
         if f.last < position or not f.records:
             return loops.PASS, 0
@@ -135,19 +135,19 @@ class Checks:
     def _is_hidden(self, view: memoryview, f: Frame) -> bool:
         if f.attributes & loops.CONTROL:
             if self._read_committed and f.producer >= 0 and f.records:
-                self._marker(view, f)
+                self._read_marker(view, f)
             return True
         if not self._read_committed or not f.attributes & loops.TRANSACTIONAL:
             return False
         return self._aborted.covers(f.producer, f.last)
 
-    def _marker(self, view: memoryview, f: Frame) -> None:
+    def _read_marker(self, view: memoryview, f: Frame) -> None:
         data = view[f.first_byte : f.stop_byte]
         if f.codec:
             data = self._decompress(data, f)
         kind = loops.control_type(np.frombuffer(data, np.uint8), 0, len(data))
         if kind < 0:
-            raise self._corrupt(f, "a control record that does not parse")
+            raise self._make_error(f, "a control record that does not parse")
         if kind in (loops.ABORT, loops.COMMIT):
             self._aborted.end(f.producer, f.last)
 
@@ -156,9 +156,9 @@ class Checks:
         try:
             return out[: decompress(f.codec, data, out)].toreadonly()
         except (Undecodable, NoRoom) as e:
-            raise self._corrupt(f, f"a control batch that does not decompress: {e}") from None
+            raise self._make_error(f, f"a control batch that does not decompress: {e}") from None
 
-    def _corrupt(self, f: Frame, reason: str) -> CorruptBatch:
+    def _make_error(self, f: Frame, reason: str) -> CorruptBatch:
         return self._place.corrupt(reason, f.first, f.last)
 
 
@@ -247,7 +247,7 @@ class BatchDecoder:
             return
         raw = read_only(records)
         self._checks.begin(aborted, self.position)
-        table, _, problem = frame_table(raw, self._place)
+        table, _, problem = read_frames(raw, self._place)
         for first in range(0, len(table), _BLOCK):
             yield from self._block(raw, table[first : first + _BLOCK])
             if self.position >= self._end:

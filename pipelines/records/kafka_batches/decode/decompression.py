@@ -64,9 +64,9 @@ def _stream(decode: Callable[[memoryview, memoryview], int]) -> Callable[[memory
     return run
 
 
-def _snappy(data: memoryview, out: memoryview) -> int:
+def _decompress_snappy(data: memoryview, out: memoryview) -> int:
     if data[:8] != _XERIAL:
-        return _snappy_block(data, out)
+        return _decompress_snappy_block(data, out)
     # The two version numbers after the magic say nothing: some clients write them in the wrong byte order.
     at, written = _XERIAL_HEADER, 0
     while at < len(data):
@@ -74,12 +74,12 @@ def _snappy(data: memoryview, out: memoryview) -> int:
         at += 4
         if size < 0 or size > len(data) - at:
             raise Undecodable("a snappy block runs past the end")
-        written += _snappy_block(data[at : at + size], out[written:])
+        written += _decompress_snappy_block(data[at : at + size], out[written:])
         at += size
     return written
 
 
-def _snappy_block(data: memoryview, out: memoryview) -> int:
+def _decompress_snappy_block(data: memoryview, out: memoryview) -> int:
     try:
         if cramjam.snappy.decompress_raw_len(data) > len(out):
             raise NoRoom("snappy")
@@ -88,7 +88,7 @@ def _snappy_block(data: memoryview, out: memoryview) -> int:
         raise Undecodable(str(e)) from None
 
 
-def _lz4(data: memoryview, out: memoryview) -> int:
+def _decompress_lz4(data: memoryview, out: memoryview) -> int:
     """The blocks of a frame one by one: faster than liblz4's own reader of frames, which the odd ones are left to."""
     magic, flags, descriptor = _lz4_header(data, 0)
     if magic != _LZ4_MAGIC:
@@ -107,11 +107,13 @@ def _lz4(data: memoryview, out: memoryview) -> int:
         stored, size = size & _LZ4_STORED, size & ~_LZ4_STORED
         if size > len(data) - at or size > block_size:
             raise Undecodable("an LZ4 block runs past the end")
-        written += _lz4_block(data[at : at + size], out[written : written + block_size], block_size, bool(stored))
+        written += _decompress_lz4_block(
+            data[at : at + size], out[written : written + block_size], block_size, bool(stored)
+        )
         at += size + checksum
 
 
-def _lz4_block(block: memoryview, out: memoryview, limit: int, stored: bool) -> int:
+def _decompress_lz4_block(block: memoryview, out: memoryview, limit: int, stored: bool) -> int:
     if len(out) < (len(block) if stored else 1):
         raise NoRoom("lz4")
     if stored:
@@ -139,8 +141,8 @@ class Decompressor:
 
 CODECS = {
     1: Decompressor("gzip", _stream(cramjam.gzip.decompress_into)),
-    2: Decompressor("snappy", _snappy),
-    3: Decompressor("lz4", _lz4),
+    2: Decompressor("snappy", _decompress_snappy),
+    3: Decompressor("lz4", _decompress_lz4),
     4: Decompressor("zstd", _stream(cramjam.zstd.decompress_into), in_old=False),
 }
 """By the number in a batch's attributes (Kafka's CompressionType)."""

@@ -55,7 +55,7 @@ class LogPlace:
     def corrupt(self, reason: str, base: int, last: int | None = None, at: int | None = None) -> CorruptBatch:
         """Error for a damaged batch of offsets `base` to `last`; `at` is a byte of the response or of its records."""
         return CorruptBatch(
-            self._message(reason, base, at),
+            self._format_message(reason, base, at),
             remedy=_CORRUPT,
             topic=self.topic,
             partition=self.partition,
@@ -66,7 +66,7 @@ class LogPlace:
     def unsupported(self, reason: str, base: int, last: int | None = None) -> UnsupportedBatch:
         """The error for a batch, at offset `base`, of a kind that Sluice cannot read."""
         return UnsupportedBatch(
-            self._message(reason, base, None),
+            self._format_message(reason, base, None),
             remedy=_UNSUPPORTED,
             topic=self.topic,
             partition=self.partition,
@@ -74,13 +74,13 @@ class LogPlace:
             end=None if last is None else last + 1,
         )
 
-    def _message(self, reason: str, base: int, at: int | None) -> str:
+    def _format_message(self, reason: str, base: int, at: int | None) -> str:
         where = "record bytes" if self.topic is None else f"{self.topic}:{self.partition}"
         byte = "" if at is None else f" (byte {at})"
         return f"{where}: batch at offset {base}: {reason}{byte}"
 
 
-def frame_error(origin: LogPlace, raw: Array, at: int, code: int) -> BatchProblem | None:
+def make_frame_error(origin: LogPlace, raw: Array, at: int, code: int) -> BatchProblem | None:
     """The error for a code that `loops.scan` returned for the frame at byte `at`; None for DONE."""
     if code == loops.DONE:
         return None
@@ -95,12 +95,12 @@ def read_only(records: bytes | memoryview) -> Array:
     return np.frombuffer(memoryview(records).toreadonly().cast("B"), np.uint8)
 
 
-def frame_table(raw: Array, origin: LogPlace) -> tuple[Array, int, BatchProblem | None]:
+def read_frames(raw: Array, origin: LogPlace) -> tuple[Array, int, BatchProblem | None]:
     """The headers of all complete frames (rows of `loops.FIELDS` numbers), their bytes, and the next error."""
     # One row for the smallest frame there is: memory that is not written to costs nothing.
     table = np.empty((raw.size // loops.MESSAGE_OVERHEAD[0] + 1, loops.FIELDS), np.int64)
     frames, at, code = loops.scan(raw, table)
-    return table[:frames], at, frame_error(origin, raw, at, code)
+    return table[:frames], at, make_frame_error(origin, raw, at, code)
 
 
 def next_position(
@@ -114,7 +114,7 @@ def next_position(
     """
     if not len(records):
         return position
-    frames, _, problem = frame_table(read_only(records), LogPlace(topic, partition))
+    frames, _, problem = read_frames(read_only(records), LogPlace(topic, partition))
     if len(frames):
         return max(position, int(frames[-1, loops.LAST]) + 1)
     if problem:

@@ -24,11 +24,11 @@ from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
 from sluice.pipelines.records.kafka_batches.encode import loops
 from sluice.pipelines.records.kafka_batches.encode.loops import RowBuffers
-from sluice.pipelines.records.rows.row_format import TO_SEND, bytes_column
+from sluice.pipelines.records.rows.row_format import TO_SEND, unescape_keys
 from sluice.pipelines.schema.arrays import int64s
 
 
-def rows_of(batch: pa.RecordBatch) -> RowBuffers:
+def get_buffers(batch: pa.RecordBatch) -> RowBuffers:
     """The buffers of rows of TO_SEND, possibly a slice. Raises ValueError for others.
 
     Copies nothing but bitmaps, and keys of headers where some are escaped.
@@ -38,28 +38,28 @@ def rows_of(batch: pa.RecordBatch) -> RowBuffers:
     key, value, timestamp, headers = batch.columns
     if timestamp.null_count:
         raise ValueError("rows to send need times")
-    lists = _offsets(headers)
+    lists = _get_offsets(headers)
     if headers.null_count and np.diff(lists)[_read_validity(headers) == 0].any():
         raise ValueError("null headers that hold some")  # none of our writers makes these
     entries = headers.values
     return RowBuffers(
-        *binary(key),
-        *binary(value),
+        *get_binary(key),
+        *get_binary(value),
         _read_only(int64s(timestamp)),
         lists,
-        *binary(bytes_column(entries.field(0)))[:2],
-        *binary(entries.field(1)),
+        *get_binary(unescape_keys(entries.field(0)))[:2],
+        *get_binary(entries.field(1)),
     )
 
 
-def binary(column: pa.Array) -> tuple[Array, Array, Array]:
+def get_binary(column: pa.Array) -> tuple[Array, Array, Array]:
     """Data, offsets and validity of a column of bytes or text."""
     data = column.buffers()[2]
     raw = _read_only(np.frombuffer(data, np.uint8)) if data is not None else _NOTHING
-    return raw, _offsets(column), _read_validity(column)
+    return raw, _get_offsets(column), _read_validity(column)
 
 
-def _offsets(column: pa.Array) -> Array:
+def _get_offsets(column: pa.Array) -> Array:
     """Where a column's own rows begin and end."""
     buffer = column.buffers()[1]
     if buffer is None or buffer.size == 0:
@@ -90,7 +90,7 @@ def by_key(keys: pa.Array, partitions: int, otherwise: Array) -> Array:
     Java spreads records without a key as it likes; here they go where `otherwise` says.
     """
     hashes = np.empty(len(keys), np.int64)
-    loops.hash_keys(*binary(keys), hashes)
+    loops.hash_keys(*get_binary(keys), hashes)
     return np.where(hashes < 0, otherwise, hashes % partitions)
 
 
@@ -170,7 +170,7 @@ _put_u32 = struct.Struct("<I").pack_into
 _be32 = struct.Struct(">i").pack
 
 
-def _snappy(data: memoryview) -> bytes:
+def _compress_snappy(data: memoryview) -> bytes:
     out = [_XERIAL]
     for at in range(0, len(data), _XERIAL_BLOCK):
         block = bytes(cramjam.snappy.compress_raw(data[at : at + _XERIAL_BLOCK]))
@@ -178,20 +178,20 @@ def _snappy(data: memoryview) -> bytes:
     return b"".join(out)
 
 
-def _lz4(data: memoryview, free: int) -> memoryview:
+def _compress_lz4(data: memoryview, free: int) -> memoryview:
     blocks = -(-len(data) // _LZ4_BLOCK)
-    out = np.empty(free + len(_LZ4_HEADER) + _lz4_most(len(data), blocks) + 4 * (blocks + 1), np.uint8)
-    out.resize(_lz4_into(data, out.data, free), refcheck=False)
+    out = np.empty(free + len(_LZ4_HEADER) + _bound_lz4(len(data), blocks) + 4 * (blocks + 1), np.uint8)
+    out.resize(_write_lz4(data, out.data, free), refcheck=False)
     return out.data
 
 
-def _lz4_into(data: memoryview, out: memoryview, at: int) -> int:
+def _write_lz4(data: memoryview, out: memoryview, at: int) -> int:
     """Write a frame, each block to where it stays; the byte behind it."""
     out[at : at + len(_LZ4_HEADER)] = _LZ4_HEADER
     at += len(_LZ4_HEADER)
     for start in range(0, len(data), _LZ4_BLOCK):
         plain = data[start : start + _LZ4_BLOCK]
-        room = out[at + 4 : at + 4 + _lz4_most(len(plain))]
+        room = out[at + 4 : at + 4 + _bound_lz4(len(plain))]
         size, stored = cramjam.lz4.compress_block_into(plain, room, store_size=False), 0
         if size >= len(plain):
             size, stored = len(plain), _LZ4_STORED
@@ -202,12 +202,12 @@ def _lz4_into(data: memoryview, out: memoryview, at: int) -> int:
     return at + 4
 
 
-def _lz4_most(size: int, blocks: int = 1) -> int:
+def _bound_lz4(size: int, blocks: int = 1) -> int:
     """Returns the upper bound of the compressed size in blocks. With this room lz4 need not check its end."""
     return size + size // 255 + 16 * blocks
 
 
-def _behind(compress: Callable[[memoryview], Any]) -> Callable[[memoryview, int], memoryview]:
+def _make_encoder(compress: Callable[[memoryview], Any]) -> Callable[[memoryview, int], memoryview]:
     def encode(data: memoryview, free: int) -> memoryview:
         compressed = memoryview(compress(data))
         out = np.empty(free + len(compressed), np.uint8).data
@@ -227,11 +227,11 @@ class Compressor:
 
 
 CODECS = {
-    "none": Compressor(0, _behind(lambda data: data)),
-    "gzip": Compressor(1, _behind(lambda data: cramjam.gzip.compress(data, level=6))),
-    "snappy": Compressor(2, _behind(_snappy)),
-    "lz4": Compressor(3, _lz4),
-    "zstd": Compressor(4, _behind(lambda data: cramjam.zstd.compress(data, level=3))),
+    "none": Compressor(0, _make_encoder(lambda data: data)),
+    "gzip": Compressor(1, _make_encoder(lambda data: cramjam.gzip.compress(data, level=6))),
+    "snappy": Compressor(2, _make_encoder(_compress_snappy)),
+    "lz4": Compressor(3, _compress_lz4),
+    "zstd": Compressor(4, _make_encoder(lambda data: cramjam.zstd.compress(data, level=3))),
 }
 """By the name that Kafka's `compression.type` has for it."""
 
@@ -289,7 +289,7 @@ class Accumulator:
 
         Exhaust it before the next call.
         """
-        rows, ends = rows_of(batch), np.cumsum(np.bincount(partitions))
+        rows, ends = get_buffers(batch), np.cumsum(np.bincount(partitions))
         order = np.empty(len(partitions), np.int64)
         loops.group(partitions, ends, order)  # from now on ends are where the partitions begin
         for partition, (first, stop) in enumerate(pairwise([*ends.tolist(), len(order)])):

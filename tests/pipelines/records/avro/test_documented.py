@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from sluice.pipelines.records.avro.programs import Pool, program
+from sluice.pipelines.records.avro.programs import Pool, compile_program
 from sluice.pipelines.records.avro.reader_schema import as_record
 from sluice.pipelines.records.avro.schema import AvroKind, parse
-from sluice.pipelines.records.json.scan_tables import nodes_of
+from sluice.pipelines.records.json.scan_tables import make_nodes
 from tests.pipelines.records.avro.rows import Schemas, convert, encoded, reader_of
 from tests.pipelines.records.json.rows import FIRST, by_offset
 
@@ -60,5 +60,5 @@ def test_the_table_has_every_type() -> None:
 def test_a_program_of_every_type_ends() -> None:
     for type_, _, _ in CASES:
         reader = reader_of({"type": "record", "name": "R", "fields": [{"name": "x", "type": json.loads(type_)}]})
-        ops, unknown = program(as_record(reader.type), reader.type, nodes_of(reader.columns), 0, Pool())
+        ops, unknown = compile_program(as_record(reader.type), reader.type, make_nodes(reader.columns), 0, Pool())
         assert (len(ops) > 0, unknown) == (True, {})

@@ -10,7 +10,7 @@ from kafka.record import MemoryRecords
 
 from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
 from sluice.pipelines.records.kafka_batches.decode import bytes_needed, next_position
-from sluice.pipelines.records.rows.row_format import former_key_text, key_bytes
+from sluice.pipelines.records.rows.row_format import get_former_text, unescape_key
 from sluice.testing.logs import (
     ABORT,
     COMMIT,
@@ -310,8 +310,8 @@ def test_header_keys_keep_their_bytes_and_former_files_had_what_java_reads() -> 
         data[at : at + len(raw)] = raw
     got = decode(with_checksum(bytes(data)))
     keys = [h["key"] for h in got[0]["headers"]]
-    assert [key_bytes(key).hex() for key in keys] == [key for key, _ in AS_JAVA]
-    assert [former_key_text(key) for key in keys] == [text for _, text in AS_JAVA]
+    assert [unescape_key(key).hex() for key in keys] == [key for key, _ in AS_JAVA]
+    assert [get_former_text(key) for key in keys] == [text for _, text in AS_JAVA]
     assert [k for k, (_, text) in zip(keys, AS_JAVA, strict=True) if k == text] == ["é", "😀", "\U0010ffff", "\x00"]
     assert got[1]["headers"] == [{"key": "plain", "value": b""}]
 

@@ -25,7 +25,7 @@ from sluice.pipelines.records.kafka_batches.encode import (
     spread,
 )
 from sluice.pipelines.records.kafka_batches.encode.accumulator import Numbering
-from sluice.pipelines.records.rows.row_format import MARK, key_text
+from sluice.pipelines.records.rows.row_format import MARK, escape_key
 from tests.examples import examples
 
 Row = dict[str, Any]
@@ -144,7 +144,7 @@ class RawKey(str):
 @settings(max_examples=examples(50))
 @given(st.lists(st.lists(st.binary(max_size=6) | st.just(MARK.encode() + b"41"), max_size=3), max_size=6))
 def test_keys_of_headers_are_sent_as_the_bytes_that_they_were(keys: list[list[bytes]]) -> None:
-    headers = [[{"key": key_text(k), "value": k} for k in some] for some in keys]
+    headers = [[{"key": escape_key(k), "value": k} for k in some] for some in keys]
     rows = [{"key": None, "value": b"v", "timestamp": 5, "headers": h, "to": 0} for h in headers]
     for batch in sealed(rows, codec=CODECS["none"].number):
         theirs = DefaultRecordBatchBuilder(2, 0, True, 7, 3, 11, 1 << 30)

@@ -59,7 +59,7 @@ records = st.one_of(
 @settings(max_examples=examples(300), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.lists(records, min_size=1, max_size=6), st.booleans())
 def test_nothing_is_touched_beyond(monkeypatch: pytest.MonkeyPatch, values: list[bytes], at_end: bool) -> None:
-    monkeypatch.setattr(columns, "buffer", GUARDED.buffer)
+    monkeypatch.setattr(columns, "allocate", GUARDED.buffer)
     data = GUARDED.filled(b"".join(values), at_end=at_end)
     ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
     buffers = [None, pa.py_buffer(ends), pa.py_buffer(data)]

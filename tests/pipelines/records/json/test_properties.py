@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.pipelines.records.json.counting import values_of_rows, values_of_texts
-from sluice.pipelines.records.json.unfit import OTHERS, printable
+from sluice.pipelines.records.json.unfit import OTHERS, escape_name
 from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema
 from tests.examples import examples
 from tests.pipelines.records.json.oracle import Pairs, judge, parse, unnamed_members
@@ -322,7 +322,7 @@ def test_fields_that_no_schema_names_are_counted_by_path_and_refused_where_close
 def _spelled(schema: Schema, path: str, name: str) -> str | None:
     """The path of a member as drift has it; None where its name is no text."""
     try:
-        shown = printable(name.encode())
+        shown = escape_name(name.encode())
     except UnicodeEncodeError:
         return None
     shown = shown.replace(".", "\\.") if "struct<" in str([f.text for f in schema.fields]) else shown

@@ -18,7 +18,7 @@ from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.records.kafka_batches.decode import SCHEMA
 from sluice.pipelines.records.protobuf.format import ProtobufFormat
 from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader, from_file
-from sluice.pipelines.records.protobuf.schema import files_of
+from sluice.pipelines.records.protobuf.schema import read_files
 from sluice.pipelines.records.rows.wire_format import Named, WireFormat
 from tests.pipelines.records.json.rows import FIRST, by_offset, chunk
 from tests.pipelines.records.protobuf import wild
@@ -49,7 +49,7 @@ def whole(text: str) -> str:
 @lru_cache(64)
 def message_class(text: str) -> Any:
     """Google's class of the message that a compiled schema names."""
-    files, name = files_of(text)
+    files, name = read_files(text)
     pool = DescriptorPool()
     for file in files.file:
         pool.Add(file)

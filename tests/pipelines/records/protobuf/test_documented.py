@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import json_format
 
-from sluice.pipelines.records.protobuf.schema import ProtoKind, kind_of
+from sluice.pipelines.records.protobuf.schema import ProtoKind, get_kind
 from tests.pipelines.records.json.rows import FIRST, by_offset
 from tests.pipelines.records.protobuf.rows import comparable, convert, message_class, read_by_google, reader_of
 
@@ -45,5 +45,5 @@ def test_a_type(field: str, value: str, lands: str) -> None:
 
 
 def test_the_table_has_every_type() -> None:
-    kinds = {kind_of(message_class(reader_of(text_of(f), "R").texts[-1]).DESCRIPTOR.fields[0])[0] for f, _, _ in CASES}
+    kinds = {get_kind(message_class(reader_of(text_of(f), "R").texts[-1]).DESCRIPTOR.fields[0])[0] for f, _, _ in CASES}
     assert kinds == set(ProtoKind)

@@ -11,7 +11,7 @@ import pytest
 from sluice.pipelines.model.registered_schema import PROTOBUF, RegisteredSchema
 from sluice.pipelines.records.protobuf.compiling import compile_schema
 from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader, as_file, compile_registered, from_file
-from sluice.pipelines.records.protobuf.schema import files_of, message_of, text_of
+from sluice.pipelines.records.protobuf.schema import read_files, read_message, write_text
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import SchemaError
@@ -45,7 +45,7 @@ def test_a_registrys_schema_as_text_or_compiled_with_what_it_refers_to(packed: t
     for i in packed:
         texts[i] = base64.b64encode(files[i].SerializeToString()).decode()
     found = RegisteredSchema(7, PROTOBUF, tuple(texts), "s", 1, ("acme/common/money.proto",))
-    assert [m.name for m in files_of(compile_registered(found).texts[-1])[0].file[-1].message_type] == ["Order"]
+    assert [m.name for m in read_files(compile_registered(found).texts[-1])[0].file[-1].message_type] == ["Order"]
     reader = ProtobufReader(from_file(as_file(found), NOWHERE, "acme.Order"), WireFormat.BARE)
     assert reader.columns.texts() == COLUMNS
 
@@ -92,7 +92,7 @@ def test_columns_that_no_table_takes_are_refused() -> None:
 @pytest.mark.parametrize("text", ["{", '{"files": 3}', '{"files": ""}', '{"files": "AAAA"}', '{"message": "R"}'])
 def test_compiled_texts_that_are_none(text: str) -> None:
     with pytest.raises(UnusableSchema):
-        message_of(text)
+        read_message(text)
 
 
 def test_a_nested_message_by_its_name_with_and_without_the_package() -> None:
@@ -113,7 +113,7 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
 
 def test_text_and_message_come_back() -> None:
     files = compile_schema((MONEY,), ())
-    assert files_of(text_of(files, "M"))[1] == "M"
+    assert read_files(write_text(files, "M"))[1] == "M"
 
 
 MAPS = """{begin}
@@ -165,7 +165,7 @@ def test_entries_of_maps_that_a_serializer_wrote_out_are_maps(begin: str, opt: s
     texts = ("message Struct { option map_entry = true; }", ENTRIES.format(begin=begin, opt=opt))
     registered = RegisteredSchema(1, PROTOBUF, texts, names=(name,))
     found = ProtobufReader(
-        (text_of(files_of(compile_registered(registered).texts[-1])[0], "shop.Order"),), WireFormat.APICURIO3
+        (write_text(read_files(compile_registered(registered).texts[-1])[0], "shop.Order"),), WireFormat.APICURIO3
     )
     expected = reader_of(MAPS.format(begin=begin, opt=opt), "shop.Order", WireFormat.APICURIO3)
     assert found.message == expected.message

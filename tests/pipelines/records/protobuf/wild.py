@@ -8,8 +8,8 @@ from typing import Any
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
 
-from sluice.pipelines.records.protobuf.compiling import _google, descriptor_set
-from sluice.pipelines.records.protobuf.schema import text_of
+from sluice.pipelines.records.protobuf.compiling import _load_google, make_descriptor_set
+from sluice.pipelines.records.protobuf.schema import write_text
 
 F = FieldDescriptorProto
 SCALARS = [t for t in range(1, 19) if t not in (F.TYPE_GROUP, F.TYPE_MESSAGE, F.TYPE_ENUM)]
@@ -38,9 +38,9 @@ def schema(rnd: Random) -> str:
         enum.value.add(name=name if i else "NONE", number=number)
     for i in range(rnd.randint(1, 3)):
         _message(rnd, file.message_type.add(name=f"M{i}"), file, i)
-    files: FileDescriptorSet = descriptor_set()
-    files.file.extend([*(_google(f"{GOOGLE}{name}.proto") for name in names), file])
-    return text_of(files, f"M{len(file.message_type) - 1}")
+    files: FileDescriptorSet = make_descriptor_set()
+    files.file.extend([*(_load_google(f"{GOOGLE}{name}.proto") for name in names), file])
+    return write_text(files, f"M{len(file.message_type) - 1}")
 
 
 def _message(rnd: Random, d: DescriptorProto, file: FileDescriptorProto, earlier: int) -> None:
