@@ -292,7 +292,7 @@ class _World:
     def look(self, known: Audited | None) -> None:
         """An audit that keeps its proof. Raises ProofFailed."""
         edges = self.edges()
-        report = audit(self.ledger(), edges.lake, self.feed.name, previous=known, at=self.cluster.now, quick=True)
+        report = audit(self.ledger(), edges.lake, previous=known, at=self.cluster.now, quick=True)
         if report.problems:
             raise ProofFailed(f"the benchmark's own ledger does not close: {report.problems[0]}")
         audit_cache.keep(edges.lake, self.feed.name, report.audited, known, report.at)

@@ -138,9 +138,7 @@ def _prove(
             else:
                 lost.check_all(ledger, edges.lake)
             quick, at = not (options.rescan or options.hashes or options.strict), edges.clock()
-            report = of_ledger(
-                ledger, edges.lake, feed.name, hashes=options.hashes, previous=previous, at=at, quick=quick
-            )
+            report = of_ledger(ledger, edges.lake, hashes=options.hashes, previous=previous, at=at, quick=quick)
         report = _rescan(session, feed, edges, ledger, report) if options.rescan else report
         more = _strict(feed, edges, ledger, report) if options.strict else None
         if more:
@@ -158,7 +156,7 @@ def _strict(feed: Feed, edges: Ports, ledger: Ledger, report: AuditReport) -> St
 
 def _rescan(session: Session, feed: Feed, edges: Ports, ledger: Ledger, report: AuditReport) -> AuditReport:
     session.compile()
-    from sluice.pipelines.audit.rescan import rescan
+    from sluice.pipelines.audit.rescan import CurrentLog, rescan
     from sluice.pipelines.batch.survey import survey
     from sluice.resources.spark.executor import Wiring
 
@@ -168,7 +166,8 @@ def _rescan(session: Session, feed: Feed, edges: Ports, ledger: Ledger, report: 
         def report_progress(done: int, total: int) -> None:
             meter(Progress("compare", done, total))
 
-        return rescan(report, ledger, edges.lake, tools.fetcher, feed.shape, feed.isolation, today, report_progress)
+        log = CurrentLog(tools.fetcher, feed.isolation, today)
+        return rescan(report, ledger, edges.lake, feed.shape, log, report_progress)
 
 
 # -- for people

@@ -328,7 +328,7 @@ def _warnings(desk: OffsetsContext) -> list[RenderableType]:
 
 
 def _reset(session: Session, feed: Feed, aim: OffsetTarget | Path, order: _Order) -> int:
-    from sluice.pipelines.operating.move_offsets import Aim, OffsetTarget, check_ours, move, refusal
+    from sluice.pipelines.operating.move_offsets import Aim, OffsetTarget, OwnedGroup, check_ours, move, refusal
 
     with ExitStack() as stack:
         with session.terminal.working("asking Kafka"):
@@ -343,7 +343,7 @@ def _reset(session: Session, feed: Feed, aim: OffsetTarget | Path, order: _Order
                 session.terminal.show(*_view_moves(desk, target, moves), *_meaning(desk, moves))
                 session.terminal.confirm(f"Move {many(len(moves), 'offset')} of group {desk.name}?")
             reason = order.reason or f"sluice offsets reset {target}"
-            done = move(feed.name, desk.ledger, desk.groups, desk.name, moves, target, reason)
+            done = move(OwnedGroup(desk.name, desk.groups, feed.name, desk.ledger), moves, target, reason)
     if order.dry_run or order.yes or refused:
         session.terminal.show(*_view_moves(desk, target, moves), *([] if refused else _meaning(desk, moves)))
     if not refused:

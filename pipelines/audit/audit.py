@@ -135,7 +135,6 @@ def live_receipts(ledger: Ledger, state: State) -> list[Receipt]:
 def audit(
     ledger: Ledger,
     lake: Lake,
-    feed: str,
     *,
     hashes: bool = False,
     previous: Audited | None = None,
@@ -148,78 +147,64 @@ def audit(
     is. `at` is the current time (ms). `quick` also skips the listing of old batches, except superseded ones and one
     portion in turn. An unreadable file is reported as a problem. Raises LedgerCorrupt, LedgerTooNew, LakeUnavailable.
     """
-    state, before = ledger.read(), previous
-    due: tuple[Settled, ...] = ()
-    if previous is not None:
-        due = previous.due(state) if quick and previous.may_be_quick(state) else previous.settled
-        previous = previous.with_settled(lake, feed, due)
-    others = previous.settled if previous else ()
-    log = Log(ledger, state, previous.numbers(due), previous.log) if previous and others else Log(ledger, state)
-    if previous is not None and not log.begin(previous):
-        previous, others, log = None, (), Log(ledger, state)
-    proof = "hashed" if hashes else "looked"
-    listing = _Listing(ledger, lake, state, previous)
-    scope = _Found(ledger, state, listing, previous, log, proof)
-    if scope.unread:  # a file of old rows is missing or differs: check everything
-        return audit(ledger, lake, feed, hashes=hashes, at=at)
+    state = ledger.read()
+    scope = _find_scope(ledger, lake, state, previous, "hashed" if hashes else "looked", quick=quick)
     files = scope.files()
-    checked = each(lambda claims: _file(lake, feed, claims, hashes=hashes), list(files.values()))
-    wrong = {path for path, problems in zip(files, checked, strict=True) if problems}
-    wrong_sums = [list(_sums([r])) for _, r in scope.receipts]
-    sound = [not s and not wrong.intersection(p.path for p in r.parts)
-             for s, (_, r) in zip(wrong_sums, scope.receipts, strict=True)]  # fmt: skip
-    proofs = {"looked": at // 1000, "hashed": at // 1000 if hashes else NEVER}
-    looked = Rows.of(scope.receipts, scope.tag, [proofs.get(p, NEVER) for p in PROOFS])
-    everything = scope.rows.plus(looked)
-    if others and not _tiles(state, everything, others):  # only an audit of all rows can report which ones overlap
-        return audit(ledger, lake, feed, hashes=hashes, previous=before, at=at)
+    checked = each(lambda claims: _file(lake, ledger.feed, claims, hashes=hashes), list(files.values()))
+    bad_files = {path for path, problems in zip(files, checked, strict=True) if problems}
+    bad_sums = [list(_sums([r])) for _, r in scope.receipts]
+    sound = [not sums and bad_files.isdisjoint(p.path for p in r.parts)
+             for sums, (_, r) in zip(bad_sums, scope.receipts, strict=True)]  # fmt: skip
+    rows = scope.checked_rows(at // 1000, hashed=hashes)
+    everything = scope.rows.plus(rows)
     strangers = scope.strangers()
-    foreign = published_files.read_foreign(lake, feed).intersection(strangers) if strangers else frozenset()
+    foreign = published_files.read_foreign(lake, ledger.feed).intersection(strangers) if strangers else frozenset()
     problems = [
-        *itertools.chain.from_iterable(wrong_sums),
+        *itertools.chain.from_iterable(bad_sums),
         *_overlaps(state, everything),
         *_commits(state),
         *_strangers(ledger, lake, state, [path for path in strangers if path not in foreign]),
-        *_copies(log),
+        *_copies(scope.log),
         *itertools.chain.from_iterable(checked),
     ]
-    rest = tuple(claims for claims, right in zip(scope.receipts, sound, strict=True) if not right)
-    when = scope.rows.column(proof)
-    times = [*map(int, (when.min(), when.max()) if len(when) else ()), *(t for s in others for t in s.looked)]
+    rest = tuple(claims for claims, is_sound in zip(scope.receipts, sound, strict=True) if not is_sound)
+    settled = scope.settled
     return AuditReport(
-        feed,
-        _accounts(state, everything, others),
+        ledger.feed,
+        _accounts(state, everything, settled),
         tuple(problems),
-        len(np.unique(everything.tags)) + sum(s.parts for s in others),
-        int(everything.column("rows").sum()) + sum(s.rows for s in others),
-        Audited(
-            state.ledger_id,
-            state.number,
-            scope.rows.plus(looked.where(np.array(sound, bool))),
-            tuple(sorted({n for n, _ in rest})),
-            log.blocks(),
-            previous.strictly if previous else None,
-            others,
-            strange=tuple(sorted({place_of(path) for path in strangers})),
-            tagged={tag: place_of(path) for path, tag in scope.listed.items()},
-        ),
+        len(np.unique(everything.tags)) + sum(s.parts for s in settled),
+        int(everything.column("rows").sum()) + sum(s.rows for s in settled),
+        scope.audited(scope.rows.plus(rows.where(np.array(sound, bool))), {n for n, _ in rest}, strangers),
         rest,
         len({n for n, _ in scope.receipts}),
-        len(np.unique(everything.column("number"))) + sum(s.batches for s in others),
-        (min(times) * 1000, max(times) * 1000) if times else None,
-        sum(s.batches for s in others),
-        min((s.seen for s in others), default=0) * 1000,
+        len(np.unique(everything.column("number"))) + sum(s.batches for s in settled),
+        scope.proof_times(),
+        sum(s.batches for s in settled),
+        min((s.seen for s in settled), default=0) * 1000,
         at,
         foreign=tuple(sorted(foreign)),
     )
 
 
-def _tiles(state: State, rows: Rows, others: Sequence[Settled]) -> bool:
-    """Returns whether the spans of live receipts add up to the landed offsets, so that no two overlap."""
-    mine = rows.spans()
-    keys = {*mine, *state.landed, *(k for s in others for k in s.sums)}
-    landed = {key: sum(r.span for r in state.landed.get(key, ())) for key in keys}
-    return all(landed[key] == mine.get(key, 0) + summed(others, key, "span") for key in keys)
+def _find_scope(
+    ledger: Ledger, lake: Lake, state: State, previous: Audited | None, proof: str, *, quick: bool
+) -> _Scope:
+    """Returns the scope that relies on as much of `previous` as still holds: on some rows, on all rows, or on none."""
+    if previous is not None and quick and previous.may_be_quick(state):
+        due = previous.due(state)
+        if (loaded := previous.with_settled(lake, ledger.feed, due)) is not None:
+            listed = previous.numbers(due) if loaded.settled else [(0, None)]
+            log = Log(ledger, state, listed, loaded.log)
+            if log.begin(loaded):
+                scope = _Scope(ledger, state, _Listing(ledger, lake, state, loaded), loaded, log, proof)
+                if not scope.unread and scope.tiles():
+                    return scope
+    if previous is not None and (loaded := previous.with_settled(lake, ledger.feed)) is not None:
+        log = Log(ledger, state)
+        if log.begin(loaded):
+            return _Scope(ledger, state, _Listing(ledger, lake, state, loaded), loaded, log, proof)
+    return _Scope(ledger, state, _Listing(ledger, lake, state, None), None, Log(ledger, state), proof)
 
 
 class _Listing:
@@ -255,7 +240,7 @@ class _Listing:
         return [s.load(self._lake, self._ledger.feed) for s in self.beside]
 
 
-class _Found:
+class _Scope:
     """The scope of an audit. `rows` are those of `previous` that still hold: entries and files are unchanged.
     `receipts` are live receipts to be checked, each with its entry number.
 
@@ -265,7 +250,8 @@ class _Found:
     def __init__(
         self, ledger: Ledger, state: State, listing: _Listing, previous: Audited | None, log: Log, proof: str
     ) -> None:
-        self._ledger, self._state = ledger, state
+        self._ledger, self._state, self._previous, self.log, self._proof = ledger, state, previous, log, proof
+        self.settled = previous.settled if previous else ()
         since = previous.number if previous else 0
         self.receipts: list[tuple[int, Receipt]] = []
         for number, path, data in log.entries(since):
@@ -314,12 +300,42 @@ class _Found:
                 out.setdefault(p.path, []).append((r, p))
         return out
 
+    def checked_rows(self, seconds: int, *, hashed: bool) -> Rows:
+        """Returns the rows of the receipts to be checked, proved at that time."""
+        proofs = {"looked": seconds, "hashed": seconds if hashed else NEVER}
+        return Rows.of(self.receipts, self.tag, [proofs.get(p, NEVER) for p in PROOFS])
+
+    def tiles(self) -> bool:
+        """Returns whether the spans of live receipts add up to the landed offsets, so that no two overlap."""
+        spans, state = self.rows.plus(self.checked_rows(0, hashed=False)).spans(), self._state
+        keys = {*spans, *state.landed, *(k for s in self.settled for k in s.sums)}
+        landed = {key: sum(r.span for r in state.landed.get(key, ())) for key in keys}
+        return all(landed[key] == spans.get(key, 0) + summed(self.settled, key, "span") for key in keys)
+
+    def proof_times(self) -> tuple[int, int] | None:
+        """Returns the oldest and the newest time (ms) of the proofs that the audit relies on."""
+        when = self.rows.column(self._proof)
+        times = [*map(int, (when.min(), when.max()) if len(when) else ()), *(t for s in self.settled for t in s.looked)]
+        return (min(times) * 1000, max(times) * 1000) if times else None
+
+    def audited(self, rows: Rows, again: set[int], strangers: Sequence[str]) -> Audited:
+        """Returns the results for the next audit: the sound rows, and the entries to be checked again."""
+        return Audited(
+            self._state.ledger_id,
+            self._state.number,
+            rows,
+            tuple(sorted(again)),
+            self.log.blocks(),
+            self._previous.strictly if self._previous else None,
+            self.settled,
+            strange=tuple(sorted({place_of(path) for path in strangers})),
+            tagged={tag: place_of(path) for path, tag in self.listed.items()},
+        )
+
     def strangers(self) -> list[str]:
         """Returns the visible files that belong to no live receipt."""
-        live, known_tags = (
-            {p.path for _, r in self.receipts for p in r.parts},
-            {*self.rows.tags.tolist(), *self._beside},
-        )
+        live = {p.path for _, r in self.receipts for p in r.parts}
+        known_tags = {*self.rows.tags.tolist(), *self._beside}
         return [path for path, tag in self.listed.items() if path not in live and tag not in known_tags]
 
 

@@ -46,31 +46,38 @@ class Compared:
     problem: AuditProblem | None
 
 
+@dataclass(frozen=True, slots=True)
+class CurrentLog:
+    """The log in Kafka as it is now: its partitions, and the way to read them."""
+
+    fetcher: Fetcher
+    isolation: Isolation
+    partitions: Mapping[Key, PartitionState]
+
+
 def rescan(
     report: AuditReport,
     ledger: Ledger,
     lake: Lake,
-    fetcher: Fetcher,
     shape: Shape,
-    isolation: Isolation,
-    partitions: Mapping[Key, PartitionState],
+    log: CurrentLog,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> AuditReport:
     """Compare every landed slice that Kafka still holds, unless an earlier rescan did. Returns the extended report.
 
-    `shape` is the feed's, for slices whose shape the ledger does not have; `partitions` is the current log by key.
+    `shape` is the feed's, for slices whose shape the ledger does not have.
     Slices of other incarnations, or below the log start, count as not comparable. Unreadable data, in the lake or in
     the log, is a problem and ends the comparison of its slice only. `progress` is called with (offsets done, total).
     """
     unproven = report.uncompared()
-    there = [row for row in unproven if _log_holds(row, partitions)]
+    there = [row for row in unproven if _log_holds(row, log.partitions)]
     makers = _Makers(ledger, shape, lake)
     total, done, compared = sum(row.range.span for row in there), 0, 0
     files = {p.file for p in report.problems if p.file}
     problems: list[AuditProblem] = []
     right: list[Row] = []
     for row, r in _receipts(ledger, there):
-        result = _compare_slice(ledger.feed, r, makers.of(r), lake, _from_kafka(r.slice, fetcher, isolation))
+        result = _compare_slice(ledger.feed, r, makers.of(r), lake, _from_kafka(r.slice, log.fetcher, log.isolation))
         compared += result.records
         problems += [p for p in [result.problem] if p and p.file not in files]
         right += [] if result.problem else [row]

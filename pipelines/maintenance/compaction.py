@@ -196,8 +196,8 @@ def compact(
         merges = _find(feed, ledger, windows_wanted, _Seen.read(edges.lake, feed, ledger.read()))
         at_once = threads(feed.compaction, os.cpu_count() or 1)
         how = RewriteMethod(REQUEST, "merge", lambda desk: Merger(desk).merge, at_once)
-        run = Rewriting(feed, edges, ledger, owner, report, how, merges.number)
-        run.all(merges.merges)
+        run = Rewriting(feed, edges, ledger, owner, report, how)
+        run.all(merges.merges, merges.number)
         if windows_wanted is None:
             unfinished = {*merges.incomplete, *(b if b is None else feed.window.start_of(b) for b in run.busy)}
             of = (ledger.read().ledger_id, merges.number, feed.compaction.target_file_bytes, feed.window.length)
@@ -227,8 +227,8 @@ def renew(feed: Feed, edges: Ports, addresses: Collection[str], owner: Owner, re
         state = ledger.read()
         at_once = threads(feed.compaction, os.cpu_count() or 1)
         method = RewriteMethod(REQUEST, "merge", lambda desk: Merger(desk).merge, at_once)
-        run = Rewriting(feed, edges, ledger, owner, report, method, state.number)
-        run.all(_pieces(ledger, state, edges.lake, addresses))
+        run = Rewriting(feed, edges, ledger, owner, report, method)
+        run.all(_pieces(ledger, state, edges.lake, addresses), state.number)
         met = company(feed.name, ledger, edges.liveness, run.busy.values())
     return Compacted(tuple(run.done), tuple(run.batches), run.busy, (), met)
 

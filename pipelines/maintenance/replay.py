@@ -133,8 +133,8 @@ def replay(feed: Feed, edges: Ports, wanted: Filter, mender: Mender | None, owne
             lambda desk: Replayer(desk, wanted, candidates.shape, mender, edges.writers).replay,
             at_once,
         )
-        run = Rewriting(feed, edges, ledger, owner, report, how, candidates.number)
-        run.all(candidates.fitting)
+        run = Rewriting(feed, edges, ledger, owner, report, how)
+        run.all(candidates.fitting, candidates.number)
         met = company(feed.name, ledger, edges.liveness, run.busy.values())
     return Replayed(candidates, tuple(run.done), tuple(run.batches), run.busy, met)
 

@@ -111,7 +111,7 @@ def are_free(
 
 
 class Rewriting(Generic[P]):
-    """One call that rewrites what counted below entry `since`. Pieces that share files are written in one batch.
+    """One call that rewrites parts that counted at one entry. Pieces that share files are written in one batch.
 
     `done`, `batches` and `busy` grow as it goes on.
     """
@@ -124,17 +124,17 @@ class Rewriting(Generic[P]):
         owner: Owner,
         report: Reporter,
         how: RewriteMethod[P],
-        since: int,
     ) -> None:
         self.done: list[tuple[P, Receipt]] = []
         self.batches: list[int] = []
         self.busy: dict[int | None, int] = {}
         self._feed, self._edges, self._ledger, self._owner, self._report = feed, edges, ledger, owner, report
-        self._how, self._since = how, since
+        self._how, self._since = how, 0
         self._total = self._written = 0
 
-    def all(self, pieces: Sequence[P]) -> None:
-        """Rewrite the pieces, batch by batch. What one batch put in place stays, whatever stops the next."""
+    def all(self, pieces: Sequence[P], since: int) -> None:
+        """Rewrite the pieces, which counted below entry `since`, batch by batch. A published batch stays."""
+        self._since = since
         self._total = sum(p.slice.span for p in pieces)
         for batch in _batches(pieces, self._feed.compaction.batch_bytes):
             if (planned := self._plan_free(batch)) is not None:

@@ -534,7 +534,7 @@ def accept_group(feed: Feed, edges: Ports, begin: Begin, reason: str) -> Accepte
             f"no committed offset of group {feed.group} belongs to another ledger than that of feed {feed.name}",
             remedy=f"see them: sluice offsets show {feed.name}",
         )
-    entry = _takeover(feed, edges, state, partitions, committed, marks, begin, reason)
+    entry = _takeover(feed, edges, state, _ForeignGroup(partitions, committed, marks), begin, reason)
     ahead = [at.key for at in entry.committed if at.key in state.origins and at.offset > state.frontier(at.key)]
     skipped = adopt(ledger, ahead, committed, edges.cluster, reason) if begin is Begin.COMMITTED and ahead else ()
     appended = ledger.append(lambda state: _still_missing(state, entry))
@@ -543,22 +543,23 @@ def accept_group(feed: Feed, edges: Ports, begin: Begin, reason: str) -> Accepte
     return Accepted(AcceptEvent.GROUP, number, skipped=skipped, moved=entry.committed, begun=begun)
 
 
-def _takeover(
-    feed: Feed,
-    edges: Ports,
-    state: State,
-    partitions: Sequence[PartitionState],
-    committed: Mapping[TopicPartition, CommittedOffset | None],
-    marks: Sequence[Foreign],
-    begin: Begin,
-    reason: str,
-) -> TakeEntry:
+@dataclass(frozen=True, slots=True)
+class _ForeignGroup:
+    """A group with marks of other ledgers: the log's partitions, their committed offsets, and the marks."""
+
+    partitions: Sequence[PartitionState]
+    committed: Mapping[TopicPartition, CommittedOffset | None]
+    marks: Sequence[Foreign]
+
+
+def _takeover(feed: Feed, edges: Ports, state: State, group: _ForeignGroup, begin: Begin, reason: str) -> TakeEntry:
     """The entry. It pins an origin in every partition without one: `start` counts only in a feed's first origins."""
+    partitions, marks = group.partitions, group.marks
     keyed, by_tp = {origins.key_of(state, p): p for p in partitions}, {p.tp: p for p in partitions}
     if begin is Begin.COMMITTED:
         _check_of_this_log(feed.name, state, marks, by_tp)
     theirs = {mark.tp for mark in marks}
-    counted = {tp: c for tp, c in committed.items() if begin is Begin.COMMITTED or tp not in theirs}
+    counted = {tp: c for tp, c in group.committed.items() if begin is Begin.COMMITTED or tp not in theirs}
     began = origins.resolve_origins(state, partitions, counted, feed.start, edges.cluster, edges.clock)
     began = with_first_windows(feed, edges, state, keyed, began)
     offsets = {mark.tp: mark.offset for mark in marks}

@@ -280,19 +280,22 @@ class Done:
     held: Mapping[TopicPartition, CommittedOffset]
 
 
-def move(
-    feed: str,
-    ledger: Ledger | None,
-    groups: Groups,
-    group: str,
-    moves: Sequence[Move],
-    target: OffsetTarget,
-    reason: str,
-) -> Done:
-    """Move the group's committed offsets, by the numbered steps above. `ledger` is that of the feed that owns it.
+@dataclass(frozen=True, slots=True)
+class OwnedGroup:
+    """A consumer group, and the feed that owns it, with its ledger if it has one."""
+
+    name: str
+    groups: Groups
+    feed: str
+    ledger: Ledger | None
+
+
+def move(owned: OwnedGroup, moves: Sequence[Move], target: OffsetTarget, reason: str) -> Done:
+    """Move the group's committed offsets, by the numbered steps above.
 
     Raises GroupHeld, Refused (beyond the frontier), ForeignMarks, CommitFenced (Kafka holds something else afterwards).
     """
+    feed, ledger, groups, group = owned.feed, owned.ledger, owned.groups, owned.name
     if refused := refusal(feed, groups.view(group), moves, target):
         raise refused
     if ledger:

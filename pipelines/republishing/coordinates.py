@@ -41,10 +41,10 @@ def write(
     name: str,
     before: str,
     sent: Sequence[Delivered],
-    sources: np.ndarray,
-    offsets: np.ndarray,
+    origins: tuple[np.ndarray, np.ndarray],
 ) -> None:
-    """Write the map of one transaction. `sources` and `offsets` tell, by a row's number, where it came from."""
+    """Write the map of one transaction. `origins` has the source and the offset of each row, by its number."""
+    sources, offsets = origins
     numbers = np.concatenate([d.numbers for d in sent]) if sent else np.empty(0, np.int64)
     new = [d.first + np.arange(len(d.numbers)) for d in sent]
     to = np.repeat([d.partition for d in sent], [len(d.numbers) for d in sent]).astype(np.int32)

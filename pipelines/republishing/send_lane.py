@@ -249,7 +249,7 @@ class Run:
     def _end(self, transaction: _Transaction, sent: list[Delivered], before: Mark) -> Mark:
         done, at = transaction.reached
         name = coordinates.file_name(self.plan, self.lane, before.done, before.at + 1)
-        coordinates.write(self.lake, self.plan, name, before.file, sent, *transaction.origins())
+        coordinates.write(self.lake, self.plan, name, before.file, sent, transaction.origins())
         mark = Mark(done, at, name, before.records + transaction.rows)
         self.target.commit(mark.committed(self.plan, self.lane))
         path = paths.republish_progress_path(self.plan.feed, self.plan.id, self.lane)

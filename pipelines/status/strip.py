@@ -129,27 +129,18 @@ def _standing(
     done, spans = sum(d for d, _, _ in looked), [span for _, span, _ in looked]
     owes = tuple(o for _, _, o in looked if o is not None)
     span = None if None in spans or not spans else sum(s or 0 for s in spans)
-    standing = _standing_of(settings, window, now, outside, done, owes, bool(looked))
+    closed = settings.is_closed(window, now)
+    standing = _standing_of(window, closed, outside, done, owes) if owes or not looked else Standing.LANDED
     if standing is Standing.LANDED and is_retired(state, window, settings.length):
         standing = Standing.RETIRED
     batch = {Standing.RUNNING: outside.running, Standing.FAILED: outside.failed}.get(standing, {}).get(window)
     return WindowStanding(window, standing, done, span, owes, batch)
 
 
-def _standing_of(
-    settings: WindowSettings,
-    window: int,
-    now: int,
-    outside: OutsideFacts,
-    done: int,
-    owes: Sequence[Owes],
-    is_known: bool,
-) -> Standing:
-    if is_known and not owes:
-        return Standing.LANDED
+def _standing_of(window: int, closed: bool, outside: OutsideFacts, done: int, owes: Sequence[Owes]) -> Standing:
     if window in outside.running:
         return Standing.RUNNING
-    if not settings.is_closed(window, now):
+    if not closed:
         return Standing.OPEN
     if window in outside.failed:
         return Standing.FAILED

@@ -78,7 +78,7 @@ def test_a_table_while_all_that_writes_is_killed_at_random(
         write(feed)
     with edges(feed) as opened, open_tables(feed, opened.lake) as tables:
         book = ledger(feed, opened)
-        assert audit(book, opened.lake, "orders", hashes=True).problems == ()
+        assert audit(book, opened.lake, hashes=True).problems == ()
         for of, table in tables.of_parts:
             assert compare(book, opened.lake, table, table.look(), book.read(), of).same
     logged = consumed(place.kafka, place.topic)

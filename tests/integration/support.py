@@ -18,7 +18,7 @@ import pyarrow as pa
 from kafka import KafkaConsumer, TopicPartition
 
 from sluice.pipelines.audit.audit import AuditReport, audit
-from sluice.pipelines.audit.rescan import rescan
+from sluice.pipelines.audit.rescan import CurrentLog, rescan
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.batch.survey import open_ledger
@@ -118,8 +118,8 @@ def rescanned(feed: Feed) -> AuditReport:
         today = {current[p.tp]: p for p in log}
         fetcher = KafkaFetcher(feed.kafka, feed.isolation)
         try:
-            report = audit(book, opened.lake, feed.name)
-            return rescan(report, book, opened.lake, fetcher, feed.shape, feed.isolation, today)
+            report = audit(book, opened.lake)
+            return rescan(report, book, opened.lake, feed.shape, CurrentLog(fetcher, feed.isolation, today))
         finally:
             fetcher.close()
 

@@ -9,7 +9,7 @@ import pytest
 from kafka import KafkaProducer
 
 from sluice.pipelines.audit.audit import AuditReport, audit
-from sluice.pipelines.audit.rescan import rescan
+from sluice.pipelines.audit.rescan import CurrentLog, rescan
 from sluice.pipelines.errors import WindowRetired
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
@@ -52,10 +52,10 @@ def check(feed: Feed) -> AuditReport:
             for k in ledger.read().known()
             if k.tp == p.tp
         }
-        found = audit(ledger, opened.lake, feed.name, hashes=True)
+        found = audit(ledger, opened.lake, hashes=True)
         fetcher = KafkaFetcher(feed.kafka, feed.isolation)
         try:
-            found = rescan(found, ledger, opened.lake, fetcher, RAW, feed.isolation, today)
+            found = rescan(found, ledger, opened.lake, RAW, CurrentLog(fetcher, feed.isolation, today))
         finally:
             fetcher.close()
     assert found.problems == ()

@@ -13,7 +13,7 @@ from kafka import KafkaProducer
 
 from sluice import reading
 from sluice.pipelines.audit.audit import audit
-from sluice.pipelines.audit.rescan import rescan
+from sluice.pipelines.audit.rescan import CurrentLog, rescan
 from sluice.pipelines.errors import SchemaDrifted
 from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.receipts import Counts, DriftKind
@@ -73,10 +73,10 @@ def test_a_feed_evolves_with_its_records(tmp_path: Path, kafka: LocalKafka, fres
         book = ledger(evolving, opened)
         assert book.read().evolved == {"id": "int64", "coupon": "string"}
         replay(evolving, opened, Filter(), None, new_owner("test"), lambda progress: None)
-        report = audit(book, opened.lake, evolving.name, hashes=True)
+        report = audit(book, opened.lake, hashes=True)
         today = {book.read().current[p.tp]: p for p in opened.cluster.partitions([place.topic], evolving.isolation)}
         fetcher = KafkaFetcher(evolving.kafka, evolving.isolation)
-        report = rescan(report, book, opened.lake, fetcher, evolving.shape, evolving.isolation, today)
+        report = rescan(report, book, opened.lake, evolving.shape, CurrentLog(fetcher, evolving.isolation, today))
         fetcher.close()
     assert (report.problems, report.compared) == ((), OLD + NEW)
 

@@ -12,7 +12,7 @@ from kafka import KafkaAdminClient, KafkaProducer
 
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.audit.explain_offset import Class, explain
-from sluice.pipelines.audit.rescan import rescan
+from sluice.pipelines.audit.rescan import CurrentLog, rescan
 from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.errors import Refused, UnknownTopic, UsageError
 from sluice.pipelines.model.kafka import TopicPartition
@@ -231,7 +231,7 @@ def test_offsets_gone_are_named_and_accepted_only_by_policy(place: Place) -> Non
         assert state.lost[key] == (Range(10, 40),)
         assert state.frontier(key) == 100
         assert explain(ledger(accepting, opened), opened.lake, key.tp, 20).found is Class.LOST
-        assert audit(ledger(accepting, opened), opened.lake, feed.name).reconciled
+        assert audit(ledger(accepting, opened), opened.lake).reconciled
 
 
 @pytest.mark.each_lake
@@ -241,11 +241,13 @@ def test_audit_rescan_and_explain(place: Place) -> None:
     run(feed)
     with edges(feed) as opened:
         book = ledger(feed, opened)
-        report = audit(book, opened.lake, feed.name, hashes=True)
+        report = audit(book, opened.lake, hashes=True)
         assert report.reconciled
         current = book.read().current
         found = {current[p.tp]: p for p in opened.cluster.partitions([place.topic], feed.isolation)}
-        full = rescan(report, book, opened.lake, KafkaFetcher(feed.kafka, feed.isolation), RAW, feed.isolation, found)
+        full = rescan(
+            report, book, opened.lake, RAW, CurrentLog(KafkaFetcher(feed.kafka, feed.isolation), feed.isolation, found)
+        )
         assert (full.reconciled, full.compared) == (True, 300)
         told = explain(book, opened.lake, TopicPartition(place.topic, 1), 42)
         assert (told.found, told.row) == (Class.LANDED, 42)
@@ -264,7 +266,7 @@ def test_the_audit_has_teeth(place: Place) -> None:
 
     def problems() -> set[int]:
         with edges(feed) as opened:
-            return {p.invariant for p in audit(ledger(feed, opened), opened.lake, feed.name, hashes=True).problems}
+            return {p.invariant for p in audit(ledger(feed, opened), opened.lake, hashes=True).problems}
 
     assert problems() == set()
     lake.remove(part)

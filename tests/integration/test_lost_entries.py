@@ -10,7 +10,7 @@ import pytest
 from kafka import KafkaProducer
 
 from sluice.pipelines.audit.audit import audit
-from sluice.pipelines.audit.rescan import rescan
+from sluice.pipelines.audit.rescan import CurrentLog, rescan
 from sluice.pipelines.audit.strict_audit import strict
 from sluice.pipelines.batch.survey import survey
 from sluice.pipelines.errors import EntriesLost
@@ -53,9 +53,9 @@ def proven(place: Place, feed: Feed) -> None:
     with edges(feed) as opened, Wiring.of(feed).open(feed.isolation, feed.shape) as tools:
         book = ledger(feed, opened)
         found = survey(feed, opened, book)
-        report = audit(book, opened.lake, feed.name, hashes=True)
-        args = (tools.fetcher, feed.shape, feed.isolation, found.partitions, lambda done, total: None)
-        report = rescan(report, book, opened.lake, *args)
+        report = audit(book, opened.lake, hashes=True)
+        log = CurrentLog(tools.fetcher, feed.isolation, found.partitions)
+        report = rescan(report, book, opened.lake, feed.shape, log)
         assert report.reconciled, report.problems
         assert strict(book, opened.lake, feed, found, report).problems == ()
     assert rows(feed) == consumed(place.kafka, place.topic)

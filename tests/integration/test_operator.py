@@ -12,7 +12,7 @@ from kafka import TopicPartition as Plain
 
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.audit.explain_offset import Class, explain
-from sluice.pipelines.audit.rescan import rescan
+from sluice.pipelines.audit.rescan import CurrentLog, rescan
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.errors import NothingToAccept, OffsetsLost, TopicRecreated, UsageError
@@ -60,12 +60,12 @@ def proven(feed: Feed, *, comparable: bool = True) -> None:
     """The audit reconciles, by ledger, files and Kafka."""
     with edges(feed) as opened:
         book = ledger(feed, opened)
-        report = audit(book, opened.lake, feed.name, hashes=True)
+        report = audit(book, opened.lake, hashes=True)
         state = book.read()
         log = opened.cluster.partitions(sorted({k.topic for k in state.current}), feed.isolation)
         today = {state.current[p.tp]: p for p in log}
         fetcher = KafkaFetcher(feed.kafka, feed.isolation)
-        report = rescan(report, book, opened.lake, fetcher, RAW, feed.isolation, today)
+        report = rescan(report, book, opened.lake, RAW, CurrentLog(fetcher, feed.isolation, today))
         fetcher.close()
     assert report.problems == ()
     assert (report.not_comparable == 0) is comparable

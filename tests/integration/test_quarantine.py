@@ -14,7 +14,7 @@ from kafka import KafkaProducer
 
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.audit.explain_offset import Class, explain
-from sluice.pipelines.audit.rescan import rescan
+from sluice.pipelines.audit.rescan import CurrentLog, rescan
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.maintenance.fixers import Mender, Record
@@ -83,8 +83,8 @@ def check(feed: Feed, place: Place) -> None:
         today = {book.read().current[p.tp]: p for p in opened.cluster.partitions([place.topic], feed.isolation)}
         fetcher = KafkaFetcher(feed.kafka, feed.isolation)
         try:
-            report = audit(book, opened.lake, feed.name, hashes=True)
-            report = rescan(report, book, opened.lake, fetcher, feed.shape, feed.isolation, today)
+            report = audit(book, opened.lake, hashes=True)
+            report = rescan(report, book, opened.lake, feed.shape, CurrentLog(fetcher, feed.isolation, today))
         finally:
             fetcher.close()
     assert report.problems == ()

@@ -87,7 +87,7 @@ def committed(place: Place, feed: Feed) -> list[int | None]:
 def is_whole(place: Place, feed: Feed) -> bool:
     """Everything landed once, and the audit reconciles."""
     with edges(feed) as opened:
-        report = audit(ledger(feed, opened), opened.lake, feed.name, hashes=True)
+        report = audit(ledger(feed, opened), opened.lake, hashes=True)
     return report.reconciled and rows(feed) == consumed(place.kafka, place.topic)
 
 

@@ -197,7 +197,7 @@ class Course:
 
     def check_account(self) -> None:
         with edges(self.feed) as opened:
-            assert audit(ledger(self.feed, opened), opened.lake, "orders", hashes=True).problems == ()
+            assert audit(ledger(self.feed, opened), opened.lake, hashes=True).problems == ()
 
     def check_no_other_files(self) -> None:
         """Nothing lies in the lake that the newest snapshots do not name."""

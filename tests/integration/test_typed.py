@@ -14,7 +14,7 @@ import pytest
 
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.audit.explain_offset import Class, explain
-from sluice.pipelines.audit.rescan import rescan
+from sluice.pipelines.audit.rescan import CurrentLog, rescan
 from sluice.pipelines.errors import QuarantineExceeded
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import KafkaSettings
@@ -100,10 +100,10 @@ def test_every_record_is_landed_typed_or_quarantined(place: Place) -> None:
     assert {r["reason"] for r in held} == {"not_json", "wrong_type", "invalid_utf8"}
     with edges(feed) as opened:
         book = ledger(feed, opened)
-        report = audit(book, opened.lake, feed.name)
+        report = audit(book, opened.lake)
         found = {book.read().current[p.tp]: p for p in opened.cluster.partitions([place.topic], feed.isolation)}
         fetcher = KafkaFetcher(feed.kafka, feed.isolation)
-        report = rescan(report, book, opened.lake, fetcher, feed.shape, feed.isolation, found)
+        report = rescan(report, book, opened.lake, feed.shape, CurrentLog(fetcher, feed.isolation, found))
         fetcher.close()
         assert (report.problems, report.compared) == ((), len(good))
         where = TopicPartition(place.topic, held[0]["partition"])

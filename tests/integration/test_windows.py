@@ -15,7 +15,7 @@ from kafka import KafkaProducer
 
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.audit.explain_offset import Class, explain
-from sluice.pipelines.audit.rescan import rescan
+from sluice.pipelines.audit.rescan import CurrentLog, rescan
 from sluice.pipelines.batch import land as rounds
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed
@@ -124,10 +124,10 @@ def check(world: World) -> None:
         book = ledger(feed, opened)
         state = book.read()
         assert rows(feed) == consumed(world.place.kafka, world.place.topic), "invariants 1 to 3"
-        report = audit(book, opened.lake, feed.name, hashes=True)
+        report = audit(book, opened.lake, hashes=True)
         partitions = {state.current[p.tp]: p for p in opened.cluster.partitions([world.place.topic], feed.isolation)}
         fetcher = KafkaFetcher(opened.wiring.kafka, feed.isolation)  # type: ignore[attr-defined]
-        report = rescan(report, book, opened.lake, fetcher, RAW, feed.isolation, partitions)
+        report = rescan(report, book, opened.lake, RAW, CurrentLog(fetcher, feed.isolation, partitions))
         fetcher.close()
         assert report.problems == ()
         in_windows: dict[tuple[int, int], int] = {}

@@ -169,7 +169,7 @@ def _audit(world: World, name: str) -> str:
     """What changed since the last audit, beside whatever else goes on."""
     lake, ledger = world.edges(name).lake, world.ledger(name)
     before = audit_cache.kept(lake, FEED)
-    report = audit(ledger, lake, FEED, previous=before, at=world.now, quick=True)
+    report = audit(ledger, lake, previous=before, at=world.now, quick=True)
     audit_cache.keep(lake, FEED, report.audited, before, report.at)
     return f"looked at {report.looked}"
 
@@ -242,7 +242,7 @@ def _looked_at(world: World) -> str:
     lake, ledger = world.edges("auditor").lake, world.ledger("auditor")
     if (before := audit_cache.kept(lake, FEED)) is None:
         return ""
-    quick, whole = (audit(ledger, lake, FEED, previous=known, quick=True) for known in (before, None))
+    quick, whole = (audit(ledger, lake, previous=known, quick=True) for known in (before, None))
     said = [(sorted(map(str, r.problems)), r.accounts, r.batches) for r in (quick, whole)]
     return "" if said[0] == said[1] else f"AU: the quick audit says {said[0]}, one of everything {said[1]}"
 

@@ -128,7 +128,7 @@ class World:
         return [p for root in ("data", "quarantine") for p in self.lake.list(f"{root}/orders")]
 
     def check(self) -> None:
-        found = audit(self.fresh_ledger(), self.lake, "orders", hashes=True)  # type: ignore[arg-type]
+        found = audit(self.fresh_ledger(), self.lake, hashes=True)  # type: ignore[arg-type]
         assert found.problems == ()
 
 

@@ -202,7 +202,7 @@ def test_files_of_others_in_a_window_s_folder_are_not_read(tmp_path: Path) -> No
     world.land((A, 100, 200), (B, 100, 200))
     world.compact()
     assert world.rows().num_rows == 400
-    assert len(audit(world.fresh_ledger(), world.lake, "orders").problems) == 2  # type: ignore[arg-type]
+    assert len(audit(world.fresh_ledger(), world.lake).problems) == 2  # type: ignore[arg-type]
 
 
 NAMES = [
@@ -239,7 +239,7 @@ def test_files_of_any_name_stop_nobody(tmp_path: Path, folder: str) -> None:
     world.compact()
     assert world.rows(windows=[START + HOUR]).num_rows == 200
     strangers = len(NAMES) if folder.startswith("data") else 0
-    assert len(audit(world.fresh_ledger(), lake, "orders").problems) == strangers
+    assert len(audit(world.fresh_ledger(), lake).problems) == strangers
 
 
 # -- checkpoints

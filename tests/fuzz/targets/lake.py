@@ -147,7 +147,7 @@ def _asked(state: State, ledger: Ledger) -> None:
 def _done(ledger: Ledger, lake: MemoryLake) -> str:
     """What rolls it forward, and what audits it."""
     said = []
-    for act in (lambda: roll_forward(ledger, lake, "orders"), lambda: audit(ledger, lake, "orders")):
+    for act in (lambda: roll_forward(ledger, lake, "orders"), lambda: audit(ledger, lake)):
         try:
             act()  # type: ignore[no-untyped-call]
             said.append("done")

@@ -32,7 +32,7 @@ def look(world: World, *, everything: bool = False, hashes: bool = False, at: in
     """What `sluice audit` does."""
     before = audit_cache.kept(world.lake, "orders")
     known = None if everything else before
-    report = audit(world.fresh_ledger(), world.lake, "orders", hashes=hashes, previous=known, at=at)
+    report = audit(world.fresh_ledger(), world.lake, hashes=hashes, previous=known, at=at)
     assert audit_cache.keep(world.lake, "orders", report.audited, before, at) is None
     return report
 
@@ -162,7 +162,7 @@ def test_who_may_not_write_is_told(world: World) -> None:
         raise LakeUnavailable("no")
 
     world.lake.before["put"] = refuse
-    report = audit(world.fresh_ledger(), world.lake, "orders")
+    report = audit(world.fresh_ledger(), world.lake)
     assert isinstance(audit_cache.keep(world.lake, "orders", report.audited, None, 0), LakeUnavailable)
 
 
@@ -202,6 +202,6 @@ def test_whatever_happens_it_finds_what_an_audit_of_everything_finds(tmp_path: P
         chance.choice([land, land, land, land, rewrite, damage])()
         if chance.random() < 0.6:
             quick = look(world, hashes=chance.random() < 0.3)
-            whole = audit(world.fresh_ledger(), world.lake, "orders")
+            whole = audit(world.fresh_ledger(), world.lake)
             assert sorted(map(str, quick.problems)) == sorted(map(str, whole.problems))
             assert (quick.accounts, quick.batches) == (whole.accounts, whole.batches)

@@ -60,7 +60,7 @@ def copy(world: World, order: tuple[Callable[[str], bool], ...], between: Callab
 
 def problems(world: World, lake: MemoryLake) -> tuple[object, ...]:
     found = Ledger(lake, "orders", lambda: world.now)
-    return audit(found, lake, "orders", hashes=True).problems  # type: ignore[arg-type]
+    return audit(found, lake, hashes=True).problems  # type: ignore[arg-type]
 
 
 def everything(world: World) -> list[tuple[int, int]]:

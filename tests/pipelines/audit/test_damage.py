@@ -17,7 +17,7 @@ import pytest
 
 from sluice.pipelines.audit import explain_offset, strict_audit
 from sluice.pipelines.audit.audit import AuditReport, audit
-from sluice.pipelines.audit.rescan import rescan
+from sluice.pipelines.audit.rescan import CurrentLog, rescan
 from sluice.pipelines.batch_report.column_profiles import profiles
 from sluice.pipelines.batch_report.rejects import rejects
 from sluice.pipelines.errors import PartUnreadable, ProofFailed, SluiceError, Terminal
@@ -104,11 +104,11 @@ def files(world: World, folder: str) -> list[str]:
 
 
 def audited(world: World, feed: Feed, *, hashes: bool = False) -> AuditReport:
-    report = audit(world.ledger, world.lake, "orders", hashes=hashes)
+    report = audit(world.ledger, world.lake, hashes=hashes)
     current = world.ledger.read().current
     today = {current[p.tp]: p for p in world.topic.partitions(["orders"], feed.isolation)}
     fetcher: Any = world.topic.fetcher()
-    return rescan(report, world.ledger, world.lake, fetcher, feed.shape, feed.isolation, today)
+    return rescan(report, world.ledger, world.lake, feed.shape, CurrentLog(fetcher, feed.isolation, today))
 
 
 @pytest.mark.parametrize("hashes", [False, True])
@@ -142,7 +142,7 @@ def test_no_flipped_byte_stops_a_rescan(world: World, feed: Feed, seed: int) -> 
         data[random.randrange(len(data))] ^= 1 << random.randrange(8)
     world.lake.put(path, bytes(data))
     audited(world, feed)
-    assert [p.file for p in audit(world.ledger, world.lake, "orders", hashes=True).problems] == [path]
+    assert [p.file for p in audit(world.ledger, world.lake, hashes=True).problems] == [path]
 
 
 def test_a_file_that_the_lake_refuses_is_a_finding(world: World, feed: Feed) -> None:
@@ -158,7 +158,7 @@ def test_a_file_that_the_lake_refuses_is_a_finding(world: World, feed: Feed) -> 
             return world.lake.open(at)
 
     lake: Any = Refusing()
-    (problem,) = audit(world.ledger, lake, "orders").problems
+    (problem,) = audit(world.ledger, lake).problems
     assert (problem.file, problem.text) == (path, f"the lake refused {path}: Permission denied")
 
 

@@ -34,7 +34,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def look(world: World, *, quick: bool = True, everything: bool = False, at: int = NOON) -> AuditReport:
     before = audit_cache.kept(world.lake, "orders")
     known = None if everything else before
-    report = audit(world.fresh_ledger(), world.lake, "orders", previous=known, at=at, quick=quick)  # type: ignore[arg-type]
+    report = audit(world.fresh_ledger(), world.lake, previous=known, at=at, quick=quick)  # type: ignore[arg-type]
     assert audit_cache.keep(world.lake, "orders", report.audited, before, at) is None  # type: ignore[arg-type]
     return report
 
@@ -44,7 +44,7 @@ def said(report: AuditReport) -> tuple[Any, ...]:
 
 
 def whole(world: World) -> AuditReport:
-    return audit(world.fresh_ledger(), world.lake, "orders")  # type: ignore[arg-type]
+    return audit(world.fresh_ledger(), world.lake)  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ COMMITS = CommitSettings(CommitMode.TRANSACTIONAL, "tid", OnGroupMoved.REFUSE)
 
 def audited(world: World) -> Strict:
     found = survey(world.feed, world.edges(), world.ledger)
-    report = audit(world.ledger, world.lake, "orders")  # type: ignore[arg-type]
+    report = audit(world.ledger, world.lake)  # type: ignore[arg-type]
     return strict(world.ledger, world.lake, world.feed, found, report)  # type: ignore[arg-type]
 
 
@@ -174,13 +174,13 @@ def test_the_remedy_for_a_manifest_writes_it(world: World, plant: Callable[[Worl
 def again(world: World, before: AuditReport, found: Strict) -> tuple[AuditReport, Strict]:
     """The audit that comes after one."""
     known = replace(before.audited, strictly=found.strictly)
-    report = audit(world.ledger, world.lake, "orders", previous=known)  # type: ignore[arg-type]
+    report = audit(world.ledger, world.lake, previous=known)  # type: ignore[arg-type]
     look = survey(world.feed, world.edges(), world.ledger)
     return report, strict(world.ledger, world.lake, world.feed, look, report)  # type: ignore[arg-type]
 
 
 def test_what_was_looked_at_strictly_is_not_read_again(world: World) -> None:
-    report = audit(world.ledger, world.lake, "orders")  # type: ignore[arg-type]
+    report = audit(world.ledger, world.lake)  # type: ignore[arg-type]
     first = strict(world.ledger, world.lake, world.feed, survey(world.feed, world.edges(), world.ledger), report)  # type: ignore[arg-type]
     read: list[str] = []
     world.lake.before["get"] = read.append

@@ -248,7 +248,7 @@ def test_windows_tile_whatever_happens(feed: Feed, script: list[tuple[Any, ...]]
 
 def check(world: World) -> None:
     ledger, state = world.ledger, world.ledger.read()
-    assert audit(ledger, world.lake, "orders", hashes=True).problems == ()  # type: ignore[arg-type]
+    assert audit(ledger, world.lake, hashes=True).problems == ()  # type: ignore[arg-type]
     landed = world.rows(world.lake.list("data/orders"))
     visible = [(tp.partition, r["offset"]) for tp in PARTITIONS for r in _visible(world, tp)]
     assert sorted(landed) == sorted(visible), "each record that can be seen, once"
@@ -434,7 +434,7 @@ def test_what_is_skipped_is_read_only_when_it_is_named(feed: Feed) -> None:
     assert (0, 0) in visible(world)
     state = world.ledger.read()
     assert [ranges for ranges in state.skipped.values() if ranges] == [(Range(1, 2),)]
-    assert audit(world.ledger, world.lake, "orders").problems == ()  # type: ignore[arg-type]
+    assert audit(world.ledger, world.lake).problems == ()  # type: ignore[arg-type]
 
 
 def test_skipping_to_the_end_leaves_nothing_owed(feed: Feed) -> None:
@@ -478,7 +478,7 @@ def test_a_long_catch_up_is_several_batches_the_oldest_windows_first(outage: Wor
     assert [w for windows in per_batch for w in windows] == [START + n * HOUR for n in range(12)]
     assert max(len(b.plan.slices) for b in landed.batches) <= 8, "four for each of two tasks at once"
     assert sorted(landed.windows) == outage.windows()
-    assert audit(outage.ledger, outage.lake, "orders").problems == ()  # type: ignore[arg-type]
+    assert audit(outage.ledger, outage.lake).problems == ()  # type: ignore[arg-type]
     assert [p.note for p in told if p.stage == "plan"][1] == f"batch 2, {12 - len(per_batch[0])} windows to go"
     assert {p.total for p in told if p.stage == "publish"} == {48}
     assert [p.done for p in told if p.stage == "publish"][-1] == 48

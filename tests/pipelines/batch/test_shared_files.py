@@ -37,7 +37,7 @@ def published(sound: Sound) -> list[PublishEntry]:
 def test_one_file_a_batch_and_the_account_closes(sound: Sound) -> None:
     assert visible(sound) == [f"orders-0-{r}-shared.parquet" for r in ("0-12-b2", "12-15-b7", "15-18-b12")]
     assert sound.check().broken == []
-    report = audit(sound.world.ledger, sound.world.lake, "orders", hashes=True)
+    report = audit(sound.world.ledger, sound.world.lake, hashes=True)
     assert (report.problems, report.parts) == ((), 3)
 
 
@@ -156,5 +156,5 @@ def alone(raw: Any) -> None:
 def test_a_lie_about_a_shared_file_is_seen(sound: Sound, how: Any) -> None:
     change(sound, how)
     assert {b.invariant for b in sound.check().broken} & {2, 3}
-    report = audit(sound.world.ledger, sound.world.lake, "orders")
+    report = audit(sound.world.ledger, sound.world.lake)
     assert {p.invariant for p in report.problems} & {2, 3}

@@ -390,7 +390,7 @@ def test_a_hole_of_a_hundred_entries(behind: int, seen: bool) -> None:
     else:
         assert fresh.read().number == 310
         with pytest.raises(LedgerCorrupt, match=r"entry 310 is missing \(.*410.json exists\)"):
-            audit(fresh, lake, "orders")  # type: ignore[arg-type]
+            audit(fresh, lake)  # type: ignore[arg-type]
 
 
 def test_reading_goes_on_where_it_stopped() -> None:

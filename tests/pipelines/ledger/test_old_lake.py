@@ -83,7 +83,7 @@ def assert_former_folders(world: World) -> None:
 
 
 def test_it_is_read_and_closes(old: World) -> None:
-    assert audit(old.ledger, old.lake, "orders", hashes=True).problems == ()  # type: ignore[arg-type]
+    assert audit(old.ledger, old.lake, hashes=True).problems == ()  # type: ignore[arg-type]
     assert read(old) == in_kafka(old)
     assert all(windows.complete(old.ledger.read(), w, old.feed.window) for w in old.windows())
     assert {b.status for b in old.ledger.read().batches.values()} == {BatchStatus.PUBLISHED}
@@ -102,7 +102,7 @@ def test_it_is_appended_to_and_committed(old: World) -> None:
     settings = CommitSettings(old.feed.commit, old.feed.transactional_id, old.feed.policies.on_group_moved)
     assert commit(old.ledger, old.group, settings).status is CommitStatus.COMMITTED
     assert [old.group.offsets[tp].offset for tp in PARTITIONS] == [old.topic.log(tp).end for tp in PARTITIONS]
-    assert audit(old.ledger, old.lake, "orders", hashes=True).problems == ()  # type: ignore[arg-type]
+    assert audit(old.ledger, old.lake, hashes=True).problems == ()  # type: ignore[arg-type]
     assert_former_folders(old)
     assert old.ledger.read().folder_prefix == paths.FORMER_PREFIX
 
@@ -129,14 +129,14 @@ def test_it_stays_with_its_folders_by_record_time(old: World) -> None:
     old.land(Request(RequestKind.CATCH_UP)).check()
     assert read(old) == in_kafka(old)
     assert_former_folders(old)
-    assert audit(old.ledger, old.lake, "orders", hashes=True).problems == ()  # type: ignore[arg-type]
+    assert audit(old.ledger, old.lake, hashes=True).problems == ()  # type: ignore[arg-type]
 
 
 def test_what_is_there_is_landed_again_and_merged(old: World) -> None:
     act(old, ("offsets", A, 3, 2, True, frozenset()))
     compact(old.feed, old.edges(), None, owner("merging", "compact"), lambda progress: None)
     assert read(old) == in_kafka(old)
-    assert audit(old.ledger, old.lake, "orders", hashes=True).problems == ()  # type: ignore[arg-type]
+    assert audit(old.ledger, old.lake, hashes=True).problems == ()  # type: ignore[arg-type]
     assert_former_folders(old)
 
 

@@ -107,13 +107,13 @@ def test_segments_of_another_log_or_damaged_ones_are_passed_over() -> None:
 def test_an_audit_of_everything_compares_segments_with_the_log() -> None:
     lake = old()
     fresh(lake).pack()
-    assert audit(fresh(lake), lake, "orders").problems == ()  # type: ignore[arg-type]
+    assert audit(fresh(lake), lake).problems == ()  # type: ignore[arg-type]
     path = paths.segment_path("orders", 10, 20)
     held = Segment.load(lake.files[path])
     assert held is not None
     wrong = [(n, data.replace(b'"run":"run"', b'"run":"nur"') if n == 13 else data) for n, data in held.entries]
     lake.put(path, Segment(20, tuple(wrong)).dump())
-    (problem,) = audit(fresh(lake), lake, "orders").problems  # type: ignore[arg-type]
+    (problem,) = audit(fresh(lake), lake).problems  # type: ignore[arg-type]
     assert str(problem) == f"I11: {path} differs from entry 13 of the ledger"
 
 

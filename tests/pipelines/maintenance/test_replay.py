@@ -633,6 +633,6 @@ def test_the_audit_holds_what_receipts_say_of_replays(world: Typed, again: dict[
     plan = world.ledger.plan(batch)
     publish(world.ledger, batch, owner("landing"), [replace(world.landed(s, batch, plan.hash, 0, 1), **again)], [])
     roll_forward(world.ledger, world.lake, "orders")  # type: ignore[arg-type]
-    found = audit(world.fresh_ledger(), world.lake, "orders")  # type: ignore[arg-type]
+    found = audit(world.fresh_ledger(), world.lake)  # type: ignore[arg-type]
     assert len(found.problems) == bool(says)
     assert all(re.search(says, str(p)) for p in found.problems)

@@ -21,6 +21,7 @@ from sluice.pipelines.operating.move_offsets import (
     Aim,
     Done,
     OffsetTarget,
+    OwnedGroup,
     Spot,
     Stands,
     dump_offsets,
@@ -194,7 +195,7 @@ class World:
     def move(self, offset: int, *more: Spot, ledger: bool = True) -> Done:
         target = OffsetTarget(Aim.OFFSET, offset)
         moves = resolve(target, [self.spot(), *more], {}, 0)
-        return move("orders", self.ledger if ledger else None, self.groups, GROUP, moves, target, "because")
+        return move(OwnedGroup(GROUP, self.groups, "orders", self.ledger if ledger else None), moves, target, "because")
 
     def stands(self) -> Stands:
         return stands(self.ledger.read(), self.spot())
@@ -241,7 +242,7 @@ def test_the_frontier_that_counts_is_the_one_below_the_entry() -> None:
     stale = Spot(STATE, KEY, None, frontier=100)
     moves = resolve(target, [stale], {}, 0)
     with pytest.raises(Refused):
-        move("orders", world.ledger, world.groups, GROUP, moves, target, "")
+        move(OwnedGroup(GROUP, world.groups, "orders", world.ledger), moves, target, "")
     assert world.held == 60
 
 

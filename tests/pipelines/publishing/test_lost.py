@@ -110,9 +110,9 @@ def rows(world: World) -> dict[str, bytes]:
 def problems(world: World) -> list[str]:
     edges = world.edges("auditor")
     ledger = world.ledger("auditor")
-    report = audit(ledger, edges.lake, world.feed.name)
+    report = audit(ledger, edges.lake)
     found = strict(ledger, edges.lake, world.feed, survey(world.feed, edges, ledger), report)
-    return [str(p) for p in (*audit(ledger, edges.lake, FEED, hashes=True).problems, *found.problems)]
+    return [str(p) for p in (*audit(ledger, edges.lake, hashes=True).problems, *found.problems)]
 
 
 def is_right(world: World) -> None:

@@ -105,7 +105,7 @@ class TableWorld(World):
         return self.said()[-1][0]
 
     def audited(self) -> AuditReport:
-        return audit(self.fresh_ledger(), self.lake, "orders", hashes=True)
+        return audit(self.fresh_ledger(), self.lake, hashes=True)
 
     def counts(self) -> dict[int, int]:
         """How many rows each snapshot has, also of what others committed."""

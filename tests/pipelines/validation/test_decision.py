@@ -131,7 +131,7 @@ def test_a_broken_batch_stays_staged_and_is_not_read_again(tmp_path: Path, broke
     shop.land(CATCH_UP).check()
     assert shop.read == 6, "another contract: read again"
     assert len(shop.visible()) == 1
-    assert audit(shop.ledger, shop.lake, "orders", hashes=True).problems == ()  # type: ignore[arg-type]
+    assert audit(shop.ledger, shop.lake, hashes=True).problems == ()  # type: ignore[arg-type]
 
 
 def test_each_broken_expectation_is_named_and_no_other(tmp_path: Path) -> None:

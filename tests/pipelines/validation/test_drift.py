@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sluice import reading
 from sluice.pipelines.audit.audit import audit
-from sluice.pipelines.audit.rescan import rescan
+from sluice.pipelines.audit.rescan import CurrentLog, rescan
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.batch.result import Landed
@@ -96,12 +96,14 @@ class World:
 
     def audited(self, feed: Feed) -> list[str]:
         """Problems of the audit and of a rescan."""
-        report = audit(self.ledger, self.lake, "orders")
+        report = audit(self.ledger, self.lake)
         current = self.ledger.read().current
         today = {current[p.tp]: p for p in self.topic.partitions(["orders"], feed.isolation)}
         fetcher: Any = self.topic.fetcher()
         book, lake = self.ledger, self.lake
-        return [str(p) for p in rescan(report, book, lake, fetcher, feed.shape, feed.isolation, today).problems]
+        return [
+            str(p) for p in rescan(report, book, lake, feed.shape, CurrentLog(fetcher, feed.isolation, today)).problems
+        ]
 
 
 @pytest.fixture
