@@ -488,7 +488,7 @@ def _content(lake: Lake, claims: Sequence[tuple[Receipt, Part]], *, hashes: bool
 
 
 def _shared(claims: Sequence[tuple[Receipt, Part]]) -> Iterator[AuditProblem]:
-    """Check that each row of a shared file belongs to one live slice, and any other file to a single slice."""
+    """Check that each row of a shared file belongs to one live slice, and other files to one."""
     part, at = claims[0][1], 0
     if len(claims) > 1 and any(p.shared is None for _, p in claims):
         yield AuditProblem(2, f"{part.path} belongs to {_slices(claims)}, but is not a shared file")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Scope(StrEnum):
-    """Whether a single row can break the expectation, or only a batch as a whole."""
+    """The unit that breaks an expectation: a single row, or a batch as a whole."""
 
     ROW = "row"
     WHOLE = "batch"
@@ -38,7 +38,7 @@ class Issue(StrEnum):
 
 
 class Takes(StrEnum):
-    """What kind of value an argument takes. `arguments` checks files against it."""
+    """The kind of value that an argument takes. `arguments` checks files against it."""
 
     COLUMN = "a column"
     COLUMNS = "a list of columns"
@@ -85,7 +85,7 @@ class CatalogueEntry:
 
     @property
     def bounded(self) -> bool:
-        """Whether it needs `min_value`, `max_value` or both."""
+        """Returns whether it needs `min_value`, `max_value` or both."""
         return "min_value" in self.kwargs
 
 

@@ -68,7 +68,7 @@ def candidates(columns: Schema | None) -> tuple[Field, ...]:
 
 
 def propose(rows: pa.Table, columns: Schema | None) -> tuple[Proposal, ...]:
-    """What rows suggest, column by column. `rows` has the columns of `candidates`; fewer than ENOUGH give none."""
+    """Returns proposals from rows, column by column. `rows` has the columns of `candidates`, and at least ENOUGH."""
     if rows.num_rows < ENOUGH:
         return ()
     return tuple(p for f in candidates(columns) for p in _of_column(f, rows.column(f.name)))

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Severity(StrEnum):
-    """What happens when an expectation is broken.
+    """The consequence of a broken expectation.
 
     CRITICAL: the row goes into quarantine, or the batch is refused. WARNING: the batch is published, and a check warns.
     INFO: the result is recorded.

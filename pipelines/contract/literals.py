@@ -71,7 +71,7 @@ def unit_of(t: Type) -> str:
 def bound(t: Type, value: object) -> int | float | Decimal:
     """A bound for a column: a number, a time (ns since the epoch) or a date (days since the epoch).
 
-    Raises ValueError, which says what would be understood.
+    Raises ValueError, which names the accepted forms.
     """
     match family(t):
         case Family.TIME:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Whether a batch as a whole meets one expectation, which is given by its place in the contract.
+    """The result of one expectation for a batch as a whole, by its position in the contract.
 
     `observed` is the value that was compared, as text; empty if there was none. Where the expectation is about rows,
     `unexpected` of `checked` rows broke it, and `first` names some of these as `topic:partition:offset`.
@@ -36,7 +36,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class ExpectationOutcome:
-    """Whether a batch or a window meets one expectation. The other fields are those of `Result`."""
+    """The outcome of one expectation for a batch or a window. The other fields are those of `Result`."""
 
     expectation: Expectation
     passed: bool
@@ -56,17 +56,17 @@ class ExpectationOutcome:
 
     @property
     def quarantines(self) -> bool:
-        """Whether rows that break it go into quarantine one by one, so that it never holds a batch back."""
+        """Returns whether rows that break it go into quarantine one by one, so that it never holds a batch back."""
         return self.severity is Severity.CRITICAL and by_row(self.expectation)
 
     @property
     def refuses(self) -> bool:
-        """Whether a batch with this outcome must not be published."""
+        """Returns whether a batch with this outcome must not be published."""
         return not self.passed and self.severity is Severity.CRITICAL and not self.quarantines
 
 
 def by_row(e: Expectation) -> bool:
-    """Whether each row meets it or breaks it alone. False if some rows may break it, or if it is about all rows."""
+    """Returns whether each row meets it or breaks it alone, and no row may break it."""
     return entry(e).scope is Scope.ROW and argument(e, "mostly") == 1
 
 

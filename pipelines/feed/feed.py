@@ -69,7 +69,7 @@ _OWN = (EXTRA, f"{KAFKA}tombstone", *(KAFKA + name for name in _RAW if name != "
 
 def _check_described(described: dict[str, str], info: ValidationInfo) -> dict[str, str]:
     if "columns" not in info.data:
-        return described  # the schema is wrong, and says so itself
+        return described  # the schema's own problem is reported
     columns = info.data["columns"]
     column_names = {*_OWN, *(f.name for f in columns.fields)} if columns else {*_RAW}
     if not column_names.issuperset(described):

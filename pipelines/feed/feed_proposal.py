@@ -1,6 +1,6 @@
 """The text of a feed file that fits a topic: what `sluice init` proposes, each key with the reason in a comment.
 
-Pure: `TopicLook` is what was seen, `feed_text` what it comes to. The file is for a person to read and change.
+Pure: `feed_text` renders the file from a `TopicLook`. The file is for a person to read and change.
 """
 
 from __future__ import annotations

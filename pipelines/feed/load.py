@@ -49,7 +49,7 @@ TUNING = {
 
 
 def load_feed(path: Path, environ: Mapping[str, str], optional: Container[str] = ()) -> Feed:
-    """The feed in the file, with the contract in the file beside it, if there is one. Raises FeedError.
+    """Returns the feed in the file, with the contract in the file next to it, if there is one. Raises FeedError.
 
     Relative paths in it count from the parent of the file's folder. Variables are filled in from `environ`, and
     `${file:PATH}` from files as they are now: a secret that was changed serves from the next load on. A section in
@@ -191,7 +191,7 @@ def group_tuning(document: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class SchemaAsked:
-    """What a feed's file says of its format and registry, and where its schema belongs. `subject` is never empty."""
+    """Format and registry of a feed file, and the path of its schema. `subject` is never empty."""
 
     format: str
     registry: RegistrySettings
@@ -244,7 +244,7 @@ def _with_reader(data: dict[str, Any], root: Path) -> dict[str, Any] | FileProbl
     pull = f"sluice schema pull {safe_text(str(data['feed']))}"
     reader = _reader(data, root, _usual_wire(data), "", pull)
     if not isinstance(reader, Reader):
-        return reader or data  # validation says what is wrong
+        return reader or data  # validation reports the problem
     return data | {"reader": reader, "schema": reader.columns.texts()}
 
 
@@ -274,7 +274,7 @@ def _usual_wire(data: Mapping[str, Any]) -> str:
 
 
 def _reader(settings: dict[str, Any], root: Path, usual: str, section: str, pull: str) -> Reader | FileProblem | None:
-    """What reads by the schema_file that is named; what is wrong with that; None where more is wrong than that."""
+    """Returns the reader by the schema_file, or its problem; None if validation will report other settings."""
     name, wire = settings.get("schema_file"), settings.get("wire_format") or usual
     message = settings.get("message") or ""
     if not isinstance(name, str) or wire not in [*WireFormat] or not isinstance(message, str):
@@ -299,8 +299,10 @@ def _reader(settings: dict[str, Any], root: Path, usual: str, section: str, pull
 
 
 def reaching_kafka(data: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """The feed file's data with Kafka's address, from the environment if the file names none, and with a login to the
-    local Kafka if that one is secured and the file says nothing of security."""
+    """Returns a feed file's data with Kafka's address from the environment, if the file has none.
+
+    Adds the login to the local Kafka, if that is secured and the file has no settings of security.
+    """
     kafka, default = data.get("kafka", {}), environ.get(BOOTSTRAP) or environ.get(LOCAL_KAFKA)
     if not isinstance(kafka, dict):
         return data
@@ -327,7 +329,7 @@ def _validate(data: dict[str, Any], context: dict[str, Any]) -> Feed | tuple[Fil
 
 
 def clashes(feed: Feed, others: Iterable[tuple[Path, Feed]]) -> tuple[FileProblem, ...]:
-    """What this feed shares with another and must not; the others come with their files."""
+    """Returns the problems of names and tables that the feed shares with other feeds, given with their files."""
     return tuple(p for path, other in others if (p := _clash(feed, other, path)))
 
 

@@ -113,7 +113,7 @@ class EmailSettings(Settings):
 
 
 class NotifySettings(Settings):
-    """`webhook` gets `{"text": …}`, as Slack takes it; the address is a secret, since whoever has it may post there.
+    """`webhook` gets `{"text": …}`, as Slack takes it; the address is a secret, since it suffices to post there.
     `email` goes through a mail server. `command` is a program and its arguments, and gets the lines on its stdin.
     Without any of them, nothing is sent."""
 

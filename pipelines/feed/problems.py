@@ -61,7 +61,7 @@ _NEVER_BY_ITSELF = {
     "policies.on_recreated": "leave it out: a topic created again is refused until `sluice accept … recreated`",
     "policies.on_truncated": "leave it out: a log that was cut is refused until `sluice accept … truncated`",
 }
-"""What a feed may not decide. 0.1.0 knew these keys, with `refuse` alone."""
+"""Decisions that a feed file cannot make. 0.1.0 had these keys, with `refuse` as the only value."""
 
 
 def problems_of(error: ValueError, model: type[BaseModel]) -> tuple[FileProblem, ...]:

@@ -39,7 +39,7 @@ class ResourceKind(StrEnum):
 
 
 class NamePattern(StrEnum):
-    """Whether a name means one resource or all that begin with it."""
+    """The reach of a name: one resource, or all that begin with it."""
 
     LITERAL = "literal"
     PREFIXED = "prefixed"
@@ -51,8 +51,8 @@ ANY = "*"
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """One operation on one resource. `need` says what for, `instead` what does without it; without an `optional` one
-    the feed still lands."""
+    """One operation on one resource. `need` is its purpose, `instead` the setting that avoids it. Without an
+    `optional` one the feed still lands."""
 
     operation: Operation
     kind: ResourceKind
@@ -76,7 +76,7 @@ class Right:
         return f"{self.operation} on {self.what}"
 
     def covers(self, kind: ResourceKind, name: str) -> bool:
-        """Whether it speaks of that resource."""
+        """Returns whether it covers that resource."""
         if self.kind is not kind:
             return False
         if self.pattern is NamePattern.PREFIXED:
@@ -133,8 +133,7 @@ def rights_to_produce(topics: Iterable[str], transactional_id: str | None = None
 
 
 def rights_to_republish(topic: str, name: str, *, all_of: bool = False) -> tuple[Right, ...]:
-    """What it takes to send landed records to the topic, under the name of a republish, or under all names that begin
-    so."""
+    """Returns the rights to send landed records to the topic, under one republish's name or all that begin so."""
     write, names = "to send records", NamePattern.PREFIXED if all_of else NamePattern.LITERAL
     return (
         Right(Operation.WRITE, ResourceKind.TOPIC, topic, write),
@@ -174,7 +173,7 @@ _LITERAL = re.compile(r"(?:[A-Za-z0-9_-]|\\\.)*")
 
 
 def _prefix(pattern: str) -> str:
-    """What every name begins with that the regular expression matches, as far as it shows; empty where it does not."""
+    """Returns the longest known prefix of all names that the regular expression matches; it may be empty."""
     if "|" in pattern:
         return ""
     match = _LITERAL.match(pattern)

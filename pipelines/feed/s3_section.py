@@ -1,6 +1,6 @@
 """How a feed reaches a lake on S3 or a compatible store: address, access, encryption, time-outs.
 
-What the feed leaves out, boto3 finds by itself: region, endpoint and credentials, in its environment variables, its
+boto3 finds missing settings by itself: region, endpoint and credentials, in its environment variables, its
 files and the machine's role.
 """
 

@@ -88,14 +88,14 @@ def parse_start(value: object) -> Start:
 
 
 class OnLoss(StrEnum):
-    """What to do when Kafka no longer holds owed offsets."""
+    """The policy for offsets that Kafka deleted before they landed."""
 
     FAIL = "fail"
     ACCEPT = "accept"
 
 
 class OnGroupMoved(StrEnum):
-    """What to do when somebody else moved the group's committed offsets."""
+    """The policy for committed offsets that somebody else moved."""
 
     REFUSE = "refuse"
     ADOPT = "adopt"
@@ -103,7 +103,7 @@ class OnGroupMoved(StrEnum):
 
 
 class OnUndecodable(StrEnum):
-    """What to do with records that cannot become rows."""
+    """The policy for records that cannot become rows."""
 
     QUARANTINE = "quarantine"
     FAIL = "fail"
@@ -111,7 +111,7 @@ class OnUndecodable(StrEnum):
 
 
 class OnDrift(StrEnum):
-    """What to do with fields that the schema does not name or that outgrow it."""
+    """The policy for fields that the schema does not name or that outgrow it."""
 
     EXTRA = "extra"
     EVOLVE = "evolve"
@@ -120,7 +120,7 @@ class OnDrift(StrEnum):
 
 
 class RecordFormat(StrEnum):
-    """What records hold: raw bytes, JSON that a schema types, or a format whose own schema gives the columns."""
+    """The format of records: raw bytes, JSON that a schema types, or a format whose own schema gives the columns."""
 
     RAW = "raw"
     JSON = "json"
@@ -176,12 +176,12 @@ class OffsetSettings(Settings):
 
     @property
     def in_zookeeper(self) -> bool:
-        """Whether the feed's offsets are in ZooKeeper, or there too."""
+        """Returns whether the feed's offsets are in ZooKeeper, or there too."""
         return self.store is OffsetStore.ZOOKEEPER or self.dual_commit
 
 
 class PublishPolicy(StrEnum):
-    """Whether a batch with failed slices publishes the partitions that succeeded."""
+    """The policy for a batch with failed slices: publish the partitions that succeeded, or none."""
 
     BY_PARTITION = "by_partition"
     ALL_OR_NOTHING = "all_or_nothing"
@@ -263,7 +263,7 @@ class QuarantineLimit(Settings):
 
 
 class Policies(Settings):
-    """What to do about each named event (docs/design/failures.md)."""
+    """The policy for each named event (docs/design/failures.md)."""
 
     on_loss: OnLoss = OnLoss.FAIL
     on_group_moved: OnGroupMoved = OnGroupMoved.REFUSE
@@ -300,8 +300,10 @@ _FETCH = FetchLimits()
 
 
 class FetchSettings(Settings):
-    """Bounds of what a task fetches, the rack whose replicas it prefers, how slices are given to tasks, and how many
-    tasks of a run read from one broker at once (None: no bound)."""
+    """Bounds of a task's fetches, the preferred rack, and the assignment of slices to tasks.
+
+    At most `tasks_per_broker` tasks of a run read from one broker at once (None: no bound).
+    """
 
     request_bytes: Size = _FETCH.request_bytes
     partition_bytes: Size = _FETCH.partition_bytes
@@ -335,7 +337,7 @@ class SparkSettings(Settings):
 
     The others are for a Spark elsewhere. `environment` says where executors have Sluice from: PACK (it is made here and
     sent to them), INSTALLED (their Python has it), or an archive as `sluice pack` makes it, by path or URI. `modules`
-    are the user's own, to be packed beside Sluice. `python` is their interpreter. A run that waits for executors gives
+    are the user's own, packed together with Sluice. `python` is their interpreter. A run that waits for executors gives
     up after `start_timeout` (ms).
     """
 
@@ -416,7 +418,7 @@ class WindowSettings(Settings):
         return self.start_of(now - self.settle)
 
     def is_closed(self, window: int, now: int) -> bool:
-        """Whether the window that starts at `window` has ended and settled."""
+        """Returns whether the window that starts at `window` has ended and settled."""
         return window + self.length <= self.last_boundary(now)
 
 

@@ -1,4 +1,4 @@
-"""A feed's section `table`: which table what landed is in, too, and what such a table cannot hold."""
+"""A feed's section `table`: the table that also holds the landed rows, and the limits of its format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
 _SQLITE = "sqlite:///"
 _LOGIN = re.compile(r"//[^/@]*@")
 QUARANTINE_TABLE, WINDOWS_TABLE = "_quarantine", "_windows"
-"""How the tables that lie beside a feed's in its catalog end."""
+"""Suffixes of the other tables of a feed in its catalog."""
 
 
 def _table_name(text: str) -> str:
@@ -108,7 +108,7 @@ class TableSettings(Settings):
 
 
 def unfit(columns: Mapping[str, Type], format: str) -> Iterator[tuple[str, str, str]]:
-    """(path, type, what to write instead) of each value that a table of this format would change or does not have.
+    """Yields (path, type, replacement) of each value that a table of this format would change or does not have.
 
     Readers take uint32 for int and uint64 for long, and so large values for negative ones. Spark's reader of Iceberg
     knows no unsigned type in a file. Delta has no times in nanoseconds; Iceberg's are of a version of the format that
@@ -160,7 +160,7 @@ def _unnameable(path: str, f: Column) -> Iterator[tuple[str, str]]:
 
 
 def names_fit(table: TableSettings | None, before: Schema, after: Schema) -> bool:
-    """Whether `after` has only names that the feed's table can have, or that `before` has too."""
+    """Returns whether `after` has only names that the feed's table can have, or that `before` has too."""
     if table is None:
         return True
     old, new = (set(find_invalid_names({f.name: f.type for f in s.fields}, table.format)) for s in (before, after))

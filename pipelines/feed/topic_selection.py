@@ -68,7 +68,7 @@ class TopicFilter(BaseModel):
         return self
 
     def takes(self, name: str) -> bool:
-        """Whether the filter asks for a topic of that name, which need not exist."""
+        """Returns whether the filter selects a topic of that name, which need not exist."""
         if self.names:
             return name in self.names
         wanted = not self.include or any(_matches(p, [name]) for p in self.include)

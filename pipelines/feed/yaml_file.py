@@ -44,7 +44,7 @@ class YamlError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class YamlFile:
-    """What a file says. `filled_from_files` are the keys, dotted, whose values hold the content of another file.
+    """The content of a file. `filled_from_files` are the keys, dotted, whose values hold the content of another file.
 
     `left_out`: the optional sections that could not be filled in. `empty`: the keys without a value.
     """
@@ -169,7 +169,7 @@ for _tag, _scalar, _first in (
 
 @dataclass(frozen=True)
 class _Filling:
-    """Fills variables in; `problems`, those of them where something is `missing`, and `from_files` grow meanwhile."""
+    """Fills variables in. `problems`, those of them with something `missing`, and `from_files` grow."""
 
     environ: Mapping[str, str]
     root: Path

@@ -51,9 +51,9 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class ReplayCandidates:
-    """What a replay would do, by the state below entry `number`: the candidates in order. `unfit` are slices whose
-    landed rows would lose something in today's types, each with what it would lose. `beside` are slices that share a
-    file with a candidate: what is written again are whole files."""
+    """The candidates of a replay in order, by the state below entry `number`. `unfit` are slices whose
+    landed rows would lose something in today's types, each with the loss. `sharers` are slices that share a file with
+    a candidate: whole files are written again."""
 
     number: int
     shape: Shape
@@ -74,7 +74,7 @@ def find(
     feed: Feed, edges: Ports, ledger: Ledger, wanted: Filter, mender: Mender | None, report: Reporter = lambda p: None
 ) -> ReplayCandidates:
     """Try the quarantined records that were asked for. Writes nothing. Raises ProofFailed for a part that is not what
-    the ledger says, LakeUnavailable for one that was replaced meanwhile."""
+    the ledger says, LakeUnavailable for one that another batch has replaced."""
     state, lake = ledger.read(), edges.lake
     shape = effective_shape(feed, state)
     receipts = [r for r in wanted.receipts(ledger, state, feed.window) if r.counts.quarantined]

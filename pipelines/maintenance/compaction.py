@@ -39,7 +39,7 @@ REQUEST = Request(RequestKind.COMPACT)
 
 @dataclass(frozen=True, slots=True)
 class PendingMerges:
-    """What there is to merge by the state below entry `number`, oldest windows first.
+    """The possible merges by the state below entry `number`, oldest windows first.
 
     `incomplete` are windows (their starts, ms) whose small parts are left alone because part of the window is owed.
     """
@@ -51,10 +51,10 @@ class PendingMerges:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What was merged, each with the receipt that took its place (None in a dry run), and the `batches` that did it.
+    """The merges, each with its new receipt (None in a dry run), and their `batches`.
 
-    `busy` says by window (None: outside windows) which other live batch reserves parts, which were therefore left
-    alone. `met` reports these batches: whether their runs are alive, and the ways out.
+    `busy` has by window (None: outside windows) the other live batch that reserves parts, which were left alone. `met`
+    reports these batches: whether their runs are alive, and the remedies.
     """
 
     merged: tuple[tuple[Merge, Receipt | None], ...] = ()
@@ -156,7 +156,7 @@ def _runs(state: State, receipts: Sequence[Receipt], target: int) -> Iterator[tu
 
 
 def _follows(state: State, run: Sequence[Receipt], r: Receipt) -> bool:
-    """Whether it starts where the run ends, with no window boundary in between; boundaries may be pinned later, too."""
+    """Returns whether it starts where the run ends, with no window boundary in between, pinned or not."""
     offsets, s = state.boundaries.get(r.slice.key, NO_PINS).offsets, r.slice
     bounded = bisect_right(offsets, run[0].slice.start) < bisect_left(offsets, s.end)
     return run[-1].slice.end == s.start and not bounded
@@ -185,7 +185,7 @@ def compact(
     """Merge what `find` finds, batch by batch. What one batch put in place stays, whatever stops the next.
 
     Rewriting batches of dead runs are given up first, and reported. Raises PlanBusy while another run merges,
-    OwnershipLost, ProofFailed for a part that is not what the ledger says, LakeFull, LakeUnavailable.
+    OwnershipLost, ProofFailed for a part that differs from the ledger, LakeFull, LakeUnavailable.
     """
     with edges.liveness.send_heartbeats(owner):
         ledger = Ledger.offline(edges.lake, feed.name, edges.clock, owner.run)
@@ -234,7 +234,7 @@ def renew(feed: Feed, edges: Ports, addresses: Collection[str], owner: Owner, re
 
 
 def _pieces(ledger: Ledger, state: State, lake: Lake, addresses: Collection[str]) -> list[Merge]:
-    """A piece for each slice with rows in these files, or in a file that it shares with such a slice."""
+    """Returns a piece for each slice with rows in these files, or that shares a file with one."""
     receipts = manifest.receipts_in(ledger, state, {*state.published_in})
     chosen = [r for r in receipts if any(lake.locate(p.path) in addresses for p in r.parts)]
     return [Merge((r,)) for r in manifest.with_sharers(ledger, state, chosen)]

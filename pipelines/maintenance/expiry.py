@@ -1,8 +1,8 @@
 """Expiry: retires rows that landed before a time, first by an entry in the ledger, then their files.
 
 Guarantees: the decision is made on the state just below its entry, for whole windows of every partition, and only if
-nothing is owed there and nobody is at work. The account stays closed: what had landed is retired. A crash leaves files
-that do not count; `remove_retired` removes them; anybody may call it, any number of times.
+nothing is owed there and nobody is at work. The account stays closed: landed offsets become retired. A crash leaves
+files that do not count; `remove_retired` removes them, and may be called at any time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ENDLESS = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class Retirement:
-    """What there is to retire before a time (ms): receipts that lie wholly below the boundary of their partition.
+    """The data to retire before a time (ms): receipts that lie wholly below the boundary of their partition.
 
     Those in `across` lie across the boundary, outside windows, and are kept.
     """
@@ -75,7 +75,7 @@ class Removed:
 
 
 def look(ledger: Ledger, before: int, settings: WindowSettings, liveness: Liveness) -> Retirement:
-    """What `expire` would retire now. Raises as `expire` does, and writes nothing."""
+    """Returns what `expire` would retire now. Raises as `expire` does, and writes nothing."""
     return _retirement(ledger, ledger.read(), before, settings, liveness)
 
 
@@ -143,7 +143,7 @@ def _pages(state: State, lake: Lake, feed: str) -> Iterator[str]:
 
 
 def _gone(state: State, window: int | None, number: int) -> bool:
-    """Whether everything that entry `number` published in the window was retired since."""
+    """Returns whether everything that entry `number` published in the window was retired since."""
     after = bisect_right(state.boundary_times, window) if window is not None else len(state.boundary_times)
     if window is None or after == len(state.boundary_times):
         return False

@@ -1,7 +1,7 @@
 """Writes the parts of adjoining slices again as parts of one slice, with every row as it was and in order.
 
-Promises: a part is read only while its SHA-256 is what the ledger says. What was written is read back and compared, row
-by row, with its source. Memory holds a few row groups, however large the parts are. Settings, folders, names and file
+Promises: a part is read only while its SHA-256 is the ledger's. Each written part is read back and compared, row by
+row, with its source. Memory holds a few row groups, however large the parts are. Settings, folders, names and file
 metadata are as in landing.
 """
 
@@ -57,7 +57,7 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class RewriteContext:
-    """What the threads of one batch share to read parts and write them again. Once `stop` is set, they end with
+    """Shared by the threads of one batch that read and rewrite parts. Once `stop` is set, they end with
     Failed."""
 
     lake: Lake

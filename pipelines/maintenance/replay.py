@@ -4,9 +4,10 @@
     prove → publish → swap
 
 Guarantees: Kafka is not asked. A record is landed or in quarantine: before, after, and at any crash in between. Landed
-rows keep their values, in today's types. What stays in quarantine keeps its bytes, whatever was tried on them.
+rows keep their values, in today's types. Records that stay in quarantine keep their bytes.
 Positions, manifests and commits stay as they are. A record that was tried and does not fit gets today's reason, and so
-does one that a mending function left alone. One that was mended in vain, or not asked for, keeps its old reason.
+does one that a mending function left alone. One that still does not fit after
+mending, or was not selected, keeps its old reason.
 """
 
 from __future__ import annotations
@@ -73,10 +74,10 @@ RELANDED = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What was re-landed, each with the receipt that took its place (None in a dry run), and the `batches` that did it.
+    """The re-landed slices, each with its new receipt (None in a dry run), and the `batches` that did it.
 
-    `busy` says by window (None: outside windows) which other live batch reserves slices, which were therefore left
-    alone. `met` reports these batches: whether their runs are alive, and the ways out.
+    `busy` has by window (None: outside windows) the other live batch that reserves slices, which were left alone. `met`
+    reports these batches: whether their runs are alive, and the remedies.
     """
 
     candidates: ReplayCandidates
@@ -97,7 +98,7 @@ class Replayed:
 
 
 def foresee_replay(feed: Feed, edges: Ports, wanted: Filter, mender: Mender | None, report: Reporter) -> Replayed:
-    """What `replay` would do now. Writes nothing. Raises SchemaChanged."""
+    """Returns what `replay` would do now. Writes nothing. Raises SchemaChanged."""
     ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
     check_one_table(feed, effective_shape(feed, ledger.read()), ledger.read())
     candidates, busy = find(feed, edges, ledger, wanted, mender, report), dict[int | None, int]()

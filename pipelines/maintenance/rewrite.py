@@ -91,7 +91,7 @@ def company(feed: str, ledger: Ledger, liveness: Liveness, busy: Iterable[int]) 
 def is_free(
     state: State, s: Slice, since: int, busy: dict[int | None, int], dead: Container[int] = frozenset()
 ) -> bool:
-    """Whether what counted of the slice below entry `since` still counts, and no live batch reserves any of it. A batch
+    """Returns whether the slice's parts below entry `since` still count, and no live batch reserves any of it. A batch
     that does is put into `busy`, by window."""
     if state.superseded.get(s.key, NOTHING_SUPERSEDED).after(since - 1, s.range):
         return False
@@ -105,7 +105,7 @@ def is_free(
 def are_free(
     state: State, group: Sequence[P], since: int, busy: dict[int | None, int], dead: Container[int] = frozenset()
 ) -> bool:
-    """Whether all pieces of a group that shares files are free."""
+    """Returns whether all pieces of a group that shares files are free."""
     free = [is_free(state, p.slice, since, busy, dead) for p in group]  # each may add to `busy`
     return all(free)
 

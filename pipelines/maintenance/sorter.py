@@ -55,7 +55,7 @@ class Sorter:
     def __init__(self, s: Slice, shape: Shape, mender: Mender | None, writers: WriterSchemas | None = None) -> None:
         self.trial, self.seen = Trial(), RowFindings()
         self.missing: dict[str, Drift] = {}
-        """By the field, what no re-landed record has so far."""
+        """The fields of refused values that no re-landed record has yet."""
         self._slice, self._mender = s, mender
         self._alone: list[int] = []
         """The rows at hand that the mending function gave no value for."""

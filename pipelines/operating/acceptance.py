@@ -9,8 +9,8 @@
     ledger      the ledger lost its newest entries        → files of lost entries are set aside, and owed again
     group       another ledger committed for the group    → the feed takes it over, from there or from its `start`
 
-Guarantees: only what has happened can be accepted (else NothingToAccept). Each decision is made on the state just below
-its entry. Nothing that landed and counts is touched, and nothing is deleted.
+Guarantees: only an event that happened can be accepted (else NothingToAccept). Each decision is made on the state just
+below its entry. Nothing that landed and counts is touched, and nothing is deleted.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Begin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What was recorded. `number` is the newest entry that did so; `abandoned` are the batches that ended.
+    """The result of an acceptance. `number` is its newest entry; `abandoned` are the batches that ended.
 
     For a ledger that lost entries, `next` is the number with which it continues, `aside` are the files that were moved
     into the folder of that number, and `gone` are ranges that they cover and Kafka no longer holds. For a group that
@@ -216,7 +216,7 @@ _SAID = {
 def _unlike(
     feed: Feed, edges: Ports, state: State, event: AcceptEvent
 ) -> dict[TopicPartition, tuple[PartitionState, SluiceError | None]]:
-    """The partitions affected by the event, with the refusal that says so. Raises ClusterChanged, NothingToAccept."""
+    """The partitions affected by the event, with their refusals. Raises ClusterChanged, NothingToAccept."""
     topics = match(feed.topics, edges.cluster.topics())
     partitions = edges.cluster.partitions(topics, feed.isolation)
     if event is AcceptEvent.CLUSTER:
@@ -280,7 +280,7 @@ def accept_moved(feed: Feed, edges: Ports, reason: str, only: Only = (), *, adop
             f"the committed offsets of group {feed.group} are where feed {feed.name} expects them",
             remedy=f"see them: sluice offsets show {feed.name}",
         )
-    if not adopting:  # offsets that somebody put at the frontier would be in the way once it moves on
+    if not adopting:  # offsets that somebody put at the frontier would conflict once it moves on
         moved += [k for k, v in verdicts.items() if v is CommitVerdict.DONE and state.commits.get(k) != targets[k]]
     offsets = tuple(KeyOffset(key=k, offset=o.offset) for k in moved if (o := committed.get(k.tp)))
     if adopting:
@@ -363,7 +363,7 @@ def _damaged_range(feed: Feed, fetcher: Fetcher, key: Key, p: PartitionState, r:
 
 @dataclass(frozen=True, slots=True)
 class _LedgerRemains:
-    """A ledger without its newest entries, and what Kafka holds beside it. `ledger_id` is its own, or that of a ledger
+    """A ledger without its newest entries, and the state of Kafka. `ledger_id` is its own, or that of a ledger
     that was lost as a whole."""
 
     state: State

@@ -86,7 +86,7 @@ class Stores:
 
 
 def plan(stores: Stores, source: OffsetStore, logs: Sequence[PartitionState]) -> Migration:
-    """What there is to do for these partitions. Raises Refused for a node of ZooKeeper that holds no offset."""
+    """Returns the steps for these partitions. Raises Refused for a node of ZooKeeper that holds no offset."""
     target = next(s for s in OffsetStore if s is not source)
     tps = [p.tp for p in logs]
     have, to = stores.read_committed(source, tps), stores.read_committed(target, tps)

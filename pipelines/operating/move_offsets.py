@@ -6,8 +6,8 @@
     4 read back                          until then a lost answer leaves the outcome unknown
     5 if a commit came in between, record the move again
 
-Guarantees: this never changes what a feed reads, which its ledger decides, and no offset of a feed's group is put
-beyond what is accounted for. A partition that the feed has not planned yet begins at the group's offset.
+Guarantees: the offsets that a feed reads never change (its ledger decides), and no offset of a feed's group moves
+beyond the accounted ones. A partition that the feed has not planned yet begins at the group's offset.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ def _skip(target: OffsetTarget) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What Kafka holds now. `entry` is the number of the ledger's entry; None if there was nothing to record."""
+    """The committed offsets after a move. `entry` is the number of the ledger's entry, or None."""
 
     entry: int | None
     held: Mapping[TopicPartition, CommittedOffset]

@@ -54,8 +54,8 @@ class RepairKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RepairFinding:
-    """One finding. `act` says what was done, as a participle ("removed"). When it is empty, nothing was done, and
-    `remedy` lists what to do, one way each. `why` is the evidence, `items` are paths, windows or batches.
+    """One finding. `act` is the repair, as a participle ("removed"); empty: nothing was changed, and `remedy` lists
+    the ways out. `why` is the evidence, `items` are paths, windows or batches.
     """
 
     kind: RepairKind
@@ -68,7 +68,7 @@ class RepairFinding:
 
 @dataclass(frozen=True, slots=True)
 class RepairTarget:
-    """What to repair: one feed's ledger and lake. `ledger` reads from `lake`."""
+    """One feed's ledger and lake. `ledger` reads from `lake`."""
 
     feed: str
     ledger: Ledger
@@ -78,7 +78,7 @@ class RepairTarget:
 
 
 def repair(target: RepairTarget, giving_up: Sequence[int] = ()) -> Iterator[RepairFinding]:
-    """Mend the lake, in this order: plans to give up, `data/`, manifests, leftovers. Then report what is missing.
+    """Mend the lake, in this order: plans to give up, `data/`, manifests, leftovers. Then report missing files.
 
     Raises EntriesLost when the ledger lost entries, and PlanBusy or UsageError for batches that cannot be given up.
     Then nothing has changed.
@@ -232,7 +232,7 @@ def _visible(target: RepairTarget) -> set[str]:
 
 
 def _is_nowhere(lake: Lake, part: Part) -> bool:
-    """Whether a part is neither staged nor visible. Looks in the order in which parts move."""
+    """Returns whether a part is neither staged nor visible. Looks in the order in which parts move."""
     return lake.size(part.staged) is None and lake.size(part.path) is None
 
 

@@ -1,7 +1,7 @@
 """Runs a whole republish: its lanes in tasks of the engine, or one after the other in this process.
 
-Guarantee: `done.json` is written after every lane is done, so what it names is all of the map. Whatever ends a run
-before that, the next one carries out the lanes that are left, each behind its mark.
+Guarantee: `done.json` is written after every lane is done, so it names the whole map. If a run ends before
+that, the next one carries out the lanes that are left, each behind its mark.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _SENT = TypeAdapter(LaneSent)
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a republish has sent: by this run, and `in_all`. `partitions` counts this run's records by partition of the
-    target; `bytes` are those of its records before they are compressed; `before`: it was done already; `throttled_ms`:
+    """Records sent by a republish: by this run, and `in_all`. `partitions` counts this run's by target partition;
+    `bytes` are those of its records before they are compressed; `before`: it was done already; `throttled_ms`:
     how long brokers had its lanes pause, summed up."""
 
     plan: Republish
@@ -65,7 +65,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """What carries a lane out, wherever it is called. Picklable.
+    """A picklable function that carries a lane out.
 
     `open_target` opens the target under the name of a lane. `root` is the project's folder, in which the plan's
     function is looked for; `token` that of the run; `seconds`: for how long rows go into one transaction.
@@ -83,7 +83,7 @@ class Sending:
     seconds: float = TRANSACTION_SECONDS
 
     def __call__(self, lane: int) -> str:
-        """Carry the lane out; what came of it, or the error, as JSON. An error is no exception: an engine would try a
+        """Carry the lane out. Returns the result or the error, as JSON. An error is no exception: an engine would try a
         lane again that another run has taken over."""
         try:
             return to_json(self.carry_out(lane))
@@ -115,13 +115,13 @@ class Sending:
 
     @property
     def alone(self) -> bool:
-        """Whether one process must carry all lanes out: a bound on the speed holds for all together, and a function
-        may be on this machine alone."""
+        """Returns whether one process must carry all lanes out: a bound on the speed holds for all together, and a
+        function may be on this machine alone."""
         return self.plan.lanes == 1 or self.pace != FREELY or bool(self.plan.wishes.function)
 
 
 def carry_out(sending: Sending, engine: Engine | None, report: Reporter) -> Sent:
-    """Send what is left of the plan, lanes side by side in the engine's tasks, or here where there is no engine.
+    """Send the rest of the plan: lanes in parallel in the engine's tasks, or in this process without an engine.
 
     Raises Refused, UsageError, UnknownTopic, NotAuthorized, KafkaUnavailable, CommitFenced, Unknown, LakeUnavailable,
     SetupError and Failed (the engine): then run it again.
@@ -173,7 +173,7 @@ def _progress(plan: Republish, offsets: int, paused: int) -> Progress:
 
 
 def _parse_answers(answers: Iterable[str]) -> list[LaneSent]:
-    """What lanes have sent. Raises the gravest of their errors."""
+    """Returns the results of lanes. Raises the gravest of their errors."""
     lanes = [json.loads(text) for text in answers]
     failed: list[SluiceError] = [pickle.loads(base64.b64decode(lane["error"])) for lane in lanes if "error" in lane]
     if failed:

@@ -1,5 +1,6 @@
-"""Does Kafka hold what a republish sent? Every row of the plan is held against the map, and against the record that
-the map names, as a reader of committed records sees it, value by value.
+"""Compares a republish with Kafka: every row of the plan with the map and with the record that the map names.
+
+Records are compared value by value, as a reader of committed records sees them.
 
 It goes file by file of the map, so memory holds one transaction's rows and records.
 """
@@ -53,7 +54,7 @@ class Finding:
 
 @dataclass(slots=True)
 class RepublishAudit:
-    """What came of the comparison. `rows` are those of the plan in the lake, `compared` the records that were equal or
+    """The result of the comparison. `rows` are those of the plan in the lake, `compared` the records that were equal or
     not; `gone` those that the topic no longer keeps, `hidden` those behind somebody's open transaction, `replayed`
     rows that a replay landed, or took out of quarantine, since. `found` counts findings, of which `MOST` are named."""
 

@@ -65,7 +65,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What somebody asked for, besides the rows: the topic, its partitions now, and what records become there.
+    """The request without its rows: the topic, its partitions now, and what records become there.
 
     `kind`: rows that landed, or those in quarantine. `headers`: records carry their old coordinates in headers.
     `where`: a condition in SQL that rows must meet; `function`: what chooses partitions, by name. Empty: none.

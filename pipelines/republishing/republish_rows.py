@@ -1,6 +1,6 @@
 """The rows of a republish, in log order, and the records that they become.
 
-Promises: a part is read only while its SHA-256 is what the ledger says. Memory holds one batch of rows of each source.
+Promises: a part is read only while its SHA-256 is the ledger's. Memory holds one batch of rows of each source.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Shelf:
             receipts.sort(key=lambda r: r.slice.start)
 
     def amount(self, source: int) -> tuple[int, int]:
-        """The rows of a source and the bytes of their files; more where only some of a slice's offsets are sent."""
+        """Returns an upper bound of the rows of a source and of the bytes of their files."""
         parts = [p for r in self._receipts[source] for p in r.of(self._kind)]
         return sum(p.rows for p in parts), sum(p.bytes for p in parts)
 

@@ -66,7 +66,7 @@ Report = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class LaneSent:
-    """What a lane has sent: by this run, and `in_all`. `partitions` counts this run's records by partition of the
+    """Records sent by a lane: by this run, and `in_all`. `partitions` counts this run's records by partition of the
     target; `bytes` are those of its records before they are compressed; `before`: it was done already; `throttled_ms`:
     how long brokers had it pause."""
 
@@ -128,7 +128,7 @@ def _said_of(plan: Republish, lane: int) -> dict[str, Any]:
 
 
 def progress_of(lake: Lake, plan: Republish, lane: int) -> tuple[int, int]:
-    """The offsets of a lane that are done at least, and for how long (ms) brokers had it pause, as the lake has it."""
+    """Returns a lower bound of a lane's finished offsets, and the time (ms) that brokers had it pause."""
     done, at, *paused = _least(lake, plan, lane)
     return Mark(done, at).offsets(pieces(plan, lane)), sum(paused)
 

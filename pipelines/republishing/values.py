@@ -1,11 +1,11 @@
 """Typed rows as values again: JSON, or Avro or Protobuf by the feed's own schema, from their columns.
 
-What comes out lands as the same row. It is not the value that came in. Of JSON, the order of fields is the schema's,
+The result lands as the same row, but is not the original value. Of JSON, the order of fields is the schema's,
 blanks are gone, numbers and times are spelled in one way, a field that was null is left out, and fields of `_extra`
 come last in the object that they are in. Of Avro and Protobuf, fields that only the writer's schema had are lost.
 
-For JSON, Arrow makes texts of whole columns, and a compiled loop weaves these into objects. What is nested, binary, or
-rare is spelled in Python.
+For JSON, Arrow makes texts of whole columns, and a compiled loop weaves these into objects. Nested, binary and rare
+values are written in Python.
 """
 
 from __future__ import annotations
@@ -371,7 +371,7 @@ def _maps(column: pa.Array, kind: Type, extra: Texts | None) -> Texts:
 def _spread(
     items: int, bounds: Sequence[tuple[int, int] | None], extra: Iterable[Collection[tuple[int, str]]]
 ) -> Texts:
-    """What `_extra` has for each element of all lists, by the places that it names in each."""
+    """Returns the content of `_extra` for each element of all lists, by the places that it names in each."""
     texts: Texts = [None] * items
     for span, pairs in zip(bounds, extra, strict=True):
         begin = span[0] if span else 0

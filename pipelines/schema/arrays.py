@@ -63,7 +63,7 @@ def unfit(old: pa.Schema, new: pa.Schema) -> str:
 
 
 def holds(old: pa.DataType, new: pa.DataType) -> bool:
-    """Whether `new` holds every value of `old`."""
+    """Returns whether `new` holds every value of `old`."""
     if pa.types.is_dictionary(new):
         return holds(old, new.value_type)
     if old.equals(new) or pa.types.is_null(old):

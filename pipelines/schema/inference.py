@@ -1,6 +1,6 @@
 """Infers types from a sample: the schema that these JSON values fit.
 
-Pure functions. Nothing here decides what lands: a person reads the proposal, and records that do not fit it later go to
+Pure functions. Nothing here decides about rows: a person reads the proposal, and records that do not fit it later go to
 the quarantine, as with any schema.
 """
 
@@ -33,7 +33,7 @@ _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(slots=True)
 class GuessedField:
-    """What a place in the sample's objects held: how often it was there, how often null, and what else it was."""
+    """The values of one field in the sample's objects: their number, the nulls, and their types."""
 
     seen: int = 0
     nulls: int = 0
@@ -103,7 +103,7 @@ class GuessedField:
 
 @dataclass(slots=True)
 class Sampled:
-    """What a sample of values holds: how many were absent (tombstones), JSON objects, and neither; and their fields.
+    """The content of a sample of values: counts of tombstones, JSON objects and others, and their fields.
 
     `encoded` counts those of the last kind that are JSON in another encoding than UTF-8, by its name.
     """
@@ -120,7 +120,7 @@ class Sampled:
 
     @property
     def typed(self) -> bool:
-        """Whether JSON is the format: nearly every value is an object with fields that a schema can name."""
+        """Returns whether JSON is the format: nearly every value is an object with fields that a schema can name."""
         return bool(self.columns) and self.objects >= 0.95 * (self.values - self.tombstones)
 
     @property

@@ -124,7 +124,7 @@ class Schema:
 
 
 class SchemaProblem(ValueError):
-    """What is wrong with one field. `place` is its path in the schema, `remedy` what to write instead.
+    """A problem of one field. `place` is its path in the schema, `remedy` what to write instead.
 
     Never quotes the text of a type.
     """

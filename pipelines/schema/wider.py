@@ -40,7 +40,7 @@ QUARANTINED_TYPES = RAW_TYPES | {
 
 
 def holds(wide: Type, narrow: Type) -> bool:
-    """Whether `wide` holds every value that lands as `narrow`."""
+    """Returns whether `wide` holds every value that lands as `narrow`."""
     a, b = wide.kind, narrow.kind
     if b in _BITS:
         return _holds_integers(wide, narrow)
@@ -75,7 +75,7 @@ def _holds_integers(wide: Type, narrow: Type) -> bool:
 
 
 def _members_hold(wide: tuple[Field, ...], narrow: tuple[Field, ...]) -> bool:
-    """Whether members of the same name hold their values. A struct may gain and lose members, but not change case."""
+    """Returns whether members of the same name hold their values. A struct may gain and lose members."""
     there = {f.name.casefold(): f for f in wide}
     both = ((there[f.name.casefold()], f) for f in narrow if f.name.casefold() in there)
     return all(a.name == b.name and holds(a.type, b.type) for a, b in both)

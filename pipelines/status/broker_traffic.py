@@ -54,7 +54,7 @@ def by_topic(receipts: Iterable[Receipt], traffic: Traffic) -> tuple[TopicTraffi
 
 
 def notable(brokers: Sequence[BrokerTraffic]) -> list[str]:
-    """What somebody should know of these brokers, a sentence each with what to do; mostly nothing."""
+    """Returns warnings about these brokers, a sentence with a remedy each."""
     return [
         *_describe_throttling(brokers),
         *_slow(brokers),

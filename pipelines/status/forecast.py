@@ -32,12 +32,12 @@ class Backlog:
 
     @property
     def lost(self) -> tuple[Range, ...]:
-        """What Kafka has deleted already."""
+        """The part that Kafka has deleted already."""
         return intersect(self.ranges, Range(0, self.partition.log_start))
 
     @property
     def held(self) -> tuple[Range, ...]:
-        """What Kafka still holds."""
+        """The part that Kafka still holds."""
         return intersect(self.ranges, Range(self.partition.log_start, self.partition.last_stable_offset))
 
 

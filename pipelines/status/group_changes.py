@@ -1,7 +1,7 @@
 """Changes of a consumer group between two observations, and whether its state machine allows them.
 
-Looks are a moment apart, so a short state may pass unseen: a change says by way of which states it went, if the state
-machine has no shorter way. Sources: Kafka's `GroupState` with its valid previous states for the classic protocol, and
+Looks are a moment apart, so a short state may pass unseen: a change lists the states in between, if the state machine
+has no shorter way. Sources: Kafka's `GroupState` with its valid previous states for the classic protocol, and
 KIP-848 for the newer one, where the coordinator goes from any state to any other.
 """
 
@@ -29,8 +29,8 @@ PREDECESSORS: Mapping[GroupState, frozenset[GroupState]] = {
 class GroupChange:
     """One change. `what` is `state`, `joined`, `left`, `returned`, `holds`, `assignor` or `coordinator`.
 
-    `text` says it in words. Of a change of state, `before` and `after` are the states, `through` those that must have
-    come between, and `allowed` tells whether the state machine has a way at all.
+    `text` describes it. Of a change of state, `before` and `after` are the states, `through` those in between, and
+    `allowed` is whether the state machine has a way at all.
     """
 
     what: str

@@ -155,7 +155,7 @@ class Outlook:
 
     @property
     def falls_behind(self) -> bool:
-        """Whether more is produced than lands, as far as is known."""
+        """Returns whether more is produced than lands, as far as is known."""
         return bool(self.landing and self.production and self.production >= self.landing)
 
     def ages(self) -> dict[Key, int]:

@@ -23,7 +23,7 @@ RECENT = 20
 
 @dataclass(frozen=True, slots=True)
 class OutsideFacts:
-    """What is known beside the ledger. `last_stable_offsets` and `holders` come from Kafka. `running` and `failed` are
+    """Facts from outside the ledger. `last_stable_offsets` and `holders` come from Kafka. `running` and `failed` are
     batches by window: `running` are live batches whose run is alive, `failed` are live batches whose run is dead and
     batches that published only in part.
     """
@@ -107,8 +107,9 @@ class _Partition:
         return r.span - sum(d.span for d in due), r.span, Owes(self.key, due, *holder)
 
     def _count_unresolved(self, window: int) -> int:
-        """What has landed above the start of a window whose end is not pinned. All of it lies in this window, or in
-        later ones that are not pinned either.
+        """Returns the landed offsets above the start of a window whose end is not pinned.
+
+        They lie in this window, or in later ones that are not pinned either.
         """
         start = windows.boundary_of(self._state, self.key, window)
         if start is None:

@@ -39,17 +39,17 @@ class Compared:
 
     @property
     def right(self) -> bool:
-        """Whether every engine reads all landed rows from the table."""
+        """Returns whether every engine reads all landed rows from the table."""
         return self.sound and not (self.owed or self.stale or self.misread)
 
     @property
     def same(self) -> bool:
-        """Whether the table matches the ledger exactly."""
+        """Returns whether the table matches the ledger exactly."""
         return self.sound and self.head is not None and not (self.owed or self.stale)
 
     @property
     def sound(self) -> bool:
-        """Whether nobody else changed the table."""
+        """Returns whether nobody else changed the table."""
         return not (self.missing or self.foreign or self.rows or self.deletes)
 
     def describe(self) -> str:
@@ -129,8 +129,10 @@ def _stale(ledger: Ledger, lake: Lake, state: State, others: set[str], kind: Par
 
 
 def trusted_mark(ledger: Ledger, state: State, head: TableHead) -> bool:
-    """Whether the table's mark means what it says: the newest snapshot is ours and the one that set it, and knows the
-    same batches as this ledger. Otherwise somebody wrote to the table, rolled it back, or the ledger lost entries."""
+    """Returns whether the mark holds: the newest snapshot is ours, set the mark, and has this ledger's batches.
+
+    Otherwise somebody wrote to the table, rolled it back, or the ledger lost entries.
+    """
     if head.mark == 0 and head.snapshot is None:
         return True
     if head.own_mark != head.mark or any(first < head.mark < after for first, after in state.gaps):

@@ -26,8 +26,10 @@ SINGLE = 24
 
 @dataclass(frozen=True, slots=True)
 class OwedBatch:
-    """What a published batch has in files of one kind that still count: these `parts`, one for each file, by lake path,
-    and the offsets and windows behind them. `number` is the publish entry's."""
+    """Files of one kind of a published batch that still count: its `parts`, one for each file, by lake path.
+
+    Their offsets and windows come with them. `number` is the publish entry's.
+    """
 
     number: int
     batch: Batch
@@ -37,7 +39,7 @@ class OwedBatch:
 
     @property
     def rewrites(self) -> bool:
-        """Whether it replaces rows that had landed before."""
+        """Returns whether it replaces rows that had landed before."""
         return _rewrites(self.batch)
 
     @classmethod
@@ -54,7 +56,7 @@ class OwedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """What entries from a mark on say: `batches` with files, oldest first, and `gone`, lake paths that no longer count.
+    """Changes from a mark on: `batches` with files, oldest first, and `gone`, lake paths that no longer count.
 
     `end` is the mark once all of this is in the table. With `merged`, files are gone only because others have their
     rows.
@@ -67,7 +69,7 @@ class Owed:
 
     @property
     def rewrites(self) -> bool:
-        """Whether any of it concerns rows that had landed before."""
+        """Returns whether any of it concerns rows that had landed before."""
         return bool(self.removed) or any(b.rewrites for b in self.batches)
 
 
@@ -76,8 +78,10 @@ def _rewrites(batch: Batch) -> bool:
 
 
 def since(ledger: Ledger, state: State, mark: int, limit: int | None = None, kind: PartKind = PartKind.LANDED) -> Owed:
-    """What the entries from number `mark` on, up to the state, ask of a table of such files; or those up to the
-    `most`th batch that has any. What is `gone` may be of either kind."""
+    """Returns the changes that entries from number `mark` on, up to the state, require of a table of such files.
+
+    With `limit`, only those up to that many batches with files. Files in `gone` may be of either kind.
+    """
     batches: list[OwedBatch] = []
     removed: set[str] = set()
     merged = True

@@ -1,9 +1,9 @@
 """Brings a feed's table up to its ledger: adds landed files, takes out files that no longer count.
 
-What the table has is asked of the table. Its *mark* says which entries of the ledger are in it, and is set in the same
-commit as their files, on the snapshot that was looked at; so a file is added once, however many publishers there are
-and wherever one dies. When no answer comes, the table is looked at again: either the commit took effect, or it never
-will, since the next one takes its place. A table that somebody else changed is noticed and named before anything is
+The table's *mark* is the number below which the ledger's entries are in it. It is set in the same commit as their
+files, on the snapshot that was read, so a file is added once, however many publishers there are and wherever one dies.
+After a commit without an answer, the table is read again: either the commit took effect, or it never will, since the
+next one takes its place. A table that somebody else changed is noticed and named before anything is
 added to it.
 
 A batch that only adds files is an append. Whatever takes files out (merged, landed again, replayed, retired) is one
@@ -50,7 +50,7 @@ MANY_PATHS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """What a sync did: the table's head afterwards (None: there is none, since nothing is in it yet), its commits,
+    """The result of a sync: the table's head afterwards (None: there is none, since nothing is in it yet), its commits,
     files added and taken out, snapshots that expired and lake paths removed with them. `windows`: the snapshot with
     which rows of a window came last, by the window's name. The same of the quarantine's table, if the feed has one."""
 
@@ -79,9 +79,9 @@ def sync(
     """Bring the table up to the ledger, and let its snapshots from before a time (ms) expire. Then do the same to the
     quarantine's table, and to the table of complete windows, which names no window whose rows are not in the first one.
 
-    With `repair`, a table that somebody else changed is made what the ledger says; without, it raises TableDiffers.
+    With `repair`, a table that somebody else changed is made equal to the ledger; without, it raises TableDiffers.
     Raises TableRefused, CatalogUnavailable, EntriesLost, PartUnreadable; TableMoved or Unknown after too many tries.
-    Guarantee: stopped anywhere, the table is what some state of the ledger said, and the next call goes on.
+    Guarantee: stopped anywhere, the table equals some state of the ledger, and the next call continues.
     """
     cleans = (PartKind.LANDED,) if quarantine else tuple(PartKind)
     done, state = _Publisher(ledger, lake, table, PartKind.LANDED, cleans, report, repair).bring_up(expire_before)
@@ -98,8 +98,7 @@ def sync(
 
 @dataclass(frozen=True, slots=True)
 class _Publisher:
-    """Brings up one table, of files of one `kind`; when they no longer count, it removes files of the kinds that it
-    `cleans`."""
+    """Brings up one table, of files of one `kind`. Removes files of the kinds in `cleans` that no longer count."""
 
     ledger: Ledger
     lake: Lake
@@ -116,7 +115,7 @@ class _Publisher:
         def decide() -> Synced:
             nonlocal state
             state = self.ledger.read()
-            roll_forward(self.ledger, self.lake, self.ledger.feed)  # what it counts is visible, unless replaced since
+            roll_forward(self.ledger, self.lake, self.ledger.feed)  # its files are visible, unless replaced since
             return self._up_to(state, Synced(None))
 
         done = retry_outdated(decide, lambda lost: lost.gone and self.ledger.read().number > state.number)
@@ -169,15 +168,14 @@ class _Publisher:
                 done = replace(done, commits=done.commits + 1, added=added, removed=removed, windows=windows)
 
     def _begins(self, state: State) -> bool:
-        """Whether there is a table to make. The quarantine's is made empty: to look for a refused record in all
+        """Returns whether there is a table to make. The quarantine's is made empty: to look for a refused record in all
         entries, each time again, would cost an old feed too much."""
         if self.kind is PartKind.QUARANTINED:
             return any(b.status is BatchStatus.PUBLISHED for b in state.batches.values())
         return bool(since(self.ledger, state, 0, limit=1).batches)
 
     def _find_pending(self, state: State, head: TableHead) -> tuple[int, list[TableChange], set[str]]:
-        """What a table that is what the ledger said at its mark lacks, and the mark afterwards. Then the lake paths of
-        files that no longer count and are not in the table: replaced before it saw them, or of no table at all."""
+        """Returns the next mark, the missing changes, and the lake paths of replaced files outside the table."""
         owed = since(self.ledger, state, head.mark, READ_BATCHES, self.kind)
         present: frozenset[str] = frozenset()
         if owed.rewrites and head.snapshot is not None:
@@ -192,12 +190,12 @@ class _Publisher:
 
     def _changes(self, state: State, owed: Owed, present: frozenset[str]) -> Iterator[TableChange]:
         """One change with all that takes files out and what takes their place; then what only adds files. `known` are
-        the files in the table, if any of them may be among what is owed."""
+        the files in the table, if any of them may be pending."""
         adding: Sequence[OwedBatch] = owed.batches
         if out := present.intersection(map(self.lake.locate, owed.removed)):
             rewriting = [b for b in owed.batches if b.rewrites]
             adding = [b for b in owed.batches if not b.rewrites]
-            mark = adding[0].number if adding else owed.end  # what comes before is all in then
+            mark = adding[0].number if adding else owed.end  # everything before is in the table then
             yield self._change(state, _operation(owed, bool(rewriting)), mark, rewriting, present, out)
         batches = list(groups(adding))
         ends = [group[0].number for group in batches[1:]] + [owed.end][: len(batches)]
@@ -221,7 +219,7 @@ class _Publisher:
         return TableChange(operation, mark, add, tuple(sorted(remove)), columns(state, self.kind), properties, complete)
 
     def _difference(self, state: State, head: TableHead) -> list[TableChange]:
-        """What makes a table like the ledger whose mark says nothing: all of its files are compared."""
+        """Returns the changes that make a table without a valid mark equal to the ledger, by comparing all files."""
         comparison = compare(self.ledger, self.lake, self.table, head, state, self.kind)
         if comparison.deletes or not (comparison.sound or self.repair):
             raise differs(self.table, comparison, self.ledger.feed)

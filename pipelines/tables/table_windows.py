@@ -1,8 +1,8 @@
 """A small table of a feed's complete windows, next to that of its rows: SQL alone then answers "is hour 14 complete?".
 
 It has a row for each window that is complete in all partitions, and whose rows can be read. It is brought up after the
-table of the rows, from the same state of the ledger: what it names is there. Its rows are one Parquet file, written
-again when they change, and called by what is in it. So two publishers write the same, and nothing is remembered.
+table of the rows, from the same state of the ledger, so the windows that it names are there. Its rows are one Parquet
+file, written again when they change and named by its content. So two publishers write the same file.
 """
 
 from __future__ import annotations
@@ -114,8 +114,11 @@ T = TypeVar("T")
 
 
 def retry_outdated(decide: Callable[[], T], outdated: Callable[[PartUnreadable], bool]) -> T:
-    """What `decide` returns, which looks at the table and commits; called again while somebody else is faster, a commit
-    gets no answer, or a file is gone because the decision is `outdated`. Raises the last error after too many."""
+    """Returns the result of `decide`, which reads the table and commits.
+
+    It is called again while somebody else is faster, a commit gets no answer, or a file is missing because the decision
+    is `outdated`. Raises the last error after too many tries.
+    """
     tries = unanswered = 0
     while True:
         try:
