@@ -281,7 +281,7 @@ class _World:
             "fold without a checkpoint": self.fold_again,
             "audit --all": lambda: self.look(None),
             "an hour later": next_hour,
-            "audit": lambda: self.look(audit_cache.kept(self.edges().lake, self.feed.name)),
+            "audit": lambda: self.look(audit_cache.load_audited(self.edges().lake, self.feed.name)),
         }
 
     def fold_again(self) -> None:

@@ -131,7 +131,7 @@ def _prove(
     with session.open_ports(feed) as edges:
         ledger = Ledger(edges.lake, feed.name, edges.clock)
         with session.terminal.working("checking files"):
-            before = audit_cache.kept(edges.lake, feed.name)
+            before = audit_cache.load_audited(edges.lake, feed.name)
             previous = None if options.everything else before
             if previous and previous.settled:
                 lost.check_recent(ledger, edges.lake, feed)

@@ -287,7 +287,7 @@ def _look(feed: Feed, topic: str, sample_places: _SamplePlaces) -> TopicLook:
     import pyarrow as pa
 
     from sluice.pipelines.feed.feed_proposal import TopicLook
-    from sluice.pipelines.schema.inference import sampled
+    from sluice.pipelines.schema.inference import sample_values
 
     keyed, newest, read, values = 0, None, 0, list[bytes | None]()
     for batch in _batches(feed, sample_places, typed=False):
@@ -301,7 +301,7 @@ def _look(feed: Feed, topic: str, sample_places: _SamplePlaces) -> TopicLook:
     sizes = [p.log_bytes for p in sample_places.partitions if p.log_bytes is not None]
     offsets = sum(p.last_stable_offset - p.log_start for p in sample_places.partitions)
     spread = (len(sample_places.partitions), offsets, sum(sizes) if sizes else None, sample_places.oldest, newest)
-    return TopicLook(topic, *spread, sampled(values), keyed)
+    return TopicLook(topic, *spread, sample_values(values), keyed)
 
 
 def _batches(feed: Feed, sample_places: _SamplePlaces, *, typed: bool) -> Iterator[pa.RecordBatch]:

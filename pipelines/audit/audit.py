@@ -26,7 +26,7 @@ from sluice.pipelines.audit.receipt_rows import (
     Settled,
     place_of,
     runs,
-    summed,
+    sum_settled,
 )
 from sluice.pipelines.errors import Terminal
 from sluice.pipelines.lake import parquet
@@ -118,15 +118,15 @@ class AuditReport:
     def reconciled(self) -> bool:
         return not self.problems
 
-    def uncompared(self) -> list[Row]:
+    def list_uncompared(self) -> list[Row]:
         """Returns the receipts that no known audit compared with Kafka."""
         rows = self.audited.rows
-        return rows.where(rows.column("compared") == NEVER).named() + [
+        return rows.where(rows.column("compared") == NEVER).to_rows() + [
             Row(n, r.slice.key, r.slice.range, r.counts.landed) for n, r in self.rest
         ]
 
 
-def live_receipts(ledger: Ledger, state: State) -> list[Receipt]:
+def list_live_receipts(ledger: Ledger, state: State) -> list[Receipt]:
     """Returns the live receipts of every publish entry, oldest first."""
     published = ((n, e) for n, e in ledger.entries() if isinstance(e, PublishEntry))
     return [r for n, e in published for r in state.receipts(n, e)]
@@ -149,37 +149,37 @@ def audit(
     """
     state = ledger.read()
     scope = _find_scope(ledger, lake, state, previous, "hashed" if hashes else "looked", quick=quick)
-    files = scope.files()
-    checked = each(lambda claims: _file(lake, ledger.feed, claims, hashes=hashes), list(files.values()))
+    files = scope.list_files()
+    checked = each(lambda claims: _check_file(lake, ledger.feed, claims, hashes=hashes), list(files.values()))
     bad_files = {path for path, problems in zip(files, checked, strict=True) if problems}
-    bad_sums = [list(_sums([r])) for _, r in scope.receipts]
+    bad_sums = [list(_check_sums([r])) for _, r in scope.receipts]
     sound = [not sums and bad_files.isdisjoint(p.path for p in r.parts)
              for sums, (_, r) in zip(bad_sums, scope.receipts, strict=True)]  # fmt: skip
-    rows = scope.checked_rows(at // 1000, hashed=hashes)
+    rows = scope.make_rows(at // 1000, hashed=hashes)
     everything = scope.rows.plus(rows)
-    strangers = scope.strangers()
+    strangers = scope.list_strangers()
     foreign = published_files.read_foreign(lake, ledger.feed).intersection(strangers) if strangers else frozenset()
     problems = [
         *itertools.chain.from_iterable(bad_sums),
-        *_overlaps(state, everything),
-        *_commits(state),
-        *_strangers(ledger, lake, state, [path for path in strangers if path not in foreign]),
-        *_copies(scope.log),
+        *_check_overlaps(state, everything),
+        *_check_commits(state),
+        *_check_strangers(ledger, lake, state, [path for path in strangers if path not in foreign]),
+        *_check_copies(scope.log),
         *itertools.chain.from_iterable(checked),
     ]
     rest = tuple(claims for claims, is_sound in zip(scope.receipts, sound, strict=True) if not is_sound)
     settled = scope.settled
     return AuditReport(
         ledger.feed,
-        _accounts(state, everything, settled),
+        _make_accounts(state, everything, settled),
         tuple(problems),
         len(np.unique(everything.tags)) + sum(s.parts for s in settled),
         int(everything.column("rows").sum()) + sum(s.rows for s in settled),
-        scope.audited(scope.rows.plus(rows.where(np.array(sound, bool))), {n for n, _ in rest}, strangers),
+        scope.make_audited(scope.rows.plus(rows.where(np.array(sound, bool))), {n for n, _ in rest}, strangers),
         rest,
         len({n for n, _ in scope.receipts}),
         len(np.unique(everything.column("number"))) + sum(s.batches for s in settled),
-        scope.proof_times(),
+        scope.get_proof_times(),
         sum(s.batches for s in settled),
         min((s.seen for s in settled), default=0) * 1000,
         at,
@@ -292,7 +292,7 @@ class _Scope:
         """Returns the tag of the listed file, or for a missing file a tag that no other file has."""
         return self.listed[path] if path in self.listed else tag(Stat(path, -1, ""))
 
-    def files(self) -> dict[str, list[tuple[Receipt, Part]]]:
+    def list_files(self) -> dict[str, list[tuple[Receipt, Part]]]:
         """Returns the files to be checked, each with all of its slices."""
         out: dict[str, list[tuple[Receipt, Part]]] = {}
         for _, r in self.receipts:
@@ -300,25 +300,25 @@ class _Scope:
                 out.setdefault(p.path, []).append((r, p))
         return out
 
-    def checked_rows(self, seconds: int, *, hashed: bool) -> Rows:
+    def make_rows(self, seconds: int, *, hashed: bool) -> Rows:
         """Returns the rows of the receipts to be checked, proved at that time."""
         proofs = {"looked": seconds, "hashed": seconds if hashed else NEVER}
         return Rows.of(self.receipts, self.tag, [proofs.get(p, NEVER) for p in PROOFS])
 
     def tiles(self) -> bool:
         """Returns whether the spans of live receipts add up to the landed offsets, so that no two overlap."""
-        spans, state = self.rows.plus(self.checked_rows(0, hashed=False)).spans(), self._state
+        spans, state = self.rows.plus(self.make_rows(0, hashed=False)).spans(), self._state
         keys = {*spans, *state.landed, *(k for s in self.settled for k in s.sums)}
         landed = {key: sum(r.span for r in state.landed.get(key, ())) for key in keys}
-        return all(landed[key] == spans.get(key, 0) + summed(self.settled, key, "span") for key in keys)
+        return all(landed[key] == spans.get(key, 0) + sum_settled(self.settled, key, "span") for key in keys)
 
-    def proof_times(self) -> tuple[int, int] | None:
+    def get_proof_times(self) -> tuple[int, int] | None:
         """Returns the oldest and the newest time (ms) of the proofs that the audit relies on."""
         when = self.rows.column(self._proof)
         times = [*map(int, (when.min(), when.max()) if len(when) else ()), *(t for s in self.settled for t in s.looked)]
         return (min(times) * 1000, max(times) * 1000) if times else None
 
-    def audited(self, rows: Rows, again: set[int], strangers: Sequence[str]) -> Audited:
+    def make_audited(self, rows: Rows, again: set[int], strangers: Sequence[str]) -> Audited:
         """Returns the results for the next audit: the sound rows, and the entries to be checked again."""
         return Audited(
             self._state.ledger_id,
@@ -332,20 +332,23 @@ class _Scope:
             tagged={tag: place_of(path) for path, tag in self.listed.items()},
         )
 
-    def strangers(self) -> list[str]:
+    def list_strangers(self) -> list[str]:
         """Returns the visible files that belong to no live receipt."""
         live = {p.path for _, r in self.receipts for p in r.parts}
         known_tags = {*self.rows.tags.tolist(), *self._beside}
         return [path for path, tag in self.listed.items() if path not in live and tag not in known_tags]
 
 
-def _accounts(state: State, rows: Rows, others: Sequence[Settled]) -> tuple[PartitionAccount, ...]:
+def _make_accounts(state: State, rows: Rows, others: Sequence[Settled]) -> tuple[PartitionAccount, ...]:
     totals = rows.totals(*SUMMED)
-    of = {k: {n: totals.get(k, {}).get(n, 0) + summed(others, k, n) for n in (*SUMMED, "files")} for k in state.origins}
-    return tuple(_account(state, key, of[key]) for key in sorted(state.origins))
+    of = {
+        k: {n: totals.get(k, {}).get(n, 0) + sum_settled(others, k, n) for n in (*SUMMED, "files")}
+        for k in state.origins
+    }
+    return tuple(_make_account(state, key, of[key]) for key in sorted(state.origins))
 
 
-def _account(state: State, key: Key, of: dict[str, int]) -> PartitionAccount:
+def _make_account(state: State, key: Key, of: dict[str, int]) -> PartitionAccount:
     return PartitionAccount(
         key=key,
         origin=state.origins[key].offset,
@@ -364,7 +367,7 @@ def _account(state: State, key: Key, of: dict[str, int]) -> PartitionAccount:
     )
 
 
-def _sums(receipts: Iterable[Receipt]) -> Iterator[AuditProblem]:
+def _check_sums(receipts: Iterable[Receipt]) -> Iterator[AuditProblem]:
     for r in receipts:
         if r.counts.total != r.slice.span:
             yield AuditProblem(5, f"{r.slice}: classes add up to {r.counts.total}, the span is {r.slice.span}")
@@ -372,10 +375,10 @@ def _sums(receipts: Iterable[Receipt]) -> Iterator[AuditProblem]:
             rows = sum(p.rows for p in r.of(kind))
             if rows != count:
                 yield AuditProblem(5, f"{r.slice}: {count} records {kind}, {rows} rows in its parts")
-        yield from _again(r)
+        yield from _check_relanded(r)
 
 
-def _again(r: Receipt) -> Iterator[AuditProblem]:
+def _check_relanded(r: Receipt) -> Iterator[AuditProblem]:
     """Re-landed offsets must be among the landed ones, and mended ones among the re-landed."""
     relanded, span = union(r.relanded), sum(x.span for x in r.relanded)
     inside = not relanded or (r.slice.start <= relanded[0].start and relanded[-1].end <= r.slice.end)
@@ -385,7 +388,7 @@ def _again(r: Receipt) -> Iterator[AuditProblem]:
         yield AuditProblem(5, f"{r.slice}: repaired records were never re-landed")
 
 
-def _overlaps(state: State, rows: Rows) -> Iterator[AuditProblem]:
+def _check_overlaps(state: State, rows: Rows) -> Iterator[AuditProblem]:
     names = ("landed", "lost", "retired", "skipped")
     others = [(key, r, n) for n, by in enumerate((state.lost, state.retired, state.skipped), 1)
               for key, ranges in by.items() for r in ranges]  # fmt: skip
@@ -403,14 +406,14 @@ def _overlaps(state: State, rows: Rows) -> Iterator[AuditProblem]:
         yield AuditProblem(2, f"{keys[int(key[i])]}: {what} {a} and {other} {b} overlap")
 
 
-def _commits(state: State) -> Iterator[AuditProblem]:
+def _check_commits(state: State) -> Iterator[AuditProblem]:
     for key, offset in sorted(state.commits.items()):
         frontier = state.frontier(key) if key in state.origins else 0
         if offset > frontier:
             yield AuditProblem(7, f"{key}: committed {offset} is above the frontier {frontier}")
 
 
-def _strangers(ledger: Ledger, lake: Lake, state: State, others: Sequence[str]) -> Iterator[AuditProblem]:
+def _check_strangers(ledger: Ledger, lake: Lake, state: State, others: Sequence[str]) -> Iterator[AuditProblem]:
     """Yields a problem for each of these visible files."""
     feed = ledger.feed
     replaced = ledger.replaced(others, state)
@@ -428,43 +431,46 @@ def _strangers(ledger: Ledger, lake: Lake, state: State, others: Sequence[str]) 
             yield AuditProblem(10, f"{path} is in no publish entry of the ledger", path if mend else "", mend)
 
 
-def _copies(log: Log) -> Iterator[AuditProblem]:
+def _check_copies(log: Log) -> Iterator[AuditProblem]:
     for number, path in log.copied_wrongly:
         text = f"{path} differs from entry {number} of the ledger"
         yield AuditProblem(11, text, path, "remove that file; the next `sluice compact` writes it again")
 
 
-def _file(lake: Lake, feed: str, claims: Sequence[tuple[Receipt, Part]], *, hashes: bool) -> list[AuditProblem]:
+def _check_file(lake: Lake, feed: str, claims: Sequence[tuple[Receipt, Part]], *, hashes: bool) -> list[AuditProblem]:
     """Returns the problems of one file, given its slices."""
     r, part = claims[0]
     size = lake.size(part.path)
-    description = f"{part.path} ({_slices(claims)}, {sum(p.rows for _, p in claims)} rows)"
+    description = f"{part.path} ({_format_slices(claims)}, {sum(p.rows for _, p in claims)} rows)"
     if size is None and lake.size(part.staged) is not None:
         what, way_out = "not visible yet", f"the next run makes it visible: sluice run {feed}"
         return [AuditProblem(1, f"{description} is {what}", part.path, way_out)]
     missing = [AuditProblem(1, f"{description} is missing")]
-    problems, way_out = missing if size is None else _wrong(lake, claims, size, hashes), parquet.of_slice(feed, r.slice)
+    problems, way_out = (
+        missing if size is None else _check_readable(lake, claims, size, hashes),
+        parquet.of_slice(feed, r.slice),
+    )
     return [replace(p, file=part.path, remedy=way_out) for p in problems]
 
 
-def _slices(claims: Sequence[tuple[Receipt, Part]]) -> str:
+def _format_slices(claims: Sequence[tuple[Receipt, Part]]) -> str:
     """Returns the first slice and the number of others."""
     return f"{claims[0][0].slice}" + (f" and {len(claims) - 1} more slices" if len(claims) > 1 else "")
 
 
-def _wrong(lake: Lake, claims: Sequence[tuple[Receipt, Part]], size: int, hashes: bool) -> list[AuditProblem]:
+def _check_readable(lake: Lake, claims: Sequence[tuple[Receipt, Part]], size: int, hashes: bool) -> list[AuditProblem]:
     """Returns the problems of a file of `size` bytes."""
     part = claims[0][1]
     if any(p.file_bytes != size for _, p in claims):
         return [AuditProblem(3, f"{part.path} has {size} bytes, the ledger says {part.file_bytes}")]
     try:
         with parquet.readable(part.path):
-            return list(_content(lake, claims, hashes=hashes))
+            return list(_check_content(lake, claims, hashes=hashes))
     except Terminal as e:  # damaged, or refused by the lake
         return [AuditProblem(3, e.message)]
 
 
-def _content(lake: Lake, claims: Sequence[tuple[Receipt, Part]], *, hashes: bool) -> Iterator[AuditProblem]:
+def _check_content(lake: Lake, claims: Sequence[tuple[Receipt, Part]], *, hashes: bool) -> Iterator[AuditProblem]:
     part = claims[0][1]
     if hashes:
         with lake.open(part.path) as f:
@@ -472,7 +478,7 @@ def _content(lake: Lake, claims: Sequence[tuple[Receipt, Part]], *, hashes: bool
         if any(p.sha256 != digest for _, p in claims):
             yield AuditProblem(3, f"{part.path}: its SHA-256 is not the ledger's")
             return
-    yield from _shared(claims)
+    yield from _check_shared(claims)
     with parquet.open_parquet(lake, part.path) as file:
         expected_rows = part.shared.rows if part.shared else part.rows
         if file.metadata.num_rows != expected_rows:
@@ -482,16 +488,16 @@ def _content(lake: Lake, claims: Sequence[tuple[Receipt, Part]], *, hashes: bool
         rows = file.read(columns=[offset, partition] if part.shared else [offset])
     for r, p in claims:
         own = rows.slice(p.shared.first, p.rows) if p.shared else rows
-        yield from _offsets(r, p, own.column(offset))
+        yield from _check_offsets(r, p, own.column(offset))
         if p.shared and pc.unique(own.column(partition)).to_pylist() != [r.slice.partition]:
             yield AuditProblem(3, f"{p.path}: the rows of {r.slice} are not all of its partition")
 
 
-def _shared(claims: Sequence[tuple[Receipt, Part]]) -> Iterator[AuditProblem]:
+def _check_shared(claims: Sequence[tuple[Receipt, Part]]) -> Iterator[AuditProblem]:
     """Check that each row of a shared file belongs to one live slice, and other files to one."""
     part, at = claims[0][1], 0
     if len(claims) > 1 and any(p.shared is None for _, p in claims):
-        yield AuditProblem(2, f"{part.path} belongs to {_slices(claims)}, but is not a shared file")
+        yield AuditProblem(2, f"{part.path} belongs to {_format_slices(claims)}, but is not a shared file")
     elif part.shared:
         for first, rows in sorted((p.shared.first, p.rows) for _, p in claims if p.shared):
             if first != at:
@@ -503,7 +509,7 @@ def _shared(claims: Sequence[tuple[Receipt, Part]]) -> Iterator[AuditProblem]:
             yield AuditProblem(3, f"{part.path}: {part.shared.rows - at} of its rows belong to no live slice")
 
 
-def _offsets(r: Receipt, part: Part, offsets: pa.ChunkedArray) -> Iterator[AuditProblem]:
+def _check_offsets(r: Receipt, part: Part, offsets: pa.ChunkedArray) -> Iterator[AuditProblem]:
     values = offsets.combine_chunks() if offsets.num_chunks != 1 else offsets.chunk(0)
     if not len(values):
         return

@@ -121,12 +121,12 @@ class Audited:
         """Returns None if the data is not an audit cache."""
         try:
             raw = json.loads(inflate(data, MOST))
-            return _audited(raw) if raw["format"] == FORMAT else None
+            return _read_audited(raw) if raw["format"] == FORMAT else None
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, zlib.error):
             return None
 
 
-def _audited(raw: dict[str, Any]) -> Audited:
+def _read_audited(raw: dict[str, Any]) -> Audited:
     rows = receipt_rows.parse(raw)
     number, log = int(raw["number"]), tuple(Block(str(a), str(b)) for a, b in raw["log"])
     if len(log) != -(-number // BLOCK):
@@ -258,7 +258,7 @@ class Log:
         for at, _, data in self._ledger.raw(number):
             if at >= min(below, (block + 1) * BLOCK):
                 break
-            digest = _linked(digest, data)
+            digest = _link(digest, data)
         return digest
 
     def entries(self, first: int) -> Iterator[tuple[int, str, bytes]]:
@@ -274,7 +274,7 @@ class Log:
             if copied and copied[0] == number:
                 self.copied_wrongly += [(number, copied[2])] if copied[1] != data else []
                 copied = next(copies, None)
-            self._said[number // BLOCK] = _linked(self._said.get(number // BLOCK, b""), data)
+            self._said[number // BLOCK] = _link(self._said.get(number // BLOCK, b""), data)
             yield number, path, data
 
     def _copies(self) -> Iterator[tuple[int, bytes, str]]:
@@ -289,7 +289,7 @@ class Log:
         return tuple(Block(f, self._said.get(i, b"").hex()) for i, f in enumerate(files))
 
 
-def _linked(digest: bytes, data: bytes) -> bytes:
+def _link(digest: bytes, data: bytes) -> bytes:
     return blake2b(digest + data, digest_size=16).digest()
 
 
@@ -329,6 +329,6 @@ def _settling(lake: Lake, feed: str, now: Audited, at: int) -> Audited:
     return replace(now, rows=rows, settled=tuple(there[n] for n in sorted(there)), folders=known_folders)
 
 
-def kept(lake: Lake, feed: str) -> Audited | None:
+def load_audited(lake: Lake, feed: str) -> Audited | None:
     """Returns the stored results of earlier audits."""
     return Audited.load(lake.get(paths.audited_path(feed)) or b"")

@@ -98,15 +98,15 @@ class Rows:
         positions = np.repeat(begins[order] - (np.cumsum(parts) - parts), parts) + np.arange(len(self.tags))
         return Rows(self.keys, self.table.T[:, order].T, self.tags[positions])
 
-    def named(self) -> list[Row]:
+    def to_rows(self) -> list[Row]:
         columns = (self.column(n).tolist() for n in ("number", "key", "start", "end", "landed"))
         return [Row(n, self.keys[k], Range(a, b), landed) for n, k, a, b, landed in zip(*columns, strict=True)]
 
-    def marked(self, proof: str, rows: Iterable[Row], at: int) -> Rows:
+    def mark(self, proof: str, rows: Iterable[Row], at: int) -> Rows:
         """Returns a copy in which `rows` have the proof at time `at`."""
         marked = set(rows)
         near = self._of({r.number for r in marked})
-        mine = [r in marked for r in self.where(near).named()]
+        mine = [r in marked for r in self.where(near).to_rows()]
         table = self.table.copy("K")
         table[np.flatnonzero(near)[np.array(mine, bool)], _AT[proof]] = at
         return Rows(self.keys, table, self.tags)
@@ -129,7 +129,7 @@ class Rows:
     def _whole(self) -> list[tuple[Row, bytes]]:
         ends = np.cumsum(self.column("parts")).tolist()
         tags = (self.tags[a:b].tobytes() for a, b in zip([0, *ends], ends, strict=False))
-        return list(zip(self.named(), tags, strict=True))
+        return list(zip(self.to_rows(), tags, strict=True))
 
     def _proofs(self) -> Any:
         return self.table[:, [_AT[p] for p in PROOFS]]
@@ -327,5 +327,5 @@ def put(lake: Lake, feed: str, first: int, data: bytes) -> None:
     lake.put(paths.settled_path(feed, first), data)
 
 
-def summed(settled: Sequence[Settled], key: Key, name: str) -> int:
+def sum_settled(settled: Sequence[Settled], key: Key, name: str) -> int:
     return sum(s.sums[key][name] for s in settled if key in s.sums)

@@ -69,7 +69,7 @@ def rescan(
     Slices of other incarnations, or below the log start, count as not comparable. Unreadable data, in the lake or in
     the log, is a problem and ends the comparison of its slice only. `progress` is called with (offsets done, total).
     """
-    unproven = report.uncompared()
+    unproven = report.list_uncompared()
     there = [row for row in unproven if _log_holds(row, log.partitions)]
     makers = _Makers(ledger, shape, lake)
     total, done, compared = sum(row.range.span for row in there), 0, 0
@@ -90,7 +90,7 @@ def rescan(
         compared=compared,
         not_comparable=max(sum(r.landed for r in unproven) - sum(r.landed for r in there), 0),
         compared_before=int(rows.column("landed")[rows.column("compared") != NEVER].sum()),
-        audited=replace(report.audited, rows=rows.marked("compared", right, report.at // 1000)),
+        audited=replace(report.audited, rows=rows.mark("compared", right, report.at // 1000)),
     )
 
 
@@ -132,7 +132,7 @@ class _Makers:
         names = [r.format]
         if r.relanded:
             names += [b.format for b in self._before(r)]
-        return [self._named(name) for name in dict.fromkeys(names)]
+        return [self._find_maker(name) for name in dict.fromkeys(names)]
 
     def _before(self, r: Receipt) -> Iterator[Receipt]:
         """Returns every receipt ever published for the slice's offsets."""
@@ -140,7 +140,7 @@ class _Makers:
         mine = (b for e in published for b in e.receipts if b.slice.key == r.slice.key)
         return (b for b in mine if b.slice.start < r.slice.end and r.slice.start < b.slice.end)
 
-    def _named(self, name: str) -> _Maker:
+    def _find_maker(self, name: str) -> _Maker:
         if name not in self._made:
             shape = shape_named(self._ledger, self._state, name) or self._own
             bare = replace(shape, contract=None, dropping=False)
@@ -209,13 +209,13 @@ class _SliceComparison:
         landed, refused = self._landed.upto(int(there[-1])), self._refused.upto(int(there[-1]))
         mine, bad = _offsets(landed), _offsets(refused)
         return (
-            self._placed(there, mine, bad)
+            self._check_places(there, mine, bad)
             or self._same_bytes(chunk, there, refused, bad)
             or self._same_rows(chunk, landed, mine, bad)
             or self._as_many_values(chunk, there, landed, mine)
         )
 
-    def _placed(self, there: Array, mine: Array, bad: Array) -> AuditProblem | None:
+    def _check_places(self, there: Array, mine: Array, bad: Array) -> AuditProblem | None:
         """Check that each record of the log is in exactly one file, and that the files have no others."""
         s, ours = self._receipt.slice, np.concatenate([mine, bad])
         strange = ours[~np.isin(ours, there)]

@@ -64,7 +64,7 @@ def strict(ledger: Ledger, lake: Lake, feed: Feed, survey: Survey, report: Audit
 
     The survey has already refused a ledger that lost entries, so no mark is above the fold.
     """
-    state, before = survey.state, _believed(report.audited.strictly, survey.state)
+    state, before = survey.state, _check_previous(report.audited.strictly, survey.state)
     by_ledger, recorded, below = _in_the_ledger(ledger, before, state)
     by_kafka = list(_in_kafka(ledger, state, survey)) if feed.commit is not CommitMode.NONE else []
     expected = windows.manifest_windows(state, feed.window)
@@ -72,7 +72,7 @@ def strict(ledger: Ledger, lake: Lake, feed: Feed, survey: Survey, report: Audit
     expired = tuple(k for k in state.known() if k in state.commits and survey.committed.get(k.tp, _OTHER) is None)
     return Strict(
         problems=(*_ids(state, survey), *by_ledger, *by_kafka, *by_manifest),
-        unseen=tuple(_unseen(report.uncompared(), survey.partitions)),
+        unseen=tuple(_list_unseen(report.list_uncompared(), survey.partitions)),
         commits=sum(survey.committed.get(k.tp) is not None for k in state.known() if k in survey.partitions),
         recorded=recorded,
         windows=len(expected),
@@ -81,7 +81,7 @@ def strict(ledger: Ledger, lake: Lake, feed: Feed, survey: Survey, report: Audit
     )
 
 
-def _believed(before: Strictly | None, state: State) -> Strictly | None:
+def _check_previous(before: Strictly | None, state: State) -> Strictly | None:
     """Returns the earlier results, unless entries were lost since: then offsets may no longer be accounted for."""
     if before is None or any(number >= before.number for number, _ in state.gaps):
         return None
@@ -232,7 +232,7 @@ def _stands_right(lake: Lake, path: str, state: State) -> Iterator[AuditProblem]
 # -- what cannot be compared
 
 
-def _unseen(rows: list[Row], partitions: Mapping[Key, PartitionState]) -> Iterator[Unseen]:
+def _list_unseen(rows: list[Row], partitions: Mapping[Key, PartitionState]) -> Iterator[Unseen]:
     by_reason: dict[tuple[Key, str], list[Row]] = {}
     for r in rows:
         if r.landed and (why := _why_not(r, partitions)):

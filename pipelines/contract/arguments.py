@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from sluice.pipelines.contract.catalogue import CatalogueEntry, Kwarg, Takes
-from sluice.pipelines.contract.literals import Family, bound, family, member
+from sluice.pipelines.contract.literals import Family, family, member, parse_bound
 from sluice.pipelines.schema.schema import Kind, Type
 from sluice.pipelines.util.units import safe_text
 
@@ -122,7 +122,7 @@ def _bounds(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> N
     if isinstance(low, dict) or isinstance(high, dict) or low is None or high is None:
         return
     t = types[kwargs["column"]] if entry.kwargs["min_value"].takes is Takes.BOUND else Type(Kind.DECIMAL)
-    if bound(t, low) > bound(t, high):
+    if parse_bound(t, low) > parse_bound(t, high):
         raise Wrong("has a min_value above its max_value", "no value is between them")
 
 
@@ -191,12 +191,12 @@ def _truth(value: Any, kwarg: Kwarg, about: list[Type]) -> None:
         raise Wrong("should be true or false")
 
 
-def _bound(value: Any, kwarg: Kwarg, about: list[Type]) -> None:
-    bound(about[0], value)
+def _check_bound(value: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    parse_bound(about[0], value)
 
 
 def _number(value: Any, kwarg: Kwarg, about: list[Type]) -> None:
-    bound(Type(Kind.FLOAT64), value)
+    parse_bound(Type(Kind.FLOAT64), value)
 
 
 def _count(value: Any, kwarg: Kwarg, about: list[Type]) -> None:
@@ -327,7 +327,7 @@ def _quantiles(value: Any, kwarg: Kwarg, about: list[Type]) -> None:
 def _is_range(value: Any) -> bool:
     if not isinstance(value, list) or len(value) != 2:
         return False
-    numbers = [bound(Type(Kind.FLOAT64), v) for v in value if v is not None]
+    numbers = [parse_bound(Type(Kind.FLOAT64), v) for v in value if v is not None]
     return bool(numbers) and numbers == sorted(numbers)
 
 
@@ -368,7 +368,7 @@ _CHECKS: Mapping[Takes, Callable[[Any, Kwarg, list[Type]], None]] = {
     Takes.COLUMNS: _columns,
     Takes.NAMES: _all_names,
     Takes.TRUTH: _truth,
-    Takes.BOUND: _bound,
+    Takes.BOUND: _check_bound,
     Takes.COUNT: _count,
     Takes.NUMBER: _number,
     Takes.SHARE: _share,

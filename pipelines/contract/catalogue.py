@@ -284,7 +284,7 @@ def entry(expectation: Expectation) -> CatalogueEntry:
     return ENTRIES[expectation.type]
 
 
-def argument(expectation: Expectation, name: str) -> Any:
+def get_argument(expectation: Expectation, name: str) -> Any:
     """An argument's value in the suite, or its default."""
     value = expectation.kwargs.get(name)
     return entry(expectation).kwargs[name].default if value is None else value
@@ -303,7 +303,7 @@ def demand(expectation: Expectation) -> str:
 
 
 def _arguments(expectation: Expectation) -> dict[str, Any]:
-    return {name: argument(expectation, name) for name in entry(expectation).kwargs}
+    return {name: get_argument(expectation, name) for name in entry(expectation).kwargs}
 
 
 def columns(expectation: Expectation) -> tuple[str, ...]:

@@ -110,14 +110,14 @@ def _of_numbers(f: Field, values: pa.Array) -> Iterator[Proposal]:
     if counts and (len(counts) == 1 or high - low >= 2 * len(counts)):
         yield _in_set(f.name, counts, len(values))
     elif low < high:
-        yield from _between(f.name, low, high, len(values), integral)
+        yield from _propose_between(f.name, low, high, len(values), integral)
 
 
 def _decimal(value: int | float | Decimal) -> Decimal:
     return Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
 
 
-def _between(name: str, low: Decimal, high: Decimal, count: int, integral: bool) -> Iterator[Proposal]:
+def _propose_between(name: str, low: Decimal, high: Decimal, count: int, integral: bool) -> Iterator[Proposal]:
     """Bounds with half the range as room on both sides, rounded outwards. They do not cross 0 if no value did."""
     margin = (high - low) / 2
     minimum, maximum = _round(low - margin, ROUND_FLOOR, integral), _round(high + margin, ROUND_CEILING, integral)
@@ -151,7 +151,7 @@ def _format_decimal(value: Decimal) -> str:
 def _of_times(name: str, values: pa.Array, nanoseconds: int) -> Iterator[Proposal]:
     """Bounds in whole years, with room for years to come. Times beyond them have the wrong unit, or no year."""
     try:
-        first, last = (_moment(v.as_py() * nanoseconds) for v in pc.min_max(values).values())
+        first, last = (_to_datetime(v.as_py() * nanoseconds) for v in pc.min_max(values).values())
     except OverflowError:
         return
     bounds = {"min_value": f"{max(first.year - 1, 1):04}-01-01", "max_value": f"{min(last.year + 10, 9999):04}-01-01"}
@@ -159,7 +159,7 @@ def _of_times(name: str, values: pa.Array, nanoseconds: int) -> Iterator[Proposa
     yield Proposal(name, "expect_column_values_to_be_between", bounds, why, {"values": len(values)})
 
 
-def _moment(nanoseconds: int) -> datetime:
+def _to_datetime(nanoseconds: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=nanoseconds // 1000)
 
 

@@ -68,7 +68,7 @@ def unit_of(t: Type) -> str:
     return "ms" if t.unit == "s" else t.unit
 
 
-def bound(t: Type, value: object) -> int | float | Decimal:
+def parse_bound(t: Type, value: object) -> int | float | Decimal:
     """A bound for a column: a number, a time (ns since the epoch) or a date (days since the epoch).
 
     Raises ValueError, which names the accepted forms.

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sluice.pipelines.contract.catalogue import Scope, argument, entry
+from sluice.pipelines.contract.catalogue import Scope, entry, get_argument
 from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
 from sluice.pipelines.model.receipts import EXAMPLES
 
@@ -67,7 +67,7 @@ class ExpectationOutcome:
 
 def by_row(e: Expectation) -> bool:
     """Returns whether each row meets it or breaks it alone, and no row may break it."""
-    return entry(e).scope is Scope.ROW and argument(e, "mostly") == 1
+    return entry(e).scope is Scope.ROW and get_argument(e, "mostly") == 1
 
 
 def enough(checked: int, unexpected: int, mostly: float) -> bool:
@@ -103,7 +103,7 @@ def _of_rows(e: Expectation, receipts: Sequence[Receipt]) -> ExpectationOutcome:
     checked, unexpected = sum(t.checked for _, t in tallies), sum(t.unexpected for _, t in tallies)
     first = (f"{r.slice.tp}:{offset}" for r, t in tallies for offset in t.first)
     return ExpectationOutcome(
-        e, enough(checked, unexpected, argument(e, "mostly")), "", checked, unexpected, _few(first)
+        e, enough(checked, unexpected, get_argument(e, "mostly")), "", checked, unexpected, _few(first)
     )
 
 

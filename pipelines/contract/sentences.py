@@ -93,7 +93,7 @@ def _limit(args: Args, name: str) -> str:
     return _short(value) if isinstance(value, str) else format_value(value)
 
 
-def _between(args: Args) -> str:
+def _describe_between(args: Args) -> str:
     low, high = args["min_value"], args["max_value"]
     strict_min, strict_max = args.get("strict_min"), args.get("strict_max")
     if low is not None and high is not None and not strict_min and not strict_max:
@@ -108,7 +108,7 @@ def _quantiles(args: Args) -> str:
     parts = []
     for quantile, (low, high) in zip(ranges["quantiles"], ranges["value_ranges"], strict=True):
         limits = {"min_value": low, "max_value": high}
-        parts.append(f"{quantile:g}: {_between(limits)}")
+        parts.append(f"{quantile:g}: {_describe_between(limits)}")
     return "; ".join(parts)
 
 
@@ -131,8 +131,8 @@ _SENTENCES: Mapping[str, Callable[[Args], Sentence]] = {
     "expect_column_values_to_be_null": _about("{column}", "is", _constant("null")),
     "expect_column_values_to_be_in_set": _about("{column}", "is", lambda a: _one_of(a["value_set"])),
     "expect_column_values_to_not_be_in_set": _about("{column}", "is not", lambda a: _one_of(a["value_set"])),
-    "expect_column_values_to_be_between": _about("{column}", "is", _between),
-    "expect_column_value_lengths_to_be_between": _about("the length of {column}", "is", _between),
+    "expect_column_values_to_be_between": _about("{column}", "is", _describe_between),
+    "expect_column_value_lengths_to_be_between": _about("the length of {column}", "is", _describe_between),
     "expect_column_value_lengths_to_equal": _about("the length of {column}", "is", lambda a: format_value(a["value"])),
     "expect_column_values_to_match_regex": _about("{column}", "matches", lambda a: _short(a["regex"])),
     "expect_column_values_to_not_match_regex": _about("{column}", "does not match", lambda a: _short(a["regex"])),
@@ -155,7 +155,7 @@ _SENTENCES: Mapping[str, Callable[[Args], Sentence]] = {
     "expect_multicolumn_sum_to_equal": lambda a: Sentence(
         f"the sum of {_names(a['column_list'])}", "is", format_value(a["sum_total"])
     ),
-    "expect_table_row_count_to_be_between": _about("the number of rows", "is", _between),
+    "expect_table_row_count_to_be_between": _about("the number of rows", "is", _describe_between),
     "expect_table_row_count_to_equal": _about("the number of rows", "is", lambda a: format_value(a["value"])),
     "expect_table_columns_to_match_set": lambda a: Sentence(
         "the columns", "are" if a["exact_match"] else "have", f"{_names(a['column_set'])}, in any order"
@@ -163,24 +163,28 @@ _SENTENCES: Mapping[str, Callable[[Args], Sentence]] = {
     "expect_table_columns_to_match_ordered_list": lambda a: Sentence(
         "the columns", "are", f"{_names(a['column_list'])}, in this order"
     ),
-    "expect_table_column_count_to_be_between": _about("the number of columns", "is", _between),
+    "expect_table_column_count_to_be_between": _about("the number of columns", "is", _describe_between),
     "expect_table_column_count_to_equal": _about("the number of columns", "is", lambda a: format_value(a["value"])),
     "expect_column_to_exist": _about(
         "{column}", "exists", lambda a: "" if a["column_index"] is None else f"at place {a['column_index']}"
     ),
     "expect_column_values_to_be_unique": _about("{column}", "is", _constant("unique")),
     "expect_compound_columns_to_be_unique": lambda a: Sentence(_names(a["column_list"]), "are", "unique together"),
-    "expect_column_unique_value_count_to_be_between": _about("the number of distinct {column}", "is", _between),
-    "expect_column_proportion_of_unique_values_to_be_between": _about("the share of distinct {column}", "is", _between),
-    "expect_column_proportion_of_non_null_values_to_be_between": _about(
-        "the share of {column} that is not null", "is", _between
+    "expect_column_unique_value_count_to_be_between": _about(
+        "the number of distinct {column}", "is", _describe_between
     ),
-    "expect_column_min_to_be_between": _about("the smallest {column}", "is", _between),
-    "expect_column_max_to_be_between": _about("the largest {column}", "is", _between),
-    "expect_column_mean_to_be_between": _about("the mean of {column}", "is", _between),
-    "expect_column_median_to_be_between": _about("the median of {column}", "is", _between),
-    "expect_column_sum_to_be_between": _about("the sum of {column}", "is", _between),
-    "expect_column_stdev_to_be_between": _about("the standard deviation of {column}", "is", _between),
+    "expect_column_proportion_of_unique_values_to_be_between": _about(
+        "the share of distinct {column}", "is", _describe_between
+    ),
+    "expect_column_proportion_of_non_null_values_to_be_between": _about(
+        "the share of {column} that is not null", "is", _describe_between
+    ),
+    "expect_column_min_to_be_between": _about("the smallest {column}", "is", _describe_between),
+    "expect_column_max_to_be_between": _about("the largest {column}", "is", _describe_between),
+    "expect_column_mean_to_be_between": _about("the mean of {column}", "is", _describe_between),
+    "expect_column_median_to_be_between": _about("the median of {column}", "is", _describe_between),
+    "expect_column_sum_to_be_between": _about("the sum of {column}", "is", _describe_between),
+    "expect_column_stdev_to_be_between": _about("the standard deviation of {column}", "is", _describe_between),
     "expect_column_quantile_values_to_be_between": _about("the quantiles of {column}", "are", _quantiles),
     "expect_column_distinct_values_to_be_in_set": _about(
         "{column}", "has", lambda a: f"only {_format_values(a['value_set'])}"

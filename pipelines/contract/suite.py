@@ -87,7 +87,7 @@ def read_contract(path: Path, columns: Schema | None) -> Contract | None:
 
 def parse_contract(data: bytes, columns: Schema | None) -> Contract:
     """The contract in a file's bytes, for a feed with this schema (None: raw records). Raises ContractError."""
-    suite = _document(data)
+    suite = _parse_document(data)
     problems = [*_of_suite(suite)]
     items = suite.get("expectations")
     if not isinstance(items, list) or not 1 <= len(items) <= MOST:
@@ -108,7 +108,7 @@ class _ContractRefused(Exception):
     pass
 
 
-def _document(data: bytes) -> dict[str, Any]:
+def _parse_document(data: bytes) -> dict[str, Any]:
     if len(data) > MAX_BYTES:
         raise ContractError(ContractProblem("", f"is larger than {MAX_BYTES >> 10} KiB", "a contract is a short list"))
     what, remedy = "is not UTF-8", "save it as UTF-8"

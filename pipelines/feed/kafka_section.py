@@ -152,7 +152,7 @@ class KafkaSettings(Settings):
             raise ValueError("has sasl_… settings, which nothing reads unless security_protocol is SASL_SSL")
         if self._has_setting("ssl_") and protocol not in _TLS:
             raise ValueError("has ssl_… settings, which nothing reads unless security_protocol is SSL or SASL_SSL")
-        needed = self._needed() if protocol in _SASL else ()
+        needed = self._list_required() if protocol in _SASL else ()
         missing = [n for n in needed if getattr(self, n) is None]
         if missing:
             raise ValueError(f"needs {' and '.join(missing)} for this security_protocol and sasl_mechanism")
@@ -160,7 +160,7 @@ class KafkaSettings(Settings):
             raise ValueError("needs security_protocol SASL_SSL for AWS_MSK_IAM")
         return self
 
-    def _needed(self) -> tuple[str, ...]:
+    def _list_required(self) -> tuple[str, ...]:
         """The settings that the mechanism requires."""
         match self.sasl_mechanism:
             case None:

@@ -328,7 +328,7 @@ MASK = "**********"
 PACK, INSTALLED = "pack", "installed"
 
 
-def _environment(text: str, info: ValidationInfo) -> str:
+def _resolve_environment(text: str, info: ValidationInfo) -> str:
     return text if text in (PACK, INSTALLED) or "://" in text or text.startswith("local:") else below_root(text, info)
 
 
@@ -342,7 +342,7 @@ class SparkSettings(Settings):
     """
 
     master: Text | None = None
-    environment: Annotated[Text, AfterValidator(_environment)] = PACK
+    environment: Annotated[Text, AfterValidator(_resolve_environment)] = PACK
     modules: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\z")], ...] = ()
     python: Text | None = None
     start_timeout: Duration = 5 * MINUTE
@@ -405,7 +405,7 @@ class WindowSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _spelled(cls, value: object) -> object:
+    def _accept_length(cls, value: object) -> object:
         """Accept `window: 15m`, which gives the length alone."""
         return {"length": value} if isinstance(value, str) else value
 

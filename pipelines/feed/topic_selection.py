@@ -55,7 +55,7 @@ class TopicFilter(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _spelled(cls, value: Any) -> Any:
+    def _accept_names(cls, value: Any) -> Any:
         if isinstance(value, str):
             return {"names": (value,)}
         return {"names": value} if isinstance(value, list | tuple) else value

@@ -95,9 +95,9 @@ def find(
             reasons.append((c.slice, _unfit(lake, c.receipt, shape.landed)))
     chosen_slices = {c.slice for c in candidates}
     sharers = manifest.with_sharers(ledger, state, [c.receipt for c in candidates if c.trial.fit])
-    beside = tuple(Candidate(r, Trial()) for r in sharers if r.slice not in chosen_slices)
+    companions = tuple(Candidate(r, Trial()) for r in sharers if r.slice not in chosen_slices)
     unfit_slices = tuple((s, why) for s, why in reasons if why)
-    return ReplayCandidates(state.number, shape, tuple(candidates), unfit_slices, beside)
+    return ReplayCandidates(state.number, shape, tuple(candidates), unfit_slices, companions)
 
 
 @contextmanager

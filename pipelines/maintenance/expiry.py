@@ -76,7 +76,7 @@ class Removed:
 
 def look(ledger: Ledger, before: int, settings: WindowSettings, liveness: Liveness) -> Retirement:
     """Returns what `expire` would retire now. Raises as `expire` does, and writes nothing."""
-    return _retirement(ledger, ledger.read(), before, settings, liveness)
+    return _find_retirement(ledger, ledger.read(), before, settings, liveness)
 
 
 def expire(
@@ -99,7 +99,7 @@ def expire(
 
     def decide(state: State) -> RetireEntry | None:
         nonlocal retirement
-        retirement = _retirement(ledger, state, before, settings, liveness)
+        retirement = _find_retirement(ledger, state, before, settings, liveness)
         if not retirement.receipts:
             return None
         return RetireEntry(before=before, ranges=retirement.ranges, parts=retirement.paths, reason=reason)
@@ -161,7 +161,9 @@ def _gone(state: State, window: int | None, number: int) -> bool:
 # -- decided
 
 
-def _retirement(ledger: Ledger, state: State, before: int, settings: WindowSettings, liveness: Liveness) -> Retirement:
+def _find_retirement(
+    ledger: Ledger, state: State, before: int, settings: WindowSettings, liveness: Liveness
+) -> Retirement:
     feed = ledger.feed
     windows.check_aligned(before, settings)
     _check_pinned(state, feed, before, settings)

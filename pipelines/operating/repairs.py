@@ -15,7 +15,7 @@ from enum import StrEnum
 from io import BytesIO
 from typing import BinaryIO
 
-from sluice.pipelines.audit.audit import live_receipts
+from sluice.pipelines.audit.audit import list_live_receipts
 from sluice.pipelines.errors import PlanBusy, UsageError
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
@@ -196,7 +196,7 @@ def _strangers(target: RepairTarget) -> Iterator[RepairFinding]:
     """Files under `data/` that the ledger does not know, and parts that are missing. They are only reported."""
     visible = _visible(target)
     state = target.ledger.read()
-    receipts = live_receipts(target.ledger, state)
+    receipts = list_live_receipts(target.ledger, state)
     parts = list({p.path: p for r in receipts for p in r.parts}.values())
     unknown = visible - {p.path for p in parts}
     nobodys = tuple(

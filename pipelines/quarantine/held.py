@@ -48,14 +48,14 @@ class Filter:
     def receipts(self, ledger: Ledger, state: State, settings: WindowSettings) -> list[Receipt]:
         """The receipts that count and may hold such records, by window and in log order."""
 
-        return self.among(manifest.receipts_lying(ledger, state, partial(self._wanted, settings)), settings)
+        return self.among(manifest.receipts_lying(ledger, state, partial(self._wants, settings)), settings)
 
     def among(self, receipts: Iterable[Receipt], settings: WindowSettings) -> list[Receipt]:
         """The given receipts that may hold such records, by window and in log order."""
-        in_windows = [r for r in receipts if self._wanted(settings, r.slice.window) and self._meets(r)]
+        in_windows = [r for r in receipts if self._wants(settings, r.slice.window) and self._meets(r)]
         return sorted(in_windows, key=lambda r: (r.slice.window or 0, r.slice.key, r.slice.start))
 
-    def _wanted(self, settings: WindowSettings, lies_in: int | None) -> bool:
+    def _wants(self, settings: WindowSettings, lies_in: int | None) -> bool:
         return self.windows is None or (lies_in is not None and settings.start_of(lies_in) in self.windows)
 
     def _meets(self, r: Receipt) -> bool:
@@ -64,7 +64,7 @@ class Filter:
 
     def split(self, rows: pa.RecordBatch, tp: TopicPartition) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         """The rows of a partition's quarantine that are meant, and the others."""
-        masks = [_among(rows, name, texts) for name, texts in self._named() if texts]
+        masks = [_among(rows, name, texts) for name, texts in self._list_conditions() if texts]
         if self.places:
             offsets = np.array([o for at, o in self.places if at == tp], np.int64)
             masks.append(flags(np.isin(int64s(rows.column(rows.schema.get_field_index("offset"))), offsets)))
@@ -73,7 +73,7 @@ class Filter:
         mask = reduce(pc.and_, masks)
         return rows.filter(mask), rows.filter(pc.invert(mask))
 
-    def _named(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+    def _list_conditions(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield from (("reason", self.reasons), ("field", self.fields), ("expectation", self.expectations))
 
 
@@ -132,29 +132,29 @@ class Listing:
     batch: int | None = None
 
 
-def listing(ledger: Ledger, lake: Lake, asked: Filter, settings: WindowSettings) -> Listing:
+def listing(ledger: Ledger, lake: Lake, wanted: Filter, settings: WindowSettings) -> Listing:
     """Count the records in quarantine."""
-    return _counting(asked.receipts(ledger, ledger.read(), settings), lake, asked, settings)
+    return _counting(wanted.receipts(ledger, ledger.read(), settings), lake, wanted, settings)
 
 
-def listings_staged(feed: Feed, ledger: Ledger, lake: Lake, asked: Filter) -> list[Listing]:
+def listings_staged(feed: Feed, ledger: Ledger, lake: Lake, wanted: Filter) -> list[Listing]:
     """The same for what live batches have staged. Batches without quarantined records are left out."""
     listings = []
     for batch, receipts in staged_batches(feed, ledger, ledger.read(), lake):
-        meant = asked.among(receipts, feed.window)
+        meant = wanted.among(receipts, feed.window)
         if any(r.counts.quarantined for r in meant):
-            listings.append(replace(_counting(meant, lake, asked, feed.window), batch=batch.id))
+            listings.append(replace(_counting(meant, lake, wanted, feed.window), batch=batch.id))
     return listings
 
 
-def _counting(receipts: Iterable[Receipt], lake: Lake, asked: Filter, settings: WindowSettings) -> Listing:
+def _counting(receipts: Iterable[Receipt], lake: Lake, wanted: Filter, settings: WindowSettings) -> Listing:
     windows: dict[int | None, WindowQuarantine] = {}
     kinds: dict[tuple[int | None, QuarantineKind], QuarantineGroup] = {}
     for r in receipts:
         window = None if r.slice.window is None else settings.start_of(r.slice.window)
         windows[window] = windows.get(window, WindowQuarantine(window)) + _account(window, r)
         for part in r.of(PartKind.QUARANTINED):
-            for kind, records, first in _count_kinds(lake, part, asked, r.slice.tp):
+            for kind, records, first in _count_kinds(lake, part, wanted, r.slice.tp):
                 group = kinds.get((window, kind), QuarantineGroup(window, kind, 0, f"{r.slice.tp}:{first}"))
                 kinds[window, kind] = QuarantineGroup(window, kind, group.records + records, group.first)
     ranked = sorted(kinds.values(), key=lambda h: (-h.records, h.window or 0, h.kind.stage, str(h.kind)))
@@ -168,27 +168,27 @@ def _account(window: int | None, r: Receipt) -> WindowQuarantine:
 
 
 def _count_kinds(
-    lake: Lake, part: Part, asked: Filter, tp: TopicPartition
+    lake: Lake, part: Part, wanted: Filter, tp: TopicPartition
 ) -> Iterator[tuple[QuarantineKind, int, int]]:
     columns = ["offset", *QuarantineKind._fields]
     path = parquet.place(lake, part)
     for rows in parquet.rows_of_part(lake, part, path, ROWS_AT_ONCE, columns, use_threads=False):
-        yield from kinds_of(asked.split(rows, tp)[0])
+        yield from kinds_of(wanted.split(rows, tp)[0])
 
 
 # -- samples
 
 
-def samples(lake: Lake, receipts: Iterable[Receipt], asked: Filter, most: int) -> Iterator[tuple[Receipt, pa.Table]]:
-    """The first `most` rows that are asked for, whole, with the receipts that hold them."""
+def samples(lake: Lake, receipts: Iterable[Receipt], wanted: Filter, limit: int) -> Iterator[tuple[Receipt, pa.Table]]:
+    """The first `limit` rows that are asked for, whole, with the receipts that hold them."""
     for r in receipts:
         for part in r.of(PartKind.QUARANTINED):
             for rows in rows_of(lake, part, parquet.place(lake, part)):
-                matching = asked.split(rows, r.slice.tp)[0].slice(0, most)
-                most -= matching.num_rows
+                matching = wanted.split(rows, r.slice.tp)[0].slice(0, limit)
+                limit -= matching.num_rows
                 if matching.num_rows:
                     yield r, pa.Table.from_batches([matching])
-                if not most:
+                if not limit:
                     return
 
 

@@ -158,12 +158,12 @@ def _here(sending: Sending, report: Reporter) -> list[LaneSent]:
 def _by_tasks(sending: Sending, engine: Engine, report: Reporter) -> list[LaneSent]:
     plan, lake = sending.plan, sending.lake
 
-    def asked() -> Progress:
+    def get_progress() -> Progress:
         lanes = [progress_of(lake, plan, lane) for lane in range(plan.lanes)]
         return _progress(plan, sum(offsets for offsets, _ in lanes), sum(paused for _, paused in lanes))
 
     engine.start()
-    with reporting(_progress(plan, 0, 0), asked, report):
+    with reporting(_progress(plan, 0, 0), get_progress, report):
         answers = engine.map(plan.feed, f"republish {plan.id}", sending, plan.lanes)
     return _parse_answers(answers)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.pipelines.audit.audit import live_receipts
+from sluice.pipelines.audit.audit import list_live_receipts
 from sluice.pipelines.errors import Refused, UsageError
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.landed_rows import Rows, check_source, in_order, offsets_of, rows_in
@@ -44,7 +44,7 @@ class Shelf:
         self._checked: set[str] = set()
         self._receipts: list[list[Receipt]] = [[] for _ in plan.sources]
         at = {s.key: n for n, s in enumerate(plan.sources)}
-        for receipt in live_receipts(ledger, state):
+        for receipt in list_live_receipts(ledger, state):
             n = at.get(receipt.slice.key)
             if n is not None and any(receipt.slice.range.meets(r) for r in plan.sources[n].ranges):
                 self._receipts[n].append(receipt)

@@ -97,7 +97,7 @@ class Mark:
     file: str = ""
     records: int = 0
 
-    def committed(self, plan: Republish, lane: int) -> CommittedOffset:
+    def to_committed(self, plan: Republish, lane: int) -> CommittedOffset:
         content = {**_said_of(plan, lane), "at": self.at, "file": self.file, "records": self.records}
         return CommittedOffset(self.done, metadata=json.dumps(content, separators=(",", ":")))
 
@@ -251,7 +251,7 @@ class Run:
         name = coordinates.file_name(self.plan, self.lane, before.done, before.at + 1)
         coordinates.write(self.lake, self.plan, name, before.file, sent, transaction.origins())
         mark = Mark(done, at, name, before.records + transaction.rows)
-        self.target.commit(mark.committed(self.plan, self.lane))
+        self.target.commit(mark.to_committed(self.plan, self.lane))
         path = paths.republish_progress_path(self.plan.feed, self.plan.id, self.lane)
         paused = self.target.throttled_ms
         self.lake.put(path, json.dumps([mark.done, mark.at, paused]).encode())

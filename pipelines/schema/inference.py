@@ -50,7 +50,7 @@ class GuessedField:
             case ["struct"] if (value := self._map_value()) is not None:
                 return f"map<string, {value}>"
             case ["struct"] if self.members and all(map(_nameable, self.members)):
-                inner = (f"{_quoted(name)}:{guess.type}" for name, guess in self.members.items())
+                inner = (f"{_quote(name)}:{guess.type}" for name, guess in self.members.items())
                 return f"struct<{', '.join(inner)}>"
             case ["bool" | "date" | "float64" | "int64" | "string" | "timestamp" as only]:
                 return only
@@ -136,7 +136,7 @@ class Sampled:
         return columns
 
 
-def sampled(values: Iterable[bytes | None]) -> Sampled:
+def sample_values(values: Iterable[bytes | None]) -> Sampled:
     """Visits each value once."""
     out = Sampled()
     for value in values:
@@ -153,17 +153,17 @@ def sampled(values: Iterable[bytes | None]) -> Sampled:
 
 
 def _object(value: bytes) -> dict[str, Any] | None:
-    document = _parsed(value, "utf-8-sig")
+    document = _parse(value, "utf-8-sig")
     return document if isinstance(document, dict) else None
 
 
 def _encoding(value: bytes) -> str:
     """The encoding of JSON that is not in UTF-8, such as `UTF-16`; empty for anything else."""
     encoding = json.detect_encoding(value)
-    return encoding[:6].upper() if encoding[:6] in ("utf-16", "utf-32") and _parsed(value, encoding) is not None else ""
+    return encoding[:6].upper() if encoding[:6] in ("utf-16", "utf-32") and _parse(value, encoding) is not None else ""
 
 
-def _parsed(value: bytes, encoding: str) -> Any:
+def _parse(value: bytes, encoding: str) -> Any:
     """The JSON that it is; None where it is none, or too large to read here."""
     if len(value) > MOST_VALUE_BYTES:
         return None
@@ -195,5 +195,5 @@ def _nameable(name: str) -> bool:
     return bool(name) and name.isprintable() and not set("`.") & set(name)
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return name if _PLAIN.fullmatch(name) else f"`{name}`"

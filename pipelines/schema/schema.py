@@ -164,7 +164,7 @@ def parse_schema(document: object) -> Schema:
 def _top(name: str, value: object) -> Field:
     if name.lower().startswith(KAFKA) or name.lower() == EXTRA:
         raise SchemaProblem(name, f"`{EXTRA}` and names that begin with `{KAFKA}` are Sluice's own", "rename it")
-    return _field(name, value, "", 0)
+    return _parse_field(name, value, "", 0)
 
 
 def _clashes(fields: Sequence[Field], path: str = "") -> Iterator[SchemaProblem]:
@@ -186,13 +186,13 @@ def _walk(fields: tuple[Field, ...]) -> Iterator[Field]:
 def _members(document: Mapping[str, object], path: str, level: int) -> tuple[Field, ...]:
     if not document:
         raise SchemaProblem(path, "has no fields", "name at least one, such as `order_id: string`")
-    fields = tuple(_field(str(name), value, path, level) for name, value in document.items())
+    fields = tuple(_parse_field(str(name), value, path, level) for name, value in document.items())
     for problem in _clashes(fields, path):
         raise problem
     return fields
 
 
-def _field(name: str, value: object, path: str, level: int) -> Field:
+def _parse_field(name: str, value: object, path: str, level: int) -> Field:
     where = f"{path}.{name}" if path else name
     _check_name(name, where)
     if isinstance(value, Mapping):
@@ -201,7 +201,7 @@ def _field(name: str, value: object, path: str, level: int) -> Field:
         return Field(name, Type(Kind.STRUCT, fields=_members(value, where, level + 1)))
     if not isinstance(value, str):
         raise SchemaProblem(where, "is not a type", "write a type such as `string`, or a mapping of names to types")
-    return _TypeParser(value, where, level).field(name)
+    return _TypeParser(value, where, level).parse_field(name)
 
 
 def _check_name(name: str, where: str) -> None:
@@ -224,13 +224,13 @@ class _TypeParser:
     def __init__(self, text: str, path: str, level: int) -> None:
         self._text, self._place, self._level, self._at = text, path, level, 0
 
-    def field(self, name: str) -> Field:
-        parsed = self._named(name, self._level)
+    def parse_field(self, name: str) -> Field:
+        parsed = self._parse_named(name, self._level)
         if self._text[self._at :].strip():
             raise self._problem("more than a type")
         return parsed
 
-    def _named(self, name: str, level: int) -> Field:
+    def _parse_named(self, name: str, level: int) -> Field:
         kind = self._type(level)
         required = self._peek() == "not"
         if required:
@@ -252,7 +252,7 @@ class _TypeParser:
             case Kind.TIMESTAMP | Kind.EPOCH:
                 return self._time(kind)
             case Kind.LIST:
-                return Type(kind, fields=(self._bracketed(level),))
+                return Type(kind, fields=(self._parse_bracketed(level),))
             case Kind.MAP:
                 return self._map(level)
             case Kind.STRUCT:
@@ -286,9 +286,9 @@ class _TypeParser:
         self._take(")")
         return Type(kind, unit=unit)
 
-    def _bracketed(self, level: int) -> Field:
+    def _parse_bracketed(self, level: int) -> Field:
         self._take("<")
-        inner = self._named("", level + 1)
+        inner = self._parse_named("", level + 1)
         self._take(">")
         return inner
 
@@ -299,7 +299,7 @@ class _TypeParser:
             self._at = begin
             raise self._problem("keys of JSON objects are strings: map<string, …>")
         self._take(",")
-        inner = self._named("", level + 1)
+        inner = self._parse_named("", level + 1)
         self._take(">")
         return Type(Kind.MAP, fields=(inner,))
 
@@ -318,7 +318,7 @@ class _TypeParser:
         name = self._word()
         _check_name(name, self._place)
         self._take(":")
-        return self._named(name, level + 1)
+        return self._parse_named(name, level + 1)
 
     def _peek(self) -> str:
         match = _TOKEN.match(self._text, self._at)

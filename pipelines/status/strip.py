@@ -50,10 +50,10 @@ def outside_facts(
     state: State,
     last_stable_offsets: Mapping[Key, int],
     holders: Mapping[TopicPartition, OpenTransaction],
-    gone: Sequence[Batch],
+    abandoned: Sequence[Batch],
 ) -> OutsideFacts:
-    """Collect the facts: what live batches work on, and what failed. `gone` are live batches whose run is dead."""
-    dead = {b.id for b in gone}
+    """Collect the facts: what live batches work on, and what failed. `abandoned` are live batches whose run is dead."""
+    dead = {b.id for b in abandoned}
     running = {w: b.id for b, w in _reserved_windows(state) if b.id not in dead}
     unfinished = {w: b.id for b, w in _reserved_windows(state) if b.id in dead}
     return OutsideFacts(last_stable_offsets, holders, running, _failed_in_part(ledger, state) | unfinished)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from sluice.pipelines.contract import literals
-from sluice.pipelines.contract.catalogue import ENTRIES, Scope, argument, column_types, columns, text
+from sluice.pipelines.contract.catalogue import ENTRIES, Scope, column_types, columns, get_argument, text
 from sluice.pipelines.contract.expectation import Expectation
 from sluice.pipelines.contract.literals import Family
 from sluice.pipelines.contract.results import ExpectationOutcome, Result, contract_results, enough
@@ -108,7 +108,7 @@ def _columns_equal(e: Expectation, batch: BatchFacts) -> Result:
 def _column_set(e: Expectation, batch: BatchFacts) -> Result:
     wanted, there = set(e.kwargs["column_set"]), set(batch.columns)
     missing, more = sorted(wanted - there), sorted(there - wanted)
-    passed = not missing and not (more and argument(e, "exact_match"))
+    passed = not missing and not (more and get_argument(e, "exact_match"))
     differences = [f"{word} {_brief(names)}" for word, names in (("without", missing), ("with", more)) if names]
     return Result(e.place, passed, "; ".join(differences))
 
@@ -204,7 +204,7 @@ def _bound(t: Type, value: object) -> Any:
     """The bound, as exact as the column: for a float32 column, 0.1 means the float32 nearest to it."""
     if value is None:
         return None
-    bound = literals.bound(t, value)
+    bound = literals.parse_bound(t, value)
     return float(np.float32(bound)) if t.kind is Kind.FLOAT32 else bound
 
 
@@ -253,11 +253,11 @@ _QUANTILES: Mapping[str, Callable[[Expectation, StagedTable], Result]] = {
 
 
 def _unique(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Result:
-    ignored = argument(e, "ignore_row_if") if "column_list" in e.kwargs else "any_value_is_missing"
+    ignored = get_argument(e, "ignore_row_if") if "column_list" in e.kwargs else "any_value_is_missing"
     which = {"all_values_are_missing": values.some, "any_value_is_missing": values.full, "never": values.all}[ignored]
     checked, unexpected = values.repeated(which)
     first = values.first_repeated(which) if unexpected else ()
-    return Result(e.place, enough(checked, unexpected, argument(e, "mostly")), "", checked, unexpected, first)
+    return Result(e.place, enough(checked, unexpected, get_argument(e, "mostly")), "", checked, unexpected, first)
 
 
 def _distinct_count(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Result:
@@ -282,7 +282,7 @@ def _distinct_set(e: Expectation, values: Counted, table: StagedTable, t: Type) 
 
 def _most_common(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Result:
     modes, inside, often = values.most_common([literals.member(t, value) for value in e.kwargs["value_set"]])
-    passed = inside > 0 if argument(e, "ties_okay") else modes == inside == 1
+    passed = inside > 0 if get_argument(e, "ties_okay") else modes == inside == 1
     return Result(e.place, passed, f"{many(modes, 'value')} {often:,} times, {inside:,} of the set")
 
 

@@ -11,7 +11,7 @@ import pytest
 from sluice.cli.daily import audit, run, status
 from sluice.cli.inspect import explain, plan
 from sluice.cli.terminal.output import Terminal
-from sluice.pipelines.audit.audit import live_receipts
+from sluice.pipelines.audit.audit import list_live_receipts
 from sluice.pipelines.errors import KafkaUnavailable
 from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.model.kafka import CommittedOffset, Isolation
@@ -135,7 +135,7 @@ def test_what_became_of_another_run_s_batch_is_in_the_summary_and_in_the_documen
     """A killed replacing stayed in the way, and the next catch-up ended well without a word of it."""
     world.run()
     (receipt,) = (
-        r for r in live_receipts(world.ledger(), world.state()) if (r.slice.partition, r.slice.start) == (0, 0)
+        r for r in list_live_receipts(world.ledger(), world.state()) if (r.slice.partition, r.slice.start) == (0, 0)
     )
     asked = Request(
         RequestKind.OFFSETS, (AskedRange("orders", 0, receipt.slice.start, receipt.slice.end),), replace=True

@@ -168,7 +168,7 @@ def _outsider(world: World, name: str) -> str:
 def _audit(world: World, name: str) -> str:
     """What changed since the last audit, beside whatever else goes on."""
     lake, ledger = world.edges(name).lake, world.ledger(name)
-    before = audit_cache.kept(lake, FEED)
+    before = audit_cache.load_audited(lake, FEED)
     report = audit(ledger, lake, previous=before, at=world.now, quick=True)
     audit_cache.keep(lake, FEED, report.audited, before, report.at)
     return f"looked at {report.looked}"
@@ -240,7 +240,7 @@ def heal(
 def _looked_at(world: World) -> str:
     """An audit of what changed finds what one of everything finds."""
     lake, ledger = world.edges("auditor").lake, world.ledger("auditor")
-    if (before := audit_cache.kept(lake, FEED)) is None:
+    if (before := audit_cache.load_audited(lake, FEED)) is None:
         return ""
     quick, whole = (audit(ledger, lake, previous=known, quick=True) for known in (before, None))
     said = [(sorted(map(str, r.problems)), r.accounts, r.batches) for r in (quick, whole)]

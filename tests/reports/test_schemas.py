@@ -11,7 +11,7 @@ import pytest
 
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.model.registered_schema import AVRO
-from sluice.pipelines.schema.inference import sampled
+from sluice.pipelines.schema.inference import sample_values
 from sluice.testing import LandedMessages, Message, land
 from sluice.testing.lake import MemoryLake
 from tests.pipelines.records.avro.rows import Schemas, convert, reader_of
@@ -147,7 +147,7 @@ SAMPLES: dict[str, tuple[list[Any], str]] = {
 def test_a_sample_gives_a_type_for_all_of_it(report: str, tmp_path: Path) -> None:
     values, expected = SAMPLES[report]
     lines = [json.dumps({"x": v}).encode() for v in values]
-    type_ = sampled(lines).columns["x"]
+    type_ = sample_values(lines).columns["x"]
     assert type_.replace(" ", "") == expected
     landed = land_json(tmp_path, f"x: '{type_}'", *lines)
     assert landed.rows["x"].to_pylist() == values

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines.contract.catalogue import Scope, argument, columns, demand, entry
+from sluice.pipelines.contract.catalogue import Scope, columns, demand, entry, get_argument
 from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.receipts import EXAMPLES, Tally
@@ -108,7 +108,7 @@ _NONE = np.empty(0, np.int64)
 
 def is_refusing(expectation: Expectation) -> bool:
     """Returns whether rows that break this expectation are quarantined. With `mostly`, no single row can be blamed."""
-    return expectation.severity is Severity.CRITICAL and argument(expectation, "mostly") == 1
+    return expectation.severity is Severity.CRITICAL and get_argument(expectation, "mostly") == 1
 
 
 def _alive(rows: pa.RecordBatch) -> Array | None:

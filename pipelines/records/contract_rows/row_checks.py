@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.pipelines.contract.arguments import digits_of_sum
-from sluice.pipelines.contract.catalogue import argument
+from sluice.pipelines.contract.catalogue import get_argument
 from sluice.pipelines.contract.expectation import Expectation
-from sluice.pipelines.contract.literals import PER_UNIT, bound, member, whole_range
+from sluice.pipelines.contract.literals import PER_UNIT, member, parse_bound, whole_range
 from sluice.pipelines.records.contract_rows.check_arrays import (
     array_of,
     as_bools,
@@ -108,7 +108,7 @@ _FLOATS = {Kind.FLOAT32: np.float32, Kind.FLOAT64: np.float64}
 
 def _read_bounds(t: Type, e: Expectation) -> tuple[Any, Any]:
     limits = (e.kwargs.get("min_value"), e.kwargs.get("max_value"))
-    low, high = (None if v is None else bound(t, v) for v in limits)
+    low, high = (None if v is None else parse_bound(t, v) for v in limits)
     return low, high
 
 
@@ -120,9 +120,9 @@ def _get_limits(t: Type, e: Expectation) -> tuple[int | None, int | None] | None
     minimum, maximum = _get_range(t)
     first = last = None
     if low is not None:
-        first = math.floor(low) + 1 if argument(e, "strict_min") else math.ceil(low)
+        first = math.floor(low) + 1 if get_argument(e, "strict_min") else math.ceil(low)
     if high is not None:
-        last = math.ceil(high) - 1 if argument(e, "strict_max") else math.floor(high)
+        last = math.ceil(high) - 1 if get_argument(e, "strict_max") else math.floor(high)
     if (first is not None and first > maximum) or (last is not None and last < minimum):
         return None
     return (first if first is not None and first > minimum else None), (
@@ -140,8 +140,8 @@ def _get_float_limits(t: Type, e: Expectation) -> tuple[float | None, float | No
     """The allowed floats of the column's width that are nearest to the bounds."""
     low, high = _read_bounds(t, e)
     kind = _FLOATS[t.kind]
-    first = None if low is None else _round_limit(kind, low, math.inf, strict=argument(e, "strict_min"))
-    last = None if high is None else _round_limit(kind, high, -math.inf, strict=argument(e, "strict_max"))
+    first = None if low is None else _round_limit(kind, low, math.inf, strict=get_argument(e, "strict_min"))
+    last = None if high is None else _round_limit(kind, high, -math.inf, strict=get_argument(e, "strict_max"))
     return first, last
 
 
@@ -153,7 +153,7 @@ def _round_limit(kind: type[Any], limit: float, towards: float, *, strict: bool)
 
 
 def _check_set(e: Expectation, types: Sequence[pa.DataType], *, wanted: bool) -> Check:
-    allowed = _make_members(types[0], argument(e, "value_set"))
+    allowed = _make_members(types[0], get_argument(e, "value_set"))
     among = short_set(allowed) or partial(pc.is_in, value_set=allowed)
 
     def breaks(column: pa.Array) -> pa.BooleanArray | None:
@@ -202,7 +202,7 @@ def _measure_texts(column: pa.StringArray) -> pa.Array:
 def _check_regex(e: Expectation, types: Sequence[pa.DataType], *, wanted: bool) -> Check:
     """Patterns match anywhere in the value, as in Great Expectations."""
     patterns = [e.kwargs["regex"]] if "regex" in e.kwargs else e.kwargs["regex_list"]
-    every = wanted and "regex_list" in e.kwargs and argument(e, "match_on") == "all"
+    every = wanted and "regex_list" in e.kwargs and get_argument(e, "match_on") == "all"
     matching = [fixed_form(p) or partial(pc.match_substring_regex, pattern=p) for p in patterns]
 
     def breaks(column: pa.Array) -> pa.BooleanArray | None:
@@ -227,7 +227,7 @@ _IGNORED = {
 
 def _check_several(e: Expectation, good: Callable[[Columns], pa.BooleanArray]) -> Check:
     """`good` is null where a null keeps it from saying: such rows break it, unless they are ignored."""
-    ignored = _IGNORED.get(argument(e, "ignore_row_if"))
+    ignored = _IGNORED.get(get_argument(e, "ignore_row_if"))
 
     def check(columns: Columns) -> CheckResult:
         plain = [_decode_plain(c) for c in columns]
@@ -255,7 +255,7 @@ def _decode_plain(column: pa.Array) -> pa.Array:
 def _check_pair(e: Expectation, types: Sequence[pa.DataType], *, greater: bool) -> Check:
     compare = pc.equal
     if greater:
-        compare = pc.greater_equal if argument(e, "or_equal") else pc.greater
+        compare = pc.greater_equal if get_argument(e, "or_equal") else pc.greater
     alike = _make_comparable(types)
     return _check_several(e, lambda columns: compare(*alike(columns)))
 
@@ -311,7 +311,7 @@ def _check_pairs(e: Expectation, types: Sequence[pa.DataType]) -> Check:
 
     A table lists the pairs of indices.
     """
-    pairs = argument(e, "value_pairs_set")
+    pairs = get_argument(e, "value_pairs_set")
     values = [_index_members(types[k], [pair[k] for pair in pairs]) for k in (0, 1)]
     table = np.zeros((len(values[0][0]) + 2, len(values[1][0]) + 2), np.bool_)
     for a, b in zip(values[0][1], values[1][1], strict=True):

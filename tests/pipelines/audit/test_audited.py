@@ -30,7 +30,7 @@ def world(tmp_path: Path) -> World:
 
 def look(world: World, *, everything: bool = False, hashes: bool = False, at: int = NOON) -> AuditReport:
     """What `sluice audit` does."""
-    before = audit_cache.kept(world.lake, "orders")
+    before = audit_cache.load_audited(world.lake, "orders")
     known = None if everything else before
     report = audit(world.fresh_ledger(), world.lake, hashes=hashes, previous=known, at=at)
     assert audit_cache.keep(world.lake, "orders", report.audited, before, at) is None

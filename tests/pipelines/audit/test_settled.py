@@ -32,7 +32,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def look(world: World, *, quick: bool = True, everything: bool = False, at: int = NOON) -> AuditReport:
-    before = audit_cache.kept(world.lake, "orders")
+    before = audit_cache.load_audited(world.lake, "orders")
     known = None if everything else before
     report = audit(world.fresh_ledger(), world.lake, previous=known, at=at, quick=quick)  # type: ignore[arg-type]
     assert audit_cache.keep(world.lake, "orders", report.audited, before, at) is None  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ def world(tmp_path: Path) -> World:
 
 
 def kept(world: World) -> audit_cache.Audited:
-    found = audit_cache.kept(world.lake, "orders")  # type: ignore[arg-type]
+    found = audit_cache.load_audited(world.lake, "orders")  # type: ignore[arg-type]
     assert found is not None
     return found
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sluice.pipelines.audit.audit import audit, live_receipts
+from sluice.pipelines.audit.audit import audit, list_live_receipts
 from sluice.pipelines.batch import land as rounds
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed, Skip
@@ -317,7 +317,7 @@ def test_what_has_no_rows_is_landed_again_once_too(feed: Feed) -> None:
     world.topic.end_transaction(PARTITIONS[0], ABORT, world.now)
     world.land(asked(0, 2)).check()
     world.land(asked(0, 2, again=True)).check()
-    assert len(list(live_receipts(world.ledger, world.ledger.read()))) == 1
+    assert len(list(list_live_receipts(world.ledger, world.ledger.read()))) == 1
     check(world)
 
 

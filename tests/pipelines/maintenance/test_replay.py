@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.pipelines.audit.audit import audit, live_receipts
+from sluice.pipelines.audit.audit import audit, list_live_receipts
 from sluice.pipelines.audit.explain_offset import Class, explain
 from sluice.pipelines.errors import LakeUnavailable, PartUnreadable, PlanBusy, ProofFailed, SchemaChanged
 from sluice.pipelines.feed.load import load_feed
@@ -113,7 +113,7 @@ class Typed(World):
 
     def receipts(self) -> list[Receipt]:
         ledger = self.fresh_ledger()
-        return live_receipts(ledger, ledger.read())
+        return list_live_receipts(ledger, ledger.read())
 
 
 def _said(schema: Mapping[str, str]) -> str:

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.pipelines.schema.inference import sampled
+from sluice.pipelines.schema.inference import sample_values
 from sluice.pipelines.schema.schema import parse_schema
 from tests.examples import examples
 from tests.pipelines.records.json.rows import convert
 
 
 def guessed(*values: Any) -> dict[str, str]:
-    return sampled(json.dumps(v).encode() for v in values).columns
+    return sample_values(json.dumps(v).encode() for v in values).columns
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,15 @@ def test_what_no_schema_can_name_stays_out() -> None:
 
 
 def test_what_is_no_json_is_counted() -> None:
-    found = sampled([b"{}", b"[1]", None, b"\xff", b'{"a": 1}', b"{" * 100_000])
+    found = sample_values([b"{}", b"[1]", None, b"\xff", b'{"a": 1}', b"{" * 100_000])
     assert (found.values, found.tombstones, found.objects, found.other, found.typed) == (6, 1, 2, 3, False)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 def test_json_in_another_encoding_is_told_from_what_is_none(encoding: str) -> None:
-    found = sampled([json.dumps({"a": i}).encode(encoding) for i in range(5)] + [b"\xef\xbb\xbf{}", b'{"a": NaN}'])
+    found = sample_values(
+        [json.dumps({"a": i}).encode(encoding) for i in range(5)] + [b"\xef\xbb\xbf{}", b'{"a": NaN}']
+    )
     assert (found.objects, found.typed, found.encoded) == (1, False, {encoding[:6].upper(): 5})
 
 
@@ -79,7 +81,7 @@ JSON = st.recursive(
 @given(st.lists(st.dictionaries(st.text("abcdeXY_.`", max_size=3), JSON, max_size=4), min_size=1, max_size=6))
 def test_every_value_fits_the_type_that_was_learnt_from_it(objects: list[dict[str, Any]]) -> None:
     values = [json.dumps(o).encode() for o in objects]
-    columns = sampled(values).columns
+    columns = sample_values(values).columns
     if not columns:
         return
     landed, quarantined = convert(parse_schema(columns), values)
