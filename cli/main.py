@@ -69,10 +69,10 @@ def _common(version: _Version = False) -> None: ...
 
 
 _LANDING = (init, demo, plan, run, status, wait, files, audit_command, explain, peek, report, contract)
-_MENDING = (accept, unstick, repair, quarantine, compact, expire, prune, republish)
+_MAINTAIN = (accept, unstick, repair, quarantine, compact, expire, prune, republish)
 for module in (
     *_LANDING,
-    *_MENDING,
+    *_MAINTAIN,
     offsets,
     offsets_compare,
     offsets_migrate,
@@ -154,7 +154,7 @@ def _as_sluice_error(error: Exception) -> SluiceError:
         return lacking
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename else ""
-        return Failed(f"{error.strerror or error}{where}", remedy="mend that and repeat")
+        return Failed(f"{error.strerror or error}{where}", remedy="fix that and repeat")
     return Failed(
         f"unforeseen {type(error).__name__}: {error}",
         remedy="repeat with --debug for the traceback, and report it; to check the lake: sluice audit FEED --strict",

@@ -453,7 +453,7 @@ class Table(Protocol):
         """The addresses of files with bounds by which some engine leaves out rows that it should find."""
         ...
 
-    def mend(self) -> bool:
+    def repair(self) -> bool:
         """Describe such files again as far as the table alone can, without a change of rows. Returns whether it did.
         Raises as `commit` does."""
         ...

@@ -102,7 +102,7 @@ def _told_of_storage(home: Path) -> Iterator[None]:
             said = str(away.orig or away).strip().splitlines()[0]
             raise DagsterUnavailable(
                 f"Dagster's database does not answer: {said}",
-                remedy=f"start it, or mend `storage` in {home / 'dagster.yaml'}, and run again: what landed is safe",
+                remedy=f"start it, or fix `storage` in {home / 'dagster.yaml'}, and run again: what landed is safe",
             ) from error
         if any(isinstance(c, ModuleNotFoundError) and c.name == "dagster_postgres" for c in causes):
             raise extras.lacks("dagster_postgres") from error

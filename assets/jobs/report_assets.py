@@ -69,7 +69,7 @@ def read_reports(project: Project, feeds: Container[str]) -> ReportFiles:
 
 def _of_feed(report: Report, path: Path, feeds: Container[str]) -> Report:
     if report.feed not in feeds:
-        raise FeedError(f"{path}: no feed `{report.feed}` is loaded", remedy=f"mend feeds/{report.feed}.yaml first")
+        raise FeedError(f"{path}: no feed `{report.feed}` is loaded", remedy=f"fix feeds/{report.feed}.yaml first")
     return report
 
 

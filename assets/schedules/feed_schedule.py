@@ -2,7 +2,7 @@
 
 It reads the feed's ledger, where something came since the last tick, and never talks to Kafka. It leaves alone windows
 that are queued or running, and asks for nothing while a run over several windows is at work. A window that failed is
-asked for by itself. One that failed three times, for reasons that another try does not mend, waits for
+asked for by itself. One that failed three times, for reasons that another try does not fix, waits for
 somebody to look: a run by hand that succeeds clears it.
 """
 
@@ -135,7 +135,7 @@ def is_of(run: dg.DagsterRun, feed: str, shown: Keys) -> bool:
 
 
 def _failure_counts(instance: dg.DagsterInstance, job: str, keys: Sequence[str]) -> Counter[str]:
-    """How often each window failed since it last succeeded. Failures that another try may mend do not count."""
+    """How often each window failed since it last succeeded. Failures that another try may fix do not count."""
     failed: Counter[str] = Counter()
     succeeded: set[str] = set()
     for run in instance.get_runs(dg.RunsFilter(job_name=job, tags={PARTITION_TAG: keys})):  # newest first

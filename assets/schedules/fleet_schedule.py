@@ -4,7 +4,7 @@ A tick is cheap: it reads the ledgers into which something came since the last o
 Kafka. Where nothing came, this is two requests to the lake. A feed whose file is wrong, or whose lake does not answer,
 is named and stops no other. Feeds that a run is working on are left alone. The feed comes first whose oldest owed
 records Kafka deletes first: the oldest window, where topics keep records equally long. A window that failed three
-times, for reasons that another try does not mend, waits for somebody to look. Feeds that were at work when a run was
+times, for reasons that another try does not fix, waits for somebody to look. Feeds that were at work when a run was
 killed come last in the next one: if one of them was why, the others have landed before it begins.
 """
 

@@ -34,7 +34,7 @@ def observe_step(
         for topic, states in sorted(partitions.items()):
             yield dg.ObserveResult(asset_key=key_of(topic), metadata=topic_metadata(states, readers_of[topic]))
         if missing := sorted(topics.keys() - partitions.keys()):
-            raise UnknownTopic(f"no topic {', '.join(missing[:10])} in Kafka", remedy="create it, or mend the feed")
+            raise UnknownTopic(f"no topic {', '.join(missing[:10])} in Kafka", remedy="create it, or fix the feed")
 
 
 def _survey(

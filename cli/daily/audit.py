@@ -200,8 +200,8 @@ def view(
         out.append(table(columns, limit_rows(cells), right=" ".join(columns[1:])))
     out += [line for p in report.problems for line in _problem_view(p)]
     if again := sum(a.relanded for a in report.accounts):
-        mended = sum(a.mended for a in report.accounts)
-        out.append(Text(f"  Of what landed, {count(again)} had been in quarantine, {count(mended)} of them mended."))
+        fixed = sum(a.fixed for a in report.accounts)
+        out.append(Text(f"  Of what landed, {count(again)} had been in quarantine, {count(fixed)} of them fixed."))
     if report.foreign:
         out += _foreign_view(report.foreign)
     out += _strict_view(more) if more else []
@@ -309,5 +309,5 @@ def _account(a: PartitionAccount) -> dict[str, Any]:
         **document_of(a, f"{key} origin frontier committed"),
         **document_of(a.counts, "landed quarantined dropped"),
         "invisible": document_of(a.counts, "control aborted compacted"),
-        **document_of(a, "lost skipped retired relanded mended holes reserved files bytes"),
+        **document_of(a, "lost skipped retired relanded fixed holes reserved files bytes"),
     }

@@ -57,7 +57,7 @@ def ui(
     """Open Dagster's UI on this project, until Ctrl-C.
 
     It starts Dagster's web server and daemon on loopback: lineage, runs, checks, schedules. A new feed, contract or
-    report shows there within seconds. A feed whose file is wrong is named, and left out until it is mended.
+    report shows there within seconds. A feed whose file is wrong is named, and left out until it is fixed.
 
     $ sluice ui
     $ sluice ui --project .sluice/demo --port 3100

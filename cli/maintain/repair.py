@@ -1,4 +1,4 @@
-"""`sluice repair`: mend what dead runs left in ledger, lake and Dagster's event log, and list each thing."""
+"""`sluice repair`: fix what dead runs left in ledger, lake and Dagster's event log, and list each thing."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def look(
     from sluice.assets.operations.event_log_repair import reconcile
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.operating.repairs import Pretended, RepairTarget
-    from sluice.pipelines.operating.repairs import repair as mend
+    from sluice.pipelines.operating.repairs import repair as fix
 
     with session.open_ports(feed) as opened:
         edges = with_dagster_liveness(opened, instance)
@@ -108,7 +108,7 @@ def look(
         cluster = Ledger(edges.lake, feed.name, edges.clock).read().cluster
         ledger = Ledger(edges.lake, feed.name, edges.clock, "repair", cluster)
         target = RepairTarget(feed.name, ledger, edges.lake, edges.liveness, feed.window)
-        findings = list(mend(target, abandon))
+        findings = list(fix(target, abandon))
         return [*findings, *reconcile(instance, LedgerView.open(feed, ledger, edges), report, dry_run=dry_run)]
 
 
@@ -129,12 +129,12 @@ def _temporary(path: Path, dry_run: bool) -> Text:
 def view(feed: str, findings: Sequence[RepairFinding], *, dry_run: bool) -> list[RenderableType]:
     note = "a dry run: nothing is touched" if dry_run else ""
     out: list[RenderableType] = [heading(f"Repair of {feed}", note), *(_line(f, dry_run) for f in findings)]
-    mended = sum(bool(f.act) for f in findings)
+    fixed = sum(bool(f.act) for f in findings)
     remaining = sum(bool(f.remedy) for f in findings)
-    if not mended:
+    if not fixed:
         out.append(good("nothing to repair") if not remaining else Text("nothing else to repair", style="dim"))
     elif dry_run:
-        out.append(Text(f"{many(mended, 'thing')} to mend: sluice repair {feed}", style="dim"))
+        out.append(Text(f"{many(fixed, 'thing')} to fix: sluice repair {feed}", style="dim"))
     return out
 
 

@@ -442,7 +442,7 @@ def _contract(session: Session, feed: Feed, file: Path | None) -> Contract:
     except ContractError as error:
         lines = [": ".join(filter(None, (str(path), p.place, p.what))) for p in error.problems]
         remedies = dict.fromkeys(p.remedy for p in error.problems if p.remedy)
-        raise FeedError("\n".join(lines), remedy="; ".join(remedies) or "mend them, and check again") from None
+        raise FeedError("\n".join(lines), remedy="; ".join(remedies) or "fix them, and check again") from None
     return contract
 
 

@@ -126,12 +126,12 @@ def list_view(feed: str, listed: Listing) -> Iterator[RenderableType]:
             optional="windows share stage",
         )
     yield heading("By window")
-    names = ("window", "landed", "quarantined", "share", "re-landed", "mended", "mostly")
+    names = ("window", "landed", "quarantined", "share", "re-landed", "fixed", "mostly")
     yield table(
         names,
         limit_rows(_windows(listed)),
-        right="landed quarantined share re-landed mended",
-        optional="mended re-landed share",
+        right="landed quarantined share re-landed fixed",
+        optional="fixed re-landed share",
     )
 
 
@@ -190,7 +190,7 @@ def list_document(feed: str, listed: Listing) -> dict[str, Any]:
                 "quarantined": w.quarantined,
                 "share": w.share,
                 "relanded": w.relanded,
-                "mended": w.mended,
+                "fixed": w.mended,
             }
             for w in listed.windows
         ],
@@ -281,12 +281,12 @@ def replay(
     field: Field = None,
     expectation: Expectation = None,
     offset: Place = None,
-    mend: Annotated[
+    fix: Annotated[
         str | None,
         typer.Option(
-            "--mend",
+            "--fix",
             metavar="FILE.py:FUNCTION",
-            help="Mend each record's value with this function of the project; or MODULE:FUNCTION.",
+            help="Fix each record's value with this function of the project; or MODULE:FUNCTION.",
             show_default=False,
         ),
     ] = None,
@@ -294,7 +294,7 @@ def replay(
 ) -> int:
     """Land the quarantined records that fit now.
 
-    Use it after you have mended the schema or the contract, or with a function that mends values. Each record is tried
+    Use it after you have fixed the schema or the contract, or with a function that fixes values. Each record is tried
     with the feed's files as they are today. What fits lands in its own window, at its own offset; the rest stays in
     quarantine. Kafka is not asked, and committed offsets stay.
 
@@ -305,15 +305,15 @@ def replay(
 
     $ sluice quarantine replay orders --dry-run
     $ sluice quarantine replay orders --window 2026-11-20T14 --field amount
-    $ sluice quarantine replay orders --mend mends.py:cents_to_euros --reason out_of_range
+    $ sluice quarantine replay orders --fix fixes.py:cents_to_euros --reason out_of_range
     """
     from sluice.pipelines.maintenance.fixers import load
 
     definition = session.feed(feed)
     criteria = _filter_of(session, definition, (window, start, end), reason, field, expectation, offset)
-    mender = load(mend, session.project.root) if mend else None
+    fixer = load(fix, session.project.root) if fix else None
     began = time.monotonic()
-    done, given_up = (_foresee if dry_run else _replay)(session, definition, criteria, mender)
+    done, given_up = (_foresee if dry_run else _replay)(session, definition, criteria, fixer)
     ran = ReplayRun(feed, done, time.monotonic() - began, dry_run, given_up)
     session.terminal.show(*replay_view(ran), *(() if dry_run else table_after(session, definition)))
     session.terminal.print_document(replay_document(ran))
@@ -334,15 +334,15 @@ class ReplayRun:
 Done = tuple["Replayed", tuple["Met", ...]]
 
 
-def _foresee(session: Session, feed: Feed, criteria: Filter, mender: Any) -> Done:
+def _foresee(session: Session, feed: Feed, criteria: Filter, fixer: Any) -> Done:
     session.compile()
     from sluice.pipelines.maintenance.replay import foresee_replay
 
     with session.open_ports(feed) as edges, session.terminal.progress() as meter:
-        return foresee_replay(feed, edges, criteria, mender, meter), ()
+        return foresee_replay(feed, edges, criteria, fixer, meter), ()
 
 
-def _replay(session: Session, feed: Feed, criteria: Filter, mender: Any) -> Done:
+def _replay(session: Session, feed: Feed, criteria: Filter, fixer: Any) -> Done:
     session.compile()
     from sluice.pipelines.maintenance.replay import replay as carry_out
     from sluice.resources.liveness import new_owner
@@ -350,7 +350,7 @@ def _replay(session: Session, feed: Feed, criteria: Filter, mender: Any) -> Done
     with session.open_ports(feed) as edges:
         with session.terminal.progress() as meter:
             heard = other_batches.MetRecorder(meter)
-            done = carry_out(feed, edges, criteria, mender, new_owner("replay"), heard)
+            done = carry_out(feed, edges, criteria, fixer, new_owner("replay"), heard)
         if done.batches:
             _tell(session, feed, edges)
     return done, heard.met
@@ -393,23 +393,23 @@ def _stays(trial: Trial) -> Iterator[RenderableType]:
         kinds = [[k.stage, str(k), k.detail, count(n), first] for k, (n, first) in ranked]
         yield table(("stage", "why", "what", "records", "first"), limit_rows(kinds), right="records")
     if trial.botched:
-        yield heading("What the mending function did not do")
+        yield heading("What the fix function did not do")
         ranked_ = sorted(trial.botched.items(), key=lambda x: -x[1][0])
         yield table(("what", "records", "first"), [[w, count(n), first] for w, (n, first) in ranked_], right="records")
     if trial.left:
-        fit = f"; {count(trial.left_fit)} of them fit as they are, and land without --mend" if trial.left_fit else ""
-        yield Text(f"  The mending function left {many(trial.left, 'record')} alone{fit}.", style="dim")
+        fit = f"; {count(trial.left_fit)} of them fit as they are, and land without --fix" if trial.left_fit else ""
+        yield Text(f"  The fix function left {many(trial.left, 'record')} alone{fit}.", style="dim")
 
 
 def _verdict(ran: ReplayRun) -> Iterator[Text]:
     done, landed = ran.done, ran.done.landed
     n = landed.fit.total()
-    mended = f", {count(landed.mended)} of them mended" if landed.mended else ""
+    fixed = f", {count(landed.mended)} of them fixed" if landed.mended else ""
     if ran.dry_run:
-        yield Text(f"  A dry run: nothing was changed. {many(n, 'record')} would land{mended}.")
+        yield Text(f"  A dry run: nothing was changed. {many(n, 'record')} would land{fixed}.")
     elif n:
         batches = f"{'batch' if len(done.batches) == 1 else 'batches'} {', '.join(map(str, done.batches))}"
-        yield good(f"{many(n, 'record')} re-landed{mended}: {batches}")
+        yield good(f"{many(n, 'record')} re-landed{fixed}: {batches}")
         rows = sum(r.counts.landed for _, r in done.done if r)
         yield Text(f"  {seconds(ran.seconds)}, {many(rows, 'row')} written again", style="dim")
     else:
@@ -430,7 +430,7 @@ def replay_document(ran: ReplayRun) -> dict[str, Any]:
         "dry_run": ran.dry_run,
         "tried": trial.tried.total(),
         "landed": landed.fit.total(),
-        "mended": landed.mended,
+        "fixed": landed.mended,
         "stay": trial.tried.total() - landed.fit.total(),
         "left": trial.left,
         "left_fit": trial.left_fit,

@@ -77,7 +77,7 @@ class PartitionAccount:
     bytes: int
     relanded: int = 0
     """Landed records that had been in quarantine before."""
-    mended: int = 0
+    fixed: int = 0
     """Re-landed records whose bytes differ from the log's."""
 
 
@@ -363,7 +363,7 @@ def _make_account(state: State, key: Key, of: dict[str, int]) -> PartitionAccoun
         files=of["files"],
         bytes=of["bytes"],
         relanded=of["relanded"],
-        mended=of["mended"],
+        fixed=of["mended"],
     )
 
 
@@ -379,7 +379,7 @@ def _check_sums(receipts: Iterable[Receipt]) -> Iterator[AuditProblem]:
 
 
 def _check_relanded(r: Receipt) -> Iterator[AuditProblem]:
-    """Re-landed offsets must be among the landed ones, and mended ones among the re-landed."""
+    """Re-landed offsets must be among the landed ones, and fixed ones among the re-landed."""
     relanded, span = union(r.relanded), sum(x.span for x in r.relanded)
     inside = not relanded or (r.slice.start <= relanded[0].start and relanded[-1].end <= r.slice.end)
     if span > r.counts.landed or not inside:
@@ -427,8 +427,8 @@ def _check_strangers(ledger: Ledger, lake: Lake, state: State, others: Sequence[
             )
         else:
             foreign = published_files.may_be_foreign(path) and published_files.has_table(lake, feed)
-            mend = f"sluice table sync {feed} --repair, if another writer of the table made it" if foreign else ""
-            yield AuditProblem(10, f"{path} is in no publish entry of the ledger", path if mend else "", mend)
+            fix = f"sluice table sync {feed} --repair, if another writer of the table made it" if foreign else ""
+            yield AuditProblem(10, f"{path} is in no publish entry of the ledger", path if fix else "", fix)
 
 
 def _check_copies(log: Log) -> Iterator[AuditProblem]:

@@ -176,7 +176,7 @@ def _relanding_text(ledger: Ledger, lake: Lake, key: Key, offset: int, number: i
     if replayed is None:
         return ""
     batch, s = replayed
-    how = f"re-landed by batch {batch}, {'mended' if _among(offset, r.mended) else 'as it was'}"
+    how = f"re-landed by batch {batch}, {'fixed' if _among(offset, r.mended) else 'as it was'}"
     return f"; {how}: {_was(lake, paths.relanded_path(ledger.feed, batch, s), offset)}"
 
 

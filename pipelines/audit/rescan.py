@@ -246,24 +246,24 @@ class _SliceComparison:
         self, chunk: pa.RecordBatch, landed: pa.Table | None, mine: Array, bad: Array
     ) -> AuditProblem | None:
         """Check that one of the makers decodes each record to its landed row."""
-        unmended = ~inside(mine, self._mended)
-        self._compared += int(unmended.sum())
+        unfixed = ~inside(mine, self._mended)
+        self._compared += int(unfixed.sum())
         differ: list[str] = []
         for maker in self._makers:
             remade = pa.Table.from_batches([p.landed for p in maker.format.convert(self._receipt.slice, chunk)])
             offsets = _offsets(remade)
             if problem := self._fitting(maker, offsets, mine, bad):
                 return problem
-            if landed is None or not unmended.any():
+            if landed is None or not unfixed.any():
                 continue
-            both = np.flatnonzero(unmended & np.isin(mine, offsets))
+            both = np.flatnonzero(unfixed & np.isin(mine, offsets))
             positions = np.searchsorted(offsets, mine[both])
             equal = equal_rows(_rows_at(landed, both), _rows_at(remade, positions))
-            unmended[both[equal]] = False
+            unfixed[both[equal]] = False
             if not equal.all():
                 first = np.flatnonzero(~equal)[:1]
                 differ = different_columns(_rows_at(landed, both[first]), _rows_at(remade, positions[first]))
-        wrong = np.flatnonzero(unmended)
+        wrong = np.flatnonzero(unfixed)
         self._compared -= len(wrong)
         what = f"differs from the landed row: {', '.join(differ)}" if differ else "differs from the landed row"
         return self._problem(mine[wrong[0]], what) if len(wrong) else None

@@ -258,17 +258,17 @@ def table_problems(
     Raises TableDiffers for a table of somebody else's, EntriesLost, CatalogUnavailable, LedgerCorrupt.
     """
     head, state = load_both(ledger, table)
-    mend = f"sluice table sync {ledger.feed} --repair"
+    fix = f"sluice table sync {ledger.feed} --repair"
     if head is None:
         return
     comparison = compare(ledger, lake, table, head, state, kind)
     for address in comparison.missing:
-        yield AuditProblem(17, f"{address} is missing in {table.name}", address, mend)
+        yield AuditProblem(17, f"{address} is missing in {table.name}", address, fix)
     for address in comparison.foreign:
-        yield AuditProblem(17, f"{address} is in {table.name}, and is not a file of the feed", address, mend)
+        yield AuditProblem(17, f"{address} is in {table.name}, and is not a file of the feed", address, fix)
     for address, expected, counted in comparison.rows:
         yield AuditProblem(
-            17, f"{address} has {expected} rows in {table.name}, the ledger says {counted}", address, mend
+            17, f"{address} has {expected} rows in {table.name}, the ledger says {counted}", address, fix
         )
     if comparison.deletes:
         yield AuditProblem(17, f"{table.name} deletes rows, by {comparison.deletes} of its files")

@@ -124,7 +124,7 @@ def _parse_document(data: bytes) -> dict[str, Any]:
         what, remedy = "is not a suite", 'write {"name": "…", "expectations": […], "meta": {…}}'
     except json.JSONDecodeError as error:
         what = f"is not JSON at line {error.lineno}, column {error.colno}: {error.msg[:1].lower()}{error.msg[1:]}"
-        remedy = "mend it there; json.tool shows it too"
+        remedy = "fix it there; json.tool shows it too"
     except _ContractRefused as refused:
         what, remedy = str(refused), ""
     except (UnicodeDecodeError, RecursionError):

@@ -124,5 +124,5 @@ def raise_problems(problems: Sequence[tuple[str, FileProblem]], keys: str = "fee
     remedies = [f" ({p.remedy})" if p.remedy else "" for _, p in problems]
     listing = "".join(f"\n  {line}{remedy}" for line, remedy in zip(lines, remedies, strict=True))
     raise FeedError(
-        f"{len(problems)} problems in files:{listing}", remedy=f"mend them; {docs_command(keys)} lists every key"
+        f"{len(problems)} problems in files:{listing}", remedy=f"fix them; {docs_command(keys)} lists every key"
     )

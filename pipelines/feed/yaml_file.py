@@ -234,12 +234,12 @@ def _content_of(root: Path, file: str) -> str | FileProblem:
         with path.open("rb") as opened:
             raw = opened.read(MAX_FILLED_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
-        remedy = "write or mount it, or mend the path; relative paths count from the project's folder"
+        remedy = "write or mount it, or fix the path; relative paths count from the project's folder"
         return FileProblem("", f"needs {name}, which does not exist", remedy)
     except PermissionError:
         return FileProblem("", f"needs {name}, which this user may not read", "let the user that runs Sluice read it")
     except (OSError, ValueError, RuntimeError):  # a name that the system does not take, or a `~` of nobody
-        return FileProblem("", f"needs the file {_show_path(file)}, which cannot be read", "mend the path")
+        return FileProblem("", f"needs the file {_show_path(file)}, which cannot be read", "fix the path")
     if len(raw) > MAX_FILLED_BYTES:
         return FileProblem("", f"needs {name}, which is larger than {MAX_FILLED_BYTES >> 10} KiB", "name another file")
     try:

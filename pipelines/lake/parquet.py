@@ -138,15 +138,15 @@ def remedy(path: str) -> str:
     topic = "TOPIC"
     with suppress(ValueError):  # a long name cannot be restored from the file's
         topic = decode_topic(name.topic)
-    return mending(feed, f"{topic}:{name.partition}:{name.start}-{name.end}")
+    return landing_remedy(feed, f"{topic}:{name.partition}:{name.start}-{name.end}")
 
 
 def of_slice(feed: str, s: Slice) -> str:
     """Returns the remedy for a published part of the slice."""
-    return mending(feed, f"{s.topic}:{s.partition}:{s.start}-{s.end}")
+    return landing_remedy(feed, f"{s.topic}:{s.partition}:{s.start}-{s.end}")
 
 
-def mending(feed: str, offsets: str) -> str:
+def landing_remedy(feed: str, offsets: str) -> str:
     """Returns the command that lands these offsets again."""
     return (
         f"while Kafka still has its records: sluice run {feed} --offsets {offsets} --replace; else bring the file back"

@@ -13,7 +13,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.landed_rows import check_source, rows_of
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.maintenance.fixers import Mender
+from sluice.pipelines.maintenance.fixers import Fixer
 from sluice.pipelines.maintenance.sorter import Sorter, Trial
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.receipts import Part, PartKind, Progress, Receipt, Reporter, sharing
@@ -71,7 +71,7 @@ class ReplayCandidates:
 
 
 def find(
-    feed: Feed, edges: Ports, ledger: Ledger, wanted: Filter, mender: Mender | None, report: Reporter = lambda p: None
+    feed: Feed, edges: Ports, ledger: Ledger, wanted: Filter, fixer: Fixer | None, report: Reporter = lambda p: None
 ) -> ReplayCandidates:
     """Try the quarantined records that were asked for. Writes nothing. Raises ProofFailed for a part that is not what
     the ledger says, LakeUnavailable for one that another batch has replaced."""
@@ -84,7 +84,7 @@ def find(
         with _still_there(ledger, r):
             for part in r.of(PartKind.QUARANTINED):
                 check_source(lake, feed.name, part)
-            trial = _try_records(edges, r, wanted, shape, mender)
+            trial = _try_records(edges, r, wanted, shape, fixer)
         done += r.counts.quarantined
         report(Progress("try", done, total))
         if trial.tried:
@@ -118,8 +118,8 @@ def _replaced_meanwhile(r: Receipt) -> LakeUnavailable:
     )
 
 
-def _try_records(edges: Ports, r: Receipt, wanted: Filter, shape: Shape, mender: Mender | None) -> Trial:
-    sorter = Sorter(r.slice, shape, mender, edges.writers)
+def _try_records(edges: Ports, r: Receipt, wanted: Filter, shape: Shape, fixer: Fixer | None) -> Trial:
+    sorter = Sorter(r.slice, shape, fixer, edges.writers)
     for part in r.of(PartKind.QUARANTINED):
         for rows in rows_of(edges.lake, part, part.path):
             chosen, _ = wanted.split(rows, r.slice.tp)

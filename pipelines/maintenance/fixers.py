@@ -1,4 +1,4 @@
-"""A mending function, written by a user: loaded by name, called record by record, and trusted with nothing.
+"""A fix function, written by a user: loaded by name, called record by record, and trusted with nothing.
 
 Promise: the caller always gets bytes, None, or a Botched. Its text describes the failure and never holds a value of
 the record.
@@ -27,7 +27,7 @@ MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The argument of a mending function: the record as it came, `timestamp` in ms, and why it is in quarantine."""
+    """The argument of a fix function: the record as it came, `timestamp` in ms, and why it is in quarantine."""
 
     key: bytes | None
     value: bytes | None
@@ -47,13 +47,13 @@ class Botched(Exception):
     """The function gave no value. The text names the error and where it was raised, or describes the returned value."""
 
 
-class Mender:
-    """A function that takes a record and returns its mended value: bytes, text, a dict or list for JSON, or None."""
+class Fixer:
+    """A function that takes a record and returns its fixed value: bytes, text, a dict or list for JSON, or None."""
 
     def __init__(self, function: Callable[[Record], Any], file: str) -> None:
         self._function, self._file = function, file
 
-    def mend(self, record: Record) -> bytes | None:
+    def fix(self, record: Record) -> bytes | None:
         """The value that the record should have had; None leaves it in quarantine. Raises Botched."""
         try:
             value = _bytes_of(self._function(record))
@@ -84,13 +84,13 @@ def _bytes_of(answer: object) -> bytes | None:
             raise Botched(f"returned {type(answer).__name__}")
 
 
-def load(text: str, root: Path) -> Mender:
+def load(text: str, root: Path) -> Fixer:
     """The function that `FILE.py:FUNCTION` or `MODULE:FUNCTION` names, both looked for in the folder `root`.
 
     Raises UsageError with the file and the line that is wrong.
     """
     module, name = module_of(text, root)
-    return Mender(_function(module, name), str(module.__file__ or ""))
+    return Fixer(_function(module, name), str(module.__file__ or ""))
 
 
 def module_of(text: str, root: Path) -> tuple[ModuleType, str]:
@@ -116,7 +116,7 @@ def _file(path: str, root: Path) -> Path:
     if here.is_file():
         raise UsageError(
             f"there is no file {file}: files are looked for in the project, not where the shell stands",
-            remedy=f"the one that lies here is meant with its whole path: --mend {here}:FUNCTION",
+            remedy=f"the one that lies here is meant with its whole path: --fix {here}:FUNCTION",
         )
     raise UsageError(f"there is no file {file}", remedy="name it as it is seen from the project, or by its whole path")
 
@@ -143,7 +143,7 @@ def _also_from(folder: Path) -> Iterator[None]:
 def _unloadable(path: str, file: Path | None, error: BaseException) -> UsageError:
     at = _place(error, str(file or ""))
     where = f"{at[0]}, line {at[1]}" if at else path
-    return UsageError(f"{where}: {type(error).__name__}: {error}", remedy="mend it; nothing was read or changed")
+    return UsageError(f"{where}: {type(error).__name__}: {error}", remedy="fix it; nothing was read or changed")
 
 
 def _place(error: BaseException, file: str) -> tuple[str, int] | None:
@@ -163,7 +163,7 @@ def _function(module: ModuleType, name: str) -> Callable[[Record], Any]:
         raise UsageError(f"{file} has no function {name}", remedy="name one that it defines at its top level")
     line = _line_of(candidate)
     if not callable(candidate):
-        raise UsageError(f"{file}: {name} is no function", remedy="name one: def mend(record): ...")
+        raise UsageError(f"{file}: {name} is no function", remedy="name one: def fix(record): ...")
     if inspect.iscoroutinefunction(candidate) or inspect.isgeneratorfunction(candidate):
         raise UsageError(f"{file}{line}: {name} returns no value", remedy="write it with `def` and `return`")
     try:

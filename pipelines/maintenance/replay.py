@@ -1,4 +1,4 @@
-"""Replay: makes rows of quarantined records, after their cause was mended, and puts them where they belong.
+"""Replay: makes rows of quarantined records, after their cause was fixed, and puts them where they belong.
 
     try each record by the feed's shape of today → plan → old rows and new ones in offset order, the rest stays →
     prove → publish → swap
@@ -6,7 +6,7 @@
 Guarantees: Kafka is not asked. A record is landed or in quarantine: before, after, and at any crash in between. Landed
 rows keep their values, in today's types. Records that stay in quarantine keep their bytes.
 Positions, manifests and commits stay as they are. A record that was tried and does not fit gets today's reason, and so
-does one that a mending function left alone. One that still does not fit after
+does one that a fix function left alone. One that still does not fit after
 mending, or was not selected, keeps its old reason.
 """
 
@@ -30,7 +30,7 @@ from sluice.pipelines.landing.proof import check_account
 from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.maintenance.candidates import Candidate, ReplayCandidates, find
 from sluice.pipelines.maintenance.compaction import threads
-from sluice.pipelines.maintenance.fixers import Mender
+from sluice.pipelines.maintenance.fixers import Fixer
 from sluice.pipelines.maintenance.merging import RewriteContext, staged_path, sum_tallies_and_drift, visible_path
 from sluice.pipelines.maintenance.rewrite import RewriteMethod, Rewriting, are_free, company, give_up_dead, rewriting
 from sluice.pipelines.maintenance.sorter import NO_OFFSETS, Sorted, Sorter, Trial, total, with_offsets
@@ -97,11 +97,11 @@ class Replayed:
         return total(c.trial for c, _ in self.done)
 
 
-def foresee_replay(feed: Feed, edges: Ports, wanted: Filter, mender: Mender | None, report: Reporter) -> Replayed:
+def foresee_replay(feed: Feed, edges: Ports, wanted: Filter, fixer: Fixer | None, report: Reporter) -> Replayed:
     """Returns what `replay` would do now. Writes nothing. Raises SchemaChanged."""
     ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
     check_one_table(feed, effective_shape(feed, ledger.read()), ledger.read())
-    candidates, busy = find(feed, edges, ledger, wanted, mender, report), dict[int | None, int]()
+    candidates, busy = find(feed, edges, ledger, wanted, fixer, report), dict[int | None, int]()
     state = ledger.read()
     dead = {i for i, verdict in owners.judge_batches(edges.liveness, rewriting(state)).items() if verdict.dead}
     groups = sharing(candidates.fitting)
@@ -110,10 +110,10 @@ def foresee_replay(feed: Feed, edges: Ports, wanted: Filter, mender: Mender | No
     return Replayed(candidates, tuple((c, None) for c in free), busy=busy, met=met)
 
 
-def replay(feed: Feed, edges: Ports, wanted: Filter, mender: Mender | None, owner: Owner, report: Reporter) -> Replayed:
+def replay(feed: Feed, edges: Ports, wanted: Filter, fixer: Fixer | None, owner: Owner, report: Reporter) -> Replayed:
     """Land the records that fit now, batch by batch. A finished batch stays even if the next one fails.
 
-    A mending function is called twice for each record. Rewriting batches of dead runs are given up first, and reported.
+    A fix function is called twice for each record. Rewriting batches of dead runs are given up first, and reported.
     Raises SchemaChanged, PlanBusy while another run replays, OwnershipLost, ProofFailed for a part that is not what the
     ledger says, LakeFull, LakeUnavailable.
     """
@@ -125,13 +125,13 @@ def replay(feed: Feed, edges: Ports, wanted: Filter, mender: Mender | None, owne
         _tidy(ledger, edges.lake)
         if ledger.read().origins:  # else nothing is in quarantine, and only a landing may begin a ledger
             declare(feed, ledger)
-        candidates = find(feed, edges, ledger, wanted, mender, report)
-        # One thread calls a mending function: nobody promised that it is thread-safe.
-        at_once = 1 if mender else threads(feed.compaction, os.cpu_count() or 1)
+        candidates = find(feed, edges, ledger, wanted, fixer, report)
+        # One thread calls a fix function: nobody promised that it is thread-safe.
+        at_once = 1 if fixer else threads(feed.compaction, os.cpu_count() or 1)
         how: RewriteMethod[Candidate] = RewriteMethod(
             REQUEST,
             "replay",
-            lambda desk: Replayer(desk, wanted, candidates.shape, mender, edges.writers).replay,
+            lambda desk: Replayer(desk, wanted, candidates.shape, fixer, edges.writers).replay,
             at_once,
         )
         run = Rewriting(feed, edges, ledger, owner, report, how)
@@ -156,7 +156,7 @@ class Replayer:
     desk: RewriteContext
     wanted: Filter
     shape: Shape
-    mender: Mender | None
+    fixer: Fixer | None
     writers: WriterSchemas | None
 
     def replay(self, c: Candidate) -> Receipt:
@@ -185,7 +185,7 @@ class _SliceReplay:
     def __init__(self, by: Replayer, receipt: Receipt) -> None:
         self._by, self._old, self._desk = by, receipt, by.desk
         self._schema = by.shape.landed
-        self._sorter = Sorter(receipt.slice, by.shape, by.mender, by.writers)
+        self._sorter = Sorter(receipt.slice, by.shape, by.fixer, by.writers)
         self._checks = RowChecks(by.shape.contract) if by.shape.contract else None
         s = receipt.slice
         self._landed = self._desk.writer(s, PartKind.LANDED, self._schema)

@@ -1,4 +1,4 @@
-"""Tries the quarantined records of one slice by a shape, after a mending function if there is one."""
+"""Tries the quarantined records of one slice by a shape, after a fix function if there is one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sluice.pipelines.landing.landed_rows import offsets_of
 from sluice.pipelines.landing.task import RowFindings
-from sluice.pipelines.maintenance.fixers import Botched, Mender, Record
+from sluice.pipelines.maintenance.fixers import Botched, Fixer, Record
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.receipts import Drift, DriftKind
 from sluice.pipelines.quarantine.held import without
@@ -22,8 +22,8 @@ from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.arrays import fixed_width, int64s, plain, recast
 
-MENDED_BYTES = 24 << 20
-"""Mended values that are typed at once."""
+FIXED_BYTES = 24 << 20
+"""Fixed values that are typed at once."""
 
 _DECODED = pa.schema([f for f in RawFormat.schema if f.name not in ("topic", "partition")])
 
@@ -47,18 +47,18 @@ class Sorted:
 
 
 class Sorter:
-    """Tries the quarantined records of one slice by a shape, after a mending function if there is one.
+    """Tries the quarantined records of one slice by a shape, after a fix function if there is one.
 
     `trial`, `seen` and `missing` grow with it.
     """
 
-    def __init__(self, s: Slice, shape: Shape, mender: Mender | None, writers: WriterSchemas | None = None) -> None:
+    def __init__(self, s: Slice, shape: Shape, fixer: Fixer | None, writers: WriterSchemas | None = None) -> None:
         self.trial, self.seen = Trial(), RowFindings()
         self.missing: dict[str, Drift] = {}
         """The fields of refused values that no re-landed record has yet."""
-        self._slice, self._mender = s, mender
+        self._slice, self._fixer = s, fixer
         self._alone: list[int] = []
-        """The rows at hand that the mending function gave no value for."""
+        """The rows at hand that the fix function gave no value for."""
         self._format = replace(shape, dropping=False).format(writers)
 
     def sort_out(self, rows: pa.RecordBatch) -> Sorted:
@@ -115,13 +115,13 @@ class Sorter:
 
     def _records(self, rows: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Any]]:
         """The records to try, a bounded amount at a time, with the offsets of those whose bytes differ."""
-        if self._mender is None:
+        if self._fixer is None:
             yield _records(rows), NO_OFFSETS
             return
         records: list[tuple[int, bytes]] = []
         for row, value in self._fix_rows(rows):
             records.append((row, value))
-            if sum(len(v) for _, v in records[-1024:]) > MENDED_BYTES or len(records) >= 1024:
+            if sum(len(v) for _, v in records[-1024:]) > FIXED_BYTES or len(records) >= 1024:
                 yield _with_values(rows, records)
                 records = []
         if records:
@@ -131,7 +131,7 @@ class Sorter:
         self._alone = []
         for at, record in enumerate(_as_given(rows)):
             try:
-                value = self._mender.mend(record) if self._mender else None
+                value = self._fixer.fix(record) if self._fixer else None
             except Botched as what:
                 count_first(self.trial.botched, str(what), 1, f"{self._slice.tp}:{record.offset}")
                 continue
@@ -172,7 +172,7 @@ _GIVEN = ("key", "value", "headers", "topic", "partition", "offset", "timestamp"
 
 
 def _as_given(rows: pa.RecordBatch) -> Iterator[Record]:
-    """Rows of the quarantine as a mending function gets them."""
+    """Rows of the quarantine as a fix function gets them."""
     at = rows.schema.get_field_index("timestamp")
     rows = rows.set_column(at, "timestamp", rows.column(at).cast(pa.int64()))
     for row in rows.select(list(_GIVEN)).to_pylist():
@@ -193,7 +193,7 @@ def _together(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch | None:
 @dataclass(slots=True)
 class Trial:
     """The outcome of trying records. By the kind they were refused as: how many were tried and how many fit. Then why
-    the others do not, with the first of each; how many the mending function left alone, how many of these fit as they
+    the others do not, with the first of each; how many the fix function left alone, how many of these fit as they
     are, and what went wrong in it.
     """
 

@@ -20,7 +20,7 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One thing that was looked at: how it is, what was found, and what mends it (empty: nothing to do).
+    """One thing that was looked at: how it is, what was found, and what fixes it (empty: nothing to do).
 
     It never holds a secret.
     """

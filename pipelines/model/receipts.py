@@ -147,7 +147,7 @@ class Receipt:
     `position` is where reading stopped (≥ `slice.end`). `input_bytes` came over the wire. `timings` are nanoseconds by
     activity: `wait`, `crc`, `decompress`, `decode`, `type`, `validate`, `encode`, `write`. `format` is the name of the
     shape that made the rows (`Shape.name`), and `tallies` and `drift` are what it saw. `relanded` are offsets that were
-    quarantined first and landed later by a replay; `mended` are those of them whose bytes a mending function changed.
+    quarantined first and landed later by a replay; `mended` are those of them whose bytes a fix function changed.
     `adopted` is set when an earlier attempt wrote the receipt.
     """
 

@@ -1,4 +1,4 @@
-"""What dead runs left in a feed's ledger and lake: find it, mend what nobody else will mend, and report each finding.
+"""What dead runs left in a feed's ledger and lake: find it, fix what nobody else will fix, and report each finding.
 
 Promises: nothing of a live owner is touched, and nothing under `data/` that the ledger does not know is deleted. Names
 are read first and the ledger afterwards, because a name that the fold does not know may be newer than the fold
@@ -78,7 +78,7 @@ class RepairTarget:
 
 
 def repair(target: RepairTarget, giving_up: Sequence[int] = ()) -> Iterator[RepairFinding]:
-    """Mend the lake, in this order: plans to give up, `data/`, manifests, leftovers. Then report missing files.
+    """Fix the lake, in this order: plans to give up, `data/`, manifests, leftovers. Then report missing files.
 
     Raises EntriesLost when the ledger lost entries, and PlanBusy or UsageError for batches that cannot be given up.
     Then nothing has changed.

@@ -1,7 +1,7 @@
 """The limit of quarantined records in a published batch, and the common faults of these records.
 
 This is decided on proven receipts, before anything is published. A batch beyond the feed's limit stays staged. The next
-run takes it over and publishes it if the limit then allows, or reads it again if schema or contract were mended. Texts
+run takes it over and publishes it if the limit then allows, or reads it again if schema or contract were fixed. Texts
 say where records are and why, never a record's value, and hold nothing that a terminal would obey.
 """
 
@@ -74,7 +74,7 @@ def check_quarantine(receipts: Sequence[Receipt], policies: Policies, lake: Lake
     raise QuarantineExceeded(
         f"{bad:,} of {all_:,} records ({bad / all_:.1%}) do not fit, more than the feed allows; nothing is published:"
         "\n    " + "\n    ".join([*lines, f"all are in {_places(parts, lake)}"]),
-        remedy="look at them with `sluice peek TOPIC:PARTITION:OFFSET`; mend the schema or the contract, or "
+        remedy="look at them with `sluice peek TOPIC:PARTITION:OFFSET`; fix the schema or the contract, or "
         f"{_way_out(counts, policies)}, and run again: what was read is kept as long as these are the same",
         breaches=[_breach(f, all_) for f in faults],
     )

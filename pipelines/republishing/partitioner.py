@@ -19,7 +19,7 @@ import pyarrow as pa
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.maintenance.fixers import module_of
 
-_REMEDY = "mend it; nothing of this transaction was sent: def NAME(rows, partitions) returns a number for each row"
+_REMEDY = "fix it; nothing of this transaction was sent: def NAME(rows, partitions) returns a number for each row"
 
 
 class Partitioner:

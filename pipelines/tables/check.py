@@ -156,8 +156,8 @@ def check_owner(table: Table, head: TableHead, state: State, feed: str) -> None:
 
 def differs(table: Table, comparison: Compared, feed: str) -> TableDiffers:
     """The error for a table that somebody else changed."""
-    mend = f"sluice table sync {feed} --repair"
-    remedy = f"to see the files: sluice table check {feed}; to make the table what the ledger says: {mend}"
+    fix = f"sluice table sync {feed} --repair"
+    remedy = f"to see the files: sluice table check {feed}; to make the table what the ledger says: {fix}"
     if comparison.deletes:
-        remedy = f"roll the table back to a snapshot before that, then {mend}; or drop it"
+        remedy = f"roll the table back to a snapshot before that, then {fix}; or drop it"
     return TableDiffers(f"{table.name} was changed, and not by feed {feed}: {comparison.describe()}", remedy=remedy)

@@ -153,7 +153,7 @@ class _Publisher:
             if changes:
                 self._check_columns(state)
             elif end == state.number:
-                if table.mend():
+                if table.repair():
                     continue
                 if (complete := complete_until(state)) > head.complete:
                     table.tell(complete)

@@ -352,7 +352,7 @@ def check_contract(
     lines += [f"{many(failed, 'slice')} of it failed, and what they hold is not counted"] if failed else []
     raise ContractBroken(
         f"batch {batch.id} is not what the contract expects; nothing of it is published:\n    " + "\n    ".join(lines),
-        remedy="look at its rows with `sluice peek TOPIC:PARTITION:OFFSET`; mend "
+        remedy="look at its rows with `sluice peek TOPIC:PARTITION:OFFSET`; fix "
         f"feeds/{ledger.feed}.contract.json, or what produces the records, and run again: what was read is kept as "
         "long as the contract is the same",
         breaches=[_breach(o) for o in broken],

@@ -63,7 +63,7 @@ class _Look:
             self.diagnoses.append(of_error(self.title, error))
         except OSError as error:
             where = f": {error.filename}" if error.filename else ""
-            self.diagnoses.append(failed(self.title, f"{error.strerror or error}{where}", "mend that and repeat"))
+            self.diagnoses.append(failed(self.title, f"{error.strerror or error}{where}", "fix that and repeat"))
         except Exception as error:  # noqa: BLE001 - the others' findings are told whatever this one met
             self.diagnoses.append(
                 failed(self.title, f"unforeseen {type(error).__name__}", "report it, with what was done")

@@ -311,7 +311,7 @@ def _refusal(error: boto.ClientError, where: str, detail: str) -> SluiceError:
         bucket = where.split("/")[2]
         return SetupError(
             f"there is no bucket {bucket}",
-            remedy=f"create it (aws s3 mb s3://{bucket}), or mend `lake` and `s3.endpoint` in the feed",
+            remedy=f"create it (aws s3 mb s3://{bucket}), or fix `lake` and `s3.endpoint` in the feed",
         )
     if code == "RequestTimeTooSkewed":
         return SetupError(

@@ -488,7 +488,7 @@ class _BrokerNode:
         excerpt = [*worst[:5], *(line for line in lines[-15:] if line not in worst[:5])]
         return SetupError(
             "\n".join([f"local broker {self.id} {what}; it said:", *(line[:400] for line in excerpt)]),
-            remedy=f"mend what it names; when its data is damaged, remove {self.root} and start again",
+            remedy=f"fix what it names; when its data is damaged, remove {self.root} and start again",
         )
 
 

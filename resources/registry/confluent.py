@@ -391,7 +391,7 @@ class RegistryClient:
         )
 
     def _refusal(self, what: str) -> Failed:
-        return Failed(f"the schema registry {self.settings.url}: {what}", remedy="mend the schema in the registry")
+        return Failed(f"the schema registry {self.settings.url}: {what}", remedy="fix the schema in the registry")
 
 
 @dataclass(frozen=True)

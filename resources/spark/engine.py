@@ -303,7 +303,7 @@ class SparkEngine:
         return Failed(
             f"the Spark job failed: {spark_errors.cause(error)}",
             remedy=self._way_out(str(error))
-            or "the same Python environment must be on driver and executors; run again when it is mended",
+            or "the same Python environment must be on driver and executors; run again when it is fixed",
         )
 
 

@@ -185,7 +185,7 @@ class DeltaLakeTable:
 
     def commit(self, change: TableChange) -> int:
         about = {**change.about, MARK: str(change.mark), _OPERATION: str(change.operation)}
-        self.mend()
+        self.repair()
         table, adding = self._known, self._adding(change)
         with self._changing():
             self._evolve(table, change)
@@ -202,7 +202,7 @@ class DeltaLakeTable:
     def misread(self) -> tuple[str, ...]:
         return () if _BOUNDED in self._known.metadata().configuration else tuple(self.files())
 
-    def mend(self) -> bool:
+    def repair(self) -> bool:
         """Earlier tables do not name the columns that have bounds, and deltalake takes it that all have. Files that
         lack some of these bounds are described again, and then the columns are named."""
         table = self._known

@@ -181,7 +181,7 @@ class IcebergTable:
         with self._asking():
             return tuple(compress(addresses, each(is_misread, addresses)))
 
-    def mend(self) -> bool:
+    def repair(self) -> bool:
         """The bounds are in the files themselves, which `maintenance/compaction.py` writes again."""
         return False
 

@@ -71,10 +71,10 @@ def test_a_replay_with_what_was_mended(tmp_path: Path) -> None:
     world.land(*pieces(A, 50))
     world.says(test_replay.WIDER)
 
-    def mend(record: Record) -> bytes | None:
+    def fix(record: Record) -> bytes | None:
         return json.dumps({"id": record.offset, "amount": 1, "name": "x"}).encode() if record.offset < 60 else None
 
-    world.replay(mend=mend)
+    world.replay(fix=fix)
     found = by_files(world, tmp_path / "lake")
     assert found.holds, str(found)
 

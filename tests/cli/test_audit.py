@@ -26,7 +26,7 @@ def test_a_strict_audit_says_what_it_looked_at(world: World, tell: Tell) -> None
     assert "Held against the ledger: the committed offsets of 2 partitions and 5 windows" in told.text
 
 
-def test_a_broken_file_is_told_with_what_mends_it(world: World, tell: Tell) -> None:
+def test_a_broken_file_is_told_with_what_fixes_it(world: World, tell: Tell) -> None:
     world.run()
     path = next(p for p in world.lake.list("data/orders") if p.endswith(".parquet"))
     world.lake.put(path, b"")

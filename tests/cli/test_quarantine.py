@@ -60,7 +60,7 @@ def world(tmp_path: Path) -> World:
 
 @pytest.fixture
 def landed(world: World) -> World:
-    """All of it, told to Dagster; then the feed was mended."""
+    """All of it, told to Dagster; then the feed was fixed."""
     assert world.run().exit_code == 0
     (world.project.feeds_folder / "orders.yaml").write_text(_said(WIDER))
     return world
@@ -147,7 +147,7 @@ def test_what_was_re_landed_is_told_to_dagster_and_closes_the_account(landed: Wo
     account = tell(audit.audit, "orders", hashes=True)
     assert account.code == 0
     assert [p["relanded"] for p in account.document["partitions"]] == [5, 5]
-    assert "10 had been in quarantine, 0 of them mended" in account.text
+    assert "10 had been in quarantine, 0 of them fixed" in account.text
     assert "re-landed by batch" in tell(explain.explain, "orders", "orders:0:25").text
     assert tell(files.files, "orders", window=[f"{DAY}T01"], text=False).document["rows"] == 50
     again = tell(quarantine.replay, "orders", window=[f"{DAY}T01"])
@@ -159,13 +159,13 @@ def test_a_replay_for_people(landed: World, tell: Tell, capfd: pytest.CaptureFix
     from sluice.cli.terminal.output import Terminal
     from tests.cli.conftest import Over
 
-    mends = landed.project.root / "mends.py"
-    mends.write_text("def mend(record):\n    if record.offset % 2:\n        1 / 0\n    return {'id': record.offset}\n")
+    fixes = landed.project.root / "fixes.py"
+    fixes.write_text("def fix(record):\n    if record.offset % 2:\n        1 / 0\n    return {'id': record.offset}\n")
     session = Over(Terminal(), landed.project.root, False, landed)
-    assert quarantine.replay(session, "orders", mend=f"{mends}:mend") == 0
+    assert quarantine.replay(session, "orders", fix=f"{fixes}:fix") == 0
     out = capfd.readouterr().out
-    assert "20 records re-landed, 20 of them mended" in out
-    assert "ZeroDivisionError at mends.py:3" in out
+    assert "20 records re-landed, 20 of them fixed" in out
+    assert "ZeroDivisionError at fixes.py:3" in out
 
 
 def test_slices_that_are_left_alone_are_named_and_refuse(landed: World, tell: Tell) -> None:
@@ -198,10 +198,10 @@ def _reserve(world: World, s: Slice) -> None:
     world.ledger().append(lambda state: PlanEntry(plan=plan, hash=plan.hash, owner=owner("rival")))
 
 
-def test_a_mending_function_that_is_none_is_a_mistake_of_the_caller(landed: World, tell: Tell) -> None:
+def test_a_fix_function_that_is_none_is_a_mistake_of_the_caller(landed: World, tell: Tell) -> None:
     before = dict(landed.lake.files)
     wrong = landed.project.root / "wrong.py"
     wrong.write_text("import json\n\nraise ValueError('no')\n")
     with pytest.raises(UsageError, match=r"wrong\.py, line 3: ValueError: no"):
-        tell(quarantine.replay, "orders", mend=f"{wrong}:mend")
+        tell(quarantine.replay, "orders", fix=f"{wrong}:fix")
     assert landed.lake.files == before

@@ -95,7 +95,7 @@ def test_repair_says_each_thing_and_then_that_there_is_nothing(world: World, tel
     world.lake.files["data/orders/mine.parquet"] = b"?"
     dry = tell(repair, dry_run=True)
     assert "! to be written: the manifest of 1 complete window, 2024-05-01T00:00" in dry.text
-    assert "3 things to mend: sluice repair orders" in dry.text
+    assert "3 things to fix: sluice repair orders" in dry.text
     said = tell(repair, "orders", text=False)
     assert said.code == 0
     whats = [f["what"] for f in said.document["feeds"][0]["found"]]

@@ -26,7 +26,7 @@ from sluice.pipelines.tables.check import compare
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.open_ports import open_tables
 from tests.faults.account import SEED
-from tests.faults.writers import WRITERS, begin, bring_up, land, mend, merge
+from tests.faults.writers import WRITERS, begin, bring_up, fix, land, merge
 from tests.integration.support import Place, consumed, edges, ledger
 from tests.table_readers import DeltaReader, IcebergReader, Reader, by_duckdb
 
@@ -74,7 +74,7 @@ def test_a_table_while_all_that_writes_is_killed_at_random(
 
     wrong = ("TableRefused", "TableDiffers", "EntriesLost")
     assert [how for what, how in ended if what == "bring_up" and how.startswith(wrong)] == []
-    for write in (land, mend, merge, bring_up):
+    for write in (land, fix, merge, bring_up):
         write(feed)
     with edges(feed) as opened, open_tables(feed, opened.lake) as tables:
         book = ledger(feed, opened)

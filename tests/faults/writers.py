@@ -14,7 +14,7 @@ from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.maintenance.compaction import compact
-from sluice.pipelines.maintenance.fixers import Mender, Record
+from sluice.pipelines.maintenance.fixers import Fixer, Record
 from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.quarantine.held import Filter
@@ -42,9 +42,9 @@ def merge(feed: Feed) -> None:
         compact(feed, opened, None, new_owner("compact"), lambda progress: None)
 
 
-def mend(feed: Feed) -> None:
+def fix(feed: Feed) -> None:
     with edges(feed) as opened:
-        replay(feed, opened, Filter(), Mender(_mended, __file__), new_owner("replay"), lambda progress: None)
+        replay(feed, opened, Filter(), Fixer(_mended, __file__), new_owner("replay"), lambda progress: None)
 
 
 def bring_up(feed: Feed) -> None:
@@ -58,7 +58,7 @@ def _mended(record: Record) -> Any:
     return {k: int(v) for k, v in json.loads(record.value or b"").items()}
 
 
-WRITERS = {w.__name__: w for w in (land, land_again, merge, mend, bring_up)}
+WRITERS = {w.__name__: w for w in (land, land_again, merge, fix, bring_up)}
 
 
 def begin(root: Path, what: str) -> Any:

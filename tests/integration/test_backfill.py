@@ -335,7 +335,7 @@ def first_batch(machine: Machine, shell: Shell) -> int:
 # -- debris
 
 
-def test_repair_mends_what_is_broken_and_only_that(
+def test_repair_fixes_what_is_broken_and_only_that(
     tmp_path: Path, kafka: LocalKafka, topic: str, begin: int, told: Tell
 ) -> None:
     machine = placed(tmp_path / "one", kafka, topic, {})

@@ -1,5 +1,5 @@
 """Quarantine and replay over a real Kafka: each record is where an independent reader says, before and after the feed
-was mended, also when Kafka does not hold it any more."""
+was fixed, also when Kafka does not hold it any more."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sluice.pipelines.audit.explain_offset import Class, explain
 from sluice.pipelines.audit.rescan import CurrentLog, rescan
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.maintenance.fixers import Mender, Record
+from sluice.pipelines.maintenance.fixers import Fixer, Record
 from sluice.pipelines.maintenance.replay import Replayed, Replayer, replay
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.quarantine.held import Filter, listing
@@ -55,10 +55,10 @@ def typed(place: Place, amount: str) -> Feed:
     return place.feed(format="json", schema=schema, policies="{quarantine_limit: {share: 1.0}}")
 
 
-def replayed(feed: Feed, mend: Callable[[Record], Any] | None = None) -> Replayed:
+def replayed(feed: Feed, fix: Callable[[Record], Any] | None = None) -> Replayed:
     with edges(feed) as opened:
-        mender = Mender(mend, __file__) if mend else None
-        return replay(feed, opened, ALL, mender, new_owner("replay"), lambda progress: None)
+        fixer = Fixer(fix, __file__) if fix else None
+        return replay(feed, opened, ALL, fixer, new_owner("replay"), lambda progress: None)
 
 
 def landed(feed: Feed) -> dict[tuple[int, int], tuple[Any, ...]]:
@@ -131,12 +131,12 @@ def test_what_was_quarantined_lands_after_the_feed_was_mended(place: Place, monk
     assert held(feed) == {"not_json": 200, "wrong_type": 200}
     check(feed, place)
 
-    def mend(record: Record) -> Any:
+    def fix(record: Record) -> Any:
         if record.reason == "wrong_type":
             return {k: int(v) for k, v in json.loads(record.value or b"").items()}
         raise ValueError(record.value)
 
-    done = replayed(feed, mend)
+    done = replayed(feed, fix)
     ((what, (failed, _)),) = done.trial.botched.items()
     assert (done.landed.mended, failed, what.partition(" ")[0]) == (200, 200, "ValueError")
     assert landed(feed) == expected(records, lambda i: {3: LARGE + i, 5: None}.get(i % 10, i))

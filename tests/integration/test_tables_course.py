@@ -28,7 +28,7 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.maintenance.compaction import Compacted, compact
 from sluice.pipelines.maintenance.expiry import expire
-from sluice.pipelines.maintenance.fixers import Mender, Record
+from sluice.pipelines.maintenance.fixers import Fixer, Record
 from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Receipt
@@ -135,8 +135,8 @@ class Course:
 
     def replay(self) -> None:
         with edges(self.feed) as opened:
-            mender = Mender(mended, __file__)
-            replay(self.feed, opened, Filter(), mender, new_owner("replay"), lambda progress: None)
+            fixer = Fixer(mended, __file__)
+            replay(self.feed, opened, Filter(), fixer, new_owner("replay"), lambda progress: None)
         self.landed, self.held = self.landed | self.held, set()
 
     def expire(self, hours: int) -> None:
@@ -379,9 +379,9 @@ class ByCommands(Course):
         return self.sluice("compact", "orders")
 
     def replay(self) -> None:
-        mends = "from tests.integration.test_tables_course import mended\n"
-        (self.place.root / "mends.py").write_text(mends)
-        self.sluice("quarantine", "replay", "orders", "--mend", "mends.py:mended")
+        fixes = "from tests.integration.test_tables_course import mended\n"
+        (self.place.root / "fixes.py").write_text(fixes)
+        self.sluice("quarantine", "replay", "orders", "--fix", "fixes.py:mended")
         self.landed, self.held = self.landed | self.held, set()
 
     def expire(self, hours: int) -> None:

@@ -16,7 +16,7 @@ from kafka import KafkaProducer
 
 from sluice.pipelines.errors import TableRefused
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.maintenance.fixers import Mender, Record
+from sluice.pipelines.maintenance.fixers import Fixer, Record
 from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.quarantine.held import Filter
@@ -122,12 +122,12 @@ def test_a_table_follows_a_feed_that_lives(
         "a column from the next batch on"
     )
 
-    def mend(record: Record) -> Any:
+    def fix(record: Record) -> Any:
         return {k: int(v) if k == "amount" else v for k, v in json.loads(record.value or b"").items()}
 
     assert live.refused(feed) == [i for i in whole if i % 10 == 7]
     with edges(feed) as opened:
-        replay(feed, opened, Filter(), Mender(mend, __file__), new_owner("replay"), lambda progress: None)
+        replay(feed, opened, Filter(), Fixer(fix, __file__), new_owner("replay"), lambda progress: None)
     assert live.sync(feed).to_pydict() == live.landed(whole)
     assert live.refused(feed) == []
 

@@ -96,7 +96,7 @@ def test_a_table_in_a_rest_catalog(s3_store: Store, tmp_path: Path, monkeypatch:
         told = read().load_table("db.orders_windows").scan().to_arrow()
         assert [w.timestamp() * 1000 for w in told["window_start"].to_pylist()] == [START + HOUR]
 
-        # somebody else writes to it, and it is mended
+        # somebody else writes to it, and it is fixed
         found = read().load_table("db.orders")
         found.append(found.scan().to_arrow().slice(0, 3))
         with pytest.raises(TableDiffers, match="1 file in it is not of the feed"):

@@ -250,7 +250,7 @@ def test_a_broken_manifest_is_a_finding(tmp_path: Path, content: bytes) -> None:
 def test_errors_of_damage_cross_process_borders() -> None:
     import pickle
 
-    error = PartUnreadable("x cannot be read", remedy="mend it", path="x", gone=True)
+    error = PartUnreadable("x cannot be read", remedy="fix it", path="x", gone=True)
     again = pickle.loads(pickle.dumps(error))
     assert isinstance(again, SluiceError)
     assert (again.path, again.gone, json.dumps(again.fields())) == ("x", True, json.dumps(error.fields()))

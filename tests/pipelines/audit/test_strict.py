@@ -191,7 +191,7 @@ def test_what_was_looked_at_strictly_is_not_read_again(world: World) -> None:
     recorded_ahead(world)
     for _ in range(2):
         report, found = again(world, report, second)
-        assert sorted({p.invariant for p in found.problems}) == [4, 7], "each time, until it is mended"
+        assert sorted({p.invariant for p in found.problems}) == [4, 7], "each time, until it is fixed"
         second = found
 
 

@@ -168,7 +168,7 @@ class Typed:
         records: Records,
         *,
         published: bool = True,
-        mend: Callable[[Receipt], Receipt] = lambda r: r,
+        fix: Callable[[Receipt], Receipt] = lambda r: r,
         failures: Sequence[SliceFailure] = (),
     ) -> int:
         """The number of the batch."""
@@ -180,7 +180,7 @@ class Typed:
         me = owner(f"t{self.at}")
         appended = self.ledger.append(lambda _: PlanEntry(plan=plan, hash=plan.hash, owner=me))
         assert appended is not None
-        receipt = mend(self._receipt(s, appended.number, plan.hash, me.token, records))
+        receipt = fix(self._receipt(s, appended.number, plan.hash, me.token, records))
         self.lake.put(paths.receipt_path(self.name, appended.number, me.token, s), to_json(receipt).encode())
         self.now, self.at = self.now + 2000, end
         if published:
@@ -352,7 +352,7 @@ def test_a_field_that_some_slices_have_is_not_missing() -> None:
 
 def test_receipts_that_say_nothing_sound_are_no_account() -> None:
     feed = Typed()
-    unsound = feed.land(rows(3), published=False, mend=lambda r: replace(r, counts=replace(r.counts, landed=9)))
+    unsound = feed.land(rows(3), published=False, fix=lambda r: replace(r, counts=replace(r.counts, landed=9)))
     assert feed.told(unsound).facts.receipts == ()
 
 
@@ -496,7 +496,7 @@ def test_records_are_text() -> None:
         json.dumps({"name": "<script>" * 100_000, "id": 1}).encode(),
     ]
     drifts = tuple(Drift(DriftKind.NEW, f"{EVIL}{i}" * 5, 3, 7, "string") for i in range(200))
-    batch = feed.land(records, mend=lambda r: replace(r, drift=drifts, timings={"<script>": 5}))
+    batch = feed.land(records, fix=lambda r: replace(r, drift=drifts, timings={"<script>": 5}))
     said = feed.page(batch)
     assert "<script>alert(1)</script>" in said.text, "shown as what it is"
     assert "\\u202eevil\\u2066 \\x00\\x1b[2J \U0001f600 &amp; javascript:alert(1)" in said.text

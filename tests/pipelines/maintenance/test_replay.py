@@ -25,7 +25,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus
 from sluice.pipelines.maintenance import candidates, sorter
 from sluice.pipelines.maintenance.candidates import find
-from sluice.pipelines.maintenance.fixers import Mender, Record
+from sluice.pipelines.maintenance.fixers import Fixer, Record
 from sluice.pipelines.maintenance.replay import Replayed, foresee_replay, replay
 from sluice.pipelines.model.plans import RequestKind
 from sluice.pipelines.model.ranges import Range
@@ -83,16 +83,16 @@ class Typed(World):
         drift = (Drift(DriftKind.WRONG, "amount", 1, s.start),)
         return Receipt(s, s.end, counts, parts, "a", input_bytes=s.span, format=self.feed.shape.name, drift=drift)
 
-    def replay(self, asked: Filter = ALL, mend: Any = None, by: str = "replaying") -> Replayed:
-        mender = Mender(mend, __file__) if mend else None
+    def replay(self, asked: Filter = ALL, fix: Any = None, by: str = "replaying") -> Replayed:
+        fixer = Fixer(fix, __file__) if fix else None
         try:
-            return replay(self.feed, self.edges, asked, mender, owner(by, "replay"), lambda progress: None)
+            return replay(self.feed, self.edges, asked, fixer, owner(by, "replay"), lambda progress: None)
         finally:
             self.liveness.dead.add(by)
 
-    def foreseen(self, asked: Filter = ALL, mend: Any = None) -> Replayed:
+    def foreseen(self, asked: Filter = ALL, fix: Any = None) -> Replayed:
         return foresee_replay(
-            self.feed, self.edges, asked, Mender(mend, __file__) if mend else None, lambda progress: None
+            self.feed, self.edges, asked, Fixer(fix, __file__) if fix else None, lambda progress: None
         )
 
     def held(self, asked: Filter = ALL) -> Listing:
@@ -245,7 +245,7 @@ def test_what_fails_otherwise_now_says_so(world: Typed) -> None:
     def some(record: Record) -> bytes | None:
         return b'{"id": 3, "other": "x"}' if record.offset == 3 else record.value
 
-    world.replay(mend=some)
+    world.replay(fix=some)
     now = {r["offset"]: r for r in world.rows(PartKind.QUARANTINED, windows=(START,), partitions=(0,)).to_pylist()}
     assert (now[15]["reason"], now[15]["field"], now[15]["batch"]) == ("missing", "other", refused[15]["batch"])
     assert now[10] == refused[10] | {k: now[10][k] for k in ("partition", "key", "headers", "timestamp")}
@@ -337,14 +337,14 @@ def test_mended_records_land_and_are_known_as_such(world: Typed) -> None:
     world.land(*pieces(A, 100), *pieces(B, 100))
     seen: list[Record] = []
 
-    def mend(record: Record) -> Any:
+    def fix(record: Record) -> Any:
         seen.append(record)
         if record.reason != "not_json":
             return None
         assert record.value is not None
         return {"id": int(record.value.split()[1]), "name": "mended"}
 
-    done = world.replay(mend=mend)
+    done = world.replay(fix=fix)
     world.check()
     assert sorted(world.where(PartKind.QUARANTINED)) == [(p, o) for p in (0, 1) for o in large()]
     rows = {r["kafka_offset"]: r for r in world.rows(partitions=(0,)).to_pylist()}
@@ -374,7 +374,7 @@ def test_mended_records_land_and_are_known_as_such(world: Typed) -> None:
         (None, False),
     ],
 )
-def test_whatever_a_mending_function_returns(world: Typed, answer: Any, landed: bool) -> None:
+def test_whatever_a_fix_function_returns(world: Typed, answer: Any, landed: bool) -> None:
     world.land(*pieces(A, 100), *pieces(B, 100))
     before = world.rows(PartKind.QUARANTINED)
     done = world.replay(Filter(places=((A.tp, 3),)), lambda record: answer)
@@ -388,7 +388,7 @@ def test_whatever_a_mending_function_returns(world: Typed, answer: Any, landed: 
 def test_a_function_that_raises_is_counted_and_the_replay_goes_on(world: Typed) -> None:
     world.land(*pieces(A, 100), *pieces(B, 100))
 
-    def mend(record: Record) -> Any:
+    def fix(record: Record) -> Any:
         if record.offset % 2:
             raise KeyError("a secret")
         if record.offset == 10:
@@ -397,7 +397,7 @@ def test_a_function_that_raises_is_counted_and_the_replay_goes_on(world: Typed) 
             return 7
         return {"id": record.offset}
 
-    done = world.replay(Filter(windows=frozenset({START})), mend)
+    done = world.replay(Filter(windows=frozenset({START})), fix)
     said = {what.partition(" at ")[0]: (n, first) for what, (n, first) in done.trial.botched.items()}
     odd = [o for o in range(100) if o % 2 and (o in large() or o in broken())]
     assert said == {
@@ -414,7 +414,7 @@ def test_a_function_that_raises_is_counted_and_the_replay_goes_on(world: Typed) 
 def test_bytes_that_stay_as_they_are_are_not_mended(world: Typed) -> None:
     world.land(*pieces(A, 100), *pieces(B, 100))
     world.says(WIDER)
-    world.replay(mend=lambda record: record.value)
+    world.replay(fix=lambda record: record.value)
     assert all(r.relanded and not r.mended for r in world.receipts())
     world.check()
 
@@ -422,10 +422,10 @@ def test_bytes_that_stay_as_they_are_are_not_mended(world: Typed) -> None:
 def test_large_mended_values_are_typed_a_few_at_a_time(world: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     from sluice.pipelines.maintenance import fixers
 
-    monkeypatch.setattr(sorter, "MENDED_BYTES", 100)
+    monkeypatch.setattr(sorter, "FIXED_BYTES", 100)
     monkeypatch.setattr(fixers, "MOST_BYTES", 1000)
     world.land(*pieces(A, 100), *pieces(B, 100))
-    done = world.replay(mend=lambda r: {"id": r.offset, "name": "x" * (5000 if r.offset == 10 else 60)})
+    done = world.replay(fix=lambda r: {"id": r.offset, "name": "x" * (5000 if r.offset == 10 else 60)})
     assert sorted(world.where(PartKind.QUARANTINED)) == [(0, 10), (1, 10)]
     assert list(done.trial.botched.values()) == [(2, "orders:0:10")]
     world.check()
@@ -438,7 +438,7 @@ def test_what_was_re_landed_is_carried_on_by_replays_and_by_compaction(world: Ty
     world.land(*pieces(A, 50), *pieces(B, 100))
     world.says(WIDER)
     world.replay()
-    world.replay(mend=lambda r: {"id": r.offset})
+    world.replay(fix=lambda r: {"id": r.offset})
     assert world.where(PartKind.QUARANTINED) == []
     assert all("quarantine" not in p for p in world.visible())
     both = {r.slice.start: (r.relanded, r.mended) for r in world.receipts() if r.slice.partition == 0}
@@ -473,21 +473,21 @@ def test_it_is_told_where_a_record_is_and_why_it_had_been_in_quarantine(world: T
         plain = explain(world.fresh_ledger(), world.lake, A.tp, 16)  # type: ignore[arg-type]
         assert "re-landed" not in plain.text
         world.compact()
-    world.replay(mend=lambda r: {"id": r.offset})
+    world.replay(fix=lambda r: {"id": r.offset})
     told = explain(world.fresh_ledger(), world.lake, A.tp, 3)  # type: ignore[arg-type]
-    assert "mended" in told.text
+    assert "fixed" in told.text
     assert "not_json" in told.text
 
 
-def test_what_a_mending_function_leaves_alone_says_why_it_does_not_fit_today(world: Typed) -> None:
+def test_what_a_fix_function_leaves_alone_says_why_it_does_not_fit_today(world: Typed) -> None:
     """The slice is written again for those that it mended; what stays beside them is what it is today."""
     world.land(*pieces(A, 100), *pieces(B, 100))
     world.says({**WIDER, "name": "string", "other": "string not null"})
 
-    def mend(record: Record) -> Any:
+    def fix(record: Record) -> Any:
         return {"id": 1, "other": "mended"} if record.reason == "not_json" else None
 
-    done = world.replay(mend=mend)
+    done = world.replay(fix=fix)
     world.check()
     stay = world.rows(PartKind.QUARANTINED).to_pylist()
     assert {(r["reason"], r["field"]) for r in stay} == {("missing", "other")}
@@ -495,10 +495,10 @@ def test_what_a_mending_function_leaves_alone_says_why_it_does_not_fit_today(wor
     assert {str(h.kind) for h in world.held().held} == {"other: missing"}
 
 
-def test_what_a_mending_function_leaves_alone_although_it_fits_is_counted(world: Typed) -> None:
+def test_what_a_fix_function_leaves_alone_although_it_fits_is_counted(world: Typed) -> None:
     world.land(*pieces(A, 100), *pieces(B, 100))
     world.says({**WIDER, "name": "string"})
-    done = world.replay(mend=lambda record: None)
+    done = world.replay(fix=lambda record: None)
     assert (done.batches, done.trial.fit.total()) == ((), 0)
     assert (done.trial.left, done.trial.left_fit) == (2 * len(large() + broken()), 2 * len(large()))
 

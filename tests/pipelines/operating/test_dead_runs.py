@@ -54,7 +54,7 @@ class Refuses(MemoryEngine):
     """Tasks of which one finds what nobody can land."""
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
-        raise QuarantineExceeded("too much is in quarantine", remedy="mend it")
+        raise QuarantineExceeded("too much is in quarantine", remedy="fix it")
 
 
 Heard = dict[int, Met]

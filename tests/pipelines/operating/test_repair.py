@@ -1,4 +1,4 @@
-"""What dead runs leave in ledger and lake is mended, what live ones are at is left alone, and all of it is told."""
+"""What dead runs leave in ledger and lake is fixed, what live ones are at is left alone, and all of it is told."""
 
 from __future__ import annotations
 

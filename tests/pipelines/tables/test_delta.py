@@ -211,11 +211,11 @@ def test_a_table_of_before_is_described_again_without_a_change_of_rows(place: Pl
     before = place.table.look()
     assert before is not None
     assert len(place.table.misread()) == 2
-    assert place.table.mend()
+    assert place.table.repair()
     after = place.table.look()
     assert after is not None
     assert (after.rows, after.files, after.mark) == (before.rows, before.files, before.mark)
-    assert (place.table.misread(), place.table.mend()) == ((), False)
+    assert (place.table.misread(), place.table.repair()) == ((), False)
     for column, value in (("s", "a"), ("n", 2), ("at", NOON.replace(microsecond=0))):
         assert min(_find(place.delta, column, value).values()) >= 1
     rows = place.delta.to_pyarrow_dataset()

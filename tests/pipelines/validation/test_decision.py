@@ -50,13 +50,13 @@ class Shop(World):
             "kafka: {bootstrap: 'a:1'}\ntopics: orders\nstart: earliest\nformat: json\n"
             f"schema: {{n: int32, s: string}}\npolicies: {policies}\n"
         )
-        self.mend(*expectations, first=True)
+        self.fix(*expectations, first=True)
         super().__init__(self.load())
 
     def load(self) -> Feed:
         return load_feed(self.folder / "orders.yaml", {})
 
-    def mend(self, *expectations: Asked, first: bool = False) -> None:
+    def fix(self, *expectations: Asked, first: bool = False) -> None:
         suite = {"name": "orders", "expectations": expectations}
         (self.folder / "orders.contract.json").write_text(json.dumps(suite))
         if not first:
@@ -127,7 +127,7 @@ def test_a_broken_batch_stays_staged_and_is_not_read_again(tmp_path: Path, broke
     assert shop.read == 3
     refused(shop)
     assert shop.read == 3, "the second run adopts what the first one read"
-    shop.mend(said("expect_column_max_to_be_between", column="n", max_value=99))
+    shop.fix(said("expect_column_max_to_be_between", column="n", max_value=99))
     shop.land(CATCH_UP).check()
     assert shop.read == 6, "another contract: read again"
     assert len(shop.visible()) == 1

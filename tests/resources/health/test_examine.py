@@ -36,7 +36,7 @@ def test_whatever_one_check_does_the_others_are_told() -> None:
         ok("hangs", "at first it goes well"),
         failed("hangs", "no answer within 0 s", "see whether what it asks is up"),
         failed("refused", "nobody is there", "start it"),
-        failed("missing", "No such file or directory: /x", "mend that and repeat"),
+        failed("missing", "No such file or directory: /x", "fix that and repeat"),
         failed("wrong", "unforeseen KeyError", "report it, with what was done"),
     ]
 

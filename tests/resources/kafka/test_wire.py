@@ -285,7 +285,7 @@ def _ask(cluster: KafkaCluster) -> None:
         ("127.0.0.2", 1, True, "IP address mismatch", "as their certificates do"),
     ],
 )
-def test_a_certificate_that_is_not_believed_is_named_with_what_mends_it(
+def test_a_certificate_that_is_not_believed_is_named_with_what_fixes_it(
     tmp_path: Path, host: str, days: int, trusted: bool, says: str, remedy: str
 ):
     authority = tmp_path / "ca.pem"

@@ -1,4 +1,4 @@
-"""Mending functions are loaded by name, and whatever is wrong with one is told by file and line."""
+"""Fix functions are loaded by name, and whatever is wrong with one is told by file and line."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ def write(folder: Path, text: str, name: str = "fixes.py") -> Path:
 def test_a_function_of_a_file_or_of_a_module_of_the_project(tmp_path: Path) -> None:
     write(tmp_path, "SUFFIX = '!'\n", "beside_it.py")
     text = "from dataclasses import dataclass\nfrom beside_it import SUFFIX\n\n@dataclass\nclass X:\n    y: str\n\n"
-    path = write(tmp_path, text + "def mend(record):\n    return X(record.field + SUFFIX).y\n")
-    assert load(f"{path}:mend", Path("/")).mend(RECORD) == b"id!"
-    write(tmp_path, "def mend(record):\n    return {'offset': record.offset}\n", "mends_of_this_test.py")
-    assert load("mends_of_this_test:mend", tmp_path).mend(RECORD) == b'{"offset": 7}'
+    path = write(tmp_path, text + "def fix(record):\n    return X(record.field + SUFFIX).y\n")
+    assert load(f"{path}:fix", Path("/")).fix(RECORD) == b"id!"
+    write(tmp_path, "def fix(record):\n    return {'offset': record.offset}\n", "fixes_of_this_test.py")
+    assert load("fixes_of_this_test:fix", tmp_path).fix(RECORD) == b'{"offset": 7}'
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("def mend(record:\n", "fixes.py, line 1: SyntaxError"),
-        ("import json\n1 / 0\ndef mend(r): ...\n", "fixes.py, line 2: ZeroDivisionError"),
+        ("def fix(record:\n", "fixes.py, line 1: SyntaxError"),
+        ("import json\n1 / 0\ndef fix(r): ...\n", "fixes.py, line 2: ZeroDivisionError"),
         ("import no_such_module_anywhere\n", "fixes.py, line 1: ModuleNotFoundError"),
         ("raise SystemExit(3)\n", "fixes.py, line 1: SystemExit"),
-        ("def other(r): ...\n", "fixes.py has no function mend"),
-        ("mend = 7\n", "fixes.py: mend is no function"),
-        ("\ndef mend(): ...\n", "fixes.py, line 2: mend takes no single argument"),
-        ("def mend(a, b): ...\n", "fixes.py, line 1: mend takes no single argument"),
-        ("async def mend(record): ...\n", "fixes.py, line 1: mend returns no value"),
-        ("def mend(record):\n    yield record\n", "fixes.py, line 1: mend returns no value"),
+        ("def other(r): ...\n", "fixes.py has no function fix"),
+        ("fix = 7\n", "fixes.py: fix is no function"),
+        ("\ndef fix(): ...\n", "fixes.py, line 2: fix takes no single argument"),
+        ("def fix(a, b): ...\n", "fixes.py, line 1: fix takes no single argument"),
+        ("async def fix(record): ...\n", "fixes.py, line 1: fix returns no value"),
+        ("def fix(record):\n    yield record\n", "fixes.py, line 1: fix returns no value"),
     ],
 )
 def test_what_is_wrong_is_told_by_file_and_line(tmp_path: Path, text: str, says: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(UsageError) as told:
-        load(f"{path}:mend", tmp_path)
+        load(f"{path}:fix", tmp_path)
     assert says in told.value.message
     assert told.value.exit_code == 2
 
@@ -54,25 +54,25 @@ def test_files_are_looked_for_in_the_project(tmp_path: Path, monkeypatch: pytest
     project, shell = tmp_path / "project", tmp_path / "shell"
     for folder in (project, shell):
         folder.mkdir()
-    (project / "mends.py").write_text("def mend(record):\n    return b'of the project'\n")
-    (shell / "mends.py").write_text("def mend(record):\n    return b'of the shell'\n")
+    (project / "fixes.py").write_text("def fix(record):\n    return b'of the project'\n")
+    (shell / "fixes.py").write_text("def fix(record):\n    return b'of the shell'\n")
     monkeypatch.chdir(shell)
-    assert load("mends.py:mend", project).mend(RECORD) == b"of the project"
-    assert load(f"{shell}/mends.py:mend", project).mend(RECORD) == b"of the shell", "by its whole path"
-    (project / "mends.py").unlink()
+    assert load("fixes.py:fix", project).fix(RECORD) == b"of the project"
+    assert load(f"{shell}/fixes.py:fix", project).fix(RECORD) == b"of the shell", "by its whole path"
+    (project / "fixes.py").unlink()
     with pytest.raises(UsageError, match="looked for in the project, not where the shell stands") as told:
-        load("mends.py:mend", project)
-    assert f"--mend {shell}/mends.py:FUNCTION" in told.value.remedy
+        load("fixes.py:fix", project)
+    assert f"--fix {shell}/fixes.py:FUNCTION" in told.value.remedy
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("mend", "names no function"),
+        ("fix", "names no function"),
         ("fixes.py", "names no function"),
         ("fixes.py:", "names no function"),
-        ("nowhere/fixes.py:mend", "there is no file"),
-        ("no_such_module_anywhere:mend", "no_such_module_anywhere: ModuleNotFoundError"),
+        ("nowhere/fixes.py:fix", "there is no file"),
+        ("no_such_module_anywhere:fix", "no_such_module_anywhere: ModuleNotFoundError"),
         ("json:no_such_thing", "has no function no_such_thing"),
     ],
 )
