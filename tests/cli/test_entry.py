@@ -72,7 +72,7 @@ from sluice.cli.terminal import signals
 
 class Thing: pass
 
-signals.heed()
+signals.install()
 thing = Thing()
 watch = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
 try:
@@ -128,7 +128,7 @@ def test_an_interrupt_at_exit_says_nothing() -> None:
 
 def test_what_runs_in_the_background_ignores_interrupts_as_its_shell_asks() -> None:
     script = (
-        "import signal; signal.signal(2, signal.SIG_IGN); from sluice.cli.terminal import signals; signals.heed(); "
+        "import signal; signal.signal(2, signal.SIG_IGN); from sluice.cli.terminal import signals; signals.install(); "
     )
     assert run(script + "signal.raise_signal(2); print('goes on')").stdout == "goes on\n"
 

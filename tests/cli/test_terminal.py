@@ -72,7 +72,7 @@ with claimed_stdout() as documents:
     print("a library speaks")
     subprocess.run(["echo", "a child speaks"], check=True)
     terminal.show("a table")
-    terminal.document({"topic": "grüße", "n": 1})
+    terminal.print_document({"topic": "grüße", "n": 1})
 print("afterwards")
 """
 

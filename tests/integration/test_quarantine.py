@@ -147,7 +147,7 @@ def test_what_was_quarantined_lands_after_the_feed_was_mended(place: Place, monk
         mended = next(r for r in records if int(r["key"]) == 17)
         told = explain(ledger(feed, opened), opened.lake, TopicPartition(place.topic, 1), mended["offset"])
     assert told.found is Class.LANDED
-    assert "mended: it was quarantined by batch" in told.text
+    assert "fixed: it was quarantined by batch" in told.text
     assert "amount: wrong_type" in told.text
     assert run(feed).batches == (), "nothing is owed by it"
     assert all(m.before == m.after for m in commit_feed(feed).offsets), "and no offset moves"

@@ -588,7 +588,7 @@ def test_a_file_that_lacks_values_inside_of_fields_fails_the_audit(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed = world.feed(NESTED)
-    monkeypatch.setattr(PieceBuilder, "_extra", lambda builder, rows, members: members)
+    monkeypatch.setattr(PieceBuilder, "_make_extra", lambda builder, rows, members: members)
     world.landed(feed, *NEW_INSIDE)
     monkeypatch.undo()
     (problem,) = world.audited(feed)
@@ -599,7 +599,7 @@ def test_the_audit_counts_values_and_does_not_rely_on_what_made_the_rows(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed = world.feed(NESTED)
-    monkeypatch.setattr(PieceBuilder, "_extra", lambda builder, rows, members: members)
+    monkeypatch.setattr(PieceBuilder, "_make_extra", lambda builder, rows, members: members)
     world.landed(feed, *NEW_INSIDE)
     (problem,) = world.audited(feed)
     assert "offset 1 has 4 values, and its row 3" in problem

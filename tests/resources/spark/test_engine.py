@@ -27,7 +27,7 @@ from sluice.pipelines.model.traffic import BrokerTraffic, Latency, TaskTraffic
 from sluice.pipelines.ports import Job
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.spark import engine as spark
-from sluice.resources.spark import executor
+from sluice.resources.spark import executor, executors
 from sluice.resources.spark.engine import SparkEngine
 from sluice.resources.spark.executors import is_local
 from sluice.testing.logs import LZ4, LogBatch, LogRecord, log
@@ -284,7 +284,7 @@ def test_no_tasks_need_no_spark(wiring: LogWiring) -> None:
 )
 def test_how_often_a_master_tries(master: str | None, conf: dict[str, str], tries: int, local: bool) -> None:
     settings = SparkSettings(master=master, conf=conf)
-    assert (tries(settings), is_local(settings)) == (tries, local)
+    assert (executors.tries(settings), is_local(settings)) == (tries, local)
 
 
 def test_outcomes_survive_the_way_as_rows() -> None:

@@ -41,9 +41,9 @@ def test_protoc_runs_where_only_pythonpath_leads_to_packages(tmp_path: Path) -> 
         (tmp_path / file.path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file.path).symlink_to(file.source)
     ask = (
-        "from sluice.pipelines.records.protobuf.compiling import compiled\n"
+        "from sluice.pipelines.records.protobuf.compiling import compile_schema\n"
         """text = 'syntax="proto3"; import "google/protobuf/timestamp.proto"; message A { string a = 1; }'\n"""
-        "print([f.name for f in compiled([text], []).file])"
+        "print([f.name for f in compile_schema([text], []).file])"
     )
     bare = {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(tmp_path)}
     outside = Path(sys.base_prefix, "bin", pack_archive.python())  # not our environment's, which has the packages
