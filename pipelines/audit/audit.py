@@ -7,6 +7,7 @@ nothing else lies under `data/` (docs/design/audits.md; invariants by their numb
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -198,7 +199,7 @@ def _find_scope(
             log = Log(ledger, state, listed, loaded.log)
             if log.begin(loaded):
                 scope = _Scope(ledger, state, _Listing(ledger, lake, state, loaded), loaded, log, proof)
-                if not scope.unread and scope.tiles():
+                if not scope.settled or (not scope.unread and scope.tiles()):
                     return scope
     if previous is not None and (loaded := previous.with_settled(lake, ledger.feed)) is not None:
         log = Log(ledger, state)
@@ -307,10 +308,12 @@ class _Scope:
 
     def tiles(self) -> bool:
         """Returns whether the spans of live receipts add up to the landed offsets, so that no two overlap."""
-        spans, state = self.rows.plus(self.make_rows(0, hashed=False)).spans(), self._state
-        keys = {*spans, *state.landed, *(k for s in self.settled for k in s.sums)}
-        landed = {key: sum(r.span for r in state.landed.get(key, ())) for key in keys}
-        return all(landed[key] == spans.get(key, 0) + sum_settled(self.settled, key, "span") for key in keys)
+        spans = Counter(self.rows.spans())
+        for _, r in self.receipts:
+            spans[r.slice.key] += r.slice.span
+        keys = {*spans, *self._state.landed, *(k for s in self.settled for k in s.sums)}
+        landed = {key: sum(r.span for r in self._state.landed.get(key, ())) for key in keys}
+        return all(landed[key] == spans[key] + sum_settled(self.settled, key, "span") for key in keys)
 
     def get_proof_times(self) -> tuple[int, int] | None:
         """Returns the oldest and the newest time (ms) of the proofs that the audit relies on."""
