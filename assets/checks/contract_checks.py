@@ -143,7 +143,7 @@ def _lines(said: Iterable[str]) -> str:
 
 
 def _fine(books: LedgerView, window: int, found: Sequence[Judged]) -> str:
-    rows = sum(r.counts.landed + r.counts.quarantined for r in books.receipts_in(window))
+    rows = sum(r.counts.records for r in books.receipts_in(window))
     if not found:
         return "these rows were held against no such expectations" if rows else "nothing landed"
     recorded = [j.outcome for j in found if not j.outcome.passed]

@@ -62,12 +62,12 @@ def quarantine_metadata(view: LedgerView, window: int) -> Metadata:
     """Returns the metadata of a complete window's quarantine."""
     facts = BatchFacts(view.receipts_in(window))
     parts = [p for _, p in facts.parts(PartKind.QUARANTINED)]
-    rows, fitting = sum(p.rows for p in parts), facts.counts.landed + facts.counts.quarantined
+    rows, records = sum(p.rows for p in parts), facts.counts.records
     return {
         "dagster/partition_row_count": rows,
         "dagster/uri": _locate(view, window, 1),
         "rows": rows,
-        "share": round(rows / fitting, 6) if fitting else 0.0,
+        "share": round(rows / records, 6) if records else 0.0,
         "bytes": sum(p.bytes for p in parts),
         "files": len({p.path for p in parts}),
         "reasons": _reasons(view.lake, parts),

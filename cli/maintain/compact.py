@@ -111,7 +111,7 @@ def _verdict(ran: CompactionRun) -> Iterator[Text]:
     elif ran.dry_run:
         yield Text(f"  A dry run: nothing was changed. {many(t.files, 'file')} would become {count(t.files_after)}.")
     else:
-        records = sum(r.counts.landed + r.counts.quarantined for _, r in ran.done.merged if r is not None)
+        records = sum(r.counts.records for _, r in ran.done.merged if r is not None)
         after = size(t.bytes_after or 0)
         batches = f"{'batch' if len(ran.done.batches) == 1 else 'batches'} {', '.join(map(str, ran.done.batches))}"
         yield good(f"{many(t.files, 'file')} became {count(t.files_after)}, {size(t.bytes)} became {after}: {batches}")

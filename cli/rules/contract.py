@@ -124,8 +124,7 @@ class _SampleRead:
 
     @property
     def records(self) -> int:
-        """Returns the position from which a consumer would read."""
-        return self.counts.landed + self.counts.quarantined
+        return self.counts.records
 
 
 @contextmanager

@@ -116,7 +116,7 @@ def _explain_landed(lake: Lake, feed: str, offset: int, batch: int, number: int,
         rows += _rows_within(lake, part, r.slice.range)
     counts = {k: getattr(r.counts, k) for k in _UNSEEN}
     possible = [k for k, n in counts.items() if n]
-    if rows != r.counts.landed + r.counts.quarantined or not possible:
+    if rows != r.counts.records or not possible:
         raise _rows_missing(lake, feed, r, rows)
     reasons = " or ".join(_UNSEEN[k] for k in possible)
     numbers = ", ".join(f"{counts[k]} {k}" for k in possible)
@@ -151,7 +151,7 @@ def _rows_within(lake: Lake, part: Part, own: Range) -> int:
 
 
 def _rows_missing(lake: Lake, feed: str, r: Receipt, rows: int) -> PartUnreadable:
-    wanted = r.counts.landed + r.counts.quarantined
+    wanted = r.counts.records
     where = ", ".join(lake.locate(p.path) for p in r.parts) or "no file"
     return PartUnreadable(
         f"{r.slice} landed {wanted} rows by the ledger, but {where} has {rows} of them: the file was replaced",

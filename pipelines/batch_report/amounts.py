@@ -99,13 +99,12 @@ def _render_counts(caption: str, name: str, counts: Mapping[str, Counts], limit:
 def _render_row(name: str, c: Counts, longest: int) -> list[str]:
     pieces = [(c.landed, ""), (c.quarantined, "reject"), (c.invisible + c.dropped, "hidden")]
     bar = tag("div", lying(pieces, longest), class_="w1") if longest else ""
-    fitting = c.landed + c.quarantined
     return [
         tag("span", name, class_="p"),
         bar,
         number(c.landed),
         number(c.quarantined),
-        share(c.quarantined, fitting),
+        share(c.quarantined, c.records),
         number(c.invisible + c.dropped),
     ]
 

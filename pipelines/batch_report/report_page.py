@@ -144,7 +144,7 @@ def _tiles(a: BatchAccount) -> Html:
     rate = number(facts.per_second(counts.landed))
     tiles = [
         (number(counts.landed), "rows landed" if a.published else "rows would land"),
-        (number(counts.quarantined), f"quarantined, {share(counts.quarantined, counts.landed + counts.quarantined)}"),
+        (number(counts.quarantined), f"quarantined, {share(counts.quarantined, counts.records)}"),
         (number(counts.invisible), "invisible offsets"),
         *([(number(counts.dropped), "dropped by policy")] if counts.dropped else []),
         (size(facts.bytes), f"in {many(facts.files, 'file')}"),

@@ -73,8 +73,13 @@ class Counts:
         return self.control + self.aborted + self.compacted
 
     @property
+    def records(self) -> int:
+        """The number of landed and quarantined records."""
+        return self.landed + self.quarantined
+
+    @property
     def total(self) -> int:
-        return self.landed + self.quarantined + self.dropped + self.invisible
+        return self.records + self.dropped + self.invisible
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, f) + getattr(other, f) for f in self.__dataclass_fields__))

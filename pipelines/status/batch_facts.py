@@ -74,8 +74,7 @@ class BatchFacts:
     @property
     def quarantined_share(self) -> float:
         """The share of quarantined records among the landed and quarantined ones."""
-        fitting = self.counts.landed + self.counts.quarantined
-        return self.counts.quarantined / fitting if fitting else 0.0
+        return self.counts.quarantined / self.counts.records if self.counts.records else 0.0
 
     @cached_property
     def bytes(self) -> int:
@@ -159,7 +158,7 @@ def sum_times(receipts: Iterable[Receipt]) -> WorkTime:
 
 
 def _sum_task_times(r: Receipt) -> WorkTime:
-    return WorkTime(r.timings, r.counts.landed + r.counts.quarantined + r.counts.dropped, r.input_bytes, 1)
+    return WorkTime(r.timings, r.counts.records + r.counts.dropped, r.input_bytes, 1)
 
 
 def by_task(plan: Plan, receipts: Iterable[Receipt]) -> list[tuple[Task, WorkTime]]:

@@ -189,7 +189,7 @@ def _topic(feed: Feed, topic: str, batches: Sequence[BatchResult]) -> Any:
     from openlineage.client.facet_v2 import input_statistics_input_dataset as statistics
 
     receipts = [r for b in batches for r in b.receipts if r.slice.topic == topic]
-    rows = sum(r.counts.landed + r.counts.quarantined + r.counts.dropped for r in receipts)
+    rows = sum(r.counts.records + r.counts.dropped for r in receipts)
     ranges = sorted((r.slice.partition, r.slice.start, r.slice.end, r.slice.incarnation) for r in receipts)
     return InputDataset(
         namespace=kafka_namespace(feed),
