@@ -50,6 +50,11 @@ class SchemaNode:
     name: str = ""
 
 
+def find_holder(nodes: tuple[SchemaNode, ...], level: int) -> int:
+    """The list or map that opens a level."""
+    return next(n.index for n in nodes if n.inner == level and n.inner != n.level)
+
+
 @dataclass(slots=True)
 class _Growing:
     """A node while its children are still counted."""

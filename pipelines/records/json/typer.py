@@ -25,7 +25,14 @@ from sluice.pipelines.records.compiled.take_rows import take_rows
 from sluice.pipelines.records.json import scan
 from sluice.pipelines.records.json.columns import ColumnBuilder, Faults, Lists, Texts, allocate, grow, make_column
 from sluice.pipelines.records.json.scan import ScanResults
-from sluice.pipelines.records.json.scan_tables import SchemaNode, count_elements, make_nodes, make_tables, with_room
+from sluice.pipelines.records.json.scan_tables import (
+    SchemaNode,
+    count_elements,
+    find_holder,
+    make_nodes,
+    make_tables,
+    with_room,
+)
 from sluice.pipelines.records.json.unknown import copy_members, no_frames
 from sluice.pipelines.schema.arrays import buffers_of, indices
 from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, arrow_type, path_below
@@ -125,12 +132,8 @@ class Typer:
                 room[level] = min(2 * room[level], maximum)
                 self._tables = with_room(t, room)
             else:
-                out.refuse(int(state[scan.ROW]), scan.TOO_LARGE, self._find_holder(level))
+                out.refuse(int(state[scan.ROW]), scan.TOO_LARGE, find_holder(self.nodes, level))
                 state[scan.ROW] += 1
-
-    def _find_holder(self, level: int) -> int:
-        """The list or map that opens a level."""
-        return next(n.index for n in self.nodes if n.inner == level and n.inner != n.level)
 
 
 def _make_results(rows: int, extra: int) -> ScanResults:

@@ -19,7 +19,7 @@ from sluice.pipelines.model.receipts import DriftKind
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.json.columns import Faults, Lists
 from sluice.pipelines.records.json.reasons import Reason
-from sluice.pipelines.records.json.scan_tables import SchemaNode
+from sluice.pipelines.records.json.scan_tables import SchemaNode, find_holder
 from sluice.pipelines.records.json.typer import TypedPiece
 from sluice.pipelines.records.protobuf import loops
 from sluice.pipelines.records.protobuf.columns import Documents, Maps, find_last, make_columns
@@ -38,7 +38,7 @@ from sluice.pipelines.records.rows.wire_format import IN_HEADERS, NO_HEADER, Nam
 from sluice.pipelines.records.rows.writer_schema_lookup import Opened
 from sluice.pipelines.records.slots import binary_loops
 from sluice.pipelines.records.slots.binary import MOST_SCHEMAS, BinaryFormat, BinaryTyper, NewField, Reasons
-from sluice.pipelines.records.slots.slots import SlotPiece, find_holder, make_faults, with_room
+from sluice.pipelines.records.slots.slots import SlotPiece, make_faults, with_room
 
 REASONS = Reasons(
     Reason.NOT_PROTOBUF,

@@ -19,7 +19,7 @@ from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.json import reasons
 from sluice.pipelines.records.json.format import Records, TypedFormat, make_refused_by_schema
 from sluice.pipelines.records.json.reasons import Reason
-from sluice.pipelines.records.json.scan_tables import BLOCK_ROWS, BLOCK_SLOTS, SchemaNode, make_nodes
+from sluice.pipelines.records.json.scan_tables import BLOCK_ROWS, BLOCK_SLOTS, SchemaNode, find_holder, make_nodes
 from sluice.pipelines.records.json.typer import KEPT_SLOTS, PIECE_BYTES, RefusedRecords, TypedPiece
 from sluice.pipelines.records.json.unfit import find_missing
 from sluice.pipelines.records.rows import wire_format
@@ -30,7 +30,7 @@ from sluice.pipelines.records.rows.writer_schema_lookup import Opened, Opener
 from sluice.pipelines.records.slots import binary_loops
 from sluice.pipelines.records.slots import binary_loops as pieces
 from sluice.pipelines.records.slots.binary_loops import BlockResults
-from sluice.pipelines.records.slots.slots import SlotPiece, find_holder, grow_room, make_room, with_room
+from sluice.pipelines.records.slots.slots import SlotPiece, grow_room, make_room, with_room
 from sluice.pipelines.schema.arrays import buffers_of, indices
 from sluice.pipelines.util.units import safe_text
 

@@ -192,11 +192,6 @@ def grow_room(nodes: tuple[SchemaNode, ...], room: Array, level: int) -> Array |
     return more
 
 
-def find_holder(nodes: tuple[SchemaNode, ...], level: int) -> int:
-    """The list or map that opens a level."""
-    return next(n.index for n in nodes if n.inner == level and n.inner != n.level)
-
-
 def with_room(t: _Room, nodes: tuple[SchemaNode, ...], room: Array) -> _Room:
     """The same tables with empty slots: `room` gives the number of elements of each level."""
     sizes = room[[n.level for n in nodes]]
