@@ -59,8 +59,8 @@ class Terminal:
         return signals.unheard((self._documents or sys.stdout).fileno(), sys.stderr.fileno())
 
     def show(self, *what: RenderableType) -> None:
-        """For people, to stdout."""
-        if not self.json:
+        """Print these for people, to stdout; without any, nothing."""
+        if what and not self.json:
             self._out.print(*map(_renderable, what), sep="\n", soft_wrap=True)
 
     def lines(self, lines: Iterable[str]) -> None:
