@@ -94,27 +94,30 @@ def render_keys() -> str:
     from sluice.pipelines.feed.load import TUNING
 
     out = ["# Every key of a feed", "", "Generated from the code. [Feeds](../feeds.md) explains the keys.", ""]
-    defaults = {row.split("`")[1]: row for row in _render_section(Feed, "", "The feed itself") if row.startswith("| `")}
-    tuning = [defaults[old_key].replace(f"`{old_key}`", f"`tuning.{key}`", 1) for key, old_key in TUNING.items()]
-    hidden = {defaults[old_key] for old_key in TUNING.values()}
-    sections = [line for line in _render_section(Feed, "", "The feed itself") if line not in hidden]
+    tuned: dict[str, str] = dict.fromkeys(TUNING.values(), "")
+    sections = [*_render_section(Feed, "", "The feed itself", tuned)]
+    tuning = [f"| `tuning.{key}` | {tuned[old_key]} |" for key, old_key in TUNING.items()]
     return "\n".join([*out, *sections, "## tuning", "", "| key | default |", "|---|---|", *tuning, ""])
 
 
-def _render_section(settings: Any, prefix: str, title: str) -> Iterator[str]:
-    yield from (f"## {title}", "", inspect.cleandoc(settings.__doc__ or ""), "", "| key | default |", "|---|---|")
-    below = []
+def _render_section(settings: Any, prefix: str, title: str, tuned: dict[str, str]) -> Iterator[str]:
+    """Yield the lines of a section and of those below it. The defaults of keys in `tuned` go there."""
+    rows, below, has_tuned = [], [], False
     for name, field in settings.model_fields.items():
         if field.exclude:
             continue
         key = field.alias or name
         if (section := _find_settings(field.annotation)) is not None:
             below.append((section, f"{prefix}{key}.", f"{prefix}{key}"))
+        elif f"{prefix}{key}" in tuned:
+            tuned[f"{prefix}{key}"], has_tuned = _format_default(field), True
         else:
-            yield f"| `{prefix}{key}` | {_format_default(field)} |"
-    yield ""
+            rows.append(f"| `{prefix}{key}` | {_format_default(field)} |")
+    if rows or not has_tuned:
+        description = inspect.cleandoc(settings.__doc__ or "")
+        yield from (f"## {title}", "", description, "", "| key | default |", "|---|---|", *rows, "")
     for section in below:
-        yield from _render_section(*section)
+        yield from _render_section(*section, tuned)
 
 
 def _find_settings(annotation: Any) -> Any:
