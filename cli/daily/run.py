@@ -257,21 +257,17 @@ def execute(
     """
     feeds = [session.feed(name) for name in requests]
     before = {"start": waited, cache.STAGE: _compile_locally(session, feeds[0])}
-    recorders = dict[str, _RunRecorder]()
+    first = "start Dagster" if len(feeds) == 1 else "wait"
     with session.terminal.progress() as meter, _open_ports(session, feeds) as open_ports:
+        progress = _FeedsProgress(meter, len(feeds))
+        reports = {f.name: meter if len(feeds) == 1 else progress.report_of(f.name) for f in feeds}
+        recorders = {name: _RunRecorder(report, before, first) for name, report in reports.items()}
         catching_up = skip is None and all(r == _CATCH_UP for r in requests.values())
         session.begin_spark(feeds[0], feeds if catching_up else (), open_ports)
         with fast_imports():
             from sluice.assets.execution import run_feeds
 
-        progress = _FeedsProgress(meter, len(feeds))
-
-        def report_of(name: str) -> Reporter:
-            first = "start Dagster" if len(feeds) == 1 else "wait"
-            report = meter if len(feeds) == 1 else progress.report_of(name)
-            return recorders.setdefault(name, _RunRecorder(report, before, first))
-
-        results = run_feeds(session.project, requests, report_of, open_ports, skip)
+        results = run_feeds(session.project, requests, recorders.__getitem__, open_ports, skip)
     runs = [
         TimedRun(f.name, requests[f.name], results[f.name], r.stop(), f.contract, r.met)
         for f, r in ((f, recorders[f.name]) for f in feeds)
