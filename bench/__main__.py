@@ -51,7 +51,9 @@ Months = Annotated[
     list[int] | None,
     typer.Option("--months", min=1, help="Of `age`: how many months of hours (again for more); without it, 1 and 12."),
 ]
-Write = Annotated[bool, typer.Option("--write", help="Write the results into docs/performance.md, its plot and .json.")]
+Write = Annotated[
+    bool, typer.Option("--write", help="Write the results into docs/developers/: performance.md, .json and plot.")
+]
 
 
 app = typer.Typer(
@@ -125,7 +127,7 @@ def run_benchmarks(
         measured = measure(request, session.terminal.note)
         session.terminal.show(*show(measured))
         return session.terminal.print_document(measured.document())
-    docs = Path(__file__).parents[1] / "docs"
+    docs = Path(__file__).parents[1] / "docs" / "developers"
 
     def keep(report: BenchReport) -> None:
         if write:

@@ -1,4 +1,4 @@
-"""How results are shown: tables on the terminal; a page, a plot and JSON in `docs/`."""
+"""How results are shown: tables on the terminal; a page, a plot and JSON in `docs/developers/`."""
 
 from __future__ import annotations
 

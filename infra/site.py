@@ -25,13 +25,16 @@ NAMES = ["-h", "--help"]
 def main() -> int:
     shutil.rmtree(PAGES, ignore_errors=True)
     shutil.copytree(ROOT / "docs", PAGES)
+    contributing = (ROOT / "CONTRIBUTING.md").read_text().replace("](docs/developers/", "](")
+    (PAGES / "developers/contributing.md").write_text(contributing)
     reference = PAGES / "reference"
     reference.mkdir()
     for name, text in (("commands", render_commands()), ("keys", render_keys()), ("python", render_python())):
         (reference / f"{name}.md").write_text(text)
     pages = {page.relative_to(PAGES): page for page in PAGES.rglob("*.md")}
     for name, page in pages.items():
-        page.write_text(_drop_outside_links(page.read_text(), levels=len(name.parts)))
+        text = page.read_text().replace("../../CONTRIBUTING.md", "contributing.md")
+        page.write_text(_drop_outside_links(text, levels=len(name.parts)))
     settings = (ROOT / "mkdocs.yml").read_text()
     if missing := [str(name) for name in pages if str(name) not in settings]:
         print(f"mkdocs.yml: nav lacks {', '.join(missing)}", file=sys.stderr)

@@ -110,7 +110,9 @@ def test_pages_wrap_at_120_characters(page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs/design").glob("*.md"))], ids=lambda page: page.stem
+    "page",
+    [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs/developers/design").glob("*.md"))],
+    ids=lambda page: page.stem,
 )
 def test_every_file_of_a_page_exists(page: Path) -> None:
     paths = re.findall(r"`((?:pipelines|resources|assets|cli|tests|infra)/[\w/.]*)`", page.read_text())

@@ -27,7 +27,9 @@ CONTRACT = """{"name": "orders", "expectations": [
     {"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 1}}]}"""
 
 ASKED = {
-    **dict.fromkeys(("--help", "init --help", "docs feeds", "docs design/ledger", "feeds check", "audit orders"), 0),
+    **dict.fromkeys(
+        ("--help", "init --help", "docs feeds", "docs developers/design/ledger", "feeds check", "audit orders"), 0
+    ),
     **dict.fromkeys(("compact orders --dry-run", "quarantine list orders"), 0),
     **dict.fromkeys(("status orders", "doctor orders"), 1),  # no Kafka answers
     **dict.fromkeys(("run orders", "run --all", "ui", "demo", "repair", "prune", "metrics", "audit cloud"), 2),

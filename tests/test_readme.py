@@ -111,7 +111,7 @@ def test_the_report_of_the_tutorial_is_one(tmp_path: Path) -> None:
 
 
 def test_ratios_are_those_that_were_measured() -> None:
-    measured = json.loads((ROOT / "docs" / "performance.json").read_text())["benchmarks"]
+    measured = json.loads((ROOT / "docs/developers/performance.json").read_text())["benchmarks"]
     ratios = {b["name"]: round(b["ratios"]["spark"], 1) for b in measured if b["ratios"]}
     said = README.read_text()
     assert f"{ratios['raw']}× raw, {ratios['typed']}× typed; {ratios['large']}× with records of 10 KB" in said

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-MODEL = TESTS.parent / "docs" / "THREAT-MODEL.md"
+MODEL = TESTS.parent / "docs/developers/threat-model.md"
 NAMED = re.compile(r"`([a-z0-9_/]+\.py)::(\w+)`")
 
 

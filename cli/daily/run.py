@@ -100,7 +100,7 @@ def run(
 
     Several feeds (--all, a list, or a pattern in quotes) are landed in one process and one run of Dagster, a few side
     by side. A feed that fails stops no other; the end names it, and the exit code is that of the worst. fleet.yaml
-    bounds how many are at work at once (sluice docs scale).
+    bounds how many are at work at once (sluice docs many-feeds).
 
     The next run finishes a run that died: nothing is read twice, and no row is visible twice. Windows and offsets may
     lie below the origin. Where the feed's limits end a run, the next run goes on.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from difflib import get_close_matches
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -40,7 +41,7 @@ def docs(
 
     $ sluice docs
     $ sluice docs feeds | less
-    $ sluice docs design/commit-fence
+    $ sluice docs developers/design/commit-fence
     """
     pages = _pages()
     if page is None:
@@ -58,13 +59,19 @@ def docs(
 
 
 def _pages() -> dict[str, Traversable]:
-    """Returns the pages by name, from the package: a link to docs/ in a checkout, files in a wheel."""
-    folder = resources.files("sluice") / "docs"
-    files = {file.name: file for file in folder.iterdir()}
-    files |= {f"design/{file.name}": file for file in (folder / "design").iterdir()}
-    return {
-        name.removesuffix(".md").removesuffix("/README"): files[name] for name in sorted(files) if name.endswith(".md")
-    }
+    """Returns the pages by name, users' pages first."""
+    files = dict(_walk(resources.files("sluice") / "docs"))
+    names = sorted(files, key=lambda name: (name.count("/"), name))
+    return {name.removesuffix(".md").removesuffix("/README"): files[name] for name in names}
+
+
+def _walk(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversable]]:
+    """Yields the Markdown files below a folder, with their paths."""
+    for file in folder.iterdir():
+        if file.is_dir():
+            yield from _walk(file, f"{prefix}{file.name}/")
+        elif file.name.endswith(".md"):
+            yield f"{prefix}{file.name}", file
 
 
 def _find_title(text: str) -> str:

@@ -1,5 +1,7 @@
 """Audits a feed: every offset from origin to frontier is in exactly one class, every part matches the ledger, and
-nothing else lies under `data/` (docs/design/audits.md; invariants by their number in docs/design/invariants.md).
+nothing else lies under `data/` (docs/developers/design/audits.md).
+
+Invariants have the numbers of docs/developers/design/invariants.md.
 
 `audit` checks the ledger and the files; `rescan` compares every value with Kafka.
 """
@@ -46,7 +48,7 @@ from sluice.pipelines.util.parallel import each
 
 @dataclass(frozen=True, slots=True)
 class AuditProblem:
-    """One violated invariant. `invariant` is its number in docs/design/invariants.md.
+    """One violated invariant. `invariant` is its number in docs/developers/design/invariants.md.
 
     For a problem with a file, `file` is its lake path and `remedy` the command that repairs it.
     """

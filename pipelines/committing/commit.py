@@ -1,4 +1,6 @@
-"""Moves the group's committed offsets to the frontier: fenced, never blocking landing (docs/design/commit-fence.md).
+"""Moves the group's committed offsets to the frontier: fenced, never blocking landing.
+
+Design: docs/developers/design/commit-fence.md
 
     1 own the partitions (ZooKeeper), join as the only member    refuse: GroupHeld
     2 init_transactions                fences an older committer of ours

@@ -1,4 +1,4 @@
-"""Optional files next to the feeds: `fleet.yaml` (docs/scale.md) and `notify.yaml` (docs/operating.md)."""
+"""Optional files next to the feeds: `fleet.yaml` (docs/many-feeds.md) and `notify.yaml` (docs/operating.md)."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ class QuarantineLimit(Settings):
 
 
 class Policies(Settings):
-    """The policy for each named event (docs/design/failures.md)."""
+    """The policy for each named event (docs/developers/design/failures.md)."""
 
     on_loss: OnLoss = OnLoss.FAIL
     on_group_moved: OnGroupMoved = OnGroupMoved.REFUSE

@@ -184,7 +184,7 @@ class PartWriter:
 
 SHARED_ROWS = 1 << 16
 """The number of rows from which a row group of a shared file ends, with a slice. Fewer take longer to write; more make
-readers of one partition skip more (docs/performance.md)."""
+readers of one partition skip more (docs/developers/performance.md)."""
 
 
 class SharedWriter:

@@ -1,4 +1,6 @@
-"""The ledger: an append-only, numbered log of JSON entries in the lake, and its fold (docs/design/ledger.md).
+"""The ledger: an append-only, numbered log of JSON entries in the lake, and its fold.
+
+Design: docs/developers/design/ledger.md
 
 It is the only source of truth for planned, landed, lost and committed offsets. It uses the lake through its port and
 does not know Kafka. Read `entries` (the kinds of entry) first, then `fold` (their combined meaning), then `log` (the

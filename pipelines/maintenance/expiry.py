@@ -113,7 +113,7 @@ def remove_retired(ledger: Ledger, lake: Lake) -> Removed:
     """Remove visible files that no longer count, and the manifests of windows with retired rows. Idempotent.
 
     Staged files of such parts go first, so that a sleeping run with an old fold cannot restore one
-    (docs/design/compaction-and-expiry.md).
+    (docs/developers/design/compaction-and-expiry.md).
     """
     feed = ledger.feed
     roll_forward(ledger, lake, feed)

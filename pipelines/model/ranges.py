@@ -1,4 +1,7 @@
-"""Arithmetic on half-open offset ranges `[start, end)`, the subtraction behind each plan (docs/design/requests.md)."""
+"""Arithmetic on half-open offset ranges `[start, end)`, the subtraction behind each plan.
+
+Design: docs/developers/design/requests.md
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The ways out when Sluice refuses: somebody accepts what happened to Kafka, with a reason (docs/design/failures.md).
+"""The ways out when Sluice refuses: somebody accepts what happened to Kafka, with a reason.
+
+Design: docs/developers/design/failures.md
 
     lost        owed offsets fell below the log start     → a loss; the frontier moves on
     recreated   the topic was deleted and created again   → a new life of each partition, from 0

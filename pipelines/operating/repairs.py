@@ -2,8 +2,8 @@
 
 Promises: nothing of a live owner is touched, and nothing under `data/` that the ledger does not know is deleted. Names
 are read first and the ledger afterwards, because a name that the fold does not know may be newer than the fold
-(docs/design/model-rules.md). Repair is idempotent. Over a `Pretended` lake it is the dry run: the same code without
-writes.
+(docs/developers/design/model-rules.md). Repair is idempotent. Over a `Pretended` lake it is the dry run: the same
+code without writes.
 """
 
 from __future__ import annotations

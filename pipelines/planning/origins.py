@@ -2,7 +2,7 @@
 
 An origin is pinned once. It is the group's committed offset or, on the first plan, the feed's `start`. A topic that
 appears later begins at its log start. A partition added to a known topic begins at 0, so that records deleted by
-retention before the first read count as a loss (docs/design/origins.md).
+retention before the first read count as a loss (docs/developers/design/origins.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Windows tile each partition by pinned boundaries, in whatever order windows run (docs/design/windows.md).
+"""Windows tile each partition by pinned boundaries, in whatever order windows run (docs/developers/design/windows.md).
 
 `boundary(T)` is the first offset whose record is stamped at or after T, over all records. If there is none, or its
 timestamp lies absurdly far ahead, the high watermark serves (`by_clock`). If transaction markers hide that record and

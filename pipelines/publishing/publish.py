@@ -2,7 +2,7 @@
 
 The entry is the commit point of the data. What is visible follows from it: for every batch that still has staging,
 `roll_forward` makes `data/` equal the live parts of the fold. Anyone may call it, any number of times, at the same time
-as others, and whoever left the staging (docs/design/publishing.md).
+as others, and whoever left the staging (docs/developers/design/publishing.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Dead letters: quarantined records, sent to a topic in the transaction of the commit (docs/design/dead-letters.md).
+"""Dead letters: quarantined records, sent to a topic in the transaction of the commit.
+
+Design: docs/developers/design/dead-letters.md
 
 A mark `n` in Kafka says two things, by one transaction: the offsets are committed, and the letters of everything that
 landing had published below number n are sent. So a commit owes the letters of what was published since the newest mark.

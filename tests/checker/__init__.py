@@ -1,4 +1,4 @@
-"""An independent checker: it decides invariants 1 to 14 and 16 of docs/design/invariants.md from outside.
+"""An independent checker: it decides invariants 1 to 14 and 16 of docs/developers/design/invariants.md from outside.
 
 It reads what producers logged, what Kafka's own tools print of the topics, of the log segments and of
 `__consumer_offsets`, the ledger's files and the Parquet files, and imports nothing of Sluice's reading path.

@@ -1,4 +1,4 @@
-"""Which of the invariants of docs/design/invariants.md hold, by what can be seen from outside.
+"""Which of the invariants of docs/developers/design/invariants.md hold, by what can be seen from outside.
 
  1 loss        each record that a consumer sees below the frontier is in a live part, in quarantine, or in a range that
                an entry names; each value that was acknowledged for good is there, too, or was lost by Kafka itself

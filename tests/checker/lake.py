@@ -173,7 +173,9 @@ def fetch_s3(uri: str, into: Path, endpoint: str | None = None, below: str = "")
 
 
 def part_name(topic: str, partition: int, start: int, end: int, batch: int, sequence: int) -> str:
-    """The only name that docs/design/layout.md allows for a part, by the encoding of topics as it is documented."""
+    """The only name that docs/developers/design/layout.md allows for a part, by the encoding of topics as it is
+    documented.
+    """
     suffix = f"-{sequence}" if sequence else ""
     return f"{encoded(topic)}-{partition}-{start}-{end}-b{batch}{suffix}.parquet"
 

@@ -1,4 +1,4 @@
-"""The ledger's meaning, folded from raw JSON by the words of docs/design, beside Sluice's own fold.
+"""The ledger's meaning, folded from raw JSON by the words of docs/developers/design, beside Sluice's own fold.
 
 `Book` keeps what later questions need: every range in its newest class, every receipt with the entry that superseded
 it, and where each partition's frontier stood after each entry. What the entries themselves break is in `broken`.
@@ -29,7 +29,7 @@ _KINDS = {"origin", "boundary", "plan", "own", "publish", "intent", "commit", "m
 
 @dataclass(frozen=True)
 class Broken:
-    """One way in which an invariant of docs/design/invariants.md does not hold, and where."""
+    """One way in which an invariant of docs/developers/design/invariants.md does not hold, and where."""
 
     invariant: int
     text: str

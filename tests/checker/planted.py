@@ -221,7 +221,9 @@ def append(folder: Folder, kind: str, **fields: Any) -> int:
 
 
 def pack(folder: Folder, first: int, end: int, forged: dict[int, bytes] | None = None) -> Path:
-    """Copy entries into a segment, by docs/design/ledger-growth.md; those that are `forged` say something else."""
+    """Copy entries into a segment, by docs/developers/design/ledger-growth.md; those that are `forged` say something
+    else.
+    """
     said = {n: (forged or {}).get(n, folder.said(n) or b"") for n in range(first, end)}
     sizes, rest = [(n, len(data)) for n, data in said.items()], b"".join(said.values())
     head = {"format": 1, "end": end, "entries": sizes, "sha256": hashlib.sha256(rest).hexdigest()}

@@ -1,7 +1,7 @@
-"""The tables of faults and promises of docs/guarantees.md, from what `make faults` kept.
+"""The tables of faults and promises of docs/developers/faults.md, from what `make faults` kept.
 
 python -m tests.faults.table .sluice/faults/seed-*.jsonl            prints them
-python -m tests.faults.table --write .sluice/faults/seed-*.jsonl    puts them between their marks in docs/guarantees.md
+python -m tests.faults.table --write .sluice/faults/seed-*.jsonl    puts them between their marks on that page
 
 One is of landing, one of republishing, which has a judge of its own. What nothing was kept of stays as it is.
 """
@@ -28,7 +28,7 @@ PROMISES: Mapping[str, tuple[int, ...]] = {
     "one log": (12,),
     "goes on when healed": (14,),
 }
-PAGE = Path(__file__).parents[2] / "docs" / "guarantees.md"
+PAGE = Path(__file__).parents[2] / "docs/developers/faults.md"
 Record = Mapping[str, Any]
 _ENDS = ("clean", "failed", "killed")
 _RUNS = "/".join(_ENDS)

@@ -1,7 +1,7 @@
 """The protocol's model, and Sluice's own code in its place.
 
-`protocol_model.py` explored the design (docs/design/model-rules.md). The real ledger, fold, plan, task, publication,
-commit, accept, merging, replay and expiry run over ports in memory, and are explored in the same way:
+`protocol_model.py` explored the design (docs/developers/design/model-rules.md). The real ledger, fold, plan, task,
+publication, commit, accept, merging, replay and expiry run over ports in memory, and are explored in the same way:
 
     scheduler.py     actors in threads, one at a time: every effect on a port hands control back
     world.py         the ports: logs, cluster, group coordinator, lake, liveness, engine; what happens by itself

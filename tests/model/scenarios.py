@@ -1,4 +1,6 @@
-"""Small worlds, each with the rivals and faults of a rule in docs/design/model-rules.md, and random bigger ones."""
+"""Small worlds, each with the rivals and faults of a rule in docs/developers/design/model-rules.md, and random bigger
+ones.
+"""
 
 from __future__ import annotations
 

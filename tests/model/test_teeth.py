@@ -1,4 +1,5 @@
-"""Removes each rule of docs/design/model-rules.md from Sluice's code: the exploration must find the breakage.
+"""Removes each rule of docs/developers/design/model-rules.md from Sluice's code: the exploration must find the
+breakage.
 
 | rule (`FIX` of the model) | what is taken out | what is found |
 |---|---|---|

@@ -1,4 +1,5 @@
-"""Checks the invariants of docs/design/invariants.md against the logs in memory after every effect and all faults.
+"""Checks the invariants of docs/developers/design/invariants.md against the logs in memory after every effect and all
+faults.
 
 The ledger is read by `tests.checker.ledger`, which shares nothing with Sluice's own fold; files are read as Parquet.
 """

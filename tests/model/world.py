@@ -2,7 +2,7 @@
 
 Each port asks the stage before an effect, so that a run may stop there for ever, or for as long as others please.
 Answers get lost only where the port's contract says so. What the ports are is said in `pipelines/ports.py`; whose
-semantics they have, in docs/design.
+semantics they have, in docs/developers/design.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Turns Kafka record bytes into Arrow columns, in compiled, bounds-checked loops (docs/design/decoding.md).
+"""Turns Kafka record bytes into Arrow columns, in compiled, bounds-checked loops (docs/developers/design/decoding.md).
 
     response ─► frames (headers) ─► decoder (CRC, transactions) ─► decompression ─► columns (rows) ─► chunks
 

@@ -1,4 +1,4 @@
-"""docs/seeds.md: every concept has its place, and every file that it names is there."""
+"""docs/developers/kafka-concepts.md: every concept has its place, and every file that it names is there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "seeds.md").read_text()
+PAGE = (ROOT / "docs/developers/kafka-concepts.md").read_text()
 ROWS = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| ")]
 
 
