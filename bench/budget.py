@@ -26,7 +26,7 @@ from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.landing.task import Assignment as Work
-from sluice.pipelines.landing.task import memory_shares
+from sluice.pipelines.landing.task import share_memory
 from sluice.pipelines.landing.writer import PartTarget, PartWriter
 from sluice.pipelines.model.plans import Request, RequestKind, Slice
 from sluice.pipelines.model.receipts import PartKind
@@ -82,7 +82,7 @@ def _fetch_slices(feed: Feed) -> list[HeldSlice]:
             if isinstance(got, FetchFailed):
                 raise got.error
             answers[got.index].append(got)
-    chunks, _ = memory_shares(slices, work)
+    chunks, _ = share_memory(slices, work)
     return [HeldSlice(s, tuple(answers[i]), chunks[s]) for i, s in enumerate(slices)]
 
 

@@ -24,7 +24,7 @@ from sluice.pipelines.errors import BatchRefused, Breach
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.receipts import EXAMPLES, Drift, DriftKind, Receipt
 from sluice.pipelines.util.units import many, show_window
-from sluice.pipelines.validation.drift import describe_drift, drift_of
+from sluice.pipelines.validation.drift import describe_drift, sum_drift
 
 SCHEMA = "schema"
 MOST_LISTED = 50
@@ -204,7 +204,7 @@ def _row(o: ExpectationOutcome) -> dict[str, str | int]:
 
 def _of_schema(books: LedgerView, window: int) -> CheckResult:
     receipts = books.receipts_in(window)
-    found = drift_of(receipts)
+    found = sum_drift(receipts)
     return {
         "passed": not found,
         "severity": dg.AssetCheckSeverity.WARN,

@@ -50,7 +50,7 @@ def behind(books: LedgerView, window: int) -> list[PartitionBehind]:
 
 def _behind(books: LedgerView, key: Key, frontier: int, end: int | None) -> PartitionBehind:
     here = Range(frontier, frontier + 1)
-    pieces = windows.pieces(books.state, key, here)
+    pieces = windows.cut_at_boundaries(books.state, key, here)
     holding = {b.id for b, s in books.state.live_slices() if s.key == key and s.range.meets(here)}
     live = next((m for m in books.live if m.batch in holding), None)
     return PartitionBehind(key, frontier, end, pieces[0].window if pieces else None, live)

@@ -246,7 +246,7 @@ def _provenances(view: LedgerView, batches: Sequence[Batch]) -> Metadata:
 
 def _boundaries(view: LedgerView, window: int, facts: BatchFacts) -> dg.TableMetadataValue:
     """Returns the window's offsets in each partition, by class."""
-    ranges = {k: windows.range_of(view.state, k, window, view.feed.window) for k in sorted(view.state.origins)}
+    ranges = {k: windows.find_range(view.state, k, window, view.feed.window) for k in sorted(view.state.origins)}
     by_key = facts.group(lambda r: r.slice.key)
     return _range_table([(k, r, by_key.get(k, BatchFacts(()))) for k, r in ranges.items() if r is not None])
 

@@ -60,7 +60,7 @@ class LedgerView:
     def live(self) -> tuple[Met, ...]:
         """The live batches, and whether their runs are alive, as far as that is known without waiting."""
         verdicts = owners.judge_batches(self.liveness, self.state.live(), watch=False)
-        return tuple(owners.met(self.feed.name, b, verdicts[b.id]) for b in self.state.live())
+        return tuple(owners.report_met(self.feed.name, b, verdicts[b.id]) for b in self.state.live())
 
     @cached_property
     def complete(self) -> frozenset[int]:
@@ -68,8 +68,8 @@ class LedgerView:
 
         The silence after a stray old stamp is not included: it may be half a million windows.
         """
-        owed = set(windows.owed_windows(self.state, self.feed.window, self.now))
-        listed, first = windows.manifest_windows(self.state, self.feed.window), self.state.first_window or 0
+        owed = set(windows.list_owed_windows(self.state, self.feed.window, self.now))
+        listed, first = windows.list_manifest_windows(self.state, self.feed.window), self.state.first_window or 0
         return frozenset(w for w in listed if w not in owed and (w >= first or self.is_complete(w)))
 
     def is_complete(self, window: int) -> bool:
@@ -87,11 +87,11 @@ class LedgerView:
         owed = holes[0] if holes else Range(at, at + 1)
         if (holes and at != self.state.origins[key].offset) or any(r.meets(owed) for r in self.state.reserved(key)):
             return False
-        return not any(p.window in self.state.published_in for p in windows.pieces(self.state, key, owed))
+        return not any(p.window in self.state.published_in for p in windows.cut_at_boundaries(self.state, key, owed))
 
     def ends(self, window: int) -> Mapping[Key, int | None]:
         """Where a window ends in each current partition; None until that is resolved."""
-        ranges = {k: windows.range_of(self.state, k, window, self.feed.window) for k in self.frontiers}
+        ranges = {k: windows.find_range(self.state, k, window, self.feed.window) for k in self.frontiers}
         return {k: r.end if r else None for k, r in ranges.items()}
 
     def ending(self, key: Key, after: int, until: int) -> range:
@@ -203,7 +203,7 @@ class LedgerView:
 
     def _publishing(self, window: int) -> list[Batch]:
         """The batches that published something in a window, in order."""
-        within = windows.begun_within(self.state, window, self.feed.window)
+        within = windows.list_windows_within(self.state, window, self.feed.window)
         numbers = {n for w in within for n in self.state.published_in.get(w, ())}
         return [self.state.batches[self._published[n]] for n in sorted(numbers)]
 

@@ -105,7 +105,7 @@ def _told_of_storage(home: Path) -> Iterator[None]:
                 remedy=f"start it, or fix `storage` in {home / 'dagster.yaml'}, and run again: what landed is safe",
             ) from error
         if any(isinstance(c, ModuleNotFoundError) and c.name == "dagster_postgres" for c in causes):
-            raise extras.lacks("dagster_postgres") from error
+            raise extras.build_missing_error("dagster_postgres") from error
         raise
 
 

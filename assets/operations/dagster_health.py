@@ -21,7 +21,7 @@ from sluice.assets.operations.dead_runs import under_way
 from sluice.assets.runs.run_session import pool
 from sluice.assets.specs.feed_files import FeedFiles
 from sluice.pipelines.errors import docs_command
-from sluice.pipelines.model.health import Diagnosis, failed, of_error, ok, skipped, warning
+from sluice.pipelines.model.health import Diagnosis, of_error, report_failure, report_ok, report_skipped, report_warning
 from sluice.pipelines.util.units import many, show_about
 from sluice.resources.health import Check, examine
 from sluice.resources.project import Project
@@ -38,14 +38,14 @@ def examine_project(project: Project, files: FeedFiles) -> list[Diagnosis]:
     found = examine((project, files), FILES)
     home = Home(project.dagster_home)
     if not home.used:
-        return [*found, skipped("Dagster", f"{home.folder} is not in use yet; the first run makes it")]
+        return [*found, report_skipped("Dagster", f"{home.folder} is not in use yet; the first run makes it")]
     try:
         with dg.DagsterInstance.from_ref(quiet_ref(home.folder)) as instance:
             used = Used(project, instance, tuple(sorted(files.feeds)))
-            return [*found, ok("Dagster", f"home {home.folder}, {_storage(instance)}"), *examine(used, INSTANCE)]
+            return [*found, report_ok("Dagster", f"home {home.folder}, {_storage(instance)}"), *examine(used, INSTANCE)]
     except Exception as error:  # noqa: BLE001 - a configuration or a database: whatever Dagster raises, it may hold secrets
         what = f"the instance in {home.folder} does not open ({type(error).__name__})"
-        return [*found, failed("Dagster", what, f"DAGSTER_HOME={home.folder} dagster instance info says why")]
+        return [*found, report_failure("Dagster", what, f"DAGSTER_HOME={home.folder} dagster instance info says why")]
 
 
 # -- files
@@ -56,11 +56,11 @@ Files = tuple[Project, FeedFiles]
 def feeds(of: Files) -> Iterator[Diagnosis]:
     project, files = of
     if files.feeds:
-        yield ok(
+        yield report_ok(
             "feeds", f"{many(len(files.feeds), 'feed')} in {project.feeds_folder}: {', '.join(sorted(files.feeds))}"
         )
     elif not files.broken:
-        yield warning(
+        yield report_warning(
             "feeds",
             f"no feed in {project.feeds_folder}",
             f"sluice init writes one; {docs_command('feeds')} has every key",
@@ -71,7 +71,7 @@ def feeds(of: Files) -> Iterator[Diagnosis]:
 def reports(of: Files) -> Iterator[Diagnosis]:
     found = read_reports(of[0], of[1].feeds)
     if found.reports:
-        yield ok("reports", f"{many(len(found.reports), 'report')}: {', '.join(sorted(found.reports))}")
+        yield report_ok("reports", f"{many(len(found.reports), 'report')}: {', '.join(sorted(found.reports))}")
     yield from (of_error("reports", error) for error in found.broken.values())
 
 
@@ -124,9 +124,11 @@ def schema(of: Used) -> Iterator[Diagnosis]:
     }
     old = [name for name, store in stores.items() if store and (at := store.alembic_version()) and at[0] != at[1]]
     if old:
-        yield failed("schema", f"the tables of {', '.join(old)} are of another Dagster", "dagster instance migrate")
+        yield report_failure(
+            "schema", f"the tables of {', '.join(old)} are of another Dagster", "dagster instance migrate"
+        )
     else:
-        yield ok("schema", f"as Dagster {dg.__version__} wants it")
+        yield report_ok("schema", f"as Dagster {dg.__version__} wants it")
 
 
 def daemon(of: Used) -> Iterator[Diagnosis]:
@@ -145,11 +147,11 @@ def daemon(of: Used) -> Iterator[Diagnosis]:
     )
     remedy = "sluice ui; as a service: dagster-daemon run, with this DAGSTER_HOME"
     if not dead:
-        yield ok("daemon", f"it lives: {last}")
+        yield report_ok("daemon", f"it lives: {last}")
     elif wait:
-        yield failed("daemon", f"{last}, and {' and '.join(wait)}", remedy)
+        yield report_failure("daemon", f"{last}, and {' and '.join(wait)}", remedy)
     else:
-        yield skipped("daemon", f"{last}; no schedule or sensor is on, and no run waits for it", remedy)
+        yield report_skipped("daemon", f"{last}; no schedule or sensor is on, and no run waits for it", remedy)
 
 
 def runs(of: Used) -> Iterator[Diagnosis]:
@@ -158,9 +160,11 @@ def runs(of: Used) -> Iterator[Diagnosis]:
     dead = [run for run in found if run.is_dead]
     if dead:
         which = f"{many(len(dead), 'run')} of {len(found)} under way {'is' if len(dead) == 1 else 'are'} dead"
-        yield warning("runs", which, "sluice unstick")
+        yield report_warning("runs", which, "sluice unstick")
     else:
-        yield ok("runs", f"{many(len(found), 'run')} under way, none known to be dead" if found else "none under way")
+        yield report_ok(
+            "runs", f"{many(len(found), 'run')} under way, none known to be dead" if found else "none under way"
+        )
 
 
 def concurrency(of: Used) -> Iterator[Diagnosis]:
@@ -171,7 +175,7 @@ def concurrency(of: Used) -> Iterator[Diagnosis]:
     limits = log.get_pool_limits() if log.supports_global_concurrency_limits else ()
     if shut := [p.name for p in limits if p.name.startswith(POOLS) and p.limit == 0]:
         what = f"{', '.join(shut)} let{'s' if len(shut) == 1 else ''} no run go: the limit is 0"
-        yield failed("concurrency", what, f"dagster instance concurrency set {shut[0]} 1")
+        yield report_failure("concurrency", what, f"dagster instance concurrency set {shut[0]} 1")
     pools = config.pool_config
     granularity = pools.pool_granularity.value if pools.pool_granularity else "op"
     queue = config.run_queue_config
@@ -184,13 +188,13 @@ def concurrency(of: Used) -> Iterator[Diagnosis]:
             f" and {len(free) - _POOLS_NAMED} more" if free[_POOLS_NAMED:] else ""
         )
         what = f"{said}; no limit of 1 on {named}: two runs of a feed do not wait for each other, the later is refused"
-        yield warning("concurrency", what, f"dagster instance concurrency set {free[0]} 1, and so for each feed")
+        yield report_warning("concurrency", what, f"dagster instance concurrency set {free[0]} 1, and so for each feed")
     elif granularity != "run":
         what = f"{said}: a run that was killed keeps its slot, and later ones wait for it"
         remedy = "in dagster.yaml: run_monitoring: {enabled: true, free_slots_after_run_end_seconds: 300}; or"
-        yield warning("concurrency", what, f"{remedy} concurrency: {{pools: {{granularity: run}}}}")
+        yield report_warning("concurrency", what, f"{remedy} concurrency: {{pools: {{granularity: run}}}}")
     else:
-        yield ok("concurrency", said)
+        yield report_ok("concurrency", said)
 
 
 INSTANCE: tuple[Check[Used], ...] = (

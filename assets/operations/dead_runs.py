@@ -22,7 +22,7 @@ from sluice.assets.specs.asset_specs import Keys
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.receipts import Life, Verdict
-from sluice.pipelines.publishing.owners import outlook
+from sluice.pipelines.publishing.owners import describe_outlook
 from sluice.resources.liveness import process_gone
 from sluice.resources.project import Project
 
@@ -142,7 +142,9 @@ class Lakes:
         with self.open_ports(feed) as edges:
             live = Ledger(edges.lake, feed.name, edges.clock).read().live()
             mine = [b for b in live if b.owner.run == run]
-            return [LeftBatch(feed.name, b.id, str(b.request), *outlook(edges.lake, feed.name, b)) for b in mine]
+            return [
+                LeftBatch(feed.name, b.id, str(b.request), *describe_outlook(edges.lake, feed.name, b)) for b in mine
+            ]
 
 
 # -- evidence

@@ -17,7 +17,7 @@ from sluice.assets.events.ledger_view import LedgerView
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Reporter
 from sluice.pipelines.operating.repairs import RepairFinding, RepairKind, ends
-from sluice.pipelines.publishing.owners import asking
+from sluice.pipelines.publishing.owners import format_request
 from sluice.pipelines.util.units import many, parse_window, show_window
 
 
@@ -75,7 +75,7 @@ def _overtold_findings(instance: dg.DagsterInstance, books: LedgerView) -> Itera
         end = windows[-1] + books.feed.window.length
         asked = Request(RequestKind.WINDOW, window=windows[0], until=end)
         ways = (
-            f"{asking(name, asked)}   lands what is owed",
+            f"{format_request(name, asked)}   lands what is owed",
             "or is theirs another lake than this one?",
         )
         yield RepairFinding(RepairKind.OVERTOLD, text, remedy=ways, items=names)

@@ -13,7 +13,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.tip import Tip
 from sluice.pipelines.planning.origins import check_cluster
-from sluice.pipelines.planning.windows import owed_windows
+from sluice.pipelines.planning.windows import list_owed_windows
 from sluice.pipelines.ports import Ports
 
 
@@ -69,7 +69,7 @@ class OwedWindows:
             found = _Found(place, known.ledger, known.number, [*known.owed, *closed], max(until, known.until))
         else:
             state, now = Ledger(edges.lake, feed.name, edges.clock).read(), edges.clock()
-            owed = owed_windows(state, feed.window, now)
+            owed = list_owed_windows(state, feed.window, now)
             found = _Found(place, state.ledger_id, state.number, owed, feed.window.last_boundary(now))
             if not state.known():
                 return owed  # nothing has begun: only the newest window is owed

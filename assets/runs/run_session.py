@@ -137,11 +137,11 @@ class RunSession:
         if self.report is None or logs.as_json():
             reports.append(_stages(log))
 
-        here = logs.here()
+        here = logs.get_context()
 
         def heeding(progress: Progress) -> None:
             self.stop.check()
-            with logs.about(**here):  # a thread of its own reports the progress of a batch
+            with logs.log_context(**here):  # a thread of its own reports the progress of a batch
                 for report in reports:
                     report(progress)
 
@@ -157,7 +157,7 @@ class RunSession:
         """
         try:
             with (
-                logs.about(run=context.run.run_id, feed=feed or None, window=_window_of(context)),
+                logs.log_context(run=context.run.run_id, feed=feed or None, window=_window_of(context)),
                 logs.restore_handlers(context.log),
                 tracing.step(context.op_def.name, context.run.run_id, feed=feed or None, window=_window_of(context)),
                 self._stopped(),

@@ -41,7 +41,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Progress
-from sluice.pipelines.planning.windows import OpenWindows, earliest
+from sluice.pipelines.planning.windows import OpenWindows, find_earliest
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.status.watch import WatchResult, view, watch
 from sluice.pipelines.util.units import many, show_duration, show_window
@@ -257,7 +257,7 @@ class LandStep:
         run.report(Progress("tell"))
         books = books_now()
         remember_topics(session.project, feed, {k.topic for k in landed.frontiers})
-        remember(session.project, feed.name, first_window=earliest(books.state))
+        remember(session.project, feed.name, first_window=find_earliest(books.state))
         watched = None
         if not landed.failures:  # after failures Kafka may be away, and a question would take minutes
             yield from _read_topics(context, edges, landed, books)

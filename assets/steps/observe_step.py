@@ -13,7 +13,7 @@ from sluice.pipelines.errors import UnknownTopic
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.kafka import PartitionState
-from sluice.pipelines.planning.origins import key_of
+from sluice.pipelines.planning.origins import find_key
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.status.outlook import Outlook, look_ahead
 
@@ -64,7 +64,7 @@ def partitions_of(edges: Ports, feed: Feed, topics: Iterable[str]) -> Topics:
 
 def outlook_of(edges: Ports, feed: Feed, state: State, seen: Topics) -> Outlook:
     """Returns the outlook of the feed in these topics."""
-    partitions = {key_of(state, p): p for ps in seen.values() for p in ps}
+    partitions = {find_key(state, p): p for ps in seen.values() for p in ps}
     now = edges.clock()
     return look_ahead(feed, Ledger(edges.lake, feed.name, edges.clock), state, edges.cluster, partitions, now)
 

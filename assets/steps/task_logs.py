@@ -20,14 +20,14 @@ def tell(landed: Landed) -> None:
     if not logs.as_json():
         return
     for batch in landed.batches:
-        with logs.about(batch=batch.batch):
+        with logs.log_context(batch=batch.batch):
             _tell_batch(batch)
 
 
 def _tell_batch(batch: BatchResult) -> None:
     failed = {f.slice: f for f in batch.failures}
     for task, spent in by_task(batch.plan, batch.receipts):
-        with logs.about(task=task.index, window=_window(task)):
+        with logs.log_context(task=task.index, window=_window(task)):
             _tell_task(task, spent)
             for f in (failed[s] for s in task.slices if s in failed):
                 _tell_failure(f)

@@ -149,18 +149,18 @@ def _prove(
 
 def _strict(feed: Feed, edges: Ports, ledger: Ledger, report: AuditReport) -> Strict:
     from sluice.pipelines.audit.strict_audit import strict
-    from sluice.pipelines.batch.survey import survey
+    from sluice.pipelines.batch.survey import take_survey
 
-    return strict(ledger, edges.lake, feed, survey(feed, edges, ledger), report)
+    return strict(ledger, edges.lake, feed, take_survey(feed, edges, ledger), report)
 
 
 def _rescan(session: Session, feed: Feed, edges: Ports, ledger: Ledger, report: AuditReport) -> AuditReport:
     session.compile()
     from sluice.pipelines.audit.rescan import CurrentLog, rescan
-    from sluice.pipelines.batch.survey import survey
+    from sluice.pipelines.batch.survey import take_survey
     from sluice.resources.spark.executor import Wiring
 
-    today = survey(feed, edges, ledger).partitions
+    today = take_survey(feed, edges, ledger).partitions
     with session.terminal.progress() as meter, Wiring.of(feed).open(feed.isolation, feed.shape) as tools:
 
         def report_progress(done: int, total: int) -> None:

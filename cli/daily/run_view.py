@@ -152,12 +152,12 @@ def _partition_table(batches: BatchFacts) -> RenderableType:
 
 
 def _notices(run: TimedRun, landed: Landed) -> list[RenderableType]:
-    from sluice.pipelines.batch.result import by_message, first_of
+    from sluice.pipelines.batch.result import by_message, describe_first
 
     alike = by_message(landed.failures).items()
     return [
         *([warn(landed.start_not_used)] if landed.start_not_used else []),
-        *(bad(f"{first_of(of)} stay{'' if of[1:] else 's'} owed: {message}") for message, of in alike),
+        *(bad(f"{describe_first(of)} stay{'' if of[1:] else 's'} owed: {message}") for message, of in alike),
         *_losses(landed),
         *(
             warn(

@@ -23,7 +23,7 @@ from sluice.pipelines.model.receipts import Life, Met
 from sluice.pipelines.operating.feed_status import FeedStatus, read_status, try_read_status
 from sluice.pipelines.status.window_state import Standing
 from sluice.pipelines.util.documents import document_of
-from sluice.pipelines.util.parallel import each
+from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import many, show_about, show_duration, show_instant, show_window
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def status(
             statuses = [read_status(session.open_ports, feeds[feed], last)]
         else:
             with session.shared_edges(feeds.values()) as open_ports:
-                statuses = each(lambda f: try_read_status(open_ports, f, last), list(feeds.values()), _PATIENCE)
+                statuses = map_parallel(lambda f: try_read_status(open_ports, f, last), list(feeds.values()), _PATIENCE)
         others = {} if feed else _without_files(session)
     broken = {} if feed else session.files.broken
     session.terminal.show(
@@ -86,14 +86,14 @@ def status(
 
 def _without_files(session: Session) -> dict[str, list[str]]:
     """By lake, its ledgers that no feed file of the project is of. A lake that does not answer has none."""
-    from sluice.pipelines.ledger.neighbours import feeds_without_files
+    from sluice.pipelines.ledger.neighbours import list_feeds_without_files
     from sluice.resources.lake import open_lake
 
     names = {*session.files.feeds, *(path.stem for path in session.files.broken)}
     out = dict[str, list[str]]()
     for feed in {f.lake: f for f in session.files.feeds.values()}.values():
         with suppress(SluiceError):
-            out[str(feed.lake)] = feeds_without_files(open_lake(feed), names)
+            out[str(feed.lake)] = list_feeds_without_files(open_lake(feed), names)
     return {lake: others for lake, others in out.items() if others}
 
 

@@ -143,7 +143,7 @@ def _start(project: Project, address: str, servers: Servers) -> None:
     from sluice.assets.specs.feed_files import read_shapes
 
     if importlib.util.find_spec("dagster_webserver") is None:
-        raise extras.lacks("dagster_webserver")
+        raise extras.build_missing_error("dagster_webserver")
     home = prepare_home(project)
     with open_instance(project) as instance:
         feeds = read_shapes(project).feeds  # a wrong file shows there, and keeps nobody from looking
@@ -168,7 +168,7 @@ def _start(project: Project, address: str, servers: Servers) -> None:
 
 def _meeting_place() -> Path:
     """A folder that nobody else may enter, with a path that is short enough for a socket in it."""
-    folder = scratch.root()
+    folder = scratch.get_root()
     return folder if len(os.fsencode(folder / "code.sock")) <= _SOCKET else Path(tempfile.mkdtemp(dir="/tmp"))
 
 

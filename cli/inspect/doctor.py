@@ -16,7 +16,7 @@ from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
 from sluice.cli.terminal.output import bad, good, heading, safe, warn
 from sluice.pipelines.errors import SetupError, SluiceError, UsageError
-from sluice.pipelines.model.health import Diagnosis, Health, of_error, skipped
+from sluice.pipelines.model.health import Diagnosis, Health, of_error, report_skipped
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.units import many
@@ -115,7 +115,10 @@ def _project(session: Session, files: FeedFiles) -> list[Diagnosis]:
         with extras.name_missing():
             from sluice.assets.operations.dagster_health import examine_project  # late: it loads Dagster
     except SetupError as error:  # who only reads needs none
-        return [*(of_error("feeds", e) for e in files.broken.values()), skipped("Dagster", error.message, error.remedy)]
+        return [
+            *(of_error("feeds", e) for e in files.broken.values()),
+            report_skipped("Dagster", error.message, error.remedy),
+        ]
     return examine_project(session.project, files)
 
 
@@ -140,12 +143,12 @@ def _lake(feeds: Sequence[Feed], names: Collection[str]) -> list[Diagnosis]:
 
     lake = examine_lake(feeds[0].lake, feeds[0].s3)
     if any(one.health is Health.FAILED for one in lake):
-        return [*lake, skipped("ledger", "not read: see above")]
+        return [*lake, report_skipped("ledger", "not read: see above")]
     try:
         with extras.name_missing():
             from sluice.resources.health.lake_checks import examine_ledgers
     except SetupError as error:  # who only reads has no client of Kafka
-        return [*lake, skipped("ledger", error.message, error.remedy)]
+        return [*lake, report_skipped("ledger", error.message, error.remedy)]
     return [*lake, *examine_ledgers(feeds, names)]
 
 

@@ -9,11 +9,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sluice.pipelines.errors import LakeUnavailable, PartUnreadable, SluiceError
-from sluice.pipelines.model.figures import Figure, figure
+from sluice.pipelines.model.figures import Figure, build_figure
 from sluice.pipelines.model.receipts import Life, PartKind
 from sluice.pipelines.operating.feed_status import FeedStatus, read_status_through
 from sluice.pipelines.status.window_state import Standing
-from sluice.pipelines.util.parallel import each
+from sluice.pipelines.util.parallel import map_parallel
 
 if TYPE_CHECKING:
     from sluice.cli.app.invocation import OpenPorts, Session
@@ -30,10 +30,13 @@ def take_figures(session: Session, feeds: Sequence[Feed], broken: int, last: int
     """Returns the figures of feeds and their `last` windows. A feed that cannot be inspected has `sluice_up` 0."""
     began = time.time()
     with session.shared_edges(feeds) as open_ports:
-        figures = [f for of in each(lambda feed: of_feed(open_ports, feed, last), list(feeds)) for f in of]
+        figures = [f for of in map_parallel(lambda feed: of_feed(open_ports, feed, last), list(feeds)) for f in of]
     figures += _of_runs(session, feeds)
-    figures.append(figure("broken_feed_files", broken))
-    figures += [figure("look_timestamp_seconds", began), figure("look_duration_seconds", time.time() - began)]
+    figures.append(build_figure("broken_feed_files", broken))
+    figures += [
+        build_figure("look_timestamp_seconds", began),
+        build_figure("look_duration_seconds", time.time() - began),
+    ]
     return figures
 
 
@@ -46,9 +49,9 @@ def of_feed(open_ports: OpenPorts, feed: Feed, last: int) -> list[Figure]:
             ledger = Ledger(edges.lake, feed.name, edges.clock)
             status = read_status_through(edges, feed, ledger, last)
             figures = [*_of_ledger(ledger, edges.lake)] if status.partitions or status.last else []
-            return [figure("up", status.error is None, feed.name), *_of_status(status), *figures]
+            return [build_figure("up", status.error is None, feed.name), *_of_status(status), *figures]
     except SluiceError:
-        return [figure("up", 0, feed.name)]
+        return [build_figure("up", 0, feed.name)]
 
 
 # -- where a feed stands
@@ -56,20 +59,20 @@ def of_feed(open_ports: OpenPorts, feed: Feed, last: int) -> list[Figure]:
 
 def _of_status(s: FeedStatus) -> Iterator[Figure]:
     for state in Standing:
-        yield figure("windows", sum(w.standing is state for w in s.windows), s.feed, str(state).replace(" ", "_"))
+        yield build_figure("windows", sum(w.standing is state for w in s.windows), s.feed, str(state).replace(" ", "_"))
     lives = Counter(m.verdict.life for m in s.met.values())
     for life, word in LIVES.items():
-        yield figure("live_batches", lives[life], s.feed, word)
-    yield figure("refused_batches", len(s.refused), s.feed)
-    yield figure("held_back_offsets", sum(h.offsets for h in s.held), s.feed)
+        yield build_figure("live_batches", lives[life], s.feed, word)
+    yield build_figure("refused_batches", len(s.refused), s.feed)
+    yield build_figure("held_back_offsets", sum(h.offsets for h in s.held), s.feed)
     by_topic: Counter[str] = Counter()
     for p in s.partitions:
         if p.lag is not None:
             by_topic[p.key.topic] += p.lag
     for topic, lag in sorted(by_topic.items()):
-        yield figure("lag_offsets", lag, s.feed, topic)
+        yield build_figure("lag_offsets", lag, s.feed, topic)
     if s.outlook:
-        yield figure("uncommitted_offsets", s.uncommitted, s.feed)
+        yield build_figure("uncommitted_offsets", s.uncommitted, s.feed)
         yield from _of_outlook(s.feed, s.outlook)
 
 
@@ -81,7 +84,7 @@ def _of_outlook(feed: str, outlook: Outlook) -> Iterator[Figure]:
         "catch_up_seconds": None if outlook.eta is None else outlook.eta / 1000,
         "lost_offsets": sum(r.span for o in outlook.lost for r in o.lost),
     }
-    yield from (figure(name, value, feed) for name, value in numbers.items() if value is not None)
+    yield from (build_figure(name, value, feed) for name, value in numbers.items() if value is not None)
     spans: Counter[str] = Counter()
     remaining: dict[str, float] = {}
     for risk in outlook.at_risk:
@@ -89,8 +92,8 @@ def _of_outlook(feed: str, outlook: Outlook) -> Iterator[Figure]:
         spans[topic] += sum(r.span for r in risk.ranges)
         remaining[topic] = min(seconds, remaining.get(topic, seconds))
     for topic, seconds in sorted(remaining.items()):
-        yield figure("retention_at_risk_offsets", spans[topic], feed, topic)
-        yield figure("retention_left_seconds", seconds, feed, topic)
+        yield build_figure("retention_at_risk_offsets", spans[topic], feed, topic)
+        yield build_figure("retention_left_seconds", seconds, feed, topic)
 
 
 def _of_ledger(ledger: Ledger, lake: Lake) -> Iterator[Figure]:
@@ -115,7 +118,7 @@ def _refused_records(feed: str, entry: PublishEntry, lake: Lake) -> Iterator[Fig
     for fault in faults_of([p.path for p in parts], lake):
         reasons[fault.kind.expectation or fault.kind.reason] += fault.records
     for reason, records in sorted(reasons.items()):
-        yield figure("last_batch_quarantined_records", records, feed, reason)
+        yield build_figure("last_batch_quarantined_records", records, feed, reason)
 
 
 # -- runs
@@ -132,4 +135,4 @@ def _of_runs(session: Session, feeds: Sequence[Feed]) -> list[Figure]:
         recent = recent_runs(session.project, feeds)
     except SluiceError:
         return []
-    return [figure("runs", runs, *labels) for labels, runs in sorted(recent.items())]
+    return [build_figure("runs", runs, *labels) for labels, runs in sorted(recent.items())]

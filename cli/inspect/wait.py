@@ -86,12 +86,12 @@ def _looking(feed: Feed, edges: Ports, start: int) -> Look:
         state_of_window = standing(state, feed.window, start, edges.clock())
         landed = state_of_window.standing is Standing.LANDED
         return state_of_window, landed and (
-            manifest.stands(edges.lake, feed.name, start, feed.window) or _visible(ledger)
+            manifest.is_declared(edges.lake, feed.name, start, feed.window) or _visible(ledger)
         )
 
     def _visible(ledger: Ledger) -> bool:
-        parts = manifest.files(ledger, start, feed.window).parts
-        return not manifest.missing(edges.lake, parts)
+        parts = manifest.read_window_files(ledger, start, feed.window).parts
+        return not manifest.find_missing(edges.lake, parts)
 
     return look
 

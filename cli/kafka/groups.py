@@ -30,8 +30,8 @@ from sluice.pipelines.model.consumer_groups import (
     GroupView,
     ListedGroup,
     OffsetExpiry,
-    expiry,
-    kind_with_proposal,
+    estimate_expiry,
+    format_kind,
 )
 from sluice.pipelines.model.kafka import CommittedOffset, Isolation, TopicPartition
 from sluice.pipelines.model.ranges import Range, union
@@ -130,7 +130,7 @@ def _list_view(
     out: list[RenderableType] = [heading("Groups", f"{len(listed)} at {describe_store(feed)}")]
     out += [table(names, [*rows, *missing], optional="coordinator protocol")] if rows or missing else [Text("  none")]
     newer = sorted({g.kind for g in listed} & set(KINDS) - {"classic"})
-    out += [Text(), facts(*((kind_with_proposal(kind), KINDS[kind]) for kind in newer))] if newer else []
+    out += [Text(), facts(*((format_kind(kind), KINDS[kind]) for kind in newer))] if newer else []
     busy = [g.name for g in listed if g.name in owners and g.state not in _FREE]
     return [
         *out,
@@ -153,7 +153,7 @@ def _state(state: str) -> Text:
 
 
 def _protocol(g: ListedGroup) -> str:
-    return (g.protocol_type or "–") if g.kind in ("", "classic") else kind_with_proposal(g.kind)
+    return (g.protocol_type or "–") if g.kind in ("", "classic") else format_kind(g.kind)
 
 
 def _listed_document(g: ListedGroup, owner: str | None) -> dict[str, Any]:
@@ -330,7 +330,7 @@ def look(session: Session, feed: Feed, name: str) -> GroupReport:
         GroupOffset(tp, at := committed.get(tp), ends.get(tp), view.holder(tp), tp in wanted, books.describe_note(at))
         for tp in sorted({*committed, *assigned})
     )
-    lasts, others = expiry(view, retention, books.last_commit), list_strangers(feed, view)
+    lasts, others = estimate_expiry(view, retention, books.last_commit), list_strangers(feed, view)
     return GroupReport(view, owners.get(name), tuple(rows), lasts, others)
 
 
@@ -437,7 +437,7 @@ def _view(report: GroupReport) -> list[RenderableType]:
 def _protocol_told(view: GroupView) -> str:
     by = ", ".join(part for part in (view.protocol_type, view.assignor) if part and part != view.kind)
     text = KINDS.get(view.kind, "which is new to Sluice")
-    return f"{kind_with_proposal(view.kind)}{f' ({by})' if by else ''}, {text}"
+    return f"{format_kind(view.kind)}{f' ({by})' if by else ''}, {text}"
 
 
 def _retention_text(retention: OffsetExpiry) -> str:

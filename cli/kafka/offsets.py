@@ -356,10 +356,10 @@ def _reset(session: Session, feed: Feed, aim: OffsetTarget | Path, order: _Order
 
 def _moves(desk: OffsetsContext, target: OffsetTarget, only: Sequence[TopicPartition]) -> tuple[Move, ...]:
     from sluice.pipelines.operating.move_offsets import Aim, resolve, spots_concerned
-    from sluice.pipelines.planning.origins import incarnation_change
+    from sluice.pipelines.planning.origins import check_incarnation
 
     spots = spots_concerned(target, desk.choose(only), all_of_them=bool(only))
-    for another in (incarnation_change(desk.state, s.kafka, {}) for s in spots):
+    for another in (check_incarnation(desk.state, s.kafka, {}) for s in spots):
         if another is not None:
             raise another.error
     times = {s.tp: target.number for s in spots} if target.aim is Aim.TIME else {}

@@ -94,13 +94,13 @@ def _list_spots(feed: Feed, edges: Ports, groups: Groups, name: str, state: Stat
     """The partitions that the feed reads; of another group those that it has offsets in, if it has any."""
     from sluice.pipelines.feed.topic_selection import match
     from sluice.pipelines.operating.move_offsets import Spot
-    from sluice.pipelines.planning.origins import key_of
+    from sluice.pipelines.planning.origins import find_key
 
     visible = edges.cluster.topics()
     committed = groups.committed(name)
     topics = {tp.topic for tp in committed} & set(visible) if name != feed.group else set()
     partitions = edges.cluster.partitions(sorted(topics or match(feed.topics, visible)), feed.isolation)
-    keys = [key_of(state, p) for p in partitions]
+    keys = [find_key(state, p) for p in partitions]
     return tuple(
         Spot(p, key, committed.get(p.tp), state.frontier(key) if key in state.origins else None)
         for p, key in zip(partitions, keys, strict=True)

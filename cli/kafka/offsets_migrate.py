@@ -92,9 +92,9 @@ def _find_other_store(text: str) -> OffsetStore:
 
 def _logs(feed: Feed, cluster: Any, only: Sequence[TopicPartition]) -> tuple[PartitionState, ...]:
     """All partitions that the feed reads, or those named. Raises UsageError for one that it does not."""
-    from sluice.pipelines.batch.survey import topics_read
+    from sluice.pipelines.batch.survey import list_topics
 
-    partitions = {p.tp: p for p in cluster.partitions(topics_read(feed, cluster), feed.isolation)}
+    partitions = {p.tp: p for p in cluster.partitions(list_topics(feed, cluster), feed.isolation)}
     if unknown := next((tp for tp in only if tp not in partitions), None):
         raise UsageError(
             f"{unknown} is not there, or {feed.name} does not read it",

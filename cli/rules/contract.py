@@ -141,7 +141,7 @@ def _open_sample(session: Session, feed: Feed, shape: Shape, request: _SampleReq
     from sluice.resources.spark.executor import Wiring
 
     slices, complete, earlier = _slices(session, feed, request)
-    with TemporaryDirectory(dir=scratch.root()) as folder, session.terminal.progress() as meter:
+    with TemporaryDirectory(dir=scratch.get_root()) as folder, session.terminal.progress() as meter:
         lake = LocalLake(Path(folder))
         writers = writers_of(feed, open_lake(feed), keep=False)
         with replace(Wiring.of(feed), writers=writers).open(feed.isolation, shape) as tools:
@@ -155,10 +155,10 @@ def _open_sample(session: Session, feed: Feed, shape: Shape, request: _SampleReq
 def _slices(session: Session, feed: Feed, request: _SampleRequest) -> tuple[tuple[Slice, ...], bool, Sequence[int]]:
     """What to read, whether that is everything requested, and the rows of the batches before."""
     from sluice.pipelines.feed.topic_selection import match
-    from sluice.pipelines.landing.sample import newest, stretches, window_ranges
+    from sluice.pipelines.landing.sample import choose_newest, find_window_ranges, to_slices
     from sluice.pipelines.ledger import Ledger, State
     from sluice.pipelines.model.plans import Request, RequestKind
-    from sluice.pipelines.validation.volume import earlier_rows
+    from sluice.pipelines.validation.volume import count_earlier_rows
 
     if request.offsets and (request.window or request.start or request.end):
         raise UsageError("--offsets and windows together", remedy="give one of them")
@@ -171,16 +171,18 @@ def _slices(session: Session, feed: Feed, request: _SampleRequest) -> tuple[tupl
         topics = match(feed.topics, edges.cluster.topics())
         partitions = edges.cluster.partitions(topics, feed.isolation)
         for start in spans:
-            for tp, span in window_ranges(state, edges.cluster, partitions, start, start + feed.window.length).items():
+            for tp, span in find_window_ranges(
+                state, edges.cluster, partitions, start, start + feed.window.length
+            ).items():
                 ranges.setdefault(tp, []).append(span)
     if unknown := ranges.keys() - {p.tp for p in partitions}:
         raise UsageError(f"{min(unknown)} is not a partition of {feed.name}", remedy=f"it reads {feed.topics}")
-    all_ = stretches(partitions, {tp: union(r) for tp, r in ranges.items()} if request.ranged else None)
+    all_ = to_slices(partitions, {tp: union(r) for tp, r in ranges.items()} if request.ranged else None)
     if not all_:
         raise _nothing(feed, f"Kafka holds no stable record of {', '.join(topics)}{' there' if request.ranged else ''}")
-    chosen = newest(all_, request.records or (MOST_RECORDS if request.ranged else RECORDS), MOST_BYTES)
+    chosen = choose_newest(all_, request.records or (MOST_RECORDS if request.ranged else RECORDS), MOST_BYTES)
     # The windows to compare with.
-    earlier = earlier_rows(state, Request(RequestKind.WINDOW), state.number) if len(spans) == 1 else []
+    earlier = count_earlier_rows(state, Request(RequestKind.WINDOW), state.number) if len(spans) == 1 else []
     return chosen, request.ranged and list(chosen) == all_, earlier
 
 
@@ -466,7 +468,7 @@ def _try_contract(
     results: Sequence[Result],
 ) -> _ContractTrial:
     from sluice.pipelines.contract.results import contract_results
-    from sluice.pipelines.landing.sample import rows_at
+    from sluice.pipelines.landing.sample import read_rows_at
     from sluice.pipelines.quarantine.limit import check_quarantine, faults_of
     from sluice.pipelines.validation.drift import check_drift
 
@@ -474,7 +476,7 @@ def _try_contract(
     left_out = [] if request.windowed and sample.complete else [o for o in all_ if o.expectation.type in _VOLUME]
     outcomes = [o for o in all_ if o not in left_out]
     records = {record for o in outcomes for record in o.first}
-    rows = rows_at(records, shape, sample.receipts, sample.lake, sample.writers)
+    rows = read_rows_at(records, shape, sample.receipts, sample.lake, sample.writers)
     examples = {o.expectation.place: [*_examples(o, rows)] for o in outcomes if o.first}
     refused = [_sentence(o) for o in outcomes if o.refuses]
     try:

@@ -14,7 +14,7 @@ from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.app.menu import Group
 from sluice.cli.terminal.output import bad, facts, good, heading, table
 from sluice.pipelines.errors import Failed, SchemaChanged, UsageError
-from sluice.pipelines.util.units import safe_text
+from sluice.pipelines.util.units import sanitize
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
@@ -167,7 +167,7 @@ def _of_file(feed: Feed, file: Path) -> tuple[Reader, str, dict[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read ({type(error).__name__})", remedy="name a file in UTF-8") from None
     except ValueError as error:
-        what = error.text if isinstance(error, UnusableSchema) else safe_text(str(error))
+        what = error.text if isinstance(error, UnusableSchema) else sanitize(str(error))
         raise UsageError(f"{file} makes no columns: {what}", remedy="sluice docs formats") from None
 
 

@@ -14,7 +14,7 @@ from sluice.cli.terminal.number_format import count, seconds, size
 from sluice.cli.terminal.output import heading, table
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.model.plans import Task
-from sluice.pipelines.model.traffic import SHARES, BrokerTraffic, Traffic, all_brokers, bound_us
+from sluice.pipelines.model.traffic import SHARES, BrokerTraffic, Traffic, get_bound_us, sum_brokers
 from sluice.pipelines.status.batch_facts import BatchFacts, WorkTime, by_task
 from sluice.pipelines.util.units import many
 
@@ -57,7 +57,7 @@ def _broker_document(b: BrokerTraffic) -> dict[str, Any]:
     del fields["latency"]
     shares = {name: round(b.latency.percentile_ms(share), 3) for name, share in SHARES.items()}
     latency = shares | {"max": b.latency.max_us / 1e3, "total": b.latency.total_us / 1e3, "answers": b.latency.count}
-    buckets = [{"below_ms": bound_us(i) / 1e3, "answers": n} for i, n in sorted(b.latency.counts.items())]
+    buckets = [{"below_ms": get_bound_us(i) / 1e3, "answers": n} for i, n in sorted(b.latency.counts.items())]
     return fields | {"latency_ms": latency, "latency_buckets": buckets}
 
 
@@ -109,7 +109,7 @@ def _brokers(facts: BatchFacts) -> list[RenderableType]:
         return []
     rows = [_broker_row(f"{b.node} {b.address}".strip(), b) for b in brokers[:_BROKERS_SHOWN]]
     if more := brokers[_BROKERS_SHOWN:]:
-        rows.append(_broker_row(many(len(more), "more broker"), all_brokers(more)))
+        rows.append(_broker_row(many(len(more), "more broker"), sum_brokers(more)))
     if len(brokers) > 1:
         rows.append(_broker_row("all", facts.all_brokers))
     columns = ["broker", "fetches", "size", *SHARES, "waiting", "held", "throttled", "moved", "errors"]

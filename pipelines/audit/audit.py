@@ -33,7 +33,7 @@ from sluice.pipelines.audit.receipt_rows import (
 )
 from sluice.pipelines.errors import Terminal
 from sluice.pipelines.lake import parquet
-from sluice.pipelines.landing.proof import sha256
+from sluice.pipelines.landing.proof import hash_file
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import Entry, PublishEntry, parse
 from sluice.pipelines.model.kafka import Key
@@ -43,7 +43,7 @@ from sluice.pipelines.ports import Lake, Stat
 from sluice.pipelines.publishing import published_files
 from sluice.pipelines.records.rows.row_format import inside, offset_column
 from sluice.pipelines.schema.arrays import int64s
-from sluice.pipelines.util.parallel import each
+from sluice.pipelines.util.parallel import map_parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def audit(
     state = ledger.read()
     scope = _find_scope(ledger, lake, state, previous, "hashed" if hashes else "looked", quick=quick)
     files = scope.list_files()
-    checked = each(lambda claims: _check_file(lake, ledger.feed, claims, hashes=hashes), list(files.values()))
+    checked = map_parallel(lambda claims: _check_file(lake, ledger.feed, claims, hashes=hashes), list(files.values()))
     bad_files = {path for path, problems in zip(files, checked, strict=True) if problems}
     bad_sums = [list(_check_sums([r])) for _, r in scope.receipts]
     sound = [not sums and bad_files.isdisjoint(p.path for p in r.parts)
@@ -469,7 +469,7 @@ def _check_readable(lake: Lake, claims: Sequence[tuple[Receipt, Part]], size: in
     if any(p.file_bytes != size for _, p in claims):
         return [AuditProblem(3, f"{part.path} has {size} bytes, the ledger says {part.file_bytes}")]
     try:
-        with parquet.readable(part.path):
+        with parquet.wrap_read_errors(part.path):
             return list(_check_content(lake, claims, hashes=hashes))
     except Terminal as e:  # damaged, or refused by the lake
         return [AuditProblem(3, e.message)]
@@ -479,7 +479,7 @@ def _check_content(lake: Lake, claims: Sequence[tuple[Receipt, Part]], *, hashes
     part = claims[0][1]
     if hashes:
         with lake.open(part.path) as f:
-            digest = sha256(f)
+            digest = hash_file(f)
         if any(p.sha256 != digest for _, p in claims):
             yield AuditProblem(3, f"{part.path}: its SHA-256 is not the ledger's")
             return

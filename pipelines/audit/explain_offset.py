@@ -96,7 +96,7 @@ def _publication_of(ledger: Ledger, state: State, key: Key, offset: int) -> tupl
 
 def _candidates(state: State, key: Key, offset: int) -> Iterator[int]:
     """Yields numbers of publish entries: first those of the offset's window, then the others, newest first."""
-    (piece,) = windows.pieces(state, key, Range(offset, offset + 1))
+    (piece,) = windows.cut_at_boundaries(state, key, Range(offset, offset + 1))
     first = state.published_in.get(piece.window, ())
     yield from sorted(first, reverse=True)
     yield from sorted(set(state.published_in.every()) - set(first), reverse=True)
@@ -215,7 +215,7 @@ def _row(lake: Lake, part: Part, offset: int) -> tuple[int, int] | None:
     with _open_part(lake, part) as file:
         column = offset_column(file.schema_arrow)
         index = file.schema_arrow.get_field_index(column)
-        groups, before = parquet.row_groups(file.metadata, part)
+        groups, before = parquet.find_row_groups(file.metadata, part)
         for group in range(file.metadata.num_row_groups) if groups is None else groups:
             rows = file.metadata.row_group(group).num_rows
             first, end = (0, rows) if part.shared is None else _own_places(part.shared.first - before, part.rows, rows)
@@ -271,7 +271,7 @@ def _explain_unlanded(ledger: Ledger, state: State, key: Key, offset: int) -> Ex
         for r in ranges(state).get(key, ()):
             if r.start <= offset < r.end:
                 if kind is Class.RETIRED:
-                    why = manifest.retirement(ledger, state, key, Range(offset, offset + 1))
+                    why = manifest.describe_retirement(ledger, state, key, Range(offset, offset + 1))
                     return Explanation(key.tp, offset, kind, f"landed once, in the range {r}; {why}")
                 return Explanation(key.tp, offset, kind, f"{kind}: in the range {r}, {why}")
     for batch, s in state.live_slices():

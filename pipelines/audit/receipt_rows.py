@@ -20,7 +20,7 @@ import numpy as np
 
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import State
-from sluice.pipelines.ledger.columns import MOST, inflate, packed, unpack
+from sluice.pipelines.ledger.columns import MOST, inflate, pack, unpack
 from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Counts, Receipt
@@ -219,7 +219,7 @@ class Settled:
     def document(self) -> dict[str, Any]:
         table = np.array([[of[name] for name in SUMS] for of in self.sums.values()], np.int64).reshape(-1, len(SUMS))
         document = {n: getattr(self, n) for n in ("first", "digest", "batches", "parts", "rows", "looked", "seen")}
-        return document | {"places": self.places, "keys": list(self.sums), "sums": packed(table.T)}
+        return document | {"places": self.places, "keys": list(self.sums), "sums": pack(table.T)}
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Settled:
@@ -250,7 +250,7 @@ def load(data: bytes) -> Rows | None:
 def document(rows: Rows) -> dict[str, Any]:
     rows = rows.in_order()
     tags = base64.b64encode(rows.tags.astype("<u8").tobytes()).decode()
-    return {"keys": rows.keys, "columns": packed(rows.table.T), "tags": tags}
+    return {"keys": rows.keys, "columns": pack(rows.table.T), "tags": tags}
 
 
 def parse(raw: Mapping[str, Any]) -> Rows:

@@ -177,7 +177,8 @@ def _compare_slice(
         return Compared(0, AuditProblem(1, f"{s}: cannot be compared: {e.message}", "", e.remedy))
     except parquet.DAMAGE as e:  # readable, but not the content of a part
         return Compared(
-            0, AuditProblem(3, f"{s}: its files cannot be compared with the log: {parquet.why(e)}", "", remedy)
+            0,
+            AuditProblem(3, f"{s}: its files cannot be compared with the log: {parquet.shorten_error(e)}", "", remedy),
         )
 
 
@@ -370,7 +371,7 @@ def _parts(r: Receipt, lake: Lake, kind: PartKind) -> Iterator[pa.RecordBatch]:
 def _batches(r: Receipt, lake: Lake, kind: PartKind) -> Iterator[pa.RecordBatch]:
     for part in r.parts:
         if part.kind is kind:
-            yield from parquet.rows_of_part(lake, part, part.path, 1 << 16)
+            yield from parquet.read_part(lake, part, part.path, 1 << 16)
 
 
 class _RowCursor:

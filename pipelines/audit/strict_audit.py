@@ -15,7 +15,7 @@ from sluice.pipelines.audit.audit import AuditProblem, AuditReport
 from sluice.pipelines.audit.audit_cache import Strictly, tag
 from sluice.pipelines.audit.receipt_rows import Row
 from sluice.pipelines.batch.survey import Survey
-from sluice.pipelines.committing.commit import CommitVerdict, verdict
+from sluice.pipelines.committing.commit import CommitVerdict, judge
 from sluice.pipelines.errors import LogTruncated
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode
@@ -67,7 +67,7 @@ def strict(ledger: Ledger, lake: Lake, feed: Feed, survey: Survey, report: Audit
     state, before = survey.state, _check_previous(report.audited.strictly, survey.state)
     by_ledger, recorded, below = _in_the_ledger(ledger, before, state)
     by_kafka = list(_in_kafka(ledger, state, survey)) if feed.commit is not CommitMode.NONE else []
-    expected = windows.manifest_windows(state, feed.window)
+    expected = windows.list_manifest_windows(state, feed.window)
     by_manifest, read = _manifests(lake, feed, state, before)
     expired = tuple(k for k in state.known() if k in state.commits and survey.committed.get(k.tp, _OTHER) is None)
     return Strict(
@@ -150,7 +150,7 @@ def _check_verdict(
     ledger: Ledger, state: State, key: Key, frontier: int, committed: CommittedOffset
 ) -> Iterator[AuditProblem]:
     last = state.commits.get(key)
-    match verdict(state, key, frontier, committed):
+    match judge(state, key, frontier, committed):
         case CommitVerdict.MOVED:
             expected = last if last is not None else state.origins[key].committed
             yield AuditProblem(8, f"{key}: the group holds {committed.offset}, the ledger expects {expected}")
@@ -184,7 +184,7 @@ def _manifests(
     standing = {s.path: tag(s) for s in lake.stats(paths.manifest_folder(feed.name))}
     problems, right, length = list[AuditProblem](), list[int](), feed.window.length
     declared = set(map(paths.manifest_window, standing))
-    missing = [w for w in windows.manifest_windows(state, feed.window) if (w, length) not in declared]
+    missing = [w for w in windows.list_manifest_windows(state, feed.window) if (w, length) not in declared]
     for window in windows.complete_of(state, missing, feed.window):
         if not manifest.is_retired(state, window, length):
             path = paths.window_path(feed.name, window, length)

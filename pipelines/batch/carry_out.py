@@ -12,7 +12,7 @@ from functools import partial
 from threading import Event, Thread
 from time import monotonic
 
-from sluice.pipelines.batch.result import BatchResult, Call, LandingRun, first_failure
+from sluice.pipelines.batch.result import BatchResult, Call, LandingRun, describe_first_failure
 from sluice.pipelines.errors import BatchRefused, LogTruncated, OffsetsLost, SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import OnLoss, PublishPolicy
@@ -62,13 +62,13 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
     check_owner(ledger, batch.id, owner)
     report(Progress("prove", plan.span, plan.span))
     outcomes = [s for s in sent if not isinstance(s, TaskTraffic)]
-    receipts, failures = prove(plan, batch.id, _outcome_per_slice(plan, outcomes), edges.lake)
+    receipts, failures = prove(plan, batch.id, _match_outcomes(plan, outcomes), edges.lake)
     traffic = traffic_of((s for s in sent if isinstance(s, TaskTraffic)), receipts)
     check_quarantine(receipts, feed.policies, edges.lake)
     check_drift(receipts, feed.policies)
     all_or_nothing = feed.publish is PublishPolicy.ALL_OR_NOTHING or plan.request.replace
     if not receipts or (failures and all_or_nothing):
-        if why := never_possible(feed, plan.request, failures):
+        if why := explain_impossible(feed, plan.request, failures):
             abandon(ledger, batch.id, why, owner)
         return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), None, traffic=traffic)
     results = check_contract(shape, ledger, batch, receipts, edges.lake, len(failures))
@@ -83,7 +83,7 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
     return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), number, results, traffic=traffic)
 
 
-def _outcome_per_slice(plan: Plan, outcomes: Sequence[Outcome]) -> list[Outcome]:
+def _match_outcomes(plan: Plan, outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Returns one outcome for each slice of the plan: a slice without one has failed."""
     planned = set(plan.slices)
     planned_outcomes = [o for o in outcomes if o.slice in planned]
@@ -92,7 +92,7 @@ def _outcome_per_slice(plan: Plan, outcomes: Sequence[Outcome]) -> list[Outcome]
     return [*planned_outcomes, *missing]
 
 
-def never_possible(feed: Feed, request: Request, failures: Sequence[SliceFailure]) -> str:
+def explain_impossible(feed: Feed, request: Request, failures: Sequence[SliceFailure]) -> str:
     """Returns the reason why an unpublished plan can never be carried out; empty if it can.
 
     Otherwise runs would take it over indefinitely. Lost offsets stay reserved until the loss is accepted, unless the
@@ -117,11 +117,11 @@ def report_progress(lake: Lake, feed: str, batch: int, plan: Plan, report: Repor
         done = sum(spans.get(name, 0) for name in receipt_files.read_finished(lake, feed, batch, names_by_path))
         return Progress("land", done, total)
 
-    return reporting(Progress("land", 0, total), landed, report)
+    return report_while_running(Progress("land", 0, total), landed, report)
 
 
 @contextmanager
-def reporting(first: Progress, read_progress: Callable[[], Progress], report: Reporter) -> Iterator[None]:
+def report_while_running(first: Progress, read_progress: Callable[[], Progress], report: Reporter) -> Iterator[None]:
     """Report `first`, then the progress that is read, about once a second until the block ends.
 
     Reads less often if reading takes long, and again later if the lake does not answer. An error of `report` ends
@@ -157,7 +157,7 @@ def reporting(first: Progress, read_progress: Callable[[], Progress], report: Re
         raise raised[0]
 
 
-def fate_of(call: Call, batch: Batch, in_the_way: Container[int] = ()) -> tuple[Fate, str]:
+def decide_fate(call: Call, batch: Batch, in_the_way: Container[int] = ()) -> tuple[Fate, str]:
     """Decide on a batch whose run is dead. Returns its fate and the reason.
 
     A landing batch is finished by any run that needs its ranges, and by the next catch-up, because Kafka may delete
@@ -187,11 +187,11 @@ def finish_others(run: LandingRun, shape: Shape) -> list[BatchResult]:
     live = [b for b in run.ledger.read().live() if b.owner.token != run.owner.token]
     verdicts = owners.judge_batches(run.edges.liveness, live)
     for batch in (b for b in live if verdicts[b.id].dead):
-        fate, why = fate_of(run, batch)
+        fate, why = decide_fate(run, batch)
         if fate is Fate.GIVEN_UP:
             owners.give_up(run.ledger, [batch], verdicts, run.report)
         elif fate is Fate.LEFT:
-            owners.tell(run.report, owners.met(run.feed.name, batch, verdicts[batch.id], fate, why))
+            owners.tell(run.report, owners.report_met(run.feed.name, batch, verdicts[batch.id], fate, why))
         else:
             done += _finish(run, shape, batch, verdicts[batch.id])
     return done
@@ -199,7 +199,7 @@ def finish_others(run: LandingRun, shape: Shape) -> list[BatchResult]:
 
 def _finish(run: LandingRun, shape: Shape, batch: Batch, verdict: Verdict) -> list[BatchResult]:
     """Take over a dead run's batch and carry it out; no result if another run was faster."""
-    tell = partial(owners.met, run.feed.name, batch, verdict)
+    tell = partial(owners.report_met, run.feed.name, batch, verdict)
     if not take_over(run, batch):
         return []
     owners.tell(run.report, tell(Fate.TAKEN_OVER))
@@ -212,7 +212,7 @@ def _finish(run: LandingRun, shape: Shape, batch: Batch, verdict: Verdict) -> li
         return [BatchResult(batch.id, plan, (), (), None, foreign=True, refused=error.message)] if refused else []
     if result.failures:
         fate = _BECAME[run.ledger.read().batches[batch.id].status]
-        owners.tell(run.report, tell(fate, first_failure(result.failures)))
+        owners.tell(run.report, tell(fate, describe_first_failure(result.failures)))
     return [replace(result, foreign=True)]
 
 

@@ -15,29 +15,29 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from sluice.pipelines.batch.carry_out import carry_out, finish_others, never_possible, take_over
+from sluice.pipelines.batch.carry_out import carry_out, explain_impossible, finish_others, take_over
 from sluice.pipelines.batch.result import (
     BatchResult,
     Landed,
     LandingRun,
     Skip,
-    first_failure,
-    lost_on_the_way,
-    registry_failed,
+    describe_first_failure,
+    has_registry_failure,
+    was_lost_since_plan,
 )
 from sluice.pipelines.batch.survey import (
     Survey,
-    boundaries_due,
+    build_sizing,
     check_sound,
-    feed_partitions,
-    held_of,
-    losses_refused,
+    find_boundaries_due,
+    find_held_back,
+    find_receipts_replaced,
+    list_partitions,
     open_ledger,
     plan_for,
-    receipts_replaced,
-    sizing,
+    refuse_losses,
     start_not_used,
-    survey,
+    take_survey,
     with_holders,
 )
 from sluice.pipelines.errors import Failed, IncarnationChanged
@@ -89,7 +89,7 @@ def land(
     their grace period are not landed. Raises WindowOpen if all are, PlanBusy if the conflicting batch is alive, and
     any error that prevents planning.
     """
-    request, open_windows = windows.settled_part(request, feed.window, edges.clock())
+    request, open_windows = windows.split_settled(request, feed.window, edges.clock())
     with edges.liveness.send_heartbeats(owner):
         ledger = ledger or open_ledger(feed, edges, owner.run)
         run = LandingRun(feed, edges, ledger, request, owner, report)
@@ -121,8 +121,8 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
     for_others, stopped, begins = 0, False, ""
     while for_others < MAX_ROUNDS:
         run.report(Progress("plan", note=rounds.note))
-        edges.group.own(lambda: feed_partitions(feed, edges.cluster), edges.engine.cancel)
-        snapshot = _within_first_ends(survey(feed, edges, ledger), ends)
+        edges.group.own(lambda: list_partitions(feed, edges.cluster), edges.engine.cancel)
+        snapshot = _limit_to_first_ends(take_survey(feed, edges, ledger), ends)
         check_sound(snapshot, request)
         shape = shapes.declare(feed, ledger)
         begins = begins or start_not_used(feed, snapshot)
@@ -133,8 +133,8 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
         if batch is None:
             break
         result = _carry_out_as_owner(replace(run, report=rounds.telling(run.report)), shape, batch)
-        done.append(_result_of_take_over(run, batch, dead, result) if dead else result)
-        if _plans_again(run, result, taken_over=dead is not None):
+        done.append(_conclude_take_over(run, batch, dead, result) if dead else result)
+        if _must_plan_again(run, result, taken_over=dead is not None):
             for_others += 1
         elif dead or not rounds.goes_on(result) or (stopped := enough()):
             break
@@ -143,11 +143,11 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
     done += finish_others(run, shape)
     state = ledger.read()
     complete += write_manifests(ledger, edges.lake, feed.name, feed.window)
-    refused, on_hold = with_holders(run, refusals, snapshot), held_of(run, snapshot)
+    refused, on_hold = with_holders(run, refusals, snapshot), find_held_back(run, snapshot)
     results = tuple(done), refused, tuple(losses), tuple(complete), state.frontiers()
     landed = Landed(*results, held=on_hold, stopped=stopped, start_not_used=begins)
     landed = replace(landed, overridden=shapes.describe_overridden(feed, state))
-    return landed if landed.failures else replace(landed, left=_offsets_left(run, state, snapshot, stopped))
+    return landed if landed.failures else replace(landed, left=_count_offsets_left(run, state, snapshot, stopped))
 
 
 def _carry_out_as_owner(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
@@ -159,17 +159,17 @@ def _carry_out_as_owner(run: LandingRun, shape: Shape, batch: Batch) -> BatchRes
         raise
 
 
-def _plans_again(run: LandingRun, result: BatchResult, *, taken_over: bool) -> bool:
+def _must_plan_again(run: LandingRun, result: BatchResult, *, taken_over: bool) -> bool:
     """Returns whether to plan again: a batch of another request was finished first, or Kafka changed in between."""
-    if registry_failed(result):
+    if has_registry_failure(result):
         return False
     mine = run.request.replace and result.plan.request == run.request
     if result.number is None:
-        return not mine and bool(never_possible(run.feed, result.plan.request, result.failures))
-    return (taken_over and not mine) or lost_on_the_way(run.feed, result)
+        return not mine and bool(explain_impossible(run.feed, result.plan.request, result.failures))
+    return (taken_over and not mine) or was_lost_since_plan(run.feed, result)
 
 
-def _result_of_take_over(run: LandingRun, batch: Batch, dead: Verdict, result: BatchResult) -> BatchResult:
+def _conclude_take_over(run: LandingRun, batch: Batch, dead: Verdict, result: BatchResult) -> BatchResult:
     """Returns the result of a dead run's conflicting batch.
 
     If it could never be carried out, it is reported as given up, and its failures count for this run only if this run
@@ -177,27 +177,30 @@ def _result_of_take_over(run: LandingRun, batch: Batch, dead: Verdict, result: B
     """
     if run.ledger.read().batches[batch.id].status is not BatchStatus.ABANDONED:
         return result
-    owners.tell(run.report, owners.met(run.feed.name, batch, dead, Fate.GIVEN_UP, first_failure(result.failures)))
+    owners.tell(
+        run.report,
+        owners.report_met(run.feed.name, batch, dead, Fate.GIVEN_UP, describe_first_failure(result.failures)),
+    )
     return result if run.request.replace and result.plan.request == run.request else replace(result, foreign=True)
 
 
-def _windows_owed(run: LandingRun, state: State) -> int:
+def _count_windows_owed(run: LandingRun, state: State) -> int:
     """Returns the number of closed windows that the request has pending."""
     request = run.request
-    owed = windows.owed_windows(state, run.feed.window, run.edges.clock())
+    owed = windows.list_owed_windows(state, run.feed.window, run.edges.clock())
     return sum((request.window or 0) <= w and (request.until is None or w < request.until) for w in owed)
 
 
-def _offsets_left(run: LandingRun, state: State, snapshot: Survey, stopped: bool) -> int:
+def _count_offsets_left(run: LandingRun, state: State, snapshot: Survey, stopped: bool) -> int:
     """Returns the offsets still pending because the feed's limits or the caller ended the run."""
     feed, request = run.feed, run.request
     if request.replace or ((feed.limits.records, feed.limits.bytes) == (None, None) and not stopped):
         return 0
-    owed, _ = planning.owed_ranges(request, state, snapshot.partitions, feed.window)
+    owed, _ = planning.find_owed_ranges(request, state, snapshot.partitions, feed.window)
     return sum(o.span for o in owed)
 
 
-def _within_first_ends(snapshot: Survey, ends: dict[Key, int]) -> Survey:
+def _limit_to_first_ends(snapshot: Survey, ends: dict[Key, int]) -> Survey:
     """Limit later rounds to the ends of the first one, so that a busy topic cannot keep a run going indefinitely."""
     for key, p in snapshot.partitions.items():
         ends.setdefault(key, p.last_stable_offset)
@@ -213,13 +216,13 @@ def _on_newer_state(snapshot: Survey, state: State, request: Request) -> Survey:
     Raises as `check_sound` does.
     """
     partitions = {k: p for k, p in snapshot.partitions.items() if state.current.get(k.tp) == k}
-    left_behind = tuple(Refusal(k.tp, _incarnation_changed(k)) for k in snapshot.partitions if k not in partitions)
+    left_behind = tuple(Refusal(k.tp, _build_incarnation_error(k)) for k in snapshot.partitions if k not in partitions)
     still = replace(snapshot, partitions=partitions, refusals=snapshot.refusals + left_behind)
     check_sound(still, request)
     return still
 
 
-def _incarnation_changed(key: Key) -> IncarnationChanged:
+def _build_incarnation_error(key: Key) -> IncarnationChanged:
     return IncarnationChanged(
         f"{key}: another life of this log was accepted during planning",
         remedy="nothing of it was landed; the next run continues in the new one",
@@ -238,14 +241,14 @@ def _pin_origins(ledger: Ledger, snapshot: Survey) -> None:
 
 def _pin_boundaries(run: LandingRun, snapshot: Survey) -> None:
     """Pin every boundary that has passed. Each is clamped again on the state just below its entry."""
-    for entry in boundaries_due(run, run.ledger.read(), snapshot.partitions):
+    for entry in find_boundaries_due(run, run.ledger.read(), snapshot.partitions):
         run.ledger.append(partial(windows.clamp_boundaries, entry=entry))
 
 
 def _skip(run: LandingRun, skip: Skip) -> tuple[KeyRange, ...]:
     """Skip offsets from the frontiers to the given time, except landed ones and those of live plans."""
     edges, ledger, only = run.edges, run.ledger, run.request.only
-    snapshot = survey(run.feed, edges, ledger)
+    snapshot = take_survey(run.feed, edges, ledger)
     _pin_origins(ledger, snapshot)
     planning.check_only(only, {k.tp: k for k in snapshot.partitions})
     partitions = {k: p for k, p in snapshot.partitions.items() if not only or k.tp in only}
@@ -263,7 +266,7 @@ def _accept_losses(run: LandingRun, snapshot: Survey) -> tuple[KeyRange, ...]:
         return ()
 
     def decide(state: State) -> LossEntry | None:
-        owed, _ = planning.owed_ranges(
+        owed, _ = planning.find_owed_ranges(
             request, state, _on_newer_state(snapshot, state, request).partitions, feed.window
         )
         lost_ranges = [
@@ -296,13 +299,13 @@ def _pin_plan(
     def decide(state: State) -> PlanEntry | None:
         nonlocal refusals, in_the_way, free
         current = _on_newer_state(snapshot, state, request)
-        replaced = receipts_replaced(run, current, state)
-        owed, refused = planning.owed_ranges(request, state, current.partitions, feed.window, replaced)
-        losses = losses_refused(feed, owed)
+        replaced = find_receipts_replaced(run, current, state)
+        owed, refused = planning.find_owed_ranges(request, state, current.partitions, feed.window, replaced)
+        losses = refuse_losses(feed, owed)
         refusals = current.refusals + refused + losses
         lost = {r.tp for r in losses}
         free = rounds.untried([o for o in owed if o.key.tp not in lost])
-        in_the_way = next(planning.overlapping(state, request, free), None)
+        in_the_way = next(planning.find_overlapping(state, request, free), None)
         if in_the_way and request.replace and in_the_way[0].request == request:
             refusals = current.refusals  # its own plan exists and will report lost ranges itself
         if in_the_way:
@@ -312,7 +315,7 @@ def _pin_plan(
 
     appended = ledger.append(decide)
     if appended is not None and isinstance(appended.entry, PlanEntry):
-        rounds.planned(appended.entry.plan, free, sizes, _windows_owed(run, appended.state))
+        rounds.planned(appended.entry.plan, free, sizes, _count_windows_owed(run, appended.state))
         return appended.state.batches[appended.number], None, refusals
     if in_the_way is None:
         return None, None, refusals
@@ -320,13 +323,13 @@ def _pin_plan(
     run.report(Progress("wait", note=f"is {batch.owner.describe()}, which holds batch {batch.id}, still at work?"))
     verdicts = owners.judge_batches(run.edges.liveness, [batch])
     if not verdicts[batch.id].dead:
-        raise owners.busy(feed.name, batch, s, verdicts[batch.id])
+        raise owners.build_busy_error(feed.name, batch, s, verdicts[batch.id])
     if batch.rewrites:
         owners.give_up(ledger, [batch], verdicts, run.report)
         return _pin_plan(run, snapshot, rounds)
     if not take_over(run, batch):
-        raise owners.busy(feed.name, ledger.read().batches[batch.id], s, owners.NEW)
-    owners.tell(run.report, owners.met(feed.name, batch, verdicts[batch.id], Fate.TAKEN_OVER))
+        raise owners.build_busy_error(feed.name, ledger.read().batches[batch.id], s, owners.NEW)
+    owners.tell(run.report, owners.report_met(feed.name, batch, verdicts[batch.id], Fate.TAKEN_OVER))
     return batch, verdicts[batch.id], refusals
 
 
@@ -353,7 +356,7 @@ class Rounds:
     @property
     def sizes(self) -> Sizing:
         """The sizes of the next plan, within the rest of the run's limits."""
-        sizes = sizing(self.feed, self.edges)
+        sizes = build_sizing(self.feed, self.edges)
         return replace(
             sizes,
             max_records=sizes.max_records and sizes.max_records - sum(p.span for p in self.taken),
@@ -382,7 +385,7 @@ class Rounds:
         """Record the result. Returns whether another batch follows."""
         for f in result.failures:
             self.failed[f.slice.key] = union((*self.failed.get(f.slice.key, ()), f.slice.range))
-        return self.rest and result.number is not None and not registry_failed(result)
+        return self.rest and result.number is not None and not has_registry_failure(result)
 
     @property
     def note(self) -> str:

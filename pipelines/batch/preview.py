@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sluice.pipelines.batch.carry_out import fate_of
+from sluice.pipelines.batch.carry_out import decide_fate
 from sluice.pipelines.batch.result import Call
 from sluice.pipelines.batch.survey import (
     Survey,
-    before,
-    boundaries_due,
+    build_sizing,
     check_sound,
-    held_of,
-    losses_refused,
+    find_boundaries_due,
+    find_held_back,
+    find_receipts_replaced,
     open_ledger,
     plan_for,
-    receipts_replaced,
-    sizing,
+    read_tasks_before,
+    refuse_losses,
     start_not_used,
-    survey,
+    take_survey,
     with_holders,
 )
 from sluice.pipelines.errors import SluiceError
@@ -62,22 +62,22 @@ class Preview:
 
 def preview(feed: Feed, edges: Ports, request: Request) -> Preview:
     """Returns the plan that `land` would make now. Writes nothing, anywhere."""
-    request, open_windows = windows.settled_part(request, feed.window, edges.clock())
+    request, open_windows = windows.split_settled(request, feed.window, edges.clock())
     ledger = open_ledger(feed, edges)
     call = Call(feed, edges, ledger, request)
     lost.check_near(ledger, edges.lake, feed)
-    snapshot = survey(feed, edges, ledger)
+    snapshot = take_survey(feed, edges, ledger)
     lost.check_names(ledger, snapshot.state, edges.lake.list(paths.staging_root(feed.name)))
     check_sound(snapshot, request)
-    shapes.check_one_table(feed, shapes.effective_shape(feed, snapshot.state), snapshot.state)
+    shapes.check_one_table(feed, shapes.find_shape(feed, snapshot.state), snapshot.state)
     state = _with_origins(snapshot)
     state = _with_boundaries(call, state, snapshot.partitions)
-    replaced = receipts_replaced(call, snapshot, state)
-    owed, refused = planning.owed_ranges(request, state, snapshot.partitions, feed.window, replaced)
-    plan = plan_for(call, snapshot.cluster_id, owed, state, replaced, sizing(feed, edges))
-    losses = losses_refused(feed, owed)
+    replaced = find_receipts_replaced(call, snapshot, state)
+    owed, refused = planning.find_owed_ranges(request, state, snapshot.partitions, feed.window, replaced)
+    plan = plan_for(call, snapshot.cluster_id, owed, state, replaced, build_sizing(feed, edges))
+    losses = refuse_losses(feed, owed)
     free = [o for o in owed if o.key.tp not in {r.tp for r in losses}]
-    blocked, met = _company(call, state, free)
+    blocked, met = _find_conflicts(call, state, free)
     goes_on = request.replace and any(m.request == request and m.fate is Fate.TAKEN_OVER for m in met)
     refusals = with_holders(call, snapshot.refusals + (() if goes_on else refused + losses), snapshot)
     return Preview(
@@ -87,7 +87,7 @@ def preview(feed: Feed, edges: Ports, request: Request) -> Preview:
         plan,
         blocked,
         met,
-        held_of(call, snapshot),
+        find_held_back(call, snapshot),
         open_windows,
         start_not_used=start_not_used(feed, snapshot),
     )
@@ -99,7 +99,7 @@ def compare(feed: Feed, edges: Ports, planned: Preview) -> tuple[Comparison, ...
         return ()
     ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
     leaders = {key.tp: p.leader for key, p in planned.survey.partitions.items()}
-    sizes = replace(sizing(feed, edges), before=before(ledger, planned.survey.state))
+    sizes = replace(build_sizing(feed, edges), before=read_tasks_before(ledger, planned.survey.state))
     return assignment.compare([(leaders[s.tp], s) for s in planned.plan.slices], sizes)
 
 
@@ -111,20 +111,20 @@ def _with_origins(snapshot: Survey) -> State:
 
 def _with_boundaries(call: Call, state: State, partitions: Mapping[Key, PartitionState]) -> State:
     """Returns the state with the boundaries that a run would pin, in memory only. Raises UsageError."""
-    for entry in boundaries_due(call, state, partitions):
+    for entry in find_boundaries_due(call, state, partitions):
         pinned = windows.clamp_boundaries(state, entry)
         state = state.extended([pinned]) if pinned else state
     return state
 
 
-def _company(call: Call, state: State, owed: Sequence[Owed]) -> tuple[SluiceError | None, tuple[Met, ...]]:
+def _find_conflicts(call: Call, state: State, owed: Sequence[Owed]) -> tuple[SluiceError | None, tuple[Met, ...]]:
     """Returns the error for a conflicting batch that is alive, and the fates of dead runs' batches."""
     feed = call.feed.name
     verdicts = owners.judge_batches(call.edges.liveness, state.live())
     dead = {i for i, verdict in verdicts.items() if verdict.dead}
-    conflicts = list(planning.overlapping(state, call.request, owed))
+    conflicts = list(planning.find_overlapping(state, call.request, owed))
     blocked = next((x for x in conflicts if x[0].id not in dead), None)
     in_the_way = {batch.id for batch, _ in conflicts}
-    fates = ((b, fate_of(call, b, in_the_way)) for b in state.live() if b.id in dead)
-    met = tuple(owners.met(feed, b, verdicts[b.id], *fate) for b, fate in fates)
-    return (owners.busy(feed, *blocked, verdicts[blocked[0].id]) if blocked else None), met
+    fates = ((b, decide_fate(call, b, in_the_way)) for b in state.live() if b.id in dead)
+    met = tuple(owners.report_met(feed, b, verdicts[b.id], *fate) for b, fate in fates)
+    return (owners.build_busy_error(feed, *blocked, verdicts[blocked[0].id]) if blocked else None), met

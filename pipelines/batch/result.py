@@ -127,38 +127,38 @@ class Landed:
     def check(self) -> None:
         """Raises BatchIncomplete if anything requested was not landed; if that is one refusal, raises its error."""
         if self.failures:
-            raise _incomplete_error(self)
+            raise _build_incomplete_error(self)
         if len(self.refusals) == 1:
             raise self.refusals[0].error
         if self.refusals:
-            raise _refused_error(self)
+            raise _build_refused_error(self)
 
 
-def registry_failed(result: BatchResult) -> bool:
+def has_registry_failure(result: BatchResult) -> bool:
     """Returns whether slices failed because the schema registry did: others would fail, too."""
     return any(f.error in _OF_REGISTRY for f in result.failures)
 
 
-def first_failure(failures: Sequence[SliceFailure]) -> str:
+def describe_first_failure(failures: Sequence[SliceFailure]) -> str:
     more = f" (and {len(failures) - 1} more slices)" if len(failures) > 1 else ""
     return f"{failures[0].slice}: {failures[0].message}{more}" if failures else ""
 
 
-def lost_on_the_way(feed: Feed, result: BatchResult) -> bool:
+def was_lost_since_plan(feed: Feed, result: BatchResult) -> bool:
     """Returns whether Kafka deleted records since the plan and the feed accepts that: a new plan names the loss."""
     lost = any(f.error == OffsetsLost.__name__ for f in result.failures)
     return lost and feed.policies.on_loss is OnLoss.ACCEPT
 
 
-def _incomplete_error(landed: Landed) -> BatchIncomplete:
+def _build_incomplete_error(landed: Landed) -> BatchIncomplete:
     failures, refusals = landed.failures, landed.refusals
     alike = list(by_message(failures).items())[:5]
-    lines = [f"{first_of(of)}: {message}" for message, of in alike]
+    lines = [f"{describe_first(of)}: {message}" for message, of in alike]
     lines += [f"{r.tp}: {r.error.message}" for r in refusals[:5]]
     more = len(failures) - sum(len(of) for _, of in alike) + max(len(refusals) - 5, 0)
     published = any(b.number is not None for b in landed.batches)
     head = f"{len(failures)} slices failed; " + ("the others are published" if published else "nothing was published")
-    remedies = sorted({r for f in failures if (r := _remedy(landed.batches[0].plan.feed, f))})
+    remedies = sorted({r for f in failures if (r := _find_remedy(landed.batches[0].plan.feed, f))})
     return BatchIncomplete(
         head + ":\n    " + "\n    ".join(lines) + (f"\n    … and {more} more" if more > 0 else ""),
         remedy="; ".join(remedies[:5]) or "run again: finished slices are adopted, only the others are read",
@@ -173,7 +173,7 @@ def by_message(failures: Sequence[SliceFailure]) -> dict[str, list[SliceFailure]
     return alike
 
 
-def first_of(alike: Sequence[SliceFailure]) -> str:
+def describe_first(alike: Sequence[SliceFailure]) -> str:
     """Returns the first slice of failures and the number of others."""
     return f"{alike[0].slice} and {len(alike) - 1:,} more" if alike[1:] else str(alike[0].slice)
 
@@ -182,12 +182,12 @@ _OF_REGISTRY = {RegistryUnavailable.__name__, RegistryForbidden.__name__}
 _UNREADABLE = {CorruptBatch.__name__, UnsupportedBatch.__name__}
 
 
-def _remedy(feed: str, f: SliceFailure) -> str:
-    accept = origins.accepting(feed, "corrupt", f" --offsets {f.slice}") if f.error in _UNREADABLE else ""
+def _find_remedy(feed: str, f: SliceFailure) -> str:
+    accept = origins.format_accept(feed, "corrupt", f" --offsets {f.slice}") if f.error in _UNREADABLE else ""
     return f"{f.remedy}: {accept}" if accept else f.remedy
 
 
-def _refused_error(landed: Landed) -> Refused:
+def _build_refused_error(landed: Landed) -> Refused:
     refusals = landed.refusals
     lines = "\n    ".join(r.error.message for r in refusals[:10])
     others = "the others are landed" if landed.batches else "the others have nothing pending"

@@ -25,12 +25,12 @@ from sluice.pipelines.model.plans import Assignor, Plan, Request, RequestKind
 from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.planning import held_back, origins, windows
 from sluice.pipelines.planning import plan as planning
-from sluice.pipelines.planning.assignment import Before, Sizing, tasks_before
+from sluice.pipelines.planning.assignment import Before, Sizing, map_tasks
 from sluice.pipelines.planning.held_back import HeldBack
-from sluice.pipelines.planning.origins import Refusal, key_of
+from sluice.pipelines.planning.origins import Refusal, find_key
 from sluice.pipelines.planning.plan import Owed
 from sluice.pipelines.ports import Cluster, Ports
-from sluice.pipelines.publishing.manifest import receipts_meeting, with_sharers
+from sluice.pipelines.publishing.manifest import read_receipts_meeting, with_sharers
 from sluice.pipelines.util.units import many
 
 
@@ -53,24 +53,24 @@ def open_ledger(feed: Feed, edges: Ports, run: str = "") -> Ledger:
     return ledger
 
 
-def survey(feed: Feed, edges: Ports, ledger: Ledger) -> Survey:
+def take_survey(feed: Feed, edges: Ports, ledger: Ledger) -> Survey:
     """Request the inputs of a plan from Kafka, and refuse partitions whose log is not the one in the ledger.
 
     Raises EntriesLost if a committed offset names an entry that the ledger does not have, and ForeignMarks if it names
     another ledger.
     """
-    topics = topics_read(feed, edges.cluster)
+    topics = list_topics(feed, edges.cluster)
     partitions = edges.cluster.partitions(topics, feed.isolation)
     committed = edges.group.committed([p.tp for p in partitions])
     state = check_marks(ledger, ledger.read(), committed)
     check_owner(ledger, state, committed, commits=feed.commit is not CommitMode.NONE)
-    if refusals := changed_logs(feed.name, state, partitions, edges.cluster):
+    if refusals := find_changed_logs(feed.name, state, partitions, edges.cluster):
         # Others may have landed more between our request to Kafka and the read of the ledger: ask Kafka again.
         edges.cluster.forget()
         partitions = edges.cluster.partitions(topics, feed.isolation)
-        refusals = changed_logs(feed.name, state, partitions, edges.cluster)
+        refusals = find_changed_logs(feed.name, state, partitions, edges.cluster)
     sound = [p for p in partitions if p.tp not in {r.tp for r in refusals}]
-    keyed = {origins.key_of(state, p): p for p in sound}
+    keyed = {origins.find_key(state, p): p for p in sound}
     began = origins.resolve_origins(state, sound, committed, feed.start, edges.cluster, edges.clock)
     began = with_first_windows(feed, edges, state, keyed, began)
     return Survey(edges.cluster.cluster_id(), state, keyed, committed, began, refusals)
@@ -87,7 +87,7 @@ def start_not_used(feed: Feed, snapshot: Survey) -> str:
     )
 
 
-def topics_read(feed: Feed, cluster: Cluster) -> tuple[str, ...]:
+def list_topics(feed: Feed, cluster: Cluster) -> tuple[str, ...]:
     """Returns the feed's current topics. Raises UnknownTopic, and NotAuthorized for a named but forbidden one.
 
     Kafka lists only permitted topics; a request by name tells the two cases apart.
@@ -100,9 +100,9 @@ def topics_read(feed: Feed, cluster: Cluster) -> tuple[str, ...]:
         raise
 
 
-def feed_partitions(feed: Feed, cluster: Cluster) -> tuple[TopicPartition, ...]:
+def list_partitions(feed: Feed, cluster: Cluster) -> tuple[TopicPartition, ...]:
     """Returns the feed's current partitions. Raises UnknownTopic, NotAuthorized."""
-    return tuple(p.tp for p in cluster.partitions(topics_read(feed, cluster), feed.isolation))
+    return tuple(p.tp for p in cluster.partitions(list_topics(feed, cluster), feed.isolation))
 
 
 def with_first_windows(
@@ -111,46 +111,46 @@ def with_first_windows(
     """Returns the new origins with their first windows. A later partition opens at the newest boundary."""
     if state.boundary_times:
         return tuple(o.model_copy(update={"opens": state.boundary_times[-1]}) for o in began)
-    return windows.opening(edges.cluster, partitions, began, feed.window, edges.clock()) if began else ()
+    return windows.find_opening(edges.cluster, partitions, began, feed.window, edges.clock()) if began else ()
 
 
-def changed_logs(
+def find_changed_logs(
     feed: str, state: State, partitions: Sequence[PartitionState], cluster: Cluster
 ) -> tuple[Refusal, ...]:
     """Returns a refusal for each partition whose log is no longer the one in the ledger."""
     epochs = {p.tp: state.epochs[k][1] for p in partitions if (k := state.current.get(p.tp)) in state.epochs}
     ends = cluster.epoch_ends({tp: epoch for tp, epoch in epochs.items() if epoch >= 0})
-    return tuple(r for p in partitions if (r := origins.incarnation_change(state, p, ends, feed)))
+    return tuple(r for p in partitions if (r := origins.check_incarnation(state, p, ends, feed)))
 
 
-def changed_partitions(feed: Feed, edges: Ports, state: State) -> frozenset[TopicPartition]:
+def find_changed_partitions(feed: Feed, edges: Ports, state: State) -> frozenset[TopicPartition]:
     """Returns the feed's partitions whose current log in Kafka is no longer the one in the ledger."""
     edges.cluster.forget()
-    partitions = edges.cluster.partitions(topics_read(feed, edges.cluster), feed.isolation)
-    return frozenset(r.tp for r in changed_logs(feed.name, state, partitions, edges.cluster))
+    partitions = edges.cluster.partitions(list_topics(feed, edges.cluster), feed.isolation)
+    return frozenset(r.tp for r in find_changed_logs(feed.name, state, partitions, edges.cluster))
 
 
-def boundaries_due(call: Call, state: State, partitions: Mapping[Key, PartitionState]) -> list[BoundaryEntry]:
+def find_boundaries_due(call: Call, state: State, partitions: Mapping[Key, PartitionState]) -> list[BoundaryEntry]:
     """Returns the boundaries that have passed, and those of requested windows before the first one.
 
-    The request's windows have passed their grace period: see `windows.settled_part`. Raises UsageError.
+    The request's windows have passed their grace period: see `windows.split_settled`. Raises UsageError.
     """
     feed, edges, request = call.feed, call.edges, call.request
     if request.replace and request.kind is RequestKind.CATCH_UP:
         raise UsageError("what is to be landed again?", remedy="add windows, times or offsets to --replace")
-    due = windows.due(state, edges.cluster, edges.clock, partitions, feed.window)
+    due = windows.find_due(state, edges.cluster, edges.clock, partitions, feed.window)
     if request.window is None:
         return due
-    before = windows.before(state, edges.cluster, edges.clock, partitions, feed.window, request.window)
+    before = windows.find_before(state, edges.cluster, edges.clock, partitions, feed.window, request.window)
     return [*before, *due]
 
 
-def receipts_replaced(call: Call, snapshot: Survey, state: State) -> Sequence[Receipt]:
+def find_receipts_replaced(call: Call, snapshot: Survey, state: State) -> Sequence[Receipt]:
     """Returns the receipts that a replacing request replaces: live ones in its ranges, and sharers of their files."""
     if not call.request.replace:
         return ()
-    wanted = planning.asked_ranges(call.request, state, snapshot.partitions, call.feed.window)
-    return with_sharers(call.ledger, state, receipts_meeting(call.ledger, state, list(wanted)))
+    wanted = planning.find_requested_ranges(call.request, state, snapshot.partitions, call.feed.window)
+    return with_sharers(call.ledger, state, read_receipts_meeting(call.ledger, state, list(wanted)))
 
 
 def plan_for(
@@ -159,13 +159,13 @@ def plan_for(
     """Returns the plan that lands `owed`, cut by `sizes`, and replaces `replaced`; None if there is nothing to do."""
     feed = call.feed
     if sizes.assignor is Assignor.STICKY:
-        sizes = replace(sizes, before=before(call.ledger, state))
+        sizes = replace(sizes, before=read_tasks_before(call.ledger, state))
     return planning.build(
         feed.name, cluster_id, call.request, feed.isolation, owed, sizes, state, feed.window, replaced
     )
 
 
-def sizing(feed: Feed, edges: Ports) -> Sizing:
+def build_sizing(feed: Feed, edges: Ports) -> Sizing:
     """Returns the sizes by which this feed's plans are cut."""
     return Sizing(
         slice_bytes=feed.limits.slice_bytes,
@@ -179,10 +179,10 @@ def sizing(feed: Feed, edges: Ports) -> Sizing:
     )
 
 
-def before(ledger: Ledger, state: State) -> Before:
+def read_tasks_before(ledger: Ledger, state: State) -> Before:
     """Returns the task of each partition in the newest batch that read from Kafka; empty before the first one."""
     newest = next((b.id for b in state.batches.newest_first() if not b.rewrites), None)
-    return {} if newest is None else tasks_before(ledger.plan(newest))
+    return {} if newest is None else map_tasks(ledger.plan(newest))
 
 
 def check_sound(snapshot: Survey, request: Request) -> None:
@@ -193,11 +193,13 @@ def check_sound(snapshot: Survey, request: Request) -> None:
             raise refusal.error
 
 
-def losses_refused(feed: Feed, owed: Sequence[Owed]) -> tuple[Refusal, ...]:
+def refuse_losses(feed: Feed, owed: Sequence[Owed]) -> tuple[Refusal, ...]:
     if feed.policies.on_loss is OnLoss.ACCEPT:
         return ()
     errors = [
-        (o.key.tp, origins.out_of_range(r.start, o.key, o.partition, feed.name)) for o in owed for r in o.lost[:1]
+        (o.key.tp, origins.explain_out_of_range(r.start, o.key, o.partition, feed.name))
+        for o in owed
+        for r in o.lost[:1]
     ]
     return tuple(Refusal(tp, error) for tp, error in errors if error)
 
@@ -209,21 +211,21 @@ def with_holders(call: Call, refusals: Sequence[Refusal], snapshot: Survey) -> t
     edges = call.edges
     holders = held_back.by_partition(held_back.look(call.feed, edges.cluster, partitions, edges.clock()))
     explained = {
-        tp: planning.window_held_error(tp, e.end or 0, e.start or 0, holders[tp])
+        tp: planning.build_window_held_error(tp, e.end or 0, e.start or 0, holders[tp])
         for tp, e in on_hold.items()
         if tp in holders
     }
     return tuple(Refusal(r.tp, explained.get(r.tp, r.error)) for r in refusals)
 
 
-def held_of(call: Call, snapshot: Survey) -> tuple[HeldBack, ...]:
+def find_held_back(call: Call, snapshot: Survey) -> tuple[HeldBack, ...]:
     """Returns the offsets that open transactions hold back in the requested partitions.
 
     Requests them again, because the run may have taken long. Empty if Kafka does not answer: this only explains.
     """
     feed, edges, request = call.feed, call.edges, call.request
     meant = {*request.only, *(TopicPartition(r.topic, r.partition) for r in request.ranges)}
-    tps = {p.tp for p in held_back.unstable_partitions(snapshot.partitions.values()) if not meant or p.tp in meant}
+    tps = {p.tp for p in held_back.find_unstable(snapshot.partitions.values()) if not meant or p.tp in meant}
     with suppress(KafkaUnavailable):
         now = edges.cluster.partitions({tp.topic for tp in tps}, feed.isolation) if tps else ()
         return held_back.look(feed, edges.cluster, [p for p in now if p.tp in tps], edges.clock())
@@ -239,8 +241,8 @@ def may_owe(feed: Feed, edges: Ports) -> bool:
         state = Ledger(edges.lake, feed.name, edges.clock).read()
         if state.live():
             return True
-        partitions = edges.cluster.partitions(topics_read(feed, edges.cluster), feed.isolation)
+        partitions = edges.cluster.partitions(list_topics(feed, edges.cluster), feed.isolation)
     except SluiceError:
         return False
-    keyed = {key_of(state, p): p for p in partitions}
+    keyed = {find_key(state, p): p for p in partitions}
     return any(k not in state.origins or state.frontier(k) < p.last_stable_offset for k, p in keyed.items())

@@ -21,7 +21,7 @@ from sluice.pipelines.batch_report.markup import (
     upright,
 )
 from sluice.pipelines.model.receipts import Counts, Receipt
-from sluice.pipelines.model.traffic import SHARES, BrokerTraffic, all_brokers
+from sluice.pipelines.model.traffic import SHARES, BrokerTraffic, sum_brokers
 from sluice.pipelines.status.batch_facts import ACTIVITIES
 from sluice.pipelines.status.broker_traffic import TopicTraffic
 from sluice.pipelines.util.units import many, show_about, show_instant, show_window
@@ -187,7 +187,7 @@ def render_brokers(a: BatchAccount) -> Html | None:
         return None
     broker_rows = [_render_broker(f"{b.node} {b.address}", b) for b in traffic[:BROKERS]]
     if rest := traffic[BROKERS:]:
-        broker_rows.append(_render_broker(f"{len(rest):,} more", all_brokers(rest)))
+        broker_rows.append(_render_broker(f"{len(rest):,} more", sum_brokers(rest)))
     columns = ["broker", "fetches", "size", *SHARES, "waiting", "held", "throttled", "moved", "errors"]
     fetching = table("Fetching by broker", columns, broker_rows, right=columns[2:-1])
     read = [[t.topic, number(t.records), size(t.bytes), _show_behind(t)] for t in a.facts.topics[:BROKERS]]

@@ -12,7 +12,7 @@ from itertools import islice
 
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
-from sluice.pipelines.ledger.batches import oldest_first
+from sluice.pipelines.ledger.batches import reverse_batches
 from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.model.plans import Plan
 from sluice.pipelines.model.receipts import Receipt, SliceFailure
@@ -23,8 +23,8 @@ from sluice.pipelines.quarantine.held import receipts_in_staging
 from sluice.pipelines.records.shape import RAW, Shape
 from sluice.pipelines.status.batch_facts import BatchFacts
 from sluice.pipelines.status.outlook import Outlook
-from sluice.pipelines.util.parallel import each
-from sluice.pipelines.validation.volume import earlier_rows
+from sluice.pipelines.util.parallel import map_parallel
+from sluice.pipelines.validation.volume import count_earlier_rows
 from sluice.pipelines.validation.whole import hold_whole
 
 PAST = 30
@@ -89,7 +89,7 @@ def read_account(
     entry = None if batch.published is None else ledger.publication(batch)
     receipts = entry.receipts if entry else receipts_in_staging(lake, plan, number)
     shape = _shape(ledger, state, receipts)
-    earlier = earlier_rows(state, batch.request, number)
+    earlier = count_earlier_rows(state, batch.request, number)
     results = entry.results if entry else hold_whole(shape, receipts, lake, earlier) if receipts else ()
     return BatchAccount(
         feed=ledger.feed,
@@ -128,7 +128,7 @@ def behind(outlook: Outlook) -> tuple[PartitionLag, ...]:
 def _batch(ledger: Ledger, state: State, number: int) -> Batch:
     if (batch := state.batches.get(number)) is not None:
         return ledger.recall(batch)
-    recent = ", ".join(str(b.id) for b in oldest_first(islice(state.batches.newest_first(), 5))) or "none"
+    recent = ", ".join(str(b.id) for b in reverse_batches(islice(state.batches.newest_first(), 5))) or "none"
     raise UsageError(f"feed {ledger.feed} has no batch {number}", remedy=f"its newest: {recent}")
 
 
@@ -141,7 +141,7 @@ def _before(ledger: Ledger, state: State, batch: Batch) -> Sequence[Past]:
     """The batches that landed something before this one, oldest first."""
     before = (b for b in state.batches.newest_first(batch.id) if b.published is not None and not b.merges)
     recent = sorted(islice(before, PAST - 1), key=lambda b: b.published or 0)
-    entries = each(ledger.publication, recent)
+    entries = map_parallel(ledger.publication, recent)
     return [_past(b, e.at, e.receipts) for b, e in zip(recent, entries, strict=True)]
 
 

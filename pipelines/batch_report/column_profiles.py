@@ -112,7 +112,7 @@ def _open_duckdb() -> Iterator[duckdb.DuckDBPyConnection]:
     import duckdb
 
     with (
-        tempfile.TemporaryDirectory(dir=scratch.root()) as folder,
+        tempfile.TemporaryDirectory(dir=scratch.get_root()) as folder,
         duckdb.connect(config={"memory_limit": f"{MEMORY >> 10}KiB", "temp_directory": folder}) as db,
     ):
         db.execute("set enable_progress_bar = false")
@@ -137,7 +137,7 @@ def _choose_row_groups(
         path = part.path if published else part.staged
         try:
             with parquet.open_parquet(lake, path) as file:
-                own, _ = parquet.row_groups(file.metadata, part)
+                own, _ = parquet.find_row_groups(file.metadata, part)
                 if own is not None:
                     yield (receipt, part), path, file, own
                     continue
@@ -180,7 +180,7 @@ class _SampleTable:
         if partition not in self._partitions:
             self._partitions.append(partition)
         if groups and set(self.columns) <= set(schema.names):
-            _, before = parquet.row_groups(file.metadata, part)
+            _, before = parquet.find_row_groups(file.metadata, part)
             read = parquet.read(file, path, ROWS_AT_ONCE, [*{*self.columns, offset}], groups)
             for batch in parquet.own_rows(read, part, before):
                 if self.rows >= max_rows or self._bytes >= MOST_BYTES:

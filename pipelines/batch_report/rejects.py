@@ -111,7 +111,7 @@ def _search(offset: int, partition: str, part: Part, lake: Lake, published: bool
 
 def _batches(part: Part, lake: Lake, published: bool) -> Iterator[pa.RecordBatch]:
     """The rows, one row group after the other. In a file that several windows share, they are in offset order, too."""
-    return parquet.rows_of_part(lake, part, _path(part, published), ROWS_AT_ONCE, list(_COLUMNS))
+    return parquet.read_part(lake, part, _path(part, published), ROWS_AT_ONCE, list(_COLUMNS))
 
 
 def _kind_values(batch: pa.RecordBatch, row: int) -> list[str | None]:

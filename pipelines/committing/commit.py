@@ -23,8 +23,15 @@ from sluice.pipelines.errors import CommitFenced, EntriesLost, GroupMoved, Kafka
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import CommitEntry, IntentEntry, KeyOffset, KeyRange
-from sluice.pipelines.ledger.marks import Committed, Mark, foreign_error, foreign_mark, foreign_marks, traces
-from sluice.pipelines.ledger.tip import entries_lost
+from sluice.pipelines.ledger.marks import (
+    Committed,
+    Mark,
+    build_foreign_error,
+    find_foreign_mark,
+    find_foreign_marks,
+    find_traces,
+)
+from sluice.pipelines.ledger.tip import build_lost_error
 from sluice.pipelines.model.kafka import CommittedOffset, Isolation, Key, TopicPartition
 from sluice.pipelines.planning.origins import skip_to
 from sluice.pipelines.ports import Cluster, Group, Membership
@@ -100,7 +107,7 @@ def commit(
     Dead letters may raise UnknownTopic, UsageError, LakeUnavailable and ProofFailed.
     """
     state = ledger.read()
-    targets = _targets(state, changed)
+    targets = _choose_targets(state, changed)
     left_out = tuple(k for k in state.frontiers() if k not in targets)
     if settings.mode is CommitMode.NONE or not targets:
         moved = tuple(Moved(k, None, o) for k, o in targets.items())
@@ -119,7 +126,7 @@ def commit(
     return replace(done, left_out=left_out)
 
 
-def _targets(state: State, changed: Collection[TopicPartition]) -> dict[Key, int]:
+def _choose_targets(state: State, changed: Collection[TopicPartition]) -> dict[Key, int]:
     """Returns the offset to commit for each partition."""
     return {k: o for k, o in state.frontiers().items() if k.tp not in changed}
 
@@ -131,12 +138,12 @@ def _is_settled(state: State, targets: Mapping[Key, int], committed: Committed) 
         and (offset := committed.get(key.tp)) is not None
         and offset.offset == to
         and offset.settled
-        and foreign_mark(state, key.tp, offset) is None
+        and find_foreign_mark(state, key.tp, offset) is None
         for key, to in targets.items()
     )
 
 
-def _settled(committed: CommittedOffset | None) -> bool:
+def _has_settled(committed: CommittedOffset | None) -> bool:
     return committed is None or committed.settled
 
 
@@ -150,31 +157,31 @@ def _commit_as(
 ) -> CommitResult:
     state, before = _compare(member, ledger, settings, cluster, changed)
     partitions = member.partitions_of(outlet.topic) if outlet else 0
-    verdicts = {k: verdict(state, k, o, before.get(k.tp)) for k, o in _targets(state, changed).items()}
-    targets = {k: o for k, o in _targets(state, changed).items() if verdicts[k] is not CommitVerdict.WAITS}
-    newest = _newest_mark(state, before)
+    verdicts = {k: judge(state, k, o, before.get(k.tp)) for k, o in _choose_targets(state, changed).items()}
+    targets = {k: o for k, o in _choose_targets(state, changed).items() if verdicts[k] is not CommitVerdict.WAITS}
+    newest = _find_newest_mark(state, before)
     going = {
-        k: o for k, o in targets.items() if verdicts[k] is not CommitVerdict.DONE or not _settled(before.get(k.tp))
+        k: o for k, o in targets.items() if verdicts[k] is not CommitVerdict.DONE or not _has_settled(before.get(k.tp))
     }
-    waiting = tuple(Moved(k, _offset(before.get(k.tp)), state.frontier(k)) for k in verdicts if k not in targets)
+    waiting = tuple(Moved(k, _get_offset(before.get(k.tp)), state.frontier(k)) for k in verdicts if k not in targets)
     if not targets:
         return CommitResult(CommitStatus.UNCHANGED, (), waiting=waiting)
     others = _put_by_others(state, targets, before)
-    mark, state = _intend(ledger, targets)
+    mark, state = _append_intent(ledger, targets)
     post = letters.build_letters(outlet, ledger, state, newest, partitions) if outlet else None
     if going or post:
         # With letters, all partitions get the mark of sent letters, so that moving one offset does not remove it.
-        offsets = {k.tp: _offset_with_mark(state, k, o, mark) for k, o in (targets if post else going).items()}
+        offsets = {k.tp: _attach_mark(state, k, o, mark) for k, o in (targets if post else going).items()}
         answered = _send(member, settings, offsets, post)
         try:
             _read_back(member, offsets)
         except KafkaUnavailable as e:
             if answered:
                 raise
-            raise _unknown_error(e) from e
+            raise _build_unknown_error(e) from e
     _record(ledger, settings, mark, targets, reported=post is None and newest <= state.last_mark)
     status = CommitStatus.COMMITTED if going or post else CommitStatus.UNCHANGED
-    moved = tuple(Moved(k, _offset(before.get(k.tp)), o) for k, o in targets.items())
+    moved = tuple(Moved(k, _get_offset(before.get(k.tp)), o) for k, o in targets.items())
     sent, to = (post.taken, post.topic) if post else (0, "")
     return CommitResult(status, moved, mark, sent, to, put_by_others=others, waiting=waiting)
 
@@ -183,20 +190,20 @@ def _put_by_others(state: State, targets: Mapping[Key, int], committed: Committe
     """Returns partitions at the frontier without a commit of Sluice: from the expected offset to the actual one."""
 
     def strange(key: Key, committed_offset: CommittedOffset) -> bool:
-        expected = {_expected_offset(state, key), state.moved.get(key), *state.intents.get(key, ())}
+        expected = {_expect_offset(state, key), state.moved.get(key), *state.intents.get(key, ())}
         return (
             committed_offset.offset == targets[key]
-            and _our_mark(state, committed_offset) is None
+            and _parse_our_mark(state, committed_offset) is None
             and committed_offset.offset not in expected
         )
 
     offsets = ((k, c) for k in targets if (c := committed.get(k.tp)) is not None)
-    return tuple(Moved(k, _expected_offset(state, k), c.offset) for k, c in offsets if strange(k, c))
+    return tuple(Moved(k, _expect_offset(state, k), c.offset) for k, c in offsets if strange(k, c))
 
 
-def _newest_mark(state: State, committed: Committed) -> int:
+def _find_newest_mark(state: State, committed: Committed) -> int:
     """Returns the newest intent whose transaction took effect, from the marks in Kafka and the ledger."""
-    marks = (_our_mark(state, c) for c in committed.values() if c is not None)
+    marks = (_parse_our_mark(state, c) for c in committed.values() if c is not None)
     return max([state.last_mark, *(m.number for m in marks if m is not None)])
 
 
@@ -212,11 +219,13 @@ def _compare(
         tps = [k.tp for k in ledger.read().frontiers()]
         committed = member.committed(tps)
         state = ledger.read()
-        verdicts = {k: verdict(state, k, o, committed.get(k.tp)) for k, o in _targets(state, changed).items()}
+        verdicts = {k: judge(state, k, o, committed.get(k.tp)) for k, o in _choose_targets(state, changed).items()}
         if CommitVerdict.STALE in verdicts.values() and last:
-            raise _stale_error(ledger.feed, state, committed)
+            raise _build_stale_error(ledger.feed, state, committed)
         if CommitVerdict.FOREIGN in verdicts.values() and last:
-            raise foreign_error(ledger, state, foreign_marks(state, {k.tp: committed.get(k.tp) for k in verdicts}))
+            raise build_foreign_error(
+                ledger, state, find_foreign_marks(state, {k.tp: committed.get(k.tp) for k in verdicts})
+            )
         moved = [k for k, v in verdicts.items() if v is CommitVerdict.MOVED]
         if moved and last:
             return _resolve_moved(ledger, settings, moved, state, committed, cluster), committed
@@ -225,14 +234,14 @@ def _compare(
     return state, committed
 
 
-def verdict(state: State, key: Key, target: int, committed: CommittedOffset | None) -> CommitVerdict:
+def judge(state: State, key: Key, target: int, committed: CommittedOffset | None) -> CommitVerdict:
     """Returns whether this partition's committed offset may go from what Kafka holds to `target`."""
     if committed is None:
         return CommitVerdict.GO  # never committed, or expired while idle
-    if foreign_mark(state, key.tp, committed) is not None:
+    if find_foreign_mark(state, key.tp, committed) is not None:
         return CommitVerdict.FOREIGN
     offset, last = committed.offset, state.commits.get(key)
-    mark = _our_mark(state, committed)
+    mark = _parse_our_mark(state, committed)
     if mark is not None and mark.number >= state.number:
         return CommitVerdict.STALE
     if offset == state.ahead.get(key) and (mark is None or state.lost_entry(mark.number)):
@@ -244,7 +253,7 @@ def verdict(state: State, key: Key, target: int, committed: CommittedOffset | No
         return CommitVerdict.GO  # belongs to the topic's earlier life
     if offset == state.moved.get(key):
         return CommitVerdict.GO  # moved by hand, as recorded in the ledger
-    if offset == _expected_offset(state, key) and offset < target:
+    if offset == _expect_offset(state, key) and offset < target:
         return CommitVerdict.GO
     ours = mark is not None or offset in state.intents.get(key, ())
     if ours and (last is None or last <= offset) and offset <= target:
@@ -252,7 +261,7 @@ def verdict(state: State, key: Key, target: int, committed: CommittedOffset | No
     return CommitVerdict.MOVED
 
 
-def _our_mark(state: State, committed: CommittedOffset) -> Mark | None:
+def _parse_our_mark(state: State, committed: CommittedOffset) -> Mark | None:
     mark = Mark.parse(committed.metadata)
     return mark if mark is not None and mark.ledger == state.ledger_id else None
 
@@ -268,7 +277,7 @@ def _resolve_moved(
     if settings.on_group_moved is OnGroupMoved.OVERWRITE:
         return state
     if settings.on_group_moved is OnGroupMoved.REFUSE or cluster is None:
-        raise _moved_error(ledger.feed, state, moved, committed, log_ends(cluster, moved) if cluster else {})
+        raise _build_moved_error(ledger.feed, state, moved, committed, log_ends(cluster, moved) if cluster else {})
     adopt(ledger, moved, committed, cluster, "on_group_moved: adopt")
     return ledger.read()
 
@@ -280,7 +289,7 @@ def adopt(
 
     Raises GroupMoved for an offset beyond the end of its log: records that do not exist yet cannot be skipped.
     """
-    ends = {key: _offset(committed.get(key.tp)) or 0 for key in moved}
+    ends = {key: _get_offset(committed.get(key.tp)) or 0 for key in moved}
     log_ends_ = log_ends(cluster, moved)
     if beyond := [k for k in moved if ends[k] > log_ends_.get(k.tp, 0)]:
         details = "; ".join(f"{k}: the group holds {ends[k]}, the log ends at {log_ends_.get(k.tp, 0)}" for k in beyond)
@@ -302,7 +311,7 @@ def log_ends(cluster: Cluster, keys: Iterable[Key]) -> dict[TopicPartition, int]
     return {p.tp: p.high_watermark for p in partitions}
 
 
-def _intend(ledger: Ledger, targets: Mapping[Key, int]) -> tuple[int, State]:
+def _append_intent(ledger: Ledger, targets: Mapping[Key, int]) -> tuple[int, State]:
     """Append the intent. Returns its number and the state with it. Its mark covers publications below that number."""
     offsets = tuple(KeyOffset(key=k, offset=o) for k, o in targets.items())
     appended = ledger.append(lambda state: IntentEntry(offsets=offsets))
@@ -313,7 +322,7 @@ def _intend(ledger: Ledger, targets: Mapping[Key, int]) -> tuple[int, State]:
     return appended.number, appended.state
 
 
-def _offset_with_mark(state: State, key: Key, offset: int, mark: int) -> CommittedOffset:
+def _attach_mark(state: State, key: Key, offset: int, mark: int) -> CommittedOffset:
     _, epoch = state.epochs.get(key, (0, -1))
     return CommittedOffset(offset, epoch, Mark(state.ledger_id, mark, key.incarnation).dump())
 
@@ -337,7 +346,7 @@ def _send(
     return True
 
 
-def _unknown_error(silent: KafkaUnavailable) -> Unknown:
+def _build_unknown_error(silent: KafkaUnavailable) -> Unknown:
     return Unknown(
         f"the response to the commit was lost, and the group's offsets cannot be read: {silent.message}",
         remedy="nothing is lost: the next run reads them and continues from there",
@@ -357,7 +366,7 @@ def _read_back(member: Membership, offsets: Mapping[TopicPartition, CommittedOff
             )
         if answer is None or (answer.offset, answer.metadata, answer.settled) != (meant.offset, meant.metadata, True):
             raise CommitFenced(
-                f"{tp}: meant to commit {meant.offset}, the group holds {_offset(answer)}: the commit had no effect",
+                f"{tp}: tried to commit {meant.offset}, the group has {_get_offset(answer)}: the commit had no effect",
                 remedy="nothing is lost; the next run commits again",
                 topic=tp.topic,
                 partition=tp.partition,
@@ -383,30 +392,30 @@ def _record(ledger: Ledger, settings: CommitSettings, mark: int, targets: Mappin
     ledger.append(decide)
 
 
-def _offset(committed: CommittedOffset | None) -> int | None:
+def _get_offset(committed: CommittedOffset | None) -> int | None:
     return None if committed is None else committed.offset
 
 
-def _moved_error(
+def _build_moved_error(
     feed: str, state: State, moved: Sequence[Key], committed: Committed, log_ends: Mapping[TopicPartition, int]
 ) -> GroupMoved:
-    offsets = {k: _offset(committed.get(k.tp)) or 0 for k in moved}
+    offsets = {k: _get_offset(committed.get(k.tp)) or 0 for k in moved}
 
     def line(key: Key) -> str:
-        expected, frontier = _expected_offset(state, key), state.frontier(key)
+        expected, frontier = _expect_offset(state, key), state.frontier(key)
         return f"{key}: the group holds {offsets[key]}, the ledger expects {expected} (frontier {frontier})"
 
     first = moved[0]
     return GroupMoved(
         "the group's committed offsets were moved; " + "; ".join(map(line, moved)),
-        remedy=ways_out(feed, {k: (state.frontier(k), offsets[k]) for k in moved}, log_ends)
+        remedy=list_remedies(feed, {k: (state.frontier(k), offsets[k]) for k in moved}, log_ends)
         + ". `policies.on_group_moved` in the feed decides it permanently",
         topic=first.topic,
         partition=first.partition,
     )
 
 
-def ways_out(feed: str, moved: Mapping[Key, tuple[int, int]], log_ends: Mapping[TopicPartition, int]) -> str:
+def list_remedies(feed: str, moved: Mapping[Key, tuple[int, int]], log_ends: Mapping[TopicPartition, int]) -> str:
     """Returns the remedies for moved offsets. `moved` has (frontier, committed offset) of each partition.
 
     Only an offset ahead of the frontier, and within the log, skips records and can be adopted.
@@ -430,10 +439,10 @@ def ways_out(feed: str, moved: Mapping[Key, tuple[int, int]], log_ends: Mapping[
     return "; ".join(ways)
 
 
-def _expected_offset(state: State, key: Key) -> int | None:
+def _expect_offset(state: State, key: Key) -> int | None:
     last = state.commits.get(key)
     return last if last is not None else state.origins[key].committed
 
 
-def _stale_error(feed: str, state: State, committed: Committed) -> EntriesLost:
-    return entries_lost(feed, state.newest, traces(state, committed))
+def _build_stale_error(feed: str, state: State, committed: Committed) -> EntriesLost:
+    return build_lost_error(feed, state.newest, find_traces(state, committed))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from sluice.pipelines.contract.catalogue import CatalogueEntry, Kwarg, Takes
 from sluice.pipelines.contract.literals import Family, family, member, parse_bound
 from sluice.pipelines.schema.schema import Kind, Type
-from sluice.pipelines.util.units import safe_text
+from sluice.pipelines.util.units import sanitize
 
 MOST_VALUES = 10_000
 MOST_COLUMNS = 32
@@ -74,7 +74,7 @@ def _column(entry: CatalogueEntry, name: object, types: Types) -> None:
     if family(types[name]) not in entry.families:
         families = ", ".join(f for f in Family if f in entry.families)
         raise Wrong(
-            f"`{safe_text(name)}` is {types[name].kind}, which this expectation does not support",
+            f"`{sanitize(name)}` is {types[name].kind}, which this expectation does not support",
             f"it is about {families}",
         )
 
@@ -82,11 +82,11 @@ def _column(entry: CatalogueEntry, name: object, types: Types) -> None:
 def _unknown_column(name: str, types: Types) -> Wrong:
     top = re.split(r"[.\[{]", name)[0]
     if top != name and top in types:
-        what = f"`{safe_text(name)}` is inside `{top}`: fields inside others have no expectations"
+        what = f"`{sanitize(name)}` is inside `{top}`: fields inside others have no expectations"
         return Wrong(what, f"`{top}` as a whole may be null or not; or make the field a column of its own")
     near = get_close_matches(name, types, n=1)
     hint = f"did you mean `{near[0]}`?" if near else f"columns: {', '.join([*types][:40])}"
-    return Wrong(f"`{safe_text(name)}` is not a column of this feed", hint)
+    return Wrong(f"`{sanitize(name)}` is not a column of this feed", hint)
 
 
 def _each(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
@@ -293,7 +293,7 @@ def _of_python(pattern: str) -> None:
             re.compile(pattern)
     except re.error as error:
         at = f" at position {error.pos + 1}" if error.pos is not None else ""
-        raise Wrong(f"is not a regular expression{at}: {safe_text(error.msg)}", _BOTH) from None
+        raise Wrong(f"is not a regular expression{at}: {sanitize(error.msg)}", _BOTH) from None
     except (Warning, RecursionError, OverflowError, MemoryError):
         raise Wrong("is not a regular expression with one meaning", _BOTH) from None
 
@@ -310,7 +310,7 @@ def _of_re2(pattern: str) -> None:
         why = str(error).removeprefix("Invalid regular expression: ")
         part = why.partition(": ")[2]
         at = f" at position {pattern.index(part) + 1}" if part and part in pattern else ""
-        raise Wrong(f"is not taken by RE2{at}: {safe_text(why)}", _BOTH) from None
+        raise Wrong(f"is not taken by RE2{at}: {sanitize(why)}", _BOTH) from None
 
 
 def _quantiles(value: Any, kwarg: Kwarg, about: list[Type]) -> None:

@@ -19,7 +19,7 @@ from sluice.pipelines.contract.arguments import flaws
 from sluice.pipelines.contract.catalogue import ENTRIES, column_types
 from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
 from sluice.pipelines.schema.schema import Schema, Type
-from sluice.pipelines.util.units import safe_text
+from sluice.pipelines.util.units import sanitize
 
 CONTRACT = ".contract.json"
 """The ending of a contract's file name. The name begins as its feed's file does."""
@@ -137,7 +137,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(document) < len(pairs):
         keys = [k for k, _ in pairs]
         raise _ContractRefused(
-            f"has the key `{safe_text(next(k for k in document if keys.count(k) > 1))}` twice in one object"
+            f"has the key `{sanitize(next(k for k in document if keys.count(k) > 1))}` twice in one object"
         )
     return document
 
@@ -147,7 +147,7 @@ def _float(text: str) -> float:
     number = float(text)
     if len(text) > 60 or number in (float("inf"), float("-inf")) or Decimal(repr(number)) != Decimal(text):
         raise _ContractRefused(
-            f"has a number, {safe_text(text)}, of more digits than a float keeps; a decimal's go into quotes"
+            f"has a number, {sanitize(text)}, of more digits than a float keeps; a decimal's go into quotes"
         )
     return number
 
@@ -202,13 +202,13 @@ def _of_suite(suite: Mapping[str, Any]) -> Iterator[ContractProblem]:
     version = meta.get("great_expectations_version", "1.") if isinstance(meta, dict) else None
     old = next((key for key in _OLD if key in suite), None)
     if old or not isinstance(version, str) or not version.startswith("1."):
-        suffix = f" ({safe_text(version)})" if isinstance(version, str) and not old else ""
+        suffix = f" ({sanitize(version)})" if isinstance(version, str) and not old else ""
         what = f"is a suite of another Great Expectations than 1.x{suffix}"
         yield ContractProblem("meta.great_expectations_version", what, "save it again with Great Expectations 1.x")
         return
     for key in suite:
         if key not in _SUITE:
-            yield ContractProblem(safe_text(key), "is unknown", _near(key, _SUITE))
+            yield ContractProblem(sanitize(key), "is unknown", _near(key, _SUITE))
     if suite.get("suite_parameters"):
         yield ContractProblem("suite_parameters", "are not supported", "write the values themselves")
 
@@ -224,7 +224,7 @@ def _of_item(item: object, path: str, types: Mapping[str, Type]) -> Iterator[Con
     path = f"{path} {type_}"
     for key in item:
         if key not in _ITEM:
-            yield ContractProblem(f"{path}: {safe_text(key)}", "is unknown", _near(key, _ITEM))
+            yield ContractProblem(f"{path}: {sanitize(key)}", "is unknown", _near(key, _ITEM))
     if item.get("severity", Severity.CRITICAL) not in [*Severity]:
         yield ContractProblem(f"{path}: severity", "is none of them", f"choose {', '.join(Severity)}")
     yield from _of_kwargs(item.get("kwargs", {}), path, type_, types)
@@ -238,7 +238,7 @@ def _unsupported_type(type_: object, path: str, item: Mapping[str, Any]) -> Cont
         return ContractProblem(f"{path}: type", "is missing" if type_ is None else "should be text", "expect_…")
     near = get_close_matches(type_, ENTRIES, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    return ContractProblem(f"{path} {safe_text(type_)}", "is not supported", f"{hint}supported: {', '.join(ENTRIES)}")
+    return ContractProblem(f"{path} {sanitize(type_)}", "is not supported", f"{hint}supported: {', '.join(ENTRIES)}")
 
 
 def _of_kwargs(kwargs: object, path: str, type_: str, types: Mapping[str, Type]) -> Iterator[ContractProblem]:
@@ -250,7 +250,7 @@ def _of_kwargs(kwargs: object, path: str, type_: str, types: Mapping[str, Type])
         if name in _REFUSED and value is not None:
             yield ContractProblem(f"{path}: {name}", "is not supported", _REFUSED[name])
         elif name not in allowed and name not in _REFUSED and name not in _SILENT:
-            yield ContractProblem(f"{path}: {safe_text(name)}", "is unknown", _near(name, allowed))
+            yield ContractProblem(f"{path}: {sanitize(name)}", "is unknown", _near(name, allowed))
     present = {k: v for k, v in kwargs.items() if k in allowed and v is not None}
     for flaw in flaws(ENTRIES[type_], present, types):
         yield ContractProblem(f"{path}: {flaw.name}" if flaw.name else path, flaw.what, flaw.remedy)

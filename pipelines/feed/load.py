@@ -21,7 +21,7 @@ from sluice.pipelines.records.formats import READERS
 from sluice.pipelines.records.rows.value_reader import KEY_PREFIX, KeyReader, Reader, UnusableSchema
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import SchemaError
-from sluice.pipelines.util.units import safe_text
+from sluice.pipelines.util.units import sanitize
 
 TUNING = {
     "range_bytes": "limits.slice_bytes",
@@ -165,7 +165,7 @@ def move_tuning(data: Mapping[str, Any]) -> dict[str, Any] | tuple[FileProblem, 
         if key not in TUNING:
             near = get_close_matches(key, TUNING, n=1)
             hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(TUNING)}"
-            problems.append(FileProblem(safe_text(f"tuning.{key}"), "is unknown", hint))
+            problems.append(FileProblem(sanitize(f"tuning.{key}"), "is unknown", hint))
             continue
         section, _, name = TUNING[key].partition(".")
         settings = moved.get(section, {})
@@ -241,7 +241,7 @@ def _with_reader(data: dict[str, Any], root: Path) -> dict[str, Any] | FileProbl
     """Returns the data of a feed with its reader and columns, or the problem of its schema's file."""
     if "schema" in data:
         return FileProblem("schema", "is for `format: json`", "the columns are those of a file: name a schema_file")
-    pull = f"sluice schema pull {safe_text(str(data['feed']))}"
+    pull = f"sluice schema pull {sanitize(str(data['feed']))}"
     reader = _reader(data, root, _usual_wire(data), "", pull)
     if not isinstance(reader, Reader):
         return reader or data  # validation reports the problem
@@ -259,7 +259,7 @@ def _with_key(data: dict[str, Any], root: Path) -> dict[str, Any] | FileProblem:
     key_reader = KeyReader(reader)
     own = {f.name: f.text for f in key_reader.columns}
     if clash := {n.casefold() for n in own} & {str(n).casefold() for n in columns}:
-        problem = f"has a field whose column, {safe_text(min(clash))}, the value has too"
+        problem = f"has a field whose column, {sanitize(min(clash))}, the value has too"
         return FileProblem("key", problem, f"keys' columns begin with {KEY_PREFIX}: rename the value's")
     return data | {"key_reader": key_reader, "schema": columns | own}
 
@@ -286,13 +286,13 @@ def _reader(settings: dict[str, Any], root: Path, usual: str, section: str, pull
         what, remedy = f"names {path}, which does not exist", f"write it{f', or: {pull}' if pull else ''}"
         return FileProblem(f"{section}schema_file", what, remedy)
     except (OSError, ValueError):  # a name that no file can have, bytes that are not UTF-8
-        what, remedy = f"names {safe_text(str(path))}, which cannot be read", "check its rights and its encoding"
+        what, remedy = f"names {sanitize(str(path))}, which cannot be read", "check its rights and its encoding"
         return FileProblem(f"{section}schema_file", what, remedy)
     try:
         form = READERS[settings["format"]]
         return form.make(form.read(text, path.parent, message), WireFormat(wire))
     except SchemaError as error:
-        what, remedy = safe_text(str(error.problems[0])), error.problems[0].remedy
+        what, remedy = sanitize(str(error.problems[0])), error.problems[0].remedy
     except UnusableSchema as error:
         what, remedy = error.text, docs_command("formats")
     return FileProblem(f"{section}schema_file", what, remedy)

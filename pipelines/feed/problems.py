@@ -13,7 +13,7 @@ from sluice.pipelines.errors import FeedError, docs_command
 from sluice.pipelines.feed.kafka_section import KAFKA_OWNED
 from sluice.pipelines.feed.yaml_file import FileProblem
 from sluice.pipelines.schema.schema import SchemaError
-from sluice.pipelines.util.units import safe_text
+from sluice.pipelines.util.units import sanitize
 
 _WHERE = (
     "write host:port, several with commas between; where a feed names none, the project's local Kafka serves: "
@@ -75,13 +75,13 @@ def problems_of(error: ValueError, model: type[BaseModel]) -> tuple[FileProblem,
 def _problems(detail: ErrorDetails, model: type[BaseModel]) -> Iterator[FileProblem]:
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, SchemaError):
-        yield from (FileProblem(safe_text(f"schema.{p.place}".strip(".")), p.what, p.remedy) for p in cause.problems)
+        yield from (FileProblem(sanitize(f"schema.{p.place}".strip(".")), p.what, p.remedy) for p in cause.problems)
     else:
         yield _problem(detail, model)
 
 
 def _problem(detail: ErrorDetails, model: type[BaseModel]) -> FileProblem:
-    path = [safe_text(str(part)) for part in detail["loc"]]
+    path = [sanitize(str(part)) for part in detail["loc"]]
     key = ".".join(p for i, p in enumerate(path) if (i, p) != (1, "names"))  # how a TopicFilter holds exact names
     if detail["type"] == "extra_forbidden":
         return _unknown_key(key, path, model)

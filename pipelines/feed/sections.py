@@ -27,7 +27,7 @@ from sluice.pipelines.feed.topic_selection import TopicName
 from sluice.pipelines.model.kafka import FetchLimits
 from sluice.pipelines.model.plans import Assignor
 from sluice.pipelines.util import units
-from sluice.pipelines.util.units import DAY, HOUR, MINUTE, safe_text
+from sluice.pipelines.util.units import DAY, HOUR, MINUTE, sanitize
 
 
 class StartKind(StrEnum):
@@ -364,7 +364,7 @@ class SparkSettings(Settings):
         from_files = {k.removeprefix("spark.conf.") for k in (info.context or {}).get("filled_from_files", ())}
         exposed = sorted(k for k in conf if k in from_files and not _SECRET.search(k))
         if exposed:
-            names = ", ".join(map(safe_text, exposed))
+            names = ", ".join(map(sanitize, exposed))
             raise ValueError(f"has a value from a file in {names}, which Spark would show to everybody")
         return conf
 

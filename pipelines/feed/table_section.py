@@ -12,7 +12,7 @@ from sluice.pipelines.feed.settings import Duration, Settings, Text
 from sluice.pipelines.model.tables import DELTA, ICEBERG
 from sluice.pipelines.schema.schema import Field as Column
 from sluice.pipelines.schema.schema import Kind, Schema, Type, path_below
-from sluice.pipelines.util.units import DAY, safe_text
+from sluice.pipelines.util.units import DAY, sanitize
 
 _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
 _SQLITE = "sqlite:///"
@@ -33,7 +33,7 @@ def _catalog(value: object) -> object:
     if not isinstance(settings, dict) or value == "":
         raise ValueError("is no catalog")
     if wrong := next((k for k, v in settings.items() if isinstance(v, (dict, list))), None):
-        raise ValueError(f"has a list or a section as {safe_text(str(wrong))}: a property is one value")
+        raise ValueError(f"has a list or a section as {sanitize(str(wrong))}: a property is one value")
     return {k: str(v) for k, v in settings.items()}
 
 

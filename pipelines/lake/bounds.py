@@ -51,16 +51,16 @@ class TimeBounds:
             ends = pc.min_max(column.cast(pa.int64()))
             first, last = ends["min"].as_py(), ends["max"].as_py()
             more = nulls + column.null_count
-            self._sums[name] = _least(low, first), _most(high, last), more
+            self._sums[name] = _find_minimum(low, first), _find_maximum(high, last), more
 
     def metadata(self) -> dict[str, str]:
         """Returns the entry of the file's own metadata; empty if the file has no such column."""
         return {KEY: json.dumps(self._sums, separators=(",", ":"))} if self._sums else {}
 
 
-def bounds_of(footer: pq.FileMetaData) -> dict[str, Bounds]:
+def read_bounds(footer: pq.FileMetaData) -> dict[str, Bounds]:
     """Returns the bounds in the file by column name. Nested values have none."""
-    noted, out = _noted(footer), dict[str, Bounds]()
+    noted, out = _read_times(footer), dict[str, Bounds]()
     schema = footer.schema.to_arrow_schema()
     for at in range(footer.num_columns):
         name = footer.schema.column(at).path
@@ -72,20 +72,21 @@ def bounds_of(footer: pq.FileMetaData) -> dict[str, Bounds]:
     return out
 
 
-def misread_by_iceberg(footer: pq.FileMetaData) -> bool:
+def is_misread_by_iceberg(footer: pq.FileMetaData) -> bool:
     """Returns whether Parquet's statistics have bounds of milliseconds, as in files that landed earlier."""
     times = set(in_milliseconds(footer.schema.to_arrow_schema()))
     return any(
-        c.path_in_schema in times and c.statistics is not None and c.statistics.has_min_max for c in _chunks(footer)
+        c.path_in_schema in times and c.statistics is not None and c.statistics.has_min_max
+        for c in _iterate_chunks(footer)
     )
 
 
-def _chunks(footer: pq.FileMetaData) -> Iterator[pq.ColumnChunkMetaData]:
+def _iterate_chunks(footer: pq.FileMetaData) -> Iterator[pq.ColumnChunkMetaData]:
     groups = (footer.row_group(i) for i in range(footer.num_row_groups))
     return (group.column(i) for group in groups for i in range(group.num_columns))
 
 
-def _noted(footer: pq.FileMetaData) -> Mapping[str, tuple[int | None, int | None, int]]:
+def _read_times(footer: pq.FileMetaData) -> Mapping[str, tuple[int | None, int | None, int]]:
     try:
         entry = json.loads((footer.metadata or {}).get(KEY.encode(), b"{}"))
         return {name: (low, high, int(nulls)) for name, (low, high, nulls) in entry.items()}
@@ -108,13 +109,13 @@ def _of_statistics(footer: pq.FileMetaData, at: int, kind: pa.DataType) -> Bound
     return Bounds(kind, min(lows, default=None), max(highs, default=None), sum(s.null_count for s in statistics))
 
 
-def _least(*values: int | None) -> int | None:
-    return min(_there(values), default=None)
+def _find_minimum(*values: int | None) -> int | None:
+    return min(_drop_nulls(values), default=None)
 
 
-def _most(*values: int | None) -> int | None:
-    return max(_there(values), default=None)
+def _find_maximum(*values: int | None) -> int | None:
+    return max(_drop_nulls(values), default=None)
 
 
-def _there(values: Iterable[int | None]) -> Iterator[int]:
+def _drop_nulls(values: Iterable[int | None]) -> Iterator[int]:
     return (v for v in values if v is not None)

@@ -2,7 +2,7 @@
 
 Guarantee: reading a damaged file (missing, empty, truncated, corrupted, not Parquet) raises only PartUnreadable, apart
 from the lake's own errors (LakeUnavailable). The consumer's own errors pass through unchanged if the rows come from
-`batches`.
+`read_batches`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ DAMAGE = (OSError, pa.ArrowException, ValueError, LookupError, TypeError, Memory
 @contextmanager
 def open_parquet(lake: Lake, path: str) -> Iterator[pq.ParquetFile]:
     """Open the file and read its footer. Raises PartUnreadable, also for reads inside the block."""
-    with readable(path), lake.open(path) as file:
+    with wrap_read_errors(path), lake.open(path) as file:
         yield pq.ParquetFile(file)
 
 
-def batches(
+def read_batches(
     lake: Lake,
     path: str,
     rows: int,
@@ -45,7 +45,7 @@ def batches(
         yield from read(file, path, rows, columns, groups, use_threads=use_threads)
 
 
-def rows_of_part(
+def read_part(
     lake: Lake,
     part: Part,
     path: str,
@@ -54,13 +54,13 @@ def rows_of_part(
     *,
     use_threads: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a part in the file at `path` as `batches` does; of a shared file only its own."""
+    """Yields the rows of a part in the file at `path` as `read_batches` does; of a shared file only its own."""
     with open_parquet(lake, path) as file:
-        groups, before = row_groups(file.metadata, part)
+        groups, before = find_row_groups(file.metadata, part)
         yield from own_rows(read(file, path, rows, columns, groups, use_threads=use_threads), part, before)
 
 
-def row_groups(footer: pq.FileMetaData, part: Part) -> tuple[list[int] | None, int]:
+def find_row_groups(footer: pq.FileMetaData, part: Part) -> tuple[list[int] | None, int]:
     """Returns the row groups with rows of the part (None: all), and the number of rows before the first of them."""
     if part.shared is None:
         return None, 0
@@ -98,22 +98,24 @@ def read(
     *,
     use_threads: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """The same as `batches`, for a file that is open."""
-    with readable(path):
+    """The same as `read_batches`, for a file that is open."""
+    with wrap_read_errors(path):
         for name in columns or ():
             file.schema_arrow.field(name)  # pyarrow ignores missing columns
         yield from file.iter_batches(rows, groups, columns, use_threads=use_threads)
 
 
 @contextmanager
-def readable(path: str) -> Iterator[None]:
+def wrap_read_errors(path: str) -> Iterator[None]:
     """Turn errors of reading the file at `path`, inside the block, into PartUnreadable."""
     try:
         yield
     except FileNotFoundError:
-        raise PartUnreadable(f"{path} is missing", remedy=remedy(path), path=path, gone=True) from None
+        raise PartUnreadable(f"{path} is missing", remedy=find_remedy(path), path=path, gone=True) from None
     except DAMAGE as error:
-        raise PartUnreadable(f"{path} cannot be read: {why(error)}", remedy=remedy(path), path=path) from None
+        raise PartUnreadable(
+            f"{path} cannot be read: {shorten_error(error)}", remedy=find_remedy(path), path=path
+        ) from None
 
 
 def place(lake: Lake, part: Part) -> str:
@@ -122,14 +124,14 @@ def place(lake: Lake, part: Part) -> str:
     return part.staged if staged else part.path
 
 
-def why(error: BaseException) -> str:
+def shorten_error(error: BaseException) -> str:
     """Returns the error's text on one short line. It may have bytes of the file."""
     message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     text = " ".join(message.split())[:200]
     return text if isinstance(error, OSError | pa.ArrowException) and text else f"{type(error).__name__}: {text}"
 
 
-def remedy(path: str) -> str:
+def find_remedy(path: str) -> str:
     """Returns the remedy for the file at `path`, as far as the path identifies it."""
     root, _, rest = path.partition("/")
     feed, name = rest.partition("/")[0], paths.parse_part(path)

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from sluice.pipelines.lake import paths
 from sluice.pipelines.model.plans import Slice, to_json
-from sluice.pipelines.model.receipts import Receipt, sharing
+from sluice.pipelines.model.receipts import Receipt, group_by_sharing
 from sluice.pipelines.ports import Lake
 
 _ONE_OR_MANY: TypeAdapter[Receipt | tuple[Receipt, ...]] = TypeAdapter(Receipt | tuple[Receipt, ...])
@@ -21,15 +21,15 @@ _ONE_OR_MANY: TypeAdapter[Receipt | tuple[Receipt, ...]] = TypeAdapter(Receipt |
 def group_by_file(feed: str, batch: int, receipts: Sequence[Receipt]) -> dict[str, list[Receipt]]:
     """Returns the paths of the receipts' files with their receipts. Slices that share files must all be given."""
     out = {}
-    for group in sharing(receipts):
-        first = min(group, key=lambda r: _position(r.slice))
+    for group in group_by_sharing(receipts):
+        first = min(group, key=lambda r: _get_position(r.slice))
         shared = any(p.shared for r in group for p in r.parts)
         path = paths.receipts_path if shared else paths.receipt_path
         out[path(feed, batch, first.attempt, first.slice)] = group
     return out
 
 
-def _position(s: Slice) -> tuple[int, int]:
+def _get_position(s: Slice) -> tuple[int, int]:
     return s.partition, s.start
 
 

@@ -18,7 +18,7 @@ from sluice.pipelines.ports import Lake, Registry
 from sluice.pipelines.records.formats import prepare_schema
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
 from sluice.pipelines.records.rows.wire_format import Named
-from sluice.pipelines.util.units import safe_text
+from sluice.pipelines.util.units import sanitize
 
 MOST_UNKNOWN = 1000
 """The number of unknown schemas after which a task fails."""
@@ -59,7 +59,7 @@ class KeptSchemas:
         if schema is None:
             return None
         if self._types and schema.type not in self._types:
-            raise UnusableSchema("", f"is a schema of type {safe_text(schema.type)}")
+            raise UnusableSchema("", f"is a schema of type {sanitize(schema.type)}")
         return prepare_schema(schema).texts
 
     def find(self, id: Named) -> RegisteredSchema | None:
@@ -67,7 +67,7 @@ class KeptSchemas:
         path = schema_path(self._feed, id)
         content = self._lake.get(path)
         if content is not None:
-            return _parsed(content, path)
+            return _parse(content, path)
         if self._registry is None:
             return None
         unknown = sum(k is None for k in self._known.values())
@@ -103,7 +103,7 @@ class KeptSchemas:
         self._lake.put_if_absent(schema_path(self._feed, schema.id), json.dumps(document).encode() + b"\n")
 
 
-def _parsed(data: bytes, path: str) -> RegisteredSchema:
+def _parse(data: bytes, path: str) -> RegisteredSchema:
     try:
         document = json.loads(data)
         id, kind, texts, names = document["id"], document["type"], document["texts"], document.get("names", [])

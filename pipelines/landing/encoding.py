@@ -31,7 +31,7 @@ SHARED = 0.25
 """The least share of bytes that texts have in common with the one before, for writing only what differs."""
 
 
-def options(rows: pa.Table, settings: LandingSettings) -> dict[str, Any]:
+def choose_options(rows: pa.Table, settings: LandingSettings) -> dict[str, Any]:
     """The options of `pyarrow.parquet.ParquetWriter` for a file that begins with these rows (at least one).
 
     Numbers and times get statistics, except times in milliseconds (`lake/bounds.py`). They are written as deltas, or
@@ -41,10 +41,10 @@ def options(rows: pa.Table, settings: LandingSettings) -> dict[str, Any]:
     schema, row_bytes = rows.schema, rows.nbytes // rows.num_rows
     unbounded = in_milliseconds(schema)
     numbers = [f.name for f in schema if _is_number(f.type)]
-    repeating = [f.name for f in schema if _repeats(rows.column(f.name))]
-    deltas = {name: "DELTA_BINARY_PACKED" for name in numbers if _changes(rows.column(name))}
+    repeating = [f.name for f in schema if _is_repetitive(rows.column(f.name))]
+    deltas = {name: "DELTA_BINARY_PACKED" for name in numbers if _has_changes(rows.column(name))}
     texts = [f.name for f in schema if _is_text(f.type) and f.name not in repeating]
-    fronts = {name: "DELTA_BYTE_ARRAY" for name in texts if _goes_on(rows.column(name))}
+    fronts = {name: "DELTA_BYTE_ARRAY" for name in texts if _shares_beginnings(rows.column(name))}
     return {
         "compression": settings.compression.value,
         "compression_level": settings.compression_level,
@@ -61,7 +61,7 @@ def options(rows: pa.Table, settings: LandingSettings) -> dict[str, Any]:
     }
 
 
-def _repeats(column: pa.ChunkedArray) -> bool:
+def _is_repetitive(column: pa.ChunkedArray) -> bool:
     """Returns whether a dictionary pays, by the column's type or its first rows."""
     if not _is_text(column.type):
         return bool(pa.types.is_dictionary(column.type))
@@ -72,24 +72,24 @@ def _repeats(column: pa.ChunkedArray) -> bool:
     return different <= REPEATS * len(sample) and different * sample.nbytes <= DICTIONARY_BYTES * len(sample)
 
 
-def _goes_on(column: pa.ChunkedArray) -> bool:
+def _shares_beginnings(column: pa.ChunkedArray) -> bool:
     """Returns whether texts share their beginnings with the ones before, as numbered names do."""
     sample = column.slice(0, NEIGHBOURS)
     if len(sample) < NEIGHBOURS or sample.nbytes > SAMPLE_BYTES:
         return False
     texts = [bytes(text) for text in sample.cast(pa.binary()).to_pylist() if text]
-    shared = sum(_common_prefix(a, b) for a, b in pairwise(texts))
+    shared = sum(_measure_common_prefix(a, b) for a, b in pairwise(texts))
     return shared > SHARED * sum(map(len, texts))
 
 
-def _common_prefix(a: bytes, b: bytes) -> int:
+def _measure_common_prefix(a: bytes, b: bytes) -> int:
     """Returns the length in bytes of the common prefix."""
     n = min(len(a), len(b))
     differ = int.from_bytes(a[:n]) ^ int.from_bytes(b[:n])
     return n - (differ.bit_length() + 7) // 8
 
 
-def _changes(column: pa.ChunkedArray) -> bool:
+def _has_changes(column: pa.ChunkedArray) -> bool:
     ends = pc.min_max(column.slice(0, SAMPLE_ROWS))
     return bool(ends["min"] != ends["max"])
 

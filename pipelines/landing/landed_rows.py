@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from sluice.pipelines.errors import ProofFailed
 from sluice.pipelines.lake import parquet
-from sluice.pipelines.landing.proof import sha256
+from sluice.pipelines.landing.proof import hash_file
 from sluice.pipelines.model.receipts import Part
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.rows.row_format import offset_column
@@ -27,24 +27,24 @@ Rows = Iterator[pa.RecordBatch]
 def check_source(lake: Lake, feed: str, part: Part) -> None:
     """Raises ProofFailed if the part's file is not the one that the ledger names."""
     with suppress(FileNotFoundError), lake.open(part.path) as file:
-        if sha256(file) == part.sha256:
+        if hash_file(file) == part.sha256:
             return
     raise ProofFailed(
         f"{part.path} is not the file that the ledger names: nothing is made from it",
-        remedy=f"{parquet.remedy(part.path)}; see what else is: sluice audit {feed} --hashes",
+        remedy=f"{parquet.find_remedy(part.path)}; see what else is: sluice audit {feed} --hashes",
     )
 
 
-def rows_of(lake: Lake, part: Part, path: str) -> Rows:
+def read_part_at(lake: Lake, part: Part, path: str) -> Rows:
     """The rows of a part whose file lies at `path`, in batches that take little memory. Raises PartUnreadable."""
-    with parquet.readable(path), lake.open(path) as opened:
-        yield from rows_in(opened, part)
+    with parquet.wrap_read_errors(path), lake.open(path) as opened:
+        yield from read_rows(opened, part)
 
 
-def rows_in(opened: BinaryIO, part: Part, columns: Sequence[str] | None = None, most: int = READ_ROWS) -> Rows:
+def read_rows(opened: BinaryIO, part: Part, columns: Sequence[str] | None = None, most: int = READ_ROWS) -> Rows:
     """The rows of a part in its open file, in batches of at most `most`. `columns` None means all."""
     file = pq.ParquetFile(opened)
-    groups, before = parquet.row_groups(file.metadata, part)
+    groups, before = parquet.find_row_groups(file.metadata, part)
     yield from parquet.own_rows(_read(file, groups, columns, most), part, before)
 
 
@@ -59,10 +59,10 @@ def in_order(files: Sequence[Rows]) -> Rows:
     """Merge the rows of several files, each in offset order, into one offset order. Holds one batch of each."""
     heads = {file: rows for file in files if (rows := next(file, None)) is not None}
     while heads:
-        horizon = min(offsets_of(rows)[-1] for rows in heads.values())
+        horizon = min(get_offsets(rows)[-1] for rows in heads.values())
         ready = []
         for file, rows in list(heads.items()):
-            count = int(np.searchsorted(offsets_of(rows), horizon, side="right"))
+            count = int(np.searchsorted(get_offsets(rows), horizon, side="right"))
             ready.append(rows.slice(0, count))
             rest = rows.slice(count) if count < rows.num_rows else next(file, None)
             if rest is None:
@@ -70,15 +70,15 @@ def in_order(files: Sequence[Rows]) -> Rows:
             else:
                 heads[file] = rest
         together = pa.concat_batches(ready)
-        yield together.take(fixed_width(pa.int64(), np.argsort(offsets_of(together))))
+        yield together.take(fixed_width(pa.int64(), np.argsort(get_offsets(together))))
 
 
-def offsets_of(rows: pa.RecordBatch) -> np.ndarray:
+def get_offsets(rows: pa.RecordBatch) -> np.ndarray:
     """The rows' Kafka offsets, as int64."""
     return int64s(rows.column(rows.schema.get_field_index(offset_column(rows.schema))))
 
 
-def same_rows(before: Rows, after: Rows) -> bool:
+def compare_rows(before: Rows, after: Rows) -> bool:
     """Returns whether both yield the same rows in the same order, however they are cut into batches."""
     left_rows, right = next(before, None), next(after, None)
     while left_rows is not None and right is not None:

@@ -20,13 +20,13 @@ import pyarrow.parquet as pq
 
 from sluice.pipelines.errors import PartUnreadable, ProofFailed, Retryable, SluiceError, Unknown
 from sluice.pipelines.lake import parquet, paths, receipt_files
-from sluice.pipelines.landing.writer import file_metadata, shared_metadata, shares_of
+from sluice.pipelines.landing.writer import build_metadata, build_shared_metadata, split_shared_part
 from sluice.pipelines.model.plans import Plan, Slice
 from sluice.pipelines.model.ranges import Range
-from sluice.pipelines.model.receipts import Counts, Outcome, Part, PartKind, Receipt, SliceFailure, sharing
+from sluice.pipelines.model.receipts import Counts, Outcome, Part, PartKind, Receipt, SliceFailure, group_by_sharing
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.arrays import int64s
-from sluice.pipelines.util.parallel import each
+from sluice.pipelines.util.parallel import map_parallel
 
 
 def prove(plan: Plan, batch: int, outcomes: Iterable[Outcome], lake: Lake) -> tuple[list[Receipt], list[SliceFailure]]:
@@ -41,16 +41,16 @@ def prove(plan: Plan, batch: int, outcomes: Iterable[Outcome], lake: Lake) -> tu
         if isinstance(o, SliceFailure):
             failures.setdefault(o.slice, []).append(o)
     claim = Claim(plan.feed, batch, plan.hash)
-    groups = sharing(sorted((o for o in reported if isinstance(o, Receipt)), key=lambda r: r.attempt))
+    groups = group_by_sharing(sorted((o for o in reported if isinstance(o, Receipt)), key=lambda r: r.attempt))
     chosen: dict[Slice, Receipt] = {}
-    for group, wrong in zip(groups, each(lambda g: _why_not(claim, g, lake), groups), strict=True):
+    for group, wrong in zip(groups, map_parallel(lambda g: _find_error(claim, g, lake), groups), strict=True):
         if wrong is not None:
             for r in group:
-                failures.setdefault(r.slice, []).insert(0, failure(r.slice, wrong))
+                failures.setdefault(r.slice, []).insert(0, to_failure(r.slice, wrong))
         elif not any(r.slice in chosen for r in group):
             chosen |= {r.slice: r for r in group}
     receipts = [chosen[s] for s in plan.slices if s in chosen]
-    return receipts, [_failure_of(s, failures.get(s, ())) for s in plan.slices if s not in chosen]
+    return receipts, [_find_failure(s, failures.get(s, ())) for s in plan.slices if s not in chosen]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Claim:
     plan_hash: str
 
 
-def _why_not(claim: Claim, group: Sequence[Receipt], lake: Lake) -> SluiceError | None:
+def _find_error(claim: Claim, group: Sequence[Receipt], lake: Lake) -> SluiceError | None:
     try:
         check_together(claim, group, lake)
     except SluiceError as e:
@@ -70,11 +70,11 @@ def _why_not(claim: Claim, group: Sequence[Receipt], lake: Lake) -> SluiceError 
     return None
 
 
-def _failure_of(s: Slice, failures: Sequence[SliceFailure]) -> SliceFailure:
-    return failures[0] if failures else failure(s, _proof_failed(s, "no task reported this slice"))
+def _find_failure(s: Slice, failures: Sequence[SliceFailure]) -> SliceFailure:
+    return failures[0] if failures else to_failure(s, _build_proof_error(s, "no task reported this slice"))
 
 
-def failure(s: Slice, error: Exception) -> SliceFailure:
+def to_failure(s: Slice, error: Exception) -> SliceFailure:
     """The error as an outcome. It is fatal if a retry cannot help."""
     if isinstance(error, SluiceError):
         return SliceFailure(s, type(error).__name__, error.message, error.remedy, fatal=is_final(error))
@@ -101,7 +101,7 @@ def check_together(claim: Claim, group: Sequence[Receipt], lake: Lake) -> None:
                 shared.setdefault(parts[0].staged, []).append((r, parts[0]))
                 continue
             _check_names(claim, r, parts)
-            groups = [_row_groups(claim, r, part, lake) for part in parts]
+            groups = [_read_row_groups(claim, r, part, lake) for part in parts]
             for follows in groups if r.slice.by_time else [[g for of_part in groups for g in of_part]]:
                 _check_offsets(r.slice, follows)
     for claims in shared.values():
@@ -115,62 +115,62 @@ def check_account(r: Receipt) -> None:
     for kind, expected in ((PartKind.LANDED, counts.landed), (PartKind.QUARANTINED, counts.quarantined)):
         rows = sum(p.rows for p in r.of(kind))
         if rows != expected:
-            raise _proof_failed(r.slice, f"{expected} records {kind}, {rows} rows in its parts")
+            raise _build_proof_error(r.slice, f"{expected} records {kind}, {rows} rows in its parts")
 
 
 def check_classes(r: Receipt) -> None:
     """Raises ProofFailed unless the slice was read to its end and its counts add up to its span."""
     s, counts = r.slice, r.counts
     if r.position < s.end:
-        raise _proof_failed(s, f"reading stopped at {r.position}, before the end")
-    if counts.total != s.span or min(_each(counts)) < 0:
-        raise _proof_failed(s, f"{counts} adds up to {counts.total}, the range spans {s.span}")
+        raise _build_proof_error(s, f"reading stopped at {r.position}, before the end")
+    if counts.total != s.span or min(_iterate_counts(counts)) < 0:
+        raise _build_proof_error(s, f"{counts} adds up to {counts.total}, the range spans {s.span}")
 
 
-def _each(counts: Counts) -> Iterator[int]:
+def _iterate_counts(counts: Counts) -> Iterator[int]:
     return (getattr(counts, name) for name in counts.__dataclass_fields__)
 
 
 def _check_names(claim: Claim, r: Receipt, parts: Sequence[Part]) -> None:
     for sequence, part in enumerate(parts):
-        folder = _folder(claim, r.slice, part)
+        folder = _find_folder(claim, r.slice, part)
         name = paths.part_name(r.slice, claim.batch, sequence)
         staged = paths.staged_path(claim.feed, claim.batch, r.attempt, part.kind, folder, name)
         path = paths.part_path(claim.feed, part.kind, folder, name)
         if (part.name, part.staged, part.path) != (name, staged, path) or part.shared:
-            raise _proof_failed(r.slice, f"part {sequence} is called {part.path}, it should be {path}")
+            raise _build_proof_error(r.slice, f"part {sequence} is called {part.path}, it should be {path}")
 
 
-def _folder(claim: Claim, s: Slice, part: Part) -> str:
+def _find_folder(claim: Claim, s: Slice, part: Part) -> str:
     if not s.by_time:
         return s.folder
     folder = paths.folder_of(part.path, claim.feed, part.kind)
     if not paths.is_window_folder(folder, s.by_time, paths.prefix_of(s.folder)):
-        raise _proof_failed(s, f"{part.path} lies in no folder of a time")
+        raise _build_proof_error(s, f"{part.path} lies in no folder of a time")
     return folder
 
 
-def _row_groups(claim: Claim, r: Receipt, part: Part, lake: Lake) -> list[Range]:
+def _read_row_groups(claim: Claim, r: Receipt, part: Part, lake: Lake) -> list[Range]:
     """Check the staged file against the receipt. Returns the offsets that each of its row groups spans."""
     size = lake.size(part.staged)
     if size != part.bytes:
-        raise _proof_failed(r.slice, f"{part.staged} has {size} bytes, its receipt says {part.bytes}")
+        raise _build_proof_error(r.slice, f"{part.staged} has {size} bytes, its receipt says {part.bytes}")
     try:
         with parquet.open_parquet(lake, part.staged) as file:
             footer = file.metadata
     except PartUnreadable as e:
-        raise _proof_failed(r.slice, e.message) from None
+        raise _build_proof_error(r.slice, e.message) from None
     if footer.num_rows != part.rows:
-        raise _proof_failed(r.slice, f"{part.staged} has {footer.num_rows} rows, its receipt says {part.rows}")
-    _check_metadata(r.slice, part, footer, file_metadata(claim.feed, claim.batch, claim.plan_hash, r.slice))
-    return [_offsets(r.slice, part, footer, i) for i in range(footer.num_row_groups)]
+        raise _build_proof_error(r.slice, f"{part.staged} has {footer.num_rows} rows, its receipt says {part.rows}")
+    _check_metadata(r.slice, part, footer, build_metadata(claim.feed, claim.batch, claim.plan_hash, r.slice))
+    return [_read_offsets(r.slice, part, footer, i) for i in range(footer.num_row_groups)]
 
 
 def _check_metadata(s: Slice, part: Part, footer: pq.FileMetaData, wanted: dict[str, str]) -> None:
     metadata = {k.decode(): v.decode("utf-8", "replace") for k, v in (footer.metadata or {}).items()}
     for key, expected in wanted.items():
         if metadata.get(key) != expected:
-            raise _proof_failed(s, f"{part.staged} says {key} = {metadata.get(key)!r}, expected {expected!r}")
+            raise _build_proof_error(s, f"{part.staged} says {key} = {metadata.get(key)!r}, expected {expected!r}")
 
 
 def _check_shared(claim: Claim, held: Sequence[tuple[Receipt, Part]], lake: Lake) -> None:
@@ -182,27 +182,27 @@ def _check_shared(claim: Claim, held: Sequence[tuple[Receipt, Part]], lake: Lake
     slices = [(other.slice, p.rows) for other, p in held]
     rows, size = sum(n for _, n in slices), part.file_bytes
     file_part = Part(name, kind, staged, path, rows, size, part.sha256)
-    shares = shares_of(file_part, slices) if rows else {}
+    shares = split_shared_part(file_part, slices) if rows else {}
     lot = (s.topic, s.incarnation, s.window, s.folder, 0)
     for other, p in held:
         o = other.slice
         if p != shares.get(o) or (o.topic, o.incarnation, o.window, o.folder, o.by_time) != lot:
-            raise _proof_failed(o, f"its rows are not where its receipt says, in {p.path}, beside those of {s}")
+            raise _build_proof_error(o, f"its rows are not where its receipt says, in {p.path}, beside those of {s}")
     ranges = [((o.partition, o.start), (o.partition, o.end)) for o, _ in slices]
     if any(after < end for (_, end), (after, _) in pairwise(ranges)):
-        raise _proof_failed(s, f"the slices in {path} do not follow each other")
+        raise _build_proof_error(s, f"the slices in {path} do not follow each other")
     if lake.size(staged) != size:
-        raise _proof_failed(s, f"{staged} has {lake.size(staged)} bytes, its receipts say {size}")
+        raise _build_proof_error(s, f"{staged} has {lake.size(staged)} bytes, its receipts say {size}")
     try:
         with parquet.open_parquet(lake, staged) as file:
             footer, names = file.metadata, file.schema_arrow.names
             columns = [f"{'kafka_' if 'kafka_offset' in names else ''}{n}" for n in ("partition", "offset")]
             if footer.num_rows != rows:
-                raise _proof_failed(s, f"{staged} has {footer.num_rows} rows, its receipts say {rows}")
-            _check_metadata(s, part, footer, shared_metadata(claim.feed, claim.batch, claim.plan_hash, slices))
+                raise _build_proof_error(s, f"{staged} has {footer.num_rows} rows, its receipts say {rows}")
+            _check_metadata(s, part, footer, build_shared_metadata(claim.feed, claim.batch, claim.plan_hash, slices))
             _check_rows(staged, slices, file.read(columns=columns))
     except PartUnreadable as e:
-        raise _proof_failed(s, e.message) from None
+        raise _build_proof_error(s, e.message) from None
 
 
 def _check_rows(staged: str, slices: Sequence[tuple[Slice, int]], found: pa.Table) -> None:
@@ -213,24 +213,24 @@ def _check_rows(staged: str, slices: Sequence[tuple[Slice, int]], found: pa.Tabl
         mine, whose = offsets[at : at + rows], partitions[at : at + rows]
         inside = rows and mine[0] >= s.start and mine[-1] < s.end and bool(np.all(mine[1:] > mine[:-1]))
         if not inside or bool(np.any(whose != s.partition)):
-            raise _proof_failed(s, f"the rows from {at} on in {staged} are not those of its range, in order")
+            raise _build_proof_error(s, f"the rows from {at} on in {staged} are not those of its range, in order")
         at += rows
 
 
-def _int32s(column: pa.Array) -> np.ndarray:
+def _to_int32s(column: pa.Array) -> np.ndarray:
     return np.frombuffer(column.buffers()[1], np.int32, len(column), column.offset * 4)
 
 
-_COORDINATES = ((0, _int32s), (1, int64s))
+_COORDINATES = ((0, _to_int32s), (1, int64s))
 
 
-def _offsets(s: Slice, part: Part, footer: pq.FileMetaData, index: int) -> Range:
+def _read_offsets(s: Slice, part: Part, footer: pq.FileMetaData, index: int) -> Range:
     group = footer.row_group(index)
     columns = {c.path_in_schema: c for c in (group.column(i) for i in range(group.num_columns))}
     column = columns.get("kafka_offset") or columns.get("offset")
     statistics = column.statistics if column else None
     if statistics is None or not statistics.has_min_max or statistics.null_count:
-        raise _proof_failed(s, f"{part.staged}: row group {index} does not say which offsets it holds")
+        raise _build_proof_error(s, f"{part.staged}: row group {index} does not say which offsets it holds")
     return Range(statistics.min, statistics.max + 1)
 
 
@@ -238,11 +238,11 @@ def _check_offsets(s: Slice, groups: Sequence[Range]) -> None:
     at = s.start
     for group in groups:
         if group.start < at or group.end > s.end:
-            raise _proof_failed(s, f"a row group holds offsets {group}, expected within [{at}, {s.end})")
+            raise _build_proof_error(s, f"a row group holds offsets {group}, expected within [{at}, {s.end})")
         at = group.end
 
 
-def receipts_at(path: str, lake: Lake) -> tuple[Receipt, ...]:
+def read_receipts(path: str, lake: Lake) -> tuple[Receipt, ...]:
     """The receipts at `path`; none if one is unsound, and their slices must be read again."""
     receipts = receipt_files.read(path, lake)
     try:
@@ -253,23 +253,23 @@ def receipts_at(path: str, lake: Lake) -> tuple[Receipt, ...]:
     return receipts
 
 
-def files_stand(receipts: Sequence[Receipt], lake: Lake) -> bool:
+def are_files_intact(receipts: Sequence[Receipt], lake: Lake) -> bool:
     """Returns whether every file of the receipts is in staging, with the size and SHA-256 that they name."""
     files = {(p.staged, p.file_bytes, p.sha256) for r in receipts for p in r.parts}
-    return all(_stands(*file, lake) for file in files)
+    return all(_is_intact(*file, lake) for file in files)
 
 
-def _stands(staged: str, size: int, digest: str, lake: Lake) -> bool:
+def _is_intact(staged: str, size: int, digest: str, lake: Lake) -> bool:
     if lake.size(staged) != size:
         return False
     try:
         with lake.open(staged) as f:
-            return sha256(f) == digest
+            return hash_file(f) == digest
     except FileNotFoundError:
         return False
 
 
-def sha256(file: BinaryIO) -> str:
+def hash_file(file: BinaryIO) -> str:
     """The SHA-256 (hex) of the rest of an open file."""
     digest = hashlib.sha256()
     while data := file.read(1 << 20):
@@ -277,7 +277,7 @@ def sha256(file: BinaryIO) -> str:
     return digest.hexdigest()
 
 
-def _proof_failed(s: Slice, why: str) -> ProofFailed:
+def _build_proof_error(s: Slice, why: str) -> ProofFailed:
     return ProofFailed(
         f"{s}: {why}",
         remedy="nothing of this slice is published; run again, and report it if it stays so",

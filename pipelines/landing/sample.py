@@ -25,7 +25,7 @@ from sluice.pipelines.model.plans import Slice, Task
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Part, PartKind, Progress, Receipt, Reporter, SliceFailure
 from sluice.pipelines.model.traffic import TaskTraffic
-from sluice.pipelines.planning.windows import range_between
+from sluice.pipelines.planning.windows import find_range_between
 from sluice.pipelines.ports import Cluster, Fetched, Fetcher, FetchFailed, Lake
 from sluice.pipelines.records.rows.row_format import offset_column
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
@@ -40,11 +40,11 @@ NAME = "sample"
 # -- which offsets
 
 
-def window_ranges(
+def find_window_ranges(
     state: State, cluster: Cluster, partitions: Sequence[PartitionState], start: int, end: int
 ) -> dict[TopicPartition, Range]:
     """Returns the offsets between two times (ms): as pinned in the ledger, or else from Kafka."""
-    pinned = {p.tp: _window_range(state, p, start, end) for p in partitions}
+    pinned = {p.tp: _find_window_range(state, p, start, end) for p in partitions}
     unknown = [p for p in partitions if pinned[p.tp] is None]
     first, last = (cluster.offsets_at({p.tp: time for p in unknown}) if unknown else {} for time in (start, end))
     ranges = {tp: r for tp, r in pinned.items() if r is not None}
@@ -54,12 +54,12 @@ def window_ranges(
     return ranges
 
 
-def _window_range(state: State, p: PartitionState, start: int, end: int) -> Range | None:
+def _find_window_range(state: State, p: PartitionState, start: int, end: int) -> Range | None:
     key = state.current.get(p.tp)
-    return range_between(state, key, start, end) if key and key.topic_id == p.topic_id else None
+    return find_range_between(state, key, start, end) if key and key.topic_id == p.topic_id else None
 
 
-def stretches(
+def to_slices(
     partitions: Iterable[PartitionState], ranges: Mapping[TopicPartition, Sequence[Range]] | None = None
 ) -> list[Slice]:
     """The parts of `ranges` (None: of everything) that are stable and in Kafka, as slices with estimated bytes."""
@@ -74,7 +74,7 @@ def stretches(
     return out
 
 
-def newest(slices: Sequence[Slice], records: int, size: int) -> tuple[Slice, ...]:
+def choose_newest(slices: Sequence[Slice], records: int, size: int) -> tuple[Slice, ...]:
     """The last offsets of each slice, spread evenly: at most `records` in all, and at most about `size` bytes."""
     size_of_slices = sum(s.estimated_bytes for s in slices)
     remaining = (
@@ -126,7 +126,7 @@ def read_landed(receipts: Iterable[Receipt], lake: Lake, names: Sequence[str]) -
     return pa.concat_tables(files) if files else pa.table({})
 
 
-def rows_at(
+def read_rows_at(
     places: Iterable[str],
     shape: Shape,
     receipts: Iterable[Receipt],
@@ -161,7 +161,7 @@ def _read_rows_at(part: Part, lake: Lake, offsets: set[int]) -> pa.Table:
     with lake.open(part.staged) as file:
         read = pq.ParquetFile(file)
         name = offset_column(read.schema_arrow)
-        groups, before = parquet.row_groups(read.metadata, part)
+        groups, before = parquet.find_row_groups(read.metadata, part)
         own = parquet.own_rows(read.iter_batches(row_groups=groups), part, before)
         batches = (b.filter(pc.is_in(b.column(name), pa.array([*offsets], pa.int64()))) for b in own)
         return pa.Table.from_batches([b for b in batches if b.num_rows], schema=read.schema_arrow)

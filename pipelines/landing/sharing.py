@@ -52,14 +52,14 @@ def may_share(slices: Iterable[Slice], settings: LandingSettings) -> list[Slice]
     for s in slices:
         small = ROWS_PER_ESTIMATE * s.estimated_bytes <= SMALL_BYTES
         if small and s.window is not None and not s.by_time:
-            lots.setdefault(_lot(s), []).append(s)
+            lots.setdefault(_group_key(s), []).append(s)
     shareable = (
         sorted(lot, key=lambda s: (s.partition, s.start)) for _, lot in sorted(lots.items()) if len(lot) >= minimum
     )
     return [s for lot in shareable for s in lot]
 
 
-def _lot(s: Slice) -> tuple[int, str, str, str]:
+def _group_key(s: Slice) -> tuple[int, str, str, str]:
     return (s.window or 0, s.folder, s.topic, s.incarnation)
 
 
@@ -158,7 +158,7 @@ class Sharing:
 
     def _add(self, held: Held) -> None:
         s = held.receipt.slice
-        if self._file is not None and _lot(self._file.first) != _lot(s):
+        if self._file is not None and _group_key(self._file.first) != _group_key(s):
             self._close()
         if self._file is None:
             target = replace(cast(PartTarget, self._target), slice=s)

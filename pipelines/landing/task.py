@@ -28,19 +28,19 @@ from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.landing.proof import (
     Claim,
+    are_files_intact,
     check_account,
     check_classes,
     check_together,
-    failure,
-    files_stand,
     is_final,
-    receipts_at,
+    read_receipts,
+    to_failure,
 )
 from sluice.pipelines.landing.sharing import SMALL_BYTES, WAITING_BYTES, Held, Sharing, may_share
 from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartTarget, PartWriter
 from sluice.pipelines.model.kafka import FetchLimits, Isolation
 from sluice.pipelines.model.plans import Slice, Task
-from sluice.pipelines.model.receipts import Counts, Drift, Outcome, PartKind, Receipt, Tally, sharing
+from sluice.pipelines.model.receipts import Counts, Drift, Outcome, PartKind, Receipt, Tally, group_by_sharing
 from sluice.pipelines.ports import Fetched, Fetcher, FetchFailed, Lake
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
 from sluice.pipelines.records.rows.row_format import Format, Formatted, quarantine_rows
@@ -101,17 +101,17 @@ def run_task(task: Task, work: Assignment, tools: Tools, *, last_try: bool = Tru
         for error in failed.values():
             if not is_final(error) and not isinstance(error, RegistryUnavailable):
                 raise error
-    return [landed[s] if s in landed else failure(s, failed[s]) for s in task.slices]
+    return [landed[s] if s in landed else to_failure(s, failed[s]) for s in task.slices]
 
 
-def salvage(task: Task, work: Assignment, tools: Tools, why: str) -> list[Outcome]:
+def salvage_task(task: Task, work: Assignment, tools: Tools, why: str) -> list[Outcome]:
     """The outcomes of a task that its engine gave up, with the engine's reason `why`. Reads nothing from Kafka.
 
     Slices that an earlier try finished are receipts; the others are failures.
     """
     landed = adopt(task.slices, work, tools)
     ended = Failed(f"not finished when its task failed: {why}", remedy="run again: only what is owed is read")
-    return [landed[s] if s in landed else failure(s, ended) for s in task.slices]
+    return [landed[s] if s in landed else to_failure(s, ended) for s in task.slices]
 
 
 def adopt(slices: Sequence[Slice], work: Assignment, tools: Tools) -> dict[Slice, Receipt]:
@@ -125,26 +125,26 @@ def adopt(slices: Sequence[Slice], work: Assignment, tools: Tools) -> dict[Slice
     wanted = {paths.slice_name(s): s for s in slices}
     earlier: list[Receipt] = []
     for path in tools.lake.list(paths.staging_folder(work.feed, work.batch)):
-        there = receipts_at(path, tools.lake) if paths.receipt_slice(path) in wanted else ()
-        if all(wanted.get(paths.slice_name(r.slice)) == r.slice for r in there) and _are_ours(there, path, work):
+        there = read_receipts(path, tools.lake) if paths.receipt_slice(path) in wanted else ()
+        if all(wanted.get(paths.slice_name(r.slice)) == r.slice for r in there) and _belong_to(there, path, work):
             earlier += there
     adopted: dict[Slice, Receipt] = {}
-    for together in sharing(earlier):
-        if not any(r.slice in adopted for r in together) and _hold(together, work, tools.lake):
+    for together in group_by_sharing(earlier):
+        if not any(r.slice in adopted for r in together) and _hold_rows(together, work, tools.lake):
             adopted |= {r.slice: replace(r, adopted=True) for r in together}
     return adopted
 
 
-def _are_ours(there: Sequence[Receipt], path: str, work: Assignment) -> bool:
+def _belong_to(there: Sequence[Receipt], path: str, work: Assignment) -> bool:
     return all(r.format == work.shape for r in there) and receipt_files.is_file_of(path, work.feed, work.batch, there)
 
 
-def _hold(together: Sequence[Receipt], work: Assignment, lake: Lake) -> bool:
+def _hold_rows(together: Sequence[Receipt], work: Assignment, lake: Lake) -> bool:
     try:
         check_together(Claim(work.feed, work.batch, work.plan_hash), together, lake)
     except ProofFailed:
         return False
-    return files_stand(together, lake)
+    return are_files_intact(together, lake)
 
 
 class _Reading:
@@ -158,7 +158,7 @@ class _Reading:
         small = may_share(slices, work.landing)
         self._small = frozenset(small)
         self._slices = [*(s for s in slices if s not in self._small), *small]
-        self._chunks, self._limits = memory_shares(slices, work, self._small)
+        self._chunks, self._limits = share_memory(slices, work, self._small)
         target = PartTarget(work.feed, work.batch, work.plan_hash, work.attempt, small[0]) if small else None
         self._sharing = Sharing(small, work.landing, tools.lake, target)
 
@@ -223,7 +223,7 @@ class _Reading:
                 self.failed.setdefault(s, error)
 
 
-def memory_shares(
+def share_memory(
     slices: Sequence[Slice], work: Assignment, small: Collection[Slice] = ()
 ) -> tuple[dict[Slice, int], FetchLimits]:
     """Returns the bytes of rows that each slice may hold, and fetch limits that keep the task within its memory.
@@ -343,7 +343,7 @@ class _Landing:
         self._held.setdefault(kind, []).append(rows)
         # Whole buffers are counted first: what rows take of them is never more, and takes long to find.
         self._held_most = self._held_most[0] + rows.num_rows, self._held_most[1] + rows.get_total_buffer_size()
-        too_large = self._held_most[1] > SMALL_BYTES and sum(_bytes(b) for b in self._held.values()) > SMALL_BYTES
+        too_large = self._held_most[1] > SMALL_BYTES and sum(_count_bytes(b) for b in self._held.values()) > SMALL_BYTES
         if too_large or self._held_most[0] > self._work.landing.row_group_rows:
             so_far, self._held = self._held, None
             for of, batches in so_far.items():
@@ -398,5 +398,5 @@ class _Landing:
         }
 
 
-def _bytes(batches: Sequence[pa.RecordBatch]) -> int:
+def _count_bytes(batches: Sequence[pa.RecordBatch]) -> int:
     return sum(rows.nbytes for rows in batches)

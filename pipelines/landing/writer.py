@@ -27,7 +27,7 @@ from sluice.pipelines.errors import ProofFailed
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.lake.bounds import TimeBounds
-from sluice.pipelines.landing.encoding import options
+from sluice.pipelines.landing.encoding import choose_options
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.receipts import Part, PartKind, SharedFile
 from sluice.pipelines.ports import Lake
@@ -53,18 +53,18 @@ class PartTarget:
     kind: PartKind = PartKind.LANDED
 
 
-def file_metadata(feed: str, batch: int, plan_hash: str, s: Slice) -> dict[str, str]:
+def build_metadata(feed: str, batch: int, plan_hash: str, s: Slice) -> dict[str, str]:
     """Returns the metadata in a part's footer, under keys that begin with `sluice.`."""
-    return _about(feed, batch, plan_hash, s) | {"sluice.range": str(s)}
+    return _describe(feed, batch, plan_hash, s) | {"sluice.range": str(s)}
 
 
-def shared_metadata(feed: str, batch: int, plan_hash: str, slices: Sequence[tuple[Slice, int]]) -> dict[str, str]:
+def build_shared_metadata(feed: str, batch: int, plan_hash: str, slices: Sequence[tuple[Slice, int]]) -> dict[str, str]:
     """Returns the footer of a shared file: its slices in order with their numbers of rows, of one life of a topic."""
     slices_json = json.dumps([[str(s), rows] for s, rows in slices])
-    return _about(feed, batch, plan_hash, slices[0][0]) | {"sluice.slices": slices_json}
+    return _describe(feed, batch, plan_hash, slices[0][0]) | {"sluice.slices": slices_json}
 
 
-def _about(feed: str, batch: int, plan_hash: str, s: Slice) -> dict[str, str]:
+def _describe(feed: str, batch: int, plan_hash: str, s: Slice) -> dict[str, str]:
     return {
         "sluice.format_version": FORMAT_VERSION,
         "sluice.feed": feed,
@@ -146,7 +146,7 @@ class PartWriter:
 
     def _add(self, folder: str, rows: pa.Table) -> None:
         if folder not in self._files:
-            chosen = options(rows, self._settings)
+            chosen = choose_options(rows, self._settings)
             self._files[folder] = self._open(folder, chosen)
             self._opened += 1
         self._files[folder].add(rows)
@@ -155,7 +155,7 @@ class PartWriter:
         target, sequence = self._target, self._opened
         name = paths.part_name(target.slice, target.batch, sequence)
         file = _PartFile(self._lake, target, folder, name, sequence, self._schema, chosen)
-        file.about(file_metadata(target.feed, target.batch, target.plan_hash, target.slice))
+        file.about(build_metadata(target.feed, target.batch, target.plan_hash, target.slice))
         return file
 
     def _by_folder(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -164,7 +164,7 @@ class PartWriter:
         if not s.by_time:
             yield s.folder, rows
             return
-        windows = _windows_of(rows.column(self._times), s.by_time)
+        windows = _find_windows(rows.column(self._times), s.by_time)
         for window in np.unique(windows).tolist():
             if window not in self._folders and len(self._folders) >= MAX_FOLDERS:
                 windows[windows == window] = _NO_TIME
@@ -241,10 +241,10 @@ class SharedWriter:
         if (file := self._file) is None:
             return {}
         first = self._first
-        file.about(shared_metadata(first.feed, first.batch, first.plan_hash, self._held))
+        file.about(build_shared_metadata(first.feed, first.batch, first.plan_hash, self._held))
         part = file.finish()
         self._ns += time.perf_counter_ns() - begun
-        return shares_of(part, self._held)
+        return split_shared_part(part, self._held)
 
     def abandon(self) -> None:
         """Remove everything that was written."""
@@ -260,13 +260,13 @@ class SharedWriter:
         self._pending, self._rows, self._most = [], 0, 0
         if self._file is None:
             first, name = self._first, paths.shared_name(self._first.slice, self._first.batch)
-            chosen = options(rows, self._settings)
+            chosen = choose_options(rows, self._settings)
             self._file = _PartFile(self._lake, first, first.slice.folder, name, 0, self._schema, chosen)
         self._file.add(rows)
         self._ns += time.perf_counter_ns() - begun
 
 
-def shares_of(whole: Part, slices: Sequence[tuple[Slice, int]]) -> dict[Slice, Part]:
+def split_shared_part(whole: Part, slices: Sequence[tuple[Slice, int]]) -> dict[Slice, Part]:
     """The parts of a shared file, by the slices in it and their rows. Its bytes are shared out by rows."""
     out, at = dict[Slice, Part](), 0
     for s, rows in slices:
@@ -295,7 +295,7 @@ def check_increasing(s: Slice, rows: pa.RecordBatch, after: int) -> int:
 _NO_TIME = -1
 
 
-def _windows_of(times: pa.ChunkedArray, length: int) -> np.ndarray:
+def _find_windows(times: pa.ChunkedArray, length: int) -> np.ndarray:
     """The start (ms) of each row's window; `_NO_TIME` if the record has no time or one beyond the calendar."""
     stamps = np.concatenate([int64s(pc.fill_null(c.cast(pa.int64()), _NO_TIME)) for c in times.chunks])
     usable = (stamps >= 0) & (stamps < _LAST_YEAR_ENDS)

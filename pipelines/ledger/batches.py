@@ -222,6 +222,6 @@ class Batches(Mapping[int, Batch]):
         return next(iter(self.held), 0) if len(self.past.ids) else 0
 
 
-def oldest_first(newest: Iterable[Batch]) -> Sequence[Batch]:
+def reverse_batches(newest: Iterable[Batch]) -> Sequence[Batch]:
     """Returns a list of newest-first batches in reverse."""
     return list(newest)[::-1]

@@ -30,9 +30,9 @@ from sluice.pipelines.ledger.columns import (
     Superseded,
     cut,
     inflate,
-    packed,
+    pack,
     unpack,
-    unpacked,
+    unpack_all,
 )
 from sluice.pipelines.ledger.entries import OriginItem
 from sluice.pipelines.ledger.fold import NO_PINS, State
@@ -58,10 +58,10 @@ _ACCOUNTED = ("landed", "lost", "skipped", "retired")
 
 def dump(state: State) -> bytes:
     """Returns the state as packed JSON, from which `load` restores an equal one."""
-    return zlib.compress(document(state), 1)
+    return zlib.compress(dump_state(state), 1)
 
 
-def document(state: State) -> bytes:
+def dump_state(state: State) -> bytes:
     """Returns the JSON in a checkpoint. `load` accepts it, too."""
     keys = sorted(state.origins)
     index, times = {key: i for i, key in enumerate(keys)}, np.array(state.boundary_times, np.int64)
@@ -85,20 +85,20 @@ def document(state: State) -> bytes:
             "replaced": list(state.replaced.items()),
             "keys": keys,
             "current": [index[k] for k in state.current.values() if k in index],
-            "origins": [_origin(state.origins[k]) for k in keys],
+            "origins": [_dump_origin(state.origins[k]) for k in keys],
             "batches": _BATCHES.dump_python(list(state.batches.held.values()), mode="json"),
-            "past": _past(state.batches.past),
+            "past": _dump_past(state.batches.past),
             **{name: _by_index(getattr(state, name), index) for name in _ACCOUNTED},
             "commits": _by_index(state.commits, index),
             "intents": _by_index(state.intents, index, sorted),
             "moved": _by_index(state.moved, index),
-            "superseded": _superseded(state, index),
+            "superseded": _dump_superseded(state, index),
             "epochs": _by_index(state.epochs, index),
             "floors": _by_index(state.floors, index),
-            "published_in": _published_in(state.published_in),
-            "boundaries": _pins({index[k]: p for k, p in state.boundaries.items() if k in index and p}, times),
-            "boundary_times": packed([state.boundary_times]),
-            "by_marker": packed([state.by_marker.keys(), state.by_marker.values()]),
+            "published_in": _dump_published(state.published_in),
+            "boundaries": _dump_pins({index[k]: p for k, p in state.boundaries.items() if k in index and p}, times),
+            "boundary_times": pack([state.boundary_times]),
+            "by_marker": pack([state.by_marker.keys(), state.by_marker.values()]),
         },
         separators=(",", ":"),
     ).encode()
@@ -112,24 +112,24 @@ def load(data: bytes) -> State | None:
             raw = _with_columns(raw)
         if raw["format"] == _REPEATING:
             raw = _of_today(raw)
-        if raw["format"] == _TAKEN or (raw["format"] == _NOT_TAKEN and not _replaces(raw)):
+        if raw["format"] == _TAKEN or (raw["format"] == _NOT_TAKEN and not _has_predecessor(raw)):
             raw = raw | {"format": FORMAT, "folder_prefix": FORMER_PREFIX}
         return _state(raw) if raw["format"] == FORMAT else None
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, zlib.error):
         return None
 
 
-def _replaces(raw: dict[str, Any]) -> bool:
+def _has_predecessor(raw: dict[str, Any]) -> bool:
     """Returns whether the ledger continues a lost one. Its entry 0 names that one; formats below 5 do not."""
     return any(number == 0 for number, _ in raw.get("gaps", ()))
 
 
 def _state(raw: dict[str, Any]) -> State:
-    keys = [_key(*k) for k in raw["keys"]]
+    keys = [_build_key(*k) for k in raw["keys"]]
     origins = {k: OriginItem(key=k, **item) for k, item in zip(keys, raw["origins"], strict=True)}
-    times = unpacked(raw["boundary_times"], 1)[0]
-    by_marker = [column.tolist() for column in unpacked(raw["by_marker"], 2)]
-    boundaries = _boundaries(raw["boundaries"], times, keys)
+    times = unpack_all(raw["boundary_times"], 1)[0]
+    by_marker = [column.tolist() for column in unpack_all(raw["by_marker"], 2)]
+    boundaries = _load_boundaries(raw["boundaries"], times, keys)
     return State(
         number=raw["number"],
         ledger_id=raw["ledger_id"],
@@ -144,19 +144,19 @@ def _state(raw: dict[str, Any]) -> State:
         void=tuple(raw["void"]),
         gaps=tuple((int(number), int(after)) for number, after in raw.get("gaps", ())),
         ahead=_by_key(raw.get("ahead", []), keys, int),
-        taken={_text(ledger): operator.index(number) for ledger, number in raw.get("taken", ())},
-        replaced={_text(path): operator.index(number) for path, number in raw["replaced"]},
+        taken={_check_text(ledger): operator.index(number) for ledger, number in raw.get("taken", ())},
+        replaced={_check_text(path): operator.index(number) for path, number in raw["replaced"]},
         origins=origins,
         current={keys[i].tp: keys[i] for i in raw["current"]},
-        batches=Batches(_BATCHES.validate_python(raw["batches"]), _past_of(raw["past"])),
-        **{name: _by_key(raw[name], keys, _ranges) for name in _ACCOUNTED},
+        batches=Batches(_BATCHES.validate_python(raw["batches"]), _load_past(raw["past"])),
+        **{name: _by_key(raw[name], keys, _load_ranges) for name in _ACCOUNTED},
         commits=_by_key(raw["commits"], keys, int),
         intents=_by_key(raw["intents"], keys, frozenset),
         moved=_by_key(raw["moved"], keys, int),
-        superseded=_superseded_of(raw["superseded"], keys, boundaries),
+        superseded=_load_superseded(raw["superseded"], keys, boundaries),
         epochs=_by_key(raw["epochs"], keys, tuple),
         floors=_by_key(raw["floors"], keys, tuple),
-        published_in=_published_in_of(raw["published_in"]),
+        published_in=_load_published(raw["published_in"]),
         boundaries=boundaries,
         boundary_times=tuple(times.tolist()),
         by_marker=dict(zip(*by_marker, strict=True)),
@@ -167,46 +167,46 @@ def _with_columns(raw: dict[str, Any]) -> dict[str, Any]:
     """Convert a checkpoint without columns to one that repeats them."""
     last = raw["number"] - 1
     pins, times = raw["boundaries"], raw["boundary_times"]
-    columns = [_formerly(pins[name], pins["counts"]) for name in ("places", "offsets")]
-    superseded = {i: [(operator.index(n), _range(*r)) for n, r in pairs] for i, pairs in raw["superseded"]}
+    columns = [_unpack_former(pins[name], pins["counts"]) for name in ("places", "offsets")]
+    superseded = {i: [(operator.index(n), _build_range(*r)) for n, r in pairs] for i, pairs in raw["superseded"]}
     rows = [(n, -1 - r.start, -1 - r.end) for pairs in superseded.values() for n, r in pairs]
     published = [(NONE if w is None else w, tuple(n)) for w, n in raw["published_in"]]
     by_window = [w for w, _ in published], [len(n) for _, n in published], [x for _, n in published for x in n]
     return raw | {
         "format": _REPEATING,
-        "replaced": [[path, last] for path in sorted(map(_text, raw["replaced"]))],
-        "past": _past(Past()),
+        "replaced": [[path, last] for path in sorted(map(_check_text, raw["replaced"]))],
+        "past": _dump_past(Past()),
         "superseded": {
             "keys": list(superseded),
             "counts": [len(pairs) for pairs in superseded.values()],
-            "columns": packed([*zip(*rows, strict=True)] or [(), (), ()]),
+            "columns": pack([*zip(*rows, strict=True)] or [(), (), ()]),
         },
-        "published_in": {"columns": packed(by_window)},
-        "boundaries": {"keys": pins["keys"], "counts": pins["counts"], "columns": packed(columns)},
-        "boundary_times": packed([times]),
-        "by_marker": packed([*zip(*raw.get("by_marker", ()), strict=True)] or [(), ()]),
+        "published_in": {"columns": pack(by_window)},
+        "boundaries": {"keys": pins["keys"], "counts": pins["counts"], "columns": pack(columns)},
+        "boundary_times": pack([times]),
+        "by_marker": pack([*zip(*raw.get("by_marker", ()), strict=True)] or [(), ()]),
     }
 
 
 def _of_today(raw: dict[str, Any]) -> dict[str, Any]:
     """Convert a checkpoint that repeats columns to one that has each of them once."""
     pins, over = raw["boundaries"], raw["superseded"]
-    times = unpacked(raw["boundary_times"], 1)[0]
+    times = unpack_all(raw["boundary_times"], 1)[0]
     positions, offsets = (cut(unpack(text, 8 * sum(pins["counts"])), pins["counts"]) for text in pins["columns"])
     pins_by_time = {
-        i: Pins(_array(times[np.asarray(at)]), _array(np.asarray(of)))
+        i: Pins(_to_array(times[np.asarray(at)]), _to_array(np.asarray(of)))
         for i, at, of in zip(pins["keys"], positions, offsets, strict=True)
     }
-    pieces = zip(*(cut(column, over["counts"]) for column in unpacked(over["columns"], 3)), strict=True)
+    pieces = zip(*(cut(column, over["counts"]) for column in unpack_all(over["columns"], 3)), strict=True)
     columns = {i: tuple(map(np.asarray, of)) for i, of in zip(over["keys"], pieces, strict=True)}
-    windows, counts, numbers = unpacked(raw["published_in"]["columns"], 3)
+    windows, counts, numbers = unpack_all(raw["published_in"]["columns"], 3)
     in_order = np.argsort(numbers, kind="stable")
-    published = Published(*(_array(c[in_order]) for c in (np.repeat(windows, counts), numbers)))
+    published = Published(*(_to_array(c[in_order]) for c in (np.repeat(windows, counts), numbers)))
     return raw | {
         "format": _NOT_TAKEN,
-        "superseded": _superseded_columns(columns),
-        "published_in": _published_in(published),
-        "boundaries": _pins(pins_by_time, times),
+        "superseded": _dump_superseded_columns(columns),
+        "published_in": _dump_published(published),
+        "boundaries": _dump_pins(pins_by_time, times),
     }
 
 
@@ -218,7 +218,7 @@ def _prefix(value: Any) -> FolderPrefix:
     raise ValueError("no prefix that we know")
 
 
-def _text(value: Any) -> str:
+def _check_text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError("a path is text")
     return value
@@ -227,20 +227,20 @@ def _text(value: Any) -> str:
 # -- columns
 
 
-def _past(past: Past) -> dict[str, Any]:
-    return {"requests": _REQUESTS.dump_python(past.requests, mode="json"), "columns": packed(past.columns)}
+def _dump_past(past: Past) -> dict[str, Any]:
+    return {"requests": _REQUESTS.dump_python(past.requests, mode="json"), "columns": pack(past.columns)}
 
 
-def _past_of(raw: dict[str, Any]) -> Past:
-    columns = unpacked(raw["columns"], len(COLUMNS))
+def _load_past(raw: dict[str, Any]) -> Past:
+    columns = unpack_all(raw["columns"], len(COLUMNS))
     requests = _REQUESTS.validate_python(raw["requests"])
     indexes = columns[COLUMNS.index("request")]
     if len({len(c) for c in columns}) != 1 or len(indexes[(indexes < 0) | (indexes >= len(requests))]):
         raise ValueError("not one value for each batch")
-    return Past(map(_array, columns), requests)
+    return Past(map(_to_array, columns), requests)
 
 
-def _superseded(state: State, index: Mapping[Key, int]) -> dict[str, Any]:
+def _dump_superseded(state: State, index: Mapping[Key, int]) -> dict[str, Any]:
     """Returns the superseded ranges as columns.
 
     `starts` and `ends` are usually indexes of boundaries in the partition; other offsets are stored as −1 − offset.
@@ -251,13 +251,13 @@ def _superseded(state: State, index: Mapping[Key, int]) -> dict[str, Any]:
             boundary_offsets = np.array(state.boundaries.get(key, NO_PINS).offsets, np.int64)
             columns[index[key]] = (
                 np.array(s.numbers, np.int64),
-                _places(boundary_offsets, s.starts),
-                _places(boundary_offsets, s.ends),
+                _to_positions(boundary_offsets, s.starts),
+                _to_positions(boundary_offsets, s.ends),
             )
-    return _superseded_columns(columns)
+    return _dump_superseded_columns(columns)
 
 
-def _superseded_columns(superseded: Mapping[int, tuple[Any, ...]]) -> dict[str, Any]:
+def _dump_superseded_columns(superseded: Mapping[int, tuple[Any, ...]]) -> dict[str, Any]:
     """Returns numbers, starts and ends of each partition, with equal columns stored once.
 
     They are often equal, because windows are merged for many partitions at once and boundaries are indexes.
@@ -269,11 +269,11 @@ def _superseded_columns(superseded: Mapping[int, tuple[Any, ...]]) -> dict[str, 
         "keys": list(superseded),
         "like": like,
         "counts": [len(c) for c in columns[0]],
-        "columns": packed(_joined(c) for c in columns),
+        "columns": pack(_join(c) for c in columns),
     }
 
 
-def _places(boundary_offsets: Any, offsets: array[int]) -> Any:
+def _to_positions(boundary_offsets: Any, offsets: array[int]) -> Any:
     """Returns the index of each offset among boundary offsets in order, or −1 − offset if it is not one of them."""
     wanted = np.array(offsets, np.int64)
     if not len(boundary_offsets):
@@ -282,20 +282,20 @@ def _places(boundary_offsets: Any, offsets: array[int]) -> Any:
     return np.where(boundary_offsets[at] == wanted, at, -1 - wanted)
 
 
-def _offsets(boundary_offsets: Any, positions: Any) -> array[int]:
-    """Returns the offsets that `_places` converted. Raises IndexError for an invalid index."""
+def _from_positions(boundary_offsets: Any, positions: Any) -> array[int]:
+    """Returns the offsets that `_to_positions` converted. Raises IndexError for an invalid index."""
     out, there = -1 - positions, positions >= 0
     out[there] = boundary_offsets[positions[there]]
-    return _array(out)
+    return _to_array(out)
 
 
-def _joined(columns: Sequence[Any]) -> Any:
+def _join(columns: Sequence[Any]) -> Any:
     return np.concatenate(columns) if columns else np.empty(0, np.int64)
 
 
-def _superseded_of(raw: dict[str, Any], keys: Sequence[Key], pins: Mapping[Key, Pins]) -> dict[Key, Superseded]:
-    pieces = zip(*(cut(c, raw["counts"]) for c in unpacked(raw["columns"], 3)), strict=True)
-    once = [(_array(np.asarray(numbers)), np.asarray(starts), np.asarray(ends)) for numbers, starts, ends in pieces]
+def _load_superseded(raw: dict[str, Any], keys: Sequence[Key], pins: Mapping[Key, Pins]) -> dict[Key, Superseded]:
+    pieces = zip(*(cut(c, raw["counts"]) for c in unpack_all(raw["columns"], 3)), strict=True)
+    once = [(_to_array(np.asarray(numbers)), np.asarray(starts), np.asarray(ends)) for numbers, starts, ends in pieces]
     largest = [max(int(c.max(initial=-1)) for c in bounds) for _, *bounds in once]
     out = {}
     for i, which in zip(raw["keys"], raw["like"], strict=True):
@@ -303,24 +303,24 @@ def _superseded_of(raw: dict[str, Any], keys: Sequence[Key], pins: Mapping[Key, 
         offsets = pins[keys[i]].offsets if keys[i] in pins else NO_PINS.offsets
         if largest[which] >= len(offsets):
             raise ValueError("index beyond the boundaries")
-        out[keys[i]] = Superseded.unread(numbers, partial(_bounds, offsets, *bounds))
+        out[keys[i]] = Superseded.unread(numbers, partial(_load_bounds, offsets, *bounds))
     return out
 
 
-def _bounds(boundary_offsets: array[int], starts: Any, ends: Any) -> tuple[array[int], array[int]]:
+def _load_bounds(boundary_offsets: array[int], starts: Any, ends: Any) -> tuple[array[int], array[int]]:
     offsets = np.array(boundary_offsets, np.int64)
-    return _offsets(offsets, starts), _offsets(offsets, ends)
+    return _from_positions(offsets, starts), _from_positions(offsets, ends)
 
 
-def _published_in(published: Published) -> dict[str, Any]:
-    return {"columns": packed([published.windows, published.numbers])}
+def _dump_published(published: Published) -> dict[str, Any]:
+    return {"columns": pack([published.windows, published.numbers])}
 
 
-def _published_in_of(raw: dict[str, Any]) -> Published:
-    return Published(*map(_array, unpacked(raw["columns"], 2)))
+def _load_published(raw: dict[str, Any]) -> Published:
+    return Published(*map(_to_array, unpack_all(raw["columns"], 2)))
 
 
-def _origin(item: OriginItem) -> dict[str, Any]:
+def _dump_origin(item: OriginItem) -> dict[str, Any]:
     return item.model_dump(exclude={"key"})
 
 
@@ -334,22 +334,22 @@ def _by_key(pairs: list[list[Any]], keys: list[Key], shape: Callable[[Any], Any]
     return {keys[i]: shape(v) for i, v in pairs}
 
 
-def _key(topic: str, partition: int, incarnation: str) -> Key:
+def _build_key(topic: str, partition: int, incarnation: str) -> Key:
     """Build a key. Raises TypeError for parts of the wrong type: the key would not sort."""
     if not (isinstance(topic, str) and isinstance(incarnation, str)):
         raise TypeError("a topic and an incarnation are text")
     return Key(topic, operator.index(partition), incarnation)
 
 
-def _range(start: int, end: int) -> Range:
+def _build_range(start: int, end: int) -> Range:
     return Range(operator.index(start), operator.index(end))
 
 
-def _ranges(raw: list[list[int]]) -> tuple[Range, ...]:
-    return tuple(_range(*r) for r in raw)
+def _load_ranges(raw: list[list[int]]) -> tuple[Range, ...]:
+    return tuple(_build_range(*r) for r in raw)
 
 
-def _pins(pins_by_time: Mapping[int, Pins], times: Any) -> dict[str, Any]:
+def _dump_pins(pins_by_time: Mapping[int, Pins], times: Any) -> dict[str, Any]:
     """Returns millions of boundaries in a few bytes each. `times` are those of all partitions.
 
     `keys` and `counts` are the partitions and their numbers of boundaries. Indexes into the times are usually
@@ -369,11 +369,11 @@ def _pins(pins_by_time: Mapping[int, Pins], times: Any) -> dict[str, Any]:
         "counts": [len(p) for p in positions],
         "begins": begins,
         "offsets": [p.offsets[0] for p in pins_by_time.values()],
-        "columns": packed([_joined(others), _joined(gained)]),
+        "columns": pack([_join(others), _join(gained)]),
     }
 
 
-def _boundaries(raw: dict[str, Any], times: Any, keys: Sequence[Key]) -> dict[Key, Pins]:
+def _load_boundaries(raw: dict[str, Any], times: Any, keys: Sequence[Key]) -> dict[Key, Pins]:
     counts, begins = raw["counts"], raw["begins"]
     positions, gained = (unpack(text, 8 * sum(counts)) for text in raw["columns"])
     explicit = cut(positions, [n for n, begin in zip(counts, begins, strict=True) if begin < 0])
@@ -382,23 +382,23 @@ def _boundaries(raw: dict[str, Any], times: Any, keys: Sequence[Key]) -> dict[Ke
     rows = zip(raw["keys"], counts, begins, raw["offsets"], cut(gained, counts), strict=True)
     for i, count, begin, first, column in rows:
         if begin < 0:
-            at = _array(times[np.asarray(next(explicit))])
+            at = _to_array(times[np.asarray(next(explicit))])
         elif (at := alike.get((begin, count))) is None:  # type: ignore[assignment]
-            at = alike[begin, count] = _array(times[begin : begin + count])
+            at = alike[begin, count] = _to_array(times[begin : begin + count])
         if len(at) != count or not count:
             raise ValueError("not as many boundaries as announced")
         offsets = np.asarray(column)
-        out[keys[i]] = Pins(at, _array(offsets - offsets[0] + operator.index(first)))
+        out[keys[i]] = Pins(at, _to_array(offsets - offsets[0] + operator.index(first)))
     return out
 
 
-def _array(column: Any) -> array[int]:
+def _to_array(column: Any) -> array[int]:
     out = array("q")
     out.frombytes(np.ascontiguousarray(column, np.int64).view(np.uint8).data)
     return out
 
 
-def _formerly(text: str, counts: Sequence[int]) -> Any:
+def _unpack_former(text: str, counts: Sequence[int]) -> Any:
     """Returns the columns of all partitions in sequence from their former packing."""
     size = 8 * sum(counts)
     data = zlib.decompressobj().decompress(base64.b64decode(text), size + 1)  # at most the announced size

@@ -30,7 +30,7 @@ _SIGNED = 16
 _ZLIB = b"x"
 
 
-def packed(columns: Iterable[Iterable[int]]) -> list[str]:
+def pack(columns: Iterable[Iterable[int]]) -> list[str]:
     """Returns each column of 64-bit numbers as text."""
     return [_pack(np.array(c if isinstance(c, array | np.ndarray) else [*c], np.int64)) for c in columns]
 
@@ -45,7 +45,7 @@ def _pack(column: Any) -> str:
     return base64.b64encode(bytes([count | (_SIGNED if signed else 0)]) + zlib.compress(planes, 6)).decode()
 
 
-def unpacked(texts: Sequence[str], count: int) -> list[Any]:
+def unpack_all(texts: Sequence[str], count: int) -> list[Any]:
     """Returns `count` columns as numpy arrays."""
     if len(texts) != count:
         raise ValueError("not as many columns as there are")

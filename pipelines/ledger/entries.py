@@ -166,7 +166,7 @@ class PublishEntry(_Entry):
     traffic: Traffic = Traffic()
 
 
-def _columns(value: Any) -> dict[Any, Any]:
+def _parse_columns(value: Any) -> dict[Any, Any]:
     try:
         return dict(value)
     except TypeError:
@@ -178,7 +178,7 @@ def _of_a_schema(columns: dict[str, str]) -> dict[str, str]:
     return columns
 
 
-Columns = Annotated[dict[str, str], BeforeValidator(_columns), PlainSerializer(lambda d: list(d.items()))]
+Columns = Annotated[dict[str, str], BeforeValidator(_parse_columns), PlainSerializer(lambda d: list(d.items()))]
 """Names and types, in an order that JSON keeps."""
 
 
@@ -188,7 +188,7 @@ def _of_a_contract(text: str) -> str:
     return text
 
 
-def _known_format(name: str) -> str:
+def _check_format(name: str) -> str:
     if name not in READERS:
         raise ValueError("is no format of records that we know")
     return name
@@ -197,7 +197,7 @@ def _known_format(name: str) -> str:
 class SchemaSource(_Model):
     """The reader of records with their own schemas: format, texts of the feed's own schema (the last), wire format."""
 
-    format: Annotated[str, AfterValidator(_known_format)]
+    format: Annotated[str, AfterValidator(_check_format)]
     texts: tuple[str, ...]
     wire: WireFormat
 
@@ -402,21 +402,21 @@ def parse(data: bytes, path: str) -> Entry:
     try:
         return _ADAPTER.validate_json(data)
     except ValidationError as e:
-        raise _unreadable(data, path, e) from None
+        raise _explain_unreadable(data, path, e) from None
 
 
-def _unreadable(data: bytes, path: str, error: ValidationError) -> LedgerTooNew | LedgerCorrupt:
+def _explain_unreadable(data: bytes, path: str, error: ValidationError) -> LedgerTooNew | LedgerCorrupt:
     try:
         raw = json.loads(data)
     except (ValueError, RecursionError) as e:
-        return _corrupt(path, f"not JSON ({e.__class__.__name__}), {len(data)} bytes")
+        return _build_corrupt_error(path, f"not JSON ({e.__class__.__name__}), {len(data)} bytes")
     if not isinstance(raw, dict):
-        return _corrupt(path, "not a JSON object")
+        return _build_corrupt_error(path, "not a JSON object")
     where = ".".join(str(x) for x in error.errors()[0]["loc"])
-    return _newer(raw, path) or _corrupt(path, f"field {where}: {error.errors()[0]['msg']}")
+    return _find_newer_format(raw, path) or _build_corrupt_error(path, f"field {where}: {error.errors()[0]['msg']}")
 
 
-def _newer(raw: dict[str, object], path: str) -> LedgerTooNew | None:
+def _find_newer_format(raw: dict[str, object], path: str) -> LedgerTooNew | None:
     version, kind = raw.get("format"), raw.get("kind")
     newest = {"publish": PublishEntry.newest_format, "schema": SchemaEntry.newest_format}.get(str(kind), FORMAT)
     if (isinstance(version, int) and version > newest) or (isinstance(kind, str) and kind not in KINDS):
@@ -428,7 +428,7 @@ def _newer(raw: dict[str, object], path: str) -> LedgerTooNew | None:
     return None
 
 
-def _corrupt(path: str, why: str) -> LedgerCorrupt:
+def _build_corrupt_error(path: str, why: str) -> LedgerCorrupt:
     return LedgerCorrupt(
         f"ledger entry {path} cannot be read: {why}",
         remedy="restore this file from a backup of the lake; Sluice reads no further and changes nothing",

@@ -40,7 +40,7 @@ from sluice.pipelines.ledger.entries import (
 )
 from sluice.pipelines.model.kafka import Key, TopicPartition
 from sluice.pipelines.model.plans import Slice
-from sluice.pipelines.model.ranges import Range, contiguous_end, subtract, union
+from sluice.pipelines.model.ranges import Range, find_contiguous_end, subtract, union
 from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.schema.wider import RAW_TYPES, one_table
 
@@ -132,7 +132,7 @@ class State:
 
     def frontier(self, key: Key) -> int:
         """Returns the end of the contiguous accounted prefix from the origin. KeyError without an origin."""
-        return contiguous_end(self.origins[key].offset, self.accounted(key))
+        return find_contiguous_end(self.origins[key].offset, self.accounted(key))
 
     def owed(self, key: Key, end: int) -> tuple[Range, ...]:
         """Returns the pending ranges between the key's origin and `end`. KeyError without an origin."""

@@ -24,14 +24,14 @@ from sluice.pipelines.ledger import checkpoint, segments
 from sluice.pipelines.ledger.batches import FORGOTTEN, Batch
 from sluice.pipelines.ledger.entries import Entry, OwnEntry, PlanEntry, PublishEntry, dump, parse
 from sluice.pipelines.ledger.fold import State, number_after
-from sluice.pipelines.ledger.neighbours import feed_of_ledger
+from sluice.pipelines.ledger.neighbours import find_feed_of_ledger
 from sluice.pipelines.ledger.segments import Segment
-from sluice.pipelines.ledger.tip import Tip, Trace, beyond, entries_lost
+from sluice.pipelines.ledger.tip import Tip, Trace, build_lost_error, find_lost_entry
 from sluice.pipelines.model.kafka import encode_topic
 from sluice.pipelines.model.plans import Plan
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.ports import Clock, Lake, Stat
-from sluice.pipelines.util.parallel import AT_ONCE, each
+from sluice.pipelines.util.parallel import AT_ONCE, map_parallel
 
 CHECKPOINT_EVERY = 20
 CHECKPOINT_BYTES = 2 << 20
@@ -95,7 +95,7 @@ class Ledger:
 
     def neighbour(self, identity: str) -> str:
         """Returns the name of the feed in this lake whose ledger has this identity; empty if there is none."""
-        return feed_of_ledger(self._lake, identity)
+        return find_feed_of_ledger(self._lake, identity)
 
     def read(self) -> State:
         """Returns the fold of all written entries. Raises LedgerTooNew, LedgerCorrupt, EntriesLost.
@@ -106,7 +106,7 @@ class Ledger:
         if self._state.number == 0:
             return self._first_read()
         data = list(self._following(self._state.number))
-        return self._kept(_fold(self._state, data), data)
+        return self._kept(_fold_entry(self._state, data), data)
 
     def _first_read(self) -> State:
         """Read tip and checkpoints before the entries: the entries that they imply are older."""
@@ -115,9 +115,9 @@ class Ledger:
         data = self._by_number(begun, tip) if tip and begun.number and tip.ledger == begun.ledger_id else None
         if data is None:
             data = [(path, content) for _, path, content in self._standing(begun.number, begun.newest)]
-        state = _fold(begun, data)
-        if trace := beyond(self.feed, state, tip):
-            raise entries_lost(self.feed, state.newest, [trace])
+        state = _fold_entry(begun, data)
+        if trace := find_lost_entry(self.feed, state, tip):
+            raise build_lost_error(self.feed, state.newest, [trace])
         return self._kept(state, data)
 
     def _by_number(self, begun: State, tip: Tip) -> list[tuple[str, bytes]] | None:
@@ -131,19 +131,19 @@ class Ledger:
         number = begun.number
         while number <= tip.number:
             ahead = range(number, min(number + READ_AHEAD, tip.number + 1))
-            contents = each(self._lake.get, [paths.log_path(self.feed, n) for n in ahead])
+            contents = map_parallel(self._lake.get, [paths.log_path(self.feed, n) for n in ahead])
             for at, data in zip(ahead, contents, strict=True):
                 if at != number:
                     break  # lost entries lie between
                 if data is None:
                     return None
                 out.append((path := paths.log_path(self.feed, at), data))
-                number = _after(at, path, data)
+                number = _find_next_number(at, path, data)
         for path, data in self._following(number):
             out.append((path, data))
-            number = _after(paths.log_number(path) or 0, path, data)
+            number = _find_next_number(paths.log_number(path) or 0, path, data)
         behind = [paths.log_path(self.feed, number + far) for far in BEYOND_THE_END]
-        return out if all(size is None for size in each(self._lake.size, behind)) else None
+        return out if all(size is None for size in map_parallel(self._lake.size, behind)) else None
 
     def _kept(self, state: State, data: list[tuple[str, bytes]]) -> State:
         self._state = state
@@ -215,7 +215,7 @@ class Ledger:
         number = first
         while number < end:
             ahead = range(number, min(number + READ_AHEAD, end))
-            contents = each(self._lake.get, [paths.log_path(self.feed, n) for n in ahead])
+            contents = map_parallel(self._lake.get, [paths.log_path(self.feed, n) for n in ahead])
             for at, data in zip(ahead, contents, strict=True):
                 if at != number:
                     continue  # lost entries lie between
@@ -223,7 +223,7 @@ class Ledger:
                 if data is None:
                     raise self._hole(at, path)
                 yield at, path, data
-                number = _after(at, path, data)
+                number = _find_next_number(at, path, data)
 
     def _read(self, numbered: Iterator[tuple[int, str]], expected: int) -> Iterator[tuple[int, str, bytes]]:
         while chunk := list(islice(numbered, READ_AHEAD)):
@@ -232,7 +232,7 @@ class Ledger:
                     raise self._hole(expected, path)
                 if number == expected:
                     yield number, path, data
-                    expected = _after(number, path, data)
+                    expected = _find_next_number(number, path, data)
 
     def check_end(self, standing: Iterable[int]) -> None:
         """Raises LedgerCorrupt if one of these numbers lies behind the end of the log: there is a hole before it.
@@ -266,19 +266,19 @@ class Ledger:
         numbers = map(paths.log_number, self._lake.list(paths.log_folder(self.feed)))
         newest = max((n for n in numbers if n is not None), default=-1)
         folder = paths.checkpoint_folder(self.feed)
-        return entries_lost(self.feed, newest, [Trace(end, f"a checkpoint in {folder} names entry {end}")])
+        return build_lost_error(self.feed, newest, [Trace(end, f"a checkpoint in {folder} names entry {end}")])
 
     def _contents(self, chunk: list[str]) -> list[bytes]:
         """Returns the contents of the paths; many are read in parallel."""
         if len(chunk) <= AT_ONCE:
             return [self._content(path) for path in chunk]
-        return each(self._content, chunk)
+        return map_parallel(self._content, chunk)
 
     def _following(self, number: int) -> Iterator[tuple[str, bytes]]:
         """Yields (path, content) of the entries from `number` on. Costs one request if there are none."""
         while (data := self._lake.get(path := paths.log_path(self.feed, number))) is not None:
             yield path, data
-            number = _after(number, path, data)
+            number = _find_next_number(number, path, data)
 
     def entry(self, number: int) -> Entry:
         """Returns the entry at `number`. Raises LedgerCorrupt if there is none."""
@@ -395,11 +395,11 @@ def _may_be_replaced(state: State, path: str) -> Batch | None:
     return batch if any(s.after(number, published_range) for s in lives) else None
 
 
-def _fold(state: State, data: list[tuple[str, bytes]]) -> State:
+def _fold_entry(state: State, data: list[tuple[str, bytes]]) -> State:
     return state.extended(parse(content, path) for path, content in data) if data else state
 
 
-def _after(number: int, path: str, data: bytes) -> int:
+def _find_next_number(number: int, path: str, data: bytes) -> int:
     """Returns the number of the entry after the one with this content."""
     return number_after(number, parse(data, path)) if _GAP in data else number + 1
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sluice.pipelines.errors import ForeignMarks
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.ledger.tip import BEYOND, Trace, entries_lost
+from sluice.pipelines.ledger.tip import BEYOND, Trace, build_lost_error
 from sluice.pipelines.model.kafka import CommittedOffset, Key, TopicPartition
 
 Committed = Mapping[TopicPartition, CommittedOffset | None]
@@ -73,12 +73,12 @@ def check_marks(ledger: Ledger, state: State, committed: Committed) -> State:
 
     Raises EntriesLost if a committed offset has the mark of an entry that the state does not have.
     """
-    if traces(state, committed) and (found_traces := traces(state := ledger.read(), committed)):
-        raise entries_lost(ledger.feed, state.newest, found_traces)
+    if find_traces(state, committed) and (found_traces := find_traces(state := ledger.read(), committed)):
+        raise build_lost_error(ledger.feed, state.newest, found_traces)
     return state
 
 
-def traces(state: State, committed: Committed, ledger_id: str = "") -> list[Trace]:
+def find_traces(state: State, committed: Committed, ledger_id: str = "") -> list[Trace]:
     """Returns the marks of this ledger's entries that the state does not have. `ledger_id` serves an empty state."""
     marks = {tp: (c, m) for tp, c in committed.items() if c and (m := Mark.parse(c.metadata))}
     return [
@@ -106,7 +106,7 @@ class Foreign:
         return f"{self.tp}: the committed offset {self.offset} has {mark}"
 
 
-def foreign_mark(state: State, tp: TopicPartition, committed: CommittedOffset | None) -> Foreign | None:
+def find_foreign_mark(state: State, tp: TopicPartition, committed: CommittedOffset | None) -> Foreign | None:
     """Returns the offset if it has the mark of another ledger that was not taken over up to that mark."""
     neighbour = Beside.parse(committed.metadata) if committed else None
     if committed is None or neighbour is None or neighbour.ledger == state.ledger_id:
@@ -119,22 +119,24 @@ def foreign_mark(state: State, tp: TopicPartition, committed: CommittedOffset | 
     return Foreign(tp, committed.offset, neighbour.ledger, number, topic_id)
 
 
-def foreign_marks(state: State, committed: Committed, *, commits: bool = True) -> list[Foreign]:
+def find_foreign_marks(state: State, committed: Committed, *, commits: bool = True) -> list[Foreign]:
     """Returns the committed offsets with another ledger's mark.
 
     `commits`: whether the feed commits for the group. If not, only offsets of partitions without an origin matter.
     """
-    marks = (foreign_mark(state, tp, c) for tp, c in sorted(committed.items()) if commits or tp not in state.current)
+    marks = (
+        find_foreign_mark(state, tp, c) for tp, c in sorted(committed.items()) if commits or tp not in state.current
+    )
     return [mark for mark in marks if mark]
 
 
 def check_owner(ledger: Ledger, state: State, committed: Committed, *, commits: bool = True) -> None:
     """Raises ForeignMarks if committed offsets carry another ledger's mark. The state was read after them."""
-    if marks := foreign_marks(state, committed, commits=commits):
-        raise foreign_error(ledger, state, marks)
+    if marks := find_foreign_marks(state, committed, commits=commits):
+        raise build_foreign_error(ledger, state, marks)
 
 
-def foreign_error(ledger: Ledger, state: State, marks: Sequence[Foreign]) -> ForeignMarks:
+def build_foreign_error(ledger: Ledger, state: State, marks: Sequence[Foreign]) -> ForeignMarks:
     """Returns the error for these marks, with their owner and the remedies."""
     feed, first = ledger.feed, marks[0]
     lines = [str(mark) for mark in marks[:5]] + ([f"and {len(marks) - 5} more"] if len(marks) > 5 else [])
@@ -144,7 +146,7 @@ def foreign_error(ledger: Ledger, state: State, marks: Sequence[Foreign]) -> For
     return ForeignMarks(
         f"feed {feed}: its group's offsets belong to another ledger; nothing was changed.\n    "
         + "\n    ".join((*lines, f"the ledger of feed {feed} in {ledger.uri} {own}")),
-        remedy="\n    ".join([*whose, *_taking_over(feed)]),
+        remedy="\n    ".join([*whose, *_list_take_over_commands(feed)]),
         topic=first.tp.topic,
         partition=first.tp.partition,
     )
@@ -165,7 +167,7 @@ def _of_another_name(feed: str, former: str) -> list[str]:
     ]
 
 
-def _taking_over(feed: str) -> list[str]:
+def _list_take_over_commands(feed: str) -> list[str]:
     accept = f"    sluice accept {feed} group --begin"
     return [
         "or take the group over from its current offsets; lower ones stay with the other ledger:",

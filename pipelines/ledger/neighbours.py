@@ -8,10 +8,10 @@ from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger.entries import parse
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.util.parallel import each
+from sluice.pipelines.util.parallel import map_parallel
 
 
-def feeds_without_files(lake: Lake, names: Collection[str]) -> list[str]:
+def list_feeds_without_files(lake: Lake, names: Collection[str]) -> list[str]:
     """Returns the feeds, in order, that have a ledger in the lake and are not among `names`."""
     return [feed for feed in lake.folders(paths.SLUICE) if feed not in names and _has_entries(lake, feed)]
 
@@ -20,7 +20,7 @@ def _has_entries(lake: Lake, feed: str) -> bool:
     return next(iter(lake.list(paths.log_folder(feed))), None) is not None
 
 
-def ledger_id(lake: Lake, feed: str) -> str:
+def read_ledger_id(lake: Lake, feed: str) -> str:
     """Returns the identity of the feed's ledger; empty if its first entry is missing or unreadable."""
     path = paths.log_path(feed, 0)
     try:
@@ -30,8 +30,8 @@ def ledger_id(lake: Lake, feed: str) -> str:
         return ""
 
 
-def feed_of_ledger(lake: Lake, identity: str) -> str:
+def find_feed_of_ledger(lake: Lake, identity: str) -> str:
     """Returns the name of the feed that has this ledger in the lake; empty if none has."""
     feeds = list(lake.folders(paths.SLUICE))
-    identities = each(lambda feed: ledger_id(lake, feed), feeds)
+    identities = map_parallel(lambda feed: read_ledger_id(lake, feed), feeds)
     return next((feed for feed, other in zip(feeds, identities, strict=True) if other == identity), "")

@@ -48,7 +48,7 @@ class Trace(NamedTuple):
     sure: bool = True
 
 
-def beyond(feed: str, state: State, tip: Tip | None) -> Trace | None:
+def find_lost_entry(feed: str, state: State, tip: Tip | None) -> Trace | None:
     """Returns the evidence, if the tip names an entry that the state does not have."""
     if tip is None or (tip.ledger == state.ledger_id and tip.number < state.number):
         return None
@@ -56,14 +56,14 @@ def beyond(feed: str, state: State, tip: Tip | None) -> Trace | None:
     return Trace(tip.number, f"{paths.tip_path(feed)} names entry {tip.number}{whose}")
 
 
-def entries_lost(feed: str, newest: int, traces: Sequence[Trace]) -> EntriesLost:
+def build_lost_error(feed: str, newest: int, traces: Sequence[Trace]) -> EntriesLost:
     """Returns the error for a ledger whose newest entry is `newest`, with the evidence."""
     last_known = max(t.number for t in traces)
     stands = f"its newest is entry {newest}" if newest >= 0 else "none of them stands"
     missing = f"entry {last_known} once existed" if last_known > newest else "others once existed"
     texts = [t.said for t in traces[:5]] + ([f"and {len(traces) - 5} more"] if len(traces) > 5 else [])
     if not any(t.sure for t in traces):
-        return _lost_or_strange(feed, stands, texts)
+        return _build_doubtful_error(feed, stands, texts)
     return EntriesLost(
         f"the ledger of feed {feed} lost entries: {stands}, and {missing}.\n    " + "\n    ".join(texts),
         remedy=f"restore _sluice/{feed}/log from a backup of the lake; nothing was changed. Or go on without them: "
@@ -71,7 +71,7 @@ def entries_lost(feed: str, newest: int, traces: Sequence[Trace]) -> EntriesLost
     )
 
 
-def _lost_or_strange(feed: str, stands: str, texts: Sequence[str]) -> EntriesLost:
+def _build_doubtful_error(feed: str, stands: str, texts: Sequence[str]) -> EntriesLost:
     """Returns the error if only names of files are evidence."""
     return EntriesLost(
         f"the ledger of feed {feed} lost entries, or files in its folders are not its own: {stands}.\n    "

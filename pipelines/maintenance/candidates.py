@@ -11,13 +11,13 @@ import pyarrow as pa
 from sluice.pipelines.errors import LakeUnavailable, PartUnreadable, ProofFailed
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import parquet
-from sluice.pipelines.landing.landed_rows import check_source, rows_of
+from sluice.pipelines.landing.landed_rows import check_source, read_part_at
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.maintenance.fixers import Fixer
 from sluice.pipelines.maintenance.sorter import Sorter, Trial
 from sluice.pipelines.model.plans import Slice
-from sluice.pipelines.model.receipts import Part, PartKind, Progress, Receipt, Reporter, sharing
-from sluice.pipelines.planning.shapes import effective_shape
+from sluice.pipelines.model.receipts import Part, PartKind, Progress, Receipt, Reporter, group_by_sharing
+from sluice.pipelines.planning.shapes import find_shape
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.quarantine.held import Filter
@@ -65,7 +65,7 @@ class ReplayCandidates:
     def fitting(self) -> tuple[Candidate, ...]:
         """The candidates of which a record fits, and those that share a file with one."""
         lost = {s for s, _ in self.unfit}
-        groups = sharing([*self.candidates, *self.sharers])
+        groups = group_by_sharing([*self.candidates, *self.sharers])
         chosen = (g for g in groups if any(c.trial.fit.total() for c in g) and lost.isdisjoint(c.slice for c in g))
         return tuple(c for g in chosen for c in g)
 
@@ -76,7 +76,7 @@ def find(
     """Try the quarantined records that were asked for. Writes nothing. Raises ProofFailed for a part that is not what
     the ledger says, LakeUnavailable for one that another batch has replaced."""
     state, lake = ledger.read(), edges.lake
-    shape = effective_shape(feed, state)
+    shape = find_shape(feed, state)
     receipts = [r for r in wanted.receipts(ledger, state, feed.window) if r.counts.quarantined]
     total, done = sum(r.counts.quarantined for r in receipts), 0
     candidates: list[Candidate] = []
@@ -121,7 +121,7 @@ def _replaced_meanwhile(r: Receipt) -> LakeUnavailable:
 def _try_records(edges: Ports, r: Receipt, wanted: Filter, shape: Shape, fixer: Fixer | None) -> Trial:
     sorter = Sorter(r.slice, shape, fixer, edges.writers)
     for part in r.of(PartKind.QUARANTINED):
-        for rows in rows_of(edges.lake, part, part.path):
+        for rows in read_part_at(edges.lake, part, part.path):
             chosen, _ = wanted.split(rows, r.slice.tp)
             if chosen.num_rows:
                 sorter.sort_out(chosen)

@@ -79,7 +79,7 @@ def _find(feed: Feed, ledger: Ledger, windows_wanted: Sequence[int] | None, prev
         lie_in = _lying_in(state, windows_wanted, window)
     else:
         lie_in = {*state.published_in} if previous is None else previous.new(state, window)
-    merges = list(_merges(state, manifest.receipts_in(ledger, state, lie_in), feed.compaction))
+    merges = list(_merges(state, manifest.read_receipts_in(ledger, state, lie_in), feed.compaction))
     starts = {window.start_of(m.slice.window) for m in merges if m.slice.window is not None}
     complete = {w for w in starts if windows.complete(state, w, window)}
     whole_merges = (m for m in merges if m.slice.window is None or window.start_of(m.slice.window) in complete)
@@ -120,7 +120,7 @@ class _Seen(NamedTuple):
 
 def _lying_in(state: State, starts: Iterable[int], window: WindowSettings) -> set[int | None]:
     """The windows that lie in those asked for: themselves, and those of when windows were shorter."""
-    return {t for w in starts for t in windows.begun_within(state, w, window)}
+    return {t for w in starts for t in windows.list_windows_within(state, w, window)}
 
 
 def _merges(state: State, receipts: Iterable[Receipt], settings: CompactionSettings) -> Iterator[Merge]:
@@ -235,6 +235,6 @@ def renew(feed: Feed, edges: Ports, addresses: Collection[str], owner: Owner, re
 
 def _pieces(ledger: Ledger, state: State, lake: Lake, addresses: Collection[str]) -> list[Merge]:
     """Returns a piece for each slice with rows in these files, or that shares a file with one."""
-    receipts = manifest.receipts_in(ledger, state, {*state.published_in})
+    receipts = manifest.read_receipts_in(ledger, state, {*state.published_in})
     chosen = [r for r in receipts if any(lake.locate(p.path) in addresses for p in r.parts)]
     return [Merge((r,)) for r in manifest.with_sharers(ledger, state, chosen)]

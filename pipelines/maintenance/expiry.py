@@ -21,7 +21,7 @@ from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.maintenance.rewrite import give_up_dead
 from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.model.ranges import Range, union
-from sluice.pipelines.model.receipts import Receipt, Reporter, sharing
+from sluice.pipelines.model.receipts import Receipt, Reporter, group_by_sharing
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake, Liveness
 from sluice.pipelines.publishing import manifest, owners, published_files
@@ -170,9 +170,9 @@ def _find_retirement(
     ends = {k: _end(state, k, before) for k in state.origins}
     _check_nothing_owed(state, feed, ends, settings)
     _check_free(state, feed, ends, liveness)
-    earlier = (r for r in manifest.receipts_lying(ledger, state, lambda w: w is None or w < before))
+    earlier = (r for r in manifest.read_receipts_lying(ledger, state, lambda w: w is None or w < before))
     receipts = sorted(earlier, key=lambda r: (r.slice.key, r.slice.start))
-    groups = sharing(receipts)
+    groups = group_by_sharing(receipts)
     below = [r for g in groups if all(r.slice.end <= ends[r.slice.key] for r in g) for r in g]
     retired = {r.slice for r in below}
     across = [r for r in receipts if r.slice not in retired and r.slice.start < ends[r.slice.key]]
@@ -183,11 +183,11 @@ def _check_pinned(state: State, feed: str, before: int, settings: WindowSettings
     keys = state.known()
     if not keys:
         raise UsageError(f"nothing of feed {feed} has landed yet", remedy="there is nothing to retire")
-    open_ = [k for k in keys if windows.boundary_of(state, k, before) is None]
+    open_ = [k for k in keys if windows.find_boundary(state, k, before) is None]
     if not open_:
         return
     earlier = (t for t in reversed(state.boundary_times) if t < before and t % settings.length == 0)
-    nearest = next((t for t in earlier if all(windows.boundary_of(state, k, t) is not None for k in keys)), None)
+    nearest = next((t for t in earlier if all(windows.find_boundary(state, k, t) is not None for k in keys)), None)
     raise UsageError(
         f"no window of feed {feed} has ended at {show_window(before)} yet, in {open_[0]}"
         + (f" and {len(open_) - 1} more partitions" if len(open_) > 1 else ""),
@@ -199,7 +199,7 @@ def _check_pinned(state: State, feed: str, before: int, settings: WindowSettings
 
 def _end(state: State, key: Key, before: int) -> int:
     """Where to cut the partition. A life that ended before the time lies wholly below it."""
-    at = windows.boundary_of(state, key, before)
+    at = windows.find_boundary(state, key, before)
     if at is not None:
         return at
     pinned = state.boundaries.get(key, NO_PINS)
@@ -211,7 +211,7 @@ def _check_nothing_owed(state: State, feed: str, ends: dict[Key, int], settings:
     owed = [(k, r) for k in state.known() for r in state.owed(k, ends[k])]
     if not owed:
         return
-    pieces = [p for k, r in owed for p in windows.pieces(state, k, r)]
+    pieces = [p for k, r in owed for p in windows.cut_at_boundaries(state, k, r)]
     starts = sorted({settings.start_of(p.window) for p in pieces if p.window is not None})
     ranges = ", ".join(f"{k} {r}" for k, r in owed[:3]) + (f" and {len(owed) - 3} more ranges" if len(owed) > 3 else "")
     raise WindowIncomplete(
@@ -234,7 +234,7 @@ def _check_free(state: State, feed: str, ends: dict[Key, int], liveness: Livenes
     verdicts = owners.judge_batches(liveness, (b for b, _ in overlapping.values()))
     for batch, s in overlapping.values():
         if not (batch.rewrites and verdicts[batch.id].dead):
-            raise owners.busy(feed, batch, s, verdicts[batch.id])
+            raise owners.build_busy_error(feed, batch, s, verdicts[batch.id])
 
 
 def windows_of(expiry: Retirement, settings: WindowSettings) -> Iterator[tuple[int | None, list[Receipt]]]:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from sluice.pipelines.errors import Failed, ProofFailed
 from sluice.pipelines.feed.sections import LandingSettings
-from sluice.pipelines.landing.landed_rows import Rows, check_source, in_order, rows_of, same_rows
+from sluice.pipelines.landing.landed_rows import Rows, check_source, compare_rows, in_order, read_part_at
 from sluice.pipelines.landing.proof import check_account
 from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartTarget, PartWriter
 from sluice.pipelines.model.plans import Slice
@@ -82,7 +82,7 @@ class RewriteContext:
 
     def rows_of(self, part: Part, path: str) -> Rows:
         """The rows of one part, in batches that take little memory."""
-        for rows in rows_of(self.lake, part, path):
+        for rows in read_part_at(self.lake, part, path):
             if self.stop.is_set():
                 raise Failed("it was ended early", remedy="nothing was changed; run it again")
             yield rows
@@ -146,7 +146,7 @@ class Merger:
 
     def _check_same(self, m: Merge, receipt: Receipt, kind: PartKind) -> None:
         before, after = self.desk.rows(m.receipts, kind, visible_path), self.desk.rows((receipt,), kind, staged_path)
-        if not same_rows(before, after):
+        if not compare_rows(before, after):
             raise ProofFailed(
                 f"{m.slice}: the {kind} rows of its merged parts are not those of the {len(m.parts)} parts before",
                 remedy="nothing was changed; this is a bug in merging, or a disk that forgets: report it",

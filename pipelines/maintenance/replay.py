@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from sluice.pipelines.errors import Failed, ProofFailed
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
-from sluice.pipelines.landing.landed_rows import Rows, check_source, in_order, offsets_of, same_rows
+from sluice.pipelines.landing.landed_rows import Rows, check_source, compare_rows, get_offsets, in_order
 from sluice.pipelines.landing.proof import check_account
 from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.maintenance.candidates import Candidate, ReplayCandidates, find
@@ -47,9 +47,9 @@ from sluice.pipelines.model.receipts import (
     Progress,
     Receipt,
     Reporter,
-    sharing,
+    group_by_sharing,
 )
-from sluice.pipelines.planning.shapes import check_one_table, declare, effective_shape
+from sluice.pipelines.planning.shapes import check_one_table, declare, find_shape
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing import owners
 from sluice.pipelines.publishing.publish import roll_forward
@@ -100,11 +100,11 @@ class Replayed:
 def foresee_replay(feed: Feed, edges: Ports, wanted: Filter, fixer: Fixer | None, report: Reporter) -> Replayed:
     """Returns what `replay` would do now. Writes nothing. Raises SchemaChanged."""
     ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
-    check_one_table(feed, effective_shape(feed, ledger.read()), ledger.read())
+    check_one_table(feed, find_shape(feed, ledger.read()), ledger.read())
     candidates, busy = find(feed, edges, ledger, wanted, fixer, report), dict[int | None, int]()
     state = ledger.read()
     dead = {i for i, verdict in owners.judge_batches(edges.liveness, rewriting(state)).items() if verdict.dead}
-    groups = sharing(candidates.fitting)
+    groups = group_by_sharing(candidates.fitting)
     free = [c for g in groups if are_free(state, g, candidates.number, busy, dead) for c in g]
     met = company(feed.name, ledger, edges.liveness, busy.values())
     return Replayed(candidates, tuple((c, None) for c in free), busy=busy, met=met)
@@ -235,7 +235,7 @@ class _SliceReplay:
     def _stay(self, rows: pa.RecordBatch, result: Sorted) -> None:
         remaining = without(rows, result.offsets)
         if result.refused is not None:
-            unchanged = without(remaining, offsets_of(result.refused))
+            unchanged = without(remaining, get_offsets(result.refused))
             remaining = in_offset_order(
                 [recast(unchanged, plain(QUARANTINED)), recast(result.refused, plain(QUARANTINED))]
             )
@@ -248,7 +248,7 @@ class _SliceReplay:
         self._new.append(result.offsets)
         self._mended.append(result.mended)
         were = with_offsets(rows, result.offsets)
-        mended = np.isin(offsets_of(were), result.mended)
+        mended = np.isin(get_offsets(were), result.mended)
         notes.write_batch(recast(were.append_column(RELANDED.field("mended"), flags(mended)), RELANDED))
 
     def _receipt(self, parts: tuple[Part, ...]) -> Receipt:
@@ -287,7 +287,7 @@ class _SliceReplay:
     def _same(self, receipt: Receipt, kind: PartKind, schema: pa.Schema, before: Any, after: Any) -> None:
         old = _seen_as(self._desk.rows((self._old,), kind, visible_path), schema, before)
         now = _seen_as(self._desk.rows((receipt,), kind, staged_path), schema, after)
-        if not same_rows(old, now):
+        if not compare_rows(old, now):
             raise ProofFailed(
                 f"{receipt.slice}: the {kind} rows that a replay leaves alone are not what they were",
                 remedy="nothing was changed; this is a bug in replaying, or a disk that forgets: report it",
@@ -297,7 +297,7 @@ class _SliceReplay:
 def _seen_as(rows: Rows, schema: pa.Schema, but: Any) -> Rows:
     """The rows in these columns, without those at the offsets `but`."""
     for batch in rows:
-        keep = np.flatnonzero(~np.isin(offsets_of(batch), but))
+        keep = np.flatnonzero(~np.isin(get_offsets(batch), but))
         if len(keep):
             yield recast(batch.take(fixed_width(pa.int64(), keep)), schema)
 
@@ -305,7 +305,7 @@ def _seen_as(rows: Rows, schema: pa.Schema, but: Any) -> Rows:
 def in_offset_order(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """The rows of all batches in one, in offset order."""
     together = pa.concat_batches(batches)
-    return together.take(fixed_width(pa.int64(), np.argsort(offsets_of(together), kind="stable")))
+    return together.take(fixed_width(pa.int64(), np.argsort(get_offsets(together), kind="stable")))
 
 
 def _ranges(offsets: Sequence[Any]) -> tuple[Range, ...]:

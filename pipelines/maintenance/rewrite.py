@@ -23,7 +23,7 @@ from sluice.pipelines.ledger.columns import NOTHING_SUPERSEDED
 from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.maintenance.merging import RewriteContext
 from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
-from sluice.pipelines.model.receipts import Met, Owner, Part, Progress, Receipt, Reporter, Verdict, sharing
+from sluice.pipelines.model.receipts import Met, Owner, Part, Progress, Receipt, Reporter, Verdict, group_by_sharing
 from sluice.pipelines.ports import Liveness, Ports
 from sluice.pipelines.publishing import owners
 from sluice.pipelines.publishing.publish import abandon, check_owner, publish, roll_forward
@@ -75,8 +75,8 @@ def give_up_dead(ledger: Ledger, liveness: Liveness, kind: RequestKind | None, r
 
 def _one_at_once(feed: str, batch: Batch, verdict: Verdict) -> PlanBusy:
     return PlanBusy(
-        f"{owners.met(feed, batch, verdict)}; one of this kind at a time writes parts of feed {feed} again",
-        remedy=owners.way_out(feed, batch, verdict),
+        f"{owners.report_met(feed, batch, verdict)}; one of this kind at a time writes parts of feed {feed} again",
+        remedy=owners.find_remedy(feed, batch, verdict),
     )
 
 
@@ -85,7 +85,7 @@ def company(feed: str, ledger: Ledger, liveness: Liveness, busy: Iterable[int]) 
     batches = ledger.read().batches
     planned = [b for i in sorted(set(busy)) if (b := batches[i]).status is BatchStatus.PLANNED]
     verdicts = owners.judge_batches(liveness, planned)
-    return tuple(owners.met(feed, b, verdicts[b.id]) for b in planned)
+    return tuple(owners.report_met(feed, b, verdicts[b.id]) for b in planned)
 
 
 def is_free(
@@ -150,7 +150,7 @@ class Rewriting(Generic[P]):
             for batch in rewriting(state):
                 if batch.request.kind is kind:
                     raise _one_at_once(self._feed.name, batch, owners.NEW)
-            free = [p for g in sharing(pieces) if are_free(state, g, self._since, self.busy) for p in g]
+            free = [p for g in group_by_sharing(pieces) if are_free(state, g, self._since, self.busy) for p in g]
             plan = self._plan(state, free)
             return PlanEntry(plan=plan, hash=plan.hash, owner=self._owner) if free else None
 
@@ -207,7 +207,7 @@ class Rewriting(Generic[P]):
 def _batches(pieces: Iterable[P], limit: int) -> Iterator[list[P]]:
     """The pieces in order, in groups of at most `most` bytes, or of one shared file."""
     batch: list[P] = []
-    for group in sharing(list(pieces)):
+    for group in group_by_sharing(list(pieces)):
         size = sum(p.bytes for p in group)
         if batch and (len(batch) + len(group) > MAX_PIECES or sum(b.bytes for b in batch) + size > limit):
             yield batch

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines.landing.landed_rows import offsets_of
+from sluice.pipelines.landing.landed_rows import get_offsets
 from sluice.pipelines.landing.task import RowFindings
 from sluice.pipelines.maintenance.fixers import Botched, Fixer, Record
 from sluice.pipelines.model.plans import Slice
@@ -42,7 +42,7 @@ class Sorted:
     @property
     def offsets(self) -> Any:
         """The offsets of the rows that fit."""
-        columns = [offsets_of(rows) for rows in self.landed]
+        columns = [get_offsets(rows) for rows in self.landed]
         return np.concatenate(columns) if columns else NO_OFFSETS
 
 
@@ -73,7 +73,7 @@ class Sorter:
                 self._see(piece)
                 if piece.landed.num_rows:
                     landed.append(piece.landed)
-                    mended.append(np.intersect1d(offsets_of(piece.landed), changed))
+                    mended.append(np.intersect1d(get_offsets(piece.landed), changed))
                 if piece.quarantined is not None:
                     refused.append(self._replace_values(rows, piece.quarantined, changed))
         if self._alone:
@@ -110,7 +110,7 @@ class Sorter:
         for kind, records, first in kinds_of(now):
             count_first(self.trial.why, kind, records, f"{self._slice.tp}:{first}")
         now = without(now, changed)
-        batches = with_offsets(rows, offsets_of(now)).column("batch")
+        batches = with_offsets(rows, get_offsets(now)).column("batch")
         return now.set_column(now.schema.get_field_index("batch"), QUARANTINED.field("batch"), batches)
 
     def _records(self, rows: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Any]]:
@@ -157,7 +157,7 @@ def _with_values(rows: pa.RecordBatch, fixed_values: Sequence[tuple[int, bytes]]
     differs = [
         not v.is_valid or v.as_buffer() != pa.py_buffer(new) for v, (_, new) in zip(before, fixed_values, strict=True)
     ]
-    offsets = offsets_of(records)[np.array(differs, np.bool_)]
+    offsets = get_offsets(records)[np.array(differs, np.bool_)]
     return records.set_column(column, _DECODED.field(column), values), offsets
 
 

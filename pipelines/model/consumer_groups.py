@@ -54,7 +54,7 @@ KINDS: Mapping[str, str] = {
 _PROPOSALS = {"consumer": "KIP-848", "share": "KIP-932", "streams": "KIP-1071"}
 
 
-def kind_with_proposal(kind: str) -> str:
+def format_kind(kind: str) -> str:
     """The kind, followed by the proposal that introduced it if it is a newer one: `consumer (KIP-848)`."""
     return f"{kind} ({_PROPOSALS[kind]})" if kind in _PROPOSALS else kind
 
@@ -150,7 +150,7 @@ class OffsetExpiry:
     not_before: int | None = None
 
 
-def expiry(group: GroupView, retention: int | None, left: int | None = None) -> OffsetExpiry:
+def estimate_expiry(group: GroupView, retention: int | None, left: int | None = None) -> OffsetExpiry:
     """Known bounds on the expiry of the group's offsets.
 
     `retention` is in ms. `left` is when Sluice was last a member (ms since the epoch), as the ledger tells it. No

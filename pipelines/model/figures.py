@@ -36,40 +36,40 @@ class Figure:
     labels: tuple[str, ...]
 
 
-def _family(name: str, text: str, *more: str, kind: Kind = Kind.GAUGE) -> Family:
+def _build_family(name: str, text: str, *more: str, kind: Kind = Kind.GAUGE) -> Family:
     return Family(f"sluice_{name}", kind, text, ("feed", *more))
 
 
 FAMILIES = {
     f.name: f
     for f in (
-        _family("up", "1 if the feed's ledger and Kafka were read, otherwise 0."),
-        _family("lag_offsets", "Stable offsets in Kafka that have not landed.", "topic"),
-        _family("owed_age_seconds", "Age of the oldest pending record; 0 if none is pending."),
-        _family("uncommitted_offsets", "Landed offsets that the group has not committed."),
-        _family("held_back_offsets", "Offsets held back by open transactions."),
-        _family("windows", "The newest windows, by state.", "state"),
-        _family("live_batches", "Batches neither published nor abandoned, by the state of their run.", "run"),
-        _family("refused_batches", "Live batches that were refused and need a decision."),
-        _family("production_offsets_per_second", "Offsets produced per second in the last day."),
-        _family("landing_offsets_per_second", "Offsets landed per second while a batch runs."),
-        _family("catch_up_seconds", "Time to catch up at these rates; absent if runs never do."),
-        _family("lost_offsets", "Pending offsets that are gone from Kafka."),
-        _family("retention_at_risk_offsets", "Pending offsets that Kafka will soon delete.", "topic"),
-        _family("retention_left_seconds", "Time until Kafka may delete pending records.", "topic"),
-        _family("batches_total", "Batches since the feed began, by outcome.", "outcome", kind=Kind.COUNTER),
-        _family("landed_rows_total", "Rows landed since the feed began.", kind=Kind.COUNTER),
-        _family("last_batch_published_timestamp_seconds", "Time when the newest landed batch was published."),
-        _family("last_batch_duration_seconds", "Duration of that batch from plan to publish entry."),
-        _family("last_batch_offsets", "Offsets of that batch, by outcome.", "outcome"),
-        _family("last_batch_bytes", "Bytes of Parquet that the batch wrote."),
-        _family("last_batch_files", "Parquet files that the batch wrote."),
-        _family("last_batch_input_bytes", "Bytes that the batch read from brokers."),
-        _family("last_batch_quarantined_records", "Records that the batch refused, by reason.", "reason"),
-        _family("last_batch_task_seconds", "Time of the batch's tasks, by activity.", "activity"),
-        _family("last_batch_throttled_seconds", "Pauses that brokers imposed on the batch's tasks."),
-        _family("last_batch_failed_slices", "Offset ranges of the batch that failed and stay pending."),
-        _family(
+        _build_family("up", "1 if the feed's ledger and Kafka were read, otherwise 0."),
+        _build_family("lag_offsets", "Stable offsets in Kafka that have not landed.", "topic"),
+        _build_family("owed_age_seconds", "Age of the oldest pending record; 0 if none is pending."),
+        _build_family("uncommitted_offsets", "Landed offsets that the group has not committed."),
+        _build_family("held_back_offsets", "Offsets held back by open transactions."),
+        _build_family("windows", "The newest windows, by state.", "state"),
+        _build_family("live_batches", "Batches neither published nor abandoned, by the state of their run.", "run"),
+        _build_family("refused_batches", "Live batches that were refused and need a decision."),
+        _build_family("production_offsets_per_second", "Offsets produced per second in the last day."),
+        _build_family("landing_offsets_per_second", "Offsets landed per second while a batch runs."),
+        _build_family("catch_up_seconds", "Time to catch up at these rates; absent if runs never do."),
+        _build_family("lost_offsets", "Pending offsets that are gone from Kafka."),
+        _build_family("retention_at_risk_offsets", "Pending offsets that Kafka will soon delete.", "topic"),
+        _build_family("retention_left_seconds", "Time until Kafka may delete pending records.", "topic"),
+        _build_family("batches_total", "Batches since the feed began, by outcome.", "outcome", kind=Kind.COUNTER),
+        _build_family("landed_rows_total", "Rows landed since the feed began.", kind=Kind.COUNTER),
+        _build_family("last_batch_published_timestamp_seconds", "Time when the newest landed batch was published."),
+        _build_family("last_batch_duration_seconds", "Duration of that batch from plan to publish entry."),
+        _build_family("last_batch_offsets", "Offsets of that batch, by outcome.", "outcome"),
+        _build_family("last_batch_bytes", "Bytes of Parquet that the batch wrote."),
+        _build_family("last_batch_files", "Parquet files that the batch wrote."),
+        _build_family("last_batch_input_bytes", "Bytes that the batch read from brokers."),
+        _build_family("last_batch_quarantined_records", "Records that the batch refused, by reason.", "reason"),
+        _build_family("last_batch_task_seconds", "Time of the batch's tasks, by activity.", "activity"),
+        _build_family("last_batch_throttled_seconds", "Pauses that brokers imposed on the batch's tasks."),
+        _build_family("last_batch_failed_slices", "Offset ranges of the batch that failed and stay pending."),
+        _build_family(
             "runs",
             "Runs of the last day in Dagster, by status and error.",
             "status",
@@ -83,7 +83,7 @@ FAMILIES = {
 """All families by name, in output order."""
 
 
-def figure(name: str, value: float, *labels: str) -> Figure:
+def build_figure(name: str, value: float, *labels: str) -> Figure:
     """Returns a value of the family `sluice_<name>`."""
     family = FAMILIES[f"sluice_{name}"]
     if len(labels) != len(family.labels):

@@ -31,22 +31,22 @@ class Diagnosis:
     remedy: str = ""
 
 
-def ok(title: str, found: str) -> Diagnosis:
+def report_ok(title: str, found: str) -> Diagnosis:
     return Diagnosis(Health.OK, title, found)
 
 
-def warning(title: str, found: str, remedy: str) -> Diagnosis:
+def report_warning(title: str, found: str, remedy: str) -> Diagnosis:
     return Diagnosis(Health.WARNING, title, found, remedy)
 
 
-def failed(title: str, found: str, remedy: str) -> Diagnosis:
+def report_failure(title: str, found: str, remedy: str) -> Diagnosis:
     return Diagnosis(Health.FAILED, title, found, remedy)
 
 
-def skipped(title: str, found: str, remedy: str = "") -> Diagnosis:
+def report_skipped(title: str, found: str, remedy: str = "") -> Diagnosis:
     return Diagnosis(Health.SKIPPED, title, found, remedy)
 
 
 def of_error(title: str, error: SluiceError) -> Diagnosis:
     """The failure, as the error reports it."""
-    return failed(title, error.message, error.remedy)
+    return report_failure(title, error.message, error.remedy)

@@ -203,7 +203,7 @@ def encode_topic(name: str) -> str:
         raise ValueError("not a topic name")
     signs = [_encode_sign(c, first=i == 0) for i, c in enumerate(name)]
     encoded = "".join(signs)
-    return encoded if len(encoded) <= MAX_ENCODED else _shorten(name, signs)
+    return encoded if len(encoded) <= MAX_ENCODED else _cut_encoded(name, signs)
 
 
 def _encode_sign(c: str, *, first: bool) -> str:
@@ -212,7 +212,7 @@ def _encode_sign(c: str, *, first: bool) -> str:
     return f"~{c.lower()}" if c.isupper() or (first and c in "._") else c
 
 
-def _shorten(name: str, signs: list[str]) -> str:
+def _cut_encoded(name: str, signs: list[str]) -> str:
     tail = "~1" + hashlib.sha256(name.encode()).hexdigest()
     while sum(map(len, signs)) > MAX_ENCODED - len(tail):
         signs.pop()

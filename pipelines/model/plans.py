@@ -173,16 +173,16 @@ class Plan:
 
 def to_json(value: Any) -> str:
     """A dataclass as canonical JSON: sorted keys, no spaces."""
-    return json.dumps(value, default=_fields, sort_keys=True, separators=(",", ":"))
+    return json.dumps(value, default=_to_fields, sort_keys=True, separators=(",", ":"))
 
 
-def _fields(value: Any) -> dict[str, Any]:
+def _to_fields(value: Any) -> dict[str, Any]:
     of: Any = type(value)
-    return {name: getattr(value, name) for name in _names(of)}
+    return {name: getattr(value, name) for name in _list_field_names(of)}
 
 
 @cache
-def _names(of: Any) -> tuple[str, ...]:
+def _list_field_names(of: Any) -> tuple[str, ...]:
     return tuple(f.name for f in fields(of))
 
 

@@ -42,10 +42,10 @@ def union(ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 def subtract(wanted: Range, taken: Iterable[Range]) -> tuple[Range, ...]:
     """The offsets of `wanted` that no range of `taken` holds, in order."""
-    return tuple(_gaps(wanted, union(taken)))
+    return tuple(_iterate_gaps(wanted, union(taken)))
 
 
-def _gaps(wanted: Range, taken: tuple[Range, ...]) -> Iterator[Range]:
+def _iterate_gaps(wanted: Range, taken: tuple[Range, ...]) -> Iterator[Range]:
     at = wanted.start
     for r in taken:
         if r.end <= at or r.start >= wanted.end:
@@ -62,7 +62,7 @@ def intersect(ranges: Iterable[Range], bound: Range) -> tuple[Range, ...]:
     return union(Range(max(r.start, bound.start), min(r.end, bound.end)) for r in ranges)
 
 
-def contiguous_end(start: int, ranges: Iterable[Range]) -> int:
+def find_contiguous_end(start: int, ranges: Iterable[Range]) -> int:
     """The first offset from `start` on that no range holds: the frontier."""
     at = start
     for r in union(ranges):
@@ -77,7 +77,7 @@ def cut(r: Range, at: Iterable[int]) -> tuple[Range, ...]:
     return tuple(Range(a, b) for a, b in itertools.pairwise(edges) if a < b)
 
 
-def covers(ranges: Iterable[Range], wanted: Range) -> bool:
+def is_covered(ranges: Iterable[Range], wanted: Range) -> bool:
     """Whether every offset of `wanted` is in one of `ranges`."""
     taken = tuple(ranges)
     for r in taken:

@@ -190,7 +190,7 @@ def count_files(receipts: Iterable[HasParts]) -> int:
     return len({p.staged for r in receipts for p in r.parts})
 
 
-def sharing(receipts: Sequence[H]) -> list[list[H]]:
+def group_by_sharing(receipts: Sequence[H]) -> list[list[H]]:
     """The receipts in groups: those that share a file, directly or through others, are in one. Order is kept."""
     above = list(range(len(receipts)))
 

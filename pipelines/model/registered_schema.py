@@ -24,7 +24,7 @@ class RegisteredSchema:
     names: tuple[str, ...] = ()
 
 
-def cannot_be_asked(url: str, why: str) -> RegistryUnavailable:
+def build_unavailable_error(url: str, why: str) -> RegistryUnavailable:
     """The error about a registry that does not answer."""
     return RegistryUnavailable(
         f"the schema registry {url} cannot be asked: {why}",

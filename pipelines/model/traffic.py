@@ -20,7 +20,7 @@ SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 K = TypeVar("K")
 
 
-def bucket_of(us: int) -> int:
+def find_bucket(us: int) -> int:
     """The bucket of a time: 0 for less than 1 ms, then two for each doubling (1, 1.5, 2, 3, 4, 6, 8 ms …)."""
     if us < _FIRST_US:
         return 0
@@ -29,7 +29,7 @@ def bucket_of(us: int) -> int:
     return min(2 * octave + 1 + upper_half, BUCKETS - 1)
 
 
-def bound_us(bucket: int) -> int:
+def get_bound_us(bucket: int) -> int:
     """Times in the bucket are shorter than this. Of the last one this is where it begins: it has no upper bound."""
     octave, upper_half = divmod(min(bucket, BUCKETS - 2), 2)
     return (_FIRST_US << octave) * (2 + upper_half) // 2
@@ -46,7 +46,7 @@ class Latency:
     @classmethod
     def of(cls, us: int) -> Latency:
         """One answer."""
-        return cls({bucket_of(us): 1}, us, us)
+        return cls({find_bucket(us): 1}, us, us)
 
     @property
     def count(self) -> int:
@@ -66,7 +66,7 @@ class Latency:
         ordered = sorted(self.counts)
         reached = zip(ordered, accumulate(self.counts[b] for b in ordered), strict=True)
         bucket = next((b for b, n in reached if n >= share * self.count), ordered[-1])
-        return (self.max_us if bucket >= BUCKETS - 1 else min(bound_us(bucket), self.max_us)) / 1000
+        return (self.max_us if bucket >= BUCKETS - 1 else min(get_bound_us(bucket), self.max_us)) / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ def by_broker(traffic: Iterable[BrokerTraffic]) -> tuple[BrokerTraffic, ...]:
     return tuple(b for _, b in sorted(brokers.items()))
 
 
-def all_brokers(traffic: Iterable[BrokerTraffic]) -> BrokerTraffic:
+def sum_brokers(traffic: Iterable[BrokerTraffic]) -> BrokerTraffic:
     """The sum over all of them, as of a broker −1 without address."""
     return sum((replace(b, node=-1, address="") for b in traffic), BrokerTraffic(-1))
 

@@ -25,8 +25,8 @@ from enum import StrEnum
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines.batch.survey import changed_logs, open_ledger, survey, topics_read, with_first_windows
-from sluice.pipelines.committing.commit import CommitVerdict, adopt, log_ends, verdict, ways_out
+from sluice.pipelines.batch.survey import find_changed_logs, list_topics, open_ledger, take_survey, with_first_windows
+from sluice.pipelines.committing.commit import CommitVerdict, adopt, judge, list_remedies, log_ends
 from sluice.pipelines.errors import (
     CorruptBatch,
     IncarnationChanged,
@@ -56,7 +56,7 @@ from sluice.pipelines.ledger.entries import (
     TakeEntry,
     TakenMark,
 )
-from sluice.pipelines.ledger.marks import Foreign, Mark, check_marks, check_owner, foreign_marks, traces
+from sluice.pipelines.ledger.marks import Foreign, Mark, check_marks, check_owner, find_foreign_marks, find_traces
 from sluice.pipelines.ledger.tip import Tip, Trace
 from sluice.pipelines.model.kafka import (
     CommittedOffset,
@@ -128,13 +128,13 @@ def accept_lost(feed: Feed, edges: Ports, reason: str, only: Only = ()) -> Accep
     Batches of dead runs that reserve some of it are abandoned first. Raises NothingToAccept, PlanBusy.
     """
     ledger = open_ledger(feed, edges)
-    partitions = _choose_partitions(survey(feed, edges, ledger).partitions, only)
+    partitions = _choose_partitions(take_survey(feed, edges, ledger).partitions, only)
     abandoned = _abandon_dead(edges, ledger, _lost(feed, ledger.read(), partitions))
 
     def decide(state: State) -> LossEntry | None:
         lost_ranges = _lost(feed, state, partitions)
         if in_the_way := _reserving(state, lost_ranges):
-            raise owners.busy(feed.name, *in_the_way[0], owners.NEW)
+            raise owners.build_busy_error(feed.name, *in_the_way[0], owners.NEW)
         return LossEntry(ranges=lost_ranges, reason=reason) if lost_ranges else None
 
     appended = ledger.append(decide)
@@ -148,7 +148,7 @@ def accept_lost(feed: Feed, edges: Ports, reason: str, only: Only = ()) -> Accep
 
 def _lost(feed: Feed, state: State, partitions: Mapping[Key, PartitionState]) -> tuple[KeyRange, ...]:
     planned = {k: p for k, p in partitions.items() if state.current.get(k.tp) == k}
-    owed, _ = planning.owed_ranges(Request(RequestKind.CATCH_UP), state, planned, feed.window)
+    owed, _ = planning.find_owed_ranges(Request(RequestKind.CATCH_UP), state, planned, feed.window)
     return tuple(KeyRange(key=o.key, range=r) for o in owed for r in o.lost)
 
 
@@ -165,7 +165,7 @@ def _abandon_dead(edges: Ports, ledger: Ledger, ranges: Iterable[KeyRange]) -> t
     verdicts = owners.judge_batches(edges.liveness, batches)
     for batch, s in reserving.values():
         if not verdicts[batch.id].dead:
-            raise owners.busy(ledger.feed, batch, s, verdicts[batch.id])
+            raise owners.build_busy_error(ledger.feed, batch, s, verdicts[batch.id])
     return owners.give_up(ledger, batches, verdicts, lambda p: None, "some of it was accepted as lost")
 
 
@@ -230,7 +230,7 @@ def _unlike(
         return {p.tp: (p, None) for p in partitions}
     origins.check_cluster(state, edges.cluster.cluster_id(), feed.name)
     kind: type[IncarnationChanged] = TopicRecreated if event is AcceptEvent.RECREATED else LogTruncated
-    refused = {r.tp: r.error for r in changed_logs(feed.name, state, partitions, edges.cluster)}
+    refused = {r.tp: r.error for r in find_changed_logs(feed.name, state, partitions, edges.cluster)}
     still = edges.cluster.topics()  # a recreated topic has other epochs under the same name
     same = [p for p in partitions if still.get(p.topic) == p.topic_id]
     return {p.tp: (p, refused[p.tp]) for p in same if isinstance(refused.get(p.tp), kind)}
@@ -275,7 +275,7 @@ def accept_moved(feed: Feed, edges: Ports, reason: str, only: Only = (), *, adop
     targets = {k: o for k, o in state.frontiers().items() if not only or k.tp in only}
     committed = edges.group.committed([k.tp for k in targets])
     check_owner(ledger, state := ledger.read(), committed)
-    verdicts = {k: verdict(state, k, o, committed.get(k.tp)) for k, o in targets.items()}
+    verdicts = {k: judge(state, k, o, committed.get(k.tp)) for k, o in targets.items()}
     moved = [k for k, v in verdicts.items() if v is CommitVerdict.MOVED]
     if not moved:
         raise NothingToAccept(
@@ -303,7 +303,7 @@ def _check_ahead(feed: str, edges: Ports, offsets: Sequence[KeyOffset], frontier
     ends = log_ends(edges.cluster, [at.key for at in offsets])
     raise UsageError(
         f"{positions}: nothing is passed over by it",
-        remedy=ways_out(feed, {at.key: (frontiers[at.key], at.offset) for at in offsets}, ends),
+        remedy=list_remedies(feed, {at.key: (frontiers[at.key], at.offset) for at in offsets}, ends),
     )
 
 
@@ -317,9 +317,9 @@ def accept_corrupt(feed: Feed, edges: Ports, fetcher: Fetcher, wanted: AskedRang
     keeps it from being read at all.
     """
     ledger = open_ledger(feed, edges)
-    surveyed = survey(feed, edges, ledger)
+    surveyed = take_survey(feed, edges, ledger)
     request = Request(RequestKind.OFFSETS, (wanted,))
-    owed, _ = planning.owed_ranges(request, surveyed.state, surveyed.partitions, feed.window)
+    owed, _ = planning.find_owed_ranges(request, surveyed.state, surveyed.partitions, feed.window)
     due = [(o.key, o.partition, r) for o in owed for r in o.ranges]
     damaged = next((d for key, p, r in due if (d := _damaged_range(feed, fetcher, key, p, r))), None)
     if damaged is None:
@@ -393,7 +393,7 @@ def accept_ledger(feed: Feed, edges: Ports, reason: str) -> Accepted:
     after = max(remains.state.number, *(t.number for t in remains.traces)) + 1
     # From here on the loss is known, even if this process dies.
     edges.lake.put(paths.tip_path(feed.name), Tip(remains.ledger_id, after - 1).dump())
-    aside = lost.strays(feed, edges.lake, remains.state)
+    aside = lost.list_strays(feed, edges.lake, remains.state)
     begun, missing = _begun_at(edges, remains, aside), _not_in_kafka(edges.lake, remains, aside)
     lost.set_aside(edges.lake, feed.name, after, aside)
     appended = ledger.append(
@@ -409,11 +409,13 @@ def accept_ledger(feed: Feed, edges: Ports, reason: str) -> Accepted:
 def _ledger_remains(feed: Feed, edges: Ports, state: State) -> _LedgerRemains:
     partitions = edges.cluster.partitions(match(feed.topics, edges.cluster.topics()), feed.isolation)
     committed = edges.group.committed([p.tp for p in partitions])
-    evidence = lost.traces(feed, edges.lake, state)
+    evidence = lost.collect_traces(feed, edges.lake, state)
     tip = lost.read_tip(edges.lake, feed.name)
     marks = [m.ledger for c in committed.values() if c and (m := Mark.parse(c.metadata))]
     ledger_id = state.ledger_id or (tip.ledger if tip else "") or (marks[0] if marks and evidence else "")
-    return _LedgerRemains(state, ledger_id, partitions, committed, (*evidence, *traces(state, committed, ledger_id)))
+    return _LedgerRemains(
+        state, ledger_id, partitions, committed, (*evidence, *find_traces(state, committed, ledger_id))
+    )
 
 
 def _check_idle(feed: Feed, edges: Ports, state: State) -> None:
@@ -425,15 +427,15 @@ def _check_idle(feed: Feed, edges: Ports, state: State) -> None:
             who = owner.describe() if owner.run else f"owner {owner.token[:8]}"
             raise PlanBusy(
                 f"{who} is at work on feed {feed.name}, and may know of more than the ledger holds",
-                remedy=f"end it, or wait for its end; then again: {origins.accepting(feed.name, 'ledger')}",
+                remedy=f"end it, or wait for its end; then again: {origins.format_accept(feed.name, 'ledger')}",
             )
 
 
 def _gap(remains: _LedgerRemains, after: int, reason: str) -> GapEntry:
     """The gap entry. It names the committed offsets that lost entries had put there."""
-    marked = {t for t, c in remains.committed.items() if c and traces(remains.state, {t: c}, remains.ledger_id)}
+    marked = {t for t, c in remains.committed.items() if c and find_traces(remains.state, {t: c}, remains.ledger_id)}
     committed = [
-        (origins.key_of(remains.state, p), c.offset) for p in remains.partitions if (c := remains.committed.get(p.tp))
+        (origins.find_key(remains.state, p), c.offset) for p in remains.partitions if (c := remains.committed.get(p.tp))
     ]
     return GapEntry(
         next=after,
@@ -448,13 +450,13 @@ def _begun_at(edges: Ports, remains: _LedgerRemains, aside: Iterable[str]) -> tu
     """New origins for partitions whose origin is lost: the first offset of this log that had landed."""
     names = sorted((start, path, tp) for path in aside for tp, (start, _) in _ranges_in(edges.lake, path))
     items: dict[TopicPartition, OriginItem] = {}
-    for p in origins.missing_origins(remains.state, remains.partitions):
+    for p in origins.find_missing_origins(remains.state, remains.partitions):
         mine = (encode_topic(p.topic), p.partition)
         first = (start for start, path, tp in names if tp == mine and _life(edges, path) == p.topic_id)
         if (start := next(first, None)) is not None:
             committed = remains.committed.get(p.tp)
             items[p.tp] = OriginItem(
-                key=origins.key_of(remains.state, p),
+                key=origins.find_key(remains.state, p),
                 offset=start,
                 committed=committed.offset if committed else None,
                 why="the ledger lost its origin: the first offset that had landed",
@@ -501,7 +503,7 @@ def _originate(
     feed: Feed, edges: Ports, ledger: Ledger, remains: _LedgerRemains, begun: tuple[OriginItem, ...]
 ) -> None:
     if begun:
-        keyed = {origins.key_of(remains.state, p): p for p in remains.partitions}
+        keyed = {origins.find_key(remains.state, p): p for p in remains.partitions}
         items = with_first_windows(feed, edges, ledger.read(), keyed, begun)
         ledger.append(lambda _: OriginEntry(items=items))
 
@@ -512,7 +514,7 @@ def _not_in_kafka(lake: Lake, remains: _LedgerRemains, aside: Iterable[str]) -> 
     for p in remains.partitions:
         mine = (r for tp, r in ranges if tp == (encode_topic(p.topic), p.partition))
         below = union(Range(r.start, min(r.end, p.log_start)) for r in mine if r.start < p.log_start)
-        out += [KeyRange(key=origins.key_of(remains.state, p), range=r) for r in below]
+        out += [KeyRange(key=origins.find_key(remains.state, p), range=r) for r in below]
     return tuple(out)
 
 
@@ -527,10 +529,10 @@ def accept_group(feed: Feed, edges: Ports, begin: Begin, reason: str) -> Accepte
     UsageError, EntriesLost, GroupMoved.
     """
     ledger = open_ledger(feed, edges)
-    partitions = edges.cluster.partitions(topics_read(feed, edges.cluster), feed.isolation)
+    partitions = edges.cluster.partitions(list_topics(feed, edges.cluster), feed.isolation)
     committed = edges.group.committed([p.tp for p in partitions])
     state = check_marks(ledger, ledger.read(), committed)
-    marks = foreign_marks(state, committed, commits=feed.commit is not CommitMode.NONE)
+    marks = find_foreign_marks(state, committed, commits=feed.commit is not CommitMode.NONE)
     if not marks:
         raise NothingToAccept(
             f"no committed offset of group {feed.group} belongs to another ledger than that of feed {feed.name}",
@@ -557,7 +559,7 @@ class _ForeignGroup:
 def _takeover(feed: Feed, edges: Ports, state: State, group: _ForeignGroup, begin: Begin, reason: str) -> TakeEntry:
     """The entry. It pins an origin in every partition without one: `start` counts only in a feed's first origins."""
     partitions, marks = group.partitions, group.marks
-    keyed, by_tp = {origins.key_of(state, p): p for p in partitions}, {p.tp: p for p in partitions}
+    keyed, by_tp = {origins.find_key(state, p): p for p in partitions}, {p.tp: p for p in partitions}
     if begin is Begin.COMMITTED:
         _check_of_this_log(feed.name, state, marks, by_tp)
     theirs = {mark.tp for mark in marks}
@@ -588,7 +590,7 @@ def _check_of_this_log(
         if beyond or another:
             raise UsageError(
                 f"{mark.tp} cannot begin at the committed offset {mark.offset}: {beyond or another}",
-                remedy=f"begin as `start` says: {origins.accepting(feed, 'group', ' --begin start')}",
+                remedy=f"begin as `start` says: {origins.format_accept(feed, 'group', ' --begin start')}",
                 topic=mark.tp.topic,
                 partition=mark.tp.partition,
             )

@@ -105,9 +105,9 @@ def read_status(open_ports: OpenPorts, feed: Feed, last: int) -> FeedStatus:
 
 def read_status_through(edges: Ports, feed: Feed, ledger: Ledger, last: int) -> FeedStatus:
     """As `read_status`, through open ports."""
-    from sluice.pipelines.batch.survey import start_not_used, survey
+    from sluice.pipelines.batch.survey import start_not_used, take_survey
     from sluice.pipelines.ledger import State
-    from sluice.pipelines.planning.held_back import unstable_partitions
+    from sluice.pipelines.planning.held_back import find_unstable
     from sluice.pipelines.planning.origins import check_cluster
     from sluice.pipelines.status.outlook import look_ahead
 
@@ -116,12 +116,12 @@ def read_status_through(edges: Ports, feed: Feed, ledger: Ledger, last: int) -> 
         reading.state = ledger.read()
         reading.committed = dict(reading.state.commits)
         check_cluster(reading.state, edges.cluster.cluster_id(), feed.name)
-        result = survey(feed, edges, ledger)
+        result = take_survey(feed, edges, ledger)
         reading.state, reading.error = result.state, result.refusals[0].error if result.refusals else None
         reading.start_not_used = start_not_used(feed, result)
         reading.committed = {k: c.offset for k in result.partitions if (c := result.committed.get(k.tp))}
         reading.partitions = result.partitions
-        waiting = [p.tp for p in unstable_partitions(result.partitions.values())]
+        waiting = [p.tp for p in find_unstable(result.partitions.values())]
         reading.holders = edges.cluster.open_transactions(waiting) if waiting else {}
         reading.outlook = look_ahead(feed, ledger, result.state, edges.cluster, result.partitions, edges.clock())
     except SluiceError as error:
@@ -165,7 +165,7 @@ def _status(feed: Feed, edges: Ports, ledger: Ledger, reading: _FeedReading, las
         losses=_losses(feed, reading.outlook),
         held=_held_back(feed, reading, edges.clock()),
         heartbeats=heartbeats,
-        met={b.id: owners.met(feed.name, b, verdicts[b.id]) for b in state.live()},
+        met={b.id: owners.report_met(feed.name, b, verdicts[b.id]) for b in state.live()},
         refused=refused,
         start_not_used=reading.start_not_used,
     )
@@ -199,17 +199,17 @@ def _windows(
 
 def _losses(feed: Feed, outlook: Outlook | None) -> tuple[SluiceError, ...]:
     """Returns the errors of pending offsets that are gone: a run would refuse them."""
-    from sluice.pipelines.planning.origins import out_of_range
+    from sluice.pipelines.planning.origins import explain_out_of_range
 
     lost = outlook.lost if outlook else ()
-    return tuple(e for o in lost if (e := out_of_range(o.lost[0].start, o.key, o.partition, feed.name)))
+    return tuple(e for o in lost if (e := explain_out_of_range(o.lost[0].start, o.key, o.partition, feed.name)))
 
 
 def _held_back(feed: Feed, reading: _FeedReading, now: int) -> tuple[HeldBack, ...]:
-    from sluice.pipelines.planning.held_back import held_back
+    from sluice.pipelines.planning.held_back import list_held_back
 
     broker = reading.outlook.broker if reading.outlook else BrokerConfig()
-    return held_back(feed, reading.partitions.values(), reading.holders, broker, now)
+    return list_held_back(feed, reading.partitions.values(), reading.holders, broker, now)
 
 
 def _partition(reading: _FeedReading, key: Key) -> PartitionStatus:

@@ -20,11 +20,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sluice.pipelines.committing.commit import CommitVerdict, verdict
+from sluice.pipelines.committing.commit import CommitVerdict, judge
 from sluice.pipelines.errors import CommitFenced, GroupHeld, Refused, SluiceError, Unknown, UsageError
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import KeyOffset, MovedEntry
-from sluice.pipelines.ledger.marks import by_hand, check_owner, foreign_mark
+from sluice.pipelines.ledger.marks import by_hand, check_owner, find_foreign_mark
 from sluice.pipelines.model.consumer_groups import GroupView
 from sluice.pipelines.model.kafka import (
     CommittedOffset,
@@ -34,7 +34,7 @@ from sluice.pipelines.model.kafka import (
     TopicPartition,
     is_topic_name,
 )
-from sluice.pipelines.planning.origins import incarnation_change
+from sluice.pipelines.planning.origins import check_incarnation
 from sluice.pipelines.ports import Groups
 from sluice.pipelines.util.units import show_instant
 
@@ -209,15 +209,15 @@ _STANDS = {
 
 def stands(state: State, spot: Spot) -> Stands:
     """How the next commit will see the committed offset. If the log is another one, how the next plan will."""
-    if incarnation_change(state, spot.kafka, {}) is not None:
+    if check_incarnation(state, spot.kafka, {}) is not None:
         return Stands.ANOTHER
-    if foreign_mark(state, spot.tp, spot.committed) is not None:
+    if find_foreign_mark(state, spot.tp, spot.committed) is not None:
         return Stands.FOREIGN
     if spot.frontier is None:
         return Stands.UNPLANNED
     if spot.committed is None:
         return Stands.GONE if spot.key in state.commits else Stands.NEVER
-    relation = verdict(state, spot.key, spot.frontier, spot.committed)
+    relation = judge(state, spot.key, spot.frontier, spot.committed)
     if relation is CommitVerdict.GO and state.moved.get(spot.key) == spot.before:
         return Stands.BY_HAND
     return _STANDS[relation]

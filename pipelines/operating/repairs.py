@@ -115,7 +115,8 @@ def _check_dead(target: RepairTarget, giving_up: Sequence[int], verdicts: Verdic
         verdict = verdicts.get(batch.owner.token, owners.NEW)
         if batch.status is BatchStatus.PLANNED and not verdict.dead:
             raise PlanBusy(
-                str(owners.met(target.feed, batch, verdict)), remedy=owners.way_out(target.feed, batch, verdict)
+                str(owners.report_met(target.feed, batch, verdict)),
+                remedy=owners.find_remedy(target.feed, batch, verdict),
             )
 
 
@@ -129,7 +130,7 @@ def _known_batch(target: RepairTarget, state: State, batch: int) -> Batch:
 def _given_up(target: RepairTarget, giving_up: Sequence[int]) -> Iterator[RepairFinding]:
     for number in giving_up:
         batch = target.ledger.read().batches[number]
-        finished, _ = owners.finished_slices(target.lake, target.feed, batch)
+        finished, _ = owners.count_finished(target.lake, target.feed, batch)
         if abandon(target.ledger, number, "given up by `sluice repair`: its run is dead", batch.owner) is None:
             yield RepairFinding(RepairKind.ABANDONED, f"batch {number} is {batch.status} already", items=(str(number),))
             continue
@@ -141,12 +142,12 @@ def _given_up(target: RepairTarget, giving_up: Sequence[int]) -> Iterator[Repair
 
 def _live(target: RepairTarget, verdicts: Verdicts) -> Iterator[RepairFinding]:
     for batch in target.ledger.read().live():
-        met = owners.met(target.feed, batch, verdicts.get(batch.owner.token, owners.NEW))
+        met = owners.report_met(target.feed, batch, verdicts.get(batch.owner.token, owners.NEW))
         yield _waiting(target, batch, met) if met.verdict.dead else _make_finding(RepairKind.AT_WORK, met, met.text)
 
 
 def _waiting(target: RepairTarget, batch: Batch, met: Met) -> RepairFinding:
-    files, ways = owners.outlook(target.lake, target.feed, batch)
+    files, ways = owners.describe_outlook(target.lake, target.feed, batch)
     return _make_finding(RepairKind.WAITING, met, f"{met.text}; {files}", ways)
 
 
@@ -223,7 +224,7 @@ def _land_again(target: RepairTarget, r: Receipt) -> str:
     s, window = r.slice, r.slice.window
     slices = Request(RequestKind.OFFSETS, (AskedRange(s.topic, s.partition, s.start, s.end),), replace=True)
     request = Request(RequestKind.WINDOW, window=window and target.windows.start_of(window), replace=True)
-    return f"{owners.asking(target.feed, slices if window is None else request)}   lands their offsets again"
+    return f"{owners.format_request(target.feed, slices if window is None else request)}   lands their offsets again"
 
 
 def _visible(target: RepairTarget) -> set[str]:

@@ -1,9 +1,9 @@
 """Which task reads which slices, by the strategy that a feed names (`fetch.assignor`).
 
-Pure functions: the same slices, sizes and earlier tasks give the same tasks (invariant 9). Every strategy reads the
-same slices, so what lands is the same; the strategies differ in how even the tasks are, and in how many brokers each
-one asks. `range_`, `round_robin` and `sticky` are those of Kafka's consumers (RangeAssignor, RoundRobinAssignor, and
-StickyAssignor of KIP-54), with tasks in the place of consumers: they give whole partitions and count no bytes.
+Pure functions: equal slices, sizes and earlier tasks give equal tasks (invariant 9). All strategies read the same
+slices; they differ in how even the tasks are, and in the number of brokers per task. `assign_ranges`, `round_robin` and
+`assign_sticky` are those of Kafka's consumers (RangeAssignor, RoundRobinAssignor, and StickyAssignor of KIP-54), with
+tasks instead of consumers: they assign complete partitions and ignore bytes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ Before = Mapping[TopicPartition, int]
 class Sizing:
     """How a plan is cut into slices and tasks.
 
-    `parallelism` is how many tasks the engine runs at once. `max_records` and `max_bytes` bound one run; None means no
-    bound. `max_slices` bounds one batch: it ends with the last window that fits, and has one window at least. With
-    `by_time` (ms), rows go to folders of that length by their own time; 0 means by window. `before` is what `sticky`
-    keeps to.
+    `parallelism` is the number of tasks that run at a time. `max_records` and `max_bytes` limit a run (None: no limit).
+    `max_slices` limits a batch, which ends with the last window that fits and has at least one. With `by_time` (ms),
+    rows go to folders of that length by their own time; 0: by window. `before` has the tasks for `assign_sticky`.
     """
 
     slice_bytes: int
@@ -63,23 +62,23 @@ class Comparison:
     moved: int | None
 
 
-def tasks(slices: Sequence[Led], sizing: Sizing) -> tuple[Task, ...]:
+def assign_tasks(slices: Sequence[Led], sizing: Sizing) -> tuple[Task, ...]:
     """Tasks that read each of the slices once, numbered by their place."""
     bins = _by_leader(slices, sizing) if sizing.assignor is Assignor.LEADER_BYTES else _by_partition(slices, sizing)
-    return tuple(_task(index, bin_) for index, bin_ in enumerate(bin_ for bin_ in bins if bin_))
+    return tuple(_build_task(index, bin_) for index, bin_ in enumerate(bin_ for bin_ in bins if bin_))
 
 
-def tasks_before(plan: Plan) -> Before:
+def map_tasks(plan: Plan) -> Before:
     """Returns the task that read each partition: the first, if there were several."""
     return {s.tp: task.index for task in reversed(plan.tasks) for s in task.slices}
 
 
 def compare(slices: Sequence[Led], sizing: Sizing) -> tuple[Comparison, ...]:
     """Compare all strategies on the same slices, in the order of `Assignor`."""
-    return tuple(_compared(slices, replace(sizing, assignor=a)) for a in Assignor)
+    return tuple(_measure(slices, replace(sizing, assignor=a)) for a in Assignor)
 
 
-def range_(partitions: Iterable[TopicPartition], count: int) -> list[list[TopicPartition]]:
+def assign_ranges(partitions: Iterable[TopicPartition], count: int) -> list[list[TopicPartition]]:
     """Each topic's partitions in a row, cut into `count` runs of equal length; the first ones get one more.
 
     >>> [len(held) for held in range_([TopicPartition("t", p) for p in range(10)], 3)]
@@ -99,7 +98,7 @@ def round_robin(partitions: Iterable[TopicPartition], count: int) -> list[list[T
     return [ordered[i::count] for i in range(count)]
 
 
-def sticky(partitions: Iterable[TopicPartition], count: int, before: Before) -> list[list[TopicPartition]]:
+def assign_sticky(partitions: Iterable[TopicPartition], count: int, before: Before) -> list[list[TopicPartition]]:
     """Numbers that differ by one at most; within that, a partition stays with the task that read it before."""
     ordered = sorted(partitions)
     smallest, larger = divmod(len(ordered), count)
@@ -125,14 +124,14 @@ def _share(total: int, count: int, place: int) -> int:
 
 def _by_partition(slices: Sequence[Led], sizing: Sizing) -> list[list[Led]]:
     partitions = sorted({s.tp for _, s in slices})
-    count = min(_task_count(_bytes(slices), sizing), len(partitions)) or 1
+    count = min(_count_tasks(_count_bytes(slices), sizing), len(partitions)) or 1
     match sizing.assignor:
         case Assignor.RANGE:
-            assigned = range_(partitions, count)
+            assigned = assign_ranges(partitions, count)
         case Assignor.ROUND_ROBIN:
             assigned = round_robin(partitions, count)
         case _:
-            assigned = sticky(partitions, count, sizing.before)
+            assigned = assign_sticky(partitions, count, sizing.before)
     task_of = {tp: i for i, tps in enumerate(assigned) for tp in tps}
     bins: list[list[Led]] = [[] for _ in range(count)]
     for led in slices:
@@ -145,13 +144,13 @@ def _by_leader(slices: Sequence[Led], sizing: Sizing) -> list[list[Led]]:
     groups: dict[int, list[Led]] = {}
     for led in slices:
         groups.setdefault(led[0], []).append(led)
-    total = _bytes(slices) or 1
-    wanted = _task_count(total, sizing)
-    counts = {leader: max(1, min(len(g), round(_bytes(g) / total * wanted))) for leader, g in groups.items()}
+    total = _count_bytes(slices) or 1
+    wanted = _count_tasks(total, sizing)
+    counts = {leader: max(1, min(len(g), round(_count_bytes(g) / total * wanted))) for leader, g in groups.items()}
     return [bin_ for leader, group in sorted(groups.items()) for bin_ in _pack(group, counts[leader])]
 
 
-def _task_count(total: int, sizing: Sizing) -> int:
+def _count_tasks(total: int, sizing: Sizing) -> int:
     """A whole number of rounds over the engine's slots, so that all slots finish at about the same time."""
     rounds = math.ceil(total / (sizing.task_bytes * sizing.parallelism))
     return min(max(1, rounds) * sizing.parallelism, sizing.max_tasks)
@@ -167,18 +166,18 @@ def _pack(group: Sequence[Led], count: int) -> list[list[Led]]:
     return [bin_ for _, _, bin_ in sorted(bins, key=lambda b: b[1])]
 
 
-def _task(index: int, held: Sequence[Led]) -> Task:
+def _build_task(index: int, held: Sequence[Led]) -> Task:
     leaders = {leader for leader, _ in held}
     ordered = sorted((s for _, s in held), key=lambda s: (s.key, s.start))
     return Task(index, leaders.pop() if len(leaders) == 1 else SEVERAL, tuple(ordered))
 
 
-def _bytes(slices: Iterable[Led]) -> int:
+def _count_bytes(slices: Iterable[Led]) -> int:
     return sum(s.estimated_bytes for _, s in slices)
 
 
-def _compared(slices: Sequence[Led], sizing: Sizing) -> Comparison:
-    tasks_, leader_of = tasks(slices, sizing), {s.tp: leader for leader, s in slices}
+def _measure(slices: Sequence[Led], sizing: Sizing) -> Comparison:
+    tasks_, leader_of = assign_tasks(slices, sizing), {s.tp: leader for leader, s in slices}
     sizes = [t.estimated_bytes for t in tasks_]
     before = sizing.before
     moved = sum(before.get(s.tp, t.index) != t.index for t in tasks_ for s in t.slices)

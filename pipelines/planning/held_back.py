@@ -107,7 +107,7 @@ class HeldBack:
                 }
                 for h in self.held
             ],
-            "transaction": _transaction(self.by, self.age) if self.by else None,
+            "transaction": _describe_transaction(self.by, self.age) if self.by else None,
             "overdue": self.overdue,
             "message": self.text,
             "remedy": self.remedy,
@@ -122,7 +122,7 @@ def _limit(ms: int) -> str:
     return f"{show_duration(ms)} here (transaction.max.timeout.ms)"
 
 
-def _transaction(by: OpenTransaction, age: int | None) -> dict[str, Any]:
+def _describe_transaction(by: OpenTransaction, age: int | None) -> dict[str, Any]:
     return {
         "transactional_id": by.name or None,
         "producer_id": by.producer_id,
@@ -132,7 +132,7 @@ def _transaction(by: OpenTransaction, age: int | None) -> dict[str, Any]:
     }
 
 
-def held_back(
+def list_held_back(
     feed: Feed,
     partitions: Iterable[PartitionState],
     holders: Mapping[TopicPartition, OpenTransaction],
@@ -140,7 +140,7 @@ def held_back(
     now: int,
 ) -> tuple[HeldBack, ...]:
     """Returns the offsets that each open transaction holds back at `now` (ms since the epoch), largest first."""
-    waiting = sorted(unstable_partitions(partitions), key=lambda p: p.tp)
+    waiting = sorted(find_unstable(partitions), key=lambda p: p.tp)
     # A transaction that begins beyond these offsets is another one: the one that held these has ended since.
     holder_of = {p.tp: t for p in waiting if (t := holders.get(p.tp)) is not None and t.start < p.high_watermark}
     by: dict[int | None, list[HeldRange]] = {}
@@ -149,11 +149,11 @@ def held_back(
         start = t.start if t else p.last_stable_offset
         by.setdefault(t.producer_id if t else None, []).append(HeldRange(p.tp, start, p.high_watermark))
     limit = broker.transaction_max_timeout
-    blocked = (HeldBack(feed, tuple(h), _newest(h, holder_of), now, limit) for h in by.values())
+    blocked = (HeldBack(feed, tuple(h), _find_newest(h, holder_of), now, limit) for h in by.values())
     return tuple(sorted(blocked, key=lambda h: -h.offsets))
 
 
-def unstable_partitions(partitions: Iterable[PartitionState]) -> list[PartitionState]:
+def find_unstable(partitions: Iterable[PartitionState]) -> list[PartitionState]:
     """The partitions whose last stable offset lies below their high watermark."""
     return [p for p in partitions if p.last_stable_offset < p.high_watermark]
 
@@ -163,7 +163,9 @@ def by_partition(found: Iterable[HeldBack]) -> dict[TopicPartition, HeldBack]:
     return {h.tp: replace(item, held=(h,)) for item in found for h in item.held}
 
 
-def _newest(held: Iterable[HeldRange], holders: Mapping[TopicPartition, OpenTransaction]) -> OpenTransaction | None:
+def _find_newest(
+    held: Iterable[HeldRange], holders: Mapping[TopicPartition, OpenTransaction]
+) -> OpenTransaction | None:
     """The transaction as seen in the partition that it wrote to last."""
     transactions = [t for h in held if (t := holders.get(h.tp)) is not None]
     return max(transactions, key=lambda t: t.last_written, default=None)
@@ -171,8 +173,8 @@ def _newest(held: Iterable[HeldRange], holders: Mapping[TopicPartition, OpenTran
 
 def look(feed: Feed, cluster: Cluster, partitions: Iterable[PartitionState], now: int) -> tuple[HeldBack, ...]:
     """Request the open transactions, and return the offsets held in these partitions. Raises KafkaUnavailable."""
-    waiting = unstable_partitions(partitions)
+    waiting = find_unstable(partitions)
     if not waiting:
         return ()
     holders = cluster.open_transactions([p.tp for p in waiting])
-    return held_back(feed, waiting, holders, cluster.configs({p.topic for p in waiting}).broker, now)
+    return list_held_back(feed, waiting, holders, cluster.configs({p.topic for p in waiting}).broker, now)

@@ -35,7 +35,7 @@ class Refusal:
     error: SluiceError
 
 
-def accepting(feed: str, event: str, more: str = "") -> str:
+def format_accept(feed: str, event: str, more: str = "") -> str:
     """Returns the command that accepts an event."""
     return f"sluice accept {feed} {event}{more} --reason …"
 
@@ -46,11 +46,11 @@ def check_cluster(state: State, cluster_id: str, feed: str = "FEED") -> None:
         raise ClusterChanged(
             f"the ledger belongs to cluster {state.cluster}, but the bootstrap address answers as {cluster_id}",
             remedy="point kafka.bootstrap at the right cluster; or, if this one takes its place, begin there afresh: "
-            + accepting(feed, "cluster"),
+            + format_accept(feed, "cluster"),
         )
 
 
-def key_of(state: State, partition: PartitionState) -> Key:
+def find_key(state: State, partition: PartitionState) -> Key:
     """Returns the key under which the ledger currently accounts for the partition."""
     current = state.current.get(partition.tp)
     if current is not None and current.topic_id == partition.topic_id:
@@ -58,7 +58,7 @@ def key_of(state: State, partition: PartitionState) -> Key:
     return Key(partition.topic, partition.partition, partition.topic_id)
 
 
-def incarnation_change(
+def check_incarnation(
     state: State, partition: PartitionState, epoch_ends: Mapping[TopicPartition, int], feed: str = "FEED"
 ) -> Refusal | None:
     """Returns the error if the partition's log is no longer the one in the ledger; else None.
@@ -69,7 +69,7 @@ def incarnation_change(
     if current is None:
         return None
     if current.topic_id != partition.topic_id:
-        return Refusal(partition.tp, _topic_recreated(current, partition, feed))
+        return Refusal(partition.tp, _build_recreated_error(current, partition, feed))
     landed, _ = state.epochs.get(current, (0, -1))
     epoch_end = min(partition.high_watermark, epoch_ends.get(partition.tp, partition.high_watermark))
     for read, log_end in ((landed, epoch_end), (state.frontier(current), partition.high_watermark)):
@@ -78,10 +78,10 @@ def incarnation_change(
     return None
 
 
-def _topic_recreated(known: Key, partition: PartitionState, feed: str) -> TopicRecreated:
+def _build_recreated_error(known: Key, partition: PartitionState, feed: str) -> TopicRecreated:
     return TopicRecreated(
         f"{partition.tp} was deleted and created again: its topic id was {known.topic_id}, now {partition.topic_id}",
-        remedy=f"restore the topic, or land the new one from its beginning: {accepting(feed, 'recreated')}",
+        remedy=f"restore the topic, or land the new one from its beginning: {format_accept(feed, 'recreated')}",
         topic=partition.topic,
         partition=partition.partition,
     )
@@ -91,7 +91,7 @@ def _log_truncated(partition: PartitionState, log_end: int, read: int, feed: str
     return LogTruncated(
         f"{partition.tp} was read up to {read}, but that part of the log now ends at {log_end}: it was truncated",
         remedy="find out which broker lost it (unclean leader election?); what now stands in place of the lost records"
-        f" is landed from {log_end} on after: {accepting(feed, 'truncated')}",
+        f" is landed from {log_end} on after: {format_accept(feed, 'truncated')}",
         topic=partition.topic,
         partition=partition.partition,
         start=log_end,
@@ -99,9 +99,9 @@ def _log_truncated(partition: PartitionState, log_end: int, read: int, feed: str
     )
 
 
-def missing_origins(state: State, partitions: Sequence[PartitionState]) -> tuple[PartitionState, ...]:
+def find_missing_origins(state: State, partitions: Sequence[PartitionState]) -> tuple[PartitionState, ...]:
     """The partitions without a pinned origin."""
-    return tuple(p for p in partitions if key_of(state, p) not in state.origins and p.tp not in state.current)
+    return tuple(p for p in partitions if find_key(state, p) not in state.origins and p.tp not in state.current)
 
 
 def resolve_origins(
@@ -113,14 +113,14 @@ def resolve_origins(
     clock: Clock,
 ) -> tuple[OriginItem, ...]:
     """Returns an origin for each partition without one. Raises UsageError if `start: fail` forbids it."""
-    new = missing_origins(state, partitions)
+    new = find_missing_origins(state, partitions)
     by_policy = [p for p in new if committed.get(p.tp) is None and not state.origins]
     starts = _by_policy(by_policy, start, cluster, clock)
     known_topics = {(k.topic, k.topic_id) for k in state.origins}
-    return tuple(_origin(p, committed.get(p.tp), starts.get(p.tp), known_topics) for p in new)
+    return tuple(_build_origin(p, committed.get(p.tp), starts.get(p.tp), known_topics) for p in new)
 
 
-def _origin(
+def _build_origin(
     p: PartitionState,
     committed: CommittedOffset | None,
     by_policy: tuple[int, str] | None,
@@ -163,13 +163,13 @@ def _at_time(p: PartitionState, found: Mapping[TopicPartition, object]) -> int:
     return min(getattr(hit, "offset", p.last_stable_offset), p.last_stable_offset)
 
 
-def out_of_range(position: int, key: Key, p: PartitionState, feed: str = "FEED") -> SluiceError | None:
+def explain_out_of_range(position: int, key: Key, p: PartitionState, feed: str = "FEED") -> SluiceError | None:
     """Returns the error for a position outside the current log, with the exact lost range; None for one inside."""
     if position < p.log_start:
         return OffsetsLost(
             f"{p.tp}: offsets [{position}, {p.log_start}) are gone from Kafka (log start {p.log_start}); "
             f"{p.log_start - position} offsets were owed",
-            remedy=f"record them as a loss and go on: {accepting(feed, 'lost')};"
+            remedy=f"record them as a loss and go on: {format_accept(feed, 'lost')};"
             " `policies.on_loss: accept` in the feed does so by itself",
             topic=p.topic,
             partition=p.partition,

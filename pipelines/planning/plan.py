@@ -1,7 +1,7 @@
 """The plan of a batch: requested ranges minus accounted ones, cut into slices and assigned to tasks.
 
 Pure functions: the same state, partitions and settings give the same plan, and so the same hash, part names and rows
-(invariant 9). `owed_ranges` finds pending ranges, `build` makes the plan.
+(invariant 9). `find_owed_ranges` finds pending ranges, `build` makes the plan.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from sluice.pipelines.ledger.fold import by_key
 from sluice.pipelines.model.kafka import Isolation, Key, PartitionState, TopicPartition
 from sluice.pipelines.model.plans import AskedRange, Plan, Request, RequestKind, Slice
 from sluice.pipelines.model.ranges import Range, cut, intersect, subtract, union
-from sluice.pipelines.model.receipts import Receipt, sharing
+from sluice.pipelines.model.receipts import Receipt, group_by_sharing
 from sluice.pipelines.planning import assignment, windows
 from sluice.pipelines.planning.assignment import Sizing
 from sluice.pipelines.planning.held_back import HeldBack
-from sluice.pipelines.planning.origins import Refusal, out_of_range
+from sluice.pipelines.planning.origins import Refusal, explain_out_of_range
 from sluice.pipelines.util.units import show_window
 
 DEFAULT_RECORD_BYTES = 256
@@ -60,7 +60,7 @@ class Owed:
         return math.ceil(self.span * self.bytes_per_offset)
 
 
-def owed_ranges(
+def find_owed_ranges(
     request: Request,
     state: State,
     partitions: Mapping[Key, PartitionState],
@@ -75,25 +75,27 @@ def owed_ranges(
     """
     owed: list[Owed] = []
     refused: list[Refusal] = []
-    for key, wanted in _widen_to_slices(asked_ranges(request, state, partitions, window), replaced):
+    for key, wanted in _widen_to_slices(find_requested_ranges(request, state, partitions, window), replaced):
         if (partition := partitions.get(key)) is None:
-            raise _not_readable(key, wanted)
-        if wrong := _unreadable(request, wanted, key, partition, state):
+            raise _build_not_readable_error(key, wanted)
+        if wrong := _explain_unreadable(request, wanted, key, partition, state):
             refused.append(Refusal(key.tp, wrong))
             before = (
-                windows.stable_before(state, key, partition.last_stable_offset) if isinstance(wrong, WindowHeld) else 0
+                windows.find_last_boundary(state, key, partition.last_stable_offset)
+                if isinstance(wrong, WindowHeld)
+                else 0
             )
             if request.replace or before <= wanted.start:
                 continue
             wanted = Range(wanted.start, before)  # of several windows, those before the held one can be read
-        due = subtract(wanted, _accounted_ranges(request, state, key))
+        due = subtract(wanted, _find_accounted(request, state, key))
         below = Range(0, partition.log_start)
         readable = Range(partition.log_start, max(wanted.end, partition.log_start))
         owed.append(Owed(key, partition, wanted, intersect(due, readable), intersect(due, below)))
     return tuple(owed), tuple(refused)
 
 
-def _accounted_ranges(request: Request, state: State, key: Key) -> Iterable[Range]:
+def _find_accounted(request: Request, state: State, key: Key) -> Iterable[Range]:
     """Returns the ranges that need no reading. Skipped offsets are read if the request names them by number."""
     if request.replace:
         return ()
@@ -113,7 +115,7 @@ def _widen_to_slices(named: Iterable[tuple[Key, Range]], replaced: Sequence[Rece
     yield from ((key, r) for key, ranges in wide.items() for r in union(ranges))
 
 
-def _not_readable(key: Key, wanted: Range) -> UsageError:
+def _build_not_readable_error(key: Key, wanted: Range) -> UsageError:
     return UsageError(
         f"{key}: {wanted} shares a file with the offsets to land again, and is not a partition of the feed in Kafka",
         remedy="landed rows stay: the slices of a file are landed again together",
@@ -124,7 +126,7 @@ def _not_readable(key: Key, wanted: Range) -> UsageError:
     )
 
 
-def _unreadable(
+def _explain_unreadable(
     request: Request, asked: Range, key: Key, partition: PartitionState, state: State
 ) -> SluiceError | None:
     """Returns the reason why the requested range cannot be read now; None if it can.
@@ -132,14 +134,16 @@ def _unreadable(
     The ledger may be newer than our view of the partition: others may have landed offsets beyond it since.
     """
     if request.kind is RequestKind.WINDOW and asked.end > partition.last_stable_offset:
-        return window_held_error(key.tp, asked.end, partition.last_stable_offset)
+        return build_window_held_error(key.tp, asked.end, partition.last_stable_offset)
     if request.replace and asked.start < partition.log_start:
-        return _not_again(asked, key, partition)
+        return _build_not_again_error(asked, key, partition)
     beyond = asked.start > partition.high_watermark and asked.start == state.origins[key].offset
-    return out_of_range(asked.start, key, partition) if beyond else None
+    return explain_out_of_range(asked.start, key, partition) if beyond else None
 
 
-def window_held_error(tp: TopicPartition, end: int, last_stable_offset: int, by: HeldBack | None = None) -> WindowHeld:
+def build_window_held_error(
+    tp: TopicPartition, end: int, last_stable_offset: int, by: HeldBack | None = None
+) -> WindowHeld:
     """Returns the error for a window that ends above the last stable offset, with the open transaction, if known."""
     return WindowHeld(
         f"{tp}: the window ends at {end}, but {by.who if by else 'an open transaction'} holds the last stable offset at"
@@ -152,7 +156,7 @@ def window_held_error(tp: TopicPartition, end: int, last_stable_offset: int, by:
     )
 
 
-def _not_again(asked: Range, key: Key, partition: PartitionState) -> OffsetsLost:
+def _build_not_again_error(asked: Range, key: Key, partition: PartitionState) -> OffsetsLost:
     return OffsetsLost(
         f"{key}: {asked} cannot be landed again: Kafka holds it only from {partition.log_start} on",
         remedy="landed rows stay; request ranges that Kafka still holds: windows, or slices of published batches, are"
@@ -164,14 +168,14 @@ def _not_again(asked: Range, key: Key, partition: PartitionState) -> OffsetsLost
     )
 
 
-def asked_ranges(
+def find_requested_ranges(
     request: Request, state: State, partitions: Mapping[Key, PartitionState], window: WindowSettings
 ) -> Iterable[tuple[Key, Range]]:
     """Yields the requested ranges by partition. Raises UsageError."""
     by_tp = {key.tp: key for key in partitions}
     if request.kind is RequestKind.OFFSETS:
         ranges_of: dict[Key, list[Range]] = {}
-        for key, r in (_explicit(r, by_tp, partitions) for r in request.ranges):
+        for key, r in (_resolve_range(r, by_tp, partitions) for r in request.ranges):
             ranges_of.setdefault(key, []).append(r)
         yield from ((key, r) for key, ranges in ranges_of.items() for r in union(ranges))
         return
@@ -180,18 +184,18 @@ def asked_ranges(
         if request.only and key.tp not in request.only:
             continue
         if request.window is not None:
-            yield key, _pinned_range(state, key, request.window, request.until or request.window + window.length)
+            yield key, _find_pinned_range(state, key, request.window, request.until or request.window + window.length)
         else:
             start = state.frontier(key)
             yield key, Range(start, max(start, partition.last_stable_offset))
 
 
-def _explicit(
+def _resolve_range(
     r: AskedRange, by_tp: Mapping[TopicPartition, Key], partitions: Mapping[Key, PartitionState]
 ) -> tuple[Key, Range]:
     key = by_tp.get(TopicPartition(r.topic, r.partition))
     if key is None:
-        raise _unknown_partition(TopicPartition(r.topic, r.partition), by_tp)
+        raise _build_unknown_partition_error(TopicPartition(r.topic, r.partition), by_tp)
     last_stable_offset = partitions[key].last_stable_offset
     if not 0 <= r.start < r.end:
         raise UsageError(f"{key}: [{r.start}, {r.end}) is not a range", remedy="give START-END with 0 ≤ START < END")
@@ -205,8 +209,8 @@ def _explicit(
     return key, Range(r.start, r.end)
 
 
-def _pinned_range(state: State, key: Key, start: int, end: int) -> Range:
-    if (between := windows.range_between(state, key, start, end)) is None:
+def _find_pinned_range(state: State, key: Key, start: int, end: int) -> Range:
+    if (between := windows.find_range_between(state, key, start, end)) is None:
         raise UsageError(
             f"{key} has no windows from {show_window(start)} to {show_window(end)}: they had another length then",
             remedy="ask for windows of the length that the feed had then, or for offsets by number",
@@ -218,16 +222,16 @@ def check_only(only: Sequence[TopicPartition], by_tp: Mapping[TopicPartition, Ke
     """Raises UsageError for a partition that is not one of the feed's."""
     for tp in only:
         if tp not in by_tp:
-            raise _unknown_partition(tp, by_tp)
+            raise _build_unknown_partition_error(tp, by_tp)
 
 
-def _unknown_partition(tp: TopicPartition, by_tp: Mapping[TopicPartition, Key]) -> UsageError:
+def _build_unknown_partition_error(tp: TopicPartition, by_tp: Mapping[TopicPartition, Key]) -> UsageError:
     listed_tps = sorted(by_tp)
     listed = ", ".join(map(str, listed_tps[:6])) + (f" … ({len(listed_tps)} in all)" if len(listed_tps) > 6 else "")
     return UsageError(f"{tp} is not a partition of this feed", remedy=f"its partitions are: {listed or 'none'}")
 
 
-def overlapping(state: State, request: Request, found: Sequence[Owed]) -> Iterator[tuple[Batch, Slice]]:
+def find_overlapping(state: State, request: Request, found: Sequence[Owed]) -> Iterator[tuple[Batch, Slice]]:
     """Yields the live batches that reserve any of the pending ranges, each with the conflicting slice.
 
     Includes every live batch of the same replacing request, because its records may be gone from Kafka.
@@ -260,20 +264,20 @@ def build(
     if not within:
         return None
     if request.replace and within != due:
-        raise _beyond_limits(due)
+        raise _build_limits_error(due)
     if sizing.max_slices is not None and not request.replace:
-        within = _oldest_windows(within, sizing, sizing.max_slices, state)
+        within = _take_oldest_windows(within, sizing, sizing.max_slices, state)
     _check_whole_files(due, replaced)
     size = _slice_size(within, sizing)
-    slices = [(o.partition.leader, s) for o in within for s in _slices(o, size, state, window, sizing.by_time)]
-    return Plan(feed, cluster, request, isolation, assignment.tasks(slices, sizing), _parts(due, replaced))
+    slices = [(o.partition.leader, s) for o in within for s in _cut_slices(o, size, state, window, sizing.by_time)]
+    return Plan(feed, cluster, request, isolation, assignment.assign_tasks(slices, sizing), _list_parts(due, replaced))
 
 
-def _parts(due: Sequence[Owed], replaced: Sequence[Receipt]) -> tuple[str, ...]:
-    return tuple(sorted({p.path for r in _covered(due, replaced) for p in r.parts}))
+def _list_parts(due: Sequence[Owed], replaced: Sequence[Receipt]) -> tuple[str, ...]:
+    return tuple(sorted({p.path for r in _find_covered(due, replaced) for p in r.parts}))
 
 
-def _covered(due: Sequence[Owed], replaced: Sequence[Receipt]) -> list[Receipt]:
+def _find_covered(due: Sequence[Owed], replaced: Sequence[Receipt]) -> list[Receipt]:
     """Returns the receipts that are landed again."""
     requested_of = by_key((o.key, o.asked) for o in due)
     return [r for r in replaced if any(a.meets(r.slice.range) for a in requested_of.get(r.slice.key, ()))]
@@ -281,8 +285,8 @@ def _covered(due: Sequence[Owed], replaced: Sequence[Receipt]) -> list[Receipt]:
 
 def _check_whole_files(due: Sequence[Owed], replaced: Sequence[Receipt]) -> None:
     """Raises UsageError if a slice of a replaced file cannot be read."""
-    covered = {r.slice for r in _covered(due, replaced)}
-    for group in sharing(replaced):
+    covered = {r.slice for r in _find_covered(due, replaced)}
+    for group in group_by_sharing(replaced):
         missing_slices = [r.slice for r in group if r.slice not in covered]
         if missing_slices and len(missing_slices) < len(group):
             s, more = missing_slices[0], f" and {len(missing_slices) - 1} more" if len(missing_slices) > 1 else ""
@@ -297,7 +301,7 @@ def _check_whole_files(due: Sequence[Owed], replaced: Sequence[Receipt]) -> None
             )
 
 
-def _beyond_limits(due: Sequence[Owed]) -> UsageError:
+def _build_limits_error(due: Sequence[Owed]) -> UsageError:
     return UsageError(
         f"{sum(o.span for o in due)} offsets exceed the feed's limits of one run, and are replaced only as a whole",
         remedy="replace less at once (a window, some partitions by --only), or raise `limits` in the feed",
@@ -309,7 +313,7 @@ def _limit_owed(found: Sequence[Owed], sizing: Sizing) -> list[Owed]:
     ratio = share_within(found, sizing)
     if ratio >= 1.0:
         return list(found)
-    return [replace(o, ranges=_head(o.ranges, max(1, int(o.span * ratio)))) for o in found]
+    return [replace(o, ranges=_take_head(o.ranges, max(1, int(o.span * ratio)))) for o in found]
 
 
 def share_within(found: Sequence[Owed], sizing: Sizing) -> float:
@@ -323,7 +327,7 @@ def share_within(found: Sequence[Owed], sizing: Sizing) -> float:
     )
 
 
-def _head(ranges: Sequence[Range], span: int) -> tuple[Range, ...]:
+def _take_head(ranges: Sequence[Range], span: int) -> tuple[Range, ...]:
     out: list[Range] = []
     for r in ranges:
         if span <= 0:
@@ -333,22 +337,22 @@ def _head(ranges: Sequence[Range], span: int) -> tuple[Range, ...]:
     return tuple(out)
 
 
-def _oldest_windows(found: Sequence[Owed], sizing: Sizing, slices: int, state: State) -> list[Owed]:
+def _take_oldest_windows(found: Sequence[Owed], sizing: Sizing, slices: int, state: State) -> list[Owed]:
     """Returns the pending ranges up to the latest boundary that leaves at most `slices` slices.
 
     Includes the oldest window in any case: retention by time deletes the oldest records first.
     """
-    ends = [end for o in found if (end := windows.closing(state, o.key, o.ranges[0].start)) is not None]
+    ends = [end for o in found if (end := windows.find_window_end(state, o.key, o.ranges[0].start)) is not None]
     if not ends:
         return list(found)
     times, size = state.boundary_times, _slice_size(found, sizing)
     first = bisect_left(times, min(ends))
 
     def upto(at: int) -> list[Owed]:
-        return list(found) if at == len(times) else _before(found, state, times[at])
+        return list(found) if at == len(times) else _take_before(found, state, times[at])
 
     def too_much(at: int) -> bool:
-        counts = accumulate(_cuts(o, p, size) for o in upto(at) for p in _pieces(o, state))
+        counts = accumulate(_count_cuts(o, p, size) for o in upto(at) for p in _iterate_pieces(o, state))
         return any(count > slices for count in counts)
 
     if not too_much(len(times)):
@@ -360,9 +364,9 @@ def _oldest_windows(found: Sequence[Owed], sizing: Sizing, slices: int, state: S
     return upto(first + bisect_left(further, True, key=too_much))
 
 
-def _before(found: Sequence[Owed], state: State, time: int) -> list[Owed]:
+def _take_before(found: Sequence[Owed], state: State, time: int) -> list[Owed]:
     """Returns the pending ranges in the windows before a boundary."""
-    ends = ((o, windows.first_offset(state, o.key, time)) for o in found)
+    ends = ((o, windows.find_first_offset(state, o.key, time)) for o in found)
     readable = (o if end is None else replace(o, ranges=intersect(o.ranges, Range(0, end))) for o, end in ends)
     return [o for o in readable if o.ranges]
 
@@ -373,11 +377,11 @@ def _slice_size(found: Sequence[Owed], sizing: Sizing) -> int:
     return max(min(sizing.slice_bytes, math.ceil(total / sizing.parallelism)), sizing.min_slice_bytes)
 
 
-def _slices(o: Owed, size: int, state: State, window: WindowSettings, by_time: int) -> Iterable[Slice]:
+def _cut_slices(o: Owed, size: int, state: State, window: WindowSettings, by_time: int) -> Iterable[Slice]:
     """The owed ranges, cut at pinned window boundaries. Large pieces are cut evenly."""
-    for piece in _pieces(o, state):
+    for piece in _iterate_pieces(o, state):
         folder = paths.window_folder(None if by_time else piece.window, window.length, state.folder_prefix)
-        for r in _even(piece.range, _cuts(o, piece, size)):
+        for r in _cut_evenly(piece.range, _count_cuts(o, piece, size)):
             yield Slice(
                 *o.key,
                 r.start,
@@ -390,15 +394,15 @@ def _slices(o: Owed, size: int, state: State, window: WindowSettings, by_time: i
             )
 
 
-def _pieces(o: Owed, state: State) -> Iterator[windows.WindowPiece]:
-    return (p for r in o.ranges for p in windows.pieces(state, o.key, r))
+def _iterate_pieces(o: Owed, state: State) -> Iterator[windows.WindowPiece]:
+    return (p for r in o.ranges for p in windows.cut_at_boundaries(state, o.key, r))
 
 
-def _cuts(o: Owed, piece: windows.WindowPiece, size: int) -> int:
+def _count_cuts(o: Owed, piece: windows.WindowPiece, size: int) -> int:
     """Returns the number of slices of about that size (bytes) into which a piece is cut."""
     return math.ceil(piece.range.span * o.bytes_per_offset / size)
 
 
-def _even(r: Range, pieces: int) -> tuple[Range, ...]:
+def _cut_evenly(r: Range, pieces: int) -> tuple[Range, ...]:
     pieces = max(1, min(pieces, r.span))
     return cut(r, (r.start + r.span * i // pieces for i in range(1, pieces)))

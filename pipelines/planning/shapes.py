@@ -25,14 +25,14 @@ from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import Field, Kind, Schema, SchemaError, Type, parse_schema, path_below
 from sluice.pipelines.schema.wider import RAW_TYPES, holds, one_table, parse_type
 from sluice.pipelines.util.units import many
-from sluice.pipelines.validation.drift import drift_of
+from sluice.pipelines.validation.drift import sum_drift
 
 MOST_EVOLVED = 200
 """The number of columns, and members of structs, that records may add. Further fields stay in `_extra`."""
 _SAID = 5
 
 
-def effective_shape(feed: Feed, state: State) -> Shape:
+def find_shape(feed: Feed, state: State) -> Shape:
     """Returns the shape of the feed's records: from its files, and from columns that records added in the ledger.
 
     A field of the feed's schema has the feed's type, or the wider type that its records needed, at every depth.
@@ -64,28 +64,28 @@ def _own_part(fields: Sequence[Field], own: Sequence[Field]) -> tuple[Field, ...
 
 
 def _at_least(own: Field, evolved: str | None) -> Field:
-    return replace(own, type=_wider_of(own.type, parse_type(evolved))) if evolved else own
+    return replace(own, type=_widen(own.type, parse_type(evolved))) if evolved else own
 
 
-def _wider_of(own: Type, evolved: Type) -> Type:
+def _widen(own: Type, evolved: Type) -> Type:
     """The feed's type, with those parts of it widened that records have widened, and members that they have added."""
     if own.kind is not evolved.kind or own.kind not in (Kind.STRUCT, Kind.LIST, Kind.MAP):
         return evolved if holds(evolved, own) and not holds(own, evolved) else own
     there = {f.name: f.type for f in evolved.fields}
-    fields = [replace(f, type=_wider_of(f.type, there.get(f.name, f.type))) for f in own.fields]
+    fields = [replace(f, type=_widen(f.type, there.get(f.name, f.type))) for f in own.fields]
     names = {f.name.casefold() for f in own.fields}
     fields += [replace(f, required=False) for f in evolved.fields if f.name.casefold() not in names]
     return replace(own, fields=tuple(fields))
 
 
-def newest(state: State) -> str | None:
+def find_newest_name(state: State) -> str | None:
     """The name of the newest shape in the ledger; None when there is none."""
     return next(reversed(state.shapes), None)
 
 
-def table_of(feed: Feed, state: State) -> Schema | None:
+def find_columns(feed: Feed, state: State) -> Schema | None:
     """The columns that a reader of the feed finds: the newest shape's in the ledger, or else the feed file's."""
-    last = newest(state)
+    last = find_newest_name(state)
     if last is None:
         return feed.columns
     return None if last.startswith("raw") else parse_schema(state.schemas[last])
@@ -94,7 +94,7 @@ def table_of(feed: Feed, state: State) -> Schema | None:
 def describe_overridden(feed: Feed, state: State) -> str:
     """A sentence for columns named like a key of the feed's folders, with the remedy; empty without such columns."""
     keys = paths.folder_keys(feed.window.length, state.folder_prefix)
-    columns = {**columns_of(effective_shape(feed, state).columns), **state.table}
+    columns = {**spell_columns(find_shape(feed, state).columns), **state.table}
     names = [n for n in columns if n.casefold() in keys]
     if not names:
         return ""
@@ -126,11 +126,11 @@ def declare(feed: Feed, ledger: Ledger) -> Shape:
 
     def decide(state: State) -> SchemaEntry | None:
         nonlocal shape
-        shape = effective_shape(feed, state)
-        if newest(state) == shape.name:
+        shape = find_shape(feed, state)
+        if find_newest_name(state) == shape.name:
             return None
         check_one_table(feed, shape, state)
-        return _entry(feed, shape, _describe_change(ledger, state, shape), state.folder_prefix)
+        return _build_entry(feed, shape, _describe_change(ledger, state, shape), state.folder_prefix)
 
     ledger.append(decide)
     return shape
@@ -138,7 +138,7 @@ def declare(feed: Feed, ledger: Ledger) -> Shape:
 
 def check_one_table(feed: Feed, shape: Shape, state: State) -> None:
     """Raises SchemaChanged when rows of the shape would not form one table with all landed rows."""
-    problems = list(_problems(columns_of(shape.columns), state.table))
+    problems = list(_find_problems(spell_columns(shape.columns), state.table))
     if not problems:
         return
     lines = "".join(f"\n    {text}" for text, _ in problems[:_SAID])
@@ -149,12 +149,12 @@ def check_one_table(feed: Feed, shape: Shape, state: State) -> None:
     )
 
 
-def columns_of(columns: Schema | None) -> Mapping[str, str]:
+def spell_columns(columns: Schema | None) -> Mapping[str, str]:
     """Column names and types, as a schema spells them. None means raw rows, with Kafka's columns."""
     return RAW_TYPES if columns is None else columns.texts()
 
 
-def _problems(columns: Mapping[str, str], table: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _find_problems(columns: Mapping[str, str], table: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yields a message and a remedy for each column that does not fit the landed rows."""
     standing = {name.casefold(): name for name in table}
     for name, text in columns.items():
@@ -172,10 +172,10 @@ def _problems(columns: Mapping[str, str], table: Mapping[str, str]) -> Iterator[
             )
 
 
-def _entry(feed: Feed, shape: Shape, reason: str, folder_prefix: paths.FolderPrefix) -> SchemaEntry:
+def _build_entry(feed: Feed, shape: Shape, reason: str, folder_prefix: paths.FolderPrefix) -> SchemaEntry:
     own = feed.columns.texts() if feed.columns else {}
     columns = shape.columns.texts() if shape.columns else None
-    source, key = _source(shape.reader), _source(shape.key.reader if shape.key else None)
+    source, key = _build_source(shape.reader), _build_source(shape.key.reader if shape.key else None)
     return SchemaEntry(
         format=FOLDERS_FORMAT if folder_prefix else READER_FORMAT if source or key else FORMAT,
         shape=shape.name,
@@ -192,17 +192,17 @@ def _entry(feed: Feed, shape: Shape, reason: str, folder_prefix: paths.FolderPre
     )
 
 
-def _source(reader: Reader | None) -> SchemaSource | None:
+def _build_source(reader: Reader | None) -> SchemaSource | None:
     return SchemaSource(format=reader.format, texts=reader.texts, wire=reader.wire) if reader else None
 
 
 def _describe_change(ledger: Ledger, state: State, shape: Shape) -> str:
     """Returns a description of the change for people."""
-    last = newest(state)
+    last = find_newest_name(state)
     before = shape_named(ledger, state, last) if last else None
     if before is None:
         return "the first"
-    changes = [*_changed_columns(columns_of(before.columns), columns_of(shape.columns))]
+    changes = [*_list_changed_columns(spell_columns(before.columns), spell_columns(shape.columns))]
     contracts = [s.contract.hash if s.contract else "" for s in (before, shape)]
     changes += ["contract changed"] if contracts[0] != contracts[1] else []
     policies = [(s.dropping, s.closed) for s in (before, shape)]
@@ -213,7 +213,7 @@ def _describe_change(ledger: Ledger, state: State, shape: Shape) -> str:
     return "; ".join(changes) or "the order of its columns"
 
 
-def _changed_columns(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+def _list_changed_columns(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
     yield from (f"added {name} ({text})" for name, text in after.items() if name not in before)
     yield from (f"dropped {name} ({text})" for name, text in before.items() if name not in after)
     yield from (f"{n}: {before[n]} to {t}" for n, t in after.items() if n in before and before[n] != t)
@@ -224,27 +224,27 @@ def _changed_columns(before: Mapping[str, str], after: Mapping[str, str]) -> Ite
 
 def evolve(feed: Feed, ledger: Ledger, receipts: Sequence[Receipt]) -> None:
     """Under `on_drift: evolve`, write a shape to the ledger that takes in the drift of a published batch."""
-    drifts = [d for d in drift_of(receipts) if d.type and d.kind in (DriftKind.NEW, DriftKind.WIDENED)]
+    drifts = [d for d in sum_drift(receipts) if d.type and d.kind in (DriftKind.NEW, DriftKind.WIDENED)]
     if feed.policies.on_drift is not OnDrift.EVOLVE or not drifts:
         return
 
     def decide(state: State) -> SchemaEntry | None:
-        shape = effective_shape(feed, state)
+        shape = find_shape(feed, state)
         if shape.columns is None:
             return None
         own = _count(feed.columns.fields) if feed.columns else 0
         limit = MOST_EVOLVED - (_count(shape.columns.fields) - own)
-        addable = _addable(drifts, shape)
+        addable = _filter_addable(drifts, shape)
         columns = evolve_schema(shape.columns, addable, state.table, limit, partial(names_fit, feed.table))
         grown = _with_columns(feed, shape, columns)
         if grown.name == shape.name:
             return None
-        return _entry(feed, grown, _describe_change(ledger, state, grown), state.folder_prefix)
+        return _build_entry(feed, grown, _describe_change(ledger, state, grown), state.folder_prefix)
 
     ledger.append(decide)
 
 
-def _addable(found: Iterable[Drift], shape: Shape) -> Iterator[Drift]:
+def _filter_addable(found: Iterable[Drift], shape: Shape) -> Iterator[Drift]:
     """The drift without new members of structs, where only a schema says how their bytes are read."""
     bound = shape.reader is not None and shape.reader.asks
     return (d for d in found if not (bound and d.kind is DriftKind.NEW and "." in d.field))
@@ -268,9 +268,9 @@ def evolve_schema(
     for drift in found:
         grown = columns
         if drift.kind is DriftKind.WIDENED:
-            grown = _grow_if_sound(columns, _widening(drift), table)
+            grown = _grow_if_sound(columns, _build_widening(drift), table)
         elif _count(columns.fields) - begun < most:
-            grown = _grow_if_sound(columns, _addition(drift), table)
+            grown = _grow_if_sound(columns, _build_addition(drift), table)
         columns = grown if fits(columns, grown) else columns
     return columns
 
@@ -281,11 +281,11 @@ def _grow_if_sound(columns: Schema, change: Callable[[Schema], Mapping[str, str]
     except SchemaError:  # a name that cannot be a column's, or that readers would take for another
         return columns
     own = after.texts()
-    sound = not any(_problems(own, one_table(table, columns.texts())))
+    sound = not any(_find_problems(own, one_table(table, columns.texts())))
     return after if sound else columns
 
 
-def _addition(drift: Drift) -> Callable[[Schema], Mapping[str, str]]:
+def _build_addition(drift: Drift) -> Callable[[Schema], Mapping[str, str]]:
     def grown(columns: Schema) -> Mapping[str, str]:
         if "\\" in drift.field:  # it may stand for what cannot be printed, or for a dot
             return columns.texts()
@@ -306,7 +306,7 @@ def _with_member(f: Field, path: str, drift: Drift) -> Field:
     return replace(f, type=replace(f.type, fields=members))
 
 
-def _widening(drift: Drift) -> Callable[[Schema], Mapping[str, str]]:
+def _build_widening(drift: Drift) -> Callable[[Schema], Mapping[str, str]]:
     return lambda columns: {f.name: _widen_field(f, f.name, drift).text for f in columns.fields}
 
 

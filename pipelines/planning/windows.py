@@ -23,9 +23,9 @@ from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginIte
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.model.kafka import Key, OffsetAtTime, PartitionState
 from sluice.pipelines.model.plans import Request
-from sluice.pipelines.model.ranges import Range, covers, cut
+from sluice.pipelines.model.ranges import Range, cut, is_covered
 from sluice.pipelines.ports import Clock, Cluster
-from sluice.pipelines.util.parallel import each
+from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import many, show_duration, show_instant, show_window
 
 Partitions = Mapping[Key, PartitionState]
@@ -77,7 +77,7 @@ class OpenWindows:
         }
 
 
-def settled_part(request: Request, settings: WindowSettings, now: int) -> tuple[Request, OpenWindows | None]:
+def split_settled(request: Request, settings: WindowSettings, now: int) -> tuple[Request, OpenWindows | None]:
     """Returns the request without windows in their grace period, and these.
 
     Raises UsageError for a window that is not aligned, and WindowOpen if all are in their grace period.
@@ -118,7 +118,7 @@ def check_aligned(window: int, settings: WindowSettings) -> None:
 
 def check_begun(window: int, settings: WindowSettings, state: State) -> None:
     """Raises UsageError for a window that ends before the first known one begins."""
-    first = earliest(state)
+    first = find_earliest(state)
     if first is not None and window + settings.length <= first:
         raise UsageError(
             f"window {show_window(window)} is before the feed's first window {show_window(first)}",
@@ -127,12 +127,12 @@ def check_begun(window: int, settings: WindowSettings, state: State) -> None:
         )
 
 
-def earliest(state: State) -> int | None:
+def find_earliest(state: State) -> int | None:
     """Returns the start of the known windows (ms): the feed's first one, or an earlier one that was backfilled."""
     return state.boundary_times[0] if state.boundary_times else None
 
 
-def opening(
+def find_opening(
     cluster: Cluster, partitions: Partitions, origins: Sequence[OriginItem], settings: WindowSettings, now: int
 ) -> tuple[OriginItem, ...]:
     """The first plan's origins, with the window that opens the feed: the earliest in which any partition begins.
@@ -143,7 +143,7 @@ def opening(
     newest = now // settings.length
     offsets = {item.key: item.offset for item in origins}
     firsts = cluster.offsets_at({key.tp: 0 for key in offsets})
-    bounds = {key: _bounds(firsts.get(key.tp), offset, newest, settings) for key, offset in offsets.items()}
+    bounds = {key: _bound_first_window(firsts.get(key.tp), offset, newest, settings) for key, offset in offsets.items()}
     while open_ := {k: (a + b + 1) // 2 for k, (a, b) in bounds.items() if a < b}:
         hits = cluster.offsets_at({k.tp: middle * settings.length for k, middle in open_.items()})
         for key, middle in open_.items():
@@ -154,7 +154,9 @@ def opening(
     return tuple(item.model_copy(update={"opens": opens}) for item in origins)
 
 
-def _bounds(hit: OffsetAtTime | None, origin: int, newest: int, settings: WindowSettings) -> tuple[int, int]:
+def _bound_first_window(
+    hit: OffsetAtTime | None, origin: int, newest: int, settings: WindowSettings
+) -> tuple[int, int]:
     """The first and the last window, counted since the epoch, in which a log may begin. `hit` is its first record."""
     if hit is None or hit.offset > origin:
         return 0, newest
@@ -162,7 +164,7 @@ def _bounds(hit: OffsetAtTime | None, origin: int, newest: int, settings: Window
     return first, first if hit.offset == origin else newest
 
 
-def due(
+def find_due(
     state: State, cluster: Cluster, clock: Clock, partitions: Partitions, settings: WindowSettings
 ) -> list[BoundaryEntry]:
     """Returns the passed boundaries that some partition has not pinned yet, from Kafka, oldest first.
@@ -172,11 +174,11 @@ def due(
     """
     now = clock()
     last = settings.last_boundary(now)
-    behind = {k: p for k, p in partitions.items() if _newest(state, k, last) < last}
+    behind = {k: p for k, p in partitions.items() if _find_newest(state, k, last) < last}
     if not behind:
         return []
-    since = min(_newest(state, k, last) for k in behind)
-    times = _times(state, settings, since, last)
+    since = min(_find_newest(state, k, last) for k in behind)
+    times = _list_times(state, settings, since, last)
     if not times:
         return []  # the clock jumped back: the others' newest boundary is ahead of it
     look = _Lookup(state, cluster, behind, now + settings.max_skew)
@@ -184,7 +186,7 @@ def due(
     return look.entries()
 
 
-def before(
+def find_before(
     state: State, cluster: Cluster, clock: Clock, partitions: Partitions, settings: WindowSettings, window: int
 ) -> list[BoundaryEntry]:
     """The boundaries from `window` up to the earliest known one, in the partitions that have that one.
@@ -192,7 +194,7 @@ def before(
     With them a backfill below the origins finds windows, and these tile too. Empty when `window` is not earlier than
     the earliest known one. Raises UsageError when Kafka no longer holds records that old.
     """
-    first = earliest(state)
+    first = find_earliest(state)
     if first is None or window >= first:
         return []
     oldest = {k: p for k, p in partitions.items() if _from_the_first(state, k)}
@@ -224,13 +226,13 @@ _ENTRY = 50_000
 """The maximum number of boundaries in one ledger entry, unless there are more partitions."""
 
 
-def _newest(state: State, key: Key, otherwise: int) -> int:
+def _find_newest(state: State, key: Key, otherwise: int) -> int:
     """The time of the key's newest boundary, or `otherwise` if it has no windows."""
     pinned = state.boundaries.get(key)
     return pinned[-1][0] if pinned else otherwise
 
 
-def _times(state: State, settings: WindowSettings, since: int, last: int) -> Sequence[int]:
+def _list_times(state: State, settings: WindowSettings, since: int, last: int) -> Sequence[int]:
     """The times after `since` up to `last`: those that other partitions have, then every window's end."""
     boundary_times = state.boundary_times
     have = boundary_times[bisect_right(boundary_times, since) : bisect_right(boundary_times, last)]
@@ -256,7 +258,7 @@ class _Lookup:
 
     def between(self, times: Sequence[int]) -> None:
         # A first run often finds all records in the first window: the rest need not be bisected then.
-        each(self._look, sorted({times[0], times[-1]}), patience=0)
+        map_parallel(self._look, sorted({times[0], times[-1]}), patience=0)
         self._bisect(times)
         above = times[-1]
         for time in reversed(times[-LISTED:]):
@@ -266,7 +268,7 @@ class _Lookup:
                 self._found[time] = self._found[above]
 
     def among(self, times: Sequence[int]) -> None:
-        each(self._look, sorted({times[0], times[min(1, len(times) - 1)], times[-1]}), patience=0)
+        map_parallel(self._look, sorted({times[0], times[min(1, len(times) - 1)], times[-1]}), patience=0)
         self._bisect(times)
 
     def at(self, time: int) -> Mapping[Key, _BoundaryAnswer]:
@@ -301,7 +303,7 @@ class _Lookup:
         spans = [(0, len(times) - 1)]
         while apart := [(a, b) for a, b in spans if b - a > 1 and self._offsets(times, a) != self._offsets(times, b)]:
             halves = [(a, (a + b) // 2, b) for a, b in apart]
-            each(self._look, [times[middle] for _, middle, _ in halves], patience=0)
+            map_parallel(self._look, [times[middle] for _, middle, _ in halves], patience=0)
             spans = [half for a, middle, b in halves for half in ((a, middle), (middle, b))]
 
     def _look(self, time: int) -> None:
@@ -323,11 +325,11 @@ def _interpret_answer(p: PartitionState, hit: OffsetAtTime | None, latest: int) 
 def clamp_boundaries(state: State, entry: BoundaryEntry) -> BoundaryEntry | None:
     """The resolved boundaries that this state has not pinned yet, clamped; None when there are none."""
     current = (item for item in entry.items if state.current.get(item.key.tp) == item.key)
-    items = tuple(unpinned for item in current if (unpinned := _unpinned_boundaries(state, item)).times)
+    items = tuple(unpinned for item in current if (unpinned := _find_unpinned(state, item)).times)
     return BoundaryEntry(items=items) if items else None
 
 
-def _unpinned_boundaries(state: State, found: Boundaries) -> Boundaries:
+def _find_unpinned(state: State, found: Boundaries) -> Boundaries:
     """The boundaries that the key can still pin, each not below the one before it.
 
     A partition that came later gets none before the one that it opened with; the others may get earlier ones.
@@ -388,15 +390,15 @@ class _Neighbours(NamedTuple):
         return offset if at == len(offsets) else min(offset, offsets[at])
 
 
-def boundary_of(state: State, key: Key, time: int) -> int | None:
+def find_boundary(state: State, key: Key, time: int) -> int | None:
     """The offset that separates the windows before and after `time` (ms); None while it is not pinned.
 
     Between two equal boundaries all are equal. Before the key's first window nothing precedes the origin.
     """
-    return _boundary_in(state.boundaries.get(key, NO_PINS), time)
+    return _find_pinned(state.boundaries.get(key, NO_PINS), time)
 
 
-def _boundary_in(pinned: Pins, time: int) -> int | None:
+def _find_pinned(pinned: Pins, time: int) -> int | None:
     times, offsets = pinned.times, pinned.offsets
     at = bisect_left(times, time)
     if at < len(times) and (times[at] == time or at == 0 or offsets[at - 1] == offsets[at]):
@@ -404,42 +406,42 @@ def _boundary_in(pinned: Pins, time: int) -> int | None:
     return None
 
 
-def _boundaries_in(pinned: Pins, times: Sequence[int]) -> dict[int, int | None]:
-    """`_boundary_in` for times in order: mostly the very ones that are pinned there."""
+def _find_all_pinned(pinned: Pins, times: Sequence[int]) -> dict[int, int | None]:
+    """`_find_pinned` for times in order: mostly the very ones that are pinned there."""
     first = pinned.position(times[0]) if times else 0
     near = pinned[first : first + len(times)]
     if near.times.tolist() == times:
         return dict(zip(times, near.offsets, strict=True))
-    return {time: _boundary_in(pinned, time) for time in times}
+    return {time: _find_pinned(pinned, time) for time in times}
 
 
-def first_offset(state: State, key: Key, time: int) -> int | None:
+def find_first_offset(state: State, key: Key, time: int) -> int | None:
     """The offset of the key's first boundary at `time` (ms) or later; None while there is none."""
     pinned = state.boundaries.get(key, NO_PINS)
     at = bisect_left(pinned.times, time)
     return pinned.offsets[at] if at < len(pinned) else None
 
 
-def stable_before(state: State, key: Key, last_stable_offset: int) -> int:
+def find_last_boundary(state: State, key: Key, last_stable_offset: int) -> int:
     """The last boundary of the key that is not above its last stable offset; 0 if there is none."""
     pinned = state.boundaries.get(key, NO_PINS)
     at = bisect_right(pinned.offsets, last_stable_offset)
     return pinned.offsets[at - 1] if at else 0
 
 
-def closing(state: State, key: Key, offset: int) -> int | None:
+def find_window_end(state: State, key: Key, offset: int) -> int | None:
     """The time (ms) of the first boundary above an offset, where its window ends; None while that is open."""
     pinned = state.boundaries.get(key, NO_PINS)
     at = bisect_right(pinned.offsets, offset)
     return pinned.times[at] if at < len(pinned) else None
 
 
-def range_of(state: State, key: Key, window: int, settings: WindowSettings) -> Range | None:
+def find_range(state: State, key: Key, window: int, settings: WindowSettings) -> Range | None:
     """The offsets of a window in one partition; None while one of its boundaries is not pinned.
 
     A partition that opened after the window has an empty range there, at its origin.
     """
-    return range_between(state, key, window, window + settings.length)
+    return find_range_between(state, key, window, window + settings.length)
 
 
 def count_marker_searches(state: State, window: int, settings: WindowSettings) -> int:
@@ -447,14 +449,16 @@ def count_marker_searches(state: State, window: int, settings: WindowSettings) -
     return max(state.by_marker.get(time, 0) for time in (window, window + settings.length))
 
 
-def range_between(state: State, key: Key, start: int, end: int) -> Range | None:
+def find_range_between(state: State, key: Key, start: int, end: int) -> Range | None:
     """The offsets of all windows between two times (ms); None while a boundary is not pinned."""
     pinned = state.boundaries.get(key, NO_PINS)
-    first, last = _boundary_in(pinned, start), _boundary_in(pinned, end)
+    first, last = _find_pinned(pinned, start), _find_pinned(pinned, end)
     return None if first is None or last is None else Range(first, last)
 
 
-def manifest_windows(state: State, settings: WindowSettings, among: Collection[int] | None = None) -> tuple[int, ...]:
+def list_manifest_windows(
+    state: State, settings: WindowSettings, among: Collection[int] | None = None
+) -> tuple[int, ...]:
     """The starts (ms) of the windows that get a manifest, oldest first: both their boundaries are pinned one by one.
 
     All, or those `among` some times."""
@@ -470,13 +474,13 @@ def manifest_windows(state: State, settings: WindowSettings, among: Collection[i
     return tuple(t for t in candidates if t + length in times and t % length == 0)
 
 
-def begun_within(state: State, window: int, settings: WindowSettings) -> tuple[int, ...]:
+def list_windows_within(state: State, window: int, settings: WindowSettings) -> tuple[int, ...]:
     """Returns the starts (ms) of the windows in this one: itself, and former shorter ones."""
     boundary_times = state.boundary_times
     return boundary_times[bisect_left(boundary_times, window) : bisect_left(boundary_times, window + settings.length)]
 
 
-def pinned_to(state: State) -> int | None:
+def find_pinned_end(state: State) -> int | None:
     """The time (ms) up to which every partition has all of its boundaries; None where one has none."""
     ends = [pins.times[-1] if (pins := state.boundaries.get(k)) else None for k in state.known()]
     return min((t for t in ends if t is not None), default=None) if None not in ends else None
@@ -490,7 +494,7 @@ class WindowPiece:
     window: int | None
 
 
-def pieces(state: State, key: Key, r: Range) -> tuple[WindowPiece, ...]:
+def cut_at_boundaries(state: State, key: Key, r: Range) -> tuple[WindowPiece, ...]:
     """`r` cut at the pinned boundaries. What follows the last boundary lies in the open window that begins there."""
     pinned = state.boundaries.get(key, NO_PINS)
     first = max(bisect_right(pinned.offsets, r.start) - 1, 0)
@@ -513,12 +517,12 @@ def complete_of(state: State, asked: Iterable[int], settings: WindowSettings) ->
     complete_ranges: dict[int, dict[Key, Range]] = {window: {} for window in (asked if keys else ())}
     times = sorted({time for window in complete_ranges for time in (window, window + settings.length)})
     for key in keys:
-        accounted, bounds = state.accounted(key), _boundaries_in(state.boundaries.get(key, NO_PINS), times)
+        accounted, bounds = state.accounted(key), _find_all_pinned(state.boundaries.get(key, NO_PINS), times)
         cache: dict[tuple[int | None, int | None], Range | None] = {}  # in a silence many windows have the same range
         for window, ranges in [*complete_ranges.items()]:
             ends = bounds[window], bounds[window + settings.length]
             if ends not in cache:
-                cache[ends] = _whole(accounted, *ends)
+                cache[ends] = _find_accounted(accounted, *ends)
             if (window_range := cache[ends]) is None:
                 del complete_ranges[window]
             else:
@@ -526,15 +530,15 @@ def complete_of(state: State, asked: Iterable[int], settings: WindowSettings) ->
     return complete_ranges
 
 
-def _whole(accounted: Sequence[Range], first: int | None, last: int | None) -> Range | None:
+def _find_accounted(accounted: Sequence[Range], first: int | None, last: int | None) -> Range | None:
     """The range between two boundaries if both are pinned and all of it is accounted for."""
     if first is None or last is None:
         return None
     between = Range(first, last)
-    return between if covers(accounted, between) else None
+    return between if is_covered(accounted, between) else None
 
 
-def owed_windows(state: State, settings: WindowSettings, now: int) -> list[int]:
+def list_owed_windows(state: State, settings: WindowSettings, now: int) -> list[int]:
     """The closed windows (their starts, ms) that still owe offsets or lack a boundary, oldest first.
 
     With an empty ledger, only the newest closed window.
@@ -544,12 +548,12 @@ def owed_windows(state: State, settings: WindowSettings, now: int) -> list[int]:
     closed, keys = range(first, last, settings.length), state.known()
     if not keys:
         return list(closed)
-    return sorted({w for key in keys for w in _owed_in_partition(state, key, settings, closed) if w in closed})
+    return sorted({w for key in keys for w in _list_owed_in_partition(state, key, settings, closed) if w in closed})
 
 
-def _owed_in_partition(state: State, key: Key, settings: WindowSettings, closed: range) -> Iterator[int]:
+def _list_owed_in_partition(state: State, key: Key, settings: WindowSettings, closed: range) -> Iterator[int]:
     pinned = state.boundaries.get(key) or ((closed.start, 0),)
     time, end = pinned[-1]
     yield from range(max(settings.start_of(time), closed.start), closed.stop, settings.length)
     for gap in state.owed(key, end):
-        yield from (settings.start_of(p.window) for p in pieces(state, key, gap) if p.window is not None)
+        yield from (settings.start_of(p.window) for p in cut_at_boundaries(state, key, gap) if p.window is not None)

@@ -17,11 +17,11 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import Layout, WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger, State
-from sluice.pipelines.ledger.tip import BEYOND, Tip, Trace, beyond, entries_lost
+from sluice.pipelines.ledger.tip import BEYOND, Tip, Trace, build_lost_error, find_lost_entry
 from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.util.parallel import each
+from sluice.pipelines.util.parallel import map_parallel
 
 LOOKED_AT = 1000
 """The maximum number of part names that a run checks: one page of a listing."""
@@ -33,7 +33,7 @@ LOOKED_AT = 1000
 def check_near(ledger: Ledger, lake: Lake, feed: Feed) -> None:
     """Raises EntriesLost for visible parts of lost batches. Checks only the position of the next batch."""
     state = ledger.read()
-    listed = lake.list(paths.visible_roots(feed.name)[0], _before_the_frontier(state, feed))
+    listed = lake.list(paths.visible_roots(feed.name)[0], _find_start_after(state, feed))
     parts = (path for path in listed if not paths.is_table_log(path))
     check_names(ledger, state, list(islice(parts, LOOKED_AT)))
 
@@ -46,30 +46,30 @@ def check_recent(ledger: Ledger, lake: Lake, feed: Feed) -> None:
 
 def check_all(ledger: Ledger, lake: Lake) -> None:
     """Raises EntriesLost as `check_near` does. Looks everywhere, staging included."""
-    check_names(ledger, ledger.read(), list(_names(lake, ledger.feed)))
+    check_names(ledger, ledger.read(), list(_list_names(lake, ledger.feed)))
 
 
 def check_names(ledger: Ledger, state: State, names: Iterable[str]) -> State:
     """Returns the newest state. Raises EntriesLost if these lake paths belong to entries that are not in it."""
     listed = list(names)
-    if not list(_traces(state, listed)):
+    if not list(_find_traces(state, listed)):
         return state
     state = ledger.read()
-    if traces := list(_traces(state, listed)):
-        raise entries_lost(ledger.feed, state.newest, traces)
+    if traces := list(_find_traces(state, listed)):
+        raise build_lost_error(ledger.feed, state.newest, traces)
     return state
 
 
-def _before_the_frontier(state: State, feed: Feed) -> str:
+def _find_start_after(state: State, feed: Feed) -> str:
     """The path after which new parts would be listed; empty if they may be anywhere."""
-    opened = [_window_of(state, key, at) for key, at in state.frontiers().items()]
+    opened = [_find_window(state, key, at) for key, at in state.frontiers().items()]
     if feed.landing.layout is not Layout.WINDOW or not opened or None in opened:
         return ""
     oldest = min(w for w in opened if w is not None)
     return f"{paths.visible_roots(feed.name)[0]}/{paths.window_folder(oldest, feed.window.length, state.folder_prefix)}"
 
 
-def _window_of(state: State, key: Key, offset: int) -> int | None:
+def _find_window(state: State, key: Key, offset: int) -> int | None:
     """The newest window that begins at or before the offset; None if none is pinned."""
     pins = state.boundaries.get(key)
     if pins is None:
@@ -78,7 +78,7 @@ def _window_of(state: State, key: Key, offset: int) -> int | None:
     return pins.times[at - 1] if at else None
 
 
-def _names(lake: Lake, feed: str) -> Iterator[str]:
+def _list_names(lake: Lake, feed: str) -> Iterator[str]:
     """Every path that may name a batch."""
     roots = (
         *paths.visible_roots(feed),
@@ -89,21 +89,21 @@ def _names(lake: Lake, feed: str) -> Iterator[str]:
     return chain.from_iterable(lake.list(root) for root in roots)
 
 
-def _traces(state: State, names: Iterable[str]) -> Iterator[Trace]:
+def _find_traces(state: State, names: Iterable[str]) -> Iterator[Trace]:
     """One piece of evidence for each lost batch."""
     reported: set[int] = set()
     for path in names:
-        batch = _lost_batch(state, path)
+        batch = _find_lost_batch(state, path)
         if batch is not None and batch not in reported:
             reported.add(batch)
             yield Trace(batch, f"the name of {path} is of batch {batch}", sure=batch in state.batches)
 
 
-def _lost_batch(state: State, path: str) -> int | None:
+def _find_lost_batch(state: State, path: str) -> int | None:
     """The batch that the path belongs to, if entries of that batch are gone; None otherwise."""
     visible = not path.startswith(f"{paths.SLUICE}/")
     part = paths.parse_part(path)
-    batch = part.batch if visible and part else _batch_of_file(path, part)
+    batch = part.batch if visible and part else _parse_batch(path, part)
     if batch is None or batch >= BEYOND:
         return None
     planned = state.batches.get(batch)
@@ -111,7 +111,7 @@ def _lost_batch(state: State, path: str) -> int | None:
     return batch if batch >= state.number or unpublished else None
 
 
-def _batch_of_file(path: str, part: paths.PartName | None) -> int | None:
+def _parse_batch(path: str, part: paths.PartName | None) -> int | None:
     """The batch whose staging, note or report the file is."""
     staged = paths.staged_batch(path)
     if staged is not None:
@@ -123,32 +123,36 @@ def _batch_of_file(path: str, part: paths.PartName | None) -> int | None:
 # -- continuing without them
 
 
-def traces(feed: Feed, lake: Lake, state: State) -> list[Trace]:
+def collect_traces(feed: Feed, lake: Lake, state: State) -> list[Trace]:
     """All evidence of entries that are not in the state, which is the fold of the entries that stand."""
-    tip = beyond(feed.name, state, read_tip(lake, feed.name))
+    tip = find_lost_entry(feed.name, state, read_tip(lake, feed.name))
     numbers = [(p, n) for p in lake.list(paths.checkpoint_folder(feed.name)) if (n := paths.checkpoint_number(p))]
     folds = [Trace(n - 1, f"{p} is a fold up to entry {n - 1}") for p, n in numbers if state.number < n < BEYOND]
-    return [*([tip] if tip else []), *folds, *_traces(state, _names(lake, feed.name))]
+    return [*([tip] if tip else []), *folds, *_find_traces(state, _list_names(lake, feed.name))]
 
 
 def read_tip(lake: Lake, feed: str) -> Tip | None:
     return Tip.parse(lake.get(paths.tip_path(feed)))
 
 
-def strays(feed: Feed, lake: Lake, state: State) -> list[str]:
+def list_strays(feed: Feed, lake: Lake, state: State) -> list[str]:
     """Returns the files to set aside.
 
     These are files of lost entries and of live batches, newer checkpoints, and manifests of windows that are not
     complete without the lost entries.
     """
     live = {b.id for b in state.live()}
-    of_lost = [p for p in _names(lake, feed.name) if _lost_batch(state, p) is not None or paths.staged_batch(p) in live]
+    of_lost = [
+        p
+        for p in _list_names(lake, feed.name)
+        if _find_lost_batch(state, p) is not None or paths.staged_batch(p) in live
+    ]
     folds = lake.list(paths.checkpoint_folder(feed.name))
     newer = [p for p in folds if (paths.checkpoint_number(p) or 0) > state.number]
-    return [*of_lost, *newer, *_undone(lake, feed.name, state, feed.window)]
+    return [*of_lost, *newer, *_undo_notes(lake, feed.name, state, feed.window)]
 
 
-def _undone(lake: Lake, feed: str, state: State, settings: WindowSettings) -> list[str]:
+def _undo_notes(lake: Lake, feed: str, state: State, settings: WindowSettings) -> list[str]:
     standing = {p: w[0] for p in lake.list(paths.manifest_folder(feed)) if (w := paths.manifest_window(p))}
     done = windows.complete_of(state, standing.values(), settings)
     return [path for path, window in standing.items() if window not in done]
@@ -156,10 +160,10 @@ def _undone(lake: Lake, feed: str, state: State, settings: WindowSettings) -> li
 
 def set_aside(lake: Lake, feed: str, number: int, names: Iterable[str]) -> None:
     """Move the files into the folder of that number, where they do not count. Idempotent."""
-    each(_moving(lake, feed, number), list(names))
+    map_parallel(_build_mover(lake, feed, number), list(names))
 
 
-def _moving(lake: Lake, feed: str, number: int) -> Callable[[str], None]:
+def _build_mover(lake: Lake, feed: str, number: int) -> Callable[[str], None]:
     def move(path: str) -> None:
         with suppress(FileNotFoundError):
             lake.show(path, paths.aside_path(feed, number, path))

@@ -25,7 +25,7 @@ from sluice.pipelines.ledger.fold import by_key
 from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.ranges import Range
-from sluice.pipelines.model.receipts import Part, PartKind, Receipt, sharing
+from sluice.pipelines.model.receipts import Part, PartKind, Receipt, group_by_sharing
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.util.units import show_instant, show_window
@@ -62,15 +62,15 @@ def write_manifests(
     state = ledger.read()
     noted = None if everywhere else _Declared.read(lake, feed)
     new = noted.since(state, settings) if noted else None
-    candidates = windows.manifest_windows(state, settings, new)
+    candidates = windows.list_manifest_windows(state, settings, new)
     if new is None:
         declared_windows = set(map(paths.manifest_window, lake.list(paths.manifest_folder(feed))))
         there = {t for t in candidates if (t, settings.length) in declared_windows}
     else:
-        there = {t for t in candidates if stands(lake, feed, t, settings)}
+        there = {t for t in candidates if is_declared(lake, feed, t, settings)}
     fresh = (t for t in candidates if t not in there and not is_retired(state, t, settings.length))
     done = windows.complete_of(state, fresh, settings)
-    receipts = receipts_by_window(ledger, state, done, settings)
+    receipts = group_receipts(ledger, state, done, settings)
     boundaries, declared = _Boundaries(), list(done)
     for chunk in (declared[at : at + _TOGETHER] for at in range(0, len(declared), _TOGETHER)):
         dumps = {w: _dump(state, boundaries.of(done[w]), receipts[w], feed, w, settings) for w in chunk}
@@ -99,7 +99,7 @@ class _Declared(NamedTuple):
         facts = (state.lost, state.skipped, state.retired, state.current, state.gaps, state.boundary_times[:1])
         text = repr([sorted(x.items()) if isinstance(x, dict) else x for x in facts])
         otherwise = hashlib.sha256(text.encode()).hexdigest()[:16]
-        pinned, witness = windows.pinned_to(state), state.batches.witness()
+        pinned, witness = windows.find_pinned_end(state), state.batches.witness()
         return cls(state.ledger_id, state.number, settings.length, pinned, otherwise, witness)
 
     @classmethod
@@ -169,7 +169,7 @@ class _Boundaries:
         return f'{{"end": {end}{between}{start}{rest}'
 
 
-def stands(lake: Lake, feed: str, window: int, settings: WindowSettings) -> bool:
+def is_declared(lake: Lake, feed: str, window: int, settings: WindowSettings) -> bool:
     """Returns whether the window was declared complete."""
     return receipt_files.find_manifest(lake, feed, window, settings.length) is not None
 
@@ -185,18 +185,18 @@ def withdraw(state: State, lake: Lake, feed: str) -> tuple[str, ...]:
 
 def is_retired(state: State, window: int, length: int) -> bool:
     """Returns whether rows of the window have been retired: what is left is no longer the window."""
-    return next(_retired_ranges(state, window, length), None) is not None
+    return next(_list_retired(state, window, length), None) is not None
 
 
-def _retired_ranges(state: State, window: int, length: int) -> Iterator[tuple[Key, Range]]:
+def _list_retired(state: State, window: int, length: int) -> Iterator[tuple[Key, Range]]:
     for key, ranges in state.retired.items():
-        lasts = _lasting(state, key, window, window + length) if ranges else None
+        lasts = _find_lasting_range(state, key, window, window + length) if ranges else None
         yield from ((key, r) for r in ranges if lasts and r.meets(lasts))
 
 
-def _lasting(state: State, key: Key, start: int, end: int) -> Range | None:
+def _find_lasting_range(state: State, key: Key, start: int, end: int) -> Range | None:
     """The offsets between two times; without an end if the partition's life ended in between."""
-    first, last = (windows.boundary_of(state, key, t) for t in (start, end))
+    first, last = (windows.find_boundary(state, key, t) for t in (start, end))
     return None if first is None else Range(first, _ENDLESS if last is None else last)
 
 
@@ -205,44 +205,44 @@ _ENDLESS = 1 << 63
 
 def demand_kept(ledger: Ledger, state: State, feed: str, window: int, settings: WindowSettings) -> None:
     """Raises WindowRetired for a window with retired rows."""
-    for key, r in _retired_ranges(state, window, settings.length):
+    for key, r in _list_retired(state, window, settings.length):
         window_text = show_window(window)
         raise WindowRetired(
-            f"window {window_text} of feed {feed} was {retirement(ledger, state, key, r)}",
+            f"window {window_text} of feed {feed} was {describe_retirement(ledger, state, key, r)}",
             remedy="its rows are not in the lake any longer; while Kafka has them they can be landed again: "
             f"sluice run {feed} --window {window_text} --replace",
         )
 
 
-def retirement(ledger: Ledger, state: State, key: Key, r: Range) -> str:
+def describe_retirement(ledger: Ledger, state: State, key: Key, r: Range) -> str:
     """When, by whom and why rows in the range were retired: `retired on … by …: …`."""
     numbers = (at for at, superseded in reversed(state.superseded.get(key, NOTHING_SUPERSEDED)) if superseded.meets(r))
     entry = next(e for n in numbers if isinstance(e := ledger.entry(n), RetireEntry))
     return f"retired on {show_instant(entry.at)}{f' by {entry.run}' if entry.run else ''}: {entry.reason}"
 
 
-def files(ledger: Ledger, window: int, settings: WindowSettings) -> WindowFiles:
+def read_window_files(ledger: Ledger, window: int, settings: WindowSettings) -> WindowFiles:
     """The window's live parts, in log order, from the ledger. Raises UsageError for a time that is not a window."""
-    (window_files,) = files_of(ledger, (window,), settings)
+    (window_files,) = read_windows(ledger, (window,), settings)
     return window_files
 
 
-def files_of(ledger: Ledger, asked: Sequence[int], settings: WindowSettings) -> tuple[WindowFiles, ...]:
+def read_windows(ledger: Ledger, asked: Sequence[int], settings: WindowSettings) -> tuple[WindowFiles, ...]:
     """The live parts of several windows; an entry with parts of many of them is read once."""
     for window in asked:
         windows.check_aligned(window, settings)
     state = ledger.read()
-    receipts = receipts_by_window(ledger, state, asked, settings)
-    return tuple(_files(state, receipts[window], window, settings) for window in asked)
+    receipts = group_receipts(ledger, state, asked, settings)
+    return tuple(_collect_files(state, receipts[window], window, settings) for window in asked)
 
 
-def _files(state: State, receipts: Iterable[Receipt], window: int, settings: WindowSettings) -> WindowFiles:
+def _collect_files(state: State, receipts: Iterable[Receipt], window: int, settings: WindowSettings) -> WindowFiles:
     in_order = sorted(receipts, key=lambda r: (r.slice.key, r.slice.start))
     placed = tuple((r.slice, p) for r in in_order for p in r.parts)
     return WindowFiles(window, windows.complete(state, window, settings), placed)
 
 
-def receipts_by_window(
+def group_receipts(
     ledger: Ledger, state: State, asked: Iterable[int], settings: WindowSettings
 ) -> dict[int, list[Receipt]]:
     """The receipts that count, by the window that their slices lie in.
@@ -250,18 +250,20 @@ def receipts_by_window(
     A feed's windows may have been shorter once. What lay in a shorter window lies in the one that holds it now.
     """
     out: dict[int, list[Receipt]] = {window: [] for window in asked}
-    for r in receipts_in(ledger, state, {t for window in out for t in windows.begun_within(state, window, settings)}):
+    for r in read_receipts_in(
+        ledger, state, {t for window in out for t in windows.list_windows_within(state, window, settings)}
+    ):
         out[settings.start_of(r.slice.window or 0)].append(r)
     return out
 
 
-def receipts_lying(ledger: Ledger, state: State, wanted: Callable[[int | None], bool]) -> Iterator[Receipt]:
+def read_receipts_lying(ledger: Ledger, state: State, wanted: Callable[[int | None], bool]) -> Iterator[Receipt]:
     """The receipts that count, in publishing order, of slices in `wanted` windows (None: outside windows). Asks of each
-    window that there is: who knows which they are asks `receipts_in`."""
-    return receipts_in(ledger, state, {w for w in state.published_in if wanted(w)})
+    window that there is: who knows which they are asks `read_receipts_in`."""
+    return read_receipts_in(ledger, state, {w for w in state.published_in if wanted(w)})
 
 
-def receipts_in(ledger: Ledger, state: State, lie_in: Collection[int | None]) -> Iterator[Receipt]:
+def read_receipts_in(ledger: Ledger, state: State, lie_in: Collection[int | None]) -> Iterator[Receipt]:
     """The receipts that count, in publishing order, of slices in these windows (None: outside windows)."""
     for number in sorted({n for w in lie_in for n in state.published_in.get(w, ())}):
         entry = ledger.entry(number)
@@ -270,10 +272,12 @@ def receipts_in(ledger: Ledger, state: State, lie_in: Collection[int | None]) ->
                 yield r
 
 
-def receipts_meeting(ledger: Ledger, state: State, wanted: Iterable[tuple[Key, Range]]) -> list[Receipt]:
+def read_receipts_meeting(ledger: Ledger, state: State, wanted: Iterable[tuple[Key, Range]]) -> list[Receipt]:
     """The receipts that count and share an offset with one of the ranges."""
     ranges_of = by_key(wanted)
-    lie_in = {p.window for key, ranges in ranges_of.items() for r in ranges for p in windows.pieces(state, key, r)}
+    lie_in = {
+        p.window for key, ranges in ranges_of.items() for r in ranges for p in windows.cut_at_boundaries(state, key, r)
+    }
     numbers = {n for w in (*lie_in, None) for n in state.published_in.get(w, ())}
     published = ((n, e) for n in sorted(numbers) if isinstance(e := ledger.entry(n), PublishEntry))
     receipts = (r for n, e in published for r in state.receipts(n, e))
@@ -289,9 +293,9 @@ def with_sharers(ledger: Ledger, state: State, receipts: Sequence[Receipt]) -> l
         return list(receipts)
     given_slices = {(r.slice, r.attempt) for r in receipts}
     lie_in = {r.slice.window for r in receipts if any(p.shared for p in r.parts)}
-    neighbours = receipts_in(ledger, state, lie_in)
+    neighbours = read_receipts_in(ledger, state, lie_in)
     others = [r for r in neighbours if (r.slice, r.attempt) not in given_slices]
-    groups = sharing([*receipts, *others])
+    groups = group_by_sharing([*receipts, *others])
     return [r for g in groups if any((r.slice, r.attempt) in given_slices for r in g) for r in g]
 
 
@@ -306,7 +310,7 @@ def demand_complete(found: WindowFiles, feed: str) -> None:
         )
 
 
-def missing(lake: Lake, parts: Iterable[Part]) -> tuple[Part, ...]:
+def find_missing(lake: Lake, parts: Iterable[Part]) -> tuple[Part, ...]:
     """The published parts that are not visible yet: the roll-forward has still to show them."""
     wanted = tuple(parts)
     folders = {p.path.rpartition("/")[0] for p in wanted}

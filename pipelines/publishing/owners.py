@@ -1,9 +1,9 @@
 """The owners of live batches: whether their runs are alive, and the remedies.
 
 All code that meets another run's batch (run, plan, status, repair, replay, compaction, expiry, accepting) calls
-`judge_batches` and reports by `met` and `busy`: the run is alive, or dead with the evidence, or not known yet. For a
-batch whose run is not alive the report always has the commands to continue. A batch is finished or given up only if its
-run is known to be dead; a suspicion is not enough.
+`judge_batches` and reports by `report_met` and `build_busy_error`: the run is alive, or dead with the evidence, or not
+known yet. For a batch whose run is not alive, the report always has the commands to continue. A batch is finished or
+given up only if its run is known to be dead; a suspicion is not enough.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ def judge_batches(liveness: Liveness, batches: Iterable[Batch], *, watch: bool =
     return {b.id: verdicts[b.owner.token] for b in all_batches}
 
 
-def met(feed: str, batch: Batch, verdict: Verdict, fate: Fate = Fate.LEFT, why: str = "") -> Met:
+def report_met(feed: str, batch: Batch, verdict: Verdict, fate: Fate = Fate.LEFT, why: str = "") -> Met:
     """Returns the report of another run's batch, with the remedies if it is left and its run is not alive."""
     is_stuck = fate is Fate.LEFT and verdict.life is not Life.ALIVE
-    return Met(batch.id, batch.request, batch.owner, verdict, fate, why, ways(feed, batch) if is_stuck else ())
+    return Met(batch.id, batch.request, batch.owner, verdict, fate, why, list_commands(feed, batch) if is_stuck else ())
 
 
-def busy(feed: str, batch: Batch, s: Slice, verdict: Verdict) -> PlanBusy:
+def build_busy_error(feed: str, batch: Batch, s: Slice, verdict: Verdict) -> PlanBusy:
     """Returns the error for ranges that another run's live batch reserves, with its state and the remedy."""
     return PlanBusy(
-        f"{met(feed, batch, verdict)}; it reserves {s}",
-        remedy=way_out(feed, batch, verdict),
+        f"{report_met(feed, batch, verdict)}; it reserves {s}",
+        remedy=find_remedy(feed, batch, verdict),
         topic=s.topic,
         partition=s.partition,
         start=s.start,
@@ -51,11 +51,11 @@ def busy(feed: str, batch: Batch, s: Slice, verdict: Verdict) -> PlanBusy:
     )
 
 
-def way_out(feed: str, batch: Batch, verdict: Verdict) -> str:
+def find_remedy(feed: str, batch: Batch, verdict: Verdict) -> str:
     """Returns the remedy for a conflicting live batch."""
     if verdict.life is Life.ALIVE:
         return _wait(batch.owner)
-    either = "; or ".join(f"`{command}` {what}" for command, what in ways(feed, batch))
+    either = "; or ".join(f"`{command}` {what}" for command, what in list_commands(feed, batch))
     if verdict.life is Life.DEAD:
         return either
     return f"`sluice repair {feed} --dry-run` watches it and says; when its run is dead, {either}"
@@ -66,15 +66,15 @@ def _wait(owner: Owner) -> str:
     return f"{wait}; if Dagster only thinks so: sluice unstick --run {owner.run[:8]} --force" if owner.run else wait
 
 
-def ways(feed: str, batch: Batch) -> tuple[tuple[str, str], ...]:
+def list_commands(feed: str, batch: Batch) -> tuple[tuple[str, str], ...]:
     """Returns the commands that finish a dead run's batch or give it up, each with its effect."""
     give_up = (f"sluice repair {feed} --abandon {batch.id}", "gives it up")
     if again := AGAIN.get(batch.request.kind):
         return (again.format(feed=feed), "gives it up and begins again"), give_up
-    return (asking(feed, batch.request), "finishes it, and reads only what is missing"), give_up
+    return (format_request(feed, batch.request), "finishes it, and reads only what is missing"), give_up
 
 
-def asking(feed: str, asked: Request) -> str:
+def format_request(feed: str, asked: Request) -> str:
     """The command that makes the same request."""
     words = ["sluice run", feed]
     match asked.kind:
@@ -88,16 +88,16 @@ def asking(feed: str, asked: Request) -> str:
     return " ".join([*words, "--replace"] if asked.replace else words)
 
 
-def outlook(lake: Lake, feed: str, batch: Batch) -> tuple[str, tuple[str, ...]]:
+def describe_outlook(lake: Lake, feed: str, batch: Batch) -> tuple[str, tuple[str, ...]]:
     """Returns the progress of a dead run's live batch, and the commands that finish it or give it up."""
-    commands = tuple(f"{command}   {what}" for command, what in ways(feed, batch))
+    commands = tuple(f"{command}   {what}" for command, what in list_commands(feed, batch))
     if batch.rewrites:
         return "nothing of it counts yet", commands
-    finished, planned = finished_slices(lake, feed, batch)
+    finished, planned = count_finished(lake, feed, batch)
     return f"{finished} of {planned} slices are finished" if finished else "no slice is finished", commands
 
 
-def finished_slices(lake: Lake, feed: str, batch: Batch) -> tuple[int, int]:
+def count_finished(lake: Lake, feed: str, batch: Batch) -> tuple[int, int]:
     """Returns the number of a live batch's slices with a receipt in staging, and of all."""
     names = {paths.slice_name(s) for s in batch.plan.slices} if batch.plan else set()
     return len(names & receipt_files.read_finished(lake, feed, batch.id, {})), len(names)
@@ -113,7 +113,7 @@ def give_up(
     given_up = []
     for batch in batches:
         if verdicts.get(batch.id, NEW).dead and abandon(ledger, batch.id, why, batch.owner) is not None:
-            tell(report, met(ledger.feed, batch, verdicts[batch.id], Fate.GIVEN_UP, why))
+            tell(report, report_met(ledger.feed, batch, verdicts[batch.id], Fate.GIVEN_UP, why))
             given_up.append(batch.id)
     return tuple(given_up)
 

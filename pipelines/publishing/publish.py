@@ -19,7 +19,7 @@ from sluice.pipelines.model.receipts import Owner, Part, Receipt, SliceFailure
 from sluice.pipelines.model.traffic import NO_TRAFFIC, Traffic
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import lost, published_files
-from sluice.pipelines.util.parallel import each
+from sluice.pipelines.util.parallel import map_parallel
 
 
 def publish(
@@ -52,7 +52,7 @@ def publish(
         if current.status is BatchStatus.PUBLISHED and current.owner.token == owner.token:
             return None
         if not state.may_publish(entry):
-            raise _ownership_lost(current)
+            raise _build_ownership_error(current)
         return entry
 
     return ledger.append(decide)
@@ -62,10 +62,10 @@ def check_owner(ledger: Ledger, batch: int, owner: Owner) -> None:
     """Raises OwnershipLost once the batch is no longer ours to publish. Then its staging may be gone, too."""
     current = ledger.read().batches[batch]
     if current.status is not BatchStatus.PLANNED or current.owner.token != owner.token:
-        raise _ownership_lost(current)
+        raise _build_ownership_error(current)
 
 
-def _ownership_lost(held: Batch) -> OwnershipLost:
+def _build_ownership_error(held: Batch) -> OwnershipLost:
     how = {
         BatchStatus.ABANDONED: "was abandoned",
         BatchStatus.PUBLISHED: f"was published by {held.owner.describe()}",
@@ -106,7 +106,7 @@ def roll_forward(ledger: Ledger, lake: Lake, feed: str) -> RolledForward:
     Raises EntriesLost, with nothing touched, if staging proves it.
     """
     state = ledger.read()
-    return _agree(ledger, lake, feed, state, _staged_files(lake, feed))
+    return _agree(ledger, lake, feed, state, _list_staged(lake, feed))
 
 
 def roll_forward_own(ledger: Ledger, lake: Lake, feed: str, batch: int, receipts: Sequence[Receipt]) -> RolledForward:
@@ -122,27 +122,27 @@ def roll_forward_own(ledger: Ledger, lake: Lake, feed: str, batch: int, receipts
 
 def _agree(ledger: Ledger, lake: Lake, feed: str, state: State, staged: dict[int, list[str]]) -> RolledForward:
     state = lost.check_names(ledger, state, (path for paths_ in staged.values() for path in paths_))
-    published = [state.batches[b] for b in sorted(staged) if _status(state, b) is BatchStatus.PUBLISHED]
-    receipts = [r for b in published for r in _receipts(ledger, b)]
+    published = [state.batches[b] for b in sorted(staged) if _find_status(state, b) is BatchStatus.PUBLISHED]
+    receipts = [r for b in published for r in _read_receipts(ledger, b)]
     parts = list({part.staged: part for r in receipts for part in r.parts}.values())  # slices may share a file
     not_live = ledger.replaced((p.path for p in parts), state)
-    each(lake.remove, [p.staged for p in parts if p.path in not_live])
-    replaced = [path for b in published for path in _replaced_paths(ledger, b)]
-    hidden = [path for path, size in zip(replaced, each(lake.size, replaced), strict=True) if size is not None]
+    map_parallel(lake.remove, [p.staged for p in parts if p.path in not_live])
+    replaced = [path for b in published for path in _list_replaced(ledger, b)]
+    hidden = [path for path, size in zip(replaced, map_parallel(lake.size, replaced), strict=True) if size is not None]
     hidden = published_files.remove_unless_named(lake, feed, hidden)
     live = [p for p in parts if p.path not in not_live]
-    new_paths = [p.path for p, ours in zip(live, each(lambda p: _show(lake, p), live), strict=True) if ours]
+    new_paths = [p.path for p, ours in zip(live, map_parallel(lambda p: _show(lake, p), live), strict=True) if ours]
     late = ledger.replaced(new_paths) if new_paths else frozenset()
     published_files.remove_unless_named(
         lake, feed, sorted(late)
     )  # copying takes time: a run that hid it meanwhile could not see it yet
     new_paths = [p for p in new_paths if p not in late]
-    done = [b for b in sorted(staged) if _status(state, b) in (BatchStatus.PUBLISHED, BatchStatus.ABANDONED)]
-    each(lake.remove, [path for b in done for path in staged[b]])
+    done = [b for b in sorted(staged) if _find_status(state, b) in (BatchStatus.PUBLISHED, BatchStatus.ABANDONED)]
+    map_parallel(lake.remove, [path for b in done for path in staged[b]])
     return RolledForward(tuple(new_paths), tuple(hidden), tuple(done))
 
 
-def _staged_files(lake: Lake, feed: str) -> dict[int, list[str]]:
+def _list_staged(lake: Lake, feed: str) -> dict[int, list[str]]:
     out: dict[int, list[str]] = {}
     for path in lake.list(paths.staging_root(feed)):
         batch = paths.staged_batch(path)
@@ -151,12 +151,12 @@ def _staged_files(lake: Lake, feed: str) -> dict[int, list[str]]:
     return out
 
 
-def _status(state: State, batch: int) -> BatchStatus | None:
+def _find_status(state: State, batch: int) -> BatchStatus | None:
     current = state.batches.get(batch)
     return current.status if current else None
 
 
-def _receipts(ledger: Ledger, batch: Batch) -> tuple[Receipt, ...]:
+def _read_receipts(ledger: Ledger, batch: Batch) -> tuple[Receipt, ...]:
     receipts = ledger.publication(batch).receipts
     parts = [part for r in receipts for part in r.parts]
     _check_below((paths.staging_folder(ledger.feed, batch.id),), [p.staged for p in parts], batch.published or 0)
@@ -164,7 +164,7 @@ def _receipts(ledger: Ledger, batch: Batch) -> tuple[Receipt, ...]:
     return receipts
 
 
-def _replaced_paths(ledger: Ledger, batch: Batch) -> tuple[str, ...]:
+def _list_replaced(ledger: Ledger, batch: Batch) -> tuple[str, ...]:
     replaced = ledger.plan(batch.id).replaces
     _check_below(paths.visible_roots(ledger.feed), replaced, batch.id)
     return replaced

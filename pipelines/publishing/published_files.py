@@ -26,7 +26,7 @@ from sluice.pipelines.planning.windows import check_begun
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.publishing.manifest import WindowFiles
-from sluice.pipelines.util.parallel import each
+from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import show_window
 
 
@@ -107,8 +107,8 @@ def list_files(
         check_begun(window, settings, state)
         if not partial:
             manifest.demand_kept(ledger, state, feed, window, settings)
-    window_files = manifest.files_of(ledger, windows, settings)
-    missing = {p.path for p in manifest.missing(lake, (p for f in window_files for p in f.of(kind)))}
+    window_files = manifest.read_windows(ledger, windows, settings)
+    missing = {p.path for p in manifest.find_missing(lake, (p for f in window_files for p in f.of(kind)))}
     if not partial:
         _check_complete(window_files, missing, feed)
     return tuple(_to_file(lake, w, s, p) for w, s, p in _list_parts(window_files, kind) if p.path not in missing)
@@ -138,7 +138,7 @@ def remove_unless_named(lake: Lake, feed: str, parts: Sequence[str]) -> list[str
     """Remove visible parts that do not count, unless a table may name them. Returns the removed ones."""
     if not parts or has_table(lake, feed):
         return []
-    each(lake.remove, parts)
+    map_parallel(lake.remove, parts)
     return list(parts)
 
 

@@ -24,8 +24,8 @@ import pyarrow as pa
 
 from sluice.pipelines.errors import LakeUnavailable, ProofFailed
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.landing.landed_rows import in_order, rows_in
-from sluice.pipelines.landing.proof import sha256
+from sluice.pipelines.landing.landed_rows import in_order, read_rows
+from sluice.pipelines.landing.proof import hash_file
 from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ledger.fold import by_key
@@ -169,7 +169,7 @@ def _open_part(lake: Lake, part: Part) -> Iterator[BinaryIO]:
         raise _gone(part)
     try:
         with file:
-            if sha256(file) != part.sha256:
+            if hash_file(file) != part.sha256:
                 raise _not_itself(part)
             file.seek(0)
             yield file
@@ -182,7 +182,7 @@ def _open_part(lake: Lake, part: Part) -> Iterator[BinaryIO]:
 def _rows(lake: Lake, part: Part, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
     """The due rows of a part, in its order, a few at a time."""
     with _open_part(lake, part) as opened:
-        for rows in rows_in(opened, part, _COLUMNS, _READ_ROWS):
+        for rows in read_rows(opened, part, _COLUMNS, _READ_ROWS):
             stamps = rows.column("timestamp").cast(pa.int64())
             stamped = rows.set_column(rows.schema.get_field_index("timestamp"), "timestamp", stamps)
             due = np.flatnonzero(inside(int64s(rows.column("offset")), ranges))

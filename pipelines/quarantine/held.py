@@ -19,18 +19,18 @@ from sluice.pipelines.errors import BatchRefused
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import parquet, paths
-from sluice.pipelines.landing.landed_rows import rows_of
-from sluice.pipelines.landing.proof import receipts_at
+from sluice.pipelines.landing.landed_rows import read_part_at
+from sluice.pipelines.landing.proof import read_receipts
 from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import Plan
-from sluice.pipelines.model.receipts import Part, PartKind, Receipt, sharing
-from sluice.pipelines.planning.shapes import effective_shape
+from sluice.pipelines.model.receipts import Part, PartKind, Receipt, group_by_sharing
+from sluice.pipelines.planning.shapes import find_shape
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.quarantine.limit import ROWS_AT_ONCE, QuarantineKind, check_quarantine, kinds_of
 from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
-from sluice.pipelines.util.parallel import each
+from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.validation.drift import check_drift
 from sluice.pipelines.validation.whole import check_contract
 
@@ -48,7 +48,7 @@ class Filter:
     def receipts(self, ledger: Ledger, state: State, settings: WindowSettings) -> list[Receipt]:
         """The receipts that count and may hold such records, by window and in log order."""
 
-        return self.among(manifest.receipts_lying(ledger, state, partial(self._wants, settings)), settings)
+        return self.among(manifest.read_receipts_lying(ledger, state, partial(self._wants, settings)), settings)
 
     def among(self, receipts: Iterable[Receipt], settings: WindowSettings) -> list[Receipt]:
         """The given receipts that may hold such records, by window and in log order."""
@@ -172,7 +172,7 @@ def _count_kinds(
 ) -> Iterator[tuple[QuarantineKind, int, int]]:
     columns = ["offset", *QuarantineKind._fields]
     path = parquet.place(lake, part)
-    for rows in parquet.rows_of_part(lake, part, path, ROWS_AT_ONCE, columns, use_threads=False):
+    for rows in parquet.read_part(lake, part, path, ROWS_AT_ONCE, columns, use_threads=False):
         yield from kinds_of(wanted.split(rows, tp)[0])
 
 
@@ -183,7 +183,7 @@ def samples(lake: Lake, receipts: Iterable[Receipt], wanted: Filter, limit: int)
     """The first `limit` rows that are asked for, whole, with the receipts that hold them."""
     for r in receipts:
         for part in r.of(PartKind.QUARANTINED):
-            for rows in rows_of(lake, part, parquet.place(lake, part)):
+            for rows in read_part_at(lake, part, parquet.place(lake, part)):
                 matching = wanted.split(rows, r.slice.tp)[0].slice(0, limit)
                 limit -= matching.num_rows
                 if matching.num_rows:
@@ -202,9 +202,9 @@ def receipts_in_staging(lake: Lake, plan: Plan, batch: int) -> tuple[Receipt, ..
     """One receipt for each slice that has any: the first by attempt, those of a shared file together, as the proof
     chooses."""
     staged = [p for p in lake.list(paths.staging_folder(plan.feed, batch)) if paths.receipt_slice(p)]
-    receipts = [r for there in each(lambda p: receipts_at(p, lake), staged) for r in there]
+    receipts = [r for there in map_parallel(lambda p: read_receipts(p, lake), staged) for r in there]
     first: dict[str, Receipt] = {}
-    for together in sharing(sorted(receipts, key=lambda r: r.attempt)):
+    for together in group_by_sharing(sorted(receipts, key=lambda r: r.attempt)):
         names = {paths.slice_name(r.slice): r for r in together}
         if first.keys().isdisjoint(names) and _are_all(together):
             first |= names
@@ -222,7 +222,7 @@ def _are_all(together: Sequence[Receipt]) -> bool:
 def staged_batches(feed: Feed, ledger: Ledger, state: State, lake: Lake) -> Iterator[tuple[Batch, tuple[Receipt, ...]]]:
     """The live landing batches, with the receipts that today's feed files would produce. A slice of another shape does
     not count: it will be read again."""
-    shape = effective_shape(feed, state).name
+    shape = find_shape(feed, state).name
     for batch in state.live():
         if not batch.rewrites:
             receipts = receipts_in_staging(lake, batch.plan or ledger.plan(batch.id), batch.id)
@@ -248,7 +248,7 @@ def _why(
     try:
         check_quarantine(receipts, feed.policies, lake)
         check_drift(receipts, feed.policies)
-        check_contract(effective_shape(feed, state), ledger, batch, receipts, lake)
+        check_contract(find_shape(feed, state), ledger, batch, receipts, lake)
     except BatchRefused as why:
         return why
     return None

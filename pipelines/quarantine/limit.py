@@ -133,7 +133,7 @@ _OTHERS = QuarantineKind("", "others", None, None, "of further kinds")
 def _faults(path: str, lake: Lake) -> Iterator[Fault]:
     """The faults in one file, whose rows lie partition by partition."""
     columns = ["topic", "partition", "offset", *QuarantineKind._fields]
-    for batch in parquet.batches(lake, path, ROWS_AT_ONCE, columns):
+    for batch in parquet.read_batches(lake, path, ROWS_AT_ONCE, columns):
         for rows in _by_partition(batch):
             for kind, records, first in kinds_of(rows):
                 topic, partition = (rows.column(name)[0].as_py() for name in ("topic", "partition"))

@@ -83,7 +83,7 @@ def chain(lake: Lake, plan: Republish, newest: str) -> list[str]:
 def read(lake: Lake, plan: Republish, name: str) -> pa.Table:
     """One file of the map, with the columns of `MAP`. Raises PartUnreadable."""
     path = _path(plan, name)
-    with parquet.readable(path), lake.open(path) as opened:
+    with parquet.wrap_read_errors(path), lake.open(path) as opened:
         return pq.read_table(opened, use_threads=False)
 
 
@@ -148,7 +148,7 @@ def _find_moved(
         (f"{prefix}partition", "=", tp.partition),
         (f"{prefix}offset", "=", offset),
     )
-    with parquet.readable(_path(plan, name)), lake.open(_path(plan, name)) as opened:
+    with parquet.wrap_read_errors(_path(plan, name)), lake.open(_path(plan, name)) as opened:
         rows = pq.read_table(opened, filters=list(wanted), use_threads=False).to_pylist()
     for r in rows:
         old, new = TopicPartition(r["topic"], r["partition"]), TopicPartition(r["to_topic"], r["to_partition"])

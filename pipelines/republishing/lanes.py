@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from sluice.pipelines.batch.carry_out import reporting
+from sluice.pipelines.batch.carry_out import report_while_running
 from sluice.pipelines.errors import SluiceError, UsageError
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
@@ -163,7 +163,7 @@ def _by_tasks(sending: Sending, engine: Engine, report: Reporter) -> list[LaneSe
         return _progress(plan, sum(offsets for offsets, _ in lanes), sum(paused for _, paused in lanes))
 
     engine.start()
-    with reporting(_progress(plan, 0, 0), get_progress, report):
+    with report_while_running(_progress(plan, 0, 0), get_progress, report):
         answers = engine.map(plan.feed, f"republish {plan.id}", sending, plan.lanes)
     return _parse_answers(answers)
 

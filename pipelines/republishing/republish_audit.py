@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from sluice.pipelines.audit.rescan import equal_rows
 from sluice.pipelines.errors import Refused
 from sluice.pipelines.lake import paths
-from sluice.pipelines.landing.landed_rows import offsets_of
+from sluice.pipelines.landing.landed_rows import get_offsets
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.kafka import FetchLimits, PartitionState
 from sluice.pipelines.model.plans import Slice
@@ -172,7 +172,7 @@ class _Comparison:
         transactions of one lane lie between those of others."""
         for n, source in enumerate(self._plan.sources):
             for rows in self._rows(n, source.ranges[-1].end):
-                self._not_sent(n, offsets_of(rows))
+                self._not_sent(n, get_offsets(rows))
         for partition, runs in sorted(self._named.items()):
             first, last = np.concatenate(runs, axis=1)
             order = np.argsort(first, kind="stable")
@@ -183,7 +183,7 @@ class _Comparison:
         """The plan's rows of a source from where the last call ended."""
         start, self._at[source] = self._at[source], max(end, self._at[source])
         for rows in self._cursors[source].read_between(start, end, lambda: CHUNK_ROWS):
-            wanted = inside(offsets_of(rows), self._plan.sources[source].ranges)
+            wanted = inside(get_offsets(rows), self._plan.sources[source].ranges)
             chosen = rows if wanted.all() else take_rows(rows, np.flatnonzero(wanted))
             self.report.rows += chosen.num_rows
             if chosen.num_rows:
@@ -192,7 +192,7 @@ class _Comparison:
     def _compare(
         self, source: int, rows: pa.RecordBatch, sent: _Sent, compared: Array, log: Mapping[int, pa.Table]
     ) -> None:
-        offsets = offsets_of(rows)
+        offsets = get_offsets(rows)
         positions = np.minimum(np.searchsorted(sent.offset, offsets), len(sent.offset) - 1)
         matched = sent.offset[positions] == offsets
         self._not_sent(source, offsets[~matched])

@@ -203,7 +203,7 @@ def asked_windows(feed: Feed, state: State, starts: Sequence[int]) -> list[tuple
     ranges = []
     for window in starts:
         for key in state.known():
-            r = windows.range_of(state, key, window, feed.window)
+            r = windows.find_range(state, key, window, feed.window)
             if r is None:
                 raise WindowIncomplete(
                     f"window {show_window(window)} is not complete: where it ends in {key} is not resolved",

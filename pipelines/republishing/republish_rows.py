@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from sluice.pipelines.audit.audit import list_live_receipts
 from sluice.pipelines.errors import Refused, UsageError
 from sluice.pipelines.lake import parquet
-from sluice.pipelines.landing.landed_rows import Rows, check_source, in_order, offsets_of, rows_in
+from sluice.pipelines.landing.landed_rows import Rows, check_source, get_offsets, in_order, read_rows
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.ranges import Range, union
 from sluice.pipelines.model.receipts import Part, Receipt
@@ -75,8 +75,8 @@ class Shelf:
         if part.path not in self._checked:
             check_source(self._lake, self._feed, part)
             self._checked.add(part.path)
-        with parquet.readable(part.path), self._lake.open(part.path) as opened:
-            yield from rows_in(opened, part)
+        with parquet.wrap_read_errors(part.path), self._lake.open(part.path) as opened:
+            yield from read_rows(opened, part)
 
 
 class Cursor:
@@ -89,7 +89,7 @@ class Cursor:
     def read_between(self, start: int, end: int, limit: Callable[[], int]) -> Iterator[pa.RecordBatch]:
         """Yields the rows with offsets in [start, end), in pieces of limited size. Pieces must not go back."""
         while (batch := self._next()) is not None:
-            first, stop = (int(n) for n in np.searchsorted(offsets_of(batch), (start, end)))
+            first, stop = (int(n) for n in np.searchsorted(get_offsets(batch), (start, end)))
             stop_here = min(stop, first + limit())
             if stop_here < batch.num_rows:
                 self._rest = batch.slice(stop_here)  # before the rows: whoever takes them may take no more
@@ -115,7 +115,7 @@ def records_of(rows: pa.RecordBatch, source: Source, plan: Republish, shape: Sha
         stamps = fixed_width(pa.int64(), np.full(rows.num_rows, now, np.int64))
     headers = rows.column(f"{prefix}headers").cast(HEADERS)
     if wishes.headers:
-        headers = with_coordinates(headers, source, offsets_of(rows))
+        headers = with_coordinates(headers, source, get_offsets(rows))
     return pa.RecordBatch.from_arrays(
         [rows.column(f"{prefix}key").cast(pa.binary()), value.cast(pa.binary()), stamps, headers], schema=TO_SEND
     )
@@ -131,7 +131,7 @@ def _typed_values(rows: pa.RecordBatch, source: Source, plan: Republish, shape: 
         return typed_values(rows, shape, plan.wishes.schema_id)
     except NotWritable as error:
         raise Refused(
-            f"the row of {source.key}:{int(offsets_of(rows)[error.item])} does not fit the feed's own schema: {error}",
+            f"the row of {source.key}:{int(get_offsets(rows)[error.item])} does not fit the feed's own schema: {error}",
             remedy="nothing of this transaction was sent; leave such rows out with --where, under a new --id",
         ) from None
 

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from sluice.pipelines.errors import CommitFenced, Refused, UsageError
 from sluice.pipelines.lake import paths
-from sluice.pipelines.landing.landed_rows import offsets_of
+from sluice.pipelines.landing.landed_rows import get_offsets
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.kafka import CommittedOffset
 from sluice.pipelines.ports import Clock, Delivered, Lake, Target
@@ -306,7 +306,7 @@ class _Transaction:
             records = records_of(rows, plan.sources[source], plan, self._run.shape, self._run.clock())
             numbers = np.arange(self.rows, self.rows + rows.num_rows)
             self._sources.append(np.full(rows.num_rows, source, np.int32))
-            self._offsets.append(offsets_of(rows).copy())
+            self._offsets.append(get_offsets(rows).copy())
             yield from self._count_batches(accumulator.add(records, self._where(records, source), numbers))
             self.rows += rows.num_rows
             self.held += records.nbytes
@@ -329,7 +329,7 @@ class _Transaction:
                 cursors[source] = self._shelf.cursor(source, start)
             for rows in cursors[source].read_between(start, end, self._most):
                 yield source, rows
-                self.reached = (done, int(offsets_of(rows)[-1]) + 1)
+                self.reached = (done, int(get_offsets(rows)[-1]) + 1)
                 if self._full():
                     return
             self.reached = (done + 1, -1)

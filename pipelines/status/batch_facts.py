@@ -15,9 +15,9 @@ from sluice.pipelines.contract.results import ExpectationOutcome, Result, contra
 from sluice.pipelines.model.plans import Plan, Task
 from sluice.pipelines.model.ranges import Range, union
 from sluice.pipelines.model.receipts import Counts, Drift, Part, PartKind, Receipt, count_files
-from sluice.pipelines.model.traffic import NO_TRAFFIC, BrokerTraffic, Traffic, all_brokers
+from sluice.pipelines.model.traffic import NO_TRAFFIC, BrokerTraffic, Traffic, sum_brokers
 from sluice.pipelines.status.broker_traffic import TopicTraffic, by_topic, notable
-from sluice.pipelines.validation.drift import drift_of
+from sluice.pipelines.validation.drift import sum_drift
 
 K = TypeVar("K")
 
@@ -135,7 +135,7 @@ class BatchFacts:
     @property
     def all_brokers(self) -> BrokerTraffic:
         """The traffic of all brokers together."""
-        return all_brokers(self.traffic.brokers)
+        return sum_brokers(self.traffic.brokers)
 
     @cached_property
     def broker_notes(self) -> list[str]:
@@ -144,7 +144,7 @@ class BatchFacts:
 
     @cached_property
     def drift(self) -> tuple[Drift, ...]:
-        return drift_of(self.receipts)
+        return sum_drift(self.receipts)
 
     @cached_property
     def outcomes(self) -> list[ExpectationOutcome]:

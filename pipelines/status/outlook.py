@@ -15,7 +15,7 @@ from itertools import islice
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode, OffsetStore
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.ledger.batches import oldest_first
+from sluice.pipelines.ledger.batches import reverse_batches
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.model.kafka import BrokerConfig, Key, OffsetAtTime, PartitionState
 from sluice.pipelines.ports import Cluster
@@ -217,7 +217,7 @@ def work(ledger: Ledger, state: State) -> list[BatchPace]:
     adopted slices of an earlier attempt, whose time is not their own.
     """
     landed = (b for b in state.batches.newest_first() if b.published is not None and not b.rewrites)
-    recent = [ledger.recall(b) for b in oldest_first(islice(landed, RECENT))]
+    recent = [ledger.recall(b) for b in reverse_batches(islice(landed, RECENT))]
     entries = ((b, ledger.publication(b)) for b in recent)
     own = ((b, e) for b, e in entries if not any(r.adopted for r in e.receipts))
     return [BatchPace(sum(r.slice.span for r in e.receipts), max(e.at - b.planned_at, 1)) for b, e in own]

@@ -94,7 +94,7 @@ class _Partition:
 
     def look(self, window: int, outside: OutsideFacts) -> tuple[int, int | None, Owes | None]:
         """Returns (accounted offsets, all offsets, pending offsets) of a window."""
-        r = windows.range_of(self._state, self.key, window, self._settings)
+        r = windows.find_range(self._state, self.key, window, self._settings)
         if r is None:
             return self._count_unresolved(window), None, Owes(self.key, None)
         if r.end <= self._frontier:
@@ -111,7 +111,7 @@ class _Partition:
 
         They lie in this window, or in later ones that are not pinned either.
         """
-        start = windows.boundary_of(self._state, self.key, window)
+        start = windows.find_boundary(self._state, self.key, window)
         if start is None:
             return 0
         end = max((r.end for r in self._accounted), default=start)

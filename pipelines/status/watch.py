@@ -17,7 +17,7 @@ from sluice.pipelines.feed.topic_selection import match
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.kafka import Isolation, Key, OpenTransaction, PartitionState, TopicPartition
 from sluice.pipelines.planning import origins, windows
-from sluice.pipelines.planning.held_back import HeldBack, held_back, unstable_partitions
+from sluice.pipelines.planning.held_back import HeldBack, find_unstable, list_held_back
 from sluice.pipelines.ports import Cluster
 from sluice.pipelines.status import strip
 from sluice.pipelines.status.outlook import Outlook, look_ahead
@@ -74,7 +74,7 @@ def view(cluster: Cluster, feeds: Iterable[Feed]) -> View:
     states: dict[str, list[PartitionState]] = {t: [] for t in wanted}
     for p in cluster.partitions(wanted, Isolation.READ_COMMITTED) if wanted else ():
         states[p.topic].append(p)
-    waiting = [p.tp for ps in states.values() for p in unstable_partitions(ps)]
+    waiting = [p.tp for ps in states.values() for p in find_unstable(ps)]
     return View(cluster.cluster_id(), topics, states, cluster.open_transactions(waiting) if waiting else {})
 
 
@@ -93,7 +93,7 @@ def watch(feed: Feed, ledger: Ledger, cluster: Cluster, previous: View, now: int
         cluster.forget()
         partitions = [_under(feed, p) for p in cluster.partitions(topics, Isolation.READ_COMMITTED)]
     changed = _unlike(feed, state, partitions)
-    sound = {origins.key_of(state, p): p for p in partitions if p.tp not in changed}
+    sound = {origins.find_key(state, p): p for p in partitions if p.tp not in changed}
     outlook = look_ahead(feed, ledger, state, cluster, sound, now)
     findings = [
         *(Finding("topics", e.message, e.remedy, severe=True) for e in missing),
@@ -102,7 +102,7 @@ def watch(feed: Feed, ledger: Ledger, cluster: Cluster, previous: View, now: int
         *_at_risk(feed, outlook),
         *_unwarned_findings(outlook),
         *_late(feed, outlook),
-        *hanging(held_back(feed, sound.values(), previous.holders, outlook.broker, now)),
+        *hanging(list_held_back(feed, sound.values(), previous.holders, outlook.broker, now)),
         *_partial(feed, ledger, state, sound, now),
         *_new(feed, state, partitions),
     ]
@@ -125,7 +125,7 @@ def _under(feed: Feed, p: PartitionState) -> PartitionState:
 
 
 def _unlike(feed: Feed, state: State, partitions: Iterable[PartitionState]) -> dict[TopicPartition, SluiceError]:
-    return {r.tp: r.error for p in partitions if (r := origins.incarnation_change(state, p, {}, feed.name))}
+    return {r.tp: r.error for p in partitions if (r := origins.check_incarnation(state, p, {}, feed.name))}
 
 
 def _changed_log_findings(changed: Mapping[TopicPartition, SluiceError]) -> Iterator[Finding]:
@@ -137,7 +137,7 @@ def _changed_log_findings(changed: Mapping[TopicPartition, SluiceError]) -> Iter
 def _lost(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
     for topic, lost in _by(outlook.lost, lambda o: o.key.topic).items():
         start = lost[0].lost[0].start
-        first = origins.out_of_range(start, lost[0].key, lost[0].partition, feed.name)
+        first = origins.explain_out_of_range(start, lost[0].key, lost[0].partition, feed.name)
         if first is not None:
             text = first.message + _more("; so it is in ", lost)
             yield Finding(f"lost {topic}", text, first.remedy, severe=True)
@@ -184,7 +184,7 @@ def _partial(
 ) -> Iterator[Finding]:
     """A finding for the oldest window that closed long ago and has landed only in part."""
     closed = now - feed.alerts.partial - feed.window.settle - feed.window.length
-    late = [w for w in windows.owed_windows(state, feed.window, now) if w <= closed][:WINDOWS]
+    late = [w for w in windows.list_owed_windows(state, feed.window, now) if w <= closed][:WINDOWS]
     ends = {k: p.last_stable_offset for k, p in sound.items()}
     facts = strip.outside_facts(ledger, state, ends, {}, ()) if late else strip.LEDGER_ALONE
     unfinished = (s for s in strip.standings(state, feed.window, late, now, facts) if s.done or s.batch is not None)

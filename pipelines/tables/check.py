@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from sluice.pipelines.errors import TableDiffers
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.ledger.tip import Trace, entries_lost
+from sluice.pipelines.ledger.tip import Trace, build_lost_error
 from sluice.pipelines.model.receipts import Part, PartKind
 from sluice.pipelines.model.tables import TableHead
 from sluice.pipelines.ports import Lake, Table
@@ -151,7 +151,7 @@ def check_owner(table: Table, head: TableHead, state: State, feed: str) -> None:
             remedy="give the feed's table another name, or drop that one if nobody needs it",
         )
     if head.mark > state.number:
-        raise entries_lost(feed, state.newest, [Trace(head.mark - 1, f"{table.name} names entry {head.mark - 1}")])
+        raise build_lost_error(feed, state.newest, [Trace(head.mark - 1, f"{table.name} names entry {head.mark - 1}")])
 
 
 def differs(table: Table, comparison: Compared, feed: str) -> TableDiffers:

@@ -37,7 +37,7 @@ from sluice.pipelines.tables.owed import (
     since,
 )
 from sluice.pipelines.tables.table_windows import CompleteWindows, retry_outdated
-from sluice.pipelines.util.parallel import each
+from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import many
 
 READ_BATCHES = 500
@@ -278,7 +278,9 @@ class _Publisher:
         if len(candidates) > MANY_PATHS:
             return {path for root in self._roots for path in self.lake.list(root)}.intersection(candidates)
         return {
-            path for path, size in zip(candidates, each(self.lake.size, candidates), strict=True) if size is not None
+            path
+            for path, size in zip(candidates, map_parallel(self.lake.size, candidates), strict=True)
+            if size is not None
         }
 
     @property

@@ -92,7 +92,7 @@ class CompleteWindows:
 def complete_windows(state: State, settings: WindowSettings) -> tuple[int, ...]:
     """The starts (ms) of the complete windows whose rows can be read, oldest first. Of a long silence, only the newest
     windows are among them."""
-    done = windows.complete_of(state, windows.manifest_windows(state, settings), settings)
+    done = windows.complete_of(state, windows.list_manifest_windows(state, settings), settings)
     return tuple(t for t in done if not is_retired(state, t, settings.length))
 
 

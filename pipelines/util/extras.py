@@ -43,10 +43,10 @@ def explain_import_error(error: ImportError) -> SetupError | None:
     package = (error.name or "").partition(".")[0]
     if package not in BRINGS:
         return None
-    return lacks(package)
+    return build_missing_error(package)
 
 
-def lacks(package: str) -> SetupError:
+def build_missing_error(package: str) -> SetupError:
     """What to say where `package` is missing."""
     return SetupError(f"{package} is not installed", remedy=f"pip install 'sluice[{BRINGS[package]}]'")
 
@@ -55,7 +55,7 @@ def require(*packages: str) -> None:
     """Raise SetupError for the first of the packages that is not installed; none is imported."""
     for package in packages:
         if find_spec(package) is None:
-            raise lacks(package)
+            raise build_missing_error(package)
 
 
 @contextmanager

@@ -5,8 +5,8 @@ Every line has `time`, `level`, `logger`, `message`, and the keys of `ABOUT`, nu
     {"time": "2026-11-20T14:05:00.123Z", "level": "info", "logger": "sluice", "run": "5f…", "feed": "orders",
      "batch": 7, "window": "2026-11-20T13:00", "task": null, "message": "land"}
 
-Other keys come from the line itself (`extra={"about": {...}}`). A process says with `about` what it works on; threads
-that it starts say so themselves. To run several feeds, use a thread for each.
+Other keys come from the line itself (`extra={"about": {...}}`). `log_context` sets the keys for the current thread;
+threads that it starts set their own. To run several feeds, use a thread for each.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def as_json() -> bool:
 
 
 @contextmanager
-def about(**what: str | int | None) -> Iterator[None]:
+def log_context(**what: str | int | None) -> Iterator[None]:
     """Until the block ends, lines of this thread are about this, too. None says nothing."""
     before = _about.get()
     _about.set({**before, **{k: v for k, v in what.items() if v is not None}})
@@ -47,8 +47,8 @@ def about(**what: str | int | None) -> Iterator[None]:
         _about.set(before)
 
 
-def here() -> Mapping[str, Any]:
-    """What lines of this thread are about: for `about` in a thread that works for it."""
+def get_context() -> Mapping[str, Any]:
+    """What lines of this thread are about: for `log_context` in a thread that works for it."""
     return _about.get()
 
 

@@ -20,7 +20,7 @@ One = TypeVar("One")
 Done = TypeVar("Done")
 
 
-def each(work: Callable[[One], Done], items: Sequence[One], patience: float = PATIENCE) -> list[Done]:
+def map_parallel(work: Callable[[One], Done], items: Sequence[One], patience: float = PATIENCE) -> list[Done]:
     """The results of `work` for each item, in order.
 
     One thread begins; another one joins whenever no item was finished for `patience` seconds (0: at once). Within

@@ -23,16 +23,16 @@ _PREFIX = "sluice-"
 _HELD = "held"
 
 
-def root() -> Path:
+def get_root() -> Path:
     """This process's folder, which no other user may enter. Raises OSError.
 
     The first call makes it, and removes what killed processes left.
     """
-    return _root(os.getpid())
+    return _create_root(os.getpid())
 
 
 @cache
-def _root(pid: int) -> Path:
+def _create_root(pid: int) -> Path:
     clear()
     hidden = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
     handle = os.open(hidden / _HELD, os.O_CREAT | os.O_RDWR, 0o600)  # stays open, and locked, until the process ends

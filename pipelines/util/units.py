@@ -25,15 +25,15 @@ def parse_size(value: object) -> int:
     """The bytes that `1048576`, `128MiB` or `2 GB` means. Raises ValueError."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    return _amount(value, _SIZES, default="B", wanted="a size: bytes as a number, or such as 64KiB, 128MiB, 2GiB")
+    return _parse_amount(value, _SIZES, default="B", wanted="a size: bytes as a number, or such as 64KiB, 128MiB, 2GiB")
 
 
 def parse_duration(value: object) -> int:
     """The milliseconds that `250ms`, `30s`, `30m`, `12h` or `7d` means. Raises ValueError."""
-    return _amount(value, _DURATIONS, default="", wanted="a duration such as 30s, 30m, 12h or 7d")
+    return _parse_amount(value, _DURATIONS, default="", wanted="a duration such as 30s, 30m, 12h or 7d")
 
 
-def _amount(value: object, units: dict[str, int], default: str, wanted: str) -> int:
+def _parse_amount(value: object, units: dict[str, int], default: str, wanted: str) -> int:
     match = _AMOUNT.fullmatch(value.strip()) if isinstance(value, str) else None
     factor = units.get(match[2] or default) if match else None
     if match is None or factor is None:
@@ -44,15 +44,15 @@ def _amount(value: object, units: dict[str, int], default: str, wanted: str) -> 
 def parse_instant(value: object) -> int:
     """An ISO 8601 time with zone, from 1970 on, as ms since the epoch. Raises ValueError."""
     if isinstance(value, datetime):
-        return _since_epoch(value)
+        return _to_ms(value)
     try:
-        return _since_epoch(datetime.fromisoformat(str(value).strip()))
+        return _to_ms(datetime.fromisoformat(str(value).strip()))
     except (ValueError, OverflowError):
         pass
     raise ValueError("is not an ISO time with zone such as 2026-11-20T14:00:00Z, from 1970 on")
 
 
-def _since_epoch(moment: datetime) -> int:
+def _to_ms(moment: datetime) -> int:
     if moment.tzinfo is None or moment < EPOCH:
         raise ValueError("no zone, or before 1970")
     return (moment - EPOCH) // timedelta(milliseconds=1)
@@ -83,7 +83,7 @@ def parse_window(value: object) -> int:
         raise ValueError("is not a window: write its start in UTC, such as 2026-11-20T14 or 2026-11-20T14:15")
     year, month, day, hour, minute = (int(part or 0) for part in match.groups())
     try:
-        return _since_epoch(datetime(year, month, day, hour, minute, tzinfo=UTC))
+        return _to_ms(datetime(year, month, day, hour, minute, tzinfo=UTC))
     except ValueError:
         raise ValueError("is not a time that the calendar has, from 1970 on") from None
 
@@ -110,6 +110,6 @@ def many(n: int, thing: str, things: str = "") -> str:
     return f"{n:,} {thing}" if n == 1 else f"{n:,} {things or f'{thing}s'}"
 
 
-def safe_text(text: str, limit: int = 80) -> str:
+def sanitize(text: str, limit: int = 80) -> str:
     """Text from outside, for an error: at most `most` characters, on one line, all printable."""
     return "".join(c if c.isprintable() else "�" for c in text[:limit])

@@ -50,7 +50,7 @@ class Drifts:
         return tuple(d for d in drifts if d.kind is not DriftKind.MISSING or d.records == self._typed)
 
 
-def drift_of(receipts: Sequence[Receipt]) -> tuple[Drift, ...]:
+def sum_drift(receipts: Sequence[Receipt]) -> tuple[Drift, ...]:
     """The drift of several slices together, sorted by kind and field.
 
     A field is missing if it is missing in every slice that landed rows. `first` is the smallest of the offsets,
@@ -73,16 +73,16 @@ def check_drift(receipts: Sequence[Receipt], policies: Policies) -> None:
 
     if policies.on_drift is not OnDrift.FAIL:
         return
-    drifts = [d for d in drift_of(receipts) if d.kind is not DriftKind.MISSING]
+    drifts = [d for d in sum_drift(receipts) if d.kind is not DriftKind.MISSING]
     if not drifts:
         return
-    lines = "".join(f"\n    {describe_drift(d)}, the first at {_first(d, receipts)}" for d in drifts[:_SAID])
+    lines = "".join(f"\n    {describe_drift(d)}, the first at {_find_first(d, receipts)}" for d in drifts[:_SAID])
     more = f"\n    and {len(drifts) - _SAID} more" if len(drifts) > _SAID else ""
     raise SchemaDrifted(
         f"records differ from the schema, and the feed has `on_drift: fail`; nothing is published:{lines}{more}",
         remedy="name these fields in the feed's schema, or take them in with `policies.on_drift: extra` or `evolve`, "
         "and run again: what was read is kept as long as the schema is the same",
-        breaches=[Breach("schema", describe_drift(d), "", d.records, 0, (_first(d, receipts),)) for d in drifts],
+        breaches=[Breach("schema", describe_drift(d), "", d.records, 0, (_find_first(d, receipts),)) for d in drifts],
     )
 
 
@@ -105,7 +105,7 @@ def describe_drift(drift: Drift) -> str:
     return f"{name}{type_text} {_WORDS[drift.kind]}, {many(drift.records, 'record')}"
 
 
-def _first(drift: Drift, receipts: Sequence[Receipt]) -> str:
+def _find_first(drift: Drift, receipts: Sequence[Receipt]) -> str:
     """The place of the first such record, in the order of the receipts."""
     at = ((r.slice.tp, d) for r in receipts for d in r.drift if (d.kind, d.field) == (drift.kind, drift.field))
     tp, offset = next(at)

@@ -58,7 +58,7 @@ class StagedTable:
         """An empty table that is removed when the block ends. Raises Failed when there is no room to spill."""
         import duckdb
 
-        with tempfile.TemporaryDirectory(dir=scratch.root()) as folder:
+        with tempfile.TemporaryDirectory(dir=scratch.get_root()) as folder:
             try:
                 with duckdb.connect() as db:
                     db.execute(f"set memory_limit = '{memory >> 10}KiB'; set threads = {_THREADS}")
@@ -80,14 +80,14 @@ class StagedTable:
         needed = [n for n in (*self._types, self._tombstone, self._offset) if n]
         for at, receipt in enumerate(receipts):
             for part in receipt.of(PartKind.LANDED):
-                for batch in parquet.rows_of_part(lake, part, part.staged, ROWS_AT_ONCE, list(dict.fromkeys(needed))):
+                for batch in parquet.read_part(lake, part, part.staged, ROWS_AT_ONCE, list(dict.fromkeys(needed))):
                     self._insert(at, batch)
         if self._made:
             (self.rows,) = self._one("select count(*) from t")
 
     def _insert(self, at: int, batch: pa.RecordBatch) -> None:
         columns = {c: _to_duckdb(batch.column(n), self._types[n]) for n, c in self._names.items()}
-        chosen = [_value(c, self._types[n]) for n, c in self._names.items()]
+        chosen = [_select_value(c, self._types[n]) for n, c in self._names.items()]
         if self._offset:
             columns["o"] = batch.column(self._offset)
             chosen += [f"{at}::int32 as r", "o"]
@@ -209,7 +209,7 @@ def _to_duckdb(column: pa.Array, t: Type) -> pa.Array:
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
-def _value(c: str, t: Type) -> str:
+def _select_value(c: str, t: Type) -> str:
     if t.kind in _FLOATS:
         return f"case when isnan({c}) then null else {c} end as {c}"
     return f"nullif({c}, false) as {c}" if family(t) is Family.NESTED else c

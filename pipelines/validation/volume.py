@@ -39,17 +39,17 @@ class NoHistoryError(Exception):
         self.strict = strict
 
 
-def bounds(e: Expectation, earlier: Sequence[int]) -> tuple[float | None, float | None]:
+def find_bounds(e: Expectation, earlier: Sequence[int]) -> tuple[float | None, float | None]:
     """The least and the most rows that the expectation allows; None where there is no bound.
 
     `earlier` are the row counts of earlier batches, the newest first. Raises NoHistoryError when there are too few.
     """
-    minimum = _bound(e, "min_value", earlier, lambda w: 1 - float(w["offset"]["negative"]))
-    maximum = _bound(e, "max_value", earlier, lambda w: 1 + float(w["offset"]["positive"]))
+    minimum = _compute_bound(e, "min_value", earlier, lambda w: 1 - float(w["offset"]["negative"]))
+    maximum = _compute_bound(e, "max_value", earlier, lambda w: 1 + float(w["offset"]["positive"]))
     return minimum, maximum
 
 
-def _bound(
+def _compute_bound(
     e: Expectation, name: str, earlier: Sequence[int], factor: Callable[[Mapping[str, Any]], float]
 ) -> float | None:
     value = e.kwargs.get(name)
@@ -62,16 +62,16 @@ def _bound(
     return FUNCTIONS[window["constraint_fn"]](rows) * factor(window)
 
 
-def earlier_rows(state: State, request: Request, before: int) -> list[int]:
+def count_earlier_rows(state: State, request: Request, before: int) -> list[int]:
     """How many rows each earlier batch landed, the newest first.
 
     Counts batches that were planned before ledger number `before`, for the same kind of request and the same
     partitions, and that landed as a whole.
     """
-    like = (b for b in state.batches.newest_first(before) if _kind(b.request) == _kind(request))
+    like = (b for b in state.batches.newest_first(before) if _get_kind(b.request) == _get_kind(request))
     return [b.rows for b in like if b.published is not None and not b.failed]
 
 
-def _kind(request: Request) -> tuple[object, ...]:
+def _get_kind(request: Request) -> tuple[object, ...]:
     """What requests must have in common to be compared: one window or several, and the same partitions."""
     return request.kind, request.until is None, request.only

@@ -35,7 +35,7 @@ from sluice.pipelines.schema.schema import Kind, Type
 from sluice.pipelines.util.units import many
 from sluice.pipelines.validation import volume
 from sluice.pipelines.validation.duckdb_table import MEMORY, Counted, StagedTable
-from sluice.pipelines.validation.volume import earlier_rows
+from sluice.pipelines.validation.volume import count_earlier_rows
 
 Number = int | float | Decimal
 NO_ROWS = "no rows"
@@ -45,10 +45,10 @@ _MAX_NAMES = 20
 def hold_whole(
     shape: Shape, receipts: Sequence[Receipt], lake: Lake, earlier: Sequence[int] = (), memory: int = MEMORY
 ) -> tuple[Result, ...]:
-    """The result of each expectation about whole batches, in the contract's order, over the receipts' staged parts.
+    """Returns the results of the batch's expectations, in the contract's order, from the receipts' staged parts.
 
-    `earlier` are the row counts of earlier batches (`volume.earlier_rows`). `memory` (bytes) bounds DuckDB. Raises
-    Failed when the local disk has no room, LakeUnavailable, PartUnreadable.
+    `earlier` are the row counts of earlier batches (`volume.count_earlier_rows`). `memory` (bytes) limits DuckDB.
+    Raises Failed if the local disk is full, LakeUnavailable, PartUnreadable.
     """
     expectations = [
         e for e in (shape.contract.expectations if shape.contract else ()) if ENTRIES[e.type].scope is Scope.WHOLE
@@ -60,7 +60,7 @@ def hold_whole(
     return tuple(sorted(results, key=lambda r: r.expectation))
 
 
-def between(value: Any, e: Expectation, low: Any, high: Any) -> bool:
+def is_between(value: Any, e: Expectation, low: Any, high: Any) -> bool:
     """Whether the value lies within the bounds. A bound itself is inside unless the expectation is strict.
 
     None and NaN never lie within.
@@ -84,45 +84,47 @@ class BatchFacts:
     earlier: Sequence[int]
 
 
-def _row_count(e: Expectation, batch: BatchFacts) -> Result:
+def _check_row_count(e: Expectation, batch: BatchFacts) -> Result:
     try:
-        low, high = volume.bounds(e, batch.earlier)
+        low, high = volume.find_bounds(e, batch.earlier)
     except volume.NoHistoryError as none:
         return Result(e.place, not none.strict, f"{batch.rows:,} rows; {none}")
-    return Result(e.place, between(batch.rows, e, low, high), f"{batch.rows:,} rows")
+    return Result(e.place, is_between(batch.rows, e, low, high), f"{batch.rows:,} rows")
 
 
-def _rows_equal(e: Expectation, batch: BatchFacts) -> Result:
+def _check_rows_equal(e: Expectation, batch: BatchFacts) -> Result:
     return Result(e.place, batch.rows == e.kwargs["value"], f"{batch.rows:,} rows")
 
 
-def _column_count(e: Expectation, batch: BatchFacts) -> Result:
+def _check_column_count(e: Expectation, batch: BatchFacts) -> Result:
     there = len(batch.columns)
-    return Result(e.place, between(there, e, e.kwargs.get("min_value"), e.kwargs.get("max_value")), f"{there} columns")
+    return Result(
+        e.place, is_between(there, e, e.kwargs.get("min_value"), e.kwargs.get("max_value")), f"{there} columns"
+    )
 
 
-def _columns_equal(e: Expectation, batch: BatchFacts) -> Result:
+def _check_columns_equal(e: Expectation, batch: BatchFacts) -> Result:
     return Result(e.place, len(batch.columns) == e.kwargs["value"], f"{len(batch.columns)} columns")
 
 
-def _column_set(e: Expectation, batch: BatchFacts) -> Result:
+def _check_column_set(e: Expectation, batch: BatchFacts) -> Result:
     wanted, there = set(e.kwargs["column_set"]), set(batch.columns)
     missing, more = sorted(wanted - there), sorted(there - wanted)
     passed = not missing and not (more and get_argument(e, "exact_match"))
-    differences = [f"{word} {_brief(names)}" for word, names in (("without", missing), ("with", more)) if names]
+    differences = [f"{word} {_shorten_names(names)}" for word, names in (("without", missing), ("with", more)) if names]
     return Result(e.place, passed, "; ".join(differences))
 
 
-def _column_list(e: Expectation, batch: BatchFacts) -> Result:
-    return Result(e.place, list(batch.columns) == list(e.kwargs["column_list"]), _brief(batch.columns))
+def _check_column_list(e: Expectation, batch: BatchFacts) -> Result:
+    return Result(e.place, list(batch.columns) == list(e.kwargs["column_list"]), _shorten_names(batch.columns))
 
 
-def _brief(names: Sequence[str]) -> str:
+def _shorten_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
     return ", ".join(names[:_MAX_NAMES]) + more
 
 
-def _column_exists(e: Expectation, batch: BatchFacts) -> Result:
+def _check_column_exists(e: Expectation, batch: BatchFacts) -> Result:
     """Great Expectations counts a column's index from 0, and takes index 0 for any place."""
     name, index = e.kwargs["column"], e.kwargs.get("column_index")
     passed = batch.columns[index : index + 1] == (name,) if index else name in batch.columns
@@ -130,13 +132,13 @@ def _column_exists(e: Expectation, batch: BatchFacts) -> Result:
 
 
 _OF_TABLES: Mapping[str, Callable[[Expectation, BatchFacts], Result]] = {
-    "expect_table_row_count_to_be_between": _row_count,
-    "expect_table_row_count_to_equal": _rows_equal,
-    "expect_table_column_count_to_be_between": _column_count,
-    "expect_table_column_count_to_equal": _columns_equal,
-    "expect_table_columns_to_match_set": _column_set,
-    "expect_table_columns_to_match_ordered_list": _column_list,
-    "expect_column_to_exist": _column_exists,
+    "expect_table_row_count_to_be_between": _check_row_count,
+    "expect_table_row_count_to_equal": _check_rows_equal,
+    "expect_table_column_count_to_be_between": _check_column_count,
+    "expect_table_column_count_to_equal": _check_columns_equal,
+    "expect_table_columns_to_match_set": _check_column_set,
+    "expect_table_columns_to_match_ordered_list": _check_column_list,
+    "expect_column_to_exist": _check_column_exists,
 }
 
 
@@ -189,18 +191,18 @@ def _of_aggregates(
 
 
 def _of_extreme(e: Expectation, value: Any, t: Type) -> Result:
-    low, high = (_bound(t, e.kwargs.get(name)) for name in ("min_value", "max_value"))
+    low, high = (_read_bound(t, e.kwargs.get(name)) for name in ("min_value", "max_value"))
     compared = value * literals.PER_UNIT[literals.unit_of(t)] if value is not None and _is_time(t) else value
-    return Result(e.place, between(compared, e, low, high), _format_value(value, t))
+    return Result(e.place, is_between(compared, e, low, high), _format_value(value, t))
 
 
 def _of_number(e: Expectation, value: Number | None) -> Result:
     return Result(
-        e.place, between(value, e, e.kwargs.get("min_value"), e.kwargs.get("max_value")), format_number(value)
+        e.place, is_between(value, e, e.kwargs.get("min_value"), e.kwargs.get("max_value")), format_number(value)
     )
 
 
-def _bound(t: Type, value: object) -> Any:
+def _read_bound(t: Type, value: object) -> Any:
     """The bound, as exact as the column: for a float32 column, 0.1 means the float32 nearest to it."""
     if value is None:
         return None
@@ -212,7 +214,7 @@ def _is_time(t: Type) -> bool:
     return literals.family(t) is Family.TIME
 
 
-def _median(e: Expectation, table: StagedTable) -> Result:
+def _check_median(e: Expectation, table: StagedTable) -> Result:
     column = e.kwargs["column"]
     n = table.aggregates([("count", column)])["count", column]
     if not n:
@@ -223,7 +225,7 @@ def _median(e: Expectation, table: StagedTable) -> Result:
     return _of_number(e, float(middle) if isinstance(middle, Decimal) else middle)
 
 
-def _quantiles(e: Expectation, table: StagedTable) -> Result:
+def _check_quantiles(e: Expectation, table: StagedTable) -> Result:
     """For each quantile the value at the nearest rank; of two equally near ranks, the even one."""
     column, ranges = e.kwargs["column"], e.kwargs["quantile_ranges"]
     n = table.aggregates([("count", column)])["count", column]
@@ -232,12 +234,12 @@ def _quantiles(e: Expectation, table: StagedTable) -> Result:
     ranks = [round((n - 1) * q) for q in ranges["quantiles"]]
     values = table.ranked(column, ranks)
     pairs = zip((values[rank] for rank in ranks), ranges["value_ranges"], strict=True)
-    passed = all(_near(value, *limits) for value, limits in pairs)
+    passed = all(_is_near(value, *limits) for value, limits in pairs)
     values_text = (f"{q:g}: {format_number(values[rank])}" for q, rank in zip(ranges["quantiles"], ranks, strict=True))
     return Result(e.place, passed, "; ".join(values_text))
 
 
-def _near(value: Number, low: Number | None, high: Number | None) -> bool:
+def _is_near(value: Number, low: Number | None, high: Number | None) -> bool:
     """Whether the value lies in the range, or within Great Expectations' tolerance (1 in 10,000) of its ends."""
     number = float(value)
     low, high = (-math.inf if low is None else float(low)), (math.inf if high is None else float(high))
@@ -247,12 +249,12 @@ def _near(value: Number, low: Number | None, high: Number | None) -> bool:
 
 
 _QUANTILES: Mapping[str, Callable[[Expectation, StagedTable], Result]] = {
-    "expect_column_median_to_be_between": _median,
-    "expect_column_quantile_values_to_be_between": _quantiles,
+    "expect_column_median_to_be_between": _check_median,
+    "expect_column_quantile_values_to_be_between": _check_quantiles,
 }
 
 
-def _unique(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Result:
+def _check_unique(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Result:
     ignored = get_argument(e, "ignore_row_if") if "column_list" in e.kwargs else "any_value_is_missing"
     which = {"all_values_are_missing": values.some, "any_value_is_missing": values.full, "never": values.all}[ignored]
     checked, unexpected = values.repeated(which)
@@ -260,16 +262,16 @@ def _unique(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Res
     return Result(e.place, enough(checked, unexpected, get_argument(e, "mostly")), "", checked, unexpected, first)
 
 
-def _distinct_count(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Result:
+def _check_distinct_count(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Result:
     return _of_number(e, values.distinct)
 
 
-def _distinct_share(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Result:
+def _check_distinct_share(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Result:
     checked, _ = values.repeated(values.full)
     return _of_number(e, values.distinct / checked if checked else 0)
 
 
-def _distinct_set(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Result:
+def _check_distinct_set(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Result:
     """Reports the number of values outside and of missing members, never the values themselves."""
     strange, missing = values.against([literals.member(t, value) for value in e.kwargs["value_set"]])
     wrong = {
@@ -280,7 +282,7 @@ def _distinct_set(e: Expectation, values: Counted, table: StagedTable, t: Type) 
     return Result(e.place, not wrong, f"{many(strange, 'other value')}, {missing:,} of the set missing")
 
 
-def _most_common(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Result:
+def _check_most_common(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Result:
     modes, inside, often = values.most_common([literals.member(t, value) for value in e.kwargs["value_set"]])
     passed = inside > 0 if get_argument(e, "ties_okay") else modes == inside == 1
     return Result(e.place, passed, f"{many(modes, 'value')} {often:,} times, {inside:,} of the set")
@@ -288,13 +290,13 @@ def _most_common(e: Expectation, values: Counted, table: StagedTable, t: Type) -
 
 _UNIQUE = ("expect_column_values_to_be_unique", "expect_compound_columns_to_be_unique")
 _COUNTED: Mapping[str, Callable[[Expectation, Counted, StagedTable, Type], Result]] = {
-    **dict.fromkeys(_UNIQUE, _unique),
-    "expect_column_unique_value_count_to_be_between": _distinct_count,
-    "expect_column_proportion_of_unique_values_to_be_between": _distinct_share,
-    "expect_column_distinct_values_to_be_in_set": _distinct_set,
-    "expect_column_distinct_values_to_contain_set": _distinct_set,
-    "expect_column_distinct_values_to_equal_set": _distinct_set,
-    "expect_column_most_common_value_to_be_in_set": _most_common,
+    **dict.fromkeys(_UNIQUE, _check_unique),
+    "expect_column_unique_value_count_to_be_between": _check_distinct_count,
+    "expect_column_proportion_of_unique_values_to_be_between": _check_distinct_share,
+    "expect_column_distinct_values_to_be_in_set": _check_distinct_set,
+    "expect_column_distinct_values_to_contain_set": _check_distinct_set,
+    "expect_column_distinct_values_to_equal_set": _check_distinct_set,
+    "expect_column_most_common_value_to_be_in_set": _check_most_common,
 }
 DECIDED = frozenset({*_OF_TABLES, *_AGGREGATES, *_QUANTILES, *_COUNTED})
 """The types of expectation that this module decides."""
@@ -315,7 +317,7 @@ def _format_value(value: Any, t: Type) -> str:
         return format_number(None)
     try:
         if _is_time(t):
-            return _moment(value * literals.PER_UNIT[literals.unit_of(t)])
+            return _format_moment(value * literals.PER_UNIT[literals.unit_of(t)])
         return (
             str(date(1970, 1, 1) + timedelta(days=value)) if literals.family(t) is Family.DAY else format_number(value)
         )
@@ -323,7 +325,7 @@ def _format_value(value: Any, t: Type) -> str:
         return f"{value:,} since 1970"
 
 
-def _moment(nanoseconds: int) -> str:
+def _format_moment(nanoseconds: int) -> str:
     seconds, rest = divmod(nanoseconds, 10**9)
     text = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
     return text + (f".{rest:09}".rstrip("0") if rest else "") + "Z"
@@ -342,7 +344,7 @@ def check_contract(
     """
     if shape.contract is None or not receipts:
         return ()
-    earlier = earlier_rows(ledger.read(), batch.request, batch.id)
+    earlier = count_earlier_rows(ledger.read(), batch.request, batch.id)
     results = hold_whole(shape, receipts, lake, earlier)
     broken = [o for o in contract_results(shape.contract, receipts, results) if o.refuses]
     if not broken:
@@ -355,11 +357,11 @@ def check_contract(
         remedy="look at its rows with `sluice peek TOPIC:PARTITION:OFFSET`; fix "
         f"feeds/{ledger.feed}.contract.json, or what produces the records, and run again: what was read is kept as "
         "long as the contract is the same",
-        breaches=[_breach(o) for o in broken],
+        breaches=[_build_breach(o) for o in broken],
     )
 
 
-def _breach(o: ExpectationOutcome) -> Breach:
+def _build_breach(o: ExpectationOutcome) -> Breach:
     return Breach("contract", _describe_broken(o), o.expectation.type, o.unexpected, o.checked, o.first)
 
 

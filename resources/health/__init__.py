@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from sluice.pipelines.errors import SluiceError
-from sluice.pipelines.model.health import Diagnosis, failed, of_error
+from sluice.pipelines.model.health import Diagnosis, of_error, report_failure
 
 SECONDS = 20.0
 """Time limit of a check."""
@@ -52,7 +52,9 @@ class _Look:
         self._thread.join(max(0.0, until - time.monotonic()))
         diagnoses = list(self.diagnoses)
         if self._thread.is_alive():
-            diagnoses.append(failed(self.title, f"no answer within {seconds:.0f} s", "see whether what it asks is up"))
+            diagnoses.append(
+                report_failure(self.title, f"no answer within {seconds:.0f} s", "see whether what it asks is up")
+            )
         return diagnoses
 
     def _run(self) -> None:
@@ -63,8 +65,10 @@ class _Look:
             self.diagnoses.append(of_error(self.title, error))
         except OSError as error:
             where = f": {error.filename}" if error.filename else ""
-            self.diagnoses.append(failed(self.title, f"{error.strerror or error}{where}", "fix that and repeat"))
+            self.diagnoses.append(
+                report_failure(self.title, f"{error.strerror or error}{where}", "fix that and repeat")
+            )
         except Exception as error:  # noqa: BLE001 - the others' findings are told whatever this one met
             self.diagnoses.append(
-                failed(self.title, f"unforeseen {type(error).__name__}", "report it, with what was done")
+                report_failure(self.title, f"unforeseen {type(error).__name__}", "report it, with what was done")
             )

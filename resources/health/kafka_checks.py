@@ -16,8 +16,16 @@ from sluice.pipelines.feed.rights import Operation, ResourceKind, Right, rights_
 from sluice.pipelines.feed.sections import CommitMode, OffsetStore
 from sluice.pipelines.feed.topic_selection import match
 from sluice.pipelines.model.consumer_groups import GroupState
-from sluice.pipelines.model.health import Diagnosis, Health, failed, of_error, ok, skipped, warning
-from sluice.pipelines.util.parallel import each
+from sluice.pipelines.model.health import (
+    Diagnosis,
+    Health,
+    of_error,
+    report_failure,
+    report_ok,
+    report_skipped,
+    report_warning,
+)
+from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import many, show_about, show_duration
 from sluice.resources.health import Check, examine
 from sluice.resources.kafka.cluster.visit import KafkaVisit
@@ -32,7 +40,7 @@ def examine_registry(feed: Feed) -> Iterator[Diagnosis]:
     """Yields nothing for a feed without a registry. Raises RegistryUnavailable, NotAuthorized."""
     if feed.registry is not None:
         count = len(client_of(feed.registry).subjects())
-        yield ok("registry", f"{feed.registry.url} answers; {many(count, 'subject')}")
+        yield report_ok("registry", f"{feed.registry.url} answers; {many(count, 'subject')}")
 
 
 def examine_offsets(feed: Feed) -> Iterator[Diagnosis]:
@@ -44,16 +52,16 @@ def examine_offsets(feed: Feed) -> Iterator[Diagnosis]:
         view, count = groups.view(feed.group), len(groups.committed(feed.group))
     others = [m for m in view.members or () if m.client_id != CLIENT_ID]
     if others and feed.commit is not CommitMode.NONE:
-        yield warning(
+        yield report_warning(
             "offsets",
             f"{view.coordinator}: group {feed.group} has {many(len(others), 'consumer')}: {others[0].member_id}. A run "
             "waits for them, and lands nothing while they are there",
             f"stop them; who they are: sluice groups describe --feed {feed.name}",
         )
     elif view.state == GroupState.DEAD:
-        yield ok("offsets", f"{view.coordinator}; group {feed.group} is not there yet")
+        yield report_ok("offsets", f"{view.coordinator}; group {feed.group} is not there yet")
     else:
-        yield ok("offsets", f"{view.coordinator}; group {feed.group} has {many(count, 'offset')}")
+        yield report_ok("offsets", f"{view.coordinator}; group {feed.group} has {many(count, 'offset')}")
 
 
 OLDEST = (2, 8)
@@ -96,7 +104,7 @@ def examine_kafka(settings: KafkaSettings, feeds: tuple[Feed, ...]) -> list[Diag
         failures = examine(cluster, [Check("address", addresses)])
         if all(d.health is Health.FAILED for d in failures):
             rest = ", ".join([*(c.title for c in CHECKS), *(c.title for c in OF_FEED)])
-            return [*failures, skipped(rest, "not asked, since no address answers")]
+            return [*failures, report_skipped(rest, "not asked, since no address answers")]
         checks = [*CHECKS, *(_of_feed(c, f, alone=len(feeds) == 1) for f in feeds for c in OF_FEED)]
         return [*failures, *examine(cluster, checks)]
 
@@ -113,7 +121,7 @@ def _of_feed(check: Check[OneFeed], feed: Feed, *, alone: bool) -> Check[Cluster
             for one in check.look(OneFeed(feed, cluster.visit)):
                 yield replace(one, title=_title(one.title, feed, alone=alone))
         except NotAuthorized:
-            yield skipped(_title(check.title, feed, alone=alone), UNSEEN)
+            yield report_skipped(_title(check.title, feed, alone=alone), UNSEEN)
 
     return Check(_title(check.title, feed, alone=alone), look)
 
@@ -125,15 +133,15 @@ def addresses(cluster: Cluster) -> Iterator[Diagnosis]:
     """Check each bootstrap address separately: clients take any of them, so a dead one costs time until it
     matters."""
     names = cluster.settings.bootstrap.split(",")
-    errors = each(lambda name: _error_of(lambda: cluster.visit.reach(name)), names, patience=0)
+    errors = map_parallel(lambda name: _error_of(lambda: cluster.visit.reach(name)), names, patience=0)
     none_answers = all(errors)
     for name, error in zip(names, errors, strict=True):
         if error is None:
-            yield ok("address", f"{name} answers{_login(cluster.settings)}")
+            yield report_ok("address", f"{name} answers{_login(cluster.settings)}")
         elif none_answers:
             yield of_error("address", error)
         else:
-            yield warning("address", error.message, error.remedy)
+            yield report_warning("address", error.message, error.remedy)
 
 
 def _login(settings: KafkaSettings) -> str:
@@ -161,17 +169,17 @@ def brokers(cluster: Cluster) -> Iterator[Diagnosis]:
         except SluiceError as error:
             return error
 
-    releases = each(release, [b.id for b in visible], patience=0)
+    releases = map_parallel(release, [b.id for b in visible], patience=0)
     for broker, answer in zip(visible, releases, strict=True):
         if isinstance(answer, SluiceError):
             advertised = f"clients are sent to {broker.address} (advertised.listeners): it must be right from here, too"
-            yield failed("broker", answer.message, advertised)
+            yield report_failure("broker", answer.message, advertised)
             continue
         text = f"{broker.id} at {broker.address} answers, protocol of Kafka {'.'.join(map(str, answer))}"
         if answer < OLDEST:
-            yield failed("broker", text, "Sluice needs brokers of Apache Kafka 2.8 or newer")
+            yield report_failure("broker", text, "Sluice needs brokers of Apache Kafka 2.8 or newer")
         else:
-            yield ok("broker", text)
+            yield report_ok("broker", text)
 
 
 def clock(cluster: Cluster) -> Iterator[Diagnosis]:
@@ -182,18 +190,18 @@ def clock(cluster: Cluster) -> Iterator[Diagnosis]:
     except SluiceError:
         ahead = None
     if ahead is None:
-        yield skipped("clock", "not told: it takes DESCRIBE on the cluster, and KRaft of Kafka 3.3 or newer")
+        yield report_skipped("clock", "not told: it takes DESCRIBE on the cluster, and KRaft of Kafka 3.3 or newer")
         return
     difference = f"this machine's is {show_about(int(abs(ahead) * 1000))} {'ahead of' if ahead > 0 else 'behind'}"
     limit = min(f.window.max_skew for f in cluster.feeds) / 1000
     if abs(ahead) > limit:
-        yield failed(
+        yield report_failure(
             "clock", f"{difference} the brokers': windows would end by a wrong time", "set the clocks right (NTP)"
         )
     elif abs(ahead) > SOME_SKEW:
-        yield warning("clock", f"{difference} the brokers'", "set the clocks right (NTP)")
+        yield report_warning("clock", f"{difference} the brokers'", "set the clocks right (NTP)")
     else:
-        yield ok("clock", "as the brokers', to the second" if abs(ahead) < 1 else f"{difference} the brokers'")
+        yield report_ok("clock", "as the brokers', to the second" if abs(ahead) < 1 else f"{difference} the brokers'")
 
 
 CHECKS: tuple[Check[Cluster], ...] = (
@@ -211,16 +219,18 @@ def topics(of: OneFeed) -> Iterator[Diagnosis]:
     sound = []
     for name, topic in visible.items():
         if topic.hidden:
-            yield skipped("topics", f"{name}: {UNSEEN}")
+            yield report_skipped("topics", f"{name}: {UNSEEN}")
         elif topic.error:
             yield of_error("topics", explain(topic.error(), grantee(of.feed.kafka), f"topic {name}", topic=name))
         elif not topic.id:
-            yield failed("topics", f"{name} has no topic id", "Sluice needs inter.broker.protocol.version 2.8 or newer")
+            yield report_failure(
+                "topics", f"{name} has no topic id", "Sluice needs inter.broker.protocol.version 2.8 or newer"
+            )
         else:
             sound.append(f"{name} ({many(topic.partitions, 'partition')}, id {topic.id})")
     if sound:
         more = f" and {len(sound) - _NAMED:,} more" if len(sound) > _NAMED else ""
-        yield ok("topics", ", ".join(sound[:_NAMED]) + more)
+        yield report_ok("topics", ", ".join(sound[:_NAMED]) + more)
 
 
 def dead_letters(of: OneFeed) -> Iterator[Diagnosis]:
@@ -230,12 +240,12 @@ def dead_letters(of: OneFeed) -> Iterator[Diagnosis]:
     name = of.feed.dead_letters.topic
     topic = of.visit.topics_seen([name])[name]
     if topic.hidden:
-        yield skipped("dead letters", f"{name}: {UNSEEN}")
+        yield report_skipped("dead letters", f"{name}: {UNSEEN}")
     elif topic.error:
         failure = explain(topic.error(), grantee(of.feed.kafka), f"topic {name}", topic=name)
         yield of_error("dead letters", failure)
     else:
-        yield ok("dead letters", f"{name} ({many(topic.partitions, 'partition')})")
+        yield report_ok("dead letters", f"{name} ({many(topic.partitions, 'partition')})")
 
 
 def offsets(of: OneFeed) -> Iterator[Diagnosis]:
@@ -255,20 +265,20 @@ def group(of: OneFeed) -> Iterator[Diagnosis]:
     view = of.visit.group(of.feed.group)
     coordinator = f"coordinator {view.coordinator.id} at {view.coordinator.address}"
     if view.state == GroupState.DEAD:
-        yield ok("group", f"{of.feed.group} is not there yet, the first commit makes it; {coordinator}")
+        yield report_ok("group", f"{of.feed.group} is not there yet, the first commit makes it; {coordinator}")
         return
     ours = of.feed.kafka.client_id or CLIENT_ID
     others = [m for m in view.members or () if m.client_id != ours]
     if others and of.feed.commit is not CommitMode.NONE:
         first = f"{others[0].client_id} at {others[0].host}"
-        yield warning(
+        yield report_warning(
             "group",
             f"{of.feed.group} has {many(len(others), 'member')} that {'is' if len(others) == 1 else 'are'} not ours: "
             f"{first}. Runs land, and commit when it has left",
             f"sluice groups describe --feed {of.feed.name}",
         )
     else:
-        yield ok("group", f"{of.feed.group}, {view.state}; {coordinator}")
+        yield report_ok("group", f"{of.feed.group}, {view.state}; {coordinator}")
 
 
 def session(of: OneFeed) -> Iterator[Diagnosis]:
@@ -278,13 +288,13 @@ def session(of: OneFeed) -> Iterator[Diagnosis]:
     requested, limits = of.feed.kafka.session_timeout_ms or int(SESSION_SECONDS * 1000), of.visit.limits()
     lowest, highest = limits.min_session, limits.max_session
     if lowest is None or highest is None:
-        yield skipped("group session", UNSEEN)
+        yield report_skipped("group session", UNSEEN)
         return
     allowed = f"the brokers allow {show_duration(lowest)} to {show_duration(highest)}"
     if lowest <= requested <= highest:
-        yield ok("group session", f"{show_duration(requested)}; {allowed}")
+        yield report_ok("group session", f"{show_duration(requested)}; {allowed}")
     else:
-        yield failed(
+        yield report_failure(
             "group session",
             f"ours in the group is to last {show_duration(requested)}, {allowed}",
             f"set kafka.session_timeout_ms in the feed to {lowest} at least and {highest} at most"
@@ -301,14 +311,14 @@ def transactions(of: OneFeed) -> Iterator[Diagnosis]:
     limit = of.visit.limits().transaction_max_timeout
     summary = f"{of.feed.transactional_id}; coordinator {coordinator.id} at {coordinator.address}"
     if limit is not None and requested > limit:
-        yield failed(
+        yield report_failure(
             "transactions",
             f"{summary}. Ours may last {show_duration(requested)}, the brokers allow {show_duration(limit)}",
             f"set kafka.transaction_timeout_ms in the feed to {limit} or less (the brokers'"
             " transaction.max.timeout.ms)",
         )
     else:
-        yield ok("transactions", summary)
+        yield report_ok("transactions", summary)
 
 
 def rights(of: OneFeed) -> Iterator[Diagnosis]:
@@ -316,12 +326,12 @@ def rights(of: OneFeed) -> Iterator[Diagnosis]:
     for right in rights_of(of.feed):
         lacking = _LACKING[right.kind](of, right)
         if lacking is None:
-            yield skipped("rights", f"{right}, {right.need}: the brokers do not tell")
+            yield report_skipped("rights", f"{right}, {right.need}: the brokers do not tell")
         elif not lacking:
-            yield ok("rights", f"{right}, {right.need}")
+            yield report_ok("rights", f"{right}, {right.need}")
         else:
             where = f" ({', '.join(lacking[:_NAMED])})" if lacking != [right.name] else ""
-            tell = warning if right.optional else failed
+            tell = report_warning if right.optional else report_failure
             yield tell(
                 "rights",
                 f"{right} is missing{where}; it is needed {right.need}",

@@ -15,18 +15,26 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sluice.pipelines.batch.survey import topics_read
+from sluice.pipelines.batch.survey import list_topics
 from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew, Refused, SluiceError, docs_command
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.s3_section import S3Settings, bucket_and_prefix
 from sluice.pipelines.feed.sections import CommitMode
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.marks import check_marks, check_owner
-from sluice.pipelines.ledger.neighbours import feeds_without_files
-from sluice.pipelines.model.health import Diagnosis, Health, failed, of_error, ok, skipped, warning
+from sluice.pipelines.ledger.neighbours import list_feeds_without_files
+from sluice.pipelines.model.health import (
+    Diagnosis,
+    Health,
+    of_error,
+    report_failure,
+    report_ok,
+    report_skipped,
+    report_warning,
+)
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.publishing import lost
-from sluice.pipelines.util.parallel import each
+from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import many
 from sluice.resources.health import Check, examine
 from sluice.resources.health.machine_checks import room
@@ -56,27 +64,27 @@ def folder(path: Path) -> Iterator[Diagnosis]:
     there = _nearest(path)
     name = f"{path}" if there == path else f"{path}, which the first run makes in {there},"
     if not there.is_dir():
-        yield failed("folder", f"{there} is no folder", "name a folder in the feed's `lake:`")
+        yield report_failure("folder", f"{there} is no folder", "name a folder in the feed's `lake:`")
     elif not os.access(there, os.W_OK | os.X_OK):
         read_only = os.statvfs(there).f_flag & os.ST_RDONLY
         remedy = "mount it writable, or name another lake" if read_only else "give this user the right to write there"
         what = "is on a read-only file system" if read_only else "may not be written to by this user"
-        yield failed("folder", f"{there} {what}", remedy)
+        yield report_failure("folder", f"{there} {what}", remedy)
     else:
-        yield ok("folder", f"{name} may be written to")
+        yield report_ok("folder", f"{name} may be written to")
 
 
 def listing(path: Path) -> Iterator[Diagnosis]:
     """Check that its ledgers can be listed and read."""
     if not path.is_dir():
-        yield skipped("listing", "there is nothing yet")
+        yield report_skipped("listing", "there is nothing yet")
         return
     lake = LocalLake(path)
     first = next(iter(lake.list(LEDGERS)), None)
     if first is not None and lake.get(first) is not None:
-        yield ok("listing", "the ledger can be listed and read")
+        yield report_ok("listing", "the ledger can be listed and read")
     else:
-        yield ok("listing", "nothing has landed yet")
+        yield report_ok("listing", "nothing has landed yet")
 
 
 def space(path: Path) -> Iterator[Diagnosis]:
@@ -87,9 +95,9 @@ def links(path: Path) -> Iterator[Diagnosis]:
     """The ledger creates each entry by a hard link: an existing entry shows that it works."""
     logs = sorted(path.glob(f"{LEDGERS}/*/log/*.json"))[:1]
     if logs:
-        yield ok("hard links", "they work: the ledger has entries")
+        yield report_ok("hard links", "they work: the ledger has entries")
     else:
-        yield skipped("hard links", "only a write tells whether the file system has them; the first run tries")
+        yield report_skipped("hard links", "only a write tells whether the file system has them; the first run tries")
 
 
 IN_A_FOLDER: tuple[Check[Path], ...] = (
@@ -135,12 +143,14 @@ def check_access(lake: Bucketed) -> Iterator[Diagnosis]:
 
     answer = lake.bucket.call("list_objects_v2", "", Prefix=f"{lake.prefix}{LEDGERS}/", MaxKeys=1)
     summary = "the ledger can be listed" if answer.get("KeyCount") else "it can be listed, and nothing has landed yet"
-    yield ok("listing", f"{lake.address}: {summary}")
+    yield report_ok("listing", f"{lake.address}: {summary}")
     ahead = skew(answer)
     if abs(ahead) > MAX_SKEW_S:
-        yield failed("clock", f"{told_skew(ahead)} of the store's", "set this machine's clock (NTP)")
+        yield report_failure("clock", f"{told_skew(ahead)} of the store's", "set this machine's clock (NTP)")
     else:
-        yield ok("clock", "as the store's, to the second" if abs(ahead) < 2 else f"{told_skew(ahead)} of the store's")
+        yield report_ok(
+            "clock", "as the store's, to the second" if abs(ahead) < 2 else f"{told_skew(ahead)} of the store's"
+        )
 
 
 def conditional_writes(lake: Bucketed) -> Iterator[Diagnosis]:
@@ -150,9 +160,11 @@ def conditional_writes(lake: Bucketed) -> Iterator[Diagnosis]:
 
     with suppress(NotThere):
         lake.bucket.call("head_object", lake.prefix + PROBE_NOTE)
-        yield ok("conditional writes", f"the store keeps them: tested by a run, which left {PROBE_NOTE}")
+        yield report_ok("conditional writes", f"the store keeps them: tested by a run, which left {PROBE_NOTE}")
         return
-    yield skipped("conditional writes", "only a write tells; the first run tests them before it writes anything else")
+    yield report_skipped(
+        "conditional writes", "only a write tells; the first run tests them before it writes anything else"
+    )
 
 
 ON_S3: tuple[Check[Bucketed], ...] = (
@@ -180,10 +192,10 @@ def ledgers(feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
     until = time.monotonic() + SECONDS
     hasty = [_hasty(feed) for feed in feeds]
     with shared_edges(hasty) as open_ports:
-        results = each(lambda feed: _ledger(open_ports, feed, until, alone=len(feeds) == 1), hasty)
+        results = map_parallel(lambda feed: _ledger(open_ports, feed, until, alone=len(feeds) == 1), hasty)
     yield from (one for one in results if one.health is not Health.OK)
     if sound := [one for one in results if one.health is Health.OK]:
-        yield sound[0] if len(feeds) == 1 else ok(f"{TITLE}s", f"{len(sound)} of {len(feeds)} are sound")
+        yield sound[0] if len(feeds) == 1 else report_ok(f"{TITLE}s", f"{len(sound)} of {len(feeds)} are sound")
 
 
 def _hasty(feed: Feed) -> Feed:
@@ -197,14 +209,14 @@ def _ledger(
     """The state of one ledger. Errors of the lake or of Kafka have lines of their own in other groups."""
     title = TITLE if alone else f"{feed.name}: {TITLE}"
     if time.monotonic() > until:
-        return skipped(title, "not read: the others took all the time", f"sluice status {feed.name}")
+        return report_skipped(title, "not read: the others took all the time", f"sluice status {feed.name}")
     try:
         with open_ports(feed) as edges:
             return _in_lake_and_group(title, feed, edges)
     except (Refused, LedgerCorrupt, LedgerTooNew) as error:
         return of_error(title, error)
     except SluiceError as error:
-        return skipped(title, f"not read: {error.message}")
+        return report_skipped(title, f"not read: {error.message}")
 
 
 def _in_lake_and_group(title: str, feed: Feed, edges: Ports) -> Diagnosis:
@@ -213,22 +225,22 @@ def _in_lake_and_group(title: str, feed: Feed, edges: Ports) -> Diagnosis:
     lost.check_recent(ledger, edges.lake, feed)
     entries = many(number, "entry", "entries") if number else "empty: nothing has landed yet"
     try:
-        partitions = edges.cluster.partitions(topics_read(feed, edges.cluster), feed.isolation)
+        partitions = edges.cluster.partitions(list_topics(feed, edges.cluster), feed.isolation)
         committed = edges.group.committed([p.tp for p in partitions])
     except SluiceError:
-        return ok(title, f"{entries}; not compared with the group's offsets, which Kafka did not tell")
+        return report_ok(title, f"{entries}; not compared with the group's offsets, which Kafka did not tell")
     state = check_marks(ledger, ledger.read(), committed)
     check_owner(ledger, state, committed, commits=feed.commit is not CommitMode.NONE)
-    return ok(title, f"{entries}; no committed offset is of another ledger, or of an entry that is missing")
+    return report_ok(title, f"{entries}; no committed offset is of another ledger, or of an entry that is missing")
 
 
 def without_files(names: Collection[str], feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
     """The ledgers of feeds that were renamed or removed."""
     from sluice.resources.lake import open_lake
 
-    if others := feeds_without_files(open_lake(feeds[0]), names):
+    if others := list_feeds_without_files(open_lake(feeds[0]), names):
         more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
-        yield warning(
+        yield report_warning(
             f"{TITLE}s",
             f"without a feed file here: {', '.join(others[:_SHOWN])}{more}",
             f"if a feed was renamed: {docs_command('deploying')} (Moving a feed); what landed stays readable",

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from sluice.pipelines.errors import SetupError
-from sluice.pipelines.model.health import Diagnosis, failed, of_error, ok, warning
+from sluice.pipelines.model.health import Diagnosis, of_error, report_failure, report_ok, report_warning
 from sluice.pipelines.util.extras import BRINGS
 from sluice.resources.health import Check
 from sluice.resources.local import java
@@ -28,9 +28,11 @@ ROOM, LITTLE = 2 << 30, 200 << 20
 def python(_: None) -> Iterator[Diagnosis]:
     here, needed = platform.python_version(), metadata.metadata(OURS)["Requires-Python"] or ""
     if SpecifierSet(needed).contains(here, prereleases=True):
-        yield ok("Python", f"{here}, {sys.executable}")
+        yield report_ok("Python", f"{here}, {sys.executable}")
     else:
-        yield failed("Python", f"{here}; Sluice needs {needed}", f"make the environment again with Python {needed}")
+        yield report_failure(
+            "Python", f"{here}; Sluice needs {needed}", f"make the environment again with Python {needed}"
+        )
 
 
 def packages(_: None) -> Iterator[Diagnosis]:
@@ -38,11 +40,11 @@ def packages(_: None) -> Iterator[Diagnosis]:
     needed = [r for r in map(Requirement, metadata.requires(OURS) or ()) if _is_required(r)]
     wrong = [problem for r in needed if (problem := _wrong(r))]
     if wrong:
-        yield failed("packages", "; ".join(wrong), "reinstall Sluice with its dependencies: pip install sluice")
+        yield report_failure("packages", "; ".join(wrong), "reinstall Sluice with its dependencies: pip install sluice")
     else:
         listed = [r for r in needed if r.name in ("dagster", "pyspark", "kafka-python", "pyarrow")]
         versions = ", ".join(f"{r.name} {_version(r)}" for r in listed)
-        yield ok("packages", f"all {len(needed)} as Sluice {metadata.version(OURS)} needs them: {versions}")
+        yield report_ok("packages", f"all {len(needed)} as Sluice {metadata.version(OURS)} needs them: {versions}")
 
 
 def _is_required(needed: Requirement) -> bool:
@@ -75,7 +77,7 @@ def java_here(_: None) -> Iterator[Diagnosis]:
     except SetupError as error:
         yield of_error("Java", error)
     else:
-        yield ok("Java", f"{java.major(java_home)}, {java_home}")
+        yield report_ok("Java", f"{java.major(java_home)}, {java_home}")
 
 
 def scratch(_: None) -> Iterator[Diagnosis]:
@@ -92,8 +94,8 @@ def room(title: str, path: Path, name_of_it: str) -> Diagnosis:
         f"make room there, or name another place: {name_of_it}",
     )
     if free < LITTLE:
-        return failed(title, summary, remedy)
-    return warning(title, summary, remedy) if free < ROOM else ok(title, summary)
+        return report_failure(title, summary, remedy)
+    return report_warning(title, summary, remedy) if free < ROOM else report_ok(title, summary)
 
 
 CHECKS: tuple[Check[None], ...] = (

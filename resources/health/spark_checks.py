@@ -13,7 +13,7 @@ from functools import partial
 
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.model.health import Diagnosis, failed, ok, skipped, warning
+from sluice.pipelines.model.health import Diagnosis, report_failure, report_ok, report_skipped, report_warning
 from sluice.pipelines.util import extras
 from sluice.resources.health import Check, examine
 from sluice.resources.lake import open_lake
@@ -45,13 +45,13 @@ def master(request: SparkAsked) -> Iterator[Diagnosis]:
     settings = request.feed.spark
     name = get_master(settings)
     if is_local(settings):
-        yield ok("master", f"{name}, in this process")
+        yield report_ok("master", f"{name}, in this process")
         return
     check_answers(settings)
     if "://" in name:
-        yield ok("master", f"{name} answers")
+        yield report_ok("master", f"{name} answers")
     else:
-        yield skipped("master", f"{name}: only a session tells", "sluice doctor --spark")
+        yield report_skipped("master", f"{name}: only a session tells", "sluice doctor --spark")
 
 
 def session(request: SparkAsked) -> Iterator[Diagnosis]:
@@ -60,19 +60,21 @@ def session(request: SparkAsked) -> Iterator[Diagnosis]:
         try:
             extras.require("pyspark")
         except SetupError as error:  # reading alone needs none
-            yield skipped("session", error.message, error.remedy)
+            yield report_skipped("session", error.message, error.remedy)
         else:
-            yield skipped("session", "not started: that takes a while", "sluice doctor --spark")
+            yield report_skipped("session", "not started: that takes a while", "sluice doctor --spark")
         return
     extras.require("pyspark")
     feed, began = request.feed, time.monotonic()
     check_answers(feed.spark)
     result = SparkEngine(feed.spark, partial(ExecutorPorts.of, feed.kafka, open_lake(feed))).preflight()
-    yield ok("session", f"started, and asked, in {time.monotonic() - began:.0f} s")
+    yield report_ok("session", f"started, and asked, in {time.monotonic() - began:.0f} s")
     for finding in result.findings:
-        yield (failed if finding.fatal else warning)("executors", finding.message, finding.remedy)
+        yield (report_failure if finding.fatal else report_warning)("executors", finding.message, finding.remedy)
     if result.answers and not result.findings:
-        yield ok("executors", f"{_on(result.answers)}: Python, packages, clock, Kafka and lake are as they should be")
+        yield report_ok(
+            "executors", f"{_on(result.answers)}: Python, packages, clock, Kafka and lake are as they should be"
+        )
 
 
 def _on(answers: tuple[Answer, ...]) -> str:

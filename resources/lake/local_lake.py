@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, cast
 
 from sluice.pipelines.errors import LakeFull, LakeUnavailable, ProofFailed, SluiceError, Terminal, Unknown
 from sluice.pipelines.ports import Stat
-from sluice.pipelines.util.parallel import each
+from sluice.pipelines.util.parallel import map_parallel
 
 TEMPORARY = ".tmp-"
 _STRAY = re.compile(rf"(^|/)(\.{{0,2}}(/|\Z)|{re.escape(TEMPORARY)})|\0")
@@ -91,7 +91,7 @@ class LocalLake:
                     if len(files) > 1:
                         cast(_Draining, file.raw).hand_over()
                 written.append((path, target, temporary, file))
-            each(_make_durable, [(path, file) for path, _, _, file in written], patience=_PATIENCE)
+            map_parallel(_make_durable, [(path, file) for path, _, _, file in written], patience=_PATIENCE)
             for path, target, temporary, _ in written:
                 with _translating_errors(path):
                     if _link(temporary, target):

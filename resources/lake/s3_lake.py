@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from sluice.pipelines.errors import LakeUnavailable, ProofFailed, SetupError, SluiceError, Terminal, Unknown
 from sluice.pipelines.feed.s3_section import S3Settings, bucket_and_prefix
 from sluice.pipelines.ports import Stat
-from sluice.pipelines.util.parallel import each
+from sluice.pipelines.util.parallel import map_parallel
 from sluice.resources.lake.s3_client import Bucket, NotKnown, NotThere, Taken, date, skew, told_skew
 from sluice.resources.lake.s3_streams import UPLOADS, WRITE_ID, ObjectReader, Upload, new_write, written_by
 
@@ -65,7 +65,7 @@ class S3Lake:
             ) from error
 
     def put_each_if_absent(self, files: Mapping[str, bytes]) -> frozenset[str]:
-        created = each(lambda path: self.put_if_absent(path, files[path]), tuple(files), patience=0)
+        created = map_parallel(lambda path: self.put_if_absent(path, files[path]), tuple(files), patience=0)
         return frozenset(compress(files, created))
 
     def put(self, path: str, data: bytes) -> None:

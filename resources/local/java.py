@@ -103,7 +103,7 @@ def spark_jars() -> Path:
     """The folder of jars in the installed pyspark, found without importing it."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise extras.lacks("pyspark")
+        raise extras.build_missing_error("pyspark")
     return Path(spec.origin).parent / "jars"
 
 

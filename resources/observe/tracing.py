@@ -101,7 +101,7 @@ def step(name: str, run: str, **about: str | int | None) -> Iterator[None]:
     current_step = Step(tracer, span)
     inside = _current.set(current_step)
     try:
-        with logs.about(trace=format(span.get_span_context().trace_id, "032x")):
+        with logs.log_context(trace=format(span.get_span_context().trace_id, "032x")):
             yield
     except BaseException as error:
         _record_failure(span, error)

@@ -28,7 +28,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import SchemaAsked
 from sluice.pipelines.feed.registry_section import RegistrySettings
 from sluice.pipelines.lake.schemas import KeptSchemas
-from sluice.pipelines.model.registered_schema import AVRO, RegisteredSchema, cannot_be_asked
+from sluice.pipelines.model.registered_schema import AVRO, RegisteredSchema, build_unavailable_error
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.avro.reader_schema import AvroReader
 from sluice.pipelines.records.formats import READERS
@@ -36,7 +36,7 @@ from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader
 from sluice.pipelines.records.rows.value_reader import Reader, UnusableSchema
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.util import extras
-from sluice.pipelines.util.units import safe_text
+from sluice.pipelines.util.units import sanitize
 
 if TYPE_CHECKING:
     from sluice.resources.registry.glue import GlueClient
@@ -114,7 +114,7 @@ def reader_of(schema: RegisteredSchema, request: SchemaAsked) -> Reader:
         texts = reader_type.read(reader_type.as_file(schema), request.schema_file.parent, request.message)
         return reader_type.make(texts, WireFormat.CONFLUENT)
     except ValueError as error:
-        what = error.text if isinstance(error, UnusableSchema) else safe_text(str(error))
+        what = error.text if isinstance(error, UnusableSchema) else sanitize(str(error))
         raise Failed(
             f"subject {schema.subject}, version {schema.version}, makes no columns: {what}",
             remedy="write a schema_file of your own, without what cannot be a column or part of a contract",
@@ -382,7 +382,7 @@ class RegistryClient:
     # -- errors
 
     def _away(self, why: str) -> RegistryUnavailable:
-        return cannot_be_asked(self.settings.url, why)
+        return build_unavailable_error(self.settings.url, why)
 
     def _nonsense(self, what: str) -> Failed:
         return Failed(

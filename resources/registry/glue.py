@@ -18,7 +18,7 @@ from botocore.config import Config
 
 from sluice.pipelines.errors import Failed, RegistryForbidden, RegistryUnavailable, SluiceError
 from sluice.pipelines.feed.registry_section import RegistrySettings
-from sluice.pipelines.model.registered_schema import AVRO, JSON, PROTOBUF, RegisteredSchema, cannot_be_asked
+from sluice.pipelines.model.registered_schema import AVRO, JSON, PROTOBUF, RegisteredSchema, build_unavailable_error
 
 TRIES = 3
 _NOBODY = "EntityNotFoundException"
@@ -120,7 +120,7 @@ class GlueClient:
         )
 
     def _away(self, why: str) -> RegistryUnavailable:
-        return cannot_be_asked(self.settings.url, why)
+        return build_unavailable_error(self.settings.url, why)
 
 
 def _code(error: boto.ClientError) -> str:

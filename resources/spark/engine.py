@@ -637,7 +637,7 @@ def _start_from_archive(settings: SparkSettings, public: Mapping[str, str], outp
     """Return a local JVM started by the archive of its classes; None if the archive cannot be used."""
     if not is_local(settings) or not jvm.fits(settings.conf):
         return None
-    archive, folder = jvm.find_archive(), scratch.root()
+    archive, folder = jvm.find_archive(), scratch.get_root()
     if archive is None or jvm.OPTIONS in settings.conf:
         return None
     return jvm.launch(archive, public, f"-Djava.io.tmpdir={folder}", output)
@@ -698,7 +698,7 @@ def _here() -> dict[str, str]:
 
     They go with the process or, if it is killed, with the next one.
     """
-    folder = str(scratch.root())
+    folder = str(scratch.get_root())
     options = f'{jvm.FLAGS} -Djava.io.tmpdir="{folder}"' if '"' not in folder else jvm.FLAGS
     return {**_HERE, jvm.OPTIONS: options, "spark.local.dir": folder, **_sockets(folder)}
 
@@ -706,7 +706,7 @@ def _here() -> dict[str, str]:
 def _driver() -> dict[str, str]:
     """Return the settings of a driver with remote executors: its local files go with this process, as in `_here`."""
     options = _here()[jvm.OPTIONS]
-    return {jvm.OPTIONS: options, "spark.local.dir": str(scratch.root())}
+    return {jvm.OPTIONS: options, "spark.local.dir": str(scratch.get_root())}
 
 
 def _sockets(folder: str) -> dict[str, str]:

@@ -185,7 +185,7 @@ def _carried_out(work: TaskWork, task: Task) -> list[Outcome | TaskTraffic]:
     # Imported late: workers need the compiled loops, code that only wires a feed does not. On another machine than the
     # driver's, the first worker has them compiled, and the others wait for it.
     cache.ready()
-    from sluice.pipelines.landing.task import Assignment, run_task, salvage
+    from sluice.pipelines.landing.task import Assignment, run_task, salvage_task
 
     wiring, attempt = work.wiring, f"{work.attempt}-{secrets.token_hex(4)}"
     assignment = Assignment(
@@ -202,7 +202,7 @@ def _carried_out(work: TaskWork, task: Task) -> list[Outcome | TaskTraffic]:
     )
     with wiring.open(work.isolation, work.shape) as tools:
         if work.salvage:
-            return [*salvage(task, assignment, tools, work.salvage)]
+            return [*salvage_task(task, assignment, tools, work.salvage)]
         outcomes = run_task(task, assignment, tools, last_try=_tried_before() >= work.tries - 1)
         traffic = tools.fetcher.traffic()
         return [*outcomes, traffic] if traffic.brokers else [*outcomes]

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sluice.pipelines.lake import parquet
-from sluice.pipelines.lake.bounds import Bounds, bounds_of, in_milliseconds
+from sluice.pipelines.lake.bounds import Bounds, in_milliseconds, read_bounds
 from sluice.pipelines.ports import Lake
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def rows(lake: Lake, share: Share, schema: StructType) -> Iterator[pa.RecordBatc
     """Yield the share's rows, in Spark's types."""
     target = arrow_schema(schema)
     for path, groups in share.parts:
-        for batch in parquet.batches(lake, path, BATCH_ROWS, groups=groups):
+        for batch in parquet.read_batches(lake, path, BATCH_ROWS, groups=groups):
             yield conform(batch, target)
 
 
@@ -122,7 +122,7 @@ def spark_reads(footer: pq.FileMetaData) -> bool:
     schema = footer.schema.to_arrow_schema()
     if any("timestamp[ns" in str(f.type) for f in schema):
         return False
-    bounds = bounds_of(footer)
+    bounds = read_bounds(footer)
     return all(name in bounds and _in_range(bounds[name]) for name in in_milliseconds(schema))
 
 

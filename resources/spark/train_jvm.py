@@ -19,7 +19,7 @@ from sluice.resources.spark.jvm import FLAGS, OPTIONS, Archive
 
 def train(folder: Path) -> None:
     """Start Spark as PySpark does, run a job with Python workers, and have its JVM archive the classes it loaded."""
-    archive, own = Archive(folder), f"-Djava.io.tmpdir={scratch.root()}"
+    archive, own = Archive(folder), f"-Djava.io.tmpdir={scratch.get_root()}"
     dump = f"-XX:ArchiveClassesAtExit={archive.classes}"
     settings = SparkSettings(
         master="local[1]", conf={OPTIONS: f"{FLAGS} {own} {dump}", "spark.python.daemon.module": "pyspark.daemon"}

@@ -42,7 +42,7 @@ from sluice.pipelines.model.tables import (
 )
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.util import extras
-from sluice.pipelines.util.parallel import each
+from sluice.pipelines.util.parallel import map_parallel
 from sluice.resources.tables.delta_types import delta_field, grown, list_bounded, says_all, stats_of
 from sluice.resources.tables.outcomes import Outcomes, access_of, readable
 
@@ -240,7 +240,7 @@ class DeltaLakeTable:
         with self._asking():
             if end not in log.checkpoints:
                 (self._open(end) or table).create_checkpoint()
-        each(self._lake.remove, log.below(end))
+        map_parallel(self._lake.remove, log.below(end))
         return end - log.oldest
 
     def _write(self, table: DeltaTable, actions: Sequence[AddAction | RemoveAction], about: CommitProperties) -> None:
@@ -255,7 +255,7 @@ class DeltaLakeTable:
 
     def _adding(self, change: TableChange) -> list[AddAction]:
         columns = _names(self._known.metadata().configuration.get(_BOUNDED, ""))
-        return each(lambda a: self._action(a, columns, changes=_changes_rows(change)), change.add)
+        return map_parallel(lambda a: self._action(a, columns, changes=_changes_rows(change)), change.add)
 
     def _action(self, address: str, columns: Sequence[str], *, changes: bool) -> AddAction:
         """The action that adds the file. `changes`: readers that follow the table must read it."""

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines.lake.bounds import Bounds, bounds_of
+from sluice.pipelines.lake.bounds import Bounds, read_bounds
 from sluice.pipelines.schema.schema import Kind, Type
 from sluice.pipelines.schema.wider import parse_type
 
@@ -103,7 +103,7 @@ def stats_of(file: BinaryIO, columns: Sequence[str]) -> tuple[int, str]:
     bounds that no value meets.
     """
     footer = pq.read_metadata(file)
-    size, bounds = file.seek(0, 2), bounds_of(footer)
+    size, bounds = file.seek(0, 2), read_bounds(footer)
     absent = set(columns).difference(footer.schema.to_arrow_schema().names)
     bounds |= {name: Bounds(pa.null(), None, None, footer.num_rows) for name in absent}
     stats: dict[str, Any] = {"numRecords": footer.num_rows}

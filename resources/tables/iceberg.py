@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from sluice.pipelines.errors import CatalogUnavailable, PartUnreadable, SetupError, SluiceError
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.lake.bounds import bounds_of, misread_by_iceberg
+from sluice.pipelines.lake.bounds import is_misread_by_iceberg, read_bounds
 from sluice.pipelines.model.tables import (
     BATCHES,
     COMPLETE,
@@ -42,7 +42,7 @@ from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.schema import arrow_type
 from sluice.pipelines.schema.wider import parse_type
 from sluice.pipelines.util import extras
-from sluice.pipelines.util.parallel import each
+from sluice.pipelines.util.parallel import map_parallel
 from sluice.resources.tables.outcomes import Outcomes, access_of, readable
 
 if TYPE_CHECKING:
@@ -174,12 +174,12 @@ class IcebergTable:
 
         def is_misread(address: str) -> bool:
             try:
-                return misread_by_iceberg(_footer(table.io, address)[0])
+                return is_misread_by_iceberg(_footer(table.io, address)[0])
             except PartUnreadable:  # an audit names it
                 return False
 
         with self._asking():
-            return tuple(compress(addresses, each(is_misread, addresses)))
+            return tuple(compress(addresses, map_parallel(is_misread, addresses)))
 
     def repair(self) -> bool:
         """The bounds are in the files themselves, which `maintenance/compaction.py` writes again."""
@@ -384,7 +384,7 @@ def describe_files(io: FileIO, metadata: TableMetadata, addresses: Sequence[str]
             **_with_times(stats.to_serialized_dict(), footer, columns),
         )
 
-    return each(of, addresses)
+    return map_parallel(of, addresses)
 
 
 def _footer(io: FileIO, address: str) -> tuple[pq.FileMetaData, int]:
@@ -407,7 +407,7 @@ def _statistics(metadata: TableMetadata) -> dict[int, Any]:
 
 def _with_times(stats: dict[str, Any], footer: pq.FileMetaData, columns: Mapping[str, int]) -> dict[str, Any]:
     """A file's statistics, completed by the bounds of its times. Those that microseconds cannot hold have none."""
-    for name, bounds in bounds_of(footer).items():
+    for name, bounds in read_bounds(footer).items():
         if not pa.types.is_temporal(bounds.kind):
             continue
         stats["null_value_counts"][columns[name]] = bounds.nulls

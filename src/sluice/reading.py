@@ -22,10 +22,10 @@ import pyarrow.parquet as pq
 
 from sluice.pipelines.errors import SluiceError, UsageError
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.lake.parquet import batches, readable
+from sluice.pipelines.lake.parquet import read_batches, wrap_read_errors
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.receipts import PartKind
-from sluice.pipelines.planning.shapes import describe_overridden, table_of
+from sluice.pipelines.planning.shapes import describe_overridden, find_columns
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import published_files as reading
 from sluice.pipelines.publishing.published_files import File
@@ -197,7 +197,7 @@ class Windows:
         """Raise PartUnreadable for the first damaged file."""
         lake = open_lake(self.feed)
         for file in self._each:
-            for _ in batches(lake, file.path, 1 << 16):
+            for _ in read_batches(lake, file.path, 1 << 16):
                 pass
 
     def pandas(self, columns: list[str] | None = None) -> pandas.DataFrame:
@@ -277,11 +277,11 @@ def list_overridden(feed: Feed) -> str:
 
 
 def _standing(feed: Feed, state: State, kind: PartKind) -> pa.Schema:
-    return plain(QUARANTINED if kind is PartKind.QUARANTINED else landed_schema(table_of(feed, state)))
+    return plain(QUARANTINED if kind is PartKind.QUARANTINED else landed_schema(find_columns(feed, state)))
 
 
 def _footer(filesystem: FileSystem | None, file: File, path: str) -> pq.FileMetaData:
-    with readable(file.path):
+    with wrap_read_errors(file.path):
         return pq.read_metadata(path, filesystem=filesystem)
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import BatchResult, Landed, Skip
-from sluice.pipelines.batch.survey import changed_partitions, open_ledger
+from sluice.pipelines.batch.survey import find_changed_partitions, open_ledger
 from sluice.pipelines.committing.commit import CommitResult, CommitSettings, CommitStatus, commit
 from sluice.pipelines.errors import BatchRefused, SluiceError, UsageError, WindowIncomplete, WindowOpen
 from sluice.pipelines.feed.feed import Feed
@@ -27,7 +27,7 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Progress, Reporter
-from sluice.pipelines.planning.windows import OpenWindows, complete_of, settled_part
+from sluice.pipelines.planning.windows import OpenWindows, complete_of, split_settled
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.quarantine.dead_letters import Outlet
 from sluice.pipelines.util.units import show_window
@@ -141,13 +141,13 @@ class FeedRun:
 
     def find_changed(self) -> frozenset[TopicPartition]:
         """The partitions whose log in Kafka is no longer the one that the ledger knows."""
-        return changed_partitions(self.feed, self.ports, self.ledger.read())
+        return find_changed_partitions(self.feed, self.ports, self.ledger.read())
 
 
 def find_open_error(feed: Feed, ports: Ports, request: Request) -> WindowOpen | None:
     """Returns the error of a request whose windows are all open; nothing of it can land yet."""
     try:
-        settled_part(request, feed.window, ports.clock())
+        split_settled(request, feed.window, ports.clock())
     except WindowOpen as open_windows:
         return open_windows
     except UsageError:

@@ -182,15 +182,15 @@ def _plan_ranges(feed: Feed, offsets: str) -> Plan:
     from sluice.pipelines.ledger import State
     from sluice.pipelines.planning import plan as planning
     from sluice.pipelines.planning.assignment import Sizing
-    from sluice.pipelines.planning.origins import key_of, out_of_range
+    from sluice.pipelines.planning.origins import explain_out_of_range, find_key
     from sluice.resources.kafka.cluster.cluster import KafkaCluster
 
     request, nothing = _request(offsets), State()
     with closing(KafkaCluster(feed.kafka)) as cluster:
         states = cluster.partitions(sorted({r.topic for r in request.ranges}), feed.isolation)
-        owed, _ = planning.owed_ranges(request, nothing, {key_of(nothing, p): p for p in states}, feed.window)
+        owed, _ = planning.find_owed_ranges(request, nothing, {find_key(nothing, p): p for p in states}, feed.window)
         for o in owed:
-            if o.lost and (lost := out_of_range(o.lost[0].start, o.key, o.partition)):
+            if o.lost and (lost := explain_out_of_range(o.lost[0].start, o.key, o.partition)):
                 raise lost
         sizing = Sizing(SLICE_BYTES, SLICE_BYTES, os.cpu_count() or 1, feed.limits.max_tasks)
         plan = planning.build(

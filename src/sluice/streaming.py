@@ -26,8 +26,8 @@ from sluice.pipelines.ledger import State
 from sluice.pipelines.model import plans
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, PartitionState, TopicPartition
 from sluice.pipelines.model.plans import Assignor, Slice
-from sluice.pipelines.planning.assignment import range_, round_robin
-from sluice.pipelines.planning.origins import key_of, out_of_range
+from sluice.pipelines.planning.assignment import assign_ranges, round_robin
+from sluice.pipelines.planning.origins import explain_out_of_range, find_key
 from sluice.pipelines.ports import Fetcher, FetchFailed
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
 from sluice.pipelines.records.shape import RAW
@@ -44,7 +44,7 @@ CHUNK_BYTES = 4 << 20
 """Decoded keys, values and headers of one partition that are held at a time."""
 _LOOK_SECONDS = 0.5
 """Between two checks of the ends of exhausted logs."""
-_SHARES = {Assignor.RANGE: range_, Assignor.ROUND_ROBIN: round_robin}
+_SHARES = {Assignor.RANGE: assign_ranges, Assignor.ROUND_ROBIN: round_robin}
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +254,6 @@ def _next_piece(s: Slice, p: PartitionState) -> Slice:
             topic=s.topic,
             partition=s.partition,
         )
-    if wrong := out_of_range(s.end, key_of(State(), p), p):
+    if wrong := explain_out_of_range(s.end, find_key(State(), p), p):
         raise wrong
     return _piece(p, s.end, max(s.end, p.last_stable_offset))

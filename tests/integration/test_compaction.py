@@ -87,7 +87,7 @@ def test_what_was_merged_and_what_was_retired_leaves_the_rest_as_it_was(place: P
 
     with edges(feed) as opened:
         ledger = Ledger.offline(opened.lake, feed.name, opened.clock, "ada on hal")
-        cut = {k.partition: windows.boundary_of(ledger.read(), k, START + HOUR) for k in ledger.read().known()}
+        cut = {k.partition: windows.find_boundary(ledger.read(), k, START + HOUR) for k in ledger.read().known()}
         expire(ledger, opened.lake, START + HOUR, feed.window, "kept for an hour", opened.liveness)
     kept = [r for r in everything if r["offset"] >= (cut[r["partition"]] or 0)]
     assert 0 < len(kept) < len(everything)

@@ -18,7 +18,7 @@ from sluice.pipelines.errors import SchemaDrifted
 from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.receipts import Counts, DriftKind
 from sluice.pipelines.quarantine.held import Filter
-from sluice.pipelines.validation.drift import drift_of
+from sluice.pipelines.validation.drift import sum_drift
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka
@@ -62,12 +62,12 @@ def test_a_feed_evolves_with_its_records(tmp_path: Path, kafka: LocalKafka, fres
     evolving = feed("evolve")
     (batch,) = run(evolving, offsets(place.topic, 0, OLD, middle)).batches
     assert (batch.counts, batch.adopted) == (Counts(landed=27, quarantined=3), 1)
-    assert [(d.kind, d.field, d.records, d.type) for d in drift_of(batch.receipts)] == [
+    assert [(d.kind, d.field, d.records, d.type) for d in sum_drift(batch.receipts)] == [
         (DriftKind.NEW, "coupon", 27, "string"),
         (DriftKind.WIDENED, "id", 3, "int64"),
     ]
     (batch, *_) = run(evolving).batches
-    assert (batch.counts, drift_of(batch.receipts)) == (Counts(landed=30), ())
+    assert (batch.counts, sum_drift(batch.receipts)) == (Counts(landed=30), ())
 
     with edges(evolving) as opened:
         book = ledger(evolving, opened)

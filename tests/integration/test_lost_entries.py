@@ -12,7 +12,7 @@ from kafka import KafkaProducer
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.audit.rescan import CurrentLog, rescan
 from sluice.pipelines.audit.strict_audit import strict
-from sluice.pipelines.batch.survey import survey
+from sluice.pipelines.batch.survey import take_survey
 from sluice.pipelines.errors import EntriesLost
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode
@@ -52,7 +52,7 @@ def proven(place: Place, feed: Feed) -> None:
     """`audit --strict --rescan` closes, and every row is there once."""
     with edges(feed) as opened, Wiring.of(feed).open(feed.isolation, feed.shape) as tools:
         book = ledger(feed, opened)
-        found = survey(feed, opened, book)
+        found = take_survey(feed, opened, book)
         report = audit(book, opened.lake, hashes=True)
         log = CurrentLog(tools.fetcher, feed.isolation, found.partitions)
         report = rescan(report, book, opened.lake, feed.shape, log)

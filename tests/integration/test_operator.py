@@ -92,7 +92,7 @@ def test_backfill_below_the_origin_again_and_after_a_skip(place: Place) -> None:
     assert commit_feed(feed).status == "unchanged", "a backfill never moves committed offsets"
     with edges(feed) as opened:
         assert opened.group.committed(list(at)) == at
-        found = manifest.files(ledger(feed, opened), start + 2 * HOUR, feed.window)
+        found = manifest.read_window_files(ledger(feed, opened), start + 2 * HOUR, feed.window)
         assert (found.complete, sum(p.rows for p in found.parts)) == (True, 20)
         before = {p.path for p in found.parts}
 

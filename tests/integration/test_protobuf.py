@@ -20,7 +20,7 @@ from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.receipts import DriftKind
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.records.protobuf.reader_schema import from_file
-from sluice.pipelines.validation.drift import drift_of
+from sluice.pipelines.validation.drift import sum_drift
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.local_registry import LocalRegistry
@@ -160,7 +160,7 @@ def test_a_registry_that_is_lost_in_mid_run(place: Place, registry: LocalRegistr
     finally:
         gate.close()
     assert [r["id"] for r in landed(feed)] == [f"o{i}" for i in range(40)]
-    drift = [(d.kind, d.field, d.records) for d in drift_of(batch.receipts) if d.kind is DriftKind.NEW]
+    drift = [(d.kind, d.field, d.records) for d in sum_drift(batch.receipts) if d.kind is DriftKind.NEW]
     assert drift == [(DriftKind.NEW, "country", 20)]
 
 

@@ -84,7 +84,7 @@ class World:
         """The windows that are pinned by name; those that are owed alone."""
         with self.edges() as opened:
             state = ledger(self.feed, opened).read()
-        found = windows.manifest_windows(state, self.feed.window)
+        found = windows.list_manifest_windows(state, self.feed.window)
         return [w for w in found if not (owed and windows.complete(state, w, self.feed.window))]
 
     def produce(self, count: int, producer: KafkaProducer | None = None) -> None:
@@ -134,14 +134,14 @@ def check(world: World) -> None:
         for key in state.origins:
             at = state.origins[key].offset
             for window in world.closed():
-                r = windows.range_of(state, key, window, feed.window)
+                r = windows.find_range(state, key, window, feed.window)
                 assert r is not None
                 assert r.start == at, "windows tile"
                 at = r.end
                 in_windows |= {(key.partition, offset): window for offset in range(r.start, r.end)}
         found: list[dict[str, Any]] = []
         for window in world.closed():
-            files = manifest.files(book, window, feed.window)
+            files = manifest.read_window_files(book, window, feed.window)
             assert files.complete
             mine = _offsets(feed, [p.path for p in files.parts])
             assert {in_windows[spot] for spot in mine} <= {window}, "a window's files hold its rows and no others"
@@ -218,7 +218,7 @@ def test_an_open_transaction_holds_its_window_and_no_other(place: Place) -> None
         with pytest.raises(WindowHeld, match=r"kafka-transactions"):
             world.window(START + HOUR).check()
         with world.edges() as opened:
-            held = manifest.files(ledger(world.feed, opened), START + HOUR, world.feed.window)
+            held = manifest.read_window_files(ledger(world.feed, opened), START + HOUR, world.feed.window)
         with pytest.raises(WindowIncomplete):
             manifest.demand_complete(held, world.feed.name)
         open_one.commit_transaction()

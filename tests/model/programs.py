@@ -280,7 +280,7 @@ def _settle(world: World, by_windows: bool, moved: bool) -> None:
     _accept_what_is_lost(world, "operator-lost")
     if by_windows:
         state = world.ledger("healing").read()
-        for at, w in enumerate(windows.manifest_windows(state, world.feed.window)):
+        for at, w in enumerate(windows.list_manifest_windows(state, world.feed.window)):
             if not windows.complete(world.ledger("healing").read(), w, world.feed.window):
                 program(world, f"healing-window{at}", ("win", (w - START) // HOUR))()
     for attempt in range(MAX_CLEAN):

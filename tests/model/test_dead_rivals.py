@@ -198,9 +198,9 @@ def _nothing_else(patch: pytest.MonkeyPatch) -> None:
 
 def _by_overlap_alone(patch: pytest.MonkeyPatch) -> None:
     """A replacing does not know its own plan again once Kafka does not hold what it reads any more."""
-    real = plan.overlapping
+    real = plan.find_overlapping
     patch.setattr(
-        plan, "overlapping", lambda state, request, found: real(state, replace(request, replace=False), found)
+        plan, "find_overlapping", lambda state, request, found: real(state, replace(request, replace=False), found)
     )
 
 
@@ -222,7 +222,7 @@ def _check_all(worlds: list[World]) -> None:
 
 def check(world: World, left: Batch) -> None:
     _catch_up_leaves_nothing(world.clone())
-    for command, _ in owners.ways(FEED, left):
+    for command, _ in owners.list_commands(FEED, left):
         _ends_it(world.clone(), command)
     for name, ask in ASKED.items():
         _goes_on(world, name, ask, left)

@@ -44,7 +44,7 @@ from sluice.pipelines.batch import carry_out, land, survey
 from sluice.pipelines.committing import commit
 from sluice.pipelines.ledger import Appended, Ledger, State
 from sluice.pipelines.model.kafka import Key, OffsetAtTime
-from sluice.pipelines.model.ranges import contiguous_end
+from sluice.pipelines.model.ranges import find_contiguous_end
 from sluice.pipelines.operating import acceptance
 from sluice.pipelines.planning import plan, windows
 from sluice.pipelines.publishing import manifest
@@ -70,8 +70,10 @@ def recheck(patch: Patch) -> None:
 
 
 def floor(patch: Patch) -> None:
-    unreadable = plan._unreadable
-    patch.setattr(plan, "_unreadable", lambda request, *rest: unreadable(replace(request, replace=False), *rest))
+    unreadable = plan._explain_unreadable
+    patch.setattr(
+        plan, "_explain_unreadable", lambda request, *rest: unreadable(replace(request, replace=False), *rest)
+    )
 
 
 def lossfirst(patch: Patch) -> None:
@@ -105,29 +107,29 @@ def ackfrom(patch: Patch) -> None:
 
 
 def mine(patch: Patch) -> None:
-    real = commit.verdict
+    real = commit.judge
 
     def forgetful(state: State, key: Key, target: int, held: Any) -> Any:
         plain = replace(held, metadata="") if held is not None else None
         return real(replace(state, intents={}), key, target, plain)
 
-    patch.setattr(commit, "verdict", forgetful)
+    patch.setattr(commit, "judge", forgetful)
 
 
 def none(patch: Patch) -> None:
-    real = commit.verdict
+    real = commit.judge
 
     def strict(state: State, key: Key, target: int, held: Any) -> Any:
         return commit.CommitVerdict.MOVED if held is None and key in state.commits else real(state, key, target, held)
 
-    patch.setattr(commit, "verdict", strict)
+    patch.setattr(commit, "judge", strict)
 
 
 def relook(patch: Patch) -> None:
     def once(member: Any, ledger: Ledger, settings: Any, *_: Any) -> Any:
         committed = member.committed([k.tp for k in ledger.read().frontiers()])
         state = ledger.read()
-        found = {k: commit.verdict(state, k, o, committed.get(k.tp)) for k, o in state.frontiers().items()}
+        found = {k: commit.judge(state, k, o, committed.get(k.tp)) for k, o in state.frontiers().items()}
         return _refused(ledger, state, committed, found)
 
     patch.setattr(commit, "_compare", once)
@@ -137,7 +139,7 @@ def relist(patch: Patch) -> None:
     def before(member: Any, ledger: Ledger, settings: Any, *_: Any) -> Any:
         state = ledger.read()
         committed = member.committed([k.tp for k in state.frontiers()])
-        found = {k: commit.verdict(state, k, o, committed.get(k.tp)) for k, o in state.frontiers().items()}
+        found = {k: commit.judge(state, k, o, committed.get(k.tp)) for k, o in state.frontiers().items()}
         return _refused(ledger, state, committed, found)
 
     patch.setattr(commit, "_compare", before)
@@ -145,9 +147,9 @@ def relist(patch: Patch) -> None:
 
 def _refused(ledger: Ledger, state: State, committed: Any, found: dict[Key, Any]) -> Any:
     if commit.CommitVerdict.STALE in found.values():
-        raise commit._stale_error(ledger.feed, state, committed)
+        raise commit._build_stale_error(ledger.feed, state, committed)
     if moved := [k for k, v in found.items() if v is commit.CommitVerdict.MOVED]:
-        raise commit._moved_error(ledger.feed, state, moved, committed, {})
+        raise commit._build_moved_error(ledger.feed, state, moved, committed, {})
     return state, committed
 
 
@@ -180,7 +182,7 @@ def deadletters(patch: Patch) -> None:
 def fromorigin(patch: Patch) -> None:
     def frontier(self: State, key: Key) -> int:
         held = self.accounted(key)
-        return contiguous_end(min([self.origins[key].offset, *(r.start for r in held)]), held)
+        return find_contiguous_end(min([self.origins[key].offset, *(r.start for r in held)]), held)
 
     patch.setattr(State, "frontier", frontier)
 
@@ -201,7 +203,7 @@ def credulous(patch: Patch) -> None:
 
 def held_for_ever(patch: Patch) -> None:
     for module in (land, carry_out):
-        patch.setattr(module, "never_possible", lambda *_: "")
+        patch.setattr(module, "explain_impossible", lambda *_: "")
 
 
 def widened(patch: Patch) -> None:

@@ -252,7 +252,7 @@ def test_a_hostile_checkpoint_is_a_state_or_none() -> None:
     memory = MemoryLake()
     ledger = ledger_of(memory)
     planned(ledger)
-    sound = json.loads(checkpoint.document(ledger.read()))
+    sound = json.loads(checkpoint.dump_state(ledger.read()))
     for field in sound:
         for value in ODD:
             checkpoint.load(json.dumps(sound | {field: value}).encode())

@@ -13,7 +13,7 @@ from sluice.pipelines.errors import FeedError
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.registered_schema import AVRO, RegisteredSchema
-from sluice.pipelines.planning.shapes import newest, shape_named
+from sluice.pipelines.planning.shapes import find_newest_name, shape_named
 from sluice.pipelines.records.rows.wire_format import KEY_ID_HEADER
 from sluice.testing import LandedMessages, Message, land
 from sluice.testing.lake import MemoryLake
@@ -77,7 +77,7 @@ def test_avro_keys_beside_json_values(project: Project) -> None:
     assert held[2]["detail"].endswith("(schema 1) (in the key)")
     ledger = Ledger(project.lake, "orders", lambda: 0)
     state = ledger.read()
-    assert shape_named(ledger, state, newest(state) or "") == found.feed.shape
+    assert shape_named(ledger, state, find_newest_name(state) or "") == found.feed.shape
 
 
 def test_json_schema_keys_join_the_contract(project: Project) -> None:

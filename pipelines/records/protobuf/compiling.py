@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
 from sluice.pipelines.util.extras import name_missing, require
-from sluice.pipelines.util.units import safe_text
+from sluice.pipelines.util.units import sanitize
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
@@ -97,7 +97,7 @@ def compile_schema(texts: Sequence[str], names: Sequence[str]) -> FileDescriptor
         raise UnusableSchema("", f"is larger than {MOST_TEXT:,} bytes with all that it refers to")
     for name in names:
         if not _NAME.fullmatch(name):
-            raise UnusableSchema(safe_text(name), "is no name of a file that a schema may import")
+            raise UnusableSchema(sanitize(name), "is no name of a file that a schema may import")
     files = [n for n in zip(names, texts, strict=False) if n[0] not in WELL_KNOWN]
     names, texts = [n for n, _ in files], [*(t for _, t in files), texts[-1]]
     main = next(n for i in range(len(texts)) if (n := f"schema{i or ''}.proto") not in names)
@@ -206,7 +206,7 @@ def _run(arguments: Sequence[str], scratch: str) -> None:
             "protoc ended without a word"
         ]
         first = _OWN.sub(r"line \1, column \2", errors[0])
-        raise UnusableSchema("", f"does not compile: {safe_text(first)}")
+        raise UnusableSchema("", f"does not compile: {sanitize(first)}")
 
 
 def _find_well_known() -> Path:
@@ -227,7 +227,7 @@ def _in_order(files: Mapping[str, Any], last: str = "") -> list[Any]:
             open_.discard(name)
             done[name] = files.get(name) or _load_google(name)
         elif name in open_:
-            raise UnusableSchema(safe_text(name), "imports itself in a circle")
+            raise UnusableSchema(sanitize(name), "imports itself in a circle")
         elif name not in done:
             file = files.get(name) or _load_google(name)
             open_.add(name)
@@ -248,7 +248,7 @@ def _load_google(name: str) -> Any:
     with name_missing():
         from google.protobuf.descriptor_pb2 import FileDescriptorProto
     if name not in WELL_KNOWN:
-        raise UnusableSchema("", f"imports {safe_text(name)}, which is not there")
+        raise UnusableSchema("", f"imports {sanitize(name)}, which is not there")
     short = name.removeprefix(GOOGLE).removesuffix(".proto")
     descriptor = FileDescriptorProto()
     importlib.import_module(f"google.protobuf.{short}_pb2").DESCRIPTOR.CopyToProto(descriptor)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sluice.pipelines.records.protobuf.compiling import MOST_COMPILED, make_descriptor_set
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
 from sluice.pipelines.util.extras import name_missing
-from sluice.pipelines.util.units import safe_text
+from sluice.pipelines.util.units import sanitize
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
@@ -182,7 +182,7 @@ def _find_named(file: Any, name: str) -> Any:
     for d in list_messages(file):
         if name in (d.full_name, d.full_name.removeprefix(f"{file.package}.")):
             return d
-    raise UnusableSchema("", f"has no message {safe_text(name)}, which `message:` names; it has {_format_names(top)}")
+    raise UnusableSchema("", f"has no message {sanitize(name)}, which `message:` names; it has {_format_names(top)}")
 
 
 def _format_names(messages: Sequence[Any]) -> str:

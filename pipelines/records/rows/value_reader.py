@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 from sluice.pipelines.contract.expectation import Expectation
 from sluice.pipelines.records.rows.wire_format import Named, WireFormat
 from sluice.pipelines.schema.schema import Field, Schema
-from sluice.pipelines.util.units import safe_text
+from sluice.pipelines.util.units import sanitize
 
 MOST_PROBLEMS = 50
 """How many problems of one schema a message names."""
@@ -37,7 +37,7 @@ class UnusableSchema(ValueError):
     @property
     def text(self) -> str:
         """All problems for people, with safe names: one on the same line, several on lines of their own."""
-        lines = [safe_text(f"{path}: {what}" if path else what, limit=600) for path, what in self.problems]
+        lines = [sanitize(f"{path}: {what}" if path else what, limit=600) for path, what in self.problems]
         more = len(lines) - MOST_PROBLEMS
         listed = [*lines[:MOST_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
         return listed[0] if len(listed) == 1 else "".join(f"\n    {line}" for line in listed)

@@ -32,7 +32,7 @@ from sluice.pipelines.records.slots import binary_loops as pieces
 from sluice.pipelines.records.slots.binary_loops import BlockResults
 from sluice.pipelines.records.slots.slots import SlotPiece, grow_room, make_room, with_room
 from sluice.pipelines.schema.arrays import buffers_of, indices
-from sluice.pipelines.util.units import safe_text
+from sluice.pipelines.util.units import sanitize
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class BinaryTyper:
 
     def _incompatible(self, schema: int, why: ValueError) -> int:
         """The code, below 0, that refuses records of a schema, whose cause is kept."""
-        self.causes[schema] = safe_text(str(why))[:MOST_CAUSE]
+        self.causes[schema] = sanitize(str(why))[:MOST_CAUSE]
         return -pieces.INCOMPATIBLE
 
     def _answer(self, code: int, out: SlotPiece) -> None:

@@ -31,14 +31,14 @@ from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Counts, Drift, PartKind, Receipt
-from sluice.pipelines.planning.shapes import table_of
+from sluice.pipelines.planning.shapes import find_columns
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing.publish import abandon
 from sluice.pipelines.records.compiled import cache
 from sluice.pipelines.records.rows.row_format import QUARANTINED, landed_schema
 from sluice.pipelines.schema.arrays import plain
 from sluice.pipelines.util.units import parse_instant, show_window
-from sluice.pipelines.validation.drift import drift_of
+from sluice.pipelines.validation.drift import sum_drift
 from sluice.reading import When, Windows, instant
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.liveness import new_owner
@@ -106,7 +106,7 @@ class LandedMessages:
     @property
     def drift(self) -> list[Drift]:
         """Differences between the messages and the feed's schema, by kind and field."""
-        return list(drift_of(self._receipts))
+        return list(sum_drift(self._receipts))
 
     @property
     def windows(self) -> list[str]:
@@ -156,12 +156,14 @@ class LandedMessages:
 
     def _table(self, kind: PartKind) -> pa.Table:
         parts = (p.path for r in self._receipts for p in r.of(kind))
-        batches = [b for path in parts for b in parquet.batches(self.lake, path, _BATCH_ROWS)]
+        batches = [b for path in parts for b in parquet.read_batches(self.lake, path, _BATCH_ROWS)]
         table = pa.Table.from_batches(batches) if batches else self._schema(kind).empty_table()
         return table.cast(plain(table.schema)).replace_schema_metadata()
 
     def _schema(self, kind: PartKind) -> pa.Schema:
-        return QUARANTINED if kind is PartKind.QUARANTINED else landed_schema(table_of(self.feed, self._ledger.read()))
+        return (
+            QUARANTINED if kind is PartKind.QUARANTINED else landed_schema(find_columns(self.feed, self._ledger.read()))
+        )
 
 
 def land(

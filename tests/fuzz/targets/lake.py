@@ -17,7 +17,7 @@ from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.audit.strict_audit import _stands_right
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.lake import paths
-from sluice.pipelines.landing.proof import receipts_at
+from sluice.pipelines.landing.proof import read_receipts
 from sluice.pipelines.ledger import Ledger, State, checkpoint
 from sluice.pipelines.ledger.entries import (
     AbandonEntry,
@@ -39,7 +39,7 @@ from sluice.pipelines.model.kafka import Key, decode_topic
 from sluice.pipelines.model.plans import RequestKind, to_json
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import PartKind, Tally
-from sluice.pipelines.planning.shapes import shape_named, table_of
+from sluice.pipelines.planning.shapes import find_columns, shape_named
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.resources import liveness
 from sluice.testing.engine import owner
@@ -141,7 +141,7 @@ def _asked(state: State, ledger: Ledger) -> None:
         assert batch.owner.describe()
     for name in state.shapes:
         shape_named(ledger, state, name)
-    table_of(_world().feed, state)
+    find_columns(_world().feed, state)
 
 
 def _done(ledger: Ledger, lake: MemoryLake) -> str:
@@ -160,7 +160,7 @@ def _done(ledger: Ledger, lake: MemoryLake) -> str:
 
 
 def _checkpoint_seeds() -> list[bytes]:
-    return [checkpoint.document(_world().state())]
+    return [checkpoint.dump_state(_world().state())]
 
 
 def _run_checkpoint(data: bytes) -> str:
@@ -200,7 +200,7 @@ def _run_document(data: bytes) -> str:
     ]
     for path in places:
         lake.put(path, data)
-    found = receipts_at(places[0], lake)
+    found = read_receipts(places[0], lake)
     liveness._stamp(data), liveness._owner(places[1], data), liveness._process_gone(data)
     problems = list(_stands_right(lake, places[2], _state()))
     return f"{len(found)} {[p.invariant for p in problems]}"

@@ -230,8 +230,8 @@ def test_merging_names_the_file(tmp_path: Path, how: Damage) -> None:
 def test_a_name_that_was_cut_is_no_error_of_its_own() -> None:
     name = encode_topic("A" * 249)
     assert "~1" in name
-    assert "TOPIC:0:0-5" in parquet.remedy(f"data/orders/{name}-0-0-5-b3.parquet")
-    assert "backup" in parquet.remedy("_sluice/orders/staging/3/a/data/x.parquet")
+    assert "TOPIC:0:0-5" in parquet.find_remedy(f"data/orders/{name}-0-0-5-b3.parquet")
+    assert "backup" in parquet.find_remedy("_sluice/orders/staging/3/a/data/x.parquet")
 
 
 # -- what stands beside the parts

@@ -11,7 +11,7 @@ import pytest
 
 from sluice.pipelines.audit.audit import AuditReport, audit
 from sluice.pipelines.audit.strict_audit import Strict, strict
-from sluice.pipelines.batch.survey import survey
+from sluice.pipelines.batch.survey import take_survey
 from sluice.pipelines.committing.commit import CommitSettings, commit
 from sluice.pipelines.errors import EntriesLost
 from sluice.pipelines.feed.load import load_feed
@@ -31,7 +31,7 @@ COMMITS = CommitSettings(CommitMode.TRANSACTIONAL, "tid", OnGroupMoved.REFUSE)
 
 
 def audited(world: World) -> Strict:
-    found = survey(world.feed, world.edges(), world.ledger)
+    found = take_survey(world.feed, world.edges(), world.ledger)
     report = audit(world.ledger, world.lake)  # type: ignore[arg-type]
     return strict(world.ledger, world.lake, world.feed, found, report)  # type: ignore[arg-type]
 
@@ -175,13 +175,13 @@ def again(world: World, before: AuditReport, found: Strict) -> tuple[AuditReport
     """The audit that comes after one."""
     known = replace(before.audited, strictly=found.strictly)
     report = audit(world.ledger, world.lake, previous=known)  # type: ignore[arg-type]
-    look = survey(world.feed, world.edges(), world.ledger)
+    look = take_survey(world.feed, world.edges(), world.ledger)
     return report, strict(world.ledger, world.lake, world.feed, look, report)  # type: ignore[arg-type]
 
 
 def test_what_was_looked_at_strictly_is_not_read_again(world: World) -> None:
     report = audit(world.ledger, world.lake)  # type: ignore[arg-type]
-    first = strict(world.ledger, world.lake, world.feed, survey(world.feed, world.edges(), world.ledger), report)  # type: ignore[arg-type]
+    first = strict(world.ledger, world.lake, world.feed, take_survey(world.feed, world.edges(), world.ledger), report)  # type: ignore[arg-type]
     read: list[str] = []
     world.lake.before["get"] = read.append
     report, second = again(world, report, first)

@@ -154,7 +154,7 @@ class World:
 
     def windows(self, owed: bool = False) -> list[int]:
         state = self.ledger.read()
-        found = windows.manifest_windows(state, self.feed.window)
+        found = windows.list_manifest_windows(state, self.feed.window)
         return [w for w in found if not (owed and windows.complete(state, w, self.feed.window))]
 
     def rows(self, paths: Iterable[str]) -> list[tuple[int, int]]:
@@ -255,9 +255,9 @@ def check(world: World) -> None:
     for key in state.origins:
         _check_tiling(world, key)
     for window in world.windows():
-        files = manifest.files(ledger, window, world.feed.window)
+        files = manifest.read_window_files(ledger, window, world.feed.window)
         assert files.complete
-        spans = {k.partition: windows.range_of(state, k, window, world.feed.window) for k in state.origins}
+        spans = {k.partition: windows.find_range(state, k, window, world.feed.window) for k in state.origins}
         inside = [(p, o) for p, o in visible if (r := spans[p]) is not None and r.start <= o < r.end]
         assert sorted(world.rows({p.path for p in files.parts})) == sorted(inside)
 
@@ -270,7 +270,7 @@ def _visible(world: World, tp: TopicPartition) -> list[dict[str, Any]]:
 def _check_tiling(world: World, key: Key) -> None:
     state, at = world.ledger.read(), world.ledger.read().origins[key].offset
     for window in world.windows():
-        found = windows.range_of(state, key, window, world.feed.window)
+        found = windows.find_range(state, key, window, world.feed.window)
         assert found is not None
         assert (found.start, found.end >= at) == (at, True)
         at = found.end
@@ -392,10 +392,10 @@ def test_windows_below_the_origin_are_backfilled_in_any_order_and_tile(feed: Fee
     assert visible(world) == [(p, o) for p in (0, 1) for o in range(4, 10)]
     state = world.ledger.read()
     assert (state.frontiers(), state.first_window) == (frontiers, first)
-    assert windows.owed_windows(state, world.feed.window, world.now + 2 * HOUR) != [], (
+    assert windows.list_owed_windows(state, world.feed.window, world.now + 2 * HOUR) != [], (
         "what lies before is owed to nobody"
     )
-    assert all(w >= (first or 0) for w in windows.owed_windows(state, world.feed.window, world.now + 2 * HOUR))
+    assert all(w >= (first or 0) for w in windows.list_owed_windows(state, world.feed.window, world.now + 2 * HOUR))
     assert windows.complete(state, START + 4 * HOUR, world.feed.window)
     assert not windows.complete(state, START + 5 * HOUR, world.feed.window)
 

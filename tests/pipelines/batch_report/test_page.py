@@ -32,7 +32,7 @@ from sluice.pipelines.publishing.publish import publish, roll_forward
 from sluice.pipelines.records.rows.row_format import HEADERS, quarantine_rows
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import parse_schema
-from sluice.pipelines.validation.volume import earlier_rows
+from sluice.pipelines.validation.volume import count_earlier_rows
 from sluice.pipelines.validation.whole import hold_whole
 from sluice.testing.engine import owner
 from sluice.testing.lake import MemoryLake
@@ -184,7 +184,7 @@ class Typed:
         self.lake.put(paths.receipt_path(self.name, appended.number, me.token, s), to_json(receipt).encode())
         self.now, self.at = self.now + 2000, end
         if published:
-            earlier = earlier_rows(appended.state, plan.request, appended.number)
+            earlier = count_earlier_rows(appended.state, plan.request, appended.number)
             results = hold_whole(self.shape, [receipt], self.lake, earlier)  # type: ignore[arg-type]
             publish(self.ledger, appended.number, me, [receipt], failures, results)
             roll_forward(self.ledger, self.lake, self.name)  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluice.pipelines.committing.commit import CommitResult, CommitSettings, CommitStatus, Moved, commit, ways_out
+from sluice.pipelines.committing.commit import CommitResult, CommitSettings, CommitStatus, Moved, commit, list_remedies
 from sluice.pipelines.errors import CommitFenced, EntriesLost, GroupHeld, GroupMoved, KafkaUnavailable, Unknown
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import Ledger
@@ -159,7 +159,7 @@ def test_only_what_works_is_offered_for_moved_offsets(
     moved: dict[Key, tuple[int, int]], works: list[str], not_offered: list[str]
 ) -> None:
     """Back, ahead, beyond the log's end at 70, and all of it at once."""
-    said = ways_out("orders", moved, dict.fromkeys([k.tp for k in moved], 70))
+    said = list_remedies("orders", moved, dict.fromkeys([k.tp for k in moved], 70))
     assert said.startswith("commit the frontier anyway: sluice accept orders moved --reason …")
     for command in works:
         assert command in said

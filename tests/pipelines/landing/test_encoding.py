@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.pipelines.feed.sections import LandingSettings
-from sluice.pipelines.landing.encoding import SAMPLE_ROWS, options
+from sluice.pipelines.landing.encoding import SAMPLE_ROWS, choose_options
 from tests.examples import examples
 
 SETTINGS = LandingSettings()
@@ -24,7 +24,7 @@ def written(values: list[Any], kind: pa.DataType) -> set[str]:
     """The encodings of a column's values in a file that begins with these."""
     table = pa.table({"c": pa.array(values, kind)})
     sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, table.schema, **options(table, SETTINGS)) as writer:
+    with pq.ParquetWriter(sink, table.schema, **choose_options(table, SETTINGS)) as writer:
         writer.write_table(table)
     found = pq.ParquetFile(sink.getvalue())
     assert found.read()["c"].to_pylist() == values
@@ -68,7 +68,7 @@ def test_what_comes_later_reads_back_whatever_was_written(
     file = Path(tmp_path_factory.mktemp("parts")) / "part.parquet"
     begin = [(first * SAMPLE_ROWS)[i] for i in range(SAMPLE_ROWS)]
     groups = [pa.table({"c": pa.array(values, pa.string())}) for values in (begin, after) if values]
-    with pq.ParquetWriter(file, groups[0].schema, **options(groups[0], SETTINGS)) as writer:
+    with pq.ParquetWriter(file, groups[0].schema, **choose_options(groups[0], SETTINGS)) as writer:
         for group in groups:
             writer.write_table(group)
     assert [c for (c,) in duckdb.sql(f"SELECT c FROM '{file}'").fetchall()] == begin + after

@@ -16,7 +16,7 @@ from sluice.pipelines.errors import KafkaUnavailable, OffsetsLost
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import parquet, paths, receipt_files
 from sluice.pipelines.landing import sharing, task
-from sluice.pipelines.landing.proof import prove, receipts_at
+from sluice.pipelines.landing.proof import prove, read_receipts
 from sluice.pipelines.landing.task import Assignment, Tools, run_task
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
 from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task, to_json
@@ -84,7 +84,7 @@ def parts(outcomes: Sequence[Outcome], kind: PartKind = PartKind.LANDED) -> list
 
 def values(lake: LocalLake, r: Receipt, kind: PartKind = PartKind.LANDED) -> list[bytes]:
     """The values of the slice's own rows."""
-    found = [b for p in r.of(kind) for b in parquet.rows_of_part(lake, p, p.staged, 3)]
+    found = [b for p in r.of(kind) for b in parquet.read_part(lake, p, p.staged, 3)]
     return [v for b in found for v in b.column("value").to_pylist()]
 
 
@@ -117,7 +117,7 @@ def test_each_has_its_own_receipt_and_its_share_of_the_file(lake: LocalLake) -> 
     size = lake.size(parts(outcomes)[0].staged)
     assert sum(p.bytes for p in parts(outcomes)) == size == parts(outcomes)[0].file_bytes
     (together,) = (p for p in lake.list("_sluice/sales/staging") if paths.receipt_slice(p))
-    assert [r.slice for r in receipts_at(together, lake)] == SLICES
+    assert [r.slice for r in read_receipts(together, lake)] == SLICES
     assert receipt_files.read_finished(lake, "sales", 12, {}) == {paths.slice_name(s) for s in SLICES}
 
 

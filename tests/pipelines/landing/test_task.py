@@ -25,7 +25,7 @@ from sluice.pipelines.errors import (
 )
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import paths
-from sluice.pipelines.landing.task import Assignment, Tools, memory_shares, run_task, salvage
+from sluice.pipelines.landing.task import Assignment, Tools, run_task, salvage_task, share_memory
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
 from sluice.pipelines.model.plans import Slice, Task
 from sluice.pipelines.model.receipts import Counts, Outcome, PartKind, Receipt, SliceFailure
@@ -155,7 +155,7 @@ def test_what_an_earlier_attempt_finished_is_not_read_again(lake: LocalLake) -> 
     assert [r.adopted for r in receipts(again)] == [True, False]
     assert again[0] == first[0]
     tools = Tools(MemoryFetcher({}), lake, RawFormat())
-    assert salvage(Task(0, 1, (receipts(first)[0].slice,)), WORK, tools, "killed") == first
+    assert salvage_task(Task(0, 1, (receipts(first)[0].slice,)), WORK, tools, "killed") == first
 
 
 def _flip(lake: LocalLake, r: Receipt) -> None:
@@ -357,9 +357,9 @@ sizes = st.lists(st.integers(0, 1 << 32), min_size=1, max_size=40)
 def test_memory_is_bounded_whatever_the_slices(sizes: list[int], memory: int, active: int) -> None:
     slices = [Slice("orders", i, "id", 0, 10, estimated_bytes=size) for i, size in enumerate(sizes)]
     work = replace(WORK, memory=memory, limits=FetchLimits(active_slices=active))
-    chunks, limits = memory_shares(slices, work)
+    chunks, limits = share_memory(slices, work)
     assert 1 <= limits.active_slices <= active
     held = sum(sorted(chunks.values())[-limits.active_slices :])
     assert limits.active_slices == 1 or held * 5 <= memory
     for s in slices:
-        assert memory_shares([s], work)[0] == {s: chunks[s]}, "a share depends on its slice alone"
+        assert share_memory([s], work)[0] == {s: chunks[s]}, "a share depends on its slice alone"

@@ -21,7 +21,7 @@ import pytest
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State, batches, checkpoint, log
 from sluice.pipelines.ledger.batches import FORGOTTEN, Batches
-from sluice.pipelines.ledger.columns import NONE, Published, Superseded, packed, unpack, unpacked
+from sluice.pipelines.ledger.columns import NONE, Published, Superseded, pack, unpack, unpack_all
 from sluice.pipelines.ledger.entries import Entry, PublishEntry, parse
 from sluice.pipelines.model.ranges import Range
 from sluice.testing.lake import MemoryLake
@@ -127,11 +127,11 @@ def test_a_checkpoint_that_repeated_columns_is_read(short_memory: None) -> None:
 def test_the_former_code_passes_todays_checkpoint_over() -> None:
     with pytest.raises(ValueError, match=r"codec|JSON|Expecting"):  # which it knows as: no checkpoint
         json.loads(checkpoint.dump(fold(LOG)))
-    assert json.loads(checkpoint.document(fold(LOG)))["format"] not in (1, 2, 3)
+    assert json.loads(checkpoint.dump_state(fold(LOG)))["format"] not in (1, 2, 3)
 
 
 def test_a_damaged_column_is_no_checkpoint(short_memory: None) -> None:
-    sound = json.loads(checkpoint.document(fold(LOG)))
+    sound = json.loads(checkpoint.dump_state(fold(LOG)))
     places = [("past", "columns"), ("superseded", "columns"), ("published_in", "columns"), ("boundaries", "columns")]
     for name, columns in places:
         given = sound[name][columns]
@@ -177,7 +177,7 @@ def test_columns_are_what_was_packed() -> None:
         [0, 1 << 32, 1 << 33],
         [0, (1 << 32) - 1],
     ]
-    assert [c.tolist() for c in unpacked(packed(given), len(given))] == given
+    assert [c.tolist() for c in unpack_all(pack(given), len(given))] == given
     for column in given:
         steps = np.diff(np.array(column, "<i8"), prepend=np.int64(0)).view(np.uint8).reshape(-1, 8)
         former = base64.b64encode(zlib.compress(steps.T.tobytes(), 6)).decode()

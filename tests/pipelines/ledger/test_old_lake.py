@@ -154,7 +154,7 @@ def test_windows_and_reports_without_a_level_are_found_and_new_ones_get_one(old:
     assert new
     assert all(path.startswith("_sluice/orders/windows/2015-08/") for path in new)
     first = min(w for w in map(paths.manifest_window, flat) if w)[0]
-    assert manifest.stands(lake, "orders", first, old.feed.window)
+    assert manifest.is_declared(lake, "orders", first, old.feed.window)
     batches = [b.id for b in old.ledger.read().batches.values() if b.published is not None]
     for batch in batches[:-1]:
         lake.put(paths.former_batch_page_path("orders", batch), b"<html>")

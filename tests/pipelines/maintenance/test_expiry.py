@@ -96,14 +96,14 @@ def test_readers_are_told_by_whom_and_why(world: World) -> None:
 
 
 def test_the_window_stays_complete_and_its_manifest_goes_for_good(world: World) -> None:
-    assert manifest.stands(world.lake, "orders", START, world.feed.window)  # type: ignore[arg-type]
+    assert manifest.is_declared(world.lake, "orders", START, world.feed.window)  # type: ignore[arg-type]
     done = by_hand(world)
     assert done.removed.manifests == (paths.window_path("orders", START, HOUR),)
     manifest.write_manifests(world.fresh_ledger(), world.lake, "orders", world.feed.window)  # type: ignore[arg-type]
-    assert not manifest.stands(world.lake, "orders", START, world.feed.window)  # type: ignore[arg-type]
-    assert manifest.stands(world.lake, "orders", START + HOUR, world.feed.window)  # type: ignore[arg-type]
+    assert not manifest.is_declared(world.lake, "orders", START, world.feed.window)  # type: ignore[arg-type]
+    assert manifest.is_declared(world.lake, "orders", START + HOUR, world.feed.window)  # type: ignore[arg-type]
     assert windows.complete(world.state(), START, world.feed.window)
-    assert windows.owed_windows(world.state(), world.feed.window, world.now)[:1] != [START]
+    assert windows.list_owed_windows(world.state(), world.feed.window, world.now)[:1] != [START]
 
 
 def test_reports_of_batches_of_which_nothing_is_left_go(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_landed_again_a_retired_window_can_be_read_again(world: World) -> None:
     by_hand(world)
     world.land(*pieces(A, 25, end=100), *pieces(B, 50, end=100), bad=1, gaps=2)
     assert world.rows(windows=[START]).equals(before)
-    assert manifest.stands(world.lake, "orders", START, world.feed.window)  # type: ignore[arg-type]
+    assert manifest.is_declared(world.lake, "orders", START, world.feed.window)  # type: ignore[arg-type]
     world.check()
 
 
@@ -262,7 +262,7 @@ def test_a_crash_at_any_write_is_brought_home_by_the_next(tmp_path: Path) -> Non
             remove_retired(world.fresh_ledger(), world.lake)  # type: ignore[arg-type]
             world.check()
             assert world.visible() == [p for p in files if not first_hour(p)]
-            assert not manifest.stands(world.lake, "orders", START, world.feed.window)  # type: ignore[arg-type]
+            assert not manifest.is_declared(world.lake, "orders", START, world.feed.window)  # type: ignore[arg-type]
         else:
             assert world.visible() == files
         at += 1

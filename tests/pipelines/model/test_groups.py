@@ -9,8 +9,8 @@ from sluice.pipelines.model.consumer_groups import (
     GroupState,
     GroupView,
     OffsetExpiry,
-    expiry,
-    kind_with_proposal,
+    estimate_expiry,
+    format_kind,
 )
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.testing.group import BROKER, member
@@ -37,11 +37,11 @@ def view(state: str, kind: str = "classic", protocol_type: str = "consumer", **g
 def test_offsets_last_as_kafka_counts_and_no_more_is_claimed_than_is_known(
     group: GroupView, left: int | None, expected: OffsetExpiry
 ) -> None:
-    assert expiry(group, WEEK, left) == expected
+    assert estimate_expiry(group, WEEK, left) == expected
 
 
 def test_without_a_known_retention_nothing_is_claimed() -> None:
-    assert expiry(view("Empty"), None, 5) == OffsetExpiry(Counting.EMPTY, None)
+    assert estimate_expiry(view("Empty"), None, 5) == OffsetExpiry(Counting.EMPTY, None)
 
 
 def test_who_holds_a_partition() -> None:
@@ -64,7 +64,7 @@ def test_only_an_empty_group_is_free(state: GroupState) -> None:
 
 
 def test_newer_kinds_are_told_by_their_proposal() -> None:
-    assert [kind_with_proposal(k) for k in ("classic", "consumer", "newest")] == [
+    assert [format_kind(k) for k in ("classic", "consumer", "newest")] == [
         "classic",
         "consumer (KIP-848)",
         "newest",

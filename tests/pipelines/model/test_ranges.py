@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.pipelines.model.ranges import Range, contiguous_end, covers, cut, intersect, subtract, union
+from sluice.pipelines.model.ranges import Range, cut, find_contiguous_end, intersect, is_covered, subtract, union
 from sluice.pipelines.records.rows.row_format import inside
 
 ranges = st.builds(lambda a, n: Range(a, a + n), st.integers(0, 40), st.integers(0, 12))
@@ -32,7 +32,7 @@ def test_subtract(wanted: Range, taken: list[Range]) -> None:
     left = subtract(wanted, taken)
     assert offsets(left) == offsets([wanted]) - offsets(taken)
     assert tidy(left)
-    assert covers(taken, wanted) == (not left)
+    assert is_covered(taken, wanted) == (not left)
 
 
 @given(many, ranges)
@@ -49,7 +49,7 @@ def test_inside(rs: list[Range], at: list[int]) -> None:
 
 @given(st.integers(0, 50), many)
 def test_contiguous_end_is_the_first_offset_not_held(start: int, rs: list[Range]) -> None:
-    end = contiguous_end(start, rs)
+    end = find_contiguous_end(start, rs)
     assert set(range(start, end)) <= offsets(rs)
     assert end not in offsets(rs)
 

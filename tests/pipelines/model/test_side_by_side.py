@@ -4,23 +4,23 @@ import threading
 
 import pytest
 
-from sluice.pipelines.util.parallel import AT_ONCE, each
+from sluice.pipelines.util.parallel import AT_ONCE, map_parallel
 
 
 @pytest.mark.parametrize("patience", [0, 10])
 @pytest.mark.parametrize("count", [0, 1, 2, 100])
 def test_everything_is_done_in_order(count: int, patience: float) -> None:
-    assert each(lambda n: n * n, range(count), patience) == [n * n for n in range(count)]
+    assert map_parallel(lambda n: n * n, range(count), patience) == [n * n for n in range(count)]
 
 
 def test_what_is_quick_needs_one_thread() -> None:
-    assert len(set(each(lambda n: threading.get_ident(), range(100), patience=60))) == 1
+    assert len(set(map_parallel(lambda n: threading.get_ident(), range(100), patience=60))) == 1
 
 
 @pytest.mark.parametrize("patience", [0, 0.001])
 def test_others_join_where_one_waits(patience: float) -> None:
     together = threading.Barrier(AT_ONCE)
-    assert each(lambda n: together.wait(60) >= 0, range(AT_ONCE), patience) == [True] * AT_ONCE
+    assert map_parallel(lambda n: together.wait(60) >= 0, range(AT_ONCE), patience) == [True] * AT_ONCE
 
 
 @pytest.mark.parametrize("patience", [0, 10])
@@ -33,29 +33,29 @@ def test_the_first_error_is_raised_and_nothing_new_begins(patience: float) -> No
             raise ValueError(n)
 
     with pytest.raises(ValueError, match=r"^20$"):
-        each(work, range(1000), patience)
+        map_parallel(work, range(1000), patience)
     assert len(begun) <= 20 + AT_ONCE
 
 
 def test_within_an_item_quick_work_needs_no_other_thread() -> None:
     def inner(n: int) -> set[int]:
-        return {threading.get_ident(), *each(lambda m: threading.get_ident(), range(20), patience=60)}
+        return {threading.get_ident(), *map_parallel(lambda m: threading.get_ident(), range(20), patience=60)}
 
-    assert all(len(threads) == 1 for threads in each(inner, range(8), patience=60))
+    assert all(len(threads) == 1 for threads in map_parallel(inner, range(8), patience=60))
 
 
 def test_within_an_item_others_join_after_work_that_took_long() -> None:
     together = threading.Barrier(AT_ONCE)
 
     def inner(n: int) -> list[bool]:
-        return each(lambda m: m == 0 or together.wait(60) >= 0, range(AT_ONCE + 1), patience=1e-9)
+        return map_parallel(lambda m: m == 0 or together.wait(60) >= 0, range(AT_ONCE + 1), patience=1e-9)
 
-    assert each(inner, [0, 1], patience=60)[0] == [True] * (AT_ONCE + 1)
+    assert map_parallel(inner, [0, 1], patience=60)[0] == [True] * (AT_ONCE + 1)
 
 
 def test_within_an_item_an_error_is_raised() -> None:
     def inner(n: int) -> None:
-        each(lambda m: 1 // (5 - m), range(20), patience=60)
+        map_parallel(lambda m: 1 // (5 - m), range(20), patience=60)
 
     with pytest.raises(ZeroDivisionError):
-        each(inner, [0, 1], patience=60)
+        map_parallel(inner, [0, 1], patience=60)

@@ -15,10 +15,10 @@ from sluice.pipelines.model.traffic import (
     Latency,
     TaskTraffic,
     Traffic,
-    all_brokers,
-    bound_us,
-    bucket_of,
     by_broker,
+    find_bucket,
+    get_bound_us,
+    sum_brokers,
 )
 
 TIMES = st.integers(0, 100_000_000)
@@ -61,7 +61,7 @@ def test_batches_add_up_in_any_grouping_and_the_last_knows_how_far_behind(a: Tra
 
 @given(st.lists(BROKERS))
 def test_the_sum_of_all_brokers_is_the_sum_of_each(found: list[BrokerTraffic]) -> None:
-    whole, merged = all_brokers(found), all_brokers(by_broker(found))
+    whole, merged = sum_brokers(found), sum_brokers(by_broker(found))
     assert whole == merged
     assert (whole.requests, whole.bytes) == (sum(b.requests for b in found), sum(b.bytes for b in found))
     assert whole.latency.count == sum(b.latency.count for b in found)
@@ -74,10 +74,10 @@ def test_it_travels_as_json(sent: TaskTraffic) -> None:
 
 @given(TIMES)
 def test_a_time_lies_in_its_bucket(us: int) -> None:
-    bucket = bucket_of(us)
+    bucket = find_bucket(us)
     assert 0 <= bucket < BUCKETS
-    assert bucket == BUCKETS - 1 or us < bound_us(bucket)
-    assert bucket == 0 or us >= bound_us(bucket - 1)
+    assert bucket == BUCKETS - 1 or us < get_bound_us(bucket)
+    assert bucket == 0 or us >= get_bound_us(bucket - 1)
 
 
 @given(st.lists(TIMES, min_size=1, max_size=200), st.floats(0.01, 1))
@@ -86,7 +86,7 @@ def test_a_percentile_is_never_too_short_and_too_long_by_half_at_most(times: lis
     ordered = sorted(times)
     true = next(t for i, t in enumerate(ordered, 1) if i >= share * len(ordered))
     assert told >= true * 0.999999
-    if true < bound_us(BUCKETS - 2):
+    if true < get_bound_us(BUCKETS - 2):
         assert told <= max(1.5 * true, 1000) * 1.000001
 
 

@@ -19,7 +19,7 @@ from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Owner, Receipt
 from sluice.pipelines.operating.repairs import STALE_MS, Pretended, RepairFinding, RepairKind, RepairTarget, repair
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.publishing.owners import asking
+from sluice.pipelines.publishing.owners import format_request
 from sluice.pipelines.publishing.publish import publish
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.testing.engine import MemoryLiveness, owner
@@ -196,7 +196,7 @@ ASKED = {
 
 @pytest.mark.parametrize(("spelled", "asked"), ASKED.items(), ids=list(ASKED))
 def test_the_command_that_finishes_a_batch_asks_for_the_same(spelled: str, asked: Request) -> None:
-    assert asking("orders", asked) == spelled
+    assert format_request("orders", asked) == spelled
 
 
 # -- leftovers

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from sluice.pipelines.model.kafka import Isolation, TopicPartition
 from sluice.pipelines.model.plans import SEVERAL, Assignor, Plan, Request, RequestKind, Slice
-from sluice.pipelines.planning.assignment import Sizing, compare, range_, round_robin, sticky, tasks, tasks_before
+from sluice.pipelines.planning.assignment import (
+    Sizing,
+    assign_ranges,
+    assign_sticky,
+    assign_tasks,
+    compare,
+    map_tasks,
+    round_robin,
+)
 
 SIZING = Sizing(slice_bytes=100, task_bytes=100, parallelism=3, max_tasks=64)
 
@@ -36,15 +44,15 @@ def led(partition: int, leader: int = 1, size: int = 10, start: int = 0) -> tupl
     [(10, [0, 1, 2, 3], [4, 5, 6], [7, 8, 9]), (11, [0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10])],
 )
 def test_range_as_kafka_documents_it(partitions: int, c1_0: list[int], c2_0: list[int], c2_1: list[int]) -> None:
-    assert numbers(range_(topic(partitions), 3)) == [c1_0, c2_0, c2_1]
+    assert numbers(assign_ranges(topic(partitions), 3)) == [c1_0, c2_0, c2_1]
 
 
 def test_five_partitions_over_four_threads() -> None:
-    assert numbers(range_(topic(5), 4)) == [[0, 1], [2], [3], [4]]
+    assert numbers(assign_ranges(topic(5), 4)) == [[0, 1], [2], [3], [4]]
 
 
 def test_range_begins_again_with_each_topic() -> None:
-    given = range_([*topic(3, "a"), *topic(3, "b")], 2)
+    given = assign_ranges([*topic(3, "a"), *topic(3, "b")], 2)
     assert numbers(given) == [[0, 1, 0, 1], [2, 2]]
 
 
@@ -56,16 +64,16 @@ def test_round_robin_as_kafka_documents_it() -> None:
 
 def test_sticky_moves_no_more_than_balance_needs() -> None:
     before = {tp: tp.partition % 2 for tp in topic(6)}
-    assert numbers(sticky(topic(6), 2, before)) == [[0, 2, 4], [1, 3, 5]]
-    assert numbers(sticky(topic(8), 3, before)) == [[0, 2, 4], [1, 3, 5], [6, 7]]
-    assert numbers(sticky(topic(6), 3, before)) == [[0, 2], [1, 3], [4, 5]]
-    assert sorted(numbers(sticky(topic(6), 1, before))[0]) == list(range(6))
+    assert numbers(assign_sticky(topic(6), 2, before)) == [[0, 2, 4], [1, 3, 5]]
+    assert numbers(assign_sticky(topic(8), 3, before)) == [[0, 2, 4], [1, 3, 5], [6, 7]]
+    assert numbers(assign_sticky(topic(6), 3, before)) == [[0, 2], [1, 3], [4, 5]]
+    assert sorted(numbers(assign_sticky(topic(6), 1, before))[0]) == list(range(6))
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.dictionaries(st.integers(0, 40), st.integers(0, 15)))
 def test_sticky_is_even_and_keeps_what_it_can(partitions: int, count: int, stood: dict[int, int]) -> None:
     before = {TopicPartition("t1", p): task for p, task in stood.items()}
-    given = sticky(topic(partitions), count, before)
+    given = assign_sticky(topic(partitions), count, before)
     sizes = [len(held) for held in given]
     assert sorted(tp for held in given for tp in held) == topic(partitions)
     assert max(sizes) - min(sizes) <= 1
@@ -80,7 +88,7 @@ def test_sticky_is_even_and_keeps_what_it_can(partitions: int, count: int, stood
 )
 def test_each_slice_is_read_once(world: list[tuple[int, int]], assignor: Assignor) -> None:
     slices = [led(p, 1 + p % 3, size, 5 * i) for i, (p, size) in enumerate(world)]
-    made = tasks(slices, replace(SIZING, assignor=assignor))
+    made = assign_tasks(slices, replace(SIZING, assignor=assignor))
     assert sorted((s for t in made for s in t.slices), key=lambda s: s.start) == [s for _, s in slices]
     assert [t.index for t in made] == list(range(len(made)))
     for task in made:
@@ -93,9 +101,9 @@ def test_each_slice_is_read_once(world: list[tuple[int, int]], assignor: Assigno
 def test_a_comparison_says_how_even_how_far_and_what_moved() -> None:
     slices = [led(0, 1, 80), led(1, 2, 10), led(2, 1, 10), led(3, 2, 80)]
     sizing = replace(SIZING, parallelism=2, task_bytes=1000)
-    first = tasks(slices, replace(sizing, assignor=Assignor.RANGE))
+    first = assign_tasks(slices, replace(sizing, assignor=Assignor.RANGE))
     plan = Plan("f", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, first)
-    found = {c.assignor: c for c in compare(slices, replace(sizing, before=tasks_before(plan)))}
+    found = {c.assignor: c for c in compare(slices, replace(sizing, before=map_tasks(plan)))}
     assert [c.moved for c in compare(slices, sizing)] == [None] * 4
     assert found[Assignor.RANGE].moved == found[Assignor.STICKY].moved == 0
     assert found[Assignor.ROUND_ROBIN].moved == 2

@@ -9,7 +9,7 @@ import pytest
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.model.kafka import BrokerConfig, Configs, OpenTransaction, PartitionState, TopicPartition
-from sluice.pipelines.planning.held_back import by_partition, held_back, look
+from sluice.pipelines.planning.held_back import by_partition, list_held_back, look
 from sluice.testing.cluster import MemoryCluster, partition
 
 NOW = 1_800_000_000_000
@@ -42,7 +42,7 @@ def tp(number: int) -> TopicPartition:
 
 
 def test_what_is_held_is_counted_and_named_however_young_it_is(feed: Feed) -> None:
-    (found,) = held_back(feed, [held(0, 100), held(1, 60)], {tp(1): by(60)}, BROKER, NOW)
+    (found,) = list_held_back(feed, [held(0, 100), held(1, 60)], {tp(1): by(60)}, BROKER, NOW)
     assert found.text == (
         "orders:1 is held at offset 60 by transaction 'billing-7' of producer 7, last written"
         " 2027-01-15T07:59:55Z (5 s ago): 40 offsets cannot land yet"
@@ -56,7 +56,7 @@ def test_what_is_held_is_counted_and_named_however_young_it_is(feed: Feed) -> No
 
 def test_a_transaction_over_several_partitions_is_one_with_a_command_for_each(feed: Feed) -> None:
     partitions, holders = [held(n, 90 - n) for n in range(5)], {tp(n): by(90 - n) for n in range(5)}
-    (found,) = held_back(feed, partitions, holders, BROKER, NOW)
+    (found,) = list_held_back(feed, partitions, holders, BROKER, NOW)
     assert found.text.startswith(
         "orders:0 is held at offset 90, orders:1 at 89, orders:2 at 88 and 2 more partitions by"
     )
@@ -68,12 +68,12 @@ def test_a_transaction_over_several_partitions_is_one_with_a_command_for_each(fe
 
 def test_several_transactions_come_by_how_much_they_hold(feed: Feed) -> None:
     holders = {tp(0): by(99, 1), tp(1): by(10, 2)}
-    found = held_back(feed, [held(0, 99), held(1, 10)], holders, BROKER, NOW)
+    found = list_held_back(feed, [held(0, 99), held(1, 10)], holders, BROKER, NOW)
     assert [(h.offsets, h.by and h.by.producer_id) for h in found] == [(90, 2), (1, 1)]
 
 
 def test_a_holder_that_kafka_does_not_tell_is_no_reason_to_be_silent(feed: Feed) -> None:
-    (found,) = held_back(feed, [held(0, 60)], {}, BrokerConfig(), NOW)
+    (found,) = list_held_back(feed, [held(0, 60)], {}, BrokerConfig(), NOW)
     assert "by an open transaction (Kafka does not tell which): 40 offsets" in found.text
     assert found.remedy.endswith(f"{ABORT} 0 --start-offset 60")
     assert (found.document()["transaction"], found.age, found.overdue) == (None, None, False)
@@ -81,12 +81,12 @@ def test_a_holder_that_kafka_does_not_tell_is_no_reason_to_be_silent(feed: Feed)
 
 def test_one_that_began_after_the_look_holds_nothing_of_it(feed: Feed) -> None:
     """Partitions are asked for first, and whoever holds them then: that one may have ended meanwhile."""
-    (found,) = held_back(feed, [held(0, 60)], {tp(0): by(120)}, BROKER, NOW)
+    (found,) = list_held_back(feed, [held(0, 60)], {tp(0): by(120)}, BROKER, NOW)
     assert (found.by, found.held[0].start) == (None, 60)
 
 
 def test_nobody_has_written_to_it_for_long(feed: Feed) -> None:
-    (found,) = held_back(feed, [held(0, 60)], {tp(0): by(60, written=NOW - 16 * MINUTE)}, BROKER, NOW)
+    (found,) = list_held_back(feed, [held(0, 60)], {tp(0): by(60, written=NOW - 16 * MINUTE)}, BROKER, NOW)
     assert found.overdue
     assert found.remedy.startswith(
         "it hangs: none may last longer than 15m here (transaction.max.timeout.ms). Abort it"
@@ -95,12 +95,12 @@ def test_nobody_has_written_to_it_for_long(feed: Feed) -> None:
 
 def test_written_to_in_another_partition_it_is_at_work(feed: Feed) -> None:
     holders = {tp(0): by(60, written=NOW - 16 * MINUTE), tp(1): by(70)}
-    (found,) = held_back(feed, [held(0, 60), held(1, 70)], holders, BROKER, NOW)
+    (found,) = list_held_back(feed, [held(0, 60), held(1, 70)], holders, BROKER, NOW)
     assert (found.overdue, found.age) == (False, 5000)
 
 
 def test_a_cluster_that_asks_who_one_is_wants_to_be_told(tmp_path: Path) -> None:
-    (found,) = held_back(_feed(tmp_path, ", security_protocol: SSL"), [held(0, 60)], {}, BROKER, NOW)
+    (found,) = list_held_back(_feed(tmp_path, ", security_protocol: SSL"), [held(0, 60)], {}, BROKER, NOW)
     assert "--bootstrap-server k1:9092,k2:9092 --command-config FILE abort" in found.remedy
 
 

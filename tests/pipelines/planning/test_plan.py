@@ -18,7 +18,7 @@ from sluice.pipelines.model.kafka import Isolation, Key, PartitionState, TopicPa
 from sluice.pipelines.model.plans import SEVERAL, AskedRange, Assignor, Plan, Request, RequestKind, to_json
 from sluice.pipelines.model.ranges import Range, subtract, union
 from sluice.pipelines.planning.assignment import Sizing
-from sluice.pipelines.planning.plan import build, owed_ranges
+from sluice.pipelines.planning.plan import build, find_owed_ranges
 from sluice.testing.cluster import partition
 from tests.examples import examples
 
@@ -40,7 +40,7 @@ def state(origins: dict[int, int], accounted: dict[int, list[Range]] | None = No
 def planned(
     s: State, parts: dict[Key, PartitionState], request: Request = CATCH_UP, sizing: Sizing = SIZING
 ) -> Plan | None:
-    found, refused = owed_ranges(request, s, parts, HOURLY)
+    found, refused = find_owed_ranges(request, s, parts, HOURLY)
     assert not refused
     return build("orders", "c", request, Isolation.READ_COMMITTED, found, sizing, s, HOURLY)
 
@@ -137,23 +137,25 @@ def test_ranges_that_overlap_are_asked_for_once() -> None:
 )
 def test_bad_ranges_are_refused(asked: AskedRange, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        owed_ranges(Request(RequestKind.OFFSETS, ranges=(asked,)), state({0: 0}), {key(): partition()}, HOURLY)
+        find_owed_ranges(Request(RequestKind.OFFSETS, ranges=(asked,)), state({0: 0}), {key(): partition()}, HOURLY)
 
 
 def test_only_must_match() -> None:
     request = Request(RequestKind.CATCH_UP, only=(TopicPartition("orders", 9),))
     with pytest.raises(UsageError, match="orders:9"):
-        owed_ranges(request, state({0: 0}), {key(): partition()}, HOURLY)
+        find_owed_ranges(request, state({0: 0}), {key(): partition()}, HOURLY)
 
 
 def test_owed_offsets_below_the_log_start_are_set_apart() -> None:
-    found, _ = owed_ranges(CATCH_UP, state({0: 10}, {0: [Range(15, 20)]}), {key(): partition(log_start=40)}, HOURLY)
+    found, _ = find_owed_ranges(
+        CATCH_UP, state({0: 10}, {0: [Range(15, 20)]}), {key(): partition(log_start=40)}, HOURLY
+    )
     assert found[0].lost == (Range(10, 15), Range(20, 40))
     assert found[0].ranges == (Range(40, 100),)
 
 
 def test_a_position_beyond_the_log_is_refused() -> None:
-    found, refused = owed_ranges(CATCH_UP, state({0: 500}), {key(): partition()}, HOURLY)
+    found, refused = find_owed_ranges(CATCH_UP, state({0: 500}), {key(): partition()}, HOURLY)
     assert not found
     assert "beyond the end of the log" in refused[0].error.message
 

@@ -17,7 +17,7 @@ from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginEnt
 from sluice.pipelines.model.kafka import Key, OffsetAtTime, PartitionState, TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.ranges import Range
-from sluice.pipelines.planning.plan import owed_ranges
+from sluice.pipelines.planning.plan import find_owed_ranges
 from sluice.pipelines.planning.windows import (
     LISTED,
     check_window,
@@ -25,11 +25,11 @@ from sluice.pipelines.planning.windows import (
     clamp_boundaries,
     complete,
     count_marker_searches,
-    due,
-    manifest_windows,
-    opening,
-    pieces,
-    range_of,
+    cut_at_boundaries,
+    find_due,
+    find_opening,
+    find_range,
+    list_manifest_windows,
 )
 from sluice.testing.cluster import MemoryCluster, partition
 from sluice.testing.lake import MemoryLake
@@ -71,7 +71,9 @@ class World:
         self.now = now
         self.ledger = Ledger(MemoryLake(), "orders", lambda: self.now, "run", "c")
         item = OriginItem(key=KEY, offset=origin, committed=None, why="test", opens=opens)
-        items = (item,) if opens is not None else opening(self.log, self.log.partitions_by_key, [item], SETTINGS, now)
+        items = (
+            (item,) if opens is not None else find_opening(self.log, self.log.partitions_by_key, [item], SETTINGS, now)
+        )
         self.ledger.append(lambda s: OriginEntry(items=items))
 
     @property
@@ -80,11 +82,11 @@ class World:
 
     def pin(self) -> None:
         """As a run does, now."""
-        for entry in due(self.state, self.log, lambda: self.now, self.log.partitions_by_key, SETTINGS):
+        for entry in find_due(self.state, self.log, lambda: self.now, self.log.partitions_by_key, SETTINGS):
             self.ledger.append(partial(clamp_boundaries, entry=entry))
 
     def window(self, start: int) -> Range | None:
-        return range_of(self.state, KEY, start, SETTINGS)
+        return find_range(self.state, KEY, start, SETTINGS)
 
 
 stamp = st.one_of(
@@ -121,7 +123,7 @@ def test_rivals_that_saw_different_ends_still_tile(looks: list[tuple[bool, int]]
     for grows, passes in looks:
         world.now += passes
         world.log.stamps += [world.now - HOUR] * 3 if grows else []
-        waiting += due(world.state, world.log, lambda: world.now, world.log.partitions_by_key, SETTINGS)
+        waiting += find_due(world.state, world.log, lambda: world.now, world.log.partitions_by_key, SETTINGS)
     random.shuffle(waiting)
     for entry in waiting:
         world.ledger.append(partial(clamp_boundaries, entry=entry))
@@ -184,22 +186,22 @@ def test_fifty_years_in_few_questions() -> None:
     assert world.window(HOUR) == world.window(START - HOUR) == Range(1, 1)
     assert world.window(START) == Range(1, 2)
     assert world.window(START + HOUR) == Range(2, 4)
-    assert LISTED - 2 <= len(manifest_windows(world.state, SETTINGS)) < LISTED + 60
+    assert LISTED - 2 <= len(list_manifest_windows(world.state, SETTINGS)) < LISTED + 60
 
 
 def test_longer_windows_begin_where_the_shorter_ones_ended() -> None:
     short, day = WindowSettings(length="15m"), WindowSettings(length="1d")
     world = World([START + i * HOUR // 8 for i in range(96)], START + 3 * HOUR, opens=START)
-    for entry in due(world.state, world.log, lambda: world.now, world.log.partitions_by_key, short):
+    for entry in find_due(world.state, world.log, lambda: world.now, world.log.partitions_by_key, short):
         world.ledger.append(partial(clamp_boundaries, entry=entry))
     begun = world.state.boundary_times[-1]
     world.now += 48 * HOUR
-    for entry in due(world.state, world.log, lambda: world.now, world.log.partitions_by_key, day):
+    for entry in find_due(world.state, world.log, lambda: world.now, world.log.partitions_by_key, day):
         world.ledger.append(partial(clamp_boundaries, entry=entry))
     assert all(t % (24 * HOUR) == 0 for t in world.state.boundary_times if t > begun)
     offsets = [o for _, o in world.state.boundaries[KEY]]
     assert offsets == sorted(offsets)
-    assert range_of(world.state, KEY, START, SETTINGS) == Range(0, 8), "hours are still whole quarters"
+    assert find_range(world.state, KEY, START, SETTINGS) == Range(0, 8), "hours are still whole quarters"
 
 
 def test_what_a_catch_up_landed_in_the_open_window_is_the_floor_of_its_end() -> None:
@@ -269,7 +271,7 @@ def test_pieces_are_cut_at_boundaries_and_named_by_window() -> None:
     stamps = [START, START + HOUR, START + HOUR + 1, START + 3 * HOUR]
     world = World(stamps, START + 5 * HOUR, opens=START)
     world.pin()
-    found = pieces(world.state, KEY, Range(0, 4))
+    found = cut_at_boundaries(world.state, KEY, Range(0, 4))
     assert [(p.range, p.window) for p in found] == [
         (Range(0, 1), START),
         (Range(1, 3), START + HOUR),
@@ -295,9 +297,9 @@ def test_an_open_transaction_holds_a_window() -> None:
     world.pin()
     parts = world.log.partitions_by_key
     asked = Request(RequestKind.WINDOW, window=START)
-    assert owed_ranges(asked, world.state, parts, SETTINGS)[1] == ()
+    assert find_owed_ranges(asked, world.state, parts, SETTINGS)[1] == ()
     stuck = {KEY: partition(last_stable_offset=1, high_watermark=3)}
-    (refused,) = owed_ranges(asked, world.state, stuck, SETTINGS)[1]
+    (refused,) = find_owed_ranges(asked, world.state, stuck, SETTINGS)[1]
     assert (refused.tp, type(refused.error)) == (TP, WindowHeld)
 
 
@@ -322,4 +324,4 @@ def test_a_clock_that_jumps_back_resolves_nothing_new() -> None:
     state = world.state
     state.boundary_times = (opens, START + 9 * HOUR)
     parts = {other: partition(number=1, last_stable_offset=0, high_watermark=0)}
-    assert due(state, world.log, lambda: START + 3 * HOUR, parts, SETTINGS) == []
+    assert find_due(state, world.log, lambda: START + 3 * HOUR, parts, SETTINGS) == []

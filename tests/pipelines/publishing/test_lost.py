@@ -15,7 +15,7 @@ import pytest
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.audit.strict_audit import strict
 from sluice.pipelines.batch.preview import preview
-from sluice.pipelines.batch.survey import survey
+from sluice.pipelines.batch.survey import take_survey
 from sluice.pipelines.committing.commit import CommitSettings, commit
 from sluice.pipelines.errors import EntriesLost, LedgerCorrupt, NothingToAccept, OffsetsLost, PlanBusy
 from sluice.pipelines.feed.sections import CommitMode, OnLoss
@@ -111,7 +111,7 @@ def problems(world: World) -> list[str]:
     edges = world.edges("auditor")
     ledger = world.ledger("auditor")
     report = audit(ledger, edges.lake)
-    found = strict(ledger, edges.lake, world.feed, survey(world.feed, edges, ledger), report)
+    found = strict(ledger, edges.lake, world.feed, take_survey(world.feed, edges, ledger), report)
     return [str(p) for p in (*audit(ledger, edges.lake, hashes=True).problems, *found.problems)]
 
 
@@ -191,7 +191,7 @@ def test_dry_runs_and_repair_say_the_same(tip: bool) -> None:
     edges = world.edges("looking")
     for look in (
         lambda: preview(world.feed, edges, CATCH_UP),
-        lambda: survey(world.feed, edges, world.ledger("looking")),
+        lambda: take_survey(world.feed, edges, world.ledger("looking")),
         lambda: list(repair(place(world))),
     ):
         with pytest.raises(EntriesLost, match="the ledger of feed orders lost entries: its newest is entry 7"):

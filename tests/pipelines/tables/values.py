@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake.bounds import TimeBounds
-from sluice.pipelines.landing.encoding import options
+from sluice.pipelines.landing.encoding import choose_options
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.schema import arrow_type
 from sluice.pipelines.schema.wider import parse_type
@@ -50,7 +50,10 @@ def write_as_landing(
     """The address of a new file with these values, encoded as a landed file is: some columns have no bounds."""
     rows = pa.table({c: pa.array(values[c], arrow_type(parse_type(text))) for c, text in columns.items()})
     times = TimeBounds(rows.schema)
-    with lake.create(path) as file, pq.ParquetWriter(file, rows.schema, **options(rows, LandingSettings())) as writer:
+    with (
+        lake.create(path) as file,
+        pq.ParquetWriter(file, rows.schema, **choose_options(rows, LandingSettings())) as writer,
+    ):
         writer.write_table(rows, row_group_size=group_rows)
         times.add(rows)
         writer.add_key_value_metadata(times.metadata())

@@ -22,7 +22,7 @@ from sluice.pipelines.model.plans import Request, RequestKind, Slice
 from sluice.pipelines.model.receipts import Counts, Receipt, Tally
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.records.shape import RAW
-from sluice.pipelines.validation.volume import earlier_rows
+from sluice.pipelines.validation.volume import count_earlier_rows
 from sluice.pipelines.validation.whole import check_contract
 from sluice.testing.cluster import MemoryFetcher
 from sluice.testing.engine import MemoryEngine
@@ -198,12 +198,12 @@ def test_batches_are_compared_with_their_like(tmp_path: Path) -> None:
     shop.now += 3 * HOUR
     state = shop.ledger.read()
     last = landed[-1][0].batch
-    assert earlier_rows(state, CATCH_UP, last) == [2, 2]
-    assert earlier_rows(state, replace(CATCH_UP, replace=True), last) == [2, 2]
+    assert count_earlier_rows(state, CATCH_UP, last) == [2, 2]
+    assert count_earlier_rows(state, replace(CATCH_UP, replace=True), last) == [2, 2]
     some = landed[2][0]
-    assert earlier_rows(state, some.plan.request, some.batch) == []
-    assert earlier_rows(state, some.plan.request, last) == [2]
-    assert earlier_rows(state, Request(RequestKind.WINDOW), last) == []
+    assert count_earlier_rows(state, some.plan.request, some.batch) == []
+    assert count_earlier_rows(state, some.plan.request, last) == [2]
+    assert count_earlier_rows(state, Request(RequestKind.WINDOW), last) == []
 
 
 def test_where_every_record_is_bad_the_limit_decides(tmp_path: Path) -> None:

@@ -25,12 +25,12 @@ from sluice.pipelines.ledger import Ledger, State, checkpoint
 from sluice.pipelines.ledger.entries import SchemaEntry
 from sluice.pipelines.model.plans import Request, RequestKind, Slice
 from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, PartKind, Receipt
-from sluice.pipelines.planning.shapes import declare, effective_shape, evolve, evolve_schema
+from sluice.pipelines.planning.shapes import declare, evolve, evolve_schema, find_shape
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.records.json.typer import PieceBuilder
 from sluice.pipelines.schema.schema import Kind, Type, arrow_type, parse_schema
 from sluice.pipelines.schema.wider import holds, join, join_texts, parse_type
-from sluice.pipelines.validation.drift import MOST_FIELDS, OTHERS, Drifts, check_drift, drift_of
+from sluice.pipelines.validation.drift import MOST_FIELDS, OTHERS, Drifts, check_drift, sum_drift
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.spark import parts
 from sluice.resources.spark import parts as types
@@ -169,7 +169,7 @@ def test_joining_is_in_any_order(a: Type, b: Type, c: Type) -> None:
 
 def seen(world: World, *values: dict[str, Any] | bytes | None, schema: dict[str, str] | None = None) -> dict[Any, Any]:
     receipts = world.landed(world.feed(schema or SCHEMA), *values)
-    return {(d.kind, d.field): (d.records, d.first, d.type) for d in drift_of(receipts)}
+    return {(d.kind, d.field): (d.records, d.first, d.type) for d in sum_drift(receipts)}
 
 
 ROW = {"id": 1, "amount": 1.5, "note": "x"}
@@ -251,8 +251,8 @@ def test_slices_and_pieces_add_up() -> None:
     gone = (Drift(MISSING, "b", 10, 0),)
     nothing = Receipt(slices[2], 10, Counts(compacted=10), (), "a")
     whole = [Receipt(s, 10, Counts(landed=10), (), "a", drift=gone) for s in slices[:2]]
-    assert drift_of([*whole, nothing]) == (Drift(MISSING, "b", 20, 0),)
-    assert drift_of([whole[0], replace(whole[1], drift=())]) == ()
+    assert sum_drift([*whole, nothing]) == (Drift(MISSING, "b", 20, 0),)
+    assert sum_drift([whole[0], replace(whole[1], drift=())]) == ()
 
 
 # -- policies
@@ -262,7 +262,7 @@ def test_closed_schemas_quarantine_unknown_fields(world: World) -> None:
     feed = world.feed(SCHEMA, "quarantine")
     receipts = world.landed(feed, ROW, ROW | {"coupon": 1}, ROW | {"id": "x", "more": 1}, None)
     assert sum((r.counts for r in receipts), Counts()) == Counts(landed=2, quarantined=2)
-    assert [(d.kind, d.field, d.records) for d in drift_of(receipts)] == [(NEW, "coupon", 1), (WRONG, "id", 1)]
+    assert [(d.kind, d.field, d.records) for d in sum_drift(receipts)] == [(NEW, "coupon", 1), (WRONG, "id", 1)]
     world.now = START + 3 * HOUR
     world.land(feed)
     rows = reading.of_feed(feed, START, kind="quarantined").arrow().to_pylist()
@@ -316,7 +316,7 @@ def test_the_feeds_own_columns_win_and_evolved_ones_stay(world: World) -> None:
     state = world.ledger.read()
 
     def texts(schema: dict[str, str]) -> dict[str, str]:
-        shape = effective_shape(world.feed(schema), state)
+        shape = find_shape(world.feed(schema), state)
         assert shape.columns is not None
         return shape.columns.texts()
 
@@ -472,7 +472,7 @@ PATHS = {
 def test_new_fields_at_every_depth_are_kept_at_their_paths(world: World) -> None:
     feed = world.feed(NESTED)
     receipts = world.landed(feed, *NEW_INSIDE)
-    assert {(d.kind, d.field): (d.records, d.first, d.type) for d in drift_of(receipts)} == PATHS
+    assert {(d.kind, d.field): (d.records, d.first, d.type) for d in sum_drift(receipts)} == PATHS
     table = world.window(feed)
     assert [json.loads(text) if text else None for text in table.arrow()["_extra"].to_pylist()] == [
         None,
@@ -521,7 +521,7 @@ def test_evolving_takes_in_new_members_of_structs_from_the_next_batch_on(world: 
     assert world.entries[-1].columns == grown
     assert world.ledger.read().evolved == {n: t for n, t in grown.items() if NESTED.get(n) != t}
     receipts = world.landed(feed, *NEW_INSIDE)
-    assert [(d.kind, d.field) for d in drift_of(receipts)] == [(NEW, "after.b\\.c")]
+    assert [(d.kind, d.field) for d in sum_drift(receipts)] == [(NEW, "after.b\\.c")]
     window = world.window(feed)
     rows = window.duckdb().filter("after.iban = 'DE02'").project("id, after.a, top, _extra").fetchall()
     assert rows == [(2, 2, 1, None)]
@@ -534,7 +534,7 @@ def test_evolving_takes_in_new_members_of_structs_from_the_next_batch_on(world: 
 
 
 def texts_of(feed: Feed, world: World) -> dict[str, str]:
-    shape = effective_shape(feed, world.ledger.read())
+    shape = find_shape(feed, world.ledger.read())
     assert shape.columns is not None
     return shape.columns.texts()
 
@@ -563,7 +563,7 @@ def test_values_that_do_not_fit_a_guessed_type_land_in_extra(world: World) -> No
     ]
     receipts = world.landed(feed, *later, *[later[3]] * 20)
     assert sum((r.counts for r in receipts), Counts()) == Counts(landed=24, quarantined=1)
-    assert {(d.kind, d.field): d.records for d in drift_of(receipts)} == {
+    assert {(d.kind, d.field): d.records for d in sum_drift(receipts)} == {
         (NEW, "s.c"): 1, (WRONG, "id"): 1, (WRONG, "m"): 1, (WRONG, "s.b"): 2,
         (INEXACT, "n"): 1, (OUT_OF_RANGE, "n"): 1, (WRONG, "n"): 1,
     }  # fmt: skip
@@ -581,7 +581,7 @@ def test_values_that_do_not_fit_a_guessed_type_land_in_extra(world: World) -> No
     assert window.duckdb().filter("n = 4").aggregate("count(*)").fetchall() == [(21,)]
     assert world.audited(feed) == []
     closed = world.feed({"id": "int32", "s": "struct<a:int64>"}, "quarantine")
-    assert effective_shape(closed, world.ledger.read()).base is None, "there, nothing lands in _extra"
+    assert find_shape(closed, world.ledger.read()).base is None, "there, nothing lands in _extra"
 
 
 def test_a_file_that_lacks_values_inside_of_fields_fails_the_audit(

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 
 from sluice.pipelines.errors import KafkaUnavailable
-from sluice.pipelines.model.health import Diagnosis, Health, failed, ok
+from sluice.pipelines.model.health import Diagnosis, Health, report_failure, report_ok
 from sluice.resources.health import Check, examine
 
 
@@ -14,7 +14,7 @@ def test_whatever_one_check_does_the_others_are_told() -> None:
     never = threading.Event()
 
     def hangs(_: None) -> Iterator[Diagnosis]:
-        yield ok("hangs", "at first it goes well")
+        yield report_ok("hangs", "at first it goes well")
         never.wait()
 
     def refused(_: None) -> Iterator[Diagnosis]:
@@ -33,11 +33,11 @@ def test_whatever_one_check_does_the_others_are_told() -> None:
     found = examine(None, [*(Check(title, look) for title, look in looks.items())], seconds=0.5)
     never.set()
     assert found == [
-        ok("hangs", "at first it goes well"),
-        failed("hangs", "no answer within 0 s", "see whether what it asks is up"),
-        failed("refused", "nobody is there", "start it"),
-        failed("missing", "No such file or directory: /x", "fix that and repeat"),
-        failed("wrong", "unforeseen KeyError", "report it, with what was done"),
+        report_ok("hangs", "at first it goes well"),
+        report_failure("hangs", "no answer within 0 s", "see whether what it asks is up"),
+        report_failure("refused", "nobody is there", "start it"),
+        report_failure("missing", "No such file or directory: /x", "fix that and repeat"),
+        report_failure("wrong", "unforeseen KeyError", "report it, with what was done"),
     ]
 
 
@@ -47,6 +47,6 @@ def test_checks_begin_at_once() -> None:
 
     def look(_: None) -> Iterator[Diagnosis]:
         meet.wait(10)
-        yield ok("one", "met")
+        yield report_ok("one", "met")
 
     assert [d.health for d in examine(None, [Check("a", look), Check("b", look)])] == [Health.OK] * 2
