@@ -26,7 +26,7 @@ from sluice.assets.jobs.republish_job import republish_job
 from sluice.assets.runs.run_config import LandConfig, request_config
 from sluice.assets.runs.run_session import FEED_TAG, RunSession, pool
 from sluice.assets.runs.window_rows import LandedRows
-from sluice.assets.schedules.feed_schedule import WINDOWS, schedule_of
+from sluice.assets.schedules.window_scheduler import WINDOWS, feed_schedule
 from sluice.assets.specs.asset_specs import AssetSpecs, attributes
 from sluice.assets.steps.commit_step import commit_step
 from sluice.assets.steps.land_step import land_step
@@ -91,7 +91,9 @@ def feed_definitions(
             compact_job(feed.name, session),
             republish_job(feed.name, session),
         ],
-        schedules=[schedule_of(feed, land_job(feed.name), windows, session)] if feed.schedule in (SHARED, OWN) else [],
+        schedules=[feed_schedule(feed, land_job(feed.name), windows, session)]
+        if feed.schedule in (SHARED, OWN)
+        else [],
     )
 
 

@@ -15,8 +15,8 @@ from sluice.assets.factory.feed_definitions import feed_definitions, republished
 from sluice.assets.jobs.fleet_job import Fleet, many_job
 from sluice.assets.jobs.report_assets import read_reports, report_definitions, report_key
 from sluice.assets.runs.run_session import RunSession
-from sluice.assets.schedules.fleet_schedule import fleet_schedule
 from sluice.assets.schedules.sensors import watch_check, watch_sensor
+from sluice.assets.schedules.window_scheduler import fleet_schedule
 from sluice.assets.specs.asset_specs import AssetOf, AssetSpecs, FeedAsset, Keys, Translate, landed_key, untranslated
 from sluice.assets.specs.feed_files import FeedFiles, read_shapes, topics_of
 from sluice.assets.specs.last_seen import recall

@@ -16,9 +16,9 @@ import dagster as dg
 
 from sluice.assets.instance.instance import end_run, is_held, let_go
 from sluice.assets.instance.internals import PARTITION_TAG, RANGE_TAGS, keeps_runs_here
+from sluice.assets.runs.fleet_runs import find_feeds
 from sluice.assets.runs.run_session import OpenPorts
-from sluice.assets.schedules.feed_schedule import is_of
-from sluice.assets.specs.asset_specs import Keys
+from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.receipts import Life, Verdict
@@ -60,7 +60,7 @@ def under_way(
 ) -> list[UnderWay]:
     """Every run that has begun and not ended, the oldest first; with `feed`, only those of that feed."""
     records = instance.get_run_records(dg.RunsFilter(statuses=list(BEGUN)), ascending=True)
-    mine = [r for r in records if feed is None or is_of(r.dagster_run, feed, Keys.of(feed))]
+    mine = [r for r in records if feed is None or find_feeds(r.dagster_run, {feed: None}, {landed_key(feed): feed})]
     locks = {r.dagster_run.run_id: _by_lock(project, r.dagster_run.run_id) for r in mine}
     beating = heartbeats([run for run, seen in locks.items() if seen is None])
     return [_judge(instance, r, locks[run] or beating.get(run)) for r in mine for run in (r.dagster_run.run_id,)]

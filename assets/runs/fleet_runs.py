@@ -8,6 +8,7 @@ from typing import Any
 import dagster as dg
 
 from sluice.assets.runs.run_config import request_config
+from sluice.assets.runs.run_session import FEED_TAG
 from sluice.pipelines.feed.feed import SHARED
 from sluice.pipelines.model.plans import Request
 
@@ -44,6 +45,20 @@ def asked_of(run: dg.DagsterRun) -> Mapping[str, Mapping[str, Any]] | None:
         return None
     said = (_said(one) for one in _config(run).get("feeds", ()))
     return {str(one["feed"]): one if len(one) > 1 else _of_all(run) | one for one in said}
+
+
+def find_feeds(run: dg.DagsterRun, schedules: Mapping[str, str | None], landed: Mapping[dg.AssetKey, str]) -> set[str]:
+    """Returns the feeds that the run works on, from any job or backfill.
+
+    `schedules`: the feeds in question, with their schedule if known. `landed`: the same feeds by asset.
+    """
+    requests = asked_of(run)
+    if requests:
+        return requests.keys() & schedules.keys()
+    if requests is not None:  # a run over all feeds of its schedule
+        return {name for name, schedule in schedules.items() if schedule in (None, run.tags[FLEET_TAG])}
+    selected = {landed[key] for key in run.asset_selection or () if key in landed}
+    return selected | ({run.tags.get(FEED_TAG, "")} & schedules.keys())
 
 
 def asked_of_feed(run: dg.DagsterRun, feed: str) -> Mapping[str, Any]:

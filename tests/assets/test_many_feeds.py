@@ -24,7 +24,7 @@ from sluice.assets.operations.recent_runs import recent_runs
 from sluice.assets.runs.fleet_runs import DONE_TAG, FAILED_TAG, FLEET_TAG, LAND, LEFT_TAG, fleet_config, fleet_job
 from sluice.assets.runs.run_session import FEED_TAG, RunSession
 from sluice.assets.runs.tick_policy import MORE_TAG
-from sluice.assets.schedules.fleet_schedule import Tick
+from sluice.assets.schedules.window_scheduler import FleetScheduler
 from sluice.assets.specs.feed_files import read_feeds
 from sluice.assets.specs.last_seen import remember
 from sluice.pipelines.batch import land as rounds
@@ -408,7 +408,7 @@ def test_a_tick_asks_for_little_where_nothing_came_and_notices_another_ledger(
     windows = windows_of(fleet.project, read_feeds(fleet.project, {}).feeds)
 
     def asked() -> list[str]:
-        return [name for run in Tick(session, SHARED, windows).run(instance) for name in run]
+        return [name for run in FleetScheduler(session, windows, SHARED).list_requests(instance) for name in run]
 
     assert asked() == []
     fleet.lake.requests.clear()
@@ -432,10 +432,10 @@ def test_a_tick_where_nothing_came_asks_s3_twice_a_feed_and_kafka_nothing(
         fleet.land()
         session = RunSession(fleet.project, fleet.open_ports)
         windows = windows_of(fleet.project, read_feeds(fleet.project, {}).feeds)
-        assert Tick(session, SHARED, windows).run(instance) == []
+        assert FleetScheduler(session, windows, SHARED).list_requests(instance) == []
         before = store.requests()
         fleet.cluster.requests.clear()
-        assert Tick(session, SHARED, windows).run(instance) == []
+        assert FleetScheduler(session, windows, SHARED).list_requests(instance) == []
         asked = store.requests() - before
     assert sum(asked.values()) == 2 * len(NAMES), asked
     assert not fleet.cluster.requests

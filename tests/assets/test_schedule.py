@@ -14,7 +14,7 @@ from sluice.assets.factory.location import build
 from sluice.assets.instance.internals import RANGE_TAGS
 from sluice.assets.runs.run_session import AGAIN_TAG, RunSession
 from sluice.assets.runs.tick_policy import MORE_TAG, UNTIL_TAG, TickPolicy
-from sluice.assets.schedules import feed_schedule
+from sluice.assets.schedules import window_scheduler
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ports import Ports
@@ -81,7 +81,7 @@ def test_of_a_long_outage_it_asks_for_a_part_and_says_so(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.land_unrecorded(in_hour(3))
-    monkeypatch.setattr(feed_schedule, "WINDOWS", 2)
+    monkeypatch.setattr(window_scheduler, "WINDOWS", 2)
     (request,) = requests(world, instance).run_requests
     assert (asked(request), request.tags[MORE_TAG]) == ("00:00-02:00", "1")
 

@@ -24,7 +24,7 @@ import pytest
 from sluice.assets.factory.feed_definitions import land_job
 from sluice.assets.instance.instance import open_instance
 from sluice.assets.instance.internals import SCHEDULE_TAG
-from sluice.assets.schedules.feed_schedule import UNDER_WAY, schedule_name
+from sluice.assets.schedules.window_scheduler import ACTIVE, schedule_name
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.cli.inspect.metrics import PORT
 from sluice.pipelines.util.units import HOUR, MINUTE, show_window
@@ -151,7 +151,7 @@ def test_three_hours_land_by_schedule_while_things_are_killed(site: Site, accoun
         account.did(f"{HOURS} hours of both feeds landed by schedule, with two brokers")
         assert ended(site.instance, again) is dg.DagsterRunStatus.SUCCESS, service.logs()
         service.end("daemon")  # or it might land an hour that ends now beside the last run
-        until(lambda: not site.instance.get_runs(dg.RunsFilter(statuses=UNDER_WAY)), 300)
+        until(lambda: not site.instance.get_runs(dg.RunsFilter(statuses=ACTIVE)), 300)
         orders.arena.heal()
         account.did(f"broker {BROKER} is there again, and in sync")
     for field in site.feeds.values():

@@ -19,7 +19,7 @@ from bench.counting import Counting
 from sluice.assets.factory.location import windows_of
 from sluice.assets.instance.instance import open_instance
 from sluice.assets.runs.run_session import RunSession
-from sluice.assets.schedules.fleet_schedule import Tick
+from sluice.assets.schedules.window_scheduler import FleetScheduler
 from sluice.assets.specs.feed_files import read_feeds
 from sluice.pipelines.feed.feed import SHARED
 from sluice.pipelines.feed.kafka_section import KafkaSettings
@@ -112,9 +112,9 @@ def test_a_tick_of_200_feeds_asks_s3_twice_a_feed_and_kafka_nothing(tmp_path: Pa
         windows = windows_of(project, read_feeds(project, {}).feeds)
         with open_instance(project) as instance:
             session = RunSession(project)
-            for tick in (Tick(session, SHARED, windows), quiet := Tick(session, SHARED, windows)):
+            for tick in (FleetScheduler(session, windows, SHARED), quiet := FleetScheduler(session, windows, SHARED)):
                 kafka, s3 = servers.asked
-                assert tick.run(instance) == []
+                assert tick.list_requests(instance) == []
                 assert tick.news == []
                 assert tick.looked == FEEDS
                 now = servers.asked

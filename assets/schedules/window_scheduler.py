@@ -1,0 +1,386 @@
+"""Schedules that request runs for owed windows: one for a feed of its own, or one for all feeds that share it.
+
+A tick reads the ledgers with new entries, several at once, and never talks to Kafka; a ledger without new entries costs
+two requests to the lake. Windows are requested oldest first, consecutive ones by one run, and a window that failed by
+itself. After three failures, transient ones not counted, a window waits until a run by hand lands it.
+
+The schedule of one feed leaves out windows that are queued or running, and requests nothing while a run over several
+windows is active. A schedule over many feeds leaves out every feed with an active run, because its runs wait for no
+pool. It requests first the feeds whose oldest owed records Kafka deletes first, and last those that were active when a
+run was killed. A feed with a broken file or an unreachable lake is reported and stops no other.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+import dagster as dg
+
+from sluice.assets.checks.re_report import settle
+from sluice.assets.events.ledger_view import LedgerView
+from sluice.assets.instance import internals
+from sluice.assets.instance.internals import ENDED, PARTITION_TAG, RANGE_TAGS
+from sluice.assets.instance.sqlite_cache import kept_open
+from sluice.assets.runs.fleet_runs import (
+    DONE_TAG,
+    FAILED_TAG,
+    LEFT_TAG,
+    PASSES_TAG,
+    asked_of,
+    at_work_at_the_end,
+    find_feeds,
+    fleet_config,
+    fleet_job,
+    named_in,
+)
+from sluice.assets.runs.run_session import AGAIN_TAG, FEED_TAG, RunSession
+from sluice.assets.runs.tick_policy import MORE_TAG, UNTIL_TAG, TickPolicy
+from sluice.assets.specs.feed_files import FeedFiles, read_feeds
+from sluice.assets.specs.last_seen import recall
+from sluice.assets.specs.partitions_def import REACH, closing_words
+from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.feed.feed import SHARED, Feed
+from sluice.pipelines.feed.sections import SparkSettings, WindowSettings
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.util.units import many, show_window
+
+RUNS = 6
+"""The maximum number of runs that a tick requests for one feed's schedule."""
+WINDOWS = 1000
+"""The maximum number of windows that a tick requests for one feed's schedule."""
+ATTEMPTS = 3
+"""The number of runs after whose failure a window is no longer requested."""
+SECONDS = 30
+"""Seconds that a tick spends on many feeds; Dagster ends ticks that take longer than a minute."""
+ACTIVE = [s for s in dg.DagsterRunStatus if s not in ENDED]
+"""The statuses of runs that are queued or running."""
+_FLEET_RUNS = 30
+"""Number of earlier runs over many feeds whose failures count."""
+_THREADS = 8
+_CHUNK = 100  # windows whose runs are queried at once
+_SHOWN_WINDOWS = 6
+_SHOWN_NEWS = 10
+
+Partitions = Mapping[str, dg.TimeWindowPartitionsDefinition]
+RunRequests = list[dg.RunRequest]
+
+
+def feed_schedule(
+    feed: Feed, job: str, partitions: dg.TimeWindowPartitionsDefinition, session: RunSession
+) -> dg.ScheduleDefinition:
+    """Returns the schedule of one feed, which requests runs of `job`. It is off by default."""
+    return _schedule(
+        job,
+        [feed.window],
+        f"Lands the closed windows of {feed.name} that are owed, {closing_words(feed.window)}."
+        " Oldest first; a run for those in a row. While more are owed, it goes on a few minutes after each run.",
+        lambda: FeedScheduler(session, {feed.name: partitions}, feed.name, job),
+    )
+
+
+def fleet_schedule(
+    schedule: str, feeds: Sequence[Feed], partitions: Partitions, session: RunSession
+) -> dg.ScheduleDefinition:
+    """Returns the schedule over many feeds, which requests one run for all of them. It is off by default."""
+    which = "feeds that name no other schedule" if schedule == SHARED else f"feeds with `schedule: {schedule}`"
+    return _schedule(
+        fleet_job(schedule),
+        (f.window for f in feeds),
+        f"Lands in one run the closed windows that the {which} owe, whenever windows have closed."
+        " Those come first that Kafka deletes first. While more is owed, it goes on a few minutes after each run.",
+        lambda: FleetScheduler(session, partitions, schedule),
+    )
+
+
+def schedule_name(job: str) -> str:
+    """Returns the name of the schedule that requests runs of a job for windows."""
+    return f"{job}_windows"
+
+
+def _schedule(
+    job: str, windows: Iterable[WindowSettings], description: str, scheduler: Callable[[], WindowScheduler]
+) -> dg.ScheduleDefinition:
+    policy = TickPolicy(job, windows)
+
+    @dg.schedule(
+        name=schedule_name(job),
+        job_name=job,
+        cron_schedule=policy.crons,
+        execution_timezone="UTC",
+        default_status=dg.DefaultScheduleStatus.STOPPED,
+        description=description,
+    )
+    def request_windows(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | RunRequests:
+        if not policy.is_due(context.instance, context.scheduled_execution_time):
+            return policy.quiet
+        tick = scheduler()
+        now = context.scheduled_execution_time.isoformat()  # in the run keys: a repeated tick requests nothing twice
+        requests = tick.request_runs(context.instance, now)
+        for line in tick.news:
+            context.log.warning(line)
+        return requests or dg.SkipReason(tick.skip_reason)
+
+    return request_windows
+
+
+class WindowScheduler(ABC):
+    """One tick of a schedule. `news`: lines for the tick's log."""
+
+    def __init__(self, session: RunSession, partitions: Partitions) -> None:
+        self.session, self.partitions = session, partitions
+        self.news: list[str] = []
+
+    @abstractmethod
+    def request_runs(self, instance: dg.DagsterInstance, now: str) -> RunRequests:
+        """Returns the tick's requests, with run keys that contain `now`; empty: see `skip_reason`."""
+
+    @property
+    @abstractmethod
+    def skip_reason(self) -> str:
+        """The reason why the last `request_runs` requested nothing."""
+
+    def read_owed(self, instance: dg.DagsterInstance, feed: Feed) -> list[int]:
+        """Returns the feed's owed windows, oldest first, by the ledger alone, as far as they are partitions.
+
+        Also reports windows that killed runs left unreported.
+        """
+        with self.session.open_ports(feed) as ports:
+            keys = self.session.keys(feed.name)
+            ledger = Ledger(ports.lake, feed.name, ports.clock)
+            settle(instance, feed, keys, lambda: LedgerView.open(feed, ledger, ports, keys))
+            owed = self.session.owed.of(feed, ports)
+        return [w for w in owed if self.partitions[feed.name].has_partition_key(show_window(w))]
+
+    def find_active(self, instance: dg.DagsterInstance, feeds: Iterable[Feed]) -> dict[str, list[dg.DagsterRun]]:
+        """Returns the queued and running runs of feeds, by feed, from any job or backfill."""
+        schedules = {f.name: f.schedule for f in feeds}
+        landed = {self.session.keys(name).landed: name for name in schedules}
+        active: dict[str, list[dg.DagsterRun]] = {}
+        for run in instance.get_runs(dg.RunsFilter(statuses=ACTIVE)):
+            for name in find_feeds(run, schedules, landed):
+                active.setdefault(name, []).append(run)
+        return active
+
+
+def group_windows(
+    feed: str, owed: Iterable[int], failures: Mapping[tuple[str, str], int], active: Container[str] = ()
+) -> list[list[int]]:
+    """Returns the windows of each run, oldest first: consecutive owed ones, or one that has failed.
+
+    Active windows, and those that failed too often, are left out.
+    """
+    groups: list[list[int]] = [[]]
+    for window in owed:
+        failed = failures[feed, key := show_window(window)]
+        if key in active or failed >= ATTEMPTS:
+            groups.append([])
+        elif failed:
+            groups += [[window], []]
+        else:
+            groups[-1].append(window)
+    return [group for group in groups if group]
+
+
+class FeedScheduler(WindowScheduler):
+    """One tick of one feed's schedule: up to `RUNS` runs of the feed's job."""
+
+    def __init__(self, session: RunSession, partitions: Partitions, feed: str, job: str) -> None:
+        super().__init__(session, partitions)
+        self._feed, self._job, self._reason = feed, job, ""
+
+    @property
+    def skip_reason(self) -> str:
+        return self._reason
+
+    def request_runs(self, instance: dg.DagsterInstance, now: str) -> RunRequests:
+        feed = self.session.feed(self._feed)
+        owed = self.read_owed(instance, feed)
+        active = self.find_active(instance, [feed]).get(feed.name, ())
+        if first := next(filter(None, map(_first_of_several, active)), ""):
+            self._reason = f"a run is at work on the windows of {feed.name} from {first} on"
+            return []
+        attempts = Attempts.read(instance, self._runs(instance, owed[:WINDOWS]))
+        busy = {run.tags.get(PARTITION_TAG, "") for run in active}
+        groups = group_windows(feed.name, owed[:WINDOWS], attempts.failures, busy)
+        more = {MORE_TAG: "1"} if len(owed) > WINDOWS or len(groups) > RUNS else {}
+        self._reason = _describe_owed(feed.name, owed)
+        return [self._request(feed, group, now, more) for group in groups[:RUNS]]
+
+    def _runs(self, instance: dg.DagsterInstance, owed: Sequence[int]) -> Iterator[dg.DagsterRun]:
+        """Returns the job's runs of these windows, for each window the newest first."""
+        for at in range(0, len(owed), _CHUNK):
+            keys = [show_window(w) for w in owed[at : at + _CHUNK]]
+            yield from instance.get_runs(dg.RunsFilter(job_name=self._job, tags={PARTITION_TAG: keys}))
+
+    def _request(self, feed: Feed, group: Sequence[int], now: str, tags: Mapping[str, str]) -> dg.RunRequest:
+        """Returns a run of the first window, which also lands the others."""
+        first = show_window(group[0])
+        if len(group) == 1:
+            return dg.RunRequest(f"{first} at {now}", partition_key=first, tags=dict(tags))
+        until = show_window(group[-1] + feed.window.length)
+        config = {"ops": {self.session.keys(feed.name).landed.to_python_identifier(): {"config": {"until": until}}}}
+        return dg.RunRequest(
+            f"{first} at {now}", partition_key=first, run_config=config, tags={**tags, UNTIL_TAG: until}
+        )
+
+
+def _first_of_several(run: dg.DagsterRun) -> str:
+    """Returns the first window of a run over several, of a schedule or a backfill; empty for another run."""
+    return run.tags.get(PARTITION_TAG if UNTIL_TAG in run.tags else RANGE_TAGS[0], "")
+
+
+def _describe_owed(feed: str, owed: Sequence[int]) -> str:
+    if not owed:
+        return f"no closed window of {feed} is owed"
+    more = f" … {len(owed) - _SHOWN_WINDOWS} more" if len(owed) > _SHOWN_WINDOWS else ""
+    windows = ", ".join(map(show_window, owed[:_SHOWN_WINDOWS])) + more
+    return f"{len(owed)} windows are owed, all under way or failed {ATTEMPTS} times: {windows}"
+
+
+class FleetScheduler(WindowScheduler):
+    """One tick over all feeds of a schedule: a run over all of them, and one more for each other Spark."""
+
+    def __init__(self, session: RunSession, partitions: Partitions, schedule: str) -> None:
+        super().__init__(session, partitions)
+        self._schedule, self._job = schedule, fleet_job(schedule)
+        self._more: set[str] = set()
+        self.looked = 0
+
+    @property
+    def skip_reason(self) -> str:
+        head = f"{many(self.looked, 'feed')} looked at: no closed window is owed that nobody is working on"
+        more = [f"… {len(self.news) - _SHOWN_NEWS} more in the log"] if len(self.news) > _SHOWN_NEWS else []
+        return "\n".join([head, *self.news[:_SHOWN_NEWS], *more])
+
+    def request_runs(self, instance: dg.DagsterInstance, now: str) -> RunRequests:
+        return [
+            dg.RunRequest(
+                f"{number} at {now}",
+                run_config=fleet_config(self._schedule, requests),
+                tags={MORE_TAG: "1"} if self._more & requests.keys() else {},
+            )
+            for number, requests in enumerate(self.list_requests(instance))
+        ]
+
+    def list_requests(self, instance: dg.DagsterInstance) -> list[dict[str, Request]]:
+        """Returns the request of each feed for each run, in the order in which the feeds are to land."""
+        project = self.session.project
+        files, at_most = read_feeds(project, project.environ()), project.fleet().windows
+        self.news += [f"not loaded: {path.name}: {e.message}" for path, e in files.broken.items()]
+        with kept_open(instance):
+            feeds = [*self._list_feeds(instance, files)]
+            attempts = Attempts.read(instance, instance.get_runs(dg.RunsFilter(job_name=self._job), limit=_FLEET_RUNS))
+            requests = {
+                feed.name: request
+                for feed, owed in self._read_all(instance, feeds)
+                if (request := self._request(feed, owed, attempts, at_most))
+            }
+        order = {name: (name in attempts.suspects, self._expiry(name, r), name) for name, r in requests.items()}
+        runs: list[tuple[SparkSettings, dict[str, Request]]] = []
+        for name in sorted(requests, key=order.__getitem__):
+            spark = files.feeds[name].spark
+            run = next((run for settings, run in runs if settings == spark), None)
+            if run is None:
+                runs.append((spark, run := {}))
+            run[name] = requests[name]
+        return [run for _, run in runs]
+
+    def _list_feeds(self, instance: dg.DagsterInstance, files: FeedFiles) -> Iterator[Feed]:
+        """Yields the schedule's feeds without an active run and without a running schedule of their own."""
+        feeds = [f for f in files.feeds.values() if f.schedule == self._schedule]
+        active, own = self.find_active(instance, feeds), internals.running_schedules(instance)
+        for feed in feeds:
+            if feed.name in active:
+                self.news.append(f"{feed.name} is left alone: a run is working on it")
+            elif schedule_name(f"land_{feed.name}") in own:
+                continue
+            elif feed.name not in self.partitions:
+                self.news.append(f"{feed.name} is not shown here yet: reload the code location")
+            else:
+                yield feed
+
+    def _read_all(self, instance: dg.DagsterInstance, feeds: Sequence[Feed]) -> Iterator[tuple[Feed, list[int]]]:
+        """Yields each feed's owed windows. Several lakes are read at once. Rotated by the clock, so that ticks that run
+        out of time skip different feeds."""
+        first = int(time.time() // 60) % len(feeds) if feeds else 0
+        pool = ThreadPoolExecutor(_THREADS, "sluice-tick")
+        reads = [(f, pool.submit(self.read_owed, instance, f)) for f in (*feeds[first:], *feeds[:first])]
+        wait([future for _, future in reads], SECONDS)
+        pool.shutdown(wait=False, cancel_futures=True)
+        for feed, future in reads:
+            if not future.done() or future.cancelled():
+                self.news.append(f"{feed.name}: its ledger was not read in time; the next tick looks again")
+            elif error := future.exception():
+                text = error.message if isinstance(error, SluiceError) else f"{type(error).__name__}: {error}"
+                self.news.append(f"{feed.name} could not be looked at: {text}")
+            else:
+                self.looked += 1
+                yield feed, future.result()
+
+    def _request(self, feed: Feed, owed: Sequence[int], attempts: Attempts, at_most: int) -> Request | None:
+        """Returns a request for the feed's first windows."""
+        groups = group_windows(feed.name, owed, attempts.failures)
+        if blocked := len(owed) - sum(map(len, groups)):
+            self.news.append(f"{feed.name}: {many(blocked, 'window')} failed {ATTEMPTS} times: sluice run {feed.name}")
+        if not groups:
+            return None
+        windows = groups[0][:at_most]
+        if len(windows) + blocked < len(owed) and not attempts.failures[feed.name, show_window(windows[0])]:
+            self._more.add(feed.name)
+        until = windows[-1] + feed.window.length if len(windows) > 1 else None
+        return Request(RequestKind.WINDOW, window=windows[0], until=until)
+
+    def _expiry(self, feed: str, request: Request) -> int:
+        """Returns when (ms) Kafka deletes the oldest requested records, by the topics' last-seen retention."""
+        retention = recall(self.session.project, feed).kept
+        return (request.window or 0) + (REACH if retention is None else retention)
+
+
+@dataclass
+class Attempts:
+    """Results of earlier runs. `failures`: by feed and first window, since the last success. `suspects`: feeds that
+    were active when a run was killed, and have not succeeded since."""
+
+    failures: Counter[tuple[str, str]] = field(default_factory=Counter)
+    suspects: set[str] = field(default_factory=set)
+
+    @classmethod
+    def read(cls, instance: dg.DagsterInstance, runs: Iterable[dg.DagsterRun]) -> Attempts:
+        """Reads the results of runs, of each window the newest first."""
+        attempts, landed, recovered = cls(), set[tuple[str, str]](), set[str]()
+        for run in runs:
+            for window, failed, killed in _read_results(instance, run) if run.is_finished else ():
+                if failed and window not in landed:
+                    attempts.failures[window] += 1
+                    attempts.suspects |= {window[0]} - recovered if killed else set()
+                elif window not in landed:
+                    landed.add(window)
+                    recovered.add(window[0])
+        return attempts
+
+
+def _read_results(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Iterator[tuple[tuple[str, str], bool, bool]]:
+    """Yields the feeds of a finished run with their first window, and whether they failed, and because of a kill.
+
+    Feeds that failed for a transient reason, or did not begin, are left out.
+    """
+    requests, killed = asked_of(run), False
+    if requests is None:  # a run of one feed's job
+        feeds = {run.tags.get(FEED_TAG, ""): run.tags[PARTITION_TAG]}
+        failed = set() if run.status is dg.DagsterRunStatus.SUCCESS else {*feeds}
+        unknown = failed if run.tags.get(AGAIN_TAG) else set()
+    else:
+        feeds = {feed: str(request.get("window", "")) for feed, request in requests.items()}
+        if DONE_TAG in run.tags:
+            failed, unknown = named_in(run, FAILED_TAG), named_in(run, PASSES_TAG) | named_in(run, LEFT_TAG)
+        else:
+            killed = run.status is dg.DagsterRunStatus.FAILURE
+            failed = at_work_at_the_end(instance, run) if killed else set()
+            unknown = feeds.keys() - failed
+    yield from (((feed, window), feed in failed, killed) for feed, window in feeds.items() if feed not in unknown)
