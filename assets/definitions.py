@@ -9,7 +9,7 @@ import sys
 
 import dagster as dg
 
-from sluice.assets.factory.location import build
+from sluice.assets.factory import build
 from sluice.assets.instance.instance import check_home
 from sluice.resources.project import Project
 

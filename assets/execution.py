@@ -14,18 +14,17 @@ from typing import Any
 
 import dagster as dg
 
-from sluice.assets.factory.feed_definitions import catch_up_job, feed_definitions, land_job, run_config
+from sluice.assets.factory import FeedTopics, catch_up_job, feed_definitions, land_job, run_config
 from sluice.assets.instance.instance import bury_dead_runs, holding, open_instance, prepare_home
 from sluice.assets.instance.internals import belong
-from sluice.assets.instance.sqlite_cache import kept_open
+from sluice.assets.instance.storage import kept_open
 from sluice.assets.jobs import thread_executor
 from sluice.assets.jobs.fleet_job import Fleet, many_job
 from sluice.assets.jobs.report_assets import report_definitions, report_key
-from sluice.assets.runs.fleet_runs import fleet_config
+from sluice.assets.runs.run_config import fleet_config
 from sluice.assets.runs.run_session import FEED_TAG, OpenPorts, RunSession, open_real_ports
 from sluice.assets.specs.asset_specs import AssetSpecs
-from sluice.assets.specs.feed_files import FeedFiles, read_feeds, topics_of
-from sluice.assets.specs.last_seen import recall
+from sluice.assets.specs.feed_files import FeedFiles, read_feeds, recall, topics_of
 from sluice.assets.specs.partitions_def import now, partitions_of
 from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.errors import Failed, SluiceError
@@ -192,7 +191,7 @@ def _job(
     windows = partitions_of(feed, recall(project, feed.name), now())
     own = dg.Definitions(executor=dg.in_process_executor)
     made = dg.Definitions.merge(
-        feed_definitions(feed, AssetSpecs.of(feed), topics_of(project, feed), {}, windows, session, {}), own
+        feed_definitions(feed, AssetSpecs.of(feed), FeedTopics(topics_of(project, feed)), windows, session), own
     )
     window = None if request.window is None else show_window(request.window)
     if request == Request(RequestKind.WINDOW, window=request.window) and windows.has_partition_key(window or ""):

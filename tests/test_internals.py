@@ -24,9 +24,8 @@ INTERNALS = (
 
 MAY_IMPORT = {
     "assets/instance/internals.py": ("dagster._",),
-    # which storages are files
-    "assets/instance/sqlite_cache.py": ("dagster._",),
-    "assets/instance/silent_compute_logs.py": ("dagster._",),
+    # which storages are files; logs without a copy on the terminal
+    "assets/instance/storage.py": ("dagster._",),
     # an executor of our own
     "assets/jobs/thread_executor.py": ("dagster._", "dagster_shared"),
     # connections, and what is sent and received on them
@@ -46,7 +45,7 @@ MAY_IMPORT = {
 }
 
 MAY_REACH_INTO = {
-    "assets/instance/sqlite_cache.py": {"_conn_string"},
+    "assets/instance/storage.py": {"_conn_string"},
     "resources/kafka/connection/connections.py": {"_brokers", "_conns", "_coordinator_brokers", "_io_thread"},
     "resources/kafka/connection/zero_copy_transport.py": {"_close"},
     "resources/spark/executors.py": {"_jsc"},

@@ -1,6 +1,6 @@
-"""A feed's checks, by the ledger: is a window whole, is the feed without holes, are its offsets committed?
+"""Checks of a feed by its ledger: complete windows, gaps, committed offsets, health.
 
-Work that nobody has begun is no reason to warn: a new feed owes the windows before the first one that landed.
+Windows before the first landed one cause no warning.
 """
 
 from __future__ import annotations
@@ -23,150 +23,160 @@ from sluice.assets.events.committed_metadata import PartitionBehind, behind, beh
 from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.events.watch_metadata import watch_metadata
 from sluice.assets.instance import internals
-from sluice.assets.specs.markdown import plain
+from sluice.assets.specs.metadata_tables import plain
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.planning.windows import count_marker_searches
 from sluice.pipelines.status.watch import LAG, WatchResult
 from sluice.pipelines.util.units import many, show_window
 
-COMPLETE, BOUNDARY, ACCOUNT, FRONTIER, WATCH = "complete", "boundary", "account", "frontier", "watch"
-"""Are a window's rows all there? Are its boundaries known to be first records, or was one searched for? Is the whole
-feed's account without holes? Have the committed offsets passed a window? What does the sensor see?"""
+WINDOW_COMPLETE, BOUNDARIES = "window_complete", "window_boundaries"
+"""Names of the checks of each window of `<feed>/landed`."""
+NO_GAPS, FEED_HEALTH = "no_gaps", "feed_health"
+"""Names of the checks of the whole feed, on `<feed>/landed`."""
+OFFSETS_COMMITTED = "offsets_committed"
+"""The name of the check of each window of `<feed>/committed`."""
 
-WHOLE: CheckResult = {"passed": True, "description": "every offset of the window is accounted for"}
+ALL_LANDED: CheckResult = {"passed": True, "description": "every offset of the window is accounted for"}
 
 
-def of_window(books: LedgerView, window: int) -> dict[str, CheckResult]:
-    """The result of each check of a complete window's rows."""
-    return {name: c.says(books, window) for name, c in OF_WINDOW.items()} | dict(
-        contract_checks.verdicts(books, window)
+def evaluate_window(books: LedgerView, window: int) -> dict[str, CheckResult]:
+    """Returns the results of all checks of a complete window's rows, by name."""
+    return {name: c.evaluate(books, window) for name, c in WINDOW_CHECKS.items()} | dict(
+        contract_checks.evaluate(books, window)
     )
 
 
-def boundary_check(books: LedgerView, window: int) -> CheckResult:
-    """Are the window's boundaries known to be first records?"""
-    found = count_marker_searches(books.state, window, books.feed.window)
+def check_boundaries(books: LedgerView, window: int) -> CheckResult:
+    """Returns whether all boundaries of the window are exact."""
+    searches = count_marker_searches(books.state, window, books.feed.window)
     return {
-        "passed": not found,
+        "passed": not searches,
         "severity": dg.AssetCheckSeverity.WARN,
-        "description": f"in {many(found, 'partition')} markers of transactions, stamped by the broker's clock, hid the"
-        " first record from Kafka's look-up by time, and it was searched for by offset: right where stamps are in order"
-        " by offset; else records of this window may lie in the one beside it (`sluice docs guarantees`)"
-        if found
-        else "each boundary is the first record stamped at its time or later",
+        "description": f"in {many(searches, 'partition')}, transaction markers hid the first record from Kafka's lookup"
+        " by time, so it was searched for by offset. The result is exact if timestamps increase with offsets; otherwise"
+        " records of this window may be in an adjacent one (`sluice docs guarantees`)"
+        if searches
+        else "each boundary is the first record with its time or a later one",
     }
 
 
 @dataclass(frozen=True, slots=True)
 class WindowCheck:
-    """A check of the rows of each window. `says`: its result for a window in which every offset is accounted for."""
+    """A check of each window's rows. `evaluate`: its result for a complete window."""
 
     description: str
-    says: Callable[[LedgerView, int], CheckResult]
+    evaluate: Callable[[LedgerView, int], CheckResult]
 
 
-OF_WINDOW = {
-    COMPLETE: WindowCheck("The ledger accounts for every offset of the window.", lambda books, window: WHOLE),
-    BOUNDARY: WindowCheck(
-        "The window begins and ends at first records. It warns where a search had to find one that markers of"
-        " transactions hid.",
-        boundary_check,
+WINDOW_CHECKS = {
+    WINDOW_COMPLETE: WindowCheck(
+        "The ledger accounts for every offset of the window.", lambda books, window: ALL_LANDED
+    ),
+    BOUNDARIES: WindowCheck(
+        "The window's first offsets are exact. Warns if transaction markers hid the first record from Kafka's lookup by"
+        " time, so that it was searched for by offset.",
+        check_boundaries,
     ),
 }
-"""The checks that every feed's windows have; a contract adds its own. Declared, reported and kept green from here."""
+"""The checks of every feed's windows; a contract adds its own."""
 
 
-def window_evaluations(
+def evaluate_windows(
     instance: dg.DagsterInstance, books: LedgerView, key: dg.AssetKey, windows: Iterable[int]
 ) -> Iterator[dg.AssetCheckEvaluation]:
-    """The checks of complete windows whose materialization was reported before."""
+    """Yields the checks of complete windows, for their newest materialization."""
     ordered = sorted(windows)
     targets = internals.targets(instance, key, map(show_window, ordered))
     for window in ordered:
-        for name, said in of_window(books, window).items():
-            yield evaluation(key, name, window, said, targets.get(show_window(window)))
+        for name, result in evaluate_window(books, window).items():
+            yield build_evaluation(key, name, window, result, targets.get(show_window(window)))
 
 
-def evaluation(
-    key: dg.AssetKey, name: str, window: int | None, said: CheckResult, target: internals.Target | None = None
+def build_evaluation(
+    key: dg.AssetKey, name: str, window: int | None, result: CheckResult, target: internals.Target | None = None
 ) -> dg.AssetCheckEvaluation:
-    """A check's result for a partition other than the step's, or from a step without a partition. `target`: the
-    materialization that it is about; without one, Dagster counts the partition as not checked."""
+    """Returns a check's result for a partition other than the step's, or for none.
+
+    `target`: the checked materialization; without it, Dagster counts the partition as not checked.
+    """
     partition = None if window is None else show_window(window)
     return dg.AssetCheckEvaluation(
-        asset_key=key, check_name=name, partition=partition, target_materialization_data=target, **said
+        asset_key=key, check_name=name, partition=partition, target_materialization_data=target, **result
     )
 
 
-def feed_evaluation(
-    instance: dg.DagsterInstance, key: dg.AssetKey, name: str, said: CheckResult
+def evaluate_feed(
+    instance: dg.DagsterInstance, key: dg.AssetKey, name: str, result: CheckResult
 ) -> dg.AssetCheckEvaluation:
-    """The result of a check without partitions. It names the asset's newest materialization: without one, Dagster
-    compares times, and SQLite keeps the times of checks only to the second."""
-    return evaluation(key, name, None, said, internals.newest(instance, key))
+    """Returns the result of a check without partitions, for the asset's newest materialization.
+
+    Without it, Dagster compares times, which SQLite stores to the second only.
+    """
+    return build_evaluation(key, name, None, result, internals.newest(instance, key))
 
 
-def account(books: LedgerView, landed: Landed | None = None, run: str = "") -> CheckResult:
-    """Has everything landed that was asked for, and is every account closed up to its end? `landed`: by the run that
-    asks, `run`."""
-    found, failed = standings(books), failures(landed) if landed else 0
-    open_ = [s for s in found if not s.whole]
+def check_gaps(books: LedgerView, landed: Landed | None = None, run: str = "") -> CheckResult:
+    """Returns whether all requested records landed, and no partition has gaps. `landed`: the result of `run`."""
+    partitions, failed = standings(books), count_failures(landed) if landed else 0
+    open_ = [s for s in partitions if not s.whole]
     return {
         "passed": not failed and not open_,
         "severity": dg.AssetCheckSeverity.ERROR if failed else dg.AssetCheckSeverity.WARN,
-        "description": in_vain(failed) if failed else _standing(found, len(open_)),
-        "metadata": standings_metadata(found)
+        "description": describe_failures(failed) if failed else _describe_gaps(partitions, len(open_)),
+        "metadata": standings_metadata(partitions)
         | live_metadata(books, run)
         | (failures_metadata(landed) if landed else {}),
     }
 
 
-def failures(landed: Landed) -> int:
-    """How many slices and partitions failed; if there are any, `landed.check` raises."""
+def count_failures(landed: Landed) -> int:
+    """Returns the number of failed slices and partitions; `landed.check` raises for any."""
     return len(landed.refusals) + len(landed.failures)
 
 
-def in_vain(failed: int) -> str:
-    return f"{failed} slices or partitions were asked for and did not land; they stay owed"
+def describe_failures(failed: int) -> str:
+    return f"{failed} requested slices or partitions did not land; they stay owed"
 
 
-def _standing(found: list[PartitionStanding], open_: int) -> str:
+def _describe_gaps(partitions: list[PartitionStanding], open_: int) -> str:
     if open_:
-        return f"{open_} of {len(found)} partitions have holes below what landed, or ranges that a live batch reserves"
-    if waiting := sum(bool(s.holes) for s in found):
-        return f"what lies before the first window that landed is owed in {waiting} of {many(len(found), 'partition')}"
-    return f"every offset from origin to frontier is accounted for in all {len(found)} partitions"
+        total = many(len(partitions), "partition")
+        return f"{open_} of {total} have gaps between landed offsets, or offsets that an unfinished batch reserves"
+    if waiting := sum(bool(s.holes) for s in partitions):
+        total = many(len(partitions), "partition")
+        return f"offsets before the first landed window are owed in {waiting} of {total}"
+    return f"every offset from origin to frontier is accounted for in all {len(partitions)} partitions"
 
 
-def frontier_check(books: LedgerView, window: int) -> CheckResult:
-    """Has the frontier, up to which offsets are committed, passed the window?"""
-    held = behind(books, window)
+def check_committed(books: LedgerView, window: int) -> CheckResult:
+    """Returns whether the committed offsets have passed the window in all partitions."""
+    lagging = behind(books, window)
     return {
-        "passed": not held,
+        "passed": not lagging,
         "severity": dg.AssetCheckSeverity.WARN,
-        "description": _held_text(held, sum(books.untried(b.key) for b in held)),
-        "metadata": behind_metadata(held),
+        "description": _describe_lagging(lagging, sum(books.untried(b.key) for b in lagging)),
+        "metadata": behind_metadata(lagging),
     }
 
 
-def _held_text(held: list[PartitionBehind], untried: int) -> str:
-    if not held:
+def _describe_lagging(lagging: list[PartitionBehind], untried: int) -> str:
+    if not lagging:
         return "the committed offsets have passed this window in all partitions"
-    waiting = many(len(held), "partition")
-    if untried == len(held):
+    waiting = many(len(lagging), "partition")
+    if untried == len(lagging):
         return f"the committed offsets have not passed this window in {waiting}: earlier windows have not landed yet"
     return f"{waiting} committed only up to an earlier window, which is owed"
 
 
-def by_the_way(watched: WatchResult) -> WatchResult:
-    """Returns the findings of a landing run, without lag, which the sensor reports."""
+def without_lag(watched: WatchResult) -> WatchResult:
+    """Returns the findings of a landing run without lag, which only the sensor reports."""
     return replace(watched, findings=tuple(f for f in watched.findings if f.about != LAG))
 
 
-def failed_run(error: BaseException) -> CheckResult:
-    """Returns the result of `watch` after a failed run; findings of earlier runs do not apply."""
-    cause = f"unforeseen {type(error).__name__}"
+def report_failed_run(error: BaseException) -> CheckResult:
+    """Returns the result of `feed_health` after a failed run; earlier findings do not apply."""
+    cause = f"unexpected {type(error).__name__}"
     if isinstance(error, SluiceError):
         cause = f"{error.message} → {error.remedy}"
     return {
@@ -176,16 +186,16 @@ def failed_run(error: BaseException) -> CheckResult:
     }
 
 
-def not_looked(run: str) -> CheckResult:
-    """The result of `watch` after a run that ended before it came to it."""
+def report_unchecked(run: str) -> CheckResult:
+    """Returns the result of `feed_health` after a run that ended before the check."""
     return {
         "passed": False,
         "severity": dg.AssetCheckSeverity.WARN,
-        "description": f"run {run[:8]} ended before it looked at the feed: execute this check, or run the feed again",
+        "description": f"run {run[:8]} ended before it checked the feed: execute this check, or run the feed again",
     }
 
 
-def watch_check(watched: WatchResult) -> CheckResult:
+def check_health(watched: WatchResult) -> CheckResult:
     """Returns the findings about the feed as a check's result."""
     first = watched.findings[0] if watched.findings else None
     more = f" ({len(watched.findings) - 1} more in the table)" if len(watched.findings) > 1 else ""
@@ -193,6 +203,6 @@ def watch_check(watched: WatchResult) -> CheckResult:
     return {
         "passed": first is None,
         "severity": dg.AssetCheckSeverity.ERROR if severe else dg.AssetCheckSeverity.WARN,
-        "description": plain(f"{first}{more}") if first else "nothing to look at",
+        "description": plain(f"{first}{more}") if first else "no findings",
         "metadata": watch_metadata(watched),
     }

@@ -22,8 +22,7 @@ import dagster as dg
 from sqlalchemy.exc import OperationalError
 
 from sluice.assets.instance.internals import shows_nothing
-from sluice.assets.instance.silent_compute_logs import quiet_ref
-from sluice.assets.instance.sqlite_cache import read_migrations_once
+from sluice.assets.instance.storage import quiet_ref, read_migrations_once
 from sluice.pipelines.errors import DagsterUnavailable, UsageError
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.util import extras
@@ -88,20 +87,20 @@ def open_instance(project: Project) -> Iterator[dg.DagsterInstance]:
     """
     read_migrations_once()
     home = prepare_home(project)
-    with _told_of_storage(home), dg.DagsterInstance.from_ref(quiet_ref(home)) as instance:
+    with _translate_storage_errors(home), dg.DagsterInstance.from_ref(quiet_ref(home)) as instance:
         yield instance
 
 
 @contextmanager
-def _told_of_storage(home: Path) -> Iterator[None]:
+def _translate_storage_errors(home: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        causes = list(_causes(error))
+        causes = list(_list_causes(error))
         if away := next((c for c in causes if isinstance(c, OperationalError)), None):
-            said = str(away.orig or away).strip().splitlines()[0]
+            message = str(away.orig or away).strip().splitlines()[0]
             raise DagsterUnavailable(
-                f"Dagster's database does not answer: {said}",
+                f"Dagster's database does not answer: {message}",
                 remedy=f"start it, or fix `storage` in {home / 'dagster.yaml'}, and run again: what landed is safe",
             ) from error
         if any(isinstance(c, ModuleNotFoundError) and c.name == "dagster_postgres" for c in causes):
@@ -109,7 +108,7 @@ def _told_of_storage(home: Path) -> Iterator[None]:
         raise
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def _list_causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
@@ -118,8 +117,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def limit_pools(instance: dg.DagsterInstance, pools: Iterable[str]) -> None:
     """Give new pools the instance's default limit now: Dagster does so only after their first runs have started."""
     if instance.global_op_concurrency_default_limit and instance.event_log_storage.supports_global_concurrency_limits:
-        known = instance.event_log_storage.get_concurrency_keys()
-        for pool in sorted(set(pools) - known):
+        limited = instance.event_log_storage.get_concurrency_keys()
+        for pool in sorted(set(pools) - limited):
             instance.event_log_storage.initialize_concurrency_limit_to_default(pool)
 
 
@@ -132,7 +131,7 @@ def holding(home: Path, run: str) -> Iterator[None]:
 
     The run's process holds it, once for the whole run or step by step, also in several threads.
     """
-    path = _locks(home) / run
+    path = _prepare_locks(home) / run
     fresh = path.with_name(f".{run}.{os.getpid()}.{threading.get_ident()}")
     with fresh.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -162,7 +161,7 @@ def is_held(home: Path, run: str) -> bool | None:
     """Whether a process holds the run's lock. False: the process died with it. None: there is no lock, or another
     machine that shares the home made it: a shared folder may not tell one machine of the other's locks."""
     try:
-        with (_locks(home) / run).open("r+") as file:
+        with (_prepare_locks(home) / run).open("r+") as file:
             if file.read() not in ("", machine()):  # empty before locks said where they are held
                 return None
             return not _try_lock(file)
@@ -172,13 +171,13 @@ def is_held(home: Path, run: str) -> bool | None:
 
 def let_go(home: Path, run: str) -> None:
     """Forget the lock of a run that has ended."""
-    (_locks(home) / run).unlink(missing_ok=True)
+    (_prepare_locks(home) / run).unlink(missing_ok=True)
 
 
 def bury_dead_runs(instance: dg.DagsterInstance, home: Path) -> list[str]:
     """Mark the runs whose lock nobody holds any more as failed. Returns their ids."""
-    held = sorted(p.name for p in _locks(home).iterdir() if not p.name.startswith("."))
-    return [run for run in held if is_held(home, run) is False and _bury(instance, home, run)]
+    run_ids = sorted(p.name for p in _prepare_locks(home).iterdir() if not p.name.startswith("."))
+    return [run for run in run_ids if is_held(home, run) is False and _bury(instance, home, run)]
 
 
 def _bury(instance: dg.DagsterInstance, home: Path, run: str) -> bool:
@@ -209,7 +208,7 @@ def _try_lock(file: IO[str]) -> bool:
     return True
 
 
-def _locks(home: Path) -> Path:
+def _prepare_locks(home: Path) -> Path:
     folder = home / "attended"
     folder.mkdir(exist_ok=True)
     return folder
@@ -220,8 +219,8 @@ def _locks(home: Path) -> Path:
 
 def with_dagster_liveness(edges: Ports, instance: dg.DagsterInstance) -> Ports:
     """Opens the ports, with Dagster as further evidence of dead runs."""
-    known = edges.liveness.liveness if isinstance(edges.liveness, Informed) else edges.liveness
-    return replace(edges, liveness=Informed(known, partial(_statuses_of_ended, instance)))
+    heartbeats = edges.liveness.liveness if isinstance(edges.liveness, Informed) else edges.liveness
+    return replace(edges, liveness=Informed(heartbeats, partial(_read_final_statuses, instance)))
 
 
 def ended_runs(project: Project, runs: Iterable[str]) -> Mapping[str, str]:
@@ -230,12 +229,12 @@ def ended_runs(project: Project, runs: Iterable[str]) -> Mapping[str, str]:
         return {}
     try:
         with open_instance(project) as instance:
-            return _statuses_of_ended(instance, runs)
+            return _read_final_statuses(instance, runs)
     except Exception as error:  # noqa: BLE001 - whatever its storage raises: heartbeats report it, too
         log.warning("Dagster could not be asked which runs have ended: %s", error)
         return {}
 
 
-def _statuses_of_ended(instance: dg.DagsterInstance, runs: Iterable[str]) -> Mapping[str, str]:
-    found = (instance.get_run_by_id(run) for run in dict.fromkeys(runs) if run)
-    return {run.run_id: run.status.value for run in found if run and run.is_finished}
+def _read_final_statuses(instance: dg.DagsterInstance, runs: Iterable[str]) -> Mapping[str, str]:
+    known_runs = (instance.get_run_by_id(run) for run in dict.fromkeys(runs) if run)
+    return {run.run_id: run.status.value for run in known_runs if run and run.is_finished}

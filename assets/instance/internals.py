@@ -1,6 +1,6 @@
 """Things for which Dagster has no public API: where a run belongs, what it executes, what it planned and did not do.
 
-Three other modules use internals, each for one purpose: `sqlite_cache`, `silent_compute_logs` and `thread_executor`.
+Three other modules use internals, each for one purpose: `storage` and `thread_executor`.
 `tests/test_internals.py` checks that there are no others. Dagster's version is pinned. Tests ask the instance, and
 GraphQL as the UI does, whether all of this still works.
 """
@@ -83,16 +83,16 @@ def optional() -> Iterator[None]:
         log.warning("Dagster's pages may lack something: %s", type(refused).__name__)
 
 
-def _picture(otherwise: Callable[[], Any]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def _answer_if_refused(otherwise: Callable[[], Any]) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Make a function about what Dagster's pages show answer `otherwise` where the storage refuses."""
 
     def wrapped(ask: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(ask)
         def answer(*args: P.args, **kwargs: P.kwargs) -> T:
-            found: T = otherwise()
+            result: T = otherwise()
             with optional():
-                found = ask(*args, **kwargs)
-            return found
+                result = ask(*args, **kwargs)
+            return result
 
         return answer
 
@@ -225,7 +225,7 @@ def files_of_run(instance: dg.DagsterInstance, run: str) -> list[Path]:
 # -- materializations
 
 
-@_picture(lambda: None)
+@_answer_if_refused(lambda: None)
 def materialized(instance: dg.DagsterInstance, key: dg.AssetKey) -> set[str] | None:
     """The asset's partitions that are green; None where the storage does not tell."""
     return set(instance.get_materialized_partitions(key))
@@ -243,16 +243,16 @@ class PlannedEvaluation:
     run: str
 
 
-@_picture(set)
+@_answer_if_refused(set)
 def unmaterialized_partitions(instance: dg.DagsterInstance, key: dg.AssetKey) -> set[str]:
     """The asset's partitions whose last run had planned to materialize them and ended without doing so."""
     log = instance.event_log_storage
     planned = log.get_latest_asset_partition_materialization_attempts_without_materializations(key)
-    ended = _ended_runs(instance, {run for run, _ in planned.values()})
+    ended = _filter_ended(instance, {run for run, _ in planned.values()})
     return {partition for partition, (run, _) in planned.items() if run in ended}
 
 
-@_picture(list)
+@_answer_if_refused(list)
 def planned_evaluations(
     instance: dg.DagsterInstance, checks: Sequence[dg.AssetCheckKey], partitions: Sequence[str]
 ) -> list[PlannedEvaluation]:
@@ -260,19 +260,19 @@ def planned_evaluations(
     log = instance.event_log_storage
     if partitions:
         infos = log.get_asset_check_partition_info(checks, partition_keys=partitions)
-        found = [
+        latest_statuses = [
             (PlannedEvaluation(i.check_key, i.partition_key, i.latest_planned_run_id), i.latest_execution_status)
             for i in infos
         ]
     else:
         latest = log.get_latest_asset_check_execution_by_key(checks).values()
-        found = [(PlannedEvaluation(r.key, r.partition, r.run_id), r.status) for r in latest]
-    planned = [p for p, status in found if status is AssetCheckExecutionRecordStatus.PLANNED]
-    ended = _ended_runs(instance, {p.run for p in planned})
+        latest_statuses = [(PlannedEvaluation(r.key, r.partition, r.run_id), r.status) for r in latest]
+    planned = [p for p, status in latest_statuses if status is AssetCheckExecutionRecordStatus.PLANNED]
+    ended = _filter_ended(instance, {p.run for p in planned})
     return [p for p in planned if p.run in ended]
 
 
-@_picture(lambda: None)
+@_answer_if_refused(lambda: None)
 def plan_partitions(
     context: dg.OpExecutionContext | dg.AssetExecutionContext, keys: Iterable[dg.AssetKey], partitions: Sequence[str]
 ) -> None:
@@ -286,59 +286,59 @@ def plan_partitions(
             context.instance.report_dagster_event(event, run.run_id)
 
 
-@_picture(lambda: None)
+@_answer_if_refused(lambda: None)
 def evaluate(instance: dg.DagsterInstance, run: str, evaluation: dg.AssetCheckEvaluation) -> None:
     """Store an evaluation under the run that had planned it: an evaluation without a run can be stored only once."""
-    made = instance.get_run_by_id(run)
+    planned_by = instance.get_run_by_id(run)
     event = dg.DagsterEvent(
         event_type_value=dg.DagsterEventType.ASSET_CHECK_EVALUATION.value,
-        job_name=made.job_name if made else "",
+        job_name=planned_by.job_name if planned_by else "",
         message=f"The check {evaluation.check_name} was evaluated after the run had ended, by the ledger.",
         event_specific_data=evaluation,
     )
     instance.report_dagster_event(event, run)
 
 
-@_picture(lambda: None)
+@_answer_if_refused(lambda: None)
 def newest(instance: dg.DagsterInstance, key: dg.AssetKey) -> Target | None:
     """The asset's newest materialization, of any partition: a check without partitions is about this one."""
-    found = instance.fetch_materializations(key, limit=1).records
-    return _target(found[0]) if found else None
+    records = instance.fetch_materializations(key, limit=1).records
+    return _build_target(records[0]) if records else None
 
 
-def _target(record: dg.EventLogRecord) -> Target:
+def _build_target(record: dg.EventLogRecord) -> Target:
     return Target(storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp)
 
 
 _CHUNK = 100
 
 
-@_picture(dict)
+@_answer_if_refused(dict)
 def targets(instance: dg.DagsterInstance, key: dg.AssetKey, partitions: Iterable[str]) -> dict[str, Target]:
     """The newest materialization of each partition, in the form in which an evaluation names it."""
-    wanted, found = [*partitions], dict[str, Target]()
+    wanted, by_partition = [*partitions], dict[str, Target]()
     for at in range(0, len(wanted), _CHUNK):
-        found |= _targets(instance, key, wanted[at : at + _CHUNK])
-    return found
+        by_partition |= _read_targets(instance, key, wanted[at : at + _CHUNK])
+    return by_partition
 
 
-def _targets(instance: dg.DagsterInstance, key: dg.AssetKey, partitions: Collection[str]) -> dict[str, Target]:
-    found: dict[str, Target] = {}
+def _read_targets(instance: dg.DagsterInstance, key: dg.AssetKey, partitions: Collection[str]) -> dict[str, Target]:
+    by_partition: dict[str, Target] = {}
     cursor, of = None, dg.AssetRecordsFilter(key, asset_partitions=[*partitions])
-    while len(found) < len(partitions):
+    while len(by_partition) < len(partitions):
         page = instance.fetch_materializations(of, limit=2 * _CHUNK, cursor=cursor)
         for r in page.records:  # the newest first
             if r.partition_key is not None:
-                found.setdefault(
+                by_partition.setdefault(
                     r.partition_key, Target(storage_id=r.storage_id, run_id=r.run_id, timestamp=r.timestamp)
                 )
         if not page.has_more:
             break
         cursor = page.cursor
-    return found
+    return by_partition
 
 
-def _ended_runs(instance: dg.DagsterInstance, runs: Collection[str]) -> set[str]:
+def _filter_ended(instance: dg.DagsterInstance, runs: Collection[str]) -> set[str]:
     """The runs that have ended."""
-    found = instance.get_runs(dg.RunsFilter(run_ids=[*runs], statuses=[*ENDED])) if runs else ()
-    return {r.run_id for r in found}
+    ended = instance.get_runs(dg.RunsFilter(run_ids=[*runs], statuses=[*ENDED])) if runs else ()
+    return {r.run_id for r in ended}

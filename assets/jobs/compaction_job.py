@@ -1,6 +1,6 @@
-"""The job `compact_<feed>`: merges small files of complete windows into few. It changes no asset and no row.
+"""The job `compact_<feed>`: merges small files of complete windows. It changes no asset and no row.
 
-It waits for no run of the feed and delays none: the ledger's reservation is the guard. Only one compaction runs at a
+It neither waits for runs of the feed nor delays them: the ledger's reservation is the guard. One compaction runs at a
 time, over all feeds, since each takes the memory that its feed allows.
 """
 
@@ -14,7 +14,7 @@ from pydantic import Field
 
 from sluice.assets.instance.instance import with_dagster_liveness
 from sluice.assets.runs.run_session import FEED_TAG, RunSession
-from sluice.assets.steps.table_step import bring_up_table
+from sluice.assets.steps.table_step import sync_table
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.maintenance.compaction import Compacted, compact
@@ -27,20 +27,20 @@ POOL = "sluice_compaction"
 
 
 class CompactConfig(dg.Config):
-    """Which windows to compact. By default: all complete ones, and rows outside windows."""
+    """The windows to compact. By default: all complete ones, and rows outside windows."""
 
-    since: str = Field(default="", description="All windows from this one on, such as 2026-11-20T14:00.")
-    until: str = Field(default="", description="All windows up to this one, which is not included.")
+    since: str = Field(default="", description="The first window, such as 2026-11-20T14:00.")
+    until: str = Field(default="", description="The end (exclusive).")
 
     def windows(self, settings: WindowSettings) -> list[int] | None:
-        """The windows' starts (ms); None: all. Raises UsageError."""
+        """Returns the windows' starts (ms); None: all. Raises UsageError."""
         if not (self.since or self.until):
             return None
-        first, last = _window(self.since, "since", settings), _window(self.until, "until", settings)
+        first, last = _parse_window(self.since, "since", settings), _parse_window(self.until, "until", settings)
         return list(range(first, last, settings.length))
 
 
-def _window(text: str, name: str, settings: WindowSettings) -> int:
+def _parse_window(text: str, name: str, settings: WindowSettings) -> int:
     try:
         start = parse_window(text)
     except ValueError as error:
@@ -50,11 +50,11 @@ def _window(text: str, name: str, settings: WindowSettings) -> int:
 
 
 _CONFIG = CompactConfig.to_config_schema().as_field()
-"""Made once: otherwise Dagster would infer it again for each op that is annotated with it."""
+"""Built once: otherwise Dagster would infer it for each op."""
 
 
 def compact_job(feed: str, session: RunSession) -> dg.JobDefinition:
-    """Merge the feed's small files, when somebody or their own schedule runs the job."""
+    """Returns the job that merges the feed's small files."""
 
     @dg.op(
         name=f"{feed}__compact",
@@ -67,7 +67,7 @@ def compact_job(feed: str, session: RunSession) -> dg.JobDefinition:
 
     @dg.job(
         name=f"compact_{feed}",
-        description=f"Merge the small files of {feed}'s complete windows. Rows stay the same; Kafka is not asked.",
+        description=f"Merge the small files of {feed}'s complete windows. Rows stay the same. It needs no Kafka.",
         tags={FEED_TAG: feed},
         executor_def=dg.in_process_executor,
     )
@@ -78,25 +78,25 @@ def compact_job(feed: str, session: RunSession) -> dg.JobDefinition:
 
 
 def compact_step(context: dg.OpExecutionContext, session: RunSession, name: str) -> Iterator[Any]:
-    """Merge small files, and report how many. Raises dagster.Failure, or an interrupt."""
+    """Merge small files, and report their number. Raises dagster.Failure, or an interrupt."""
     with session.step(context, name):
         feed = session.feed(name)
-        asked = CompactConfig(**context.op_config).windows(feed.window)
+        windows = CompactConfig(**context.op_config).windows(feed.window)
         with session.open_ports(feed) as opened:
             edges, report = with_dagster_liveness(opened, context.instance), session.reporter(context.log)
-            done = compact(feed, edges, asked, new_owner(context.run.run_id), report)
-    yield from bring_up_table(context, session, name)
-    yield dg.Output(None, metadata=_compaction_metadata(done))
+            done = compact(feed, edges, windows, new_owner(context.run.run_id), report)
+    yield from sync_table(context, session, name)
+    yield dg.Output(None, metadata=_build_metadata(done))
 
 
-def _compaction_metadata(done: Compacted) -> dict[str, Any]:
-    made = [r for _, r in done.merged if r is not None]
+def _build_metadata(done: Compacted) -> dict[str, Any]:
+    receipts = [r for _, r in done.merged if r is not None]
     return {
         "files_before": sum(len(m.parts) for m, _ in done.merged),
-        "files_after": count_files(made),
+        "files_after": count_files(receipts),
         "bytes_before": sum(m.bytes for m, _ in done.merged),
-        "bytes_after": sum(p.bytes for r in made for p in r.parts),
+        "bytes_after": sum(p.bytes for r in receipts for p in r.parts),
         "batches": ", ".join(map(str, done.batches)) or "none",
         "left_alone": ", ".join(show_window(w) for w in done.incomplete) or "none",
-        **({"in_the_way": "; ".join(map(str, done.met))} if done.met else {}),
+        **({"conflicts": "; ".join(map(str, done.met))} if done.met else {}),
     }

@@ -1,11 +1,10 @@
-"""One run over many feeds: the job, whose steps are found when it runs, and what became of each feed.
+"""The job of a run over many feeds, with steps that are found when it runs, and the outcome of each feed.
 
     owed_feeds ─┬─► land_owed[orders] ──► commit_owed[orders]
                 └─► land_owed[clicks] ──► commit_owed[clicks]
 
-The feeds and what each is to land are the run's configuration: what a tick found owed, or what somebody named. Each
-feed has its own session: its error, its stop and what it landed are its own. Feeds that do not begin are skipped and
-named; what they owe stays owed.
+The run's configuration lists the feeds with their requests, from a tick or from a user. Each feed has a session of its
+own, with its error, stop signal and results. Feeds that do not begin are skipped and reported; they stay owed.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of configuration themselves, not as text.
@@ -21,10 +20,10 @@ import dagster as dg
 from pydantic import Field
 
 from sluice.assets.instance.instance import holding, home_of
-from sluice.assets.instance.sqlite_cache import kept_open
+from sluice.assets.instance.storage import kept_open
 from sluice.assets.jobs import thread_executor
 from sluice.assets.jobs.thread_executor import Lane
-from sluice.assets.runs.fleet_runs import (
+from sluice.assets.runs.run_config import (
     COMMIT,
     DONE_TAG,
     ERRORS_TAG,
@@ -34,13 +33,13 @@ from sluice.assets.runs.fleet_runs import (
     LEFT_TAG,
     OWED,
     PASSES_TAG,
+    LandConfig,
     asked_of_feed,
     feed_at_work,
     fleet_job,
     fleet_pool,
     op_name,
 )
-from sluice.assets.runs.run_config import LandConfig
 from sluice.assets.runs.run_session import PASSES, OpenPorts, RunSession, as_failure
 from sluice.assets.runs.tick_policy import MORE_TAG
 from sluice.assets.specs.feed_files import FeedFiles, read_feeds
@@ -55,16 +54,16 @@ from sluice.pipelines.util.units import many
 from sluice.running import RunResult
 
 _ABOUT = (
-    "Land what each of the feeds owes, then commit, in one process with one Spark, several feeds side by side. A feed"
+    "Land everything that each feed owes, then commit, in one process with one Spark, several feeds in parallel. A feed"
     " that fails stops no other."
 )
 
 
-_NOT_REACHED = "what it owes stays owed: run it again; fleet.yaml says how far a run gets, by `deadline` and others"
+_NOT_REACHED = "it stays owed: run it again; `deadline` and others in fleet.yaml limit a run"
 
 
 class FeedConfig(LandConfig):
-    """One feed, and what of it to land."""
+    """One feed with its request."""
 
     feed: str
 
@@ -75,14 +74,12 @@ class FleetConfig(dg.Config):
     )
     window: str = Field(
         default="",
-        description="Land this window, such as 2026-11-20T14:00, of each feed that asks for nothing of its own.",
+        description="Land this window, such as 2026-11-20T14:00, of each feed without a request of its own.",
     )
-    until: str = Field(
-        default="", description="With `window`: land all windows from it up to this one, which is not included."
-    )
+    until: str = Field(default="", description="With `window`: land all windows from it up to this one (exclusive).")
 
     def check(self) -> None:
-        """Raises dagster.Failure for words that no feed would understand."""
+        """Raise dagster.Failure for an invalid window."""
         try:
             LandConfig(window=self.window, until=self.until).request()
         except UsageError as error:
@@ -90,17 +87,17 @@ class FleetConfig(dg.Config):
 
 
 class Fleet:
-    """The feeds of one run: `side_by_side.Work`."""
+    """The feeds of one run: `thread_executor.Work`."""
 
     def __init__(
         self, session: RunSession, schedule: str = SHARED, report_of: Callable[[str], Reporter] | None = None
     ) -> None:
-        """`session` is each feed's, with a report, a witness and a stop of its own."""
+        """`session` is copied for each feed, with a report, a result and a stop signal of its own."""
         self._plain, self._schedule, self._report_of = session, schedule, report_of
         self._lock = threading.Lock()
-        self._restart()
+        self._reset()
 
-    def _restart(self) -> None:
+    def _reset(self) -> None:
         self._sessions: dict[str, RunSession] = {}
         self._shared = self._plain
         self._files, self._limits = self._plain.files, FleetSettings()
@@ -121,9 +118,11 @@ class Fleet:
 
     @contextmanager
     def attended(self, instance: dg.DagsterInstance, run: str) -> Iterator[None]:
-        """Carry out a run, and forget the results of an earlier one of this process. Raises FeedError for a wrong
-        `fleet.yaml`."""
-        self._restart()
+        """Prepare a run, and drop the results of an earlier one of this process.
+
+        Raises FeedError for an invalid `fleet.yaml`.
+        """
+        self._reset()
         self._limits = self._plain.project.fleet()
         with (
             holding(home_of(self._plain.project, instance), run),
@@ -137,8 +136,8 @@ class Fleet:
         with self._lock:
             if feed not in self._sessions:
                 report = self._report_of(feed) if self._report_of else self._plain.report
-                beside = min(self._limits.feeds_at_once, len(files.feeds))
-                edges = _sharing_room(self._shared.open_ports, beside)
+                feeds_at_once = min(self._limits.feeds_at_once, len(files.feeds))
+                edges = _divide_parallelism(self._shared.open_ports, feeds_at_once)
                 own = replace(self._shared.apart(), open_ports=edges, report=report, files=files, alone=False)
                 self._sessions[feed] = replace(own, catch_up=self._limits.catch_up)
             return self._sessions[feed]
@@ -147,8 +146,8 @@ class Fleet:
         op, feed = step.partition("[")[0], feed_at_work(step)
         if not feed:
             return None
-        known = self.files.feeds.get(feed)
-        kafka = known.kafka.bootstrap if known else ""
+        definition = self.files.feeds.get(feed)
+        kafka = definition.kafka.bootstrap if definition else ""
         return Lane(feed, kafka, self.session(feed).stop, op == op_name(LAND, self._schedule))
 
     def leave(self, feed: str) -> None:
@@ -183,19 +182,19 @@ class Fleet:
     def result(self, feed: str) -> RunResult:
         return self.session(feed).result
 
-    def chosen(self, asked: FleetConfig, log: Callable[[str], object]) -> Iterator[str]:
-        """The feeds that are to land, once each. Feeds with another Spark are left: a process has one."""
-        known = self.files.feeds
-        names = dict.fromkeys(f.feed for f in asked.feeds) or self._mine(log)
-        spark = next((known[n].spark for n in names if n in known), None)
+    def chosen(self, config: FleetConfig, log: Callable[[str], object]) -> Iterator[str]:
+        """Yields the feeds to land, once each. Feeds with another Spark are left out: a process has one."""
+        feeds = self.files.feeds
+        names = dict.fromkeys(f.feed for f in config.feeds) or self._list_feeds(log)
+        spark = next((feeds[n].spark for n in names if n in feeds), None)
         for name in names:
-            if name in known and known[name].spark != spark:
-                log(f"{name} has another `spark` than those before it, and is left to a run of its own")
+            if name in feeds and feeds[name].spark != spark:
+                log(f"{name} has other `spark` settings than earlier feeds and needs a run of its own")
                 self.leave(name)
             else:
                 yield name
 
-    def _mine(self, log: Callable[[str], object]) -> Collection[str]:
+    def _list_feeds(self, log: Callable[[str], object]) -> Collection[str]:
         for path, error in self.files.broken.items():
             log(f"not loaded: {path.name}: {error.message}")
         return [n for n, feed in self.files.feeds.items() if feed.schedule == self._schedule]
@@ -205,13 +204,13 @@ class Fleet:
         errors = {n: self.error(n) for n in failed}
         passes = [n for n, error in errors.items() if isinstance(error, PASSES)]
         classes = [f"{n}={type(error).__name__}" for n, error in errors.items() if error]
-        told = {FAILED_TAG: failed, ERRORS_TAG: classes, PASSES_TAG: passes, LEFT_TAG: self._left}
+        names_by_tag = {FAILED_TAG: failed, ERRORS_TAG: classes, PASSES_TAG: passes, LEFT_TAG: self._left}
         done = len(self._sessions.keys() - self._failed - {*self._left})
         more = {MORE_TAG: "1"} if any(s.result.stopped for s in self._sessions.values()) else {}
         standing = instance.get_run_by_id(run)
         inherited = standing.tags if standing else {}  # of the run that this one executes again
-        said = {tag: ",".join(names) for tag, names in told.items() if names or inherited.get(tag)}
-        instance.add_run_tags(run, {DONE_TAG: str(done)} | said | more)
+        tags = {tag: ",".join(names) for tag, names in names_by_tag.items() if names or inherited.get(tag)}
+        instance.add_run_tags(run, {DONE_TAG: str(done)} | tags | more)
         parts = [f"{many(done, 'feed')} done"]
         if failed:
             parts.append(f"{len(failed)} failed: {', '.join(failed)}")
@@ -221,21 +220,20 @@ class Fleet:
         return "; ".join(parts), metadata | {n: f"{type(e).__name__}: {e}"[:500] for n, e in errors.items() if e}
 
 
-def _sharing_room(open_ports: OpenPorts, beside: int) -> OpenPorts:
-    """The edges of a feed that lands beside others, so many in all: its plans have no more tasks than its share of what
-    the engine runs at once, unless they are large. A small feed's plan is one task."""
+def _divide_parallelism(open_ports: OpenPorts, feeds_at_once: int) -> OpenPorts:
+    """Returns the ports of one of several feeds in parallel, with its share of the engine's parallelism."""
 
     @contextmanager
     def opened(feed: Feed) -> Iterator[Ports]:
         with open_ports(feed) as edges:
-            yield replace(edges, parallelism=max(1, edges.parallelism // beside))
+            yield replace(edges, parallelism=max(1, edges.parallelism // feeds_at_once))
 
     return opened
 
 
 def many_job(fleet: Fleet, schedule: str = SHARED) -> dg.JobDefinition:
-    """The job over the feeds of a schedule. Within a code location, each of its ops has one definition."""
-    owed_op, named = op_name(OWED, schedule), partial(op_name, schedule=schedule)
+    """Returns the job over the feeds of a schedule. Within a code location, each of its ops has one definition."""
+    owed_op, op = op_name(OWED, schedule), partial(op_name, schedule=schedule)
 
     @dg.op(
         name=owed_op,
@@ -245,18 +243,18 @@ def many_job(fleet: Fleet, schedule: str = SHARED) -> dg.JobDefinition:
         description="Finds the feeds.",
     )
     def owed(context: dg.OpExecutionContext) -> Iterator[Any]:
-        asked = FleetConfig(**context.op_config)
-        asked.check()
-        for name in fleet.chosen(asked, context.log.warning):
+        config = FleetConfig(**context.op_config)
+        config.check()
+        for name in fleet.chosen(config, context.log.warning):
             yield dg.DynamicOutput(None, mapping_key=name)
 
-    @dg.op(name=named(LAND), ins={"owed": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing), description="Lands one feed.")
+    @dg.op(name=op(LAND), ins={"owed": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing), description="Lands one feed.")
     def land(context: dg.OpExecutionContext) -> Iterator[Any]:
         name = context.get_mapping_key() or ""
-        asked = LandConfig(**asked_of_feed(context.run, name))
-        yield from land_step(context, fleet.session(name), name, asked)
+        config = LandConfig(**asked_of_feed(context.run, name))
+        yield from land_step(context, fleet.session(name), name, config)
 
-    @dg.op(name=named(COMMIT), ins={"landed": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing), description="Commits it.")
+    @dg.op(name=op(COMMIT), ins={"landed": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing), description="Commits it.")
     def commit(context: dg.OpExecutionContext) -> Iterator[Any]:
         name = context.get_mapping_key() or ""
         yield from commit_step(context, fleet.session(name), name)

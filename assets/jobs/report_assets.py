@@ -21,8 +21,7 @@ import pyarrow as pa
 
 from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.runs.run_session import RunSession
-from sluice.assets.specs.markdown import plain
-from sluice.assets.specs.metadata_tables import Metadata, columns_of
+from sluice.assets.specs.metadata_tables import Metadata, columns_of, plain
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.sql_report import Report, load_report
 from sluice.pipelines.lake import paths
@@ -61,13 +60,13 @@ def read_reports(project: Project, feeds: Container[str]) -> ReportFiles:
     broken: dict[Path, FeedError] = {}
     for path in sorted((project.root / "reports").glob("[!.]*.sql")):
         try:
-            reports[path.stem] = _of_feed(load_report(path), path, feeds)
+            reports[path.stem] = _check_feed(load_report(path), path, feeds)
         except FeedError as error:
             broken[path] = error
     return ReportFiles(reports, broken)
 
 
-def _of_feed(report: Report, path: Path, feeds: Container[str]) -> Report:
+def _check_feed(report: Report, path: Path, feeds: Container[str]) -> Report:
     if report.feed not in feeds:
         raise FeedError(f"{path}: no feed `{report.feed}` is loaded", remedy=f"fix feeds/{report.feed}.yaml first")
     return report
@@ -81,7 +80,7 @@ def report_definitions(
     reports: Iterable[Report], windows: Mapping[str, dg.TimeWindowPartitionsDefinition], session: RunSession
 ) -> dg.Definitions:
     """The reports, and the sensor that runs them. `windows`: each feed's partitions."""
-    assets = [_asset(report, windows[report.feed], session) for report in reports]
+    assets = [_build_asset(report, windows[report.feed], session) for report in reports]
     wake = dg.AutomationConditionSensorDefinition(
         "reports",
         target=dg.AssetSelection.assets(*assets),
@@ -91,7 +90,9 @@ def report_definitions(
     return dg.Definitions(assets=assets, sensors=[wake] if assets else [])
 
 
-def _asset(report: Report, windows: dg.TimeWindowPartitionsDefinition, session: RunSession) -> dg.AssetsDefinition:
+def _build_asset(
+    report: Report, windows: dg.TimeWindowPartitionsDefinition, session: RunSession
+) -> dg.AssetsDefinition:
     @dg.asset(
         key=report_key(report.name),
         deps=[session.keys(report.feed).landed],
@@ -119,26 +120,26 @@ def report_step(context: dg.AssetExecutionContext, session: RunSession, name: st
         feed, window = session.feed(report.feed), parse_window(context.partition_key)
         with session.open_ports(feed) as edges:
             books = LedgerView.open(feed, Ledger(edges.lake, feed.name, edges.clock), edges)
-            rows, version = _rows(books, window), f"{report.version}/{books.window_version(window)}"
+            rows, version = _read_rows(books, window), f"{report.version}/{books.window_version(window)}"
             began = time.monotonic()
             result = session.ask(report, rows)
             seconds = round(time.monotonic() - began, 3)
             path = paths.report_path(name, window, feed.window.length, books.state.folder_prefix)
-            data = _parquet(result, report, window, version)
+            data = _write_parquet(result, report, window, version)
             edges.lake.put(path, data)
             where: Metadata = {"dagster/uri": edges.lake.locate(path), "bytes": len(data)}
-    said = _of_result(result) | {"rows_read": rows.rows, "seconds": seconds}
-    return dg.MaterializeResult(metadata=said | where, data_version=dg.DataVersion(version))
+    metadata = _build_metadata(result) | {"rows_read": rows.rows, "seconds": seconds}
+    return dg.MaterializeResult(metadata=metadata | where, data_version=dg.DataVersion(version))
 
 
-def _rows(books: LedgerView, window: int) -> "Windows":
+def _read_rows(books: LedgerView, window: int) -> "Windows":
     """The window's files. Raises WindowIncomplete, UsageError."""
     from sluice.reading import Windows
 
     return Windows.of(books.feed, books.ledger, books.lake, (window,), PartKind.LANDED)
 
 
-def _parquet(result: pa.Table, report: Report, window: int, version: str) -> bytes:
+def _write_parquet(result: pa.Table, report: Report, window: int, version: str) -> bytes:
     """Writes one file, which names its sources."""
     import pyarrow.parquet as pq  # late: definitions load without it
 
@@ -148,22 +149,22 @@ def _parquet(result: pa.Table, report: Report, window: int, version: str) -> byt
     return bytes(sink.getvalue())
 
 
-def _of_result(result: pa.Table) -> Metadata:
+def _build_metadata(result: pa.Table) -> Metadata:
     return {
-        "preview": dg.MetadataValue.md(_markdown_table(result)),
+        "preview": dg.MetadataValue.md(_format_table(result)),
         "dagster/partition_row_count": result.num_rows,
         "dagster/column_schema": columns_of(result.schema),
     }
 
 
-def _markdown_table(result: pa.Table) -> str:
+def _format_table(result: pa.Table) -> str:
     """The first rows as a table. Their text came from records: none of it is taken for markup."""
-    shown = result.slice(0, PREVIEW_ROWS)
-    lines = [[_cell(n) for n in result.schema.names], ["---"] * result.num_columns]
-    lines += [[_cell(value) for value in row.values()] for row in shown.to_pylist()]
-    more = result.num_rows - shown.num_rows
+    preview = result.slice(0, PREVIEW_ROWS)
+    lines = [[_format_cell(n) for n in result.schema.names], ["---"] * result.num_columns]
+    lines += [[_format_cell(value) for value in row.values()] for row in preview.to_pylist()]
+    more = result.num_rows - preview.num_rows
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + (f"\n\n… and {more} more rows" if more else "")
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     return plain(re.sub(r"[\r\n]", " ", str(value)[:200])).replace("|", r"\|")

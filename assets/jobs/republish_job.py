@@ -14,7 +14,7 @@ import dagster as dg
 from pydantic import Field
 
 from sluice.assets.runs.run_session import FEED_TAG, RunSession
-from sluice.assets.specs.last_seen import remember_target
+from sluice.assets.specs.feed_files import remember_target
 from sluice.pipelines.errors import SluiceError, UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # only who sends needs them, not who loads definitions
 
 POOL = "sluice_republish"
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-_ANEW = ("resume", "rate", "compression", "here")
+_UNPLANNED = ("resume", "rate", "compression", "here")
 """Settings of a run that are not part of the plan."""
 
 
@@ -76,15 +76,21 @@ class RepublishConfig(dg.Config):
         if self.offsets and (self.window or self.until):
             raise UsageError("`offsets` and windows together", remedy="`offsets` names exactly what to send")
         ranges = [AskedRange(o.topic, o.partition, o.start, o.end) for o in self.offsets]
-        asked = plans.asked_offsets(state, ranges) if ranges else plans.asked_windows(feed, state, self._windows(feed))
-        wishes, name = by_own_schema(wishes, feed, {key.topic for key, _ in asked}), name_of(self.name)
-        return plans.plan_republish(feed, state, wishes, asked, edges.clock(), name=name, into_source=self.into_source)
+        ranges_to_send = (
+            plans.asked_offsets(state, ranges)
+            if ranges
+            else plans.asked_windows(feed, state, self._parse_windows(feed))
+        )
+        wishes, name = by_own_schema(wishes, feed, {key.topic for key, _ in ranges_to_send}), name_of(self.name)
+        return plans.plan_republish(
+            feed, state, wishes, ranges_to_send, edges.clock(), name=name, into_source=self.into_source
+        )
 
-    def _windows(self, feed: Feed) -> Sequence[int]:
+    def _parse_windows(self, feed: Feed) -> Sequence[int]:
         if not self.window:
             raise UsageError("what is to be sent?", remedy="name `window`, `window` and `until`, or `offsets`")
-        first = _window(self.window, feed)
-        last = _window(self.until, feed) if self.until else first + feed.window.length
+        first = _parse_window(self.window, feed)
+        last = _parse_window(self.until, feed) if self.until else first + feed.window.length
         if first >= last:
             raise UsageError(f"no window lies between {self.window} and {self.until}", remedy="`until` must be later")
         return range(first, last, feed.window.length)
@@ -96,7 +102,7 @@ class RepublishConfig(dg.Config):
         return _CODECS.index(self.compression)
 
 
-def _window(text: str, feed: Feed) -> int:
+def _parse_window(text: str, feed: Feed) -> int:
     try:
         start = parse_window(text)
     except ValueError as error:
@@ -136,49 +142,49 @@ def republish_step(context: dg.OpExecutionContext, session: RunSession, name: st
     from sluice.resources.spark import shipping
 
     with session.step(context, name):
-        feed, asked = session.feed(name), RepublishConfig(**context.op_config)
-        if bool(asked.to) is bool(asked.resume):
+        feed, config = session.feed(name), RepublishConfig(**context.op_config)
+        if bool(config.to) is bool(config.resume):
             raise UsageError("`to` or `resume`, and not both", remedy="say where to send, or which republish goes on")
-        if asked.resume:
-            check_resumed({said: value for said, value in asked if said not in _ANEW})
-        codec, pace = asked.codec, pace_of(asked.rate)
+        if config.resume:
+            check_resumed({setting: value for setting, value in config if setting not in _UNPLANNED})
+        codec, pace = config.codec, pace_of(config.rate)
         with session.open_ports(feed) as edges:
             ledger = Ledger(edges.lake, name, edges.clock)
-            plan = _plan(feed, asked, ledger, edges)
+            plan = _plan(feed, config, ledger, edges)
             remember_target(session.project, name, plan.wishes.to)
             key = session.keys(name).republished
             report = session.reporter(context.log)
             shipping.prepare(feed.spark, report)
             work = sending(feed, edges.lake, plan, codec, pace, session.project.root)
             try:
-                with _canceling(edges.engine):
-                    sent = carry_out(work, None if asked.here else edges.engine, report)
+                with _cancel_on_interrupt(edges.engine):
+                    sent = carry_out(work, None if config.here else edges.engine, report)
             except SluiceError as error:
                 again = f"run this again, or: sluice republish {name} --resume {plan.id}"
-                said = _wishes_metadata(plan, edges) | {"failed": error.message, "go_on": again}
-                yield dg.AssetObservation(key, description="Not finished.", metadata=said)
+                metadata = _describe_wishes(plan, edges) | {"failed": error.message, "go_on": again}
+                yield dg.AssetObservation(key, description="Not finished.", metadata=metadata)
                 raise
-    yield dg.AssetMaterialization(key, metadata=_wishes_metadata(plan, edges) | _sent_metadata(sent))
+    yield dg.AssetMaterialization(key, metadata=_describe_wishes(plan, edges) | _describe_sent(sent))
     yield dg.Output(None)
 
 
-def _plan(feed: Feed, asked: RepublishConfig, ledger: Ledger, edges: Ports) -> "Republish":
+def _plan(feed: Feed, config: RepublishConfig, ledger: Ledger, edges: Ports) -> "Republish":
     from sluice.pipelines.republishing import republish_plan as plans
     from sluice.pipelines.republishing import where as conditions
     from sluice.pipelines.republishing.lanes import name_of
     from sluice.resources.open_ports import open_target
 
-    if asked.resume:
-        return plans.load(edges.lake, feed.name, name_of(asked.resume))
+    if config.resume:
+        return plans.load(edges.lake, feed.name, name_of(config.resume))
     state = ledger.read()
-    with open_target(feed, asked.to) as target:
-        plan = asked.planned(feed, state, edges, target.partitions())
+    with open_target(feed, config.to) as target:
+        plan = config.planned(feed, state, edges, target.partitions())
     conditions.check(plan.wishes, feed.columns)
     return plans.keep(edges.lake, plan)
 
 
 @contextmanager
-def _canceling(engine: Engine) -> Iterator[None]:
+def _cancel_on_interrupt(engine: Engine) -> Iterator[None]:
     """Cancel the engine's work on an interrupt."""
     try:
         yield
@@ -187,7 +193,7 @@ def _canceling(engine: Engine) -> Iterator[None]:
         raise
 
 
-def _wishes_metadata(plan: "Republish", edges: Ports) -> dict[str, Any]:
+def _describe_wishes(plan: "Republish", edges: Ports) -> dict[str, Any]:
     w = plan.wishes
     return {
         "republish": plan.id,
@@ -201,7 +207,7 @@ def _wishes_metadata(plan: "Republish", edges: Ports) -> dict[str, Any]:
     }
 
 
-def _sent_metadata(sent: "Sent") -> dict[str, Any]:
+def _describe_sent(sent: "Sent") -> dict[str, Any]:
     to = sent.plan.wishes.to
     rows = [dg.TableRecord({"partition": f"{to}:{p}", "records": n}) for p, n in sorted(sent.partitions.items())]
     columns = [dg.TableColumn("partition", "string"), dg.TableColumn("records", "int")]

@@ -38,7 +38,7 @@ from dagster._core.execution.plan.step import ExecutionStep
 from dagster._core.execution.retries import RetryMode
 from dagster_shared.error import SerializableErrorInfo
 
-from sluice.assets.runs.stop_signal import Stop
+from sluice.assets.runs.run_session import Stop
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.optional import FleetSettings
 from sluice.pipelines.util.units import show_duration
@@ -122,7 +122,7 @@ class SideBySide(dg.Executor):
         with self._work.attended(plan_context.instance, plan_context.run_id):
             yield from ExecuteRunWithPlanIterable(
                 execution_plan=execution_plan,
-                iterator=partial(_carried_out, self._work),
+                iterator=partial(_run_steps, self._work),
                 execution_context_manager=PlanExecutionContextManager(
                     job=plan_context.job,
                     retry_mode=plan_context.retry_mode,
@@ -135,13 +135,11 @@ class SideBySide(dg.Executor):
                     step_dependency_config=self.step_dependency_config,
                 ),
             )
-        said, metadata = self._work.summary(plan_context.instance, plan_context.run_id)
-        yield DagsterEvent.engine_event(plan_context, said, EngineEventData(metadata=metadata))
+        text, metadata = self._work.summary(plan_context.instance, plan_context.run_id)
+        yield DagsterEvent.engine_event(plan_context, text, EngineEventData(metadata=metadata))
 
 
-def _carried_out(
-    work: Work, job_context: PlanExecutionContext, execution_plan: ExecutionPlan
-) -> Iterator[DagsterEvent]:
+def _run_steps(work: Work, job_context: PlanExecutionContext, execution_plan: ExecutionPlan) -> Iterator[DagsterEvent]:
     with (
         execution_plan.start(
             retry_mode=job_context.retry_mode,
@@ -149,11 +147,11 @@ def _carried_out(
         ) as active,
         ExitStack() as captured,
     ):
-        yield from _captured(job_context, execution_plan, captured)
+        yield from _capture_output(job_context, execution_plan, captured)
         yield from _Threads(work, job_context, active).run()
 
 
-def _captured(
+def _capture_output(
     job_context: PlanExecutionContext, execution_plan: ExecutionPlan, stack: ExitStack
 ) -> Iterator[DagsterEvent]:
     """What steps print goes to one log for the process."""
@@ -171,7 +169,7 @@ class _Step:
     context: StepExecutionContext
     lane: Lane | None
     since: float = field(default_factory=time.monotonic)
-    asked: float | None = None
+    stop_requested_at: float | None = None
     over: bool = False
 
     @property
@@ -179,7 +177,7 @@ class _Step:
         return self.context.step.key
 
 
-_Said = tuple[_Step, DagsterEvent | BaseException | None]
+_Message = tuple[_Step, DagsterEvent | BaseException | None]
 """A step's event, the error that ended its thread, or that the thread has ended."""
 
 
@@ -190,63 +188,63 @@ class _Threads:
         self._work, self._context, self._active = work, job_context, active
         self._began = time.monotonic()
         self._waiting: list[ExecutionStep] = []
-        self._at_work: dict[str, _Step] = {}
-        self._said: SimpleQueue[_Said] = SimpleQueue()
+        self._running: dict[str, _Step] = {}
+        self._messages: SimpleQueue[_Message] = SimpleQueue()
         self._given_up = 0
 
     def run(self) -> Iterator[DagsterEvent]:
         try:
-            while self._at_work or not self._active.is_complete:
+            while self._running or not self._active.is_complete:
                 yield from self._active.plan_events_iterator(self._context)
                 self._waiting += self._active.get_steps_to_execute()
-                yield from self._left_out()
+                yield from self._skip_late()
                 self._begin()
-                if not self._at_work:
+                if not self._running:
                     continue  # the step left out may have been the last
                 with raise_execution_interrupts():
-                    said = self._next()
-                yield from self._taken(said)
-                yield from self._timed_out()
+                    message = self._wait_for_message()
+                yield from self._handle(message)
+                yield from self._stop_overdue()
         except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError) as interrupt:
-            yield from self._stopped(interrupt)
+            yield from self._stop_all(interrupt)
             raise
 
-    def _next(self) -> _Said | None:
+    def _wait_for_message(self) -> _Message | None:
         with suppress(Empty):
-            return self._said.get(timeout=_WAIT_SECONDS)
+            return self._messages.get(timeout=_WAIT_SECONDS)
         return None
 
     # -- what begins
 
     def _begin(self) -> None:
         """A feed that has landed commits before another one begins."""
-        found = [(step, self._work.lane(step.key)) for step in self._waiting]
-        for step, lane in sorted(found, key=lambda of: bool(of[1] and of[1].begins)):
+        waiting = [(step, self._work.lane(step.key)) for step in self._waiting]
+        for step, lane in sorted(waiting, key=lambda of: bool(of[1] and of[1].begins)):
             if lane is None or self._has_room(lane):
                 self._waiting.remove(step)
                 self._start(_Step(self._context.for_step(step, self._active.get_known_state()), lane))
 
     def _has_room(self, lane: Lane) -> bool:
-        others = [s.lane for s in self._at_work.values() if s.lane]
+        others = [s.lane for s in self._running.values() if s.lane]
         with_it = sum(other.kafka == lane.kafka for other in others)
         return len(others) < self._work.limits.feeds_at_once and with_it < self._work.limits.per_kafka
 
     def _start(self, step: _Step) -> None:
-        self._at_work[step.key] = step
-        body = partial(contextvars.copy_context().run, self._thread, step)
+        self._running[step.key] = step
+        body = partial(contextvars.copy_context().run, self._run_step, step)
         # No pool: its threads would be waited for at this process's end, also one that hangs.
         threading.Thread(target=body, name=f"sluice-{step.key}", daemon=True).start()
 
-    def _thread(self, step: _Step) -> None:
+    def _run_step(self, step: _Step) -> None:
         try:
             for event in dagster_event_sequence_for_step(step.context):
-                self._said.put((step, event))
+                self._messages.put((step, event))
         except BaseException as error:  # noqa: BLE001 - the main thread judges it
-            self._said.put((step, error))
+            self._messages.put((step, error))
         finally:
-            self._said.put((step, None))
+            self._messages.put((step, None))
 
-    def _left_out(self) -> Iterator[DagsterEvent]:
+    def _skip_late(self) -> Iterator[DagsterEvent]:
         """Feeds that do not begin any more: their steps are skipped, not failed."""
         if not self._is_late() and self._given_up < self._work.limits.feeds_at_once:
             return
@@ -263,63 +261,63 @@ class _Threads:
 
     # -- messages
 
-    def _taken(self, said: _Said | None) -> Iterator[DagsterEvent]:
-        if said is None or said[0].over:
+    def _handle(self, message: _Message | None) -> Iterator[DagsterEvent]:
+        if message is None or message[0].over:
             return
-        step, what = said
+        step, what = message
         if isinstance(what, DagsterEvent):
             self._active.handle_event(what)
             if what.is_step_failure and step.lane:
                 self._work.fail(step.lane.feed)
             yield what
         elif what is None:
-            self._forget(step)
+            self._remove(step)
             self._active.verify_complete(self._context, step.key)
             yield from self._active.plan_events_iterator(self._context)  # finds the steps that it made
         elif step.lane is None or step.lane.stop.why is None:
             raise what  # an interrupt that only this thread had, or a mistake of Dagster's
         # else: it was asked to stop, and its failure has been told
 
-    def _forget(self, step: _Step) -> None:
+    def _remove(self, step: _Step) -> None:
         step.over = True
-        del self._at_work[step.key]
+        del self._running[step.key]
 
     # -- ending steps
 
-    def _timed_out(self) -> Iterator[DagsterEvent]:
+    def _stop_overdue(self) -> Iterator[DagsterEvent]:
         limit, now = self._work.limits.feed_time, time.monotonic()
-        for step in [*self._at_work.values()]:
+        for step in [*self._running.values()]:
             if step.lane is None:
                 continue
-            if step.asked is None and now - step.since > limit / 1000:
-                step.asked = now
-                step.lane.stop.ask(_too_long(step.lane.feed, limit))
-            if step.asked is not None and now - step.asked > _GRACE_SECONDS:
+            if step.stop_requested_at is None and now - step.since > limit / 1000:
+                step.stop_requested_at = now
+                step.lane.stop.ask(_build_timeout(step.lane.feed, limit))
+            if step.stop_requested_at is not None and now - step.stop_requested_at > _GRACE_SECONDS:
                 yield from self._give_up(step)
 
     def _give_up(self, step: _Step) -> Iterator[DagsterEvent]:
         why = step.lane.stop.why if step.lane else None
-        said = SerializableErrorInfo(f"{why}\n", [], type(why).__name__)
-        event = DagsterEvent.step_failure_event(step.context, StepFailureData(said, None))  # type: ignore[no-untyped-call]
-        self._forget(step)
+        error = SerializableErrorInfo(f"{why}\n", [], type(why).__name__)
+        event = DagsterEvent.step_failure_event(step.context, StepFailureData(error, None))  # type: ignore[no-untyped-call]
+        self._remove(step)
         self._given_up += 1
         if step.lane:
             self._work.fail(step.lane.feed)
         self._active.handle_event(event)
         yield event
 
-    def _stopped(self, interrupt: BaseException) -> Iterator[DagsterEvent]:
+    def _stop_all(self, interrupt: BaseException) -> Iterator[DagsterEvent]:
         """Ask every step to stop, and forward their events until they have stopped or time is up."""
         until = time.monotonic() + _GRACE_SECONDS
-        for step in self._at_work.values():
+        for step in self._running.values():
             if step.lane:
                 step.lane.stop.ask(interrupt)
-        while self._at_work and time.monotonic() < until:
+        while self._running and time.monotonic() < until:
             with suppress(KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
-                yield from self._taken(self._next())
+                yield from self._handle(self._wait_for_message())
 
 
-def _too_long(feed: str, limit: int) -> Failed:
+def _build_timeout(feed: str, limit: int) -> Failed:
     return Failed(
         f"{feed} was ended after {show_duration(limit)}, the `feed_time` of a run over many feeds",
         remedy=f"the next run goes on: finished slices are adopted. By itself it has no such limit: sluice run {feed}",

@@ -6,21 +6,36 @@ Promises: nothing is written; an instance that nobody has used yet is not made b
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 
 import dagster as dg
 
+from sluice.assets.instance.instance import open_instance
 from sluice.assets.instance.internals import keeps_runs_here
-from sluice.assets.instance.silent_compute_logs import quiet_ref
+from sluice.assets.instance.storage import quiet_ref
 from sluice.assets.jobs.report_assets import read_reports
 from sluice.assets.operations.dead_runs import under_way
-from sluice.assets.runs.run_session import pool
+from sluice.assets.runs.run_config import (
+    DONE_TAG,
+    FAILED_TAG,
+    FLEET_TAG,
+    LEFT_TAG,
+    asked_of,
+    at_work_at_the_end,
+    errors_in,
+    feed_at_work,
+    named_in,
+)
+from sluice.assets.runs.run_session import ERROR_TAG, FEED_TAG, pool
 from sluice.assets.specs.feed_files import FeedFiles
 from sluice.pipelines.errors import docs_command
+from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.model.health import Diagnosis, of_error, report_failure, report_ok, report_skipped, report_warning
 from sluice.pipelines.util.units import many, show_about
 from sluice.resources.health import Check, examine
@@ -35,17 +50,24 @@ _ON = {"RUNNING", "AUTOMATICALLY_RUNNING"}
 
 def examine_project(project: Project, files: FeedFiles) -> list[Diagnosis]:
     """Returns the checks of the project's files and its Dagster."""
-    found = examine((project, files), FILES)
+    diagnoses = examine((project, files), FILES)
     home = Home(project.dagster_home)
     if not home.used:
-        return [*found, report_skipped("Dagster", f"{home.folder} is not in use yet; the first run makes it")]
+        return [*diagnoses, report_skipped("Dagster", f"{home.folder} is not in use yet; the first run makes it")]
     try:
         with dg.DagsterInstance.from_ref(quiet_ref(home.folder)) as instance:
             used = Used(project, instance, tuple(sorted(files.feeds)))
-            return [*found, report_ok("Dagster", f"home {home.folder}, {_storage(instance)}"), *examine(used, INSTANCE)]
+            return [
+                *diagnoses,
+                report_ok("Dagster", f"home {home.folder}, {_describe_storage(instance)}"),
+                *examine(used, INSTANCE),
+            ]
     except Exception as error:  # noqa: BLE001 - a configuration or a database: whatever Dagster raises, it may hold secrets
         what = f"the instance in {home.folder} does not open ({type(error).__name__})"
-        return [*found, report_failure("Dagster", what, f"DAGSTER_HOME={home.folder} dagster instance info says why")]
+        return [
+            *diagnoses,
+            report_failure("Dagster", what, f"DAGSTER_HOME={home.folder} dagster instance info says why"),
+        ]
 
 
 # -- files
@@ -69,10 +91,10 @@ def feeds(of: Files) -> Iterator[Diagnosis]:
 
 
 def reports(of: Files) -> Iterator[Diagnosis]:
-    found = read_reports(of[0], of[1].feeds)
-    if found.reports:
-        yield report_ok("reports", f"{many(len(found.reports), 'report')}: {', '.join(sorted(found.reports))}")
-    yield from (of_error("reports", error) for error in found.broken.values())
+    files = read_reports(of[0], of[1].feeds)
+    if files.reports:
+        yield report_ok("reports", f"{many(len(files.reports), 'report')}: {', '.join(sorted(files.reports))}")
+    yield from (of_error("reports", error) for error in files.broken.values())
 
 
 FILES: tuple[Check[Files], ...] = (
@@ -100,7 +122,7 @@ class Home:
         return all((self.folder / name).is_file() for name in _DATABASES)
 
 
-def _storage(instance: dg.DagsterInstance) -> str:
+def _describe_storage(instance: dg.DagsterInstance) -> str:
     kind = type(instance.run_storage).__name__.removesuffix("RunStorage")
     return "SQLite in files of this machine" if keeps_runs_here(instance) else f"storage {kind}"
 
@@ -156,14 +178,14 @@ def daemon(of: Used) -> Iterator[Diagnosis]:
 
 def runs(of: Used) -> Iterator[Diagnosis]:
     """Whether runs that were killed still count as under way: the next run of their feed waits for them."""
-    found = under_way(of.instance, of.project, lambda runs: {})
-    dead = [run for run in found if run.is_dead]
+    active = under_way(of.instance, of.project, lambda runs: {})
+    dead = [run for run in active if run.is_dead]
     if dead:
-        which = f"{many(len(dead), 'run')} of {len(found)} under way {'is' if len(dead) == 1 else 'are'} dead"
+        which = f"{many(len(dead), 'run')} of {len(active)} under way {'is' if len(dead) == 1 else 'are'} dead"
         yield report_warning("runs", which, "sluice unstick")
     else:
         yield report_ok(
-            "runs", f"{many(len(found), 'run')} under way, none known to be dead" if found else "none under way"
+            "runs", f"{many(len(active), 'run')} under way, none known to be dead" if active else "none under way"
         )
 
 
@@ -179,22 +201,24 @@ def concurrency(of: Used) -> Iterator[Diagnosis]:
     pools = config.pool_config
     granularity = pools.pool_granularity.value if pools.pool_granularity else "op"
     queue = config.run_queue_config
-    most = f"at most {queue.max_concurrent_runs} runs at once" if queue and queue.max_concurrent_runs > 0 else ""
-    said = ", ".join(filter(None, (f"pools for each {granularity}, limit {pools.default_pool_limit}", most)))
+    maximum = f"at most {queue.max_concurrent_runs} runs at once" if queue and queue.max_concurrent_runs > 0 else ""
+    settings = ", ".join(filter(None, (f"pools for each {granularity}, limit {pools.default_pool_limit}", maximum)))
     own = {p.name: p.limit for p in limits if not p.from_default}
     free = [name for name in map(pool, of.feeds) if own.get(name, pools.default_pool_limit) not in (0, 1)]
     if free:
-        named = ", ".join(free[:_POOLS_NAMED]) + (
+        names = ", ".join(free[:_POOLS_NAMED]) + (
             f" and {len(free) - _POOLS_NAMED} more" if free[_POOLS_NAMED:] else ""
         )
-        what = f"{said}; no limit of 1 on {named}: two runs of a feed do not wait for each other, the later is refused"
+        what = (
+            f"{settings}; no limit of 1 on {names}: two runs of a feed do not wait for each other, the later is refused"
+        )
         yield report_warning("concurrency", what, f"dagster instance concurrency set {free[0]} 1, and so for each feed")
     elif granularity != "run":
-        what = f"{said}: a run that was killed keeps its slot, and later ones wait for it"
+        what = f"{settings}: a run that was killed keeps its slot, and later ones wait for it"
         remedy = "in dagster.yaml: run_monitoring: {enabled: true, free_slots_after_run_end_seconds: 300}; or"
         yield report_warning("concurrency", what, f"{remedy} concurrency: {{pools: {{granularity: run}}}}")
     else:
-        yield report_ok("concurrency", said)
+        yield report_ok("concurrency", settings)
 
 
 INSTANCE: tuple[Check[Used], ...] = (
@@ -203,3 +227,49 @@ INSTANCE: tuple[Check[Used], ...] = (
     Check("daemon", daemon),
     Check("concurrency", concurrency),
 )
+
+
+LATELY = timedelta(days=1)
+MOST = 10_000
+"""The newest runs that are counted."""
+Ended = tuple[str, str, str]
+"""A feed, the status of a run of it in Dagster's words, and the class of the error or nothing."""
+FAILED, SUCCEEDED = (s.value.lower() for s in (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.SUCCESS))
+
+
+def recent_runs(project: Project, feeds: Sequence[Feed]) -> Counter[Ended]:
+    """The runs of the last day, counted. A run over many feeds is one of each feed that it began.
+
+    Raises DagsterUnavailable, SetupError.
+    """
+    counts: Counter[Ended] = Counter()
+    if not feeds or not Home(project.dagster_home).used:
+        return counts
+    lately = datetime.now(UTC) - LATELY
+    own = {FEED_TAG: [f.name for f in feeds]}
+    of_many = {FLEET_TAG: sorted({SHARED, *(f.schedule for f in feeds)})}
+    by_name = {f.name: f for f in feeds}
+    with open_instance(project) as instance:
+        for run in instance.get_runs(dg.RunsFilter(tags=own, created_after=lately), limit=MOST):
+            failed = run.status is dg.DagsterRunStatus.FAILURE
+            counts[run.tags[FEED_TAG], run.status.value.lower(), run.tags.get(ERROR_TAG, "") if failed else ""] += 1
+        for run in instance.get_runs(dg.RunsFilter(tags=of_many, created_after=lately), limit=MOST):
+            counts.update(ended for ended in _list_outcomes(instance, run, by_name) if ended[0] in by_name)
+    return counts
+
+
+def _list_outcomes(instance: dg.DagsterInstance, run: dg.DagsterRun, feeds: Mapping[str, Feed]) -> Iterator[Ended]:
+    """What became of each feed in a run over many."""
+    again = {feed_at_work(step) for step in run.step_keys_to_execute or ()}  # from where an earlier one failed
+    names = again & feeds.keys() or set(asked_of(run) or ())
+    names = names or {f.name for f in feeds.values() if f.schedule == run.tags[FLEET_TAG]}
+    status = run.status.value.lower()
+    if not run.is_finished:
+        yield from ((name, status, "") for name in names)
+    elif DONE_TAG in run.tags:
+        failed, errors = named_in(run, FAILED_TAG), errors_in(run)
+        well = status if run.status is dg.DagsterRunStatus.CANCELED else SUCCEEDED
+        yield from ((name, FAILED, errors.get(name, "")) for name in failed)
+        yield from ((name, well, "") for name in names - failed - named_in(run, LEFT_TAG))
+    else:  # its process died
+        yield from ((name, status, "") for name in at_work_at_the_end(instance, run))

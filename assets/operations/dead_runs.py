@@ -16,7 +16,7 @@ import dagster as dg
 
 from sluice.assets.instance.instance import end_run, is_held, let_go
 from sluice.assets.instance.internals import PARTITION_TAG, RANGE_TAGS, keeps_runs_here
-from sluice.assets.runs.fleet_runs import find_feeds
+from sluice.assets.runs.run_config import find_feeds
 from sluice.assets.runs.run_session import OpenPorts
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.feed.feed import Feed
@@ -62,7 +62,7 @@ def under_way(
     records = instance.get_run_records(dg.RunsFilter(statuses=list(BEGUN)), ascending=True)
     mine = [r for r in records if feed is None or find_feeds(r.dagster_run, {feed: None}, {landed_key(feed): feed})]
     locks = {r.dagster_run.run_id: _by_lock(project, r.dagster_run.run_id) for r in mine}
-    beating = heartbeats([run for run, seen in locks.items() if seen is None])
+    beating = heartbeats([run for run, verdict in locks.items() if verdict is None])
     return [_judge(instance, r, locks[run] or beating.get(run)) for r in mine for run in (r.dagster_run.run_id,)]
 
 
@@ -111,7 +111,7 @@ class LeftBatch:
     feed: str
     batch: int
     request: str
-    kept: str
+    progress: str
     remedy: tuple[str, ...]
 
 
@@ -124,21 +124,21 @@ class Lakes:
 
     def heartbeats(self, runs: Collection[str]) -> Mapping[str, Verdict]:
         """What heartbeats say about the runs; a run with a heartbeat in any lake is alive. See `Heartbeats`."""
-        found: dict[str, Verdict] = {}
+        by_run: dict[str, Verdict] = {}
         for feed in self.feeds if runs else ():
             with self.open_ports(feed) as edges:
                 owners = [o for o in edges.liveness.owners() if o.run in runs]
                 verdicts = edges.liveness.judge(owners)
             for o in owners:
-                if o.run not in found or not verdicts[o.token].dead:
-                    found[o.run] = verdicts[o.token]
-        return found
+                if o.run not in by_run or not verdicts[o.token].dead:
+                    by_run[o.run] = verdicts[o.token]
+        return by_run
 
     def left_by(self, run: str) -> tuple[LeftBatch, ...]:
         """The live batches that the run owns."""
-        return tuple(left for feed in self.feeds for left in self._left(feed, run))
+        return tuple(batch for feed in self.feeds for batch in self._find_batches(feed, run))
 
-    def _left(self, feed: Feed, run: str) -> list[LeftBatch]:
+    def _find_batches(self, feed: Feed, run: str) -> list[LeftBatch]:
         with self.open_ports(feed) as edges:
             live = Ledger(edges.lake, feed.name, edges.clock).read().live()
             mine = [b for b in live if b.owner.run == run]
@@ -150,38 +150,42 @@ class Lakes:
 # -- evidence
 
 
-def _verdict(dead: bool, why: str) -> Verdict:
+def _build_verdict(dead: bool, why: str) -> Verdict:
     return Verdict(Life.DEAD if dead else Life.ALIVE, why)
 
 
 def _by_lock(project: Project, run: str) -> Verdict | None:
-    held = is_held(project.dagster_home, run)
-    if held is None:
+    is_locked = is_held(project.dagster_home, run)
+    if is_locked is None:
         return None
-    return _verdict(not held, "its process holds its lock" if held else "its process is gone: it let go of its lock")
+    return _build_verdict(
+        not is_locked, "its process holds its lock" if is_locked else "its process is gone: it let go of its lock"
+    )
 
 
-def _judge(instance: dg.DagsterInstance, record: dg.RunRecord, seen: Verdict | None) -> UnderWay:
+def _judge(instance: dg.DagsterInstance, record: dg.RunRecord, verdict: Verdict | None) -> UnderWay:
     since = record.start_time or record.create_timestamp.timestamp()
-    return UnderWay(record.dagster_run, since, seen or _by_process(instance, record))
+    return UnderWay(record.dagster_run, since, verdict or _by_process(instance, record))
 
 
 def _by_process(instance: dg.DagsterInstance, record: dg.RunRecord) -> Verdict | None:
     """By the process that Dagster noted. It is a process of this machine if runs are kept in a file of this machine."""
-    noted = next(_processes(instance, record.dagster_run.run_id), None)
+    noted = next(_list_processes(instance, record.dagster_run.run_id), None)
     if noted is None:
         return _by_start(instance, record)
     if not keeps_runs_here(instance):
         return None
     pid, at = noted
-    gone = process_gone(pid, at)
-    return _verdict(gone, f"its process (pid {pid}) {'is gone from' if gone else 'is there on'} this machine")
+    is_dead = process_gone(pid, at)
+    return _build_verdict(
+        is_dead, f"its process (pid {pid}) {'is gone from' if is_dead else 'is there on'} this machine"
+    )
 
 
-def _processes(instance: dg.DagsterInstance, run: str) -> Iterator[tuple[int, float]]:
+def _list_processes(instance: dg.DagsterInstance, run: str) -> Iterator[tuple[int, float]]:
     """The processes that Dagster noted for the run, the newest first, and when (s since the epoch)."""
-    found = instance.get_records_for_run(run, of_type=dg.DagsterEventType.ENGINE_EVENT, ascending=False).records
-    for entry in (r.event_log_entry for r in found):
+    records = instance.get_records_for_run(run, of_type=dg.DagsterEventType.ENGINE_EVENT, ascending=False).records
+    for entry in (r.event_log_entry for r in records):
         event = entry.dagster_event
         noted = event.engine_event_data.metadata.get("pid") if event else None
         if isinstance(noted, dg.TextMetadataValue) and (noted.text or "").isdigit():
@@ -195,4 +199,4 @@ def _by_start(instance: dg.DagsterInstance, record: dg.RunRecord) -> Verdict | N
         return None
     launched = instance.get_run_stats(run.run_id).launch_time if run.status is Status.STARTING else None
     age = clock() - (launched or record.create_timestamp.timestamp())
-    return _verdict(age > bound, f"it was launched {age:.0f} s ago, and no process of it has begun")
+    return _build_verdict(age > bound, f"it was launched {age:.0f} s ago, and no process of it has begun")

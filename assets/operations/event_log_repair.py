@@ -25,12 +25,12 @@ def reconcile(
     instance: dg.DagsterInstance, books: LedgerView, report: Reporter = lambda progress: None, *, dry_run: bool = False
 ) -> Iterator[RepairFinding]:
     """Report missing events of the feed to Dagster, and name events without ground in the ledger. Idempotent."""
-    yield from _untold_findings(instance, books, report, dry_run)
-    yield from _unsettled_findings(instance, books, dry_run)
-    yield from _overtold_findings(instance, books)
+    yield from _report_missing(instance, books, report, dry_run)
+    yield from _settle_windows(instance, books, dry_run)
+    yield from _find_unfounded(instance, books)
 
 
-def _untold_findings(
+def _report_missing(
     instance: dg.DagsterInstance, books: LedgerView, report: Reporter, dry_run: bool
 ) -> Iterator[RepairFinding]:
     key = books.keys.landed
@@ -39,7 +39,7 @@ def _untold_findings(
     windows = {key: evidence.untold_windows(instance, books, key) | again for key in outputs(books.feed, books.keys)}
     if not dry_run:
         evidence.roll_forward(instance, books, report=report)
-        _tell_quarantined(instance, books, windows.get(books.keys.quarantined, set()) - windows[key])
+        _report_quarantined(instance, books, windows.get(books.keys.quarantined, set()) - windows[key])
     if batches:
         text = many(len(batches), "published batch", "published batches")
         yield RepairFinding(RepairKind.UNTOLD, text, "told to Dagster", items=tuple(str(b.id) for b in batches))
@@ -48,16 +48,16 @@ def _untold_findings(
         yield RepairFinding(RepairKind.UNTOLD, text, "told to Dagster", items=names)
 
 
-def _unsettled_findings(instance: dg.DagsterInstance, books: LedgerView, dry_run: bool) -> Iterator[RepairFinding]:
-    left = re_report.unsettled_windows(instance, books.feed, books.keys)
+def _settle_windows(instance: dg.DagsterInstance, books: LedgerView, dry_run: bool) -> Iterator[RepairFinding]:
+    unreported = re_report.unsettled_windows(instance, books.feed, books.keys)
     if not dry_run:
         re_report.settle(instance, books.feed, books.keys, lambda: books)
-    if names := tuple(show_window(w) for w in sorted(left[books.keys.landed] & books.complete)):
+    if names := tuple(show_window(w) for w in sorted(unreported[books.keys.landed] & books.complete)):
         text = f"{many(len(names), 'complete window')} that ended runs left red, {ends(names)}"
         yield RepairFinding(RepairKind.UNTOLD, text, "told to Dagster", items=names)
 
 
-def _tell_quarantined(instance: dg.DagsterInstance, books: LedgerView, windows: set[int]) -> None:
+def _report_quarantined(instance: dg.DagsterInstance, books: LedgerView, windows: set[int]) -> None:
     """Windows whose landed rows were reported by a run that ended before it reported their quarantine."""
     key = books.keys.quarantined
     for event in evidence.landing_events(books, (), windows, "rolled forward by `sluice repair`"):
@@ -65,28 +65,28 @@ def _tell_quarantined(instance: dg.DagsterInstance, books: LedgerView, windows: 
             instance.report_runless_asset_event(event)
 
 
-def _overtold_findings(instance: dg.DagsterInstance, books: LedgerView) -> Iterator[RepairFinding]:
+def _find_unfounded(instance: dg.DagsterInstance, books: LedgerView) -> Iterator[RepairFinding]:
     """Partitions that are green without reason: their window is not complete by the ledger."""
-    shown = instance.get_materialized_partitions(books.keys.landed)
-    windows = sorted(w for w in map(_window, shown) if w is not None and not _stands(books, w))
+    partitions = instance.get_materialized_partitions(books.keys.landed)
+    windows = sorted(w for w in map(_parse_window, partitions) if w is not None and not _is_founded(books, w))
     if windows:
         names, name = tuple(map(show_window, windows)), books.feed.name
         text = f"{many(len(names), 'window')} green in Dagster and owed by the ledger, {ends(names)}"
         end = windows[-1] + books.feed.window.length
-        asked = Request(RequestKind.WINDOW, window=windows[0], until=end)
+        request = Request(RequestKind.WINDOW, window=windows[0], until=end)
         ways = (
-            f"{format_request(name, asked)}   lands what is owed",
+            f"{format_request(name, request)}   lands what is owed",
             "or is theirs another lake than this one?",
         )
         yield RepairFinding(RepairKind.OVERTOLD, text, remedy=ways, items=names)
 
 
-def _stands(books: LedgerView, window: int) -> bool:
+def _is_founded(books: LedgerView, window: int) -> bool:
     """Also true for windows that once had another length: the ledger cannot name them."""
     return window in books.complete or bool(window % books.feed.window.length) or books.is_complete(window)
 
 
-def _window(text: str) -> int | None:
+def _parse_window(text: str) -> int | None:
     try:
         return parse_window(text)
     except ValueError:

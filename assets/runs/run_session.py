@@ -6,6 +6,7 @@ Dagster launched reports to its own log.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,14 +17,20 @@ import dagster as dg
 
 from sluice.assets.instance import internals
 from sluice.assets.instance.instance import holding, home_of
-from sluice.assets.runs.ledger_cache import OwedWindows, RunLedgers
-from sluice.assets.runs.stop_signal import Stop
 from sluice.assets.specs.asset_specs import Keys
 from sluice.assets.specs.feed_files import FeedFiles, read_feeds
+from sluice.pipelines.batch.survey import open_ledger
 from sluice.pipelines.errors import Retryable, SluiceError, WindowHeld, WindowIncomplete
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.s3_section import S3Settings
+from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.feed.sql_report import Report
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger.tip import Tip
 from sluice.pipelines.model.receipts import Progress, Reporter
+from sluice.pipelines.planning.origins import check_cluster
+from sluice.pipelines.planning.windows import list_owed_windows
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.util import logs
 from sluice.pipelines.util.units import MINUTE
@@ -35,6 +42,110 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sluice.reading import Windows
+
+
+class Stop:
+    """Asked from one thread, obeyed by another: at its next stage, or at once where it waits for the engine."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cancels: list[Callable[[], None]] = []
+        self.why: BaseException | None = None
+
+    def ask(self, why: BaseException) -> None:
+        """End with that error. Any thread may call it; the first reason holds."""
+        with self._lock:
+            self.why = self.why or why
+            cancels = tuple(self._cancels)
+        for cancel in cancels:
+            cancel()
+
+    def check(self) -> None:
+        """Raise the reason if somebody asked."""
+        if self.why is not None:
+            raise self.why
+
+    @contextmanager
+    def canceling(self, cancel: Callable[[], None]) -> Iterator[None]:
+        """While the block runs, `cancel` is called when somebody asks."""
+        with self._lock:
+            self._cancels.append(cancel)
+        try:
+            self.check()
+            yield
+        finally:
+            with self._lock:
+                self._cancels.remove(cancel)
+
+
+class RunLedgers:
+    """The ledgers that steps write to, by feed and run: a later step reads on where an earlier one was."""
+
+    def __init__(self) -> None:
+        self._opened: dict[tuple[str, str], Ledger] = {}
+
+    def of(self, feed: Feed, edges: Ports, run: str) -> Ledger:
+        """The ledger, opened for the run. Raises ClusterChanged when it was begun with another cluster."""
+        ledger = self._opened.get((feed.name, run))
+        if ledger is None:
+            ledger = self._opened[feed.name, run] = open_ledger(feed, edges, run)
+        else:
+            check_cluster(ledger.read(), edges.cluster.cluster_id(), feed.name)
+        return ledger
+
+    def forget(self) -> None:
+        """Drop ledgers that the run no longer needs."""
+        self._opened.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Cached:
+    """The pending windows of a ledger with `number` entries, of windows that closed before `until` (ms)."""
+
+    location: tuple[str, S3Settings, WindowSettings]
+    ledger: str
+    number: int
+    owed: list[int]
+    until: int
+
+
+class OwedWindows:
+    """Caches the pending windows of feeds by their ledgers. Thread-safe.
+
+    Where nothing came into a ledger since the last look, it owes what it owed, and the windows that closed since: this
+    takes two requests to the lake, and little is kept. Otherwise the ledger is read again, with all that this checks.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cache: dict[str, _Cached] = {}
+
+    def of(self, feed: Feed, edges: Ports) -> list[int]:
+        """The closed windows (their starts, ms) that the feed owes, oldest first."""
+        location, until = (feed.lake, feed.s3, feed.window), feed.window.last_boundary(edges.clock())
+        with self._lock:
+            cached = self._cache.pop(feed.name, None)  # what fails below is read again the next time
+        if cached is not None and cached.location == location and not _is_newer(cached, feed, edges):
+            closed = range(cached.until, until, feed.window.length)
+            fresh = _Cached(location, cached.ledger, cached.number, [*cached.owed, *closed], max(until, cached.until))
+        else:
+            state, now = Ledger(edges.lake, feed.name, edges.clock).read(), edges.clock()
+            owed = list_owed_windows(state, feed.window, now)
+            fresh = _Cached(location, state.ledger_id, state.number, owed, feed.window.last_boundary(now))
+            if not state.known():
+                return owed  # nothing has begun: only the newest window is owed
+        with self._lock:
+            self._cache[feed.name] = fresh
+        return fresh.owed
+
+
+def _is_newer(cached: _Cached, feed: Feed, edges: Ports) -> bool:
+    """Whether the lake's ledger has a newer entry, or is another one, by its tip."""
+    tip = Tip.parse(edges.lake.get(paths.tip_path(feed.name)))
+    if tip is None or (tip.ledger, tip.number) != (cached.ledger, cached.number - 1):
+        return True
+    return edges.lake.size(paths.log_path(feed.name, cached.number)) is not None
+
 
 FEED_TAG = "sluice/feed"
 AGAIN_TAG = "sluice/again"
@@ -135,7 +246,7 @@ class RunSession:
         if step:
             reports.append(step.progress)
         if self.report is None or logs.as_json():
-            reports.append(_stages(log))
+            reports.append(_log_stages(log))
 
         here = logs.get_context()
 
@@ -157,10 +268,10 @@ class RunSession:
         """
         try:
             with (
-                logs.log_context(run=context.run.run_id, feed=feed or None, window=_window_of(context)),
+                logs.log_context(run=context.run.run_id, feed=feed or None, window=_get_window(context)),
                 logs.restore_handlers(context.log),
-                tracing.step(context.op_def.name, context.run.run_id, feed=feed or None, window=_window_of(context)),
-                self._stopped(),
+                tracing.step(context.op_def.name, context.run.run_id, feed=feed or None, window=_get_window(context)),
+                self._raise_stop_reason(),
                 holding(home_of(self.project, context.instance), context.run.run_id),
             ):
                 yield
@@ -178,7 +289,7 @@ class RunSession:
             raise
 
     @contextmanager
-    def _stopped(self) -> Iterator[None]:
+    def _raise_stop_reason(self) -> Iterator[None]:
         """Whatever ends a block that was asked to stop, the reason is why."""
         try:
             self.stop.check()
@@ -200,7 +311,7 @@ class RunSession:
             context.instance.add_run_tags(context.run.run_id, tags)
 
 
-def _window_of(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> str | None:
+def _get_window(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> str | None:
     return context.partition_key if context.has_partition_key else None
 
 
@@ -210,7 +321,7 @@ def as_failure(error: SluiceError) -> dg.Failure:
     return dg.Failure(error.message, metadata=fields, allow_retries=isinstance(error, Retryable))
 
 
-def _stages(log: Logger) -> Reporter:
+def _log_stages(log: Logger) -> Reporter:
     last = ""
 
     def report(progress: Progress) -> None:

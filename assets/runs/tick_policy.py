@@ -11,7 +11,7 @@ from datetime import datetime
 
 import dagster as dg
 
-from sluice.assets.runs.fleet_runs import DONE_TAG, LEFT_TAG
+from sluice.assets.runs.run_config import DONE_TAG, LEFT_TAG
 from sluice.assets.specs.partitions_def import closing_cron, closings_until
 from sluice.pipelines.feed.sections import WindowSettings
 
@@ -45,27 +45,27 @@ class TickPolicy:
         now = int(at.timestamp() * 1000)
         last, self._last = self._last, now
         closed = last is None or any(closings_until(w, last) < closings_until(w, now) for w in self._windows)
-        self._newest = None if closed else _newest_run(instance, self._job)
-        return closed or _goes_on(self._newest)
+        self._newest = None if closed else _read_newest_run(instance, self._job)
+        return closed or _is_unfinished(self._newest)
 
     @property
     def quiet(self) -> dg.SkipReason:
         """Why a tick does not look."""
-        return dg.SkipReason(f"no window has closed since the last look{_about(self._newest)}")
+        return dg.SkipReason(f"no window has closed since the last look{_describe(self._newest)}")
 
 
-def _newest_run(instance: dg.DagsterInstance, job: str) -> dg.DagsterRun | None:
+def _read_newest_run(instance: dg.DagsterInstance, job: str) -> dg.DagsterRun | None:
     return next(iter(instance.get_runs(dg.RunsFilter(job_name=job), limit=1)), None)
 
 
-def _goes_on(run: dg.DagsterRun | None) -> bool:
+def _is_unfinished(run: dg.DagsterRun | None) -> bool:
     if run is None:
         return False
     well = run.status is dg.DagsterRunStatus.SUCCESS or run.tags.get(DONE_TAG, "0") != "0"
     return run.is_finished and well and bool(run.tags.get(MORE_TAG) or run.tags.get(LEFT_TAG))
 
 
-def _about(run: dg.DagsterRun | None) -> str:
+def _describe(run: dg.DagsterRun | None) -> str:
     """Describes the newest run. It does not read the ledger, so it never reports that nothing is pending."""
     if run is None:
         return ""

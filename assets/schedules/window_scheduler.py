@@ -25,8 +25,8 @@ from sluice.assets.checks.re_report import settle
 from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.instance import internals
 from sluice.assets.instance.internals import ENDED, PARTITION_TAG, RANGE_TAGS
-from sluice.assets.instance.sqlite_cache import kept_open
-from sluice.assets.runs.fleet_runs import (
+from sluice.assets.instance.storage import kept_open
+from sluice.assets.runs.run_config import (
     DONE_TAG,
     FAILED_TAG,
     LEFT_TAG,
@@ -40,8 +40,7 @@ from sluice.assets.runs.fleet_runs import (
 )
 from sluice.assets.runs.run_session import AGAIN_TAG, FEED_TAG, RunSession
 from sluice.assets.runs.tick_policy import MORE_TAG, UNTIL_TAG, TickPolicy
-from sluice.assets.specs.feed_files import FeedFiles, read_feeds
-from sluice.assets.specs.last_seen import recall
+from sluice.assets.specs.feed_files import FeedFiles, read_feeds, recall
 from sluice.assets.specs.partitions_def import REACH, closing_words
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import SHARED, Feed
@@ -67,7 +66,7 @@ _CHUNK = 100  # windows whose runs are queried at once
 _SHOWN_WINDOWS = 6
 _SHOWN_NEWS = 10
 
-Partitions = Mapping[str, dg.TimeWindowPartitionsDefinition]
+FeedPartitions = Mapping[str, dg.TimeWindowPartitionsDefinition]
 RunRequests = list[dg.RunRequest]
 
 
@@ -75,7 +74,7 @@ def feed_schedule(
     feed: Feed, job: str, partitions: dg.TimeWindowPartitionsDefinition, session: RunSession
 ) -> dg.ScheduleDefinition:
     """Returns the schedule of one feed, which requests runs of `job`. It is off by default."""
-    return _schedule(
+    return _build_schedule(
         job,
         [feed.window],
         f"Lands the closed windows of {feed.name} that are owed, {closing_words(feed.window)}."
@@ -85,11 +84,11 @@ def feed_schedule(
 
 
 def fleet_schedule(
-    schedule: str, feeds: Sequence[Feed], partitions: Partitions, session: RunSession
+    schedule: str, feeds: Sequence[Feed], partitions: FeedPartitions, session: RunSession
 ) -> dg.ScheduleDefinition:
     """Returns the schedule over many feeds, which requests one run for all of them. It is off by default."""
     which = "feeds that name no other schedule" if schedule == SHARED else f"feeds with `schedule: {schedule}`"
-    return _schedule(
+    return _build_schedule(
         fleet_job(schedule),
         (f.window for f in feeds),
         f"Lands in one run the closed windows that the {which} owe, whenever windows have closed."
@@ -103,7 +102,7 @@ def schedule_name(job: str) -> str:
     return f"{job}_windows"
 
 
-def _schedule(
+def _build_schedule(
     job: str, windows: Iterable[WindowSettings], description: str, scheduler: Callable[[], WindowScheduler]
 ) -> dg.ScheduleDefinition:
     policy = TickPolicy(job, windows)
@@ -132,7 +131,7 @@ def _schedule(
 class WindowScheduler(ABC):
     """One tick of a schedule. `news`: lines for the tick's log."""
 
-    def __init__(self, session: RunSession, partitions: Partitions) -> None:
+    def __init__(self, session: RunSession, partitions: FeedPartitions) -> None:
         self.session, self.partitions = session, partitions
         self.news: list[str] = []
 
@@ -190,7 +189,7 @@ def group_windows(
 class FeedScheduler(WindowScheduler):
     """One tick of one feed's schedule: up to `RUNS` runs of the feed's job."""
 
-    def __init__(self, session: RunSession, partitions: Partitions, feed: str, job: str) -> None:
+    def __init__(self, session: RunSession, partitions: FeedPartitions, feed: str, job: str) -> None:
         super().__init__(session, partitions)
         self._feed, self._job, self._reason = feed, job, ""
 
@@ -202,23 +201,23 @@ class FeedScheduler(WindowScheduler):
         feed = self.session.feed(self._feed)
         owed = self.read_owed(instance, feed)
         active = self.find_active(instance, [feed]).get(feed.name, ())
-        if first := next(filter(None, map(_first_of_several, active)), ""):
+        if first := next(filter(None, map(_find_first_of_several, active)), ""):
             self._reason = f"a run is at work on the windows of {feed.name} from {first} on"
             return []
-        attempts = Attempts.read(instance, self._runs(instance, owed[:WINDOWS]))
+        attempts = Attempts.read(instance, self._list_runs(instance, owed[:WINDOWS]))
         busy = {run.tags.get(PARTITION_TAG, "") for run in active}
         groups = group_windows(feed.name, owed[:WINDOWS], attempts.failures, busy)
         more = {MORE_TAG: "1"} if len(owed) > WINDOWS or len(groups) > RUNS else {}
         self._reason = _describe_owed(feed.name, owed)
-        return [self._request(feed, group, now, more) for group in groups[:RUNS]]
+        return [self._build_request(feed, group, now, more) for group in groups[:RUNS]]
 
-    def _runs(self, instance: dg.DagsterInstance, owed: Sequence[int]) -> Iterator[dg.DagsterRun]:
+    def _list_runs(self, instance: dg.DagsterInstance, owed: Sequence[int]) -> Iterator[dg.DagsterRun]:
         """Returns the job's runs of these windows, for each window the newest first."""
         for at in range(0, len(owed), _CHUNK):
             keys = [show_window(w) for w in owed[at : at + _CHUNK]]
             yield from instance.get_runs(dg.RunsFilter(job_name=self._job, tags={PARTITION_TAG: keys}))
 
-    def _request(self, feed: Feed, group: Sequence[int], now: str, tags: Mapping[str, str]) -> dg.RunRequest:
+    def _build_request(self, feed: Feed, group: Sequence[int], now: str, tags: Mapping[str, str]) -> dg.RunRequest:
         """Returns a run of the first window, which also lands the others."""
         first = show_window(group[0])
         if len(group) == 1:
@@ -230,7 +229,7 @@ class FeedScheduler(WindowScheduler):
         )
 
 
-def _first_of_several(run: dg.DagsterRun) -> str:
+def _find_first_of_several(run: dg.DagsterRun) -> str:
     """Returns the first window of a run over several, of a schedule or a backfill; empty for another run."""
     return run.tags.get(PARTITION_TAG if UNTIL_TAG in run.tags else RANGE_TAGS[0], "")
 
@@ -246,15 +245,15 @@ def _describe_owed(feed: str, owed: Sequence[int]) -> str:
 class FleetScheduler(WindowScheduler):
     """One tick over all feeds of a schedule: a run over all of them, and one more for each other Spark."""
 
-    def __init__(self, session: RunSession, partitions: Partitions, schedule: str) -> None:
+    def __init__(self, session: RunSession, partitions: FeedPartitions, schedule: str) -> None:
         super().__init__(session, partitions)
         self._schedule, self._job = schedule, fleet_job(schedule)
         self._more: set[str] = set()
-        self.looked = 0
+        self.checked = 0
 
     @property
     def skip_reason(self) -> str:
-        head = f"{many(self.looked, 'feed')} looked at: no closed window is owed that nobody is working on"
+        head = f"{many(self.checked, 'feed')} checked: no closed window is owed without an active run"
         more = [f"… {len(self.news) - _SHOWN_NEWS} more in the log"] if len(self.news) > _SHOWN_NEWS else []
         return "\n".join([head, *self.news[:_SHOWN_NEWS], *more])
 
@@ -279,9 +278,11 @@ class FleetScheduler(WindowScheduler):
             requests = {
                 feed.name: request
                 for feed, owed in self._read_all(instance, feeds)
-                if (request := self._request(feed, owed, attempts, at_most))
+                if (request := self._build_request(feed, owed, attempts, at_most))
             }
-        order = {name: (name in attempts.suspects, self._expiry(name, r), name) for name, r in requests.items()}
+        order = {
+            name: (name in attempts.suspects, self._estimate_expiry(name, r), name) for name, r in requests.items()
+        }
         runs: list[tuple[SparkSettings, dict[str, Request]]] = []
         for name in sorted(requests, key=order.__getitem__):
             spark = files.feeds[name].spark
@@ -315,15 +316,15 @@ class FleetScheduler(WindowScheduler):
         pool.shutdown(wait=False, cancel_futures=True)
         for feed, future in reads:
             if not future.done() or future.cancelled():
-                self.news.append(f"{feed.name}: its ledger was not read in time; the next tick looks again")
+                self.news.append(f"{feed.name}: its ledger was not read in time; the next tick reads it again")
             elif error := future.exception():
                 text = error.message if isinstance(error, SluiceError) else f"{type(error).__name__}: {error}"
-                self.news.append(f"{feed.name} could not be looked at: {text}")
+                self.news.append(f"{feed.name} could not be checked: {text}")
             else:
-                self.looked += 1
+                self.checked += 1
                 yield feed, future.result()
 
-    def _request(self, feed: Feed, owed: Sequence[int], attempts: Attempts, at_most: int) -> Request | None:
+    def _build_request(self, feed: Feed, owed: Sequence[int], attempts: Attempts, at_most: int) -> Request | None:
         """Returns a request for the feed's first windows."""
         groups = group_windows(feed.name, owed, attempts.failures)
         if blocked := len(owed) - sum(map(len, groups)):
@@ -336,9 +337,9 @@ class FleetScheduler(WindowScheduler):
         until = windows[-1] + feed.window.length if len(windows) > 1 else None
         return Request(RequestKind.WINDOW, window=windows[0], until=until)
 
-    def _expiry(self, feed: str, request: Request) -> int:
+    def _estimate_expiry(self, feed: str, request: Request) -> int:
         """Returns when (ms) Kafka deletes the oldest requested records, by the topics' last-seen retention."""
-        retention = recall(self.session.project, feed).kept
+        retention = recall(self.session.project, feed).retention
         return (request.window or 0) + (REACH if retention is None else retention)
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import dagster as dg
 
-from sluice.assets.specs.markdown import plain
-from sluice.assets.specs.metadata_tables import columns_of
+from sluice.assets.specs.metadata_tables import columns_of, plain
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.records.rows.row_format import QUARANTINED, landed_schema
 
@@ -106,14 +105,14 @@ class AssetSpecs:
 
     @classmethod
     def of(cls, feed: Feed, translate: Translate = untranslated) -> AssetSpecs:
-        made = {k: translate(FeedAsset(k, feed.name, feed, spec(feed))) for k, spec in _SPECS.items()}
+        specs = {k: translate(FeedAsset(k, feed.name, feed, spec(feed))) for k, spec in _SPECS.items()}
         return cls(
-            made[AssetOf.LANDED],
-            made[AssetOf.QUARANTINED],
-            made[AssetOf.COMMITTED],
-            made[AssetOf.REPUBLISHED],
-            made[AssetOf.TABLE],
-            lambda topic: translate(FeedAsset(AssetOf.TOPIC, topic, None, _topic_spec(topic))),
+            specs[AssetOf.LANDED],
+            specs[AssetOf.QUARANTINED],
+            specs[AssetOf.COMMITTED],
+            specs[AssetOf.REPUBLISHED],
+            specs[AssetOf.TABLE],
+            lambda topic: translate(FeedAsset(AssetOf.TOPIC, topic, None, _build_topic(topic))),
         )
 
     @property
@@ -139,7 +138,7 @@ def attributes(spec: dg.AssetSpec) -> dict[str, Any]:
 _KIND = "dagster/kind/"
 
 
-def _landed_spec(feed: Feed) -> dg.AssetSpec:
+def _build_landed(feed: Feed) -> dg.AssetSpec:
     columns = columns_of(landed_schema(feed.columns), feed.descriptions, own=feed.columns is None)
     return dg.AssetSpec(
         landed_key(feed.name),
@@ -151,21 +150,21 @@ def _landed_spec(feed: Feed) -> dg.AssetSpec:
     )
 
 
-def _quarantined_spec(feed: Feed) -> dg.AssetSpec:
+def _build_quarantined(feed: Feed) -> dg.AssetSpec:
     return dg.AssetSpec(
         quarantined_key(feed.name),
         group_name=feed.name,
-        description=f"The records of `{feed.topics}` that do not fit {_not(feed)}, unchanged, with the reason.",
+        description=f"Records of `{feed.topics}` that violate {_name_conditions(feed)}, unchanged, with the reason.",
         kinds={"parquet", "kafka"},
         metadata={"dagster/column_schema": columns_of(QUARANTINED, own=True)},
     )
 
 
-def _not(feed: Feed) -> str:
+def _name_conditions(feed: Feed) -> str:
     return " or ".join(w for w, there in (("the schema", feed.columns), ("the contract", feed.contract)) if there)
 
 
-def _committed_spec(feed: Feed) -> dg.AssetSpec:
+def _build_committed(feed: Feed) -> dg.AssetSpec:
     return dg.AssetSpec(
         committed_key(feed.name),
         group_name=feed.name,
@@ -174,7 +173,7 @@ def _committed_spec(feed: Feed) -> dg.AssetSpec:
     )
 
 
-def _republished_spec(feed: Feed) -> dg.AssetSpec:
+def _build_republished(feed: Feed) -> dg.AssetSpec:
     return dg.AssetSpec(
         republished_key(feed.name),
         group_name=feed.name,
@@ -183,7 +182,7 @@ def _republished_spec(feed: Feed) -> dg.AssetSpec:
     )
 
 
-def _table_spec(feed: Feed) -> dg.AssetSpec:
+def _build_table(feed: Feed) -> dg.AssetSpec:
     names = feed.table.names if feed.table else ()
     called = f" `{names[0]}`" if names else ""
     return dg.AssetSpec(
@@ -195,15 +194,15 @@ def _table_spec(feed: Feed) -> dg.AssetSpec:
     )
 
 
-def _topic_spec(topic: str) -> dg.AssetSpec:
-    said = "A topic in Kafka. Observe it to see its partitions, ends and lag."
-    return dg.AssetSpec(topic_key(topic), group_name="kafka", kinds={"kafka"}, description=said)
+def _build_topic(topic: str) -> dg.AssetSpec:
+    description = "A topic in Kafka. Observe it to see its partitions, ends and lag."
+    return dg.AssetSpec(topic_key(topic), group_name="kafka", kinds={"kafka"}, description=description)
 
 
 _SPECS: dict[AssetOf, Callable[[Feed], dg.AssetSpec]] = {
-    AssetOf.LANDED: _landed_spec,
-    AssetOf.QUARANTINED: _quarantined_spec,
-    AssetOf.COMMITTED: _committed_spec,
-    AssetOf.REPUBLISHED: _republished_spec,
-    AssetOf.TABLE: _table_spec,
+    AssetOf.LANDED: _build_landed,
+    AssetOf.QUARANTINED: _build_quarantined,
+    AssetOf.COMMITTED: _build_committed,
+    AssetOf.REPUBLISHED: _build_republished,
+    AssetOf.TABLE: _build_table,
 }

@@ -5,19 +5,92 @@ Reading opens no socket. If a feed has patterns, its topics are those that the l
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
-from sluice.assets.specs.last_seen import recall, remember
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import clashes, load_feed
 from sluice.pipelines.feed.problems import raise_problems
 from sluice.pipelines.feed.sections import BOOTSTRAP
+from sluice.pipelines.model.kafka import is_topic_name
+from sluice.pipelines.util.units import parse_window, show_window
 from sluice.resources.project import Project
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """The topics that the feed's patterns matched, the start (ms) of its first window, how long (ms) Kafka keeps
+    records of its topics, and the topics that its rows were republished to."""
+
+    topics: tuple[str, ...] = ()
+    first_window: int | None = None
+    retention: int | None = None
+    targets: tuple[str, ...] = ()
+
+
+def recall(project: Project, feed: str) -> Remembered:
+    """The state that the last run saw."""
+    try:
+        document = json.loads(_get_path(project, feed).read_text())
+    except (OSError, ValueError, RecursionError):
+        return Remembered()
+    return (
+        Remembered(
+            _parse_topics(document.get("topics")),
+            _parse_start(document.get("first_window")),
+            _parse_retention(document.get("kept_ms")),
+            _parse_topics(document.get("targets")),
+        )
+        if isinstance(document, dict)
+        else Remembered()
+    )
+
+
+def remember(project: Project, feed: str, **news: Any) -> None:
+    """Keep fields of `Remembered` for the next time definitions load."""
+    before = recall(project, feed)
+    after = replace(before, **news)
+    if after == before:
+        return
+    path = _get_path(project, feed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(f".{os.getpid()}.tmp")
+    first = None if after.first_window is None else show_window(after.first_window)
+    document = {"topics": after.topics, "first_window": first, "kept_ms": after.retention, "targets": after.targets}
+    fresh.write_text(json.dumps(document))
+    fresh.replace(path)
+
+
+def remember_target(project: Project, feed: str, topic: str) -> None:
+    """Keep that rows of the feed were republished to the topic."""
+    remember(project, feed, targets=tuple(sorted({*recall(project, feed).targets, topic})))
+
+
+def _get_path(project: Project, feed: str) -> Path:
+    return project.state / "seen" / f"{feed}.json"
+
+
+def _parse_topics(value: object) -> tuple[str, ...]:
+    names = value if isinstance(value, list) else []
+    return tuple(n for n in names if isinstance(n, str) and is_topic_name(n))
+
+
+def _parse_start(value: object) -> int | None:
+    try:
+        return parse_window(value)
+    except ValueError:
+        return None
+
+
+def _parse_retention(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
+
 
 NOWHERE = "127.0.0.1:9"
 """Used for an unset address while definitions load: they need the shape of a feed, not where Kafka is."""
@@ -70,8 +143,8 @@ def read_feeds(project: Project, environ: Mapping[str, str], at_run: Container[s
             continue
         try:
             feed = load_feed(path, environ, at_run)
-            if found := clashes(feed, feeds.values()):
-                raise_problems([(str(path), p) for p in found])
+            if problems := clashes(feed, feeds.values()):
+                raise_problems([(str(path), p) for p in problems])
             feeds[feed.name] = path, feed
         except FeedError as error:
             broken[path] = error

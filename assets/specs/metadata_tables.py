@@ -6,6 +6,7 @@ No setting of a client goes in, and of records no more than the names of fields.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,27 @@ import dagster as dg
 import pyarrow as pa
 
 from sluice.pipelines.schema.schema import EXTRA, KAFKA
+
+_MARKUP = re.compile(
+    r"""[<`*]                                           # HTML, code, emphasis
+    |(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])|~(?=~)         # emphasis
+    |\](?=[(\[:])                                      # what makes links and images of brackets
+    |(?<=:)/(?=/)|(?<=www)\.|@                         # addresses, which become links by themselves
+    |\\(?=[!-/:-@\[-`{-~])|&(?=\#?[0-9A-Za-z]+;)       # an escape, an entity
+    |^[-#>+=]                                          # a list, a heading, a quotation
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_NUMBERED = re.compile(r"^([0-9]+)(?=[.)])")
+
+
+def plain(text: str) -> str:
+    """One line of text as Markdown that shows exactly this text: no image, no link, no emphasis.
+
+    Usual text stays as it is, for the places where the UI shows a description without rendering it.
+    """
+    return _NUMBERED.sub(r"\1\\", _MARKUP.sub(r"\\\g<0>", text))
+
 
 Metadata = dict[str, Any]
 
@@ -45,14 +67,14 @@ _OWN = {
 
 def columns_of(schema: pa.Schema, described: Mapping[str, str] | None = None, own: bool = False) -> dg.TableSchema:
     """Returns an Arrow schema as Dagster's columns. `described`: their descriptions. `own`: all are Sluice's own."""
-    said = described or {}
+    descriptions = described or {}
     kinds = ((f, f.type.value_type if pa.types.is_dictionary(f.type) else f.type) for f in schema)
     return dg.TableSchema(
         [
             dg.TableColumn(
                 f.name,
                 str(kind),
-                description=said.get(f.name) or _own_description(f.name, own),
+                description=descriptions.get(f.name) or _find_description(f.name, own),
                 constraints=dg.TableColumnConstraints(nullable=f.nullable),
             )
             for f, kind in kinds
@@ -60,15 +82,15 @@ def columns_of(schema: pa.Schema, described: Mapping[str, str] | None = None, ow
     )
 
 
-def _own_description(name: str, own: bool) -> str | None:
+def _find_description(name: str, own: bool) -> str | None:
     plain = name.removeprefix(KAFKA)
     return _OWN.get(plain) if own or plain != name or name == EXTRA else None
 
 
 def table(rows: Sequence[Mapping[str, str | int | float]], columns: Mapping[str, str]) -> dg.TableMetadataValue:
     """A bounded table; `columns` maps name to Dagster's type (`string`, `int`, `float`)."""
-    shown = [dg.TableRecord(dict(r)) for r in rows[:MAX_ROWS]]
+    records = [dg.TableRecord(dict(r)) for r in rows[:MAX_ROWS]]
     if len(rows) > MAX_ROWS:
         rest = {c: f"… and {len(rows) - MAX_ROWS} more" if i == 0 else "" for i, c in enumerate(columns)}
-        shown.append(dg.TableRecord(rest))
-    return dg.MetadataValue.table(shown, dg.TableSchema([dg.TableColumn(n, t) for n, t in columns.items()]))
+        records.append(dg.TableRecord(rest))
+    return dg.MetadataValue.table(records, dg.TableSchema([dg.TableColumn(n, t) for n, t in columns.items()]))

@@ -11,7 +11,7 @@ from functools import cache
 
 import dagster as dg
 
-from sluice.assets.specs.last_seen import Remembered
+from sluice.assets.specs.feed_files import Remembered
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import StartKind, WindowSettings
 from sluice.pipelines.util.units import DAY, HOUR, MINUTE, many, show_window
@@ -27,23 +27,23 @@ def now() -> int:
     return time.time_ns() // 1_000_000
 
 
-def partitions_of(feed: Feed, seen: Remembered, now: int) -> dg.TimeWindowPartitionsDefinition:
+def partitions_of(feed: Feed, remembered: Remembered, now: int) -> dg.TimeWindowPartitionsDefinition:
     """The feed's windows. `now` (ms) counts only as long as no run has seen the first window."""
-    first = feed.window.start_of(_first(feed, now) if seen.first_window is None else seen.first_window)
-    return _partitions(show_window(first), cron(feed.window.length))
+    first = feed.window.start_of(_find_first(feed, now) if remembered.first_window is None else remembered.first_window)
+    return _build_partitions(show_window(first), cron(feed.window.length))
 
 
 @cache  # feeds with the same windows share what Dagster computes of them
-def _partitions(start: str, every: str) -> dg.TimeWindowPartitionsDefinition:
+def _build_partitions(start: str, every: str) -> dg.TimeWindowPartitionsDefinition:
     return dg.TimeWindowPartitionsDefinition(start=start, fmt=KEY_FORMAT, cron_schedule=every, timezone="UTC")
 
 
-def _first(feed: Feed, now: int) -> int:
+def _find_first(feed: Feed, now: int) -> int:
     """The earliest time that may be requested; a whole day, so that it does not move with every load."""
     if feed.start.kind is StartKind.TIME:
         return feed.start.ms
-    known = feed.start.earliest(now)
-    begin = now - REACH if known is None else known
+    first = feed.start.earliest(now)
+    begin = now - REACH if first is None else first
     return begin - begin % DAY
 
 
@@ -56,24 +56,24 @@ def cron(length: int) -> str:
 
 def closing_words(window: WindowSettings) -> str:
     """The same in words: `every hour, 5 minutes past`."""
-    every, first = _closing(window)
+    every, first = _compute_closing(window)
     length = "hour" if every == 60 else many(every, "minute")
     return f"every {length}, {many(first, 'minute')} past" if first else f"every {length}, on the dot"
 
 
 def closing_cron(window: WindowSettings) -> str:
     """When windows have closed; once an hour for longer ones, so that a failed window does not wait for a day."""
-    every, first = _closing(window)
+    every, first = _compute_closing(window)
     return f"{first} * * * *" if every == 60 else f"{first}-59/{every} * * * *"
 
 
 def closings_until(window: WindowSettings, time: int) -> int:
     """How often, since the epoch, `closing_cron` has been due at a time (ms)."""
-    every, first = _closing(window)
+    every, first = _compute_closing(window)
     return (time // MINUTE - first) // every
 
 
-def _closing(window: WindowSettings) -> tuple[int, int]:
+def _compute_closing(window: WindowSettings) -> tuple[int, int]:
     """How often, and how long after that, in minutes."""
     every = min(window.length, HOUR) // MINUTE
     return every, -(-window.settle // MINUTE) % every

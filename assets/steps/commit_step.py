@@ -1,4 +1,4 @@
-"""Commits a feed's frontier, and reports it for the windows that the run must answer for: none, one, or many.
+"""Commits a feed's frontier, and reports it for the run's windows: none, one, or many.
 
 Guarantee: nothing is committed before Dagster's event log holds every batch below the frontier (see `evidence`).
 """
@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 
 from sluice.assets.checks import feed_checks, re_report
-from sluice.assets.checks.feed_checks import FRONTIER, WATCH, evaluation
+from sluice.assets.checks.feed_checks import FEED_HEALTH, OFFSETS_COMMITTED, build_evaluation
 from sluice.assets.events import evidence
 from sluice.assets.events.committed_metadata import commit_metadata
 from sluice.assets.events.evidence import Portion
@@ -19,7 +19,7 @@ from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.instance import internals
 from sluice.assets.instance.instance import with_dagster_liveness
 from sluice.assets.runs.run_session import RunSession
-from sluice.assets.steps.table_step import bring_up_table
+from sluice.assets.steps.table_step import sync_table
 from sluice.pipelines.committing.commit import CommitResult, CommitStatus
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
@@ -49,13 +49,13 @@ def commit_step(context: Context, session: RunSession, name: str) -> Events:
         window = parse_window(context.partition_key)
         metadata = commit_metadata(books.feed.group, result)
         yield dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(books.version))
-        yield dg.AssetCheckResult(check_name=FRONTIER, **feed_checks.frontier_check(books, window))
-        yield from _also_committed(context, session, books, result, own=window)
+        yield dg.AssetCheckResult(check_name=OFFSETS_COMMITTED, **feed_checks.check_committed(books, window))
+        yield from _report_others(context, session, books, result, own=window)
     else:
         if isinstance(context, dg.AssetExecutionContext):
             yield from internals.told_already(context, books.keys.committed)
         yield from _report_committed(context, session, books, result)
-    yield from bring_up_table(context, session, name)
+    yield from sync_table(context, session, name)
     if not isinstance(context, dg.AssetExecutionContext):
         yield dg.Output(None)
 
@@ -67,11 +67,11 @@ def commit_in_landing_step(context: Context, session: RunSession, name: str) -> 
     """
     books, result = _commit(context, session, name)
     yield from _report_committed(context, session, books, result)
-    yield from bring_up_table(context, session, name)
+    yield from sync_table(context, session, name)
 
 
 def partitions(context: Context, feed: Feed) -> Sequence[int]:
-    """The windows (their starts, ms) that the run must answer for: its partitions."""
+    """Returns the run's partitions: the starts (ms) of its windows."""
     if context.has_partition_key_range:
         first, last = context.partition_key_range
         return range(parse_window(first), parse_window(last) + feed.window.length, feed.window.length)
@@ -83,25 +83,26 @@ def open_books(session: RunSession, feed: Feed, ledger: Ledger, edges: Ports) ->
 
 
 def open_run(context: Context, session: RunSession, feed: Feed, edges: Ports) -> FeedRun:
-    """The run of the feed, with the ledger that its steps share."""
+    """Returns the run of the feed, with the ledger that its steps share."""
     edges, run = with_dagster_liveness(edges, context.instance), context.run.run_id
     ledger = session.ledgers.of(feed, edges, run)
     return FeedRun(feed, edges, ledger, run, session.reporter(context.log), session.result)
 
 
 def failed_event(context: Context, session: RunSession, name: str, error: BaseException) -> dg.AssetCheckEvaluation:
-    """The check `watch` after a failed run: it needs attention, whether the sensor is on or off."""
-    return feed_checks.feed_evaluation(
-        context.instance, session.keys(name).landed, WATCH, feed_checks.failed_run(error)
+    """Returns the failed check `feed_health` after a failed run, whether the sensor is on or off."""
+    return feed_checks.evaluate_feed(
+        context.instance, session.keys(name).landed, FEED_HEALTH, feed_checks.report_failed_run(error)
     )
 
 
 def report_again(
     context: Context, session: RunSession, feed: Feed, edges: Ports, windows: Sequence[int], again: re_report.Again
 ) -> Events:
-    """What stays true of the run's partitions after a failure. If the lake is unreachable, the next run reports it.
+    """Yields the complete windows of the run after a failure. If the lake is unreachable, the next run does.
 
-    Nothing is raised: the caller's own error is the run's."""
+    Errors are only logged, because the caller's error is the run's.
+    """
     if not windows:
         return
     with internals.optional():
@@ -117,7 +118,7 @@ def commit_quietly(context: Context, session: RunSession, feed: Feed, edges: Por
     try:
         _commit_landed(context, session, feed, edges)
     except SluiceError as error:
-        context.log.warning("what landed is not committed yet: %s", error)
+        context.log.warning("landed offsets are not committed yet: %s", error)
 
 
 def commit_after_failure(context: Context, session: RunSession, feed: Feed, edges: Ports) -> Events:
@@ -127,11 +128,11 @@ def commit_after_failure(context: Context, session: RunSession, feed: Feed, edge
         books, result = _commit_landed(context, session, feed, edges, changed)
     except SluiceError as error:
         session.result.uncommitted = error
-        context.log.error("what landed could not be committed: %s", error)
+        context.log.error("landed offsets could not be committed: %s", error)
         return
     if result.status is not CommitStatus.UNCHANGED:
-        yield from internals.to_yield(context, _committed_event(books, result, None))
-    yield from _also_committed(context, session, books, result)
+        yield from internals.to_yield(context, _build_event(books, result, None))
+    yield from _report_others(context, session, books, result)
 
 
 def _commit(context: Context, session: RunSession, name: str) -> tuple[LedgerView, CommitResult]:
@@ -163,10 +164,10 @@ def _report_committed(context: Context, session: RunSession, books: LedgerView, 
     windows = partitions(context, books.feed)
     complete = [w for w in windows if books.is_complete(w)]
     for window in complete:
-        yield _committed_event(books, result, window)
+        yield _build_event(books, result, window)
     if not windows:
-        yield _committed_event(books, result, None)
-    yield from _also_committed(context, session, books, result, reported=complete)
+        yield _build_event(books, result, None)
+    yield from _report_others(context, session, books, result, reported=complete)
 
 
 def _report_partitions_again(context: Context, session: RunSession, name: str) -> Events:
@@ -180,7 +181,7 @@ def _report_partitions_again(context: Context, session: RunSession, name: str) -
         context.log.warning("the windows' commits could not be reported again: %s", error.message)
 
 
-def _also_committed(
+def _report_others(
     context: Context,
     session: RunSession,
     books: LedgerView,
@@ -197,16 +198,16 @@ def _also_committed(
     portion = Portion.of(unreported - mine, evidence.PORTION)
     windows = sorted(mine | portion.windows)
     for window in windows:
-        yield _committed_event(books, result, window)
-    evaluated = sorted({*reported, *windows, *(_just_passed(books, result) - portion.left)} - {own})
+        yield _build_event(books, result, window)
+    evaluated = sorted({*reported, *windows, *(_find_passed(books, result) - portion.left)} - {own})
     targets = internals.targets(context.instance, key, map(show_window, evaluated))
     for window in evaluated:
-        yield evaluation(
-            key, FRONTIER, window, feed_checks.frontier_check(books, window), targets.get(show_window(window))
+        yield build_evaluation(
+            key, OFFSETS_COMMITTED, window, feed_checks.check_committed(books, window), targets.get(show_window(window))
         )
 
 
-def _committed_event(books: LedgerView, result: CommitResult, window: int | None) -> dg.AssetMaterialization:
+def _build_event(books: LedgerView, result: CommitResult, window: int | None) -> dg.AssetMaterialization:
     return dg.AssetMaterialization(
         books.keys.committed,
         partition=None if window is None else show_window(window),
@@ -215,7 +216,7 @@ def _committed_event(books: LedgerView, result: CommitResult, window: int | None
     )
 
 
-def _just_passed(books: LedgerView, result: CommitResult) -> set[int]:
+def _find_passed(books: LedgerView, result: CommitResult) -> set[int]:
     """Complete windows that the committed offsets passed with this commit, in some partition."""
     moved = (books.ending(m.key, m.before or 0, m.after) for m in result.offsets)
     return {w for windows in moved for w in windows} & books.complete

@@ -1,7 +1,7 @@
-"""Lands a feed and reports it, for the windows that the run must answer for: none, one, or many.
+"""Lands a feed and reports it for the run's windows: none, one, or many.
 
-A step raises its error as `dagster.Failure`. Published batches stay published and are reported whatever else failed.
-What an earlier run could not report is reported before anything is committed (see `evidence`).
+A step raises its error as `dagster.Failure`. Published batches stay published and are reported in spite of other
+failures. Events that an earlier run could not report are reported before anything is committed (see `evidence`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import dagster as dg
 
 from sluice.assets.checks import contract_checks, feed_checks, re_report
 from sluice.assets.checks.contract_checks import CheckResult
-from sluice.assets.checks.feed_checks import ACCOUNT, COMPLETE, WATCH, WHOLE, evaluation
+from sluice.assets.checks.feed_checks import ALL_LANDED, FEED_HEALTH, NO_GAPS, WINDOW_COMPLETE, build_evaluation
 from sluice.assets.events import evidence
 from sluice.assets.events.audit_metadata import failures_metadata
 from sluice.assets.events.evidence import Portion
@@ -27,10 +27,10 @@ from sluice.assets.instance.internals import executes
 from sluice.assets.runs.run_config import window_start
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.runs.tick_policy import MORE_TAG, OPEN_WINDOWS_TAG
-from sluice.assets.specs.feed_files import remember_topics
-from sluice.assets.specs.last_seen import remember
+from sluice.assets.specs.feed_files import remember, remember_topics
 from sluice.assets.specs.partitions_def import now
-from sluice.assets.steps import batch_reports, commit_step, task_logs
+from sluice.assets.steps import commit_step
+from sluice.assets.steps.batch_reports import BatchReports, log_tasks
 from sluice.assets.steps.commit_step import Context, Events
 from sluice.assets.steps.observe_step import outlook_of, partitions_of, reader_of
 from sluice.pipelines.batch.result import Landed, Skip
@@ -70,7 +70,7 @@ def land_step(
     """
     with session.step(context, name):
         feed = session.feed(name)
-        request, skip = (config.request(), config.skip()) if config else (_request_of(context, feed, until), None)
+        request, skip = (config.request(), config.skip()) if config else (_build_request(context, feed, until), None)
         landed = yield from LandStep(context, session, feed, request, skip).run()
     if not isinstance(context, dg.AssetExecutionContext):
         yield dg.Output(None)
@@ -84,7 +84,7 @@ def land_step(
         yield from commit_step.commit_in_landing_step(context, session, name)
 
 
-def _request_of(context: Context, feed: Feed, until: str) -> Request:
+def _build_request(context: Context, feed: Feed, until: str) -> Request:
     """The request for the run's partitions, and for one partition those after it. Raises UsageError."""
     windows = commit_step.partitions(context, feed)
     if context.has_partition_key_range:
@@ -107,13 +107,13 @@ class LandStep:
     skip: Skip | None = None
 
     @property
-    def _partitions(self) -> Sequence[int]:
+    def _windows(self) -> Sequence[int]:
         return commit_step.partitions(self.context, self.feed)
 
     @property
     def _own(self) -> int | None:
         """The window of a run with one partition, which the step reports as its own results."""
-        return self._partitions[0] if self.context.has_partition_key else None
+        return self._windows[0] if self.context.has_partition_key else None
 
     @property
     def _key(self) -> dg.AssetKey:
@@ -160,21 +160,21 @@ class LandStep:
                     yield from self._report_refusal(edges, error, self._own)
             yield from self._report_again(edges, re_report.landed_again)
             raise
-        required = self._required_windows(landed)
+        required = self._list_required(landed)
         if self._own is not None:
             yield from self._report_own(books, landed, self._own)
         else:
-            account = feed_checks.account(books, landed, self.context.run.run_id)
-            yield feed_checks.feed_evaluation(self.context.instance, self._key, ACCOUNT, account)
-            for window in run.find_incomplete(required) if self._partitions else ():
-                yield evaluation(self._key, COMPLETE, window, _completeness(False, landed))
+            account = feed_checks.check_gaps(books, landed, self.context.run.run_id)
+            yield feed_checks.evaluate_feed(self.context.instance, self._key, NO_GAPS, account)
+            for window in run.find_incomplete(required) if self._windows else ():
+                yield build_evaluation(self._key, WINDOW_COMPLETE, window, _evaluate_completeness(False, landed))
         run.check(required)
 
-    def _required_windows(self, landed: Landed) -> Sequence[int]:
+    def _list_required(self, landed: Landed) -> Sequence[int]:
         """The windows without which the step fails: the run's partitions; in a run over many feeds, the requested."""
         if self._own is not None:
-            return self._partitions
-        if not self._partitions and (self.session.alone or landed.stopped):
+            return self._windows
+        if not self._windows and (self.session.alone or landed.stopped):
             return ()
         return list_settled(self.feed, self.request, landed)
 
@@ -187,10 +187,10 @@ class LandStep:
 
     def _plan_windows(self) -> None:
         """Make requested windows red until they are complete, except open ones. Dagster does so for partitions."""
-        if not self._partitions and self.session.alone:
+        if not self._windows and self.session.alone:
             return
         keys, at = evidence.outputs(self.feed, self.session.keys(self.feed.name)), now()
-        windows = [w for w in list_requested(self.feed, self.request)[: _PLANNED + 1] if w not in self._partitions]
+        windows = [w for w in list_requested(self.feed, self.request)[: _PLANNED + 1] if w not in self._windows]
         planned = [show_window(w) for w in windows[:_PLANNED] if self.feed.window.is_closed(w, at)]
         internals.plan_partitions(self.context, keys, planned)
 
@@ -208,10 +208,10 @@ class LandStep:
         if self.session.alone:
             context.instance.add_run_tags(context.run.run_id, {OPEN_WINDOWS_TAG: show_window(open_windows.first)})
         for window in open_windows.windows(self.feed.window)[:_PLANNED]:
-            yield _open_window_event(self.feed, self._key, window)
+            yield _build_open_event(self.feed, self._key, window)
 
     def _report_refusal(self, edges: Ports, refused: BatchRefused, window: int) -> Events:
-        """The reason why the window is refused, in its checks; nothing if the batch was taken over for another one."""
+        """Yields the reason for the refusal as the window's checks; nothing if the batch belongs to another window."""
         context, feed = self.context, self.feed
         slices = open_ledger(feed, edges).read().live_slices()
         batch = next((b for b, s in slices if s.window == window and b.owner.run == context.run.run_id), None)
@@ -219,10 +219,10 @@ class LandStep:
             return
         page = paths.batch_page_path(feed.name, batch.id, batch.owner.token)
         report = edges.lake.locate(page) if edges.lake.size(page) is not None else None
-        yield from _known_checks(context, self._key, contract_checks.refusals(feed, refused, report))
+        yield from _yield_known(context, self._key, contract_checks.evaluate_refused(feed, refused, report))
 
     def _report_again(self, edges: Ports, again: re_report.Again) -> Events:
-        yield from commit_step.report_again(self.context, self.session, self.feed, edges, self._partitions, again)
+        yield from commit_step.report_again(self.context, self.session, self.feed, edges, self._windows, again)
 
     def _report_own(self, books: LedgerView, landed: Landed, window: int) -> Events:
         """Report the run's only partition, and its checks."""
@@ -230,12 +230,12 @@ class LandStep:
         if complete:
             yield evidence.window_result(books, window)
             yield from (evidence.window_event(books, k, window) for k in evidence.outputs(feed, books.keys) if k != key)
-        results = {name: check.says(books, window) for name, check in feed_checks.OF_WINDOW.items()}
-        results |= {COMPLETE: _completeness(complete, landed)}
-        results |= {ACCOUNT: feed_checks.account(books, landed, self.context.run.run_id)}
+        results = {name: check.evaluate(books, window) for name, check in feed_checks.WINDOW_CHECKS.items()}
+        results |= {WINDOW_COMPLETE: _evaluate_completeness(complete, landed)}
+        results |= {NO_GAPS: feed_checks.check_gaps(books, landed, self.context.run.run_id)}
         for name, result in results.items():
             yield dg.AssetCheckResult(check_name=name, asset_key=key, **result)
-        yield from _known_checks(self.context, key, contract_checks.verdicts(books, window))
+        yield from _yield_known(self.context, key, contract_checks.evaluate(books, window))
 
     def _land(self, edges: Ports) -> Generator[Any, None, tuple[LedgerView, FeedRun, Landed]]:
         """Land, and report batches and completed windows, but not the run's only partition."""
@@ -250,26 +250,26 @@ class LandStep:
         if message := rolled.describe(feed.name):
             context.log.info(message)
         re_report.settle(context.instance, feed, session.keys(feed.name), books_now)
-        with session.stop.canceling(edges.engine.cancel), _keeping_refused_report(context, ledger, edges):
+        with session.stop.canceling(edges.engine.cancel), _keep_refused_report(context, ledger, edges):
             landed = run.land(self.request, self.skip, self._time_is_up())
-        task_logs.tell(landed)
+        log_tasks(landed)
         self._log(landed)
         run.report(Progress("tell"))
         books = books_now()
         remember_topics(session.project, feed, {k.topic for k in landed.frontiers})
         remember(session.project, feed.name, first_window=find_earliest(books.state))
         watched = None
-        if not landed.failures:  # after failures Kafka may be away, and a question would take minutes
+        if not landed.failures:  # after failures Kafka may be unreachable, and a request would take minutes
             yield from _read_topics(context, edges, landed, books)
             watched = _watch_after_landing(context, feed, edges, ledger)
         outlook = watched.outlook if watched else None
         if outlook:
-            remember(session.project, feed.name, kept=outlook.kept)
-        batch_reports.keep_all(context, ledger, edges, landed.batches, outlook)
+            remember(session.project, feed.name, retention=outlook.kept)
+        BatchReports(context, ledger, edges.lake).write_all(landed.batches, outlook)
         yield from self._publish_events(books, landed, rolled)
         yield from self._report_open(landed.open_windows)
         if watched:
-            yield feed_checks.feed_evaluation(context.instance, self._key, WATCH, feed_checks.watch_check(watched))
+            yield feed_checks.evaluate_feed(context.instance, self._key, FEED_HEALTH, feed_checks.check_health(watched))
         return books, run, landed
 
     def _time_is_up(self) -> Callable[[], bool]:
@@ -285,8 +285,8 @@ class LandStep:
         """Log the remaining ranges and the reason, and tag a run that leaves the rest to the next one."""
         context, session = self.context, self.session
         if landed.stopped:
-            left = many(landed.left, "offset")
-            context.log.info("after %s %s are left to the next run", show_duration(session.catch_up), left)
+            remaining = many(landed.left, "offset")
+            context.log.info("after %s %s are left to the next run", show_duration(session.catch_up), remaining)
             if session.alone:
                 context.instance.add_run_tags(context.run.run_id, {MORE_TAG: "1"})
         if landed.start_not_used:
@@ -300,19 +300,19 @@ class LandStep:
         """Yields the events of published and completed windows, even if others failed.
 
         `rolled`: the windows that were reported just before, without their checks, and those left to later runs. The
-        run's partitions are reported whoever landed them.
+        run's partitions are reported even if an earlier run landed them.
         """
         context, key, own = self.context, books.keys.landed, self._own
         batches = [books.state.batches[b.batch] for b in landed.batches if b.number is not None]
-        windows = {*landed.windows, *self._partitions} & books.complete | books.complete_of(batches)
+        windows = {*landed.windows, *self._windows} & books.complete | books.complete_of(batches)
         windows |= evidence.untold_windows(context.instance, books, key) - rolled.left
         for event in evidence.landing_events(books, batches, windows):
             if own is None or event.partition != show_window(own):
                 yield from internals.to_yield(context, event)
-        yield from feed_checks.window_evaluations(context.instance, books, key, (windows | rolled.windows) - {own})
+        yield from feed_checks.evaluate_windows(context.instance, books, key, (windows | rolled.windows) - {own})
 
 
-def _open_window_event(feed: Feed, key: dg.AssetKey, window: int) -> dg.AssetObservation:
+def _build_open_event(feed: Feed, key: dg.AssetKey, window: int) -> dg.AssetObservation:
     open_windows = OpenWindows.of(window, 1, feed.window)
     return dg.AssetObservation(
         key,
@@ -322,59 +322,60 @@ def _open_window_event(feed: Feed, key: dg.AssetKey, window: int) -> dg.AssetObs
     )
 
 
-def _known_checks(context: Context, key: dg.AssetKey, results: Iterable[tuple[str, CheckResult]]) -> Events:
-    """The results of checks, without those that came into the contract after definitions were loaded: Dagster takes no
-    result of a check that it does not know. By the contract they decide all the same."""
-    known = {k.name for k in context.selected_asset_check_keys if k.asset_key == key}
+def _yield_known(context: Context, key: dg.AssetKey, results: Iterable[tuple[str, CheckResult]]) -> Events:
+    """Yields the results of checks that Dagster has loaded. New ones of the contract are logged, and decide as well."""
+    defined = {k.name for k in context.selected_asset_check_keys if k.asset_key == key}
     new = []
     for name, result in results:
-        if name in known:
+        if name in defined:
             yield dg.AssetCheckResult(check_name=name, asset_key=key, **result)
         else:
             new.append(name)
     if new:
-        shown = ", ".join(new)
-        context.log.warning("not shown here yet: %s → reload the code location: the contract has changed", shown)
+        names = ", ".join(new)
+        context.log.warning("not shown here yet: %s → reload the code location: the contract has changed", names)
 
 
 def _watch_after_landing(context: Context, feed: Feed, edges: Ports, ledger: Ledger) -> WatchResult | None:
-    """Returns the sensor's findings now. An error is only logged."""
+    """Returns the sensor's findings. An error is only logged."""
     try:
-        return feed_checks.by_the_way(watch(feed, ledger, edges.cluster, view(edges.cluster, [feed]), edges.clock()))
+        return feed_checks.without_lag(watch(feed, ledger, edges.cluster, view(edges.cluster, [feed]), edges.clock()))
     except SluiceError as error:
-        context.log.warning("the feed could not be looked at after landing: %s", error.message)
+        context.log.warning("the feed could not be checked after landing: %s", error.message)
         return None
 
 
 @contextmanager
-def _keeping_refused_report(context: Context, ledger: Ledger, edges: Ports) -> Iterator[None]:
-    """Leave a report of a batch that is refused."""
+def _keep_refused_report(context: Context, ledger: Ledger, edges: Ports) -> Iterator[None]:
+    """Write a report of a batch that the block refuses."""
     try:
         yield
     except BatchRefused as refused:
-        batch_reports.keep_refused(context, ledger, edges, context.run.run_id, refused)
+        BatchReports(context, ledger, edges.lake).write_refused(context.run.run_id, refused)
         raise
 
 
-def _completeness(complete: bool, landed: Landed) -> CheckResult:
-    """The result of the check whether the window is complete."""
+def _evaluate_completeness(complete: bool, landed: Landed) -> CheckResult:
+    """Returns the result of the check `window_complete`."""
     if complete:
-        return WHOLE
-    failed = feed_checks.failures(landed)
-    said = feed_checks.in_vain(failed) if failed else "it landed in part: the feed's limits end a run before"
-    return {"passed": False, "description": said, "metadata": failures_metadata(landed)}
+        return ALL_LANDED
+    failed = feed_checks.count_failures(landed)
+    description = (
+        feed_checks.describe_failures(failed) if failed else "it landed in part: the run ended at the feed's limits"
+    )
+    return {"passed": False, "description": description, "metadata": failures_metadata(landed)}
 
 
 def _read_topics(context: Context, edges: Ports, landed: Landed, books: LedgerView) -> Events:
-    """The topics that were just read, as they are now. This is a convenience: if it fails, it is only logged."""
+    """Yields observations of the topics that were just read. An error is only logged."""
     feed, state = books.feed, books.state
     topics = {s.topic for b in landed.batches for s in b.plan.slices}
     try:
-        seen = partitions_of(edges, feed, topics)
-        outlook = outlook_of(edges, feed, state, seen)
+        states = partitions_of(edges, feed, topics)
+        outlook = outlook_of(edges, feed, state, states)
     except SluiceError as error:
         context.log.warning("the topics could not be observed after landing: %s", error.message)
         return
-    for topic, partitions in sorted(seen.items()):
-        said = topic_metadata(partitions, [reader_of(feed.name, state, topic, outlook)])
-        yield dg.AssetObservation(books.keys.topic(topic), metadata=said)
+    for topic, partitions in sorted(states.items()):
+        metadata = topic_metadata(partitions, [reader_of(feed.name, state, topic, outlook)])
+        yield dg.AssetObservation(books.keys.topic(topic), metadata=metadata)

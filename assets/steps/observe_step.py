@@ -27,44 +27,44 @@ def observe_step(
 
     Kafka is that of the feed `owner`. Raises dagster.Failure for missing topics after reporting the others.
     """
-    key_of = session.keys(owner).topic
-    topics = {t: feeds for t, feeds in readers.items() if key_of(t) in context.selected_asset_keys}
+    find_key = session.keys(owner).topic
+    topics = {t: feeds for t, feeds in readers.items() if find_key(t) in context.selected_asset_keys}
     with session.step(context):
-        partitions, readers_of = _survey(session, owner, topics)
+        partitions, readers_of = _read_topics(session, owner, topics)
         for topic, states in sorted(partitions.items()):
-            yield dg.ObserveResult(asset_key=key_of(topic), metadata=topic_metadata(states, readers_of[topic]))
+            yield dg.ObserveResult(asset_key=find_key(topic), metadata=topic_metadata(states, readers_of[topic]))
         if missing := sorted(topics.keys() - partitions.keys()):
             raise UnknownTopic(f"no topic {', '.join(missing[:10])} in Kafka", remedy="create it, or fix the feed")
 
 
-def _survey(
+def _read_topics(
     session: RunSession, owner: str, topics: Mapping[str, Sequence[str]]
 ) -> tuple[Topics, dict[str, list[TopicReader]]]:
-    seen: Topics = {}
+    states: Topics = {}
     lags: dict[str, list[TopicReader]] = {t: [] for t in topics}
     for name in (owner, *sorted({r for feeds in topics.values() for r in feeds} - {owner})):
         feed, mine = session.feed(name), [t for t, feeds in topics.items() if name in feeds]
         with session.open_ports(feed) as edges:
-            seen = seen or partitions_of(edges, feed, mine)
+            states = states or partitions_of(edges, feed, mine)
             state = Ledger(edges.lake, name, edges.clock).read()
-            outlook = outlook_of(edges, feed, state, {t: seen[t] for t in mine if t in seen})
+            outlook = outlook_of(edges, feed, state, {t: states[t] for t in mine if t in states})
         for topic in mine:
             lags[topic].append(reader_of(name, state, topic, outlook))
-    return seen, lags
+    return states, lags
 
 
 def partitions_of(edges: Ports, feed: Feed, topics: Iterable[str]) -> Topics:
-    """The partitions of those topics that exist."""
+    """Returns the partitions of those topics that exist."""
     there = set(topics) & edges.cluster.topics().keys()
-    found: dict[str, list[PartitionState]] = {t: [] for t in there}
+    by_topic: dict[str, list[PartitionState]] = {t: [] for t in there}
     for p in edges.cluster.partitions(sorted(there), feed.isolation) if there else ():
-        found[p.topic].append(p)
-    return found
+        by_topic[p.topic].append(p)
+    return by_topic
 
 
-def outlook_of(edges: Ports, feed: Feed, state: State, seen: Topics) -> Outlook:
+def outlook_of(edges: Ports, feed: Feed, state: State, topics: Topics) -> Outlook:
     """Returns the outlook of the feed in these topics."""
-    partitions = {find_key(state, p): p for ps in seen.values() for p in ps}
+    partitions = {find_key(state, p): p for ps in topics.values() for p in ps}
     now = edges.clock()
     return look_ahead(feed, Ledger(edges.lake, feed.name, edges.clock), state, edges.cluster, partitions, now)
 

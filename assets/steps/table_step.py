@@ -1,7 +1,7 @@
-"""A feed's table in Dagster: a run syncs it after its commit; a check compares all files.
+"""Syncs a feed's table after a commit, and compares all of its files in a check.
 
-It never stops a run. If the catalog is away, or somebody else changed the table, the run logs it, the check `table`
-warns, and the next run adds what is owed.
+It never stops a run. If the catalog is unreachable, or the table was changed by others, the run logs it, the check
+`matches_ledger` warns, and the next run adds the missing files.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import dagster as dg
 
 from sluice.assets.checks.contract_checks import CheckResult
-from sluice.assets.checks.feed_checks import feed_evaluation
+from sluice.assets.checks.feed_checks import evaluate_feed
 from sluice.assets.instance import internals
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.specs.metadata_tables import Metadata, table
@@ -25,17 +25,17 @@ from sluice.pipelines.tables.check import Compared, comparison
 from sluice.pipelines.tables.sync import Synced, sync
 from sluice.pipelines.util.units import many, show_instant
 
-TABLE = "table"
-"""Is the table what the ledger says?"""
+MATCHES_LEDGER = "matches_ledger"
+"""The name of the check on `<feed>/table`."""
 
 
-def bring_up_table(
+def sync_table(
     context: dg.AssetExecutionContext | dg.OpExecutionContext, session: RunSession, name: str
 ) -> Iterator[Any]:
-    """Bring the feed's table up to the ledger, if it has one, and report it as `<feed>/table`. Raises nothing of ours.
+    """Sync the feed's table with the ledger, if it has one, and report it as `<feed>/table`.
 
-    What it found goes into the check `table`: whether anybody else changed the table is told by the table's mark, not
-    by comparing all files.
+    Errors go into the check `matches_ledger`. Changes by others are detected by the table's mark, not by comparing all
+    files.
     """
     feed = session.feed(name)
     if feed.table is None:
@@ -52,33 +52,33 @@ def bring_up_table(
     except SluiceError as error:
         session.result.table = error
         context.log.warning("the table is not up to date: %s → %s", error.message, error.remedy)
-        yield feed_evaluation(context.instance, key, TABLE, _failed(error))
+        yield evaluate_feed(context.instance, key, MATCHES_LEDGER, _report_failure(error))
         return
     if done.head is None:
         return
-    beside = done.quarantine
-    if done.commits or (beside and beside.commits) or internals.newest(context.instance, key) is None:
-        yield dg.AssetMaterialization(key, metadata=_metadata(done.head, done))
-    said = f"everything that had landed is in snapshot {done.head.snapshot}"
-    yield feed_evaluation(context.instance, key, TABLE, {"passed": True, "description": said})
+    quarantine = done.quarantine
+    if done.commits or (quarantine and quarantine.commits) or internals.newest(context.instance, key) is None:
+        yield dg.AssetMaterialization(key, metadata=_build_metadata(done.head, done))
+    description = f"all landed rows are in snapshot {done.head.snapshot}"
+    yield evaluate_feed(context.instance, key, MATCHES_LEDGER, {"passed": True, "description": description})
 
 
 def table_check(feed: Feed, session: RunSession) -> dg.AssetChecksDefinition:
-    """The check that compares the table with the ledger, file by file, whenever somebody runs it."""
+    """Returns the check that compares the table with the ledger, file by file, when executed."""
 
     @dg.asset_check(
         asset=session.keys(feed.name).table,
-        name=TABLE,
-        description="The table has exactly the files and rows that the ledger says.",
+        name=MATCHES_LEDGER,
+        description="The table has exactly the files and rows of the ledger.",
     )
     def check() -> dg.AssetCheckResult:
-        return dg.AssetCheckResult(**_compared(session, feed.name))
+        return dg.AssetCheckResult(**_compare(session, feed.name))
 
-    made: dg.AssetChecksDefinition = check
-    return made
+    definition: dg.AssetChecksDefinition = check
+    return definition
 
 
-def _compared(session: RunSession, name: str) -> CheckResult:
+def _compare(session: RunSession, name: str) -> CheckResult:
     from sluice.resources.open_ports import open_tables
 
     feed = session.feed(name)
@@ -86,33 +86,33 @@ def _compared(session: RunSession, name: str) -> CheckResult:
         lake = session.open_lake(feed)
         with session.open_ports(feed) as edges, open_tables(feed, lake) as tables:
             ledger = Ledger(lake, name, edges.clock)
-            return _verdict([(t.name, comparison(ledger, lake, t, kind)) for kind, t in tables.of_parts])
+            return _judge([(t.name, comparison(ledger, lake, t, kind)) for kind, t in tables.of_parts])
     except SluiceError as error:
-        return _failed(error)
+        return _report_failure(error)
 
 
-def _verdict(found: list[tuple[str, Compared]]) -> CheckResult:
-    """Of the table, and of the quarantine's if there is one."""
-    (_, first), *rest = found
-    said = [_described(first), *(f"{name}: {_described(compared)}" for name, compared in rest)]
+def _judge(tables: list[tuple[str, Compared]]) -> CheckResult:
+    """Returns the check's result for the table, and for the quarantine's if there is one."""
+    (_, first), *rest = tables
+    texts = [_describe(first), *(f"{name}: {_describe(compared)}" for name, compared in rest)]
     return {
-        "passed": all(compared.sound and not compared.misread for _, compared in found),
+        "passed": all(compared.sound and not compared.misread for _, compared in tables),
         "severity": dg.AssetCheckSeverity.ERROR,
-        "description": "; ".join(said),
-        "metadata": _metadata(first.head) if first.head else {},
+        "description": "; ".join(texts),
+        "metadata": _build_metadata(first.head) if first.head else {},
     }
 
 
-def _described(found: Compared) -> str:
-    if not found.sound:
-        return found.describe()
-    if found.misread:
-        return f"{many(len(found.misread), 'file')} with bounds that engines misread: sluice table sync FEED --repair"
-    lacking = f"; {many(len(found.owed), 'file')} not in it yet" if found.owed else ""
-    return f"the same {many(len(found.live) - len(found.owed), 'file')} and rows as in the ledger{lacking}"
+def _describe(result: Compared) -> str:
+    if not result.sound:
+        return result.describe()
+    if result.misread:
+        return f"{many(len(result.misread), 'file')} with bounds that engines misread: sluice table sync FEED --repair"
+    lacking = f"; {many(len(result.owed), 'file')} not in it yet" if result.owed else ""
+    return f"the same {many(len(result.live) - len(result.owed), 'file')} and rows as in the ledger{lacking}"
 
 
-def _failed(error: SluiceError) -> CheckResult:
+def _report_failure(error: SluiceError) -> CheckResult:
     return {
         "passed": False,
         "severity": dg.AssetCheckSeverity.WARN,
@@ -121,7 +121,7 @@ def _failed(error: SluiceError) -> CheckResult:
     }
 
 
-def _metadata(head: TableHead, done: Synced | None = None) -> Metadata:
+def _build_metadata(head: TableHead, done: Synced | None = None) -> Metadata:
     out: Metadata = {
         "snapshot": str(head.snapshot),
         "committed_at": show_instant(head.at or 0),

@@ -59,7 +59,7 @@ def complete_windows(ctx: typer.Context, incomplete: str) -> Iterator[str]:
     """The feed's newest windows that have ended, newest first, back to the first that a run saw."""
     import time
 
-    from sluice.assets.specs.last_seen import recall
+    from sluice.assets.specs.feed_files import recall
 
     project = _find_project(ctx)
     feed = project.readable_feed(_find_feed_name(ctx) or "")
@@ -117,7 +117,7 @@ def _call_within(seconds: float, ask: Callable[[], list[str]]) -> list[str]:
 
 
 def _read_topics(ctx: typer.Context) -> Iterator[str]:
-    from sluice.assets.specs.last_seen import recall
+    from sluice.assets.specs.feed_files import recall
 
     project, feed_name = _find_project(ctx), _find_feed_name(ctx)
     for feed in [project.readable_feed(feed_name)] if feed_name else project.feeds().values():

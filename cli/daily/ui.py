@@ -138,7 +138,7 @@ def _start(project: Project, address: str, servers: Servers) -> None:
     from sluice.assets.instance.instance import bury_dead_runs, limit_pools, open_instance, prepare_home
     from sluice.assets.instance.internals import LOCATION, MODULE, workspace
     from sluice.assets.jobs import compaction_job, report_assets
-    from sluice.assets.runs.fleet_runs import fleet_pool
+    from sluice.assets.runs.run_config import fleet_pool
     from sluice.assets.runs.run_session import pool
     from sluice.assets.specs.feed_files import read_shapes
 

@@ -130,7 +130,7 @@ def _of_runs(session: Session, feeds: Sequence[Feed]) -> list[Figure]:
 
     try:
         require("dagster")
-        from sluice.assets.operations.recent_runs import recent_runs
+        from sluice.assets.operations.dagster_health import recent_runs
 
         recent = recent_runs(session.project, feeds)
     except SluiceError:

@@ -135,7 +135,7 @@ def republish(
     chosen = name_of(name or resume or "")
     by, function = way_of(keep_partitions, partition_by or "")
     with session.open_ports(definition) as edges:
-        from sluice.assets.specs.last_seen import remember_target
+        from sluice.assets.specs.feed_files import remember_target
         from sluice.pipelines.ledger import Ledger
         from sluice.pipelines.model.receipts import PartKind
         from sluice.pipelines.republishing import republish_plan as plans

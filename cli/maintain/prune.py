@@ -18,7 +18,7 @@ from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.util.units import many, parse_duration, show_instant
 
 if TYPE_CHECKING:
-    from sluice.assets.instance.history import RunLog
+    from sluice.assets.instance.storage import RunLog
 
 
 def register(app: typer.Typer) -> None:
@@ -42,8 +42,8 @@ def prune(
     $ sluice prune --dry-run
     $ sluice prune --older 7d
     """
-    from sluice.assets.instance.history import old_logs, remove
     from sluice.assets.instance.instance import open_instance
+    from sluice.assets.instance.storage import old_logs, remove
 
     now = datetime.now(UTC).timestamp() * 1000
     before = int(now - _span(older))

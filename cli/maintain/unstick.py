@@ -170,7 +170,7 @@ def _ended_view(ended: EndedRun, dry_run: bool) -> list[RenderableType]:
     text = f"{_title(run)}, {'to be ' if dry_run else ''}marked as {became}{'' if dry_run else free}"
     lines: list[RenderableType] = [beneath(warn(text) if dry_run else good(text), why, ())]
     for batch in ended.batches:
-        begun = f"    it left batch {batch.batch} of {batch.feed} ({batch.request}) unfinished: {batch.kept}"
+        begun = f"    it left batch {batch.batch} of {batch.feed} ({batch.request}) unfinished: {batch.progress}"
         lines.append(beneath(Text(safe(begun)), "", batch.remedy))
     return lines
 

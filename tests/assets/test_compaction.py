@@ -7,7 +7,7 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from sluice.assets.factory.location import build
+from sluice.assets.factory import build
 from sluice.assets.jobs.report_assets import report_key
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.specs.asset_specs import landed_key

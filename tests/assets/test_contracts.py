@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 
 from sluice.assets.events.ledger_view import Judged, LedgerView
-from sluice.assets.factory.location import build
+from sluice.assets.factory import build
 from sluice.assets.instance.instance import open_instance
 from sluice.assets.specs.asset_specs import landed_key, quarantined_key
 from sluice.pipelines.errors import ContractBroken, QuarantineExceeded, SchemaDrifted
@@ -56,10 +56,10 @@ def tallied(*unexpected: int) -> Any:
 def groups(world: World) -> set[str]:
     graph = build(world.project).resolve_asset_graph()
     return {key.name for key in graph.get_check_keys_for_assets({LANDED})} - {
-        "complete",
-        "boundary",
-        "account",
-        "watch",
+        "window_complete",
+        "window_boundaries",
+        "no_gaps",
+        "feed_health",
     }
 
 
@@ -83,7 +83,7 @@ def test_each_group_of_expectations_is_a_check(world: World) -> None:
 
 def test_a_typed_feed_has_the_check_of_its_schema(root: Path) -> None:
     world = World(root, {"orders": TYPED})
-    assert groups(world) == {"schema"}
+    assert groups(world) == {"schema_drift"}
 
 
 def test_a_raw_feed_with_a_contract_can_quarantine(world: World) -> None:
@@ -91,7 +91,7 @@ def test_a_raw_feed_with_a_contract_can_quarantine(world: World) -> None:
     agree(world, *ALL)
     graph = build(world.project).resolve_asset_graph()
     assert QUARANTINED in graph.get_all_asset_keys()
-    assert "do not fit the contract" in (graph.get(QUARANTINED).description or "")
+    assert "violate the contract" in (graph.get(QUARANTINED).description or "")
 
 
 # -- a window's run
@@ -115,16 +115,16 @@ def test_what_rows_broke_shows_in_their_group(world: World, instance: dg.Dagster
         "observed": "50 rows", "unexpected": 10, "share": "20.00%", "examples": "orders:0:0, orders:0:1, orders:0:2",
     }  # fmt: skip
     assert (nulls.metadata["unexpected"].value, nulls.metadata["unexpected_share"].value) == (10, 0.2)
-    assert "look at them" not in nulls.metadata
+    assert "show_rows" not in nulls.metadata
 
     numeric = said(instance, run, "contract_numeric")
     assert (numeric.passed, numeric.severity) == (False, WARN)
-    assert "4 of 50 rows (8.00%), kept out" in (numeric.description or "")
+    assert "4 of 50 rows (8.00%), quarantined" in (numeric.description or "")
     assert [(r["severity"], r["result"], r["unexpected"]) for r in cells(numeric.metadata["expectations"].value)] == [
-        ("critical", "broken: kept out", 4),
+        ("critical", "broken: quarantined", 4),
         ("info", "broken: recorded", 2),
     ]
-    assert numeric.metadata["look at them"].value == "sluice quarantine show orders --window 2024-05-01T00:00"
+    assert numeric.metadata["show_rows"].value == "sluice quarantine show orders --window 2024-05-01T00:00"
 
     volume = said(instance, run, "contract_volume")
     assert volume.passed
@@ -244,7 +244,7 @@ def test_rows_that_landed_before_there_was_a_contract_are_judged_by_none(
     run = world.run(in_hour(0)).run_id
     found = said(instance, run, "contract_completeness")
     assert found.passed
-    assert found.description == "these rows were held against no such expectations"
+    assert found.description == "no expectation of this group applied to these rows"
 
 
 def test_what_landed_again_is_judged_by_the_newer_batch(world: World, instance: dg.DagsterInstance) -> None:
@@ -271,7 +271,7 @@ def test_drift_warns_with_fields_and_places(root: Path) -> None:
     world.engine.says = lambda s: ((), (new,) if s.tp == P1 and s.start == 0 else ())
     run = world.run().run_id
     with open_instance(world.project) as instance:
-        first, second = (said(instance, run, "schema", h) for h in range(2))
+        first, second = (said(instance, run, "schema_drift", h) for h in range(2))
         landed = windows(instance, LANDED)
     assert (first.passed, first.severity) == (False, WARN)
     assert first.description == "colour (string) is not in the schema, 3 records"
@@ -280,7 +280,7 @@ def test_drift_warns_with_fields_and_places(root: Path) -> None:
     ]
     assert (first.metadata["new_fields"].value, first.metadata["wrong_fields"].value) == (1, 0)
     assert first.metadata["dagster/column_schema"].value.columns[0].name == "n"
-    assert (second.passed, second.description) == (True, "as the schema says")
+    assert (second.passed, second.description) == (True, "all records match the schema")
     assert [landed[f"{DAY}0{h}:00"]["new_fields"] for h in range(2)] == [1, 0]
 
 
@@ -295,7 +295,7 @@ def test_a_refused_batch_is_an_error_in_its_group(world: World, instance: dg.Dag
     assert (found.passed, found.severity) == (False, ERROR)
     assert "nothing was published" in (found.description or "")
     assert "observed 50 rows" in cells(found.metadata["breaches"].value)[0]["what"]
-    assert found.metadata["way out"].value == outcome.error.remedy
+    assert found.metadata["remedy"].value == outcome.error.remedy
     assert checks(instance, outcome.run_id, "contract_completeness") == {}
     assert list(windows(instance, LANDED)) == ["2024-05-01T04:00"], "the hour in which nothing happened"
 
@@ -330,7 +330,7 @@ def test_drift_that_the_feed_does_not_take_is_an_error_of_the_schema(root: Path)
     outcome = world.run(in_hour(0))
     assert isinstance(outcome.error, SchemaDrifted)
     with open_instance(world.project) as instance:
-        found = said(instance, outcome.run_id, "schema")
+        found = said(instance, outcome.run_id, "schema_drift")
     assert (found.passed, found.severity) == (False, ERROR)
     assert cells(found.metadata["breaches"].value)[0]["examples"] == "orders:0:0"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sluice.assets.factory.location import build
+from sluice.assets.factory import build
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.specs.feed_files import remember_topics
 from sluice.pipelines.errors import FeedError, UsageError

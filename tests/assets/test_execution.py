@@ -12,9 +12,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sluice.assets.checks.feed_checks import ACCOUNT
+from sluice.assets.checks.feed_checks import NO_GAPS
 from sluice.assets.events import evidence
-from sluice.assets.factory.location import build
+from sluice.assets.factory import build
 from sluice.assets.instance.instance import DAGSTER_YAML, bury_dead_runs, holding, open_instance, prepare_home
 from sluice.assets.specs import metadata_tables
 from sluice.assets.specs.asset_specs import committed_key, landed_key, topic_key
@@ -97,7 +97,7 @@ def test_a_run_lands_records_and_commits(world: World, instance: dg.DagsterInsta
     ]
     (moved,) = stored(instance, COMMITTED)
     assert (moved["status"], moved["committed_offsets"], moved["group"]) == ("committed", 200, "sluice-orders")
-    assert checks(instance, outcome.run_id, ACCOUNT)[None].passed
+    assert checks(instance, outcome.run_id, NO_GAPS)[None].passed
 
 
 def test_what_was_read_is_observed(world: World, instance: dg.DagsterInstance) -> None:
@@ -134,7 +134,7 @@ def test_explicit_offsets_are_the_run_s_configuration(world: World, instance: dg
     assert config["offsets"] == [{"topic": "orders", "partition": 0, "start": 40, "end": 60}]
     assert stored(instance, LANDED)[0]["rows"] == 20
     # Landed above the frontier: a hole below it, named and not an error.
-    check = checks(instance, outcome.run_id, ACCOUNT)[None]
+    check = checks(instance, outcome.run_id, NO_GAPS)[None]
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert cells(check.metadata["account"].value)[0]["holes"] == "[0, 40)"
     assert outcome.exit_code == 0
@@ -171,7 +171,7 @@ def test_a_partial_batch_fails_the_run_and_what_landed_is_committed(world: World
     assert committed["committed_offsets"] == 100
     assert [s["rows"] for s in stored(instance, LANDED)] == [100], "what is published is told"
     assert list(windows(instance, LANDED)) == ["2024-05-01T04:00"], "only the hour in which nothing happened is whole"
-    check = checks(instance, outcome.run_id, ACCOUNT)[None]
+    check = checks(instance, outcome.run_id, NO_GAPS)[None]
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.ERROR)
     assert cells(check.metadata["failed"].value)[0]["range"] == "orders:1:0-25"
     run = instance.get_run_by_id(outcome.run_id)

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
-from sluice.assets.factory.location import build
-from sluice.assets.instance import history, internals
+from sluice.assets.factory import build
+from sluice.assets.instance import internals, storage
 from sluice.assets.specs.asset_specs import committed_key, landed_key
 from tests.assets.conftest import ON_FILES
 from tests.assets.world import World, in_hour, windows
@@ -19,15 +19,15 @@ SOON = timedelta(hours=1)
 def test_the_logs_of_old_runs_go_and_windows_stay_green(world: World, instance: dg.DagsterInstance) -> None:
     ran = [world.run(in_hour(n)).run_id for n in (0, 1)]
     now = datetime.now(UTC)
-    assert not list(history.old_logs(instance, world.project, now - SOON))
+    assert not list(storage.old_logs(instance, world.project, now - SOON))
     green = windows(instance, landed_key("orders")), windows(instance, committed_key("orders"))
-    found = list(history.old_logs(instance, world.project, now + SOON))
+    found = list(storage.old_logs(instance, world.project, now + SOON))
     assert {log.run for log in found} == {*ran}
     assert all(log.bytes > 10_000 and log.job == "land_orders" for log in found)
     for log in found:
-        history.remove(instance, log)
+        storage.remove(instance, log)
     assert not any(path.exists() for log in found for path in log.files)
-    assert not list(history.old_logs(instance, world.project, now + SOON))
+    assert not list(storage.old_logs(instance, world.project, now + SOON))
     assert green == (windows(instance, landed_key("orders")), windows(instance, committed_key("orders")))
     assert {r.run_id for r in instance.get_runs()} == {*ran}
     outcome = world.run(in_hour(2))
@@ -41,4 +41,4 @@ def test_a_run_that_has_not_ended_keeps_its_log(world: World, instance: dg.Dagst
     run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
     instance.report_engine_event("begins", run)
     assert list(internals.files_of_run(instance, run.run_id))
-    assert not list(history.old_logs(instance, world.project, datetime.now(UTC) + SOON))
+    assert not list(storage.old_logs(instance, world.project, datetime.now(UTC) + SOON))

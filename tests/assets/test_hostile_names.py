@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 
 from sluice.assets.checks import contract_checks, feed_checks
 from sluice.assets.jobs import report_assets
-from sluice.assets.specs.markdown import plain
+from sluice.assets.specs.metadata_tables import plain
 from sluice.pipelines.errors import Breach, SchemaDrifted
 from sluice.pipelines.model.kafka import OpenTransaction
 from sluice.pipelines.model.receipts import Drift, DriftKind
@@ -74,11 +74,11 @@ def test_a_field_of_a_record_is_no_markup_in_a_check(tmp_path_factory: pytest.Te
     world.engine.says = lambda s: ((), (drift,))
     world.land_unrecorded()
     window = min(world.books().complete)
-    ((_, said),) = contract_checks.verdicts(world.books(), window)
+    ((_, said),) = contract_checks.evaluate(world.books(), window)
     assert name in shown(said["description"])
     assert kinds(said["description"]) == set()
     refused = SchemaDrifted("no", breaches=[Breach("schema", name, "", 1, 0, ())])
-    ((_, said),) = contract_checks.refusals(world.session().feed("orders"), refused, None)
+    ((_, said),) = contract_checks.evaluate_refused(world.session().feed("orders"), refused, None)
     assert kinds(said["description"]) == set()
 
 
@@ -87,7 +87,7 @@ def test_a_field_of_a_record_is_no_markup_in_a_check(tmp_path_factory: pytest.Te
 @example(r"a\|b|c")
 def test_rows_of_a_report_s_preview_are_text(text: str) -> None:
     text = text.strip() or "x"
-    blocks = UI.enable("table").parse(report_assets._markdown_table(pa.table({text: [text, None]})))
+    blocks = UI.enable("table").parse(report_assets._format_table(pa.table({text: [text, None]})))
     cells = [b.children for b in blocks if b.type == "inline"]
     assert ["".join(t.content for t in cell or ()) for cell in cells] == [text, text, "None"]
     assert {t.type for cell in cells for t in cell or ()} <= {"text", "text_special"}
@@ -97,4 +97,4 @@ def test_rows_of_a_report_s_preview_are_text(text: str) -> None:
 def test_a_producers_transaction_is_no_markup_in_the_watch(name: str) -> None:
     holder = OpenTransaction(40, 77, 3, 0, name)
     finding = Finding("hanging", f"orders:0 is held back by {holder}", "ask its owner")
-    assert kinds(feed_checks.watch_check(WatchResult((finding, replace(finding, about="x"))))["description"]) == set()
+    assert kinds(feed_checks.check_health(WatchResult((finding, replace(finding, about="x"))))["description"]) == set()

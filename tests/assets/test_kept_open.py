@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 from sluice.assets.instance.instance import open_instance
-from sluice.assets.instance.sqlite_cache import kept_open
+from sluice.assets.instance.storage import kept_open
 from tests.assets.conftest import ON_FILES
 from tests.assets.test_many_feeds import NAMES, Fleet, fleet  # noqa: F401 - a fixture
 from tests.assets.world import World

@@ -14,19 +14,17 @@ import dagster as dg
 import pytest
 
 from sluice.assets.execution import run_feeds
-from sluice.assets.factory.feed_definitions import land_job
-from sluice.assets.factory.location import build, windows_of
+from sluice.assets.factory import build, land_job, windows_of
 from sluice.assets.instance import internals
 from sluice.assets.instance.instance import open_instance
 from sluice.assets.jobs.fleet_job import Fleet as Feeds
 from sluice.assets.jobs.fleet_job import many_job
-from sluice.assets.operations.recent_runs import recent_runs
-from sluice.assets.runs.fleet_runs import DONE_TAG, FAILED_TAG, FLEET_TAG, LAND, LEFT_TAG, fleet_config, fleet_job
+from sluice.assets.operations.dagster_health import recent_runs
+from sluice.assets.runs.run_config import DONE_TAG, FAILED_TAG, FLEET_TAG, LAND, LEFT_TAG, fleet_config, fleet_job
 from sluice.assets.runs.run_session import FEED_TAG, RunSession
 from sluice.assets.runs.tick_policy import MORE_TAG
 from sluice.assets.schedules.window_scheduler import FleetScheduler
-from sluice.assets.specs.feed_files import read_feeds
-from sluice.assets.specs.last_seen import remember
+from sluice.assets.specs.feed_files import read_feeds, remember
 from sluice.pipelines.batch import land as rounds
 from sluice.pipelines.errors import Failed, FeedError, KafkaUnavailable, LakeUnavailable, WindowOpen
 from sluice.pipelines.feed.feed import SHARED, Feed
@@ -397,7 +395,7 @@ def test_a_tick_asks_in_one_run_for_what_all_feeds_owe_the_oldest_first(
     assert asked["orders"] == "00:00-02:00"
     fleet.land("orders", request=Request(RequestKind.WINDOW, window=hour(0), until=hour(3)))
     fleet.land("refunds", "returns")
-    assert "3 feeds looked at: no closed window is owed" in nothing(fleet, instance)
+    assert "3 feeds checked: no closed window is owed" in nothing(fleet, instance)
 
 
 def test_a_tick_asks_for_little_where_nothing_came_and_notices_another_ledger(
@@ -444,7 +442,7 @@ def test_a_tick_where_nothing_came_asks_s3_twice_a_feed_and_kafka_nothing(
 def test_those_come_first_that_kafka_deletes_first(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     fleet.land("orders", request=in_hour(3))
     for name, kept in (("orders", 7 * 24), ("refunds", 12), ("returns", 6)):
-        remember(fleet.project, name, kept=kept * HOUR)
+        remember(fleet.project, name, retention=kept * HOUR)
     (asked,) = tick(fleet, instance)
     assert [*asked] == ["returns", "refunds", "orders"]
 
@@ -475,7 +473,7 @@ def test_a_wrong_file_and_a_lake_that_is_away_stop_no_other_feed(fleet: Fleet, i
     fleet.no_lake = frozenset({"orders", "refunds"})
     said = nothing(fleet, instance)
     assert "not loaded: returns.yaml" in said
-    assert "orders could not be looked at: the store does not answer" in said
+    assert "orders could not be checked: the store does not answer" in said
 
 
 def test_feeds_under_way_and_those_with_a_schedule_of_their_own_are_left_alone(

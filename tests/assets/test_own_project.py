@@ -14,7 +14,7 @@ import pytest
 from dagster.components.testing import create_defs_folder_sandbox
 
 import sluice.dagster as own
-from sluice.assets.factory.location import feeds_of, knowing, windows_of
+from sluice.assets.factory import feeds_of, knowing, windows_of
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.specs.asset_specs import AssetSpecs
 from sluice.assets.specs.feed_files import read_shapes

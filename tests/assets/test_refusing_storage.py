@@ -83,4 +83,4 @@ def test_the_failure_shows_in_the_check(
         world.run()
         kafka_is_away(world, refusing)
         world.run(in_hour(1))
-    assert "no broker answers" in (latest(instance, "watch").description or "")
+    assert "no broker answers" in (latest(instance, "feed_health").description or "")

@@ -160,7 +160,7 @@ def test_a_lock_is_never_seen_free_while_its_run_lives(world: World, instance: d
 
 def test_a_step_that_dagster_launched_holds_its_run_s_lock(world: World, instance: dg.DagsterInstance) -> None:
     """The runs of the UI and of schedules are not wrapped by us: each step holds the lock."""
-    from sluice.assets.factory.location import build
+    from sluice.assets.factory import build
 
     seen: list[bool | None] = []
     run = world.engine.run

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.assets.events.ledger_view import LedgerView
-from sluice.assets.factory.location import build
-from sluice.assets.jobs.report_assets import _rows, report_key
+from sluice.assets.factory import build
+from sluice.assets.jobs.report_assets import _read_rows, report_key
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.errors import FeedError
@@ -81,7 +81,7 @@ def test_columns_that_came_since_are_in_an_older_window_s_rows(tmp_path: Path) -
     feed = drifting.feed(SCHEMA, "evolve")
     drifting.landed(feed, {"id": 1, "coupon": "x"})
     whole = drifting.window(feed)
-    rows = _rows(LedgerView.open(feed, drifting.ledger, drifting.edges(feed)), whole.starts[0])
+    rows = _read_rows(LedgerView.open(feed, drifting.ledger, drifting.edges(feed)), whole.starts[0])
     assert rows.schema == whole.schema
     assert rows.arrow(["id", "coupon"]).to_pylist() == [{"id": 1, "coupon": None}]
 

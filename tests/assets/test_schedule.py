@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sluice.assets.factory.location import build
+from sluice.assets.factory import build
 from sluice.assets.instance.internals import RANGE_TAGS
 from sluice.assets.runs.run_session import AGAIN_TAG, RunSession
 from sluice.assets.runs.tick_policy import MORE_TAG, UNTIL_TAG, TickPolicy

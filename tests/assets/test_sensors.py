@@ -10,9 +10,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sluice.assets.factory.location import build
+from sluice.assets.factory import build
 from sluice.assets.runs.run_session import RunSession
-from sluice.assets.schedules.sensors import SECONDS, SENSOR, WATCH, Cursor, Tick
+from sluice.assets.schedules.sensors import FEED_HEALTH, SECONDS, SENSOR, Cursor, Tick
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.errors import KafkaUnavailable
 from sluice.pipelines.feed.feed import Feed
@@ -38,7 +38,7 @@ class Sensor:
         for event in data.asset_events:
             self.instance.report_runless_asset_event(event)
         checks = [e for e in data.asset_events if isinstance(e, dg.AssetCheckEvaluation)]
-        assert {e.check_name for e in checks} <= {WATCH}
+        assert {e.check_name for e in checks} <= {FEED_HEALTH}
         return data.skip_message or "", {e.asset_key.path[0]: e for e in checks}
 
     def finding(self) -> dg.AssetCheckEvaluation:
@@ -72,12 +72,12 @@ def numbers(found: dg.AssetCheckEvaluation) -> Mapping[str, Any]:
 
 def test_a_feed_that_never_ran_and_one_that_is_well_have_no_findings(world: World, sensor: Sensor) -> None:
     summary, checks = sensor.tick()
-    assert (summary, checks["orders"].passed) == ("1 feed looked at; no findings", True)
+    assert (summary, checks["orders"].passed) == ("1 feed checked; no findings", True)
     world.run()
     found = sensor.finding()
-    assert (found.passed, found.description) == (True, "nothing to look at")
+    assert (found.passed, found.description) == (True, "no findings")
     assert numbers(found)["lag_offsets"] == 0
-    assert sensor.tick() == ("1 feed looked at; no findings", {}), "nothing new: nothing to store"
+    assert sensor.tick() == ("1 feed checked; no findings", {}), "nothing new: nothing to store"
 
 
 def test_lag_is_told_once_and_once_more_when_it_has_passed(world: World, sensor: Sensor) -> None:
@@ -91,10 +91,10 @@ def test_lag_is_told_once_and_once_more_when_it_has_passed(world: World, sensor:
     ((text, remedy),) = texts(found)
     assert "of orders:1, is 3 h 29 min old (alerts.lag 130m); 30 offsets are behind" in text
     assert remedy.startswith("catch up: sluice run orders")
-    assert summary == f"1 feed looked at; findings in orders (1)\norders: {text} → {remedy}"
+    assert summary == f"1 feed checked; findings in orders (1)\norders: {text} → {remedy}"
     assert numbers(found)["lag_seconds"] > 3 * 3600
 
-    assert sensor.tick() == ("1 feed looked at; findings in orders (1)", {})
+    assert sensor.tick() == ("1 feed checked; findings in orders (1)", {})
     world.land_unrecorded()
     summary, checks = sensor.tick()
     assert checks["orders"].passed
@@ -110,7 +110,7 @@ def test_a_materialization_has_the_check_evaluated_again(
     assert sensor.tick()[1] == {}
     world.run(in_hour(1))
     assert not sensor.finding().passed, "Dagster forgets what a check said before the newest materialization"
-    key = dg.AssetCheckKey(landed_key("orders"), WATCH)
+    key = dg.AssetCheckKey(landed_key("orders"), FEED_HEALTH)
     record = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key]
     newest = instance.get_latest_materialization_event(landed_key("orders"))
     assert newest is not None
@@ -293,8 +293,8 @@ def test_a_kafka_that_is_away_stops_its_own_feeds_alone(world: World, instance: 
     tick = Tick(RunSession(world.project, open_ports), Cursor({"other": (0, ("lag",))}))
     tick.run(instance, lambda: 0.0)
     assert tick.looked == 2
-    assert tick.news == ["other could not be looked at: no broker answers"]
-    assert tick.cursor.told["other"] == (0, ("lag",)), "what was told of it stands"
+    assert tick.news == ["other could not be checked: no broker answers"]
+    assert tick.cursor.reported["other"] == (0, ("lag",)), "what was told of it stands"
 
 
 def test_a_tick_that_runs_out_of_time_goes_on_at_the_next_one(world: World, instance: dg.DagsterInstance) -> None:
@@ -331,7 +331,7 @@ def test_the_check_by_hand_looks_at_once(world: World, instance: dg.DagsterInsta
     world.grow(1, 130)
     world.at(9)
     session = RunSession(world.project, world.open_ports)
-    key = dg.AssetCheckKey(landed_key("orders"), WATCH)
+    key = dg.AssetCheckKey(landed_key("orders"), FEED_HEALTH)
     defs = dg.Definitions.merge(
         build(world.project, session),
         dg.Definitions(jobs=[dg.define_asset_job("look", dg.AssetSelection.checks(key))]),
@@ -353,8 +353,8 @@ def test_a_window_landed_from_the_ui_is_looked_at_afterwards(world: World, insta
     )
     assert result.success
     said = {e.check_name: e for e in result.get_asset_check_evaluations()}
-    assert said["complete"].passed
-    assert WATCH in said
+    assert said["window_complete"].passed
+    assert FEED_HEALTH in said
 
 
 def test_nothing_secret_is_told(world: World, sensor: Sensor) -> None:

@@ -12,7 +12,7 @@ pytest.importorskip("pyiceberg")
 
 from pyiceberg.catalog import load_catalog
 
-from sluice.assets.factory.location import build
+from sluice.assets.factory import build
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.errors import KafkaUnavailable
 from sluice.pipelines.util.units import show_window
@@ -40,7 +40,7 @@ def test_a_run_brings_the_table_up_and_a_catalog_that_is_away_stops_nothing(
     away = world.run(in_hour(0))
     assert (away.error, away.landed is not None) == (None, True)
     assert stored(instance, TABLE) == []
-    (said,) = checks(instance, away.run_id, "table").values()
+    (said,) = checks(instance, away.run_id, "matches_ledger").values()
     assert (said.passed, said.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert "does not answer" in str(said.description)
     catalog.rmdir()
@@ -50,7 +50,7 @@ def test_a_run_brings_the_table_up_and_a_catalog_that_is_away_stops_nothing(
     later, earlier = (r.data for r in told["windows"].records)
     assert [later["window"], earlier["window"]] == [show_window(hour(1)), show_window(hour(0))]
     assert later["snapshot"] == told["snapshot"] != earlier["snapshot"]
-    (said,) = checks(instance, done.run_id, "table").values()
+    (said,) = checks(instance, done.run_id, "matches_ledger").values()
     assert said.passed
     assert told["snapshot"] in str(said.description)
     read = load_catalog("sluice", type="sql", uri=f"sqlite:///{catalog}").load_table("db.orders")

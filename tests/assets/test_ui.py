@@ -12,7 +12,7 @@ import yaml
 from dagster._cli.utils import TMP_DAGSTER_HOME_PREFIX
 
 from sluice.assets import definitions
-from sluice.assets.factory.location import build
+from sluice.assets.factory import build
 from sluice.assets.instance import internals
 from sluice.assets.instance.instance import bury_dead_runs, prepare_home
 from sluice.assets.specs.asset_specs import committed_key, landed_key
@@ -106,9 +106,19 @@ def killed(world: World, instance: dg.DagsterInstance, window: str) -> None:
     (prepare_home(world.project) / "attended" / run.run_id).touch()
 
 
-FAILED = {"account": "SUCCEEDED", "boundary": "SUCCEEDED", "complete": "SUCCEEDED", "watch": "FAILED"}
-"""After a run that failed: whatever is complete stays green, and the check `watch` tells of the failure."""
-GOOD = {"account": "SUCCEEDED", "boundary": "SUCCEEDED", "complete": "SUCCEEDED", "watch": "SUCCEEDED"}
+FAILED = {
+    "no_gaps": "SUCCEEDED",
+    "window_boundaries": "SUCCEEDED",
+    "window_complete": "SUCCEEDED",
+    "feed_health": "FAILED",
+}
+"""After a run that failed: whatever is complete stays green, and the check `feed_health` tells of the failure."""
+GOOD = {
+    "no_gaps": "SUCCEEDED",
+    "window_boundaries": "SUCCEEDED",
+    "window_complete": "SUCCEEDED",
+    "feed_health": "SUCCEEDED",
+}
 
 
 def test_after_a_first_good_run_all_is_well(
@@ -118,7 +128,7 @@ def test_after_a_first_good_run_all_is_well(
         # The newest hour first: the UI offers that one. No commit has passed it then.
         for asked, frontier in ((in_hour(3), "FAILED"), (CATCH_UP, "SUCCEEDED")):
             assert world.run(asked).exit_code == 0
-            assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (GOOD, {"frontier": frontier}), asked
+            assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (GOOD, {"offsets_committed": frontier}), asked
 
 
 def test_a_window_that_is_complete_stays_green_whatever_fails(
@@ -130,7 +140,7 @@ def test_a_window_that_is_complete_stays_green_whatever_fails(
         failed = world.run(in_hour(1))
         assert failed.exit_code == 1
         assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (0, 0)
-        assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (FAILED, {"frontier": "SUCCEEDED"})
+        assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (FAILED, {"offsets_committed": "SUCCEEDED"})
     assert len(set(versions(instance, LANDED, "2024-05-01T01:00"))) == 1, "nothing runs again because of it"
 
 
@@ -147,15 +157,15 @@ def test_a_run_that_fails_shows_in_the_check_watch_without_the_sensor(
             with monkeypatch.context() as away:
                 kafka_is_away(world, away)
                 assert world.run(by if by == CATCH_UP else in_hour(hour_)).exit_code == 1
-            assert pages.checks(LANDED)["watch"] == "FAILED"
-            said = latest(instance, "watch").description or ""
+            assert pages.checks(LANDED)["feed_health"] == "FAILED"
+            said = latest(instance, "feed_health").description or ""
             assert said.startswith("the last run failed: no broker answers")
         world.engine.failing = {P0}
         assert world.run().exit_code == 1
-        assert "the last run failed: 1 slices failed" in (latest(instance, "watch").description or "")
+        assert "the last run failed: 1 slices failed" in (latest(instance, "feed_health").description or "")
         world.engine.failing = set()
         world.run()
-        assert pages.checks(LANDED)["watch"] == "SUCCEEDED"
+        assert pages.checks(LANDED)["feed_health"] == "SUCCEEDED"
 
 
 def latest(instance: dg.DagsterInstance, name: str) -> dg.AssetCheckEvaluation:
@@ -175,8 +185,8 @@ def test_a_commit_that_is_refused_later_leaves_what_was_committed(
     with opened(instance, world.project, monkeypatch) as pages:
         assert world.run(in_hour(0)).exit_code == 3
         assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (0, 0)
-        assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (FAILED, {"frontier": "FAILED"})
-        assert "the last run failed: " in (latest(instance, "watch").description or "")
+        assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (FAILED, {"offsets_committed": "FAILED"})
+        assert "the last run failed: " in (latest(instance, "feed_health").description or "")
 
 
 def test_what_a_killed_run_left_the_next_one_tells(
@@ -187,10 +197,10 @@ def test_what_a_killed_run_left_the_next_one_tells(
         killed(world, instance, "2024-05-01T01:00")
         bury_dead_runs(instance, prepare_home(world.project))
         assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (1, 1)
-        assert pages.checks(LANDED)["complete"] == pages.checks(LANDED)["account"] == "EXECUTION_FAILED"
+        assert pages.checks(LANDED)["window_complete"] == pages.checks(LANDED)["no_gaps"] == "EXECUTION_FAILED"
         world.run()
         assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (0, 0)
-        assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (GOOD, {"frontier": "SUCCEEDED"})
+        assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (GOOD, {"offsets_committed": "SUCCEEDED"})
 
         ticks = {"NOT_EVALUATED": lambda: schedule_tick(world, instance), "SUCCEEDED": Sensor(world, instance).tick}
         for watch, tick in ticks.items():  # the schedule does not look at Kafka, the sensor does
@@ -199,9 +209,12 @@ def test_what_a_killed_run_left_the_next_one_tells(
             assert pages.failed(LANDED) == 1
             tick()
             assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (0, 0)
-            assert (pages.checks(LANDED)["complete"], pages.checks(LANDED)["account"]) == ("SUCCEEDED", "SUCCEEDED")
-            assert pages.checks(COMMITTED) == {"frontier": "SUCCEEDED"}
-            assert pages.checks(LANDED)["watch"] == watch
+            assert (pages.checks(LANDED)["window_complete"], pages.checks(LANDED)["no_gaps"]) == (
+                "SUCCEEDED",
+                "SUCCEEDED",
+            )
+            assert pages.checks(COMMITTED) == {"offsets_committed": "SUCCEEDED"}
+            assert pages.checks(LANDED)["feed_health"] == watch
     assert len(set(versions(instance, LANDED, "2024-05-01T02:00"))) == 1, "nothing runs again because of it"
 
 
@@ -215,7 +228,7 @@ def test_checks_of_the_feed_name_the_materialization_that_they_speak_of(
     again = world.run().run_id
     newest = instance.fetch_materializations(LANDED, limit=1).records[0]
     assert newest.run_id != again, "it had nothing to land: what the killed run left was told without a run"
-    for name in ("account", "watch"):
+    for name in ("no_gaps", "feed_health"):
         target = checks(instance, again, name)[None].target_materialization_data
         assert target is not None
         assert target.storage_id == newest.storage_id

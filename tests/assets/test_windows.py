@@ -8,10 +8,9 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sluice.assets.checks.feed_checks import ACCOUNT, BOUNDARY, COMPLETE, FRONTIER
+from sluice.assets.checks.feed_checks import BOUNDARIES, NO_GAPS, OFFSETS_COMMITTED, WINDOW_COMPLETE
 from sluice.assets.events import evidence
-from sluice.assets.factory.feed_definitions import run_config
-from sluice.assets.factory.location import build
+from sluice.assets.factory import build, run_config
 from sluice.assets.instance.instance import open_instance
 from sluice.assets.instance.internals import BACKFILL_TAG, RANGE_TAGS, planned_evaluations, unmaterialized_partitions
 from sluice.assets.operations.event_log_repair import reconcile
@@ -59,9 +58,9 @@ def test_a_window_is_a_run_of_its_partition(world: World, instance: dg.DagsterIn
     }  # fmt: skip
     assert said[f"{DAY}04:00"]["rows"] == 0
     assert stored(instance, LANDED) == [], "the window says all that the batch landed"
-    assert checks(instance, outcome.run_id, COMPLETE)[f"{DAY}00:00"].passed
+    assert checks(instance, outcome.run_id, WINDOW_COMPLETE)[f"{DAY}00:00"].passed
     assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 25, P1: 25}
-    assert checks(instance, outcome.run_id, FRONTIER)[f"{DAY}00:00"].passed
+    assert checks(instance, outcome.run_id, OFFSETS_COMMITTED)[f"{DAY}00:00"].passed
     evidence.demand(instance, world.books())
 
 
@@ -70,20 +69,20 @@ def test_a_boundary_that_was_searched_for_warns_in_the_windows_around_it(
 ) -> None:
     world.cluster.hidden[P1] = 25
     outcome = world.run(CATCH_UP)
-    said = checks(instance, outcome.run_id, BOUNDARY)
+    said = checks(instance, outcome.run_id, BOUNDARIES)
     warned = [w for w, e in said.items() if not e.passed]
     assert warned == [f"{DAY}00:00", f"{DAY}01:00"]
     assert said[warned[0]].severity is dg.AssetCheckSeverity.WARN
-    assert "in 1 partition markers of transactions" in (said[warned[0]].description or "")
-    assert all(e.passed for e in checks(instance, outcome.run_id, COMPLETE).values())
+    assert "in 1 partition, transaction markers" in (said[warned[0]].description or "")
+    assert all(e.passed for e in checks(instance, outcome.run_id, WINDOW_COMPLETE).values())
     outcome = world.run(in_hour(1))
-    assert not checks(instance, outcome.run_id, BOUNDARY)[f"{DAY}01:00"].passed, "what is pinned stays"
+    assert not checks(instance, outcome.run_id, BOUNDARIES)[f"{DAY}01:00"].passed, "what is pinned stays"
 
 
 def test_windows_in_any_order_are_committed_when_the_gap_closes(world: World, instance: dg.DagsterInstance) -> None:
     world.run(in_hour(0))
     late = world.run(in_hour(2))
-    held = checks(instance, late.run_id, FRONTIER)[f"{DAY}02:00"]
+    held = checks(instance, late.run_id, OFFSETS_COMMITTED)[f"{DAY}02:00"]
     assert late.exit_code == 0
     assert (held.passed, held.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert cells(held.metadata["behind"].value)[0] == {
@@ -93,10 +92,10 @@ def test_windows_in_any_order_are_committed_when_the_gap_closes(world: World, in
         "held by": "window 2024-05-01T01:00, owed from offset 25 on",
     }
     assert f"{DAY}02:00" in windows(instance, COMMITTED), "committed is told of all the same"
-    assert not checks(instance, late.run_id, ACCOUNT)[None].passed
+    assert not checks(instance, late.run_id, NO_GAPS)[None].passed
 
     early = world.run(in_hour(1))
-    passed = checks(instance, early.run_id, FRONTIER)
+    passed = checks(instance, early.run_id, OFFSETS_COMMITTED)
     assert {w: e.passed for w, e in passed.items()} == {f"{DAY}01:00": True, f"{DAY}02:00": True}
     assert world.group.offsets[P0].offset == 75
 
@@ -104,7 +103,7 @@ def test_windows_in_any_order_are_committed_when_the_gap_closes(world: World, in
 def test_a_window_that_no_commit_has_passed_warns(world: World, instance: dg.DagsterInstance) -> None:
     """A new feed's first run, of the newest hour: the UI offers that one first. Nothing of it is committed."""
     newest = world.run(in_hour(3))
-    frontier, account = (checks(instance, newest.run_id, name) for name in (FRONTIER, ACCOUNT))
+    frontier, account = (checks(instance, newest.run_id, name) for name in (OFFSETS_COMMITTED, NO_GAPS))
     assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 0, P1: 0}
     assert (frontier[f"{DAY}03:00"].passed, frontier[f"{DAY}03:00"].severity) == (False, dg.AssetCheckSeverity.WARN)
     assert "have not passed this window in 2 partitions" in (frontier[f"{DAY}03:00"].description or "")
@@ -115,21 +114,21 @@ def test_a_window_that_no_commit_has_passed_warns(world: World, instance: dg.Dag
 
 def test_a_quiet_hour_that_is_whole_already_is_not_committed_either(world: World, instance: dg.DagsterInstance) -> None:
     first = world.run(in_hour(0))
-    assert {w: c.passed for w, c in checks(instance, first.run_id, FRONTIER).items()} == {
+    assert {w: c.passed for w, c in checks(instance, first.run_id, OFFSETS_COMMITTED).items()} == {
         f"{DAY}00:00": True,
         f"{DAY}04:00": False,
     }
     rest = world.run()
-    assert checks(instance, rest.run_id, FRONTIER)[f"{DAY}04:00"].passed
+    assert checks(instance, rest.run_id, OFFSETS_COMMITTED)[f"{DAY}04:00"].passed
 
 
 def test_a_hole_that_something_was_done_about_is_a_warning(world: World, instance: dg.DagsterInstance) -> None:
     world.run(in_hour(3))
     world.run(in_hour(0, only=(P1,)))
     again = world.run(in_hour(3))
-    check = checks(instance, again.run_id, ACCOUNT)[None]
+    check = checks(instance, again.run_id, NO_GAPS)[None]
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN), "hour 0 landed in part"
-    assert not checks(instance, again.run_id, FRONTIER)[f"{DAY}03:00"].passed
+    assert not checks(instance, again.run_id, OFFSETS_COMMITTED)[f"{DAY}03:00"].passed
 
 
 def test_a_catch_up_tells_of_every_window_that_it_completes(world: World, instance: dg.DagsterInstance) -> None:
@@ -142,7 +141,9 @@ def test_a_catch_up_tells_of_every_window_that_it_completes(world: World, instan
     assert [w["rows"] for w in windows(instance, LANDED).values()] == [50, 50, 50, 50, 0]
     (batch,) = stored(instance, LANDED)
     assert batch["rows"] == 210
-    assert {w: e.passed for w, e in checks(instance, outcome.run_id, COMPLETE).items()} == dict.fromkeys(every, True)
+    assert {w: e.passed for w, e in checks(instance, outcome.run_id, WINDOW_COMPLETE).items()} == dict.fromkeys(
+        every, True
+    )
 
     world.at(8)
     world.run(in_hour(5))
@@ -166,7 +167,7 @@ def test_half_an_hour_never_shows_green(world: World, instance: dg.DagsterInstan
     assert isinstance(outcome.error, BatchIncomplete)
     assert f"{DAY}00:00" not in windows(instance, LANDED)
     assert [s["rows"] for s in stored(instance, LANDED)] == [25], "what is published is told, without partition"
-    check = checks(instance, outcome.run_id, COMPLETE)[f"{DAY}00:00"]
+    check = checks(instance, outcome.run_id, WINDOW_COMPLETE)[f"{DAY}00:00"]
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.ERROR)
     assert cells(check.metadata["failed"].value)[0]["range"] == "orders:1:0-25"
     assert f"{DAY}00:00" not in windows(instance, COMMITTED)
@@ -260,7 +261,7 @@ def test_landing_by_itself_commits(world: World, instance: dg.DagsterInstance) -
         assert run.success
         assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 25, P1: 25}
         assert f"{DAY}00:00" in windows(instance, COMMITTED)
-        assert checks(instance, run.run_id, FRONTIER)[f"{DAY}00:00"].passed
+        assert checks(instance, run.run_id, OFFSETS_COMMITTED)[f"{DAY}00:00"].passed
 
 
 def backfill(world: World, instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey], last: str) -> dg.DagsterRun:
@@ -296,12 +297,12 @@ def test_a_backfill_of_windows_in_a_row_is_one_run(
     assert versions(instance, LANDED, of_day[1]) == before * 2, "that one had landed: nothing runs again because of it"
     assert set(of_day) <= set(windows(instance, COMMITTED))
     assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 100, P1: 100}
-    for name in (COMPLETE, BOUNDARY, FRONTIER):
+    for name in (WINDOW_COMPLETE, BOUNDARIES, OFFSETS_COMMITTED):
         said = checks(instance, run.run_id, name)
         assert set(of_day) <= set(said), name
         assert None not in said
         assert all(s.passed and s.target_materialization_data for s in said.values())
-    asked = [dg.AssetCheckKey(LANDED, COMPLETE), dg.AssetCheckKey(COMMITTED, FRONTIER)]
+    asked = [dg.AssetCheckKey(LANDED, WINDOW_COMPLETE), dg.AssetCheckKey(COMMITTED, OFFSETS_COMMITTED)]
     assert planned_evaluations(instance, asked, of_day) == []
     assert stored(instance, COMMITTED) == []
     evidence.demand(instance, world.books())
@@ -358,7 +359,7 @@ def test_a_backfill_whose_last_window_has_not_settled_lands_the_others(
     assert said in log_of(instance, run.run_id)
     assert run.tags[OPEN_WINDOWS_TAG] == f"{DAY}05:00"
     assert observed(instance, LANDED) == {f"{DAY}05:00": said}
-    assert f"{DAY}05:00" not in checks(instance, run.run_id, COMPLETE)
+    assert f"{DAY}05:00" not in checks(instance, run.run_id, WINDOW_COMPLETE)
     with opened(instance, world.project, monkeypatch) as pages:
         assert failed_partitions(pages) == (0, 0), "it is missing, not red"
 
@@ -377,7 +378,7 @@ def test_a_run_of_a_window_that_has_not_settled_is_skipped_and_the_schedule_land
     assert f"window {DAY}05:00 is still open" in log_of(instance, run.run_id)
     with opened(instance, world.project, monkeypatch) as pages:
         assert failed_partitions(pages) == (0, 0)
-        assert pages.checks(LANDED)["complete"] in ("SKIPPED", "NOT_EVALUATED")
+        assert pages.checks(LANDED)["window_complete"] in ("SKIPPED", "NOT_EVALUATED")
         world.at(6, minutes=11)
         (first,) = requests(world, instance).run_requests or ()
         assert first.partition_key == f"{DAY}05:00", "the schedule asks for it once it has settled"

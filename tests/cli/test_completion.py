@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.assets.specs.last_seen import remember
+from sluice.assets.specs.feed_files import remember
 from sluice.pipelines.util.units import HOUR, show_window
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.project import Project

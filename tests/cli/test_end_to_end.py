@@ -22,9 +22,9 @@ import duckdb
 import pytest
 from kafka import KafkaAdminClient
 
-from sluice.assets.factory.location import build
+from sluice.assets.factory import build
 from sluice.assets.instance.instance import open_instance, prepare_home
-from sluice.assets.runs.fleet_runs import fleet_job
+from sluice.assets.runs.run_config import fleet_job
 from sluice.pipelines.feed.feed import SHARED
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.util.units import HOUR, show_window

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.assets.specs.last_seen import remember
+from sluice.assets.specs.feed_files import remember
 from sluice.cli.daily.reload import Changes, read_stamps
 from sluice.resources.project import Project
 

@@ -18,7 +18,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sluice.assets.runs.fleet_runs import fleet_job
+from sluice.assets.runs.run_config import fleet_job
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.feed.feed import SHARED
 from sluice.pipelines.feed.sections import WindowSettings

@@ -21,7 +21,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sluice.assets.factory.feed_definitions import land_job
+from sluice.assets.factory import land_job
 from sluice.assets.instance.instance import open_instance
 from sluice.assets.instance.internals import SCHEDULE_TAG
 from sluice.assets.schedules.window_scheduler import ACTIVE, schedule_name

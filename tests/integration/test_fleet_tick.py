@@ -16,7 +16,7 @@ import pytest
 from kafka import KafkaProducer
 
 from bench.counting import Counting
-from sluice.assets.factory.location import windows_of
+from sluice.assets.factory import windows_of
 from sluice.assets.instance.instance import open_instance
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.schedules.window_scheduler import FleetScheduler
@@ -116,7 +116,7 @@ def test_a_tick_of_200_feeds_asks_s3_twice_a_feed_and_kafka_nothing(tmp_path: Pa
                 kafka, s3 = servers.asked
                 assert tick.list_requests(instance) == []
                 assert tick.news == []
-                assert tick.looked == FEEDS
+                assert tick.checked == FEEDS
                 now = servers.asked
                 of_kafka, of_s3 = now[0] - kafka, now[1] - s3
                 print(f"a tick of {FEEDS} feeds: Kafka {dict(of_kafka)}, S3 {dict(of_s3)}")

@@ -20,7 +20,7 @@ import pytest
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from kafka.partitioner.default import murmur2
 
-from sluice.assets.factory.location import build
+from sluice.assets.factory import build
 from sluice.cli.main import main
 from sluice.cli.terminal.output import Terminal
 from sluice.pipelines.errors import LakeUnavailable

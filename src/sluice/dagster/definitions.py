@@ -10,7 +10,7 @@ from typing import Any
 
 import dagster as dg
 
-from sluice.assets.factory.location import feeds_of, fleets_of, knowing, windows_of
+from sluice.assets.factory import feeds_of, fleets_of, knowing, windows_of
 from sluice.assets.jobs.report_assets import WHEN
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.schedules.sensors import SENSOR, watch_sensor

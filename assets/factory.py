@@ -1,0 +1,394 @@
+"""Builds Dagster's definitions of a project: feeds, reports, schedules, the sensor. Opens no socket.
+
+    kafka/<topic>  →  <feed>/landed  →  <feed>/committed
+                      <feed>/quarantined      of feeds with a schema or a contract
+                      <feed>/landed  →  <feed>/table      of feeds with a table
+
+A topic that several feeds read is one asset. `land_<feed>` lands one window. `catch_up_<feed>` lands any request and
+reports the windows that it completes. The bodies are in `steps`. They read the feed's file when they run, so that
+addresses and secrets are those of the run. A broken file appears as an asset with the error; the others load.
+"""
+
+# No `from __future__ import annotations` here: Dagster reads the annotation of `context` itself, not as text.
+
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from sluice.assets.checks import contract_checks
+from sluice.assets.checks.feed_checks import NO_GAPS, OFFSETS_COMMITTED, WINDOW_CHECKS
+from sluice.assets.events.ledger_view import quarantines
+from sluice.assets.instance import internals
+from sluice.assets.jobs.compaction_job import compact_job
+from sluice.assets.jobs.fleet_job import Fleet, many_job
+from sluice.assets.jobs.report_assets import read_reports, report_definitions, report_key
+from sluice.assets.jobs.republish_job import republish_job
+from sluice.assets.runs.run_config import LandConfig, request_config
+from sluice.assets.runs.run_session import FEED_TAG, RunSession, as_failure, pool
+from sluice.assets.schedules.sensors import watch_check, watch_sensor
+from sluice.assets.schedules.window_scheduler import WINDOWS, feed_schedule, fleet_schedule
+from sluice.assets.specs.asset_specs import (
+    AssetOf,
+    AssetSpecs,
+    FeedAsset,
+    Keys,
+    Translate,
+    attributes,
+    landed_key,
+    untranslated,
+)
+from sluice.assets.specs.feed_files import FeedFiles, read_shapes, recall, topics_of
+from sluice.assets.specs.partitions_def import now, partitions_of
+from sluice.assets.steps.commit_step import commit_step
+from sluice.assets.steps.land_step import land_step
+from sluice.assets.steps.observe_step import observe_step
+from sluice.assets.steps.table_step import table_check
+from sluice.pipelines.batch.result import Skip
+from sluice.pipelines.errors import FeedError, SluiceError
+from sluice.pipelines.feed.feed import OWN, SHARED, Feed
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.plans import Request
+from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.util.units import parse_window, show_instant
+from sluice.resources.project import Project
+
+if TYPE_CHECKING:
+    from sluice.reading import Windows
+
+Partitions = dg.TimeWindowPartitionsDefinition
+FeedPartitions = Mapping[str, dg.TimeWindowPartitionsDefinition]
+
+_BACKFILL = dg.BackfillPolicy.multi_run(WINDOWS)
+"""A backfill is one run for consecutive windows, up to the schedule's maximum."""
+
+_LAND_CONFIG = LandConfig.to_config_schema().as_field()
+"""Built once: otherwise Dagster would infer it for each op."""
+
+
+def run_config(feed: str, request: Request, skip: Skip | None = None) -> dict[str, Any]:
+    """Returns the configuration of `catch_up_<feed>` for a request."""
+    config = request_config(request)
+    if skip:
+        config |= {"skip_to": "latest" if skip.to is None else show_instant(skip.to), "reason": skip.reason}
+    return {"ops": {_land_op(feed): {"config": config}}}
+
+
+def land_job(feed: str) -> str:
+    return f"land_{feed}"
+
+
+def catch_up_job(feed: str) -> str:
+    return f"catch_up_{feed}"
+
+
+def _land_op(feed: str) -> str:
+    return f"{feed}__land"
+
+
+@dataclass(frozen=True, slots=True)
+class FeedTopics:
+    """A feed's topics. `readers`: all feeds of each topic whose first reader it is. `sources`: the assets republished
+    to a topic."""
+
+    names: Sequence[str]
+    readers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    sources: Mapping[str, Sequence[dg.AssetKey]] = field(default_factory=dict)
+
+
+def feed_definitions(
+    feed: Feed, specs: AssetSpecs, topics: FeedTopics, windows: Partitions, session: RunSession
+) -> dg.Definitions:
+    """Returns all definitions of one feed."""
+    landed = _build_landed(feed, specs, topics.names, windows, session)
+    committed = _build_committed(feed, specs, windows, session)
+    observed = [_build_observation(feed.name, specs, topics, session)] if topics.readers else []
+    others = [_build_quarantined(specs, topics.names, windows)] if quarantines(feed) else []
+    if feed.table:
+        others.append(specs.table.replace_attributes(deps=[specs.landed.key]))
+    return dg.Definitions(
+        assets=[*observed, landed, *others, committed],
+        jobs=[
+            _build_land_job(feed, [landed, committed]),
+            _build_catch_up(feed, session),
+            compact_job(feed.name, session),
+            republish_job(feed.name, session),
+        ],
+        schedules=[feed_schedule(feed, land_job(feed.name), windows, session)]
+        if feed.schedule in (SHARED, OWN)
+        else [],
+    )
+
+
+def _build_land_job(feed: Feed, assets: Sequence[dg.AssetsDefinition]) -> dg.JobDefinition:
+    job = dg.define_asset_job(
+        land_job(feed.name),
+        selection=dg.AssetSelection.assets(*assets),
+        description=f"Land a window of {feed.name}, then commit its offsets.",
+        tags={FEED_TAG: feed.name},
+    )
+    return internals.resolve_among(job, assets)
+
+
+def _build_landed(
+    feed: Feed, specs: AssetSpecs, topics: Sequence[str], windows: Partitions, session: RunSession
+) -> dg.AssetsDefinition:
+    key = specs.landed.key
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        decorate = dg.asset(
+            **attributes(specs.landed),
+            deps=[specs.keys.topic(t) for t in topics],
+            check_specs=[
+                *(_build_check(name, key, check.description, windows) for name, check in WINDOW_CHECKS.items()),
+                *(_build_check(name, key, text, windows) for name, text in contract_checks.list_checks(feed).items()),
+                dg.AssetCheckSpec(NO_GAPS, asset=key, description=_NO_GAPS),
+            ],
+            config_schema={"until": dg.Field(str, default_value="", description=_UNTIL)},
+            pool=pool(feed.name),
+            partitions_def=windows,
+            backfill_policy=_BACKFILL,
+            io_manager_def=LandedRows(session, feed.name),
+            output_required=False,  # a window in its grace period is skipped
+        )
+
+    def landed(context: dg.AssetExecutionContext) -> Iterator[Any]:
+        until = context.op_execution_context.op_config["until"]
+        yield from land_step(context, session, feed.name, until=until)
+
+    asset: dg.AssetsDefinition = decorate(landed)
+    return asset
+
+
+def _build_quarantined(specs: AssetSpecs, topics: Sequence[str], windows: Partitions) -> dg.AssetSpec:
+    """Returns the asset that landing reports together with the rows. It cannot run by itself."""
+    return specs.quarantined.replace_attributes(deps=[specs.keys.topic(t) for t in topics], partitions_def=windows)
+
+
+def _build_committed(feed: Feed, specs: AssetSpecs, windows: Partitions, session: RunSession) -> dg.AssetsDefinition:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        decorate = dg.asset(
+            **attributes(specs.committed),
+            deps=[specs.landed.key],
+            check_specs=[_build_check(OFFSETS_COMMITTED, specs.committed.key, _OFFSETS_COMMITTED, windows)],
+            pool=pool(feed.name),
+            partitions_def=windows,
+            backfill_policy=_BACKFILL,
+        )
+
+    def committed(context: dg.AssetExecutionContext) -> Iterator[Any]:
+        yield from commit_step(context, session, feed.name)
+
+    asset: dg.AssetsDefinition = decorate(committed)
+    return asset
+
+
+def _build_catch_up(feed: Feed, session: RunSession) -> dg.JobDefinition:
+    land, commit = _build_catch_up_ops(feed, session)
+
+    @dg.job(
+        name=catch_up_job(feed.name),
+        description=f"Land everything that {feed.name} owes, or given windows or offsets, then commit.",
+        tags={FEED_TAG: feed.name},
+        executor_def=dg.in_process_executor,
+    )
+    def catch_up() -> None:
+        commit(land())
+
+    return catch_up
+
+
+def _build_catch_up_ops(feed: Feed, session: RunSession) -> tuple[dg.OpDefinition, dg.OpDefinition]:
+    @dg.op(name=_land_op(feed.name), config_schema=_LAND_CONFIG, pool=pool(feed.name), out=dg.Out(dg.Nothing))
+    def land(context: dg.OpExecutionContext) -> Iterator[Any]:
+        yield from land_step(context, session, feed.name, LandConfig(**context.op_config))
+
+    @dg.op(
+        name=f"{feed.name}__commit",
+        pool=pool(feed.name),
+        ins={"landed": dg.In(dg.Nothing)},
+        out=dg.Out(dg.Nothing),
+    )
+    def commit(context: dg.OpExecutionContext) -> Iterator[Any]:
+        yield from commit_step(context, session, feed.name)
+
+    return land, commit
+
+
+def _build_observation(feed: str, specs: AssetSpecs, topics: FeedTopics, session: RunSession) -> dg.AssetsDefinition:
+    observed = [_build_topic(specs, t, topics.sources.get(t, ())) for t in topics.readers]
+
+    def observe(context: dg.AssetExecutionContext) -> Iterator[Any]:
+        yield from observe_step(context, session, feed, topics.readers)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        decorate = dg.multi_observable_source_asset(name=f"observe_{feed}", specs=observed, can_subset=True)
+    asset: dg.AssetsDefinition = decorate(observe)
+    return asset
+
+
+def _build_topic(specs: AssetSpecs, topic: str, sources: Sequence[dg.AssetKey]) -> dg.AssetSpec:
+    spec = specs.topic(topic)
+    return spec.replace_attributes(deps=list(sources)) if sources else spec
+
+
+def republished(
+    specs: AssetSpecs, topics: Sequence[str], sources: Mapping[str, Sequence[dg.AssetKey]]
+) -> list[dg.AssetSpec]:
+    """Returns the asset of rows that went back into Kafka, and their target topics without a reader (`topics`)."""
+    targets = [_build_topic(specs, t, sources[t]) for t in topics]
+    return [specs.republished.replace_attributes(deps=[specs.landed.key]), *targets]
+
+
+def _build_check(name: str, key: dg.AssetKey, description: str, windows: Partitions) -> dg.AssetCheckSpec:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.PreviewWarning)
+        return dg.AssetCheckSpec(name, asset=key, description=description, partitions_def=windows)
+
+
+_UNTIL = (
+    "Also land the windows after the run's partition, up to this one (exclusive), such as 2026-11-20T14:00. The"
+    " schedule sets it for consecutive windows."
+)
+_NO_GAPS = "Every offset between a partition's first and last landed one has landed, too."
+_OFFSETS_COMMITTED = "The committed offsets have passed the window. If not, it shows the missing earlier window."
+
+
+class LandedRows(dg.IOManager):
+    """Loads a feed's landed rows. Landing stores them, not this manager."""
+
+    def __init__(self, session: RunSession, feed: str) -> None:
+        self._session, self._feed = session, feed
+
+    def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
+        """Nothing: landing hands over no rows."""
+
+    def load_input(self, context: dg.InputContext) -> "Windows":
+        """The windows of the run's partition, as `sluice.read` gives them. Kafka is not asked.
+
+        Raises dagster.Failure for a window that is not complete.
+        """
+        from sluice.reading import Windows  # late: definitions load without it
+
+        try:
+            feed = self._session.readable_feed(self._feed)
+            lake = self._session.open_lake(feed)
+            starts = [parse_window(key) for key in context.asset_partition_keys]
+            return Windows.of(feed, Ledger(lake, feed.name, lambda: 0), lake, starts, PartKind.LANDED)
+        except SluiceError as error:
+            raise as_failure(error) from error
+
+
+def build(project: Project, session: RunSession | None = None) -> dg.Definitions:
+    """Returns all definitions of the project. Raises FeedError if it has feed files and none of them loads."""
+    files, session = read_shapes(project), session or RunSession(project)
+    if files.broken and not files.feeds:
+        raise FeedError("no feed can be loaded:\n" + "\n".join(str(e) for e in files.broken.values()))
+    windows = windows_of(project, files.feeds)
+    specs = {name: AssetSpecs.of(feed) for name, feed in files.feeds.items()}
+    reports = read_reports(project, files.feeds)
+    broken = [
+        broken_asset("report", report_key(_choose_name(p, reports.reports)), e) for p, e in reports.broken.items()
+    ]
+    return dg.Definitions.merge(
+        feeds_of(project, files, specs, windows, session),
+        report_definitions(reports.reports.values(), windows, session),
+        fleets_of(files, windows, session),
+        dg.Definitions(assets=broken, sensors=[watch_sensor(session)], executor=dg.in_process_executor),
+    )
+
+
+def fleets_of(
+    files: FeedFiles, windows: FeedPartitions, session: RunSession, without: Collection[str] = ()
+) -> dg.Definitions:
+    """Returns a job and a schedule for each shared schedule, except those in `without`.
+
+    A single feed shares its schedule only if it names one.
+    """
+    by_name: dict[str, list[Feed]] = {}
+    for feed in files.feeds.values():
+        if feed.schedule not in (OWN, *without) and (feed.schedule != SHARED or len(files.feeds) > 1):
+            by_name.setdefault(feed.schedule, []).append(feed)
+    return dg.Definitions(
+        jobs=[many_job(Fleet(session, name), name) for name in by_name],
+        schedules=[fleet_schedule(name, feeds, windows, session) for name, feeds in by_name.items()],
+    )
+
+
+def windows_of(project: Project, feeds: Mapping[str, Feed]) -> FeedPartitions:
+    """Returns the partitions of each feed."""
+    return {name: partitions_of(feed, recall(project, name), now()) for name, feed in feeds.items()}
+
+
+def knowing(session: RunSession, specs: Mapping[str, AssetSpecs]) -> RunSession:
+    """Returns the session with the asset keys of the feeds."""
+    keys = {name: s.keys for name, s in specs.items()}
+    return replace(session, keys=lambda name: keys[name] if name in keys else Keys.of(name))
+
+
+def feeds_of(
+    project: Project,
+    files: FeedFiles,
+    specs: Mapping[str, AssetSpecs],
+    windows: FeedPartitions,
+    session: RunSession,
+    translate: Translate = untranslated,
+) -> dg.Definitions:
+    """Returns the assets, checks, jobs and schedules of the feeds, and an asset for each broken file."""
+    wrong = [(_find_key(_choose_name(p, files.feeds), translate), e) for p, e in files.broken.items()]
+    topics = {name: topics_of(project, feed) for name, feed in files.feeds.items()}
+    readers: dict[str, list[str]] = {}
+    for name in sorted(topics):
+        for topic in topics[name]:
+            readers.setdefault(topic, []).append(name)
+    targets = {name: t for name in files.feeds if (t := recall(project, name).targets)}
+    sources: dict[str, list[dg.AssetKey]] = {}
+    for name, sent_to in targets.items():
+        for topic in sent_to:
+            sources.setdefault(topic, []).append(specs[name].republished.key)
+    unread: dict[str, list[str]] = {name: [] for name in targets}
+    for topic in sorted(sources.keys() - readers.keys()):
+        unread[next(name for name, sent_to in targets.items() if topic in sent_to)].append(topic)
+    back = [spec for name in targets for spec in republished(specs[name], unread[name], sources)]
+    return dg.Definitions.merge(
+        *(
+            feed_definitions(
+                feed,
+                specs[name],
+                FeedTopics(names, {t: readers[t] for t in names if readers[t][0] == name}, sources),
+                windows[name],
+                session.apart(),
+            )
+            for name, feed in files.feeds.items()
+            for names in (topics[name],)
+        ),
+        dg.Definitions(
+            assets=[*back, *(broken_asset("feed", key, error) for key, error in wrong)],
+            asset_checks=[
+                *(watch_check(feed, session) for feed in files.feeds.values()),
+                *(table_check(feed, session) for feed in files.feeds.values() if feed.table),
+            ],
+        ),
+    )
+
+
+def _find_key(name: str, translate: Translate) -> dg.AssetKey:
+    """Returns the key that the feed would have."""
+    return translate(FeedAsset(AssetOf.LANDED, name, None, dg.AssetSpec(landed_key(name)))).key
+
+
+def _choose_name(path: Path, taken: Mapping[str, object]) -> str:
+    return path.name if path.stem in taken else path.stem
+
+
+def broken_asset(what: str, key: dg.AssetKey, error: FeedError) -> dg.AssetSpec:
+    """Returns an asset in place of a feed or report, with the error as its description."""
+    dg.get_dagster_logger("sluice").error("%s file not loaded: %s", what, error)
+    text = f"**This {what} is not loaded.**\n\n    {str(error).replace(chr(10), chr(10) + '    ')}"
+    return dg.AssetSpec(key, group_name=f"broken_{what}s", description=text)

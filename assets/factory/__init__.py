@@ -1,1 +1,0 @@
-"""Makes Dagster's definitions from feed files."""

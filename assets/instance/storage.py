@@ -1,0 +1,201 @@
+"""Dagster's SQLite files, held open by a run.
+
+For each event that it stores, Dagster opens files, compiles statements again, and has the disk tidy up behind it when
+it closes them. A run of one small feed stores some forty events: that was most of its CPU. And to know whether a file's
+tables are its newest, it reads all of its migrations, some ninety files, for each file that it opens.
+
+This uses Dagster's internals, as `internals` does. Promises: what is stored is stored as before, each event by a
+transaction of its own, on disk when it is said to be. Other processes read and write the files as ever.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import dagster as dg
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from dagster._core.execution.compute_logs import redirect_to_file
+from dagster._core.instance.ref import InstanceRef
+from dagster._core.storage import sql
+from dagster._core.storage.compute_log_manager import CapturedLogContext, ComputeIOType
+from dagster._core.storage.event_log import SqliteEventLogStorage
+from dagster._core.storage.local_compute_log_manager import IO_TYPE_EXTENSION, LocalComputeLogManager
+from dagster._core.storage.runs import SqliteRunStorage
+from dagster._serdes import ConfigurableClassData
+from dagster._utils import ensure_file, touch_file
+from sqlalchemy import Connection, Engine, create_engine
+
+from sluice.assets.instance import internals
+from sluice.pipelines.errors import SetupError
+from sluice.resources.project import Project
+
+_BUSY_SECONDS = 30
+"""How long a statement waits for another process's, as in Dagster."""
+
+
+class _ReadOnce(ScriptDirectory):
+    """Migrations. Dagster's own are read once for a process, which never changes them."""
+
+    _dagsters: ScriptDirectory | None = None
+
+    @classmethod
+    def from_config(cls, config: Config) -> ScriptDirectory:
+        if config.get_main_option("script_location") != sql.ALEMBIC_SCRIPTS_LOCATION:
+            return ScriptDirectory.from_config(config)
+        cls._dagsters = cls._dagsters or ScriptDirectory.from_config(config)
+        return cls._dagsters
+
+
+def read_migrations_once() -> None:
+    """From now on, Dagster reads its migrations once in this process, where it holds a file against them."""
+    sql.ScriptDirectory = _ReadOnce  # type: ignore[attr-defined]
+
+
+@contextmanager
+def kept_open(instance: dg.DagsterInstance, run: str | None = None) -> Iterator[None]:
+    """Until the block ends, this process holds one connection to each file that the run writes to, or a tick: those of
+    all runs. An instance that keeps them elsewhere is left as it is."""
+    with ExitStack() as stack:
+        events, runs = instance.event_log_storage, instance.run_storage
+        if isinstance(events, SqliteEventLogStorage) and "index_connection" not in vars(events):
+            _keep_index(events, stack)
+            if run is not None:
+                _keep_run(events, run, stack)
+        if isinstance(runs, SqliteRunStorage) and "connect" not in vars(runs):
+            _replace(
+                stack, runs, "connect", stack.enter_context(_open_file(runs._conn_string, nullcontext())).connected
+            )
+        yield
+
+
+def _keep_index(events: SqliteEventLogStorage, stack: ExitStack) -> None:
+    with events.index_connection():  # Dagster opens it for the first time: it may have to make it
+        index = stack.enter_context(_open_file(events.conn_string_for_shard("index"), Lock()))
+    _replace(stack, events, "index_connection", index.connected)
+    _replace(stack, events, "has_table", lru_cache(events.has_table))  # requested for each check; all tables exist here
+
+
+def _keep_run(events: SqliteEventLogStorage, run: str, stack: ExitStack) -> None:
+    others = events.run_connection
+    with others(run):
+        own = stack.enter_context(_open_file(events.conn_string_for_shard(run), Lock()))
+
+    def of_run(run_id: str | None = None) -> AbstractContextManager[Connection]:
+        return own.connected() if run_id == run else others(run_id)
+
+    _replace(stack, events, "run_connection", of_run)
+
+
+def _replace(stack: ExitStack, storage: object, name: str, by: object) -> None:
+    setattr(storage, name, by)
+    stack.callback(delattr, storage, name)
+
+
+@dataclass
+class _File:
+    """A file, held open by one connection."""
+
+    engine: Engine
+    lock: AbstractContextManager[object]
+
+    @contextmanager
+    def connected(self) -> Iterator[Connection]:
+        """A connection, in a transaction that ends with the block."""
+        with self.lock, self.engine.connect() as connection, connection.begin():
+            yield connection
+
+
+@contextmanager
+def _open_file(url: str, lock: AbstractContextManager[object]) -> Iterator[_File]:
+    """`lock`: whoever connects waits for it. Who connects while the one connection is in use gets another."""
+    engine = create_engine(url, pool_size=1, max_overflow=-1, connect_args={"timeout": _BUSY_SECONDS})
+    try:
+        yield _File(engine, lock)
+    finally:
+        engine.dispose()
+
+
+def quiet_ref(home: Path) -> InstanceRef:
+    """The instance in that folder. If it has Dagster's own local logs, these are quiet."""
+    ref = InstanceRef.from_dir(str(home))
+    if ref.compute_logs_data.class_name == LocalComputeLogManager.__name__:
+        quiet = ConfigurableClassData(__name__, QuietLogs.__name__, ref.compute_logs_data.config_yaml)
+        ref = ref._replace(compute_logs_data=quiet)
+    return ref
+
+
+class QuietLogs(LocalComputeLogManager):
+    """Dagster's local logs of stdout and stderr, without repeating every line on the terminal."""
+
+    @classmethod
+    def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Any) -> QuietLogs:
+        """Dagster's own method would make its own class."""
+        return cls(inst_data=inst_data, **config_value)
+
+    @contextmanager
+    def capture_logs(self, log_key: Sequence[str]) -> Iterator[CapturedLogContext]:
+        out, err = (
+            self.get_captured_local_path(log_key, IO_TYPE_EXTENSION[kind])
+            for kind in (ComputeIOType.STDOUT, ComputeIOType.STDERR)
+        )
+        ensure_file(out)
+        ensure_file(err)
+        with redirect_to_file(sys.stdout, out), redirect_to_file(sys.stderr, err):
+            yield CapturedLogContext(log_key)
+        touch_file(str(self.get_captured_local_path(log_key, "complete")))
+
+
+_CHUNK = 100
+
+
+@dataclass(frozen=True, slots=True)
+class RunLog:
+    """The log of a run that has ended: its files, and their size in bytes."""
+
+    run: str
+    job: str
+    files: tuple[Path, ...]
+    bytes: int
+
+
+def old_logs(instance: dg.DagsterInstance, project: Project, before: datetime) -> Iterator[RunLog]:
+    """The logs of runs that ended before that time. Raises SetupError if the instance keeps its history elsewhere."""
+    if not internals.keeps_events_here(instance):
+        raise SetupError(
+            "Dagster keeps its history in a database here, not in files of each run",
+            remedy="its rows are removed there: sluice docs dagster",
+        )
+    run_ids = internals.run_logs(instance)
+    for at in range(0, len(run_ids), _CHUNK):
+        of = dg.RunsFilter(run_ids=run_ids[at : at + _CHUNK], statuses=[*internals.ENDED], updated_before=before)
+        for run in instance.get_runs(of):
+            files = (*internals.files_of_run(instance, run.run_id), *_list_outputs(project, run.run_id))
+            yield RunLog(run.run_id, run.job_name, files, sum(_get_size(f) for f in files))
+
+
+def remove(instance: dg.DagsterInstance, log: RunLog) -> None:
+    """Remove the log. Idempotent."""
+    for path in log.files:
+        path.unlink(missing_ok=True)
+    instance.compute_log_manager.delete_logs(prefix=[log.run])
+
+
+def _list_outputs(project: Project, run: str) -> Iterator[Path]:
+    """Returns the files with the output of the run's steps, at Dagster's default location."""
+    folder = project.dagster_home / "storage" / run
+    yield from (path for path in folder.rglob("*") if path.is_file())
+
+
+def _get_size(path: Path) -> int:
+    with suppress(OSError):
+        return path.stat().st_size
+    return 0
