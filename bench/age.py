@@ -111,17 +111,17 @@ def run(folder: Path, note: Note, months: Sequence[int] = MONTHS) -> AgeReport:
 
 
 def _measure(folder: Path, months: int, merged: bool, note: Note) -> Aged:
-    place = folder / f"age-{secrets.token_hex(4)}"
+    scratch = folder / f"age-{secrets.token_hex(4)}"
     try:
-        world = _World(place, merged)
+        world = _World(scratch, merged)
         note(f"{many(months, 'month')} of hours{', each merged' if merged else ''}")
         world.grow(months * MONTH)
-        found = {what: world.costing(work) for what, work in world.work().items()}
-        newest = max((place / "lake" / paths.checkpoint_folder(world.feed.name)).iterdir())
+        costs = {what: world.costing(work) for what, work in world.work().items()}
+        newest = max((scratch / "lake" / paths.checkpoint_folder(world.feed.name)).iterdir())
         number = world.ledger().read().number
-        return Aged(months, merged, number, newest.stat().st_size, found)
+        return Aged(months, merged, number, newest.stat().st_size, costs)
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 # -- for people
@@ -200,37 +200,37 @@ class _Counted:
     def stats(self, prefix: str, after: str = "") -> Iterator[Stat]:
         return self._listing(prefix, self._lake.stats(prefix, after))
 
-    def _listing(self, prefix: str, found: Iterator[One]) -> Iterator[One]:
+    def _listing(self, prefix: str, entries: Iterator[One]) -> Iterator[One]:
         began = time.process_time_ns()
         self._counts["names"] += sum(len(f) + len(n) for _, f, n in os.walk(self._lake.root / prefix))
         self._counts["counting"] += time.process_time_ns() - began
-        given = 0
+        count = 0
         try:
-            for one in found:
-                given += 1
+            for one in entries:
+                count += 1
                 yield one
         finally:
-            self._counts["LIST"] += given // PAGE + 1
+            self._counts["LIST"] += count // PAGE + 1
 
 
 class _World:
     """One feed, its lake in a folder, and a cluster that is as old."""
 
-    def __init__(self, place: Path, merged: bool) -> None:
+    def __init__(self, folder: Path, merged: bool) -> None:
         self.merged = merged
-        self.lake = LocalLake(place / "lake")
+        self.lake = LocalLake(folder / "lake")
         self.counts: Counter[str] = Counter()
         self.cluster = UnevenCluster(PARTITIONS, BROKERS, 1, BEGINS, DAY_BYTES)
         self.group = MemoryGroup()
-        said = {
+        settings = {
             "feed": "age",
             "kafka": {"bootstrap": "127.0.0.1:9"},
             "topics": {"include": [r"topic-.*"]},
             "start": "earliest",
-            "lake": str(place / "lake"),
+            "lake": str(folder / "lake"),
             "commit": "transactional",
         }
-        self.feed = Feed.model_validate(said, context={"root": place})
+        self.feed = Feed.model_validate(settings, context={"root": folder})
         self.cluster.now += HOUR // 2
         for _ in range(FIRST_HOURS):
             self.cluster.now += HOUR
@@ -250,8 +250,8 @@ class _World:
         edges, token = self.edges(), secrets.token_hex(8)
         ledger = open_ledger(self.feed, edges, token)
         window = self.feed.window.last_boundary(self.cluster.now) - HOUR
-        asked = Request(RequestKind.WINDOW, window=window) if self.group.offsets else _CATCH_UP
-        land(self.feed, edges, asked, Owner(token, token, "here", 1, 0), _quiet, ledger=ledger).check()
+        request = Request(RequestKind.WINDOW, window=window) if self.group.offsets else _CATCH_UP
+        land(self.feed, edges, request, Owner(token, token, "here", 1, 0), _quiet, ledger=ledger).check()
         settings = CommitSettings(self.feed.commit, self.feed.transactional_id, self.feed.policies.on_group_moved)
         commit(ledger, edges.group, settings, None, edges.cluster)
 
@@ -289,13 +289,13 @@ class _World:
         shutil.rmtree(self.lake.root / paths.checkpoint_folder(self.feed.name))
         self.ledger().read()
 
-    def look(self, known: Audited | None) -> None:
+    def look(self, previous: Audited | None) -> None:
         """An audit that keeps its proof. Raises ProofFailed."""
         edges = self.edges()
-        report = audit(self.ledger(), edges.lake, previous=known, at=self.cluster.now, quick=True)
+        report = audit(self.ledger(), edges.lake, previous=previous, at=self.cluster.now, quick=True)
         if report.problems:
             raise ProofFailed(f"the benchmark's own ledger does not close: {report.problems[0]}")
-        audit_cache.keep(edges.lake, self.feed.name, report.audited, known, report.at)
+        audit_cache.keep(edges.lake, self.feed.name, report.audited, previous, report.at)
 
     def costing(self, work: Callable[[], object]) -> Asked:
         log.loaded.cache_clear()
@@ -337,10 +337,10 @@ class _Copies:
         self.window = state.boundary_times[-1]
         self.at = {k: state.frontier(k) for k in self.keys}
 
-    def _write(self, kind: str, **said: Any) -> int:
+    def _write(self, kind: str, **fields: Any) -> int:
         number = self.number
         at = self.window + HOUR + 600_000 + random.randrange(60_000)
-        raw = self.like[kind] | {"write": secrets.token_hex(8), "at": at} | said
+        raw = self.like[kind] | {"write": secrets.token_hex(8), "at": at} | fields
         (self.folder / f"{number:020d}.json").write_bytes(_canonical(raw) + b"\n")
         self.number += 1
         return number

@@ -55,16 +55,16 @@ class HeldSlice:
 
 
 @contextmanager
-def stand(given: PeerTask) -> Iterator[Ready]:
+def stand(task: PeerTask) -> Iterator[Ready]:
     with TemporaryDirectory() as lake:
-        feed = feed_of(given, Path(lake))
-        held = _fetch_slices(feed)
-        yield Ready(lambda _out: _parts(feed, held), {})
+        feed = feed_of(task, Path(lake))
+        slices = _fetch_slices(feed)
+        yield Ready(lambda _out: _parts(feed, slices), {})
 
 
-def _parts(feed: Feed, held: Sequence[HeldSlice]) -> dict[str, Any]:
-    measure_parts(feed, held)  # others had the processor's caches meanwhile, and a first call takes longer
-    records, spent = measure_parts(feed, held)
+def _parts(feed: Feed, slices: Sequence[HeldSlice]) -> dict[str, Any]:
+    measure_parts(feed, slices)  # others had the processor's caches meanwhile, and a first call takes longer
+    records, spent = measure_parts(feed, slices)
     return {"records": records, "parts": {part: ns / records for part, ns in spent.items()}}
 
 
@@ -98,20 +98,20 @@ def first(slices: Sequence[Slice]) -> list[Slice]:
     return chosen
 
 
-def measure_parts(feed: Feed, held: Sequence[HeldSlice]) -> tuple[int, Spent]:
+def measure_parts(feed: Feed, slices: Sequence[HeldSlice]) -> tuple[int, Spent]:
     """Records, and what each part took for all of them together."""
-    chunks, spent = _decode(feed, held)
+    chunks, spent = _decode(feed, slices)
     records = sum(chunk.num_rows for _, chunk in chunks)
     rows, typed = _type_rows(feed, chunks)
     del chunks
     return records, {**spent, **typed, **_encode_rows(feed, rows)}
 
 
-def _decode(feed: Feed, held: Sequence[HeldSlice]) -> tuple[list[tuple[HeldSlice, pa.RecordBatch]], dict[str, float]]:
+def _decode(feed: Feed, slices: Sequence[HeldSlice]) -> tuple[list[tuple[HeldSlice, pa.RecordBatch]], dict[str, float]]:
     chunks: list[tuple[HeldSlice, pa.RecordBatch]] = []
     wall: Counter[str] = Counter()
     begun = time.process_time_ns()
-    for h in held:
+    for h in slices:
         s, rows = h.slice, feed.landing.row_group_rows
         options = DecodeOptions(chunk_rows=rows, chunk_bytes=h.chunk_bytes)
         decoder = BatchDecoder(s.topic, s.partition, s.start, s.end, options)
@@ -174,8 +174,8 @@ class _Sink(io.RawIOBase):
 
 def share_cpu(cpu: float, wall: Mapping[str, int]) -> dict[str, float]:
     """CPU time by part, of parts that took so much wall time."""
-    whole = sum(wall.values()) or 1
-    return {part: cpu * ns / whole for part, ns in wall.items()}
+    total = sum(wall.values()) or 1
+    return {part: cpu * ns / total for part, ns in wall.items()}
 
 
 if __name__ == "__main__":

@@ -88,10 +88,10 @@ class Digest:
 
 def digest_of_sent(partition: int, rows: pa.Table, schema: Schema = ()) -> Digest:
     """Of rows as workloads make them, their values typed by DuckDB's own JSON reader when there is a schema."""
-    known = fields(schema)
-    shape = json.dumps({f.name: duckdb_texts(f.type) for f in known})
-    read = f"from_json(value::VARCHAR, '{shape}')" if known else "encode(value)"
-    value = _row([f'read."{f.name}"' for f in known], known) if known else "read"
+    columns = fields(schema)
+    shape = json.dumps({f.name: duckdb_texts(f.type) for f in columns})
+    read = f"from_json(value::VARCHAR, '{shape}')" if columns else "encode(value)"
+    value = _row([f'read."{f.name}"' for f in columns], columns) if columns else "read"
     with _database() as db:
         db.register("sent", rows)
         sent = _SENT.format(partition=partition, read=read, value=value)
@@ -102,12 +102,12 @@ def digests_of_landed(
     files: Iterable[Path], topic: str, schema: Schema = (), layout: PeerLayout | None = None
 ) -> dict[int, Digest]:
     """By partition, of Parquet files as Spark's Kafka source would lay them out, unless another layout is given."""
-    known = fields(schema)
-    lies = layout or (TYPED if known else RAW)
-    value = _row([f'"{f.name}"' for f in known], known) if known else f"({lies.value})::BLOB"
-    said = {name: getattr(lies, name) for name in ("topic", "partition", "offset", "key", "time", "time_type")}
+    columns = fields(schema)
+    lies = layout or (TYPED if columns else RAW)
+    value = _row([f'"{f.name}"' for f in columns], columns) if columns else f"({lies.value})::BLOB"
+    renames = {name: getattr(lies, name) for name in ("topic", "partition", "offset", "key", "time", "time_type")}
     with _database() as db:
-        landed = _LANDED.format(**said, value=value, headers=lies.headers or "NULL")
+        landed = _LANDED.format(**renames, value=value, headers=lies.headers or "NULL")
         return _digests(db, landed, {"files": [str(f) for f in files], "topic": topic})
 
 
@@ -117,9 +117,9 @@ def _database() -> duckdb.DuckDBPyConnection:
     return db
 
 
-def _row(columns: Iterable[str], known: Sequence[Field]) -> str:
+def _row(columns: Iterable[str], typed: Sequence[Field]) -> str:
     """SQL for the typed columns as they are compared."""
-    return f"row({', '.join(_typed_column(c, f) for c, f in zip(columns, known, strict=True))})"
+    return f"row({', '.join(_typed_column(c, f) for c, f in zip(columns, typed, strict=True))})"
 
 
 def _typed_column(column: str, field: Field) -> str:
@@ -128,9 +128,9 @@ def _typed_column(column: str, field: Field) -> str:
     return f"to_json({typed})::VARCHAR" if field.type.kind in (Kind.LIST, Kind.STRUCT) else typed
 
 
-def _digests(db: duckdb.DuckDBPyConnection, rows: str, given: Mapping[str, object]) -> dict[int, Digest]:
-    found = db.execute(_DIGEST.format(rows=rows), given).fetchall()
-    return {int(partition): Digest(*map(int, sums)) for partition, *sums in found}
+def _digests(db: duckdb.DuckDBPyConnection, rows: str, parameters: Mapping[str, object]) -> dict[int, Digest]:
+    rows_of_digests = db.execute(_DIGEST.format(rows=rows), parameters).fetchall()
+    return {int(partition): Digest(*map(int, sums)) for partition, *sums in rows_of_digests}
 
 
 def check_landed(
@@ -143,10 +143,10 @@ def check_landed(
 ) -> tuple[int, int]:
     """Parquet files and their bytes below the folder. Raises ProofFailed unless they hold exactly what is expected."""
     files = sorted(folder.glob(layout.files if layout else RAW.files))
-    found = digests_of_landed(files, topic, schema, layout) if files else {}
+    digests = digests_of_landed(files, topic, schema, layout) if files else {}
     headers = layout is None or bool(layout.headers)
-    for partition in sorted(expected.keys() | found.keys()):
-        wanted, got = (_without_headers(of.get(partition, Digest()), headers) for of in (expected, found))
+    for partition in sorted(expected.keys() | digests.keys()):
+        wanted, got = (_without_headers(of.get(partition, Digest()), headers) for of in (expected, digests))
         if wanted != got:
             what = f"{got.rows:,} rows for {wanted.rows:,}" if got.rows != wanted.rows else "other rows than were sent"
             raise ProofFailed(

@@ -69,23 +69,23 @@ def run(records: int, repeat: int, folder: Path, note: Note) -> ClusterReport:
     packed = pack_archive.pack()  # once for a version: not what a landing costs
     with LocalKafka(folder / "kafka-1") as kafka:
         topic = ensure(TYPED_ORDERS.of(records), kafka.bootstrap, folder / "topics", note).topic
-        place = folder / f"cluster-{secrets.token_hex(4)}"
+        scratch = folder / f"cluster-{secrets.token_hex(4)}"
         try:
-            said = {"kafka": {"bootstrap": kafka.bootstrap}, "topics": topic}
-            here = _side(place, f"local[{WORKERS}]", said, {"master": f"local[{WORKERS},3]"}, repeat, note)
-            with LocalSpark(place / "spark", workers=WORKERS) as cluster:
+            settings = {"kafka": {"bootstrap": kafka.bootstrap}, "topics": topic}
+            here = _side(scratch, f"local[{WORKERS}]", settings, {"master": f"local[{WORKERS},3]"}, repeat, note)
+            with LocalSpark(scratch / "spark", workers=WORKERS) as cluster:
                 spark = {"master": cluster.master, "conf": cluster.conf}
-                there = _side(place, f"{WORKERS} workers of one core", said, spark, repeat, note)
+                there = _side(scratch, f"{WORKERS} workers of one core", settings, spark, repeat, note)
         finally:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(scratch, ignore_errors=True)
     return ClusterReport(records, packed.bytes, (here, there))
 
 
-def _side(place: Path, name: str, said: dict[str, Any], spark: dict[str, Any], repeat: int, note: Note) -> Side:
+def _side(folder: Path, name: str, settings: dict[str, Any], spark: dict[str, Any], repeat: int, note: Note) -> Side:
     costs = []
     for turn in range(repeat + 1):
         note(f"{name}: {f'landing {turn} of {repeat}' if turn else 'starting'}")
-        lake = place / f"lake-{secrets.token_hex(4)}"
+        lake = folder / f"lake-{secrets.token_hex(4)}"
         feed = Feed.model_validate(
             {
                 "feed": "bench",
@@ -95,9 +95,9 @@ def _side(place: Path, name: str, said: dict[str, Any], spark: dict[str, Any], r
                 "schema": dict(TYPED_ORDERS.schema),
                 "lake": str(lake),
                 "spark": spark,
-                **said,
+                **settings,
             },
-            context={"root": place},
+            context={"root": folder},
         )
         costs.append(_landing(feed))
         shutil.rmtree(lake, ignore_errors=True)

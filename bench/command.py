@@ -39,74 +39,76 @@ class BenchRequest:
     months: tuple[int, ...] = ()
 
 
-def run(asked: BenchRequest, arguments: Sequence[str], note: Note, keep: Keep) -> BenchReport:
+def run(request: BenchRequest, arguments: Sequence[str], note: Note, keep: Keep) -> BenchReport:
     """Measure and report. `arguments` are the command's, for the report; `note` hears how far it is, and `keep` gets
     each benchmark as soon as it is done: what fails later takes nothing of it away.
 
     Raises UsageError for unknown names or another benchmark under way, SetupError, Failed, ProofFailed.
     """
-    chosen = tuple(peers.find_peer(name) for name in asked.peers)
-    races = [r for r in suite.races(asked.names, asked.records) if not chosen or {*chosen} & {*r.peers, *r.also}]
+    chosen = tuple(peers.find_peer(name) for name in request.peers)
+    races = [r for r in suite.races(request.names, request.records) if not chosen or {*chosen} & {*r.peers, *r.also}]
     if not races:
-        raise UsageError(f"{', '.join(asked.peers)} takes no part in these", remedy="name raw, typed or dlt, or nobody")
-    terms = race.Terms(asked.cores or machine.cores(), asked.repeat, asked.warm_ups, chosen)
+        raise UsageError(
+            f"{', '.join(request.peers)} takes no part in these", remedy="name raw, typed or dlt, or nobody"
+        )
+    terms = race.Terms(request.cores or machine.cores(), request.repeat, request.warm_ups, chosen)
     when = datetime.now(UTC).isoformat(timespec="seconds")
     provenance = Provenance(shlex.join(["bench", *arguments]), when, machine.machine(), machine.versions())
     done: list[RaceResult] = []
-    with _alone(asked.folder or default_folder()) as folder:
+    with _alone(request.folder or default_folder()) as folder:
         for r in races:
             done.append(replace(race.run(r, terms, folder, note), run=provenance))
             keep(BenchReport((done[-1],)))
     return BenchReport(tuple(done))
 
 
-def run_lake(asked: BenchRequest, note: Note) -> lake.LakeReport:
+def run_lake(request: BenchRequest, note: Note) -> lake.LakeReport:
     """The lake on S3 beside a local one. Raises as `run`."""
-    with _alone(asked.folder or default_folder()) as folder:
-        return lake.run(asked.records or lake.RECORDS, folder, note)
+    with _alone(request.folder or default_folder()) as folder:
+        return lake.run(request.records or lake.RECORDS, folder, note)
 
 
-def run_cluster(asked: BenchRequest, note: Note) -> cluster.ClusterReport:
+def run_cluster(request: BenchRequest, note: Note) -> cluster.ClusterReport:
     """A standalone Spark beside a local one. Raises as `run`."""
-    with _alone(asked.folder or default_folder()) as folder:
-        return cluster.run(asked.records or cluster.RECORDS, asked.repeat, folder, note)
+    with _alone(request.folder or default_folder()) as folder:
+        return cluster.run(request.records or cluster.RECORDS, request.repeat, folder, note)
 
 
-def run_start(asked: BenchRequest, note: Note) -> start.StartReport:
+def run_start(request: BenchRequest, note: Note) -> start.StartReport:
     """What starting costs. Raises as `run`."""
-    with _alone(asked.folder or default_folder()) as folder:
-        return start.run(asked.repeat, folder, note)
+    with _alone(request.folder or default_folder()) as folder:
+        return start.run(request.repeat, folder, note)
 
 
-def run_fleet(asked: BenchRequest, note: Note) -> fleet.FleetReport:
+def run_fleet(request: BenchRequest, note: Note) -> fleet.FleetReport:
     """Many small feeds, each by itself and in one run. Raises as `run`, and ProofFailed."""
-    with _alone(asked.folder or default_folder()) as folder:
-        return fleet.run(asked.feeds or fleet.FEEDS, folder, note)
+    with _alone(request.folder or default_folder()) as folder:
+        return fleet.run(request.feeds or fleet.FEEDS, folder, note)
 
 
-def run_scale(asked: BenchRequest, note: Note) -> scale.ScaleReport:
+def run_scale(request: BenchRequest, note: Note) -> scale.ScaleReport:
     """What a feed's size costs its driver. Raises UsageError for another benchmark under way."""
-    with _alone(asked.folder or default_folder()):
+    with _alone(request.folder or default_folder()):
         return scale.run(note)
 
 
-def run_age(asked: BenchRequest, note: Note) -> age.AgeReport:
+def run_age(request: BenchRequest, note: Note) -> age.AgeReport:
     """What an hour costs a feed that is old. Raises UsageError for another benchmark under way."""
-    with _alone(asked.folder or default_folder()) as folder:
-        return age.run(folder, note, asked.months or age.MONTHS)
+    with _alone(request.folder or default_folder()) as folder:
+        return age.run(folder, note, request.months or age.MONTHS)
 
 
-def run_send(asked: BenchRequest, note: Note) -> send.SendReport:
+def run_send(request: BenchRequest, note: Note) -> send.SendReport:
     """Our producer beside others. Raises as `run`."""
-    with _alone(asked.folder or default_folder()) as folder:
-        return send.run(asked.records or send.RECORDS, asked.repeat, folder, note)
+    with _alone(request.folder or default_folder()) as folder:
+        return send.run(request.records or send.RECORDS, request.repeat, folder, note)
 
 
-def run_table(asked: BenchRequest, note: Note) -> table.TableReport:
+def run_table(request: BenchRequest, note: Note) -> table.TableReport:
     """What a batch costs a table that is old. Raises UsageError for another benchmark under way, and SetupError."""
     extras.require("pyiceberg")
     extras.require("deltalake")
-    with _alone(asked.folder or default_folder()) as folder:
+    with _alone(request.folder or default_folder()) as folder:
         return table.run(folder, note)
 
 

@@ -19,23 +19,23 @@ READ_AHEAD = {
 }
 
 
-def message_lots(given: PeerTask, most: int) -> Iterator[list[Any]]:
+def message_lots(task: PeerTask, limit: int) -> Iterator[list[Any]]:
     """Lots of up to `most` messages, until all that was assigned is read. Raises KafkaException when nothing comes."""
     settings = {
-        "bootstrap.servers": given.bootstrap,
+        "bootstrap.servers": task.bootstrap,
         "group.id": "bench",  # it must have one; nothing is committed to it
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         **READ_AHEAD,
     }
-    left = given.records
+    remaining = task.records
     with closing(Consumer(settings)) as consumer:
-        consumer.assign([TopicPartition(given.topic, p, OFFSET_BEGINNING) for p in given.ends])
-        while left:
-            messages = consumer.consume(min(most, left), timeout=_PATIENCE_SECONDS)
+        consumer.assign([TopicPartition(task.topic, p, OFFSET_BEGINNING) for p in task.ends])
+        while remaining:
+            messages = consumer.consume(min(limit, remaining), timeout=_PATIENCE_SECONDS)
             if not messages:
                 raise KafkaException(f"nothing came for {_PATIENCE_SECONDS:.0f} s")
             for failed in (m.error() for m in messages if m.error()):
                 raise KafkaException(failed)
-            left -= len(messages)
+            remaining -= len(messages)
             yield messages

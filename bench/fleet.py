@@ -88,19 +88,19 @@ class FleetReport:
 
 def run(feeds: int, folder: Path, note: Note) -> FleetReport:
     """Measure them, one after the other, in `folder`. Raises SetupError, Failed, ProofFailed."""
-    with removing(folder / f"fleet-{secrets.token_hex(4)}") as place:
-        place.mkdir(parents=True)
+    with removing(folder / f"fleet-{secrets.token_hex(4)}") as scratch:
+        scratch.mkdir(parents=True)
 
         def broker() -> tuple[str, int]:
-            host, port = LocalKafka.attach(place / "kafka").bootstrap.rsplit(":", 1)
+            host, port = LocalKafka.attach(scratch / "kafka").bootstrap.rsplit(":", 1)
             return host, int(port)
 
         with closing(Counting(broker)) as counting:
             settings = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{counting.port}"}
-            with LocalKafka(place / "kafka", settings=settings) as kafka:
+            with LocalKafka(scratch / "kafka", settings=settings) as kafka:
                 adopting_orphans()  # the broker is none of ours
                 pids = tuple(b.pid for b in kafka.status().brokers if b.pid)
-                took = tuple(_measured(_Track(place, feeds, counting, pids, note)))
+                took = tuple(_measured(_Track(scratch, feeds, counting, pids, note)))
     return FleetReport(feeds, PARTITIONS, RECORDS, took, machine.machine())
 
 
@@ -108,7 +108,7 @@ def run(feeds: int, folder: Path, note: Note) -> FleetReport:
 class _Track:
     """The projects, `alone` and `fleet`, and what is measured around their commands."""
 
-    place: Path
+    folder: Path
     feeds: int
     counting: Counting
     brokers: tuple[int, ...]
@@ -120,11 +120,11 @@ class _Track:
 
     def command(self, name: str, project: str, commands: Sequence[Sequence[str]], feeds: int) -> tuple[Took, list[Any]]:
         """Run the commands one after the other: what they took, and the documents that they printed. Raises Failed."""
-        said, ours, own = [], self.counting, time.process_time()
+        documents, ours, own = [], self.counting, time.process_time()
         ours.reset()
         with metering(os.getpid(), self.brokers) as meter:
             for command in commands:
-                said.append(_documents_of([*command, "--json"], self.place / project))
+                documents.append(_documents_of([*command, "--json"], self.folder / project))
             reap()
         cost, own = meter.cost, time.process_time() - own  # the counting is ours, not theirs
         cpu = None if cost.cpu is None else cost.cpu - own
@@ -139,7 +139,7 @@ class _Track:
             ours.connections,
         )
         self.note(f"{name}: {took.seconds:.1f} s, {took.cpu or 0:.1f} s of CPU, {took.asked:,} requests to Kafka")
-        return took, said
+        return took, documents
 
 
 def _measured(track: _Track) -> Iterator[Took]:
@@ -151,10 +151,10 @@ def _measured(track: _Track) -> Iterator[Took]:
     _project(track, "fleet", topics)
     # The first run of a machine compiles loops and lays out classes: it is nobody's cost here.
     _project(track, "first", topics[:1])
-    _documents_of(["run", topics[0], "--json"], track.place / "first")
+    _documents_of(["run", topics[0], "--json"], track.folder / "first")
     owed = PARTITIONS * RECORDS
-    took, said = track.command("one by one", "alone", [["run", t] for t in sample], 1)
-    _check(said, owed * len(sample))
+    took, documents = track.command("one by one", "alone", [["run", t] for t in sample], 1)
+    _check(documents, owed * len(sample))
     yield took
     took, (said_of_all,) = track.command("in one run", "fleet", [["run", "--all"]], track.feeds)
     _check([said_of_all], owed * track.feeds)
@@ -174,25 +174,25 @@ def _check(documents: Sequence[Mapping[str, Any]], records: int) -> None:
 
 def _fill(bootstrap: str, topics: Sequence[str]) -> None:
     """Orders of one hour that has passed, as many in each partition of each topic."""
-    now, each = time.time_ns() // 1_000_000, PARTITIONS * RECORDS
+    now, per_topic = time.time_ns() // 1_000_000, PARTITIONS * RECORDS
     for first in range(0, len(topics), _CREATED_AT_ONCE):
-        some = topics[first : first + _CREATED_AT_ONCE]
-        events.create(KafkaSettings(bootstrap=bootstrap), some, PARTITIONS)
+        chunk = topics[first : first + _CREATED_AT_ONCE]
+        events.create(KafkaSettings(bootstrap=bootstrap), chunk, PARTITIONS)
     start = now - now % HOUR - 2 * HOUR
     with closing(KafkaSender.connect(KafkaAddress(bootstrap, {}))) as sender:
         sender.begin()
         for number, topic in enumerate(topics):
-            made = events.to_send([*events.orders(events.Mix(number), each, start, start + HOUR - 1)])
-            waiting, numbers = Accumulator(), np.arange(each)
-            sender.send(topic, chain(waiting.add(made, numbers % PARTITIONS, numbers), waiting.flush()))
+            batch = events.to_send([*events.orders(events.Mix(number), per_topic, start, start + HOUR - 1)])
+            waiting, numbers = Accumulator(), np.arange(per_topic)
+            sender.send(topic, chain(waiting.add(batch, numbers % PARTITIONS, numbers), waiting.flush()))
             sender.flush(topic)
 
 
 def _project(track: _Track, name: str, topics: Sequence[str]) -> None:
-    folder = track.place / name / "feeds"
+    folder = track.folder / name / "feeds"
     folder.mkdir(parents=True)
     for topic in topics:
-        said = {
+        settings = {
             "kafka": {"bootstrap": track.bootstrap},
             "topics": topic,
             "group": f"{name}-{topic}",
@@ -200,12 +200,14 @@ def _project(track: _Track, name: str, topics: Sequence[str]) -> None:
             "format": "json",
             "schema": dict(TYPED_ORDERS.schema),
         }
-        (folder / f"{topic}.yaml").write_text(json.dumps(said))
+        (folder / f"{topic}.yaml").write_text(json.dumps(settings))
 
 
-def _documents_of(command: Sequence[str], place: Path) -> Any:
+def _documents_of(command: Sequence[str], folder: Path) -> Any:
     sluice = str(Path(sys.executable).with_name("sluice"))
-    done = subprocess.run([sluice, *command], cwd=place, capture_output=True, text=True, env=environment(), check=False)
+    done = subprocess.run(
+        [sluice, *command], cwd=folder, capture_output=True, text=True, env=environment(), check=False
+    )
     if done.returncode:
         raise Failed(f"sluice {' '.join(command)} ended with {done.returncode}: {done.stderr[-1500:]}")
     return json.loads(done.stdout)
@@ -237,12 +239,12 @@ def fleet_view(report: FleetReport) -> Iterator[RenderableType]:
         optional="requests",
     )
     alone, together, *_ = report.took
-    whole = alone.per_feed(alone.cpu or 0.0) * report.feeds, alone.per_feed(alone.seconds) * report.feeds
-    ratio = whole[0] / together.cpu if together.cpu else 0.0
+    all_feeds = alone.per_feed(alone.cpu or 0.0) * report.feeds, alone.per_feed(alone.seconds) * report.feeds
+    ratio = all_feeds[0] / together.cpu if together.cpu else 0.0
     yield facts(
         (
             f"{report.feeds} one by one",
-            f"{whole[0]:,.0f} s of CPU, {whole[1]:,.0f} s: reckoned from {alone.runs} of them",
+            f"{all_feeds[0]:,.0f} s of CPU, {all_feeds[1]:,.0f} s: reckoned from {alone.runs} of them",
         ),
         ("in one run", f"{ratio:.1f} times less CPU"),
         ("the broker's CPU", ", ".join(f"{t.name} {_number(t.broker_cpu)} s" for t in report.took)),

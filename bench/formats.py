@@ -81,10 +81,10 @@ def _protobuf_reading() -> Callable[[bytes], Any]:
 
     def read(value: bytes) -> dict[str, Any]:
         order = kind.FromString(value[begin:])
-        found = {name: getattr(order, name) for name in names}
-        found["ts"] = order.ts.seconds * 1_000_000 + order.ts.nanos // 1000
-        found["amount"] = Decimal(repr(order.amount))
-        return found
+        row = {name: getattr(order, name) for name in names}
+        row["ts"] = order.ts.seconds * 1_000_000 + order.ts.nanos // 1000
+        row["amount"] = Decimal(repr(order.amount))
+        return row
 
     return read
 

@@ -68,8 +68,8 @@ class RequestCounts:
 
     def of(self, what: str) -> Mapping[str, int]:
         """By the name of a field."""
-        found: Mapping[str, int] = getattr(self, what)
-        return found
+        counts: Mapping[str, int] = getattr(self, what)
+        return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,9 @@ def run(records: int, folder: Path, note: Note) -> LakeReport:
     workload = ORDERS.of(records)
     with LocalKafka(folder / "kafka-1") as kafka, LocalS3() as store:
         topic = ensure(workload, kafka.bootstrap, folder / "topics", note).topic
-        place = _BenchLake(kafka.bootstrap, topic, store, folder)
-        speeds = tuple(_measure_speed(place, kind, records, note) for kind in ("local", "s3"))
-        return LakeReport(speeds, tuple(_count_requests(place, age, note) for age in AGES))
+        bench_lake = _BenchLake(kafka.bootstrap, topic, store, folder)
+        speeds = tuple(_measure_speed(bench_lake, kind, records, note) for kind in ("local", "s3"))
+        return LakeReport(speeds, tuple(_count_requests(bench_lake, age, note) for age in AGES))
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class _BenchLake:
         name = secrets.token_hex(4)
         with _removing_lake(self.folder / f"lake-{name}") as folder:
             s = self.store.settings
-            said = {
+            settings = {
                 "feed": "bench",
                 "kafka": {"bootstrap": self.bootstrap},
                 "topics": self.topic,
@@ -113,7 +113,7 @@ class _BenchLake:
                 "lake": f"{self.store.lake}/{name}" if kind == "s3" else str(folder),
                 "s3": {"endpoint": s.endpoint, "region": s.region},
             }
-            feed = Feed.model_validate(said, context={"root": self.folder})
+            feed = Feed.model_validate(settings, context={"root": self.folder})
             yield feed.model_copy(update={"s3": s})
 
 
@@ -130,13 +130,13 @@ def _removing_lake(folder: Path) -> Iterator[Path]:
 # -- speed
 
 
-def _measure_speed(place: _BenchLake, kind: str, records: int, note: Note) -> Speed:
+def _measure_speed(bench_lake: _BenchLake, kind: str, records: int, note: Note) -> Speed:
     """The second landing counts; each has a lake of its own."""
     from sluice.resources.spark.engine import session
 
     for turn in ("warming up", "landing"):
         note(f"{kind}: {turn}")
-        with place.feed(kind) as feed:
+        with bench_lake.feed(kind) as feed:
             cost = _landing(feed)
     session(feed.spark).stop()
     return Speed(kind, records, cost.seconds, cost.peaks.get("worker", 0))
@@ -156,21 +156,21 @@ def _land(feed: Feed, request: Request) -> None:
 # -- requests
 
 
-def _count_requests(place: _BenchLake, entries: int, note: Note) -> RequestCounts:
+def _count_requests(bench_lake: _BenchLake, entries: int, note: Note) -> RequestCounts:
     note(f"s3: counting requests at {entries:,} ledger entries")
-    with place.feed("s3") as feed:
-        _land(feed, _ranges(place.topic, 1, 0))
+    with bench_lake.feed("s3") as feed:
+        _land(feed, _ranges(bench_lake.topic, 1, 0))
         _age(feed, entries)
         ledger = Ledger(open_lake(feed), feed.name, now)
         ledger.read()  # leaves a checkpoint where one is due
         fresh = Ledger(open_lake(feed), feed.name, now)
-        count = place.store.requests
+        count = bench_lake.store.requests
         return RequestCounts(
             entries,
             _spent(count, fresh.read),
             _spent(count, fresh.read),
-            _spent(count, lambda: _land(feed, _ranges(place.topic, 1, STEP))),
-            _spent(count, lambda: _land(feed, _ranges(place.topic, MANY_PARTS, 2 * STEP))),
+            _spent(count, lambda: _land(feed, _ranges(bench_lake.topic, 1, STEP))),
+            _spent(count, lambda: _land(feed, _ranges(bench_lake.topic, MANY_PARTS, 2 * STEP))),
         )
 
 

@@ -44,9 +44,9 @@ class Loaded:
 def ensure(workload: Workload, bootstrap: str, folder: Path, note: Note) -> Loaded:
     """The workload's topic, loaded now unless it is there. `folder` remembers what topics hold. Raises Failed."""
     memo = folder / f"{workload.name}-{workload.fingerprint}-{VERSION}.json"
-    known = _recall(memo)
-    if known and _ends(bootstrap, known.topic) == known.ends:
-        return known
+    memory = _recall(memo)
+    if memory and _ends(bootstrap, memory.topic) == memory.ends:
+        return memory
     note(f"loading {workload.records:,} records into Kafka (kept for the next time)")
     loaded = _load(workload, bootstrap)
     _remember(memo, loaded)
@@ -83,9 +83,9 @@ def _encode_partition(workload: Workload, p: int, loaded: Loaded) -> Iterator[En
 def _ends(bootstrap: str, topic: str) -> dict[int, int]:
     """Records that each partition of the topic holds from offset 0 on; empty when there is no such topic."""
     with KafkaConsumer(bootstrap_servers=bootstrap, allow_auto_create_topics=False) as consumer:
-        found = [TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic) or ()]
-        begins, ends = consumer.beginning_offsets(found), consumer.end_offsets(found)
-        return {tp.partition: ends[tp] for tp in found if begins[tp] == 0}
+        partitions = [TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic) or ()]
+        begins, ends = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)
+        return {tp.partition: ends[tp] for tp in partitions if begins[tp] == 0}
 
 
 _DIGESTS = ("digests", "sound", "bad")
@@ -93,10 +93,10 @@ _DIGESTS = ("digests", "sound", "bad")
 
 def _recall(memo: Path) -> Loaded | None:
     try:
-        kept = json.loads(memo.read_text())
+        document = json.loads(memo.read_text())
     except (FileNotFoundError, ValueError):
         return None
-    return Loaded(kept["topic"], *({int(p): Digest(*d) for p, d in kept[name].items()} for name in _DIGESTS))
+    return Loaded(document["topic"], *({int(p): Digest(*d) for p, d in document[name].items()} for name in _DIGESTS))
 
 
 def _remember(memo: Path, loaded: Loaded) -> None:

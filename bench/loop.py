@@ -36,10 +36,10 @@ Lot = Mapping[str, list[Any]]
 """Records by column, as `_KEY_AND_VALUE` and `_COORDINATES` name them."""
 
 
-def write(lots: Iterable[Lot], given: PeerTask, out: Path) -> None:
+def write(lots: Iterable[Lot], task: PeerTask, out: Path) -> None:
     """Write the lots, a row group each, below the new folder `out`."""
     out.mkdir(parents=True)
-    table, schema = _maker(given.schema, given.format)
+    table, schema = _maker(task.schema, task.format)
     with pq.ParquetWriter(out / "all.parquet", schema, compression="zstd", compression_level=1) as writer:
         for lot in lots:
             writer.write_table(table(lot))

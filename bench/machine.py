@@ -33,14 +33,14 @@ def machine() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Of Python, Java, Kafka and the packages that matter here."""
-    found = {name: v for name in _SHOWN if (v := _version(name))}
-    return {"python": platform.python_version(), "java": _java(), "kafka": VERSION} | found
+    installed = {name: v for name in _SHOWN if (v := _version(name))}
+    return {"python": platform.python_version(), "java": _java(), "kafka": VERSION} | installed
 
 
 def _cpu() -> str:
     info = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.exists() else None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    match = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.exists() else None
+    return match[1].strip() if match else platform.processor() or platform.machine()
 
 
 def _version(package: str) -> str | None:
@@ -51,6 +51,6 @@ def _version(package: str) -> str | None:
 
 
 def _java() -> str:
-    said = subprocess.run([java.find_java(), "-version"], capture_output=True, text=True, check=False).stderr
-    found = re.search(r'version "([^"]+)"', said)
-    return found[1] if found else "unknown"
+    output = subprocess.run([java.find_java(), "-version"], capture_output=True, text=True, check=False).stderr
+    match = re.search(r'version "([^"]+)"', output)
+    return match[1] if match else "unknown"

@@ -52,8 +52,8 @@ class Meter:
 
     cost: Cost
 
-    def __init__(self, root: int, beside: tuple[int, ...]) -> None:
-        self._root, self._beside, self._peaks = root, beside, dict[str, int]()
+    def __init__(self, root: int, others: tuple[int, ...]) -> None:
+        self._root, self._beside, self._peaks = root, others, dict[str, int]()
 
     def begin(self) -> None:
         self._before = self._clocks()
@@ -87,13 +87,13 @@ class _Clocks(NamedTuple):
 
     cpus: Mapping[str, float]
     machine: float
-    beside: float
+    others: float
 
 
 @contextmanager
-def metering(root: int, beside: tuple[int, ...] = ()) -> Iterator[Meter]:
+def metering(root: int, others: tuple[int, ...] = ()) -> Iterator[Meter]:
     """Measure the block as work of the process `root` and all below it."""
-    meter, stop = Meter(root, beside), Event()
+    meter, stop = Meter(root, others), Event()
 
     def watch() -> None:
         while not stop.wait(_LOOK_SECONDS):
@@ -117,7 +117,7 @@ def _between(
     if then is None or now is None:
         return None, None, None
     cpus = {kind: now.cpus.get(kind, 0.0) - then.cpus.get(kind, 0.0) for kind in {**then.cpus, **now.cpus}}
-    return cpus, now.machine - then.machine, now.beside - then.beside
+    return cpus, now.machine - then.machine, now.others - then.others
 
 
 def _measurable() -> bool:
@@ -152,10 +152,10 @@ def _tree(root: int, stats: Mapping[int, _Stat] | None = None) -> list[int]:
     children: dict[int, list[int]] = {}
     for pid, stat in stats.items():
         children.setdefault(stat.parent, []).append(pid)
-    found = [root] if root in stats else []
-    for pid in found:
-        found += children.get(pid, ())
-    return found
+    tree = [root] if root in stats else []
+    for pid in tree:
+        tree += children.get(pid, ())
+    return tree
 
 
 def _kind(pid: int) -> str:
@@ -168,10 +168,10 @@ def _kind(pid: int) -> str:
 
 def _peak(pid: int) -> int:
     try:
-        found = _PEAK.search((_PROC / str(pid) / "status").read_bytes())
+        match = _PEAK.search((_PROC / str(pid) / "status").read_bytes())
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    return int(found[1]) * 1024 if found else 0
+    return int(match[1]) * 1024 if match else 0
 
 
 def _machine_cpu() -> float:

@@ -46,9 +46,9 @@ def _fetch(wanted: Sequence[str], target: Path) -> None:
 
 
 def _run(command: Sequence[str], wanted: Sequence[str]) -> None:
-    said = subprocess.run(command, capture_output=True, text=True, check=False)
-    if said.returncode:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
         raise SetupError(
-            f"could not fetch {', '.join(wanted)}\n{(said.stdout + said.stderr)[-1500:]}",
+            f"could not fetch {', '.join(wanted)}\n{(result.stdout + result.stderr)[-1500:]}",
             remedy="check the network and repeat, or leave that peer out with --peer",
         )

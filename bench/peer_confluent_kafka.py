@@ -17,16 +17,16 @@ from bench.stand import PeerTask, Ready, serve
 
 
 @contextmanager
-def stand(given: PeerTask) -> Iterator[Ready]:
-    yield Ready(partial(_land, given), {name: version(name) for name in ("confluent-kafka", _reader(given), "pyarrow")})
+def stand(task: PeerTask) -> Iterator[Ready]:
+    yield Ready(partial(_land, task), {name: version(name) for name in ("confluent-kafka", _reader(task), "pyarrow")})
 
 
-def _reader(given: PeerTask) -> str:
-    return {"avro": "fastavro", "protobuf": "protobuf"}.get(given.format, "orjson")
+def _reader(task: PeerTask) -> str:
+    return {"avro": "fastavro", "protobuf": "protobuf"}.get(task.format, "orjson")
 
 
-def _land(given: PeerTask, out: Path) -> dict[str, Any]:
-    write((_columns(given.topic, messages) for messages in message_lots(given, ROWS)), given, out)
+def _land(task: PeerTask, out: Path) -> dict[str, Any]:
+    write((_columns(task.topic, messages) for messages in message_lots(task, ROWS)), task, out)
     return {}
 
 

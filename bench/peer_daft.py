@@ -21,24 +21,24 @@ _LOT = 100_000
 
 
 @contextmanager
-def stand(given: PeerTask) -> Iterator[Ready]:
+def stand(task: PeerTask) -> Iterator[Ready]:
     # Read when it is imported: nothing is told to anybody.
     os.environ |= {"DAFT_ANALYTICS_ENABLED": "0", "SCARF_NO_ANALYTICS": "true", "DAFT_PROGRESS_BAR": "0"}
     import daft
 
-    daft.set_runner_native(num_threads=given.cores)
-    yield Ready(partial(_land, given), {name: version(name) for name in ("daft", "confluent-kafka")})
+    daft.set_runner_native(num_threads=task.cores)
+    yield Ready(partial(_land, task), {name: version(name) for name in ("daft", "confluent-kafka")})
 
 
-def _land(given: PeerTask, out: Path) -> dict[str, Any]:
+def _land(task: PeerTask, out: Path) -> dict[str, Any]:
     import daft
 
-    whole = {given.topic: dict.fromkeys(given.ends, 0)}, {given.topic: given.ends}
+    bounds = {task.topic: dict.fromkeys(task.ends, 0)}, {task.topic: task.ends}
     frame = daft.read_kafka(
-        given.bootstrap,
-        given.topic,
-        start=whole[0],
-        end=whole[1],
+        task.bootstrap,
+        task.topic,
+        start=bounds[0],
+        end=bounds[1],
         group_id="bench",
         chunk_size=_LOT,
         kafka_client_config=READ_AHEAD,

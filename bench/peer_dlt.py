@@ -22,7 +22,7 @@ _OFFLINE = {"RUNTIME__DLTHUB_TELEMETRY": "false", "RUNTIME__LOG_LEVEL": "ERROR"}
 
 
 @contextmanager
-def stand(given: PeerTask) -> Iterator[Ready]:
+def stand(task: PeerTask) -> Iterator[Ready]:
     with TemporaryDirectory(prefix="sluice-bench-dlt-") as home:
         os.environ.update(_OFFLINE | {"DLT_DATA_DIR": home, "DLT_PROJECT_DIR": home})
         # Imported once the environment is set, and before the clock runs: it takes seconds.
@@ -30,10 +30,10 @@ def stand(given: PeerTask) -> Iterator[Ready]:
 
         # A user's own settings are not read; the id that dlt makes for users, telemetry or none, is nobody's.
         active()._global_dir = home
-        yield Ready(partial(_land, given), {name: version(name) for name in ("dlt", "confluent-kafka", "pyarrow")})
+        yield Ready(partial(_land, task), {name: version(name) for name in ("dlt", "confluent-kafka", "pyarrow")})
 
 
-def _land(given: PeerTask, out: Path) -> dict[str, Any]:
+def _land(task: PeerTask, out: Path) -> dict[str, Any]:
     import dlt
 
     pipeline = dlt.pipeline(
@@ -43,13 +43,13 @@ def _land(given: PeerTask, out: Path) -> dict[str, Any]:
         dataset_name="data",
     )
     messages = dlt.resource(
-        _messages(given), name="kafka_messages", table_name=lambda message: message["_kafka"]["topic"]
+        _messages(task), name="kafka_messages", table_name=lambda message: message["_kafka"]["topic"]
     )
     pipeline.run(messages, loader_file_format="parquet").raise_on_failed_jobs()
     return {}
 
 
-def _messages(given: PeerTask) -> Iterator[list[dict[str, Any]]]:
+def _messages(task: PeerTask) -> Iterator[list[dict[str, Any]]]:
     from dlt.common.time import ensure_pendulum_datetime
     from dlt.common.utils import digest128
 
@@ -68,7 +68,7 @@ def _messages(given: PeerTask) -> Iterator[list[dict[str, Any]]]:
             "_kafka_msg_id": digest128(f"{topic}{partition}{key}"),
         }
 
-    for lot in message_lots(given, _LOT):
+    for lot in message_lots(task, _LOT):
         yield [item(message) for message in lot]
 
 

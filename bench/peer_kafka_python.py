@@ -18,18 +18,18 @@ _POLL_RECORDS = 5_000
 
 
 @contextmanager
-def stand(given: PeerTask) -> Iterator[Ready]:
-    yield Ready(partial(_land, given), {name: version(name) for name in ("kafka-python", "lz4", "orjson", "pyarrow")})
+def stand(task: PeerTask) -> Iterator[Ready]:
+    yield Ready(partial(_land, task), {name: version(name) for name in ("kafka-python", "lz4", "orjson", "pyarrow")})
 
 
-def _land(given: PeerTask, out: Path) -> dict[str, Any]:
-    write(_lots(given), given, out)
+def _land(task: PeerTask, out: Path) -> dict[str, Any]:
+    write(_lots(task), task, out)
     return {}
 
 
-def _lots(given: PeerTask) -> Iterator[Lot]:
+def _lots(task: PeerTask) -> Iterator[Lot]:
     gathered: list[Any] = []
-    for records in _poll(given):
+    for records in _poll(task):
         gathered += records
         if len(gathered) >= ROWS:
             yield _columns(gathered)
@@ -38,12 +38,12 @@ def _lots(given: PeerTask) -> Iterator[Lot]:
         yield _columns(gathered)
 
 
-def _poll(given: PeerTask) -> Iterator[list[Any]]:
-    with KafkaConsumer(bootstrap_servers=given.bootstrap, group_id=None, max_poll_records=_POLL_RECORDS) as consumer:
-        partitions = [TopicPartition(given.topic, p) for p in given.ends]
+def _poll(task: PeerTask) -> Iterator[list[Any]]:
+    with KafkaConsumer(bootstrap_servers=task.bootstrap, group_id=None, max_poll_records=_POLL_RECORDS) as consumer:
+        partitions = [TopicPartition(task.topic, p) for p in task.ends]
         consumer.assign(partitions)
         consumer.seek_to_beginning(*partitions)
-        while any(consumer.position(tp) < given.ends[tp.partition] for tp in partitions):
+        while any(consumer.position(tp) < task.ends[tp.partition] for tp in partitions):
             yield from consumer.poll(timeout_ms=1000).values()
 
 

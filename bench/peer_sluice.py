@@ -37,50 +37,50 @@ from sluice.resources.open_ports import open_ports
 
 
 @contextmanager
-def stand(given: PeerTask) -> Iterator[Ready]:
+def stand(task: PeerTask) -> Iterator[Ready]:
     with fast_imports():  # as every command does that lands: what is loaded is no garbage
         import pyspark  # noqa: F401 - an engine would load it later
-    yield Ready(partial(_land, given), {name: version(name) for name in ("sluice", "pyspark", "pyarrow", "numba")})
+    yield Ready(partial(_land, task), {name: version(name) for name in ("sluice", "pyspark", "pyarrow", "numba")})
 
 
-def _land(given: PeerTask, out: Path) -> dict[str, Any]:
-    feed = feed_of(given, out)
+def _land(task: PeerTask, out: Path) -> dict[str, Any]:
+    feed = feed_of(task, out)
     stages = _Stages()
     with open_ports(feed) as edges:
         # In a lake that nobody else knows, the catch-up of a group that never committed is the whole topic.
-        result = land(feed, replace(edges, parallelism=given.cores), Request(RequestKind.CATCH_UP), _owner(), stages)
+        result = land(feed, replace(edges, parallelism=task.cores), Request(RequestKind.CATCH_UP), _owner(), stages)
     result.check()
     return {"stages": stages.seconds(), "tasks": _activities(result.batches)}
 
 
-def feed_of(given: PeerTask, out: Path) -> Feed:
+def feed_of(task: PeerTask, out: Path) -> Feed:
     settings = {
         "feed": "bench",
-        "kafka": {"bootstrap": given.bootstrap},
-        "topics": given.topic,
+        "kafka": {"bootstrap": task.bootstrap},
+        "topics": task.topic,
         "start": "earliest",
         "lake": str(out),
         "commit": "none",
-        "spark": {"master": f"local[{given.cores},3]"},
+        "spark": {"master": f"local[{task.cores},3]"},
         "landing": {"shared_files": False} if os.environ.get("SLUICE_BENCH_FILES_APART") else {},
     }
-    if given.format:
-        return _with_schema(given, settings, out)
-    if given.schema:
-        settings |= {"format": "json", "schema": given.schema}
+    if task.format:
+        return _with_schema(task, settings, out)
+    if task.schema:
+        settings |= {"format": "json", "schema": task.schema}
     feed = Feed.model_validate(settings, context={"root": out.parent})
-    contract = parse_contract(given.contract.encode(), feed.columns) if given.contract else None
+    contract = parse_contract(task.contract.encode(), feed.columns) if task.contract else None
     return feed.model_copy(update={"contract": contract})
 
 
-def _with_schema(given: PeerTask, settings: dict[str, Any], out: Path) -> Feed:
+def _with_schema(task: PeerTask, settings: dict[str, Any], out: Path) -> Feed:
     """A feed of a format with schemas of its own, whose lake has the records' schema since an earlier batch."""
-    made = READERS[given.format]
-    (text,) = made.read(FORMATS[given.format].schema, out, "")
-    reader = made.make((text,), WireFormat.CONFLUENT)
-    settings |= {"format": given.format, "schema": reader.columns.texts(), "registry": {"url": "http://127.0.0.1:9"}}
+    schema_reader = READERS[task.format]
+    (text,) = schema_reader.read(FORMATS[task.format].schema, out, "")
+    reader = schema_reader.make((text,), WireFormat.CONFLUENT)
+    settings |= {"format": task.format, "schema": reader.columns.texts(), "registry": {"url": "http://127.0.0.1:9"}}
     feed = Feed.model_validate(settings | {"reader": reader}, context={"root": out.parent})
-    KeptSchemas(open_lake(feed), feed.name).keep(RegisteredSchema(SCHEMA_ID, made.registered, (text,)))
+    KeptSchemas(open_lake(feed), feed.name).keep(RegisteredSchema(SCHEMA_ID, schema_reader.registered, (text,)))
     return feed
 
 

@@ -30,11 +30,11 @@ _CONF: dict[str, Any] = {
 
 
 @contextmanager
-def stand(given: PeerTask) -> Iterator[Ready]:
-    jars = sorted(Path(given.jars).glob("*.jar"))
-    builder = SparkSession.builder.appName("bench").master(f"local[{given.cores}]")
+def stand(task: PeerTask) -> Iterator[Ready]:
+    jars = sorted(Path(task.jars).glob("*.jar"))
+    builder = SparkSession.builder.appName("bench").master(f"local[{task.cores}]")
     with builder.config(map=_CONF | {"spark.jars": ",".join(map(str, jars))}).getOrCreate() as spark:
-        yield Ready(partial(_land, spark, given), {"pyspark": spark.version} | dict(map(_version, jars)))
+        yield Ready(partial(_land, spark, task), {"pyspark": spark.version} | dict(map(_version, jars)))
 
 
 def _version(jar: Path) -> tuple[str, str]:
@@ -42,17 +42,17 @@ def _version(jar: Path) -> tuple[str, str]:
     return name, version
 
 
-def _land(spark: SparkSession, given: PeerTask, out: Path) -> dict[str, Any]:
+def _land(spark: SparkSession, task: PeerTask, out: Path) -> dict[str, Any]:
     options = {
-        "kafka.bootstrap.servers": given.bootstrap,
-        "subscribe": given.topic,
+        "kafka.bootstrap.servers": task.bootstrap,
+        "subscribe": task.topic,
         "startingOffsets": "earliest",
-        "endingOffsets": json.dumps({given.topic: {str(p): end for p, end in given.ends.items()}}),
+        "endingOffsets": json.dumps({task.topic: {str(p): end for p, end in task.ends.items()}}),
         "includeHeaders": "true",
     }
     read = spark.read.format("kafka").options(**options).load()
-    if given.schema:
-        read = _typed_columns(read, given.schema, given.format)
+    if task.schema:
+        read = _typed_columns(read, task.schema, task.format)
     read.write.parquet(str(out), compression="zstd")
     return {}
 
@@ -60,11 +60,11 @@ def _land(spark: SparkSession, given: PeerTask, out: Path) -> dict[str, Any]:
 def _typed_columns(read: DataFrame, schema: dict[str, str], format_: str) -> DataFrame:
     """The fields of the value, and all other columns under `kafka_`."""
     own = expr(f"substring(value, {BEGIN + 1}, length(value) - {BEGIN})") if format_ else col("value")
-    said = ", ".join(f"`{f.name}` {spark_type(f.type)}" for f in fields(schema))
+    columns = ", ".join(f"`{f.name}` {spark_type(f.type)}" for f in fields(schema))
     if format_ == "avro":
         value = from_avro(own, FORMATS[format_].schema, {"mode": "FAILFAST"}).alias("value")
     else:
-        value = from_json(own.cast("string"), said).alias("value")
+        value = from_json(own.cast("string"), columns).alias("value")
     others = [c for c in read.columns if c != "value"]
     return read.select(value, *others).select("value.*", *(col(c).alias(f"kafka_{c}") for c in others))
 

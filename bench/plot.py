@@ -24,11 +24,11 @@ _STYLE = """
 
 def plot(races: Sequence[RaceResult]) -> Html:
     """Each peer's rate beside that of Spark's connector, race by race; those without it are left out."""
-    beside = [(race, spark) for race in races if (spark := race.of(SPARK.name))]
-    most = max((r.rate / spark.rate for race, spark in beside for r in race.results), default=1.0)
-    scale = (_WIDTH - _LEFT - _RIGHT) / max(most, 1.0)
+    pairs = [(race, spark) for race in races if (spark := race.of(SPARK.name))]
+    largest = max((r.rate / spark.rate for race, spark in pairs for r in race.results), default=1.0)
+    scale = (_WIDTH - _LEFT - _RIGHT) / max(largest, 1.0)
     drawn, y = [], _TOP
-    for race, spark in beside:
+    for race, spark in pairs:
         drawn.append(_text(race.name, _LEFT - 10, y + _BAR - 2, text_anchor="end"))
         for result in race.results:
             drawn += _bar(result, spark, y, scale)
@@ -57,9 +57,9 @@ def _bar(result: PeerResult, spark: PeerResult, y: int, scale: float) -> Iterato
     times = result.rate / spark.rate
     kind, width = "ours" if result.peer == SLUICE.name else "others", max(times * scale, 1.0)
     yield tag("rect", x=str(_LEFT), y=str(y), width=f"{width:.1f}", height=str(_BAR), class_=kind)
-    said = "" if result is spark else f"{times:.1f}× " if times < 9.95 else f"{times:.0f}× "
+    label = "" if result is spark else f"{times:.1f}× " if times < 9.95 else f"{times:.0f}× "
     yield _text(
-        f"{said}{result.title}, {result.rate:,.0f}/s", _LEFT + max(width, scale) + 6, y + _BAR - 2, class_="note"
+        f"{label}{result.title}, {result.rate:,.0f}/s", _LEFT + max(width, scale) + 6, y + _BAR - 2, class_="note"
     )
 
 

@@ -59,9 +59,9 @@ def _layout(bootstrap: str, topic: str, partitions: int) -> tuple[dict[int, int]
     """Each partition's leader, and each broker's address, once all have one: not every broker knows a new topic yet."""
     with KafkaAdminClient(bootstrap_servers=bootstrap) as admin:
         for _ in range(_PATIENCE_MS // _PAUSE_MS):
-            found = admin.describe_topics([topic])[0]["partitions"]
+            described = admin.describe_topics([topic])[0]["partitions"]
             brokers = {b["broker_id"]: (b["host"], b["port"]) for b in admin.describe_cluster()["brokers"]}
-            leaders = {p["partition_index"]: p["leader_id"] for p in found if p["leader_id"] in brokers}
+            leaders = {p["partition_index"]: p["leader_id"] for p in described if p["leader_id"] in brokers}
             if len(leaders) == partitions:
                 return leaders, brokers
             time.sleep(_PAUSE_MS / 1000)
@@ -116,9 +116,9 @@ def _request(topic: bytes, batches: Mapping[int, EncodedBatch]) -> bytes:
 def _check(answer: bytes, topic: bytes, bases: Mapping[int, int]) -> None:
     """Raise Failed unless every batch of the request stands at its base offset."""
     begin = 4 + 4 + 2 + len(topic) + 4  # correlation id, one topic, its name, number of partitions
-    found = {p[0]: (p[1], p[2]) for p in _PARTITION_ANSWER.iter_unpack(answer[begin:-4])}
+    errors = {p[0]: (p[1], p[2]) for p in _PARTITION_ANSWER.iter_unpack(answer[begin:-4])}
     for partition, base in bases.items():
-        code, offset = found.get(partition, (-1, -1))
+        code, offset = errors.get(partition, (-1, -1))
         if code or offset != base:
             raise Failed(
                 f"records of {topic.decode()}:{partition} were to stand at {base}: error {code}, offset {offset}",

@@ -109,7 +109,7 @@ class _Track:
     def _pass(self, alone: Sequence[Running]) -> Pass:
         """What the parts of Sluice's work take by themselves, on all cores at once; the mean of these."""
         with ThreadPoolExecutor(len(alone)) as pool:
-            took = [told["parts"] for told in pool.map(lambda one: one.land(self.folder), alone)]
+            took = [answer["parts"] for answer in pool.map(lambda one: one.land(self.folder), alone)]
         return {part: fmean(one[part] for one in took) for part in took[0]}
 
     @contextmanager

@@ -123,9 +123,9 @@ def race_view(report: BenchReport) -> Iterator[RenderableType]:
         yield heading(FLAT, _about_flat(flat))
         yield _peer_table(_FLAT, flat)
     calls = _provenances(report)
-    for names, said in calls:
+    for names, call in calls:
         yield heading("measured on", ", ".join(names) if len(calls) > 1 else "")
-        yield facts(*said)
+        yield facts(*call)
 
 
 def _peer_table(columns: Mapping[str, _Cell], races: Sequence[RaceResult]) -> RenderableType:
@@ -138,7 +138,7 @@ def lake_view(report: lake.LakeReport) -> Iterator[RenderableType]:
     speeds = [(s.lake, f"{s.rate:,.0f}", f"{s.seconds:.1f}", size(s.worker_bytes)) for s in report.speeds]
     yield table(("lake", "records/s", "seconds", "task's process"), speeds, right="records/s seconds task's")
     yield heading("requests to S3", "counted by the server; a part is put, read, copied and removed")
-    asked = {
+    requests = {
         "a first read of the ledger": "first_read",
         "a read that finds nothing new": "next_read",
         "a batch of one part": "one_part",
@@ -146,7 +146,7 @@ def lake_view(report: lake.LakeReport) -> Iterator[RenderableType]:
     }
     columns = ("", *(f"{c.entries:,} entries" for c in report.counts), "such as, at the last")
     rows = [(text, *(str(sum(c.of(name).values())) for c in report.counts), _kinds(report.counts[-1].of(name)))
-            for text, name in asked.items()]  # fmt: skip
+            for text, name in requests.items()]  # fmt: skip
     yield table(columns, rows, right=" ".join(f"{c.entries:,}" for c in report.counts))
 
 
@@ -260,7 +260,7 @@ def write(report: BenchReport, docs: Path) -> None:
     older = BenchReport.from_document(json.loads(data.read_text())) if data.exists() else BenchReport(())
     every = report.over(older, list(SUITE))
     data.write_text(json.dumps(every.document(), indent=1) + "\n")
-    made = f"{begin}\n{to_markdown(every)}\n{end}"
-    page.write_text(re.sub(f"{begin}.*{end}", lambda _: made, text, flags=re.DOTALL))
+    section = f"{begin}\n{to_markdown(every)}\n{end}"
+    page.write_text(re.sub(f"{begin}.*{end}", lambda _: section, text, flags=re.DOTALL))
     picture.parent.mkdir(exist_ok=True)
     picture.write_text(plot(every.races))

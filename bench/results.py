@@ -110,10 +110,10 @@ class PeerResult:
         }
 
     @classmethod
-    def from_document(cls, kept: Mapping[str, Any]) -> PeerResult:
+    def from_document(cls, document: Mapping[str, Any]) -> PeerResult:
         """What `document` said, from its raw figures."""
-        landings = tuple(CheckedLanding(**x | {"cost": Cost(**x["cost"])}) for x in kept["landings"])
-        return cls(kept["peer"], kept["title"], kept["versions"], kept["records"], landings)
+        landings = tuple(CheckedLanding(**x | {"cost": Cost(**x["cost"])}) for x in document["landings"])
+        return cls(document["peer"], document["title"], document["versions"], document["records"], landings)
 
 
 Pass = Mapping[str, float]
@@ -188,7 +188,7 @@ class RaceResult:
         return theirs / ours if ours and theirs else None
 
     def document(self) -> dict[str, Any]:
-        said: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "name": self.name,
             "about": self.about,
             "records": self.records,
@@ -200,27 +200,27 @@ class RaceResult:
             "cpu_ratios": {r.peer: _round(self.cpu_ratio(r), 2) for r in self.results[1:]},
         }
         if self.budget and (over := self.over_budget):
-            said["budget"] = {
+            fields["budget"] = {
                 "cpu_ns_per_record": {part: round(ns, 1) for part, ns in self.budget.parts.items()},
                 "sum": round(self.budget.sum, 1),
                 "cpu_over_sum": _round(over[0], 2),
                 "wall_times_cores_over_sum": round(over[1], 2),
                 "passes": [{part: round(ns, 1) for part, ns in p.items()} for p in self.budget.passes],
             }
-        return said | ({"run": asdict(self.run)} if self.run else {})
+        return fields | ({"run": asdict(self.run)} if self.run else {})
 
     @classmethod
-    def from_document(cls, kept: Mapping[str, Any]) -> RaceResult:
+    def from_document(cls, document: Mapping[str, Any]) -> RaceResult:
         """What `document` said, from its raw figures."""
-        budget, run = kept.get("budget"), kept.get("run")
+        budget, run = document.get("budget"), document.get("run")
         return cls(
-            name=kept["name"],
-            about=kept["about"],
-            records=kept["records"],
-            partitions=kept["partitions"],
-            codec=kept["codec"],
-            cores=kept["cores"],
-            results=tuple(map(PeerResult.from_document, kept["peers"])),
+            name=document["name"],
+            about=document["about"],
+            records=document["records"],
+            partitions=document["partitions"],
+            codec=document["codec"],
+            cores=document["cores"],
+            results=tuple(map(PeerResult.from_document, document["peers"])),
             budget=PartTimes(tuple(budget["passes"])) if budget else None,
             run=Provenance(**run) if run else None,
         )
@@ -236,9 +236,9 @@ class BenchReport:
         return {"format": FORMAT, "benchmarks": [r.document() for r in self.races]}
 
     @classmethod
-    def from_document(cls, kept: Mapping[str, Any]) -> BenchReport:
+    def from_document(cls, document: Mapping[str, Any]) -> BenchReport:
         """What `document` said; nothing of a document of another format."""
-        races = kept["benchmarks"] if kept.get("format") == FORMAT else []
+        races = document["benchmarks"] if document.get("format") == FORMAT else []
         return cls(tuple(map(RaceResult.from_document, races)))
 
     def over(self, older: BenchReport, order: Sequence[str]) -> BenchReport:
@@ -246,13 +246,15 @@ class BenchReport:
         behind them the others, by partitions and records."""
         mine = {r.name for r in self.races}
         both = [*self.races, *(r for r in older.races if r.name not in mine)]
-        place = {name: i for i, name in enumerate(order)}
-        return BenchReport(tuple(sorted(both, key=lambda r: (place.get(r.name, len(place)), r.partitions, r.records))))
+        positions = {name: i for i, name in enumerate(order)}
+        return BenchReport(
+            tuple(sorted(both, key=lambda r: (positions.get(r.name, len(positions)), r.partitions, r.records)))
+        )
 
 
 def _median(values: list[float | None], scale: float = 1.0) -> float | None:
-    known = [v for v in values if v is not None]
-    return median(known) * scale if known else None
+    numbers = [v for v in values if v is not None]
+    return median(numbers) * scale if numbers else None
 
 
 def _round(value: float | None, digits: int = 0) -> float | None:

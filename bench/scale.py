@@ -148,11 +148,11 @@ def scale_view(report: ScaleReport) -> Iterator[RenderableType]:
     yield _table(
         "CPU seconds", sizes, [s.cpu for s in report.scaled], lambda v: f"{v:,.2f}" if v >= 0.01 else f"{v:.5f}"
     )
-    asked = [{f"{w}: {k}": n for w, r in s.requests.items() for k, n in r.items() if n} for s in report.scaled]
-    yield _table("requests to Kafka", sizes, asked, count)
+    requests = [{f"{w}: {k}": n for w, r in s.requests.items() for k, n in r.items() if n} for s in report.scaled]
+    yield _table("requests to Kafka", sizes, requests, count)
     yield _table("bytes in the lake", sizes, [s.bytes for s in report.scaled], size)
-    told = [_plans(s) for s in report.scaled]
-    yield _table("plans", sizes, told, lambda v: f"{v:,.10g}")
+    plans = [_plans(s) for s in report.scaled]
+    yield _table("plans", sizes, plans, lambda v: f"{v:,.10g}")
 
 
 def _plans(s: Scaled) -> dict[str, float]:
@@ -186,7 +186,7 @@ class _World:
         t = self.topology
         self.cluster = EvenCluster(t.partitions, t.brokers, t.topics, BEGINS, t.partitions * PARTITION_BYTES)
         self.cluster.now += FIRST_HOURS * HOUR
-        said = {
+        settings = {
             "feed": "scale",
             "kafka": {"bootstrap": "127.0.0.1:9"},
             "topics": {"include": [r"topic-.*"]},
@@ -194,7 +194,7 @@ class _World:
             "lake": "/nowhere",
             "commit": "none",
         }
-        self.feed = Feed.model_validate(said, context={"root": Path("/")})
+        self.feed = Feed.model_validate(settings, context={"root": Path("/")})
 
     def edges(self) -> Ports:
         outside = (
@@ -269,15 +269,15 @@ class _World:
     def bytes(self) -> dict[str, int]:
         """The newest entry of each kind (those that follow each other), the first plan's, and a checkpoint."""
         ledger = self.ledger()
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         before = ""
         for number, entry in ledger.entries():
             written = len(self.lake.files[paths.log_path(self.feed.name, number)])
-            found[entry.kind] = written + (found[before] if entry.kind == before else 0)
+            sizes[entry.kind] = written + (sizes[before] if entry.kind == before else 0)
             before = entry.kind
             if isinstance(entry, PlanEntry):
-                found.setdefault("first plan", found["plan"])
-        return found | {"checkpoint": len(checkpoint.dump(ledger.read()))}
+                sizes.setdefault("first plan", sizes["plan"])
+        return sizes | {"checkpoint": len(checkpoint.dump(ledger.read()))}
 
 
 @dataclass(frozen=True)

@@ -185,12 +185,12 @@ def run(records: int, repeat: int, folder: Path, note: Note) -> SendReport:
         for turn in range(repeat + 1):  # the first warms up
             for peer in PEERS[turn % len(PEERS) :] + PEERS[: turn % len(PEERS)]:
                 sent = max(int(records * peer.share), 2)
-                some = stand.measure(peer, sent), stand.measure(peer, max(min(FEW, sent // 10), 1))
-                for kept, one in zip(took[peer.name], some, strict=True):
-                    kept += [one] if turn else []
-        whole = way_back.measure(kafka.bootstrap, stand.fill, folder, note)
+                results = stand.measure(peer, sent), stand.measure(peer, max(min(FEW, sent // 10), 1))
+                for samples, one in zip(took[peer.name], results, strict=True):
+                    samples += [one] if turn else []
+        republish = way_back.measure(kafka.bootstrap, stand.fill, folder, note)
     peers = tuple(PeerSends(p.name, p.title, *map(tuple, took[p.name])) for p in PEERS)
-    return SendReport(peers, whole, machine.machine())
+    return SendReport(peers, republish, machine.machine())
 
 
 class _Stand:
@@ -203,8 +203,8 @@ class _Stand:
     def payloads(self) -> Path:
         """A file of payloads, one a line, which each peer picks from."""
         path = self._folder / f"payloads-{PAYLOADS}.txt"
-        made = (e.value or b"" for e in events.orders(events.Mix(1), PAYLOADS, 0, 3_600_000))
-        path.write_bytes(b"\n".join(made) + b"\n")
+        values = (e.value or b"" for e in events.orders(events.Mix(1), PAYLOADS, 0, 3_600_000))
+        path.write_bytes(b"\n".join(values) + b"\n")
         return path
 
     def fill(self, topic: str, records: int) -> None:
@@ -219,22 +219,22 @@ class _Stand:
         with KafkaAdminClient(bootstrap_servers=self.bootstrap) as admin:
             admin.create_topics({topic: {"num_partitions": PARTITIONS}}, wait_for_metadata=True)
             try:
-                sent, said = _measured(peer, command, environment, records)
-                self._check(peer, topic, records, said)
+                sent, output = _measured(peer, command, environment, records)
+                self._check(peer, topic, records, output)
             finally:
                 admin.delete_topics([topic])
         rate = f"{records / sent.seconds:,.0f} records/s"
         self._note(f"{peer.title}: {records:,} records in {sent.seconds:.2f} s with its start, {rate}")
         return sent
 
-    def _check(self, peer: SendingPeer, topic: str, records: int, said: str) -> None:
+    def _check(self, peer: SendingPeer, topic: str, records: int, output: str) -> None:
         """The topic holds so many records, and the markers of its transactions."""
-        transactions = json.loads(said)["transactions"] if said.startswith("{") else 0
+        transactions = json.loads(output)["transactions"] if output.startswith("{") else 0
         with KafkaConsumer(bootstrap_servers=self.bootstrap, allow_auto_create_topics=False) as consumer:
             ends = consumer.end_offsets([TopicPartition(topic, p) for p in range(PARTITIONS)])
-        markers, found = transactions * PARTITIONS, sum(ends.values())
-        if not records <= found <= records + markers:
-            raise ProofFailed(f"{peer.title} sent {records:,} records, and {found:,} offsets are in its topic")
+        markers, written = transactions * PARTITIONS, sum(ends.values())
+        if not records <= written <= records + markers:
+            raise ProofFailed(f"{peer.title} sent {records:,} records, and {written:,} offsets are in its topic")
 
 
 def _measured(
@@ -245,14 +245,14 @@ def _measured(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
     with metering(process.pid) as meter:  # its own peak: that of its usage is ours, from before it was another program
-        said = process.stdout.read() if process.stdout else ""
+        output = process.stdout.read() if process.stdout else ""
         _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - began
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise Failed(f"{peer.title} ended with {process.returncode}; it said:\n{said[-2000:]}")
+        raise Failed(f"{peer.title} ended with {process.returncode}; it said:\n{output[-2000:]}")
     cpu = usage.ru_utime + usage.ru_stime
-    return Sends(records, seconds, cpu, max(meter.cost.peaks.values(), default=0)), said
+    return Sends(records, seconds, cpu, max(meter.cost.peaks.values(), default=0)), output
 
 
 # -- for people

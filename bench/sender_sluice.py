@@ -46,12 +46,12 @@ def _taken(sender: KafkaSender, topic: str, batches: Iterator[SealedBatch]) -> I
 
 def _transactional(access: KafkaAddress, topic: str, chunks: list[pa.RecordBatch], records: int) -> int:
     """In transactions as large as a republish's."""
-    each, count, sent = TRANSACTION_BYTES * CHUNK_ROWS // chunks[0].nbytes, 0, 0
+    per_transaction, count, sent = TRANSACTION_BYTES * CHUNK_ROWS // chunks[0].nbytes, 0, 0
     with closing(KafkaTarget(access, topic, f"bench-{topic}")) as target:
         partitions = target.partitions()
         target.begin()
         while sent < records:
-            now = min(each, records - sent)
+            now = min(per_transaction, records - sent)
             target.send(_batches(chunks, partitions, sent, now), str)
             sent += now
             count += 1

@@ -43,8 +43,8 @@ class PeerTask:
 
     @classmethod
     def from_json(cls, text: str) -> PeerTask:
-        given = json.loads(text)
-        return cls(**given | {"ends": {int(p): end for p, end in given["ends"].items()}})
+        document = json.loads(text)
+        return cls(**document | {"ends": {int(p): end for p, end in document["ends"].items()}})
 
 
 @dataclass(frozen=True, slots=True)

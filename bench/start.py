@@ -91,21 +91,21 @@ class StartReport:
 
 def run(repeat: int, folder: Path, note: Note) -> StartReport:
     """Each of the three so many times, in `folder`. Raises SetupError, Failed."""
-    with LocalKafka(folder / "kafka-1") as kafka, removing(folder / f"start-{secrets.token_hex(4)}") as place:
+    with LocalKafka(folder / "kafka-1") as kafka, removing(folder / f"start-{secrets.token_hex(4)}") as scratch:
         topic = ensure(TYPED_ORDERS.of(RECORDS), kafka.bootstrap, folder / "topics", note).topic
-        window = _project(place, kafka.bootstrap, repeat + 1)
+        window = _project(scratch, kafka.bootstrap, repeat + 1)
         adopting_orphans()
-        cold = tuple(_cold(place, number, window, note) for number in range(repeat + 1))
-        warm = tuple(_warm(place, kafka.bootstrap, topic, repeat, note))
-        return StartReport(cold, warm, tuple(_time_plans(place, kafka.bootstrap, repeat, note)))
+        cold = tuple(_cold(scratch, number, window, note) for number in range(repeat + 1))
+        warm = tuple(_warm(scratch, kafka.bootstrap, topic, repeat, note))
+        return StartReport(cold, warm, tuple(_time_plans(scratch, kafka.bootstrap, repeat, note)))
 
 
 @contextmanager
-def removing(place: Path) -> Iterator[Path]:
+def removing(folder: Path) -> Iterator[Path]:
     try:
-        yield place
+        yield folder
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _feed_text(bootstrap: str, topic: str, lake: Path | str) -> dict[str, Any]:
@@ -123,14 +123,14 @@ def _feed_text(bootstrap: str, topic: str, lake: Path | str) -> dict[str, Any]:
 # -- cold
 
 
-def _project(place: Path, bootstrap: str, feeds: int) -> str:
+def _project(folder: Path, bootstrap: str, feeds: int) -> str:
     """A project in which each run has a feed, and so a lake, of its own; the window of some `RECORDS` that all owe."""
-    (place / "feeds").mkdir(parents=True)
+    (folder / "feeds").mkdir(parents=True)
     topic, now = f"start-{secrets.token_hex(4)}", time.time_ns() // 1_000_000
     for number in range(feeds):
-        said = _feed_text(bootstrap, topic, f"lake-{number}") | {"group": f"{topic}-{number}"}
-        (place / "feeds" / f"cold{number}.yaml").write_text(json.dumps(said))
-    kafka = _make_feed(place, said).kafka
+        settings = _feed_text(bootstrap, topic, f"lake-{number}") | {"group": f"{topic}-{number}"}
+        (folder / "feeds" / f"cold{number}.yaml").write_text(json.dumps(settings))
+    kafka = _make_feed(folder, settings).kafka
     events.create(kafka, (topic,), 4)
     mix = events.Mix(1)
     events.send(
@@ -139,13 +139,13 @@ def _project(place: Path, bootstrap: str, feeds: int) -> str:
     return show_window(now - now % HOUR - 2 * HOUR)
 
 
-def _cold(place: Path, number: int, window: str, note: Note) -> Cold:
+def _cold(folder: Path, number: int, window: str, note: Note) -> Cold:
     note(f"a run in a new process ({'the first of a project' if number == 0 else number})")
     sluice = Path(sys.executable).with_name("sluice")
     command = [str(sluice), "run", f"cold{number}", "--window", window, "--json"]
     with metering(os.getpid()) as meter:
         began = time.perf_counter()
-        done = subprocess.run(command, cwd=place, capture_output=True, text=True, env=environment(), check=False)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment(), check=False)
         seconds = time.perf_counter() - began
         reap()
     if done.returncode:
@@ -176,10 +176,10 @@ def reap() -> None:
 # -- warm
 
 
-def _warm(place: Path, bootstrap: str, topic: str, repeat: int, note: Note) -> Iterator[Warm]:
+def _warm(folder: Path, bootstrap: str, topic: str, repeat: int, note: Note) -> Iterator[Warm]:
     note(f"catch-ups of {RECORDS:,} records on a warm session")
     for number in range(-2, repeat):
-        feed = _make_feed(place, _feed_text(bootstrap, topic, place / f"warm{number}") | {"commit": "none"})
+        feed = _make_feed(folder, _feed_text(bootstrap, topic, folder / f"warm{number}") | {"commit": "none"})
         with open_ports(feed) as edges:
             began = time.perf_counter()
             landed = land(feed, edges, _CATCH_UP, new_owner("bench"), lambda progress: None)
@@ -200,20 +200,20 @@ def _bare(feed: Feed, tasks: int) -> float:
     return time.perf_counter() - began
 
 
-def _make_feed(place: Path, said: Mapping[str, Any]) -> Feed:
-    return Feed.model_validate({"feed": "bench", **said}, context={"root": place})
+def _make_feed(folder: Path, settings: Mapping[str, Any]) -> Feed:
+    return Feed.model_validate({"feed": "bench", **settings}, context={"root": folder})
 
 
 # -- planning
 
 
-def _time_plans(place: Path, bootstrap: str, repeat: int, note: Note) -> Iterator[PlanTiming]:
+def _time_plans(folder: Path, bootstrap: str, repeat: int, note: Note) -> Iterator[PlanTiming]:
     note(f"planning {PARTITIONS:,} partitions")
     topic = f"start-{secrets.token_hex(4)}"
     with KafkaAdminClient(bootstrap_servers=bootstrap, request_timeout_ms=120_000) as admin:
         admin.create_topics([NewTopic(topic, PARTITIONS, 1)])
         try:
-            feed = _make_feed(place, _feed_text(bootstrap, topic, place / "planned"))
+            feed = _make_feed(folder, _feed_text(bootstrap, topic, folder / "planned"))
             for _ in range(repeat):
                 with open_ports(feed) as edges:
                     yield _plan(feed, edges)
@@ -225,8 +225,8 @@ def _plan(feed: Feed, edges: Ports) -> PlanTiming:
     cluster, group = Timed(edges.cluster), Timed(edges.group)
     began, cpu = time.perf_counter(), time.process_time()
     preview(feed, replace(edges, cluster=cluster, group=group), _CATCH_UP)
-    whole, kafka = time.perf_counter() - began, cluster.seconds + group.seconds
-    return PlanTiming(kafka, whole - kafka, time.process_time() - cpu)
+    seconds, kafka = time.perf_counter() - began, cluster.seconds + group.seconds
+    return PlanTiming(kafka, seconds - kafka, time.process_time() - cpu)
 
 
 @dataclass
@@ -239,10 +239,10 @@ class Timed:
     def __getattr__(self, name: str) -> Any:
         call = getattr(self.port, name)
 
-        def timed(*given: Any, **named: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter()
             try:
-                return call(*given, **named)
+                return call(*args, **kwargs)
             finally:
                 self.seconds += time.perf_counter() - began
 
@@ -262,9 +262,9 @@ def start_view(report: StartReport) -> Iterator[RenderableType]:
         (name, f"{_median(c.stages.get(name, 0.0) for c in others):.2f}", f"{took:.2f}")
         for name, took in first.stages.items()
     ]
-    whole = [("all", f"{_median(c.seconds for c in others):.2f}", f"{first.seconds:.2f}")]
+    totals = [("all", f"{_median(c.seconds for c in others):.2f}", f"{first.seconds:.2f}")]
     cpu = [("CPU, all processes", f"{_median(c.cpu or 0.0 for c in others):.2f}", f"{first.cpu or 0.0:.2f}")]
-    yield table(("stage", "seconds", "first"), [*stages, *whole, *cpu], right="seconds first")
+    yield table(("stage", "seconds", "first"), [*stages, *totals, *cpu], right="seconds first")
     yield heading(f"a catch-up of {RECORDS:,} records, warm")
     warm, bare = _median(w.seconds for w in report.warm), _median(w.bare for w in report.warm)
     yield facts(("catch-up", f"{warm:.2f} s"), ("Spark's own", f"{bare:.2f} s"), ("besides", f"{warm - bare:.2f} s"))
@@ -275,5 +275,5 @@ def start_view(report: StartReport) -> Iterator[RenderableType]:
 
 def _median(values: Iterable[float]) -> float:
     """0 of none."""
-    found = list(values)
-    return statistics.median(found) if found else 0.0
+    numbers = list(values)
+    return statistics.median(numbers) if numbers else 0.0

@@ -47,9 +47,9 @@ def _typed_race(name: str, workload: Workload, *more: Peer) -> Race:
     return Race(name, f"{len(workload.schema)} fields of JSON typed", workload, (SLUICE, SPARK, *more))
 
 
-def _race_of(name: str, said: str, workload: Workload, *others: Peer) -> Race:
+def _race_of(name: str, title: str, workload: Workload, *others: Peer) -> Race:
     """The nine fields of `typed` in a format with schemas of its own."""
-    about = f"9 fields of {said} typed, and Kafka's other columns, into Parquet (zstd 1)"
+    about = f"9 fields of {title} typed, and Kafka's other columns, into Parquet (zstd 1)"
     return Race(name, about, workload, (SLUICE, *others))
 
 
@@ -75,13 +75,13 @@ FLAT_RECORDS = 10_000_000
 _LEAST, _PARTITIONS, _MANY = 1_000_000, 4, (1, 32, 200)
 
 
-def flat(most: int | None = None) -> list[Race]:
+def flat(limit: int | None = None) -> list[Race]:
     """Sluice alone over topics that grow to so many records, and over more and more partitions of the smallest."""
-    top = most or FLAT_RECORDS
-    least = min(_LEAST, -(-top // 10))
-    middle = float(f"{math.sqrt(least * top):.0e}")
-    sizes = [(records, _PARTITIONS) for records in sorted({least, int(middle), top})]
-    return [_flat(*size) for size in (*sizes, *((least, partitions) for partitions in _MANY))]
+    top = limit or FLAT_RECORDS
+    minimum = min(_LEAST, -(-top // 10))
+    middle = float(f"{math.sqrt(minimum * top):.0e}")
+    sizes = [(records, _PARTITIONS) for records in sorted({minimum, int(middle), top})]
+    return [_flat(*size) for size in (*sizes, *((minimum, partitions) for partitions in _MANY))]
 
 
 def _flat(records: int, partitions: int) -> Race:
@@ -94,11 +94,11 @@ def races(names: Sequence[str], records: int | None = None) -> list[Race]:
 
     Over as many records as their workloads have, or so many; of `flat`, in its largest topic. Raises UsageError.
     """
-    found: list[Race] = []
+    chosen: list[Race] = []
     for name in (*SUITE, FLAT) if ALL in names else names or [r.name for r in _MAIN]:
         if name != FLAT and name not in SUITE:
             raise UsageError(
                 f"no benchmark {name!r}", remedy=f"benchmarks: {', '.join(SUITE)}, {FLAT}, {ALL}; lake alone"
             )
-        found += flat(records) if name == FLAT else [replace(SUITE[name], workload=SUITE[name].workload.of(records))]
-    return found
+        chosen += flat(records) if name == FLAT else [replace(SUITE[name], workload=SUITE[name].workload.of(records))]
+    return chosen

@@ -65,12 +65,12 @@ class TableReport:
 
 def run(folder: Path, note: Callable[[str], None], snapshots: Sequence[int] = SNAPSHOTS) -> TableReport:
     """A table of each format in `folder`, measured while it grows."""
-    place = folder / f"table-{secrets.token_hex(4)}"
+    scratch = folder / f"table-{secrets.token_hex(4)}"
     try:
-        worlds: dict[str, _World] = {ICEBERG: _IcebergWorld(place / "iceberg"), DELTA: _DeltaWorld(place / "delta")}
+        worlds: dict[str, _World] = {ICEBERG: _IcebergWorld(scratch / "iceberg"), DELTA: _DeltaWorld(scratch / "delta")}
         return TableReport({f: tuple(_measured(f, w, n, note) for n in snapshots) for f, w in worlds.items()})
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 class _World(Protocol):
@@ -107,8 +107,8 @@ def _timed(work: Callable[[], object]) -> tuple[float, float]:
 class _Made:
     """The files of a table: links to one, in a folder of their own."""
 
-    def __init__(self, place: Path) -> None:
-        self._folder, self._one = place / ORDERS, place / "one.parquet"
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._one = folder / ORDERS, folder / "one.parquet"
         self._folder.mkdir(parents=True)
         self.files = self.commits = 0
         rows = [{"topic": "orders", "partition": 0, "offset": o, "timestampType": 0} for o in range(100)]
@@ -127,10 +127,10 @@ class _Made:
 
 
 class _IcebergWorld:
-    def __init__(self, place: Path) -> None:
-        self.made, self._place = _Made(place), place
-        self._catalog = {"type": "sql", "uri": f"sqlite:///{place}/catalog.db"}
-        self._warehouse = {"warehouse": str(place / "tables")}
+    def __init__(self, folder: Path) -> None:
+        self.made, self._place = _Made(folder), folder
+        self._catalog = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db"}
+        self._warehouse = {"warehouse": str(folder / "tables")}
         self.table: Table = IcebergTable("db.orders", self._catalog, self._warehouse)
         self.table.look()
         self.table.create(RAW_TYPES, {})
@@ -150,14 +150,14 @@ class _IcebergWorld:
             snapshots -= STAGED
 
     def metadata_bytes(self) -> int:
-        found = (self._place / "tables").rglob("*.metadata.json")
-        return max(found, key=lambda p: p.stat().st_mtime).stat().st_size
+        files = (self._place / "tables").rglob("*.metadata.json")
+        return max(files, key=lambda p: p.stat().st_mtime).stat().st_size
 
 
 class _DeltaWorld:
-    def __init__(self, place: Path) -> None:
-        self.made, self._place = _Made(place), place
-        self.table: Table = DeltaLakeTable(LocalLake(place), ORDERS, {})
+    def __init__(self, folder: Path) -> None:
+        self.made, self._place = _Made(folder), folder
+        self.table: Table = DeltaLakeTable(LocalLake(folder), ORDERS, {})
         self.table.look()
         self.table.create(RAW_TYPES, {LEDGER: "bench"})
         _add(self, FILES)
@@ -173,9 +173,9 @@ class _DeltaWorld:
 
 def table_view(report: TableReport) -> Iterator[RenderableType]:
     """A table for each format, with a column for each age, for the terminal."""
-    said = {ICEBERG: "in a folder, its catalog in SQLite", DELTA: "in a folder"}
+    descriptions = {ICEBERG: "in a folder, its catalog in SQLite", DELTA: "in a folder"}
     for format, grown in report.grown.items():
-        yield heading(format, said[format])
+        yield heading(format, descriptions[format])
         rows = [["files", *(count(t.files) for t in grown)]]
         rows.append(["metadata", *(size(t.metadata_bytes) for t in grown)])
         for what in grown[0].seconds:

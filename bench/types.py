@@ -27,8 +27,8 @@ _SPARK = {
 
 def fields(schema: Mapping[str, str] | Iterable[tuple[str, str]]) -> tuple[Field, ...]:
     """The fields of a schema as a workload or an assignment says it; none of an empty one."""
-    named = dict(schema)
-    return parse_schema(named).fields if named else ()
+    types = dict(schema)
+    return parse_schema(types).fields if types else ()
 
 
 def duckdb_type(t: Type) -> str:

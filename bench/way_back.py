@@ -66,19 +66,19 @@ def measure(
 
 def _project(folder: Path, bootstrap: str, topic: str) -> None:
     (folder / "feeds").mkdir(parents=True)
-    said = {
+    settings = {
         "kafka": {"bootstrap": bootstrap},
         "topics": topic,
         "start": "earliest",
         "commit": "none",
         "spark": {"master": f"local[{CORES},3]"},
     }
-    (folder / "feeds" / "way_back.yaml").write_text(json.dumps(said))
+    (folder / "feeds" / "way_back.yaml").write_text(json.dumps(settings))
 
 
 def _sent_back(project: Path, topic: str, again: str, records: int, note: Note) -> Whole:
-    each = -(-records // PARTITIONS)
-    ranges = [w for p in range(PARTITIONS) for w in ("--offsets", f"{topic}:{p}:0-{each}")]
+    per_partition = -(-records // PARTITIONS)
+    ranges = [w for p in range(PARTITIONS) for w in ("--offsets", f"{topic}:{p}:0-{per_partition}")]
     words = ["republish", "way_back", "--topic", again, *ranges, "--keep-partitions", "--yes"]
     process = subprocess.Popen(_command(words), cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with metering(process.pid) as meter:

@@ -81,9 +81,9 @@ class Workload:
     @property
     def fingerprint(self) -> str:
         """Ten hex digits that change with anything that changes a record or its packing."""
-        said = asdict(self)
-        said |= {"format": FORMATS[self.format].schema} if said.pop("format") else {}
-        return hashlib.sha256(repr((said, _ROLLED, EPOCH_MS)).encode()).hexdigest()[:10]
+        fields = asdict(self)
+        fields |= {"format": FORMATS[self.format].schema} if fields.pop("format") else {}
+        return hashlib.sha256(repr((fields, _ROLLED, EPOCH_MS)).encode()).hexdigest()[:10]
 
     def of(self, records: int | None) -> Workload:
         """The same with another number of records; None: as it is. Raises UsageError below one a partition."""
@@ -99,10 +99,10 @@ class Workload:
 
 
 def _rows(shape: RecordShape, partition: int, first: int, last: int) -> pa.Table:
-    given = {"p": str(partition), "first": first, "last": last, "epoch": EPOCH_MS}
-    made = _ROLLED.format(**asdict(shape))
+    parameters = {"p": str(partition), "first": first, "last": last, "epoch": EPOCH_MS}
+    columns = _ROLLED.format(**asdict(shape))
     with duckdb.connect() as db:
-        return db.sql(made, params=given).to_arrow_table()
+        return db.sql(columns, params=parameters).to_arrow_table()
 
 
 def _one_of(bits: str, *texts: str) -> str:
@@ -166,8 +166,8 @@ TYPED_ORDERS = replace(
     ),
 )
 AVRO_ORDERS, PROTOBUF_ORDERS, JSON_SCHEMA_ORDERS = (
-    replace(TYPED_ORDERS, name=f"{name}-orders", format=name, about=f"{said} behind the number of their schema")
-    for name, said in (
+    replace(TYPED_ORDERS, name=f"{name}-orders", format=name, about=f"{text} behind the number of their schema")
+    for name, text in (
         ("avro", "orders of about 75 bytes of Avro"),
         ("protobuf", "orders of about 95 bytes of Protobuf"),
         ("json_schema", ORDERS.about),

@@ -29,8 +29,8 @@ def refusals(expectations: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, s
     for position, item in enumerate(expectations):
         try:
             if not suite(name="one", expectations=[dict(item)]).expectations:  # unknown expectations are left out
-                yield position, "it has no such expectation"
-        except Exception as error:  # noqa: BLE001 - what it raises is as various as what can be wrong
+                yield position, "Great Expectations has no expectation of this type"
+        except Exception as error:  # noqa: BLE001 - it raises errors of any class
             yield position, _error_line(error)
 
 

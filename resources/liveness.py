@@ -191,7 +191,7 @@ class Informed:
     """`ports.Liveness` that asks Dagster, too: an owner whose run has ended is dead, even if it still works.
 
     A run that only another instance knows is judged by its heartbeat. If Dagster is wrong (a run that is marked as
-    failed goes on), only its work is lost: the ledger voids what it publishes after another run took over.
+    failed goes on), only its work is lost: the ledger voids its publications after another run took over.
     """
 
     liveness: Liveness
@@ -282,7 +282,7 @@ def _began(pid: int) -> float | None:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """The fields of /proc/<pid>/stat from the state on; none if there is no such file."""
+    """The fields of /proc/<pid>/stat from the state on; none if the file does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:

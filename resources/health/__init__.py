@@ -53,7 +53,7 @@ class _Look:
         diagnoses = list(self.diagnoses)
         if self._thread.is_alive():
             diagnoses.append(
-                report_failure(self.title, f"no answer within {seconds:.0f} s", "see whether what it asks is up")
+                report_failure(self.title, f"no answer within {seconds:.0f} s", "check that the service is up")
             )
         return diagnoses
 
@@ -70,5 +70,5 @@ class _Look:
             )
         except Exception as error:  # noqa: BLE001 - the others' findings are told whatever this one met
             self.diagnoses.append(
-                report_failure(self.title, f"unforeseen {type(error).__name__}", "report it, with what was done")
+                report_failure(self.title, f"unforeseen {type(error).__name__}", "report it, with the command")
             )

@@ -56,7 +56,7 @@ def examine_offsets(feed: Feed) -> Iterator[Diagnosis]:
             "offsets",
             f"{view.coordinator}: group {feed.group} has {many(len(others), 'consumer')}: {others[0].member_id}. A run "
             "waits for them, and lands nothing while they are there",
-            f"stop them; who they are: sluice groups describe --feed {feed.name}",
+            f"stop them; to list them: sluice groups describe --feed {feed.name}",
         )
     elif view.state == GroupState.DEAD:
         yield report_ok("offsets", f"{view.coordinator}; group {feed.group} is not there yet")
@@ -69,7 +69,7 @@ OLDEST = (2, 8)
 SOME_SKEW = 30.0
 """Clock difference, in seconds, that is not reported."""
 _NAMED = 5
-UNSEEN = "not told: this client may not see it; see `rights`"
+UNSEEN = "unknown: this client may not see it; see `rights`"
 """Hidden resources are reported once, with the command that grants access."""
 
 
@@ -104,7 +104,7 @@ def examine_kafka(settings: KafkaSettings, feeds: tuple[Feed, ...]) -> list[Diag
         failures = examine(cluster, [Check("address", addresses)])
         if all(d.health is Health.FAILED for d in failures):
             rest = ", ".join([*(c.title for c in CHECKS), *(c.title for c in OF_FEED)])
-            return [*failures, report_skipped(rest, "not asked, since no address answers")]
+            return [*failures, report_skipped(rest, "not checked: no address answers")]
         checks = [*CHECKS, *(_of_feed(c, f, alone=len(feeds) == 1) for f in feeds for c in OF_FEED)]
         return [*failures, *examine(cluster, checks)]
 
@@ -190,7 +190,7 @@ def clock(cluster: Cluster) -> Iterator[Diagnosis]:
     except SluiceError:
         ahead = None
     if ahead is None:
-        yield report_skipped("clock", "not told: it takes DESCRIBE on the cluster, and KRaft of Kafka 3.3 or newer")
+        yield report_skipped("clock", "unknown: this needs DESCRIBE on the cluster, and KRaft of Kafka 3.3 or newer")
         return
     difference = f"this machine's is {show_about(int(abs(ahead) * 1000))} {'ahead of' if ahead > 0 else 'behind'}"
     limit = min(f.window.max_skew for f in cluster.feeds) / 1000
@@ -326,7 +326,7 @@ def rights(of: OneFeed) -> Iterator[Diagnosis]:
     for right in rights_of(of.feed):
         lacking = _LACKING[right.kind](of, right)
         if lacking is None:
-            yield report_skipped("rights", f"{right}, {right.need}: the brokers do not tell")
+            yield report_skipped("rights", f"{right}, {right.need}: the brokers do not report it")
         elif not lacking:
             yield report_ok("rights", f"{right}, {right.need}")
         else:

@@ -77,7 +77,7 @@ def folder(path: Path) -> Iterator[Diagnosis]:
 def listing(path: Path) -> Iterator[Diagnosis]:
     """Check that its ledgers can be listed and read."""
     if not path.is_dir():
-        yield report_skipped("listing", "there is nothing yet")
+        yield report_skipped("listing", "the lake is empty")
         return
     lake = LocalLake(path)
     first = next(iter(lake.list(LEDGERS)), None)
@@ -97,7 +97,7 @@ def links(path: Path) -> Iterator[Diagnosis]:
     if logs:
         yield report_ok("hard links", "they work: the ledger has entries")
     else:
-        yield report_skipped("hard links", "only a write tells whether the file system has them; the first run tries")
+        yield report_skipped("hard links", "only a write shows whether the file system has them; the first run tries")
 
 
 IN_A_FOLDER: tuple[Check[Path], ...] = (
@@ -163,7 +163,7 @@ def conditional_writes(lake: Bucketed) -> Iterator[Diagnosis]:
         yield report_ok("conditional writes", f"the store keeps them: tested by a run, which left {PROBE_NOTE}")
         return
     yield report_skipped(
-        "conditional writes", "only a write tells; the first run tests them before it writes anything else"
+        "conditional writes", "only a write shows it; the first run tests them before it writes anything else"
     )
 
 
@@ -209,7 +209,7 @@ def _ledger(
     """The state of one ledger. Errors of the lake or of Kafka have lines of their own in other groups."""
     title = TITLE if alone else f"{feed.name}: {TITLE}"
     if time.monotonic() > until:
-        return report_skipped(title, "not read: the others took all the time", f"sluice status {feed.name}")
+        return report_skipped(title, "not read: the time limit was reached", f"sluice status {feed.name}")
     try:
         with open_ports(feed) as edges:
             return _in_lake_and_group(title, feed, edges)
@@ -228,7 +228,7 @@ def _in_lake_and_group(title: str, feed: Feed, edges: Ports) -> Diagnosis:
         partitions = edges.cluster.partitions(list_topics(feed, edges.cluster), feed.isolation)
         committed = edges.group.committed([p.tp for p in partitions])
     except SluiceError:
-        return report_ok(title, f"{entries}; not compared with the group's offsets, which Kafka did not tell")
+        return report_ok(title, f"{entries}; not compared with the group's offsets, which Kafka did not return")
     state = check_marks(ledger, ledger.read(), committed)
     check_owner(ledger, state, committed, commits=feed.commit is not CommitMode.NONE)
     return report_ok(title, f"{entries}; no committed offset is of another ledger, or of an entry that is missing")
@@ -243,5 +243,5 @@ def without_files(names: Collection[str], feeds: Sequence[Feed]) -> Iterator[Dia
         yield report_warning(
             f"{TITLE}s",
             f"without a feed file here: {', '.join(others[:_SHOWN])}{more}",
-            f"if a feed was renamed: {docs_command('deploying')} (Moving a feed); what landed stays readable",
+            f"if a feed was renamed: {docs_command('deploying')} (Moving a feed); landed rows stay readable",
         )

@@ -51,7 +51,7 @@ def master(request: SparkAsked) -> Iterator[Diagnosis]:
     if "://" in name:
         yield report_ok("master", f"{name} answers")
     else:
-        yield report_skipped("master", f"{name}: only a session tells", "sluice doctor --spark")
+        yield report_skipped("master", f"{name}: only a session shows it", "sluice doctor --spark")
 
 
 def session(request: SparkAsked) -> Iterator[Diagnosis]:
@@ -68,13 +68,11 @@ def session(request: SparkAsked) -> Iterator[Diagnosis]:
     feed, began = request.feed, time.monotonic()
     check_answers(feed.spark)
     result = SparkEngine(feed.spark, partial(ExecutorPorts.of, feed.kafka, open_lake(feed))).preflight()
-    yield report_ok("session", f"started, and asked, in {time.monotonic() - began:.0f} s")
+    yield report_ok("session", f"started and checked in {time.monotonic() - began:.0f} s")
     for finding in result.findings:
         yield (report_failure if finding.fatal else report_warning)("executors", finding.message, finding.remedy)
     if result.answers and not result.findings:
-        yield report_ok(
-            "executors", f"{_on(result.answers)}: Python, packages, clock, Kafka and lake are as they should be"
-        )
+        yield report_ok("executors", f"{_on(result.answers)}: Python, packages, clock, Kafka and lake pass")
 
 
 def _on(answers: tuple[Answer, ...]) -> str:

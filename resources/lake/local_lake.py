@@ -175,7 +175,7 @@ class LocalLake:
                 return target.open("rb")
             except (FileNotFoundError, NotADirectoryError):
                 pass
-        raise FileNotFoundError(errno.ENOENT, "no such file in the lake", path)
+        raise FileNotFoundError(errno.ENOENT, "the file is not in the lake", path)
 
     def show(self, source: str, target: str) -> None:
         """Hard-link the file, or copy it where links cannot reach.
@@ -191,7 +191,7 @@ class LocalLake:
                     _make_folder(destination.parent)
                     _show(origin, destination)
                     return _sync(destination.parent)
-        raise FileNotFoundError(errno.ENOENT, "no such file in the lake", source)
+        raise FileNotFoundError(errno.ENOENT, "the file is not in the lake", source)
 
     def remove(self, path: str) -> None:
         """Remove the file, and the folders that this leaves empty."""
@@ -231,8 +231,8 @@ class LocalLake:
         return Path(self._inside(path))
 
     def _inside(self, path: str) -> str:
-        """The path below the root. Checked before each call; no guard against folders swapped meanwhile. Text: a ledger
-        is read by dozens of names, and a Path costs as much as the checks."""
+        """The path below the root. Checked before each call; folders that are swapped during the call are not detected.
+        Text: a ledger is read by dozens of names, and a Path costs as much as the checks."""
         inside = os.path.join(self.root, "")
         with suppress(UnicodeEncodeError):
             os.fsencode(path)
@@ -428,7 +428,7 @@ def _check_same(origin: Path, target: Path) -> None:
     if not target.samefile(origin) and target.stat().st_size != origin.stat().st_size:
         raise ProofFailed(
             f"{target.name} is visible already, with another size than the staged file",
-            remedy="somebody wrote into the lake's data folder: move that file away and run again",
+            remedy="another writer wrote into the lake's data folder: move that file away and run again",
         )
 
 

@@ -320,7 +320,7 @@ def _refusal(error: boto.ClientError, where: str, detail: str) -> SluiceError:
     if code in _LATER or status == 429 or (status >= 500 and code not in _FULL and status != 507):
         return LakeUnavailable(
             f"the lake said “later” for {where} ({message})",
-            remedy="run again; if it stays, raise tuning.s3_retries or ask who runs the store",
+            remedy="run again; if it stays, raise tuning.s3_retries or ask the operators of the store",
         )
     if code in _FULL or status == 507:
         return LakeFull(f"no room in the lake for {where} ({message})", remedy="free space or raise the quota")

@@ -60,7 +60,7 @@ class S3Lake:
             return create(self.bucket, key, data, write)
         except LakeUnavailable as error:
             raise Unknown(
-                f"nobody said whether {path} was created in the lake: {error.message}",
+                f"no answer confirmed whether {path} was created in the lake: {error.message}",
                 remedy="run again: the ledger is read back first",
             ) from error
 
@@ -124,7 +124,7 @@ class S3Lake:
         key = self._key(path)
         with suppress(NotThere):
             return cast(BinaryIO, ObjectReader(self.bucket, key))
-        raise FileNotFoundError(errno.ENOENT, "no such file in the lake", path)
+        raise FileNotFoundError(errno.ENOENT, "the file is not in the lake", path)
 
     def show(self, source: str, target: str) -> None:
         """Copy the object within the store.
@@ -134,17 +134,17 @@ class S3Lake:
         origin, key = self._key(source), self._key(target)
         there, here = self._size(key), self._size(origin)
         if here is None:
-            raise FileNotFoundError(errno.ENOENT, "no such file in the lake", source)
+            raise FileNotFoundError(errno.ENOENT, "the file is not in the lake", source)
         if there is not None and there != here:
             raise ProofFailed(
                 f"{target} is visible already, with another size than the staged file",
-                remedy="somebody wrote into the lake's data folder: move that file away and run again",
+                remedy="another writer wrote into the lake's data folder: move that file away and run again",
             )
         if there is None:
             try:
                 self._copy(origin, key, here)
             except NotThere:
-                raise FileNotFoundError(errno.ENOENT, "no such file in the lake", source) from None
+                raise FileNotFoundError(errno.ENOENT, "the file is not in the lake", source) from None
 
     def _copy(self, origin: str, key: str, size: int) -> None:
         parameters: dict[str, Any] = {"CopySource": {"Bucket": self.bucket.name, "Key": origin}}
@@ -284,7 +284,7 @@ def _check_sight(bucket: Bucket, key: str) -> None:
     listed = any(one["Key"] == key for page in pages for one in page.get("Contents", ()))
     if not listed:
         raise SetupError(
-            f"the store of s3://{bucket.name} does not list what was just written: a reader could miss ledger entries",
+            f"the store of s3://{bucket.name} does not list new objects: a reader could miss ledger entries",
             remedy="use a store whose listings are consistent, or a lake in a folder",
         )
 

@@ -135,7 +135,7 @@ class Upload(io.RawIOBase):
                 self._part.write(rest[:room])
             except OSError as error:
                 raise LakeFull(
-                    f"no room on this machine for what waits to be uploaded to {self._key}: {error.strerror}",
+                    f"no space on this machine for data to be uploaded to {self._key}: {error.strerror}",
                     remedy="free space in the temporary folder (TMPDIR), or lower the number of tasks",
                 ) from error
             rest = rest[room:]
@@ -219,8 +219,8 @@ class Upload(io.RawIOBase):
             ours = written_by(self._bucket, self._key) == self._write
         except SluiceError as unread:
             raise Unknown(
-                f"nobody said whether {self._key} is whole in the lake ({unread.message})",
-                remedy="run again: what is there is looked at first",
+                f"no answer confirmed whether {self._key} is complete in the lake ({unread.message})",
+                remedy="run again: the existing file is checked first",
             ) from error
         if not ours:
             self._id = upload
@@ -308,5 +308,5 @@ class ObjectReader(io.RawIOBase):
         except (Taken, NotThere, OutOfRange):
             raise LakeUnavailable(
                 f"{self._key} was replaced or removed while it was read",
-                remedy="run again: the ledger says what counts",
+                remedy="run again: the ledger decides which files count",
             ) from None

@@ -42,7 +42,7 @@ _PATIENCE = {"bootstrap_timeout_ms": 10_000}
 
 
 class SampleEvent(NamedTuple):
-    """One record to send; `timestamp` in ms, `malformed` says that the value is no valid order."""
+    """One record to send; `timestamp` in ms, `malformed` if the value is no valid order."""
 
     key: bytes
     value: bytes | None

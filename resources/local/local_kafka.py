@@ -205,7 +205,7 @@ class LocalKafka:
         """End this folder's brokers, and only those; a cluster that is not kept is removed with its data."""
         if (self._root / "cluster.json").exists():
             with self._lock():
-                # By what the folders say, not by cluster.json: that one may be damaged.
+                # By the folders, not by cluster.json, which may be damaged.
                 orderly = self._keep or _classes(_SERVER, self._root).archive is None
                 _end(self._root.glob("node-[0-9]*"), STOP_SECONDS if orderly else 0)
                 if not self._keep:
@@ -260,8 +260,8 @@ class LocalKafka:
     def reload_certificate(self, broker: int, keystore: Path, listeners: Sequence[str] = LISTENERS) -> None:
         """Let a running broker load its key and certificate from that file, for new connections (KIP-226).
 
-        Returns when each of the listeners shows that certificate. Asked by certificate: what the listener for
-        passwords shows now may be no good.
+        Returns when each of the listeners shows that certificate. Connects by certificate: the certificate of
+        the listener for passwords may be invalid.
         """
         from kafka import KafkaAdminClient
         from kafka.admin import ConfigResource, ConfigResourceType
@@ -488,7 +488,7 @@ class _BrokerNode:
         excerpt = [*worst[:5], *(line for line in lines[-15:] if line not in worst[:5])]
         return SetupError(
             "\n".join([f"local broker {self.id} {what}; it said:", *(line[:400] for line in excerpt)]),
-            remedy=f"fix what it names; when its data is damaged, remove {self.root} and start again",
+            remedy=f"fix the cause that it names; if its data is damaged, remove {self.root} and start again",
         )
 
 

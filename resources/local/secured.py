@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ADMIN, USER = "admin", "sluice"
 USERS = (ADMIN, USER)
-"""`admin` may do everything, `sluice` what it is granted. Both log in by password or by certificate."""
+"""`admin` may do everything, `sluice` has granted rights only. Both log in by password or by certificate."""
 _BROKER = "broker"
 MECHANISM = "SCRAM-SHA-512"
 LIFETIME = timedelta(days=397)

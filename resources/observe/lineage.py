@@ -63,7 +63,7 @@ def is_configured(environ: Mapping[str, str]) -> bool:
 
 @contextmanager
 def report_landing(landing: Landing, landed: Callable[[], Landed | None]) -> Iterator[None]:
-    """Report what the block lands. `landed` returns it at the end, also after an error."""
+    """Report the landing in the block. `landed` returns it at the end, also after an error."""
     client = _client() if is_configured(os.environ) else None
     if client is None:
         yield
@@ -98,7 +98,7 @@ def _client() -> Any:
         return OpenLineageClient()
     except ModuleNotFoundError:
         return None
-    except Exception as error:  # noqa: BLE001 - whatever the library finds wrong with its settings, the run goes on
+    except Exception as error:  # noqa: BLE001 - the run continues without it
         log.warning("no lineage: OpenLineage's settings are wrong (%s)", type(error).__name__)
         return None
 

@@ -174,7 +174,7 @@ def _provider() -> Any:
         return _make_tracer()
     except ModuleNotFoundError:
         return None  # not even the API is there
-    except Exception as error:  # noqa: BLE001 - whatever the library finds wrong with its settings, the run goes on
+    except Exception as error:  # noqa: BLE001 - the run continues without it
         log.warning("no traces: OpenTelemetry's settings are wrong (%s)", type(error).__name__)
         return None
 

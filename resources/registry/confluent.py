@@ -140,7 +140,7 @@ def number_of_own(feed: Feed, topics: Sequence[str]) -> int:
     subjects = ", ".join(subject for subject, _ in looked)
     raise Refused(
         f"the schema registry {registry.url} has the own schema of {feed.name} under none of the subjects {subjects}",
-        remedy=f"nobody could read what is sent; register its schema_file as the newest version of {looked[0][0]}",
+        remedy=f"register its schema_file as the newest version of {looked[0][0]}",
     )
 
 

@@ -583,7 +583,7 @@ def _jvm_death(code: int, again: str) -> Failed:
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
     return Failed(
         f"Spark's JVM {how} under the job",
-        remedy=f"{again}. If the system's log says that memory ran out, give the machine more or the feed a"
+        remedy=f"{again}. If the system's log shows that memory ran out, give the machine more or the feed a"
         " `spark.master` with fewer cores",
     )
 

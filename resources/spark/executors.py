@@ -53,7 +53,7 @@ _LESS = (
     " or wait longer (`tuning.spark_start_timeout`)"
 )
 _FIREWALL = (
-    "see what they printed (the application's stderr on the workers); open the driver's ports to the workers"
+    "see their output (the application's stderr on the workers); open the driver's ports to the workers"
     " (`spark.conf`: spark.driver.host, spark.driver.port), or wait longer (`tuning.spark_start_timeout`)"
 )
 _DYNAMIC = "spark.dynamicAllocation.enabled"

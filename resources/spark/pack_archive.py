@@ -261,7 +261,7 @@ def _list_caches() -> list[_File]:
 def _theirs(distribution: metadata.Distribution) -> list[_File]:
     if distribution.files is None:
         raise SetupError(
-            f"{distribution.metadata['Name']} does not tell which files are its own",
+            f"{distribution.metadata['Name']} does not list its files",
             remedy="install it by pip or uv, or name an archive of your own: `spark: {environment: PATH}`",
         )
     names = (str(PurePosixPath(f)) for f in distribution.files)

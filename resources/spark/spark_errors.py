@@ -28,12 +28,12 @@ _ON_PURPOSE = re.compile(r"killed by driver|decommission", re.IGNORECASE)
 _PREFIX = re.compile(r"^(Unable to create executor due to|Executor self-exiting due to ?:)\s*")
 _LOST = re.compile(r"Lost executor (\S+) on (\S+): (.*)")
 """The driver's log line for an executor that ended, with its number and host."""
-EXCLUSION = "`spark.conf` says when Spark excludes a host (spark.excludeOnFailure.…)"
+EXCLUSION = "`spark.conf` controls when Spark excludes a host (spark.excludeOnFailure.…)"
 ROOM_THERE = (
     "free space on these hosts where Spark works (SPARK_WORKER_DIR and SPARK_LOCAL_DIRS of the worker); have it remove"
     " what old applications left (spark.worker.cleanup.enabled)"
 )
-PRINTED = "see what they printed: the application's stderr on the workers"
+PRINTED = "see their output: the application's stderr on the workers"
 
 
 def cause(error: Exception) -> str:

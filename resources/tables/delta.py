@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from deltalake.transaction import AddAction, RemoveAction
 
 _PROPERTIES = {
-    # versions expire when the feed says so, not when some writer makes a checkpoint
+    # versions expire by the feed's settings, not by a writer's checkpoint
     "delta.enableExpiredLogCleanup": "false",
     "delta.checkpointInterval": "50",
 }
@@ -361,7 +361,7 @@ class DeltaLakeTable:
             yield
         except SluiceError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it was, the log knows what became of it
+        except Exception as error:  # noqa: BLE001 - the log shows the outcome
             try:
                 now = self._open()
             except Exception:  # noqa: BLE001 - it does not answer

@@ -85,18 +85,18 @@ class Outcomes:
         away = _STORE_SAID.search(str(error)) is not None
         if "FileNotFoundError" in kinds or (_BROKEN_SAID.match(str(error)) and not away):
             return TableDiffers(
-                f"a file that {self._table} is described by is missing or broken, and Sluice did not do that",
+                f"a file that {self._table} is described by is missing or broken, and Sluice did not remove it",
                 remedy="put it back, or drop the table: the next sync makes it again",
             )
         if kinds & _AWAY or away:
             return CatalogUnavailable(
                 f"the {self._keeper} of {self._table} does not answer: {_kind(error)}",
-                remedy="landing and committing go on without it; the next run adds what is owed",
+                remedy="landing and committing continue without it; the next run adds the pending rows",
             )
         if kinds & _OWN:
             return SetupError(
                 f"{self._table} cannot be brought up: {_kind(error)}",
-                remedy="a bug in Sluice or in the table's library, and no matter of settings: report it",
+                remedy="this is a bug in Sluice or in the table's library: report it",
             )
         return SetupError(f"{self._table} cannot be used: {_kind(error)}", remedy=f"see {settings}")
 
@@ -105,14 +105,14 @@ class Outcomes:
 
     def make_refused(self, error: Exception | str) -> TableRefused:
         return TableRefused(
-            f"{self._table} does not take what is to be added: {' '.join(str(error).split())[:_MOST]}",
-            remedy="see which columns the table has; the feed's schema says what lands",
+            f"{self._table} refuses the rows to be added: {' '.join(str(error).split())[:_MOST]}",
+            remedy="compare the columns of the table with the feed's schema",
         )
 
     def unknown(self, error: Exception) -> Unknown:
         return Unknown(
-            f"nobody saw what became of a commit to {self._table} ({_kind(error)})",
-            remedy="the next run looks at the table, and adds what is not in it",
+            f"the outcome of a commit to {self._table} is unknown ({_kind(error)})",
+            remedy="the next run reads the table and adds the missing rows",
         )
 
 

@@ -150,7 +150,7 @@ class ZooKeeperGroup:
         return GroupHeld(
             f"group {self._group} in ZooKeeper has other consumers: {'; '.join(names[:3])}{more}",
             remedy="stop them: Sluice and an old consumer never read one partition at once. One that was killed is "
-            "gone when its session ends; `offsets.patience` says how long a run waits",
+            "gone when its session ends; a run waits for `offsets.patience`",
         )
 
 
@@ -204,8 +204,8 @@ class ZooKeeperMembership:
 
 def lost_error(group: str) -> CommitFenced:
     return CommitFenced(
-        f"the session with ZooKeeper ended, and with it what this run owned in group {group}: it commits nothing",
-        remedy="nothing is lost: what landed stays, and the next run commits it",
+        f"the session with ZooKeeper ended, and its ownership in group {group}: it commits nothing",
+        remedy="nothing is lost: landed rows stay, and the next run commits them",
     )
 
 

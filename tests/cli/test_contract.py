@@ -101,7 +101,7 @@ def test_what_great_expectations_refuses_is_told_by_its_place() -> None:
     wrong = {"type": "expect_column_values_to_be_in_set", "kwargs": {"column": "a"}}
     unknown = {"type": "expect_the_unexpected", "kwargs": {}}
     found = [*refusals([between("a", 0, 1), wrong, unknown])]
-    assert found == [(1, "value_set: field required"), (2, "it has no such expectation")]
+    assert found == [(1, "value_set: field required"), (2, "Great Expectations has no expectation of this type")]
 
 
 # -- on a real Kafka

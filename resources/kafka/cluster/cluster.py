@@ -158,7 +158,7 @@ class KafkaCluster:
         tp = min(timestamps.keys() - offsets.keys())
         raise KafkaUnavailable(
             f"looking up offsets by time: the log of {tp} began later each time that it was asked",
-            remedy="repeat; records are deleted faster than they can be looked at",
+            remedy="repeat; records are deleted faster than they can be read",
             topic=tp.topic,
             partition=tp.partition,
         )

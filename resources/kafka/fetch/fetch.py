@@ -194,7 +194,7 @@ class _Stream:
 _EMPTY_FOR_A_GAP = 2
 _UNKNOWN_TOPIC_TRIES = 4
 _LEAST_BYTES = 64 << 10
-_AGAIN = "run again: what is owed is held against the log as it is now, and the command that accepts it is named"
+_AGAIN = "run again: pending ranges are compared with the current log, and the error names the command that accepts it"
 
 E = TypeVar("E", bound=SluiceError)
 

@@ -197,5 +197,5 @@ class KafkaGroup:
     def _conflict(self, by: str) -> GroupHeld:
         return GroupHeld(
             f"group {self._group} is not ours alone: {by}",
-            remedy="stop its other consumers, or let the feed commit under a group of its own; what is landed stays",
+            remedy="stop its other consumers, or let the feed commit under a group of its own; landed rows stay",
         )

@@ -84,7 +84,7 @@ NOT_TAKEN = {
     kafka_errors.InvalidTimestampError: "let it take such times (message.timestamp.after.max.ms and .before.max.ms), or"
     " set its message.timestamp.type to LogAppendTime",
     kafka_errors.InvalidRecordError: "a compacted topic takes none without a key: set its cleanup.policy to delete",
-    kafka_errors.PolicyViolationError: "change what the brokers' policy says of the topic",
+    kafka_errors.PolicyViolationError: "change the brokers' policy for the topic",
 }
 _MAYBE_THERE = (
     AnswerLost,
@@ -271,7 +271,7 @@ class SendQueue:
             raise Unknown(
                 f"the answer to a batch was lost, and {self._topic}:{partition} no longer knows its producer:"
                 f" {error_text(error)}",
-                remedy="look at what the partition holds before sending again",
+                remedy="inspect the records of the partition before sending again",
             )
         self._renewed[partition] = await self._renew()
         self._sequences[partition] = 0

@@ -259,7 +259,7 @@ class KafkaTarget:
         return self._sender.flush(self._topic, describe)
 
     def commit(self, mark: CommittedOffset) -> None:
-        doing = f"committing what was sent to {self._topic}"
+        doing = f"committing the records sent to {self._topic}"
         self._sender.end(commit=True, doing=doing, first=partial(self._add_mark, mark))
 
     @property

@@ -175,7 +175,7 @@ def _verdict(
         case NoAddress():
             return KafkaUnavailable, (
                 f"check that a broker listens at {bootstrap} and is reachable from here, and that `security_protocol`"
-                f" in the feed's `kafka:` section is what it speaks there{_local(bootstrap)}"
+                f" in the feed's `kafka:` section is the listener's protocol{_local(bootstrap)}"
             )
         case _:
             return (
@@ -233,8 +233,8 @@ def describe_login(error: BaseException) -> str:
             " and leave out sasl_…, or name in `bootstrap` a listener that wants one"
         )
     return (
-        "set `sasl_mechanism` in the feed's `kafka:` section to one that this listener offers: what the brokers'"
-        " setting sasl.enabled.mechanisms says"
+        "set `sasl_mechanism` in the feed's `kafka:` section to one that this listener offers: see the brokers'"
+        " setting sasl.enabled.mechanisms"
     )
 
 

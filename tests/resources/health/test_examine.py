@@ -34,10 +34,10 @@ def test_whatever_one_check_does_the_others_are_told() -> None:
     never.set()
     assert found == [
         report_ok("hangs", "at first it goes well"),
-        report_failure("hangs", "no answer within 0 s", "see whether what it asks is up"),
+        report_failure("hangs", "no answer within 0 s", "check that the service is up"),
         report_failure("refused", "nobody is there", "start it"),
         report_failure("missing", "No such file or directory: /x", "fix that and repeat"),
-        report_failure("wrong", "unforeseen KeyError", "report it, with what was done"),
+        report_failure("wrong", "unforeseen KeyError", "report it, with the command"),
     ]
 
 

@@ -85,4 +85,4 @@ def test_topics_that_are_hidden_or_have_no_id() -> None:
     }
     found = [*kafka_checks.topics(one(feed(topics=list(seen)), topics_seen=seen))]
     assert healths(found) == [Health.SKIPPED, Health.FAILED, Health.OK]
-    assert found[0].found == "hidden: not told: this client may not see it; see `rights`"
+    assert found[0].found == "hidden: unknown: this client may not see it; see `rights`"

@@ -103,7 +103,7 @@ def test_another_write_behind_a_lost_answer_is_not_ours(lake: S3Lake, aside: S3L
 
 def test_when_nobody_ever_answers_it_is_unknown_and_the_ledger_reads_back(lake: S3Lake, between: Proxy) -> None:
     between.rules = [Rule("PUT .*log/", "lose", times=3)]
-    with pytest.raises(Unknown, match="nobody said whether log/1 was created"):
+    with pytest.raises(Unknown, match="no answer confirmed whether log/1 was created"):
         lake.put_if_absent("log/1", b"entry")
     assert lake.get("log/1") == b"entry"
     between.rules = [Rule("PUT .*_sluice/orders/log", "lose", times=3)]
