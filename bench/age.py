@@ -1,7 +1,7 @@
-"""What an hour costs a feed that is old: a month, a year, five years of hours stand in its ledger.
+"""Cost of an hour for an old feed, whose ledger has a month, a year or five years of hours.
 
-The lake is a folder on this disk, Kafka is made up in memory (`made_up`) and nothing is read: what is measured is the
-driver's own work, from the first look at the ledger to the committed offsets. The first hours are the product's. Those
+The lake is a folder on this disk, Kafka is simulated in memory (`made_up`) and nothing is read: measured is the
+driver's own work, from the first read of the ledger to the committed offsets. The first hours are the product's. Those
 that follow are copies of the last of them, entry for entry, moved on in time and in offsets, which the ledger folds as
 it folds any other. `merged` is the same feed after each window was compacted once.
 
@@ -74,7 +74,7 @@ _CATCH_UP = Request(RequestKind.CATCH_UP)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a piece of work asked of the lake. `names` are those in the folders that a local lake looks through;
+    """Requests of a piece of work to the lake. `names` are those in the folders that a local lake looks through;
     `requests` are those that S3 would get. `checkpoints`: how often one was read."""
 
     cpu: float
@@ -85,7 +85,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Aged:
-    """A feed of that age. `asked` is by what was done."""
+    """A feed of that age. `asked` is by kind of work."""
 
     months: int
     merged: bool
@@ -164,7 +164,7 @@ class UnevenCluster(EvenCluster):
 
 
 class _Counted:
-    """A lake that counts what it is asked. Everything else is the lake's own."""
+    """A lake that counts its requests."""
 
     def __init__(self, lake: LocalLake, counts: Counter[str]) -> None:
         self._lake, self._counts = lake, counts
@@ -245,7 +245,7 @@ class _World:
         return Ledger(self.edges().lake, self.feed.name, lambda: self.cluster.now)
 
     def run_hour(self) -> None:
-        """What a run does but Dagster and Spark: land, then commit, with one ledger, which a run's steps share. The
+        """Land and commit, as a run does without Dagster and Spark, with one ledger, which its steps share. The
         first run lands all that there is, as nothing before a window may stay owed."""
         edges, token = self.edges(), secrets.token_hex(8)
         ledger = open_ledger(self.feed, edges, token)
@@ -256,7 +256,7 @@ class _World:
         commit(ledger, edges.group, settings, None, edges.cluster)
 
     def work(self) -> dict[str, Callable[[], object]]:
-        """What is measured, in this order: each as a new process would begin it."""
+        """Returns the measured work in order; each begins as in a new process."""
 
         def next_hour() -> None:
             self.cluster.now += HOUR
@@ -270,9 +270,9 @@ class _World:
             return read_status(open_ports, self.feed, 24)
 
         compaction.compact(self.feed, self.edges(), None, Owner("merging", "", "here", 1, 0), _quiet)
-        while self.ledger().pack():  # as a compaction a day would have done by now
+        while self.ledger().pack():  # as a daily compaction does
             pass
-        next_hour()  # a look at everything, and what the first run after it leaves behind
+        next_hour()  # reads everything once, and the files of the first run after it
         return {
             "next hour": next_hour,
             "status": status,
@@ -309,8 +309,8 @@ class _World:
     # -- hours that are copied
 
     def grow(self, hours: int) -> None:
-        """Copies of the newest hour, until so many are there; their manifests, the committed offsets, a checkpoint.
-        Nobody waits for the disk: none of it has to outlive a crash."""
+        """Copy the newest hour until the ledger has this many; write their manifests, the committed offsets, a
+        checkpoint. Nobody waits for the disk: none of it has to outlive a crash."""
         ledger = self.ledger()
         copies = _Copies(self, ledger, ledger.read())
         with patch.object(os, "fsync", lambda handle: None):
@@ -322,7 +322,7 @@ class _World:
 
 
 class _Copies:
-    """Writes entries as the product does, without its looks at the lake between them: the newest of each kind, in which
+    """Writes entries as the product does, without reading the lake between them: the newest of each kind, in which
     times, offsets and names are others."""
 
     def __init__(self, world: _World, ledger: Ledger, state: State) -> None:
@@ -385,7 +385,7 @@ class _Copies:
         return paths.part_path(self.feed, PartKind.LANDED, s["folder"], name)
 
     def end(self) -> None:
-        """Bring the clock, the group and the note beside the log to where the copies end."""
+        """Bring the clock, the group and the note next to the log to where the copies end."""
         world = self.world
         world.cluster.now = self.window + HOUR // 2
         for key, offset in self.at.items():

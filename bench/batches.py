@@ -1,6 +1,6 @@
 """Record batches as a producer packs them (KIP-98, format v2), built here so that a topic of millions loads in seconds.
 
-Written apart from the product's decoder on purpose: what it reads in a benchmark does not come from its own mirror.
+Written apart from the product's decoder on purpose: so its input in a benchmark does not come from its own code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class EncodedBatch(NamedTuple):
 
 
 def batches(rows: pa.Table, codec: str, batch_bytes: int) -> Iterator[EncodedBatch]:
-    """The rows (`offset, key, value, timestamp, trace`, in order) as batches of about so many bytes, uncompressed."""
+    """The rows (`offset, key, value, timestamp, trace`, in order) as uncompressed batches of about this size."""
     columns = (rows.column(name).cast(pa.binary()).to_pylist() for name in ("key", "value", "trace"))
     stamped = zip(rows.column("offset").to_pylist(), rows.column("timestamp").to_pylist(), *columns, strict=True)
     packing: _Packing | None = None
@@ -70,7 +70,7 @@ class _Packing:
         self.bytes += len(body) + 2
 
     def batch(self, codec: str) -> EncodedBatch:
-        """What was added, packed. In its bytes the base offset is 0: the broker assigns the real one."""
+        """Returns the batch. In its bytes the base offset is 0: the broker assigns the real one."""
         code, compress = CODECS[codec]
         records = compress(b"".join(self._pieces))
         rest = _AFTER_CRC.pack(code, self._count - 1, self._first, self._last, -1, -1, -1, self._count) + records

@@ -2,8 +2,8 @@
 
 A process of its own, with a worker's environment, has the bytes in memory and takes part after part: record batches
 (checksums, codec, decoding), JSON, the contract, Parquet. There is no Kafka in it, no Spark, no lake and no proof, so
-that what a landing took beyond the sum is what all these cost. Pieces that one call does together share its CPU time
-as they share its wall time. What it is told to land is one pass over all parts, after one that does not count.
+that the time of a landing beyond the sum is the cost of all these. Pieces that one call does together share its CPU
+time as they share its wall time. One landing is one pass over all parts, after a warm-up.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from sluice.resources.registry.confluent import writers_of
 from sluice.resources.spark.executor import Wiring
 
 MOST_RECORDS, MOST_BYTES = 600_000, 48 << 20
-"""Of a topic, as it lies in Kafka: what is held in memory."""
+"""Bytes of the topic, as stored in Kafka, that are kept in memory."""
 Spent = Mapping[str, float]
 """CPU nanoseconds by part."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldSlice:
-    """A slice of the topic in memory, and what a task would let it hold of rows."""
+    """A slice of the topic in memory, and its limit of rows in a task."""
 
     slice: Slice
     answers: tuple[Fetched, ...]
@@ -63,7 +63,7 @@ def stand(task: PeerTask) -> Iterator[Ready]:
 
 
 def _parts(feed: Feed, slices: Sequence[HeldSlice]) -> dict[str, Any]:
-    measure_parts(feed, slices)  # others had the processor's caches meanwhile, and a first call takes longer
+    measure_parts(feed, slices)  # a first call takes longer, and the caches are cold
     records, spent = measure_parts(feed, slices)
     return {"records": records, "parts": {part: ns / records for part, ns in spent.items()}}
 
@@ -87,7 +87,7 @@ def _fetch_slices(feed: Feed) -> list[HeldSlice]:
 
 
 def first(slices: Sequence[Slice]) -> list[Slice]:
-    """Slices of a plan in their order, up to what is held; cut where they are too large."""
+    """Slices of a plan in their order, up to the bytes in memory; cut where they are too large."""
     chosen: list[Slice] = []
     records, size = MOST_RECORDS, MOST_BYTES
     for s in slices:
@@ -173,7 +173,7 @@ class _Sink(io.RawIOBase):
 
 
 def share_cpu(cpu: float, wall: Mapping[str, int]) -> dict[str, float]:
-    """CPU time by part, of parts that took so much wall time."""
+    """CPU time by part, of parts with these wall times."""
     total = sum(wall.values()) or 1
     return {part: cpu * ns / total for part, ns in wall.items()}
 

@@ -1,7 +1,7 @@
-"""Whether a peer landed what it had to: every row, with its offset, key, value, time and headers.
+"""Checks that a peer landed every row, with its offset, key, value, time and headers.
 
 A digest is a count and two sums of row hashes for each partition, by DuckDB; it does not depend on the order of rows or
-on how they lie over files. What it must be is computed from what was sent, never from what anybody read. A peer that
+on how they lie over files. The expected value is computed from the sent records, never from read ones. A peer that
 lands no headers is held to everything else.
 """
 
@@ -48,7 +48,7 @@ VERSION = f"{hashlib.sha256((_DIGEST + _SENT).encode()).hexdigest()[:6]}-duckdb{
 
 @dataclass(frozen=True, slots=True)
 class PeerLayout:
-    """How a peer's rows lie: SQL for what is compared of them, and which files below its folder hold them.
+    """How a peer's rows lie: SQL for the compared values, and which files below its folder hold them.
 
     `value` is for rows that are not typed; typed fields are columns by their names. `headers` empty: none are landed.
     """
@@ -71,7 +71,7 @@ def _of_spark(prefix: str) -> PeerLayout:
 
 
 RAW, TYPED = _of_spark(""), _of_spark("kafka_")
-"""The columns of Spark's Kafka source; those beside typed fields carry a prefix."""
+"""The columns of Spark's Kafka source; next to typed fields they carry a prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def check_landed(
     schema: Schema = (),
     layout: PeerLayout | None = None,
 ) -> tuple[int, int]:
-    """Parquet files and their bytes below the folder. Raises ProofFailed unless they hold exactly what is expected."""
+    """Parquet files and their bytes below the folder. Raises ProofFailed unless they hold exactly the expected rows."""
     files = sorted(folder.glob(layout.files if layout else RAW.files))
     digests = digests_of_landed(files, topic, schema, layout) if files else {}
     headers = layout is None or bool(layout.headers)

@@ -1,6 +1,6 @@
-"""What a cluster costs: one landing by `local[2]`, and by a standalone Spark of two workers with one core each.
+"""Cost of a cluster: one landing by `local[2]`, and by a standalone Spark of two workers with one core each.
 
-Both on this machine, so the network is not in it; what is: a master, executors of their own, the pack that is sent, and
+Both on this machine, so the network is not measured, but a master, executors of their own, the pack that is sent, and
 what executors are asked before. Each is landed twice in one process: the first landing starts Spark.
 """
 
@@ -66,7 +66,7 @@ class ClusterReport:
 
 def run(records: int, repeat: int, folder: Path, note: Note) -> ClusterReport:
     """Measure both in `folder`, where the topic stays loaded. Raises SetupError, Failed."""
-    packed = pack_archive.pack()  # once for a version: not what a landing costs
+    packed = pack_archive.pack()  # once for a version: no cost of a landing
     with LocalKafka(folder / "kafka-1") as kafka:
         topic = ensure(TYPED_ORDERS.of(records), kafka.bootstrap, folder / "topics", note).topic
         scratch = folder / f"cluster-{secrets.token_hex(4)}"

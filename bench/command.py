@@ -1,4 +1,4 @@
-"""One call of the benchmark, from what was asked for to the report; `cli` is its command line.
+"""One call of the benchmark, from the request to the report; `cli` is its command line.
 
 Everything it needs is set up by itself and kept for the next time in the user's cache: a Kafka of its own, loaded
 topics, jars and packages of the peers.
@@ -63,13 +63,13 @@ def run(request: BenchRequest, arguments: Sequence[str], note: Note, keep: Keep)
 
 
 def run_lake(request: BenchRequest, note: Note) -> lake.LakeReport:
-    """The lake on S3 beside a local one. Raises as `run`."""
+    """Compare the lake on S3 with a local one. Raises as `run`."""
     with _alone(request.folder or default_folder()) as folder:
         return lake.run(request.records or lake.RECORDS, folder, note)
 
 
 def run_cluster(request: BenchRequest, note: Note) -> cluster.ClusterReport:
-    """A standalone Spark beside a local one. Raises as `run`."""
+    """Compare a standalone Spark with a local one. Raises as `run`."""
     with _alone(request.folder or default_folder()) as folder:
         return cluster.run(request.records or cluster.RECORDS, request.repeat, folder, note)
 
@@ -87,25 +87,26 @@ def run_fleet(request: BenchRequest, note: Note) -> fleet.FleetReport:
 
 
 def run_scale(request: BenchRequest, note: Note) -> scale.ScaleReport:
-    """What a feed's size costs its driver. Raises UsageError for another benchmark under way."""
+    """Measure the cost of a feed's size for its driver. Raises UsageError for another benchmark under way."""
     with _alone(request.folder or default_folder()):
         return scale.run(note)
 
 
 def run_age(request: BenchRequest, note: Note) -> age.AgeReport:
-    """What an hour costs a feed that is old. Raises UsageError for another benchmark under way."""
+    """Measure the cost of an hour for an old feed. Raises UsageError for another benchmark under way."""
     with _alone(request.folder or default_folder()) as folder:
         return age.run(folder, note, request.months or age.MONTHS)
 
 
 def run_send(request: BenchRequest, note: Note) -> send.SendReport:
-    """Our producer beside others. Raises as `run`."""
+    """Compare our producer with others. Raises as `run`."""
     with _alone(request.folder or default_folder()) as folder:
         return send.run(request.records or send.RECORDS, request.repeat, folder, note)
 
 
 def run_table(request: BenchRequest, note: Note) -> table.TableReport:
-    """What a batch costs a table that is old. Raises UsageError for another benchmark under way, and SetupError."""
+    """Measure the cost of a batch for an old table. Raises UsageError for another benchmark under way, and
+    SetupError."""
     extras.require("pyiceberg")
     extras.require("deltalake")
     with _alone(request.folder or default_folder()) as folder:

@@ -1,4 +1,4 @@
-"""A port before one broker that passes everything on and counts what is asked, by API: as the broker would count it."""
+"""A port before one broker that forwards everything and counts the requests by API, as the broker would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fleet costs: many small feeds, one window each, landed by a run for each feed and by one run for all.
+"""Cost of a fleet: many small feeds, one window each, landed by a run for each feed and by one run for all.
 
     one by one     `sluice run FEED`, a process for each; measured for some feeds, and reckoned up for all
     in one run     `sluice run --all`
@@ -6,7 +6,7 @@
     status         `sluice status` of all
 
 All of it on a real Kafka of this machine, whose requests are counted by API on the way (`counting`). CPU is that of all
-processes that a command starts, Spark's included; the broker's own stands beside.
+processes that a command starts, Spark's included; the broker's is reported separately.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _CREATED_AT_ONCE = 50
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """What commands took: `runs` of them, each for so many `feeds`. CPU (None: unknown) without the brokers', which is
+    """Cost of `runs` commands, each for `feeds` feeds. CPU (None: unknown) without the brokers', which is
     `broker_cpu`; `requests` to Kafka by API."""
 
     name: str
@@ -106,7 +106,7 @@ def run(feeds: int, folder: Path, note: Note) -> FleetReport:
 
 @dataclass(frozen=True, slots=True)
 class _Track:
-    """The projects, `alone` and `fleet`, and what is measured around their commands."""
+    """The projects, `alone` and `fleet`, and the measurements of their commands."""
 
     folder: Path
     feeds: int
@@ -119,7 +119,8 @@ class _Track:
         return f"127.0.0.1:{self.counting.port}"
 
     def command(self, name: str, project: str, commands: Sequence[Sequence[str]], feeds: int) -> tuple[Took, list[Any]]:
-        """Run the commands one after the other: what they took, and the documents that they printed. Raises Failed."""
+        """Run the commands one after the other; return their cost and the documents that they printed. Raises
+        Failed."""
         documents, ours, own = [], self.counting, time.process_time()
         ours.reset()
         with metering(os.getpid(), self.brokers) as meter:

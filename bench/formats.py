@@ -48,7 +48,7 @@ _JSON_SCHEMA: dict[str, Any] = {
 @dataclass(frozen=True, slots=True)
 class SentFormat:
     """`schema` is the text of the orders' schema, `encoded` makes a value of an order's JSON, and `reading` gives what
-    reads a value as a plain loop does; `typed` says whether that makes times and decimals, and not texts and floats.
+    reads a value as a plain loop does; `typed` if it returns times and decimals instead of texts and floats.
     """
 
     schema: str

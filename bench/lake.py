@@ -1,7 +1,7 @@
-"""The lake on S3 beside a local one: how fast, how much memory a task takes, and how many requests what takes.
+"""The lake on S3 compared with a local one: speed, memory of a task, and requests by kind of work.
 
 moto's server on this machine stands for S3: it says nothing of a real one's speed, but it counts every request, and
-what a task holds in memory is the same. Promises: requests are counted by the server, whoever makes them; before each
+the memory of a task is the same. Promises: requests are counted by the server, whoever makes them; before each
 count the ledger is brought to its age by entries that mean nothing.
 """
 
@@ -185,7 +185,7 @@ def _ranges(topic: str, parts: int, start: int) -> Request:
 
 
 def _age(feed: Feed, entries: int) -> None:
-    """Entries that mean nothing, until there are so many: written side by side, as nobody else writes."""
+    """Write empty entries concurrently until the ledger has this many."""
     lake = open_lake(feed)
     begun = Ledger(lake, feed.name, now).read()
 

@@ -71,7 +71,7 @@ def _load(workload: Workload, bootstrap: str) -> Loaded:
 
 
 def _encode_partition(workload: Workload, p: int, loaded: Loaded) -> Iterator[EncodedBatch]:
-    """The partition's batches; what they hold is added to its digests on the way."""
+    """The partition's batches; their records are added to its digests."""
     for chunk in workload.chunks(p):
         loaded.digests[p] += digest_of_sent(p, chunk, workload.schema)
         if workload.contract:
@@ -81,7 +81,7 @@ def _encode_partition(workload: Workload, p: int, loaded: Loaded) -> Iterator[En
 
 
 def _ends(bootstrap: str, topic: str) -> dict[int, int]:
-    """Records that each partition of the topic holds from offset 0 on; empty when there is no such topic."""
+    """Records that each partition of the topic holds from offset 0 on; empty if the topic does not exist."""
     with KafkaConsumer(bootstrap_servers=bootstrap, allow_auto_create_topics=False) as consumer:
         partitions = [TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic) or ()]
         begins, ends = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)

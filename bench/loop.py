@@ -1,7 +1,7 @@
 """What plain Python loops have in common: lots of consumed records, as lists by column, into one Parquet file.
 
 With a schema, values are read by orjson (Avro by fastavro) and typed by Arrow: texts to timestamps, numbers to exact
-decimals, objects and arrays as what they are. What does not fit ends the loop.
+decimals, objects and arrays in their own types. A value that does not fit ends the loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sluice.pipelines.records.rows.row_format import HEADERS
 from sluice.pipelines.schema.schema import arrow_type
 
 ROWS = 100_000
-"""Of a row group: what a loop gathers before it writes."""
+"""Rows of a row group, gathered before a write."""
 _KEY_AND_VALUE = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 _COORDINATES = pa.schema(
     [
@@ -65,7 +65,7 @@ def _maker(schema: Mapping[str, str], format_: str = "") -> tuple[Callable[[Lot]
 
 
 def _loads(format_: str) -> Callable[[bytes], Any]:
-    """What reads a value."""
+    """Returns the function that reads a value."""
     if format_:
         return FORMATS[format_].reading()
     from orjson import loads

@@ -1,4 +1,4 @@
-"""What a tree of processes costs: CPU time and memory, and what else the machine was busy with meanwhile.
+"""CPU time and memory of a tree of processes, and the CPU time of everything else on the machine.
 
 Promises: CPU time counts every process below the root, ended ones too as soon as their parent took note of them (as
 JVMs and Spark's Python daemon do). Memory is each process's own highest resident size, as the kernel keeps it. Where
@@ -29,10 +29,9 @@ _PID = re.compile(r"\d+")
 class Cost:
     """Of one block of work: wall seconds, CPU seconds (None: unknown) and peak bytes of the tree by kind of process.
 
-    Kinds are `driver` (the root), `jvm`, `worker` (a Python process that is not the root) and `other`. What ended
-    counts to the kind of its parent; a kind's peak is that of its largest process since that began. `machine_cpu` is
-    CPU seconds of everything on the machine, `beside_cpu` those of the processes named as standing beside, such as the
-    broker.
+    Kinds are `driver` (the root), `jvm`, `worker` (a Python process that is not the root) and `other`. A process that
+    ended counts to the kind of its parent; a kind's peak is that of its largest process since that began. `machine_cpu`
+    is CPU seconds of everything on the machine, `beside_cpu` those of separately named processes, such as the broker.
     """
 
     seconds: float
@@ -113,7 +112,7 @@ def metering(root: int, others: tuple[int, ...] = ()) -> Iterator[Meter]:
 def _between(
     then: _Clocks | None, now: _Clocks | None
 ) -> tuple[Mapping[str, float] | None, float | None, float | None]:
-    """What passed, by kind, on the machine, and beside."""
+    """Returns the differences, by kind, of the machine, and of the others."""
     if then is None or now is None:
         return None, None, None
     cpus = {kind: now.cpus.get(kind, 0.0) - then.cpus.get(kind, 0.0) for kind in {**then.cpus, **now.cpus}}
@@ -175,7 +174,7 @@ def _peak(pid: int) -> int:
 
 
 def _machine_cpu() -> float:
-    """Seconds that all processors were busy (user, nice, system, interrupts and what the hypervisor stole)."""
+    """Seconds that all processors were busy (user, nice, system, interrupts and stolen time)."""
     fields = (_PROC / "stat").read_text().split("\n", 1)[0].split()[1:]
     user, nice, system, _idle, _wait, interrupt, soft, stolen = map(int, fields[:8])
     return (user + nice + system + interrupt + soft + stolen) / _TICKS

@@ -1,4 +1,4 @@
-"""Python packages that only a peer needs, beside the project's own: fetched once, seen by that peer alone."""
+"""Python packages that only a peer needs, not the project: fetched once, visible to that peer alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def packages(wanted: Sequence[str], folder: Path) -> Path:
-    """A folder for PYTHONPATH that holds exactly these pinned packages, without what they depend on.
+    """A folder for PYTHONPATH that holds exactly these pinned packages, without their dependencies.
 
     It lives below `folder` and appears whole. Raises SetupError with pip's own words when they cannot be fetched.
     """

@@ -22,7 +22,7 @@ _LOT = 100_000
 
 @contextmanager
 def stand(task: PeerTask) -> Iterator[Ready]:
-    # Read when it is imported: nothing is told to anybody.
+    # Read at import: no telemetry.
     os.environ |= {"DAFT_ANALYTICS_ENABLED": "0", "SCARF_NO_ANALYTICS": "true", "DAFT_PROGRESS_BAR": "0"}
     import daft
 

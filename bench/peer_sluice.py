@@ -38,7 +38,7 @@ from sluice.resources.open_ports import open_ports
 
 @contextmanager
 def stand(task: PeerTask) -> Iterator[Ready]:
-    with fast_imports():  # as every command does that lands: what is loaded is no garbage
+    with fast_imports():  # as every command that lands: loaded objects are no garbage
         import pyspark  # noqa: F401 - an engine would load it later
     yield Ready(partial(_land, task), {name: version(name) for name in ("sluice", "pyspark", "pyarrow", "numba")})
 

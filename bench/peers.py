@@ -1,6 +1,6 @@
-"""Who lands the topic: the registry of peers, and a handle on one that runs in a process of its own.
+"""The registry of peers, and a handle on a peer in its own process.
 
-Promises: a peer's process, and whatever it started, ends with the `with` that opened it; one that fails is told with
+Promises: a peer's process and its children end with the `with` block that opened it; a failure is reported with
 its own last words.
 """
 
@@ -45,9 +45,9 @@ _IN_SPARK = (
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One way to land a topic. `module` runs it; `warms_up` is false for what is as fast at first as later; one that
-    `validates` holds rows against the workload's contract: it lands below `data` and `quarantine`. `layout` says how
-    its rows lie, unless they lie as Spark's connector would have them; `environment` is its process's own.
+    """One way to land a topic. `module` runs it; `warms_up` is false if the first landing is as fast as later ones; one
+    that `validates` checks rows against the workload's contract: it lands below `data` and `quarantine`. `layout` is
+    how its rows lie, unless they lie as Spark's connector would have them; `environment` is its process's own.
     """
 
     name: str
@@ -129,7 +129,7 @@ DLT = Peer(
     packages=(
         "dlt==1.31.0",
         _CONFLUENT,
-        # What dlt needs beside the packages that Sluice brings.
+        # Dependencies of dlt that Sluice does not bring.
         _ORJSON,
         "croniter==7.0.0",
         "giturlparse==0.16.0",
@@ -161,7 +161,7 @@ DAFT = Peer(
     packages=("daft==0.7.26", _CONFLUENT),
 )
 BUDGET = Peer("budget", "Sluice's parts by themselves", "bench.budget", environment=WORKERS_ENVIRONMENT)
-"""No way to land a topic: it says what the parts of Sluice's way take."""
+"""Not a peer that lands: it measures the parts of Sluice's work."""
 PEERS: Mapping[str, Peer] = {
     peer.name: peer
     for peer in (
@@ -187,7 +187,7 @@ class Running:
         self.versions: dict[str, str] = self._answer()["versions"]
 
     def land(self, out: Path) -> dict[str, Any]:
-        """Land the assigned topic below `out` and return what the peer tells of it. Raises Failed."""
+        """Land the assigned topic below `out` and return the peer's answer. Raises Failed."""
         _write(self._process.stdin, json.dumps({"out": str(out)}))
         detail: dict[str, Any] = self._answer()["detail"]
         return detail
@@ -206,7 +206,7 @@ class Running:
 
 @contextmanager
 def running(peer: Peer, assignment: PeerTask, folder: Path) -> Iterator[Running]:
-    """The peer, started and ready; it ends with the block. What it says goes to a log in `folder`."""
+    """The peer, started and ready; it ends with the block. Its output goes to a log in `folder`."""
     log = folder / f"{peer.name}.log"
     with log.open("w") as words:
         process = subprocess.Popen(
@@ -240,7 +240,7 @@ def connector_jars(peer: Peer) -> str:
 
 
 def _write(pipe: IO[str] | None, line: str) -> None:
-    # A peer that has ended is told of when its answer is read.
+    # The end of a peer is reported when its answer is read.
     if pipe:
         with suppress(BrokenPipeError):
             pipe.write(line + "\n")
@@ -248,7 +248,7 @@ def _write(pipe: IO[str] | None, line: str) -> None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Close its input, which tells it to end, and kill it when it does not."""
+    """Close its input, so that it ends, and kill it if it does not."""
     for pipe in (process.stdin, process.stdout):
         if pipe:
             with suppress(BrokenPipeError):
@@ -260,7 +260,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """End the peer and what it started, which is of its session."""
+    """End the peer and its children, which are in its session."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

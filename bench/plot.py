@@ -23,7 +23,7 @@ _STYLE = """
 
 
 def plot(races: Sequence[RaceResult]) -> Html:
-    """Each peer's rate beside that of Spark's connector, race by race; those without it are left out."""
+    """Each peer's rate relative to Spark's connector, race by race; those without it are left out."""
     pairs = [(race, spark) for race in races if (spark := race.of(SPARK.name))]
     largest = max((r.rate / spark.rate for race, spark in pairs for r in race.results), default=1.0)
     scale = (_WIDTH - _LEFT - _RIGHT) / max(largest, 1.0)

@@ -82,7 +82,7 @@ class _Connection:
         self.settle(_UNACKNOWLEDGED)
 
     def settle(self, allowed: int) -> None:
-        """Read answers until no more than so many are missing."""
+        """Read answers until at most this many are missing."""
         while len(self._waiting) > allowed:
             _check(self._answer(), self._topic, self._waiting.popleft())
 

@@ -29,7 +29,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """One named benchmark: what is made of which topic, by whom. The others are compared with the first peer. `also`
+    """One named benchmark: a topic, its rows and its peers. The others are compared with the first peer. `also`
     may take part, and do where they are asked for by name."""
 
     name: str
@@ -79,8 +79,8 @@ class _Track:
     note: Note
 
     def run(self, peers: Sequence[Peer], *, parts: bool) -> tuple[list[PeerResult], PartTimes | None]:
-        """What each peer took and, if asked for, what the parts of Sluice's work took directly after each of its
-        landings."""
+        """Returns each peer's cost and, if requested, that of the parts of Sluice's work took directly after each of
+        its landings."""
         passes: list[Pass] = []
         with ExitStack() as stack:
             ready = [stack.enter_context(self._standing_by(peer)) for peer in peers]
@@ -107,7 +107,7 @@ class _Track:
         return [replace(BUDGET, name=f"{BUDGET.name}-{core}") for core in range(self.terms.cores)]
 
     def _pass(self, alone: Sequence[Running]) -> Pass:
-        """What the parts of Sluice's work take by themselves, on all cores at once; the mean of these."""
+        """Returns the mean cost of the parts of Sluice's work by themselves, on all cores at once."""
         with ThreadPoolExecutor(len(alone)) as pool:
             took = [answer["parts"] for answer in pool.map(lambda one: one.land(self.folder), alone)]
         return {part: fmean(one[part] for one in took) for part in took[0]}

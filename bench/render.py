@@ -76,7 +76,7 @@ _SPEED: Mapping[str, _Cell] = {
 }
 _RATIOS = ("speed ratio", "CPU ns/record", "CPU ratio")
 _PROCESSES: Mapping[str, _Cell] = {name: _process(kind) for kind, name in _KINDS.items()}
-_ELSEWHERE: Mapping[str, _Cell] = {"CPU elsewhere": lambda race, r: _number(r.beside, "{:.0%}")}
+_ELSEWHERE: Mapping[str, _Cell] = {"CPU elsewhere": lambda race, r: _number(r.elsewhere, "{:.0%}")}
 _PEERS: Mapping[str, _Cell] = {"benchmark": lambda race, r: race.name, **_SPEED, **_PROCESSES, **_ELSEWHERE}
 _FLAT: Mapping[str, _Cell] = {
     "records": lambda race, r: f"{race.records:,}",
@@ -92,7 +92,7 @@ def _cells(columns: Mapping[str, _Cell], races: Sequence[RaceResult]) -> Rows:
 
 
 def _parts(race: RaceResult) -> list[tuple[str, str]]:
-    """What the parts of Sluice's work take by themselves, and what it took in all; nothing where that is unknown."""
+    """Returns the cost of the parts of Sluice's work and of the whole landing; nothing if unknown."""
     if not race.budget or not (over := race.over_budget):
         return []
     called = _PARTS | ({"type": race.name} if race.name in FORMATS else {})
@@ -133,7 +133,7 @@ def _peer_table(columns: Mapping[str, _Cell], races: Sequence[RaceResult]) -> Re
 
 
 def lake_view(report: lake.LakeReport) -> Iterator[RenderableType]:
-    """The lake on S3 beside a local one, for the terminal."""
+    """Returns the comparison of S3 with a local lake, for the terminal."""
     yield heading("lake", f"{report.speeds[0].records:,} records raw into Parquet; S3 is moto's server on this machine")
     speeds = [(s.lake, f"{s.rate:,.0f}", f"{s.seconds:.1f}", size(s.worker_bytes)) for s in report.speeds]
     yield table(("lake", "records/s", "seconds", "task's process"), speeds, right="records/s seconds task's")
@@ -166,7 +166,7 @@ def _about_flat(flat: Sequence[RaceResult]) -> str:
 
 
 def _provenances(report: BenchReport) -> list[tuple[list[str], list[tuple[str, str]]]]:
-    """Calls of the benchmark, each with the names of what it measured."""
+    """Calls of the benchmark, each with the names of its measurements."""
     calls: list[tuple[Provenance, list[RaceResult]]] = []
     for race in report.races:
         if race.run:
@@ -250,7 +250,7 @@ def _sentence(text: str) -> str:
 
 
 def write(report: BenchReport, docs: Path) -> None:
-    """Put the results beside those of other benchmarks: as JSON, and from there into the page, between its two marks,
+    """Merge the results into those of other benchmarks: as JSON, and from there into the page, between its two marks,
     and the plot. Raises UsageError without the marks."""
     page, data, picture = docs / PAGE, docs / DATA, docs / PLOT
     text = page.read_text() if page.exists() else ""

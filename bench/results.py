@@ -1,4 +1,4 @@
-"""What was measured, as values: repetitions, medians, spreads and ratios; JSON-ready.
+"""Measurements as values: repetitions, medians, spreads and ratios; JSON-ready.
 
 Rates are records a second of wall time, CPU is nanoseconds a record over all processes of a peer.
 """
@@ -17,7 +17,7 @@ FORMAT = 3
 
 @dataclass(frozen=True, slots=True)
 class CheckedLanding:
-    """One landing whose rows were checked: what it cost, the Parquet that it left, and what the peer tells of it."""
+    """One landing whose rows were checked: its cost, its Parquet files, and the peer's report."""
 
     cost: Cost
     files: int
@@ -25,7 +25,7 @@ class CheckedLanding:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def beside(self) -> float | None:
+    def elsewhere(self) -> float | None:
         """The share of the machine's CPU time that went to neither peer nor broker: how noisy it was."""
         c = self.cost
         if c.machine_cpu is None or c.cpu is None or c.beside_cpu is None:
@@ -79,8 +79,8 @@ class PeerResult:
         return _median([x.cost.beside_cpu for x in self.landings], 1e9 / self.records)
 
     @property
-    def beside(self) -> float | None:
-        return _median([x.beside for x in self.landings])
+    def elsewhere(self) -> float | None:
+        return _median([x.elsewhere for x in self.landings])
 
     @property
     def output_bytes(self) -> int:
@@ -91,7 +91,7 @@ class PeerResult:
         return max((x.cost.peaks[kind] for x in self.landings if kind in x.cost.peaks), default=None)
 
     def document(self) -> dict[str, Any]:
-        """JSON-ready, derived figures beside the raw ones."""
+        """JSON-ready, derived figures next to the raw ones."""
         slow, fast = self.spread
         return {
             "peer": self.peer,
@@ -104,7 +104,7 @@ class PeerResult:
             "cpu_ns_per_record": _round(self.cpu_ns),
             "cpu_ns_per_record_by_process": {kind: _round(self.cpu_ns_of(kind)) for kind in self.kinds},
             "broker_cpu_ns_per_record": _round(self.broker_cpu_ns),
-            "share_of_cpu_spent_elsewhere": _round(self.beside, 3),
+            "share_of_cpu_spent_elsewhere": _round(self.elsewhere, 3),
             "output_bytes": self.output_bytes,
             "landings": [asdict(x) for x in self.landings],
         }
@@ -122,7 +122,7 @@ Pass = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class PartTimes:
-    """What the parts took by themselves: one pass directly after each landing of Sluice, in order."""
+    """Cost of the parts by themselves: one pass directly after each landing of Sluice, in order."""
 
     passes: tuple[Pass, ...]
 
@@ -164,7 +164,7 @@ class RaceResult:
     def over_budget(self) -> tuple[float | None, float] | None:
         """How many times the sum of its parts the first peer took: in CPU time, and of all cores' wall time.
 
-        Each landing is held against the pass that followed it, as what a machine gives changes by the minute. Medians.
+        Each landing is compared with the pass that followed it, as the machine's speed changes by the minute. Medians.
         """
         if not self.budget:
             return None

@@ -1,4 +1,4 @@
-"""What a feed's size costs its driver: the real planner, ledger, proof and manifests over a cluster in memory.
+"""Cost of a feed's size for its driver: the real planner, ledger, proof and manifests over a cluster in memory.
 
 Nobody here has a thousand brokers. Positions and topology are made up (`made_up`), nothing is read and rows are not
 landed; everything else is the product's code, from the survey to the manifest of the window. CPU seconds are those of
@@ -174,7 +174,7 @@ def _table(
 
 @dataclass
 class _World:
-    """One feed over one topology, and what it has cost so far."""
+    """One feed over one topology, and its cost up to this point."""
 
     topology: Topology
     cpu: dict[str, float] = field(default_factory=dict)
@@ -239,7 +239,7 @@ class _World:
         self.cpu |= {f"{name}: {s}": round(took, 3) for s, took in spent.items() if s not in ("start Spark", "land")}
 
     def receipts(self) -> None:
-        """What a task pays to see what earlier attempts left, and the driver for its meter, when all receipts stand."""
+        """Measure a task's search for earlier attempts, and the driver's progress, with all receipts written."""
         job = self.engine.ran[-1]
         lake = MemoryLake()
         for outcome in UnreadEngine().run(job, range(len(job.plan.tasks))):
@@ -252,10 +252,10 @@ class _World:
         )  # fmt: skip
         tools = Tools(None, lake, RawFormat())  # type: ignore[arg-type]
         none_of_its = [Slice("other", 0, "id", 0, 1)]
-        self.costing("a task's look at staging", lambda: adopt(none_of_its, work, tools))
+        self.costing("a task's search in staging", lambda: adopt(none_of_its, work, tools))
 
     def files(self) -> None:
-        """What the proof of a file costs."""
+        """Measure the proof of a file."""
         job, lake = self.engine.ran[-1], MemoryLake()
         slices = [s for s in job.plan.slices if s.span][:PROVEN]
         plan = Plan(job.plan.feed, job.plan.cluster, _CATCH_UP, job.plan.isolation, job.plan.tasks[:0])

@@ -1,10 +1,10 @@
-"""How fast records go into Kafka: our producer beside Kafka's own, confluent-kafka's in Python and kafka-python's.
+"""Speed of producers: ours compared with Kafka's own, confluent-kafka's in Python and kafka-python's.
 
 All send the same payloads of about 190 bytes in one run, in turn: idempotent, acks=all, lz4, to a new topic of four
 partitions each time. A peer is a process of its own, from its start to its last acknowledgement. What starting costs
 is taken off by a second run with few records: figures are those of a record more. There is none where this is no more
 than what starts differ by. Every run's topic is counted.
-Then a whole `sluice republish` by tasks of Spark says what those take (`way_back`).
+Then a whole `sluice republish` by tasks of Spark is measured (`way_back`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PAYLOADS = 10_000
 LINGER_MS = 50
 """Of the peers, whose batches are as large as ours. With 128 KiB and 5 ms they take more CPU."""
 NOISE = 0.25
-"""The share of what a start costs that another start may cost more, at least."""
+"""Minimum difference between two starts, as a share of the cost of a start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class PeerSends:
         return max(s.peak for s in self.many)
 
     def _more(self, of: Callable[[Sends], float]) -> float | None:
-        """Of a record more, unless that is lost in what runs of one kind differ by."""
+        """Cost of one more record; None if it is lost in the noise."""
         many, few = list(map(of, self.many)), list(map(of, self.few))
         more, start = median(many) - median(few), median(few)
         if more <= max(max(many) - min(many), max(few) - min(few), NOISE * start):
@@ -178,7 +178,7 @@ PEERS = (
 
 
 def run(records: int, repeat: int, folder: Path, note: Note) -> SendReport:
-    """Every peer so many times, in turn. Raises SetupError, Failed (a peer ended), ProofFailed."""
+    """Measure every peer `repeat` times, in turn. Raises SetupError, Failed (a peer ended), ProofFailed."""
     with LocalKafka(folder / "kafka-1") as kafka:
         stand = _Stand(kafka.bootstrap, folder, note)
         took: dict[str, tuple[list[Sends], list[Sends]]] = {p.name: ([], []) for p in PEERS}
@@ -194,7 +194,7 @@ def run(records: int, repeat: int, folder: Path, note: Note) -> SendReport:
 
 
 class _Stand:
-    """What the peers of one run share."""
+    """Shared state of the peers of one run."""
 
     def __init__(self, bootstrap: str, folder: Path, note: Note) -> None:
         self.bootstrap, self._folder, self._note = bootstrap, folder, note
@@ -208,7 +208,7 @@ class _Stand:
         return path
 
     def fill(self, topic: str, records: int) -> None:
-        """Send so many records to a topic that is there. Raises Failed."""
+        """Send this number of records to an existing topic. Raises Failed."""
         _measured(PEERS[0], PEERS[0].command(self, topic, records), {**os.environ, **make_python_path()}, records)
 
     def measure(self, peer: SendingPeer, records: int) -> Sends:
@@ -228,7 +228,7 @@ class _Stand:
         return sent
 
     def _check(self, peer: SendingPeer, topic: str, records: int, output: str) -> None:
-        """The topic holds so many records, and the markers of its transactions."""
+        """Check the number of records in the topic, and the markers of its transactions."""
         transactions = json.loads(output)["transactions"] if output.startswith("{") else 0
         with KafkaConsumer(bootstrap_servers=self.bootstrap, allow_auto_create_topics=False) as consumer:
             ends = consumer.end_offsets([TopicPartition(topic, p) for p in range(PARTITIONS)])

@@ -1,4 +1,4 @@
-"""A peer's own process: it says when it is ready, lands when it is told to, and ends when its input closes.
+"""A peer's own process: it reports when it is ready, lands on request, and ends when its input closes.
 
 One JSON document a line. In: the assignment, then `{"out": folder}` for each landing. Out: `{"versions": …}` once
 ready, then `{"detail": …}` when a landing is done. Whatever libraries print goes to stderr.
@@ -19,7 +19,7 @@ from sluice.cli.terminal.output import claimed_stdout
 
 @dataclass(frozen=True, slots=True)
 class PeerTask:
-    """What to land: a whole topic, to the end of each partition, on so many cores, typed by `schema` if there is one.
+    """What to land: a whole topic, to the end of each partition, on `cores` cores, typed by `schema` if there is one.
 
     `jars` is a folder, or empty; `contract` the text of a contract for peers that hold rows against one, or empty;
     `format` what values are sent as, if not as JSON.

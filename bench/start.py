@@ -1,7 +1,7 @@
 """What starting costs: a whole run in a new process, stage by stage; a small catch-up on a warm session; planning.
 
 Each is the product's own path on a real Kafka of this machine. Beside the catch-up stands a Spark job of as many tasks
-that does nothing: Spark's own scheduling. Of planning, the time in calls to Kafka is told apart.
+that does nothing: Spark's own scheduling. Of planning, the time in calls to Kafka is reported separately.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _SET_CHILD_SUBREAPER = 36
 @dataclass(frozen=True, slots=True)
 class Cold:
     """One `sluice run` in a new process: seconds from its start to its end, CPU of all its processes, and the stages;
-    "leave" is what came after the last of them."""
+    "leave" is the time after the last of them."""
 
     seconds: float
     cpu: float | None
@@ -90,7 +90,7 @@ class StartReport:
 
 
 def run(repeat: int, folder: Path, note: Note) -> StartReport:
-    """Each of the three so many times, in `folder`. Raises SetupError, Failed."""
+    """Measure each of the three `repeat` times, in `folder`. Raises SetupError, Failed."""
     with LocalKafka(folder / "kafka-1") as kafka, removing(folder / f"start-{secrets.token_hex(4)}") as scratch:
         topic = ensure(TYPED_ORDERS.of(RECORDS), kafka.bootstrap, folder / "topics", note).topic
         window = _project(scratch, kafka.bootstrap, repeat + 1)
@@ -160,7 +160,7 @@ def environment() -> dict[str, str]:
 
 
 def adopting_orphans() -> None:
-    """Whatever a run leaves behind when it ends, Spark's JVM above all, becomes our child, and its CPU time ours."""
+    """Adopt the processes that a run leaves behind, such as Spark's JVM, so that their CPU time is counted."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 

@@ -76,7 +76,8 @@ _LEAST, _PARTITIONS, _MANY = 1_000_000, 4, (1, 32, 200)
 
 
 def flat(limit: int | None = None) -> list[Race]:
-    """Sluice alone over topics that grow to so many records, and over more and more partitions of the smallest."""
+    """Sluice alone over topics that grow to this number of records, and over more and more partitions of the
+    smallest."""
     top = limit or FLAT_RECORDS
     minimum = min(_LEAST, -(-top // 10))
     middle = float(f"{math.sqrt(minimum * top):.0e}")
@@ -92,7 +93,7 @@ def _flat(records: int, partitions: int) -> Race:
 def races(names: Sequence[str], records: int | None = None) -> list[Race]:
     """The benchmarks of these names, `all` of them, or, when there are no names, the main ones.
 
-    Over as many records as their workloads have, or so many; of `flat`, in its largest topic. Raises UsageError.
+    Over the records of their workloads, or this number; of `flat`, in its largest topic. Raises UsageError.
     """
     chosen: list[Race] = []
     for name in (*SUITE, FLAT) if ALL in names else names or [r.name for r in _MAIN]:

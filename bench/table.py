@@ -1,12 +1,12 @@
-"""What a batch costs a feed's table that is old: many files and snapshots stand in it.
+"""Cost of a batch for an old table with many files and snapshots.
 
 Tables in folders on this disk: an Iceberg one with its catalog in SQLite, and a Delta one. Each snapshot added ten
-files, as an hour of ten partitions does. After so many snapshots, a batch of 200 files is added, as a run adds it: the
-table is looked at, each footer is read, one commit is made. The files are links to one small file of a raw feed.
-Seconds are this process's CPU and what a clock on the wall says.
+files, as an hour of ten partitions does. After this number of snapshots, a batch of 200 files is added, as a run adds
+it: the table is read, each footer is read, one commit is made. The files are links to one small file of a raw feed.
+Seconds are this process's CPU and wall-clock time.
 
 Iceberg's snapshots are staged many to a commit, since PyIceberg's catalog writes all snapshots again at each commit:
-what is measured afterwards is the same table.
+later measurements see the same table.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ORDERS = "data/orders"
 
 @dataclass(frozen=True)
 class OldTable:
-    """A table after so many snapshots. By what was asked: CPU seconds, and seconds by the clock. `metadata_bytes` is
+    """A table after `snapshots` snapshots, with CPU and wall-clock seconds by question. `metadata_bytes` is
     the size of Iceberg's newest metadata file, and of Delta's log."""
 
     snapshots: int
@@ -78,7 +78,7 @@ class _World(Protocol):
     made: _Made
 
     def grow(self, snapshots: int) -> None:
-        """Add so many snapshots."""
+        """Add snapshots."""
 
     def metadata_bytes(self) -> int: ...
 
@@ -116,7 +116,7 @@ class _Made:
         pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(plain)), self._one)
 
     def change(self, files: int) -> TableChange:
-        """A batch of so many new files, and what a snapshot says of it."""
+        """Returns a batch of new files, and its snapshot properties."""
         paths = [self._folder / f"{self.files + i}.parquet" for i in range(files)]
         for path in paths:
             os.link(self._one, path)

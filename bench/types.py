@@ -1,4 +1,4 @@
-"""A feed's types as the others spell them: DuckDB, which checks what landed, and Spark, which is told what to read."""
+"""A feed's types as DuckDB (which checks landed rows) and Spark (which reads them) spell them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SPARK = {
 
 
 def fields(schema: Mapping[str, str] | Iterable[tuple[str, str]]) -> tuple[Field, ...]:
-    """The fields of a schema as a workload or an assignment says it; none of an empty one."""
+    """The fields of a schema as written in a workload or an assignment; empty for an empty text."""
     types = dict(schema)
     return parse_schema(types).fields if types else ()
 

@@ -1,7 +1,7 @@
-"""What a whole `sluice republish` costs: rows that landed, sent by tasks of Spark on this machine, several old
+"""Cost of a complete `sluice republish`: landed rows, sent by tasks of Spark on this machine, several old
 partitions to a task. It is the command that users type, from its start to its end, in a project of its own.
 
-Memory is what the kernel counts of each process: its highest resident size, that of the command, of Spark's JVM, and of
+Memory is the kernel's count for each process: its highest resident size, that of the command, of Spark's JVM, and of
 the largest of the Python processes that run its tasks.
 """
 
@@ -48,7 +48,7 @@ class Whole:
 def measure(
     bootstrap: str, send: Callable[[str, int], None], folder: Path, note: Note, records: int = RECORDS
 ) -> Whole:
-    """Land so many records that `send` sends to a topic, and send them back. Raises Failed, ProofFailed."""
+    """Land this number of records of `send`, and republish them. Raises Failed, ProofFailed."""
     name = f"bench_way_back_{secrets.token_hex(4)}"
     project, again = folder / name, f"{name}_again"
     with KafkaAdminClient(bootstrap_servers=bootstrap) as admin:

@@ -1,8 +1,8 @@
-"""What is measured over: named sets of records, the same byte for byte on every machine.
+"""Workloads: named sets of records, the same byte for byte on every machine.
 
 A workload is a shape (SQL that makes records out of their numbers), how many there are, how they lie over partitions
-and how they are packed. Its records follow from partition and number alone, so that what a topic holds, and what a
-peer must have landed, can be told without reading it.
+and how they are packed. Its records follow from partition and number alone, so that the content of a topic, and the
+result of a peer must have landed, can be told without reading it.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class RecordShape:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A topic to measure over. `weights` are the partitions' shares; `batch_bytes` what a producer packs together.
+    """A topic to measure over. `weights` are the partitions' shares; `batch_bytes` is the size of a producer's batch.
 
     `schema`: names and types, as a feed says them, by which the values are to be typed; none: they land as they are.
-    `contract`: the text of a contract that rows are held against, by those peers that do so. `format`: what values are
+    `contract`: the text of a contract that rows are checked against, by peers that validate. `format`: what values are
     sent as (`formats.FORMATS`), though the shape makes them as JSON; empty: as they are.
     """
 
@@ -208,7 +208,7 @@ CHECKED_ORDERS = replace(
 )
 
 OTHER_RECORDS = 1_000_000
-"""Of workloads that show one thing each, beside the main ones."""
+"""Workloads that show one thing each."""
 UNCOMPRESSED, GZIP, SNAPPY, ZSTD = (
     replace(TYPED_ORDERS, name=f"typed-orders-{codec}", codec=codec, records=OTHER_RECORDS)
     for codec in ("none", "gzip", "snappy", "zstd")

@@ -54,7 +54,7 @@ def test_medians_spread_and_ratios() -> None:
     assert ours.cpu_ns_of("jvm") is None
     assert race().ratio(theirs) == pytest.approx(4)
     assert race().cpu_ratio(theirs) == pytest.approx(9)
-    assert ours.beside == pytest.approx(1 - 1.1 / 4)
+    assert ours.elsewhere == pytest.approx(1 - 1.1 / 4)
     assert ours.peak("worker") == 300_000_000
     assert ours.peak("jvm") is None
 
