@@ -136,7 +136,7 @@ def age_view(report: AgeReport) -> Iterator[RenderableType]:
     for what in report.aged[0].asked:
         of = [a.asked[what] for a in report.aged]
         rows.append([f"{what}: CPU seconds", *(f"{a.cpu:,.2f}" for a in of)])
-        rows.append(["  names looked at", *(count(a.names) for a in of)])
+        rows.append(["  names read", *(count(a.names) for a in of)])
         rows.append(["  LIST, GET", *(f"{a.requests.get('LIST', 0)}, {a.requests.get('GET', 0)}" for a in of)])
         rows.append(["  checkpoints read", *(count(a.checkpoints) for a in of)])
     yield table(["", *columns], rows, right=" ".join(columns))

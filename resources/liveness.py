@@ -2,8 +2,8 @@
 
 Evidence of death is one of: the file is gone (the run ended), the process is gone (seen on its own machine), or the
 heartbeat did not change while this process watched it for `bound_ms`. An old stamp alone is only a reason to watch: the
-clocks of two machines may differ by hours. A wrong judgement costs work, never data: the ledger voids what an owner
-publishes after another has taken over. `Informed` adds what Dagster knows about runs.
+clocks of two machines may differ by hours. A wrong judgement costs work, never data: the ledger voids an owner's
+publications after a takeover. `Informed` adds what Dagster knows about runs.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class LakeLiveness:
     def _tolerant(self, what: str, act: Callable[[], None]) -> None:
         try:
             act()
-        except Exception as error:  # noqa: BLE001 - whatever it is, a missed heartbeat must not end the run
+        except Exception as error:  # noqa: BLE001 - a missed heartbeat must not end the run
             log.warning("could not %s the owner's heartbeat in %s: %s", what, self._folder, error)
 
     def _at_once(self, heartbeat: bytes | None) -> Verdict | None:

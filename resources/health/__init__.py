@@ -70,5 +70,5 @@ class _Look:
             )
         except Exception as error:  # noqa: BLE001 - the others' findings are told whatever this one met
             self.diagnoses.append(
-                report_failure(self.title, f"unforeseen {type(error).__name__}", "report it, with the command")
+                report_failure(self.title, f"unforeseen {type(error).__name__}", "report it, and the command")
             )

@@ -53,11 +53,11 @@ class Secured:
 
     @property
     def login(self) -> Path:
-        """By which feeds log in that say nothing of it: kafka-python's settings for the user `sluice`, as JSON."""
+        """The login of feeds without their own: kafka-python's settings for the user `sluice`, as JSON."""
         return self.folder / "login.json"
 
     def prepare(self, brokers: Sequence[int], addresses: str, renew: bool = False) -> None:
-        """Make what is missing, and certificates again that end within a month, or all. Raises SetupError."""
+        """Create missing files, and renew certificates that expire within a month, or all. Raises SetupError."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
         if not self.ca.exists():
             authority = Authority.new()

@@ -194,7 +194,7 @@ class _Stream:
 _EMPTY_FOR_A_GAP = 2
 _UNKNOWN_TOPIC_TRIES = 4
 _LEAST_BYTES = 64 << 10
-_AGAIN = "run again: pending ranges are compared with the current log, and the error names the command that accepts it"
+_AGAIN = "run again: pending offsets are compared with the current log, and the error names the command to accept it"
 
 E = TypeVar("E", bound=SluiceError)
 

@@ -354,8 +354,8 @@ def test_a_catalog_that_is_away_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "kind", "said", "tries"),
     [
-        ("BadRequestError", TableRefused, "does not take what is to be added", 1),
-        ("ServerError", Unknown, r"became of a commit to table db.orders \(ServerError\)", 3),
+        ("BadRequestError", TableRefused, "refuses the rows to be added", 1),
+        ("ServerError", Unknown, r"outcome of a commit to table db.orders is unknown \(ServerError\)", 3),
     ],
 )
 def test_a_catalog_that_answers_with_an_error_is_told(

@@ -37,7 +37,7 @@ def test_whatever_one_check_does_the_others_are_told() -> None:
         report_failure("hangs", "no answer within 0 s", "check that the service is up"),
         report_failure("refused", "nobody is there", "start it"),
         report_failure("missing", "No such file or directory: /x", "fix that and repeat"),
-        report_failure("wrong", "unforeseen KeyError", "report it, with the command"),
+        report_failure("wrong", "unforeseen KeyError", "report it, and the command"),
     ]
 
 

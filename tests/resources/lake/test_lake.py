@@ -324,7 +324,7 @@ def test_a_last_answer_that_never_comes_is_looked_up_or_unknown(lake: S3Lake, as
         file.write(data)
     assert lake.get("a/part") == data
     between.rules = [Rule("POST .*uploadId=", "lose", times=3), Rule("HEAD", "refuse", times=-1)]
-    with pytest.raises(Unknown, match="whole in the lake"), lake.create("b/part") as file:
+    with pytest.raises(Unknown, match="complete in the lake"), lake.create("b/part") as file:
         file.write(data)
     assert aside.get("b/part") == data
 
