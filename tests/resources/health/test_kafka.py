@@ -61,8 +61,8 @@ def healths(found: Iterable[Any]) -> list[Health]:
         (20.0, Health.OK, "this machine's is 20 s ahead of the brokers'"),
         (-60.0, Health.WARNING, "this machine's is 60 s behind the brokers'"),
         (600.0, Health.FAILED, "windows would end by a wrong time"),
-        (None, Health.SKIPPED, "not told"),
-        (NotAuthorized("no"), Health.SKIPPED, "not told"),
+        (None, Health.SKIPPED, "unknown: "),
+        (NotAuthorized("no"), Health.SKIPPED, "unknown: "),
     ],
 )
 def test_clocks(ahead: Any, health: Health, said: str) -> None:
