@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.formats import FORMATS, SCHEMA_ID
 from bench.stand import PeerTask, Ready, serve
-from sluice.cli.terminal.fast_start import fast_imports
+from sluice.cli.terminal.process import fast_imports
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import BatchResult
 from sluice.pipelines.contract.suite import parse_contract

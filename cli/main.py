@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from sluice.cli.app import menu
+from sluice.cli.app.invocation import Menu
 from sluice.cli.daily import audit as audit_command
 from sluice.cli.daily import init, run, status, ui
 from sluice.cli.inspect import doctor, explain, files, metrics, peek, plan, report, table, wait
@@ -31,14 +31,14 @@ from sluice.cli.kafka import (
 from sluice.cli.maintain import accept, compact, expire, prune, repair, unstick
 from sluice.cli.more import completion, demo, docs, pack
 from sluice.cli.rules import contract, feeds, quarantine, schema
-from sluice.cli.terminal import signals
+from sluice.cli.terminal import process
 from sluice.cli.terminal.output import Terminal, claimed_stdout
 from sluice.pipelines.errors import Failed, SluiceError, UsageError
 from sluice.pipelines.util import extras
 
 app = typer.Typer(
     name="sluice",
-    cls=menu.Menu,
+    cls=Menu,
     help="Land Kafka topics as Parquet, hour by hour, and prove that nothing is missing.",
     epilog="sluice COMMAND --help has examples. "
     "Exit codes: 0 done · 1 failed · 2 usage or configuration · 3 refused to protect data",
@@ -102,13 +102,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_app(commands: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> int:
     """Run a command of an application and return its exit code. Its errors become messages and exit codes."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    signals.install()
+    process.handle_signals()
     try:
         with claimed_stdout() if "--json" in words else nullcontext() as documents:
             code = _run(commands, name, words, Terminal(documents))
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output has closed it
-        return signals.hush()
+        return process.hush()
     return code
 
 
@@ -121,9 +121,9 @@ def _run(commands: typer.Typer, name: str, words: list[str], terminal: Terminal)
     except Exception as error:  # noqa: BLE001 - any error becomes a message and an exit code here
         code = _tell_error(error, words, terminal)
     except BaseException:  # noqa: BLE001 - an interrupt, Python's or Dagster's, before typer could make a code of it
-        code = signals.INTERRUPTED
-    if code == signals.INTERRUPTED or (code and signals.Interrupts.pending):
-        return signals.report_interrupt()
+        code = process.INTERRUPTED
+    if code == process.INTERRUPTED or (code and process.Interrupts.pending):
+        return process.report_interrupt()
     return code
 
 
@@ -131,8 +131,8 @@ def _tell_error(error: Exception, words: list[str], terminal: Terminal) -> int:
     """Report the error, unless an interrupt caused it or nobody would read it. Returns the exit code."""
     if isinstance(error, BrokenPipeError) and terminal.unheard:
         raise error
-    if signals.Interrupts.pending:
-        return signals.INTERRUPTED
+    if process.Interrupts.pending:
+        return process.INTERRUPTED
     problem = _as_sluice_error(error)
     if problem.message.startswith("Usage:"):  # a group without a command: its help
         print(problem.message)

@@ -23,8 +23,8 @@ from sluice.cli.options.request_options import Offsets, Only, PerRun, Replace, W
 from sluice.cli.options.window_options import From, To, Window
 from sluice.cli.shared import run_profile
 from sluice.cli.shared.other_batches import MetRecorder
-from sluice.cli.terminal.fast_start import fast_imports
 from sluice.cli.terminal.output import heading
+from sluice.cli.terminal.process import fast_imports
 from sluice.pipelines.errors import FeedError, SluiceError, UsageError, WindowHeld
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Progress, Reporter

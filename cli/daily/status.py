@@ -15,9 +15,8 @@ from sluice.cli.app.invocation import Session, command
 from sluice.cli.options import window_options
 from sluice.cli.shared import other_batches
 from sluice.cli.shared import outlook_text as outlooks
-from sluice.cli.terminal.number_format import count
+from sluice.cli.terminal.number_format import count, label_partitions
 from sluice.cli.terminal.output import bad, facts, good, heading, limit_rows, safe, table, warn
-from sluice.cli.terminal.partition_labels import label_partitions
 from sluice.pipelines.errors import BatchRefused, ContractBroken, QuarantineExceeded, SchemaDrifted, SluiceError
 from sluice.pipelines.model.receipts import Life, Met
 from sluice.pipelines.operating.feed_status import FeedStatus, read_status, try_read_status

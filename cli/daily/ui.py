@@ -3,14 +3,15 @@
     code server  ←  web server      one process loads the project's code for both, and its children are the runs
                  ←  daemon
 
-When a file changes that shapes what Dagster shows, the code server loads the project again (`reloading`), and the other
-two follow.
+Dagster shows a new feed, contract or report within seconds: when a file that shapes its definitions changes, and then
+stays the same for a moment, the code server loads the project again and the other two follow. Active runs go on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import signal
 import socket
@@ -19,6 +20,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +29,6 @@ import typer
 from rich.text import Text
 
 from sluice.cli.app.invocation import Session, command
-from sluice.cli.daily import reload
 from sluice.cli.terminal.output import Terminal, good, warn
 from sluice.pipelines.errors import Failed, FeedError, UsageError
 from sluice.pipelines.util import extras, scratch
@@ -66,7 +68,7 @@ def ui(
     broken = _list_broken(session)
     address = f"http://{HOST}:{_free_port(port)}"
     with _ending_servers() as servers:
-        changes = reload.Changes(project, reload.read_stamps(project))
+        changes = Changes(project, read_stamps(project))
         with session.terminal.working("starting Dagster"):
             _start(project, address, servers)
         with session.terminal.working("waiting for Dagster's web server"):
@@ -201,7 +203,7 @@ def _await(ready: Callable[[], bool], name: str, servers: Servers) -> None:
         time.sleep(_POLL)
 
 
-def _watch(servers: Servers, changes: reload.Changes, address: str, terminal: Terminal) -> None:
+def _watch(servers: Servers, changes: Changes, address: str, terminal: Terminal) -> None:
     """Until a server ends: have the project loaded again whenever files of it have changed."""
     looked = time.monotonic()
     while True:
@@ -218,7 +220,7 @@ def _reload(address: str, changed: Sequence[str]) -> Text:
 
     what = f"{changed[0]} and {many(len(changed) - 1, 'other')}" if len(changed) > 1 else changed[0]
     try:
-        wrong = reload.reload_location(address, LOCATION)
+        wrong = reload_location(address, LOCATION)
     except OSError as error:
         wrong = str(error)
     return warn(f"not shown: {what} changed, and Dagster says: {wrong}") if wrong else good(f"loaded again: {what}")
@@ -246,3 +248,75 @@ def _free_port(wanted: int | None) -> int:
             return port
     which = f"port {wanted} is" if wanted else f"ports {PORTS.start} to {PORTS.stop - 1} are"
     raise UsageError(f"{which} taken", remedy="name a free one: sluice ui --port 3100")
+
+
+# -- reload after changes of the project
+
+
+Stamps = Mapping[str, tuple[int, int]]
+"""Modification time in ns and length in bytes of each file, by its path in the project."""
+
+_ENDINGS = {".yaml", ".yml", ".json", ".sql"}
+_RELOAD_SECONDS = 120.0
+"""How long a location may take to load."""
+_RELOAD = """
+mutation ($name: String!) {
+  reloadRepositoryLocation(repositoryLocationName: $name) {
+    __typename
+    ... on WorkspaceLocationEntry { locationOrLoadError { __typename ... on PythonError { message } } }
+    ... on PythonError { message }
+    ... on UnauthorizedError { message }
+  }
+}"""
+
+
+def read_stamps(project: Project) -> Stamps:
+    """A digest of the files that shape Dagster's definitions: feeds, contracts, reports, and last-seen facts."""
+    times: dict[str, tuple[int, int]] = {}
+    for folder in (project.feeds_folder, project.root / "reports", project.state / "seen"):
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if path.suffix in _ENDINGS and not path.name.startswith("."):
+                with suppress(OSError):  # gone since
+                    stat = path.stat()
+                    times[str(path.relative_to(project.root))] = (stat.st_mtime_ns, stat.st_size)
+    return times
+
+
+@dataclass
+class Changes:
+    """Lists changes since Dagster's servers loaded the project; `loaded` is the state of its files then."""
+
+    project: Project
+    loaded: Stamps
+    _seen: Stamps | None = None
+
+    def take(self) -> list[str]:
+        """The files that were made, changed or removed, if none of them has changed since the last look. They count as
+        loaded from then on."""
+        now = read_stamps(self.project)
+        before, self._seen = self._seen, now
+        if now == self.loaded or now != before:
+            return []
+        changed = sorted(p for p in {*now, *self.loaded} if now.get(p) != self.loaded.get(p))
+        self.loaded = now
+        return changed
+
+
+def reload_location(address: str, location: str) -> str | None:
+    """Have Dagster's web server there load the location again. Returns what is wrong with it now, or None.
+
+    Raises OSError if the server does not answer.
+    """
+    from urllib.request import Request, urlopen
+
+    body = json.dumps({"query": _RELOAD, "variables": {"name": location}}).encode()
+    request = Request(f"{address}/graphql", body, {"content-type": "application/json"})
+    with urlopen(request, timeout=_RELOAD_SECONDS) as answer:
+        result = json.load(answer)
+    entry = (result.get("data") or {}).get("reloadRepositoryLocation") or {"message": str(result.get("errors"))}
+    location_state = entry.get("locationOrLoadError") or entry
+    return (
+        (location_state.get("message") or location_state["__typename"])
+        if location_state.get("__typename") != "RepositoryLocation"
+        else None
+    )

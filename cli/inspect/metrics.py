@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,16 +14,24 @@ import typer
 
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
-from sluice.cli.inspect import metric_samples
 from sluice.cli.options import parsing
 from sluice.cli.terminal.output import good
-from sluice.pipelines.errors import SluiceError, UsageError
-from sluice.pipelines.model.figures import FAMILIES, Figure
+from sluice.pipelines.errors import LakeUnavailable, PartUnreadable, SluiceError, UsageError
+from sluice.pipelines.model.figures import FAMILIES, Figure, build_figure
+from sluice.pipelines.model.receipts import Life, PartKind
+from sluice.pipelines.operating.feed_status import FeedStatus, read_status_through
+from sluice.pipelines.status.window_state import Standing
 from sluice.pipelines.util import extras
+from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import many, show_duration
 
 if TYPE_CHECKING:
+    from sluice.cli.app.invocation import OpenPorts
     from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.ledger.entries import PublishEntry
+    from sluice.pipelines.ports import Lake
+    from sluice.pipelines.status.outlook import Outlook
     from sluice.resources.observe.prometheus import Gateway
 
 HOST, PORT = "127.0.0.1", 9477
@@ -87,7 +97,7 @@ def metrics(
 
     def take() -> list[Figure]:
         chosen, broken = _choose_feeds(session, feeds or [])
-        return metric_samples.take_figures(session, chosen, broken, last)
+        return take_figures(session, chosen, broken, last)
 
     if serve:
         return _serve(session, take, host, port, pause or 0)
@@ -150,3 +160,121 @@ def _serve(session: Session, take: Callable[[], list[Figure]], host: str, port: 
 def _build_document(one: Figure) -> dict[str, Any]:
     labels = dict(zip(FAMILIES[one.name].labels, one.labels, strict=True))
     return {"name": one.name, "labels": labels, "value": one.value}
+
+
+# -- samples
+
+
+LIVES = {Life.ALIVE: "alive", Life.DEAD: "dead", Life.UNKNOWN: "unknown"}
+
+
+def take_figures(session: Session, feeds: Sequence[Feed], broken: int, last: int) -> list[Figure]:
+    """Returns the figures of feeds and their `last` windows. A feed that cannot be inspected has `sluice_up` 0."""
+    began = time.time()
+    with session.shared_edges(feeds) as open_ports:
+        figures = [f for of in map_parallel(lambda feed: of_feed(open_ports, feed, last), list(feeds)) for f in of]
+    figures += _of_runs(session, feeds)
+    figures.append(build_figure("broken_feed_files", broken))
+    figures += [
+        build_figure("look_timestamp_seconds", began),
+        build_figure("look_duration_seconds", time.time() - began),
+    ]
+    return figures
+
+
+def of_feed(open_ports: OpenPorts, feed: Feed, last: int) -> list[Figure]:
+    """All figures of one feed."""
+    from sluice.pipelines.ledger import Ledger
+
+    try:
+        with open_ports(feed) as edges:
+            ledger = Ledger(edges.lake, feed.name, edges.clock)
+            status = read_status_through(edges, feed, ledger, last)
+            figures = [*_of_ledger(ledger, edges.lake)] if status.partitions or status.last else []
+            return [build_figure("up", status.error is None, feed.name), *_of_status(status), *figures]
+    except SluiceError:
+        return [build_figure("up", 0, feed.name)]
+
+
+# -- where a feed stands
+
+
+def _of_status(s: FeedStatus) -> Iterator[Figure]:
+    for state in Standing:
+        yield build_figure("windows", sum(w.standing is state for w in s.windows), s.feed, str(state).replace(" ", "_"))
+    lives = Counter(m.verdict.life for m in s.met.values())
+    for life, word in LIVES.items():
+        yield build_figure("live_batches", lives[life], s.feed, word)
+    yield build_figure("refused_batches", len(s.refused), s.feed)
+    yield build_figure("held_back_offsets", sum(h.offsets for h in s.held), s.feed)
+    by_topic: Counter[str] = Counter()
+    for p in s.partitions:
+        if p.lag is not None:
+            by_topic[p.key.topic] += p.lag
+    for topic, lag in sorted(by_topic.items()):
+        yield build_figure("lag_offsets", lag, s.feed, topic)
+    if s.outlook:
+        yield build_figure("uncommitted_offsets", s.uncommitted, s.feed)
+        yield from _of_outlook(s.feed, s.outlook)
+
+
+def _of_outlook(feed: str, outlook: Outlook) -> Iterator[Figure]:
+    numbers = {
+        "owed_age_seconds": None if outlook.age is None else outlook.age / 1000,
+        "production_offsets_per_second": outlook.production,
+        "landing_offsets_per_second": outlook.landing,
+        "catch_up_seconds": None if outlook.eta is None else outlook.eta / 1000,
+        "lost_offsets": sum(r.span for o in outlook.lost for r in o.lost),
+    }
+    yield from (build_figure(name, value, feed) for name, value in numbers.items() if value is not None)
+    spans: Counter[str] = Counter()
+    remaining: dict[str, float] = {}
+    for risk in outlook.at_risk:
+        topic, seconds = risk.key.topic, max(0, risk.at - outlook.now) / 1000
+        spans[topic] += sum(r.span for r in risk.ranges)
+        remaining[topic] = min(seconds, remaining.get(topic, seconds))
+    for topic, seconds in sorted(remaining.items()):
+        yield build_figure("retention_at_risk_offsets", spans[topic], feed, topic)
+        yield build_figure("retention_left_seconds", seconds, feed, topic)
+
+
+def _of_ledger(ledger: Ledger, lake: Lake) -> Iterator[Figure]:
+    """Totals, and the newest batch that landed something. Raises LakeUnavailable."""
+    from sluice.pipelines.status.ledger_figures import newest_landed, of_batch, of_batches
+
+    batches = [b for b in ledger.read().batches.values() if not b.rewrites]
+    yield from of_batches(ledger.feed, batches)
+    if newest := newest_landed(batches):
+        entry = ledger.publication(newest)
+        yield from of_batch(ledger.feed, ledger.recall(newest), entry)
+        with suppress(LakeUnavailable, PartUnreadable):
+            yield from _refused_records(ledger.feed, entry, lake)
+
+
+def _refused_records(feed: str, entry: PublishEntry, lake: Lake) -> Iterator[Figure]:
+    """Of a batch, by reason, counted in its files."""
+    from sluice.pipelines.quarantine.limit import faults_of
+
+    parts = [p for r in entry.receipts for p in r.of(PartKind.QUARANTINED)]
+    reasons: Counter[str] = Counter()
+    for fault in faults_of([p.path for p in parts], lake):
+        reasons[fault.kind.expectation or fault.kind.reason] += fault.records
+    for reason, records in sorted(reasons.items()):
+        yield build_figure("last_batch_quarantined_records", records, feed, reason)
+
+
+# -- runs
+
+
+def _of_runs(session: Session, feeds: Sequence[Feed]) -> list[Figure]:
+    """What Dagster knows; nothing where it is not installed, not in use, or does not answer."""
+    from sluice.pipelines.util.extras import require
+
+    try:
+        require("dagster")
+        from sluice.assets.operations.dagster_health import recent_runs
+
+        recent = recent_runs(session.project, feeds)
+    except SluiceError:
+        return []
+    return [build_figure("runs", runs, *labels) for labels, runs in sorted(recent.items())]

@@ -16,9 +16,8 @@ from sluice.cli.options.request_options import Offsets, Only, PerRun, Replace, W
 from sluice.cli.options.window_options import From, To, Window
 from sluice.cli.shared import other_batches
 from sluice.cli.shared import outlook_text as outlooks
-from sluice.cli.terminal.number_format import count, size
+from sluice.cli.terminal.number_format import count, list_ranges, size
 from sluice.cli.terminal.output import bad, good, heading, limit_rows, remedy, table, warn
-from sluice.cli.terminal.partition_labels import list_ranges
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.model.kafka import Key, PartitionState
 from sluice.pipelines.model.plans import SEVERAL, Assignor, Plan, Request, Task

@@ -10,8 +10,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli.app.invocation import FeedName, Session, command
-from sluice.cli.app.menu import Group
+from sluice.cli.app.invocation import FeedName, Group, Session, command
 from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.output import bad, facts, good, heading, indent, warn
 from sluice.pipelines.util.units import many, show_instant

@@ -13,9 +13,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.app import completers
-from sluice.cli.app.invocation import Session, command
-from sluice.cli.app.menu import Group
-from sluice.cli.kafka.group_owners import describe_store, list_owners, list_strangers
+from sluice.cli.app.invocation import Group, Session, command
+from sluice.cli.kafka.offsets_context import describe_store, list_owners, list_strangers
 from sluice.cli.options import parsing
 from sluice.cli.terminal import number_format as numbers
 from sluice.cli.terminal.number_format import count

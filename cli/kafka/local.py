@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from sluice.cli.app.invocation import FeedName, Session, command
-from sluice.cli.app.menu import Group
+from sluice.cli.app.invocation import FeedName, Group, Session, command
 from sluice.cli.terminal.output import bad, copyable, facts, good, table
 
 if TYPE_CHECKING:

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sluice.cli.app.invocation import Session
-from sluice.cli.app.menu import Group
-from sluice.cli.kafka.group_owners import list_owners, list_strangers
+from sluice.cli.app.invocation import Group, Session
 from sluice.pipelines.errors import UsageError
+from sluice.pipelines.model.consumer_groups import ZOOKEEPER
 from sluice.pipelines.model.kafka import TopicPartition
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger, State
-    from sluice.pipelines.model.consumer_groups import GroupView
+    from sluice.pipelines.model.consumer_groups import GroupMember, GroupView
     from sluice.pipelines.operating.move_offsets import Spot
     from sluice.pipelines.ports import Groups, Ports
 
@@ -119,3 +118,24 @@ def read_offsets(path: Path, desk: OffsetsContext) -> dict[TopicPartition, int]:
     if len(data) > FILE_BYTES:
         raise UsageError(f"{path} is larger than {FILE_BYTES >> 20} MiB", remedy="that is no file of offsets")
     return parse_offsets(data, str(path), desk.name, {s.tp for s in desk.spots})
+
+
+def describe_store(feed: Feed) -> str:
+    """The address where the feed's group is kept: that of Kafka, or of ZooKeeper."""
+    from sluice.pipelines.feed.sections import OffsetStore
+
+    in_kafka = feed.offsets.store is OffsetStore.KAFKA or feed.offsets.connect is None
+    return feed.kafka.bootstrap if in_kafka else f"ZooKeeper {feed.offsets.connect}"
+
+
+def list_owners(session: Session, feed: Feed) -> dict[str, str]:
+    """The group of each feed whose groups are kept in the same place, with the feed's name."""
+    return {f.group: f.name for f in session.files.feeds.values() if describe_store(f) == describe_store(feed)}
+
+
+def list_strangers(feed: Feed, view: GroupView) -> tuple[GroupMember, ...]:
+    """Members that are not a run of the feed: a commit waits for the feed's own, and refuses because of these."""
+    from sluice.resources.kafka.connection.connection_settings import CLIENT_ID
+
+    ours = CLIENT_ID if view.kind == ZOOKEEPER else feed.kafka.client_id or CLIENT_ID
+    return tuple(m for m in view.members or () if m.client_id != ours)

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from sluice.cli.app.invocation import FeedName, Session, command
-from sluice.cli.app.menu import Group
+from sluice.cli.app.invocation import FeedName, Group, Session, command
 from sluice.cli.options import parsing, window_options
 from sluice.cli.options.request_options import Offsets
 from sluice.cli.options.window_options import From, To, Window

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sluice.cli.app.invocation import Session, command
-from sluice.cli.app.menu import Group
+from sluice.cli.app.invocation import Group, Session, command
 from sluice.cli.terminal.output import bad, good, table, warn
 from sluice.pipelines.errors import Failed, SluiceError
 from sluice.pipelines.util.units import many

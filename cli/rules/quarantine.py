@@ -11,8 +11,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli.app.invocation import FeedName, Session, command
-from sluice.cli.app.menu import Group
+from sluice.cli.app.invocation import FeedName, Group, Session, command
 from sluice.cli.options import parsing, window_options
 from sluice.cli.options.request_options import DryRun
 from sluice.cli.options.window_options import From, To, Window

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from sluice.cli.app.invocation import FeedName, Session, command
-from sluice.cli.app.menu import Group
+from sluice.cli.app.invocation import FeedName, Group, Session, command
 from sluice.cli.terminal.output import bad, facts, good, heading, table
 from sluice.pipelines.errors import Failed, SchemaChanged, UsageError
 from sluice.pipelines.util.units import sanitize

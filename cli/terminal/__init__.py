@@ -1,1 +1,1 @@
-"""Output on a terminal: tables, text layout, progress, numbers, signals."""
+"""Output on a terminal: tables, text layout, progress, numbers, and the process."""

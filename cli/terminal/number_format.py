@@ -1,6 +1,13 @@
-"""Numbers as people read them: counts, bytes, shares, times, rates."""
+"""Formats of counts, bytes, shares, times and rates, and labels of partitions."""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sluice.pipelines.model.kafka import Key
 
 
 def count(n: int | None) -> str:
@@ -37,3 +44,14 @@ def seconds(s: float) -> str:
 
 def rate(n: float, s: float, unit: str = "records") -> str:
     return f"{n / s:,.0f} {unit}/s" if s > 0 else "–"
+
+
+def label_partitions(keys: Iterable[Key]) -> dict[Key, str]:
+    """The partitions' names in a table. If two incarnations of a partition are listed, names include them."""
+    listed = list(keys)
+    several = Counter(k.tp for k in dict.fromkeys(listed))
+    return {k: f"{k} (topic id {k.life})" if several[k.tp] > 1 else str(k) for k in listed}
+
+
+def list_ranges(pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
+    return [[start, end] for start, end in pairs]

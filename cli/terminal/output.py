@@ -19,13 +19,14 @@ from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from sluice.cli.terminal import signals
+from sluice.cli.terminal import process
+from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.text_layout import Facts, Flowing, TextTable, Whole, wrap
 from sluice.pipelines.errors import Failed, Refused, SluiceError, UsageError
 from sluice.pipelines.util import logs
 
 if TYPE_CHECKING:
-    from sluice.pipelines.model.receipts import Reporter
+    from sluice.pipelines.model.receipts import Progress, Reporter
 
 WIDE = 160
 """The width if stdout is not a terminal: tables in a pipe are not cut to the width of a screen."""
@@ -55,22 +56,22 @@ class Terminal:
 
     @property
     def unheard(self) -> bool:
-        """Whether the reader of our output has gone."""
-        return signals.unheard((self._documents or sys.stdout).fileno(), sys.stderr.fileno())
+        """Returns True if the reader of the output has closed it."""
+        return process.unheard((self._documents or sys.stdout).fileno(), sys.stderr.fileno())
 
     def show(self, *what: RenderableType) -> None:
-        """Print these for people, to stdout; without any, nothing."""
+        """Print to stdout, for people. Without items, prints nothing."""
         if what and not self.json:
             self._out.print(*map(_renderable, what), sep="\n", soft_wrap=True)
 
     def lines(self, lines: Iterable[str]) -> None:
-        """Print lines for people and for pipes, to stdout: each line as it is, never folded."""
+        """Print lines to stdout, for people and pipes, without wrapping."""
         if not self.json:
             sys.stdout.writelines(f"{line}\n" for line in lines)
             sys.stdout.flush()
 
     def markdown(self, text: str) -> None:
-        """A page for people, set for the screen; in a pipe its Markdown as it is."""
+        """Print a page: formatted on a terminal, as Markdown in a pipe."""
         if self.fancy and not self.json:
             from rich.markdown import Markdown
 
@@ -80,11 +81,11 @@ class Terminal:
 
     @property
     def fancy(self) -> bool:
-        """Whether stdout is a terminal that shows more than ASCII."""
+        """Returns True if stdout is a terminal with Unicode."""
         return self._out.is_terminal and self._out.encoding.lower().startswith("utf")
 
     def print_document(self, value: Mapping[str, Any]) -> None:
-        """Print a JSON document for programs, on one line. People see nothing."""
+        """Print a JSON document on one line, for programs. Does nothing without --json."""
         if self._documents is not None:
             text = json.dumps(value, ensure_ascii=False, default=str)
             self._documents.write(text if text.isprintable() else "".join(map(_in_json, text)))
@@ -99,7 +100,7 @@ class Terminal:
         self._tell(Text(safe(text), style=style))
 
     def fail(self, error: SluiceError) -> None:
-        """Print message and remedy, to stderr, and nothing else."""
+        """Print the message and the remedy to stderr."""
         if logs.as_json():
             fields = {"error": type(error).__name__, "remedy": error.remedy}
             log.error("%s", error.message, extra={"about": fields})
@@ -111,7 +112,7 @@ class Terminal:
             self._tell(Text.assemble(("  → ", "bold"), safe(error.remedy)))
 
     def _tell(self, text: Text) -> None:
-        """Print to stderr: on a terminal in lines that fit, for a log as it is."""
+        """Print to stderr, wrapped on a terminal."""
         lines = wrap(text, self._err.width) if self._err.is_terminal else [text]
         self._err.print(*lines, sep="\n", soft_wrap=True)
 
@@ -133,7 +134,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def working(self, text: str) -> Iterator[None]:
-        """A sign of life on a terminal while the block runs."""
+        """Show a spinner on a terminal while the block runs."""
         if not self._err.is_terminal:
             yield
             return
@@ -142,15 +143,36 @@ class Terminal:
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Reporter]:
-        """A meter that takes progress; it moves on a terminal only and vanishes with the block."""
+        """Show reported progress in a moving line, on a terminal only. It vanishes with the block."""
         if not self._err.is_terminal:
             yield lambda progress: None
             return
-        from sluice.cli.terminal.progress_meter import Moving
+        from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as ProgressBars
 
+        columns = (
+            SpinnerColumn("dots"),
+            TextColumn("{task.description:<14}", style="dim", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[counted]}", markup=False),
+            TimeElapsedColumn(),
+        )
         # A descriptor of its own: during a run, the usual ones belong to its log.
-        with os.fdopen(os.dup(2), "w", encoding="utf-8") as own, Moving(_console(own)) as meter:
-            yield meter
+        with (
+            os.fdopen(os.dup(2), "w", encoding="utf-8") as own,
+            ProgressBars(
+                *columns, console=_console(own), transient=True, redirect_stdout=False, redirect_stderr=False
+            ) as bars,
+        ):
+            task = bars.add_task("starting", total=None, counted="")
+
+            def update(progress: Progress) -> None:
+                text = f"{progress.stage} {progress.note}".strip()
+                counted = f"{count(progress.done)} of {count(progress.total)}" if progress.total else ""
+                total = progress.total or None
+                bars.update(task, description=text, completed=progress.done, total=total, counted=counted)
+
+            yield update
 
 
 def _console(stream: TextIO) -> Console:
@@ -174,12 +196,12 @@ def claimed_stdout() -> Iterator[TextIO]:
 
 
 def safe(text: str) -> str:
-    """The text without anything that a terminal obeys: control characters are shown as escapes."""
+    """Escape control characters, which a terminal would obey."""
     return "".join(c if c.isprintable() or c == "\n" else _escape(c) for c in text)
 
 
 def _in_json(c: str) -> str:
-    """The same for JSON, which already escapes control characters below space, and no others."""
+    """Escape a control character for JSON, which itself escapes only those below space."""
     return c if c.isprintable() else json.dumps(c)[1:-1]
 
 
@@ -199,8 +221,10 @@ def heading(text: str, note: str = "") -> Text:
 def table(
     columns: Sequence[str], rows: Sequence[Sequence[str | Text]], right: str = "", optional: str = ""
 ) -> TextTable:
-    """A plain table: `right` names the columns set flush right, `optional` those to leave out first where the screen is
-    too narrow, all by their first words."""
+    """Returns a plain table.
+
+    `right`: columns aligned right; `optional`: columns to drop first on a narrow screen. Both by their first words.
+    """
     return TextTable(columns, [[_cell(c) for c in row] for row in rows], right.split(), optional.split())
 
 
@@ -217,7 +241,7 @@ def facts(*pairs: tuple[str, str | Text]) -> Facts:
 
 
 def indent(*lines: str) -> RenderableType:
-    """An aside, its lines folded as one block."""
+    """Returns an indented, dim block of lines."""
     return Padding(Text("\n".join(map(safe, lines)), style="dim"), (0, 0, 0, 2))
 
 
@@ -231,7 +255,7 @@ def _cell(value: str | Text) -> Text:
 
 
 def copyable(line: str) -> Whole:
-    """A line to copy and run: in one piece on every screen."""
+    """Returns a line to copy and run, never wrapped."""
     return Whole(Text(f"    {safe(line)}"))
 
 
@@ -253,10 +277,10 @@ def remedy(error: SluiceError) -> Text:
 
 
 def format_dry_run(text: str = "nothing was changed") -> Text:
-    """The last line of a preview."""
+    """Returns the last line of a preview."""
     return Text(f"  A dry run: {text}.", style="bold")
 
 
 def work(text: str) -> Text:
-    """Something at work: neither done nor failed."""
+    """Returns a line for something in progress."""
     return Text.assemble(("▶ ", "bold cyan"), safe(text))

@@ -105,7 +105,7 @@ def test_each_shell_has_its_script(shell: str, sluice: Sluice) -> None:
 
 
 def test_the_menu_has_every_command_once_and_those_of_every_day_first(sluice: Sluice) -> None:
-    from sluice.cli.app.menu import SECTIONS
+    from sluice.cli.app.invocation import SECTIONS
 
     said = sluice("--help").out
     assert said.index("Daily:") < said.index("  init ") < said.index("  ui ") < said.index("Inspect:")

@@ -68,11 +68,11 @@ def test_so_does_one_while_dagster_and_spark_start(
 
 SWALLOWED = """
 import signal, threading, weakref
-from sluice.cli.terminal import signals
+from sluice.cli.terminal import process
 
 class Thing: pass
 
-signals.install()
+process.handle_signals()
 thing = Thing()
 watch = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
 try:
@@ -128,7 +128,8 @@ def test_an_interrupt_at_exit_says_nothing() -> None:
 
 def test_what_runs_in_the_background_ignores_interrupts_as_its_shell_asks() -> None:
     script = (
-        "import signal; signal.signal(2, signal.SIG_IGN); from sluice.cli.terminal import signals; signals.install(); "
+        "import signal; signal.signal(2, signal.SIG_IGN); "
+        "from sluice.cli.terminal import process; process.handle_signals(); "
     )
     assert run(script + "signal.raise_signal(2); print('goes on')").stdout == "goes on\n"
 

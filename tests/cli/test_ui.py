@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sluice.assets.specs.feed_files import remember
-from sluice.cli.daily.reload import Changes, read_stamps
+from sluice.cli.daily.ui import Changes, read_stamps
 from sluice.resources.project import Project
 
 
