@@ -64,6 +64,24 @@ _NEVER_BY_ITSELF = {
 """Decisions that a feed file cannot make. 0.1.0 had these keys, with `refuse` as the only value."""
 
 
+_KEYS_ELSEWHERE = {
+    "feed": "name dataset id",
+    "bootstrap": "bootstrap_servers brokers broker servers hosts address",
+    "topics": "topic subject subscribe topic_name",
+    "group": "group_id consumer_group consumer_group_id",
+    "start": "auto_offset_reset starting_offsets offset_reset from",
+    "schema": "columns fields types",
+    "format": "value_format type encoding",
+    "registry": "schema_registry",
+    "lake": "output path destination sink target storage location",
+    "window": "interval every period",
+    "dead_letters": "dlq dead_letter_queue dead_letter",
+    "table": "tables",
+}
+_ELSEWHERE = {word: key for key, words in _KEYS_ELSEWHERE.items() for word in words.split()}
+"""Names of our keys in other tools, each with ours."""
+
+
 def problems_of(error: ValueError, model: type[BaseModel]) -> tuple[FileProblem, ...]:
     """The problems in pydantic's error, without the values in it."""
     if not isinstance(error, ValidationError):
@@ -99,7 +117,9 @@ def _unknown_key(key: str, path: Sequence[str], model: type[BaseModel]) -> FileP
     if key in _NEVER_BY_ITSELF:
         return FileProblem(key, "is not for a feed to set", _NEVER_BY_ITSELF[key])
     keys = [f.alias or n for n, f in _section(model, path[:-1]).model_fields.items() if not f.exclude]
-    near = get_close_matches(path[-1].replace(".", "_"), keys, n=1)
+    name = path[-1].replace(".", "_").replace("-", "_").lower()
+    ours = _ELSEWHERE.get(name, "")
+    near = [ours] if ours in keys else get_close_matches(name, keys, n=1)
     hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(keys) or 'nothing'}"
     return FileProblem(key, "is unknown", hint)
 

@@ -93,15 +93,20 @@ def _read(path: Path) -> str:
 
 
 def parse_yaml(text: str) -> Any:
-    """The one document in `text`. Raises YamlError, which names line and column and quotes nothing."""
+    """The one document in `text`. Raises YamlError with the parser's reason, line and column. It quotes nothing."""
     # Raised outside the handlers: PyYAML's own errors quote the text, and must not hang on ours as context.
-    what, remedy = "is not readable YAML", "put values with special characters in quotes"
+    what, remedy = "is not readable YAML", _QUOTE_IT
     try:
         return yaml.load(text, _Loader)  # a SafeLoader, with less
     except _YamlRefused as refusal:
         what, remedy = refusal.what + _place(refusal.problem_mark), refusal.remedy
-    except yaml.MarkedYAMLError as error:
-        what += _place(error.problem_mark)
+    except (yaml.scanner.ScannerError, yaml.parser.ParserError, yaml.composer.ComposerError) as error:
+        what, remedy = what + _explain(error), _find_remedy(error, text)
+    except yaml.reader.ReaderError as error:
+        before = text.encode()[: error.position].decode(errors="ignore")
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        what += f": {error.reason} (line {line}, column {column})"
+        remedy = "remove the character, or write it as an escape in double quotes"
     except (yaml.YAMLError, ValueError, RecursionError):
         pass
     raise YamlError(FileProblem("", what, remedy))
@@ -109,6 +114,39 @@ def parse_yaml(text: str) -> Any:
 
 def _place(mark: yaml.Mark | None) -> str:
     return f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+
+
+_QUOTE_IT = "put values with special characters in quotes"
+_UNREADABLE = "cannot start any token"
+_REMEDIES = {
+    "mapping values are not allowed": "write one `key: value` on a line, indented as the lines around it; quote a value"
+    " with `: ` in it",
+    "unexpected end of stream": "close the quote",
+    "expected ',' or": "close the bracket, and write commas between values",
+    "document": "write one document: no `---`, and the first line indented as the others",
+    "unknown escape": "write the value in single quotes",
+    "'-' indicator": "write a list's lines with `- `, or a mapping's with `key: `, not both",
+    "expected key": "indent the keys of a section alike",
+}
+"""What to do about a reason of libyaml, by a part of its text."""
+
+
+def _explain(error: yaml.MarkedYAMLError) -> str:
+    """libyaml's reason and place. Its texts are constants and hold nothing of the file."""
+    reason = f": {(error.problem or '').removeprefix('but ')}{_place(error.problem_mark)}"
+    start, stop = error.context_mark, error.problem_mark
+    if not start or not stop or not error.context or "document" in error.context or start.line == stop.line:
+        return reason
+    return f"{reason}, {error.context}{_place(start)}"
+
+
+def _find_remedy(error: yaml.MarkedYAMLError, text: str) -> str:
+    mark, reason = error.problem_mark, error.problem or ""
+    if mark and _UNREADABLE in reason:
+        line = text.splitlines()[mark.line : mark.line + 1]
+        is_tab = bool(line) and line[0][mark.column : mark.column + 1] == "\t"
+        return "indent with spaces, not tabs" if is_tab else "put a value that begins with @, ` or % in quotes"
+    return next((remedy for part, remedy in _REMEDIES.items() if part in reason), _QUOTE_IT)
 
 
 class _YamlRefused(yaml.MarkedYAMLError):

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -218,6 +219,43 @@ _TYPES = (
 )
 
 
+_ELSEWHERE = {
+    "string": "str text varchar nvarchar char nchar character clob utf8 large_string uuid enum keyword",
+    "timestamp": "datetime timestamptz timestamp_ntz timestamp_ltz datetime64 instant",
+    "int8": "tinyint byte",
+    "int16": "smallint short",
+    "int32": "integer mediumint",
+    "int64": "bigint hugeint serial bigserial",
+    "float32": "real float4 half",
+    "float64": "double_precision float8",
+    "float64`, or `decimal(p,s)` to keep digits exactly, or `int64": "number num",
+    "decimal(p,s)": "numeric decimal128 money bignumeric bigdecimal",
+    "bool": "bit logical",
+    "binary": "bytes blob bytea varbinary large_binary",
+    "date": "date32 date64 localdate day",
+    "epoch(s)": "unixtime unix_timestamp epoch_s epoch_seconds",
+    "epoch(ms)": "epoch_ms epoch_millis timestamp_millis unix_millis",
+    "epoch(us)": "epoch_us epoch_micros",
+    "epoch(ns)": "epoch_ns epoch_nanos",
+    "timestamp(ms)": "timestamp_ms datetime3",
+    "timestamp(us)": "timestamp_us timestamp_micros datetime6",
+    "timestamp(ns)": "timestamp_ns timestamp_nanos",
+    "json": "any variant jsonb super raw mixed null",
+    "list<T>": "array repeated sequence set",
+    "struct<name:T, …>": "object record row tuple message nested",
+    "map<string, T>": "dict dictionary hash hstore",
+}
+"""For our types, their names in databases, languages and other formats."""
+_FOREIGN = {word: ours for ours, words in _ELSEWHERE.items() for word in words.split()}
+
+
+def _suggest_type(word: str) -> str:
+    """The type that a word means elsewhere, or the nearest spelling; otherwise all types."""
+    near = get_close_matches(word, [*_NAMED, *_FOREIGN], n=1, cutoff=0.7)
+    chosen = next((w for w in (word, *near) if w in _FOREIGN or w in _NAMED), "")
+    return f"did you mean `{_FOREIGN.get(chosen, chosen)}`?" if chosen else _TYPES
+
+
 class _TypeParser:
     """Parses one type's text by recursive descent. MOST_LEVELS bounds nesting."""
 
@@ -245,8 +283,9 @@ class _TypeParser:
         kind = _NAMED.get(self._word().lower())
         match kind:
             case None:
+                word = self._text[begin : self._at].strip().lower()
                 self._at = begin
-                raise self._problem("no type that we know")
+                raise self._problem("no type that we know", _suggest_type(word))
             case Kind.DECIMAL:
                 return self._decimal()
             case Kind.TIMESTAMP | Kind.EPOCH:
@@ -347,10 +386,10 @@ class _TypeParser:
         match = _TOKEN.match(self._text, self._at)
         self._at = match.end() if match else self._at
 
-    def _problem(self, what: str) -> SchemaProblem:
+    def _problem(self, what: str, remedy: str = _TYPES) -> SchemaProblem:
         at = self._at + len(self._text[self._at :]) - len(self._text[self._at :].lstrip())
         where = f"position {at + 1}" if at < len(self._text) else "the end"
-        return SchemaProblem(self._place, f"cannot be read at {where}: {what}", _TYPES)
+        return SchemaProblem(self._place, f"cannot be read at {where}: {what}", remedy)
 
 
 def path_below(parent: str, kind: Kind, name: str) -> str:

@@ -198,6 +198,9 @@ def test_start_has_no_default(write: Write, text: str) -> None:
     ("changes", "complaint"),
     [
         ({"strat": "latest"}, "strat: is unknown\n  → did you mean `start`?"),
+        ({"topic": "orders"}, "topic: is unknown\n  → did you mean `topics`?"),
+        ({"auto.offset.reset": "latest"}, "is unknown\n  → did you mean `start`?"),
+        ({"kafka": {"bootstrap.servers": "a:1"}}, "did you mean `bootstrap`?"),
         ({"feed": "Orders"}, "feed: "),
         ({"feed": "a" * 65}, "feed: "),
         ({"feed": "a\n"}, "feed: "),
@@ -287,6 +290,31 @@ def test_what_is_wrong_is_named_by_file_key_and_remedy(write: Write, changes: di
     assert complaint in refused(write(**changes))
 
 
+@pytest.mark.parametrize(
+    ("text", "ours"),
+    [
+        ("str", "`string`"),
+        ("varchar(20)", "`string`"),
+        ("datetime", "`timestamp`"),
+        ("bigint", "`int64`"),
+        ("INTEGER", "`int32`"),
+        ("number", "`float64`, or `decimal(p,s)` to keep digits exactly, or `int64`"),
+        ("numeric(12,2)", "`decimal(p,s)`"),
+        ("epoch_ms", "`epoch(ms)`"),
+        ("timstamp(ms)", "`timestamp`"),
+        ("list<strng>", "`string`"),
+        ("array<string>", "`list<T>`"),
+        ("struct<a: object>", "`struct<name:T, …>`"),
+        ("bool not null, dict", None),
+        ("hunter2", None),
+    ],
+)
+def test_types_of_other_systems_and_misspellings_get_ours(write: Write, text: str, ours: str | None) -> None:
+    message = refused(write(format="json", schema={"a": text}))
+    assert f"did you mean {ours}?" in message if ours else "did you mean" not in message
+    assert "hunter2" not in message
+
+
 def test_all_problems_of_a_file_are_told_at_once(write: Write) -> None:
     told = refused(write(strat=1, start="soon", limits={"records": -1}))
     assert "3 problems" in told
@@ -305,8 +333,13 @@ def test_a_bad_name_is_told_once_and_not_again_for_what_derives_from_it(write: W
         ("", "is not a mapping"),
         ("- a\n- b", "is not a mapping"),
         ("just words", "is not a mapping"),
-        ("a: b: c", "is not readable YAML (line 1, column 5)"),
-        ("start: 'unclosed", "is not readable YAML"),
+        ("a: b: c", "is not readable YAML: mapping values are not allowed in this context (line 1, column 5)"),
+        ("start: 'unclosed", "found unexpected end of stream (line 1, column 17)\n  → close the quote"),
+        ("a: 1\nb:\n\tc: 1", "found character that cannot start any token (line 3, column 1)\n  → indent with spaces"),
+        ("a: @x", "found character that cannot start any token (line 1, column 4)\n  → put a value that begins with @"),
+        ("a: [1,\nb", "did not find expected ',' or ']' (line 3, column 1), while parsing a flow seq"),
+        ("a: 1\n---\nb: 2", "is not readable YAML: found another document (line 2, column 1)\n  → write one document"),
+        ("a: 1\né: \x07", "control characters are not allowed (line 2, column 4)\n  → remove the character"),
         ("a: 1\na: 2", "has the same key twice (line 2, column 1)"),
         ("kafka: {a: 1, a: 2}", "has the same key twice"),
         ("1: x", "has a key that is not a string"),
@@ -319,12 +352,10 @@ def test_a_bad_name_is_told_once_and_not_again_for_what_derives_from_it(write: W
         ("a: !!bool x", "has a tag (!)"),
         ("a: !!int ''", "has a tag (!)"),
         ('a: !!int "' + "9" * 5000 + '"', "is not readable YAML"),
-        ("a: 1\n---\nb: 2", "is not readable YAML"),
         ("[" * 5000, "is nested deeper than"),
         ("a: " + "{b: " * 30 + "1" + "}" * 30, "is nested deeper than"),
         ("a: '" + "x" * (300 << 10) + "'", "is larger than 256 KiB"),
         (b"a: \xff\xfe", "not UTF-8"),
-        ("a: \x07", "is not readable YAML"),
     ],
 )  # fmt: skip
 def test_hostile_yaml_is_refused_in_one_line(write: Write, text: str | bytes, complaint: str) -> None:
