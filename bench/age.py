@@ -1,9 +1,9 @@
 """Cost of an hour for an old feed, whose ledger has a month, a year or five years of hours.
 
-The lake is a folder on this disk, Kafka is simulated in memory (`made_up`) and nothing is read: measured is the
-driver's own work, from the first read of the ledger to the committed offsets. The first hours are the product's. Those
-that follow are copies of the last of them, entry for entry, moved on in time and in offsets, which the ledger folds as
-it folds any other. `merged` is the same feed after each window was compacted once.
+The lake is a folder on this disk, Kafka is simulated in memory (`simulated_cluster`) and nothing is read: measured is
+the driver's own work, from the first read of the ledger to the committed offsets. The first hours are the product's.
+Those that follow are copies of the last of them, entry for entry, moved on in time and in offsets, which the ledger
+folds as it folds any other. `merged` is the same feed after each window was compacted once.
 
 CPU is that of this process. Names, requests and bytes are counted at the lake's port, and are exact.
 """
@@ -27,7 +27,7 @@ from unittest.mock import patch
 
 from rich.console import RenderableType
 
-from bench.made_up import EvenCluster, UnreadEngine
+from bench.simulated_cluster import EvenCluster, UnreadEngine
 from sluice.cli.terminal.number_format import count, size
 from sluice.cli.terminal.output import heading, table
 from sluice.pipelines.audit import audit_cache

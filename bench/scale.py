@@ -1,8 +1,8 @@
 """Cost of a feed's size for its driver: the real planner, ledger, proof and manifests over a cluster in memory.
 
-Nobody here has a thousand brokers. Positions and topology are made up (`made_up`), nothing is read and rows are not
-landed; everything else is the product's code, from the survey to the manifest of the window. CPU seconds are those of
-this process, so a busy machine does not change them much. Bytes and requests are exact.
+Nobody here has a thousand brokers. Positions and topology are made up (`simulated_cluster`), nothing is read and rows
+are not landed; everything else is the product's code, from the survey to the manifest of the window. CPU seconds are
+those of this process, so a busy machine does not change them much. Bytes and requests are exact.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from rich.console import RenderableType
 
-from bench.made_up import EvenCluster, UnreadEngine
+from bench.simulated_cluster import EvenCluster, UnreadEngine
 from sluice.cli.terminal.number_format import count, size
 from sluice.cli.terminal.output import heading, table
 from sluice.pipelines.batch.land import land

@@ -4,7 +4,7 @@ All send the same payloads of about 190 bytes in one run, in turn: idempotent, a
 partitions each time. A peer is a process of its own, from its start to its last acknowledgement. What starting costs
 is taken off by a second run with few records: figures are those of a record more. There is none where this is no more
 than what starts differ by. Every run's topic is counted.
-Then a whole `sluice republish` by tasks of Spark is measured (`way_back`).
+Then a whole `sluice republish` by tasks of Spark is measured (`whole_republish`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from rich.console import RenderableType
 
-from bench import machine, way_back
+from bench import machine, whole_republish
 from bench.measure import metering
 from bench.packages import make_python_path, packages
 from bench.peers import CONFLUENT_KAFKA, KAFKA_PYTHON
@@ -110,7 +110,7 @@ class SendReport:
     """`whole` is a republish by tasks; `machine` says on what."""
 
     peers: tuple[PeerSends, ...]
-    whole: way_back.Whole
+    whole: whole_republish.Whole
     machine: dict[str, Any]
 
     def document(self) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def run(records: int, repeat: int, folder: Path, note: Note) -> SendReport:
                 results = stand.measure(peer, sent), stand.measure(peer, max(min(FEW, sent // 10), 1))
                 for samples, one in zip(took[peer.name], results, strict=True):
                     samples += [one] if turn else []
-        republish = way_back.measure(kafka.bootstrap, stand.fill, folder, note)
+        republish = whole_republish.measure(kafka.bootstrap, stand.fill, folder, note)
     peers = tuple(PeerSends(p.name, p.title, *map(tuple, took[p.name])) for p in PEERS)
     return SendReport(peers, republish, machine.machine())
 

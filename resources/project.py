@@ -14,7 +14,7 @@ from sluice.pipelines.errors import FeedError, UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.load import load_feed, load_feeds
-from sluice.pipelines.feed.optional import FleetSettings, NotifySettings, load_fleet, load_notify
+from sluice.pipelines.feed.project_files import FleetSettings, NotifySettings, load_fleet, load_notify
 from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN, LOCAL_REGISTRY
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.local_registry import LocalRegistry

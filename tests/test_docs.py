@@ -132,7 +132,7 @@ def test_every_key_of_a_feed_has_the_keys_of_each_section_that_the_parser_knows(
     site = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(site)
     named = {line.split("`")[1] for line in site.render_keys().splitlines() if line.startswith("| `")}
-    in_files_of_their_own = {"sluice.pipelines.feed.optional"}
+    in_files_of_their_own = {"sluice.pipelines.feed.project_files"}
     modules = {s: s.__module__ for s in Settings.__subclasses__()}
     sections = [
         s for s, m in modules.items() if m.startswith("sluice.pipelines.feed.") and m not in in_files_of_their_own

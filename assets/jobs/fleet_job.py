@@ -47,7 +47,7 @@ from sluice.assets.steps.commit_step import commit_step
 from sluice.assets.steps.land_step import land_step
 from sluice.pipelines.errors import NotReached, UsageError
 from sluice.pipelines.feed.feed import SHARED, Feed
-from sluice.pipelines.feed.optional import FleetSettings
+from sluice.pipelines.feed.project_files import FleetSettings
 from sluice.pipelines.model.receipts import Reporter
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.util.units import many

@@ -40,7 +40,7 @@ from dagster_shared.error import SerializableErrorInfo
 
 from sluice.assets.runs.run_session import Stop
 from sluice.pipelines.errors import Failed
-from sluice.pipelines.feed.optional import FleetSettings
+from sluice.pipelines.feed.project_files import FleetSettings
 from sluice.pipelines.util.units import show_duration
 
 _WAIT_SECONDS = 0.25

@@ -28,7 +28,7 @@ from sluice.assets.specs.metadata_tables import plain
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import KafkaSettings
-from sluice.pipelines.feed.optional import NotifySettings
+from sluice.pipelines.feed.project_files import NotifySettings
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ports import Cluster
 from sluice.pipelines.status.watch import View, WatchResult, view, watch

@@ -124,7 +124,7 @@ def _prove(
     from sluice.pipelines.audit import audit_cache
     from sluice.pipelines.audit.audit import audit as of_ledger
     from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.publishing import lost
+    from sluice.pipelines.publishing import lost_entries
 
     with session.open_ports(feed) as edges:
         ledger = Ledger(edges.lake, feed.name, edges.clock)
@@ -132,9 +132,9 @@ def _prove(
             before = audit_cache.load_audited(edges.lake, feed.name)
             previous = None if options.everything else before
             if previous and previous.settled:
-                lost.check_recent(ledger, edges.lake, feed)
+                lost_entries.check_recent(ledger, edges.lake, feed)
             else:
-                lost.check_all(ledger, edges.lake)
+                lost_entries.check_all(ledger, edges.lake)
             quick, at = not (options.rescan or options.hashes or options.strict), edges.clock()
             report = of_ledger(ledger, edges.lake, hashes=options.hashes, previous=previous, at=at, quick=quick)
         report = _rescan(session, feed, edges, ledger, report) if options.rescan else report

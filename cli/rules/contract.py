@@ -395,7 +395,7 @@ def check(
     $ sluice contract check orders --window 2026-11-20T14
     $ sluice contract check orders --file feeds/orders.contract.proposed.json --records 200000
     """
-    from sluice.pipelines.validation.whole import hold_whole
+    from sluice.pipelines.validation.batch_expectations import hold_whole
 
     definition = session.feed(feed)
     contract = _contract(session, definition, file)

@@ -32,8 +32,8 @@ from sluice.pipelines.publishing.publish import abandon, check_owner, publish, r
 from sluice.pipelines.quarantine.limit import check_quarantine
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.status.broker_traffic import traffic_of
+from sluice.pipelines.validation.batch_expectations import check_contract
 from sluice.pipelines.validation.drift import check_drift
-from sluice.pipelines.validation.whole import check_contract
 
 
 def take_over(run: LandingRun, batch: Batch) -> bool:

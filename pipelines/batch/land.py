@@ -61,7 +61,7 @@ from sluice.pipelines.planning.assignment import Sizing
 from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.planning.plan import Owed
 from sluice.pipelines.ports import Ports
-from sluice.pipelines.publishing import lost, owners
+from sluice.pipelines.publishing import lost_entries, owners
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.records.shape import Shape
@@ -107,7 +107,7 @@ def _check_whole(run: LandingRun) -> None:
     committed = edges.group.committed([k.tp for k in ledger.read().known()])
     state = check_marks(ledger, ledger.read(), committed)
     check_owner(ledger, state, committed, commits=feed.commit is not CommitMode.NONE)
-    lost.check_near(ledger, edges.lake, feed)
+    lost_entries.check_near(ledger, edges.lake, feed)
 
 
 def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:

@@ -40,7 +40,7 @@ from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.planning.plan import Owed
 from sluice.pipelines.planning.windows import OpenWindows
 from sluice.pipelines.ports import Ports
-from sluice.pipelines.publishing import lost, owners
+from sluice.pipelines.publishing import lost_entries, owners
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ def preview(feed: Feed, edges: Ports, request: Request) -> Preview:
     request, open_windows = windows.split_settled(request, feed.window, edges.clock())
     ledger = open_ledger(feed, edges)
     call = Call(feed, edges, ledger, request)
-    lost.check_near(ledger, edges.lake, feed)
+    lost_entries.check_near(ledger, edges.lake, feed)
     snapshot = take_survey(feed, edges, ledger)
-    lost.check_names(ledger, snapshot.state, edges.lake.list(paths.staging_root(feed.name)))
+    lost_entries.check_names(ledger, snapshot.state, edges.lake.list(paths.staging_root(feed.name)))
     check_sound(snapshot, request)
     shapes.check_one_table(feed, shapes.find_shape(feed, snapshot.state), snapshot.state)
     state = _with_origins(snapshot)

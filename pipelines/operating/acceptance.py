@@ -72,7 +72,7 @@ from sluice.pipelines.model.ranges import Range, intersect, subtract, union
 from sluice.pipelines.planning import origins
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.ports import Fetcher, FetchFailed, Lake, Ports
-from sluice.pipelines.publishing import lost, owners
+from sluice.pipelines.publishing import lost_entries, owners
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
 
 
@@ -393,9 +393,9 @@ def accept_ledger(feed: Feed, edges: Ports, reason: str) -> Accepted:
     after = max(remains.state.number, *(t.number for t in remains.traces)) + 1
     # From here on the loss is known, even if this process dies.
     edges.lake.put(paths.tip_path(feed.name), Tip(remains.ledger_id, after - 1).dump())
-    aside = lost.list_strays(feed, edges.lake, remains.state)
+    aside = lost_entries.list_strays(feed, edges.lake, remains.state)
     begun, missing = _begun_at(edges, remains, aside), _not_in_kafka(edges.lake, remains, aside)
-    lost.set_aside(edges.lake, feed.name, after, aside)
+    lost_entries.set_aside(edges.lake, feed.name, after, aside)
     appended = ledger.append(
         lambda state: _gap(remains, after, reason) if state.number == remains.state.number else None
     )
@@ -409,8 +409,8 @@ def accept_ledger(feed: Feed, edges: Ports, reason: str) -> Accepted:
 def _ledger_remains(feed: Feed, edges: Ports, state: State) -> _LedgerRemains:
     partitions = edges.cluster.partitions(match(feed.topics, edges.cluster.topics()), feed.isolation)
     committed = edges.group.committed([p.tp for p in partitions])
-    evidence = lost.collect_traces(feed, edges.lake, state)
-    tip = lost.read_tip(edges.lake, feed.name)
+    evidence = lost_entries.collect_traces(feed, edges.lake, state)
+    tip = lost_entries.read_tip(edges.lake, feed.name)
     marks = [m.ledger for c in committed.values() if c and (m := Mark.parse(c.metadata))]
     ledger_id = state.ledger_id or (tip.ledger if tip else "") or (marks[0] if marks and evidence else "")
     return _LedgerRemains(

@@ -24,7 +24,7 @@ from sluice.pipelines.maintenance.expiry import remove_retired
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Met, Owner, Part, Receipt, Verdict
 from sluice.pipelines.ports import Lake, Liveness, Stat
-from sluice.pipelines.publishing import lost, owners, published_files
+from sluice.pipelines.publishing import lost_entries, owners, published_files
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.publishing.publish import abandon, roll_forward
 from sluice.pipelines.util.units import many, show_window
@@ -83,7 +83,7 @@ def repair(target: RepairTarget, giving_up: Sequence[int] = ()) -> Iterator[Repa
     Raises EntriesLost when the ledger lost entries, and PlanBusy or UsageError for batches that cannot be given up.
     Then nothing has changed.
     """
-    lost.check_all(target.ledger, target.lake)
+    lost_entries.check_all(target.ledger, target.lake)
     all_owners = (*target.liveness.owners(), *(b.owner for b in target.ledger.read().live()))
     verdicts = target.liveness.judge(dict.fromkeys(all_owners))
     _check_dead(target, giving_up, verdicts)

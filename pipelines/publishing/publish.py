@@ -18,7 +18,7 @@ from sluice.pipelines.ledger.entries import FORMAT, SHARED_FORMAT, AbandonEntry,
 from sluice.pipelines.model.receipts import Owner, Part, Receipt, SliceFailure
 from sluice.pipelines.model.traffic import NO_TRAFFIC, Traffic
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.publishing import lost, published_files
+from sluice.pipelines.publishing import lost_entries, published_files
 from sluice.pipelines.util.parallel import map_parallel
 
 
@@ -121,7 +121,7 @@ def roll_forward_own(ledger: Ledger, lake: Lake, feed: str, batch: int, receipts
 
 
 def _agree(ledger: Ledger, lake: Lake, feed: str, state: State, staged: dict[int, list[str]]) -> RolledForward:
-    state = lost.check_names(ledger, state, (path for paths_ in staged.values() for path in paths_))
+    state = lost_entries.check_names(ledger, state, (path for paths_ in staged.values() for path in paths_))
     published = [state.batches[b] for b in sorted(staged) if _find_status(state, b) is BatchStatus.PUBLISHED]
     receipts = [r for b in published for r in _read_receipts(ledger, b)]
     parts = list({part.staged: part for r in receipts for part in r.parts}.values())  # slices may share a file

@@ -31,8 +31,8 @@ from sluice.pipelines.publishing import manifest
 from sluice.pipelines.quarantine.limit import ROWS_AT_ONCE, QuarantineKind, check_quarantine, kinds_of
 from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
 from sluice.pipelines.util.parallel import map_parallel
+from sluice.pipelines.validation.batch_expectations import check_contract
 from sluice.pipelines.validation.drift import check_drift
-from sluice.pipelines.validation.whole import check_contract
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from sluice.pipelines.model.health import (
     report_warning,
 )
 from sluice.pipelines.ports import Ports
-from sluice.pipelines.publishing import lost
+from sluice.pipelines.publishing import lost_entries
 from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import many
 from sluice.resources.health import Check, examine
@@ -222,7 +222,7 @@ def _ledger(
 def _in_lake_and_group(title: str, feed: Feed, edges: Ports) -> Diagnosis:
     ledger = Ledger(edges.lake, feed.name, edges.clock, checkpoints=False)
     number = ledger.read().number
-    lost.check_recent(ledger, edges.lake, feed)
+    lost_entries.check_recent(ledger, edges.lake, feed)
     entries = many(number, "entry", "entries") if number else "empty: nothing has landed yet"
     try:
         partitions = edges.cluster.partitions(list_topics(feed, edges.cluster), feed.isolation)

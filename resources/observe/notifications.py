@@ -14,7 +14,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from sluice.pipelines.errors import Failed
-from sluice.pipelines.feed.optional import EmailSettings, MailSecurity, NotifySettings
+from sluice.pipelines.feed.project_files import EmailSettings, MailSecurity, NotifySettings
 
 WEB_SECONDS = 10.0
 MAIL_SECONDS = 4.0

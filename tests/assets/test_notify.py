@@ -17,7 +17,7 @@ import pytest
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.schedules.sensors import Cursor, Tick
 from sluice.pipelines.errors import FeedError
-from sluice.pipelines.feed.optional import NotifySettings
+from sluice.pipelines.feed.project_files import NotifySettings
 from tests import mail
 from tests.assets.world import World
 

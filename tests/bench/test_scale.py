@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bench.made_up import EvenCluster
 from bench.scale import BEGINS, Balance, Topology, run
+from bench.simulated_cluster import EvenCluster
 from sluice.pipelines.model.kafka import Isolation
 from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.util.units import DAY

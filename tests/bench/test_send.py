@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from bench.send import PeerSends, SendReport, Sends, send_view
-from bench.way_back import Whole
+from bench.whole_republish import Whole
 
 
 def peer(name: str, many: list[float], few: list[float], records: int = 1_100_000) -> PeerSends:

@@ -31,11 +31,11 @@ from sluice.pipelines.util.units import HOUR, show_window
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.observe import tracing
 from sluice.resources.project import Project
-from tests import telling
+from tests import collectors
 from tests.checker.producers import Noting
 from tests.cli.conftest import Sluice
+from tests.collectors import Listener, listening
 from tests.resources.kafka.tools import until
-from tests.telling import Listener, listening
 
 MAIN = [sys.executable, "-c", "import sys; from sluice.cli.entry import main; sys.exit(main())"]
 
@@ -92,13 +92,13 @@ def test_the_first_day(topic: str, project: Path, kafka: LocalKafka, sluice: Slu
     planned = sluice("plan", "orders", "--json").document
     assert planned["offsets"] == sum(p["last_stable_offset"] for p in planned["partitions"]) > 20_000
     with listening() as listener:
-        ran = land_apart(environment=telling.environment(listener.address))
+        ran = land_apart(environment=collectors.environment(listener.address))
     _is_one_trace(listener, ran["run"], planned["offsets"])
     _is_one_run_of_lineage(listener, ran["run"], planned, sent["committed"])
     (completed,) = (e for e in listener.events() if e["eventType"] == "COMPLETE")
     assert _dataset(completed["inputs"]) == (f"kafka://{kafka.bootstrap}", topic)
     assert _dataset(completed["outputs"]) == ("file", f"{project}/.sluice/lake/data/orders")
-    assert not listener.hold(telling.SECRET.encode())
+    assert not listener.hold(collectors.SECRET.encode())
     (batch,) = ran["batches"]
     assert (batch["plan"], batch["landed"]) == (planned["hash"], sent["committed"])
     assert batch["aborted"] == sent["aborted"]

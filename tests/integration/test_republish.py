@@ -35,7 +35,7 @@ from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.project import Project
 from tests.checker import tools
-from tests.integration import dying
+from tests.integration import dying_targets
 from tests.integration.support import Place, consumed, run
 from tests.resources.kafka.tools import until
 
@@ -139,7 +139,7 @@ def test_lanes_in_tasks_of_spark_through_kills(
 
     def mortal(*given: Any) -> Sending:
         made = honest(*given)
-        return replace(made, open_target=partial(dying.opened, made.open_target, tmp_path))
+        return replace(made, open_target=partial(dying_targets.opened, made.open_target, tmp_path))
 
     monkeypatch.setattr(republish_tasks, "sending", mortal)
     done = said(capfd, *asked, "--yes")

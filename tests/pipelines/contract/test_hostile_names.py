@@ -14,7 +14,7 @@ from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import parse_schema
-from sluice.pipelines.validation.whole import hold_whole
+from sluice.pipelines.validation.batch_expectations import hold_whole
 from sluice.testing.lake import MemoryLake
 
 SQL = ['x"; drop table t; --', "'); drop table t; --", "c0", "select", "$folder", "?", "{0}", "a b", "-- x", "/*"]

@@ -22,8 +22,8 @@ from sluice.pipelines.model.plans import Request, RequestKind, Slice
 from sluice.pipelines.model.receipts import Counts, Receipt, Tally
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.records.shape import RAW
+from sluice.pipelines.validation.batch_expectations import check_contract
 from sluice.pipelines.validation.volume import count_earlier_rows
-from sluice.pipelines.validation.whole import check_contract
 from sluice.testing.cluster import MemoryFetcher
 from sluice.testing.engine import MemoryEngine
 from sluice.testing.logs import LogBatch, LogRecord

@@ -18,9 +18,9 @@ from kafka import KafkaProducer
 from sluice.cli.main import main
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.observe import lineage, tracing
+from tests.collectors import SECRET, environment, listening
 from tests.integration.support import Place
 from tests.resources.kafka.tools import free_port
-from tests.telling import SECRET, environment, listening
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.records.shape import RAW, Shape
 from sluice.pipelines.schema.schema import parse_schema
-from sluice.pipelines.validation.whole import DECIDED, NO_ROWS, hold_whole
+from sluice.pipelines.validation.batch_expectations import DECIDED, NO_ROWS, hold_whole
 from sluice.testing.lake import MemoryLake
 from tests.examples import examples
 
@@ -428,8 +428,8 @@ _LARGE = """
 import io, resource
 import numpy as np, pyarrow as pa, pyarrow.compute as pc, pyarrow.parquet as pq
 from sluice.testing.lake import MemoryLake
-from tests.pipelines.validation.test_whole import shape
-from sluice.pipelines.validation.whole import hold_whole
+from tests.pipelines.validation.test_batch_expectations import shape
+from sluice.pipelines.validation.batch_expectations import hold_whole
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt, Slice
 lake, receipts, rows = MemoryLake(), [], 100_000
 asked = shape(
