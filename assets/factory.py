@@ -193,7 +193,7 @@ def _build_catch_up(feed: Feed, session: RunSession) -> dg.JobDefinition:
 
     @dg.job(
         name=catch_up_job(feed.name),
-        description=f"Land everything that {feed.name} owes, or given windows or offsets, then commit.",
+        description=f"Land the pending offsets of {feed.name}, or given windows or offsets, then commit.",
         tags={FEED_TAG: feed.name},
         executor_def=dg.in_process_executor,
     )

@@ -246,7 +246,7 @@ class _World:
 
     def run_hour(self) -> None:
         """Land and commit, as a run does without Dagster and Spark, with one ledger, which its steps share. The
-        first run lands all that there is, as nothing before a window may stay owed."""
+        first run lands all that there is, as nothing before a window may stay pending."""
         edges, token = self.edges(), secrets.token_hex(8)
         ledger = open_ledger(self.feed, edges, token)
         window = self.feed.window.last_boundary(self.cluster.now) - HOUR

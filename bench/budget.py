@@ -72,7 +72,7 @@ def _fetch_slices(feed: Feed) -> list[HeldSlice]:
     with open_ports(feed) as edges:
         plan = preview(feed, edges, Request(RequestKind.CATCH_UP)).plan
     if plan is None:
-        raise Failed("nothing is owed of the topic whose parts are to be measured", remedy="repeat; this is a bug")
+        raise Failed("nothing is pending of the topic whose parts are to be measured", remedy="repeat; this is a bug")
     wiring = Wiring.of(feed)
     work = Work(feed.name, 0, plan.hash, plan.isolation, "", wiring.landing, wiring.limits, wiring.memory)
     slices = first([s for task in plan.tasks for s in task.slices])

@@ -2,7 +2,7 @@
 
     one by one     `sluice run FEED`, a process for each; measured for some feeds, and reckoned up for all
     in one run     `sluice run --all`
-    owing nothing  the same again, with nothing owed
+    nothing pending  the same again, with nothing pending
     status         `sluice status` of all
 
 All of it on a real Kafka of this machine, whose requests are counted by API on the way (`counting`). CPU is that of all
@@ -153,14 +153,14 @@ def _measured(track: _Track) -> Iterator[Took]:
     # The first run of a machine compiles loops and lays out classes: it is nobody's cost here.
     _project(track, "first", topics[:1])
     _documents_of(["run", topics[0], "--json"], track.folder / "first")
-    owed = PARTITIONS * RECORDS
+    pending = PARTITIONS * RECORDS
     took, documents = track.command("one by one", "alone", [["run", t] for t in sample], 1)
-    _check(documents, owed * len(sample))
+    _check(documents, pending * len(sample))
     yield took
     took, (said_of_all,) = track.command("in one run", "fleet", [["run", "--all"]], track.feeds)
-    _check([said_of_all], owed * track.feeds)
+    _check([said_of_all], pending * track.feeds)
     yield took
-    took, (said_of_all,) = track.command("owing nothing", "fleet", [["run", "--all"]], track.feeds)
+    took, (said_of_all,) = track.command("nothing pending", "fleet", [["run", "--all"]], track.feeds)
     _check([said_of_all], 0)
     yield took
     yield track.command("status", "fleet", [["status"]], track.feeds)[0]
@@ -170,7 +170,7 @@ def _check(documents: Sequence[Mapping[str, Any]], records: int) -> None:
     """Raises ProofFailed if the runs of these documents landed another number of records."""
     landed = sum(b["landed"] for d in documents for feed in d["feeds"] for run in feed["runs"] for b in run["batches"])
     if landed != records:
-        raise ProofFailed(f"{landed:,} records landed where {records:,} were owed", remedy="this is a bug")
+        raise ProofFailed(f"{landed:,} records landed where {records:,} were pending", remedy="this is a bug")
 
 
 def _fill(bootstrap: str, topics: Sequence[str]) -> None:

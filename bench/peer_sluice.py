@@ -1,6 +1,6 @@
 """Sluice as a peer: the product's own path from plan to visible Parquet, ledger and proof included, nothing left out.
 
-Each landing goes into a lake of its own, so that everything is owed; the Spark session stays, as in a service.
+Each landing goes into a lake of its own, so that everything is pending; the Spark session stays, as in a service.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
     ├── Refused                    exit 3: going on could lose or duplicate data
     │   ├── PlanBusy               another run's live plan reserves these ranges
     │   ├── OwnershipLost          another run took this batch over; ours must not be published
-    │   ├── OffsetsLost            owed offsets are gone from Kafka
+    │   ├── OffsetsLost            pending offsets are gone from Kafka
     │   ├── IncarnationChanged     Kafka is no longer what the ledger knows
     │   │   ├── ClusterChanged     another cluster answers
     │   │   ├── TopicRecreated     the topic was deleted and created again: its id changed

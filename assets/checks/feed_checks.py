@@ -136,7 +136,7 @@ def count_failures(landed: Landed) -> int:
 
 
 def describe_failures(failed: int) -> str:
-    return f"{failed} requested slices or partitions did not land; they stay owed"
+    return f"{failed} requested slices or partitions did not land; they stay pending"
 
 
 def _describe_gaps(partitions: list[PartitionStanding], open_: int) -> str:
@@ -145,7 +145,7 @@ def _describe_gaps(partitions: list[PartitionStanding], open_: int) -> str:
         return f"{open_} of {total} have gaps between landed offsets, or offsets that an unfinished batch reserves"
     if waiting := sum(bool(s.holes) for s in partitions):
         total = many(len(partitions), "partition")
-        return f"offsets before the first landed window are owed in {waiting} of {total}"
+        return f"offsets before the first landed window are pending in {waiting} of {total}"
     return f"every offset from origin to frontier is accounted for in all {len(partitions)} partitions"
 
 
@@ -166,7 +166,7 @@ def _describe_lagging(lagging: list[PartitionBehind], untried: int) -> str:
     waiting = many(len(lagging), "partition")
     if untried == len(lagging):
         return f"the committed offsets have not passed this window in {waiting}: earlier windows have not landed yet"
-    return f"{waiting} committed only up to an earlier window, which is owed"
+    return f"{waiting} committed only up to an earlier window, which is pending"
 
 
 def without_lag(watched: WatchResult) -> WatchResult:

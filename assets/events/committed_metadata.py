@@ -33,7 +33,7 @@ def commit_metadata(group: str, result: CommitResult) -> Metadata:
 @dataclass(frozen=True, slots=True)
 class PartitionBehind:
     """A partition whose frontier has not reached a window's end; `window` (ms) is the one that it stands in, `live` the
-    batch that reserves what is owed there."""
+    batch that reserves what is pending there."""
 
     key: Key
     frontier: int
@@ -72,4 +72,4 @@ def behind_metadata(found: Sequence[PartitionBehind]) -> Metadata:
 
 def _held_by(b: PartitionBehind) -> str:
     where = "what lies before the first window" if b.window is None else f"window {show_window(b.window)}"
-    return f"{where}, {f'where {b.live},' if b.live else 'owed'} from offset {b.frontier} on"
+    return f"{where}, {f'where {b.live},' if b.live else 'pending'} from offset {b.frontier} on"

@@ -64,13 +64,13 @@ class LedgerView:
 
     @cached_property
     def complete(self) -> frozenset[int]:
-        """The windows (their starts, ms) that get a manifest and owe nothing, including quiet ones.
+        """The windows (their starts, ms) that get a manifest and have nothing pending, including quiet ones.
 
         The silence after a stray old stamp is not included: it may be half a million windows.
         """
-        owed = set(windows.list_owed_windows(self.state, self.feed.window, self.now))
+        pending = set(windows.list_pending_windows(self.state, self.feed.window, self.now))
         listed, first = windows.list_manifest_windows(self.state, self.feed.window), self.state.first_window or 0
-        return frozenset(w for w in listed if w not in owed and (w >= first or self.is_complete(w)))
+        return frozenset(w for w in listed if w not in pending and (w >= first or self.is_complete(w)))
 
     def is_complete(self, window: int) -> bool:
         return windows.complete(self.state, window, self.feed.window)
@@ -81,13 +81,13 @@ class LedgerView:
         return self.state.frontiers()
 
     def untried(self, key: Key) -> bool:
-        """Whether nothing was ever done about the first range that a partition owes: no batch is at work there, none
+        """Whether nothing was ever done about the first pending range of a partition: no batch is at work there, none
         published anything in its windows, and nothing landed on both sides of it."""
         at, holes = self.frontiers[key], self.state.holes(key)
-        owed = holes[0] if holes else Range(at, at + 1)
-        if (holes and at != self.state.origins[key].offset) or any(r.meets(owed) for r in self.state.reserved(key)):
+        pending = holes[0] if holes else Range(at, at + 1)
+        if (holes and at != self.state.origins[key].offset) or any(r.meets(pending) for r in self.state.reserved(key)):
             return False
-        return not any(p.window in self.state.published_in for p in windows.cut_at_boundaries(self.state, key, owed))
+        return not any(p.window in self.state.published_in for p in windows.cut_at_boundaries(self.state, key, pending))
 
     def ends(self, window: int) -> Mapping[Key, int | None]:
         """Where a window ends in each current partition; None until that is resolved."""

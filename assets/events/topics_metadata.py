@@ -11,8 +11,8 @@ from sluice.pipelines.model.kafka import PartitionState
 
 @dataclass(frozen=True)
 class TopicReader:
-    """A feed that reads a topic: the next offset that it owes by partition, how old (ms) the oldest record is that it
-    owes there, where that is known, and what of the topic Kafka will delete before it lands.
+    """A feed that reads a topic: the next pending offset by partition, how old (ms) the oldest pending record is
+    there, where that is known, and what of the topic Kafka will delete before it lands.
     """
 
     feed: str
@@ -50,5 +50,5 @@ def _lag(p: PartitionState, reader: TopicReader) -> int:
 
 
 def _age(reader: TopicReader, lag: int) -> int | None:
-    """How old (ms) the oldest record is that the feed owes in the topic: 0 when it owes none."""
+    """How old (ms) the oldest pending record of the feed in the topic is; 0 when there is none."""
     return max(reader.ages.values(), default=None if lag else 0)

@@ -1,10 +1,10 @@
 """The job of a run over many feeds, with steps that are found when it runs, and the outcome of each feed.
 
-    owed_feeds ─┬─► land_owed[orders] ──► commit_owed[orders]
-                └─► land_owed[clicks] ──► commit_owed[clicks]
+    pending_feeds ─┬─► land_pending[orders] ──► commit_pending[orders]
+                └─► land_pending[clicks] ──► commit_pending[clicks]
 
 The run's configuration lists the feeds with their requests, from a tick or from a user. Each feed has a session of its
-own, with its error, stop signal and results. Feeds that do not begin are skipped and reported; they stay owed.
+own, with its error, stop signal and results. Feeds that do not begin are skipped and reported; they stay pending.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of configuration themselves, not as text.
@@ -31,8 +31,8 @@ from sluice.assets.runs.run_config import (
     FLEET_TAG,
     LAND,
     LEFT_TAG,
-    OWED,
     PASSES_TAG,
+    PENDING,
     LandConfig,
     asked_of_feed,
     feed_at_work,
@@ -54,12 +54,12 @@ from sluice.pipelines.util.units import many
 from sluice.running import RunResult
 
 _ABOUT = (
-    "Land everything that each feed owes, then commit, in one process with one Spark, several feeds in parallel. A feed"
-    " that fails stops no other."
+    "Land the pending offsets of each feed, then commit, in one process with one Spark, several feeds in parallel."
+    " A feed that fails stops no other."
 )
 
 
-_NOT_REACHED = "it stays owed: run it again; `deadline` and others in fleet.yaml limit a run"
+_NOT_REACHED = "it stays pending: run it again; `deadline` and others in fleet.yaml limit a run"
 
 
 class FeedConfig(LandConfig):
@@ -233,22 +233,22 @@ def _divide_parallelism(open_ports: OpenPorts, feeds_at_once: int) -> OpenPorts:
 
 def many_job(fleet: Fleet, schedule: str = SHARED) -> dg.JobDefinition:
     """Returns the job over the feeds of a schedule. Within a code location, each of its ops has one definition."""
-    owed_op, op = op_name(OWED, schedule), partial(op_name, schedule=schedule)
+    pending_op, op = op_name(PENDING, schedule), partial(op_name, schedule=schedule)
 
     @dg.op(
-        name=owed_op,
+        name=pending_op,
         config_schema=FleetConfig.to_config_schema().as_field(),
         out=dg.DynamicOut(dg.Nothing),
         pool=fleet_pool(schedule),
         description="Finds the feeds.",
     )
-    def owed(context: dg.OpExecutionContext) -> Iterator[Any]:
+    def pending(context: dg.OpExecutionContext) -> Iterator[Any]:
         config = FleetConfig(**context.op_config)
         config.check()
         for name in fleet.chosen(config, context.log.warning):
             yield dg.DynamicOutput(None, mapping_key=name)
 
-    @dg.op(name=op(LAND), ins={"owed": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing), description="Lands one feed.")
+    @dg.op(name=op(LAND), ins={"pending": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing), description="Lands one feed.")
     def land(context: dg.OpExecutionContext) -> Iterator[Any]:
         name = context.get_mapping_key() or ""
         config = LandConfig(**asked_of_feed(context.run, name))
@@ -267,6 +267,6 @@ def many_job(fleet: Fleet, schedule: str = SHARED) -> dg.JobDefinition:
         tags={FLEET_TAG: schedule},
     )
     def landed_by_many() -> None:
-        owed().map(lambda feed: commit(land(feed)))
+        pending().map(lambda feed: commit(land(feed)))
 
     return landed_by_many

@@ -71,11 +71,11 @@ def _find_unfounded(instance: dg.DagsterInstance, books: LedgerView) -> Iterator
     windows = sorted(w for w in map(_parse_window, partitions) if w is not None and not _is_founded(books, w))
     if windows:
         names, name = tuple(map(show_window, windows)), books.feed.name
-        text = f"{many(len(names), 'window')} green in Dagster and owed by the ledger, {ends(names)}"
+        text = f"{many(len(names), 'window')} green in Dagster and pending by the ledger, {ends(names)}"
         end = windows[-1] + books.feed.window.length
         request = Request(RequestKind.WINDOW, window=windows[0], until=end)
         ways = (
-            f"{format_request(name, request)}   lands what is owed",
+            f"{format_request(name, request)}   lands what is pending",
             "or is theirs another lake than this one?",
         )
         yield RepairFinding(RepairKind.OVERTOLD, text, remedy=ways, items=names)

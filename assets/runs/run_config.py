@@ -35,7 +35,7 @@ class OffsetsConfig(dg.Config):
 
 
 class LandConfig(dg.Config):
-    """What to land. By default: everything that is owed."""
+    """What to land. By default: everything that is pending."""
 
     offsets: list[OffsetsConfig] = Field(default=[], description="Land exactly these ranges, instead of catching up.")
     window: str = Field(default="", description="Land this window, such as 2026-11-20T14:00, instead of catching up.")
@@ -43,9 +43,9 @@ class LandConfig(dg.Config):
         default="", description="With `window`: land all windows from it up to this one, which is not included."
     )
     only: list[PartitionConfig] = Field(default=[], description="Land these partitions only.")
-    replace: bool = Field(default=False, description="Land again what has landed, instead of what is owed.")
+    replace: bool = Field(default=False, description="Land again what has landed, instead of what is pending.")
     skip_to: str = Field(
-        default="", description="Skip what is owed: to the end (`latest`), or up to an ISO time with zone."
+        default="", description="Skip what is pending: to the end (`latest`), or up to an ISO time with zone."
     )
     reason: str = Field(default="", description="Why it is skipped; the ledger keeps the reason.")
 
@@ -102,13 +102,13 @@ ERRORS_TAG = "sluice/errors"
 """Tags of such a run that has ended: how many feeds are done, which failed, those of them whose failure passes by
 itself, the feeds that were left to the next run, and by which errors the failed ones ended (`orders=GroupMoved`)."""
 
-OWED, LAND, COMMIT = "owed_feeds", "land_owed", "commit_owed"
+PENDING, LAND, COMMIT = "pending_feeds", "land_pending", "commit_pending"
 """The ops of such a run: what finds the feeds, and the two of each feed."""
 
 
 def fleet_job(schedule: str) -> str:
     """The name of the job over the feeds of a schedule."""
-    return f"owed_by_{schedule}_feeds"
+    return f"pending_of_{schedule}_feeds"
 
 
 def fleet_pool(schedule: str) -> str:
@@ -119,7 +119,7 @@ def fleet_pool(schedule: str) -> str:
 def fleet_config(schedule: str, requests: Mapping[str, Request]) -> dict[str, Any]:
     """The configuration of the job that asks each feed for its request, in that order."""
     feeds = [{"feed": name} | request_config(request) for name, request in requests.items()]
-    return {"ops": {op_name(OWED, schedule): {"config": {"feeds": feeds}}}}
+    return {"ops": {op_name(PENDING, schedule): {"config": {"feeds": feeds}}}}
 
 
 def asked_of(run: dg.DagsterRun) -> Mapping[str, Mapping[str, Any]] | None:
@@ -161,7 +161,7 @@ def _drop_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_config(run: dg.DagsterRun) -> Mapping[str, Any]:
     ops: Any = run.run_config.get("ops", {})
-    config: Mapping[str, Any] = ops.get(op_name(OWED, run.tags[FLEET_TAG]), {}).get("config", {})
+    config: Mapping[str, Any] = ops.get(op_name(PENDING, run.tags[FLEET_TAG]), {}).get("config", {})
     return config
 
 

@@ -30,7 +30,7 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.tip import Tip
 from sluice.pipelines.model.receipts import Progress, Reporter
 from sluice.pipelines.planning.origins import check_cluster
-from sluice.pipelines.planning.windows import list_owed_windows
+from sluice.pipelines.planning.windows import list_pending_windows
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.util import logs
 from sluice.pipelines.util.units import MINUTE
@@ -105,15 +105,16 @@ class _Cached:
     location: tuple[str, S3Settings, WindowSettings]
     ledger: str
     number: int
-    owed: list[int]
+    pending: list[int]
     until: int
 
 
-class OwedWindows:
+class PendingWindowCache:
     """Caches the pending windows of feeds by their ledgers. Thread-safe.
 
-    Where nothing came into a ledger since the last look, it owes what it owed, and the windows that closed since: this
-    takes two requests to the lake, and little is kept. Otherwise the ledger is read again, with all that this checks.
+    Where nothing came into a ledger since the last look, its pending windows are the same, and those that closed
+    since: this takes two requests to the lake, and little is kept. Otherwise the ledger is read again, with all that
+    this checks.
     """
 
     def __init__(self) -> None:
@@ -121,22 +122,24 @@ class OwedWindows:
         self._cache: dict[str, _Cached] = {}
 
     def of(self, feed: Feed, edges: Ports) -> list[int]:
-        """The closed windows (their starts, ms) that the feed owes, oldest first."""
+        """The closed windows (their starts, ms) of the feed that are pending, oldest first."""
         location, until = (feed.lake, feed.s3, feed.window), feed.window.last_boundary(edges.clock())
         with self._lock:
             cached = self._cache.pop(feed.name, None)  # what fails below is read again the next time
         if cached is not None and cached.location == location and not _is_newer(cached, feed, edges):
             closed = range(cached.until, until, feed.window.length)
-            fresh = _Cached(location, cached.ledger, cached.number, [*cached.owed, *closed], max(until, cached.until))
+            fresh = _Cached(
+                location, cached.ledger, cached.number, [*cached.pending, *closed], max(until, cached.until)
+            )
         else:
             state, now = Ledger(edges.lake, feed.name, edges.clock).read(), edges.clock()
-            owed = list_owed_windows(state, feed.window, now)
-            fresh = _Cached(location, state.ledger_id, state.number, owed, feed.window.last_boundary(now))
+            pending = list_pending_windows(state, feed.window, now)
+            fresh = _Cached(location, state.ledger_id, state.number, pending, feed.window.last_boundary(now))
             if not state.known():
-                return owed  # nothing has begun: only the newest window is owed
+                return pending  # nothing has begun: only the newest window is pending
         with self._lock:
             self._cache[feed.name] = fresh
-        return fresh.owed
+        return fresh.pending
 
 
 def _is_newer(cached: _Cached, feed: Feed, edges: Ports) -> bool:
@@ -195,8 +198,8 @@ class RunSession:
     `on_interrupt` gets the run's id: only the caller that started the run knows whether somebody wanted an interrupt.
     `keys`: those under which Dagster shows a feed, by its name. `files`: the feed files, by who has read them for this
     run; otherwise each step reads them. `stop`: ends the feed's steps from outside. `alone`: the run is of this feed
-    only. `ledgers`: those of its steps. `owed`: what earlier ticks of this process found. `catch_up`: how long (ms) a
-    step goes on beginning batches, if a schedule asked it for several windows.
+    only. `ledgers`: those of its steps. `pending`: what earlier ticks of this process found. `catch_up`: how long
+    (ms) a step goes on beginning batches, if a schedule asked it for several windows.
     """
 
     project: Project
@@ -211,7 +214,7 @@ class RunSession:
     stop: Stop = field(default_factory=Stop)
     alone: bool = True
     ledgers: RunLedgers = field(default_factory=RunLedgers)
-    owed: OwedWindows = field(default_factory=OwedWindows)
+    pending: PendingWindowCache = field(default_factory=PendingWindowCache)
     catch_up: int = 30 * MINUTE
 
     @contextmanager

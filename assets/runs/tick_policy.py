@@ -16,7 +16,7 @@ from sluice.assets.specs.partitions_def import closing_cron, closings_until
 from sluice.pipelines.feed.sections import WindowSettings
 
 MORE_TAG = "sluice/more"
-"""Tag of a run after which more is owed: it was asked for a part, or left the rest when its time was up."""
+"""Tag of a run after which more is pending: it was asked for a part, or left the rest when its time was up."""
 
 UNTIL_TAG = "sluice/until"
 """Tag of a run over several windows: its partition is the first of them, and this is where they end."""

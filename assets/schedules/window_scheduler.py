@@ -1,4 +1,4 @@
-"""Schedules that request runs for owed windows: one for a feed of its own, or one for all feeds that share it.
+"""Schedules that request runs for pending windows: one for a feed of its own, or one for all feeds that share it.
 
 A tick reads the ledgers with new entries, several at once, and never talks to Kafka; a ledger without new entries costs
 two requests to the lake. Windows are requested oldest first, consecutive ones by one run, and a window that failed by
@@ -6,8 +6,8 @@ itself. After three failures, transient ones not counted, a window waits until a
 
 The schedule of one feed leaves out windows that are queued or running, and requests nothing while a run over several
 windows is active. A schedule over many feeds leaves out every feed with an active run, because its runs wait for no
-pool. It requests first the feeds whose oldest owed records Kafka deletes first, and last those that were active when a
-run was killed. A feed with a broken file or an unreachable lake is reported and stops no other.
+pool. It requests first the feeds whose oldest pending records Kafka deletes first, and last those that were active
+when a run was killed. A feed with a broken file or an unreachable lake is reported and stops no other.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def feed_schedule(
     return _build_schedule(
         job,
         [feed.window],
-        f"Lands the closed windows of {feed.name} that are owed, {closing_words(feed.window)}."
-        " Oldest first; a run for those in a row. While more are owed, it goes on a few minutes after each run.",
+        f"Lands the closed windows of {feed.name} that are pending, {closing_words(feed.window)}."
+        " Oldest first; a run for those in a row. While more are pending, it goes on a few minutes after each run.",
         lambda: FeedScheduler(session, {feed.name: partitions}, feed.name, job),
     )
 
@@ -91,8 +91,8 @@ def fleet_schedule(
     return _build_schedule(
         fleet_job(schedule),
         (f.window for f in feeds),
-        f"Lands in one run the closed windows that the {which} owe, whenever windows have closed."
-        " Those come first that Kafka deletes first. While more is owed, it goes on a few minutes after each run.",
+        f"Lands in one run the pending closed windows of {which}, whenever windows have closed."
+        " Those come first that Kafka deletes first. While more is pending, it goes on a few minutes after each run.",
         lambda: FleetScheduler(session, partitions, schedule),
     )
 
@@ -144,8 +144,8 @@ class WindowScheduler(ABC):
     def skip_reason(self) -> str:
         """The reason why the last `request_runs` requested nothing."""
 
-    def read_owed(self, instance: dg.DagsterInstance, feed: Feed) -> list[int]:
-        """Returns the feed's owed windows, oldest first, by the ledger alone, as far as they are partitions.
+    def read_pending(self, instance: dg.DagsterInstance, feed: Feed) -> list[int]:
+        """Returns the feed's pending windows, oldest first, by the ledger alone, as far as they are partitions.
 
         Also reports windows that killed runs left unreported.
         """
@@ -153,8 +153,8 @@ class WindowScheduler(ABC):
             keys = self.session.keys(feed.name)
             ledger = Ledger(ports.lake, feed.name, ports.clock)
             settle(instance, feed, keys, lambda: LedgerView.open(feed, ledger, ports, keys))
-            owed = self.session.owed.of(feed, ports)
-        return [w for w in owed if self.partitions[feed.name].has_partition_key(show_window(w))]
+            pending = self.session.pending.of(feed, ports)
+        return [w for w in pending if self.partitions[feed.name].has_partition_key(show_window(w))]
 
     def find_active(self, instance: dg.DagsterInstance, feeds: Iterable[Feed]) -> dict[str, list[dg.DagsterRun]]:
         """Returns the queued and running runs of feeds, by feed, from any job or backfill."""
@@ -168,14 +168,14 @@ class WindowScheduler(ABC):
 
 
 def group_windows(
-    feed: str, owed: Iterable[int], failures: Mapping[tuple[str, str], int], active: Container[str] = ()
+    feed: str, pending: Iterable[int], failures: Mapping[tuple[str, str], int], active: Container[str] = ()
 ) -> list[list[int]]:
-    """Returns the windows of each run, oldest first: consecutive owed ones, or one that has failed.
+    """Returns the windows of each run, oldest first: consecutive pending ones, or one that has failed.
 
     Active windows, and those that failed too often, are left out.
     """
     groups: list[list[int]] = [[]]
-    for window in owed:
+    for window in pending:
         failed = failures[feed, key := show_window(window)]
         if key in active or failed >= ATTEMPTS:
             groups.append([])
@@ -199,22 +199,22 @@ class FeedScheduler(WindowScheduler):
 
     def request_runs(self, instance: dg.DagsterInstance, now: str) -> RunRequests:
         feed = self.session.feed(self._feed)
-        owed = self.read_owed(instance, feed)
+        pending = self.read_pending(instance, feed)
         active = self.find_active(instance, [feed]).get(feed.name, ())
         if first := next(filter(None, map(_find_first_of_several, active)), ""):
             self._reason = f"a run is at work on the windows of {feed.name} from {first} on"
             return []
-        attempts = Attempts.read(instance, self._list_runs(instance, owed[:WINDOWS]))
+        attempts = Attempts.read(instance, self._list_runs(instance, pending[:WINDOWS]))
         busy = {run.tags.get(PARTITION_TAG, "") for run in active}
-        groups = group_windows(feed.name, owed[:WINDOWS], attempts.failures, busy)
-        more = {MORE_TAG: "1"} if len(owed) > WINDOWS or len(groups) > RUNS else {}
-        self._reason = _describe_owed(feed.name, owed)
+        groups = group_windows(feed.name, pending[:WINDOWS], attempts.failures, busy)
+        more = {MORE_TAG: "1"} if len(pending) > WINDOWS or len(groups) > RUNS else {}
+        self._reason = _describe_pending(feed.name, pending)
         return [self._build_request(feed, group, now, more) for group in groups[:RUNS]]
 
-    def _list_runs(self, instance: dg.DagsterInstance, owed: Sequence[int]) -> Iterator[dg.DagsterRun]:
+    def _list_runs(self, instance: dg.DagsterInstance, pending: Sequence[int]) -> Iterator[dg.DagsterRun]:
         """Returns the job's runs of these windows, for each window the newest first."""
-        for at in range(0, len(owed), _CHUNK):
-            keys = [show_window(w) for w in owed[at : at + _CHUNK]]
+        for at in range(0, len(pending), _CHUNK):
+            keys = [show_window(w) for w in pending[at : at + _CHUNK]]
             yield from instance.get_runs(dg.RunsFilter(job_name=self._job, tags={PARTITION_TAG: keys}))
 
     def _build_request(self, feed: Feed, group: Sequence[int], now: str, tags: Mapping[str, str]) -> dg.RunRequest:
@@ -234,12 +234,12 @@ def _find_first_of_several(run: dg.DagsterRun) -> str:
     return run.tags.get(PARTITION_TAG if UNTIL_TAG in run.tags else RANGE_TAGS[0], "")
 
 
-def _describe_owed(feed: str, owed: Sequence[int]) -> str:
-    if not owed:
-        return f"no closed window of {feed} is owed"
-    more = f" … {len(owed) - _SHOWN_WINDOWS} more" if len(owed) > _SHOWN_WINDOWS else ""
-    windows = ", ".join(map(show_window, owed[:_SHOWN_WINDOWS])) + more
-    return f"{len(owed)} windows are owed, all under way or failed {ATTEMPTS} times: {windows}"
+def _describe_pending(feed: str, pending: Sequence[int]) -> str:
+    if not pending:
+        return f"no closed window of {feed} is pending"
+    more = f" … {len(pending) - _SHOWN_WINDOWS} more" if len(pending) > _SHOWN_WINDOWS else ""
+    windows = ", ".join(map(show_window, pending[:_SHOWN_WINDOWS])) + more
+    return f"{len(pending)} windows are pending, all under way or failed {ATTEMPTS} times: {windows}"
 
 
 class FleetScheduler(WindowScheduler):
@@ -253,7 +253,7 @@ class FleetScheduler(WindowScheduler):
 
     @property
     def skip_reason(self) -> str:
-        head = f"{many(self.checked, 'feed')} checked: no closed window is owed without an active run"
+        head = f"{many(self.checked, 'feed')} checked: no closed window is pending without an active run"
         more = [f"… {len(self.news) - _SHOWN_NEWS} more in the log"] if len(self.news) > _SHOWN_NEWS else []
         return "\n".join([head, *self.news[:_SHOWN_NEWS], *more])
 
@@ -277,8 +277,8 @@ class FleetScheduler(WindowScheduler):
             attempts = Attempts.read(instance, instance.get_runs(dg.RunsFilter(job_name=self._job), limit=_FLEET_RUNS))
             requests = {
                 feed.name: request
-                for feed, owed in self._read_all(instance, feeds)
-                if (request := self._build_request(feed, owed, attempts, at_most))
+                for feed, pending in self._read_all(instance, feeds)
+                if (request := self._build_request(feed, pending, attempts, at_most))
             }
         order = {
             name: (name in attempts.suspects, self._estimate_expiry(name, r), name) for name, r in requests.items()
@@ -307,11 +307,11 @@ class FleetScheduler(WindowScheduler):
                 yield feed
 
     def _read_all(self, instance: dg.DagsterInstance, feeds: Sequence[Feed]) -> Iterator[tuple[Feed, list[int]]]:
-        """Yields each feed's owed windows. Several lakes are read at once. Rotated by the clock, so that ticks that run
-        out of time skip different feeds."""
+        """Yields each feed's pending windows. Several lakes are read at once. Rotated by the clock, so that ticks
+        that run out of time skip different feeds."""
         first = int(time.time() // 60) % len(feeds) if feeds else 0
         pool = ThreadPoolExecutor(_THREADS, "sluice-tick")
-        reads = [(f, pool.submit(self.read_owed, instance, f)) for f in (*feeds[first:], *feeds[:first])]
+        reads = [(f, pool.submit(self.read_pending, instance, f)) for f in (*feeds[first:], *feeds[:first])]
         wait([future for _, future in reads], SECONDS)
         pool.shutdown(wait=False, cancel_futures=True)
         for feed, future in reads:
@@ -324,15 +324,15 @@ class FleetScheduler(WindowScheduler):
                 self.checked += 1
                 yield feed, future.result()
 
-    def _build_request(self, feed: Feed, owed: Sequence[int], attempts: Attempts, at_most: int) -> Request | None:
+    def _build_request(self, feed: Feed, pending: Sequence[int], attempts: Attempts, at_most: int) -> Request | None:
         """Returns a request for the feed's first windows."""
-        groups = group_windows(feed.name, owed, attempts.failures)
-        if blocked := len(owed) - sum(map(len, groups)):
+        groups = group_windows(feed.name, pending, attempts.failures)
+        if blocked := len(pending) - sum(map(len, groups)):
             self.news.append(f"{feed.name}: {many(blocked, 'window')} failed {ATTEMPTS} times: sluice run {feed.name}")
         if not groups:
             return None
         windows = groups[0][:at_most]
-        if len(windows) + blocked < len(owed) and not attempts.failures[feed.name, show_window(windows[0])]:
+        if len(windows) + blocked < len(pending) and not attempts.failures[feed.name, show_window(windows[0])]:
             self._more.add(feed.name)
         until = windows[-1] + feed.window.length if len(windows) > 1 else None
         return Request(RequestKind.WINDOW, window=windows[0], until=until)

@@ -108,8 +108,8 @@ def _describe(result: Compared) -> str:
         return result.describe()
     if result.misread:
         return f"{many(len(result.misread), 'file')} with bounds that engines misread: sluice table sync FEED --repair"
-    lacking = f"; {many(len(result.owed), 'file')} not in it yet" if result.owed else ""
-    return f"the same {many(len(result.live) - len(result.owed), 'file')} and rows as in the ledger{lacking}"
+    lacking = f"; {many(len(result.pending), 'file')} not in it yet" if result.pending else ""
+    return f"the same {many(len(result.live) - len(result.pending), 'file')} and rows as in the ledger{lacking}"
 
 
 def _report_failure(error: SluiceError) -> CheckResult:

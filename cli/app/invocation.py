@@ -135,17 +135,17 @@ class Session:
 
     def begin_spark(self, feed: Feed, catching_up: Sequence[Feed] = (), open_ports: OpenPorts | None = None) -> None:
         """Spark starts on this machine while the caller loads Dagster and plans the batch: both take seconds. Where
-        feeds only catch up, it starts if one of them may owe something, by edges that `open_ports` opens."""
-        from sluice.pipelines.batch.survey import may_owe
+        feeds only catch up, it starts if one of them may have something pending, by edges that `open_ports` opens."""
+        from sluice.pipelines.batch.survey import has_pending
         from sluice.resources.spark.engine import begin
 
-        def owes(one: Feed) -> bool:
+        def is_pending(one: Feed) -> bool:
             with (open_ports or self.open_ports)(one) as edges:
-                return may_owe(one, edges)
+                return has_pending(one, edges)
 
         def is_needed() -> bool:
             alike = [f for f in catching_up if f.spark == feed.spark]
-            return not alike or any(map(owes, alike))
+            return not alike or any(map(is_pending, alike))
 
         begin(feed.spark, is_needed)
 

@@ -120,7 +120,7 @@ def view(run: TimedRun) -> list[RenderableType]:
     if landed is not None:
         out += _notices(run, landed)
         if not run.batches and not landed.refusals:
-            out.append(good("nothing that is stable is owed" if landed.held else "nothing is owed"))
+            out.append(good("nothing that is stable is pending" if landed.held else "nothing is pending"))
         out += [line for held_back in landed.held for line in outlooks.held_back(held_back).lines()]
     if run.batches:
         out.append(facts(*_summary(run)))
@@ -156,7 +156,7 @@ def _notices(run: TimedRun, landed: Landed) -> list[RenderableType]:
     alike = by_message(landed.failures).items()
     return [
         *([warn(landed.start_not_used)] if landed.start_not_used else []),
-        *(bad(f"{describe_first(of)} stay{'' if of[1:] else 's'} owed: {message}") for message, of in alike),
+        *(bad(f"{describe_first(of)} stay{'' if of[1:] else 's'} pending: {message}") for message, of in alike),
         *_losses(landed),
         *(
             warn(

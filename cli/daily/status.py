@@ -270,14 +270,15 @@ def _windows_view(status: FeedStatus, terminal: Terminal) -> list[RenderableType
     ]
 
 
-_NO_WORD = (Standing.LANDED, Standing.RETIRED, Standing.OPEN, Standing.OWED)
+_NO_WORD = (Standing.LANDED, Standing.RETIRED, Standing.OPEN, Standing.PENDING)
 """States that a sign in the strip says everything about."""
 
 
 def _stands(status: FeedStatus, w: WindowStanding) -> Text:
     if w.standing is Standing.FAILED and w.batch in status.refused:
         return bad(
-            f"window {show_window(w.window)}: batch {w.batch}, which was refused; {window_options.owing(w.owes)}"
+            f"window {show_window(w.window)}: batch {w.batch}, which was refused;"
+            f" {window_options.show_pending(w.pending)}"
         )
     return window_options.verdict(w)
 

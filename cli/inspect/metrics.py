@@ -220,7 +220,7 @@ def _of_status(s: FeedStatus) -> Iterator[Figure]:
 
 def _of_outlook(feed: str, outlook: Outlook) -> Iterator[Figure]:
     numbers = {
-        "owed_age_seconds": None if outlook.age is None else outlook.age / 1000,
+        "pending_age_seconds": None if outlook.age is None else outlook.age / 1000,
         "production_offsets_per_second": outlook.production,
         "landing_offsets_per_second": outlook.landing,
         "catch_up_seconds": None if outlook.eta is None else outlook.eta / 1000,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.batch.preview import Preview
     from sluice.pipelines.ledger.entries import OriginItem
     from sluice.pipelines.planning.assignment import Comparison
-    from sluice.pipelines.planning.plan import Owed
+    from sluice.pipelines.planning.plan import PendingRanges
 
 Compare = Annotated[
     bool, typer.Option("--compare", help="Show the tasks that each `fetch.assignor` would make of the same slices.")
@@ -116,9 +116,9 @@ def _brief(feed: str, requests: Sequence[Request], plans: Sequence[Preview]) -> 
         amount = (count(plan.span), size(plan.estimated_bytes), str(len(plan.tasks))) if plan else ("0", "–", "0")
         until = f" to {show_window(request.until)}" if request.until else ""
         rows.append((show_window(request.window or 0) + until, *amount, problem))
-    names = ("window", "owed", "about", "tasks", "")
+    names = ("window", "pending", "about", "tasks", "")
     out: list[RenderableType] = [heading(f"Plan of {feed}", f"{many(len(requests), 'run')}, one after another")]
-    out.append(table(names, limit_rows(rows), right="owed about tasks"))
+    out.append(table(names, limit_rows(rows), right="pending about tasks"))
     return [*out, *other_batches.view(_of_all(plans), dry_run=True)]
 
 
@@ -132,16 +132,16 @@ def _of_all(plans: Sequence[Preview]) -> list[Met]:
 
 
 def _partitions(preview: Preview) -> RenderableType:
-    owed = {o.key: o for o in preview.owed}
+    pending = {o.key: o for o in preview.pending}
     rows = [
         (
             *(str(key), str(p.leader), count(p.log_start), count(_position(preview, key)), count(p.last_stable_offset)),
-            *(count(o.span if (o := owed.get(key)) else 0), _notes(preview, key, p, owed.get(key))),
+            *(count(o.span if (o := pending.get(key)) else 0), _notes(preview, key, p, pending.get(key))),
         )
         for key, p in sorted(preview.survey.partitions.items())
     ]
-    names = ("partition", "leader", "log start", "position", "last stable", "owed", "")
-    return table(names, limit_rows(rows), right="leader log position stable owed", optional="leader log")
+    names = ("partition", "leader", "log start", "position", "last stable", "pending", "")
+    return table(names, limit_rows(rows), right="leader log position stable pending", optional="leader log")
 
 
 def _position(preview: Preview, key: Key) -> int | None:
@@ -156,13 +156,13 @@ def _new_origin(preview: Preview, key: Key) -> OriginItem | None:
     return next((i for i in preview.survey.new_origins if i.key == key), None)
 
 
-def _notes(preview: Preview, key: Key, p: PartitionState, owed: Owed | None) -> str:
+def _notes(preview: Preview, key: Key, p: PartitionState, pending: PendingRanges | None) -> str:
     new = _new_origin(preview, key)
     unstable = p.high_watermark - p.last_stable_offset
     parts = [
         new.why if new else "",
         f"{count(unstable)} not stable yet" if unstable else "",
-        *(f"lost {r}" for r in (owed.lost if owed else ())),
+        *(f"lost {r}" for r in (pending.lost if pending else ())),
     ]
     return ", ".join(p for p in parts if p)
 
@@ -233,12 +233,12 @@ def _verdict(preview: Preview) -> list[RenderableType]:
     if preview.plan is not None:
         return []
     if preview.met:
-        return [good("nothing else is owed")]
-    return [good(f"nothing {'that is stable ' if preview.on_hold else ''}is owed: a run would land nothing")]
+        return [good("nothing else is pending")]
+    return [good(f"nothing {'that is stable ' if preview.on_hold else ''}is pending: a run would land nothing")]
 
 
 def build_document(preview: Preview, feed: str, request: Request) -> dict[str, Any]:
-    owed = {o.key: o for o in preview.owed}
+    pending = {o.key: o for o in preview.pending}
     return {
         "feed": feed,
         "cluster": preview.survey.cluster_id,
@@ -247,7 +247,7 @@ def build_document(preview: Preview, feed: str, request: Request) -> dict[str, A
         "offsets": preview.plan.span if preview.plan else 0,
         "estimated_bytes": preview.plan.estimated_bytes if preview.plan else 0,
         "replaces": list(preview.plan.replaces) if preview.plan else [],
-        "partitions": [_partition(preview, k, p, owed.get(k)) for k, p in sorted(preview.survey.partitions.items())],
+        "partitions": [_partition(preview, k, p, pending.get(k)) for k, p in sorted(preview.survey.partitions.items())],
         "tasks": [_task(t) for t in (preview.plan.tasks if preview.plan else ())],
         "refusals": [r.error.fields() for r in preview.refusals],
         "blocked": preview.blocked.fields() if preview.blocked else None,
@@ -257,7 +257,7 @@ def build_document(preview: Preview, feed: str, request: Request) -> dict[str, A
     }
 
 
-def _partition(preview: Preview, key: Key, p: PartitionState, owed: Owed | None) -> dict[str, Any]:
+def _partition(preview: Preview, key: Key, p: PartitionState, pending: PendingRanges | None) -> dict[str, Any]:
     new = _new_origin(preview, key)
     origin = new or preview.survey.state.origins.get(key)
     committed = preview.survey.committed.get(key.tp)
@@ -267,9 +267,9 @@ def _partition(preview: Preview, key: Key, p: PartitionState, owed: Owed | None)
         "position": _position(preview, key),
         "origin": {"offset": origin.offset, "why": origin.why, "new": new is not None} if origin else None,
         "committed": committed.offset if committed else None,
-        "owed": list_ranges(owed.ranges if owed else ()),
-        "lost": list_ranges(owed.lost if owed else ()),
-        "estimated_bytes": owed.estimated_bytes if owed else 0,
+        "pending": list_ranges(pending.ranges if pending else ()),
+        "lost": list_ranges(pending.lost if pending else ()),
+        "estimated_bytes": pending.estimated_bytes if pending else 0,
     }
 
 

@@ -150,14 +150,15 @@ def _by_mark(
 ) -> tuple[list[RenderableType], dict[str, Any]]:
     """Describes the entries that a table with a valid mark lacks."""
     from sluice.pipelines.lake import paths
-    from sluice.pipelines.tables.owed import since
+    from sluice.pipelines.tables.pending import since
 
-    owed = since(ledger, state, head.mark if head else 0, kind=kind)
-    files = sum(len(b.parts) for b in owed.batches)
+    pending = since(ledger, state, head.mark if head else 0, kind=kind)
+    files = sum(len(b.parts) for b in pending.batches)
     root = paths.part_path(ledger.feed, kind, "", "")
-    removed = sum(path.startswith(f"{root}/") for path in owed.removed)
-    lines: list[RenderableType] = [_owing(ledger.feed, len(owed.batches), files, removed)] if head or files else []
-    return lines, {"owed": {"batches": len(owed.batches), "files": files, "gone": removed}}
+    removed = sum(path.startswith(f"{root}/") for path in pending.removed)
+    line = _pending_line(ledger.feed, len(pending.batches), files, removed)
+    lines: list[RenderableType] = [line] if head or files else []
+    return lines, {"pending": {"batches": len(pending.batches), "files": files, "gone": removed}}
 
 
 def _by_files(
@@ -168,9 +169,9 @@ def _by_files(
 
     with session.terminal.working("comparing table and ledger"):
         comparison = compare(ledger, lake, table, head, state, kind)
-    owed = {"batches": len(comparison.batches), "files": len(comparison.owed), "gone": len(comparison.stale)}
+    pending = {"batches": len(comparison.batches), "files": len(comparison.pending), "gone": len(comparison.stale)}
     note = warn("its newest snapshot is not ours, so all files were compared with the ledger")
-    return [note, *verdict(ledger.feed, comparison)], difference(comparison) | {"owed": owed}
+    return [note, *verdict(ledger.feed, comparison)], difference(comparison) | {"pending": pending}
 
 
 def _join_documents(documents: list[dict[str, Any]]) -> dict[str, Any]:
@@ -235,7 +236,7 @@ def _standing(feed: str, name: str, head: TableHead | None) -> Iterator[Renderab
     )
 
 
-def _owing(feed: str, batches: int, files: int, removed: int) -> Text:
+def _pending_line(feed: str, batches: int, files: int, removed: int) -> Text:
     if not files and not removed:
         return good("everything that has landed is in it")
     missing = f"{many(files, 'file')} of {many(batches, 'batch', 'batches')} not in it yet" if files else ""
@@ -267,12 +268,12 @@ def _sync_view(name: str, done: Synced) -> Iterator[RenderableType]:
 
 def verdict(feed: str, comparison: Compared) -> Iterator[RenderableType]:
     """What people read of a comparison."""
-    if comparison.head is None and not comparison.owed:
+    if comparison.head is None and not comparison.pending:
         return
     if comparison.same:
         yield good(f"the same {many(len(comparison.live), 'file')}, and the same rows, as in the ledger")
     elif comparison.sound:
-        yield _owing(feed, len(comparison.batches), len(comparison.owed), len(comparison.stale))
+        yield _pending_line(feed, len(comparison.batches), len(comparison.pending), len(comparison.stale))
     else:
         yield bad(f"{comparison.describe()}: sluice table sync {feed} --repair")
     if comparison.misread:
@@ -308,7 +309,7 @@ def difference(comparison: Compared) -> dict[str, Any]:
     return {
         "same": comparison.same,
         "sound": comparison.sound,
-        "owed": list(comparison.owed),
+        "pending": list(comparison.pending),
         "stale": list(comparison.stale),
         "missing": list(comparison.missing),
         "foreign": list(comparison.foreign),

@@ -65,7 +65,7 @@ def _wait_for(look: Look, report: Reporter, limit: int | None) -> tuple[WindowSt
         remaining = POLL if until is None else until - time.monotonic()
         if ready or remaining <= 0:
             return standing, ready
-        report(Progress("wait", standing.done, standing.span or 0, window_options.owing(standing.owes)))
+        report(Progress("wait", standing.done, standing.span or 0, window_options.show_pending(standing.pending)))
         time.sleep(min(POLL, remaining))
 
 

@@ -65,12 +65,12 @@ def accept(
 ) -> int:
     """Accept what happened to Kafka, or to the ledger, so that runs go on.
 
-    lost: retention deleted owed offsets; they become a named loss. recreated, truncated, cluster: the log is a
+    lost: retention deleted pending offsets; they become a named loss. recreated, truncated, cluster: the log is a
     different one now; the feed starts again in it, and what landed stays. moved: somebody moved the group's committed
     offsets; the next commit goes on from there, or with --adopt the offsets in between are skipped. corrupt: a batch
     that cannot be read becomes a loss. ledger: the ledger lost its newest entries; their files are set aside, never
-    deleted, and their offsets are owed again. group: the committed offsets belong to another ledger, of a lake that was
-    lost perhaps; the feed takes the group over, from where it stands or from its start.
+    deleted, and their offsets are pending again. group: the committed offsets belong to another ledger, of a lake
+    that was lost perhaps; the feed takes the group over, from where it stands or from its start.
 
     An event that has not happened is refused. A refused run prints the command to type. Before offsets are given up as
     lost or skipped, it asks for confirmation on a terminal; elsewhere it needs --yes.

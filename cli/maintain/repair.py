@@ -46,7 +46,7 @@ def repair(
         typer.Option(
             "--abandon",
             metavar="BATCH",
-            help="Give up this batch, whose run is dead: its offsets are owed again; repeatable.",
+            help="Give up this batch, whose run is dead: its offsets are pending again; repeatable.",
             show_default=False,
         ),
     ] = None,

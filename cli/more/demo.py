@@ -159,8 +159,8 @@ def demo(
     """Land an hour of a real local Kafka, then all the rest, and prove it.
 
     Real events come in, and typed Parquet comes out. Malformed records go to the quarantine, a report reads the hour,
-    and offsets are committed. Then come some more events, and only what is owed lands. Everything is in .sluice/demo,
-    and each demo starts from scratch.
+    and offsets are committed. Then come some more events, and only what is pending lands. Everything is in
+    .sluice/demo, and each demo starts from scratch.
 
     $ sluice demo
     $ sluice demo --lake s3

@@ -17,7 +17,7 @@ from sluice.cli.options import parsing
 from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.output import bad, good, warn, work
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.status.window_state import Owes, Standing, WindowStanding
+from sluice.pipelines.status.window_state import PendingPart, Standing, WindowStanding
 from sluice.pipelines.util.units import DAY, HOUR, many, show_duration, show_window
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _list_between(settings: WindowSettings, start: int, end: int, text: str | No
 
 
 def verdict(s: WindowStanding) -> Text:
-    """One line: the window's state, and who owes what."""
+    """One line: the window's state, and its pending parts."""
     name = f"window {show_window(s.window)}"
     match s.standing:
         case Standing.LANDED:
@@ -181,34 +181,34 @@ def verdict(s: WindowStanding) -> Text:
             return warn(f"{name} is retired: its rows are not kept any longer; sluice explain says who did it, and why")
         case Standing.OPEN:
             return warn(f"{name} is not closed yet")
-        case Standing.HELD | Standing.PARTIAL | Standing.OWED:
-            return warn(f"{name} is {s.standing}: {owing(s.owes)}")
+        case Standing.HELD | Standing.PARTIAL | Standing.PENDING:
+            return warn(f"{name} is {s.standing}: {show_pending(s.pending)}")
         case Standing.RUNNING:
-            return work(f"{name}: batch {s.batch} is at work on it; {owing(s.owes)}")
+            return work(f"{name}: batch {s.batch} is at work on it; {show_pending(s.pending)}")
         case _:
-            return bad(f"{name}: batch {s.batch} failed or never finished; {owing(s.owes)}")
+            return bad(f"{name}: batch {s.batch} failed or never finished; {show_pending(s.pending)}")
 
 
-def owing(owes: Sequence[Owes], limit: int = 3) -> str:
-    """`orders:1 owes [0, 30), 4 more partitions owe 120 offsets`; partitions that a transaction holds come first."""
-    if not owes:
+def show_pending(pending: Sequence[PendingPart], limit: int = 3) -> str:
+    """`orders:1 lacks [0, 30), 4 more partitions lack 120 offsets`; partitions that a transaction holds come first."""
+    if not pending:
         return "nothing is known of it yet"
-    if all(o.ranges is None for o in owes):
-        return f"where it ends is not resolved in {many(len(owes), 'partition')}"
-    first = sorted(owes, key=lambda o: o.held_at is None)
+    if all(o.ranges is None for o in pending):
+        return f"where it ends is not resolved in {many(len(pending), 'partition')}"
+    first = sorted(pending, key=lambda o: o.held_at is None)
     first, rest = first[:limit], first[limit:]
-    texts = [_owes(o) for o in first]
+    texts = [_show_pending_part(o) for o in first]
     if rest:
-        texts.append(f"{len(rest)} more owe {many(sum(o.span or 0 for o in rest), 'offset')}")
+        texts.append(f"{len(rest)} more lack {many(sum(o.span or 0 for o in rest), 'offset')}")
     return "; ".join(texts)
 
 
-def _owes(o: Owes) -> str:
+def _show_pending_part(o: PendingPart) -> str:
     if o.ranges is None:
         return f"{o.key}: where it ends is not resolved"
     more = f" and {len(o.ranges) - 1} ranges more" if len(o.ranges) > 1 else ""
     holder = "" if o.held_at is None else f", held at {count(o.held_at)} by {o.held_by or 'an open transaction'}"
-    return f"{o.key} owes {o.ranges[0]}{more}{holder}"
+    return f"{o.key} lacks {o.ranges[0]}{more}{holder}"
 
 
 # -- as a strip
@@ -219,7 +219,7 @@ _SIGNS = {
     Standing.RETIRED: ("▫", "-", "dim"),
     Standing.PARTIAL: ("◧", "+", "yellow"),
     Standing.HELD: ("◆", "H", "magenta"),
-    Standing.OWED: ("□", "o", "default"),
+    Standing.PENDING: ("□", "o", "default"),
     Standing.FAILED: ("✗", "x", "bold red"),
     Standing.RUNNING: ("▶", ">", "cyan"),
     Standing.OPEN: ("·", ".", "dim"),
@@ -290,11 +290,11 @@ def build_document(s: WindowStanding) -> dict[str, Any]:
         "offsets": s.span,
         "accounted": s.done,
         "batch": s.batch,
-        "owed": [_owes_document(o) for o in s.owes],
+        "pending": [_pending_document(o) for o in s.pending],
     }
 
 
-def _owes_document(o: Owes) -> dict[str, Any]:
+def _pending_document(o: PendingPart) -> dict[str, Any]:
     return {
         "topic": o.key.topic,
         "partition": o.key.partition,

@@ -40,7 +40,7 @@ class Class(StrEnum):
     RETIRED = "retired"
     BELOW_ORIGIN = "below the origin"
     RESERVED = "reserved by a live batch"
-    OWED = "not read yet"
+    PENDING = "not read yet"
     UNKNOWN_PARTITION = "no partition of this feed"
 
 
@@ -281,4 +281,4 @@ def _explain_unlanded(ledger: Ledger, state: State, key: Key, offset: int) -> Ex
     origin, frontier = state.origins[key].offset, state.frontier(key)
     if offset < origin:
         return Explanation(key.tp, offset, Class.BELOW_ORIGIN, f"below the feed's origin {origin}: never requested")
-    return Explanation(key.tp, offset, Class.OWED, f"not read yet: the frontier is {frontier}")
+    return Explanation(key.tp, offset, Class.PENDING, f"not read yet: the frontier is {frontier}")

@@ -59,7 +59,7 @@ from sluice.pipelines.planning import origins, shapes, windows
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.planning.assignment import Sizing
 from sluice.pipelines.planning.origins import Refusal
-from sluice.pipelines.planning.plan import Owed
+from sluice.pipelines.planning.plan import PendingRanges
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.publishing import lost_entries, owners
 from sluice.pipelines.publishing.manifest import write_manifests
@@ -184,11 +184,11 @@ def _conclude_take_over(run: LandingRun, batch: Batch, dead: Verdict, result: Ba
     return result if run.request.replace and result.plan.request == run.request else replace(result, foreign=True)
 
 
-def _count_windows_owed(run: LandingRun, state: State) -> int:
+def _count_pending_windows(run: LandingRun, state: State) -> int:
     """Returns the number of closed windows that the request has pending."""
     request = run.request
-    owed = windows.list_owed_windows(state, run.feed.window, run.edges.clock())
-    return sum((request.window or 0) <= w and (request.until is None or w < request.until) for w in owed)
+    pending = windows.list_pending_windows(state, run.feed.window, run.edges.clock())
+    return sum((request.window or 0) <= w and (request.until is None or w < request.until) for w in pending)
 
 
 def _count_offsets_left(run: LandingRun, state: State, snapshot: Survey, stopped: bool) -> int:
@@ -196,8 +196,8 @@ def _count_offsets_left(run: LandingRun, state: State, snapshot: Survey, stopped
     feed, request = run.feed, run.request
     if request.replace or ((feed.limits.records, feed.limits.bytes) == (None, None) and not stopped):
         return 0
-    owed, _ = planning.find_owed_ranges(request, state, snapshot.partitions, feed.window)
-    return sum(o.span for o in owed)
+    pending, _ = planning.find_pending_ranges(request, state, snapshot.partitions, feed.window)
+    return sum(o.span for o in pending)
 
 
 def _limit_to_first_ends(snapshot: Survey, ends: dict[Key, int]) -> Survey:
@@ -266,11 +266,14 @@ def _accept_losses(run: LandingRun, snapshot: Survey) -> tuple[KeyRange, ...]:
         return ()
 
     def decide(state: State) -> LossEntry | None:
-        owed, _ = planning.find_owed_ranges(
+        pending, _ = planning.find_pending_ranges(
             request, state, _on_newer_state(snapshot, state, request).partitions, feed.window
         )
         lost_ranges = [
-            KeyRange(key=o.key, range=r) for o in owed for lost in o.lost for r in subtract(lost, state.reserved(o.key))
+            KeyRange(key=o.key, range=r)
+            for o in pending
+            for lost in o.lost
+            for r in subtract(lost, state.reserved(o.key))
         ]
         return (
             LossEntry(ranges=tuple(lost_ranges), reason="below the log start (on_loss: accept)")
@@ -293,18 +296,18 @@ def _pin_plan(
     feed, ledger, request = run.feed, run.ledger, run.request
     refusals: tuple[Refusal, ...] = ()
     in_the_way: tuple[Batch, Slice] | None = None
-    free: Sequence[Owed] = ()
+    free: Sequence[PendingRanges] = ()
     sizes = rounds.sizes
 
     def decide(state: State) -> PlanEntry | None:
         nonlocal refusals, in_the_way, free
         current = _on_newer_state(snapshot, state, request)
         replaced = find_receipts_replaced(run, current, state)
-        owed, refused = planning.find_owed_ranges(request, state, current.partitions, feed.window, replaced)
-        losses = refuse_losses(feed, owed)
+        pending, refused = planning.find_pending_ranges(request, state, current.partitions, feed.window, replaced)
+        losses = refuse_losses(feed, pending)
         refusals = current.refusals + refused + losses
         lost = {r.tp for r in losses}
-        free = rounds.untried([o for o in owed if o.key.tp not in lost])
+        free = rounds.untried([o for o in pending if o.key.tp not in lost])
         in_the_way = next(planning.find_overlapping(state, request, free), None)
         if in_the_way and request.replace and in_the_way[0].request == request:
             refusals = current.refusals  # its own plan exists and will report lost ranges itself
@@ -315,7 +318,7 @@ def _pin_plan(
 
     appended = ledger.append(decide)
     if appended is not None and isinstance(appended.entry, PlanEntry):
-        rounds.planned(appended.entry.plan, free, sizes, _count_windows_owed(run, appended.state))
+        rounds.planned(appended.entry.plan, free, sizes, _count_pending_windows(run, appended.state))
         return appended.state.batches[appended.number], None, refusals
     if in_the_way is None:
         return None, None, refusals
@@ -364,22 +367,22 @@ class Rounds:
             max_slices=max(BATCH_SLICES, SLICES_A_CORE * sizes.parallelism),
         )
 
-    def untried(self, owed: Iterable[Owed]) -> list[Owed]:
+    def untried(self, pending: Iterable[PendingRanges]) -> list[PendingRanges]:
         """Returns the pending ranges without the slices that failed in this call: none is read twice."""
-        remaining = (replace(o, ranges=self._untried(o.key, o.ranges)) for o in owed)
+        remaining = (replace(o, ranges=self._untried(o.key, o.ranges)) for o in pending)
         return [o for o in remaining if o.ranges or o.lost]
 
     def _untried(self, key: Key, ranges: Sequence[Range]) -> tuple[Range, ...]:
         failed = self.failed.get(key)
         return tuple(x for r in ranges for x in subtract(r, failed)) if failed else tuple(ranges)
 
-    def planned(self, plan: Plan, owed: Sequence[Owed], sizes: Sizing, windows: int) -> None:
-        """Record the plan of the next batch, cut from `owed` by `sizes`, of `windows` pending windows."""
+    def planned(self, plan: Plan, pending: Sequence[PendingRanges], sizes: Sizing, windows: int) -> None:
+        """Record the plan of the next batch, cut from `pending` by `sizes`, of `windows` pending windows."""
         self.taken.append(plan)
-        owes, share = sum(o.span for o in owed), planning.share_within(owed, sizes)
-        self.total = self.total or int(owes * share)
+        span, share = sum(o.span for o in pending), planning.share_within(pending, sizes)
+        self.total = self.total or int(span * share)
         self.windows = windows - len({s.window for s in plan.slices} - {None})
-        self.rest = plan.span < (owes if share == 1.0 else int(owes * share) - len(owed))  # limits round down
+        self.rest = plan.span < (span if share == 1.0 else int(span * share) - len(pending))  # limits round down
 
     def goes_on(self, result: BatchResult) -> bool:
         """Record the result. Returns whether another batch follows."""

@@ -37,7 +37,7 @@ from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.planning.assignment import Comparison
 from sluice.pipelines.planning.held_back import HeldBack
 from sluice.pipelines.planning.origins import Refusal
-from sluice.pipelines.planning.plan import Owed
+from sluice.pipelines.planning.plan import PendingRanges
 from sluice.pipelines.planning.windows import OpenWindows
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.publishing import lost_entries, owners
@@ -48,7 +48,7 @@ class Preview:
     """The effect of a run. `plan` is None if nothing is pending. `met` are batches of dead runs with their fates."""
 
     survey: Survey
-    owed: tuple[Owed, ...]
+    pending: tuple[PendingRanges, ...]
     refusals: tuple[Refusal, ...]
     plan: Plan | None
     blocked: SluiceError | None = None
@@ -73,16 +73,16 @@ def preview(feed: Feed, edges: Ports, request: Request) -> Preview:
     state = _with_origins(snapshot)
     state = _with_boundaries(call, state, snapshot.partitions)
     replaced = find_receipts_replaced(call, snapshot, state)
-    owed, refused = planning.find_owed_ranges(request, state, snapshot.partitions, feed.window, replaced)
-    plan = plan_for(call, snapshot.cluster_id, owed, state, replaced, build_sizing(feed, edges))
-    losses = refuse_losses(feed, owed)
-    free = [o for o in owed if o.key.tp not in {r.tp for r in losses}]
+    pending, refused = planning.find_pending_ranges(request, state, snapshot.partitions, feed.window, replaced)
+    plan = plan_for(call, snapshot.cluster_id, pending, state, replaced, build_sizing(feed, edges))
+    losses = refuse_losses(feed, pending)
+    free = [o for o in pending if o.key.tp not in {r.tp for r in losses}]
     blocked, met = _find_conflicts(call, state, free)
     goes_on = request.replace and any(m.request == request and m.fate is Fate.TAKEN_OVER for m in met)
     refusals = with_holders(call, snapshot.refusals + (() if goes_on else refused + losses), snapshot)
     return Preview(
         snapshot,
-        owed,
+        pending,
         refusals,
         plan,
         blocked,
@@ -117,12 +117,14 @@ def _with_boundaries(call: Call, state: State, partitions: Mapping[Key, Partitio
     return state
 
 
-def _find_conflicts(call: Call, state: State, owed: Sequence[Owed]) -> tuple[SluiceError | None, tuple[Met, ...]]:
+def _find_conflicts(
+    call: Call, state: State, pending: Sequence[PendingRanges]
+) -> tuple[SluiceError | None, tuple[Met, ...]]:
     """Returns the error for a conflicting batch that is alive, and the fates of dead runs' batches."""
     feed = call.feed.name
     verdicts = owners.judge_batches(call.edges.liveness, state.live())
     dead = {i for i, verdict in verdicts.items() if verdict.dead}
-    conflicts = list(planning.find_overlapping(state, call.request, owed))
+    conflicts = list(planning.find_overlapping(state, call.request, pending))
     blocked = next((x for x in conflicts if x[0].id not in dead), None)
     in_the_way = {batch.id for batch, _ in conflicts}
     fates = ((b, decide_fate(call, b, in_the_way)) for b in state.live() if b.id in dead)

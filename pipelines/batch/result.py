@@ -93,7 +93,7 @@ class BatchResult:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """The result of one call. Without batches, nothing was owed."""
+    """The result of one call. Without batches, nothing was pending."""
 
     batches: tuple[BatchResult, ...]
     refusals: tuple[Refusal, ...]

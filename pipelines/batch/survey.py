@@ -1,6 +1,6 @@
 """The inputs of a plan from Kafka and the ledger: partitions, committed offsets, origins, changed logs.
 
-`may_owe` is a quick check whether a catch-up would read anything, before slow components start.
+`has_pending` is a quick check whether a catch-up would read anything, before slow components start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.planning.assignment import Before, Sizing, map_tasks
 from sluice.pipelines.planning.held_back import HeldBack
 from sluice.pipelines.planning.origins import Refusal, find_key
-from sluice.pipelines.planning.plan import Owed
+from sluice.pipelines.planning.plan import PendingRanges
 from sluice.pipelines.ports import Cluster, Ports
 from sluice.pipelines.publishing.manifest import read_receipts_meeting, with_sharers
 from sluice.pipelines.util.units import many
@@ -154,14 +154,20 @@ def find_receipts_replaced(call: Call, snapshot: Survey, state: State) -> Sequen
 
 
 def plan_for(
-    call: Call, cluster_id: str, owed: Sequence[Owed], state: State, replaced: Sequence[Receipt], sizes: Sizing
+    call: Call,
+    cluster_id: str,
+    pending: Sequence[PendingRanges],
+    state: State,
+    replaced: Sequence[Receipt],
+    sizes: Sizing,
 ) -> Plan | None:
-    """Returns the plan that lands `owed`, cut by `sizes`, and replaces `replaced`; None if there is nothing to do."""
+    """Returns the plan that lands `pending`, cut by `sizes`, and replaces `replaced`; None if there is nothing to
+    do."""
     feed = call.feed
     if sizes.assignor is Assignor.STICKY:
         sizes = replace(sizes, before=read_tasks_before(call.ledger, state))
     return planning.build(
-        feed.name, cluster_id, call.request, feed.isolation, owed, sizes, state, feed.window, replaced
+        feed.name, cluster_id, call.request, feed.isolation, pending, sizes, state, feed.window, replaced
     )
 
 
@@ -193,12 +199,12 @@ def check_sound(snapshot: Survey, request: Request) -> None:
             raise refusal.error
 
 
-def refuse_losses(feed: Feed, owed: Sequence[Owed]) -> tuple[Refusal, ...]:
+def refuse_losses(feed: Feed, pending: Sequence[PendingRanges]) -> tuple[Refusal, ...]:
     if feed.policies.on_loss is OnLoss.ACCEPT:
         return ()
     errors = [
         (o.key.tp, origins.explain_out_of_range(r.start, o.key, o.partition, feed.name))
-        for o in owed
+        for o in pending
         for r in o.lost[:1]
     ]
     return tuple(Refusal(tp, error) for tp, error in errors if error)
@@ -232,7 +238,7 @@ def find_held_back(call: Call, snapshot: Survey) -> tuple[HeldBack, ...]:
     return ()
 
 
-def may_owe(feed: Feed, edges: Ports) -> bool:
+def has_pending(feed: Feed, edges: Ports) -> bool:
     """False if a catch-up of the feed would find nothing to land, or fails before it reads. Nothing is changed.
 
     It only helps: a run that turns out to need an engine starts it by itself.

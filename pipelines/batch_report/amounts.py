@@ -118,7 +118,7 @@ def render_lag(behind: Sequence[PartitionLag] | None) -> Html:
         return section("lag", "Lag", note="Not known: this report was made without asking Kafka.")
     if not behind:
         return section(
-            "lag", "Lag", tag("p", tag("span", "✓ ", class_="good"), "Nothing was owed when the batch was done.")
+            "lag", "Lag", tag("p", tag("span", "✓ ", class_="good"), "Nothing was pending when the batch was done.")
         )
     ranked = sorted(behind, key=lambda b: (-b.offsets, b.key))
     largest, all_ = ranked[0].offsets, sum(b.offsets for b in ranked)
@@ -127,8 +127,8 @@ def render_lag(behind: Sequence[PartitionLag] | None) -> Html:
     ]
     if rest := ranked[LAGGING:]:
         table_rows.append([f"{len(rest):,} more", "", number(sum(b.offsets for b in rest)), ""])
-    columns = ["partition", "", "offsets behind", "oldest owed record"]
-    note = f"When the batch was done, {many(all_, 'offset')} in {many(len(ranked), 'partition')} were owed."
+    columns = ["partition", "", "offsets behind", "oldest pending record"]
+    note = f"When the batch was done, {many(all_, 'offset')} in {many(len(ranked), 'partition')} were pending."
     return section("lag", "Lag", table("Lag by partition", columns, table_rows, right=columns[2:]), note=note)
 
 

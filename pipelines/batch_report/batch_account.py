@@ -49,7 +49,7 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """How far a partition is behind: the owed offsets, and the age (ms) of the oldest, if known."""
+    """How far a partition is behind: the pending offsets, and the age (ms) of the oldest, if known."""
 
     key: Key
     offsets: int
@@ -122,7 +122,7 @@ def newest(state: State, feed: str) -> int:
 def behind(outlook: Outlook) -> tuple[PartitionLag, ...]:
     """Returns the lag of each partition with pending offsets, from an outlook."""
     ages = outlook.ages()
-    return tuple(PartitionLag(o.key, sum(r.end - r.start for r in o.ranges), ages.get(o.key)) for o in outlook.owed)
+    return tuple(PartitionLag(o.key, sum(r.end - r.start for r in o.ranges), ages.get(o.key)) for o in outlook.pending)
 
 
 def _batch(ledger: Ledger, state: State, number: int) -> Batch:

@@ -34,7 +34,8 @@ LARGEST = 290_000
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Everything a page shows. `behind`: what each partition owed when the batch was done; None: not asked."""
+    """Everything a page shows. `behind`: the pending offsets of each partition when the batch was done; None: not
+    asked."""
 
     account: BatchAccount
     rejects: Rejects
@@ -109,12 +110,12 @@ def verdict(a: BatchAccount) -> tuple[str, str, str]:
     """The outcome of the batch: a word, its colour, and a sentence."""
     when = _request(a.plan) + ("" if a.at is None else f", published {show_instant(a.at - a.at % 1000)}")
     if a.batch.status is BatchStatus.ABANDONED:
-        return "given up", "bad", f"{when}. Nothing of it is published; its ranges are owed again."
+        return "given up", "bad", f"{when}. Nothing of it is published; its ranges are pending again."
     if not a.published:
         word = "refused" if a.why or _refusing(a) else "not published"
-        return word, "bad", f"{when}. Nothing of it is visible; it stays staged, and its ranges are owed."
+        return word, "bad", f"{when}. Nothing of it is visible; it stays staged, and its ranges are pending."
     if a.failures:
-        return "published in part", "warn", f"{when}. {many(len(a.failures), 'slice')} failed and stay owed."
+        return "published in part", "warn", f"{when}. {many(len(a.failures), 'slice')} failed and stay pending."
     warned = [o for o in a.facts.outcomes if not o.passed and not o.quarantines]
     if warned:
         broken = f"{many(len(warned), 'expectation')} of its contract not met"
@@ -180,7 +181,7 @@ def _failures(a: BatchAccount) -> Html | None:
         for f in a.failures[:FAILURES]
     ]
     rest = len(a.failures) - len(rows)
-    note = "Slices that did not land; they stay owed." + (f" {rest:,} more are not shown." if rest else "")
+    note = "Slices that did not land; they stay pending." + (f" {rest:,} more are not shown." if rest else "")
     inside = table("Slices that failed", ["slice", "error", "what happened"], rows)
     return tag("section", tag("h2", "Failures"), tag("p", note, class_="note"), inside, id="failures")
 

@@ -112,8 +112,8 @@ def commit(
     if settings.mode is CommitMode.NONE or not targets:
         moved = tuple(Moved(k, None, o) for k, o in targets.items())
         return CommitResult(CommitStatus.DISABLED, moved, left_out=left_out)
-    owes = outlet is not None and bool(letters.owed_letters(ledger, state, state.last_mark))
-    if not owes and _is_settled(state, targets, group.committed([k.tp for k in targets])):
+    pending = outlet is not None and bool(letters.list_pending_letters(ledger, state, state.last_mark))
+    if not pending and _is_settled(state, targets, group.committed([k.tp for k in targets])):
         same = tuple(Moved(k, o, o) for k, o in targets.items())
         return CommitResult(CommitStatus.UNCHANGED, same, left_out=left_out)
     transactional = settings.mode is CommitMode.TRANSACTIONAL

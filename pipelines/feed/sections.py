@@ -281,9 +281,9 @@ class DeadLetters(Settings):
 class Alerts(Settings):
     """When the sensor raises an alarm. All in ms.
 
-    `lag`: the oldest owed record is older than this (None: two windows and their settling). `partial`: a window closed
-    this long ago is landed only in part. `transaction`: a transaction that holds records back was last written to this
-    long ago. `retention`: Kafka will delete owed records within this time.
+    `lag`: the oldest pending record is older than this (None: two windows and their settling). `partial`: a window
+    closed this long ago is landed only in part. `transaction`: a transaction that holds records back was last written
+    to this long ago. `retention`: Kafka will delete pending records within this time.
     """
 
     lag: Duration | None = None

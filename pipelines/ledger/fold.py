@@ -134,13 +134,13 @@ class State:
         """Returns the end of the contiguous accounted prefix from the origin. KeyError without an origin."""
         return find_contiguous_end(self.origins[key].offset, self.accounted(key))
 
-    def owed(self, key: Key, end: int) -> tuple[Range, ...]:
+    def pending(self, key: Key, end: int) -> tuple[Range, ...]:
         """Returns the pending ranges between the key's origin and `end`. KeyError without an origin."""
         return subtract(Range(self.origins[key].offset, end), self.accounted(key))
 
     def holes(self, key: Key) -> tuple[Range, ...]:
         """Returns the pending ranges below the furthest accounted offset."""
-        return self.owed(key, max((r.end for r in self.accounted(key)), default=0))
+        return self.pending(key, max((r.end for r in self.accounted(key)), default=0))
 
     def known(self) -> list[Key]:
         """Returns the sorted keys of all partitions with an origin in their current life."""

@@ -41,7 +41,7 @@ REQUEST = Request(RequestKind.COMPACT)
 class PendingMerges:
     """The possible merges by the state below entry `number`, oldest windows first.
 
-    `incomplete` are windows (their starts, ms) whose small parts are left alone because part of the window is owed.
+    `incomplete` are windows (their starts, ms) whose small parts are left alone because part of the window is pending.
     """
 
     number: int

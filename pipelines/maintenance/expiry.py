@@ -1,7 +1,7 @@
 """Expiry: retires rows that landed before a time, first by an entry in the ledger, then their files.
 
 Guarantees: the decision is made on the state just below its entry, for whole windows of every partition, and only if
-nothing is owed there and nobody is at work. The account stays closed: landed offsets become retired. A crash leaves
+nothing is pending there and nobody is at work. The account stays closed: landed offsets become retired. A crash leaves
 files that do not count; `remove_retired` removes them, and may be called at any time.
 """
 
@@ -91,8 +91,8 @@ def expire(
     """Retire everything that landed before a boundary of windows (ms), then remove its files.
 
     Rewriting batches of dead runs are given up first, and reported. Raises UsageError for a time at which no window
-    begins, or none has ended yet in some partition; WindowIncomplete while anything before it is owed; PlanBusy while
-    any other live batch reserves something there.
+    begins, or none has ended yet in some partition; WindowIncomplete while anything before it is pending; PlanBusy
+    while any other live batch reserves something there.
     """
     give_up_dead(ledger, liveness, None, report)
     retirement = Retirement(before, ())
@@ -168,7 +168,7 @@ def _find_retirement(
     windows.check_aligned(before, settings)
     _check_pinned(state, feed, before, settings)
     ends = {k: _end(state, k, before) for k in state.origins}
-    _check_nothing_owed(state, feed, ends, settings)
+    _check_nothing_pending(state, feed, ends, settings)
     _check_free(state, feed, ends, liveness)
     earlier = (r for r in manifest.read_receipts_lying(ledger, state, lambda w: w is None or w < before))
     receipts = sorted(earlier, key=lambda r: (r.slice.key, r.slice.start))
@@ -207,15 +207,16 @@ def _end(state: State, key: Key, before: int) -> int:
     return ENDLESS if position == len(pinned) else pinned.offsets[position - 1]
 
 
-def _check_nothing_owed(state: State, feed: str, ends: dict[Key, int], settings: WindowSettings) -> None:
-    owed = [(k, r) for k in state.known() for r in state.owed(k, ends[k])]
-    if not owed:
+def _check_nothing_pending(state: State, feed: str, ends: dict[Key, int], settings: WindowSettings) -> None:
+    pending = [(k, r) for k in state.known() for r in state.pending(k, ends[k])]
+    if not pending:
         return
-    pieces = [p for k, r in owed for p in windows.cut_at_boundaries(state, k, r)]
+    pieces = [p for k, r in pending for p in windows.cut_at_boundaries(state, k, r)]
     starts = sorted({settings.start_of(p.window) for p in pieces if p.window is not None})
-    ranges = ", ".join(f"{k} {r}" for k, r in owed[:3]) + (f" and {len(owed) - 3} more ranges" if len(owed) > 3 else "")
+    more = f" and {len(pending) - 3} more ranges" if len(pending) > 3 else ""
+    ranges = ", ".join(f"{k} {r}" for k, r in pending[:3]) + more
     raise WindowIncomplete(
-        f"feed {feed} still owes what is to be retired: {ranges}",
+        f"feed {feed} still has pending offsets in what is to be retired: {ranges}",
         remedy=f"land it, or skip it, first: sluice run {feed} {_asking(starts, settings)}".rstrip(),
     )
 

@@ -45,7 +45,7 @@ FAMILIES = {
     for f in (
         _build_family("up", "1 if the feed's ledger and Kafka were read, otherwise 0."),
         _build_family("lag_offsets", "Stable offsets in Kafka that have not landed.", "topic"),
-        _build_family("owed_age_seconds", "Age of the oldest pending record; 0 if none is pending."),
+        _build_family("pending_age_seconds", "Age of the oldest pending record; 0 if none is pending."),
         _build_family("uncommitted_offsets", "Landed offsets that the group has not committed."),
         _build_family("held_back_offsets", "Offsets held back by open transactions."),
         _build_family("windows", "The newest windows, by state.", "state"),

@@ -2,13 +2,13 @@
 
 Design: docs/developers/design/failures.md
 
-    lost        owed offsets fell below the log start     → a loss; the frontier moves on
+    lost        pending offsets fell below the log start     → a loss; the frontier moves on
     recreated   the topic was deleted and created again   → a new life of each partition, from 0
     truncated   the log lost records that were read       → a new life, from where the log ends
     cluster     another cluster took the old one's place  → new lives, from the log starts
     moved       the group's committed offsets were moved  → the next commit goes on from there, or they become skips
     corrupt     a batch cannot be read                    → a loss of exactly its offsets
-    ledger      the ledger lost its newest entries        → files of lost entries are set aside, and owed again
+    ledger      the ledger lost its newest entries        → files of lost entries are set aside, and pending again
     group       another ledger committed for the group    → the feed takes it over, from there or from its `start`
 
 Guarantees: only an event that happened can be accepted (else NothingToAccept). Each decision is made on the state just
@@ -140,16 +140,16 @@ def accept_lost(feed: Feed, edges: Ports, reason: str, only: Only = ()) -> Accep
     appended = ledger.append(decide)
     if appended is None or not isinstance(appended.entry, LossEntry):
         raise NothingToAccept(
-            f"nothing that feed {feed.name} owes has fallen below a log start",
-            remedy=f"see what is owed: sluice status {feed.name}",
+            f"no pending offset of feed {feed.name} has fallen below a log start",
+            remedy=f"see what is pending: sluice status {feed.name}",
         )
     return Accepted(AcceptEvent.LOST, appended.number, lost=appended.entry.ranges, abandoned=abandoned)
 
 
 def _lost(feed: Feed, state: State, partitions: Mapping[Key, PartitionState]) -> tuple[KeyRange, ...]:
     planned = {k: p for k, p in partitions.items() if state.current.get(k.tp) == k}
-    owed, _ = planning.find_owed_ranges(Request(RequestKind.CATCH_UP), state, planned, feed.window)
-    return tuple(KeyRange(key=o.key, range=r) for o in owed for r in o.lost)
+    pending, _ = planning.find_pending_ranges(Request(RequestKind.CATCH_UP), state, planned, feed.window)
+    return tuple(KeyRange(key=o.key, range=r) for o in pending for r in o.lost)
 
 
 def _reserving(state: State, ranges: Iterable[KeyRange]) -> list[tuple[Batch, Slice]]:
@@ -311,7 +311,7 @@ def _check_ahead(feed: str, edges: Ports, offsets: Sequence[KeyOffset], frontier
 
 
 def accept_corrupt(feed: Feed, edges: Ports, fetcher: Fetcher, wanted: AskedRange, reason: str) -> Accepted:
-    """Record the first unreadable batch in the range as lost: exactly those of its offsets that are owed.
+    """Record the first unreadable batch in the range as lost: exactly those of its offsets that are pending.
 
     The range is read again for this. Raises NothingToAccept when all of it can be read, PlanBusy, and any error that
     keeps it from being read at all.
@@ -319,12 +319,12 @@ def accept_corrupt(feed: Feed, edges: Ports, fetcher: Fetcher, wanted: AskedRang
     ledger = open_ledger(feed, edges)
     surveyed = take_survey(feed, edges, ledger)
     request = Request(RequestKind.OFFSETS, (wanted,))
-    owed, _ = planning.find_owed_ranges(request, surveyed.state, surveyed.partitions, feed.window)
-    due = [(o.key, o.partition, r) for o in owed for r in o.ranges]
+    pending, _ = planning.find_pending_ranges(request, surveyed.state, surveyed.partitions, feed.window)
+    due = [(o.key, o.partition, r) for o in pending for r in o.ranges]
     damaged = next((d for key, p, r in due if (d := _damaged_range(feed, fetcher, key, p, r))), None)
     if damaged is None:
         raise NothingToAccept(
-            f"every batch that is owed in {wanted.topic}:{wanted.partition}:{wanted.start}-{wanted.end} can be read",
+            f"every batch that is pending in {wanted.topic}:{wanted.partition}:{wanted.start}-{wanted.end} can be read",
             remedy=f"land it: sluice run {feed.name}",
         )
     abandoned = _abandon_dead(edges, ledger, [damaged])
@@ -376,7 +376,7 @@ class _LedgerRemains:
 
 
 def accept_ledger(feed: Feed, edges: Ports, reason: str) -> Accepted:
-    """Continue with the entries that stand. Files of lost entries are set aside and owed again; live batches end.
+    """Continue with the entries that stand. Files of lost entries are set aside and pending again; live batches end.
 
     The next number is above all numbers known to be used, so that no name and no mark ever means two things. Raises
     NothingToAccept, and PlanBusy while any run is at work.

@@ -174,7 +174,8 @@ def _at_time(spot: Spot, hit: OffsetAtTime | None, now: int) -> tuple[int, str]:
 
 
 def _clamp_move(spot: Spot, wanted: int, note: str) -> Move:
-    """The move, clamped into the log as Kafka's own tool does. A frontier below the log's start is kept: it is owed."""
+    """The move, clamped into the log as Kafka's own tool does. A frontier below the log's start is kept: it is
+    pending."""
     start, end = spot.kafka.log_start, spot.kafka.high_watermark
     if wanted > end:
         return Move(spot, end, f"the end of the log, as {wanted:,} is outside")

@@ -168,7 +168,7 @@ def explain_out_of_range(position: int, key: Key, p: PartitionState, feed: str =
     if position < p.log_start:
         return OffsetsLost(
             f"{p.tp}: offsets [{position}, {p.log_start}) are gone from Kafka (log start {p.log_start}); "
-            f"{p.log_start - position} offsets were owed",
+            f"{p.log_start - position} offsets were pending",
             remedy=f"record them as a loss and go on: {format_accept(feed, 'lost')};"
             " `policies.on_loss: accept` in the feed does so by itself",
             topic=p.topic,

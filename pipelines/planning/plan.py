@@ -1,7 +1,7 @@
 """The plan of a batch: requested ranges minus accounted ones, cut into slices and assigned to tasks.
 
 Pure functions: the same state, partitions and settings give the same plan, and so the same hash, part names and rows
-(invariant 9). `find_owed_ranges` finds pending ranges, `build` makes the plan.
+(invariant 9). `find_pending_ranges` finds pending ranges, `build` makes the plan.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DEFAULT_RECORD_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Owed:
+class PendingRanges:
     """A request's pending ranges in one partition.
 
     `asked` is the requested range. Of it, `ranges` can still be read, and `lost` lies below the log start.
@@ -60,20 +60,20 @@ class Owed:
         return math.ceil(self.span * self.bytes_per_offset)
 
 
-def find_owed_ranges(
+def find_pending_ranges(
     request: Request,
     state: State,
     partitions: Mapping[Key, PartitionState],
     window: WindowSettings,
     replaced: Sequence[Receipt] = (),
-) -> tuple[tuple[Owed, ...], tuple[Refusal, ...]]:
+) -> tuple[tuple[PendingRanges, ...], tuple[Refusal, ...]]:
     """Returns the request's pending ranges in each partition, and the refused partitions.
 
     A replacing request has all of its ranges pending, and the complete slices of all receipts in `replaced`. Pending
     offsets below a partition's log start go into `lost`. Raises UsageError if a range names an unknown partition or
     reaches beyond the last stable offset.
     """
-    owed: list[Owed] = []
+    pending: list[PendingRanges] = []
     refused: list[Refusal] = []
     for key, wanted in _widen_to_slices(find_requested_ranges(request, state, partitions, window), replaced):
         if (partition := partitions.get(key)) is None:
@@ -91,8 +91,8 @@ def find_owed_ranges(
         due = subtract(wanted, _find_accounted(request, state, key))
         below = Range(0, partition.log_start)
         readable = Range(partition.log_start, max(wanted.end, partition.log_start))
-        owed.append(Owed(key, partition, wanted, intersect(due, readable), intersect(due, below)))
-    return tuple(owed), tuple(refused)
+        pending.append(PendingRanges(key, partition, wanted, intersect(due, readable), intersect(due, below)))
+    return tuple(pending), tuple(refused)
 
 
 def _find_accounted(request: Request, state: State, key: Key) -> Iterable[Range]:
@@ -231,7 +231,7 @@ def _build_unknown_partition_error(tp: TopicPartition, by_tp: Mapping[TopicParti
     return UsageError(f"{tp} is not a partition of this feed", remedy=f"its partitions are: {listed or 'none'}")
 
 
-def find_overlapping(state: State, request: Request, found: Sequence[Owed]) -> Iterator[tuple[Batch, Slice]]:
+def find_overlapping(state: State, request: Request, found: Sequence[PendingRanges]) -> Iterator[tuple[Batch, Slice]]:
     """Yields the live batches that reserve any of the pending ranges, each with the conflicting slice.
 
     Includes every live batch of the same replacing request, because its records may be gone from Kafka.
@@ -248,7 +248,7 @@ def build(
     cluster: str,
     request: Request,
     isolation: Isolation,
-    found: Sequence[Owed],
+    found: Sequence[PendingRanges],
     sizing: Sizing,
     state: State,
     window: WindowSettings,
@@ -260,7 +260,7 @@ def build(
     limits of a run: a replacement is never cut short.
     """
     due = [o for o in found if o.ranges]
-    within = _limit_owed(due, sizing)
+    within = _limit_pending(due, sizing)
     if not within:
         return None
     if request.replace and within != due:
@@ -273,17 +273,17 @@ def build(
     return Plan(feed, cluster, request, isolation, assignment.assign_tasks(slices, sizing), _list_parts(due, replaced))
 
 
-def _list_parts(due: Sequence[Owed], replaced: Sequence[Receipt]) -> tuple[str, ...]:
+def _list_parts(due: Sequence[PendingRanges], replaced: Sequence[Receipt]) -> tuple[str, ...]:
     return tuple(sorted({p.path for r in _find_covered(due, replaced) for p in r.parts}))
 
 
-def _find_covered(due: Sequence[Owed], replaced: Sequence[Receipt]) -> list[Receipt]:
+def _find_covered(due: Sequence[PendingRanges], replaced: Sequence[Receipt]) -> list[Receipt]:
     """Returns the receipts that are landed again."""
     requested_of = by_key((o.key, o.asked) for o in due)
     return [r for r in replaced if any(a.meets(r.slice.range) for a in requested_of.get(r.slice.key, ()))]
 
 
-def _check_whole_files(due: Sequence[Owed], replaced: Sequence[Receipt]) -> None:
+def _check_whole_files(due: Sequence[PendingRanges], replaced: Sequence[Receipt]) -> None:
     """Raises UsageError if a slice of a replaced file cannot be read."""
     covered = {r.slice for r in _find_covered(due, replaced)}
     for group in group_by_sharing(replaced):
@@ -301,14 +301,14 @@ def _check_whole_files(due: Sequence[Owed], replaced: Sequence[Receipt]) -> None
             )
 
 
-def _build_limits_error(due: Sequence[Owed]) -> UsageError:
+def _build_limits_error(due: Sequence[PendingRanges]) -> UsageError:
     return UsageError(
         f"{sum(o.span for o in due)} offsets exceed the feed's limits of one run, and are replaced only as a whole",
         remedy="replace less at once (a window, some partitions by --only), or raise `limits` in the feed",
     )
 
 
-def _limit_owed(found: Sequence[Owed], sizing: Sizing) -> list[Owed]:
+def _limit_pending(found: Sequence[PendingRanges], sizing: Sizing) -> list[PendingRanges]:
     """Shorten all partitions by one ratio, so that a limited run moves them evenly."""
     ratio = share_within(found, sizing)
     if ratio >= 1.0:
@@ -316,7 +316,7 @@ def _limit_owed(found: Sequence[Owed], sizing: Sizing) -> list[Owed]:
     return [replace(o, ranges=_take_head(o.ranges, max(1, int(o.span * ratio)))) for o in found]
 
 
-def share_within(found: Sequence[Owed], sizing: Sizing) -> float:
+def share_within(found: Sequence[PendingRanges], sizing: Sizing) -> float:
     """Returns the share of pending offsets within the limits of a run: 1 for all."""
     span = sum(o.span for o in found)
     size = sum(o.estimated_bytes for o in found)
@@ -337,7 +337,9 @@ def _take_head(ranges: Sequence[Range], span: int) -> tuple[Range, ...]:
     return tuple(out)
 
 
-def _take_oldest_windows(found: Sequence[Owed], sizing: Sizing, slices: int, state: State) -> list[Owed]:
+def _take_oldest_windows(
+    found: Sequence[PendingRanges], sizing: Sizing, slices: int, state: State
+) -> list[PendingRanges]:
     """Returns the pending ranges up to the latest boundary that leaves at most `slices` slices.
 
     Includes the oldest window in any case: retention by time deletes the oldest records first.
@@ -348,7 +350,7 @@ def _take_oldest_windows(found: Sequence[Owed], sizing: Sizing, slices: int, sta
     times, size = state.boundary_times, _slice_size(found, sizing)
     first = bisect_left(times, min(ends))
 
-    def upto(at: int) -> list[Owed]:
+    def upto(at: int) -> list[PendingRanges]:
         return list(found) if at == len(times) else _take_before(found, state, times[at])
 
     def too_much(at: int) -> bool:
@@ -364,21 +366,21 @@ def _take_oldest_windows(found: Sequence[Owed], sizing: Sizing, slices: int, sta
     return upto(first + bisect_left(further, True, key=too_much))
 
 
-def _take_before(found: Sequence[Owed], state: State, time: int) -> list[Owed]:
+def _take_before(found: Sequence[PendingRanges], state: State, time: int) -> list[PendingRanges]:
     """Returns the pending ranges in the windows before a boundary."""
     ends = ((o, windows.find_first_offset(state, o.key, time)) for o in found)
     readable = (o if end is None else replace(o, ranges=intersect(o.ranges, Range(0, end))) for o, end in ends)
     return [o for o in readable if o.ranges]
 
 
-def _slice_size(found: Sequence[Owed], sizing: Sizing) -> int:
+def _slice_size(found: Sequence[PendingRanges], sizing: Sizing) -> int:
     """Bytes per slice: small enough to keep every core busy, large enough to avoid tiny files."""
     total = sum(o.estimated_bytes for o in found)
     return max(min(sizing.slice_bytes, math.ceil(total / sizing.parallelism)), sizing.min_slice_bytes)
 
 
-def _cut_slices(o: Owed, size: int, state: State, window: WindowSettings, by_time: int) -> Iterable[Slice]:
-    """The owed ranges, cut at pinned window boundaries. Large pieces are cut evenly."""
+def _cut_slices(o: PendingRanges, size: int, state: State, window: WindowSettings, by_time: int) -> Iterable[Slice]:
+    """The pending ranges, cut at pinned window boundaries. Large pieces are cut evenly."""
     for piece in _iterate_pieces(o, state):
         folder = paths.window_folder(None if by_time else piece.window, window.length, state.folder_prefix)
         for r in _cut_evenly(piece.range, _count_cuts(o, piece, size)):
@@ -394,11 +396,11 @@ def _cut_slices(o: Owed, size: int, state: State, window: WindowSettings, by_tim
             )
 
 
-def _iterate_pieces(o: Owed, state: State) -> Iterator[windows.WindowPiece]:
+def _iterate_pieces(o: PendingRanges, state: State) -> Iterator[windows.WindowPiece]:
     return (p for r in o.ranges for p in windows.cut_at_boundaries(state, o.key, r))
 
 
-def _count_cuts(o: Owed, piece: windows.WindowPiece, size: int) -> int:
+def _count_cuts(o: PendingRanges, piece: windows.WindowPiece, size: int) -> int:
     """Returns the number of slices of about that size (bytes) into which a piece is cut."""
     return math.ceil(piece.range.span * o.bytes_per_offset / size)
 

@@ -538,8 +538,8 @@ def _find_accounted(accounted: Sequence[Range], first: int | None, last: int | N
     return between if is_covered(accounted, between) else None
 
 
-def list_owed_windows(state: State, settings: WindowSettings, now: int) -> list[int]:
-    """The closed windows (their starts, ms) that still owe offsets or lack a boundary, oldest first.
+def list_pending_windows(state: State, settings: WindowSettings, now: int) -> list[int]:
+    """The closed windows (their starts, ms) that have pending offsets or lack a boundary, oldest first.
 
     With an empty ledger, only the newest closed window.
     """
@@ -548,12 +548,12 @@ def list_owed_windows(state: State, settings: WindowSettings, now: int) -> list[
     closed, keys = range(first, last, settings.length), state.known()
     if not keys:
         return list(closed)
-    return sorted({w for key in keys for w in _list_owed_in_partition(state, key, settings, closed) if w in closed})
+    return sorted({w for key in keys for w in _list_pending_in_partition(state, key, settings, closed) if w in closed})
 
 
-def _list_owed_in_partition(state: State, key: Key, settings: WindowSettings, closed: range) -> Iterator[int]:
+def _list_pending_in_partition(state: State, key: Key, settings: WindowSettings, closed: range) -> Iterator[int]:
     pinned = state.boundaries.get(key) or ((closed.start, 0),)
     time, end = pinned[-1]
     yield from range(max(settings.start_of(time), closed.start), closed.stop, settings.length)
-    for gap in state.owed(key, end):
+    for gap in state.pending(key, end):
         yield from (settings.start_of(p.window) for p in cut_at_boundaries(state, key, gap) if p.window is not None)

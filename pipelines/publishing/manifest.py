@@ -37,7 +37,7 @@ _TOGETHER = 128
 
 @dataclass(frozen=True, slots=True)
 class WindowFiles:
-    """The parts of one window, each with its slice. `complete`: nothing of the window is owed any more."""
+    """The parts of one window, each with its slice. `complete`: nothing of the window is pending any more."""
 
     window: int
     complete: bool
@@ -300,7 +300,7 @@ def with_sharers(ledger: Ledger, state: State, receipts: Sequence[Receipt]) -> l
 
 
 def demand_complete(found: WindowFiles, feed: str) -> None:
-    """Raises WindowIncomplete while part of the window is owed, or one of its boundaries is not resolved."""
+    """Raises WindowIncomplete while part of the window is pending, or one of its boundaries is not resolved."""
     if not found.complete:
         window_text = show_window(found.window)
         raise WindowIncomplete(

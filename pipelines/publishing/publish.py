@@ -73,7 +73,7 @@ def _build_ownership_error(held: Batch) -> OwnershipLost:
     }[held.status]
     return OwnershipLost(
         f"batch {held.id} {how}: what this run landed counts for nothing and stays invisible",
-        remedy="nothing to fix; the next run lands what is still owed",
+        remedy="nothing to fix; the next run lands what is still pending",
     )
 
 

@@ -3,7 +3,8 @@
 Design: docs/developers/design/dead-letters.md
 
 A mark `n` in Kafka says two things, by one transaction: the offsets are committed, and the letters of everything that
-landing had published below number n are sent. So a commit owes the letters of what was published since the newest mark.
+landing had published below number n are sent. So a commit sends the letters of what was published since the newest
+mark.
 
 Guarantees: an offset's letter is in at most one transaction that took effect, through crashes, refusals, lost answers,
 merges, replays and re-landing. A record that came into quarantine between two commits is in the second one, unless it
@@ -61,17 +62,18 @@ class Outlet:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Files of a slice's quarantined rows, and the offsets whose letters are owed."""
+    """Files of a slice's quarantined rows, and the offsets whose letters are pending."""
 
     slice: Slice
     parts: tuple[Part, ...]
     ranges: tuple[Range, ...]
 
 
-def owed_letters(ledger: Ledger, state: State, since: int) -> tuple[Source, ...]:
-    """The sources of the letters that a commit by `state` owes, if the newest mark that took effect is `since`.
+def list_pending_letters(ledger: Ledger, state: State, since: int) -> tuple[Source, ...]:
+    """The sources of the letters that are pending for a commit by `state`, if the newest mark that took effect is
+    `since`.
 
-    In log order; empty when nothing is owed. `ranges` separate the due rows of a file from its others.
+    In log order; empty when nothing is pending. `ranges` separate the due rows of a file from its others.
     """
     first: list[tuple[Key, Range]] = []
     again: list[tuple[Key, Range]] = []
@@ -86,8 +88,8 @@ def owed_letters(ledger: Ledger, state: State, since: int) -> tuple[Source, ...]
 
 
 def build_letters(outlet: Outlet, ledger: Ledger, state: State, since: int, partitions: int) -> Letters | None:
-    """The owed letters, for a topic with so many partitions; None when there are none."""
-    sources = owed_letters(ledger, state, since)
+    """The pending letters, for a topic with so many partitions; None when there are none."""
+    sources = list_pending_letters(ledger, state, since)
     return Letters(outlet, sources, partitions) if sources else None
 
 

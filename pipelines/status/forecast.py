@@ -42,9 +42,9 @@ class Backlog:
 
 
 def backlogs(state: State, partitions: Mapping[Key, PartitionState]) -> tuple[Backlog, ...]:
-    """The backlog of each partition that has an origin and owes something."""
+    """The backlog of each partition that has an origin and pending offsets."""
     opened = ((k, p) for k, p in sorted(partitions.items()) if k in state.origins)
-    pending = (Backlog(k, p, state.owed(k, p.last_stable_offset)) for k, p in opened)
+    pending = (Backlog(k, p, state.pending(k, p.last_stable_offset)) for k, p in opened)
     return tuple(o for o in pending if o.ranges)
 
 
@@ -100,7 +100,7 @@ def eta(lag: int, recent: Sequence[BatchPace], produced: float | None) -> int | 
 
 @dataclass(frozen=True, slots=True)
 class AtRisk:
-    """Owed ranges that Kafka will soon delete, beginning at `at` (ms), because of the setting `why`."""
+    """Pending ranges that Kafka will soon delete, beginning at `at` (ms), because of the setting `why`."""
 
     key: Key
     ranges: tuple[Range, ...]
@@ -119,11 +119,11 @@ _ANY_MOMENT = "may be deleted at any moment"
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """Kafka may begin to delete what a partition owes at `at` (ms). As far as we look ahead, it deletes everything
-    stamped up to `stamped` (ms), or everything below `below`, whichever bound comes first.
+    """Kafka may begin to delete the pending offsets of a partition at `at` (ms). As far as we look ahead, it deletes
+    everything stamped up to `stamped` (ms), or everything below `below`, whichever bound comes first.
     """
 
-    owed: Backlog
+    pending: Backlog
     at: int
     why: str
     stamped: int | None = None
@@ -131,10 +131,10 @@ class Deletion:
 
     def at_risk(self, end: int | None) -> AtRisk:
         """`end`: the first offset stamped later than `stamped` (None: there is none, or nobody asked)."""
-        pending = self.owed.held
+        pending = self.pending.held
         first, last = pending[0].start, pending[-1].end
         bound = self.below if self.stamped is None else last if end is None else end
-        return AtRisk(self.owed.key, intersect(pending, Range(first, max(bound, first + 1))), self.at, self.why)
+        return AtRisk(self.pending.key, intersect(pending, Range(first, max(bound, first + 1))), self.at, self.why)
 
 
 def deletions(

@@ -1,7 +1,7 @@
 """The outlook of one feed: its lag, the age of that lag, and what Kafka will delete or forget.
 
-`look_ahead` asks Kafka and the ledger and puts the answers of `forecast` together. `stamps` finds how old owed records
-are without reading any: it asks Kafka for first records by time, all partitions at once. A position at a pinned
+`look_ahead` asks Kafka and the ledger and puts the answers of `forecast` together. `stamps` finds how old pending
+records are without reading any: it asks Kafka for first records by time, all partitions at once. A position at a pinned
 boundary, where a feed of whole windows stands, is found by the first question; the others by bisecting their window.
 """
 
@@ -121,7 +121,7 @@ class Outlook:
     """
 
     now: int
-    owed: tuple[Backlog, ...] = ()
+    pending: tuple[Backlog, ...] = ()
     lag: int = 0
     landing: float | None = None
     production: float | None = None
@@ -138,18 +138,18 @@ class Outlook:
 
     @property
     def lost(self) -> tuple[Backlog, ...]:
-        """The partitions that owe something which is gone from Kafka."""
-        return tuple(o for o in self.owed if o.lost)
+        """The partitions with pending offsets that are gone from Kafka."""
+        return tuple(o for o in self.pending if o.lost)
 
     @property
     def since(self) -> int | None:
-        """When the oldest owed record was stamped (ms), if known."""
-        return min((o.since for o in self.owed if o.since is not None), default=None)
+        """When the oldest pending record was stamped (ms), if known."""
+        return min((o.since for o in self.pending if o.since is not None), default=None)
 
     @property
     def age(self) -> int | None:
-        """How old (ms) the oldest owed record is; 0 when nothing is owed."""
-        if not self.owed:
+        """How old (ms) the oldest pending record is; 0 when nothing is pending."""
+        if not self.pending:
             return 0
         return None if self.since is None else max(0, self.now - self.since)
 
@@ -159,8 +159,8 @@ class Outlook:
         return bool(self.landing and self.production and self.production >= self.landing)
 
     def ages(self) -> dict[Key, int]:
-        """How old (ms) the oldest owed record of each partition is, where known."""
-        return {o.key: max(0, self.now - o.since) for o in self.owed if o.since is not None}
+        """How old (ms) the oldest pending record of each partition is, where known."""
+        return {o.key: max(0, self.now - o.since) for o in self.pending if o.since is not None}
 
 
 def look_ahead(
@@ -170,7 +170,7 @@ def look_ahead(
 
     Raises KafkaUnavailable, LakeUnavailable.
     """
-    owed = _with_stamps(cluster, state, forecast.backlogs(state, partitions), now)
+    pending = _with_stamps(cluster, state, forecast.backlogs(state, partitions), now)
     rates = {
         k: r for k, p in partitions.items() if (r := forecast.production(state, k, p.high_watermark, now)) is not None
     }
@@ -179,12 +179,12 @@ def look_ahead(
     eta = forecast.eta(lag, recent, produced)
     configs = cluster.configs({p.topic for p in partitions.values()})
     notice = feed.alerts.retention
-    due = list(forecast.deletions(owed, configs.topics, rates, now, notice, eta or 0))
+    due = list(forecast.deletions(pending, configs.topics, rates, now, notice, eta or 0))
     transactional = feed.transactional_id if feed.commit is CommitMode.TRANSACTIONAL else None
     committed = _committed_at(ledger, state) if feed.offsets.store is OffsetStore.KAFKA else None  # ZooKeeper's stay
     return Outlook(
         now=now,
-        owed=owed,
+        pending=pending,
         lag=lag,
         landing=forecast.landing(recent),
         production=produced,
@@ -198,17 +198,17 @@ def look_ahead(
     )
 
 
-def _with_stamps(cluster: Cluster, state: State, owed: Sequence[Backlog], now: int) -> tuple[Backlog, ...]:
-    first = {o.key: o.held[0].start for o in owed if o.held}
+def _with_stamps(cluster: Cluster, state: State, pending: Sequence[Backlog], now: int) -> tuple[Backlog, ...]:
+    first = {o.key: o.held[0].start for o in pending if o.held}
     times = stamps(cluster, state, first, now) if first else {}
-    return tuple(replace(o, since=times.get(o.key)) for o in owed)
+    return tuple(replace(o, since=times.get(o.key)) for o in pending)
 
 
 def _at_risk(cluster: Cluster, due: Sequence[Deletion]) -> tuple[AtRisk, ...]:
     """The ranges at risk, the first to go first. Kafka is asked once for all their ends."""
-    times = {d.owed.key.tp: d.stamped + 1 for d in due if d.stamped is not None}
+    times = {d.pending.key.tp: d.stamped + 1 for d in due if d.stamped is not None}
     ends = cluster.offsets_at(times) if times else {}
-    hits = ((d, ends.get(d.owed.key.tp)) for d in due)
+    hits = ((d, ends.get(d.pending.key.tp)) for d in due)
     return tuple(sorted((d.at_risk(hit.offset if hit else None) for d, hit in hits), key=lambda r: (r.at, r.key)))
 
 

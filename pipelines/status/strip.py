@@ -1,7 +1,7 @@
 """The strip of a feed's windows: how each of them stands, at a glance.
 
 From the folded ledger alone, and, where somebody asked Kafka anyway, from the last stable offsets: then a window that
-an open transaction holds is told from one that is only owed. Pure, and linear in windows × partitions.
+an open transaction holds is told from one that is only pending. Pure, and linear in windows × partitions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sluice.pipelines.model.kafka import Key, OpenTransaction, TopicPartition
 from sluice.pipelines.model.ranges import Range, intersect, subtract
 from sluice.pipelines.planning import windows
 from sluice.pipelines.publishing.manifest import is_retired
-from sluice.pipelines.status.window_state import Owes, Standing, WindowStanding
+from sluice.pipelines.status.window_state import PendingPart, Standing, WindowStanding
 
 RECENT = 20
 """How many of the newest partly failed batches are checked for failures."""
@@ -92,11 +92,11 @@ class _Partition:
         self._state, self._settings = state, settings
         self._accounted, self._frontier = state.accounted(key), state.frontier(key)
 
-    def look(self, window: int, outside: OutsideFacts) -> tuple[int, int | None, Owes | None]:
+    def look(self, window: int, outside: OutsideFacts) -> tuple[int, int | None, PendingPart | None]:
         """Returns (accounted offsets, all offsets, pending offsets) of a window."""
         r = windows.find_range(self._state, self.key, window, self._settings)
         if r is None:
-            return self._count_unresolved(window), None, Owes(self.key, None)
+            return self._count_unresolved(window), None, PendingPart(self.key, None)
         if r.end <= self._frontier:
             return r.span, r.span, None
         due = subtract(r, self._accounted)
@@ -104,7 +104,7 @@ class _Partition:
             return r.span, r.span, None
         last_stable_offset = outside.last_stable_offsets.get(self.key, r.end)
         holder = (last_stable_offset, outside.holders.get(self.key.tp)) if last_stable_offset < r.end else (None, None)
-        return r.span - sum(d.span for d in due), r.span, Owes(self.key, due, *holder)
+        return r.span - sum(d.span for d in due), r.span, PendingPart(self.key, due, *holder)
 
     def _count_unresolved(self, window: int) -> int:
         """Returns the landed offsets above the start of a window whose end is not pinned.
@@ -128,23 +128,25 @@ def _standing(
 ) -> WindowStanding:
     looked = [p.look(window, outside) for p in partitions]
     done, spans = sum(d for d, _, _ in looked), [span for _, span, _ in looked]
-    owes = tuple(o for _, _, o in looked if o is not None)
+    pending = tuple(o for _, _, o in looked if o is not None)
     span = None if None in spans or not spans else sum(s or 0 for s in spans)
     closed = settings.is_closed(window, now)
-    standing = _standing_of(window, closed, outside, done, owes) if owes or not looked else Standing.LANDED
+    standing = _standing_of(window, closed, outside, done, pending) if pending or not looked else Standing.LANDED
     if standing is Standing.LANDED and is_retired(state, window, settings.length):
         standing = Standing.RETIRED
     batch = {Standing.RUNNING: outside.running, Standing.FAILED: outside.failed}.get(standing, {}).get(window)
-    return WindowStanding(window, standing, done, span, owes, batch)
+    return WindowStanding(window, standing, done, span, pending, batch)
 
 
-def _standing_of(window: int, closed: bool, outside: OutsideFacts, done: int, owes: Sequence[Owes]) -> Standing:
+def _standing_of(
+    window: int, closed: bool, outside: OutsideFacts, done: int, pending: Sequence[PendingPart]
+) -> Standing:
     if window in outside.running:
         return Standing.RUNNING
     if not closed:
         return Standing.OPEN
     if window in outside.failed:
         return Standing.FAILED
-    if any(o.held_at is not None for o in owes):
+    if any(o.held_at is not None for o in pending):
         return Standing.HELD
-    return Standing.PARTIAL if done else Standing.OWED
+    return Standing.PARTIAL if done else Standing.PENDING

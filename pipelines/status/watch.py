@@ -30,7 +30,7 @@ LAG = "lag"
 """The subject of the finding that a feed is late."""
 
 WINDOWS = 100
-"""How many of the oldest owed windows are checked for those that stay partial."""
+"""How many of the oldest pending windows are checked for those that stay partial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +161,12 @@ def _late(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
     late = feed.alerts.late(feed.window)
     if outlook.age is None or outlook.age <= late:
         return
-    oldest = min((o for o in outlook.owed if o.since is not None), key=lambda o: o.since or 0)
+    oldest = min((o for o in outlook.pending if o.since is not None), key=lambda o: o.since or 0)
     pace = "; more is produced than lands" if outlook.falls_behind else ""
     takes = "" if outlook.eta is None else f", which takes about {show_about(outlook.eta)}"
     yield Finding(
         LAG,
-        f"the oldest record that is owed, of {oldest.key}, is {show_about(outlook.age)} old (alerts.lag "
+        f"the oldest record that is pending, of {oldest.key}, is {show_about(outlook.age)} old (alerts.lag "
         f"{show_duration(late)}); {outlook.lag} offsets are behind{pace}",
         f"catch up: sluice run {feed.name}{takes}; see that its schedule is on and its runs succeed",
     )
@@ -184,22 +184,23 @@ def _partial(
 ) -> Iterator[Finding]:
     """A finding for the oldest window that closed long ago and has landed only in part."""
     closed = now - feed.alerts.partial - feed.window.settle - feed.window.length
-    late = [w for w in windows.list_owed_windows(state, feed.window, now) if w <= closed][:WINDOWS]
+    late = [w for w in windows.list_pending_windows(state, feed.window, now) if w <= closed][:WINDOWS]
     ends = {k: p.last_stable_offset for k, p in sound.items()}
     facts = strip.outside_facts(ledger, state, ends, {}, ()) if late else strip.LEDGER_ALONE
     unfinished = (s for s in strip.standings(state, feed.window, late, now, facts) if s.done or s.batch is not None)
     partial = [s for s in unfinished if s.standing in (Standing.PARTIAL, Standing.FAILED)]
     for s in partial[:1]:
         name, since = show_window(s.window), show_about(now - s.window - feed.window.length)
-        text = f"window {name} ended {since} ago and is {s.standing}: {_owing(s)}{_more('; ', partial, 'window')}"
+        rest = _more("; ", partial, "window")
+        text = f"window {name} ended {since} ago and is {s.standing}: {_show_pending(s)}{rest}"
         remedy = f"sluice status {feed.name} says why; then sluice run {feed.name} --window {name}"
         yield Finding("partial", text, remedy)
 
 
-def _owing(s: WindowStanding) -> str:
-    first = s.owes[0]
-    ranges = "its end is not resolved" if not first.ranges else f"owes {first.ranges[0]}"
-    return f"{first.key} {ranges}" + _more(", and ", s.owes)
+def _show_pending(s: WindowStanding) -> str:
+    first = s.pending[0]
+    ranges = "its end is not resolved" if not first.ranges else f"lacks {first.ranges[0]}"
+    return f"{first.key} {ranges}" + _more(", and ", s.pending)
 
 
 # -- there is more to read

@@ -14,15 +14,15 @@ class Standing(StrEnum):
     RETIRED = "retired"
     PARTIAL = "partial"
     HELD = "held"
-    OWED = "owed"
+    PENDING = "pending"
     FAILED = "failed"
     RUNNING = "running"
     OPEN = "not closed"
 
 
 @dataclass(frozen=True, slots=True)
-class Owes:
-    """What one partition still owes of a window. `ranges` is None while a boundary of the window is not resolved.
+class PendingPart:
+    """The pending ranges of one partition in a window. `ranges` is None while a boundary of the window is not resolved.
 
     `held_at` is the last stable offset if it lies below the window's end; `held_by` is the transaction that holds it,
     if known.
@@ -49,5 +49,5 @@ class WindowStanding:
     standing: Standing
     done: int
     span: int | None
-    owes: tuple[Owes, ...] = ()
+    pending: tuple[PendingPart, ...] = ()
     batch: int | None = None

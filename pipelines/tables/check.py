@@ -12,7 +12,7 @@ from sluice.pipelines.ledger.tip import Trace, build_lost_error
 from sluice.pipelines.model.receipts import Part, PartKind
 from sluice.pipelines.model.tables import TableHead
 from sluice.pipelines.ports import Lake, Table
-from sluice.pipelines.tables.owed import OwedBatch, addresses, rows_of, since, witness
+from sluice.pipelines.tables.pending import PendingBatch, addresses, rows_of, since, witness
 from sluice.pipelines.util.units import many
 
 
@@ -20,16 +20,16 @@ from sluice.pipelines.util.units import many
 class Compared:
     """A table compared with its ledger. `head` is None if there is no table yet.
 
-    `owed` files were published after the table's mark, and `stale` ones stopped counting: the next sync sees to both.
-    `missing` ones were published before, and the table had them. `foreign` ones are no files of this feed that the
-    ledger knows. `rows` are (address, rows in the table, rows by the ledger) where these differ. `deletes` counts files
-    that delete single rows. `misread` files have bounds that an engine misreads; only `comparison` finds them.
+    `pending` files were published after the table's mark, and `stale` ones stopped counting: the next sync sees to
+    both. `missing` ones were published before, and the table had them. `foreign` ones are no files of this feed that
+    the ledger knows. `rows` are (address, rows in the table, rows by the ledger) where these differ. `deletes` counts
+    files that delete single rows. `misread` files have bounds that an engine misreads; only `comparison` finds them.
     """
 
     head: TableHead | None
     live: Mapping[str, Part]
-    batches: tuple[OwedBatch, ...]
-    owed: tuple[str, ...] = ()
+    batches: tuple[PendingBatch, ...]
+    pending: tuple[str, ...] = ()
     stale: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
@@ -40,12 +40,12 @@ class Compared:
     @property
     def right(self) -> bool:
         """Returns whether every engine reads all landed rows from the table."""
-        return self.sound and not (self.owed or self.stale or self.misread)
+        return self.sound and not (self.pending or self.stale or self.misread)
 
     @property
     def same(self) -> bool:
         """Returns whether the table matches the ledger exactly."""
-        return self.sound and self.head is not None and not (self.owed or self.stale)
+        return self.sound and self.head is not None and not (self.pending or self.stale)
 
     @property
     def sound(self) -> bool:
@@ -99,7 +99,7 @@ def compare(
     batches = since(ledger, state, 0, kind=kind).batches
     live = addresses(lake, batches)
     if head is None:
-        return Compared(None, live, batches, owed=tuple(sorted(live)))
+        return Compared(None, live, batches, pending=tuple(sorted(live)))
     table_files = table.files() if head.snapshot is not None else {}
     mark = head.mark if trusted_mark(ledger, state, head) else state.number
     later = addresses(lake, (b for b in batches if b.number >= mark))
@@ -110,7 +110,7 @@ def compare(
         head,
         live,
         batches,
-        owed=tuple(sorted(lacking & later.keys())),
+        pending=tuple(sorted(lacking & later.keys())),
         stale=tuple(sorted(stale)),
         missing=tuple(sorted(lacking - later.keys())),
         foreign=tuple(sorted(others - stale)),

@@ -25,9 +25,9 @@ from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.publishing import published_files
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.tables.check import check_owner, compare, differs, trusted_mark
-from sluice.pipelines.tables.owed import (
-    Owed,
-    OwedBatch,
+from sluice.pipelines.tables.pending import (
+    PendingBatch,
+    PendingFiles,
     about,
     addresses,
     column_types,
@@ -176,29 +176,29 @@ class _Publisher:
 
     def _find_pending(self, state: State, head: TableHead) -> tuple[int, list[TableChange], set[str]]:
         """Returns the next mark, the missing changes, and the lake paths of replaced files outside the table."""
-        owed = since(self.ledger, state, head.mark, READ_BATCHES, self.kind)
+        pending = since(self.ledger, state, head.mark, READ_BATCHES, self.kind)
         present: frozenset[str] = frozenset()
-        if owed.rewrites and head.snapshot is not None:
+        if pending.rewrites and head.snapshot is not None:
             present = frozenset(self.table.files())
-            if present.intersection(map(self.lake.locate, owed.removed)):
-                owed = since(self.ledger, state, head.mark, kind=self.kind)
-        never = {path for path in owed.removed if self.lake.locate(path) not in present}
-        changes = list(self._changes(state, owed, present))
-        if not changes and owed.end - head.mark >= MANY_ENTRIES:
-            changes.append(self._change(state, TableOperation.APPEND, owed.end, ()))
-        return owed.end, changes, never
+            if present.intersection(map(self.lake.locate, pending.removed)):
+                pending = since(self.ledger, state, head.mark, kind=self.kind)
+        never = {path for path in pending.removed if self.lake.locate(path) not in present}
+        changes = list(self._changes(state, pending, present))
+        if not changes and pending.end - head.mark >= MANY_ENTRIES:
+            changes.append(self._change(state, TableOperation.APPEND, pending.end, ()))
+        return pending.end, changes, never
 
-    def _changes(self, state: State, owed: Owed, present: frozenset[str]) -> Iterator[TableChange]:
+    def _changes(self, state: State, pending: PendingFiles, present: frozenset[str]) -> Iterator[TableChange]:
         """One change with all that takes files out and what takes their place; then what only adds files. `known` are
         the files in the table, if any of them may be pending."""
-        adding: Sequence[OwedBatch] = owed.batches
-        if out := present.intersection(map(self.lake.locate, owed.removed)):
-            rewriting = [b for b in owed.batches if b.rewrites]
-            adding = [b for b in owed.batches if not b.rewrites]
-            mark = adding[0].number if adding else owed.end  # everything before is in the table then
-            yield self._change(state, _operation(owed, bool(rewriting)), mark, rewriting, present, out)
+        adding: Sequence[PendingBatch] = pending.batches
+        if out := present.intersection(map(self.lake.locate, pending.removed)):
+            rewriting = [b for b in pending.batches if b.rewrites]
+            adding = [b for b in pending.batches if not b.rewrites]
+            mark = adding[0].number if adding else pending.end  # everything before is in the table then
+            yield self._change(state, _operation(pending, bool(rewriting)), mark, rewriting, present, out)
         batches = list(groups(adding))
-        ends = [group[0].number for group in batches[1:]] + [owed.end][: len(batches)]
+        ends = [group[0].number for group in batches[1:]] + [pending.end][: len(batches)]
         for group, mark in zip(batches, ends, strict=True):
             change = self._change(state, TableOperation.APPEND, mark, group, present)
             if change.add:
@@ -209,7 +209,7 @@ class _Publisher:
         state: State,
         operation: TableOperation,
         mark: int,
-        batches: Sequence[OwedBatch],
+        batches: Sequence[PendingBatch],
         present: Collection[str] = (),
         remove: Iterable[str] = (),
     ) -> TableChange:
@@ -223,7 +223,7 @@ class _Publisher:
         comparison = compare(self.ledger, self.lake, self.table, head, state, self.kind)
         if comparison.deletes or not (comparison.sound or self.repair):
             raise differs(self.table, comparison, self.ledger.feed)
-        add, remove = (*comparison.owed, *comparison.missing), (*comparison.stale, *comparison.foreign)
+        add, remove = (*comparison.pending, *comparison.missing), (*comparison.stale, *comparison.foreign)
         wanted = set(add)
         properties = about(
             self.ledger, state, [b for b in comparison.batches if not wanted.isdisjoint(addresses(self.lake, [b]))]
@@ -317,7 +317,7 @@ class _Publisher:
         return replace(done, expired=expired, cleaned=cleaned, head=table.look())
 
 
-def _operation(owed: Owed, adds: bool) -> TableOperation:
+def _operation(pending: PendingFiles, adds: bool) -> TableOperation:
     if not adds:
         return TableOperation.DELETE
-    return TableOperation.REPLACE if owed.merged else TableOperation.OVERWRITE
+    return TableOperation.REPLACE if pending.merged else TableOperation.OVERWRITE

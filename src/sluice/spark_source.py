@@ -188,13 +188,15 @@ def _plan_ranges(feed: Feed, offsets: str) -> Plan:
     request, nothing = _request(offsets), State()
     with closing(KafkaCluster(feed.kafka)) as cluster:
         states = cluster.partitions(sorted({r.topic for r in request.ranges}), feed.isolation)
-        owed, _ = planning.find_owed_ranges(request, nothing, {find_key(nothing, p): p for p in states}, feed.window)
-        for o in owed:
+        pending, _ = planning.find_pending_ranges(
+            request, nothing, {find_key(nothing, p): p for p in states}, feed.window
+        )
+        for o in pending:
             if o.lost and (lost := explain_out_of_range(o.lost[0].start, o.key, o.partition)):
                 raise lost
         sizing = Sizing(SLICE_BYTES, SLICE_BYTES, os.cpu_count() or 1, feed.limits.max_tasks)
         plan = planning.build(
-            feed.name, cluster.cluster_id(), request, feed.isolation, owed, sizing, nothing, feed.window
+            feed.name, cluster.cluster_id(), request, feed.isolation, pending, sizing, nothing, feed.window
         )
     if plan is None:
         raise UsageError("no offsets are asked for", remedy="write TOPIC:PARTITION:START-END, several with commas")

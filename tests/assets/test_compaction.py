@@ -1,5 +1,5 @@
-"""The job `compact_<feed>`: files become few; no asset's version changes, no report runs again, and nothing is owed an
-event for it. And what Dagster makes of a window that was retired.
+"""The job `compact_<feed>`: files become few; no asset's version changes, no report runs again, and nothing is
+pending an event for it. And what Dagster makes of a window that was retired.
 """
 
 from __future__ import annotations

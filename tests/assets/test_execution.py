@@ -116,7 +116,7 @@ def test_the_next_run_lands_only_what_is_new(world: World, instance: dg.DagsterI
     assert cells(stored(instance, LANDED)[1]["ranges"])[0]["start"] == 100
 
 
-def test_nothing_owed_tells_of_nothing(world: World, instance: dg.DagsterInstance) -> None:
+def test_nothing_pending_tells_of_nothing(world: World, instance: dg.DagsterInstance) -> None:
     world.run()
     outcome = world.run()
     assert outcome.exit_code == 0
@@ -186,7 +186,7 @@ def test_a_partial_batch_fails_the_run_and_what_landed_is_committed(world: World
     assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 100, P1: 100}
 
 
-def test_owed_records_that_are_gone_keep_no_other_partition_from_its_commit(
+def test_pending_records_that_are_gone_keep_no_other_partition_from_its_commit(
     world: World, instance: dg.DagsterInstance
 ) -> None:
     """Nothing new landed, either: what an earlier run landed and could not commit goes, too."""

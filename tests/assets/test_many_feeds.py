@@ -1,4 +1,4 @@
-"""One run lands what many feeds owe: each by itself, so that one that fails stops no other."""
+"""One run lands the pending windows of many feeds: each by itself, so that one that fails stops no other."""
 
 from __future__ import annotations
 
@@ -162,7 +162,9 @@ def step_of(feed: str) -> str:
     return f"{LAND}[{feed}]"
 
 
-def test_what_many_feeds_owe_lands_and_is_committed_in_one_run(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def test_what_many_feeds_have_pending_lands_and_is_committed_in_one_run(
+    fleet: Fleet, instance: dg.DagsterInstance
+) -> None:
     fleet.gate = threading.Barrier(3)
     outcomes = fleet.land()
     assert [o.error for o in outcomes.values()] == [None] * 3, "side by side: none would go on without the others"
@@ -191,7 +193,7 @@ def test_a_feed_that_fails_stops_no_other_and_lands_with_the_next_run(
     assert (run.status, run.tags[FAILED_TAG]) == (dg.DagsterRunStatus.FAILURE, "orders,refunds")
     came = steps(instance, run.run_id)
     assert came[step_of("orders")] == came[step_of("refunds")] == "FAILURE"
-    assert came["commit_owed[returns]"] == "SUCCESS"
+    assert came["commit_pending[returns]"] == "SUCCESS"
     assert not instance.get_materialized_partitions(dg.AssetKey(["orders", "landed"]))
     fleet.away, fleet.bug = frozenset(), ""
     first = {("orders", "failure", "KafkaUnavailable"): 1, ("refunds", "failure", "ZeroDivisionError"): 1}
@@ -221,7 +223,7 @@ def test_a_feed_that_hangs_is_ended_and_the_others_are_done(fleet: Fleet, instan
     assert fleet.land("refunds")["refunds"].error is None
 
 
-def test_what_a_run_does_not_reach_stays_owed_and_is_not_red(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def test_what_a_run_does_not_reach_stays_pending_and_is_not_red(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     fleet.limits("deadline: 5s\nfeeds_at_once: 1\nfeed_time: 8s\n")
     fleet.hung = "orders"
     outcomes = fleet.land(request=in_hour(0))
@@ -255,12 +257,17 @@ def test_the_code_location_has_one_job_for_each_schedule_that_feeds_share(root: 
     fleet = Fleet(root, {name: feed(name, apart.get(name, "")) for name in (*NAMES, *apart)})
     location = build(fleet.project)
     dg.Definitions.validate_loadable(location)
-    assert {n.name for n in location.resolve_job_def(MANY).nodes} == {"owed_feeds", "land_owed", "commit_owed"}
+    assert {n.name for n in location.resolve_job_def(MANY).nodes} == {"pending_feeds", "land_pending", "commit_pending"}
     jobs = {j.name for j in location.resolve_all_job_defs()}
     assert {fleet_job("hourly"), MANY} <= jobs
     assert fleet_job("own") not in jobs
     schedules = {s.name for s in location.get_repository_def().schedule_defs}
-    assert {f"{MANY}_windows", "owed_by_hourly_feeds_windows", "land_own_windows", "land_orders_windows"} <= schedules
+    assert {
+        f"{MANY}_windows",
+        "pending_of_hourly_feeds_windows",
+        "land_own_windows",
+        "land_orders_windows",
+    } <= schedules
     assert "land_hourly_windows" not in schedules
 
 
@@ -293,13 +300,13 @@ def test_a_failed_feed_s_windows_alone_are_red_and_it_is_executed_again_by_itsel
         assert {n: s["numMaterialized"] for n, s in shown.items()} == {"orders": 4, "refunds": 0, "returns": 4}
         again = pages.ask(AGAIN, run=only_run(instance).run_id)["launchRunReexecution"]
         assert again["__typename"] == "LaunchRunSuccess", again
-        assert set(again["run"]["stepKeysToExecute"]) == {step_of("refunds"), "commit_owed[refunds]"}
+        assert set(again["run"]["stepKeysToExecute"]) == {step_of("refunds"), "commit_pending[refunds]"}
 
 
 def launched(fleet: Fleet, instance: dg.DagsterInstance, **asked: Any) -> dg.DagsterRun:
     """A run of the job that somebody configured on its page."""
     job = build(fleet.project, RunSession(fleet.project, fleet.open_ports)).resolve_job_def(MANY)
-    config = {"ops": {"owed_feeds": {"config": asked}}}
+    config = {"ops": {"pending_feeds": {"config": asked}}}
     ended = job.execute_in_process(instance=instance, run_config=config, raise_on_error=False)
     run = instance.get_run_by_id(ended.run_id)
     assert run is not None
@@ -341,7 +348,7 @@ def test_wrong_words_end_such_a_run_before_any_feed_begins(
 ) -> None:
     run = launched(fleet, instance, **wrong)
     assert not run.is_success
-    assert steps(instance, run.run_id)["owed_feeds"] == "FAILURE"
+    assert steps(instance, run.run_id)["pending_feeds"] == "FAILURE"
     assert not counted(fleet)
 
 
@@ -384,7 +391,7 @@ def nothing(fleet: Fleet, instance: dg.DagsterInstance) -> str:
     return str(evaluated(fleet, instance).skip_message)
 
 
-def test_a_tick_asks_in_one_run_for_what_all_feeds_owe_the_oldest_first(
+def test_a_tick_asks_in_one_run_for_what_all_feeds_have_pending_the_oldest_first(
     fleet: Fleet, instance: dg.DagsterInstance
 ) -> None:
     fleet.land("orders", request=in_hour(3))
@@ -395,7 +402,7 @@ def test_a_tick_asks_in_one_run_for_what_all_feeds_owe_the_oldest_first(
     assert asked["orders"] == "00:00-02:00"
     fleet.land("orders", request=Request(RequestKind.WINDOW, window=hour(0), until=hour(3)))
     fleet.land("refunds", "returns")
-    assert "3 feeds checked: no closed window is owed" in nothing(fleet, instance)
+    assert "3 feeds checked: no closed window is pending" in nothing(fleet, instance)
 
 
 def test_a_tick_asks_for_little_where_nothing_came_and_notices_another_ledger(

@@ -81,7 +81,7 @@ def test_a_finding_is_sent_when_it_comes_and_when_it_has_passed(
     configure(late, webhook=chat.address)
     first = tick(late, instance)
     (text,) = chat.heard
-    assert text.startswith(f"Sluice, {late.project.root.name}:\n• orders: the oldest record that is owed")
+    assert text.startswith(f"Sluice, {late.project.root.name}:\n• orders: the oldest record that is pending")
     assert "sluice run orders" in text
     second = tick(late, instance, first.cursor.dump())
     assert len(chat.heard) == 1, "nothing new"
@@ -124,7 +124,7 @@ def test_a_finding_goes_by_email(
     assert second.cursor.unsent == ()
     (letter,) = server.letters
     assert (letter["Subject"], letter["To"]) == (f"Sluice, {late.project.root.name}", ", ".join(to))
-    assert letter.get_content().startswith("orders: the oldest record that is owed")
+    assert letter.get_content().startswith("orders: the oldest record that is pending")
     assert server.logins == [("sluice", TOKEN)] * (2 if login else 0)
 
 
@@ -179,7 +179,7 @@ def test_a_command_gets_the_lines(late: World, instance: dg.DagsterInstance, tmp
     configure(late, command=[sys.executable, "-c", code])
     tick(late, instance)
     (line,) = place.read_text().splitlines()
-    assert line.startswith("orders: the oldest record that is owed")
+    assert line.startswith("orders: the oldest record that is pending")
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def test_an_asset_downstream_takes_its_windows_rows_when_they_are_complete(
         return set(result.get_requested_partitions(dg.AssetKey("volume")))
 
     assert due() == set()
-    assert not project.make(2).success, "the window is owed"
+    assert not project.make(2).success, "the window is pending"
     for hour, complete in ((2, (2, 4)), (0, (0,))):
         assert project.run("land_orders", hour).success
         assert due() == {f"{DAY}{h:02}:00" for h in complete}

@@ -229,7 +229,7 @@ def test_windows_that_only_dagster_knows_are_named(world: World, instance: dg.Da
     assert (batch.kind, window.kind) == (RepairKind.UNTOLD, RepairKind.UNTOLD)
     assert window.items == ("2024-05-01T00:00",), "it landed again, in another ledger"
     assert overtold.kind is RepairKind.OVERTOLD
-    assert overtold.text == "1 window green in Dagster and owed by the ledger, 2024-05-01T01:00"
+    assert overtold.text == "1 window green in Dagster and pending by the ledger, 2024-05-01T01:00"
     assert "sluice run orders --from 2024-05-01T01:00 --to 2024-05-01T02:00" in overtold.remedy[0]
     world.run(in_hour(1))
     assert list(reconcile(instance, world.books())) == []

@@ -1,4 +1,4 @@
-"""The schedule: closed windows that are owed, by the ledger alone, and no window twice."""
+"""The schedule: closed windows that are pending, by the ledger alone, and no window twice."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def hours(*numbers: int) -> list[str]:
     return [f"{n:02}:00" for n in numbers]
 
 
-def test_it_asks_for_owed_windows_oldest_first_those_in_a_row_by_one_run(
+def test_it_asks_for_pending_windows_oldest_first_those_in_a_row_by_one_run(
     world: World, instance: dg.DagsterInstance
 ) -> None:
     assert tick(world, instance) == hours(4), "no ledger yet: the newest window that is closed"
@@ -70,9 +70,9 @@ def test_it_asks_for_owed_windows_oldest_first_those_in_a_row_by_one_run(
     world.at(12)
     assert tick(world, instance) == ["00:00-12:00"], "hours 3 and 4 are whole, and in nobody's way"
     world.land_unrecorded()
-    assert tick(world, instance) == "no closed window of orders is owed"
+    assert tick(world, instance) == "no closed window of orders is pending"
     world.at(13, minutes=9)
-    assert tick(world, instance) == "no closed window of orders is owed", "hour 12 is over and has not settled"
+    assert tick(world, instance) == "no closed window of orders is pending", "hour 12 is over and has not settled"
     world.at(13, minutes=11)
     assert tick(world, instance) == hours(12)
 
@@ -93,7 +93,7 @@ def test_a_window_under_way_is_left_alone(world: World, instance: dg.DagsterInst
     left_behind(world, instance, started, "01:00", backfill=True)
     assert tick(world, instance) == hours(3)
     left_behind(world, instance, started, "03:00")
-    assert "3 windows are owed, all under way or failed 3 times" in tick(world, instance)
+    assert "3 windows are pending, all under way or failed 3 times" in tick(world, instance)
 
 
 def test_while_a_run_over_several_windows_is_at_work_it_asks_for_nothing(

@@ -231,7 +231,7 @@ def test_a_window_that_stays_partial(world: World, sensor: Sensor) -> None:
     assert not [t for t in texts(sensor.finding()) if "window" in t[0]]
     world.at(8, minutes=20)
     ((text, remedy),) = [t for t in texts(sensor.finding()) if t[0].startswith("window")]
-    assert text.startswith("window 2024-05-01T01:00 ended 6 h 20 min ago and is failed: orders:1 owes [25, 50)")
+    assert text.startswith("window 2024-05-01T01:00 ended 6 h 20 min ago and is failed: orders:1 lacks [25, 50)")
     assert remedy.endswith("then sluice run orders --window 2024-05-01T01:00")
     world.land_unrecorded()
     assert sensor.finding().passed

@@ -234,7 +234,7 @@ def test_checks_of_the_feed_name_the_materialization_that_they_speak_of(
         assert target.storage_id == newest.storage_id
 
 
-def test_a_window_that_is_owed_stays_red(
+def test_a_window_that_is_pending_stays_red(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.run(in_hour(0))

@@ -89,7 +89,7 @@ def test_windows_in_any_order_are_committed_when_the_gap_closes(world: World, in
         "partition": "orders:0",
         "frontier": 25,
         "end of the window": "75",
-        "held by": "window 2024-05-01T01:00, owed from offset 25 on",
+        "held by": "window 2024-05-01T01:00, pending from offset 25 on",
     }
     assert f"{DAY}02:00" in windows(instance, COMMITTED), "committed is told of all the same"
     assert not checks(instance, late.run_id, NO_GAPS)[None].passed

@@ -43,7 +43,7 @@ def test_one_by_one_is_reckoned_up_for_all() -> None:
     took = (
         Took("one by one", 3, 1, 30.0, 36.0, 1.0, {"Metadata": 30}, 9),
         Took("in one run", 1, 50, 40.0, 60.0, 2.0, {"Metadata": 50, "Fetch": 50}, 4),
-        Took("owing nothing", 1, 50, 10.0, 12.0, 0.1, {"Metadata": 5}, 2),
+        Took("nothing pending", 1, 50, 10.0, 12.0, 0.1, {"Metadata": 5}, 2),
         Took("status", 1, 50, 1.0, 1.0, None, {"Metadata": 2}, 2),
     )
     report = FleetReport(50, 3, 300, took, machine)

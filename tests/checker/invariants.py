@@ -362,7 +362,7 @@ class _Check:
         return found
 
     def _acknowledged(self, sent: Sent, here: dict[tuple[Life, int], tuple[str, int]]) -> Iterator[Broken]:
-        """Of a value whose offset the producer was told: it is there, or named, or owed, or Kafka itself lost it."""
+        """Of a value whose offset the producer was told: it is there, or named, or pending, or Kafka itself lost it."""
         if not sent.certain or sent.offset is None:
             return
         lives = self.book.lives.get(sent.tp, [])
@@ -371,7 +371,7 @@ class _Check:
                 return
         named = [s for life in lives if (s := self.book.named(life, sent.offset))]
         if not lives or not named or any(s.kind != "landed" for s in named):
-            self.verdict.counts["acknowledged values owed, passed over or named"] += 1
+            self.verdict.counts["acknowledged values pending, passed over or named"] += 1
             return
         life, log = lives[-1], self.evidence.logs.get(sent.tp)
         seen = log.seen.get(sent.offset) if log and log.seen is not None else None

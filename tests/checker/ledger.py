@@ -297,7 +297,8 @@ def _plan_overlaps(book: Book, plan: Plan) -> Iterator[Broken]:
 
 
 def _plan_gaps(book: Book, plan: Plan) -> Iterator[Broken]:
-    """Between the first and the last offset that a catch-up reads of a partition, nothing is left out that is owed."""
+    """Between the first and the last offset that a catch-up reads of a partition, nothing is left out that is
+    pending."""
     if plan.kind != "catch-up":
         return
     reserved = [s for p in book.plans.values() if p.status == "planned" for s in p.slices]
@@ -308,7 +309,7 @@ def _plan_gaps(book: Book, plan: Plan) -> Iterator[Broken]:
         at = min(start for start, _ in mine)
         for start, end in sorted([*mine, *known, *held]):
             if start > at and at < max(e for _, e in mine):
-                text = f"plan {plan.number} leaves out {life}:{at}-{start}, which is owed"
+                text = f"plan {plan.number} leaves out {life}:{at}-{start}, which is pending"
                 yield Broken(4, text, _at(life, at, number=plan.number))
                 break
             at = max(at, end)

@@ -96,7 +96,7 @@ def test_a_loss_with_a_name(tmp_path: Path) -> None:
     sound.commit()
     found = sound.check()
     assert found.holds, str(found)
-    assert found.counts["acknowledged values owed, passed over or named"] == 3
+    assert found.counts["acknowledged values pending, passed over or named"] == 3
 
 
 @pytest.mark.parametrize(("event", "life"), [(AcceptEvent.RECREATED, "id-2"), (AcceptEvent.TRUNCATED, "id-1#1")])

@@ -24,11 +24,11 @@ from tests.cli.conftest import FEED, Over, Tell
 # -- plan
 
 
-def test_plan_shows_origin_owed_and_tasks_and_writes_nothing(world: World, tell: Tell) -> None:
+def test_plan_shows_origin_pending_and_tasks_and_writes_nothing(world: World, tell: Tell) -> None:
     told = tell(plan.plan, "orders")
     assert told.code == 0
     first, second = told.document["partitions"]
-    assert (first["position"], first["owed"], first["leader"]) == (0, [[0, 100]], 1)
+    assert (first["position"], first["pending"], first["leader"]) == (0, [[0, 100]], 1)
     assert first["origin"] == {"offset": 0, "why": "start: 2024-05-01T00:00:00Z", "new": True}
     assert second["committed"] is None
     assert told.document["offsets"] == 200
@@ -42,7 +42,7 @@ def test_plan_shows_origin_owed_and_tasks_and_writes_nothing(world: World, tell:
 def test_plan_shows_what_is_not_stable_yet(world: World, tell: Tell) -> None:
     world.cluster.states[P1] = partition(number=1, last_stable_offset=80, high_watermark=100)
     told = tell(plan.plan, "orders")
-    assert told.document["partitions"][1]["owed"] == [[0, 80]]
+    assert told.document["partitions"][1]["pending"] == [[0, 80]]
     assert "20 not stable yet" in told.text
 
 
@@ -57,11 +57,11 @@ def test_plan_names_the_exact_loss_and_exits_as_the_run_would(world: World, tell
     assert "on_loss: accept" in told.text
 
 
-def test_plan_says_when_nothing_is_owed(world: World, tell: Tell) -> None:
+def test_plan_says_when_nothing_is_pending(world: World, tell: Tell) -> None:
     world.run()
     told = tell(plan.plan, "orders")
     assert (told.code, told.document["hash"], told.document["tasks"]) == (0, None, [])
-    assert "nothing is owed" in told.text
+    assert "nothing is pending" in told.text
 
 
 def test_plan_covers_exactly_what_is_asked_for(tell: Tell) -> None:
@@ -110,7 +110,7 @@ def test_a_profile_says_where_the_time_went(world: World, tell: Tell, capfd: pyt
 
 def test_run_prints_what_landed_by_partition(tell: Tell) -> None:
     told = tell(run.run, ["orders"], only=["orders:0"])
-    assert "nothing is owed" in told.text  # the second call
+    assert "nothing is pending" in told.text  # the second call
     told = tell(run.run, ["orders"], offsets=["orders:1:20-30"], text=False)
     assert told.run["request"] == "offsets orders:1:20-30"
 
@@ -126,7 +126,7 @@ def test_a_partial_run_lands_the_rest_and_fails(world: World, tell: Tell, capfd:
     code = run.run(Over(Terminal(), world.project.root, False, world), ["orders"])
     out, err = capfd.readouterr()
     assert code == 1
-    assert "orders:1:0-25 stays owed" in out
+    assert "orders:1:0-25 stays pending" in out
     assert "error: " in err
     assert "→" in err
 
@@ -237,8 +237,8 @@ def test_explain_finds_the_row(world: World, tell: Tell) -> None:
     assert told.document["record"]["value"] == "dg=="
     assert told.document["record"]["timestamp"] == 0
     assert "1970-01-01" in told.text
-    owed = tell(explain.explain, "orders", "orders:1:100")
-    assert (owed.document["class"], owed.document["record"]) == ("not read yet", None)
+    pending = tell(explain.explain, "orders", "orders:1:100")
+    assert (pending.document["class"], pending.document["record"]) == ("not read yet", None)
 
 
 def test_no_secret_is_ever_shown(world: World, tell: Tell) -> None:

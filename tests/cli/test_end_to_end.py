@@ -291,7 +291,7 @@ def test_the_demo_keeps_no_s3_server(project: Path, sluice: Sluice) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_one_run_lands_what_many_feeds_owe_and_names_those_that_cannot(
+def test_one_run_lands_what_many_feeds_have_pending_and_names_those_that_cannot(
     topic: str, project: Path, kafka: LocalKafka, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feeds, hours_ago = project / "feeds", -3 * 3_600_000

@@ -67,7 +67,7 @@ COMMAND = "sluice run orders --window 2026-11-20T14:00 --only orders:3 --replace
     [
         f"  → land it again, which takes a while and replaces what is there: {COMMAND}",
         f"! what is meant by it is told below\n  → {COMMAND}   begins again, and says so in some more words",
-        f"when it is right, run `{COMMAND}` again; and go on with the others until nothing is owed",
+        f"when it is right, run `{COMMAND}` again; and go on with the others until nothing is pending",
     ],
 )
 def test_a_command_is_never_broken(text: str, width: int) -> None:

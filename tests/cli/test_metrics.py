@@ -58,7 +58,7 @@ def test_a_feed_in_figures(world: World, tell: Tell) -> None:
     found = parsed(tell(metrics.metrics).text)
     assert found["sluice_up"] == {("orders",): 1}
     assert found["sluice_lag_offsets"] == {("orders", "orders"): 150}
-    assert found["sluice_owed_age_seconds"]["orders",] == pytest.approx(5 * 3600, abs=120)
+    assert found["sluice_pending_age_seconds"]["orders",] == pytest.approx(5 * 3600, abs=120)
     windows = [w["state"].replace(" ", "_") for w in tell(status.status, "orders").document["feeds"][0]["windows"]]
     counted = {state: n for (_, state), n in found["sluice_windows"].items() if n}
     assert counted == {state: windows.count(state) for state in windows}

@@ -59,7 +59,7 @@ def test_a_partition_that_is_refused_does_not_hide_what_was_committed(world: Wor
     text, document = once()
     assert "orders:1: offsets [0, 40) are gone from Kafka" in text
     assert "committed orders:0 → 100" in text
-    assert "nothing is owed" not in text
+    assert "nothing is pending" not in text
     assert document["error"] == "OffsetsLost"
     assert document["committed"]["offsets"][0] == {"topic": "orders", "partition": 0, "before": None, "after": 100}
 
@@ -77,7 +77,7 @@ def test_a_run_that_lands_nothing_says_what_it_committed(world: World, once: Onc
     world.group.offsets[P0] = CommittedOffset(40)
     tell(accept.accept, "orders", "moved", reason="tried", text=False)
     text, _ = once()
-    assert "nothing is owed" in text
+    assert "nothing is pending" in text
     assert "committed orders:0 → 100" in text
     text, _ = once()
     assert "committed" not in text
@@ -88,7 +88,7 @@ def test_what_an_open_transaction_holds_back_is_said_by_run_and_plan(world: Worl
     world.cluster.open[P1] = OpenTransaction(60, 77, 3, last_written=hour(6), name="billing-7")
     for first in (True, False):
         text, document = once()
-        assert ("nothing that is stable is owed" in text) is not first
+        assert ("nothing that is stable is pending" in text) is not first
         assert "! orders:1 is held at offset 60 by transaction 'billing-7' of producer 77" in text
         assert "40 offsets cannot land yet" in text
         assert "abort --topic orders --partition 1 --start-offset 60" in text
@@ -101,10 +101,10 @@ def test_what_an_open_transaction_holds_back_is_said_by_run_and_plan(world: Worl
     told = tell(plan.plan, "orders")
     assert told.code == 0
     assert told.document["held_back"][0]["offsets"] == 40
-    assert "nothing that is stable is owed" in told.text
+    assert "nothing that is stable is pending" in told.text
     assert "abort --topic orders --partition 1 --start-offset 60" in " ".join(told.text.split())
     world.cluster.hold(P1, 100)
     text, document = once()
     assert document["held_back"] == []
     assert "held" not in text
-    assert "nothing is owed" in once()[0]
+    assert "nothing is pending" in once()[0]

@@ -34,7 +34,7 @@ def test_a_table_is_brought_up_looked_at_and_compared(world: World, tell: Tell) 
     assert (told.document["exists"], told.code) == (False, 0)
     world.land_unrecorded()
     told = tell(table.status, "orders")
-    assert told.document["owed"] == {"batches": 1, "files": 8, "gone": 0}
+    assert told.document["pending"] == {"batches": 1, "files": 8, "gone": 0}
     assert "8 files of 1 batch not in it yet: sluice table sync orders" in told.text
     told = tell(table.sync, "orders")
     assert {k: told.document[k] for k in ("created", "commits", "added", "rows")} == {
@@ -61,7 +61,7 @@ def test_the_quarantine_has_a_table_where_the_feed_asks_for_it(world: World, tel
     told = tell(table.sync, "orders")
     assert (told.document["added"], told.document["quarantine"]["added"]) == (8, 8)
     told = tell(table.status, "orders")
-    assert told.document["quarantine"]["owed"] == {"batches": 0, "files": 0, "gone": 0}
+    assert told.document["quarantine"]["pending"] == {"batches": 0, "files": 0, "gone": 0}
     assert "Table db.orders_quarantine" in told.text
     told = tell(table.check, "orders")
     assert (told.code, told.document["same"], told.document["quarantine"]["sound"]) == (0, True, True)
@@ -136,7 +136,7 @@ def test_a_table_that_others_rolled_back_lacks_what_its_files_say(world: World, 
     uri = f"sqlite:///{world.project.root}/.sluice/catalog.db"
     load_catalog("sluice", type="sql", uri=uri).load_table("db.orders").delete("partition >= 0")
     told = tell(table.status, "orders")
-    assert (told.code, len(told.document["missing"]), told.document["owed"]["files"]) == (0, 8, 0)
+    assert (told.code, len(told.document["missing"]), told.document["pending"]["files"]) == (0, 8, 0)
     assert "8 files of the feed are missing in it: sluice table sync orders --repair" in told.text
 
 

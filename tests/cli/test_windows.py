@@ -15,7 +15,7 @@ from sluice.cli.terminal.output import Terminal
 from sluice.pipelines.errors import Failed, UsageError, WindowIncomplete, WindowOpen
 from sluice.pipelines.model.kafka import Key, OpenTransaction
 from sluice.pipelines.model.ranges import Range
-from sluice.pipelines.status.window_state import Owes, Standing, WindowStanding
+from sluice.pipelines.status.window_state import PendingPart, Standing, WindowStanding
 from sluice.pipelines.util.units import show_window
 from sluice.testing.group import MemoryGroups
 from tests.assets.world import P0, P1, World, hour, in_hour
@@ -154,7 +154,7 @@ def test_run_of_a_window_says_that_it_is_complete(tell: Tell) -> None:
     assert told.code == 0
     assert told.run["batches"][0]["landed"] == 50
     assert told.run["window"] == {
-        "window": f"{DAY}T02:00", "state": "landed", "offsets": 50, "accounted": 50, "batch": None, "owed": [],
+        "window": f"{DAY}T02:00", "state": "landed", "offsets": 50, "accounted": 50, "batch": None, "pending": [],
     }  # fmt: skip
     assert f"window {DAY}T02:00 is complete" in told.text
 
@@ -171,9 +171,9 @@ def test_run_of_several_goes_on_after_one_that_fails(world: World, tell: Tell) -
         "04:00": "landed",
     }, "nothing was produced in the last one"
     assert by_hour["02:00"]["error"] == "WindowHeld"
-    held = {o["partition"]: o for o in by_hour["02:00"]["window"]["owed"]}
+    held = {o["partition"]: o for o in by_hour["02:00"]["window"]["pending"]}
     assert held == {1: {"topic": "orders", "partition": 1, "ranges": [[50, 75]], "held_at": 60, "held_by": None}}
-    assert "orders:1 owes [50, 75), held at 60 by an open transaction" in told.text
+    assert "orders:1 lacks [50, 75), held at 60 by an open transaction" in told.text
     assert by_hour["02:00"]["batches"][0]["landed"] == 25, "the other partition has landed"
 
 
@@ -339,7 +339,12 @@ def test_the_strip_says_how_each_window_stands(
     made(world)
     told = tell(status.status, "orders")
     found = states(told.document)
-    assert (found["00:00"], found["01:00"], found["03:00"], found["05:00"]) == ("landed", "owed", state, "not closed")
+    assert (found["00:00"], found["01:00"], found["03:00"], found["05:00"]) == (
+        "landed",
+        "pending",
+        state,
+        "not closed",
+    )
     assert f"  2024-05-01  {' '.join(strip)}" in told.text
     assert f"{strip.count(strip[3])} {state}" in told.text
     assert f"window {DAY}T03:00" in told.text, "and a line says why"
@@ -367,8 +372,8 @@ def test_a_strip_fits_the_screen(minutes: int, width: int) -> None:
 
 
 def test_a_window_at_work_is_neither_done_nor_failed() -> None:
-    owes = (Owes(Key("orders", "id-1", 0), (Range(0, 9),)),)
-    at_work = WindowStanding(hour(1), Standing.RUNNING, 0, 9, owes, 31)
+    pending = (PendingPart(Key("orders", "id-1", 0), (Range(0, 9),)),)
+    at_work = WindowStanding(hour(1), Standing.RUNNING, 0, 9, pending, 31)
     assert window_options.verdict(at_work).plain.startswith(f"▶ window {named(1)}:00: batch 31 is at work on it")
     assert window_options.verdict(replace(at_work, standing=Standing.FAILED)).plain.startswith("✗ window")
 

@@ -141,7 +141,7 @@ class Course(World):
         assert (ended.error, ended.killed) == ("", False), ended
         self.check(whole=True, newest=newest)
 
-    def owe(self, number: int) -> None:
+    def add_pending(self, number: int) -> None:
         """Something to add, and every third time something to replace."""
         start = 200 + number * 20
         self.grow((A, start, start + 20))

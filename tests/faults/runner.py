@@ -1,4 +1,5 @@
-"""One run over a feed in a process of its own: land what is owed, then commit; `sluice run` without Dagster and Spark.
+"""One run over a feed in a process of its own: land what is pending, then commit; `sluice run` without Dagster and
+Spark.
 
     python -m tests.faults.runner FEED.yaml [POINT]
 

@@ -135,7 +135,7 @@ def test_a_cluster_that_is_away_for_most_of_many_feeds(fleet: list[Field]) -> No
 
 
 def away_for(fleet: list[Field], names: Sequence[str]) -> None:
-    """A run while these feeds find no Kafka: the others land, and the run after it lands what was owed."""
+    """A run while these feeds find no Kafka: the others land, and the run after it lands what was pending."""
     lost = [field for field in fleet if field.name in names]
     with producing(fleet):
         assert failed(ended(fleet, started(fleet), "a run over all feeds")) == []
@@ -182,7 +182,7 @@ def test_a_feed_whose_plan_is_huge_beside_small_ones(fleet: list[Field], arena: 
         for partition in range(HUGE_PARTITIONS):
             producer.send(topic, partition, 1)
         producer.close()
-    account.did(f"{huge.name} owes {HUGE_PARTITIONS * HUGE_HOURS} slices, in {HUGE_HOURS} windows, each a file")
+    account.did(f"{huge.name} has pending {HUGE_PARTITIONS * HUGE_HOURS} slices, in {HUGE_HOURS} windows, each a file")
     huge.settings["landing"] = "{shared_files: false}"  # in shared ones they would be no more work than the others
     huge.feed()
     with producing(fleet):
@@ -201,7 +201,7 @@ def first(field: Field, kind: str) -> int:
 
 
 def test_a_run_over_many_feeds_is_canceled_in_dagster(fleet: list[Field]) -> None:
-    """What has landed stays; what was not reached stays owed."""
+    """What has landed stays; what was not reached stays pending."""
     (fleet[0].root / "fleet.yaml").write_text("feeds_at_once: 1\n")
     with producing(fleet):
         time.sleep(2)

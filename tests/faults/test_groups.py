@@ -66,7 +66,8 @@ def test_a_consumer_of_the_newer_protocol_holds_the_group(field: Field) -> None:
 
 
 def moved_three_ways(field: Field) -> dict[int, int]:
-    """Runs land 30 records each: one offset goes back, one forward over what is owed, one beyond the end of the log."""
+    """Runs land 30 records each: one offset goes back, one forward over what is pending, one beyond the end of the
+    log."""
     field.settings["limits"] = "{records: 30}"
     written(field, EACH)
     field.normal(1)

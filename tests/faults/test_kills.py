@@ -19,7 +19,7 @@ pytestmark = pytest.mark.faults
 BROKERS = 1
 
 TRIES = 4
-"""Runs that may miss a point: nothing was owed, or the group was held for a while."""
+"""Runs that may miss a point: nothing was pending, or the group was held for a while."""
 MORE = 8
 PACKED_FROM = 4
 """Checkpoints after which old entries are packed: below the oldest of three."""

@@ -59,7 +59,7 @@ class Site:
     instance: dg.DagsterInstance
     feeds: Mapping[str, Secured]
     hours: Sequence[str]
-    """The hours that the schedules owe."""
+    """The pending hours of the schedules."""
 
     def scheduled(self, feed: str) -> dg.DagsterRun:
         """The first run that the feed's schedule asked for."""

@@ -46,9 +46,9 @@ def remote(kind: str, s3_store: Store, store: Proxy, tmp_path: Path) -> Course:
 
 @pytest.mark.parametrize("when", ["refuse", "lose"])
 def test_a_publisher_killed_at_each_write_to_the_store(when: str, remote: Course, store: Proxy) -> None:
-    """Before the store sees it, and once it has done it. What is owed: merged files, and new ones."""
+    """Before the store sees it, and once it has done it. What is pending: merged files, and new ones."""
     for number in STEPS[remote.kind]:
-        remote.owe(number)
+        remote.add_pending(number)
         publisher = remote.publisher()
         with ending(publisher):
             killed = Rule(WRITES, when, then=publisher.kill)
@@ -68,10 +68,10 @@ def test_a_publisher_killed_at_each_write_to_the_store(when: str, remote: Course
 
 @pytest.mark.parametrize("how", ["lose", "reset", "cut"])
 def test_each_request_about_the_table_meets_a_bad_network(how: str, remote: Course, store: Proxy) -> None:
-    """Whether the publisher asks again or gives up, nothing is there twice, and the next one adds what is owed."""
+    """Whether the publisher asks again or gives up, nothing is there twice, and the next one adds what is pending."""
     every = OF_TABLE if how != "reset" else WRITES
     for number in STEPS[remote.kind] if how == "reset" else range(1 + SEED % 9, 200, 9):
-        remote.owe(number)
+        remote.add_pending(number)
         broken = Rule(every, how)
         store.rules[:] = [Rule(every, "pass", number - 1), broken]
         ended = remote.publish()
@@ -114,7 +114,7 @@ def test_a_store_that_is_away_is_waited_for_by_the_next_run(requests: str, remot
 def test_somebody_else_commits_at_each_write(what: str, remote: Course, store: Proxy) -> None:
     """A property changes no row: the publisher decides again. Rows of others are named, and taken out by name."""
     for number in STEPS[remote.kind]:
-        remote.owe(number)
+        remote.add_pending(number)
         between = Rule(WRITES, "pass", then=lambda: _interfere(remote, what))
         store.rules[:] = [Rule(WRITES, "pass", number - 1), between]
         ended = remote.publish()

@@ -60,7 +60,7 @@ def test_publishers_killed_at_any_moment_leave_each_row_once(kind: str, tmp_path
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_publisher_killed_around_its_commit(when: str, local: Course) -> None:
     for number in range(1, 4):
-        local.owe(number)
+        local.add_pending(number)
         assert local.publish(when).killed
         local.check()
     local.bring_up()

@@ -1,4 +1,4 @@
-"""What a tick of 200 feeds asks when nothing is owed, on a real Kafka and a server that speaks S3."""
+"""What a tick of 200 feeds asks when nothing is pending, on a real Kafka and a server that speaks S3."""
 
 from __future__ import annotations
 

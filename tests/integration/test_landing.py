@@ -66,7 +66,7 @@ def test_every_codec_lands_as_a_plain_consumer_reads_it(place: Place) -> None:
     assert rows(feed) == consumed(place.kafka, place.topic)
 
 
-def test_only_what_is_owed_is_read_the_second_time(place: Place) -> None:
+def test_only_what_is_pending_is_read_the_second_time(place: Place) -> None:
     produce(place.kafka, place.topic, 300)
     feed = place.feed()
     run(feed)
@@ -251,7 +251,7 @@ def test_audit_rescan_and_explain(place: Place) -> None:
         assert (full.reconciled, full.compared) == (True, 300)
         told = explain(book, opened.lake, TopicPartition(place.topic, 1), 42)
         assert (told.found, told.row) == (Class.LANDED, 42)
-        assert explain(book, opened.lake, TopicPartition(place.topic, 1), 1000).found is Class.OWED
+        assert explain(book, opened.lake, TopicPartition(place.topic, 1), 1000).found is Class.PENDING
         assert explain(book, opened.lake, TopicPartition("nowhere", 1), 1).found is Class.UNKNOWN_PARTITION
 
 

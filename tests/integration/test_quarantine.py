@@ -149,5 +149,5 @@ def test_what_was_quarantined_lands_after_the_feed_was_mended(place: Place, monk
     assert told.found is Class.LANDED
     assert "fixed: it was quarantined by batch" in told.text
     assert "amount: wrong_type" in told.text
-    assert run(feed).batches == (), "nothing is owed by it"
+    assert run(feed).batches == (), "nothing is pending by it"
     assert all(m.before == m.after for m in commit_feed(feed).offsets), "and no offset moves"

@@ -56,7 +56,7 @@ def test_records_are_told_of_before_and_after_retention_takes_them(place: Place)
     seen = look(feed)
     assert [f.about for f in seen.findings] == ["lag"]
     assert seen.outlook is not None
-    age = seen.outlook.ages()[seen.outlook.owed[0].key]
+    age = seen.outlook.ages()[seen.outlook.pending[0].key]
     assert 9 * HOUR <= age <= 9.6 * HOUR
 
     found = about(look(feed, later=10 * HOUR), "retention")

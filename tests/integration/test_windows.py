@@ -80,12 +80,12 @@ class World:
     def window(self, start: int) -> Landed:
         return self.land(Request(RequestKind.WINDOW, window=start))
 
-    def closed(self, owed: bool = False) -> list[int]:
-        """The windows that are pinned by name; those that are owed alone."""
+    def closed(self, pending: bool = False) -> list[int]:
+        """The windows that are pinned by name; those that are pending alone."""
         with self.edges() as opened:
             state = ledger(self.feed, opened).read()
         found = windows.list_manifest_windows(state, self.feed.window)
-        return [w for w in found if not (owed and windows.complete(state, w, self.feed.window))]
+        return [w for w in found if not (pending and windows.complete(state, w, self.feed.window))]
 
     def produce(self, count: int, producer: KafkaProducer | None = None) -> None:
         own = producer or KafkaProducer(bootstrap_servers=self.place.kafka.bootstrap, linger_ms=2)
@@ -188,10 +188,10 @@ def _windows_tile(place: Place, seed: int, layout: str) -> None:
     world.now += 2 * HOUR
     last = world.feed.window.last_boundary(world.now) - HOUR
     world.window(last).check()
-    owed = world.closed(owed=True)
-    for window in chance.sample(owed, len(owed)):
+    pending = world.closed(pending=True)
+    for window in chance.sample(pending, len(pending)):
         world.window(window).check()
-    assert world.closed(owed=True) == []
+    assert world.closed(pending=True) == []
     world.land().check()
     check(world)
     commit_feed(world.feed)
@@ -262,7 +262,7 @@ def test_a_partial_window_is_finished_by_the_next_run(place: Place) -> None:
     second = world.window(START)
     second.check()
     assert second.windows == (START,)
-    assert len(second.batches[0].receipts) == len(first.batches[0].failures), "only what was owed is read"
+    assert len(second.batches[0].receipts) == len(first.batches[0].failures), "only what was pending is read"
     check(world)
 
 
@@ -279,17 +279,17 @@ def test_an_outage_is_caught_up_in_batches_the_oldest_windows_first(
     producer.close()
     with world.transaction("left-open") as open_:
         open_.send(place.topic, b"open", partition=0, timestamp_ms=START + 30 * HOUR - 1).get(10)
-        owed = Request(RequestKind.WINDOW, window=START, until=START + 30 * HOUR)
-        first = world.land(owed, enough=lambda: True)
+        pending = Request(RequestKind.WINDOW, window=START, until=START + 30 * HOUR)
+        first = world.land(pending, enough=lambda: True)
         assert (len(first.batches), first.stopped) == (1, True)
         failing: list[Slice] = []
-        second = world.land(owed, lambda s: (s in failing or not failing) and failing.append(s) is None)
+        second = world.land(pending, lambda s: (s in failing or not failing) and failing.append(s) is None)
         assert len(second.batches) > 2
         assert [f.slice for f in second.failures] == failing[:1], "what failed was not tried twice"
         per_batch = [[s.window for s in b.plan.slices if s.window] for b in (*first.batches, *second.batches)]
         assert all(max(a) <= min(b) for a, b in pairwise(per_batch)), "the oldest first"
-        assert len(world.closed(owed=True)) <= 2, "the window with the failure, and the held one"
+        assert len(world.closed(pending=True)) <= 2, "the window with the failure, and the held one"
         open_.abort_transaction()
     world.land().check()
-    assert not world.closed(owed=True)
+    assert not world.closed(pending=True)
     check(world)

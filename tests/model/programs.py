@@ -216,7 +216,7 @@ def heal(
     removed: bool = False,
 ) -> str:
     """Every run is dead, sessions and transactions are over, what was late has arrived: then clean runs until nothing
-    is owed. What keeps them from it, or breaks an invariant meanwhile; empty: nothing."""
+    is pending. What keeps them from it, or breaks an invariant meanwhile; empty: nothing."""
     _calm(world)
     try:
         if loses:

@@ -252,7 +252,7 @@ def _ends_it(world: World, command: str) -> None:
 
 
 OTHERS = BatchIncomplete | NothingToAccept | WindowIncomplete | OffsetsLost
-"""What Kafka lost, and what is owed: named by errors with ways of their own."""
+"""What Kafka lost, and what is pending: named by errors with ways of their own."""
 
 
 def _goes_on(world: World, name: str, ask: Callable[[Asker], None], left: Batch) -> None:

@@ -170,13 +170,13 @@ def readmark(patch: Patch) -> None:
 
 
 def deadletters(patch: Patch) -> None:
-    real = dead_letters.owed_letters
+    real = dead_letters.list_pending_letters
 
     def newest(ledger: Ledger, state: State, since: int) -> Any:
         published = [b.published for b in state.batches.values() if b.published is not None]
         return real(ledger, state, max([since, *(n - 1 for n in published)]))
 
-    patch.setattr(dead_letters, "owed_letters", newest)
+    patch.setattr(dead_letters, "list_pending_letters", newest)
 
 
 def fromorigin(patch: Patch) -> None:

@@ -224,7 +224,7 @@ class Watch:
             lives = [x for x in book.lives.get((b["topic"], b["partition"]), ()) if x.topic_id == b["topic_id"]]
             gaps = [_gap(book, life, b["start"], b["end"]) for life in lives]
             if gaps and all(gaps):
-                return f"W: {path} says complete, and {lives[0]}:{gaps[0]} is owed"
+                return f"W: {path} says complete, and {lives[0]}:{gaps[0]} is pending"
         return ""
 
     def _committed(

@@ -40,7 +40,7 @@ def world(tmp_path: Path) -> World:
 
 
 def land(world: World) -> None:
-    """An hour passes, and what is owed lands and is committed."""
+    """An hour passes, and what is pending lands and is committed."""
     for tp in PARTITIONS:
         act(world, ("write", tp, [0, 0, 0], False))
     act(world, ("pass", 2 * HOUR))

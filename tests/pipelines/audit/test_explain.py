@@ -101,7 +101,7 @@ def book() -> Book:
         (16, Class.LOST, "[15, 18)"),
         (19, Class.SKIPPED, "[18, 20)"),
         (22, Class.RESERVED, "run run-1"),
-        (25, Class.OWED, "the frontier is 20"),
+        (25, Class.PENDING, "the frontier is 20"),
         (4, Class.BELOW_ORIGIN, "origin 5"),
     ],
 )

@@ -152,10 +152,10 @@ class World:
     def ledger(self) -> Ledger:
         return Ledger(self.lake, "orders", lambda: self.now, "test", self.topic.id)  # type: ignore[arg-type]
 
-    def windows(self, owed: bool = False) -> list[int]:
+    def windows(self, pending: bool = False) -> list[int]:
         state = self.ledger.read()
         found = windows.list_manifest_windows(state, self.feed.window)
-        return [w for w in found if not (owed and windows.complete(state, w, self.feed.window))]
+        return [w for w in found if not (pending and windows.complete(state, w, self.feed.window))]
 
     def rows(self, paths: Iterable[str]) -> list[tuple[int, int]]:
         tables = [pq.read_table(self.lake.open(p), columns=["partition", "offset"]).to_pydict() for p in paths]
@@ -237,11 +237,11 @@ def test_windows_tile_whatever_happens(feed: Feed, script: list[tuple[Any, ...]]
         world.topic.end_transaction(tp, COMMIT, world.now)
     world.now += 2 * HOUR
     world.land(Request(RequestKind.OFFSETS, ranges=()))  # pins what has passed, lands nothing
-    owed = world.windows(owed=True)
-    order.shuffle(owed)
-    for window in owed:
+    pending = world.windows(pending=True)
+    order.shuffle(pending)
+    for window in pending:
         world.land(Request(RequestKind.WINDOW, window=window)).check()
-    assert world.windows(owed=True) == []
+    assert world.windows(pending=True) == []
     world.land(Request(RequestKind.CATCH_UP)).check()
     check(world)
 
@@ -392,10 +392,10 @@ def test_windows_below_the_origin_are_backfilled_in_any_order_and_tile(feed: Fee
     assert visible(world) == [(p, o) for p in (0, 1) for o in range(4, 10)]
     state = world.ledger.read()
     assert (state.frontiers(), state.first_window) == (frontiers, first)
-    assert windows.list_owed_windows(state, world.feed.window, world.now + 2 * HOUR) != [], (
-        "what lies before is owed to nobody"
+    assert windows.list_pending_windows(state, world.feed.window, world.now + 2 * HOUR) != [], (
+        "the offsets before are not pending"
     )
-    assert all(w >= (first or 0) for w in windows.list_owed_windows(state, world.feed.window, world.now + 2 * HOUR))
+    assert all(w >= (first or 0) for w in windows.list_pending_windows(state, world.feed.window, world.now + 2 * HOUR))
     assert windows.complete(state, START + 4 * HOUR, world.feed.window)
     assert not windows.complete(state, START + 5 * HOUR, world.feed.window)
 
@@ -437,7 +437,7 @@ def test_what_is_skipped_is_read_only_when_it_is_named(feed: Feed) -> None:
     assert audit(world.ledger, world.lake).problems == ()  # type: ignore[arg-type]
 
 
-def test_skipping_to_the_end_leaves_nothing_owed(feed: Feed) -> None:
+def test_skipping_to_the_end_leaves_nothing_pending(feed: Feed) -> None:
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START, START + 1], False)
     landed = world.land(Request(RequestKind.CATCH_UP), skip=Skip(None, "not wanted"))
@@ -492,7 +492,7 @@ def test_what_failed_in_a_long_catch_up_is_left_and_the_rest_lands(outage: World
     with pytest.raises(BatchIncomplete):
         landed.check()
     outage.land(Request(RequestKind.CATCH_UP)).check()
-    assert outage.windows(owed=True) == []
+    assert outage.windows(pending=True) == []
 
 
 def test_who_has_enough_of_a_long_catch_up_leaves_the_rest(outage: World) -> None:
@@ -501,7 +501,7 @@ def test_who_has_enough_of_a_long_catch_up_leaves_the_rest(outage: World) -> Non
     assert (len(first.batches), first.stopped) == (1, True)
     assert first.left == 48 - first.batches[0].plan.span
     rest = outage.land(asked_for)
-    assert (rest.left, rest.stopped, outage.windows(owed=True)) == (0, False, [])
+    assert (rest.left, rest.stopped, outage.windows(pending=True)) == (0, False, [])
 
 
 def test_a_transaction_that_is_open_in_the_last_hour_holds_up_none_before_it(outage: World) -> None:
@@ -510,7 +510,7 @@ def test_a_transaction_that_is_open_in_the_last_hour_holds_up_none_before_it(out
     landed = outage.land(asked_for)
     with pytest.raises(WindowHeld):
         landed.check()
-    assert outage.windows(owed=True) == [START + 11 * HOUR]
+    assert outage.windows(pending=True) == [START + 11 * HOUR]
 
 
 def test_limits_of_a_run_hold_over_its_batches(outage: World) -> None:
@@ -574,7 +574,7 @@ def test_what_retention_took_before_anything_was_read_holds_no_plan_for_ever(fee
     world.topic.write(PARTITIONS[0], [START, START + 1], False)
     landed = _overtaken(world, OffsetsLost.__name__, lambda topic: setattr(topic, "log_start", 2))
     assert [k.range for k in landed.losses] == [Range(0, 2)]
-    landed.check()  # nothing is owed any more
+    landed.check()  # nothing is pending any more
     assert world.ledger.read().live() == ()
     assert world.land(Request(RequestKind.CATCH_UP)).batches == ()
 
@@ -620,7 +620,7 @@ def test_what_another_run_landed_between_two_looks_is_no_truncation(feed: Feed) 
     check(world)
 
 
-def test_what_another_run_landed_between_survey_and_plan_is_owed_no_more(feed: Feed) -> None:
+def test_what_another_run_landed_between_survey_and_plan_is_pending_no_more(feed: Feed) -> None:
     world = World(feed)
     landed_meanwhile(world)
 

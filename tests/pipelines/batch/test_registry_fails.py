@@ -1,4 +1,4 @@
-"""A schema registry that hangs or refuses ends a landing soon: it is asked once, and what needs it stays owed."""
+"""A schema registry that hangs or refuses ends a landing soon: it is asked once, and what needs it stays pending."""
 
 from __future__ import annotations
 

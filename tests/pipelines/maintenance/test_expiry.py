@@ -103,7 +103,7 @@ def test_the_window_stays_complete_and_its_manifest_goes_for_good(world: World) 
     assert not manifest.is_declared(world.lake, "orders", START, world.feed.window)  # type: ignore[arg-type]
     assert manifest.is_declared(world.lake, "orders", START + HOUR, world.feed.window)  # type: ignore[arg-type]
     assert windows.complete(world.state(), START, world.feed.window)
-    assert windows.list_owed_windows(world.state(), world.feed.window, world.now)[:1] != [START]
+    assert windows.list_pending_windows(world.state(), world.feed.window, world.now)[:1] != [START]
 
 
 def test_reports_of_batches_of_which_nothing_is_left_go(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_only_at_a_boundary_that_every_partition_has(world: World) -> None:
         look(Ledger(MemoryLake(), "orders", lambda: 0), START, world.feed.window, world.liveness)  # type: ignore[arg-type]
 
 
-def test_what_is_owed_before_it_is_named_with_the_command(tmp_path: Path) -> None:
+def test_what_is_pending_before_it_is_named_with_the_command(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.land(*pieces(A, 100), *pieces(B, 50, end=50))
     with pytest.raises(WindowIncomplete) as refused:

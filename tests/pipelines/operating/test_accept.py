@@ -188,10 +188,10 @@ def test_windows_go_on_tiling_after_a_recreation(world: World) -> None:
     world.topic.write(P0, [world.now, world.now + HOUR], False)
     world.now += 3 * HOUR
     world.land(Request(RequestKind.OFFSETS))
-    owed = world.windows(owed=True)
-    for window in owed:
+    pending = world.windows(pending=True)
+    for window in pending:
         world.land(Request(RequestKind.WINDOW, window=window)).check()
-    assert world.windows(owed=True) == []
+    assert world.windows(pending=True) == []
     assert world.ledger.read().frontier(Key("orders", 0, "id-2")) == 2
 
 
@@ -212,7 +212,7 @@ def test_a_truncated_log_is_entered_where_it_ends(world: World) -> None:
     assert is_reconciled(world)
 
 
-def test_what_was_owed_in_the_life_that_is_left_is_named(world: World) -> None:
+def test_what_was_pending_in_the_life_that_is_left_is_named(world: World) -> None:
     world.topic.write(P0, [world.now] * 4, False)
     world.land(Request(RequestKind.OFFSETS, (AskedRange("orders", 0, 10, 12),))).check()
     world.topic.topic_id = "id-2"

@@ -101,7 +101,7 @@ def landed(feed: Feed) -> World:
     return world
 
 
-def test_a_catch_up_finishes_a_dead_replacing_that_nothing_owed_overlaps(landed: World) -> None:
+def test_a_catch_up_finishes_a_dead_replacing_that_nothing_pending_overlaps(landed: World) -> None:
     """It ended well without a word of it, and the batch stayed in the way of everybody else."""
     batch = killed(landed, again(0, 2))
     done, heard = ran(landed, CATCH_UP)
@@ -116,7 +116,7 @@ def test_a_catch_up_finishes_a_dead_replacing_that_nothing_owed_overlaps(landed:
     assert set(landed.ledger.read().replaced) == set(batch.plan.replaces)
 
 
-def test_what_is_owed_comes_first_and_what_dead_runs_left_then(landed: World) -> None:
+def test_what_is_pending_comes_first_and_what_dead_runs_left_then(landed: World) -> None:
     batch = killed(landed, again(0, 2))
     landed.topic.write(PARTITIONS[0], [START], False)
     done, _ = ran(landed, CATCH_UP)
@@ -221,7 +221,7 @@ def test_a_dry_run_says_what_the_run_would_do_about_the_dead_and_is_not_stopped_
 
 
 def test_a_dead_replacing_in_the_way_that_is_given_up_does_not_fail_what_is_landed_instead(feed: Feed) -> None:
-    """What was owed landed by a plan of its own, and the run failed by what it had given up."""
+    """What was pending landed by a plan of its own, and the run failed by what it had given up."""
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START] * 2, False)
     batch = killed(world, replace(again(0, 2)), finishes=False)

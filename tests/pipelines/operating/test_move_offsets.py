@@ -83,7 +83,7 @@ def test_any_number_ends_in_the_log_and_says_so(number: int) -> None:
         assert bool(note) == (after != wanted)
 
 
-def test_a_frontier_below_the_log_is_kept_what_is_owed_there_stays_owed() -> None:
+def test_a_frontier_below_the_log_is_kept_what_is_pending_there_stays_pending() -> None:
     assert to(Aim.FRONTIER, 0, spot(frontier=4)) == [(4, "")]
 
 

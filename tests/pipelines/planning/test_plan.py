@@ -1,4 +1,4 @@
-"""The planner: a plan covers exactly what is owed, within limits, the same each time."""
+"""The planner: a plan covers exactly what is pending, within limits, the same each time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sluice.pipelines.model.kafka import Isolation, Key, PartitionState, TopicPa
 from sluice.pipelines.model.plans import SEVERAL, AskedRange, Assignor, Plan, Request, RequestKind, to_json
 from sluice.pipelines.model.ranges import Range, subtract, union
 from sluice.pipelines.planning.assignment import Sizing
-from sluice.pipelines.planning.plan import build, find_owed_ranges
+from sluice.pipelines.planning.plan import build, find_pending_ranges
 from sluice.testing.cluster import partition
 from tests.examples import examples
 
@@ -40,7 +40,7 @@ def state(origins: dict[int, int], accounted: dict[int, list[Range]] | None = No
 def planned(
     s: State, parts: dict[Key, PartitionState], request: Request = CATCH_UP, sizing: Sizing = SIZING
 ) -> Plan | None:
-    found, refused = find_owed_ranges(request, s, parts, HOURLY)
+    found, refused = find_pending_ranges(request, s, parts, HOURLY)
     assert not refused
     return build("orders", "c", request, Isolation.READ_COMMITTED, found, sizing, s, HOURLY)
 
@@ -60,7 +60,7 @@ partitions = st.lists(
 
 @settings(max_examples=examples(200))
 @given(partitions, st.integers(1, 4), st.sampled_from([1, 1 << 20, 128 << 20]), st.sampled_from(Assignor))
-def test_a_plan_covers_exactly_what_is_owed(
+def test_a_plan_covers_exactly_what_is_pending(
     world: list[tuple[int, int, list[tuple[int, int]], int, int | None]],
     parallelism: int,
     size: int,
@@ -112,7 +112,7 @@ def test_limits_shorten_all_partitions_alike() -> None:
     assert {s.key: s.range for s in plan.slices} == {key(0): Range(0, 100), key(1): Range(0, 300)}
 
 
-def test_explicit_ranges_owe_only_what_is_not_accounted() -> None:
+def test_explicit_ranges_have_pending_only_what_is_not_accounted() -> None:
     request = Request(RequestKind.OFFSETS, ranges=(AskedRange("orders", 0, 10, 90),))
     plan = planned(state({0: 50}, {0: [Range(50, 60)]}), {key(): partition()}, request)
     assert plan is not None
@@ -137,17 +137,17 @@ def test_ranges_that_overlap_are_asked_for_once() -> None:
 )
 def test_bad_ranges_are_refused(asked: AskedRange, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        find_owed_ranges(Request(RequestKind.OFFSETS, ranges=(asked,)), state({0: 0}), {key(): partition()}, HOURLY)
+        find_pending_ranges(Request(RequestKind.OFFSETS, ranges=(asked,)), state({0: 0}), {key(): partition()}, HOURLY)
 
 
 def test_only_must_match() -> None:
     request = Request(RequestKind.CATCH_UP, only=(TopicPartition("orders", 9),))
     with pytest.raises(UsageError, match="orders:9"):
-        find_owed_ranges(request, state({0: 0}), {key(): partition()}, HOURLY)
+        find_pending_ranges(request, state({0: 0}), {key(): partition()}, HOURLY)
 
 
-def test_owed_offsets_below_the_log_start_are_set_apart() -> None:
-    found, _ = find_owed_ranges(
+def test_pending_offsets_below_the_log_start_are_set_apart() -> None:
+    found, _ = find_pending_ranges(
         CATCH_UP, state({0: 10}, {0: [Range(15, 20)]}), {key(): partition(log_start=40)}, HOURLY
     )
     assert found[0].lost == (Range(10, 15), Range(20, 40))
@@ -155,7 +155,7 @@ def test_owed_offsets_below_the_log_start_are_set_apart() -> None:
 
 
 def test_a_position_beyond_the_log_is_refused() -> None:
-    found, refused = find_owed_ranges(CATCH_UP, state({0: 500}), {key(): partition()}, HOURLY)
+    found, refused = find_pending_ranges(CATCH_UP, state({0: 500}), {key(): partition()}, HOURLY)
     assert not found
     assert "beyond the end of the log" in refused[0].error.message
 

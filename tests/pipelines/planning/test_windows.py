@@ -17,7 +17,7 @@ from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginEnt
 from sluice.pipelines.model.kafka import Key, OffsetAtTime, PartitionState, TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.ranges import Range
-from sluice.pipelines.planning.plan import find_owed_ranges
+from sluice.pipelines.planning.plan import find_pending_ranges
 from sluice.pipelines.planning.windows import (
     LISTED,
     check_window,
@@ -297,9 +297,9 @@ def test_an_open_transaction_holds_a_window() -> None:
     world.pin()
     parts = world.log.partitions_by_key
     asked = Request(RequestKind.WINDOW, window=START)
-    assert find_owed_ranges(asked, world.state, parts, SETTINGS)[1] == ()
+    assert find_pending_ranges(asked, world.state, parts, SETTINGS)[1] == ()
     stuck = {KEY: partition(last_stable_offset=1, high_watermark=3)}
-    (refused,) = find_owed_ranges(asked, world.state, stuck, SETTINGS)[1]
+    (refused,) = find_pending_ranges(asked, world.state, stuck, SETTINGS)[1]
     assert (refused.tp, type(refused.error)) == (TP, WindowHeld)
 
 

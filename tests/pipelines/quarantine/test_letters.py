@@ -1,5 +1,5 @@
-"""Dead letters over ports in memory: each quarantined record in one transaction at most, whatever happens; what is owed
-goes with the next commit, and what they say. The same on a real Kafka stands in tests/integration."""
+"""Dead letters over ports in memory: each quarantined record in one transaction at most, whatever happens; what is
+pending goes with the next commit, and what they say. The same on a real Kafka stands in tests/integration."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.ports import DeadLetter, Member
-from sluice.pipelines.quarantine.dead_letters import Outlet, owed_letters
+from sluice.pipelines.quarantine.dead_letters import Outlet, list_pending_letters
 from sluice.pipelines.records.rows.row_format import QUARANTINED
 from sluice.testing.engine import owner
 from sluice.testing.group import MemoryGroup
@@ -264,7 +264,7 @@ def test_each_publication_is_read_once_and_no_plan(monkeypatch: pytest.MonkeyPat
     state, read = world.ledger.read(), list[int]()
     entry = world.ledger.entry
     monkeypatch.setattr(world.ledger, "entry", lambda number: read.append(number) or entry(number))  # type: ignore[func-returns-value]
-    found = owed_letters(world.ledger, state, mark)
+    found = list_pending_letters(world.ledger, state, mark)
     assert sorted(read) == [told, *newer]
     assert [(s.slice.start, s.ranges) for s in found] == [(110, (Range(110, 120),))]
 
@@ -272,7 +272,7 @@ def test_each_publication_is_read_once_and_no_plan(monkeypatch: pytest.MonkeyPat
 # -- parts that are written again
 
 
-def test_compaction_moves_what_is_owed_and_owes_nothing_itself() -> None:
+def test_compaction_moves_what_is_pending_and_have_pending_nothing_itself() -> None:
     world = World()
     world.land(100, 110, [105])
     world.commit()
@@ -330,8 +330,8 @@ def test_what_is_not_kept_any_longer_is_not_sent() -> None:
 # -- refusals and crashes
 
 
-def owing() -> World:
-    """One that has committed, and owes two letters."""
+def one_with_pending_letters() -> World:
+    """One that has committed, and has two letters pending."""
     world = World()
     world.land(100, 110, [105])
     world.commit()
@@ -340,7 +340,7 @@ def owing() -> World:
 
 
 def test_a_topic_that_is_not_there_refuses_before_anything_is_written() -> None:
-    world = owing()
+    world = one_with_pending_letters()
     del world.group.topics[DLQ]
     before = world.ledger.read().number, dict(world.group.offsets)
     with pytest.raises(UnknownTopic):
@@ -352,7 +352,7 @@ def test_a_topic_that_is_not_there_refuses_before_anything_is_written() -> None:
 
 
 def test_a_refused_commit_sends_nothing_and_the_next_one_all() -> None:
-    world = owing()
+    world = one_with_pending_letters()
     world.group.others.append(Member("m", "app", "host"))
     with pytest.raises(GroupHeld):
         world.commit()
@@ -368,7 +368,7 @@ def test_a_refused_commit_sends_nothing_and_the_next_one_all() -> None:
 
 
 def test_moved_offsets_that_are_overwritten_send_nothing_twice() -> None:
-    world = owing()
+    world = one_with_pending_letters()
     world.group.offsets = {k.tp: CommittedOffset(3) for k in KEYS}
     world.commit(moved="overwrite")
     assert world.offsets() == [105, 112, 118]
@@ -376,7 +376,7 @@ def test_moved_offsets_that_are_overwritten_send_nothing_twice() -> None:
 
 @pytest.mark.parametrize("lose", ["before", "after"])
 def test_a_lost_answer_is_told_by_reading_back(lose: str) -> None:
-    world = owing()
+    world = one_with_pending_letters()
     world.group.lose = lose
     if lose == "before":
         with pytest.raises(CommitFenced):
@@ -419,7 +419,7 @@ STEPS = ["intent", "begin", "letter", "end", "record"]
 @pytest.mark.parametrize("again", [None, *STEPS])
 @pytest.mark.parametrize("step", STEPS)
 def test_a_crash_at_any_step_and_one_after_it(step: str, again: str | None) -> None:
-    world = owing()
+    world = one_with_pending_letters()
     on(world, step)
     with pytest.raises(Crash):
         world.commit()
@@ -455,7 +455,7 @@ def test_a_crash_after_letters_alone_were_sent() -> None:
 
 
 def test_what_is_published_while_a_commit_is_under_way_is_the_next_ones() -> None:
-    world = owing()
+    world = one_with_pending_letters()
     world.group.on_commit = lambda: (heal(world), world.land(120, 130, [125]))[0]
     assert world.commit().letters == 2
     assert world.commit().letters == 1
@@ -463,7 +463,7 @@ def test_what_is_published_while_a_commit_is_under_way_is_the_next_ones() -> Non
 
 
 def test_a_rival_that_takes_over_in_mid_transaction() -> None:
-    world = owing()
+    world = one_with_pending_letters()
 
     def rival(letter: DeadLetter) -> None:
         heal(world)
@@ -476,7 +476,7 @@ def test_a_rival_that_takes_over_in_mid_transaction() -> None:
 
 
 def test_a_mark_above_the_ledger_stops_also_where_the_offset_is_the_frontier() -> None:
-    world = owing()
+    world = one_with_pending_letters()
     mark = Mark(world.ledger.read().ledger_id, 999, KEY.incarnation).dump()
     world.group.offsets[KEY.tp] = CommittedOffset(120, metadata=mark)
     with pytest.raises(EntriesLost, match="lost entries"):
@@ -487,7 +487,7 @@ def test_a_mark_above_the_ledger_stops_also_where_the_offset_is_the_frontier() -
 
 
 def test_a_part_that_is_not_shown_yet_is_read_where_it_was_staged() -> None:
-    world = owing()
+    world = one_with_pending_letters()
     (part,) = (p for p in world.parts() if "110-120" in p.name)
     world.lake.files[part.staged] = world.lake.files.pop(part.path)
     world.commit()
@@ -495,7 +495,7 @@ def test_a_part_that_is_not_shown_yet_is_read_where_it_was_staged() -> None:
 
 
 def test_a_part_that_goes_away_meanwhile_and_one_that_is_another() -> None:
-    world = owing()
+    world = one_with_pending_letters()
     (part,) = (p for p in world.parts() if "110-120" in p.name)
     data = world.lake.files.pop(part.path)
     with pytest.raises(LakeUnavailable, match="went away"):

@@ -1,4 +1,4 @@
-"""What is about to happen: how old what is owed is, when it will be landed, and what retention takes before."""
+"""What is about to happen: how old what is pending is, when it will be landed, and what retention takes before."""
 
 from __future__ import annotations
 
@@ -122,16 +122,18 @@ def test_nothing_at_all_there_is_no_age() -> None:
     assert age_of(Stamped(), state({0: 0}), 0) is None
 
 
-# -- owed, rates
+# -- pending, rates
 
 
-def test_what_is_owed_is_told_apart_from_what_is_gone() -> None:
+def test_what_is_pending_is_told_apart_from_what_is_gone() -> None:
     known = state(done=100).extended([SkipEntry(ranges=(KeyRange(key=KEY, range=Range(300, 400)),), reason="")])
     (found,) = forecast.backlogs(known, {KEY: partition(log_start=150, last_stable_offset=500)})
     assert found.ranges == (Range(100, 300), Range(400, 500))
     assert (found.lost, found.held) == ((Range(100, 150),), (Range(150, 300), Range(400, 500)))
     assert forecast.backlogs(known, {KEY: partition(last_stable_offset=100)}) == ()
-    assert forecast.backlogs(known, {Key("new", 0, "id-2"): partition("new")}) == (), "no origin: nothing is owed yet"
+    assert forecast.backlogs(known, {Key("new", 0, "id-2"): partition("new")}) == (), (
+        "no origin: nothing is pending yet"
+    )
 
 
 def test_production_is_told_from_a_boundary_of_a_day_ago_up_to_now() -> None:
@@ -203,9 +205,9 @@ def deletion(
     **changes: object,
 ) -> forecast.Deletion | None:
     p = partition(**{"log_start": 100, "last_stable_offset": 900, "high_watermark": 900} | changes)
-    owed = Backlog(KEY, p, (Range(120, 900),), since)
+    pending = Backlog(KEY, p, (Range(120, 900),), since)
     configs = {} if config is None else {"orders": config}
-    return next(forecast.deletions([owed], configs, {} if rate is None else {KEY: rate}, NOW, notice, needed), None)
+    return next(forecast.deletions([pending], configs, {} if rate is None else {KEY: rate}, NOW, notice, needed), None)
 
 
 def test_retention_by_time_is_warned_of_before() -> None:
@@ -248,7 +250,7 @@ def test_an_unknown_age_is_no_alarm() -> None:
 
 
 def test_retention_by_size_counts_the_room_that_is_left() -> None:
-    """800 offsets in 8000 bytes; 780 of them are owed."""
+    """800 offsets in 8000 bytes; 780 of them are pending."""
     keeps = TopicConfig(retention_bytes=8_800)  # 880 offsets: room for 100 more
     found = deletion(keeps, rate=0.01, log_bytes=8_000)
     assert found is not None
@@ -289,8 +291,8 @@ def test_what_is_at_risk_lies_in_what_is_held(
 
 
 def test_what_has_landed_is_not_at_risk() -> None:
-    owed = Backlog(KEY, partition(last_stable_offset=900), (Range(0, 300), Range(400, 900)), NOW - DAY)
-    (found,) = forecast.deletions([owed], {"orders": TopicConfig(retention_ms=DAY)}, {}, NOW, DAY)
+    pending = Backlog(KEY, partition(last_stable_offset=900), (Range(0, 300), Range(400, 900)), NOW - DAY)
+    (found,) = forecast.deletions([pending], {"orders": TopicConfig(retention_ms=DAY)}, {}, NOW, DAY)
     assert found.at_risk(600).ranges == (Range(0, 300), Range(400, 600))
     assert "[0, 300) and 1 more may be deleted" in found.at_risk(600).describe(NOW)
 

@@ -34,18 +34,18 @@ def state(*accounted: tuple[int, int, int]) -> State:
     return State().extended(entries)
 
 
-def test_a_window_is_landed_when_nothing_of_it_is_owed() -> None:
+def test_a_window_is_landed_when_nothing_of_it_is_pending() -> None:
     found = standings(state((0, 0, 30), (1, 0, 13)), HOURLY, [HOUR, 2 * HOUR, 3 * HOUR], NOW, OutsideFacts())
     assert [s.standing for s in found] == [Standing.LANDED, Standing.PARTIAL, Standing.PARTIAL]
     assert [(s.done, s.span) for s in found] == [(20, 20), (13, 20), (10, 20)]
-    assert [o.ranges for s in found for o in s.owes] == [(Range(13, 20),), (Range(20, 30),)]
+    assert [o.ranges for s in found for o in s.pending] == [(Range(13, 20),), (Range(20, 30),)]
 
 
 def test_what_is_known_besides_the_ledger_gives_it_a_better_name() -> None:
     held = OpenTransaction(12, 7, 0)
     nothing = state()
     for seen, expected in (
-        (OutsideFacts(), Standing.OWED),
+        (OutsideFacts(), Standing.PENDING),
         (OutsideFacts({KEYS[1]: 12}, {KEYS[1].tp: held}), Standing.HELD),
         (OutsideFacts({KEYS[1]: 12}, failed={2 * HOUR: 4}), Standing.FAILED),
         (OutsideFacts({KEYS[1]: 12}, running={2 * HOUR: 5}, failed={2 * HOUR: 4}), Standing.RUNNING),
@@ -53,18 +53,18 @@ def test_what_is_known_besides_the_ledger_gives_it_a_better_name() -> None:
         found = standing(nothing, HOURLY, 2 * HOUR, NOW, seen)
         assert found.standing is expected
         assert found.batch == {Standing.FAILED: 4, Standing.RUNNING: 5}.get(expected)
-    by_partition = standing(nothing, HOURLY, 2 * HOUR, NOW, OutsideFacts({KEYS[1]: 12}, {KEYS[1].tp: held})).owes
+    by_partition = standing(nothing, HOURLY, 2 * HOUR, NOW, OutsideFacts({KEYS[1]: 12}, {KEYS[1].tp: held})).pending
     assert [(o.held_at, o.held_by) for o in by_partition] == [(None, None), (12, held)]
 
 
-def test_a_window_whose_end_is_not_resolved_is_owed_once_it_is_closed() -> None:
+def test_a_window_whose_end_is_not_resolved_is_pending_once_it_is_closed() -> None:
     caught_up = state((0, 0, 35), (1, 0, 30))
     still_open = standing(caught_up, HOURLY, 4 * HOUR, NOW)
     assert (still_open.standing, still_open.done, still_open.span) == (Standing.OPEN, 5, None)
     later = standing(caught_up, HOURLY, 4 * HOUR, NOW + HOUR)
     assert later.standing is Standing.PARTIAL
-    assert standing(caught_up, HOURLY, 5 * HOUR, NOW + 2 * HOUR).standing is Standing.OWED
-    assert standing(State(), HOURLY, HOUR, NOW).standing is Standing.OWED
+    assert standing(caught_up, HOURLY, 5 * HOUR, NOW + 2 * HOUR).standing is Standing.PENDING
+    assert standing(State(), HOURLY, HOUR, NOW).standing is Standing.PENDING
 
 
 @pytest.mark.parametrize(

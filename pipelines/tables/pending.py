@@ -25,7 +25,7 @@ SINGLE = 24
 
 
 @dataclass(frozen=True, slots=True)
-class OwedBatch:
+class PendingBatch:
     """Files of one kind of a published batch that still count: its `parts`, one for each file, by lake path.
 
     Their offsets and windows come with them. `number` is the publish entry's.
@@ -43,7 +43,7 @@ class OwedBatch:
         return _rewrites(self.batch)
 
     @classmethod
-    def of(cls, number: int, batch: Batch, receipts: Iterable[Receipt], kind: PartKind) -> OwedBatch:
+    def of(cls, number: int, batch: Batch, receipts: Iterable[Receipt], kind: PartKind) -> PendingBatch:
         of_kind = [r for r in receipts if r.of(kind)]
         return cls(
             number,
@@ -55,7 +55,7 @@ class OwedBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Owed:
+class PendingFiles:
     """Changes from a mark on: `batches` with files, oldest first, and `gone`, lake paths that no longer count.
 
     `end` is the mark once all of this is in the table. With `merged`, files are gone only because others have their
@@ -63,7 +63,7 @@ class Owed:
     """
 
     end: int
-    batches: tuple[OwedBatch, ...]
+    batches: tuple[PendingBatch, ...]
     removed: frozenset[str]
     merged: bool = True
 
@@ -77,12 +77,14 @@ def _rewrites(batch: Batch) -> bool:
     return batch.request.replace or batch.rewrites
 
 
-def since(ledger: Ledger, state: State, mark: int, limit: int | None = None, kind: PartKind = PartKind.LANDED) -> Owed:
+def since(
+    ledger: Ledger, state: State, mark: int, limit: int | None = None, kind: PartKind = PartKind.LANDED
+) -> PendingFiles:
     """Returns the changes that entries from number `mark` on, up to the state, require of a table of such files.
 
     With `limit`, only those up to that many batches with files. Files in `gone` may be of either kind.
     """
-    batches: list[OwedBatch] = []
+    batches: list[PendingBatch] = []
     removed: set[str] = set()
     merged = True
     for number, entry in ledger.entries(mark) if mark < state.number else ():
@@ -96,16 +98,16 @@ def since(ledger: Ledger, state: State, mark: int, limit: int | None = None, kin
             if _rewrites(batch):
                 removed |= set(ledger.plan(batch.id).replaces)
                 merged = merged and batch.merges
-            pending = OwedBatch.of(number, batch, state.receipts(number, entry), kind)
+            pending = PendingBatch.of(number, batch, state.receipts(number, entry), kind)
             batches += [pending] if pending.parts else []
             if len(batches) == limit:
-                return Owed(number + 1, tuple(batches), frozenset(removed), merged)
-    return Owed(state.number, tuple(batches), frozenset(removed), merged)
+                return PendingFiles(number + 1, tuple(batches), frozenset(removed), merged)
+    return PendingFiles(state.number, tuple(batches), frozenset(removed), merged)
 
 
-def groups(batches: Sequence[OwedBatch]) -> Iterator[list[OwedBatch]]:
+def groups(batches: Sequence[PendingBatch]) -> Iterator[list[PendingBatch]]:
     """The batches of each commit: one by one, or for a backfill many at once."""
-    one_each, group, files = len(batches) <= SINGLE, list[OwedBatch](), 0
+    one_each, group, files = len(batches) <= SINGLE, list[PendingBatch](), 0
     for b in batches:
         group.append(b)
         files += len(b.parts)
@@ -116,7 +118,7 @@ def groups(batches: Sequence[OwedBatch]) -> Iterator[list[OwedBatch]]:
         yield group
 
 
-def about(ledger: Ledger, state: State, batches: Iterable[OwedBatch]) -> dict[str, str]:
+def about(ledger: Ledger, state: State, batches: Iterable[PendingBatch]) -> dict[str, str]:
     """The batches in a snapshot, for its summary: ids and plan hashes, offsets by partition, windows."""
     ranges: dict[str, dict[str, list[Range]]] = {}
     windows: set[int] = set()
@@ -169,6 +171,6 @@ def rows_of(part: Part) -> int:
     return part.shared.rows if part.shared else part.rows
 
 
-def addresses(lake: Lake, batches: Iterable[OwedBatch]) -> dict[str, Part]:
+def addresses(lake: Lake, batches: Iterable[PendingBatch]) -> dict[str, Part]:
     """The files of the batches, by address."""
     return {lake.locate(path): part for b in batches for path, part in b.parts.items()}
