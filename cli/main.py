@@ -16,7 +16,7 @@ import typer
 
 from sluice.cli.app.invocation import Menu
 from sluice.cli.daily import audit as audit_command
-from sluice.cli.daily import init, run, status, ui
+from sluice.cli.daily import check, init, run, status, ui
 from sluice.cli.inspect import doctor, explain, files, metrics, peek, plan, report, table, wait
 from sluice.cli.kafka import (
     acls,
@@ -68,7 +68,7 @@ _Version = Annotated[
 def _common(version: _Version = False) -> None: ...
 
 
-_LANDING = (init, demo, plan, run, status, wait, files, audit_command, explain, peek, report, contract)
+_LANDING = (init, demo, plan, run, status, check, wait, files, audit_command, explain, peek, report, contract)
 _MAINTAIN = (accept, unstick, repair, quarantine, compact, expire, prune, republish)
 for module in (
     *_LANDING,

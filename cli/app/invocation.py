@@ -271,7 +271,7 @@ def _log(debug: bool, log_format: str | None) -> None:
 
 
 SECTIONS = {
-    "Daily": ("init", "run", "status", "audit", "ui"),
+    "Daily": ("init", "run", "status", "check", "audit", "ui"),
     "Inspect": ("plan", "files", "table", "wait", "explain", "peek", "report", "doctor", "metrics"),
     "Data rules": ("feeds", "contract", "quarantine", "schema"),
     "Maintain": ("accept", "repair", "unstick", "compact", "expire", "prune"),

@@ -1,1 +1,1 @@
-"""Daily commands: init, run, status, audit, ui."""
+"""Daily commands: init, run, status, check, audit, ui."""

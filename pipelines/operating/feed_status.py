@@ -103,8 +103,8 @@ def read_status(open_ports: OpenPorts, feed: Feed, last: int) -> FeedStatus:
         return read_status_through(edges, feed, Ledger(edges.lake, feed.name, edges.clock), last)
 
 
-def read_status_through(edges: Ports, feed: Feed, ledger: Ledger, last: int) -> FeedStatus:
-    """As `read_status`, through open ports."""
+def read_status_through(edges: Ports, feed: Feed, ledger: Ledger, chosen: int | Sequence[int]) -> FeedStatus:
+    """As `read_status`, through open ports, with so many newest windows or with these (their starts, ms)."""
     from sluice.pipelines.batch.survey import start_not_used, take_survey
     from sluice.pipelines.ledger import State
     from sluice.pipelines.planning.held_back import find_unstable
@@ -126,7 +126,7 @@ def read_status_through(edges: Ports, feed: Feed, ledger: Ledger, last: int) -> 
         reading.outlook = look_ahead(feed, ledger, result.state, edges.cluster, result.partitions, edges.clock())
     except SluiceError as error:
         reading.error = error
-    return _status(feed, edges, ledger, reading, last)
+    return _status(feed, edges, ledger, reading, chosen)
 
 
 @dataclass(slots=True)
@@ -142,7 +142,7 @@ class _FeedReading:
     start_not_used: str = ""
 
 
-def _status(feed: Feed, edges: Ports, ledger: Ledger, reading: _FeedReading, last: int) -> FeedStatus:
+def _status(feed: Feed, edges: Ports, ledger: Ledger, reading: _FeedReading, chosen: int | Sequence[int]) -> FeedStatus:
     from sluice.pipelines.publishing import owners
 
     state = reading.state
@@ -160,7 +160,7 @@ def _status(feed: Feed, edges: Ports, ledger: Ledger, reading: _FeedReading, las
         last=next((ledger.recall(b) for b in state.batches.newest_first() if not b.merges), None),
         error=reading.error,
         length=feed.window.length,
-        windows=_windows(feed, edges, ledger, reading, last, dead),
+        windows=_windows(feed, edges, ledger, reading, chosen, dead),
         outlook=reading.outlook,
         losses=_losses(feed, reading.outlook),
         held=_held_back(feed, reading, edges.clock()),
@@ -185,12 +185,12 @@ def _refused_batches(
 
 
 def _windows(
-    feed: Feed, edges: Ports, ledger: Ledger, reading: _FeedReading, last: int, dead: Sequence[Batch]
+    feed: Feed, edges: Ports, ledger: Ledger, reading: _FeedReading, chosen: int | Sequence[int], dead: Sequence[Batch]
 ) -> tuple[WindowStanding, ...]:
     from sluice.pipelines.status import strip
 
     state, now = reading.state, edges.clock()
-    windows = strip.last_windows(state, feed.window, now, last)
+    windows = strip.last_windows(state, feed.window, now, chosen) if isinstance(chosen, int) else chosen
     ends = {k: p.last_stable_offset for k, p in reading.partitions.items()}
     return strip.standings(
         state, feed.window, windows, now, strip.outside_facts(ledger, state, ends, reading.holders, dead)

@@ -1,0 +1,299 @@
+"""`sluice check`: whether a window is complete, and its late and repeated records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli.app import completers
+from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.options import parsing, window_options
+from sluice.cli.terminal.number_format import count, size
+from sluice.cli.terminal.output import bad, facts, good, heading, safe, table, warn
+from sluice.cli.terminal.partition_labels import label_partitions
+from sluice.pipelines.util.units import many, show_about, show_instant, show_window
+
+if TYPE_CHECKING:
+    from sluice.pipelines.operating.check_window import WindowCheck
+    from sluice.pipelines.status.repeats import Place, Repeats
+    from sluice.pipelines.status.window_account import PartitionAccount
+    from sluice.pipelines.status.window_rows import Outside
+
+WindowArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[WINDOW]",
+        help="The window's start in UTC, such as 2026-11-20T14.",
+        show_default="the newest one that is due",
+        autocompletion=completers.complete_windows,
+    ),
+]
+KeyColumns = Annotated[
+    str | None,
+    typer.Option(
+        "--key",
+        metavar="COLUMN[,COLUMN]",
+        help="The columns that identify a record.",
+        show_default="the Kafka key",
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(check)
+
+
+def check(session: Session, feed: FeedName, window: WindowArgument = None, key: KeyColumns = None) -> int:
+    """Show whether a window is complete, and why it has duplicates.
+
+    It counts landed and quarantined records, late records (stamped in an earlier window), and repeated keys with their
+    likely causes. It reads the ledger and exactly the window's files. Kafka is asked only why a window that is due is
+    not complete. Exit 1 if the window is not complete.
+
+    $ sluice check orders
+    $ sluice check orders 2026-11-20T14 --key order_id
+    $ sluice check orders 2026-11-20T14 --json | jq .late
+    """
+    from sluice.pipelines.operating.check_window import check_window
+
+    start = None if window is None else parsing.window(window)
+    by = tuple(name.strip() for name in (key or "").split(",") if name.strip())
+    definition = session.feed(feed)
+    with session.open_ports(definition) as edges, session.terminal.progress() as meter:
+        result = check_window(definition, edges, start, by, meter)
+    session.terminal.show(*_view(result))
+    session.terminal.print_document(build_document(result))
+    return 0 if result.passed else 1
+
+
+# -- for people
+
+
+def _view(c: WindowCheck) -> Iterator[RenderableType]:
+    yield heading(f"{c.feed} {show_window(c.window)}", f"to {show_window(c.window + c.length)}, in arrival order")
+    yield from _verdict(c)
+    yield facts(*_figures(c))
+    yield from _repeats_view(c)
+    if c.rows.twice:
+        yield bad(f"{many(len(c.rows.twice), 'record')} landed twice, such as {c.rows.twice[0]}")
+        yield Text(f"  → sluice audit {c.feed} --all", style="bold")
+    yield _partitions(c)
+
+
+def _verdict(c: WindowCheck) -> Iterator[Text]:
+    name = f"window {show_window(c.window)}"
+    if c.empty:
+        yield good(f"{name} is complete and empty: no record arrived in it")
+    elif c.complete:
+        yield good(f"{name} is complete: {_offsets(c)}")
+    else:
+        yield warn(f"{name} is not complete")
+    for reason in c.reasons:
+        yield Text(f"  {safe(reason.text)}")
+        yield Text.assemble(("  → ", "bold"), safe(reason.remedy))
+    for text in c.unchecked:
+        yield warn(f"not checked in Kafka: {text}")
+
+
+def _offsets(c: WindowCheck) -> str:
+    return f"{many(c.standing.span or 0, 'offset')} of {many(len(c.accounts), 'partition')} accounted for"
+
+
+def _figures(c: WindowCheck) -> Iterator[tuple[str, str | Text]]:
+    counts, landed = c.counts, [f for f in c.files if f.kind == "landed"]
+    files = {f.path: f for f in landed}
+    volume = f", {size(sum(f.bytes for f in landed))} in {many(len(files), 'file')}" if files else ""
+    yield "landed", f"{many(counts.landed, 'record')}{volume}"
+    yield "quarantined", _quarantined(c)
+    others = (
+        ("control", counts.control),
+        ("aborted", counts.aborted),
+        ("compacted away", counts.compacted),
+        ("dropped", counts.dropped),
+        ("lost", sum(a.lost for a in c.accounts)),
+        ("skipped", sum(a.skipped for a in c.accounts)),
+    )
+    yield "not landed", ", ".join(f"{count(n)} {name}" for name, n in others if n) or "nothing else"
+    if c.rows.earliest and c.rows.latest:
+        yield "timestamps", f"{_at(c.rows.earliest)} to {_at(c.rows.latest)}"
+    if c.rows.untimed:
+        yield "no timestamp", many(c.rows.untimed, "record")
+    yield "late", _outside(c.rows.late, "stamped in an earlier window", "before this one")
+    if c.rows.early.records:
+        yield "early", _outside(c.rows.early, "stamped in a later window", "after this one")
+
+
+def _quarantined(c: WindowCheck) -> str:
+    if not c.counts.quarantined:
+        return "none"
+    kinds = "; ".join(f"{count(g.records)} {g.kind}" for g in c.quarantine[:_NAMED])
+    more = f"; {len(c.quarantine) - _NAMED} more reasons" if len(c.quarantine) > _NAMED else ""
+    return f"{many(c.counts.quarantined, 'record')}: {kinds}{more}\nsluice quarantine list {c.feed}"
+
+
+_NAMED = 3
+
+
+def _at(place: Place) -> str:
+    return f"{'–' if place.timestamp is None else show_instant(place.timestamp)} ({place})"
+
+
+def _outside(o: Outside, stamped: str, side: str) -> str:
+    if not o.records:
+        return "none"
+    hours = ", ".join(f"{show_window(w)}: {count(n)}" for w, n in [*o.windows.items()][:_NAMED])
+    more = ", …" if len(o.windows) > _NAMED else ""
+    return (
+        f"{many(o.records, 'record')} {stamped} ({hours}{more})\nup to {show_about(o.most)} {side} ({o.furthest}),"
+        f" half of them {show_about(o.median)} or more"
+    )
+
+
+def _repeats_view(c: WindowCheck) -> Iterator[RenderableType]:
+    r = c.rows.repeats
+    if not r.rows:
+        return
+    about = "" if r.exact else "about "
+    by = ", ".join(r.by) or "the Kafka key"
+    yield facts(
+        ("keys", _keys(r, about, by)),
+        ("updates", _updates(r, about)),
+        ("copies", _copied(r, about)),
+    )
+    for copies in r.copies:
+        yield Text(f"    {about}{count(copies.records)} likely: {copies.cause.text}")
+        shown = ", ".join(f"{a} = {b}" for a, b in copies.examples)
+        yield Text(f"      {shown}", style="dim")
+    if r.copies:
+        first, second = r.copies[0].examples[0]
+        yield Text.assemble(("  → ", "bold"), f"sluice peek {first} -n 1; sluice peek {second} -n 1")
+
+
+def _keys(r: Repeats, about: str, by: str) -> str:
+    keyless = f"; {many(r.rows - r.keyed, 'record')} without one" if r.keyed < r.rows else ""
+    sampled = "" if r.exact else " (a sample of the keys)"
+    return f"{about}{count(r.keys)} different by {by} in {many(r.keyed, 'record')}{keyless}{sampled}"
+
+
+def _updates(r: Repeats, about: str) -> str:
+    if not r.updates:
+        return "none: no key has two values"
+    example = f", such as {r.example[0]} and {r.example[1]}" if r.example else ""
+    return f"{about}{count(r.updates)}: further values of a key, no duplicates{example}"
+
+
+def _copied(r: Repeats, about: str) -> str:
+    if not r.copied:
+        return "none: no record has key and value of another"
+    return f"{about}{many(r.copied, 'record')} with key and value of an earlier one"
+
+
+def _partitions(c: WindowCheck) -> RenderableType:
+    labels = label_partitions(a.key for a in c.accounts)
+    rows = [_partition(c, a, labels[a.key]) for a in c.accounts[:_PARTITIONS]]
+    if len(c.accounts) > _PARTITIONS:
+        rows.append((f"… {len(c.accounts) - _PARTITIONS} more", *[""] * 6))
+    names = ("partition", "from", "to", "landed", "quarantined", "other", "pending")
+    return table(names, rows, right="from to landed quarantined other pending", optional="other quarantined")
+
+
+_PARTITIONS = 8
+
+
+def _partition(c: WindowCheck, a: PartitionAccount, label: str) -> tuple[str, ...]:
+    other = a.accounted - a.counts.records
+    numbers = (a.start, a.end, a.counts.landed, a.counts.quarantined, other, a.pending)
+    return label, *map(count, numbers)
+
+
+# -- for programs
+
+
+def build_document(c: WindowCheck) -> dict[str, Any]:
+    counts = c.counts
+    return {
+        "feed": c.feed,
+        **window_options.build_document(c.standing),
+        "complete": c.complete,
+        "empty": c.empty,
+        "passed": c.passed,
+        "reasons": [r._asdict() for r in c.reasons],
+        "unchecked": list(c.unchecked),
+        "landed": counts.landed,
+        "quarantined": counts.quarantined,
+        "dropped": counts.dropped,
+        "control": counts.control,
+        "aborted": counts.aborted,
+        "compacted": counts.compacted,
+        "reasons_of_quarantine": [{**g.kind._asdict(), "records": g.records, "first": g.first} for g in c.quarantine],
+        "late": _outside_document(c.rows.late),
+        "early": _outside_document(c.rows.early),
+        "untimed": c.rows.untimed,
+        "earliest": _place_document(c.rows.earliest),
+        "latest": _place_document(c.rows.latest),
+        "repeats": _repeats_document(c.rows.repeats),
+        "landed_twice": [_place_document(p) for p in c.rows.twice],
+        "partitions": [_partition_document(c, a) for a in c.accounts],
+        "bytes": sum(f.bytes for f in c.files),
+        "files": [_file_document(f) for f in c.files],
+    }
+
+
+def _place_document(place: Place | None) -> dict[str, Any] | None:
+    if place is None:
+        return None
+    stamp = None if place.timestamp is None else show_instant(place.timestamp)
+    return {"topic": place.key.topic, "partition": place.key.partition, "offset": place.offset, "timestamp": stamp}
+
+
+def _outside_document(o: Outside) -> dict[str, Any]:
+    return {
+        "records": o.records,
+        "median_seconds": o.median / 1000,
+        "most_seconds": o.most / 1000,
+        "furthest": _place_document(o.furthest),
+        "windows": {show_window(w): n for w, n in o.windows.items()},
+    }
+
+
+def _repeats_document(r: Repeats) -> dict[str, Any]:
+    return {
+        "by": list(r.by) or None,
+        "exact": r.exact,
+        "records": r.rows,
+        "keyed": r.keyed,
+        "keys": r.keys,
+        "updates": r.updates,
+        "update": [_place_document(p) for p in r.example] if r.example else None,
+        "copies": [
+            {
+                "cause": str(c.cause),
+                "likely": c.cause.text,
+                "records": c.records,
+                "examples": [[_place_document(p) for p in pair] for pair in c.examples],
+            }
+            for c in r.copies
+        ],
+    }
+
+
+def _partition_document(c: WindowCheck, a: PartitionAccount) -> dict[str, Any]:
+    from sluice.pipelines.util.documents import document_of
+
+    first, last = c.rows.ends.get(a.key, (None, None))
+    names = (
+        "topic=key.topic partition=key.partition topic_id=key.topic_id start end landed=counts.landed"
+        " quarantined=counts.quarantined dropped=counts.dropped control=counts.control aborted=counts.aborted"
+        " compacted=counts.compacted lost skipped retired pending"
+    )
+    return document_of(a, names) | {"first": _place_document(first), "last": _place_document(last)}
+
+
+def _file_document(f: Any) -> dict[str, Any]:
+    from sluice.pipelines.util.documents import document_of
+
+    return document_of(f, "kind address topic partition start end rows bytes sha256")

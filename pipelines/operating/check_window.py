@@ -1,0 +1,231 @@
+"""The check of one window: whether it is complete and why not, the account of its offsets, late and repeated records.
+
+It uses the ledger and exactly the window's files. Kafka is asked only about a window that is due and not complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sluice.pipelines.errors import SluiceError, UsageError, WindowRetired
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt, Reporter
+from sluice.pipelines.operating.feed_status import FeedStatus, read_status_through
+from sluice.pipelines.planning import windows
+from sluice.pipelines.planning.shapes import table_of
+from sluice.pipelines.planning.windows import OpenWindows
+from sluice.pipelines.ports import Ports
+from sluice.pipelines.publishing import manifest
+from sluice.pipelines.publishing.published_files import File, list_files
+from sluice.pipelines.quarantine.held import Filter, QuarantineGroup, listing
+from sluice.pipelines.records.rows.row_format import landed_schema
+from sluice.pipelines.status import strip
+from sluice.pipelines.status.window_account import PartitionAccount, partition_accounts
+from sluice.pipelines.status.window_rows import WindowRows, read_rows
+from sluice.pipelines.status.window_state import Standing, WindowStanding
+from sluice.pipelines.util.units import many, show_instant, show_window
+
+
+class Reason(NamedTuple):
+    """Why a window is not complete, and what to do."""
+
+    text: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class WindowCheck:
+    """The result of a check. `window` is the start and `length` the length (ms).
+
+    `reasons` say why the window is not complete. `unchecked` is what Kafka would have told, had it answered.
+    """
+
+    feed: str
+    window: int
+    length: int
+    standing: WindowStanding
+    reasons: tuple[Reason, ...]
+    accounts: tuple[PartitionAccount, ...]
+    quarantine: tuple[QuarantineGroup, ...]
+    rows: WindowRows
+    files: tuple[File, ...]
+    unchecked: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Returns whether each offset of the window is accounted for and all of its files can be read."""
+        return self.standing.standing is Standing.LANDED and not self.reasons
+
+    @property
+    def counts(self) -> Counts:
+        return sum((a.counts for a in self.accounts), Counts())
+
+    @property
+    def empty(self) -> bool:
+        """Returns whether the window is complete and no record arrived in it."""
+        return self.complete and not self.counts.records and not self.counts.dropped
+
+    @property
+    def passed(self) -> bool:
+        """Returns whether the window is complete and no record is in its files twice."""
+        return self.complete and not self.rows.twice
+
+
+def check_window(feed: Feed, edges: Ports, window: int | None, by: Sequence[str], report: Reporter) -> WindowCheck:
+    """Check a window by its start (ms); None: the newest one that is due. `by` names the columns of a key.
+
+    Raises UsageError for a time that is not a window of the feed and for a column that it lacks, and PartUnreadable.
+    """
+    ledger = Ledger(edges.lake, feed.name, edges.clock)
+    state, settings = ledger.read(), feed.window
+    start = settings.last_boundary(edges.clock()) - settings.length if window is None else window
+    windows.check_aligned(start, settings)
+    windows.check_begun(start, settings, state)
+    _check_columns(feed, state, by)
+    receipts = sorted(
+        manifest.receipts_by_window(ledger, state, (start,), settings)[start],
+        key=lambda r: (r.slice.key, r.slice.start),
+    )
+    landed = [(r.slice, p) for r in receipts for p in r.of(PartKind.LANDED)]
+    unseen = {p.path for p in manifest.missing(edges.lake, (p for _, p in _each_part(receipts)))}
+    standing, reasons, unchecked = _explain(feed, edges, ledger, state, start)
+    if unseen and standing.standing is Standing.LANDED:
+        reasons = (_unseen(feed, start, len(unseen)), *reasons)
+    return WindowCheck(
+        feed.name,
+        start,
+        settings.length,
+        standing,
+        reasons,
+        partition_accounts(state, settings, start, receipts),
+        listing(ledger, edges.lake, Filter(windows=frozenset([start])), settings).held,
+        read_rows(
+            edges.lake,
+            [(s, p) for s, p in landed if p.path not in unseen],
+            Range(start, start + settings.length),
+            by,
+            report,
+        ),
+        tuple(f for kind in PartKind for f in list_files(ledger, edges.lake, (start,), settings, kind, partial=True)),
+        unchecked,
+    )
+
+
+def _each_part(receipts: Iterable[Receipt]) -> Iterator[tuple[Slice, Part]]:
+    return ((r.slice, p) for r in receipts for p in r.parts)
+
+
+def _check_columns(feed: Feed, state: State, by: Sequence[str]) -> None:
+    """Raises UsageError for a column that no row of the feed has."""
+    columns = {*landed_schema(table_of(feed, state)).names, *state.table}
+    for name in by:
+        if name not in columns:
+            raise UsageError(f"feed {feed.name} has no column `{name}`", remedy=f"one of {', '.join(sorted(columns))}")
+
+
+def _unseen(feed: Feed, window: int, number: int) -> Reason:
+    return Reason(
+        f"{many(number, 'file')} of it cannot be read yet: a run is publishing them, or they are gone",
+        f"wait for the run: sluice wait {feed.name} --window {show_window(window)}; if it is dead: sluice run"
+        f" {feed.name}; if files are gone: sluice audit {feed.name}",
+    )
+
+
+# -- why it is not complete
+
+
+def _explain(
+    feed: Feed, edges: Ports, ledger: Ledger, state: State, window: int
+) -> tuple[WindowStanding, tuple[Reason, ...], tuple[str, ...]]:
+    """Returns the state of the window, the reasons why it is not complete, and what could not be checked."""
+    if not state.origins:
+        text = f"feed {feed.name} has landed nothing yet"
+        return (
+            strip.standing(state, feed.window, window, edges.clock()),
+            (Reason(text, f"land it: sluice run {feed.name}"),),
+            (),
+        )
+    standing = strip.standing(state, feed.window, window, edges.clock())
+    match standing.standing:
+        case Standing.LANDED:
+            return standing, (), ()
+        case Standing.RETIRED:
+            return standing, (_retired(feed, ledger, state, window),), ()
+        case Standing.OPEN:
+            return standing, (_open(feed, window),), ()
+    status = read_status_through(edges, feed, ledger, (window,))
+    unchecked = (f"{status.error.message} → {status.error.remedy}",) if status.error else ()
+    standing = status.windows[0]
+    return standing, tuple(_reasons(feed, ledger, status, standing)), unchecked
+
+
+def _retired(feed: Feed, ledger: Ledger, state: State, window: int) -> Reason:
+    try:
+        manifest.demand_kept(ledger, state, feed.name, window, feed.window)
+    except WindowRetired as error:
+        return Reason(error.message, error.remedy)
+    return Reason("its rows were retired", f"sluice status {feed.name}")
+
+
+def _open(feed: Feed, window: int) -> Reason:
+    pending = OpenWindows.of(window, 1, feed.window)
+    end = show_instant(window + feed.window.length)
+    return Reason(
+        f"it is open until {end}, and lands from {show_instant(pending.lands_from)} on, after the grace period",
+        pending.remedy(feed.name),
+    )
+
+
+def _reasons(feed: Feed, ledger: Ledger, status: FeedStatus, s: WindowStanding) -> Iterator[Reason]:
+    """Yields the causes, and last the command that completes the window."""
+    name = show_window(s.window)
+    pending = {o.key.tp for o in s.owes}
+    met, refused = (None, None) if s.batch is None else (status.met.get(s.batch), status.refused.get(s.batch))
+    if met and s.standing is Standing.RUNNING:
+        yield Reason(str(met), f"wait for it: sluice wait {feed.name} --window {name}")
+        return
+    if refused:
+        yield _of_error(refused)
+    elif met:
+        yield Reason(str(met), f"the next run finishes it or gives it up: sluice run {feed.name}")
+    yield from _failures(ledger, status, s)
+    yield from (_of_error(e) for e in status.losses)
+    yield from (Reason(h.text, h.remedy) for h in status.held if pending & {x.tp for x in h.held})
+    verb = "complete" if s.done else "land"
+    yield Reason(_pending(s), f"{verb} it: sluice run {feed.name} --window {name}")
+
+
+def _of_error(error: SluiceError) -> Reason:
+    return Reason(error.message, error.remedy)
+
+
+def _failures(ledger: Ledger, status: FeedStatus, s: WindowStanding) -> Iterator[Reason]:
+    """Yields the failures of the batch that published only part of the window."""
+    batch = None if s.batch is None else ledger.read().batches.get(s.batch)
+    if batch is None or batch.published is None:
+        return
+    pending = {o.key for o in s.owes}
+    for f in ledger.publication(batch).failures:
+        if f.slice.window == s.window and f.slice.key in pending:
+            yield Reason(f"batch {batch.id} failed in {f.slice}: {f.message}", f.remedy)
+
+
+def _pending(s: WindowStanding) -> str:
+    """`orders:1 [75, 100) is pending, and 25 offsets of 3 more partitions`."""
+    first = s.owes[:_NAMED]
+    if not first:
+        return "no run has read it"
+    texts = [
+        f"{o.key} (its end is not pinned)" if o.ranges is None else f"{o.key} {', '.join(map(str, o.ranges[:_NAMED]))}"
+        for o in first
+    ]
+    rest = f" and {many(len(s.owes) - len(first), 'more partition')}" if len(s.owes) > len(first) else ""
+    return f"{'; '.join(texts)}{rest} {'is' if len(s.owes) == 1 else 'are'} pending"
+
+
+_NAMED = 3

@@ -1,0 +1,201 @@
+"""Repeated keys and repeated records among millions of rows, with the likely cause of each, in bounded memory.
+
+Rows with one key and different values are updates, not duplicates. Rows with one key and one value are copies. Up to
+`LIMIT` rows the numbers are exact. Beyond it they are estimates from a sample of keys and rows that is chosen by hash,
+so that all rows of a chosen key are in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.util.units import MINUTE
+
+LIMIT = 1 << 22
+"""Rows up to which the numbers are exact. A row takes 56 bytes."""
+EXAMPLES = 3
+NEAR_OFFSETS, NEAR_MS = 10_000, 2 * MINUTE
+"""A retry is at most this far behind the first attempt. Producers give up after two minutes (delivery.timeout.ms)."""
+
+
+class Cause(StrEnum):
+    """The likely cause of a copy."""
+
+    RETRIED = "retried"
+    WRITTEN_AGAIN = "written again"
+    SENT_AGAIN = "sent again"
+
+    @property
+    def text(self) -> str:
+        return _TEXTS[self]
+
+
+_TEXTS = {
+    Cause.RETRIED: "a producer without idempotence retried: one timestamp, offsets close together",
+    Cause.WRITTEN_AGAIN: "the same record is twice in the topic: one timestamp, offsets far apart or two partitions"
+    " (a job ran again, or a mirror copied it again)",
+    Cause.SENT_AGAIN: "the application sent it again: equal values, different timestamps",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A record: its partition, its offset, and its timestamp (ms; None: it has none)."""
+
+    key: Key
+    offset: int
+    timestamp: int | None
+
+    def __str__(self) -> str:
+        return f"{self.key}:{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Copies with one likely cause. `examples` are pairs of a record and its copy."""
+
+    cause: Cause
+    records: int
+    examples: tuple[tuple[Place, Place], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """Repeats by the columns `key`; those of Kafka's key if it is empty.
+
+    Of all `rows`, `keyed` have a key, with `keys` different ones; `values` pairs of key and value are different. With
+    `exact` False, `keys` and all that depends on it are estimates. `updates` has one example of an update.
+    """
+
+    by: tuple[str, ...]
+    rows: int
+    keyed: int
+    keys: int
+    updates: int
+    copies: tuple[Copies, ...]
+    example: tuple[Place, Place] | None
+    exact: bool
+
+    @property
+    def copied(self) -> int:
+        """Rows that equal an earlier one in key and value."""
+        return sum(c.records for c in self.copies)
+
+
+class Sample:
+    """Rows by hash: all of them up to `limit`, then those whose hash ends in so many zero bits that no more remain."""
+
+    def __init__(self, limit: int) -> None:
+        self.bits = 0
+        self._limit, self._held = limit, 0
+        self._chunks: list[tuple[np.ndarray, ...]] = []
+
+    @property
+    def factor(self) -> int:
+        """The number of rows that one row of the sample stands for."""
+        return 1 << self.bits
+
+    def add(self, hashes: np.ndarray, *columns: np.ndarray) -> None:
+        """Add rows: their hashes, and columns of the same length."""
+        self._append((hashes, *columns))
+        while self._held > self._limit:
+            self.bits += 1
+            chunks, self._chunks, self._held = self._chunks, [], 0
+            for chunk in chunks:
+                self._append(chunk)
+
+    def _append(self, chunk: tuple[np.ndarray, ...]) -> None:
+        if self.bits:
+            chosen = (chunk[0] & np.uint64(self.factor - 1)) == 0
+            chunk = tuple(column[chosen] for column in chunk)
+        self._chunks.append(chunk)
+        self._held += len(chunk[0])
+
+    def by_hash(self) -> list[np.ndarray]:
+        """Removes and returns all columns, rows with one hash together and in the order in which they were added."""
+        columns = [np.concatenate(parts) for parts in zip(*self._chunks, strict=True)]
+        self._chunks = []
+        order = np.argsort(columns[0], kind="stable")
+        for at, column in enumerate(columns):
+            columns[at] = column[order]
+        return columns
+
+
+class RepeatCounter:
+    """Counts the repeats of rows that are added in log order."""
+
+    def __init__(self, by: Sequence[str] = (), limit: int = LIMIT) -> None:
+        self._by = tuple(by)
+        self._partitions: list[Key] = []
+        self._rows = self._keyed = 0
+        self._keys, self._values = Sample(limit), Sample(limit)
+
+    def add(
+        self, key: Key, offsets: np.ndarray, times: np.ndarray, keys: tuple[np.ndarray, np.ndarray], values: np.ndarray
+    ) -> None:
+        """Add rows of one partition. `times` are in ms, `keys` the hashes of keys and whether there is one, and
+        `values` the hashes of keys with values."""
+        if not self._partitions or self._partitions[-1] != key:
+            self._partitions.append(key)
+        number = np.full(len(offsets), len(self._partitions) - 1, np.int32)
+        hashes, there = keys
+        self._rows, self._keyed = self._rows + len(offsets), self._keyed + int(there.sum())
+        self._keys.add(hashes[there], values[there], number[there], offsets[there], times[there])
+        self._values.add(values, number, offsets, times)
+
+    def result(self) -> Repeats:
+        """Returns the repeats of all added rows."""
+        if not self._rows:
+            return Repeats(self._by, 0, 0, 0, 0, (), None, exact=True)
+        keys, updates, example = self._updates()
+        exact = not self._keys.bits and not self._values.bits
+        return Repeats(self._by, self._rows, self._keyed, keys, updates, self._copies(), example, exact)
+
+    def _updates(self) -> tuple[int, int, tuple[Place, Place] | None]:
+        """Returns the number of keys, the number of further values of a key, and an example of one."""
+        hashes, values, *places = self._keys.by_hash()
+        if not len(hashes):
+            return 0, 0, None
+        order = np.lexsort((values, hashes))  # stable: rows with one value stay in log order
+        same_key = hashes[order][1:] == hashes[order][:-1]
+        new_value = values[order][1:] != values[order][:-1]
+        further = np.flatnonzero(same_key & new_value)
+        example = None
+        if len(further):
+            pair = np.sort(order[further[0] : further[0] + 2])
+            example = (self._place(places, pair[0]), self._place(places, pair[1]))
+        factor = self._keys.factor
+        return int(len(hashes) - same_key.sum()) * factor, len(further) * factor, example
+
+    def _copies(self) -> tuple[Copies, ...]:
+        """Returns the copies by cause, the most frequent first. Each is compared with the equal row before it."""
+        hashes, *places = self._values.by_hash()
+        copies = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
+        numbers, offsets, times = places
+        near = (numbers[copies] == numbers[copies - 1]) & (offsets[copies] - offsets[copies - 1] <= NEAR_OFFSETS)
+        same_time = times[copies] == times[copies - 1]
+        of_cause = {
+            Cause.RETRIED: same_time & near,
+            Cause.WRITTEN_AGAIN: same_time & ~near,
+            Cause.SENT_AGAIN: ~same_time,
+        }
+        grouped = [self._of_cause(cause, copies[chosen], places) for cause, chosen in of_cause.items()]
+        return tuple(sorted((c for c in grouped if c.records), key=lambda c: -c.records))
+
+    def _of_cause(self, cause: Cause, rows: np.ndarray, places: Sequence[np.ndarray]) -> Copies:
+        first = rows[np.lexsort((places[1][rows], places[0][rows]))[:EXAMPLES]]
+        examples = tuple((self._place(places, row - 1), self._place(places, row)) for row in first.tolist())
+        return Copies(cause, len(rows) * self._values.factor, examples)
+
+    def _place(self, places: Sequence[np.ndarray], row: int) -> Place:
+        number, offset, time = (int(column[row]) for column in places)
+        return Place(self._partitions[number], offset, None if time == NO_TIME else time)
+
+
+NO_TIME = -(1 << 63)
+"""Stands for the time of a record without a timestamp."""

@@ -1,0 +1,83 @@
+"""`sluice check`: whether a window is complete, and its late and repeated records."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice.cli.daily import check
+from sluice.pipelines.errors import UsageError
+from tests.assets.world import P1, World, in_hour
+from tests.cli.conftest import Tell
+
+DAY = "2024-05-01"
+
+
+def test_a_complete_window_passes(world: World, tell: Tell) -> None:
+    world.engine.bad = 2
+    world.run()
+    answer = tell(check.check, "orders", f"{DAY}T01")
+    document = answer.document
+    assert (answer.code, document["complete"], document["empty"], document["reasons"]) == (0, True, False, [])
+    assert (document["landed"], document["quarantined"], document["offsets"]) == (46, 4, 50)
+    assert [(p["start"], p["end"], p["landed"], p["pending"]) for p in document["partitions"]] == [(25, 50, 23, 0)] * 2
+    assert "window 2024-05-01T01:00 is complete: 50 offsets of 2 partitions accounted for" in answer.text
+    assert "4 records: 4 not_json" in answer.text
+    assert "sluice quarantine list orders" in answer.text
+
+
+def test_an_hour_without_records_is_empty_and_complete(world: World, tell: Tell) -> None:
+    world.run()
+    answer = tell(check.check, "orders", f"{DAY}T04")
+    assert (answer.code, answer.document["complete"], answer.document["empty"]) == (0, True, True)
+    assert "complete and empty: no record arrived in it" in answer.text
+
+
+def test_a_pending_window_fails_and_names_the_command_that_lands_it(world: World, tell: Tell) -> None:
+    world.run(in_hour(0))
+    answer = tell(check.check, "orders", f"{DAY}T01")
+    assert (answer.code, answer.document["complete"]) == (1, False)
+    assert [p["pending"] for p in answer.document["partitions"]] == [25, 25]
+    assert "orders:0 [25, 50); orders:1 [25, 50) are pending" in answer.text
+    assert f"→ land it: sluice run orders --window {DAY}T01:00" in answer.text
+
+
+def test_a_partial_window_names_the_failure_and_the_rest(world: World, tell: Tell) -> None:
+    world.engine.failing = {P1}
+    world.run()
+    answer = tell(check.check, "orders", f"{DAY}T01")
+    failure, rest = answer.document["reasons"]
+    assert (answer.code, answer.document["landed"]) == (1, 25)
+    assert "does not match its CRC" in failure["text"]
+    assert failure["remedy"] == "look at the broker's disk"
+    assert rest["text"] == "orders:1 [25, 50) is pending"
+    assert rest["remedy"] == f"complete it: sluice run orders --window {DAY}T01:00"
+
+
+def test_an_open_window_names_the_time_from_which_it_lands(world: World, tell: Tell) -> None:
+    world.run()
+    (reason,) = tell(check.check, "orders", f"{DAY}T06").document["reasons"]
+    assert f"it is open until {DAY}T07:00:00Z, and lands from {DAY}T07:10:00Z on" in reason["text"]
+
+
+def test_without_a_window_it_is_the_newest_that_is_due(world: World, tell: Tell) -> None:
+    answer = tell(check.check, "orders", text=False)
+    (reason,) = answer.document["reasons"]
+    assert (answer.code, answer.document["window"]) == (1, f"{DAY}T04:00")
+    assert reason["remedy"] == "land it: sluice run orders"
+
+
+@pytest.mark.parametrize(
+    ("window", "key", "message"),
+    [
+        ("2024-04-30T23", None, "before the feed's first window"),
+        (f"{DAY}T01:30", None, "is not the start of a window"),
+        ("hour 14", None, "is not a window"),
+        (f"{DAY}T01", "order_id", "feed orders has no column `order_id`"),
+    ],
+)
+def test_an_unknown_window_or_column_is_an_error(
+    window: str, key: str | None, message: str, world: World, tell: Tell
+) -> None:
+    world.run(in_hour(1))
+    with pytest.raises(UsageError, match=message):
+        tell(check.check, "orders", window, key=key)
