@@ -19,7 +19,7 @@ from sluice.pipelines.util.units import many, show_about, show_instant, show_win
 
 if TYPE_CHECKING:
     from sluice.pipelines.operating.check_window import WindowCheck
-    from sluice.pipelines.status.repeats import Place, Repeats
+    from sluice.pipelines.status.repeats import Coordinate, Repeats
     from sluice.pipelines.status.window_account import PartitionAccount
     from sluice.pipelines.status.window_rows import Outside
 
@@ -75,21 +75,21 @@ def check(session: Session, feed: FeedName, window: WindowArgument = None, key: 
 
 def _view(c: WindowCheck) -> Iterator[RenderableType]:
     yield heading(f"{c.feed} {show_window(c.window)}", f"to {show_window(c.window + c.length)}, in arrival order")
-    yield from _verdict(c)
-    yield facts(*_figures(c))
-    yield from _repeats_view(c)
+    yield from _list_verdict(c)
+    yield facts(*_list_figures(c))
+    yield from _view_repeats(c)
     if c.rows.twice:
         yield bad(f"{many(len(c.rows.twice), 'record')} landed twice, such as {c.rows.twice[0]}")
         yield Text(f"  → sluice audit {c.feed} --all", style="bold")
-    yield _partitions(c)
+    yield _view_partitions(c)
 
 
-def _verdict(c: WindowCheck) -> Iterator[Text]:
+def _list_verdict(c: WindowCheck) -> Iterator[Text]:
     name = f"window {show_window(c.window)}"
     if c.empty:
         yield good(f"{name} is complete and empty: no record arrived in it")
     elif c.complete:
-        yield good(f"{name} is complete: {_offsets(c)}")
+        yield good(f"{name} is complete: {_count_offsets(c)}")
     else:
         yield warn(f"{name} is not complete")
     for reason in c.reasons:
@@ -99,16 +99,16 @@ def _verdict(c: WindowCheck) -> Iterator[Text]:
         yield warn(f"not checked in Kafka: {text}")
 
 
-def _offsets(c: WindowCheck) -> str:
+def _count_offsets(c: WindowCheck) -> str:
     return f"{many(c.standing.span or 0, 'offset')} of {many(len(c.accounts), 'partition')} accounted for"
 
 
-def _figures(c: WindowCheck) -> Iterator[tuple[str, str | Text]]:
+def _list_figures(c: WindowCheck) -> Iterator[tuple[str, str | Text]]:
     counts, landed = c.counts, [f for f in c.files if f.kind == "landed"]
     files = {f.path: f for f in landed}
     volume = f", {size(sum(f.bytes for f in landed))} in {many(len(files), 'file')}" if files else ""
     yield "landed", f"{many(counts.landed, 'record')}{volume}"
-    yield "quarantined", _quarantined(c)
+    yield "quarantined", _describe_quarantine(c)
     others = (
         ("control", counts.control),
         ("aborted", counts.aborted),
@@ -119,15 +119,15 @@ def _figures(c: WindowCheck) -> Iterator[tuple[str, str | Text]]:
     )
     yield "not landed", ", ".join(f"{count(n)} {name}" for name, n in others if n) or "nothing else"
     if c.rows.earliest and c.rows.latest:
-        yield "timestamps", f"{_at(c.rows.earliest)} to {_at(c.rows.latest)}"
+        yield "timestamps", f"{_show_coordinate(c.rows.earliest)} to {_show_coordinate(c.rows.latest)}"
     if c.rows.untimed:
         yield "no timestamp", many(c.rows.untimed, "record")
-    yield "late", _outside(c.rows.late, "stamped in an earlier window", "before this one")
+    yield "late", _describe_outside(c.rows.late, "stamped in an earlier window", "before this one")
     if c.rows.early.records:
-        yield "early", _outside(c.rows.early, "stamped in a later window", "after this one")
+        yield "early", _describe_outside(c.rows.early, "stamped in a later window", "after this one")
 
 
-def _quarantined(c: WindowCheck) -> str:
+def _describe_quarantine(c: WindowCheck) -> str:
     if not c.counts.quarantined:
         return "none"
     kinds = "; ".join(f"{count(g.records)} {g.kind}" for g in c.quarantine[:_NAMED])
@@ -138,63 +138,61 @@ def _quarantined(c: WindowCheck) -> str:
 _NAMED = 3
 
 
-def _at(place: Place) -> str:
-    return f"{'–' if place.timestamp is None else show_instant(place.timestamp)} ({place})"
+def _show_coordinate(coordinate: Coordinate) -> str:
+    return f"{'–' if coordinate.timestamp is None else show_instant(coordinate.timestamp)} ({coordinate})"
 
 
-def _outside(o: Outside, stamped: str, side: str) -> str:
+def _describe_outside(o: Outside, stamped: str, side: str) -> str:
     if not o.records:
         return "none"
     hours = ", ".join(f"{show_window(w)}: {count(n)}" for w, n in [*o.windows.items()][:_NAMED])
     more = ", …" if len(o.windows) > _NAMED else ""
-    return (
-        f"{many(o.records, 'record')} {stamped} ({hours}{more})\nup to {show_about(o.most)} {side} ({o.furthest}),"
-        f" half of them {show_about(o.median)} or more"
-    )
+    distance = f"up to {show_about(o.furthest_ms)} {side} ({o.furthest}), the median is {show_about(o.median)}"
+    return f"{many(o.records, 'record')} {stamped} ({hours}{more})\n{distance}"
 
 
-def _repeats_view(c: WindowCheck) -> Iterator[RenderableType]:
+def _view_repeats(c: WindowCheck) -> Iterator[RenderableType]:
     r = c.rows.repeats
     if not r.rows:
         return
     about = "" if r.exact else "about "
     by = ", ".join(r.by) or "the Kafka key"
     yield facts(
-        ("keys", _keys(r, about, by)),
-        ("updates", _updates(r, about)),
-        ("copies", _copied(r, about)),
+        ("keys", _describe_keys(r, about, by)),
+        ("updates", _describe_updates(r, about)),
+        ("copies", _describe_copies(r, about)),
     )
     for copies in r.copies:
         yield Text(f"    {about}{count(copies.records)} likely: {copies.cause.text}")
-        shown = ", ".join(f"{a} = {b}" for a, b in copies.examples)
-        yield Text(f"      {shown}", style="dim")
+        examples = ", ".join(f"{a} = {b}" for a, b in copies.examples)
+        yield Text(f"      {examples}", style="dim")
     if r.copies:
         first, second = r.copies[0].examples[0]
         yield Text.assemble(("  → ", "bold"), f"sluice peek {first} -n 1; sluice peek {second} -n 1")
 
 
-def _keys(r: Repeats, about: str, by: str) -> str:
+def _describe_keys(r: Repeats, about: str, by: str) -> str:
     keyless = f"; {many(r.rows - r.keyed, 'record')} without one" if r.keyed < r.rows else ""
     sampled = "" if r.exact else " (a sample of the keys)"
     return f"{about}{count(r.keys)} different by {by} in {many(r.keyed, 'record')}{keyless}{sampled}"
 
 
-def _updates(r: Repeats, about: str) -> str:
+def _describe_updates(r: Repeats, about: str) -> str:
     if not r.updates:
         return "none: no key has two values"
     example = f", such as {r.example[0]} and {r.example[1]}" if r.example else ""
     return f"{about}{count(r.updates)}: further values of a key, no duplicates{example}"
 
 
-def _copied(r: Repeats, about: str) -> str:
+def _describe_copies(r: Repeats, about: str) -> str:
     if not r.copied:
         return "none: no record has key and value of another"
     return f"{about}{many(r.copied, 'record')} with key and value of an earlier one"
 
 
-def _partitions(c: WindowCheck) -> RenderableType:
+def _view_partitions(c: WindowCheck) -> RenderableType:
     labels = label_partitions(a.key for a in c.accounts)
-    rows = [_partition(c, a, labels[a.key]) for a in c.accounts[:_PARTITIONS]]
+    rows = [_build_row(c, a, labels[a.key]) for a in c.accounts[:_PARTITIONS]]
     if len(c.accounts) > _PARTITIONS:
         rows.append((f"… {len(c.accounts) - _PARTITIONS} more", *[""] * 6))
     names = ("partition", "from", "to", "landed", "quarantined", "other", "pending")
@@ -204,7 +202,7 @@ def _partitions(c: WindowCheck) -> RenderableType:
 _PARTITIONS = 8
 
 
-def _partition(c: WindowCheck, a: PartitionAccount, label: str) -> tuple[str, ...]:
+def _build_row(c: WindowCheck, a: PartitionAccount, label: str) -> tuple[str, ...]:
     other = a.accounted - a.counts.records
     numbers = (a.start, a.end, a.counts.landed, a.counts.quarantined, other, a.pending)
     return label, *map(count, numbers)
@@ -230,37 +228,42 @@ def build_document(c: WindowCheck) -> dict[str, Any]:
         "aborted": counts.aborted,
         "compacted": counts.compacted,
         "reasons_of_quarantine": [{**g.kind._asdict(), "records": g.records, "first": g.first} for g in c.quarantine],
-        "late": _outside_document(c.rows.late),
-        "early": _outside_document(c.rows.early),
+        "late": _build_outside(c.rows.late),
+        "early": _build_outside(c.rows.early),
         "untimed": c.rows.untimed,
-        "earliest": _place_document(c.rows.earliest),
-        "latest": _place_document(c.rows.latest),
-        "repeats": _repeats_document(c.rows.repeats),
-        "landed_twice": [_place_document(p) for p in c.rows.twice],
-        "partitions": [_partition_document(c, a) for a in c.accounts],
+        "earliest": _build_coordinate(c.rows.earliest),
+        "latest": _build_coordinate(c.rows.latest),
+        "repeats": _build_repeats(c.rows.repeats),
+        "landed_twice": [_build_coordinate(p) for p in c.rows.twice],
+        "partitions": [_build_partition(c, a) for a in c.accounts],
         "bytes": sum(f.bytes for f in c.files),
-        "files": [_file_document(f) for f in c.files],
+        "files": [_build_file(f) for f in c.files],
     }
 
 
-def _place_document(place: Place | None) -> dict[str, Any] | None:
-    if place is None:
+def _build_coordinate(coordinate: Coordinate | None) -> dict[str, Any] | None:
+    if coordinate is None:
         return None
-    stamp = None if place.timestamp is None else show_instant(place.timestamp)
-    return {"topic": place.key.topic, "partition": place.key.partition, "offset": place.offset, "timestamp": stamp}
+    stamp = None if coordinate.timestamp is None else show_instant(coordinate.timestamp)
+    return {
+        "topic": coordinate.key.topic,
+        "partition": coordinate.key.partition,
+        "offset": coordinate.offset,
+        "timestamp": stamp,
+    }
 
 
-def _outside_document(o: Outside) -> dict[str, Any]:
+def _build_outside(o: Outside) -> dict[str, Any]:
     return {
         "records": o.records,
         "median_seconds": o.median / 1000,
-        "most_seconds": o.most / 1000,
-        "furthest": _place_document(o.furthest),
+        "most_seconds": o.furthest_ms / 1000,
+        "furthest": _build_coordinate(o.furthest),
         "windows": {show_window(w): n for w, n in o.windows.items()},
     }
 
 
-def _repeats_document(r: Repeats) -> dict[str, Any]:
+def _build_repeats(r: Repeats) -> dict[str, Any]:
     return {
         "by": list(r.by) or None,
         "exact": r.exact,
@@ -268,20 +271,20 @@ def _repeats_document(r: Repeats) -> dict[str, Any]:
         "keyed": r.keyed,
         "keys": r.keys,
         "updates": r.updates,
-        "update": [_place_document(p) for p in r.example] if r.example else None,
+        "update": [_build_coordinate(p) for p in r.example] if r.example else None,
         "copies": [
             {
                 "cause": str(c.cause),
                 "likely": c.cause.text,
                 "records": c.records,
-                "examples": [[_place_document(p) for p in pair] for pair in c.examples],
+                "examples": [[_build_coordinate(p) for p in pair] for pair in c.examples],
             }
             for c in r.copies
         ],
     }
 
 
-def _partition_document(c: WindowCheck, a: PartitionAccount) -> dict[str, Any]:
+def _build_partition(c: WindowCheck, a: PartitionAccount) -> dict[str, Any]:
     from sluice.pipelines.util.documents import document_of
 
     first, last = c.rows.ends.get(a.key, (None, None))
@@ -290,10 +293,10 @@ def _partition_document(c: WindowCheck, a: PartitionAccount) -> dict[str, Any]:
         " quarantined=counts.quarantined dropped=counts.dropped control=counts.control aborted=counts.aborted"
         " compacted=counts.compacted lost skipped retired pending"
     )
-    return document_of(a, names) | {"first": _place_document(first), "last": _place_document(last)}
+    return document_of(a, names) | {"first": _build_coordinate(first), "last": _build_coordinate(last)}
 
 
-def _file_document(f: Any) -> dict[str, Any]:
+def _build_file(f: Any) -> dict[str, Any]:
     from sluice.pipelines.util.documents import document_of
 
     return document_of(f, "kind address topic partition start end rows bytes sha256")

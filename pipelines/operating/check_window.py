@@ -17,7 +17,7 @@ from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt, Reporter
 from sluice.pipelines.operating.feed_status import FeedStatus, read_status_through
 from sluice.pipelines.planning import windows
-from sluice.pipelines.planning.shapes import table_of
+from sluice.pipelines.planning.shapes import find_columns
 from sluice.pipelines.planning.windows import OpenWindows
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.publishing import manifest
@@ -25,7 +25,7 @@ from sluice.pipelines.publishing.published_files import File, list_files
 from sluice.pipelines.quarantine.held import Filter, QuarantineGroup, listing
 from sluice.pipelines.records.rows.row_format import landed_schema
 from sluice.pipelines.status import strip
-from sluice.pipelines.status.window_account import PartitionAccount, partition_accounts
+from sluice.pipelines.status.window_account import PartitionAccount, build_accounts
 from sluice.pipelines.status.window_rows import WindowRows, read_rows
 from sluice.pipelines.status.window_state import Standing, WindowStanding
 from sluice.pipelines.util.units import many, show_instant, show_window
@@ -88,21 +88,21 @@ def check_window(feed: Feed, edges: Ports, window: int | None, by: Sequence[str]
     windows.check_begun(start, settings, state)
     _check_columns(feed, state, by)
     receipts = sorted(
-        manifest.receipts_by_window(ledger, state, (start,), settings)[start],
+        manifest.group_receipts(ledger, state, (start,), settings)[start],
         key=lambda r: (r.slice.key, r.slice.start),
     )
     landed = [(r.slice, p) for r in receipts for p in r.of(PartKind.LANDED)]
-    unseen = {p.path for p in manifest.missing(edges.lake, (p for _, p in _each_part(receipts)))}
+    unseen = {p.path for p in manifest.find_missing(edges.lake, (p for _, p in _list_parts(receipts)))}
     standing, reasons, unchecked = _explain(feed, edges, ledger, state, start)
     if unseen and standing.standing is Standing.LANDED:
-        reasons = (_unseen(feed, start, len(unseen)), *reasons)
+        reasons = (_describe_unseen(feed, start, len(unseen)), *reasons)
     return WindowCheck(
         feed.name,
         start,
         settings.length,
         standing,
         reasons,
-        partition_accounts(state, settings, start, receipts),
+        build_accounts(state, settings, start, receipts),
         listing(ledger, edges.lake, Filter(windows=frozenset([start])), settings).held,
         read_rows(
             edges.lake,
@@ -116,19 +116,19 @@ def check_window(feed: Feed, edges: Ports, window: int | None, by: Sequence[str]
     )
 
 
-def _each_part(receipts: Iterable[Receipt]) -> Iterator[tuple[Slice, Part]]:
+def _list_parts(receipts: Iterable[Receipt]) -> Iterator[tuple[Slice, Part]]:
     return ((r.slice, p) for r in receipts for p in r.parts)
 
 
 def _check_columns(feed: Feed, state: State, by: Sequence[str]) -> None:
     """Raises UsageError for a column that no row of the feed has."""
-    columns = {*landed_schema(table_of(feed, state)).names, *state.table}
+    columns = {*landed_schema(find_columns(feed, state)).names, *state.table}
     for name in by:
         if name not in columns:
             raise UsageError(f"feed {feed.name} has no column `{name}`", remedy=f"one of {', '.join(sorted(columns))}")
 
 
-def _unseen(feed: Feed, window: int, number: int) -> Reason:
+def _describe_unseen(feed: Feed, window: int, number: int) -> Reason:
     return Reason(
         f"{many(number, 'file')} of it cannot be read yet: a run is publishing them, or they are gone",
         f"wait for the run: sluice wait {feed.name} --window {show_window(window)}; if it is dead: sluice run"
@@ -155,16 +155,16 @@ def _explain(
         case Standing.LANDED:
             return standing, (), ()
         case Standing.RETIRED:
-            return standing, (_retired(feed, ledger, state, window),), ()
+            return standing, (_describe_retired(feed, ledger, state, window),), ()
         case Standing.OPEN:
-            return standing, (_open(feed, window),), ()
+            return standing, (_describe_open(feed, window),), ()
     status = read_status_through(edges, feed, ledger, (window,))
     unchecked = (f"{status.error.message} → {status.error.remedy}",) if status.error else ()
     standing = status.windows[0]
-    return standing, tuple(_reasons(feed, ledger, status, standing)), unchecked
+    return standing, tuple(_list_reasons(feed, ledger, status, standing)), unchecked
 
 
-def _retired(feed: Feed, ledger: Ledger, state: State, window: int) -> Reason:
+def _describe_retired(feed: Feed, ledger: Ledger, state: State, window: int) -> Reason:
     try:
         manifest.demand_kept(ledger, state, feed.name, window, feed.window)
     except WindowRetired as error:
@@ -172,7 +172,7 @@ def _retired(feed: Feed, ledger: Ledger, state: State, window: int) -> Reason:
     return Reason("its rows were retired", f"sluice status {feed.name}")
 
 
-def _open(feed: Feed, window: int) -> Reason:
+def _describe_open(feed: Feed, window: int) -> Reason:
     pending = OpenWindows.of(window, 1, feed.window)
     end = show_instant(window + feed.window.length)
     return Reason(
@@ -181,7 +181,7 @@ def _open(feed: Feed, window: int) -> Reason:
     )
 
 
-def _reasons(feed: Feed, ledger: Ledger, status: FeedStatus, s: WindowStanding) -> Iterator[Reason]:
+def _list_reasons(feed: Feed, ledger: Ledger, status: FeedStatus, s: WindowStanding) -> Iterator[Reason]:
     """Yields the causes, and last the command that completes the window."""
     name = show_window(s.window)
     pending = {o.key.tp for o in s.owes}
@@ -190,21 +190,21 @@ def _reasons(feed: Feed, ledger: Ledger, status: FeedStatus, s: WindowStanding) 
         yield Reason(str(met), f"wait for it: sluice wait {feed.name} --window {name}")
         return
     if refused:
-        yield _of_error(refused)
+        yield _convert_error(refused)
     elif met:
         yield Reason(str(met), f"the next run finishes it or gives it up: sluice run {feed.name}")
-    yield from _failures(ledger, status, s)
-    yield from (_of_error(e) for e in status.losses)
+    yield from _list_failures(ledger, status, s)
+    yield from (_convert_error(e) for e in status.losses)
     yield from (Reason(h.text, h.remedy) for h in status.held if pending & {x.tp for x in h.held})
     verb = "complete" if s.done else "land"
-    yield Reason(_pending(s), f"{verb} it: sluice run {feed.name} --window {name}")
+    yield Reason(_describe_pending(s), f"{verb} it: sluice run {feed.name} --window {name}")
 
 
-def _of_error(error: SluiceError) -> Reason:
+def _convert_error(error: SluiceError) -> Reason:
     return Reason(error.message, error.remedy)
 
 
-def _failures(ledger: Ledger, status: FeedStatus, s: WindowStanding) -> Iterator[Reason]:
+def _list_failures(ledger: Ledger, status: FeedStatus, s: WindowStanding) -> Iterator[Reason]:
     """Yields the failures of the batch that published only part of the window."""
     batch = None if s.batch is None else ledger.read().batches.get(s.batch)
     if batch is None or batch.published is None:
@@ -215,7 +215,7 @@ def _failures(ledger: Ledger, status: FeedStatus, s: WindowStanding) -> Iterator
             yield Reason(f"batch {batch.id} failed in {f.slice}: {f.message}", f.remedy)
 
 
-def _pending(s: WindowStanding) -> str:
+def _describe_pending(s: WindowStanding) -> str:
     """`orders:1 [75, 100) is pending, and 25 offsets of 3 more partitions`."""
     first = s.owes[:_NAMED]
     if not first:

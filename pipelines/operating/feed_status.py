@@ -104,7 +104,7 @@ def read_status(open_ports: OpenPorts, feed: Feed, last: int) -> FeedStatus:
 
 
 def read_status_through(edges: Ports, feed: Feed, ledger: Ledger, chosen: int | Sequence[int]) -> FeedStatus:
-    """As `read_status`, through open ports, with so many newest windows or with these (their starts, ms)."""
+    """As `read_status`, through open ports, with this number of newest windows or these windows (their starts, ms)."""
     from sluice.pipelines.batch.survey import start_not_used, take_survey
     from sluice.pipelines.ledger import State
     from sluice.pipelines.planning.held_back import find_unstable

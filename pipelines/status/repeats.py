@@ -44,7 +44,7 @@ _TEXTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Coordinate:
     """A record: its partition, its offset, and its timestamp (ms; None: it has none)."""
 
     key: Key
@@ -61,7 +61,7 @@ class Copies:
 
     cause: Cause
     records: int
-    examples: tuple[tuple[Place, Place], ...]
+    examples: tuple[tuple[Coordinate, Coordinate], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Repeats:
     keys: int
     updates: int
     copies: tuple[Copies, ...]
-    example: tuple[Place, Place] | None
+    example: tuple[Coordinate, Coordinate] | None
     exact: bool
 
     @property
@@ -88,7 +88,7 @@ class Repeats:
 
 
 class Sample:
-    """Rows by hash: all of them up to `limit`, then those whose hash ends in so many zero bits that no more remain."""
+    """Rows by hash: all of them up to `limit`, then those whose hash ends in enough zero bits that no more remain."""
 
     def __init__(self, limit: int) -> None:
         self.bits = 0
@@ -148,17 +148,17 @@ class RepeatCounter:
         self._keys.add(hashes[there], values[there], number[there], offsets[there], times[there])
         self._values.add(values, number, offsets, times)
 
-    def result(self) -> Repeats:
+    def build(self) -> Repeats:
         """Returns the repeats of all added rows."""
         if not self._rows:
             return Repeats(self._by, 0, 0, 0, 0, (), None, exact=True)
-        keys, updates, example = self._updates()
+        keys, updates, example = self._count_updates()
         exact = not self._keys.bits and not self._values.bits
-        return Repeats(self._by, self._rows, self._keyed, keys, updates, self._copies(), example, exact)
+        return Repeats(self._by, self._rows, self._keyed, keys, updates, self._group_copies(), example, exact)
 
-    def _updates(self) -> tuple[int, int, tuple[Place, Place] | None]:
+    def _count_updates(self) -> tuple[int, int, tuple[Coordinate, Coordinate] | None]:
         """Returns the number of keys, the number of further values of a key, and an example of one."""
-        hashes, values, *places = self._keys.by_hash()
+        hashes, values, *coordinates = self._keys.by_hash()
         if not len(hashes):
             return 0, 0, None
         order = np.lexsort((values, hashes))  # stable: rows with one value stay in log order
@@ -168,15 +168,15 @@ class RepeatCounter:
         example = None
         if len(further):
             pair = np.sort(order[further[0] : further[0] + 2])
-            example = (self._place(places, pair[0]), self._place(places, pair[1]))
+            example = (self._find_coordinate(coordinates, pair[0]), self._find_coordinate(coordinates, pair[1]))
         factor = self._keys.factor
         return int(len(hashes) - same_key.sum()) * factor, len(further) * factor, example
 
-    def _copies(self) -> tuple[Copies, ...]:
+    def _group_copies(self) -> tuple[Copies, ...]:
         """Returns the copies by cause, the most frequent first. Each is compared with the equal row before it."""
-        hashes, *places = self._values.by_hash()
+        hashes, *coordinates = self._values.by_hash()
         copies = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
-        numbers, offsets, times = places
+        numbers, offsets, times = coordinates
         near = (numbers[copies] == numbers[copies - 1]) & (offsets[copies] - offsets[copies - 1] <= NEAR_OFFSETS)
         same_time = times[copies] == times[copies - 1]
         of_cause = {
@@ -184,17 +184,20 @@ class RepeatCounter:
             Cause.WRITTEN_AGAIN: same_time & ~near,
             Cause.SENT_AGAIN: ~same_time,
         }
-        grouped = [self._of_cause(cause, copies[chosen], places) for cause, chosen in of_cause.items()]
+        grouped = [self._build_copies(cause, copies[chosen], coordinates) for cause, chosen in of_cause.items()]
         return tuple(sorted((c for c in grouped if c.records), key=lambda c: -c.records))
 
-    def _of_cause(self, cause: Cause, rows: np.ndarray, places: Sequence[np.ndarray]) -> Copies:
-        first = rows[np.lexsort((places[1][rows], places[0][rows]))[:EXAMPLES]]
-        examples = tuple((self._place(places, row - 1), self._place(places, row)) for row in first.tolist())
+    def _build_copies(self, cause: Cause, rows: np.ndarray, coordinates: Sequence[np.ndarray]) -> Copies:
+        first = rows[np.lexsort((coordinates[1][rows], coordinates[0][rows]))[:EXAMPLES]]
+        examples = tuple(
+            (self._find_coordinate(coordinates, row - 1), self._find_coordinate(coordinates, row))
+            for row in first.tolist()
+        )
         return Copies(cause, len(rows) * self._values.factor, examples)
 
-    def _place(self, places: Sequence[np.ndarray], row: int) -> Place:
-        number, offset, time = (int(column[row]) for column in places)
-        return Place(self._partitions[number], offset, None if time == NO_TIME else time)
+    def _find_coordinate(self, coordinates: Sequence[np.ndarray], row: int) -> Coordinate:
+        number, offset, time = (int(column[row]) for column in coordinates)
+        return Coordinate(self._partitions[number], offset, None if time == NO_TIME else time)
 
 
 NO_TIME = -(1 << 63)

@@ -44,7 +44,7 @@ class PartitionAccount:
         return self.counts.total + self.lost + self.skipped + self.retired
 
 
-def partition_accounts(
+def build_accounts(
     state: State, settings: WindowSettings, window: int, receipts: Iterable[Receipt]
 ) -> tuple[PartitionAccount, ...]:
     """Returns the account of each partition that the window (its start, ms) has offsets of, from its receipts."""
@@ -52,14 +52,14 @@ def partition_accounts(
     for r in receipts:
         counts[r.slice.key] = counts.get(r.slice.key, Counts()) + r.counts
     keys = sorted({*state.known(), *counts})
-    return tuple(_account(state, key, settings, window, counts) for key in keys)
+    return tuple(_build_account(state, key, settings, window, counts) for key in keys)
 
 
-def _account(
+def _build_account(
     state: State, key: Key, settings: WindowSettings, window: int, counts: Mapping[Key, Counts]
 ) -> PartitionAccount:
-    start = windows.boundary_of(state, key, window)
-    end = windows.boundary_of(state, key, window + settings.length)
+    start = windows.find_boundary(state, key, window)
+    end = windows.find_boundary(state, key, window + settings.length)
 
     def count(ranges: Accounted) -> int:
         within = () if start is None or end is None else intersect(ranges.get(key, ()), Range(start, end))

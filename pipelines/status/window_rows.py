@@ -21,7 +21,7 @@ from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.rows.row_format import KAFKA_FIELDS, RawFormat, offset_column, time_column
 from sluice.pipelines.records.rows.row_hashes import combine, hash_rows, is_valid
 from sluice.pipelines.schema.arrays import int64s
-from sluice.pipelines.status.repeats import NO_TIME, Place, RepeatCounter, Repeats
+from sluice.pipelines.status.repeats import NO_TIME, Coordinate, RepeatCounter, Repeats
 
 _ROWS = 1 << 16
 _MOST = 1 << 20
@@ -33,15 +33,15 @@ _RAW = frozenset(RawFormat.schema.names) - {"value"}
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """Rows with a timestamp before the window, or after it: `median` and `most` are how far (ms).
+    """Rows with a timestamp before the window, or after it: `median` and `furthest_ms` are how far (ms).
 
     `windows` has the number of rows by the start of the window (ms) of their timestamp, the most frequent first.
     """
 
     records: int = 0
     median: int = 0
-    most: int = 0
-    furthest: Place | None = None
+    furthest_ms: int = 0
+    furthest: Coordinate | None = None
     windows: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -51,14 +51,14 @@ class WindowRows:
     timestamp. `untimed` have no timestamp. `twice` are records that are in the files twice: always none."""
 
     rows: int
-    ends: Mapping[Key, tuple[Place, Place]]
-    earliest: Place | None
-    latest: Place | None
+    ends: Mapping[Key, tuple[Coordinate, Coordinate]]
+    earliest: Coordinate | None
+    latest: Coordinate | None
     late: Outside
     early: Outside
     untimed: int
     repeats: Repeats
-    twice: tuple[Place, ...] = ()
+    twice: tuple[Coordinate, ...] = ()
 
 
 def read_rows(
@@ -71,21 +71,21 @@ def read_rows(
     reading = _Reading(window, by)
     total = sum(p.rows for _, p in parts)
     for s, part in parts:
-        for rows in _rows_of(lake, part, reading):
+        for rows in _read_part(lake, part, reading):
             reading.add(s.key, rows)
             report(Progress("reading", reading.rows, total))
-    return reading.result()
+    return reading.build()
 
 
-def _rows_of(lake: Lake, part: Part, reading: _Reading) -> Iterator[pa.RecordBatch]:
+def _read_part(lake: Lake, part: Part, reading: _Reading) -> Iterator[pa.RecordBatch]:
     with parquet.open_parquet(lake, part.path) as file:
         names = reading.choose_columns(file.schema_arrow)
-        groups, before = parquet.row_groups(file.metadata, part)
+        groups, before = parquet.find_row_groups(file.metadata, part)
         yield from parquet.own_rows(parquet.read(file, part.path, _ROWS, names, groups), part, before)
 
 
 class _Reading:
-    """The sums over the rows so far."""
+    """Sums over the rows that were added."""
 
     def __init__(self, window: Range, by: Sequence[str]) -> None:
         self.rows = self._untimed = 0
@@ -94,20 +94,20 @@ class _Reading:
         self._repeats = RepeatCounter(by)
         self._late = _Distances(window.span, lambda times: window.start - times)
         self._early = _Distances(window.span, lambda times: times - window.end + 1)
-        self._ends: dict[Key, tuple[Place, Place]] = {}
-        self._extremes: tuple[Place | None, Place | None] = None, None
-        self._twice: list[Place] = []
+        self._ends: dict[Key, tuple[Coordinate, Coordinate]] = {}
+        self._extremes: tuple[Coordinate | None, Coordinate | None] = None, None
+        self._twice: list[Coordinate] = []
 
     def choose_columns(self, schema: pa.Schema) -> list[str]:
         """Returns the columns to read of a file: coordinates, keys and values, but no headers."""
-        wanted = {offset_column(schema), time_column(schema), *(self._by or (_key_column(schema),))}
-        return [name for name in schema.names if name in wanted or name not in _coordinates(schema)]
+        wanted = {offset_column(schema), time_column(schema), *(self._by or (_choose_key(schema),))}
+        return [name for name in schema.names if name in wanted or name not in _list_coordinates(schema)]
 
     def add(self, key: Key, rows: pa.RecordBatch) -> None:
         """Add rows of one partition, in log order."""
         self.rows += rows.num_rows
-        offsets = int64s(_column(rows, offset_column(rows.schema)))
-        times = _times(_column(rows, time_column(rows.schema)))
+        offsets = int64s(_get_column(rows, offset_column(rows.schema)))
+        times = _read_times(_get_column(rows, time_column(rows.schema)))
         self._check_order(key, offsets)
         self._note_ends(key, offsets, times)
         timed = times != NO_TIME
@@ -115,15 +115,15 @@ class _Reading:
         self._late.add(key, offsets, times, timed & (times < self._window.start))
         self._early.add(key, offsets, times, timed & (times >= self._window.end))
         keys, there = self._hash_keys(rows)
-        named = zip(rows.schema.names, rows.columns, strict=True)
-        payload = [(name, column) for name, column in named if name not in _coordinates(rows.schema)]
+        pairs = zip(rows.schema.names, rows.columns, strict=True)
+        payload = [(name, column) for name, column in pairs if name not in _list_coordinates(rows.schema)]
         values = combine(np.where(there, keys, np.uint64(0)), hash_rows(payload, rows.num_rows))
         self._repeats.add(key, offsets, times, (keys, there), values)
 
     def _hash_keys(self, rows: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
         """Returns the hash of each row's key, and whether it has one: none of its columns is null."""
-        names = [n for n in self._by or (_key_column(rows.schema),) if n in rows.schema.names]
-        columns = [(name, _column(rows, name)) for name in names]
+        names = [n for n in self._by or (_choose_key(rows.schema),) if n in rows.schema.names]
+        columns = [(name, _get_column(rows, name)) for name in names]
         there = np.full(rows.num_rows, len(names) == max(len(self._by), 1))
         for _, column in columns:
             there &= is_valid(column)
@@ -133,32 +133,34 @@ class _Reading:
         """Note offsets that do not increase: the record is in the files twice."""
         last = self._ends[key][1].offset if key in self._ends else -1
         repeated = offsets[offsets <= np.maximum.accumulate(np.concatenate([[last], offsets]))[:-1]]
-        self._twice += [Place(key, offset, None) for offset in repeated.tolist()[: _WINDOWS - len(self._twice)]]
+        self._twice += [Coordinate(key, offset, None) for offset in repeated.tolist()[: _WINDOWS - len(self._twice)]]
 
     def _note_ends(self, key: Key, offsets: np.ndarray, times: np.ndarray) -> None:
-        first, last = (_place(key, offsets, times, at) for at in (0, -1))
+        first, last = (_find_coordinate(key, offsets, times, at) for at in (0, -1))
         self._ends[key] = (self._ends[key][0] if key in self._ends else first, last)
         timed = np.flatnonzero(times != NO_TIME)
         if not len(timed):
             return
-        least, most = (_place(key, offsets, times, int(timed[at(times[timed])])) for at in (np.argmin, np.argmax))
+        first, last = (
+            _find_coordinate(key, offsets, times, int(timed[at(times[timed])])) for at in (np.argmin, np.argmax)
+        )
         before, after = self._extremes
         self._extremes = (
-            least if before is None or _time(least) < _time(before) else before,
-            most if after is None or _time(most) > _time(after) else after,
+            first if before is None or _time(first) < _time(before) else before,
+            last if after is None or _time(last) > _time(after) else after,
         )
 
-    def result(self) -> WindowRows:
+    def build(self) -> WindowRows:
         earliest, latest = self._extremes
         return WindowRows(
             self.rows,
             self._ends,
             earliest,
             latest,
-            self._late.result(),
-            self._early.result(),
+            self._late.build(),
+            self._early.build(),
             self._untimed,
-            self._repeats.result(),
+            self._repeats.build(),
             tuple(self._twice),
         )
 
@@ -172,7 +174,7 @@ class _Distances:
         self._every = 1
         self._chunks: list[np.ndarray] = []
         self._most = 0
-        self._furthest: Place | None = None
+        self._furthest: Coordinate | None = None
         self._windows: Counter[int] = Counter()
 
     def add(self, key: Key, offsets: np.ndarray, times: np.ndarray, chosen: np.ndarray) -> None:
@@ -184,14 +186,14 @@ class _Distances:
         self._records += len(rows)
         at = int(np.argmax(distances))
         if distances[at] > self._most:
-            self._most, self._furthest = int(distances[at]), _place(key, offsets, times, int(rows[at]))
+            self._most, self._furthest = int(distances[at]), _find_coordinate(key, offsets, times, int(rows[at]))
         starts, counts = np.unique(times[rows] // self._length, return_counts=True)
         self._windows.update(dict(zip((starts * self._length).tolist(), counts.tolist(), strict=True)))
         if len(self._windows) > _MOST:
             self._windows = Counter(dict(self._windows.most_common(_MOST // 2)))
-        self._hold(distances[:: self._every])
+        self._append(distances[:: self._every])
 
-    def _hold(self, distances: np.ndarray) -> None:
+    def _append(self, distances: np.ndarray) -> None:
         self._chunks.append(distances)
         self._held += len(distances)
         while self._held > _MOST:
@@ -199,35 +201,35 @@ class _Distances:
             self._chunks = [np.concatenate(self._chunks)[::2]]
             self._held = len(self._chunks[0])
 
-    def result(self) -> Outside:
+    def build(self) -> Outside:
         if not self._records:
             return Outside()
         median = int(np.median(np.concatenate(self._chunks)))
         return Outside(self._records, median, self._most, self._furthest, dict(self._windows.most_common(_WINDOWS)))
 
 
-def _column(rows: pa.RecordBatch, name: str) -> pa.Array:
+def _get_column(rows: pa.RecordBatch, name: str) -> pa.Array:
     return rows.column(rows.schema.get_field_index(name))
 
 
-def _coordinates(schema: pa.Schema) -> frozenset[str]:
-    return _TYPED if _key_column(schema) in _TYPED else _RAW
+def _list_coordinates(schema: pa.Schema) -> frozenset[str]:
+    return _TYPED if _choose_key(schema) in _TYPED else _RAW
 
 
-def _key_column(schema: pa.Schema) -> str:
+def _choose_key(schema: pa.Schema) -> str:
     return "kafka_key" if "kafka_key" in schema.names else "key"
 
 
-def _times(column: pa.Array) -> np.ndarray:
+def _read_times(column: pa.Array) -> np.ndarray:
     """Returns the timestamps in ms; NO_TIME for nulls."""
     times = np.frombuffer(column.buffers()[1], np.int64, len(column), column.offset * 8)
     return np.where(is_valid(column), times, NO_TIME) if column.null_count else times
 
 
-def _place(key: Key, offsets: np.ndarray, times: np.ndarray, at: int) -> Place:
+def _find_coordinate(key: Key, offsets: np.ndarray, times: np.ndarray, at: int) -> Coordinate:
     time = int(times[at])
-    return Place(key, int(offsets[at]), None if time == NO_TIME else time)
+    return Coordinate(key, int(offsets[at]), None if time == NO_TIME else time)
 
 
-def _time(place: Place) -> int:
-    return place.timestamp or 0
+def _time(coordinate: Coordinate) -> int:
+    return coordinate.timestamp or 0

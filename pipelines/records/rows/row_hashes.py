@@ -1,7 +1,7 @@
 """64-bit hashes of rows, to find equal ones among millions without holding their values.
 
 The hashes are seeded for each process, so that records cannot be made to collide. Rows with equal values have equal
-hashes, whatever the order of their columns. An integer or float hashes the same in each width, and a missing column
+hashes in any order of their columns. An integer or float hashes the same in each width, and a missing column
 like a column of nulls.
 """
 
@@ -23,18 +23,18 @@ def hash_rows(columns: Iterable[tuple[str, pa.Array]], rows: int) -> np.ndarray:
     """Returns a uint64 for each of the `rows` of these named columns. Nulls add nothing."""
     total = np.zeros(rows, np.uint64)
     for name, column in columns:
-        hashes = scramble(hash_values(column) ^ np.uint64(hash(name) & 0xFFFFFFFFFFFFFFFF))
+        hashes = mix(hash_values(column) ^ np.uint64(hash(name) & 0xFFFFFFFFFFFFFFFF))
         hashes[~is_valid(column)] = 0
         total += hashes
-    return scramble(total)
+    return mix(total)
 
 
 def combine(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Returns the hashes of pairs."""
-    return scramble(first * _GOLDEN + second)
+    return mix(first * _GOLDEN + second)
 
 
-def scramble(hashes: np.ndarray) -> np.ndarray:
+def mix(hashes: np.ndarray) -> np.ndarray:
     """Returns the values mixed by the seed and the finalizer of SplitMix64, one to one."""
     x = hashes ^ _SEED
     x = (x ^ (x >> np.uint64(30))) * _FIRST
@@ -49,10 +49,10 @@ def is_valid(column: pa.Array) -> np.ndarray:
     bitmap = column.buffers()[0]
     if bitmap is None or not column.null_count:
         return np.ones(len(column), bool)
-    return _bits(bitmap, column.offset, len(column))
+    return _unpack_bits(bitmap, column.offset, len(column))
 
 
-def _bits(bitmap: pa.Buffer, offset: int, count: int) -> np.ndarray:
+def _unpack_bits(bitmap: pa.Buffer, offset: int, count: int) -> np.ndarray:
     bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), count=offset + count, bitorder="little")
     return bits[offset:].astype(bool)
 
@@ -65,13 +65,13 @@ def hash_values(column: pa.Array) -> np.ndarray:
     if pa.types.is_null(kind):
         return np.zeros(len(column), np.uint64)
     if pa.types.is_boolean(kind):
-        return scramble(_bits(column.buffers()[1], column.offset, len(column)).astype(np.uint64))
+        return mix(_unpack_bits(column.buffers()[1], column.offset, len(column)).astype(np.uint64))
     if pa.types.is_struct(kind):
         return hash_rows([(f.name, column.field(i)) for i, f in enumerate(kind)], len(column))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
         return _hash_lists(column)
     if _is_bytes(kind):
-        return scramble(_hash_bytes(column))
+        return mix(_hash_bytes(column))
     return _hash_numbers(column)
 
 
@@ -103,7 +103,7 @@ def _hash_numbers(column: pa.Array) -> np.ndarray:
         width = kind.bit_width // 8
         values = np.frombuffer(column.buffers()[1], f"{letter}{width}", count, column.offset * width)
         wide = values.astype(np.float64 if letter == "f" else np.int64 if letter == "i" else np.uint64)
-        return scramble(wide.view(np.uint64))
+        return mix(wide.view(np.uint64))
     width = kind.byte_width
     raw = np.frombuffer(column.buffers()[1], np.uint8, count * width, column.offset * width).reshape(count, width)
     words = np.zeros((count, -(-width // _WORD) * _WORD), np.uint8)
