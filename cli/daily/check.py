@@ -12,9 +12,8 @@ from rich.text import Text
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options import parsing, window_options
-from sluice.cli.terminal.number_format import count, size
+from sluice.cli.terminal.number_format import count, label_partitions, size
 from sluice.cli.terminal.output import bad, facts, good, heading, safe, table, warn
-from sluice.cli.terminal.partition_labels import label_partitions
 from sluice.pipelines.util.units import many, show_about, show_instant, show_window
 
 if TYPE_CHECKING:

@@ -184,7 +184,7 @@ def _describe_open(feed: Feed, window: int) -> Reason:
 def _list_reasons(feed: Feed, ledger: Ledger, status: FeedStatus, s: WindowStanding) -> Iterator[Reason]:
     """Yields the causes, and last the command that completes the window."""
     name = show_window(s.window)
-    pending = {o.key.tp for o in s.owes}
+    pending = {o.key.tp for o in s.pending}
     met, refused = (None, None) if s.batch is None else (status.met.get(s.batch), status.refused.get(s.batch))
     if met and s.standing is Standing.RUNNING:
         yield Reason(str(met), f"wait for it: sluice wait {feed.name} --window {name}")
@@ -209,7 +209,7 @@ def _list_failures(ledger: Ledger, status: FeedStatus, s: WindowStanding) -> Ite
     batch = None if s.batch is None else ledger.read().batches.get(s.batch)
     if batch is None or batch.published is None:
         return
-    pending = {o.key for o in s.owes}
+    pending = {o.key for o in s.pending}
     for f in ledger.publication(batch).failures:
         if f.slice.window == s.window and f.slice.key in pending:
             yield Reason(f"batch {batch.id} failed in {f.slice}: {f.message}", f.remedy)
@@ -217,15 +217,15 @@ def _list_failures(ledger: Ledger, status: FeedStatus, s: WindowStanding) -> Ite
 
 def _describe_pending(s: WindowStanding) -> str:
     """`orders:1 [75, 100) is pending, and 25 offsets of 3 more partitions`."""
-    first = s.owes[:_NAMED]
+    first = s.pending[:_NAMED]
     if not first:
         return "no run has read it"
     texts = [
         f"{o.key} (its end is not pinned)" if o.ranges is None else f"{o.key} {', '.join(map(str, o.ranges[:_NAMED]))}"
         for o in first
     ]
-    rest = f" and {many(len(s.owes) - len(first), 'more partition')}" if len(s.owes) > len(first) else ""
-    return f"{'; '.join(texts)}{rest} {'is' if len(s.owes) == 1 else 'are'} pending"
+    rest = f" and {many(len(s.pending) - len(first), 'more partition')}" if len(s.pending) > len(first) else ""
+    return f"{'; '.join(texts)}{rest} {'is' if len(s.pending) == 1 else 'are'} pending"
 
 
 _NAMED = 3
