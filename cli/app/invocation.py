@@ -122,17 +122,6 @@ class Session:
             cache.ready(report)
         return time.monotonic() - began
 
-    def lay_out_classes(self) -> float:
-        """Make the archive from which Spark's JVM starts here, unless it is there. Returns the seconds that it took."""
-        from sluice.resources.spark import jvm
-
-        if jvm.is_prepared():
-            return 0.0
-        began = time.monotonic()
-        self.terminal.note("laying out Spark's classes, from which it starts faster (once for this Java; about 10 s)")
-        jvm.prepare()
-        return time.monotonic() - began
-
     def begin_spark(self, feed: Feed, catching_up: Sequence[Feed] = (), open_ports: OpenPorts | None = None) -> None:
         """Spark starts on this machine while the caller loads Dagster and plans the batch: both take seconds. Where
         feeds only catch up, it starts if one of them may have something pending, by edges that `open_ports` opens."""

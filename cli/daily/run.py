@@ -135,6 +135,7 @@ def run(
     for error in broken:
         session.terminal.fail(error)
     session.terminal.print_document(run_view.document(of_feeds, took, broken, profile=profile))
+    archive_classes()
     return max((e.exit_code for e in (*broken, *(e for f in of_feeds for e in f.errors))), default=0)
 
 
@@ -243,6 +244,15 @@ class _RunView:
             self._terminal.fail(error)
 
 
+def archive_classes() -> None:
+    """Archive the classes of Spark's JVM in the background if this process started one without an archive."""
+    if "sluice.resources.spark.engine" in sys.modules:
+        from sluice.resources.spark import engine, jvm
+
+        if engine.has_slow_start():
+            jvm.prepare_in_background()
+
+
 def _measure_wait() -> float:
     """Returns the seconds that the command's first run has waited for; 0 for later runs."""
     return 0.0 if _EXECUTION in sys.modules else process.age() or 0.0
@@ -295,11 +305,11 @@ def _find_window(session: Session, feed: Feed, run: TimedRun) -> WindowStanding 
 
 
 def _compile_locally(session: Session, feed: Feed) -> float:
-    """Compile loops and lay out Spark's classes if tasks run on this machine. Returns the seconds that it took."""
+    """Compile loops if tasks run on this machine. Returns the seconds that it took."""
     from sluice.resources.spark.executors import is_local
 
     extras.require("dagster", "pyspark")  # reported before minutes of compiling
-    return session.compile() + session.lay_out_classes() if is_local(feed.spark) else 0.0
+    return session.compile() if is_local(feed.spark) else 0.0
 
 
 class _RunRecorder(MetRecorder):

@@ -182,6 +182,7 @@ def demo(
         stack.enter_context(_kafka(session, folder, keep, secure, lines, events))
         own = Session(session.terminal, folder, session.debug)
         report = _Show(own, own.feed(FEED)).all(records)
+    run.archive_classes()
     took = time.monotonic() - began
     session.terminal.show(*([_gone(took)] if lake is LakeKind.S3 else _closing(folder, keep, took)))
     session.terminal.print_document({"project": str(folder), "seconds": time.monotonic() - began, **report})

@@ -170,10 +170,10 @@ def cache() -> Path:
 
 
 @contextlib.contextmanager
-def locking(path: Path) -> Iterator[None]:
-    """Wait for other processes that hold this file's lock, and hold it."""
+def locking(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold this file's lock. Without `wait`, raise BlockingIOError if another process holds it."""
     with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 
 

@@ -88,6 +88,8 @@ _printed: list[int] = []
 _PRINTED_BYTES = 100_000
 _begun: list[SparkSettings] = []
 """The settings with which this process last began Spark; empty before the first start."""
+_slow_starts: list[bool] = []
+"""For each JVM that this process started without an archive of classes: whether its tasks run here."""
 T = TypeVar("T")
 
 
@@ -353,6 +355,11 @@ def _compiled_there(spark: SparkContext, application: str) -> None:
         spark.parallelize(range(tasks), tasks).foreachPartition(executor.prepare)
 
 
+def has_slow_start() -> bool:
+    """Return whether this process started a local Spark's JVM without the archive of its classes."""
+    return any(_slow_starts)
+
+
 def _elsewhere(call: Callable[[], T]) -> Future[T]:
     """Call it in a thread of its own, so that an interrupt ends only Python's wait, and at once.
 
@@ -613,6 +620,7 @@ def _context(settings: SparkSettings, output: BinaryIO) -> SparkContext:
     from pyspark.java_gateway import launch_gateway
 
     if gateway is None:
+        _slow_starts.append(is_local(settings))
         popen = {"stdout": output, "stderr": output}
         gateway = launch_gateway(SparkConf().setAll(public), popen)  # type: ignore[no-untyped-call]
     return SparkContext(conf=SparkConf().setAll(list(conf.items())), gateway=gateway)

@@ -1,6 +1,7 @@
 """Spark's JVM on this machine, started with its classes laid out in advance (class-data sharing, JEP 350).
 
-    python -m sluice.resources.spark.jvm        make the archive now, for example in an image
+    python -m sluice.resources.spark.jvm            make the archive now, for example in an image
+    python -m sluice.resources.spark.jvm --idle     the same at low priority, unless another process makes it
 
 Starting Spark loads and checks nine thousand classes out of 280 jars. An archive of them is made once for a user, a
 Java and a PySpark, by a Spark that runs one job and ends. It lies under XDG_CACHE_HOME (else ~/.cache), next to the
@@ -47,6 +48,7 @@ _TRAINING = 120.0
 _AGAIN = 86_400.0
 """Seconds after which a failed archive is retried: the machine may have been busy."""
 _PREFIX, _ARGUMENTS = "spark-jvm-", "arguments.json"
+_IDLE = "--idle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,20 +153,35 @@ def is_prepared() -> bool:
     return True
 
 
-def prepare() -> bool:
+def prepare(*, wait: bool = True) -> bool:
     """Make the archive unless it is there; return whether there is one now.
 
-    If it cannot be made, Spark starts as usual, and a later call retries after a day.
+    If it cannot be made, Spark starts as usual, and a later call retries after a day. Without `wait`, do nothing while
+    another process makes it.
     """
     if not is_prepared():
         with suppress(OSError):
             folder = _place()
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with java.locking(folder.with_name(folder.name + ".lock")):
+            with java.locking(folder.with_name(folder.name + ".lock"), wait=wait):
                 if not is_prepared():
-                    _remove_useless(folder.parent)
+                    _remove_useless(folder)
                     _make(folder)
     return find_archive() is not None
+
+
+def prepare_in_background() -> None:
+    """Make the archive in a process that outlives this one, unless it is there."""
+    if not is_prepared():
+        with suppress(OSError):
+            subprocess.Popen(
+                [sys.executable, "-m", "sluice.resources.spark.jvm", _IDLE],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,
+            )
 
 
 def _make(folder: Path) -> None:
@@ -189,9 +206,11 @@ def _was_given_up(folder: Path) -> bool:
     return False
 
 
-def _remove_useless(folder: Path) -> None:
-    """Remove archives of jars that are gone, for example after an environment was rebuilt."""
-    for path in folder.glob(f"{_PREFIX}*/{_ARGUMENTS}"):
+def _remove_useless(archive: Path) -> None:
+    """Remove archives of jars that are gone, and files of killed processes that were making this archive."""
+    for unfinished in archive.parent.glob(f"{archive.name}.*/"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+    for path in archive.parent.glob(f"{_PREFIX}*/{_ARGUMENTS}"):
         with suppress(OSError, ValueError, KeyError):
             if not Path(json.loads(path.read_text())["jars"]).is_dir():
                 shutil.rmtree(path.parent)
@@ -207,4 +226,6 @@ def _place() -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(0 if prepare() else "Spark's JVM starts without an archive of its classes here")
+    if _IDLE in sys.argv:
+        os.nice(10)
+    sys.exit(0 if prepare(wait=_IDLE not in sys.argv) else "Spark's JVM starts without an archive of its classes here")

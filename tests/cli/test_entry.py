@@ -12,7 +12,6 @@ import pytest
 from kafka import KafkaProducer
 
 from sluice.resources.local.local_kafka import LocalKafka
-from sluice.resources.spark import jvm
 from tests.cli.conftest import FEED
 
 INTERRUPTED = """
@@ -37,7 +36,6 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def _interrupted(*arguments: str) -> None:
     """The command is interrupted when it first imports the module that the last argument names."""
-    jvm.prepare()  # a first run would say that it lays classes out
     said = run(INTERRUPTED, *arguments)
     assert (said.returncode, said.stdout, said.stderr) == (130, "", "interrupted\n")
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from sluice.pipelines.feed.sections import SparkSettings
+from sluice.resources.local import java
 from sluice.resources.spark import engine, jvm
 
 
@@ -82,6 +85,33 @@ def test_settings_of_ones_own_for_the_jvm_go_to_pysparks_launcher(monkeypatch: p
     assert not jvm.fits({})
 
 
+def test_in_the_background_an_archive_is_not_made_twice_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(jvm, "_make", lambda folder: pytest.fail("another process makes it"))
+    target = jvm._place()
+    target.parent.mkdir()
+    with java.locking(target.with_name(target.name + ".lock")):
+        assert not jvm.prepare(wait=False)
+        command = [sys.executable, "-m", "sluice.resources.spark.jvm", "--idle"]
+        assert subprocess.run(command, capture_output=True, check=False).returncode == 1
+
+
+def test_the_background_process_is_not_repeated_after_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    commands: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: commands.append(command))
+    jvm.prepare_in_background()
+    assert [c[1:] for c in commands] == [["-m", "sluice.resources.spark.jvm", "--idle"]]
+    jvm._failure_path(jvm._place()).parent.mkdir(exist_ok=True)
+    jvm._failure_path(jvm._place()).touch()
+    jvm.prepare_in_background()
+    assert len(commands) == 1
+
+
 def test_an_archive_of_jars_that_are_gone_is_removed_when_another_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +119,10 @@ def test_an_archive_of_jars_that_are_gone_is_removed_when_another_is_made(
     gone = tmp_path / "sluice" / "spark-jvm-000000000000"
     gone.mkdir(parents=True)
     (gone / "arguments.json").write_text(json.dumps({"jars": str(tmp_path / "nowhere")}))
+    unfinished = jvm._place().with_name(jvm._place().name + ".killed")
+    unfinished.mkdir()
     monkeypatch.setattr(jvm, "_TRAINING", 0.01)
     assert not jvm.prepare()  # it takes longer than that
     assert not gone.exists()
+    assert not unfinished.exists()
     assert jvm.is_prepared()  # it is not tried again
