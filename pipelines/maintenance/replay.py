@@ -217,7 +217,7 @@ class _SliceReplay:
         for rows in self._desk.rows((self._old,), PartKind.LANDED, visible_path):
             now = recast(rows, self._schema)
             if self._checks:
-                self._sorter.seen.add(Formatted(now, tallies=self._checks.hold(now).tallies))
+                self._sorter.seen.add(Formatted(now, tallies=self._checks.check(now).tallies))
             yield now
 
     def _reland(self, notes: pq.ParquetWriter) -> Rows:

@@ -89,25 +89,25 @@ def inlined(f: F) -> F:
 def byte(typingctx, buf, at):  # type: ignore[no-untyped-def]
     """The byte at `at` as an int64; the caller has checked that it is there."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def emit(context, builder, signature, args):  # type: ignore[no-untyped-def]
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
         return builder.zext(builder.load(builder.gep(data, [args[1]])), ir.IntType(64))
 
-    return types.int64(buf, types.int64), codegen
+    return types.int64(buf, types.int64), emit
 
 
 @intrinsic
 def word(typingctx, buf, at):  # type: ignore[no-untyped-def]
     """Eight bytes from `at` as a little-endian uint64; the caller has checked that they are there."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def emit(context, builder, signature, args):  # type: ignore[no-untyped-def]
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
         address = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(64).as_pointer())
         loaded = builder.load(address)
         loaded.align = 1
         return loaded
 
-    return types.uint64(buf, types.int64), codegen
+    return types.uint64(buf, types.int64), emit
 
 
 # Plain indexing checks the sign of an index first, to count from the end: a tenth of the time in the innermost loops.
@@ -117,52 +117,52 @@ def word(typingctx, buf, at):  # type: ignore[no-untyped-def]
 def cell(typingctx, table, row, column):  # type: ignore[no-untyped-def]
     """An int64 of a table with CELLS columns; the caller knows that it is there."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def emit(context, builder, signature, args):  # type: ignore[no-untyped-def]
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
         index = builder.add(builder.mul(args[1], ir.Constant(ir.IntType(64), CELLS)), args[2])
         return builder.load(builder.gep(data, [index]))
 
-    return types.int64(table, types.int64, types.int64), codegen
+    return types.int64(table, types.int64, types.int64), emit
 
 
 @intrinsic
 def item(typingctx, numbers, at):  # type: ignore[no-untyped-def]
     """An int64 of an array; the caller knows that it is there."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def emit(context, builder, signature, args):  # type: ignore[no-untyped-def]
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
         return builder.load(builder.gep(data, [args[1]]))
 
-    return types.int64(numbers, types.int64), codegen
+    return types.int64(numbers, types.int64), emit
 
 
 @intrinsic
 def put(typingctx, numbers, at, number):  # type: ignore[no-untyped-def]
     """Write an int64 into an array; the caller knows that there is room."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def emit(context, builder, signature, args):  # type: ignore[no-untyped-def]
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
         builder.store(args[2], builder.gep(data, [args[1]]))
         return context.get_dummy_value()
 
-    return types.void(numbers, types.int64, types.int64), codegen
+    return types.void(numbers, types.int64, types.int64), emit
 
 
 @intrinsic
 def trailing_zeros(typingctx, x):  # type: ignore[no-untyped-def]
     """Of a uint64 that is not 0."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def emit(context, builder, signature, args):  # type: ignore[no-untyped-def]
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
 
-    return types.int64(types.uint64), codegen
+    return types.int64(types.uint64), emit
 
 
 @intrinsic
 def prefetch(typingctx, buf, at):  # type: ignore[no-untyped-def]
     """Ask for the byte at `at`, and those around it, to be read soon; it need not be there."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def emit(context, builder, signature, args):  # type: ignore[no-untyped-def]
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
         kind = ir.FunctionType(ir.VoidType(), [data.type, ir.IntType(32), ir.IntType(32), ir.IntType(32)])
         function = _function(builder.module, kind, "llvm.prefetch.p0i8")
@@ -170,12 +170,12 @@ def prefetch(typingctx, buf, at):  # type: ignore[no-untyped-def]
         builder.call(function, [builder.gep(data, [args[1]]), read, keep, of_data])
         return context.get_dummy_value()
 
-    return types.void(buf, types.int64), codegen
+    return types.void(buf, types.int64), emit
 
 
 @intrinsic
 def _memcpy(typingctx, dst, dst_at, src, src_at, size):  # type: ignore[no-untyped-def]
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def emit(context, builder, signature, args):  # type: ignore[no-untyped-def]
         target = context.make_array(signature.args[0])(context, builder, args[0])
         source = context.make_array(signature.args[2])(context, builder, args[2])
         to = builder.gep(target.data, [args[1]])
@@ -183,12 +183,12 @@ def _memcpy(typingctx, dst, dst_at, src, src_at, size):  # type: ignore[no-untyp
         _raw_memcpy(builder, to, fro, args[4], 1)
         return context.get_dummy_value()
 
-    return types.void(dst, types.int64, src, types.int64, types.int64), codegen
+    return types.void(dst, types.int64, src, types.int64, types.int64), emit
 
 
 @intrinsic
-def _sixteen(typingctx, dst, dst_at, src, src_at):  # type: ignore[no-untyped-def]
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+def _copy_sixteen(typingctx, dst, dst_at, src, src_at):  # type: ignore[no-untyped-def]
+    def emit(context, builder, signature, args):  # type: ignore[no-untyped-def]
         two = ir.VectorType(ir.IntType(64), 2).as_pointer()
         target = context.make_array(signature.args[0])(context, builder, args[0])
         source = context.make_array(signature.args[2])(context, builder, args[2])
@@ -198,14 +198,14 @@ def _sixteen(typingctx, dst, dst_at, src, src_at):  # type: ignore[no-untyped-de
         stored.align = 1
         return context.get_dummy_value()
 
-    return types.void(dst, types.int64, src, types.int64), codegen
+    return types.void(dst, types.int64, src, types.int64), emit
 
 
 @inner
 def copy(dst: Array, dst_at: int, src: Array, src_at: int, size: int) -> None:
     """`size` bytes, and up to 16 where both sides have them: what follows in `dst` is not yet written."""
     if size <= 16 and dst_at >= 0 and src_at >= 0 and dst_at + 16 <= dst.size and src_at + 16 <= src.size:
-        _sixteen(dst, dst_at, src, src_at)
+        _copy_sixteen(dst, dst_at, src, src_at)
         return
     # Callers have checked both ends; this stands between a mistake of theirs and memory.
     if size < 0 or dst_at < 0 or src_at < 0 or size > dst.size - dst_at or size > src.size - src_at:

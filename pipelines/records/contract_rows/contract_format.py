@@ -63,7 +63,7 @@ class RowChecks:
         self._rows: list[_RowCheck] = []
         self._looked_at: list[int] = []
 
-    def hold(self, rows: pa.RecordBatch) -> RowResults:
+    def check(self, rows: pa.RecordBatch) -> RowResults:
         """Check landed rows against the contract. Tombstones are left out."""
         if self._schema is None:
             self._prepare(rows.schema)
@@ -165,7 +165,7 @@ class ContractFormat:
         """The other format's pieces, without the rows that break a critical expectation."""
         for piece in self._behind.convert(s, chunk):
             began = perf_counter_ns()
-            results = self._checks.hold(piece.landed)
+            results = self._checks.check(piece.landed)
             if len(results.broken.rows):
                 piece = self._without(s, chunk, piece, results.broken)
             yield replace(piece, tallies=results.tallies, validate_ns=perf_counter_ns() - began)

@@ -57,7 +57,7 @@ def _table(regex: str) -> Array | None:
     at = 1
     while at < len(regex) - 1:
         piece = _PIECE.match(regex, at, len(regex) - 1)
-        allowed = piece and _allowed(piece)
+        allowed = piece and _list_allowed(piece)
         if piece is None or allowed is None:
             return None
         at = piece.end()
@@ -70,7 +70,7 @@ def _table(regex: str) -> Array | None:
     return np.stack(bitmaps) if bitmaps else None
 
 
-def _allowed(piece: re.Match[str]) -> Array | None:
+def _list_allowed(piece: re.Match[str]) -> Array | None:
     allowed = np.zeros(256, np.uint8)
     if piece["text"]:
         allowed[ord(piece["text"][-1])] = 1

@@ -301,7 +301,7 @@ class SendQueue:
         return by_leader
 
     async def _ask(self, leader: int, batches: Iterable[SealedBatch]) -> dict[int, Produced | KafkaError]:
-        records = {b.partition: b.numbered(self._numbering(b.partition)) for b in batches}
+        records = {b.partition: b.encode(self._numbering(b.partition)) for b in batches}
         request = group_api.ask_produce(self._producer, self._topic, records)
         try:
             answer = await self._wire.send(leader, request)

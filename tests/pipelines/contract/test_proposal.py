@@ -169,5 +169,5 @@ def keeps(name: str, some: list[Any]) -> None:
     if proposals := propose(rows.select([name, "kafka_key"]), schema):
         contract = contract_of(proposals, schema)
         assert {e.severity for e in contract.expectations} == {Severity.WARNING}
-        held = RowChecks(contract).hold(rows.to_batches()[0])
+        held = RowChecks(contract).check(rows.to_batches()[0])
         assert [t.unexpected for t in held.tallies] == [0] * len(held.tallies)

@@ -247,6 +247,6 @@ def test_a_letter_has_the_bytes_of_the_records_header_keys() -> None:
     raw = (b"A\xffB", b"plain", b"sluice.hex:41")
     sent = letter(0, headers=tuple((escape_key(k), b"x") for k in raw))
     (batch,) = membership._encode([sent])
-    data = bytes(batch.numbered())
+    data = bytes(batch.encode())
     assert all(bytes([2 * len(k)]) + k + b"\x02x" in data for k in raw)
     assert data.count(b"sluice.hex:") == 1

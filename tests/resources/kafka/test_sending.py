@@ -115,7 +115,7 @@ def test_javas_producer_writes_the_same_bytes_to_the_same_partitions(
                 *accumulator.add(rows, np.zeros(last + 1, np.int64), np.arange(last + 1)),
                 *accumulator.flush(),
             ]
-            made = ours.numbered(Numbering(producer, epoch, sequence, transactional=False))
+            made = ours.encode(Numbering(producer, epoch, sequence, transactional=False))
             theirs, data = data[: 12 + size], data[12 + size :]
             # Brokers write the first offset, and the leader's epoch behind the length.
             assert (made[8:12], made[16:]) == (theirs[8:12], theirs[16:])

@@ -226,4 +226,4 @@ class SliceRows:
         return chunk
 
     def _make_error(self, f: Frame, code: int) -> CorruptBatch:
-        return self._place.corrupt(REASONS[code], f.first, f.last, int(self._state[loops.ERROR_AT]))
+        return self._place.make_corrupt(REASONS[code], f.first, f.last, int(self._state[loops.ERROR_AT]))

@@ -118,7 +118,7 @@ class Checks:
     def _decide(self, view: memoryview, f: Frame, position: int) -> tuple[int, int]:
         """The mode of a frame, and how many records count when it is passed over."""
         if not is_known_codec(f.codec, in_old=f.kind != loops.BATCH):
-            raise self._place.unsupported(f"codec {f.codec}", f.first, f.last)
+            raise self._place.make_unsupported(f"codec {f.codec}", f.first, f.last)
         if f.kind != loops.BATCH:
             return (loops.PASS, 0) if f.last < position else (loops.EMIT, 0)
         if not 0 <= f.records <= f.last - f.base + 1:
@@ -159,7 +159,7 @@ class Checks:
             raise self._make_error(f, f"a control batch that does not decompress: {e}") from None
 
     def _make_error(self, f: Frame, reason: str) -> CorruptBatch:
-        return self._place.corrupt(reason, f.first, f.last)
+        return self._place.make_corrupt(reason, f.first, f.last)
 
 
 # Frames that are checked together: little enough that the processor's caches still hold them when they are decoded.

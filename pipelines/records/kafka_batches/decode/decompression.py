@@ -189,7 +189,7 @@ class Scratch:
                     self._resize(0)
                 frame = Frame(*table[i].tolist())
                 reason = f"{CODECS[codec].name} data does not decompress: {e}"
-                return i, self._place.corrupt(reason, frame.first, frame.last)
+                return i, self._place.make_corrupt(reason, frame.first, frame.last)
             if size < 0:
                 return i, None
             cells[i, loops.SOURCE] = loops.SCRATCH

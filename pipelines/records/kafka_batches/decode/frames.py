@@ -52,8 +52,8 @@ class LogPlace:
     topic: str | None
     partition: int | None
 
-    def corrupt(self, reason: str, base: int, last: int | None = None, at: int | None = None) -> CorruptBatch:
-        """Error for a damaged batch of offsets `base` to `last`; `at` is a byte of the response or of its records."""
+    def make_corrupt(self, reason: str, base: int, last: int | None = None, at: int | None = None) -> CorruptBatch:
+        """Returns the error for a damaged batch of offsets `base` to `last`; `at` is its byte."""
         return CorruptBatch(
             self._format_message(reason, base, at),
             remedy=_CORRUPT,
@@ -63,7 +63,7 @@ class LogPlace:
             end=None if last is None else last + 1,
         )
 
-    def unsupported(self, reason: str, base: int, last: int | None = None) -> UnsupportedBatch:
+    def make_unsupported(self, reason: str, base: int, last: int | None = None) -> UnsupportedBatch:
         """The error for a batch, at offset `base`, of a kind that Sluice cannot read."""
         return UnsupportedBatch(
             self._format_message(reason, base, None),
@@ -86,8 +86,8 @@ def make_frame_error(origin: LogPlace, raw: Array, at: int, code: int) -> BatchP
         return None
     base = int.from_bytes(raw[at : at + 8].tobytes(), "big", signed=True)
     if code == loops.BAD_MAGIC:
-        return origin.unsupported(f"record format {int(raw[at + 16])}", base)
-    return origin.corrupt(REASONS[code], base, at=at)
+        return origin.make_unsupported(f"record format {int(raw[at + 16])}", base)
+    return origin.make_corrupt(REASONS[code], base, at=at)
 
 
 def read_only(records: bytes | memoryview) -> Array:

@@ -141,7 +141,7 @@ class SealedBatch:
         """Its bytes on the wire and in the log."""
         return len(self.data)
 
-    def numbered(self, by: Numbering = ANYBODY) -> memoryview:
+    def encode(self, by: Numbering = ANYBODY) -> memoryview:
         """The whole batch, with base offset 0, which the broker replaces. Valid until the next call of this."""
         _CHECKED.pack_into(
             self.data,
@@ -334,7 +334,7 @@ class Accumulator:
 def split(batch: SealedBatch) -> tuple[SealedBatch, SealedBatch]:
     """Return the records of a batch in two batches of half as many each. The batch must have two or more."""
     decoder = BatchDecoder("", batch.partition, 0, batch.count)
-    rows = pa.concat_batches([*decoder.feed(batch.numbered()), *decoder.finish()])
+    rows = pa.concat_batches([*decoder.feed(batch.encode()), *decoder.finish()])
     timestamps = rows.column("timestamp").cast(pa.int64())
     rows = pa.RecordBatch.from_arrays(
         [rows.column("key"), rows.column("value"), timestamps, rows.column("headers")], schema=TO_SEND

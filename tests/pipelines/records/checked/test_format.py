@@ -187,7 +187,7 @@ contract = parse_contract({suite!r}, parse_schema({{"n": "int64", "s": "string"}
 numbers = fixed_width(pa.int64(), np.arange(5, 15))
 rows = pa.RecordBatch.from_arrays([numbers, text_array(["a", "c"] * 5), numbers], names=["n", "s", "kafka_offset"])
 checks = RowChecks(contract)
-broken = checks.hold(rows).broken
+broken = checks.check(rows).broken
 assert broken.rows.tolist() == list(range(10)), broken
 checks.reason_columns(broken)
 assert "pandas" not in sys.modules

@@ -255,7 +255,7 @@ def test_the_same_rows_are_unexpected_as_great_expectations_finds_on_pandas(
     oracle: Oracle, table: Table, said: list[Said]
 ) -> None:
     assert {t for t, _ in said} == {e.type for e in ENTRIES.values() if e.scope is Scope.ROW}
-    held = RowChecks(contract(*said, severity="info")).hold(landed(table))
+    held = RowChecks(contract(*said, severity="info")).check(landed(table))
     seen = [(t.checked, rows_of(t, table, said[t.expectation])) for t in held.tallies]
     for each, ours, theirs in zip(said, seen, oracle.judge(table, said), strict=True):
         assert ours == theirs, each
@@ -263,7 +263,7 @@ def test_the_same_rows_are_unexpected_as_great_expectations_finds_on_pandas(
 
 def rows_of(tally: Any, table: Table, said: Said) -> list[int]:
     """All rows that break one expectation: those that it alone would put into quarantine."""
-    held = RowChecks(contract(said)).hold(landed(table))
+    held = RowChecks(contract(said)).check(landed(table))
     assert held.tallies[0].unexpected == tally.unexpected == len(held.broken.rows)
     assert [100 + r for r in held.broken.rows[:3].tolist()] == list(tally.first)
     return held.broken.rows.tolist()
@@ -300,8 +300,8 @@ def test_values_out_of_all_range_are_compared_exactly(a: str, b: str, factor: in
     greater = contract(("expect_column_pair_values_a_to_be_greater_than_b", names), schema=WIDE)
     equal = contract(("expect_column_pair_values_to_be_equal", names), schema=WIDE)
     unequal = [i for i, (x, y) in enumerate(pairs) if x is None or y is None or x != y]
-    assert RowChecks(equal).hold(extremes()).broken.rows.tolist() == unequal
-    assert RowChecks(greater).hold(extremes()).broken.rows.tolist() == [
+    assert RowChecks(equal).check(extremes()).broken.rows.tolist() == unequal
+    assert RowChecks(greater).check(extremes()).broken.rows.tolist() == [
         i for i, (x, y) in enumerate(pairs) if x is None or y is None or x <= y
     ]
 
@@ -309,7 +309,7 @@ def test_values_out_of_all_range_are_compared_exactly(a: str, b: str, factor: in
 def test_sums_do_not_wrap() -> None:
     said = ("expect_multicolumn_sum_to_equal", {"column_list": ["n", "w"], "sum_total": -1})
     left, right = EXTREMES["n"][1], EXTREMES["w"][1]
-    assert RowChecks(contract(said, schema=WIDE)).hold(extremes()).broken.rows.tolist() == [
+    assert RowChecks(contract(said, schema=WIDE)).check(extremes()).broken.rows.tolist() == [
         i for i, (x, y) in enumerate(zip(left, right, strict=True)) if x + y != -1
     ]
 
@@ -327,7 +327,7 @@ def test_sums_do_not_wrap() -> None:
 def test_bounds_of_narrow_floats_are_the_nearest_inside(kwargs: dict[str, float], broken: list[int]) -> None:
     """0.1 is between two such floats: the one above is 0.10000000149011612."""
     table: Table = {"g": [0.05, 0.1, 1.0, -math.inf, math.inf, math.nan, None]}
-    held = RowChecks(contract(("expect_column_values_to_be_between", {"column": "g"} | kwargs))).hold(landed(table))
+    held = RowChecks(contract(("expect_column_values_to_be_between", {"column": "g"} | kwargs))).check(landed(table))
     assert held.broken.rows.tolist() == broken
     assert held.tallies[0].checked == 5
 
@@ -355,7 +355,7 @@ def test_bounds_finer_or_wider_than_the_column(column: str, kwargs: dict[str, An
         "d": [date(1, 1, 1), DATES[0], DATES[1], None],
     }
     said = ("expect_column_values_to_be_between", {"column": column} | kwargs)
-    assert RowChecks(contract(said)).hold(landed(table)).broken.rows.tolist() == broken
+    assert RowChecks(contract(said)).check(landed(table)).broken.rows.tolist() == broken
 
 
 def test_a_part_of_a_batch_is_looked_at_as_if_it_were_one() -> None:
@@ -374,8 +374,8 @@ def test_a_part_of_a_batch_is_looked_at_as_if_it_were_one() -> None:
         )
     )
     whole = landed(table)
-    parts = [held.hold(pa.record_batch(whole.slice(i, 5))) for i in range(0, 33, 5)]
-    copied = [held.hold(whole.take(pa.array(range(i, min(i + 5, 33))))) for i in range(0, 33, 5)]
+    parts = [held.check(pa.record_batch(whole.slice(i, 5))) for i in range(0, 33, 5)]
+    copied = [held.check(whole.take(pa.array(range(i, min(i + 5, 33))))) for i in range(0, 33, 5)]
     assert [p.tallies for p in parts] == [p.tallies for p in copied]
     assert [p.broken.rows.tolist() for p in parts] == [p.broken.rows.tolist() for p in copied]
     assert [p.broken.expectations.tolist() for p in parts] == [p.broken.expectations.tolist() for p in copied]
@@ -385,4 +385,4 @@ def test_a_regex_of_ascii_means_ascii_and_the_end_is_the_end() -> None:
     table: Table = {"s": ["٣", "3", "Ä", "x", "x\n"]}
     for regex, broken in ((r"^\d$", [0, 2, 3, 4]), (r"^\w$", [0, 2, 4]), ("^.$", [4])):
         said = ("expect_column_values_to_match_regex", {"column": "s", "regex": regex})
-        assert RowChecks(contract(said)).hold(landed(table)).broken.rows.tolist() == broken
+        assert RowChecks(contract(said)).check(landed(table)).broken.rows.tolist() == broken

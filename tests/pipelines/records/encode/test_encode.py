@@ -77,7 +77,7 @@ def sealed(rows: list[Row], **options: Any) -> list[SealedBatch]:
 
 def decoded(batch: SealedBatch, by: Numbering | None = None) -> list[Row]:
     decoder = BatchDecoder("t", batch.partition, 0, batch.count)
-    data = batch.numbered(by) if by else batch.numbered()
+    data = batch.encode(by) if by else batch.encode()
     chunks = [*decoder.feed(data), *decoder.finish()]
     rows = [
         r for chunk in chunks for r in chunk.set_column(3, "timestamp", chunk.column(3).cast(pa.int64())).to_pylist()
@@ -109,7 +109,7 @@ def test_what_is_encoded_is_decoded_in_order_within_the_limit(rows: list[Row], c
 def test_kafka_python_reads_every_codec_and_writes_the_same_bytes(rows: list[Row], codec: str) -> None:
     for batch in sealed(rows, codec=CODECS[codec].number):
         chosen = [rows[n] for n in batch.numbers]
-        data = bytes(batch.numbered(Numbering(7, 3, 11, transactional=True)))
+        data = bytes(batch.encode(Numbering(7, 3, 11, transactional=True)))
         memory = MemoryRecords(data)
         (read,) = [memory.next_batch()]
         assert (read.producer_id, read.producer_epoch, read.base_sequence, read.is_transactional) == (7, 3, 11, True)
@@ -150,7 +150,7 @@ def test_keys_of_headers_are_sent_as_the_bytes_that_they_were(keys: list[list[by
         theirs = DefaultRecordBatchBuilder(2, 0, True, 7, 3, 11, 1 << 30)
         for n, row in enumerate(batch.numbers):
             theirs.append(n, 5, None, b"v", [(RawKey(k), k) for k in keys[row]])
-        data, other = bytes(batch.numbered(Numbering(7, 3, 11, transactional=True))), bytes(theirs.build())
+        data, other = bytes(batch.encode(Numbering(7, 3, 11, transactional=True))), bytes(theirs.build())
         assert data[:12] + data[16:] == other[:12] + other[16:]
         assert [r["headers"] for r in decoded(batch)] == [headers[n] or None for n in batch.numbers]
 
@@ -163,7 +163,7 @@ def test_batches_of_many_blocks_some_of_which_cannot_be_made_smaller(codec: str)
     batches = sealed(rows, codec=CODECS[codec].number)
     assert len(batches) == 2
     assert [r for b in batches for r in decoded(b)] == [sent(r) for r in rows]
-    read = [r for b in batches for r in MemoryRecords(bytes(b.numbered())).next_batch()]
+    read = [r for b in batches for r in MemoryRecords(bytes(b.encode())).next_batch()]
     assert [r.value for r in read] == values
 
 
