@@ -134,7 +134,7 @@ def _project(folder: Path, bootstrap: str, feeds: int) -> str:
     events.create(kafka, (topic,), 4)
     mix = events.Mix(1)
     events.send(
-        kafka, events.orders(mix, 3 * RECORDS, now - 3 * HOUR, now), mix, events.Sending((topic,)), lambda n: None
+        kafka, events.orders(mix, 3 * RECORDS, now - 3 * HOUR, now), mix, events.SendOptions((topic,)), lambda n: None
     )
     return show_window(now - now % HOUR - 2 * HOUR)
 

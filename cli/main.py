@@ -32,7 +32,7 @@ from sluice.cli.maintain import accept, compact, expire, prune, repair, unstick
 from sluice.cli.more import completion, demo, docs, pack
 from sluice.cli.rules import contract, feeds, quarantine, schema
 from sluice.cli.terminal import process
-from sluice.cli.terminal.output import Terminal, claimed_stdout
+from sluice.cli.terminal.output import CommandOutput, claimed_stdout
 from sluice.pipelines.errors import Failed, SluiceError, UsageError
 from sluice.pipelines.util import extras
 
@@ -105,14 +105,14 @@ def run_app(commands: typer.Typer, name: str, arguments: Sequence[str] | None = 
     process.handle_signals()
     try:
         with claimed_stdout() if "--json" in words else nullcontext() as documents:
-            code = _run(commands, name, words, Terminal(documents))
+            code = _run(commands, name, words, CommandOutput(documents))
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output has closed it
         return process.hush()
     return code
 
 
-def _run(commands: typer.Typer, name: str, words: list[str], terminal: Terminal) -> int:
+def _run(commands: typer.Typer, name: str, words: list[str], terminal: CommandOutput) -> int:
     """The command's exit code. Raises BrokenPipeError if nobody reads its output."""
     try:
         code = int(commands(words, prog_name=name, standalone_mode=False, obj=terminal) or 0)
@@ -127,7 +127,7 @@ def _run(commands: typer.Typer, name: str, words: list[str], terminal: Terminal)
     return code
 
 
-def _tell_error(error: Exception, words: list[str], terminal: Terminal) -> int:
+def _tell_error(error: Exception, words: list[str], terminal: CommandOutput) -> int:
     """Report the error, unless an interrupt caused it or nobody would read it. Returns the exit code."""
     if isinstance(error, BrokenPipeError) and terminal.unheard:
         raise error

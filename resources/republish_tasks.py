@@ -11,7 +11,7 @@ from pathlib import Path
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.republishing.lanes import Sending
+from sluice.pipelines.republishing.lanes import LaneSender
 from sluice.pipelines.republishing.republish_plan import Republish, Wishes
 from sluice.pipelines.republishing.send_lane import TRANSACTION_SECONDS, Pace
 from sluice.pipelines.republishing.values import check_sendable
@@ -21,13 +21,13 @@ from sluice.resources.liveness import now
 from sluice.resources.registry.confluent import number_of_own
 
 
-def sending(feed: Feed, lake: Lake, plan: Republish, codec: int, pace: Pace, root: Path) -> Sending:
+def sending(feed: Feed, lake: Lake, plan: Republish, codec: int, pace: Pace, root: Path) -> LaneSender:
     """The work on a plan, as the feed reaches Kafka and the lake. `root` is the project's folder."""
     family = plan.name if plan.lanes > 1 else ""
     seconds = (feed.kafka.transaction_timeout_ms or 60_000) / 1000
     opening = partial(_open, feed.kafka, plan.wishes.to, family, seconds)
     brief = min(TRANSACTION_SECONDS, seconds / 4)  # the rest is for records pending then, and for the end
-    return Sending(plan, lake, opening, feed.shape, now, codec, pace, root, seconds=brief)
+    return LaneSender(plan, lake, opening, feed.shape, now, codec, pace, root, seconds=brief)
 
 
 def by_own_schema(wishes: Wishes, feed: Feed, topics: Iterable[str]) -> Wishes:

@@ -101,7 +101,7 @@ def _replace(stack: ExitStack, storage: object, name: str, by: object) -> None:
 
 
 @dataclass
-class _File:
+class _OpenFile:
     """A file, held open by one connection."""
 
     engine: Engine
@@ -115,11 +115,11 @@ class _File:
 
 
 @contextmanager
-def _open_file(url: str, lock: AbstractContextManager[object]) -> Iterator[_File]:
+def _open_file(url: str, lock: AbstractContextManager[object]) -> Iterator[_OpenFile]:
     """`lock`: whoever connects waits for it. Who connects while the one connection is in use gets another."""
     engine = create_engine(url, pool_size=1, max_overflow=-1, connect_args={"timeout": _BUSY_SECONDS})
     try:
-        yield _File(engine, lock)
+        yield _OpenFile(engine, lock)
     finally:
         engine.dispose()
 

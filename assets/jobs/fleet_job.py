@@ -22,7 +22,7 @@ from pydantic import Field
 from sluice.assets.instance.instance import holding, home_of
 from sluice.assets.instance.storage import kept_open
 from sluice.assets.jobs import thread_executor
-from sluice.assets.jobs.thread_executor import Lane
+from sluice.assets.jobs.thread_executor import RunningFeed
 from sluice.assets.runs.run_config import (
     COMMIT,
     DONE_TAG,
@@ -142,13 +142,13 @@ class Fleet:
                 self._sessions[feed] = replace(own, catch_up=self._limits.catch_up)
             return self._sessions[feed]
 
-    def lane(self, step: str) -> Lane | None:
+    def lane(self, step: str) -> RunningFeed | None:
         op, feed = step.partition("[")[0], feed_at_work(step)
         if not feed:
             return None
         definition = self.files.feeds.get(feed)
         kafka = definition.kafka.bootstrap if definition else ""
-        return Lane(feed, kafka, self.session(feed).stop, op == op_name(LAND, self._schedule))
+        return RunningFeed(feed, kafka, self.session(feed).stop, op == op_name(LAND, self._schedule))
 
     def leave(self, feed: str) -> None:
         self._left.append(feed)

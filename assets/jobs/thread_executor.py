@@ -49,7 +49,7 @@ _GRACE_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class RunningFeed:
     """A feed whose steps run: its name, its resource shared with others (its Kafka), and its stop signal.
 
     `begins`: whether the step is the feed's first one, which may be left out.
@@ -71,7 +71,7 @@ class Work(Protocol):
         """A context in which the run is carried out."""
         ...
 
-    def lane(self, step: str) -> Lane | None:
+    def lane(self, step: str) -> RunningFeed | None:
         """The feed of a step, by the step's key; None for a step of no feed."""
         ...
 
@@ -167,7 +167,7 @@ class _Step:
     """A step at work. `asked`: when it was asked to stop (seconds); `over`: it ended, or was given up."""
 
     context: StepExecutionContext
-    lane: Lane | None
+    lane: RunningFeed | None
     since: float = field(default_factory=time.monotonic)
     stop_requested_at: float | None = None
     over: bool = False
@@ -224,7 +224,7 @@ class _Threads:
                 self._waiting.remove(step)
                 self._start(_Step(self._context.for_step(step, self._active.get_known_state()), lane))
 
-    def _has_room(self, lane: Lane) -> bool:
+    def _has_room(self, lane: RunningFeed) -> bool:
         others = [s.lane for s in self._running.values() if s.lane]
         with_it = sum(other.kafka == lane.kafka for other in others)
         return len(others) < self._work.limits.feeds_at_once and with_it < self._work.limits.per_kafka

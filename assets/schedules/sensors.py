@@ -91,7 +91,7 @@ def watch_sensor(session: RunSession, name: str = SENSOR) -> dg.SensorDefinition
         f"windows that stay partial. Findings appear as the check `{FEED_HEALTH}` on each feed's `landed`.",
     )
     def watch_feeds(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        tick = Tick(session, Cursor.read(context.cursor))
+        tick = Tick(session, SensorCursor.read(context.cursor))
         tick.run(context.instance, time.monotonic)
         tick.send()
         for line in tick.news:
@@ -102,7 +102,7 @@ def watch_sensor(session: RunSession, name: str = SENSOR) -> dg.SensorDefinition
 
 
 @dataclass
-class Cursor:
+class SensorCursor:
     """The state between ticks. `reported`: each feed's newest materialization (a storage id) and findings at its last
     report. `last`: the last checked feed. `lines`: news of the last tick. `unsent`: lines not delivered yet.
     """
@@ -140,7 +140,7 @@ class Tick:
     """The result of one tick over all feeds: `events` to store, `news` for operators, and the new cursor."""
 
     session: RunSession
-    cursor: Cursor
+    cursor: SensorCursor
     events: list[dg.AssetCheckEvaluation] = field(default_factory=list)
     news: list[str] = field(default_factory=list)
     looked: int = 0

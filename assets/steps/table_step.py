@@ -21,7 +21,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.model.tables import TableHead
-from sluice.pipelines.tables.check import Compared, comparison
+from sluice.pipelines.tables.check import TableComparison, comparison
 from sluice.pipelines.tables.sync import Synced, sync
 from sluice.pipelines.util.units import many, show_instant
 
@@ -91,7 +91,7 @@ def _compare(session: RunSession, name: str) -> CheckResult:
         return _report_failure(error)
 
 
-def _judge(tables: list[tuple[str, Compared]]) -> CheckResult:
+def _judge(tables: list[tuple[str, TableComparison]]) -> CheckResult:
     """Returns the check's result for the table, and for the quarantine's if there is one."""
     (_, first), *rest = tables
     texts = [_describe(first), *(f"{name}: {_describe(compared)}" for name, compared in rest)]
@@ -103,7 +103,7 @@ def _judge(tables: list[tuple[str, Compared]]) -> CheckResult:
     }
 
 
-def _describe(result: Compared) -> str:
+def _describe(result: TableComparison) -> str:
     if not result.sound:
         return result.describe()
     if result.misread:

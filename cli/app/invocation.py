@@ -23,7 +23,7 @@ import typer
 from typer.core import TyperGroup
 
 from sluice.cli.app import completers
-from sluice.cli.terminal.output import Terminal, safe
+from sluice.cli.terminal.output import CommandOutput, safe
 from sluice.cli.terminal.process import fast_imports
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.util import logs
@@ -82,7 +82,7 @@ FeedName = Annotated[
 class Session:
     """Everything that a command works with."""
 
-    terminal: Terminal
+    terminal: CommandOutput
     folder: Path | None
     debug: bool
 
@@ -270,7 +270,7 @@ SECTIONS = {
 """A command that is in none of them is shown under the last."""
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands, whose help has each one's sentence whole, however narrow the terminal is."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -287,7 +287,7 @@ class Group(TyperGroup):
                 formatter.write_dl(rows)
 
 
-class Menu(Group):
+class Menu(CommandGroup):
     """The group of all commands, whose help has them in sections."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

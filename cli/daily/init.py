@@ -226,7 +226,7 @@ def _start_local(session: Session, root: Path) -> None:
     mix, now = events.Mix(seed=1, tombstones=0.01, headers=0.1), time.time_ns() // 1_000_000
     stream = events.orders(mix, SAMPLE_EVENTS, now - 4 * HOUR, now)
     with session.terminal.working(f"sending {count(SAMPLE_EVENTS)} sample events"):
-        events.send(access, stream, mix, events.Sending((LOCAL_TOPIC,)))
+        events.send(access, stream, mix, events.SendOptions((LOCAL_TOPIC,)))
 
 
 # -- looking

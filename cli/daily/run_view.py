@@ -33,7 +33,7 @@ from sluice.pipelines.validation.drift import describe_drift
 
 if TYPE_CHECKING:
     from sluice.pipelines.batch.result import BatchResult, Landed
-    from sluice.pipelines.committing.commit import CommitResult, Moved
+    from sluice.pipelines.committing.commit import CommitResult, CommittedMove
     from sluice.pipelines.planning.windows import OpenWindows
     from sluice.pipelines.status.window_state import WindowStanding
     from sluice.running import RunResult
@@ -263,7 +263,7 @@ def _describe_commit(commit: CommitResult) -> str:
     return ends + (f" … {len(moved) - 6} more" if len(moved) > 6 else "")
 
 
-def _describe_move(m: Moved) -> str:
+def _describe_move(m: CommittedMove) -> str:
     expected = "none" if m.before is None else count(m.before)
     return (
         f"{m.key}: somebody moved the group's committed offset to {count(m.after)}, ahead of what had landed then (the"

@@ -26,7 +26,7 @@ from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import many, show_about, show_duration, show_instant, show_window
 
 if TYPE_CHECKING:
-    from sluice.cli.terminal.output import Terminal
+    from sluice.cli.terminal.output import CommandOutput
     from sluice.pipelines.ledger import Batch
     from sluice.pipelines.planning.held_back import HeldBack
     from sluice.pipelines.status.window_state import WindowStanding
@@ -99,7 +99,7 @@ def _without_files(session: Session) -> dict[str, list[str]]:
 # -- for people
 
 
-def _overview(statuses: list[FeedStatus], terminal: Terminal) -> list[RenderableType]:
+def _overview(statuses: list[FeedStatus], terminal: CommandOutput) -> list[RenderableType]:
     if not statuses:
         return [Text("no feeds")]
     names = ("feed", "windows", "lag", "behind", "uncommitted", "last batch", "")
@@ -124,7 +124,7 @@ _WIDE = 120
 """The width from which on the overview says more about the last batch."""
 
 
-def _row(f: FeedStatus, terminal: Terminal) -> tuple[str | Text, ...]:
+def _row(f: FeedStatus, terminal: CommandOutput) -> tuple[str | Text, ...]:
     age = f.outlook.age if f.outlook else None
     strip = window_options.strip(f.windows[-_STRIP:], fancy=terminal.fancy)
     last = _batch(f.last, brief=terminal.width < _WIDE)
@@ -192,7 +192,7 @@ def _batch(batch: Batch | None, *, brief: bool = False) -> str:
     )
 
 
-def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
+def _detail(status: FeedStatus, terminal: CommandOutput) -> list[RenderableType]:
     labels = label_partitions(p.key for p in status.partitions)
     rows = [
         (
@@ -260,7 +260,7 @@ def _above(ranges: tuple[tuple[int, int], ...]) -> str:
     return f"and {text}{more}" if ranges else ""
 
 
-def _windows_view(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
+def _windows_view(status: FeedStatus, terminal: CommandOutput) -> list[RenderableType]:
     """The strip, and a line for each of the newest windows that wait for something."""
     waiting = [w for w in status.windows if w.standing not in _NO_WORD]
     return [

@@ -29,7 +29,7 @@ import typer
 from rich.text import Text
 
 from sluice.cli.app.invocation import Session, command
-from sluice.cli.terminal.output import Terminal, good, warn
+from sluice.cli.terminal.output import CommandOutput, good, warn
 from sluice.pipelines.errors import Failed, FeedError, UsageError
 from sluice.pipelines.util import extras, scratch
 from sluice.pipelines.util.units import many
@@ -203,7 +203,7 @@ def _await(ready: Callable[[], bool], name: str, servers: Servers) -> None:
         time.sleep(_POLL)
 
 
-def _watch(servers: Servers, changes: Changes, address: str, terminal: Terminal) -> None:
+def _watch(servers: Servers, changes: Changes, address: str, terminal: CommandOutput) -> None:
     """Until a server ends: have the project loaded again whenever files of it have changed."""
     looked = time.monotonic()
     while True:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from sluice.pipelines.audit.explain_offset import Explanation
     from sluice.pipelines.ports import Lake
-    from sluice.pipelines.republishing.coordinates import Moved
+    from sluice.pipelines.republishing.coordinates import SentRecord
 
 RecordArgument = Annotated[
     str,
@@ -86,11 +86,11 @@ def _view(explanation: Explanation, row: pa.Table | None) -> list[RenderableType
     return [*out, typed_view(fields) if fields else record_view(rows(row))]
 
 
-def _moved_view(moved: Sequence[Moved]) -> list[RenderableType]:
+def _moved_view(moved: Sequence[SentRecord]) -> list[RenderableType]:
     return [good(f"republish {m.republish} sent {m.tp}:{m.offset} to {m.to}:{m.to_offset}") for m in moved]
 
 
-def _moved_document(m: Moved) -> dict[str, Any]:
+def _moved_document(m: SentRecord) -> dict[str, Any]:
     return {"republish": m.republish, "from": f"{m.tp}:{m.offset}", "to": f"{m.to}:{m.to_offset}"}
 
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli.app.invocation import FeedName, Group, Session, command
+from sluice.cli.app.invocation import CommandGroup, FeedName, Session, command
 from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.output import bad, facts, good, heading, indent, warn
 from sluice.pipelines.util.units import many, show_instant
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from sluice.pipelines.model.receipts import PartKind
     from sluice.pipelines.model.tables import TableHead
     from sluice.pipelines.ports import Lake, Table
-    from sluice.pipelines.tables.check import Compared
+    from sluice.pipelines.tables.check import TableComparison
     from sluice.pipelines.tables.sync import Synced
     from sluice.resources.open_ports import FeedTables
 
-group = typer.Typer(cls=Group, help="A feed's table: its landed rows, by name and by SQL.", no_args_is_help=True)
+group = typer.Typer(cls=CommandGroup, help="A feed's table: its landed rows, by name and by SQL.", no_args_is_help=True)
 
 SHOWN = 5
 """How many files of each kind people see; `--json` has all."""
@@ -198,7 +198,7 @@ def check(session: Session, feed: FeedName) -> int:
     return 0 if all(compared.right for _, compared in results) else 1
 
 
-def comparisons(session: Session, feed: Feed) -> list[tuple[str, Compared]]:
+def comparisons(session: Session, feed: Feed) -> list[tuple[str, TableComparison]]:
     """Compares the feed's table with its ledger, and the quarantine's table if there is one."""
     from sluice.pipelines.tables.check import comparison
 
@@ -266,7 +266,7 @@ def _sync_view(name: str, done: Synced) -> Iterator[RenderableType]:
     )
 
 
-def verdict(feed: str, comparison: Compared) -> Iterator[RenderableType]:
+def verdict(feed: str, comparison: TableComparison) -> Iterator[RenderableType]:
     """What people read of a comparison."""
     if comparison.head is None and not comparison.pending:
         return
@@ -304,7 +304,7 @@ def _changes(done: Synced) -> dict[str, Any]:
     }
 
 
-def difference(comparison: Compared) -> dict[str, Any]:
+def difference(comparison: TableComparison) -> dict[str, Any]:
     """A comparison for programs."""
     return {
         "same": comparison.same,

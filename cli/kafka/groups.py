@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.app import completers
-from sluice.cli.app.invocation import Group, Session, command
+from sluice.cli.app.invocation import CommandGroup, Session, command
 from sluice.cli.kafka.offsets_context import describe_store, list_owners, list_strangers
 from sluice.cli.options import parsing
 from sluice.cli.terminal import number_format as numbers
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.ledger import Ledger, State
     from sluice.pipelines.ports import Cluster, Groups
 
-group = typer.Typer(cls=Group, help="All consumer groups of a feed's Kafka.", no_args_is_help=True)
+group = typer.Typer(cls=CommandGroup, help="All consumer groups of a feed's Kafka.", no_args_is_help=True)
 
 GroupName = Annotated[
     str | None,

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from sluice.cli.app.invocation import FeedName, Group, Session, command
+from sluice.cli.app.invocation import CommandGroup, FeedName, Session, command
 from sluice.cli.terminal.output import bad, copyable, facts, good, table
 
 if TYPE_CHECKING:
     from sluice.resources.local.local_kafka import ClusterStatus, LocalKafka
 
-group = typer.Typer(cls=Group, help="The local Apache Kafka (KRaft) of this project.", no_args_is_help=True)
+group = typer.Typer(cls=CommandGroup, help="The local Apache Kafka (KRaft) of this project.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sluice.cli.app.invocation import Group, Session
+from sluice.cli.app.invocation import CommandGroup, Session
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.consumer_groups import ZOOKEEPER
 from sluice.pipelines.model.kafka import TopicPartition
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.ports import Groups, Ports
 
 group = typer.Typer(
-    cls=Group, help="The committed offsets of a feed's group: show, move, save, restore.", no_args_is_help=True
+    cls=CommandGroup, help="The committed offsets of a feed's group: show, move, save, restore.", no_args_is_help=True
 )
 
 OtherGroup = Annotated[

@@ -23,7 +23,7 @@ from sluice.pipelines.util.units import many
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.feed.sections import OffsetStore
-    from sluice.pipelines.operating.migrate_offsets import Migration, Row, Stores
+    from sluice.pipelines.operating.migrate_offsets import Migration, OffsetMigration, Stores
 
 
 def register(_: typer.Typer) -> None:
@@ -63,10 +63,10 @@ def migrate(
             plan = migrating.plan(stores, source, logs)
             refused = _refusal(definition, stores, plan)
         sound = not plan.of(*migrating.REFUSED)
-        ask = sound and not (dry_run or yes) and bool(plan.of(migrating.Step.MOVE))
+        ask = sound and not (dry_run or yes) and bool(plan.of(migrating.MigrationAction.MOVE))
         if ask:
             session.terminal.show(*_table_view(definition, plan, done))
-            moves = many(len(plan.of(migrating.Step.MOVE)), "offset")
+            moves = many(len(plan.of(migrating.MigrationAction.MOVE)), "offset")
             session.terminal.confirm(f"Copy {moves} of group {definition.group} to {plan.target}?")
         if sound and not dry_run:
             with session.terminal.working("copying offsets"):
@@ -125,12 +125,12 @@ def _table_view(feed: Feed, plan: Migration, done: bool) -> list[RenderableType]
 
 
 def _result_view(feed: Feed, plan: Migration, done: bool) -> list[RenderableType]:
-    from sluice.pipelines.operating.migrate_offsets import REFUSED, Step, describe_migration
+    from sluice.pipelines.operating.migrate_offsets import REFUSED, MigrationAction, describe_migration
 
     if plan.of(*REFUSED):
         return []
     if not done:
-        moves = many(len(plan.of(Step.MOVE)), "offset")
+        moves = many(len(plan.of(MigrationAction.MOVE)), "offset")
         return [Text(), output.format_dry_run(f"{moves} would move; nothing was changed")]
     out: list[RenderableType] = [Text(), good(f"{describe_migration(plan)}, and read back")]
     if feed.offsets.store is not plan.target:
@@ -140,14 +140,14 @@ def _result_view(feed: Feed, plan: Migration, done: bool) -> list[RenderableType
     return out
 
 
-def _note(row: Row, done: bool) -> str | Text:
-    from sluice.pipelines.operating.migrate_offsets import REFUSED, Step
+def _note(row: OffsetMigration, done: bool) -> str | Text:
+    from sluice.pipelines.operating.migrate_offsets import REFUSED, MigrationAction
 
     if row.step in REFUSED:
         return warn(str(row.step))
     if row.lost:
         return warn(f"{count(row.lost)} offsets are gone from Kafka: a run will say so")
-    return "moved" if done and row.step is Step.MOVE else str(row.step)
+    return "moved" if done and row.step is MigrationAction.MOVE else str(row.step)
 
 
 def _at(committed: CommittedOffset | None) -> int | None:
@@ -155,7 +155,7 @@ def _at(committed: CommittedOffset | None) -> int | None:
 
 
 def _build_document(feed: Feed, plan: Migration, done: bool, refused: SluiceError | None) -> dict[str, Any]:
-    from sluice.pipelines.operating.migrate_offsets import Step
+    from sluice.pipelines.operating.migrate_offsets import MigrationAction
 
     return {
         "feed": feed.name,
@@ -163,7 +163,7 @@ def _build_document(feed: Feed, plan: Migration, done: bool, refused: SluiceErro
         "from": plan.source,
         "to": plan.target,
         "applied": done,
-        "moved": len(plan.of(Step.MOVE)) if done else 0,
+        "moved": len(plan.of(MigrationAction.MOVE)) if done else 0,
         "offsets": [
             {
                 "topic": r.tp.topic,

@@ -19,7 +19,7 @@ from sluice.pipelines.util.units import many, parse_duration
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
-    from sluice.resources.local.events import SampleEvent, Sent
+    from sluice.resources.local.events import SampleEvent, SentEvents
 
 
 def register(app: typer.Typer) -> None:
@@ -123,7 +123,7 @@ def produce(
     now = time.time_ns() // 1_000_000
     stream = events.orders(mix, records, now - spread, now)
     stream = in_format(session, definition, stream)
-    how = events.Sending(
+    how = events.SendOptions(
         topics,
         transactional_id=f"sluice-produce-{feed}" if transactional else None,
         rate=per_second,
@@ -182,7 +182,7 @@ def _is_local(session: Session, bootstrap: str) -> bool:
     return set(bootstrap.split(",")) <= set(local)
 
 
-def view(sent: Sent, topics: tuple[str, ...]) -> tuple[RenderableType, ...]:
+def view(sent: SentEvents, topics: tuple[str, ...]) -> tuple[RenderableType, ...]:
     kinds = {"tombstones": sent.tombstones, "malformed": sent.malformed, "with headers": sent.with_headers}
     kinds_text = ", ".join(f"{count(n)} {name}" for name, n in kinds.items() if n)
     return (

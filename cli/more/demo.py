@@ -40,7 +40,7 @@ from sluice.pipelines.util.units import HOUR, many, show_window
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.feed.kafka_section import KafkaSettings
-    from sluice.resources.local.events import Mix, Sent
+    from sluice.resources.local.events import Mix, SentEvents
     from sluice.resources.local.local_kafka import LocalKafka
 
 FEED = "orders"
@@ -350,10 +350,10 @@ class _Show:
         self._say(*produce.view(sent, (FEED,)))
         return asdict(sent)
 
-    def _send(self, mix: Mix, records: int, span: tuple[int, int], transactional_id: str | None) -> Sent:
+    def _send(self, mix: Mix, records: int, span: tuple[int, int], transactional_id: str | None) -> SentEvents:
         from sluice.resources.local import events
 
-        stream, how = events.orders(mix, records, *span), events.Sending((FEED,), transactional_id)
+        stream, how = events.orders(mix, records, *span), events.SendOptions((FEED,), transactional_id)
         stream = produce.in_format(self.session, self.feed, stream)
         with self.session.terminal.progress() as meter:
             return events.send(self.writer, stream, mix, how, lambda done: meter(Progress("send", done, records)))

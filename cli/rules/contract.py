@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from sluice.cli.app.invocation import FeedName, Group, Session, command
+from sluice.cli.app.invocation import CommandGroup, FeedName, Session, command
 from sluice.cli.options import parsing, window_options
 from sluice.cli.options.request_options import Offsets
 from sluice.cli.options.window_options import From, To, Window
@@ -53,7 +53,9 @@ PROPOSED = ".contract.proposed.json"
 _MOST_SHOWN = 60
 """Characters of a value, and lines of a table."""
 
-group = typer.Typer(cls=Group, help="Propose or try a contract: the rules for a feed's rows.", no_args_is_help=True)
+group = typer.Typer(
+    cls=CommandGroup, help="Propose or try a contract: the rules for a feed's rows.", no_args_is_help=True
+)
 
 Records = Annotated[
     int | None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sluice.cli.app.invocation import Group, Session, command
+from sluice.cli.app.invocation import CommandGroup, Session, command
 from sluice.cli.terminal.output import bad, good, table, warn
 from sluice.pipelines.errors import Failed, SluiceError
 from sluice.pipelines.util.units import many
@@ -15,7 +15,7 @@ from sluice.pipelines.util.units import many
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
 
-group = typer.Typer(cls=Group, help="The feeds of this project.", no_args_is_help=True)
+group = typer.Typer(cls=CommandGroup, help="The feeds of this project.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -11,7 +11,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli.app.invocation import FeedName, Group, Session, command
+from sluice.cli.app.invocation import CommandGroup, FeedName, Session, command
 from sluice.cli.options import parsing, window_options
 from sluice.cli.options.request_options import DryRun
 from sluice.cli.options.window_options import From, To, Window
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.quarantine.held import Filter, Listing
     from sluice.pipelines.quarantine.limit import QuarantineKind
 
-group = typer.Typer(cls=Group, help="Records that did not fit: count, show and land them.", no_args_is_help=True)
+group = typer.Typer(cls=CommandGroup, help="Records that did not fit: count, show and land them.", no_args_is_help=True)
 
 REFUSED = 3
 

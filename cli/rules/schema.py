@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from sluice.cli.app.invocation import FeedName, Group, Session, command
+from sluice.cli.app.invocation import CommandGroup, FeedName, Session, command
 from sluice.cli.terminal.output import bad, facts, good, heading, table
 from sluice.pipelines.errors import Failed, SchemaChanged, UsageError
 from sluice.pipelines.util.units import sanitize
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.schema.schema import Schema
 
 group = typer.Typer(
-    cls=Group, help="The schemas that feeds read by, and those of their registries.", no_args_is_help=True
+    cls=CommandGroup, help="The schemas that feeds read by, and those of their registries.", no_args_is_help=True
 )
 
 

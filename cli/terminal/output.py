@@ -38,7 +38,7 @@ log = logging.getLogger(logs.OURS)
 _C = TypeVar("_C", bound="str | Text")
 
 
-class Terminal:
+class CommandOutput:
     """The output of one command. With `documents`, output for people is dropped and documents are written there."""
 
     def __init__(self, documents: TextIO | None = None) -> None:

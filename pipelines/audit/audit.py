@@ -18,13 +18,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.pipelines.audit.audit_cache import Audited, Log, shown, still_counts, still_there, tag
+from sluice.pipelines.audit.audit_cache import Audited, EntryHashes, shown, still_counts, still_there, tag
 from sluice.pipelines.audit.receipt_rows import (
     COUNTS,
     NEVER,
     PROOFS,
     SUMMED,
-    Row,
+    ReceiptRow,
     Rows,
     Settled,
     place_of,
@@ -121,11 +121,11 @@ class AuditReport:
     def reconciled(self) -> bool:
         return not self.problems
 
-    def list_uncompared(self) -> list[Row]:
+    def list_uncompared(self) -> list[ReceiptRow]:
         """Returns the receipts that no known audit compared with Kafka."""
         rows = self.audited.rows
         return rows.where(rows.column("compared") == NEVER).to_rows() + [
-            Row(n, r.slice.key, r.slice.range, r.counts.landed) for n, r in self.rest
+            ReceiptRow(n, r.slice.key, r.slice.range, r.counts.landed) for n, r in self.rest
         ]
 
 
@@ -198,16 +198,16 @@ def _find_scope(
         due = previous.due(state)
         if (loaded := previous.with_settled(lake, ledger.feed, due)) is not None:
             listed = previous.numbers(due) if loaded.settled else [(0, None)]
-            log = Log(ledger, state, listed, loaded.log)
+            log = EntryHashes(ledger, state, listed, loaded.log)
             if log.begin(loaded):
                 scope = _Scope(ledger, state, _Listing(ledger, lake, state, loaded), loaded, log, proof)
                 if not scope.settled or (not scope.unread and scope.tiles()):
                     return scope
     if previous is not None and (loaded := previous.with_settled(lake, ledger.feed)) is not None:
-        log = Log(ledger, state)
+        log = EntryHashes(ledger, state)
         if log.begin(loaded):
             return _Scope(ledger, state, _Listing(ledger, lake, state, loaded), loaded, log, proof)
-    return _Scope(ledger, state, _Listing(ledger, lake, state, None), None, Log(ledger, state), proof)
+    return _Scope(ledger, state, _Listing(ledger, lake, state, None), None, EntryHashes(ledger, state), proof)
 
 
 class _Listing:
@@ -251,7 +251,7 @@ class _Scope:
     """
 
     def __init__(
-        self, ledger: Ledger, state: State, listing: _Listing, previous: Audited | None, log: Log, proof: str
+        self, ledger: Ledger, state: State, listing: _Listing, previous: Audited | None, log: EntryHashes, proof: str
     ) -> None:
         self._ledger, self._state, self._previous, self.log, self._proof = ledger, state, previous, log, proof
         self.settled = previous.settled if previous else ()
@@ -436,7 +436,7 @@ def _check_strangers(ledger: Ledger, lake: Lake, state: State, others: Sequence[
             yield AuditProblem(10, f"{path} is in no publish entry of the ledger", path if fix else "", fix)
 
 
-def _check_copies(log: Log) -> Iterator[AuditProblem]:
+def _check_copies(log: EntryHashes) -> Iterator[AuditProblem]:
     for number, path in log.copied_wrongly:
         text = f"{path} differs from entry {number} of the ledger"
         yield AuditProblem(11, text, path, "remove that file; the next `sluice compact` writes it again")

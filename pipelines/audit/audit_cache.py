@@ -33,7 +33,7 @@ BLOCK = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class BlockHashes:
     """Entries of a block up to some number: `files` is a hash of the listing, `said` one of their bytes."""
 
     files: str
@@ -61,7 +61,7 @@ class Audited:
     number: int
     rows: Rows
     again: tuple[int, ...]
-    log: tuple[Block, ...]
+    log: tuple[BlockHashes, ...]
     strictly: Strictly | None = None
     settled: tuple[Settled, ...] = ()
     folders: tuple[str, ...] | None = None
@@ -128,7 +128,7 @@ class Audited:
 
 def _read_audited(raw: dict[str, Any]) -> Audited:
     rows = receipt_rows.parse(raw)
-    number, log = int(raw["number"]), tuple(Block(str(a), str(b)) for a, b in raw["log"])
+    number, log = int(raw["number"]), tuple(BlockHashes(str(a), str(b)) for a, b in raw["log"])
     if len(log) != -(-number // BLOCK):
         raise ValueError("not one value for each block")
     again = tuple(int(n) for n in raw["again"])
@@ -208,7 +208,7 @@ def still_counts(rows: Rows, state: State, since: int) -> Any:
 # -- the log
 
 
-class Log:
+class EntryHashes:
     """The entries below a number, as listed and as read, hashed by blocks.
 
     With `listed`, ordered ranges of numbers aligned to blocks (end None: unlimited), only these are listed; `previous`
@@ -220,7 +220,7 @@ class Log:
         ledger: Ledger,
         state: State,
         listed: Sequence[tuple[int, int | None]] = ((0, None),),
-        previous: Sequence[Block] = (),
+        previous: Sequence[BlockHashes] = (),
     ) -> None:
         self._ledger, self._state, self._listed, self._known = ledger, state, listed, previous
         stats = ((n, s) for first, end in listed for n, s in ledger.stats(first, end))
@@ -283,10 +283,10 @@ class Log:
             path = paths.segment_path(self._ledger.feed, segment.entries[0][0], segment.end)
             yield from ((number, data, path) for number, data in segment.entries)
 
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[BlockHashes, ...]:
         """Returns the hashes of all blocks. Call it after all entries were read."""
         files = self.files(self._state.number)
-        return tuple(Block(f, self._said.get(i, b"").hex()) for i, f in enumerate(files))
+        return tuple(BlockHashes(f, self._said.get(i, b"").hex()) for i, f in enumerate(files))
 
 
 def _link(digest: bytes, data: bytes) -> bytes:

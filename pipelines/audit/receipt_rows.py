@@ -37,7 +37,7 @@ NEVER = -1
 _AT = {name: i for i, name in enumerate(COLUMNS)}
 
 
-class Row(NamedTuple):
+class ReceiptRow(NamedTuple):
     """A receipt of the publish entry `number`: its slice and the number of landed records."""
 
     number: int
@@ -98,11 +98,11 @@ class Rows:
         positions = np.repeat(begins[order] - (np.cumsum(parts) - parts), parts) + np.arange(len(self.tags))
         return Rows(self.keys, self.table.T[:, order].T, self.tags[positions])
 
-    def to_rows(self) -> list[Row]:
+    def to_rows(self) -> list[ReceiptRow]:
         columns = (self.column(n).tolist() for n in ("number", "key", "start", "end", "landed"))
-        return [Row(n, self.keys[k], Range(a, b), landed) for n, k, a, b, landed in zip(*columns, strict=True)]
+        return [ReceiptRow(n, self.keys[k], Range(a, b), landed) for n, k, a, b, landed in zip(*columns, strict=True)]
 
-    def mark(self, proof: str, rows: Iterable[Row], at: int) -> Rows:
+    def mark(self, proof: str, rows: Iterable[ReceiptRow], at: int) -> Rows:
         """Returns a copy in which `rows` have the proof at time `at`."""
         marked = set(rows)
         near = self._of({r.number for r in marked})
@@ -126,7 +126,7 @@ class Rows:
                 table[i, positions] = np.maximum(table[i, positions], proofs)
         return Rows(self.keys, table, self.tags)
 
-    def _whole(self) -> list[tuple[Row, bytes]]:
+    def _whole(self) -> list[tuple[ReceiptRow, bytes]]:
         ends = np.cumsum(self.column("parts")).tolist()
         tags = (self.tags[a:b].tobytes() for a, b in zip([0, *ends], ends, strict=False))
         return list(zip(self.to_rows(), tags, strict=True))

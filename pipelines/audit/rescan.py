@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.pipelines.audit.audit import AuditProblem, AuditReport
-from sluice.pipelines.audit.receipt_rows import NEVER, Row
+from sluice.pipelines.audit.receipt_rows import NEVER, ReceiptRow
 from sluice.pipelines.errors import PartUnreadable, Terminal
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.lake.schemas import KeptSchemas
@@ -39,7 +39,7 @@ from sluice.pipelines.schema.schema import Schema
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class RangeComparison:
     """The comparison of one slice: the number of compared records, and the first difference, if any."""
 
     records: int
@@ -75,7 +75,7 @@ def rescan(
     total, done, compared = sum(row.range.span for row in there), 0, 0
     files = {p.file for p in report.problems if p.file}
     problems: list[AuditProblem] = []
-    right: list[Row] = []
+    right: list[ReceiptRow] = []
     for row, r in _receipts(ledger, there):
         result = _compare_slice(ledger.feed, r, makers.of(r), lake, _from_kafka(r.slice, log.fetcher, log.isolation))
         compared += result.records
@@ -94,9 +94,9 @@ def rescan(
     )
 
 
-def _receipts(ledger: Ledger, rows: Iterable[Row]) -> Iterator[tuple[Row, Receipt]]:
+def _receipts(ledger: Ledger, rows: Iterable[ReceiptRow]) -> Iterator[tuple[ReceiptRow, Receipt]]:
     """Yields the receipts of the rows, entry by entry."""
-    by_entry: dict[int, dict[tuple[Key, Range], Row]] = {}
+    by_entry: dict[int, dict[tuple[Key, Range], ReceiptRow]] = {}
     for row in rows:
         by_entry.setdefault(row.number, {})[row.key, row.range] = row
     for number, wanted in sorted(by_entry.items()):
@@ -106,7 +106,7 @@ def _receipts(ledger: Ledger, rows: Iterable[Row]) -> Iterator[tuple[Row, Receip
                 yield receipt, r
 
 
-def _log_holds(row: Row, partitions: Mapping[Key, PartitionState]) -> bool:
+def _log_holds(row: ReceiptRow, partitions: Mapping[Key, PartitionState]) -> bool:
     today = partitions.get(row.key)
     return today is not None and today.log_start <= row.range.start and row.range.end <= today.high_watermark
 
@@ -164,19 +164,19 @@ def _from_kafka(s: Slice, fetcher: Fetcher, isolation: Isolation) -> Iterator[pa
 
 def _compare_slice(
     feed: str, r: Receipt, makers: Sequence[_Maker], lake: Lake, log: Iterator[pa.RecordBatch]
-) -> Compared:
+) -> RangeComparison:
     """Compare one slice's files, damaged or not, with its log."""
     s, remedy = r.slice, parquet.of_slice(feed, r.slice)
     try:
         return _SliceComparison(r, makers, lake).compare(log)
     except PartUnreadable as e:
-        return Compared(0, AuditProblem(3, e.message, e.path, remedy))
+        return RangeComparison(0, AuditProblem(3, e.message, e.path, remedy))
     except _LogUnreadable as e:
-        return Compared(0, AuditProblem(1, f"{s}: cannot be read again: {e}"))
+        return RangeComparison(0, AuditProblem(1, f"{s}: cannot be read again: {e}"))
     except Terminal as e:  # the log does not parse, or the lake refuses a file
-        return Compared(0, AuditProblem(1, f"{s}: cannot be compared: {e.message}", "", e.remedy))
+        return RangeComparison(0, AuditProblem(1, f"{s}: cannot be compared: {e.message}", "", e.remedy))
     except parquet.DAMAGE as e:  # readable, but not the content of a part
-        return Compared(
+        return RangeComparison(
             0,
             AuditProblem(3, f"{s}: its files cannot be compared with the log: {parquet.shorten_error(e)}", "", remedy),
         )
@@ -191,19 +191,19 @@ class _SliceComparison:
         self._mended = [m for m in r.mended if m.start < r.slice.end]
         self._compared = self._dropped = 0
 
-    def compare(self, log: Iterator[pa.RecordBatch]) -> Compared:
+    def compare(self, log: Iterator[pa.RecordBatch]) -> RangeComparison:
         """Compare chunk by chunk, up to the first difference."""
         s = self._receipt.slice
         for chunk in filter(len, log):
             problem = self._chunk(chunk)
             if problem:
-                return Compared(self._compared, problem)
+                return RangeComparison(self._compared, problem)
         if self._landed.upto(s.end) is not None or self._refused.upto(s.end) is not None:
-            return Compared(self._compared, AuditProblem(3, f"{s}: the files have more rows than the log"))
+            return RangeComparison(self._compared, AuditProblem(3, f"{s}: the files have more rows than the log"))
         if self._dropped != self._receipt.counts.dropped:
             message = f"{self._dropped} records are missing, but {self._receipt.counts.dropped} were dropped"
-            return Compared(self._compared, AuditProblem(1, f"{s}: {message}"))
-        return Compared(self._compared, None)
+            return RangeComparison(self._compared, AuditProblem(1, f"{s}: {message}"))
+        return RangeComparison(self._compared, None)
 
     def _chunk(self, chunk: pa.RecordBatch) -> AuditProblem | None:
         there = int64s(chunk.column(chunk.schema.get_field_index("offset")))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sluice.pipelines.audit.audit import AuditProblem, AuditReport
 from sluice.pipelines.audit.audit_cache import Strictly, tag
-from sluice.pipelines.audit.receipt_rows import Row
+from sluice.pipelines.audit.receipt_rows import ReceiptRow
 from sluice.pipelines.batch.survey import Survey
 from sluice.pipelines.committing.commit import CommitVerdict, judge
 from sluice.pipelines.errors import LogTruncated
@@ -232,8 +232,8 @@ def _stands_right(lake: Lake, path: str, state: State) -> Iterator[AuditProblem]
 # -- what cannot be compared
 
 
-def _list_unseen(rows: list[Row], partitions: Mapping[Key, PartitionState]) -> Iterator[Unseen]:
-    by_reason: dict[tuple[Key, str], list[Row]] = {}
+def _list_unseen(rows: list[ReceiptRow], partitions: Mapping[Key, PartitionState]) -> Iterator[Unseen]:
+    by_reason: dict[tuple[Key, str], list[ReceiptRow]] = {}
     for r in rows:
         if r.landed and (why := _why_not(r, partitions)):
             by_reason.setdefault((r.key, why), []).append(r)
@@ -241,7 +241,7 @@ def _list_unseen(rows: list[Row], partitions: Mapping[Key, PartitionState]) -> I
         yield Unseen(key, union(r.range for r in mine), sum(r.landed for r in mine), why)
 
 
-def _why_not(r: Row, partitions: Mapping[Key, PartitionState]) -> str:
+def _why_not(r: ReceiptRow, partitions: Mapping[Key, PartitionState]) -> str:
     today = partitions.get(r.key)
     if today is None:
         return "an earlier life of the topic, or a changed partition"

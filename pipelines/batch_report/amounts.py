@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sluice.pipelines.batch_report.batch_account import BatchAccount, PartitionLag, Past
+from sluice.pipelines.batch_report.batch_account import BatchAccount, PartitionLag, PastBatch
 from sluice.pipelines.batch_report.markup import (
     Bar,
     Html,
@@ -252,15 +252,15 @@ def render_history(a: BatchAccount) -> Html:
     return section("history", f"The last {many(len(past), 'batch', 'batches')}", plots, every, note=note)
 
 
-def _kind(p: Past, a: BatchAccount, usual: str) -> str:
+def _kind(p: PastBatch, a: BatchAccount, usual: str) -> str:
     return "now" if p.batch == a.batch.id else usual
 
 
-def _share(p: Past) -> str:
+def _share(p: PastBatch) -> str:
     return share(p.quarantined, p.landed + p.quarantined)
 
 
-def _show_time(p: Past) -> str:
+def _show_time(p: PastBatch) -> str:
     return "not published" if p.at is None else show_instant(p.at - p.at % 1000)
 
 

@@ -32,7 +32,7 @@ PAST = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class PastBatch:
     """One batch of the history; `at` is when it was published (ms), None when it is not."""
 
     batch: int
@@ -68,7 +68,7 @@ class BatchAccount:
     facts: BatchFacts
     failures: tuple[SliceFailure, ...]
     types: dict[str, str]
-    past: tuple[Past, ...]
+    past: tuple[PastBatch, ...]
     why: str = ""
 
     @property
@@ -137,7 +137,7 @@ def _shape(ledger: Ledger, state: State, receipts: Sequence[Receipt]) -> Shape:
     return (shape_named(ledger, state, receipts[-1].format) if receipts else None) or RAW
 
 
-def _before(ledger: Ledger, state: State, batch: Batch) -> Sequence[Past]:
+def _before(ledger: Ledger, state: State, batch: Batch) -> Sequence[PastBatch]:
     """The batches that landed something before this one, oldest first."""
     before = (b for b in state.batches.newest_first(batch.id) if b.published is not None and not b.merges)
     recent = sorted(islice(before, PAST - 1), key=lambda b: b.published or 0)
@@ -145,9 +145,9 @@ def _before(ledger: Ledger, state: State, batch: Batch) -> Sequence[Past]:
     return [_past(b, e.at, e.receipts) for b, e in zip(recent, entries, strict=True)]
 
 
-def _past(batch: Batch, at: int | None, receipts: Sequence[Receipt]) -> Past:
+def _past(batch: Batch, at: int | None, receipts: Sequence[Receipt]) -> PastBatch:
     counts = BatchFacts(receipts).counts
-    return Past(batch.id, at, counts.landed, counts.quarantined)
+    return PastBatch(batch.id, at, counts.landed, counts.quarantined)
 
 
 def windows(receipts: Sequence[Receipt]) -> Iterator[int]:

@@ -25,7 +25,7 @@ from sluice.pipelines.batch_report.markup import (
     upright,
     value,
 )
-from sluice.pipelines.batch_report.rejects import SHOWN, Reject, Rejects, Sample
+from sluice.pipelines.batch_report.rejects import SHOWN, Reject, RejectedRecord, Rejects
 from sluice.pipelines.contract import catalogue
 from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
 from sluice.pipelines.contract.results import ExpectationOutcome
@@ -95,7 +95,7 @@ def _samples(r: Reject) -> Html:
     return tag("div", head, *(_sample(s) for s in r.samples), class_="kind")
 
 
-def _sample(s: Sample) -> Html:
+def _sample(s: RejectedRecord) -> Html:
     stamp = "" if s.timestamp is None else f" · {show_instant(s.timestamp)}"
     key = [] if s.key is None else [" · key ", tag("code", value(readable(s.key, 80)))]
     line = tag("div", tag("code", s.position), stamp, *key, f" · {size(s.size)}", class_="soft any")
@@ -104,7 +104,7 @@ def _sample(s: Sample) -> Html:
     return join_html([line, tag("code", *_marked_value(s), class_="sample")])
 
 
-def _marked_value(s: Sample) -> Iterator[Html]:
+def _marked_value(s: RejectedRecord) -> Iterator[Html]:
     """The value, with a mark at the byte that is wrong."""
     data, byte = s.value or b"", s.byte
     if byte is None or byte >= len(data):

@@ -29,7 +29,7 @@ _COLUMNS = (*QuarantineKind._fields, "offset", "timestamp", "key", "value", "byt
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class RejectedRecord:
     """One refused record, as it came. `byte`: where in what is kept of the value the trouble is; `size`: of all of it;
     `cut`: whether something stands before what is kept.
     """
@@ -48,7 +48,7 @@ class Reject:
     """Records that are wrong in the same way, and the first of them."""
 
     fault: Fault
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[RejectedRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _path(part: Part, published: bool) -> str:
     return part.path if published else part.staged
 
 
-def _samples(fault: Fault, parts: Sequence[Placed], lake: Lake, published: bool) -> tuple[Sample, ...]:
+def _samples(fault: Fault, parts: Sequence[Placed], lake: Lake, published: bool) -> tuple[RejectedRecord, ...]:
     """The first record of a kind, and the next one that is like it nearby."""
     partition, _, offset = fault.first.rpartition(":")
     for receipt, part in parts:
@@ -96,7 +96,7 @@ def _samples(fault: Fault, parts: Sequence[Placed], lake: Lake, published: bool)
     return ()
 
 
-def _search(offset: int, partition: str, part: Part, lake: Lake, published: bool) -> tuple[Sample, ...]:
+def _search(offset: int, partition: str, part: Part, lake: Lake, published: bool) -> tuple[RejectedRecord, ...]:
     for batch in _batches(part, lake, published):
         offsets = batch.column("offset").to_pylist()
         if offsets and offsets[0] <= offset <= offsets[-1]:
@@ -118,13 +118,13 @@ def _kind_values(batch: pa.RecordBatch, row: int) -> list[str | None]:
     return [batch.column(name)[row].as_py() for name in QuarantineKind._fields]
 
 
-def _sample(batch: pa.RecordBatch, row: int, partition: str) -> Sample:
+def _sample(batch: pa.RecordBatch, row: int, partition: str) -> RejectedRecord:
     cell = {name: batch.column(name)[row] for name in ("offset", "timestamp", "key", "value", "byte")}
     stamp, key, value, byte = (cell[n] for n in ("timestamp", "key", "value", "byte"))
     buffer = value.as_buffer() if value.is_valid else None
     at = byte.as_py() if byte.is_valid else None
     start = max(0, (at or 0) - SAMPLE_BYTES // 4)
-    return Sample(
+    return RejectedRecord(
         position=f"{partition}:{cell['offset'].as_py()}",
         timestamp=stamp.value if stamp.is_valid else None,
         key=_first(key.as_buffer()) if key.is_valid else None,

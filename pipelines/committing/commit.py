@@ -52,7 +52,7 @@ class CommitStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class CommittedMove:
     """One partition's committed offset before (None: none) and after."""
 
     key: Key
@@ -71,13 +71,13 @@ class CommitResult:
     """
 
     status: CommitStatus
-    offsets: tuple[Moved, ...]
+    offsets: tuple[CommittedMove, ...]
     mark: int = -1
     letters: int = 0
     letters_to: str = ""
     left_out: tuple[Key, ...] = ()
-    put_by_others: tuple[Moved, ...] = ()
-    waiting: tuple[Moved, ...] = ()
+    put_by_others: tuple[CommittedMove, ...] = ()
+    waiting: tuple[CommittedMove, ...] = ()
 
 
 class CommitVerdict(StrEnum):
@@ -110,11 +110,11 @@ def commit(
     targets = _choose_targets(state, changed)
     left_out = tuple(k for k in state.frontiers() if k not in targets)
     if settings.mode is CommitMode.NONE or not targets:
-        moved = tuple(Moved(k, None, o) for k, o in targets.items())
+        moved = tuple(CommittedMove(k, None, o) for k, o in targets.items())
         return CommitResult(CommitStatus.DISABLED, moved, left_out=left_out)
     pending = outlet is not None and bool(letters.list_pending_letters(ledger, state, state.last_mark))
     if not pending and _is_settled(state, targets, group.committed([k.tp for k in targets])):
-        same = tuple(Moved(k, o, o) for k, o in targets.items())
+        same = tuple(CommittedMove(k, o, o) for k, o in targets.items())
         return CommitResult(CommitStatus.UNCHANGED, same, left_out=left_out)
     transactional = settings.mode is CommitMode.TRANSACTIONAL
     topics = sorted({k.topic for k in targets})
@@ -163,7 +163,9 @@ def _commit_as(
     going = {
         k: o for k, o in targets.items() if verdicts[k] is not CommitVerdict.DONE or not _has_settled(before.get(k.tp))
     }
-    waiting = tuple(Moved(k, _get_offset(before.get(k.tp)), state.frontier(k)) for k in verdicts if k not in targets)
+    waiting = tuple(
+        CommittedMove(k, _get_offset(before.get(k.tp)), state.frontier(k)) for k in verdicts if k not in targets
+    )
     if not targets:
         return CommitResult(CommitStatus.UNCHANGED, (), waiting=waiting)
     others = _put_by_others(state, targets, before)
@@ -181,12 +183,12 @@ def _commit_as(
             raise _build_unknown_error(e) from e
     _record(ledger, settings, mark, targets, reported=post is None and newest <= state.last_mark)
     status = CommitStatus.COMMITTED if going or post else CommitStatus.UNCHANGED
-    moved = tuple(Moved(k, _get_offset(before.get(k.tp)), o) for k, o in targets.items())
+    moved = tuple(CommittedMove(k, _get_offset(before.get(k.tp)), o) for k, o in targets.items())
     sent, to = (post.taken, post.topic) if post else (0, "")
     return CommitResult(status, moved, mark, sent, to, put_by_others=others, waiting=waiting)
 
 
-def _put_by_others(state: State, targets: Mapping[Key, int], committed: Committed) -> tuple[Moved, ...]:
+def _put_by_others(state: State, targets: Mapping[Key, int], committed: Committed) -> tuple[CommittedMove, ...]:
     """Returns partitions at the frontier without a commit of Sluice: from the expected offset to the actual one."""
 
     def strange(key: Key, committed_offset: CommittedOffset) -> bool:
@@ -198,7 +200,7 @@ def _put_by_others(state: State, targets: Mapping[Key, int], committed: Committe
         )
 
     offsets = ((k, c) for k in targets if (c := committed.get(k.tp)) is not None)
-    return tuple(Moved(k, _expect_offset(state, k), c.offset) for k, c in offsets if strange(k, c))
+    return tuple(CommittedMove(k, _expect_offset(state, k), c.offset) for k, c in offsets if strange(k, c))
 
 
 def _find_newest_mark(state: State, committed: Committed) -> int:

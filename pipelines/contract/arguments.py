@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from sluice.pipelines.contract.catalogue import CatalogueEntry, Kwarg, Takes
-from sluice.pipelines.contract.literals import Family, family, member, parse_bound
+from sluice.pipelines.contract.literals import TypeFamily, family, member, parse_bound
 from sluice.pipelines.schema.schema import Kind, Type
 from sluice.pipelines.util.units import sanitize
 
@@ -72,7 +72,7 @@ def _column(entry: CatalogueEntry, name: object, types: Types) -> None:
     if name not in types:
         raise _unknown_column(name, types)
     if family(types[name]) not in entry.families:
-        families = ", ".join(f for f in Family if f in entry.families)
+        families = ", ".join(f for f in TypeFamily if f in entry.families)
         raise Wrong(
             f"`{sanitize(name)}` is {types[name].kind}, which this expectation does not support",
             f"it is about {families}",
@@ -154,7 +154,7 @@ def _comparable(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) 
 
 
 def _measure(t: Type) -> str:
-    if family(t) is not Family.NUMBER:
+    if family(t) is not TypeFamily.NUMBER:
         return str(family(t))
     return {Kind.FLOAT32: "floats", Kind.FLOAT64: "floats", Kind.DECIMAL: "decimals"}.get(t.kind, "whole numbers")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from sluice.pipelines.contract.literals import Family
+from sluice.pipelines.contract.literals import TypeFamily
 from sluice.pipelines.contract.sentences import sentence
 from sluice.pipelines.schema.schema import EXTRA, KAFKA, Field, Kind, Schema, Type
 
@@ -80,7 +80,7 @@ class CatalogueEntry:
     scope: Scope
     issue: Issue
     kwargs: Mapping[str, Kwarg] = field(hash=False)
-    families: frozenset[Family]
+    families: frozenset[TypeFamily]
     reason: str = ""
 
     @property
@@ -89,12 +89,12 @@ class CatalogueEntry:
         return "min_value" in self.kwargs
 
 
-_ORDERED = frozenset({Family.NUMBER, Family.TIME, Family.DAY})
-_SIMPLE = _ORDERED | {Family.TEXT, Family.TRUTH}
-_FLAT = _SIMPLE | {Family.BYTES}
-_ANY = frozenset(Family)
-_TEXT = frozenset({Family.TEXT})
-_NUMBER = frozenset({Family.NUMBER})
+_ORDERED = frozenset({TypeFamily.NUMBER, TypeFamily.TIME, TypeFamily.DAY})
+_SIMPLE = _ORDERED | {TypeFamily.TEXT, TypeFamily.TRUTH}
+_FLAT = _SIMPLE | {TypeFamily.BYTES}
+_ANY = frozenset(TypeFamily)
+_TEXT = frozenset({TypeFamily.TEXT})
+_NUMBER = frozenset({TypeFamily.NUMBER})
 
 _COLUMN = Kwarg("column", Takes.COLUMN, required=True)
 _MOSTLY = Kwarg("mostly", Takes.SHARE, default=1)
@@ -123,11 +123,11 @@ def _bounds(takes: Takes) -> tuple[Kwarg, ...]:
     return Kwarg("min_value", takes), Kwarg("max_value", takes), *_STRICT
 
 
-def _row(type_: str, issue: Issue, reason: str, families: frozenset[Family], *kwargs: Kwarg) -> CatalogueEntry:
+def _row(type_: str, issue: Issue, reason: str, families: frozenset[TypeFamily], *kwargs: Kwarg) -> CatalogueEntry:
     return CatalogueEntry(type_, Scope.ROW, issue, {k.name: k for k in (*kwargs, _MOSTLY)}, families, reason)
 
 
-def _whole(type_: str, issue: Issue, families: frozenset[Family], *kwargs: Kwarg) -> CatalogueEntry:
+def _whole(type_: str, issue: Issue, families: frozenset[TypeFamily], *kwargs: Kwarg) -> CatalogueEntry:
     return CatalogueEntry(type_, Scope.WHOLE, issue, {k.name: k for k in kwargs}, families)
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.pipelines.contract.expectation import Severity
-from sluice.pipelines.contract.literals import PER_UNIT, Family, family, unit_of
+from sluice.pipelines.contract.literals import PER_UNIT, TypeFamily, family, unit_of
 from sluice.pipelines.schema.schema import KAFKA, Field, Kind, Schema, Type
 from sluice.pipelines.util.units import many
 
@@ -87,13 +87,13 @@ def _of_column(f: Field, column: pa.ChunkedArray) -> Iterator[Proposal]:
     if len(values) < ENOUGH:
         return
     match family(f.type):
-        case Family.NUMBER:
+        case TypeFamily.NUMBER:
             yield from _of_numbers(f, values)
-        case Family.TEXT:
+        case TypeFamily.TEXT:
             yield from _of_texts(f, values)
-        case Family.TIME:
+        case TypeFamily.TIME:
             yield from _of_times(f.name, values.cast(pa.int64()), PER_UNIT[unit_of(f.type)])
-        case Family.DAY:
+        case TypeFamily.DAY:
             yield from _of_times(f.name, values.cast(pa.int32()), 86_400 * 10**9)
 
 

@@ -24,7 +24,7 @@ from sluice.pipelines.schema.schema import Kind, Type
 Value = int | float | Decimal | str | bool
 
 
-class Family(StrEnum):
+class TypeFamily(StrEnum):
     """Groups of column types that expectations treat alike."""
 
     NUMBER = "numbers"
@@ -37,16 +37,16 @@ class Family(StrEnum):
 
 
 _FAMILIES = {
-    Kind.BOOL: Family.TRUTH,
-    Kind.STRING: Family.TEXT,
-    Kind.BINARY: Family.BYTES,
-    Kind.DATE: Family.DAY,
-    Kind.TIMESTAMP: Family.TIME,
-    Kind.EPOCH: Family.TIME,
-    Kind.JSON: Family.NESTED,
-    Kind.LIST: Family.NESTED,
-    Kind.STRUCT: Family.NESTED,
-    Kind.MAP: Family.NESTED,
+    Kind.BOOL: TypeFamily.TRUTH,
+    Kind.STRING: TypeFamily.TEXT,
+    Kind.BINARY: TypeFamily.BYTES,
+    Kind.DATE: TypeFamily.DAY,
+    Kind.TIMESTAMP: TypeFamily.TIME,
+    Kind.EPOCH: TypeFamily.TIME,
+    Kind.JSON: TypeFamily.NESTED,
+    Kind.LIST: TypeFamily.NESTED,
+    Kind.STRUCT: TypeFamily.NESTED,
+    Kind.MAP: TypeFamily.NESTED,
 }
 _DIGITS = 38
 _EXACT = Context(prec=2 * _DIGITS + 100)
@@ -58,9 +58,9 @@ _TIME = re.compile(
 _DECIMAL = re.compile(r"[+-]?(\d{1,38}(\.\d{0,38})?|\.\d{1,38})([eE][+-]?\d{1,2})?", re.ASCII)
 
 
-def family(t: Type) -> Family:
+def family(t: Type) -> TypeFamily:
     """The family that a type belongs to."""
-    return _FAMILIES.get(t.kind, Family.NUMBER)
+    return _FAMILIES.get(t.kind, TypeFamily.NUMBER)
 
 
 def unit_of(t: Type) -> str:
@@ -74,11 +74,11 @@ def parse_bound(t: Type, value: object) -> int | float | Decimal:
     Raises ValueError, which names the accepted forms.
     """
     match family(t):
-        case Family.TIME:
+        case TypeFamily.TIME:
             return _nanoseconds(value)
-        case Family.DAY:
+        case TypeFamily.DAY:
             return _days(value)
-        case Family.NUMBER:
+        case TypeFamily.NUMBER:
             number = _number(value, text=t.kind is Kind.DECIMAL)
             return float(number) if t.kind in (Kind.FLOAT32, Kind.FLOAT64) else number
         case kind:
@@ -88,15 +88,15 @@ def parse_bound(t: Type, value: object) -> int | float | Decimal:
 def member(t: Type, value: object) -> Value:
     """A value that the column can hold, as with `bound`, but times in the column's unit. Raises ValueError."""
     match family(t):
-        case Family.TEXT:
+        case TypeFamily.TEXT:
             return _text(value)
-        case Family.TRUTH:
+        case TypeFamily.TRUTH:
             return _truth(value)
-        case Family.TIME:
+        case TypeFamily.TIME:
             return _in_unit(_nanoseconds(value), unit_of(t))
-        case Family.DAY:
+        case TypeFamily.DAY:
             return _days(value)
-        case Family.NUMBER:
+        case TypeFamily.NUMBER:
             return _exact_value(t, _number(value, text=t.kind is Kind.DECIMAL))
         case kind:
             raise ValueError(f"{kind} are not compared")

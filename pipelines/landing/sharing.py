@@ -64,7 +64,7 @@ def _group_key(s: Slice) -> tuple[int, str, str, str]:
 
 
 @dataclass(frozen=True)
-class Held:
+class UnwrittenRange:
     """A slice that was read to its end and is in no file yet: its receipt without parts, and its rows by kind."""
 
     receipt: Receipt
@@ -74,9 +74,9 @@ class Held:
     def bytes(self) -> int:
         return sum(batch.get_total_buffer_size() for batches in self.rows.values() for batch in batches)
 
-    def copied(self) -> Held:
+    def copied(self) -> UnwrittenRange:
         """Returns a copy in buffers of its own: a decoder's are larger than their contents."""
-        return Held(self.receipt, {kind: [_copy(batches)] for kind, batches in self.rows.items()})
+        return UnwrittenRange(self.receipt, {kind: [_copy(batches)] for kind, batches in self.rows.items()})
 
 
 def _copy(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
@@ -97,11 +97,11 @@ class Sharing:
         self.failed: dict[Slice, Exception] = {}
         self._left = deque(slices)
         self._settings, self._lake, self._target = settings, lake, target
-        self._waiting: dict[Slice, Held | _OnDisk | None] = {}
+        self._waiting: dict[Slice, UnwrittenRange | _OnDisk | None] = {}
         self._in_memory = 0
-        self._file: _File | None = None
+        self._file: _SharedFile | None = None
 
-    def take(self, held: Held) -> None:
+    def take(self, held: UnwrittenRange) -> None:
         """Take a slice that was read to its end."""
         s = held.receipt.slice
         if self._left[0] == s:
@@ -114,7 +114,7 @@ class Sharing:
                 self.failed[s], self._waiting[s] = error, None
         self._advance()
 
-    def _kept(self, held: Held) -> Held | _OnDisk:
+    def _kept(self, held: UnwrittenRange) -> UnwrittenRange | _OnDisk:
         """Returns the held slice in memory, or on disk beyond `WAITING_BYTES`."""
         if self._in_memory + held.bytes > WAITING_BYTES:
             return _OnDisk(held)
@@ -147,7 +147,7 @@ class Sharing:
         while self._left and self._left[0] in self._waiting:
             s = self._left.popleft()
             slice_rows = self._waiting.pop(s)
-            if isinstance(slice_rows, Held):
+            if isinstance(slice_rows, UnwrittenRange):
                 self._in_memory -= slice_rows.bytes
                 self._add(slice_rows)
             elif slice_rows is not None:
@@ -156,13 +156,13 @@ class Sharing:
                 except (OSError, pa.ArrowException) as error:
                     self.failed[s] = error
 
-    def _add(self, held: Held) -> None:
+    def _add(self, held: UnwrittenRange) -> None:
         s = held.receipt.slice
         if self._file is not None and _group_key(self._file.first) != _group_key(s):
             self._close()
         if self._file is None:
             target = replace(cast(PartTarget, self._target), slice=s)
-            self._file = _File(target, self._settings, self._lake)
+            self._file = _SharedFile(target, self._settings, self._lake)
         try:
             self._file.add(held)
         except Exception as error:  # noqa: BLE001 - becomes the outcome of every slice in the file
@@ -187,7 +187,7 @@ class Sharing:
             file.abandon()
 
 
-class _File:
+class _SharedFile:
     """One shared file of each kind, of the same slices."""
 
     def __init__(self, target: PartTarget, settings: LandingSettings, lake: Lake) -> None:
@@ -204,7 +204,7 @@ class _File:
     def bytes(self) -> int:
         return max((w.bytes for w in self._writers.values()), default=0)
 
-    def add(self, held: Held) -> None:
+    def add(self, held: UnwrittenRange) -> None:
         s = held.receipt.slice
         self._receipts.append(held.receipt)
         for kind, batches in held.rows.items():
@@ -241,7 +241,7 @@ class _File:
 class _OnDisk:
     """A held slice whose rows wait in a temporary file."""
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: UnwrittenRange) -> None:
         self._receipt = held.receipt
         self._files: dict[PartKind, BinaryIO] = {}
         for kind, batches in held.rows.items():
@@ -249,7 +249,7 @@ class _OnDisk:
             with pa.ipc.new_stream(file, batches[0].schema) as out:
                 out.write_batch(_copy(batches))
 
-    def back(self) -> Held:
+    def back(self) -> UnwrittenRange:
         """The slice, in memory again."""
         rows = dict[PartKind, Sequence[pa.RecordBatch]]()
         for kind, file in self._files.items():
@@ -257,7 +257,7 @@ class _OnDisk:
             with pa.ipc.open_stream(file) as stream:
                 rows[kind] = [stream.read_next_batch()]
         self.close()
-        return Held(self._receipt, rows)
+        return UnwrittenRange(self._receipt, rows)
 
     def close(self) -> None:
         for file in self._files.values():

@@ -36,7 +36,7 @@ from sluice.pipelines.landing.proof import (
     read_receipts,
     to_failure,
 )
-from sluice.pipelines.landing.sharing import SMALL_BYTES, WAITING_BYTES, Held, Sharing, may_share
+from sluice.pipelines.landing.sharing import SMALL_BYTES, WAITING_BYTES, Sharing, UnwrittenRange, may_share
 from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartTarget, PartWriter
 from sluice.pipelines.model.kafka import FetchLimits, Isolation
 from sluice.pipelines.model.plans import Slice, Task
@@ -209,8 +209,8 @@ class _Reading:
             del self._begun[s]
             self._end(s, ended)
 
-    def _end(self, s: Slice, ended: Receipt | Held) -> None:
-        if isinstance(ended, Held):
+    def _end(self, s: Slice, ended: Receipt | UnwrittenRange) -> None:
+        if isinstance(ended, UnwrittenRange):
             self._sharing.take(ended)
             return
         self.landed[s] = ended
@@ -294,7 +294,7 @@ class _Landing:
         self._typed = 0
         self._validated = 0
 
-    def take(self, got: Fetched) -> Receipt | Held | None:
+    def take(self, got: Fetched) -> Receipt | UnwrittenRange | None:
         """Land what was fetched. Returns, after the last, the receipt, or what is held for a shared file. Raises
         CorruptBatch, ProofFailed, LakeFull."""
         self._input_bytes += len(got.records)
@@ -359,7 +359,7 @@ class _Landing:
             self._writers[kind] = writer
         writer.write(rows)
 
-    def _finish(self, position: int) -> Receipt | Held:
+    def _finish(self, position: int) -> Receipt | UnwrittenRange:
         """Close the parts, check the counts, write the receipt next to the parts."""
         parts = tuple(part for writer in self._writers.values() for part in writer.close())
         s, work = self._slice, self._work
@@ -370,7 +370,7 @@ class _Landing:
         )
         if self._held is not None:
             check_classes(receipt)
-            return Held(receipt, self._held)
+            return UnwrittenRange(receipt, self._held)
         check_account(receipt)
         receipt_files.put(work.feed, work.batch, (receipt,), self._tools.lake)
         return receipt

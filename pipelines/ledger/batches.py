@@ -69,7 +69,7 @@ class Batch:
 COLUMNS = ("id", "published", "failed", "rows", "request", "window", "until")
 
 
-class Past:
+class BatchHistory:
     """Columns of finished batches, in order of their ids. `requests` are the distinct requests without windows; the
     column `request` holds indexes into them."""
 
@@ -80,8 +80,8 @@ class Past:
         self.requests = list(requests)
         self._places = {r: i for i, r in enumerate(self.requests)}
 
-    def copy(self) -> Past:
-        return Past((c[:] for c in self.columns), self.requests)
+    def copy(self) -> BatchHistory:
+        return BatchHistory((c[:] for c in self.columns), self.requests)
 
     @property
     def ids(self) -> array[int]:
@@ -89,7 +89,7 @@ class Past:
 
     def __eq__(self, other: object) -> bool:
         """The order of `requests` does not matter."""
-        return isinstance(other, Past) and self.ids == other.ids and self._all() == other._all()
+        return isinstance(other, BatchHistory) and self.ids == other.ids and self._all() == other._all()
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -133,8 +133,8 @@ class Batches(Mapping[int, Batch]):
 
     __slots__ = ("_finished", "_shared", "held", "past")
 
-    def __init__(self, batches: Iterable[Batch] = (), past: Past | None = None) -> None:
-        self.past = past or Past()
+    def __init__(self, batches: Iterable[Batch] = (), past: BatchHistory | None = None) -> None:
+        self.past = past or BatchHistory()
         self._shared = False
         self.held: dict[int, Batch] = {}
         self._finished = 0

@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from sluice.pipelines.lake.paths import FORMER_PREFIX, PREFIX, FolderPrefix
-from sluice.pipelines.ledger.batches import COLUMNS, Batch, Batches, Past
+from sluice.pipelines.ledger.batches import COLUMNS, Batch, Batches, BatchHistory
 from sluice.pipelines.ledger.columns import (
     MOST,
     NONE,
@@ -175,7 +175,7 @@ def _with_columns(raw: dict[str, Any]) -> dict[str, Any]:
     return raw | {
         "format": _REPEATING,
         "replaced": [[path, last] for path in sorted(map(_check_text, raw["replaced"]))],
-        "past": _dump_past(Past()),
+        "past": _dump_past(BatchHistory()),
         "superseded": {
             "keys": list(superseded),
             "counts": [len(pairs) for pairs in superseded.values()],
@@ -227,17 +227,17 @@ def _check_text(value: Any) -> str:
 # -- columns
 
 
-def _dump_past(past: Past) -> dict[str, Any]:
+def _dump_past(past: BatchHistory) -> dict[str, Any]:
     return {"requests": _REQUESTS.dump_python(past.requests, mode="json"), "columns": pack(past.columns)}
 
 
-def _load_past(raw: dict[str, Any]) -> Past:
+def _load_past(raw: dict[str, Any]) -> BatchHistory:
     columns = unpack_all(raw["columns"], len(COLUMNS))
     requests = _REQUESTS.validate_python(raw["requests"])
     indexes = columns[COLUMNS.index("request")]
     if len({len(c) for c in columns}) != 1 or len(indexes[(indexes < 0) | (indexes >= len(requests))]):
         raise ValueError("not one value for each batch")
-    return Past(map(_to_array, columns), requests)
+    return BatchHistory(map(_to_array, columns), requests)
 
 
 def _dump_superseded(state: State, index: Mapping[Key, int]) -> dict[str, Any]:

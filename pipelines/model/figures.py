@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """COUNTER: only grows. GAUGE: goes up and down."""
 
     COUNTER = "counter"
@@ -18,11 +18,11 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MetricFamily:
     """Figures of one name. `labels` are the names of their labels, in order."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     labels: tuple[str, ...] = ("feed",)
 
@@ -36,8 +36,8 @@ class Figure:
     labels: tuple[str, ...]
 
 
-def _build_family(name: str, text: str, *more: str, kind: Kind = Kind.GAUGE) -> Family:
-    return Family(f"sluice_{name}", kind, text, ("feed", *more))
+def _build_family(name: str, text: str, *more: str, kind: MetricKind = MetricKind.GAUGE) -> MetricFamily:
+    return MetricFamily(f"sluice_{name}", kind, text, ("feed", *more))
 
 
 FAMILIES = {
@@ -57,8 +57,8 @@ FAMILIES = {
         _build_family("lost_offsets", "Pending offsets that are gone from Kafka."),
         _build_family("retention_at_risk_offsets", "Pending offsets that Kafka will soon delete.", "topic"),
         _build_family("retention_left_seconds", "Time until Kafka may delete pending records.", "topic"),
-        _build_family("batches_total", "Batches since the feed began, by outcome.", "outcome", kind=Kind.COUNTER),
-        _build_family("landed_rows_total", "Rows landed since the feed began.", kind=Kind.COUNTER),
+        _build_family("batches_total", "Batches since the feed began, by outcome.", "outcome", kind=MetricKind.COUNTER),
+        _build_family("landed_rows_total", "Rows landed since the feed began.", kind=MetricKind.COUNTER),
         _build_family("last_batch_published_timestamp_seconds", "Time when the newest landed batch was published."),
         _build_family("last_batch_duration_seconds", "Duration of that batch from plan to publish entry."),
         _build_family("last_batch_offsets", "Offsets of that batch, by outcome.", "outcome"),
@@ -75,9 +75,9 @@ FAMILIES = {
             "status",
             "error",
         ),
-        Family("sluice_broken_feed_files", Kind.GAUGE, "Invalid feed files, which are ignored.", ()),
-        Family("sluice_look_timestamp_seconds", Kind.GAUGE, "Time of these metrics.", ()),
-        Family("sluice_look_duration_seconds", Kind.GAUGE, "Duration of their collection.", ()),
+        MetricFamily("sluice_broken_feed_files", MetricKind.GAUGE, "Invalid feed files, which are ignored.", ()),
+        MetricFamily("sluice_look_timestamp_seconds", MetricKind.GAUGE, "Time of these metrics.", ()),
+        MetricFamily("sluice_look_duration_seconds", MetricKind.GAUGE, "Duration of their collection.", ()),
     )
 }
 """All families by name, in output order."""

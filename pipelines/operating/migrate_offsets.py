@@ -27,7 +27,7 @@ Committed = Mapping[TopicPartition, CommittedOffset | None]
 _SHOWN = 5
 
 
-class Step(StrEnum):
+class MigrationAction(StrEnum):
     """The action for a partition. The last three are refused."""
 
     MOVE = "to move"
@@ -38,15 +38,15 @@ class Step(StrEnum):
     MISSING = "missing"
 
 
-REFUSED = (Step.BEYOND, Step.BACK, Step.MISSING)
+REFUSED = (MigrationAction.BEYOND, MigrationAction.BACK, MigrationAction.MISSING)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OffsetMigration:
     """One partition: its offsets in source and target, and the bounds of its log."""
 
     tp: TopicPartition
-    step: Step
+    step: MigrationAction
     source: CommittedOffset | None
     target: CommittedOffset | None
     log_start: int
@@ -64,9 +64,9 @@ class Migration:
 
     source: OffsetStore
     target: OffsetStore
-    rows: tuple[Row, ...]
+    rows: tuple[OffsetMigration, ...]
 
-    def of(self, *steps: Step) -> tuple[Row, ...]:
+    def of(self, *steps: MigrationAction) -> tuple[OffsetMigration, ...]:
         return tuple(r for r in self.rows if r.step in steps)
 
 
@@ -95,37 +95,39 @@ def plan(stores: Stores, source: OffsetStore, logs: Sequence[PartitionState]) ->
     return Migration(source, target, tuple(rows))
 
 
-def _row(log: PartitionState, source: CommittedOffset | None, target: CommittedOffset | None, *, half: bool) -> Row:
-    def row(step: Step) -> Row:
-        return Row(log.tp, step, source, target, log.log_start, log.high_watermark)
+def _row(
+    log: PartitionState, source: CommittedOffset | None, target: CommittedOffset | None, *, half: bool
+) -> OffsetMigration:
+    def row(step: MigrationAction) -> OffsetMigration:
+        return OffsetMigration(log.tp, step, source, target, log.log_start, log.high_watermark)
 
     if source is None:
-        return row(Step.MISSING if half else Step.NOTHING)
+        return row(MigrationAction.MISSING if half else MigrationAction.NOTHING)
     if source.offset > log.high_watermark:
-        return row(Step.BEYOND)
+        return row(MigrationAction.BEYOND)
     if target is not None and target.offset > source.offset:
-        return row(Step.BACK)
-    return row(Step.DONE if target is not None and target.offset == source.offset else Step.MOVE)
+        return row(MigrationAction.BACK)
+    return row(MigrationAction.DONE if target is not None and target.offset == source.offset else MigrationAction.MOVE)
 
 
 def refusal(feed: str, group: str, migration: Migration) -> SluiceError | None:
     """The error that this migration would raise now, if any."""
     reasons: list[str] = []
-    if beyond := migration.of(Step.BEYOND):
+    if beyond := migration.of(MigrationAction.BEYOND):
         where = _format_rows(beyond, lambda r: f"{_at(r.source)}, the log ends at {r.log_end}")
         reasons.append(f"beyond the end of the log: {where}")
-    if missing := migration.of(Step.MISSING):
+    if missing := migration.of(MigrationAction.MISSING):
         reasons.append(
             f"without an offset in {migration.source}, where their topic has others: {_format_rows(missing)}"
         )
-    if back := migration.of(Step.BACK):
+    if back := migration.of(MigrationAction.BACK):
         reasons.append(
             f"further on in {migration.target} than in {migration.source}: "
             + _format_rows(back, lambda r: f"{_at(r.target)}, not {_at(r.source)}")
         )
     if not reasons:
         return None
-    sound = migration.of(Step.MOVE, Step.DONE)
+    sound = migration.of(MigrationAction.MOVE, MigrationAction.DONE)
     first = migration.of(*REFUSED)[0]
     only = " ".join(f"--only {r.tp}" for r in sound[:_SHOWN]) + (" …" if len(sound) > _SHOWN else "")
     others = f"; or move the others alone: {only}" if sound else ""
@@ -137,7 +139,7 @@ def refusal(feed: str, group: str, migration: Migration) -> SluiceError | None:
     )
 
 
-def _format_rows(rows: Sequence[Row], note: Callable[[Row], str] | None = None) -> str:
+def _format_rows(rows: Sequence[OffsetMigration], note: Callable[[OffsetMigration], str] | None = None) -> str:
     words = [f"{r.tp} ({note(r)})" if note else str(r.tp) for r in rows[:_SHOWN]]
     return ", ".join(words) + (f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else "")
 
@@ -178,11 +180,11 @@ def migrate(feed: str, stores: Stores, source: OffsetStore, logs: Sequence[Parti
         migration = plan(stores, source, logs)
         if refused := refusal(feed, stores.group, migration):
             raise refused
-        if not migration.of(Step.MOVE, Step.DONE):
+        if not migration.of(MigrationAction.MOVE, MigrationAction.DONE):
             raise UsageError(
                 f"group {stores.group} has no offsets in {source} of what {feed} reads", remedy="see sluice groups list"
             )
-        moves = {r.tp: r.source for r in migration.of(Step.MOVE) if r.source is not None}
+        moves = {r.tp: r.source for r in migration.of(MigrationAction.MOVE) if r.source is not None}
         if moves:
             with contextlib.suppress(Unknown):  # reading back decides
                 if migration.target is OffsetStore.ZOOKEEPER:
@@ -208,6 +210,6 @@ def _read_back(stores: Stores, target: OffsetStore, moves: Mapping[TopicPartitio
 
 def describe_migration(migration: Migration) -> str:
     """The outcome of a migration in a few words."""
-    moved, there = len(migration.of(Step.MOVE)), len(migration.of(Step.DONE))
+    moved, there = len(migration.of(MigrationAction.MOVE)), len(migration.of(MigrationAction.DONE))
     also = f", {there} there already" if there else ""
     return f"{many(moved, 'offset')} moved from {migration.source} to {migration.target}{also}"

@@ -61,7 +61,7 @@ class Outlet:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class LetterSource:
     """Files of a slice's quarantined rows, and the offsets whose letters are pending."""
 
     slice: Slice
@@ -69,7 +69,7 @@ class Source:
     ranges: tuple[Range, ...]
 
 
-def list_pending_letters(ledger: Ledger, state: State, since: int) -> tuple[Source, ...]:
+def list_pending_letters(ledger: Ledger, state: State, since: int) -> tuple[LetterSource, ...]:
     """The sources of the letters that are pending for a commit by `state`, if the newest mark that took effect is
     `since`.
 
@@ -114,11 +114,11 @@ def _ranges_without_letter(
     return ((key, rest) for key, r in again for rest in subtract(r, refused.get(key, ())))
 
 
-def _sources(lying: Iterable[Receipt], due: Mapping[Key, Sequence[Range]]) -> Iterator[Source]:
+def _sources(lying: Iterable[Receipt], due: Mapping[Key, Sequence[Range]]) -> Iterator[LetterSource]:
     """The quarantined parts of the receipts, where letters of them are due."""
     for r in lying:
         if ranges := intersect(due.get(r.slice.key, ()), r.slice.range):
-            yield Source(r.slice, r.of(PartKind.QUARANTINED), ranges)
+            yield LetterSource(r.slice, r.of(PartKind.QUARANTINED), ranges)
 
 
 # -- the letters themselves
@@ -131,7 +131,7 @@ class Letters:
     partition with its record's number, modulo the `partitions` of the topic, so that order is kept.
     """
 
-    def __init__(self, outlet: Outlet, sources: Sequence[Source], partitions: int) -> None:
+    def __init__(self, outlet: Outlet, sources: Sequence[LetterSource], partitions: int) -> None:
         self._outlet, self._sources, self._partitions = outlet, sources, partitions
         self.topic = outlet.topic
         self.taken = 0

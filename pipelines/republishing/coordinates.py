@@ -117,7 +117,7 @@ def _path(plan: Republish, name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class SentRecord:
     """A record that a finished republish sent."""
 
     republish: str
@@ -127,7 +127,7 @@ class Moved:
     to_offset: int
 
 
-def whence_and_whither(lake: Lake, feed: str, tp: TopicPartition, offset: int) -> Iterator[Moved]:
+def whence_and_whither(lake: Lake, feed: str, tp: TopicPartition, offset: int) -> Iterator[SentRecord]:
     """Where finished republishes of the feed sent this record, and from where one sent it here."""
     for name in plans.names(lake, feed):
         done = lake.get(paths.republish_done_path(feed, name))
@@ -142,7 +142,7 @@ def whence_and_whither(lake: Lake, feed: str, tp: TopicPartition, offset: int) -
 
 def _find_moved(
     lake: Lake, plan: Republish, name: str, prefix: str, tp: TopicPartition, offset: int
-) -> Iterator[Moved]:
+) -> Iterator[SentRecord]:
     wanted = (
         (f"{prefix}topic", "=", tp.topic),
         (f"{prefix}partition", "=", tp.partition),
@@ -152,4 +152,4 @@ def _find_moved(
         rows = pq.read_table(opened, filters=list(wanted), use_threads=False).to_pylist()
     for r in rows:
         old, new = TopicPartition(r["topic"], r["partition"]), TopicPartition(r["to_topic"], r["to_partition"])
-        yield Moved(plan.id, old, r["offset"], new, r["to_offset"])
+        yield SentRecord(plan.id, old, r["offset"], new, r["to_offset"])

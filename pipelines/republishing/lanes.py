@@ -64,7 +64,7 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Sending:
+class LaneSender:
     """A picklable function that carries a lane out.
 
     `open_target` opens the target under the name of a lane. `root` is the project's folder, in which the plan's
@@ -120,7 +120,7 @@ class Sending:
         return self.plan.lanes == 1 or self.pace != FREELY or bool(self.plan.wishes.function)
 
 
-def carry_out(sending: Sending, engine: Engine | None, report: Reporter) -> Sent:
+def carry_out(sending: LaneSender, engine: Engine | None, report: Reporter) -> Sent:
     """Send the rest of the plan: lanes in parallel in the engine's tasks, or in this process without an engine.
 
     Raises Refused, UsageError, UnknownTopic, NotAuthorized, KafkaUnavailable, CommitFenced, Unknown, LakeUnavailable,
@@ -142,7 +142,7 @@ def carry_out(sending: Sending, engine: Engine | None, report: Reporter) -> Sent
     return Sent(plan, *sums, in_all, time.monotonic() - began, partitions=partitions, throttled_ms=throttled)
 
 
-def _here(sending: Sending, report: Reporter) -> list[LaneSent]:
+def _here(sending: LaneSender, report: Reporter) -> list[LaneSent]:
     plan, sent, behind, before = sending.plan, list[LaneSent](), 0, 0
     for lane in range(plan.lanes):
 
@@ -155,7 +155,7 @@ def _here(sending: Sending, report: Reporter) -> list[LaneSent]:
     return sent
 
 
-def _by_tasks(sending: Sending, engine: Engine, report: Reporter) -> list[LaneSent]:
+def _by_tasks(sending: LaneSender, engine: Engine, report: Reporter) -> list[LaneSent]:
     plan, lake = sending.plan, sending.lake
 
     def get_progress() -> Progress:

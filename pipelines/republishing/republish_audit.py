@@ -30,7 +30,7 @@ from sluice.pipelines.records.rows.row_format import HEADERS, TO_SEND, inside
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.republishing import coordinates, where
 from sluice.pipelines.republishing.republish_plan import Republish, check_still_there
-from sluice.pipelines.republishing.republish_rows import CHUNK_ROWS, Cursor, Shelf, records_of
+from sluice.pipelines.republishing.republish_rows import CHUNK_ROWS, RowCursor, Shelf, records_of
 from sluice.pipelines.republishing.values import check_schema
 from sluice.pipelines.schema.arrays import fixed_width, int64s
 
@@ -41,7 +41,7 @@ _CHUNK = pa.schema([*TO_SEND, ("timestampType", pa.int32()), ("offset", pa.int64
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RecordDifference:
     """One record that is not as it should be. `old` and `new` are its coordinates, empty where it has none."""
 
     text: str
@@ -65,7 +65,7 @@ class RepublishAudit:
     hidden: int = 0
     replayed: int = 0
     found: int = 0
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[RecordDifference] = field(default_factory=list)
 
     @property
     def holds(self) -> bool:
@@ -151,7 +151,7 @@ class _Comparison:
         self.report = RepublishAudit(plan)
         self._plan, self._shape, self._fetcher = plan, shape, fetcher
         self._target = {p.partition: p for p in target}
-        self._cursors: list[Cursor] = [shelf.cursor(n, s.ranges[0].start) for n, s in enumerate(plan.sources)]
+        self._cursors: list[RowCursor] = [shelf.cursor(n, s.ranges[0].start) for n, s in enumerate(plan.sources)]
         self._at = [s.ranges[0].start for s in plan.sources]
         self._replayed = [shelf.list_replayed(n) for n in range(len(plan.sources))]
         self._named: dict[int, list[Array]] = {}  # by partition of the target: first and last of offsets in a row
@@ -284,13 +284,15 @@ class _Comparison:
 
     def _twice(self, partition: int, offset: int) -> None:
         at = f"{self._plan.wishes.to}:{partition}:{offset}"
-        self._add(Finding("the map names a new coordinate twice", "", at))
+        self._add(RecordDifference("the map names a new coordinate twice", "", at))
 
     def _not_sent(self, source: int, offsets: Array) -> None:
         since = inside(offsets, self._replayed[source])
         self.report.replayed += int(since.sum())
         for offset in offsets[~since].tolist():
-            self._add(Finding("is in the lake, and was not sent", f"{self._plan.sources[source].key}:{offset}", ""))
+            self._add(
+                RecordDifference("is in the lake, and was not sent", f"{self._plan.sources[source].key}:{offset}", "")
+            )
 
     def _strange(self, source: int, sent: _Sent) -> None:
         since = inside(sent.offset, self._replayed[source])
@@ -301,9 +303,9 @@ class _Comparison:
     def _find(self, text: str, sent: _Sent, n: int) -> None:
         source = int(sent.source[n])
         old = f"{self._plan.sources[source].key}:{sent.offset[n]}" if source >= 0 else ""
-        self._add(Finding(text, old, f"{self._plan.wishes.to}:{sent.partition[n]}:{sent.new[n]}"))
+        self._add(RecordDifference(text, old, f"{self._plan.wishes.to}:{sent.partition[n]}:{sent.new[n]}"))
 
-    def _add(self, finding: Finding) -> None:
+    def _add(self, finding: RecordDifference) -> None:
         self.report.found += 1
         if len(self.report.findings) < MOST:
             self.report.findings.append(finding)

@@ -60,10 +60,10 @@ class Shelf:
         """Offsets of a source that a replay took out of quarantine and landed."""
         return union(x for r in self._receipts[source] for x in r.relanded)
 
-    def cursor(self, source: int, first: int) -> Cursor:
+    def cursor(self, source: int, first: int) -> RowCursor:
         """A cursor over the rows of a source, from offset `first` on."""
         rows = self._rows(r for r in self._receipts[source] if r.slice.end > first)
-        return Cursor(self._condition.filter(rows) if self._condition else rows)
+        return RowCursor(self._condition.filter(rows) if self._condition else rows)
 
     def _rows(self, receipts: Iterator[Receipt]) -> Rows:
         for receipt in receipts:
@@ -79,7 +79,7 @@ class Shelf:
             yield from read_rows(opened, part)
 
 
-class Cursor:
+class RowCursor:
     """Rows of one source, taken in ascending pieces."""
 
     def __init__(self, rows: Rows) -> None:

@@ -34,7 +34,7 @@ from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.republishing import coordinates
 from sluice.pipelines.republishing.partitioner import Partitioner
 from sluice.pipelines.republishing.republish_plan import PartitionBy, Piece, Republish, check_still_there, pieces
-from sluice.pipelines.republishing.republish_rows import CHUNK_ROWS, Cursor, Shelf, records_of
+from sluice.pipelines.republishing.republish_rows import CHUNK_ROWS, RowCursor, Shelf, records_of
 from sluice.pipelines.republishing.where import open_condition
 from sluice.pipelines.util.units import DAY
 
@@ -88,7 +88,7 @@ def claim(lake: Lake, plan: Republish) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class LaneProgress:
     """How far a lane is: the pieces that are done, the next offset of the one after them, the newest file of the map,
     and the records that were sent."""
 
@@ -102,7 +102,7 @@ class Mark:
         return CommittedOffset(self.done, metadata=json.dumps(content, separators=(",", ":")))
 
     @classmethod
-    def read(cls, committed: CommittedOffset, plan: Republish, lane: int) -> Mark:
+    def read(cls, committed: CommittedOffset, plan: Republish, lane: int) -> LaneProgress:
         try:
             content: dict[str, Any] = json.loads(committed.metadata)
             mark = cls(committed.offset, int(content.pop("at")), str(content.pop("file")), int(content.pop("records")))
@@ -130,7 +130,7 @@ def _said_of(plan: Republish, lane: int) -> dict[str, Any]:
 def progress_of(lake: Lake, plan: Republish, lane: int) -> tuple[int, int]:
     """Returns a lower bound of a lane's finished offsets, and the time (ms) that brokers had it pause."""
     done, at, *paused = _least(lake, plan, lane)
-    return Mark(done, at).offsets(pieces(plan, lane)), sum(paused)
+    return LaneProgress(done, at).offsets(pieces(plan, lane)), sum(paused)
 
 
 def _least(lake: Lake, plan: Republish, lane: int) -> list[int]:
@@ -158,7 +158,7 @@ class Run:
     partitioner: Partitioner | None = None
     report: Report = lambda offsets, paused: None
     seconds: float = TRANSACTION_SECONDS
-    cursors: dict[int, Cursor] = field(default_factory=dict, init=False)
+    cursors: dict[int, RowCursor] = field(default_factory=dict, init=False)
     _records: int = field(default=0, init=False)
     _bytes: int = field(default=0, init=False)
     _transactions: int = field(default=0, init=False)
@@ -198,7 +198,7 @@ class Run:
             topic=self.plan.wishes.to,
         )
 
-    def _send_all(self) -> Mark:
+    def _send_all(self) -> LaneProgress:
         """Send what follows the newest mark, to the end."""
         plan, state = self.plan, self.ledger.read()
         mark = self._begun()
@@ -231,11 +231,11 @@ class Run:
                 remedy="nothing is sent twice; wait for its end",
             )
 
-    def _begun(self) -> Mark:
+    def _begun(self) -> LaneProgress:
         self._check_ours()  # before others are fenced, and afterwards: whoever began last fences whom it met
         state = self.target.begin()
         self._check_ours()
-        mark = Mark() if state is None else Mark.read(state, self.plan, self.lane)
+        mark = LaneProgress() if state is None else LaneProgress.read(state, self.plan, self.lane)
         old = self.clock() - self.plan.created > DAY
         forgotten = state is None and old and coordinates.files(self.lake, self.plan, self.lane)
         if [mark.done, mark.at] < _least(self.lake, self.plan, self.lane)[:2] or forgotten:
@@ -246,11 +246,11 @@ class Run:
             )
         return mark
 
-    def _end(self, transaction: _Transaction, sent: list[Delivered], before: Mark) -> Mark:
+    def _end(self, transaction: _Transaction, sent: list[Delivered], before: LaneProgress) -> LaneProgress:
         done, at = transaction.reached
         name = coordinates.file_name(self.plan, self.lane, before.done, before.at + 1)
         coordinates.write(self.lake, self.plan, name, before.file, sent, transaction.origins())
-        mark = Mark(done, at, name, before.records + transaction.rows)
+        mark = LaneProgress(done, at, name, before.records + transaction.rows)
         self.target.commit(mark.to_committed(self.plan, self.lane))
         path = paths.republish_progress_path(self.plan.feed, self.plan.id, self.lane)
         paused = self.target.throttled_ms
@@ -263,7 +263,7 @@ class Run:
         self.report(mark.offsets(self.todo), paused)
         return mark
 
-    def _finish(self, mark: Mark) -> None:
+    def _finish(self, mark: LaneProgress) -> None:
         files = coordinates.chain(self.lake, self.plan, mark.file)
         coordinates.remove_others(self.lake, self.plan, self.lane, files)
         summary = {"records": mark.records, "files": files}
@@ -288,7 +288,7 @@ def finish(lake: Lake, plan: Republish, now: int) -> int:
 class _Transaction:
     """The rows of one transaction: taken while they are sent, and remembered by their numbers."""
 
-    def __init__(self, run: Run, shelf: Shelf, mark: Mark) -> None:
+    def __init__(self, run: Run, shelf: Shelf, mark: LaneProgress) -> None:
         self._run, self._shelf = run, shelf
         self.reached = (mark.done, mark.at)
         self.rows = self.bytes = self.held = 0

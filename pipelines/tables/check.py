@@ -17,7 +17,7 @@ from sluice.pipelines.util.units import many
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class TableComparison:
     """A table compared with its ledger. `head` is None if there is no table yet.
 
     `pending` files were published after the table's mark, and `stale` ones stopped counting: the next sync sees to
@@ -77,7 +77,7 @@ def load_both(ledger: Ledger, table: Table) -> tuple[TableHead | None, State]:
     return head, state
 
 
-def comparison(ledger: Ledger, lake: Lake, table: Table, kind: PartKind = PartKind.LANDED) -> Compared:
+def comparison(ledger: Ledger, lake: Lake, table: Table, kind: PartKind = PartKind.LANDED) -> TableComparison:
     """Compare the current table with the ledger's entries for files of this kind. Opens all of its files.
 
     Raises as `looked`."""
@@ -94,19 +94,19 @@ def compare(
     head: TableHead | None,
     state: State,
     kind: PartKind = PartKind.LANDED,
-) -> Compared:
+) -> TableComparison:
     """Compare the table that `look` found with the ledger's entries for files of this kind. Reads the whole log."""
     batches = since(ledger, state, 0, kind=kind).batches
     live = addresses(lake, batches)
     if head is None:
-        return Compared(None, live, batches, pending=tuple(sorted(live)))
+        return TableComparison(None, live, batches, pending=tuple(sorted(live)))
     table_files = table.files() if head.snapshot is not None else {}
     mark = head.mark if trusted_mark(ledger, state, head) else state.number
     later = addresses(lake, (b for b in batches if b.number >= mark))
     lacking, others = live.keys() - table_files.keys(), table_files.keys() - live.keys()
     stale = _stale(ledger, lake, state, others, kind)
     both = ((a, table_files[a], live[a]) for a in sorted(live.keys() & table_files.keys()))
-    return Compared(
+    return TableComparison(
         head,
         live,
         batches,
@@ -154,7 +154,7 @@ def check_owner(table: Table, head: TableHead, state: State, feed: str) -> None:
         raise build_lost_error(feed, state.newest, [Trace(head.mark - 1, f"{table.name} names entry {head.mark - 1}")])
 
 
-def differs(table: Table, comparison: Compared, feed: str) -> TableDiffers:
+def differs(table: Table, comparison: TableComparison, feed: str) -> TableDiffers:
     """The error for a table that somebody else changed."""
     fix = f"sluice table sync {feed} --repair"
     remedy = f"to see the files: sluice table check {feed}; to make the table what the ledger says: {fix}"

@@ -24,7 +24,7 @@ import numpy as np
 from sluice.pipelines.contract import literals
 from sluice.pipelines.contract.catalogue import ENTRIES, Scope, column_types, columns, get_argument, text
 from sluice.pipelines.contract.expectation import Expectation
-from sluice.pipelines.contract.literals import Family
+from sluice.pipelines.contract.literals import TypeFamily
 from sluice.pipelines.contract.results import ExpectationOutcome, Result, contract_results, enough
 from sluice.pipelines.errors import Breach, ContractBroken
 from sluice.pipelines.ledger import Batch, Ledger
@@ -53,7 +53,7 @@ def hold_whole(
     expectations = [
         e for e in (shape.contract.expectations if shape.contract else ()) if ENTRIES[e.type].scope is Scope.WHOLE
     ]
-    batch = BatchFacts(sum(r.counts.landed for r in receipts), tuple(column_types(shape.columns)), earlier)
+    batch = BatchContext(sum(r.counts.landed for r in receipts), tuple(column_types(shape.columns)), earlier)
     results = [_OF_TABLES[e.type](e, batch) for e in expectations if e.type in _OF_TABLES]
     if of_rows := [e for e in expectations if e.type not in _OF_TABLES]:
         results += _of_rows(of_rows, shape, receipts, lake, memory)
@@ -76,7 +76,7 @@ def is_between(value: Any, e: Expectation, low: Any, high: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchFacts:
+class BatchContext:
     """What is known about a batch before its rows are read: rows, columns, and the rows of earlier batches."""
 
     rows: int
@@ -84,7 +84,7 @@ class BatchFacts:
     earlier: Sequence[int]
 
 
-def _check_row_count(e: Expectation, batch: BatchFacts) -> Result:
+def _check_row_count(e: Expectation, batch: BatchContext) -> Result:
     try:
         low, high = volume.find_bounds(e, batch.earlier)
     except volume.NoHistoryError as none:
@@ -92,22 +92,22 @@ def _check_row_count(e: Expectation, batch: BatchFacts) -> Result:
     return Result(e.place, is_between(batch.rows, e, low, high), f"{batch.rows:,} rows")
 
 
-def _check_rows_equal(e: Expectation, batch: BatchFacts) -> Result:
+def _check_rows_equal(e: Expectation, batch: BatchContext) -> Result:
     return Result(e.place, batch.rows == e.kwargs["value"], f"{batch.rows:,} rows")
 
 
-def _check_column_count(e: Expectation, batch: BatchFacts) -> Result:
+def _check_column_count(e: Expectation, batch: BatchContext) -> Result:
     there = len(batch.columns)
     return Result(
         e.place, is_between(there, e, e.kwargs.get("min_value"), e.kwargs.get("max_value")), f"{there} columns"
     )
 
 
-def _check_columns_equal(e: Expectation, batch: BatchFacts) -> Result:
+def _check_columns_equal(e: Expectation, batch: BatchContext) -> Result:
     return Result(e.place, len(batch.columns) == e.kwargs["value"], f"{len(batch.columns)} columns")
 
 
-def _check_column_set(e: Expectation, batch: BatchFacts) -> Result:
+def _check_column_set(e: Expectation, batch: BatchContext) -> Result:
     wanted, there = set(e.kwargs["column_set"]), set(batch.columns)
     missing, more = sorted(wanted - there), sorted(there - wanted)
     passed = not missing and not (more and get_argument(e, "exact_match"))
@@ -115,7 +115,7 @@ def _check_column_set(e: Expectation, batch: BatchFacts) -> Result:
     return Result(e.place, passed, "; ".join(differences))
 
 
-def _check_column_list(e: Expectation, batch: BatchFacts) -> Result:
+def _check_column_list(e: Expectation, batch: BatchContext) -> Result:
     return Result(e.place, list(batch.columns) == list(e.kwargs["column_list"]), _shorten_names(batch.columns))
 
 
@@ -124,14 +124,14 @@ def _shorten_names(names: Sequence[str]) -> str:
     return ", ".join(names[:_MAX_NAMES]) + more
 
 
-def _check_column_exists(e: Expectation, batch: BatchFacts) -> Result:
+def _check_column_exists(e: Expectation, batch: BatchContext) -> Result:
     """Great Expectations counts a column's index from 0, and takes index 0 for any place."""
     name, index = e.kwargs["column"], e.kwargs.get("column_index")
     passed = batch.columns[index : index + 1] == (name,) if index else name in batch.columns
     return Result(e.place, passed)
 
 
-_OF_TABLES: Mapping[str, Callable[[Expectation, BatchFacts], Result]] = {
+_OF_TABLES: Mapping[str, Callable[[Expectation, BatchContext], Result]] = {
     "expect_table_row_count_to_be_between": _check_row_count,
     "expect_table_row_count_to_equal": _check_rows_equal,
     "expect_table_column_count_to_be_between": _check_column_count,
@@ -211,7 +211,7 @@ def _read_bound(t: Type, value: object) -> Any:
 
 
 def _is_time(t: Type) -> bool:
-    return literals.family(t) is Family.TIME
+    return literals.family(t) is TypeFamily.TIME
 
 
 def _check_median(e: Expectation, table: StagedTable) -> Result:
@@ -319,7 +319,9 @@ def _format_value(value: Any, t: Type) -> str:
         if _is_time(t):
             return _format_moment(value * literals.PER_UNIT[literals.unit_of(t)])
         return (
-            str(date(1970, 1, 1) + timedelta(days=value)) if literals.family(t) is Family.DAY else format_number(value)
+            str(date(1970, 1, 1) + timedelta(days=value))
+            if literals.family(t) is TypeFamily.DAY
+            else format_number(value)
         )
     except OverflowError:
         return f"{value:,} since 1970"

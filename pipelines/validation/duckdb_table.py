@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.pipelines.contract.literals import Family, Value, family
+from sluice.pipelines.contract.literals import TypeFamily, Value, family
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.model.receipts import EXAMPLES, PartKind, Receipt
@@ -200,11 +200,11 @@ class Counted:
 def _to_duckdb(column: pa.Array, t: Type) -> pa.Array:
     """The column as DuckDB gets it: a plain array, without types that DuckDB would round."""
     match family(t):
-        case Family.TIME:
+        case TypeFamily.TIME:
             return pc.cast(column, pa.int64())
-        case Family.DAY:
+        case TypeFamily.DAY:
             return pc.cast(column, pa.int32())
-        case Family.NESTED:
+        case TypeFamily.NESTED:
             return pc.is_valid(column)
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
@@ -212,4 +212,4 @@ def _to_duckdb(column: pa.Array, t: Type) -> pa.Array:
 def _select_value(c: str, t: Type) -> str:
     if t.kind in _FLOATS:
         return f"case when isnan({c}) then null else {c} end as {c}"
-    return f"nullif({c}, false) as {c}" if family(t) is Family.NESTED else c
+    return f"nullif({c}, false) as {c}" if family(t) is TypeFamily.NESTED else c

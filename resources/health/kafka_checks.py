@@ -74,7 +74,7 @@ UNSEEN = "unknown: this client may not see it; see `rights`"
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterVisit:
     """One Kafka, as its feeds log in, and the visit to it."""
 
     settings: KafkaSettings
@@ -100,7 +100,7 @@ def examine_kafka(settings: KafkaSettings, feeds: tuple[Feed, ...]) -> list[Diag
     except FeedError as error:  # a token provider that cannot be made
         return [of_error("login", error)]
     with closing(visit):
-        cluster = Cluster(settings, feeds, visit)
+        cluster = ClusterVisit(settings, feeds, visit)
         failures = examine(cluster, [Check("address", addresses)])
         if all(d.health is Health.FAILED for d in failures):
             rest = ", ".join([*(c.title for c in CHECKS), *(c.title for c in OF_FEED)])
@@ -113,10 +113,10 @@ def _title(title: str, feed: Feed, *, alone: bool) -> str:
     return title if alone else f"{feed.name}: {title}"
 
 
-def _of_feed(check: Check[OneFeed], feed: Feed, *, alone: bool) -> Check[Cluster]:
+def _of_feed(check: Check[OneFeed], feed: Feed, *, alone: bool) -> Check[ClusterVisit]:
     """A feed's check as one of its cluster."""
 
-    def look(cluster: Cluster) -> Iterator[Diagnosis]:
+    def look(cluster: ClusterVisit) -> Iterator[Diagnosis]:
         try:
             for one in check.look(OneFeed(feed, cluster.visit)):
                 yield replace(one, title=_title(one.title, feed, alone=alone))
@@ -129,7 +129,7 @@ def _of_feed(check: Check[OneFeed], feed: Feed, *, alone: bool) -> Check[Cluster
 # -- the cluster
 
 
-def addresses(cluster: Cluster) -> Iterator[Diagnosis]:
+def addresses(cluster: ClusterVisit) -> Iterator[Diagnosis]:
     """Check each bootstrap address separately: clients take any of them, so a dead one costs time until it
     matters."""
     names = cluster.settings.bootstrap.split(",")
@@ -159,7 +159,7 @@ def _error_of(ask: Callable[[], object]) -> SluiceError | None:
     return None
 
 
-def brokers(cluster: Cluster) -> Iterator[Diagnosis]:
+def brokers(cluster: ClusterVisit) -> Iterator[Diagnosis]:
     """Check each broker at its advertised address: tasks read from all of them."""
     visible = cluster.visit.brokers()
 
@@ -182,7 +182,7 @@ def brokers(cluster: Cluster) -> Iterator[Diagnosis]:
             yield report_ok("broker", text)
 
 
-def clock(cluster: Cluster) -> Iterator[Diagnosis]:
+def clock(cluster: ClusterVisit) -> Iterator[Diagnosis]:
     """Windows end by this machine's clock; a feed's `window.max_skew` bounds how far timestamps may be ahead of
     it."""
     try:
@@ -204,7 +204,7 @@ def clock(cluster: Cluster) -> Iterator[Diagnosis]:
         yield report_ok("clock", "as the brokers', to the second" if abs(ahead) < 1 else f"{difference} the brokers'")
 
 
-CHECKS: tuple[Check[Cluster], ...] = (
+CHECKS: tuple[Check[ClusterVisit], ...] = (
     Check("broker", brokers),
     Check("clock", clock),
 )

@@ -19,7 +19,7 @@ from sluice.resources.health import Check, examine
 from sluice.resources.lake import open_lake
 from sluice.resources.spark.engine import SparkEngine
 from sluice.resources.spark.executors import check_answers, get_master, is_local
-from sluice.resources.spark.preflight import Answer, ExecutorPorts
+from sluice.resources.spark.preflight import ExecutorAnswer, ExecutorPorts
 
 MASTER_SECONDS = 20.0
 SESSION_SECONDS = 300.0
@@ -75,7 +75,7 @@ def session(request: SparkAsked) -> Iterator[Diagnosis]:
         yield report_ok("executors", f"{_on(result.answers)}: Python, packages, clock, Kafka and lake pass")
 
 
-def _on(answers: tuple[Answer, ...]) -> str:
+def _on(answers: tuple[ExecutorAnswer, ...]) -> str:
     """How many on which hosts."""
     hosts = Counter(answer.host for answer in answers)
     return ", ".join(f"{count} on {host}" for host, count in sorted(hosts.items()))

@@ -64,7 +64,7 @@ class Mix:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentEvents:
     """Records sent, by kind; those in aborted transactions are in `aborted` and in no other number but `records`."""
 
     records: int
@@ -76,8 +76,8 @@ class Sent:
     bytes: int
     seconds: float
 
-    def __add__(self, other: Sent) -> Sent:
-        return Sent(*(getattr(self, f) + getattr(other, f) for f in self.__dataclass_fields__))
+    def __add__(self, other: SentEvents) -> SentEvents:
+        return SentEvents(*(getattr(self, f) + getattr(other, f) for f in self.__dataclass_fields__))
 
 
 def orders(mix: Mix, count: int, start: int, end: int) -> Iterator[SampleEvent]:
@@ -172,7 +172,7 @@ def _translating_errors(kafka: KafkaSettings, doing: str, rights: Sequence[Right
 
 
 @dataclass(frozen=True, slots=True)
-class Sending:
+class SendOptions:
     """How to send. `rate` is in records a second (None: as fast as it goes); with a `transactional_id` the records
     go in transactions of `transaction_records`."""
 
@@ -187,9 +187,9 @@ def send(
     kafka: KafkaSettings,
     events: Iterator[SampleEvent],
     mix: Mix,
-    how: Sending,
+    how: SendOptions,
     progress: Callable[[int], None] = lambda sent: None,
-) -> Sent:
+) -> SentEvents:
     """Send all events, round-robin over the topics, each to the partition of its key; waits for acknowledgement.
 
     Of the transactions, about the share `mix.aborted` is aborted. `progress` is called with the number of sent
@@ -213,7 +213,7 @@ class _Sending:
     """State of one `send` call: pending records and counts."""
 
     def __init__(
-        self, sender: KafkaSender, codec: int, mix: Mix, how: Sending, progress: Callable[[int], None]
+        self, sender: KafkaSender, codec: int, mix: Mix, how: SendOptions, progress: Callable[[int], None]
     ) -> None:
         from sluice.pipelines.records.kafka_batches.encode import Accumulator
 
@@ -224,7 +224,7 @@ class _Sending:
         self._counts = dict.fromkeys(("records", "aborted", "tombstones", "malformed", "with_headers", "bytes"), 0)
         self._began = time.monotonic()
 
-    def run(self, events: Iterator[SampleEvent]) -> Sent:
+    def run(self, events: Iterator[SampleEvent]) -> SentEvents:
         self._sender.begin()
         size = self._how.transaction_records if self._how.transactional_id else _CHUNK
         while chunk := list(islice(events, size)):
@@ -235,7 +235,7 @@ class _Sending:
         self._flush()
         counts = self._counts
         seconds = time.monotonic() - self._began
-        return Sent(**counts, committed=counts["records"] - counts["aborted"], seconds=seconds)
+        return SentEvents(**counts, committed=counts["records"] - counts["aborted"], seconds=seconds)
 
     def _end_transaction(self, chunk: Sequence[SampleEvent]) -> None:
         self._flush()

@@ -135,7 +135,7 @@ JSON_SCHEMA: dict[str, Any] = {
 }
 
 
-class Sample(NamedTuple):
+class SampleFormat(NamedTuple):
     """The events in one format: the schema, the usual ending of such files, and how an order's JSON becomes a
     record's bytes; also one that is malformed, if `spoiled`. `named` is what names its message behind the schema's
     number, by wire formats."""
@@ -147,10 +147,10 @@ class Sample(NamedTuple):
     by_name: Mapping[WireFormat, bytes] = {}
 
 
-SAMPLES: Mapping[str, Sample] = {
-    "avro": Sample(json.dumps(AVRO_SCHEMA), "avsc", lambda value: encode_avro(json.loads(value)), spoiled=False),
-    "json_schema": Sample(json.dumps(JSON_SCHEMA), "json", bytes, spoiled=True),
-    "protobuf": Sample(
+SAMPLES: Mapping[str, SampleFormat] = {
+    "avro": SampleFormat(json.dumps(AVRO_SCHEMA), "avsc", lambda value: encode_avro(json.loads(value)), spoiled=False),
+    "json_schema": SampleFormat(json.dumps(JSON_SCHEMA), "json", bytes, spoiled=True),
+    "protobuf": SampleFormat(
         PROTOBUF_SCHEMA,
         "proto",
         lambda value: encode_protobuf(json.loads(value)),
@@ -167,7 +167,7 @@ SAMPLES: Mapping[str, Sample] = {
 
 
 def as_registered(
-    events: Iterable[SampleEvent], sample: Sample, wire: WireFormat, number: int
+    events: Iterable[SampleEvent], sample: SampleFormat, wire: WireFormat, number: int
 ) -> Iterator[SampleEvent]:
     """The same events in another format; each names the schema of that number. Those that are malformed stay so."""
     payload = sample.by_name.get(wire, b"")

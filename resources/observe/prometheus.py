@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.pipelines.errors import Failed, UsageError
-from sluice.pipelines.model.figures import FAMILIES, Figure, Kind
+from sluice.pipelines.model.figures import FAMILIES, Figure, MetricKind
 from sluice.pipelines.util import extras
 
 PUSH_SECONDS = 30.0
@@ -129,7 +129,7 @@ def _families(figures: Iterable[Figure]) -> Iterator[Any]:
         families.setdefault(one.name, []).append(one)
     for name, family in FAMILIES.items():
         if name in families:
-            kind = CounterMetricFamily if family.kind is Kind.COUNTER else GaugeMetricFamily
+            kind = CounterMetricFamily if family.kind is MetricKind.COUNTER else GaugeMetricFamily
             metric = kind(name, family.help, labels=family.labels)
             for one in families[name]:
                 metric.add_metric(one.labels, one.value)

@@ -36,11 +36,11 @@ SERVICE = "sluice"
 FLUSH_SECONDS = 3.0
 Attributes = Mapping[str, str | int | None]
 
-_current: ContextVar[Step | None] = ContextVar("step", default=None)
+_current: ContextVar[StepSpan | None] = ContextVar("step", default=None)
 _run: ContextVar[str] = ContextVar("run", default="")
 
 
-class Step:
+class StepSpan:
     """The span of a step, and of the stage that it is in. Any thread of the step's run may report progress to it."""
 
     def __init__(self, tracer: Any, span: Any) -> None:
@@ -98,7 +98,7 @@ def step(name: str, run: str, **about: str | int | None) -> Iterator[None]:
     before, tracer = _run.set(run), provider.get_tracer("sluice")
     attributes = _known({"sluice.run": run, **{f"sluice.{key}": value for key, value in about.items()}})
     span = tracer.start_span(name, context=_nothing(), attributes=attributes)
-    current_step = Step(tracer, span)
+    current_step = StepSpan(tracer, span)
     inside = _current.set(current_step)
     try:
         with logs.log_context(trace=format(span.get_span_context().trace_id, "032x")):
@@ -114,7 +114,7 @@ def step(name: str, run: str, **about: str | int | None) -> Iterator[None]:
         _send(provider)
 
 
-def current_step() -> Step | None:
+def current_step() -> StepSpan | None:
     """The step that this thread works on; None where nothing is traced."""
     return _current.get()
 

@@ -187,7 +187,9 @@ class SparkEngine:
         ended_reason, remedy = self._ended.summarize()
         if not ended_reason or not result.answers:
             return result
-        return replace(result, findings=(*result.findings, preflight.Finding(ended_reason, remedy, fatal=False)))
+        return replace(
+            result, findings=(*result.findings, preflight.ExecutorProblem(ended_reason, remedy, fatal=False))
+        )
 
     @contextmanager
     def _watch_jobs(self, spark: SparkContext) -> Iterator[None]:

@@ -102,7 +102,7 @@ class Pack:
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _PackedFile:
     """A file of this environment, and its path in the pack."""
 
     path: str
@@ -196,16 +196,18 @@ def _parse_name(line: str) -> str:
     return re.split(r"[\s<>=!~;\[(]", line.strip(), maxsplit=1)[0]
 
 
-def _ours() -> list[_File]:
+def _ours() -> list[_PackedFile]:
     """Return Sluice's own files, from an installation or a checkout with links, and their compiled loops."""
     root = _PACKAGE
-    files = [_File(f"sluice/{p.name}", p) for p in sorted(root.iterdir()) if p.suffix == ".py" or p.name == "py.typed"]
+    files = [
+        _PackedFile(f"sluice/{p.name}", p) for p in sorted(root.iterdir()) if p.suffix == ".py" or p.name == "py.typed"
+    ]
     for room in _ROOMS:
         for folder, folders, names in os.walk(root / room, followlinks=True):
             folders.sort()
             at = Path(folder)
             path = f"sluice/{at.relative_to(root).as_posix()}"
-            files += [_File(f"{path}/{n}", at / n) for n in sorted(names) if n.endswith((".py", ".json"))]
+            files += [_PackedFile(f"{path}/{n}", at / n) for n in sorted(names) if n.endswith((".py", ".json"))]
     return files
 
 
@@ -217,7 +219,7 @@ class _Module:
     """
 
     roots: tuple[str, ...]
-    files: tuple[_File, ...]
+    files: tuple[_PackedFile, ...]
 
     @classmethod
     def of(cls, name: str) -> _Module:
@@ -234,11 +236,11 @@ class _Module:
         if owners and all(_holds(d, name) for d in owners):
             return cls(tuple(d.metadata["Name"] for d in owners), ())
         required = tuple(name for d in owners for name in _requires(d))
-        files = [_File(alone.name, alone)] if alone else []
+        files = [_PackedFile(alone.name, alone)] if alone else []
         for folder in folders:
             paths = (p for p in sorted(folder.rglob("*")) if p.is_file())
             inside = ((f"{name}/{p.relative_to(folder).as_posix()}", p) for p in paths)
-            files += [_File(at, p) for at, p in inside if not _NOT_CODE.search(at)]
+            files += [_PackedFile(at, p) for at, p in inside if not _NOT_CODE.search(at)]
         return cls(required, tuple(files))
 
 
@@ -249,16 +251,16 @@ def _holds(distribution: metadata.Distribution, name: str) -> bool:
     return any(f.parts[0] == name or str(f) == f"{name}.py" for f in files)
 
 
-def _list_caches() -> list[_File]:
+def _list_caches() -> list[_PackedFile]:
     """Return numba's caches of our compiled loops."""
     root = _PACKAGE
     records = root / "pipelines" / "records"
     tag = f".py{sys.version_info[0]}{sys.version_info[1]}"
     caches = [p for p in sorted(records.rglob("__pycache__/*")) if p.suffix in (".nbi", ".nbc") and tag in p.name]
-    return [_File(f"sluice/{p.relative_to(root).as_posix()}", p) for p in caches]
+    return [_PackedFile(f"sluice/{p.relative_to(root).as_posix()}", p) for p in caches]
 
 
-def _theirs(distribution: metadata.Distribution) -> list[_File]:
+def _theirs(distribution: metadata.Distribution) -> list[_PackedFile]:
     if distribution.files is None:
         raise SetupError(
             f"{distribution.metadata['Name']} does not list its files",
@@ -266,11 +268,11 @@ def _theirs(distribution: metadata.Distribution) -> list[_File]:
         )
     names = (str(PurePosixPath(f)) for f in distribution.files)
     inside = sorted(n for n in names if not n.startswith(("..", "/")) and not _LEFT_OUT.search(n))
-    files = [_File(n, Path(str(distribution.locate_file(n)))) for n in inside]
+    files = [_PackedFile(n, Path(str(distribution.locate_file(n)))) for n in inside]
     return [f for f in files if f.source.is_file()]
 
 
-def _digest(distributions: dict[str, metadata.Distribution], ours: list[_File]) -> str:
+def _digest(distributions: dict[str, metadata.Distribution], ours: list[_PackedFile]) -> str:
     content = {
         "layout": _LAYOUT,
         "python": sys.version_info[:2],
@@ -286,7 +288,7 @@ def _digest(distributions: dict[str, metadata.Distribution], ours: list[_File]) 
 
 def _make(
     distributions: dict[str, metadata.Distribution],
-    ours: list[_File],
+    ours: list[_PackedFile],
     path: Path,
     report: Reporter,
     imported: Iterable[str],

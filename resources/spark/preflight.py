@@ -46,7 +46,7 @@ _SENT = "let the pack be sent (`spark: {environment: pack}`, the default)"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ExecutorAnswer:
     """One executor's answer.
 
     `skew`: how far its clock is certainly off the driver's, in ms. `imports`, `lake` and the values of `kafka` (by
@@ -65,7 +65,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ExecutorProblem:
     """One problem, its place, and the remedy. `fatal`: no task could succeed there."""
 
     message: str
@@ -77,8 +77,8 @@ class Finding:
 class Preflight:
     """The question and its result."""
 
-    answers: tuple[Answer, ...]
-    findings: tuple[Finding, ...]
+    answers: tuple[ExecutorAnswer, ...]
+    findings: tuple[ExecutorProblem, ...]
 
     def check(self) -> None:
         """Raise SetupError for fatal findings."""
@@ -137,15 +137,15 @@ def _probe(address: str) -> str:
 # -- answers
 
 
-def here() -> Answer:
+def here() -> ExecutorAnswer:
     """Return the answer of this process, as if it were an executor."""
     releases = {name: version(name) for name in (*_SAME, *_LIKE)}
-    return Answer(
+    return ExecutorAnswer(
         socket.gethostname(), platform.python_version(), platform.machine(), executor_probe.processor(), releases
     )
 
 
-def findings(driver: Answer, answers: Iterable[Answer]) -> tuple[Finding, ...]:
+def findings(driver: ExecutorAnswer, answers: Iterable[ExecutorAnswer]) -> tuple[ExecutorProblem, ...]:
     """Return the problems, fatal ones first. One finding names all hosts that have it."""
     hosts_by_finding: dict[tuple[str, str, bool], list[str]] = {}
     for answer in answers:
@@ -153,7 +153,9 @@ def findings(driver: Answer, answers: Iterable[Answer]) -> tuple[Finding, ...]:
             hosts = hosts_by_finding.setdefault((message, remedy, fatal), [])
             if answer.host not in hosts:
                 hosts.append(answer.host)
-    grouped = [Finding(f"executors on {_few(hosts)} {s}", r, f) for (s, r, f), hosts in hosts_by_finding.items()]
+    grouped = [
+        ExecutorProblem(f"executors on {_few(hosts)} {s}", r, f) for (s, r, f), hosts in hosts_by_finding.items()
+    ]
     return tuple(sorted(grouped, key=lambda finding: not finding.fatal))
 
 
@@ -161,7 +163,7 @@ def _few(hosts: Sequence[str]) -> str:
     return ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
 
 
-def _of(driver: Answer, answer: Answer) -> Iterator[tuple[str, str, bool]]:
+def _of(driver: ExecutorAnswer, answer: ExecutorAnswer) -> Iterator[tuple[str, str, bool]]:
     if _minor(answer.python) != _minor(driver.python):
         yield _other_python(_minor(answer.python), _minor(driver.python))
         return
@@ -199,7 +201,7 @@ def _way_to_kafka(why: str) -> str:
     return f"{remedy} (advertised.listeners)"
 
 
-def _other_releases(driver: Answer, answer: Answer) -> Iterator[tuple[str, str, bool]]:
+def _other_releases(driver: ExecutorAnswer, answer: ExecutorAnswer) -> Iterator[tuple[str, str, bool]]:
     for name, ours in driver.releases.items():
         theirs = answer.releases.get(name, "")
         if theirs != ours:
@@ -217,7 +219,7 @@ def _minor(release: str) -> str:
     return ".".join(release.split(".")[:2])
 
 
-def explain_failure(error: str, python: str) -> Finding:
+def explain_failure(error: str, python: str) -> ExecutorProblem:
     """Return why no executor answered, from Spark's error; `python`: the requested interpreter."""
     address = spark_errors.host(error)
     reason, remedy = _why(error, python)
@@ -226,7 +228,7 @@ def explain_failure(error: str, python: str) -> Finding:
             f"{reason}; Spark has excluded every executor that there was",
             f"{remedy}; {spark_errors.EXCLUSION}",
         )
-    return Finding(f"executors{f' on {address}' if address else ''} {reason}", remedy)
+    return ExecutorProblem(f"executors{f' on {address}' if address else ''} {reason}", remedy)
 
 
 def _why(error: str, python: str) -> tuple[str, str]:
@@ -271,14 +273,14 @@ def look(ports: ExecutorPorts) -> Callable[[Iterable[int]], Iterator[dict[str, A
     return build_probe(inspect.getsource(executor_probe), question)
 
 
-def answers(rows: Iterable[Mapping[str, Any]], began: int, ended: int) -> tuple[Answer, ...]:
+def answers(rows: Iterable[Mapping[str, Any]], began: int, ended: int) -> tuple[ExecutorAnswer, ...]:
     """Return one answer for each executor's Python; `began` and `ended` are the job's (ms, the driver's clock)."""
-    by_executor: dict[tuple[str, int], Answer] = {}
+    by_executor: dict[tuple[str, int], ExecutorAnswer] = {}
     for one in rows:
         clock = one["clock"]
         skew = clock - ended if clock > ended else min(0, clock - began)
         plain = {k: v for k, v in one.items() if k not in ("process", "clock")}
-        by_executor.setdefault((one["host"], one["process"]), Answer(**plain, skew=skew))
+        by_executor.setdefault((one["host"], one["process"]), ExecutorAnswer(**plain, skew=skew))
     return tuple(by_executor.values())
 
 

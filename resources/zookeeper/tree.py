@@ -34,7 +34,7 @@ _TRANSACTION_BYTES = 512 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StoredOffset:
     """A partition's offset as stored in ZooKeeper.
 
     The versions of its node and of our mark's change with every write of any client; None if there is no node.
@@ -112,7 +112,7 @@ class Tree:
             nodes |= self._ask("reading nodes", partial(_nodes, chunk))
         return nodes
 
-    def offsets(self, group: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Held]:
+    def offsets(self, group: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, StoredOffset]:
         """Return the stored offset of each partition.
 
         Raises Refused, which names every node that holds no offset: an old tool has half written the tree.
@@ -128,7 +128,7 @@ class Tree:
             mark, node = marked.get(marks[tp]), nodes.get(at[tp])
             mark_version = mark[1].version if mark else None
             if node is None:
-                out[tp] = Held(mark_version=mark_version)
+                out[tp] = StoredOffset(mark_version=mark_version)
                 continue
             data, stat = node
             if (offset := layout.parse_offset(data)) is None:
@@ -136,7 +136,7 @@ class Tree:
                 continue
             ours = mark is not None and mark[1].mzxid == stat.mzxid
             committed = layout.parse_mark(offset, mark[0]) if mark and ours else CommittedOffset(offset)
-            out[tp] = Held(committed, stat.version, mark_version)
+            out[tp] = StoredOffset(committed, stat.version, mark_version)
         if bad:
             raise _unreadable(group, {tp: nodes[at[tp]][0] for tp in bad}, at)
         return out
@@ -313,12 +313,12 @@ def chunks(by_partition: Mapping[TopicPartition, list[Operation]]) -> Iterator[l
 
 
 def writes(
-    group: str, offsets: Mapping[TopicPartition, CommittedOffset], stored: Mapping[TopicPartition, Held]
+    group: str, offsets: Mapping[TopicPartition, CommittedOffset], stored: Mapping[TopicPartition, StoredOffset]
 ) -> dict[TopicPartition, list[Operation]]:
     """Return the operations that write each offset and its mark, conditional on the stored versions."""
     out: dict[TopicPartition, list[Operation]] = {}
     for tp, committed in offsets.items():
-        before = stored.get(tp, Held())
+        before = stored.get(tp, StoredOffset())
         at, mark = layout.offset_path(group, tp), layout.mark_path(group, tp)
         out[tp] = [
             _put(at, layout.dump_offset(committed.offset), before.version),

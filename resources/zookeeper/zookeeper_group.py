@@ -24,7 +24,7 @@ from sluice.pipelines.ports import DeadLetter, Group, Groups, Member, Membership
 from sluice.resources.kafka.connection.connection_settings import CLIENT_ID
 from sluice.resources.zookeeper import layout
 from sluice.resources.zookeeper.layout import Consumer
-from sluice.resources.zookeeper.tree import SESSION_SECONDS, Changed, Held, Operation, Tree, chunks, writes
+from sluice.resources.zookeeper.tree import SESSION_SECONDS, Changed, Operation, StoredOffset, Tree, chunks, writes
 
 PATIENCE_SECONDS = 30.0
 """How long we wait for others; a killed consumer is gone from ZooKeeper after its session."""
@@ -161,7 +161,7 @@ class ZooKeeperMembership:
         self._tree = tree
         self._group = group
         self._registered = f"{layout.ids_path(group)}/{seat}"
-        self._held: dict[TopicPartition, Held] = {}
+        self._held: dict[TopicPartition, StoredOffset] = {}
 
     def init_transactions(self) -> None:
         raise _no_transactions()

@@ -15,7 +15,7 @@ import dagster as dg
 import pytest
 
 from sluice.assets.runs.run_session import RunSession
-from sluice.assets.schedules.sensors import Cursor, Tick
+from sluice.assets.schedules.sensors import SensorCursor, Tick
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.project_files import NotifySettings
 from tests import mail
@@ -56,7 +56,7 @@ def chat() -> Iterator[Chat]:
 
 
 def tick(world: World, instance: dg.DagsterInstance, cursor: str | None = None) -> Tick:
-    made = Tick(RunSession(world.project, world.open_ports), Cursor.read(cursor))
+    made = Tick(RunSession(world.project, world.open_ports), SensorCursor.read(cursor))
     made.run(instance, lambda: 0.0)
     made.send()
     return made

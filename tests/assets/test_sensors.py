@@ -12,7 +12,7 @@ import pytest
 
 from sluice.assets.factory import build
 from sluice.assets.runs.run_session import RunSession
-from sluice.assets.schedules.sensors import FEED_HEALTH, SECONDS, SENSOR, Cursor, Tick
+from sluice.assets.schedules.sensors import FEED_HEALTH, SECONDS, SENSOR, SensorCursor, Tick
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.errors import KafkaUnavailable
 from sluice.pipelines.feed.feed import Feed
@@ -120,7 +120,7 @@ def test_a_materialization_has_the_check_evaluated_again(
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"told": {"orders": 3}}', '{"told": []}', "[" * 100_000])
 def test_a_damaged_cursor_is_as_good_as_none(text: str) -> None:
-    assert Cursor.read(text) == Cursor()
+    assert SensorCursor.read(text) == SensorCursor()
 
 
 # -- each finding
@@ -273,7 +273,7 @@ def many(world: World, number: int) -> World:
 def test_each_kafka_is_asked_once(world: World, instance: dg.DagsterInstance) -> None:
     many(world, 5)
     counting = Counting(world)
-    tick = Tick(RunSession(world.project, counting.open_ports), Cursor())
+    tick = Tick(RunSession(world.project, counting.open_ports), SensorCursor())
     tick.run(instance, lambda: 0.0)
     assert (tick.looked, len(tick.events), counting.asked) == (6, 6, 2)
 
@@ -290,7 +290,7 @@ def test_a_kafka_that_is_away_stops_its_own_feeds_alone(world: World, instance: 
         def topics(self) -> Mapping[str, str]:
             raise KafkaUnavailable("no broker answers")
 
-    tick = Tick(RunSession(world.project, open_ports), Cursor({"other": (0, ("lag",))}))
+    tick = Tick(RunSession(world.project, open_ports), SensorCursor({"other": (0, ("lag",))}))
     tick.run(instance, lambda: 0.0)
     assert tick.looked == 2
     assert tick.news == ["other could not be checked: no broker answers"]
@@ -306,18 +306,18 @@ def test_a_tick_that_runs_out_of_time_goes_on_at_the_next_one(world: World, inst
         now += SECONDS * 0.4
         return now
 
-    session, cursor, seen = RunSession(world.project, world.open_ports), Cursor(), []
+    session, cursor, seen = RunSession(world.project, world.open_ports), SensorCursor(), []
     for _ in range(3):
         tick = Tick(session, cursor)
         tick.run(instance, clock)
-        cursor = Cursor.read(tick.cursor.dump())
+        cursor = SensorCursor.read(tick.cursor.dump())
         seen.append(sorted(e.asset_key.path[0] for e in tick.events))
     assert seen == [["feed0", "feed1"], ["feed2", "other"], []]
 
 
 def test_a_broken_feed_file_is_told_and_the_others_are_looked_at(world: World, instance: dg.DagsterInstance) -> None:
     (world.project.feeds_folder / "bad.yaml").write_text("topics: [\n")
-    tick = Tick(RunSession(world.project, world.open_ports), Cursor())
+    tick = Tick(RunSession(world.project, world.open_ports), SensorCursor())
     tick.run(instance, lambda: 0.0)
     assert tick.looked == 1
     assert "bad.yaml" in tick.news[0]

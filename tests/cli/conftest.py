@@ -14,7 +14,7 @@ import pytest
 
 from sluice.cli.app.invocation import OpenPorts, Session
 from sluice.cli.main import main
-from sluice.cli.terminal.output import Terminal
+from sluice.cli.terminal.output import CommandOutput
 from sluice.pipelines.operating.migrate_offsets import Stores
 from sluice.testing.group import MemoryGroup, MemoryGroups
 from tests.resources.kafka.tools import free_port
@@ -165,10 +165,12 @@ def tell(
 
     def call(body: Callable[..., int | None], *arguments: Any, text: bool = True, **options: Any) -> Told:
         documents = io.StringIO()
-        code = body(Over(Terminal(documents), world.project.root, False, world, groups), *arguments, **options) or 0
+        code = (
+            body(Over(CommandOutput(documents), world.project.root, False, world, groups), *arguments, **options) or 0
+        )
         capfd.readouterr()
         if text:
-            body(Over(Terminal(), world.project.root, False, world, groups), *arguments, **options)
+            body(Over(CommandOutput(), world.project.root, False, world, groups), *arguments, **options)
         return Told(code, json.loads(documents.getvalue()), capfd.readouterr().out)
 
     return call

@@ -10,7 +10,7 @@ import pytest
 
 from sluice.cli.daily import audit, run, status
 from sluice.cli.inspect import explain, plan
-from sluice.cli.terminal.output import Terminal
+from sluice.cli.terminal.output import CommandOutput
 from sluice.pipelines.audit.audit import list_live_receipts
 from sluice.pipelines.errors import KafkaUnavailable
 from sluice.pipelines.ledger.entries import PlanEntry
@@ -102,7 +102,7 @@ def test_a_profile_says_where_the_time_went(world: World, tell: Tell, capfd: pyt
     assert list(told.run["seconds"])[-2:] == ["commit", "finish"]
     assert "start Spark" in told.run["seconds"]
     world.grow(0, 130)
-    run.run(Over(Terminal(), world.project.root, False, world), ["orders"], only=["orders:0"], profile=True)
+    run.run(Over(CommandOutput(), world.project.root, False, world), ["orders"], only=["orders:0"], profile=True)
     out = capfd.readouterr().out
     assert "What was waited for" in out
     assert "ns a record" in out
@@ -123,7 +123,7 @@ def test_a_partial_run_lands_the_rest_and_fails(world: World, tell: Tell, capfd:
     (batch,) = told.run["batches"]
     assert batch["landed"] == 100
     assert {(f["partition"], f["error"]) for f in batch["failures"]} == {(1, "CorruptBatch")}
-    code = run.run(Over(Terminal(), world.project.root, False, world), ["orders"])
+    code = run.run(Over(CommandOutput(), world.project.root, False, world), ["orders"])
     out, err = capfd.readouterr()
     assert code == 1
     assert "orders:1:0-25 stays pending" in out

@@ -12,7 +12,7 @@ import pytest
 from sluice.cli.daily import audit, status
 from sluice.cli.inspect import explain, files, wait
 from sluice.cli.maintain import compact, expire
-from sluice.cli.terminal.output import Terminal
+from sluice.cli.terminal.output import CommandOutput
 from sluice.pipelines.errors import Failed, UsageError, WindowIncomplete, WindowRetired
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.util.units import show_window
@@ -61,7 +61,7 @@ def test_compaction_says_how_much_was_merged(landed: World, tell: Tell) -> None:
 
 
 def test_what_was_merged_for_people(landed: World, tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
-    compact.compact(Over(Terminal(), landed.project.root, False, landed), "orders")
+    compact.compact(Over(CommandOutput(), landed.project.root, False, landed), "orders")
     out = capfd.readouterr().out
     assert "20 files became 4" in out
     assert f"{DAY}T00:00" in out
@@ -103,10 +103,12 @@ def test_expiry_needs_a_reason_and_a_confirmation(landed: World, tell: Tell) -> 
 def test_on_a_terminal_expiry_asks(
     landed: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], answer: str, files: int
 ) -> None:
-    monkeypatch.setattr(Terminal, "interactive", True)
+    monkeypatch.setattr(CommandOutput, "interactive", True)
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
     with nullcontext() if files == 10 else pytest.raises(Failed, match="nothing was changed"):
-        expire.expire(Over(Terminal(), landed.project.root, False, landed), "orders", f"{DAY}T01", "kept for an hour")
+        expire.expire(
+            Over(CommandOutput(), landed.project.root, False, landed), "orders", f"{DAY}T01", "kept for an hour"
+        )
     said = capfd.readouterr()
     assert "Retire these windows of orders, and remove 10 files? [y/N]" in said.err
     assert said.out.count("in all") == 1

@@ -18,7 +18,7 @@ from sluice.pipelines.landing.sample import choose_newest, to_slices
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.ranges import Range
 from sluice.resources.great_expectations import refusals
-from sluice.resources.local.events import Mix, SampleEvent, Sending, orders, send
+from sluice.resources.local.events import Mix, SampleEvent, SendOptions, orders, send
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.testing.cluster import partition
 from tests.cli.conftest import Sluice
@@ -122,7 +122,7 @@ def shop(project: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], monk
     monkeypatch.setenv("COLUMNS", "140")
     mix = Mix(seed=7, bad=0.005, tombstones=0.01)
     send(KafkaSettings(bootstrap=kafka.bootstrap), _spoiled(orders(mix, 3000, START, START + 3_600_000)), mix,
-         Sending((topic,)))  # fmt: skip
+         SendOptions((topic,)))  # fmt: skip
     return project
 
 

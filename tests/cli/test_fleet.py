@@ -8,7 +8,7 @@ import pytest
 
 from sluice.cli.daily import run_view
 from sluice.cli.daily.run_view import FeedRuns, TimedRun
-from sluice.cli.terminal.output import Terminal
+from sluice.cli.terminal.output import CommandOutput
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.errors import GroupMoved, KafkaUnavailable, NotReached, SluiceError
 from sluice.pipelines.feed.load import load_feed
@@ -32,7 +32,7 @@ def test_held_back_offsets_are_reported(tmp_path: Path, capfd: pytest.CaptureFix
     (tmp_path / "a.yaml").write_text(FEED)
     held = HeldBack(load_feed(tmp_path / "a.yaml", {}), (HeldRange(TopicPartition("orders", 0), 3, 9),), None, 0)
     feeds = [of_feed("a", None, landed=Landed((), (), (), held=(held,))), of_feed("b", None)]
-    Terminal().show(*run_view.feeds_view(feeds, 2.0))
+    CommandOutput().show(*run_view.feeds_view(feeds, 2.0))
     out = capfd.readouterr().out
     assert "! done, some is held back" in out
     assert "a: orders:0 is held at offset 3" in out
@@ -51,7 +51,7 @@ def test_an_error_of_many_feeds_is_reported_once_with_their_names() -> None:
 
 def test_a_feed_that_was_not_reached_has_not_failed(capfd: pytest.CaptureFixture[str]) -> None:
     feeds = [of_feed("a", None), of_feed("b", GroupMoved("moved")), of_feed("c", NotReached("no"))]
-    Terminal().show(*run_view.feeds_view(feeds, 2.0))
+    CommandOutput().show(*run_view.feeds_view(feeds, 2.0))
     out = capfd.readouterr().out
     assert "✗ GroupMoved" in out
     assert "! not reached" in out

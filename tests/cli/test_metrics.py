@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sluice.cli.daily import status
 from sluice.cli.inspect import metrics
-from sluice.pipelines.model.figures import FAMILIES, Kind
+from sluice.pipelines.model.figures import FAMILIES, MetricKind
 from sluice.pipelines.model.kafka import Configs, TopicConfig
 from tests.assets.world import CATCH_UP, HOUR, P1, SECRET, World, in_hour
 from tests.cli.conftest import Sluice, Tell
@@ -47,7 +47,7 @@ def parsed(text: str) -> Figures:
 def test_names_follow_prometheus() -> None:
     for name, family in FAMILIES.items():
         assert re.fullmatch(r"sluice_[a-z][a-z_]*", name)
-        assert name.endswith("_total") == (family.kind is Kind.COUNTER)
+        assert name.endswith("_total") == (family.kind is MetricKind.COUNTER)
         assert not re.search(r"_(ms|milliseconds|minutes|kb|mb|count|bucket|sum)(_|$)", name), "base units"
         assert family.help.endswith(".")
         assert len({*family.labels}) == len(family.labels)

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import pytest
 
 from sluice.cli.kafka import offsets_migrate
-from sluice.cli.terminal.output import Terminal
+from sluice.cli.terminal.output import CommandOutput
 from sluice.pipelines.errors import Failed, UsageError
 from sluice.pipelines.model.kafka import CommittedOffset
 from sluice.testing.group import MemoryGroup, MemoryGroups, member
@@ -80,9 +80,9 @@ def test_on_a_terminal_it_asks_once_and_prints_its_table_once(
     answer: str,
     moved: int,
 ) -> None:
-    monkeypatch.setattr(Terminal, "interactive", True)
+    monkeypatch.setattr(CommandOutput, "interactive", True)
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
-    session = Over(Terminal(), world.project.root, False, world, groups)
+    session = Over(CommandOutput(), world.project.root, False, world, groups)
     with nullcontext() if moved else pytest.raises(Failed, match="nothing was changed"):
         offsets_migrate.migrate(session, "orders", "kafka")
     output = capfd.readouterr()

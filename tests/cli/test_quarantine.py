@@ -156,12 +156,12 @@ def test_what_was_re_landed_is_told_to_dagster_and_closes_the_account(landed: Wo
 
 
 def test_a_replay_for_people(landed: World, tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
-    from sluice.cli.terminal.output import Terminal
+    from sluice.cli.terminal.output import CommandOutput
     from tests.cli.conftest import Over
 
     fixes = landed.project.root / "fixes.py"
     fixes.write_text("def fix(record):\n    if record.offset % 2:\n        1 / 0\n    return {'id': record.offset}\n")
-    session = Over(Terminal(), landed.project.root, False, landed)
+    session = Over(CommandOutput(), landed.project.root, False, landed)
     assert quarantine.replay(session, "orders", fix=f"{fixes}:fix") == 0
     out = capfd.readouterr().out
     assert "20 records re-landed, 20 of them fixed" in out

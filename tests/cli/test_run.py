@@ -13,7 +13,7 @@ import pytest
 from sluice.cli.daily import run, run_view
 from sluice.cli.inspect import plan
 from sluice.cli.maintain import accept
-from sluice.cli.terminal.output import Terminal
+from sluice.cli.terminal.output import CommandOutput
 from sluice.pipelines.model.kafka import CommittedOffset, OpenTransaction
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.ports import Member
@@ -30,7 +30,7 @@ def test_a_run_inside_another_command_does_not_count_what_came_before_it(
     """The demo makes a Kafka and events for a minute, and runs then."""
     monkeypatch.setattr(run.process, "age", lambda: 60.0)
     monkeypatch.delitem(sys.modules, "sluice.assets.execution")
-    session = Over(Terminal(io.StringIO()), world.project.root, False, world)
+    session = Over(CommandOutput(io.StringIO()), world.project.root, False, world)
     (timed,) = run.execute(session, {"orders": CATCH_UP})
     assert sum(timed.stages.values()) < 60
     (timed,) = run.execute(session, {"orders": CATCH_UP}, waited=60.0)
@@ -45,7 +45,7 @@ def once(world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFix
     def call(request: Request = CATCH_UP) -> tuple[str, dict[str, Any]]:
         timed = run_view.TimedRun("orders", request, world.run(request), {})
         capfd.readouterr()
-        Terminal().show(*run_view.view(timed))
+        CommandOutput().show(*run_view.view(timed))
         return " ".join(capfd.readouterr().out.split()), run_view.run_document(timed)
 
     return call

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sluice.cli.app.invocation import Harmless
 from sluice.cli.terminal.number_format import format_percent, size
-from sluice.cli.terminal.output import Terminal, facts, safe, table
+from sluice.cli.terminal.output import CommandOutput, facts, safe, table
 from sluice.pipelines.errors import Refused, UsageError
 
 
@@ -31,7 +31,7 @@ def test_safe_text_keeps_what_people_read() -> None:
 
 
 def test_markup_of_others_is_shown_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:
-    terminal = Terminal()
+    terminal = CommandOutput()
     terminal.show(table(("topic", "n"), [("[red]orders[/red] :smile:", "1")]), facts(("path", "\x1b[31m[b]x")))
     terminal.fail(UsageError("[bold]no[/bold]", remedy="[/]"))
     out, err = capfd.readouterr()
@@ -41,14 +41,14 @@ def test_markup_of_others_is_shown_as_it_is(capfd: pytest.CaptureFixture[str]) -
 
 
 def test_plain_lines_are_shown_as_they_are_too(capfd: pytest.CaptureFixture[str]) -> None:
-    Terminal().show("  [red]x\x1b[2J\x9b2J\ud800")
+    CommandOutput().show("  [red]x\x1b[2J\x9b2J\ud800")
     assert capfd.readouterr().out == "  [red]x\\x1b[2J\\x9b2J\\ud800\n"
 
 
 @given(st.text(st.characters()))
 def test_a_document_is_json_and_nothing_that_a_terminal_obeys(text: str) -> None:
     documents = io.StringIO()
-    Terminal(documents).print_document({text: [text]})
+    CommandOutput(documents).print_document({text: [text]})
     assert json.loads(documents.getvalue()) == {text: [text]}
     assert documents.getvalue().rstrip("\n").isprintable()
     documents.getvalue().encode("utf-8")
@@ -60,7 +60,7 @@ def test_a_line_of_a_library_s_log_is_harmless_too() -> None:
 
 
 def test_a_refusal_is_told_from_a_failure(capfd: pytest.CaptureFixture[str]) -> None:
-    Terminal().fail(Refused("two\nlines", remedy="wait"))
+    CommandOutput().fail(Refused("two\nlines", remedy="wait"))
     assert capfd.readouterr().err == "refused: two\nlines\n  → wait\n"
 
 
@@ -86,7 +86,7 @@ def test_with_json_only_the_document_is_on_stdout() -> None:
 
 
 def test_progress_is_silent_where_stderr_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
-    terminal = Terminal()
+    terminal = CommandOutput()
     with terminal.working("asking"), terminal.progress() as meter:
         from sluice.pipelines.model.receipts import Progress
 

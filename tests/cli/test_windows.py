@@ -11,7 +11,7 @@ import pytest
 from sluice.cli.daily import run, status
 from sluice.cli.inspect import files, plan, wait
 from sluice.cli.options import window_options
-from sluice.cli.terminal.output import Terminal
+from sluice.cli.terminal.output import CommandOutput
 from sluice.pipelines.errors import Failed, UsageError, WindowIncomplete, WindowOpen
 from sluice.pipelines.model.kafka import Key, OpenTransaction
 from sluice.pipelines.model.ranges import Range
@@ -69,7 +69,7 @@ def test_plan_of_one_window_and_of_several(tell: Tell) -> None:
 def test_what_names_no_window_that_can_land_is_refused(options: dict[str, Any], says: str, world: World) -> None:
     for body, feed in ((plan.plan, "orders"), (run.run, ["orders"])):
         with pytest.raises(UsageError) as refused:
-            body(Over(Terminal(), world.project.root, False, world), feed, **options)
+            body(Over(CommandOutput(), world.project.root, False, world), feed, **options)
         assert says in str(refused.value)
     assert world.lake.files == {}
 
@@ -213,7 +213,7 @@ def test_what_is_passed_over_is_named_with_the_command_that_lands_it_after_all(
     told = tell(run.run, ["orders"], skip_to=f"{DAY}T01:00:00Z", reason="test data", only=["orders:0"], text=False)
     assert told.run["skipped"] == [{"topic": "orders", "partition": 0, "start": 0, "end": 25}]
     before = world.state()
-    run.run(Over(Terminal(), world.project.root, False, world), ["orders"], skip_to="latest", reason="test data")
+    run.run(Over(CommandOutput(), world.project.root, False, world), ["orders"], skip_to="latest", reason="test data")
     assert "to land it after all: sluice run orders --offsets orders:1:" in capfd.readouterr().out
     assert before.skipped != world.state().skipped
 
@@ -383,7 +383,7 @@ def test_runs_over_several_windows_say_how_much_went_into_quarantine(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "140")
     world.engine.bad = 2
-    session = Over(Terminal(), world.project.root, False, world, groups)
+    session = Over(CommandOutput(), world.project.root, False, world, groups)
     assert run.run(session, ["orders"], start=named(1), end=named(3)) == 0
     out = capfd.readouterr().out
     assert out.count("4 in quarantine") == 2

@@ -22,12 +22,12 @@ from kafka.partitioner.default import murmur2
 
 from sluice.assets.factory import build
 from sluice.cli.main import main
-from sluice.cli.terminal.output import Terminal
+from sluice.cli.terminal.output import CommandOutput
 from sluice.pipelines.errors import LakeUnavailable
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.republishing import republish_plan as plans
 from sluice.pipelines.republishing import send_lane
-from sluice.pipelines.republishing.lanes import Sending
+from sluice.pipelines.republishing.lanes import LaneSender
 from sluice.resources import republish_tasks
 from sluice.resources.kafka.connection.connection_settings import KafkaAddress
 from sluice.resources.kafka.produce.sender import KafkaTarget
@@ -137,7 +137,7 @@ def test_lanes_in_tasks_of_spark_through_kills(
 
     honest = republish_tasks.sending
 
-    def mortal(*given: Any) -> Sending:
+    def mortal(*given: Any) -> LaneSender:
         made = honest(*given)
         return replace(made, open_target=partial(dying_targets.opened, made.open_target, tmp_path))
 
@@ -291,7 +291,7 @@ def test_one_after_the_other_at_most_so_many_a_second(
     assert [done["records"], len(seen(kafka, again, 160))] == [80, 160]
 
     told = list[Progress]()
-    monkeypatch.setattr(Terminal, "progress", lambda self: nullcontext(told.append))
+    monkeypatch.setattr(CommandOutput, "progress", lambda self: nullcontext(told.append))
     monkeypatch.setattr(KafkaTarget, "throttled_ms", 12_400)  # that a quota does this: tests/faults
     assert said(capfd, *asked, "--rate", "20", "--id", "by-quota")["throttled"] == 12.4
     sent = [p for p in told if p.stage == "send"]

@@ -21,7 +21,7 @@ from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.lake import open_lake
-from sluice.resources.local.events import Mix, Sending, orders, send
+from sluice.resources.local.events import Mix, SendOptions, orders, send
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.conftest import Lines
 from tests.integration.support import Place, asked, consumed, edges, ledger, run, visible
@@ -46,7 +46,7 @@ def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], la
 def produce(place: Place, count: int, **shares: float) -> None:
     kafka = KafkaSettings(bootstrap=place.kafka.bootstrap)
     mix = Mix(seed=count, **shares)  # type: ignore[arg-type]
-    how = Sending((place.topic,), transactional_id=f"{place.topic}-tx", transaction_records=100)
+    how = SendOptions((place.topic,), transactional_id=f"{place.topic}-tx", transaction_records=100)
     send(kafka, orders(mix, count, START, START + 3_600_000), mix, how)
 
 

@@ -99,7 +99,7 @@ def _advance(
 
 
 @dataclass(slots=True)
-class _Open:
+class _PendingRead:
     """A pending read. `tries`: answers that were too short; `empty`: those of them without bytes although it stood
     first."""
 
@@ -125,7 +125,8 @@ class _Round:
         """Return the answers; None in place of one if the position is outside the log."""
         answers: dict[TopicPartition, tuple[Code, Answer | None]] = {}
         open_ = [
-            _Open(leadership, self._wants[leadership.tp]) for leadership in sorted(leaderships, key=lambda p: p.tp)
+            _PendingRead(leadership, self._wants[leadership.tp])
+            for leadership in sorted(leaderships, key=lambda p: p.tp)
         ]
         while open_:
             batch = _fitting(sorted(open_, key=lambda o: -o.tries))
@@ -141,7 +142,7 @@ class _Round:
         return answers
 
 
-def _fitting(open_: Sequence[_Open]) -> list[_Open]:
+def _fitting(open_: Sequence[_PendingRead]) -> list[_PendingRead]:
     """Return as many as fit in one fetch, at least one."""
     batch, size = [open_[0]], open_[0].size
     for o in open_[1:]:
@@ -151,7 +152,7 @@ def _fitting(open_: Sequence[_Open]) -> list[_Open]:
     return batch
 
 
-def _answer_of(o: _Open, part: FetchPart, *, first: bool, room: int) -> tuple[Code, Answer | None] | None:
+def _answer_of(o: _PendingRead, part: FetchPart, *, first: bool, room: int) -> tuple[Code, Answer | None] | None:
     """Return the answer, or None to ask again."""
     if part.error is OffsetOutOfRangeError:
         return None, None

@@ -32,8 +32,8 @@ from sluice.resources.kafka.connection.zero_copy_transport import Manager
 from sluice.resources.kafka.protocol import group_api, messages
 from sluice.resources.kafka.protocol.kafka_errors import (
     AnswerLost,
+    BrokerNotReached,
     NoAddress,
-    NotReached,
     error_text,
     explain,
     is_hopeless,
@@ -179,7 +179,7 @@ class Wire:
         except KafkaError as error:
             if not is_passing(error):
                 raise
-            raise NotReached(self._about(node, error)) from None
+            raise BrokerNotReached(self._about(node, error)) from None
         try:
             response = await sent
         except _LOST as error:
@@ -215,7 +215,7 @@ class Wire:
         errors = [a.exception or AnswerLost(self._about(n, silent)) for n, a in zip(nodes, attempts, strict=True)]
         for error in filter(is_hopeless, errors):
             raise error
-        raise NotReached("no broker answers; " + ", ".join(map(error_text, errors)))
+        raise BrokerNotReached("no broker answers; " + ", ".join(map(error_text, errors)))
 
     def _by_load(self) -> list[int]:
         """Return the brokers: those with the fewest requests in flight first, those that just failed last."""
@@ -265,7 +265,7 @@ class Wire:
         except KafkaError as error:
             if not is_passing(error):
                 raise
-            raise NotReached(self._about(node, error)) from None
+            raise BrokerNotReached(self._about(node, error)) from None
         return connection
 
     async def brokers(self) -> list[Any]:
@@ -349,7 +349,7 @@ class Wire:
                         raise
                     failures[f"{address.host}:{address.port}"] = error_text(error)
             if time.monotonic() - start > min(_REFUSED_SECONDS, self._settings.bootstrap_seconds):
-                kind = NotReached if self._knew_brokers else NoAddress
+                kind = BrokerNotReached if self._knew_brokers else NoAddress
                 raise kind("no broker answers; " + ", ".join(f"{a}: {why}" for a, why in failures.items()))
             await self.sleep(_PAUSE)
 

@@ -88,7 +88,7 @@ class ByteBudget:
         self._wire.post(lambda: self.change(-count))
 
 
-class Lane:
+class BrokerSession:
     """Fetches from one broker. `rack`: the location that we give it; empty: none."""
 
     def __init__(
@@ -268,14 +268,14 @@ class Sources:
         self.budget = ByteBudget(wire, limits.ahead_bytes)
         self.answers = 0
         """The number of answers with data, which orders readers by their last data."""
-        self._lanes: dict[tuple[int, str], Lane] = {}
+        self._lanes: dict[tuple[int, str], BrokerSession] = {}
         self._known: dict[str, ClusterView] = {}
         self._layouts: Together[str, ClusterView] = Together(wire, self._ask_layouts)
         self._epochs: dict[int, Together[tuple[Leadership, int], int]] = {}
 
-    def lane(self, node: int, rack: str) -> Lane:
+    def lane(self, node: int, rack: str) -> BrokerSession:
         if (node, rack) not in self._lanes:
-            lane = Lane(self.wire, node, rack, self.isolation, self.limits, self.budget, self.counter)
+            lane = BrokerSession(self.wire, node, rack, self.isolation, self.limits, self.budget, self.counter)
             self._lanes[node, rack] = lane
         return self._lanes[node, rack]
 

@@ -62,7 +62,7 @@ class AnswerLost(RetriableError):  # type: ignore[misc]
     """The request was sent and no answer came: it may have taken effect or not."""
 
 
-class NotReached(RetriableError):  # type: ignore[misc]
+class BrokerNotReached(RetriableError):  # type: ignore[misc]
     """The request was not sent: the broker cannot be reached now."""
 
 
@@ -143,7 +143,7 @@ def error_name(error: BaseException | type[BaseException]) -> str:
     kind: Any = error if isinstance(error, type) else type(error)
     if issubclass(kind, BrokerResponseError) and kind.description:
         return str(kind.message)
-    return {AnswerLost: "no answer", NotReached: "not reached"}.get(kind) or str(kind.__name__)
+    return {AnswerLost: "no answer", BrokerNotReached: "not reached"}.get(kind) or str(kind.__name__)
 
 
 def _verdict(

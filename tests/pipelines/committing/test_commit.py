@@ -2,7 +2,14 @@
 
 import pytest
 
-from sluice.pipelines.committing.commit import CommitResult, CommitSettings, CommitStatus, Moved, commit, list_remedies
+from sluice.pipelines.committing.commit import (
+    CommitResult,
+    CommitSettings,
+    CommitStatus,
+    CommittedMove,
+    commit,
+    list_remedies,
+)
 from sluice.pipelines.errors import CommitFenced, EntriesLost, GroupHeld, GroupMoved, KafkaUnavailable, Unknown
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import Ledger
@@ -121,7 +128,7 @@ def test_what_somebody_else_committed_is_told_once_landing_has_reached_it() -> N
     world.account(50, 60)
     done = world.commit()
     assert done.status is CommitStatus.UNCHANGED
-    assert done.put_by_others == (Moved(KEY, 50, 60),)
+    assert done.put_by_others == (CommittedMove(KEY, 50, 60),)
     world.account(60, 70)
     assert (world.commit().put_by_others, world.held) == ((), 70)
 

@@ -12,7 +12,7 @@ import pytest
 from sluice.pipelines.errors import GroupHeld, Refused
 from sluice.pipelines.feed.sections import OffsetStore
 from sluice.pipelines.model.kafka import CommittedOffset, PartitionState, TopicPartition
-from sluice.pipelines.operating.migrate_offsets import Step, Stores, migrate, plan, refusal
+from sluice.pipelines.operating.migrate_offsets import MigrationAction, Stores, migrate, plan, refusal
 from sluice.resources.zookeeper.zookeeper_group import ZooKeeperGroup
 from sluice.testing.group import MemoryGroup, MemoryGroups, member
 from tests.zookeepers import LocalZooKeeper
@@ -57,7 +57,7 @@ class Place:
     def migrate(self, source: OffsetStore = ZOOKEEPER) -> int:
         """How many offsets it moved."""
         with self.stores() as stores:
-            return len(migrate("orders", stores, source, LOGS).of(Step.MOVE))
+            return len(migrate("orders", stores, source, LOGS).of(MigrationAction.MOVE))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.records.rows.row_format import HEADERS
 from sluice.pipelines.republishing.republish_plan import PIECE, Republish, Source, Wishes, pieces
-from sluice.pipelines.republishing.republish_rows import Cursor, with_coordinates
+from sluice.pipelines.republishing.republish_rows import RowCursor, with_coordinates
 from sluice.pipelines.schema.arrays import int64s
 from tests.examples import examples
 
@@ -34,7 +34,7 @@ def batches(offsets: list[int], size: int) -> Iterator[pa.RecordBatch]:
 def test_a_piece_has_its_rows_and_what_is_left_over_stays(
     offsets: list[int], size: int, edges: list[int], most: int
 ) -> None:
-    cursor = Cursor(batches(offsets, size))
+    cursor = RowCursor(batches(offsets, size))
     found: list[list[int]] = []
     for a, b in pairwise(edges):
         chunks = [int64s(rows.column("offset")).tolist() for rows in cursor.read_between(a, b, lambda: most)]
@@ -44,7 +44,7 @@ def test_a_piece_has_its_rows_and_what_is_left_over_stays(
 
 
 def test_whoever_stops_in_the_middle_of_a_piece_goes_on_there() -> None:
-    cursor = Cursor(batches([*range(30)], 20))
+    cursor = RowCursor(batches([*range(30)], 20))
     assert next(cursor.read_between(0, 30, lambda: 7)).num_rows == 7
     rest = [o for rows in cursor.read_between(7, 30, lambda: 7) for o in int64s(rows.column("offset")).tolist()]
     assert rest == [*range(7, 30)]

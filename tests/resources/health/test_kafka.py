@@ -14,7 +14,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.consumer_groups import Broker
 from sluice.pipelines.model.health import Health
 from sluice.resources.health import kafka_checks
-from sluice.resources.health.kafka_checks import Cluster, OneFeed
+from sluice.resources.health.kafka_checks import ClusterVisit, OneFeed
 from sluice.resources.kafka.cluster.visit import KafkaVisit
 from sluice.resources.kafka.protocol.admin_api import TopicSeen
 
@@ -42,8 +42,8 @@ def feed(**said: Any) -> Feed:
     )
 
 
-def cluster(**answers: Any) -> Cluster:
-    return Cluster(feed().kafka, (feed(),), cast(KafkaVisit, Visit(answers)))
+def cluster(**answers: Any) -> ClusterVisit:
+    return ClusterVisit(feed().kafka, (feed(),), cast(KafkaVisit, Visit(answers)))
 
 
 def one(of: Feed, **answers: Any) -> OneFeed:

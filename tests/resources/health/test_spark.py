@@ -12,10 +12,10 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.health import Diagnosis, Health
 from sluice.resources.health.spark_checks import examine_spark
 from sluice.resources.spark.engine import SparkEngine
-from sluice.resources.spark.preflight import Answer, Finding, Preflight
+from sluice.resources.spark.preflight import ExecutorAnswer, ExecutorProblem, Preflight
 from tests.resources.kafka.tools import free_port
 
-HERE = Answer("w1", "3.11.7", "x86_64")
+HERE = ExecutorAnswer("w1", "3.11.7", "x86_64")
 
 
 def feed(**spark: Any) -> Feed:
@@ -49,8 +49,8 @@ def test_executors_say_what_they_miss(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = answering(lambda: Preflight((HERE, HERE), ()))
     assert told(sound) == [("session", Health.OK), ("executors", Health.OK)]
     assert sound[1].found.startswith("2 on w1: ")
-    wrong = Finding("executors on w1 run Python 3.9, the driver 3.11", "install Python 3.11 there")
-    odd = Finding("executors on w1 have another processor", "make the pack there", fatal=False)
+    wrong = ExecutorProblem("executors on w1 run Python 3.9, the driver 3.11", "install Python 3.11 there")
+    odd = ExecutorProblem("executors on w1 have another processor", "make the pack there", fatal=False)
     found = answering(lambda: Preflight((HERE,), (wrong, odd)))
     assert told(found) == [("session", Health.OK), ("executors", Health.FAILED), ("executors", Health.WARNING)]
     assert (found[1].found, found[1].remedy) == (wrong.message, wrong.remedy)

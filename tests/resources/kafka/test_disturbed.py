@@ -265,7 +265,7 @@ def test_a_producer_that_lacks_rights_is_told_which(behind, fresh_topic):
 
     def remedy(**how):
         with pytest.raises(NotAuthorized) as caught:
-            events.send(kafka, events.orders(mix, 5000, 0, 1000), mix, events.Sending((topic,), **how))
+            events.send(kafka, events.orders(mix, 5000, 0, 1000), mix, events.SendOptions((topic,), **how))
         assert "commit: plain" not in caught.value.remedy
         return caught.value.remedy
 

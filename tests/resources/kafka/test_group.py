@@ -19,7 +19,7 @@ from sluice.resources.kafka.connection.coordinators import Coordinators
 from sluice.resources.kafka.group.group import KafkaGroup
 from sluice.resources.kafka.group.membership import Heart
 from sluice.resources.kafka.protocol.group_api import Seat
-from sluice.resources.kafka.protocol.kafka_errors import NotReached
+from sluice.resources.kafka.protocol.kafka_errors import BrokerNotReached
 from sluice.resources.local import java, local_kafka
 from tests.resources.kafka.tools import address, admin, until
 
@@ -256,7 +256,7 @@ def test_heartbeats_look_for_another_coordinator_when_theirs_is_gone(monkeypatch
     """Else a member that commits long after it joined has lost its seat by then."""
 
     async def gone(*_):
-        raise NotReached("gone")
+        raise BrokerNotReached("gone")
 
     forgotten = threading.Event()
     monkeypatch.setattr(Wire, "send", gone)

@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from sluice.pipelines.model.kafka import FetchLimits, Isolation
-from sluice.resources.kafka.fetch.broker_sessions import Lane
+from sluice.resources.kafka.fetch.broker_sessions import BrokerSession
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.resources.kafka.tools import address, describe, fetch, produce, slices, unpacked
@@ -39,8 +39,10 @@ def test_a_replica_nearby_is_read_from_until_it_is_gone(racks, fresh_topic, monk
         produce(racks, topic, 5000, partition, size=300)
     assert [state.rack for state in describe(racks, topic)] == ["rack-1", "rack-2"]
     asked = []
-    serve = Lane._exchange
-    monkeypatch.setattr(Lane, "_exchange", lambda lane, granted: asked.append(lane._node) or serve(lane, granted))
+    serve = BrokerSession._exchange
+    monkeypatch.setattr(
+        BrokerSession, "_exchange", lambda lane, granted: asked.append(lane._node) or serve(lane, granted)
+    )
     pieces = slices(racks, topic)
     whole = unpacked(fetch(racks, pieces, SMALL, rack="rack-3"), pieces)
     assert [len(whole[index]) for index in range(2)] == [5000, 5000]

@@ -230,7 +230,7 @@ def test_a_producer_that_is_refused_leaves_no_socket_open(monkeypatch):
     with pytest.raises(KafkaUnavailable):
         events.topics_of(kafka)
     with pytest.raises(KafkaUnavailable):
-        events.send(kafka, events.orders(mix, 1, 0, 1), mix, events.Sending(("orders",)))
+        events.send(kafka, events.orders(mix, 1, 0, 1), mix, events.SendOptions(("orders",)))
 
 
 def _closed_port() -> int:

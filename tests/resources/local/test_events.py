@@ -13,7 +13,7 @@ from kafka import KafkaConsumer, TopicPartition
 from sluice.pipelines.errors import KafkaUnavailable
 from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.resources.local import events
-from sluice.resources.local.events import Mix, Sending
+from sluice.resources.local.events import Mix, SendOptions
 from sluice.resources.local.local_kafka import LocalKafka
 
 HOUR = 3_600_000
@@ -67,7 +67,7 @@ def test_what_is_reported_is_what_a_consumer_sees(
     access = KafkaSettings(bootstrap=kafka.bootstrap)
     mix = Mix(3, tombstones=0.05, headers=0.2, bad=0.02, aborted=0.4)
     heard: list[int] = []
-    how = Sending(topics, transactional_id, transaction_records=200, compression="gzip")
+    how = SendOptions(topics, transactional_id, transaction_records=200, compression="gzip")
     sent = events.send(access, events.orders(mix, 5000, NOW - HOUR, NOW), mix, how, heard.append)
     assert sent.records == 5000 == heard[-1]
     assert sent.committed + sent.aborted == 5000

@@ -67,7 +67,7 @@ def test_another_release_or_another_file_is_another_pack(tmp_path: Path) -> None
     digests = {
         pack_archive._digest(found, ours),
         pack_archive._digest({k: v for k, v in found.items() if k != "six"}, ours),
-        pack_archive._digest(found, [*ours, pack_archive._File("sluice/changed.py", tmp_path / "changed.py")]),
+        pack_archive._digest(found, [*ours, pack_archive._PackedFile("sluice/changed.py", tmp_path / "changed.py")]),
     }
     assert len(digests) == 3
 

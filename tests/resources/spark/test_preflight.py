@@ -13,16 +13,18 @@ from sluice.resources.kafka.connection.connection_settings import KafkaAddress
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.spark import executor_probe, preflight
 from sluice.resources.spark.preflight import (
-    Answer,
+    ExecutorAnswer,
     ExecutorPorts,
-    Finding,
+    ExecutorProblem,
     Preflight,
     answers,
     explain_failure,
     findings,
 )
 
-DRIVER = Answer("driver", "3.11.7", "x86_64", "a processor", {"sluice": "0.1.0", "pyspark": "4.3.0", "pyarrow": "26.0"})
+DRIVER = ExecutorAnswer(
+    "driver", "3.11.7", "x86_64", "a processor", {"sluice": "0.1.0", "pyspark": "4.3.0", "pyarrow": "26.0"}
+)
 SOUND = replace(DRIVER, host="worker-1", kafka={"broker-1:9092": ""})
 
 
@@ -45,7 +47,7 @@ SOUND = replace(DRIVER, host="worker-1", kafka={"broker-1:9092": ""})
         (replace(SOUND, processor="another"), "have another processor (another)", False),
     ],
 )
-def test_each_thing_that_is_wrong_is_a_finding(answer: Answer, said: str, fatal: bool) -> None:
+def test_each_thing_that_is_wrong_is_a_finding(answer: ExecutorAnswer, said: str, fatal: bool) -> None:
     (found,) = findings(DRIVER, [SOUND, answer])
     assert found.message.startswith(f"executors on worker-1 {said}")
     assert found.remedy
@@ -83,12 +85,15 @@ def test_hosts_with_the_same_trouble_are_one_finding() -> None:
 def test_what_is_sound_is_no_finding() -> None:
     assert findings(DRIVER, [SOUND]) == ()
     Preflight((SOUND,), ()).check()
-    Preflight((SOUND,), (Finding("late", "set it", fatal=False),)).check()
+    Preflight((SOUND,), (ExecutorProblem("late", "set it", fatal=False),)).check()
 
 
 def test_all_that_is_fatal_is_one_error() -> None:
     with pytest.raises(SetupError) as e:
-        Preflight((), (Finding("a", "do this"), Finding("b", "do this"), Finding("c", "x", fatal=False))).check()
+        Preflight(
+            (),
+            (ExecutorProblem("a", "do this"), ExecutorProblem("b", "do this"), ExecutorProblem("c", "x", fatal=False)),
+        ).check()
     assert (e.value.message, e.value.remedy) == ("a\n    b", "do this")
 
 

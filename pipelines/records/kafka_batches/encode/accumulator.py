@@ -245,7 +245,7 @@ _BY_NUMBER = {codec.number: codec for codec in CODECS.values()}
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenBatch:
     """A batch that is being filled."""
 
     out: Array
@@ -253,7 +253,7 @@ class _Open:
     numbers: list[Array] = field(default_factory=list)
 
     @classmethod
-    def empty(cls, limit: int, spare: list[Array]) -> _Open:
+    def empty(cls, limit: int, spare: list[Array]) -> _OpenBatch:
         state = np.zeros(loops.STATE, np.int64)
         state[loops.LIMIT] = limit
         return cls(spare.pop() if spare else np.empty(min(_FIRST_BYTES, limit), np.uint8), state)
@@ -281,7 +281,7 @@ class Accumulator:
         self._codec = codec
         self._batch_bytes = batch_bytes
         self._held_bytes = held_bytes
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _OpenBatch] = {}
         self._spare: list[Array] = []
 
     def add(self, batch: pa.RecordBatch, partitions: Array, numbers: Array) -> Iterator[SealedBatch]:
@@ -308,7 +308,7 @@ class Accumulator:
         at = 0
         while True:
             if partition not in self._open:
-                self._open[partition] = _Open.empty(self._batch_bytes, self._spare)
+                self._open[partition] = _OpenBatch.empty(self._batch_bytes, self._spare)
             at = self._open[partition].append(rows, chosen, at, numbers)
             if at == len(chosen):
                 return
