@@ -91,6 +91,31 @@ def test_a_command_is_one(words: list[str]) -> None:
         command.make_context("sluice", list(words), parent=context, resilient_parsing=False)
 
 
+def list_mentions() -> Iterator[Any]:
+    """Each `sluice …` in the text of a page, or in an indented block."""
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        text = _FENCE.sub("", page.read_text())
+        mentioned = [
+            *re.findall(r"(?<!`)`(sluice\s[^`]+)`(?!`)", text),
+            *re.findall(r"^ {4}(?:\$ )?(sluice .*)$", text, re.M),
+        ]
+        for mention in dict.fromkeys(" ".join(re.sub(r"[…|#].*", "", m, flags=re.S).split()) for m in mentioned):
+            yield pytest.param(mention.split()[1:], id=f"{page.stem} {mention}")
+
+
+@pytest.mark.parametrize("words", list(list_mentions()))
+def test_a_command_in_the_text_is_one_and_has_its_options(words: list[str]) -> None:
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "commands") and words and words[0] not in SPOKEN:
+        assert words[0].startswith("-") or words[0] in command.commands, words
+        if words[0].startswith("-"):
+            break
+        command, words = command.commands[words[0]], words[1:]
+    options = {option for parameter in command.params for option in parameter.opts} | {"--help", "-h", "--version"}
+    plain = [word.strip("[](),.;").partition("=")[0] for word in words]
+    assert [word for word in plain if word.startswith("-") and word.strip("-") and word not in options] == []
+
+
 @pytest.mark.parametrize("text", list(blocks("python")))
 def test_python_compiles(text: str) -> None:
     compile(text, "page", "exec")
