@@ -3,7 +3,7 @@
     SluiceError
     ├── UsageError                 exit 2: the request, a feed file or the setup is wrong
     │   ├── FeedError              a feed file is missing or wrong
-    │   ├── WindowOpen          no window of the request has ended and settled yet
+    │   ├── WindowOpen          no window of the request is past its grace period yet
     │   └── SetupError             Java, the local Kafka or an extra is missing
     ├── Refused                    exit 3: going on could lose or duplicate data
     │   ├── PlanBusy               another run's live plan reserves these ranges
@@ -117,7 +117,7 @@ class FeedError(UsageError):
 
 
 class WindowOpen(UsageError):
-    """No window of the request has ended and settled. The schedule lands them later."""
+    """No window of the request is past its grace period. The schedule lands them later."""
 
 
 class SetupError(UsageError):

@@ -133,7 +133,7 @@ def _amounts(facts: BatchFacts) -> Metadata:
         "files": facts.files,
         "quarantined": facts.counts.quarantined,
         "dropped": facts.counts.dropped,
-        "invisible": facts.counts.invisible,
+        "no_record": facts.counts.no_record,
         "slices": len(facts.receipts),
     }
 
@@ -268,10 +268,10 @@ def _range_table(ranges: Sequence[tuple[Key, Range, BatchFacts]]) -> dg.TableMet
             "end": r.end,
             "landed": facts.counts.landed,
             "quarantined": facts.counts.quarantined,
-            "invisible": facts.counts.invisible,
+            "no_record": facts.counts.no_record,
             "files": facts.part_count,
         }
         for key, r, facts in ranges
     ]
-    numbers = ("start", "end", "landed", "quarantined", "invisible", "files")
+    numbers = ("start", "end", "landed", "quarantined", "no_record", "files")
     return table(rows, {"partition": "string"} | dict.fromkeys(numbers, "int"))

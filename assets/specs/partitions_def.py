@@ -76,4 +76,4 @@ def closings_until(window: WindowSettings, time: int) -> int:
 def _compute_closing(window: WindowSettings) -> tuple[int, int]:
     """How often, and how long after that, in minutes."""
     every = min(window.length, HOUR) // MINUTE
-    return every, -(-window.settle // MINUTE) % every
+    return every, -(-window.grace // MINUTE) % every

@@ -182,7 +182,7 @@ def view(
         "frontier",
         "landed",
         "quarantined",
-        "invisible",
+        "no record",
         "lost",
         "skipped",
         "retired",
@@ -259,7 +259,7 @@ _OPTIONAL = {"quarantined", "lost", "skipped", "retired", "dropped", "holes"}
 
 def _row(name: str, a: PartitionAccount) -> list[str]:
     c = a.counts
-    numbers = (c.landed, c.quarantined, c.invisible, a.lost, a.skipped, a.retired, c.dropped)
+    numbers = (c.landed, c.quarantined, c.no_record, a.lost, a.skipped, a.retired, c.dropped)
     holes = ", ".join(map(str, a.holes)) or "0"
     return [name, count(a.origin), count(a.frontier), *map(count, numbers), holes]
 
@@ -306,7 +306,7 @@ def _account(a: PartitionAccount) -> dict[str, Any]:
     return {
         **document_of(a, f"{key} origin frontier committed"),
         **document_of(a.counts, "landed quarantined dropped"),
-        "invisible": document_of(a.counts, "control aborted compacted"),
+        "no_record": document_of(a.counts, "control aborted compacted"),
         **document_of(a, "lost skipped retired relanded fixed holes reserved files bytes"),
     }
 

@@ -139,7 +139,7 @@ def _partition_table(batches: BatchFacts) -> RenderableType:
         "partition": [labels[key] for key, _ in partitions],
         "range": [" ".join(map(str, p.ranges)) for _, p in partitions],
         "landed": [count(p.counts.landed) for _, p in partitions],
-        "invisible": [count(p.counts.invisible) for _, p in partitions],
+        "no record": [count(p.counts.no_record) for _, p in partitions],
         "quarantined": [count(p.counts.quarantined) for _, p in partitions],
         "files": [str(p.part_count) for _, p in partitions],
         "size": [size(p.bytes) for _, p in partitions],
@@ -147,7 +147,7 @@ def _partition_table(batches: BatchFacts) -> RenderableType:
     if not batches.counts.quarantined:
         del columns["quarantined"]
     rows = limit_rows(list(zip(*columns.values(), strict=True)))
-    return table(list(columns), rows, right="landed invisible quarantined files size")
+    return table(list(columns), rows, right="landed no quarantined files size")
 
 
 def _notices(run: TimedRun, landed: Landed) -> list[RenderableType]:
@@ -460,8 +460,8 @@ def _batch_document(batch: BatchResult) -> dict[str, Any]:
 
 
 def _commit_document(commit: CommitResult) -> dict[str, Any]:
-    return document_of(commit, "status mark letters") | {
-        "letters_to": commit.letters_to or None,
+    return document_of(commit, "status mark dead_letters=letters") | {
+        "dead_letters_to": commit.letters_to or None,
         "offsets": [_partition(m.key) | {"before": m.before, "after": m.after} for m in commit.offsets],
         "left_out": [_partition(k) for k in commit.left_out],
         "put_by_others": [_partition(m.key) | {"expected": m.before, "offset": m.after} for m in commit.put_by_others],

@@ -72,7 +72,7 @@ def _figures(a: BatchAccount) -> dict[str, Any]:
     names = "rows=counts.landed quarantined=counts.quarantined quarantined_share dropped=counts.dropped"
     return {
         **document_of(a, "feed batch=batch.id status=batch.status"),
-        **document_of(facts, f"{names} invisible=counts.invisible bytes files"),
+        **document_of(facts, f"{names} no_record=counts.no_record bytes files"),
         "milliseconds": facts.took or None,
         "expectations": len(facts.outcomes),
         "broken": sum(not o.passed for o in facts.outcomes),

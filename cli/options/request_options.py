@@ -81,8 +81,10 @@ class WorkOptions:
         return bool(self.window or self.start or self.end)
 
     def requests(self, session: Session, feed: Feed) -> RequestedWork:
-        """Offsets, a request for each window or group of windows that have settled, or a catch-up. Raises UsageError,
-        and WindowOpen if no window has settled."""
+        """Returns offsets, a request for each window or group of windows past the grace period, or a catch-up.
+
+        Raises UsageError, and WindowOpen if there is none.
+        """
         if self.offsets and (self.only or self.windows):
             raise UsageError(
                 f"--offsets and {'--only' if self.only else 'windows'} together",

@@ -76,7 +76,7 @@ To = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The windows of a request that have settled, and those that are still open."""
+    """The windows of a request past their grace period, and those that are still open."""
 
     settled: Sequence[int] = ()
     open_windows: OpenWindows | None = None
@@ -87,7 +87,7 @@ def choose_windows(
 ) -> Chosen:
     """The windows that `--window`, or `--from` and `--to`, ask for; none without them.
 
-    Raises UsageError, and WindowOpen if none of them has settled.
+    Raises UsageError, and WindowOpen if each is within its grace period.
     """
     from sluice.pipelines.planning import windows
 

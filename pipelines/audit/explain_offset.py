@@ -33,7 +33,7 @@ class Class(StrEnum):
 
     LANDED = "landed"
     QUARANTINED = "quarantined"
-    INVISIBLE = "invisible"
+    NO_RECORD = "no record"
     DROPPED = "dropped by policy"
     LOST = "lost"
     SKIPPED = "skipped"
@@ -121,7 +121,7 @@ def _explain_landed(lake: Lake, feed: str, offset: int, batch: int, number: int,
     reasons = " or ".join(_UNSEEN[k] for k in possible)
     numbers = ", ".join(f"{counts[k]} {k}" for k in possible)
     text = f"read by batch {batch} and not landed: {reasons} (slice {r.slice} has {numbers})"
-    kind = Class.DROPPED if possible == ["dropped"] else Class.INVISIBLE
+    kind = Class.DROPPED if possible == ["dropped"] else Class.NO_RECORD
     return Explanation(tp, offset, kind, text, None, None, None, batch, number, counts)
 
 

@@ -32,7 +32,7 @@ SLICES = 60
 LAGGING = 40
 BROKERS = 40
 NO_WINDOW = "outside windows"
-LEGEND = (("landed", ""), ("quarantined", "reject"), ("invisible or dropped", "hidden"))
+LEGEND = (("landed", ""), ("quarantined", "reject"), ("no record or dropped", "hidden"))
 
 
 def render_legend(pairs: Sequence[tuple[str, str]]) -> Html:
@@ -92,12 +92,12 @@ def _render_counts(caption: str, name: str, counts: Mapping[str, Counts], limit:
     table_rows = [_render_row(n, c, longest) for n, c in items[:limit]]
     if rest := items[limit:]:
         table_rows.append(_render_row(f"{len(rest):,} more", sum((c for _, c in rest), Counts()), 0))
-    columns = [name, "", "landed", "quarantined", "share", "invisible"]
+    columns = [name, "", "landed", "quarantined", "share", "no record"]
     return table(caption, columns, table_rows, right=columns[2:])
 
 
 def _render_row(name: str, c: Counts, longest: int) -> list[str]:
-    pieces = [(c.landed, ""), (c.quarantined, "reject"), (c.invisible + c.dropped, "hidden")]
+    pieces = [(c.landed, ""), (c.quarantined, "reject"), (c.no_record + c.dropped, "hidden")]
     bar = tag("div", lying(pieces, longest), class_="w1") if longest else ""
     return [
         tag("span", name, class_="p"),
@@ -105,7 +105,7 @@ def _render_row(name: str, c: Counts, longest: int) -> list[str]:
         number(c.landed),
         number(c.quarantined),
         share(c.quarantined, c.records),
-        number(c.invisible + c.dropped),
+        number(c.no_record + c.dropped),
     ]
 
 

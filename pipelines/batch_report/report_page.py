@@ -146,7 +146,7 @@ def _tiles(a: BatchAccount) -> Html:
     tiles = [
         (number(counts.landed), "rows landed" if a.published else "rows would land"),
         (number(counts.quarantined), f"quarantined, {share(counts.quarantined, counts.records)}"),
-        (number(counts.invisible), "invisible offsets"),
+        (number(counts.no_record), "offsets without a record"),
         *([(number(counts.dropped), "dropped by policy")] if counts.dropped else []),
         (size(facts.bytes), f"in {many(facts.files, 'file')}"),
         *([(_took(facts.took), "from plan to publish"), (rate, "rows a second")] if facts.took else []),

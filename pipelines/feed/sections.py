@@ -281,7 +281,7 @@ class DeadLetters(Settings):
 class Alerts(Settings):
     """When the sensor raises an alarm. All in ms.
 
-    `lag`: the oldest pending record is older than this (None: two windows and their settling). `partial`: a window
+    `lag`: the oldest pending record is older than this (None: two windows and the grace period). `partial`: a window
     closed this long ago is landed only in part. `transaction`: a transaction that holds records back was last written
     to this long ago. `retention`: Kafka will delete pending records within this time.
     """
@@ -293,7 +293,7 @@ class Alerts(Settings):
 
     def late(self, window: WindowSettings) -> int:
         """The lag (ms) beyond which the sensor raises an alarm."""
-        return 2 * window.length + window.settle if self.lag is None else self.lag
+        return 2 * window.length + window.grace if self.lag is None else self.lag
 
 
 _FETCH = FetchLimits()
@@ -395,19 +395,25 @@ def _even_window(length: int) -> int:
 class WindowSettings(Settings):
     """How a feed is cut into windows. All in ms.
 
-    A window lasts `length`. Its boundaries are resolved `settle` after it ended. A record stamped more than `max_skew`
+    A window lasts `length`. Its boundaries are resolved `grace` after its end. A record stamped more than `max_skew`
     ahead of the clock does not decide a boundary.
     """
 
     length: Annotated[Duration, AfterValidator(_even_window)] = HOUR
-    settle: Duration = 600_000
+    grace: Duration = 600_000
     max_skew: Duration = 300_000
 
     @model_validator(mode="before")
     @classmethod
     def _accept_length(cls, value: object) -> object:
-        """Accept `window: 15m`, which gives the length alone."""
-        return {"length": value} if isinstance(value, str) else value
+        """Accept `window: 15m`, which gives the length alone, and `settle`, the name of `grace` in version 0.1."""
+        if isinstance(value, str):
+            return {"length": value}
+        if isinstance(value, dict) and "settle" in value:
+            if "grace" in value:
+                raise ValueError("`settle` is the old name of `grace`: remove it")
+            return {("grace" if key == "settle" else key): one for key, one in value.items()}
+        return value
 
     def start_of(self, time: int) -> int:
         """The start of the window that holds `time`. Windows are aligned to the epoch, in UTC."""
@@ -415,10 +421,10 @@ class WindowSettings(Settings):
 
     def last_boundary(self, now: int) -> int:
         """The newest boundary that may be resolved at `now`."""
-        return self.start_of(now - self.settle)
+        return self.start_of(now - self.grace)
 
     def is_closed(self, window: int, now: int) -> bool:
-        """Returns whether the window that starts at `window` has ended and settled."""
+        """Returns whether the window that starts at `window` is past its grace period."""
         return window + self.length <= self.last_boundary(now)
 
 

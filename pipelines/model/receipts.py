@@ -69,7 +69,7 @@ class Counts:
     compacted: int = 0
 
     @property
-    def invisible(self) -> int:
+    def no_record(self) -> int:
         return self.control + self.aborted + self.compacted
 
     @property
@@ -79,7 +79,7 @@ class Counts:
 
     @property
     def total(self) -> int:
-        return self.records + self.dropped + self.invisible
+        return self.records + self.dropped + self.no_record
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, f) + getattr(other, f) for f in self.__dataclass_fields__))

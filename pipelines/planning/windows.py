@@ -42,7 +42,7 @@ class OpenWindows:
 
     @classmethod
     def of(cls, first: int, number: int, settings: WindowSettings) -> OpenWindows:
-        return cls(first, number, first + settings.length + settings.settle)
+        return cls(first, number, first + settings.length + settings.grace)
 
     @classmethod
     def of_request(cls, request: Request, settings: WindowSettings) -> OpenWindows | None:
@@ -96,13 +96,13 @@ def split_settled(request: Request, settings: WindowSettings, now: int) -> tuple
 
 
 def check_window(window: int, settings: WindowSettings, now: int) -> None:
-    """Raises UsageError for a window that is not aligned, WindowOpen for one that has not ended and settled."""
+    """Raises UsageError for a window that is not aligned, WindowOpen for one whose grace period is not over."""
     check_aligned(window, settings)
     if not settings.is_closed(window, now):
-        when = show_instant(window + settings.length + settings.settle)
+        when = show_instant(window + settings.length + settings.grace)
         raise WindowOpen(
             f"window {show_window(window)} is not closed yet",
-            remedy=f"it can be landed from {when} on (its end plus settle); a catch-up lands what is there now",
+            remedy=f"it can be landed from {when} on (end plus grace period); a catch-up lands what is there now",
         )
 
 

@@ -72,7 +72,7 @@ def _build_ownership_error(held: Batch) -> OwnershipLost:
         BatchStatus.PLANNED: f"now belongs to {held.owner.describe()}, or what it replaces was replaced before",
     }[held.status]
     return OwnershipLost(
-        f"batch {held.id} {how}: what this run landed counts for nothing and stays invisible",
+        f"batch {held.id} {how}: the rows that this run landed stay unpublished",
         remedy="nothing to fix; the next run lands what is still pending",
     )
 

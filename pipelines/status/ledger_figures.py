@@ -28,7 +28,7 @@ def of_batch(feed: str, batch: Batch, entry: PublishEntry) -> Iterator[Figure]:
     facts = BatchFacts(entry.receipts, entry.traffic)
     yield build_figure("last_batch_published_timestamp_seconds", entry.at / 1000, feed)
     yield build_figure("last_batch_duration_seconds", max(0, entry.at - batch.planned_at) / 1000, feed)
-    for outcome in ("landed", "quarantined", "dropped", "invisible"):
+    for outcome in ("landed", "quarantined", "dropped", "no_record"):
         yield build_figure("last_batch_offsets", getattr(facts.counts, outcome), feed, outcome)
     yield build_figure("last_batch_bytes", facts.bytes, feed)
     yield build_figure("last_batch_files", facts.files, feed)

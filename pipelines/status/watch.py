@@ -183,7 +183,7 @@ def _partial(
     feed: Feed, ledger: Ledger, state: State, sound: Mapping[Key, PartitionState], now: int
 ) -> Iterator[Finding]:
     """A finding for the oldest window that closed long ago and has landed only in part."""
-    closed = now - feed.alerts.partial - feed.window.settle - feed.window.length
+    closed = now - feed.alerts.partial - feed.window.grace - feed.window.length
     late = [w for w in windows.list_pending_windows(state, feed.window, now) if w <= closed][:WINDOWS]
     ends = {k: p.last_stable_offset for k, p in sound.items()}
     facts = strip.outside_facts(ledger, state, ends, {}, ()) if late else strip.LEDGER_ALONE

@@ -90,7 +90,7 @@ def test_a_run_lands_records_and_commits(world: World, instance: dg.DagsterInsta
             "end": 100,
             "landed": 100,
             "quarantined": 0,
-            "invisible": 0,
+            "no_record": 0,
             "files": 4,
         }
         for p in (0, 1)

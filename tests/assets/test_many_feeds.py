@@ -327,10 +327,10 @@ def test_windows_of_many_feeds_are_landed_by_one_run(fleet: Fleet, instance: dg.
 
 
 def test_of_many_feeds_a_window_that_has_not_settled_stays_open(fleet: Fleet, instance: dg.DagsterInstance) -> None:
-    """A feed whose windows settle later is no failure beside others."""
+    """A feed with a longer grace period is no failure beside others."""
     fleet.at(6, minutes=5)
     path = fleet.project.feeds_folder / "returns.yaml"
-    path.write_text(path.read_text() + "window: {settle: 6h}\n")
+    path.write_text(path.read_text() + "window: {grace: 6h}\n")
     run = launched(fleet, instance, window=show_window(hour(3)), until=show_window(hour(6)))
     assert run.is_success
     assert FAILED_TAG not in run.tags

@@ -72,7 +72,7 @@ def test_it_asks_for_pending_windows_oldest_first_those_in_a_row_by_one_run(
     world.land_unrecorded()
     assert tick(world, instance) == "no closed window of orders is pending"
     world.at(13, minutes=9)
-    assert tick(world, instance) == "no closed window of orders is pending", "hour 12 is over and has not settled"
+    assert tick(world, instance) == "no closed window of orders is pending", "hour 12 is in its grace period"
     world.at(13, minutes=11)
     assert tick(world, instance) == hours(12)
 

@@ -54,7 +54,7 @@ def test_a_window_is_a_run_of_its_partition(world: World, instance: dg.DagsterIn
     assert (first["dagster/partition_row_count"], first["rows"], first["files"]) == (50, 50, 2)
     assert first["dagster/uri"] == "memory://data/orders/kafka_window_date=2024-05-01/kafka_window_hour=00"
     assert cells(first["boundaries"])[0] == {
-        "partition": "orders:0", "start": 0, "end": 25, "landed": 25, "quarantined": 0, "invisible": 0, "files": 1,
+        "partition": "orders:0", "start": 0, "end": 25, "landed": 25, "quarantined": 0, "no_record": 0, "files": 1,
     }  # fmt: skip
     assert said[f"{DAY}04:00"]["rows"] == 0
     assert stored(instance, LANDED) == [], "the window says all that the batch landed"
@@ -132,7 +132,7 @@ def test_a_hole_that_something_was_done_about_is_a_warning(world: World, instanc
 
 
 def test_a_catch_up_tells_of_every_window_that_it_completes(world: World, instance: dg.DagsterInstance) -> None:
-    world.grow(0, 110)  # it is six, and hour 5 has not settled: what comes now may still be of it
+    world.grow(0, 110)  # it is six, and hour 5 is in its grace period: what comes now may still be of it
     outcome = world.run()
 
     every = [f"{DAY}0{h}:00" for h in range(5)]
@@ -328,7 +328,7 @@ def test_of_a_backfill_that_fails_the_windows_that_are_complete_are_green(
     assert unmaterialized_partitions(instance, LANDED) == unmaterialized_partitions(instance, COMMITTED) == set()
 
 
-# -- windows that have not settled
+# -- windows in their grace period
 
 
 def observed(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str]:
@@ -381,7 +381,7 @@ def test_a_run_of_a_window_that_has_not_settled_is_skipped_and_the_schedule_land
         assert pages.checks(LANDED)["window_complete"] in ("SKIPPED", "NOT_EVALUATED")
         world.at(6, minutes=11)
         (first,) = requests(world, instance).run_requests or ()
-        assert first.partition_key == f"{DAY}05:00", "the schedule asks for it once it has settled"
+        assert first.partition_key == f"{DAY}05:00", "the schedule asks for it once the grace period is over"
         job = build(world.project, world.session()).resolve_job_def("land_orders")
         landed = job.execute_in_process(
             instance=instance, partition_key=first.partition_key, run_config=first.run_config, tags=first.tags

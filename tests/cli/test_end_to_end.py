@@ -198,7 +198,7 @@ def _peek_and_explain_agree_with_the_files(topic: str, files: duckdb.DuckDBPyRel
     shown = {r["offset"]: r["value"] and base64.b64decode(r["value"]) for r in peeked if r["state"] == "stable"}
     assert shown == landed
     aborted = next(r["offset"] for r in peeked if r["state"] == "aborted")
-    assert sluice("explain", "orders", f"{topic}:1:{aborted}", "--json").document["class"] == "invisible"
+    assert sluice("explain", "orders", f"{topic}:1:{aborted}", "--json").document["class"] == "no record"
     first = min(landed)
     explained = sluice("explain", "orders", f"{topic}:1:{first}", "--json").document
     assert (explained["class"], explained["record"]["offset"]) == ("landed", first)

@@ -41,7 +41,7 @@ def draw() -> random.Random:
 @pytest.fixture
 def minutes(field: Field) -> Field:
     """A feed with windows of a minute that are closed at once."""
-    return field.with_settings(window="{length: 1m, settle: 1s, max_skew: 5m}")
+    return field.with_settings(window="{length: 1m, grace: 1s, max_skew: 5m}")
 
 
 def by_clock(field: Field, ahead: str) -> None:

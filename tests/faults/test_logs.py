@@ -251,7 +251,7 @@ def test_a_transaction_that_nobody_knows_of(field: Field) -> None:
 
 def test_a_transactional_producer_that_lags(field: Field) -> None:
     """Markers carry the brokers' clock, and Kafka's look-up by time takes them for records: here of every minute."""
-    field.settings["window"] = "{length: 1m, settle: 1s}"
+    field.settings["window"] = "{length: 1m, grace: 1s}"
     draw = drawn(field)
     for seconds in range(900, 0, -100):
         logs.lagging(field, seconds, draw)

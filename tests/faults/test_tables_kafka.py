@@ -42,7 +42,7 @@ def _feed(place: Place, kind: str) -> Feed:
         format="json",
         schema="{id: int64 not null, amount: int32}",
         policies="{quarantine_limit: {share: 1.0}}",
-        window="{length: 1m, settle: 0s}",
+        window="{length: 1m, grace: 0s}",
         table=f"{{{iceberg if kind == 'iceberg' else 'delta: {}'}, quarantine: true}}",
     )
 

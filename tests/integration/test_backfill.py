@@ -52,7 +52,7 @@ class Machine(Place):
 
     def feed(self, name: str = "orders", **settings: Any) -> Feed:
         own = {} if self.lake else {"lake": str(self.shared)}
-        return super().feed(name, window="{length: 1m, settle: 0s}", **own, **settings)
+        return super().feed(name, window="{length: 1m, grace: 0s}", **own, **settings)
 
     @property
     def named(self) -> tuple[str, str]:

@@ -94,7 +94,7 @@ def book() -> Book:
         (7, Class.QUARANTINED, "memory://quarantined/7.parquet; bad: bad: bad"),
         (
             9,
-            Class.INVISIBLE,
+            Class.NO_RECORD,
             "a control record or in an aborted transaction (slice orders:0:5-12 has 1 control, 1 aborted)",
         ),
         (13, Class.DROPPED, "dropped by the feed's on_undecodable"),

@@ -282,12 +282,17 @@ def test_start_has_no_default(write: Write, text: str) -> None:
         ({"window": "90s"}, "window.length: does not divide an hour"),
         ({"window": "45m"}, "window.length: does not divide an hour"),
         ({"window": "90m"}, "window.length: does not divide an hour"),
-        ({"window": {"settle": "soon"}}, "window.settle: "),
+        ({"window": {"grace": "soon"}}, "window.grace: "),
+        ({"window": {"grace": "1m", "settle": "1m"}}, "window: `settle` is the old name of `grace`: remove it"),
         ({"window": {"lenght": "1h"}}, "window.lenght: is unknown\n  → did you mean `length`?"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_by_file_key_and_remedy(write: Write, changes: dict[str, Any], complaint: str) -> None:
     assert complaint in refused(write(**changes))
+
+
+def test_the_grace_period_is_read_under_its_name_of_version_0_1(write: Write) -> None:
+    assert load_feed(write(window={"settle": "3m"}), {}).window.grace == 180_000
 
 
 @pytest.mark.parametrize(
