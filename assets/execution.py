@@ -78,14 +78,14 @@ def _run_one(
 ) -> RunResult:
     run_id = str(uuid.uuid4())
     feed, result = RunSession(project).feed(name), RunResult(name, run_id)
-    with _attended(project, run_id) as (instance, cancel):
+    with _hold_instance(project, run_id) as (instance, cancel):
         session = RunSession(project, open_ports, report=report, on_interrupt=cancel, result=result)
-        job, how = _job(project, feed, session, request, skip)
-        with _canceled_by_interrupt(instance, run_id):
+        job, how = _build_job(project, feed, session, request, skip)
+        with _cancel_on_interrupt(instance, run_id):
             done = job.execute_in_process(
                 **how, instance=instance, raise_on_error=False, run_id=run_id, tags={FEED_TAG: feed.name}
             )
-            result.error = _error(run_id, result, done)
+            result.error = _get_error(run_id, result, done)
     return result
 
 
@@ -97,19 +97,19 @@ def _run_alike(
     open_ports: OpenPorts,
 ) -> Mapping[str, RunResult]:
     run_id = str(uuid.uuid4())
-    with _attended(project, run_id) as (instance, cancel):
+    with _hold_instance(project, run_id) as (instance, cancel):
         fleet = Fleet(RunSession(project, open_ports, on_interrupt=cancel, files=files), report_of=report_of)
-        with _canceled_by_interrupt(instance, run_id):
+        with _cancel_on_interrupt(instance, run_id):
             job, config = many_job(fleet), fleet_config(SHARED, requests) | _SILENT
             result = thread_executor.execute(job, config, instance, run_id)
-            if any(fleet.result(name).interrupted for name in requests) or _was_interrupted(result):
+            if any(fleet.result(name).interrupted for name in requests) or _is_interrupted(result):
                 raise KeyboardInterrupt
     unexplained = not result.success and not fleet.failed
-    other = _unexplained_failure(run_id, result) if unexplained else None
-    return {name: _result_of(run_id, name, fleet, other) for name in requests}
+    other = _build_unexplained(run_id, result) if unexplained else None
+    return {name: _build_result(run_id, name, fleet, other) for name in requests}
 
 
-def _result_of(run_id: str, name: str, fleet: Fleet, other: SluiceError | None) -> RunResult:
+def _build_result(run_id: str, name: str, fleet: Fleet, other: SluiceError | None) -> RunResult:
     result, error = fleet.result(name), fleet.error(name)
     if error is not None and not isinstance(error, SluiceError):
         error = Failed(
@@ -120,7 +120,7 @@ def _result_of(run_id: str, name: str, fleet: Fleet, other: SluiceError | None) 
 
 
 @contextmanager
-def _attended(project: Project, run_id: str) -> Iterator[tuple[dg.DagsterInstance, Callable[[str], None]]]:
+def _hold_instance(project: Project, run_id: str) -> Iterator[tuple[dg.DagsterInstance, Callable[[str], None]]]:
     """Opens the project's instance while this process holds the run's lock, with its signal of cancellation.
     Dead runs are told first."""
     home = prepare_home(project)
@@ -136,7 +136,7 @@ def _attended(project: Project, run_id: str) -> Iterator[tuple[dg.DagsterInstanc
 
 
 @contextmanager
-def _canceled_by_interrupt(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
+def _cancel_on_interrupt(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
     """A run that an interrupt ended outside its steps, where nothing could cancel it, is canceled, not failed."""
     try:
         yield
@@ -175,13 +175,13 @@ def run_report(project: Project, name: str, window: int, open_ports: OpenPorts =
             raise_on_error=False,
             run_id=run_id,
         )
-    if (error := _error(run_id, outcome, result)) is not None:
+    if (error := _get_error(run_id, outcome, result)) is not None:
         raise error
-    made = (e.step_materialization_data.materialization for e in result.get_asset_materialization_events())
-    return next(str(m.metadata["dagster/uri"].value) for m in made)
+    materializations = (e.step_materialization_data.materialization for e in result.get_asset_materialization_events())
+    return next(str(m.metadata["dagster/uri"].value) for m in materializations)
 
 
-def _job(
+def _build_job(
     project: Project, feed: Feed, session: RunSession, request: Request, skip: Skip | None
 ) -> tuple[dg.JobDefinition, dict[str, Any]]:
     """The job as the code location has it, with this run's session, and how to run it for the request.
@@ -190,41 +190,43 @@ def _job(
     """
     windows = partitions_of(feed, recall(project, feed.name), now())
     own = dg.Definitions(executor=dg.in_process_executor)
-    made = dg.Definitions.merge(
+    definitions = dg.Definitions.merge(
         feed_definitions(feed, AssetSpecs.of(feed), FeedTopics(topics_of(project, feed)), windows, session), own
     )
     window = None if request.window is None else show_window(request.window)
     if request == Request(RequestKind.WINDOW, window=request.window) and windows.has_partition_key(window or ""):
-        return made.resolve_job_def(land_job(feed.name)), {"partition_key": window, "run_config": _SILENT}
-    return made.resolve_job_def(catch_up_job(feed.name)), {"run_config": run_config(feed.name, request, skip) | _SILENT}
+        return definitions.resolve_job_def(land_job(feed.name)), {"partition_key": window, "run_config": _SILENT}
+    return definitions.resolve_job_def(catch_up_job(feed.name)), {
+        "run_config": run_config(feed.name, request, skip) | _SILENT
+    }
 
 
-def _error(run_id: str, result: RunResult, done: dg.ExecuteInProcessResult) -> SluiceError | None:
+def _get_error(run_id: str, result: RunResult, done: dg.ExecuteInProcessResult) -> SluiceError | None:
     """The error that ended the run. Raises KeyboardInterrupt, and any error that is not Sluice's."""
-    if result.interrupted or _was_interrupted(done):
+    if result.interrupted or _is_interrupted(done):
         raise KeyboardInterrupt
     if result.crash is not None:
         raise result.crash
-    return _unexplained_failure(run_id, done) if result.error is None and not done.success else result.error
+    return _build_unexplained(run_id, done) if result.error is None and not done.success else result.error
 
 
-def _was_interrupted(result: dg.ExecuteInProcessResult) -> bool:
+def _is_interrupted(result: dg.ExecuteInProcessResult) -> bool:
     """Whether Dagster was interrupted between the steps' bodies, which only events show."""
     data = (e.event_specific_data for e in result.all_events if e.is_failure)
     errors = (getattr(d, "error", None) or getattr(d, "error_info", None) for d in data)
-    return any(dg.DagsterExecutionInterruptedError.__name__ in _names(e) for e in errors)
+    return any(dg.DagsterExecutionInterruptedError.__name__ in _list_class_names(e) for e in errors)
 
 
-def _names(error: Any) -> Iterator[str]:
+def _list_class_names(error: Any) -> Iterator[str]:
     """The classes of an error and of what caused it."""
     while error is not None:
         yield error.cls_name or ""
         error = error.cause
 
 
-def _unexplained_failure(run_id: str, result: dg.ExecuteInProcessResult) -> Failed:
-    said = [e.message for e in result.all_events if e.is_failure and e.message]
+def _build_unexplained(run_id: str, result: dg.ExecuteInProcessResult) -> Failed:
+    messages = [e.message for e in result.all_events if e.is_failure and e.message]
     return Failed(
-        f"Dagster run {run_id} failed outside its steps: {said[-1] if said else 'it does not say why'}",
+        f"Dagster run {run_id} failed outside its steps: {messages[-1] if messages else 'it does not say why'}",
         remedy="the run's page in `sluice ui` shows its events; what was published stays published",
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import dagster as dg
 
-from sluice.assets.events.landed_metadata import breach_counts, column_schema
+from sluice.assets.events.landed_metadata import build_column_schema, count_breaches
 from sluice.assets.events.ledger_view import Judged, LedgerView
 from sluice.assets.specs.metadata_tables import Metadata, plain, table
 from sluice.pipelines.contract.catalogue import ENTRIES, Issue, text
@@ -64,7 +64,7 @@ def evaluate(books: LedgerView, window: int) -> Iterator[tuple[str, CheckResult]
     """Yields the result of each of the feed's checks for the landed part of a window."""
     names = list_checks(books.feed)
     groups = [name for name in names if name != SCHEMA_DRIFT]
-    judged = books.judged(window) if groups else ()
+    judged = books.read_judged(window) if groups else ()
     for name in groups:
         yield name, _evaluate_group(books, window, [j for j in judged if find_check(j.outcome.expectation) == name])
     if SCHEMA_DRIFT in names:
@@ -142,7 +142,7 @@ def _join(texts: Iterable[str]) -> str:
 
 
 def _describe_success(books: LedgerView, window: int, judged: Sequence[Judged]) -> str:
-    rows = sum(r.counts.landed + r.counts.quarantined for r in books.receipts_in(window))
+    rows = sum(r.counts.landed + r.counts.quarantined for r in books.list_receipts(window))
     if not judged:
         return "no expectation of this group applied to these rows" if rows else "nothing landed"
     recorded = [j.outcome for j in judged if not j.outcome.passed]
@@ -154,10 +154,10 @@ def _build_metadata(books: LedgerView, window: int, judged: Sequence[Judged]) ->
     quarantined = any(j.outcome.unexpected and j.outcome.quarantines for j in judged)
     return {
         "expectations": _build_table([j.outcome for j in judged]),
-        **breach_counts(judged),
+        **count_breaches(judged),
         "contract": ", ".join(dict.fromkeys(j.contract for j in judged)) or "none",
         **({"show_rows": _format_command(books.feed.name, window)} if quarantined else {}),
-        **_link_report(books.page(window)),
+        **_link_report(books.find_page(window)),
     }
 
 
@@ -202,13 +202,13 @@ def _build_row(o: ExpectationOutcome) -> dict[str, str | int]:
 
 
 def _evaluate_drift(books: LedgerView, window: int) -> CheckResult:
-    receipts = books.receipts_in(window)
+    receipts = books.list_receipts(window)
     drifts = sum_drift(receipts)
     return {
         "passed": not drifts,
         "severity": dg.AssetCheckSeverity.WARN,
         "description": plain(_join(map(describe_drift, drifts))) if drifts else "all records match the schema",
-        "metadata": build_drift_metadata(drifts, receipts) | column_schema(books, receipts),
+        "metadata": build_drift_metadata(drifts, receipts) | build_column_schema(books, receipts),
     }
 
 

@@ -11,17 +11,19 @@ from dataclasses import dataclass, replace
 import dagster as dg
 
 from sluice.assets.checks import contract_checks
-from sluice.assets.checks.contract_checks import CheckResult
-from sluice.assets.events.audit_metadata import (
-    PartitionStanding,
-    failures_metadata,
-    live_metadata,
-    standings,
-    standings_metadata,
+from sluice.assets.checks.check_metadata import (
+    PartitionBehind,
+    PartitionGaps,
+    build_behind_metadata,
+    build_failures_metadata,
+    build_gaps_metadata,
+    build_health_metadata,
+    build_live_metadata,
+    find_behind,
+    find_gaps,
 )
-from sluice.assets.events.committed_metadata import PartitionBehind, behind, behind_metadata
+from sluice.assets.checks.contract_checks import CheckResult
 from sluice.assets.events.ledger_view import LedgerView
-from sluice.assets.events.watch_metadata import watch_metadata
 from sluice.assets.instance import internals
 from sluice.assets.specs.metadata_tables import plain
 from sluice.pipelines.batch.result import Landed
@@ -118,15 +120,15 @@ def evaluate_feed(
 
 def check_gaps(books: LedgerView, landed: Landed | None = None, run: str = "") -> CheckResult:
     """Returns whether all requested records landed, and no partition has gaps. `landed`: the result of `run`."""
-    partitions, failed = standings(books), count_failures(landed) if landed else 0
-    open_ = [s for s in partitions if not s.whole]
+    partitions, failed = find_gaps(books), count_failures(landed) if landed else 0
+    open_ = [s for s in partitions if not s.is_complete]
     return {
         "passed": not failed and not open_,
         "severity": dg.AssetCheckSeverity.ERROR if failed else dg.AssetCheckSeverity.WARN,
         "description": describe_failures(failed) if failed else _describe_gaps(partitions, len(open_)),
-        "metadata": standings_metadata(partitions)
-        | live_metadata(books, run)
-        | (failures_metadata(landed) if landed else {}),
+        "metadata": build_gaps_metadata(partitions)
+        | build_live_metadata(books, run)
+        | (build_failures_metadata(landed) if landed else {}),
     }
 
 
@@ -139,7 +141,7 @@ def describe_failures(failed: int) -> str:
     return f"{failed} requested slices or partitions did not land; they stay pending"
 
 
-def _describe_gaps(partitions: list[PartitionStanding], open_: int) -> str:
+def _describe_gaps(partitions: list[PartitionGaps], open_: int) -> str:
     if open_:
         total = many(len(partitions), "partition")
         return f"{open_} of {total} have gaps between landed offsets, or offsets that an unfinished batch reserves"
@@ -151,12 +153,12 @@ def _describe_gaps(partitions: list[PartitionStanding], open_: int) -> str:
 
 def check_committed(books: LedgerView, window: int) -> CheckResult:
     """Returns whether the committed offsets have passed the window in all partitions."""
-    lagging = behind(books, window)
+    lagging = find_behind(books, window)
     return {
         "passed": not lagging,
         "severity": dg.AssetCheckSeverity.WARN,
-        "description": _describe_lagging(lagging, sum(books.untried(b.key) for b in lagging)),
-        "metadata": behind_metadata(lagging),
+        "description": _describe_lagging(lagging, sum(books.is_untried(b.key) for b in lagging)),
+        "metadata": build_behind_metadata(lagging),
     }
 
 
@@ -204,5 +206,5 @@ def check_health(watched: WatchResult) -> CheckResult:
         "passed": first is None,
         "severity": dg.AssetCheckSeverity.ERROR if severe else dg.AssetCheckSeverity.WARN,
         "description": plain(f"{first}{more}") if first else "no findings",
-        "metadata": watch_metadata(watched),
+        "metadata": build_health_metadata(watched),
     }

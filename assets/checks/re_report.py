@@ -29,15 +29,15 @@ Again = Callable[[dg.DagsterInstance, LedgerView, Sequence[int]], Iterator[Any]]
 """Yields the last events of a failing run, for its partitions."""
 
 
-def landed_again(instance: dg.DagsterInstance, books: LedgerView, windows: Sequence[int]) -> Iterator[Any]:
+def report_landed_again(instance: dg.DagsterInstance, books: LedgerView, windows: Sequence[int]) -> Iterator[Any]:
     """Yields the complete windows again, and the feed's checks."""
     key, complete = books.keys.landed, [w for w in windows if books.is_complete(w)]
-    yield from (evidence.window_event(books, key, window, WHY) for window in complete)
+    yield from (evidence.build_window_event(books, key, window, WHY) for window in complete)
     yield from feed_checks.evaluate_windows(instance, books, key, complete)
     yield feed_checks.evaluate_feed(instance, key, NO_GAPS, feed_checks.check_gaps(books))
 
 
-def committed_again(instance: dg.DagsterInstance, books: LedgerView, windows: Sequence[int]) -> Iterator[Any]:
+def report_committed_again(instance: dg.DagsterInstance, books: LedgerView, windows: Sequence[int]) -> Iterator[Any]:
     """Yields the reported commits of complete windows again."""
     key, reported = books.keys.committed, list[int]()
     for window in windows:
@@ -55,7 +55,7 @@ def settle(instance: dg.DagsterInstance, feed: Feed, keys: Keys, open_books: Cal
 
     Idempotent. The ledger is read only if something is missing.
     """
-    unreported = unsettled_windows(instance, feed, keys)
+    unreported = find_unreported_windows(instance, feed, keys)
     planned = internals.planned_evaluations(instance, _list_feed_checks(keys), ())
     if not planned and not any(unreported.values()):
         return set()
@@ -67,9 +67,9 @@ def settle(instance: dg.DagsterInstance, feed: Feed, keys: Keys, open_books: Cal
     return set().union(*reported.values())
 
 
-def unsettled_windows(instance: dg.DagsterInstance, feed: Feed, keys: Keys) -> dict[dg.AssetKey, set[int]]:
+def find_unreported_windows(instance: dg.DagsterInstance, feed: Feed, keys: Keys) -> dict[dg.AssetKey, set[int]]:
     """Returns, by asset, the windows that a run had planned to materialize and did not."""
-    assets = (*evidence.outputs(feed, keys), keys.committed)
+    assets = (*evidence.list_reported_assets(feed, keys), keys.committed)
     return {key: set(_parse_windows(internals.unmaterialized_partitions(instance, key))) for key in assets}
 
 
@@ -86,7 +86,7 @@ def _build_event(
 ) -> dg.AssetMaterialization | None:
     if key == books.keys.committed:
         return _read_last_commit(instance, books.keys, window)
-    return evidence.window_event(books, key, window, WHY)
+    return evidence.build_window_event(books, key, window, WHY)
 
 
 def _read_last_commit(instance: dg.DagsterInstance, keys: Keys, window: int) -> dg.AssetMaterialization | None:

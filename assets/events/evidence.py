@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import dagster as dg
 
-from sluice.assets.events.landed_metadata import batch_metadata, quarantine_metadata, window_metadata
+from sluice.assets.events.landed_metadata import build_batch_metadata, build_quarantine_metadata, build_window_metadata
 from sluice.assets.events.ledger_view import LedgerView, quarantines
 from sluice.assets.instance import internals
 from sluice.assets.specs.asset_specs import Keys
@@ -30,7 +30,7 @@ from sluice.pipelines.util.units import many, show_window
 VERSION = "dagster/data_version"
 
 
-def outputs(feed: Feed, keys: Keys) -> tuple[dg.AssetKey, ...]:
+def list_reported_assets(feed: Feed, keys: Keys) -> tuple[dg.AssetKey, ...]:
     """The assets that landing reports: the rows and, for feeds with a schema or contract, those that did not fit."""
     return (keys.landed, keys.quarantined) if quarantines(feed) else (keys.landed,)
 
@@ -38,63 +38,69 @@ def outputs(feed: Feed, keys: Keys) -> tuple[dg.AssetKey, ...]:
 # -- events of landed rows
 
 
-Told = Iterator[dg.AssetMaterialization]
+Events = Iterator[dg.AssetMaterialization]
 
 
-def landing_events(books: LedgerView, batches: Iterable[Batch], windows: Collection[int], why: str = "") -> Told:
+def build_landing_events(
+    books: LedgerView, batches: Iterable[Batch], windows: Collection[int], why: str = ""
+) -> Events:
     """The events of published batches and complete windows; none for a batch that one of these windows covers."""
-    whole = {(books.window_version(w), w) for w in windows}
+    covered = {(books.format_window_version(w), w) for w in windows}
     for batch in batches:
-        of = books.windows_of(batch)
-        if len(of) > 1 or not {(books.batch_version(batch), w) for w in of} <= whole:
-            yield _batch_event(books, batch, why)
+        of = books.list_windows(batch)
+        if len(of) > 1 or not {(books.format_batch_version(batch), w) for w in of} <= covered:
+            yield _build_batch_event(books, batch, why)
     for window in sorted(windows):
-        yield from (window_event(books, key, window, why) for key in outputs(books.feed, books.keys))
+        yield from (build_window_event(books, key, window, why) for key in list_reported_assets(books.feed, books.keys))
 
 
-def window_result(books: LedgerView, window: int) -> dg.MaterializeResult[None]:
+def build_window_result(books: LedgerView, window: int) -> dg.MaterializeResult[None]:
     """The step's result for the complete window that is the run's own partition."""
-    key, version = books.keys.landed, dg.DataVersion(books.window_version(window))
-    return dg.MaterializeResult(asset_key=key, metadata=_metadata_in(books, key, window), data_version=version)
+    key, version = books.keys.landed, dg.DataVersion(books.format_window_version(window))
+    return dg.MaterializeResult(asset_key=key, metadata=_build_metadata(books, key, window), data_version=version)
 
 
-def _batch_event(books: LedgerView, batch: Batch, why: str) -> dg.AssetMaterialization:
+def _build_batch_event(books: LedgerView, batch: Batch, why: str) -> dg.AssetMaterialization:
     return dg.AssetMaterialization(
         books.keys.landed,
         description=why or None,
-        metadata=batch_metadata(books, batch),
-        tags={VERSION: books.batch_version(batch)},
+        metadata=build_batch_metadata(books, batch),
+        tags={VERSION: books.format_batch_version(batch)},
     )
 
 
-def window_event(books: LedgerView, key: dg.AssetKey, window: int, why: str = "") -> dg.AssetMaterialization:
+def build_window_event(books: LedgerView, key: dg.AssetKey, window: int, why: str = "") -> dg.AssetMaterialization:
     """Returns the event of a complete window, from the ledger, the same in every run. `key`: one of `outputs`."""
     return dg.AssetMaterialization(
         key,
         partition=show_window(window),
         description=why or None,
-        metadata=_metadata_in(books, key, window),
-        tags={VERSION: books.window_version(window)},
+        metadata=_build_metadata(books, key, window),
+        tags={VERSION: books.format_window_version(window)},
     )
 
 
-def _metadata_in(books: LedgerView, key: dg.AssetKey, window: int) -> Metadata:
-    of = quarantine_metadata if key == books.keys.quarantined else window_metadata
+def _build_metadata(books: LedgerView, key: dg.AssetKey, window: int) -> Metadata:
+    of = build_quarantine_metadata if key == books.keys.quarantined else build_window_metadata
     return of(books, window)
 
 
 # -- events missing from the log
 
 
-def untold_batches(instance: dg.DagsterInstance, books: LedgerView) -> list[Batch]:
+def find_unreported_batches(instance: dg.DagsterInstance, books: LedgerView) -> list[Batch]:
     """Batches published since the last `<feed>/committed` that the event log does not know."""
-    return [b for b in _since(books.state, _last_reconciled(instance, books)) if not _is_recorded(instance, books, b)]
+    return [
+        b
+        for b in _list_published_since(books.state, _read_last_reconciled(instance, books))
+        if not _is_recorded(instance, books, b)
+    ]
 
 
-def untold_windows(instance: dg.DagsterInstance, books: LedgerView, key: dg.AssetKey) -> set[int]:
+def find_unreported_windows(instance: dg.DagsterInstance, books: LedgerView, key: dg.AssetKey) -> set[int]:
     """Complete windows for which the event log has no materialization of this asset."""
-    known = internals.materialized(instance, key) if books.complete else None
-    return set() if known is None else {w for w in books.complete if show_window(w) not in known}
+    reported = internals.materialized(instance, key) if books.complete else None
+    return set() if reported is None else {w for w in books.complete if show_window(w) not in reported}
 
 
 PORTION = 100
@@ -107,70 +113,70 @@ class Portion:
     """The windows that are told now, the newest ones, and those that are left to later runs."""
 
     windows: frozenset[int] = frozenset()
-    left: frozenset[int] = frozenset()
+    remaining: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, untold: Iterable[int], most: int | None) -> Portion:
+    def of(cls, unreported: Iterable[int], limit: int | None) -> Portion:
         """`most`: how many are told; None for all."""
-        newest = sorted(untold, reverse=True)
-        return cls(frozenset(newest[:most]), frozenset(() if most is None else newest[most:]))
+        newest = sorted(unreported, reverse=True)
+        return cls(frozenset(newest[:limit]), frozenset(() if limit is None else newest[limit:]))
 
     def describe(self, feed: str) -> str:
         """`Dagster does not know 720 windows of orders that have landed: …`; empty if none is left."""
-        if not self.left:
+        if not self.remaining:
             return ""
-        known, more = many(len(self.windows) + len(self.left), "window"), f"{len(self.left):,}"
+        total, more = many(len(self.windows) + len(self.remaining), "window"), f"{len(self.remaining):,}"
         return (
-            f"Dagster does not know {known} of {feed} that landed before: it is told of the newest"
+            f"Dagster does not know {total} of {feed} that landed before: it is told of the newest"
             f" {len(self.windows):,} now, and of the other {more} by the next runs. At once: sluice repair {feed}"
         )
 
 
 def roll_forward(
-    instance: dg.DagsterInstance, books: LedgerView, most: int | None = None, report: Reporter = lambda progress: None
+    instance: dg.DagsterInstance, books: LedgerView, limit: int | None = None, report: Reporter = lambda progress: None
 ) -> Portion:
     """Store the events that earlier runs left out: all batches that a commit rests on, the windows that these changed,
     and of the windows that Dagster does not know at all the newest `most` (None: all). A run still has to report the
     checks of the windows that were told: for a check and partition, Dagster keeps one evaluation for each run, and one
     without a run. Idempotent."""
-    batches = untold_batches(instance, books)
+    batches = find_unreported_batches(instance, books)
     runs = " and ".join({b.owner.run: b.owner.describe() for b in batches}.values()) or "a run"
-    why = f"rolled forward: {runs} ended before this was recorded here" if batches else TOLD_LATER
-    unknown = untold_windows(instance, books, books.keys.landed)
-    portion = Portion.of(unknown, most)
-    told = portion.windows | (books.complete_of(batches) - unknown)
-    for number, event in enumerate(landing_events(books, batches, told, why)):
-        report(Progress("tell", number, max(len(told) * len(outputs(books.feed, books.keys)), number)))
+    why = f"rolled forward: {runs} ended before this was recorded here" if batches else REPORTED_LATE
+    unknown = find_unreported_windows(instance, books, books.keys.landed)
+    portion = Portion.of(unknown, limit)
+    windows = portion.windows | (books.list_complete(batches) - unknown)
+    for number, event in enumerate(build_landing_events(books, batches, windows, why)):
+        report(Progress("tell", number, max(len(windows) * len(list_reported_assets(books.feed, books.keys)), number)))
         instance.report_runless_asset_event(event)
-    return Portion(told, portion.left)
+    return Portion(windows, portion.remaining)
 
 
-TOLD_LATER = "told from the ledger: this event log did not know the window, which landed before"
+REPORTED_LATE = "told from the ledger: this event log did not know the window, which landed before"
 
 
-def demand(instance: dg.DagsterInstance, books: LedgerView) -> None:
+def require_reported(instance: dg.DagsterInstance, books: LedgerView) -> None:
     """Raise Failed if any batch that a commit would cover has no stored materialization."""
-    if left_out := untold_batches(instance, books):
+    if missing := find_unreported_batches(instance, books):
         raise Failed(
             f"Dagster's event log holds no materialization of {books.feed.name}/landed for batch "
-            + ", ".join(str(b.id) for b in left_out[:10]),
+            + ", ".join(str(b.id) for b in missing[:10]),
             remedy="see that Dagster's storage takes events, then run again: nothing was committed",
         )
 
 
-def _since(state: State, reconciled: int | None) -> Iterable[Batch]:
+def _list_published_since(state: State, reconciled: int | None) -> Iterable[Batch]:
     since = state.last_mark if reconciled is None else reconciled
     return (b for b in state.batches.published_since(since) if not b.merges)
 
 
-def _last_reconciled(instance: dg.DagsterInstance, books: LedgerView) -> int | None:
+def _read_last_reconciled(instance: dg.DagsterInstance, books: LedgerView) -> int | None:
     """The ledger number in the last `<feed>/committed`; None if there is none of this ledger."""
     event = instance.get_latest_materialization_event(books.keys.committed)
-    said = event.asset_materialization if event else None
-    ledger, _, number = ((said.tags or {}).get(VERSION, "") if said else "").partition("/")
+    materialization = event.asset_materialization if event else None
+    ledger, _, number = ((materialization.tags or {}).get(VERSION, "") if materialization else "").partition("/")
     return int(number) if ledger == books.state.ledger_id and number.isdigit() else None
 
 
 def _is_recorded(instance: dg.DagsterInstance, books: LedgerView, batch: Batch) -> bool:
-    tags = {VERSION: books.batch_version(batch)}
+    tags = {VERSION: books.format_batch_version(batch)}
     return bool(instance.get_event_tags_for_asset(books.keys.landed, tags))

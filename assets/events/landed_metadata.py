@@ -23,44 +23,44 @@ from sluice.pipelines.status.batch_facts import BatchFacts
 from sluice.pipelines.status.broker_traffic import TopicTraffic
 
 
-def batch_metadata(view: LedgerView, batch: Batch) -> Metadata:
+def build_batch_metadata(view: LedgerView, batch: Batch) -> Metadata:
     """Returns the metadata of a published batch, the same for every run that records it."""
     facts = view.read_facts([batch])
     return {
         "dagster/uri": view.lake.locate(paths.visible_roots(view.feed.name)[0]),
-        "ranges": _ranges(facts),
-        **_amounts(facts),
-        **_rates(facts),
-        **_task_time(facts),
-        **_brokers(facts),
+        "ranges": _build_ranges(facts),
+        **_build_amounts(facts),
+        **_build_rates(facts),
+        **_build_task_time(facts),
+        **_build_brokers(facts),
         "slices_adopted": len(facts.adopted),
-        "slices_failed": len(view.entry(batch).failures),
-        **_provenance(view, batch),
+        "slices_failed": len(view.read_entry(batch).failures),
+        **_describe_batch(view, batch),
     }
 
 
-def window_metadata(view: LedgerView, window: int) -> Metadata:
+def build_window_metadata(view: LedgerView, window: int) -> Metadata:
     """Returns the metadata of a complete window, over all batches that landed it."""
-    batches = view.batches_in(window)
+    batches = view.list_batches(window)
     of_batches = view.read_facts(batches)
-    facts = BatchFacts(view.receipts_in(window), of_batches.traffic)
+    facts = BatchFacts(view.list_receipts(window), of_batches.traffic)
     return {
         "dagster/partition_row_count": facts.counts.landed,
         "dagster/uri": _locate(view, window, 0),
-        "boundaries": _boundaries(view, window, facts),
-        **_amounts(facts),
-        **_quality(view, window, facts),
-        **column_schema(view, facts.receipts),
-        **_rates(of_batches),
-        **_task_time(facts),
-        **_brokers(facts),
-        **_provenances(view, batches),
+        "boundaries": _build_boundaries(view, window, facts),
+        **_build_amounts(facts),
+        **_build_quality(view, window, facts),
+        **build_column_schema(view, facts.receipts),
+        **_build_rates(of_batches),
+        **_build_task_time(facts),
+        **_build_brokers(facts),
+        **_describe_batches(view, batches),
     }
 
 
-def quarantine_metadata(view: LedgerView, window: int) -> Metadata:
+def build_quarantine_metadata(view: LedgerView, window: int) -> Metadata:
     """Returns the metadata of a complete window's quarantine."""
-    facts = BatchFacts(view.receipts_in(window))
+    facts = BatchFacts(view.list_receipts(window))
     parts = [p for _, p in facts.parts(PartKind.QUARANTINED)]
     rows, records = sum(p.rows for p in parts), facts.counts.records
     return {
@@ -70,7 +70,7 @@ def quarantine_metadata(view: LedgerView, window: int) -> Metadata:
         "share": round(rows / records, 6) if records else 0.0,
         "bytes": sum(p.bytes for p in parts),
         "files": len({p.path for p in parts}),
-        "reasons": _reasons(view.lake, parts),
+        "reasons": _count_reasons(view.lake, parts),
     }
 
 
@@ -80,11 +80,11 @@ def _locate(view: LedgerView, window: int, root: int) -> str:
     return view.lake.locate(f"{paths.visible_roots(view.feed.name)[root]}/{folder}")
 
 
-def _quality(view: LedgerView, window: int, facts: BatchFacts) -> Metadata:
+def _build_quality(view: LedgerView, window: int, facts: BatchFacts) -> Metadata:
     """Returns numbers to plot: breaches of the contract, the share of quarantined rows, fields beyond the schema."""
     quality = Metadata()
     if view.feed.contract is not None:
-        quality |= breach_counts(view.judged(window))
+        quality |= count_breaches(view.read_judged(window))
     if quarantines(view.feed):
         quality["quarantined_share"] = round(facts.quarantined_share, 6)
     if view.feed.columns is not None:
@@ -92,7 +92,7 @@ def _quality(view: LedgerView, window: int, facts: BatchFacts) -> Metadata:
     return quality
 
 
-def breach_counts(judged: Sequence[Judged]) -> Metadata:
+def count_breaches(judged: Sequence[Judged]) -> Metadata:
     """Returns the share of values that broke an expectation; empty without expectations."""
     if not judged:
         return {}
@@ -100,16 +100,16 @@ def breach_counts(judged: Sequence[Judged]) -> Metadata:
     return {"unexpected": count, "unexpected_share": round(count / checked, 6) if checked else 0.0}
 
 
-def column_schema(view: LedgerView, receipts: Sequence[Receipt]) -> Metadata:
+def build_column_schema(view: LedgerView, receipts: Sequence[Receipt]) -> Metadata:
     """Returns the columns of the landed rows, by the newest of their shapes: it may have more than the feed's file."""
     names = {r.format for r in receipts}
     newest = next((n for n in reversed(view.state.shapes) if n in names), None)
-    if newest is None or (shape := view.shape(newest)) is None:
+    if newest is None or (shape := view.find_shape(newest)) is None:
         return {}
     return {"dagster/column_schema": columns_of(shape.landed, view.feed.descriptions, own=shape.columns is None)}
 
 
-def _reasons(lake: Lake, parts: Sequence[Part]) -> dg.TableMetadataValue:
+def _count_reasons(lake: Lake, parts: Sequence[Part]) -> dg.TableMetadataValue:
     """Returns refused rows by stage and reason, the most frequent first."""
     from sluice.pipelines.quarantine.limit import faults_of  # late: definitions load without it
 
@@ -125,7 +125,7 @@ def _reasons(lake: Lake, parts: Sequence[Part]) -> dg.TableMetadataValue:
     return table(rows, {"rows": "int"} | dict.fromkeys(names, "string"))
 
 
-def _amounts(facts: BatchFacts) -> Metadata:
+def _build_amounts(facts: BatchFacts) -> Metadata:
     return {
         "rows": facts.counts.landed,
         "bytes": facts.bytes,
@@ -138,7 +138,7 @@ def _amounts(facts: BatchFacts) -> Metadata:
     }
 
 
-def _rates(facts: BatchFacts) -> Metadata:
+def _build_rates(facts: BatchFacts) -> Metadata:
     """Returns the time from plan to publish, and the speed of the batches."""
     return {
         "seconds": facts.took / 1000,
@@ -147,7 +147,7 @@ def _rates(facts: BatchFacts) -> Metadata:
     }
 
 
-def _task_time(facts: BatchFacts) -> Metadata:
+def _build_task_time(facts: BatchFacts) -> Metadata:
     """Returns the time of tasks by activity, as in `sluice run --profile`; empty if no task read anything."""
     work = facts.task_time
     rows: list[dict[str, str | int | float]] = [
@@ -170,27 +170,27 @@ def _task_time(facts: BatchFacts) -> Metadata:
     }
 
 
-def _brokers(facts: BatchFacts) -> Metadata:
+def _build_brokers(facts: BatchFacts) -> Metadata:
     """Returns the requests to brokers, as in `sluice run --profile`; empty if there were none."""
     if not facts.traffic.brokers:
         return {}
-    whole = facts.all_brokers
+    totals = facts.all_brokers
     notes = {"brokers_noted": dg.MetadataValue.text("; ".join(facts.broker_notes))} if facts.broker_notes else {}
     return {
-        "fetches": float(whole.requests),
-        "fetched_bytes": float(whole.bytes),
-        **{f"fetch_{name}_ms": whole.latency.percentile_ms(share) for name, share in SHARES.items()},
-        "fetch_wait_seconds": whole.latency.total_us / 1e6,
-        "fetch_held_seconds": whole.held_us / 1e6,
-        "throttled_seconds": whole.throttle_ms / 1e3,
-        "leaders_moved": float(whole.moved),
-        "brokers": table([_broker(b) for b in facts.traffic.brokers], _BROKER),
-        "topics": table([_topic(t) for t in facts.topics], _TOPIC),
+        "fetches": float(totals.requests),
+        "fetched_bytes": float(totals.bytes),
+        **{f"fetch_{name}_ms": totals.latency.percentile_ms(share) for name, share in SHARES.items()},
+        "fetch_wait_seconds": totals.latency.total_us / 1e6,
+        "fetch_held_seconds": totals.held_us / 1e6,
+        "throttled_seconds": totals.throttle_ms / 1e3,
+        "leaders_moved": float(totals.moved),
+        "brokers": table([_build_broker_row(b) for b in facts.traffic.brokers], _BROKER),
+        "topics": table([_build_topic_row(t) for t in facts.topics], _TOPIC),
         **notes,
     }
 
 
-def _broker(b: BrokerTraffic) -> dict[str, str | int | float]:
+def _build_broker_row(b: BrokerTraffic) -> dict[str, str | int | float]:
     return {
         "broker": f"{b.node} {b.address}".strip(),
         "fetches": b.requests,
@@ -212,7 +212,7 @@ _BROKER = (
 )
 
 
-def _topic(t: TopicTraffic) -> dict[str, str | int | float]:
+def _build_topic_row(t: TopicTraffic) -> dict[str, str | int | float]:
     return {
         "topic": t.topic,
         "records": t.records,
@@ -224,7 +224,7 @@ def _topic(t: TopicTraffic) -> dict[str, str | int | float]:
 _TOPIC = {"topic": "string", "records": "int", "mb": "float", "behind": "int"}
 
 
-def _provenance(view: LedgerView, batch: Batch) -> Metadata:
+def _describe_batch(view: LedgerView, batch: Batch) -> Metadata:
     batch = view.ledger.recall(batch)
     return {
         "batch": batch.id,
@@ -236,31 +236,31 @@ def _provenance(view: LedgerView, batch: Batch) -> Metadata:
     }
 
 
-def _provenances(view: LedgerView, batches: Sequence[Batch]) -> Metadata:
+def _describe_batches(view: LedgerView, batches: Sequence[Batch]) -> Metadata:
     """Returns the newest batch's provenance, and the numbers of several batches."""
     if not batches:
         return {"batch": "none: nothing happened in this window", "ledger": view.state.ledger_id}
     several = {"batches": ", ".join(str(b.id) for b in batches)} if len(batches) > 1 else {}
-    return several | _provenance(view, batches[-1])
+    return several | _describe_batch(view, batches[-1])
 
 
-def _boundaries(view: LedgerView, window: int, facts: BatchFacts) -> dg.TableMetadataValue:
+def _build_boundaries(view: LedgerView, window: int, facts: BatchFacts) -> dg.TableMetadataValue:
     """Returns the window's offsets in each partition, by class."""
     ranges = {k: windows.find_range(view.state, k, window, view.feed.window) for k in sorted(view.state.origins)}
     by_key = facts.group(lambda r: r.slice.key)
-    return _range_table([(k, r, by_key.get(k, BatchFacts(()))) for k, r in ranges.items() if r is not None])
+    return _build_range_table([(k, r, by_key.get(k, BatchFacts(()))) for k, r in ranges.items() if r is not None])
 
 
-def _ranges(facts: BatchFacts) -> dg.TableMetadataValue:
+def _build_ranges(facts: BatchFacts) -> dg.TableMetadataValue:
     """Returns the landed offset ranges, by class. Receipts without a gap between them are one range."""
     by_key = sorted(facts.group(lambda r: r.slice.key).items())
     ranges = [
         (k, r, BatchFacts([x for x in f.receipts if r.meets(x.slice.range)])) for k, f in by_key for r in f.ranges
     ]
-    return _range_table(ranges)
+    return _build_range_table(ranges)
 
 
-def _range_table(ranges: Sequence[tuple[Key, Range, BatchFacts]]) -> dg.TableMetadataValue:
+def _build_range_table(ranges: Sequence[tuple[Key, Range, BatchFacts]]) -> dg.TableMetadataValue:
     rows: list[dict[str, str | int]] = [
         {
             "partition": str(key),

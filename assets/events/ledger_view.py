@@ -53,8 +53,8 @@ class LedgerView:
     @classmethod
     def open(cls, feed: Feed, ledger: Ledger, edges: Ports, keys: Keys | None = None) -> LedgerView:
         """`keys`: those under which Dagster shows the feed; by default those that nobody has translated."""
-        shown = keys or Keys.of(feed.name)
-        return cls(feed, ledger, edges.lake, ledger.read(), edges.clock(), edges.liveness, shown)
+        own_keys = keys or Keys.of(feed.name)
+        return cls(feed, ledger, edges.lake, ledger.read(), edges.clock(), edges.liveness, own_keys)
 
     @cached_property
     def live(self) -> tuple[Met, ...]:
@@ -80,8 +80,8 @@ class LedgerView:
         """The end of the contiguous accounted prefix of each current partition."""
         return self.state.frontiers()
 
-    def untried(self, key: Key) -> bool:
-        """Whether nothing was ever done about the first pending range of a partition: no batch is at work there, none
+    def is_untried(self, key: Key) -> bool:
+        """Whether nothing was ever done about the first range that a partition owes: no batch is at work there, none
         published anything in its windows, and nothing landed on both sides of it."""
         at, holes = self.frontiers[key], self.state.holes(key)
         pending = holes[0] if holes else Range(at, at + 1)
@@ -89,12 +89,12 @@ class LedgerView:
             return False
         return not any(p.window in self.state.published_in for p in windows.cut_at_boundaries(self.state, key, pending))
 
-    def ends(self, window: int) -> Mapping[Key, int | None]:
+    def find_ends(self, window: int) -> Mapping[Key, int | None]:
         """Where a window ends in each current partition; None until that is resolved."""
         ranges = {k: windows.find_range(self.state, k, window, self.feed.window) for k in self.frontiers}
         return {k: r.end if r else None for k, r in ranges.items()}
 
-    def ending(self, key: Key, after: int, until: int) -> range:
+    def find_ending_windows(self, key: Key, after: int, until: int) -> range:
         """The windows whose end in a partition is above the offset `after`, and not above `until`."""
         pinned, window = self.state.boundaries.get(key), self.feed.window
         if pinned is None:
@@ -102,106 +102,112 @@ class LedgerView:
         times = pinned.times[bisect_right(pinned.offsets, after) : bisect_right(pinned.offsets, until)]
         return range(window.start_of(times[0]) - window.length, times[-1], window.length) if times else range(0)
 
-    def entry(self, batch: Batch) -> PublishEntry:
+    def read_entry(self, batch: Batch) -> PublishEntry:
         """Returns the publish entry of a batch."""
         return self._read(batch).entry
 
     def read_facts(self, batches: Sequence[Batch]) -> BatchFacts:
         """Returns the facts of published batches together."""
-        entries = [(self.ledger.recall(b), self.entry(b)) for b in batches]
+        entries = [(self.ledger.recall(b), self.read_entry(b)) for b in batches]
         took = sum(max(entry.at - batch.planned_at, 1) for batch, entry in entries)
         receipts = [r for _, entry in entries for r in entry.receipts]
         return BatchFacts(receipts, sum((entry.traffic for _, entry in entries), Traffic()), took=took)
 
-    def batches_in(self, window: int) -> tuple[Batch, ...]:
+    def list_batches(self, window: int) -> tuple[Batch, ...]:
         """Returns the batches that landed in a window, in order, without merges."""
-        return tuple(b for b in self._publishing(window) if not b.merges)
+        return tuple(b for b in self._list_publishing(window) if not b.merges)
 
-    def receipts_in(self, window: int) -> list[Receipt]:
+    def list_receipts(self, window: int) -> list[Receipt]:
         """The receipts that count for the slices in a window, in log order."""
-        by_window = (self._read(b).receipts for b in self._publishing(window))
-        found = [r for held in by_window for w, receipts in held.items() if self._holds(window, w) for r in receipts]
-        return sorted(found, key=lambda r: (r.slice.key, r.slice.start))
+        by_window = (self._read(b).receipts for b in self._list_publishing(window))
+        current = [
+            r
+            for by_publication in by_window
+            for w, receipts in by_publication.items()
+            if self._contains(window, w)
+            for r in receipts
+        ]
+        return sorted(current, key=lambda r: (r.slice.key, r.slice.start))
 
-    def windows_of(self, batch: Batch) -> set[int | None]:
+    def list_windows(self, batch: Batch) -> set[int | None]:
         """The windows that a batch published in; None: outside windows."""
-        return {r.slice.window for r in self.entry(batch).receipts}
+        return {r.slice.window for r in self.read_entry(batch).receipts}
 
-    def complete_of(self, batches: Iterable[Batch]) -> set[int]:
+    def list_complete(self, batches: Iterable[Batch]) -> set[int]:
         """The complete windows that these published batches landed in."""
         start = self.feed.window.start_of
-        return {start(w) for b in batches for w in self.windows_of(b) if w is not None} & self.complete
+        return {start(w) for b in batches for w in self.list_windows(b) if w is not None} & self.complete
 
-    def shape(self, name: str) -> Shape | None:
+    def find_shape(self, name: str) -> Shape | None:
         """The shape behind a receipt's format; None if neither the feed nor the ledger knows it."""
         if name not in self._shapes:
             own = self.feed.shape
             self._shapes[name] = own if own.name == name else shape_named(self.ledger, self.state, name)
         return self._shapes[name]
 
-    def judged(self, window: int) -> Sequence[Judged]:
+    def read_judged(self, window: int) -> Sequence[Judged]:
         """The result of each expectation that a window was checked against, of one contract or of several."""
         if window not in self._judged:
             self._judged[window] = self._judge(window)
         return self._judged[window]
 
     def _judge(self, window: int) -> list[Judged]:
-        receipts = self.receipts_in(window)
-        contracts = {c.hash: c for r in receipts if (c := self._contract(r.format)) is not None}
-        found = []
+        receipts = self.list_receipts(window)
+        contracts = {c.hash: c for r in receipts if (c := self._find_contract(r.format)) is not None}
+        judged = []
         for hash_, contract in contracts.items():
-            entries = (e for e in self._deciding(window) if self._contract(e.receipts[0].format) == contract)
+            entries = (e for e in self._list_deciding(window) if self._find_contract(e.receipts[0].format) == contract)
             results = [x for e in entries for x in e.results]
-            found += [Judged(o, hash_) for o in contract_results(contract, receipts, results)]
-        return found
+            judged += [Judged(o, hash_) for o in contract_results(contract, receipts, results)]
+        return judged
 
-    def page(self, window: int) -> str | None:
+    def find_page(self, window: int) -> str | None:
         """Where the report of the last batch that landed in a window lies; None if there is none."""
-        batches = self.batches_in(window)
-        return self._page(batches[-1].id) if batches else None
+        batches = self.list_batches(window)
+        return self._find_batch_page(batches[-1].id) if batches else None
 
-    def _page(self, batch: int) -> str | None:
+    def _find_batch_page(self, batch: int) -> str | None:
         if batch not in self._pages:
             path = receipt_files.find_batch_page(self.lake, self.feed.name, batch)
             self._pages[batch] = None if path is None else self.lake.locate(path)
         return self._pages[batch]
 
-    def _contract(self, format_: str) -> Contract | None:
-        shape = self.shape(format_)
+    def _find_contract(self, format_: str) -> Contract | None:
+        shape = self.find_shape(format_)
         return shape.contract if shape else None
 
-    def _deciding(self, window: int) -> list[PublishEntry]:
+    def _list_deciding(self, window: int) -> list[PublishEntry]:
         """Returns the publish entries behind the current content of a window, the oldest first.
 
         Merging decides nothing: the batch that landed the rows counts, not the one that merged them.
         """
-        found, newer = [], dict[Key, tuple[Range, ...]]()
-        for entry in map(self.entry, reversed(self.batches_in(window))):
-            slices = [r.slice for r in entry.receipts if self._holds(window, r.slice.window)]
+        entries, newer = [], dict[Key, tuple[Range, ...]]()
+        for entry in map(self.read_entry, reversed(self.list_batches(window))):
+            slices = [r.slice for r in entry.receipts if self._contains(window, r.slice.window)]
             if any(subtract(s.range, newer.get(s.key, ())) for s in slices):
-                found.append(entry)
+                entries.append(entry)
             for s in slices:
                 newer[s.key] = union((*newer.get(s.key, ()), s.range))
-        return found[::-1]
+        return entries[::-1]
 
-    def batch_version(self, batch: Batch) -> str:
+    def format_batch_version(self, batch: Batch) -> str:
         return f"{self.state.ledger_id}/{batch.id}/{self.ledger.recall(batch).hash}"
 
-    def window_version(self, window: int) -> str:
+    def format_window_version(self, window: int) -> str:
         """A complete window's data version. It changes when another batch lands in the window, and only then."""
-        batches = self.batches_in(window)
-        return self.batch_version(batches[-1]) if batches else f"{self.state.ledger_id}/nothing"
+        batches = self.list_batches(window)
+        return self.format_batch_version(batches[-1]) if batches else f"{self.state.ledger_id}/nothing"
 
     @property
     def version(self) -> str:
         """The version of the ledger, up to its newest entry."""
         return f"{self.state.ledger_id}/{self.state.number - 1}"
 
-    def _holds(self, window: int, lay_in: int | None) -> bool:
+    def _contains(self, window: int, lay_in: int | None) -> bool:
         """Whether this window now holds what lay in a window: windows may have been shorter once."""
         return lay_in is not None and self.feed.window.start_of(lay_in) == window
 
-    def _publishing(self, window: int) -> list[Batch]:
+    def _list_publishing(self, window: int) -> list[Batch]:
         """The batches that published something in a window, in order."""
         within = windows.list_windows_within(self.state, window, self.feed.window)
         numbers = {n for w in within for n in self.state.published_in.get(w, ())}
@@ -216,7 +222,7 @@ class LedgerView:
         if batch.id not in self._entries:
             entry = self.ledger.publication(batch)
             self._entries[batch.id] = _PublishedBatch(
-                entry, _by_window(self.state.receipts(batch.published or 0, entry))
+                entry, _group_by_window(self.state.receipts(batch.published or 0, entry))
             )
         return self._entries[batch.id]
 
@@ -237,7 +243,7 @@ class _PublishedBatch:
     receipts: Mapping[int | None, Sequence[Receipt]]
 
 
-def _by_window(receipts: Sequence[Receipt]) -> Mapping[int | None, Sequence[Receipt]]:
+def _group_by_window(receipts: Sequence[Receipt]) -> Mapping[int | None, Sequence[Receipt]]:
     out: dict[int | None, list[Receipt]] = {}
     for r in receipts:
         out.setdefault(r.slice.window, []).append(r)

@@ -147,7 +147,7 @@ def executes(context: dg.OpExecutionContext | dg.AssetExecutionContext, key: dg.
     return key in context.job_def.asset_layer.executable_asset_keys and (steps is None or step in steps)
 
 
-def told_already(context: dg.AssetExecutionContext, key: dg.AssetKey) -> Iterator[object]:
+def report_without_results(context: dg.AssetExecutionContext, key: dg.AssetKey) -> Iterator[object]:
     """The results of a step over a range of partitions that reports each of them and its checks itself. Dagster would
     otherwise materialize all of them, with one metadata and one data version, those that are not complete as well."""
     yield dg.MaterializeResult(asset_key=key, metadata={SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION: True})

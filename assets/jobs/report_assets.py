@@ -120,7 +120,7 @@ def report_step(context: dg.AssetExecutionContext, session: RunSession, name: st
         feed, window = session.feed(report.feed), parse_window(context.partition_key)
         with session.open_ports(feed) as edges:
             books = LedgerView.open(feed, Ledger(edges.lake, feed.name, edges.clock), edges)
-            rows, version = _read_rows(books, window), f"{report.version}/{books.window_version(window)}"
+            rows, version = _read_rows(books, window), f"{report.version}/{books.format_window_version(window)}"
             began = time.monotonic()
             result = session.ask(report, rows)
             seconds = round(time.monotonic() - began, 3)

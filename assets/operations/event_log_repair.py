@@ -12,7 +12,7 @@ import dagster as dg
 
 from sluice.assets.checks import re_report
 from sluice.assets.events import evidence
-from sluice.assets.events.evidence import outputs
+from sluice.assets.events.evidence import list_reported_assets
 from sluice.assets.events.ledger_view import LedgerView
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Reporter
@@ -34,9 +34,12 @@ def _report_missing(
     instance: dg.DagsterInstance, books: LedgerView, report: Reporter, dry_run: bool
 ) -> Iterator[RepairFinding]:
     key = books.keys.landed
-    batches = evidence.untold_batches(instance, books)
-    again = books.complete_of(batches)  # reported again if they were reported for another batch
-    windows = {key: evidence.untold_windows(instance, books, key) | again for key in outputs(books.feed, books.keys)}
+    batches = evidence.find_unreported_batches(instance, books)
+    again = books.list_complete(batches)  # reported again if they were reported for another batch
+    windows = {
+        key: evidence.find_unreported_windows(instance, books, key) | again
+        for key in list_reported_assets(books.feed, books.keys)
+    }
     if not dry_run:
         evidence.roll_forward(instance, books, report=report)
         _report_quarantined(instance, books, windows.get(books.keys.quarantined, set()) - windows[key])
@@ -49,7 +52,7 @@ def _report_missing(
 
 
 def _settle_windows(instance: dg.DagsterInstance, books: LedgerView, dry_run: bool) -> Iterator[RepairFinding]:
-    unreported = re_report.unsettled_windows(instance, books.feed, books.keys)
+    unreported = re_report.find_unreported_windows(instance, books.feed, books.keys)
     if not dry_run:
         re_report.settle(instance, books.feed, books.keys, lambda: books)
     if names := tuple(show_window(w) for w in sorted(unreported[books.keys.landed] & books.complete)):
@@ -60,7 +63,7 @@ def _settle_windows(instance: dg.DagsterInstance, books: LedgerView, dry_run: bo
 def _report_quarantined(instance: dg.DagsterInstance, books: LedgerView, windows: set[int]) -> None:
     """Windows whose landed rows were reported by a run that ended before it reported their quarantine."""
     key = books.keys.quarantined
-    for event in evidence.landing_events(books, (), windows, "rolled forward by `sluice repair`"):
+    for event in evidence.build_landing_events(books, (), windows, "rolled forward by `sluice repair`"):
         if event.asset_key == key:
             instance.report_runless_asset_event(event)
 

@@ -13,12 +13,12 @@ import dagster as dg
 from sluice.assets.checks import feed_checks, re_report
 from sluice.assets.checks.feed_checks import FEED_HEALTH, OFFSETS_COMMITTED, build_evaluation
 from sluice.assets.events import evidence
-from sluice.assets.events.committed_metadata import commit_metadata
 from sluice.assets.events.evidence import Portion
 from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.instance import internals
 from sluice.assets.instance.instance import with_dagster_liveness
 from sluice.assets.runs.run_session import RunSession
+from sluice.assets.specs.metadata_tables import Metadata, table
 from sluice.assets.steps.table_step import sync_table
 from sluice.pipelines.committing.commit import CommitResult, CommitStatus
 from sluice.pipelines.errors import SluiceError
@@ -47,13 +47,13 @@ def commit_step(context: Context, session: RunSession, name: str) -> Events:
         raise
     if context.has_partition_key:
         window = parse_window(context.partition_key)
-        metadata = commit_metadata(books.feed.group, result)
+        metadata = _build_metadata(books.feed.group, result)
         yield dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(books.version))
         yield dg.AssetCheckResult(check_name=OFFSETS_COMMITTED, **feed_checks.check_committed(books, window))
         yield from _report_others(context, session, books, result, own=window)
     else:
         if isinstance(context, dg.AssetExecutionContext):
-            yield from internals.told_already(context, books.keys.committed)
+            yield from internals.report_without_results(context, books.keys.committed)
         yield from _report_committed(context, session, books, result)
     yield from sync_table(context, session, name)
     if not isinstance(context, dg.AssetExecutionContext):
@@ -152,7 +152,7 @@ def _commit_landed(
     run.report(Progress("commit"))
     books = open_books(session, feed, run.ledger, run.ports)
     evidence.roll_forward(context.instance, books, 0 if session.result.landed else evidence.PORTION)
-    evidence.demand(context.instance, books)
+    evidence.require_reported(context.instance, books)
     result = run.commit(changed)
     for moved in result.put_by_others:
         context.log.warning("%s: somebody else had committed %s, which landing has reached", moved.key, moved.after)
@@ -176,7 +176,7 @@ def _report_partitions_again(context: Context, session: RunSession, name: str) -
         feed = session.feed(name)
         if windows := partitions(context, feed):
             with session.open_ports(feed) as edges:
-                yield from report_again(context, session, feed, edges, windows, re_report.committed_again)
+                yield from report_again(context, session, feed, edges, windows, re_report.report_committed_again)
     except SluiceError as error:
         context.log.warning("the windows' commits could not be reported again: %s", error.message)
 
@@ -193,13 +193,13 @@ def _report_others(
 
     Also evaluate the check of windows that were just passed. `reported`: windows without their check yet."""
     key, landed = books.keys.committed, session.result.landed
-    unreported = evidence.untold_windows(context.instance, books, key) - {own}
+    unreported = evidence.find_unreported_windows(context.instance, books, key) - {own}
     mine = unreported & {*landed.windows} if landed else set()
     portion = Portion.of(unreported - mine, evidence.PORTION)
     windows = sorted(mine | portion.windows)
     for window in windows:
         yield _build_event(books, result, window)
-    evaluated = sorted({*reported, *windows, *(_find_passed(books, result) - portion.left)} - {own})
+    evaluated = sorted({*reported, *windows, *(_find_passed(books, result) - portion.remaining)} - {own})
     targets = internals.targets(context.instance, key, map(show_window, evaluated))
     for window in evaluated:
         yield build_evaluation(
@@ -211,12 +211,27 @@ def _build_event(books: LedgerView, result: CommitResult, window: int | None) ->
     return dg.AssetMaterialization(
         books.keys.committed,
         partition=None if window is None else show_window(window),
-        metadata=commit_metadata(books.feed.group, result),
+        metadata=_build_metadata(books.feed.group, result),
         tags={evidence.VERSION: books.version},
     )
 
 
+def _build_metadata(group: str, result: CommitResult) -> Metadata:
+    rows: list[dict[str, str | int]] = [
+        {"partition": str(m.key), "before": "none" if m.before is None else str(m.before), "after": m.after}
+        for m in result.offsets
+    ]
+    return {
+        "group": group,
+        "status": str(result.status),
+        "committed_offsets": sum(m.after for m in result.offsets),
+        **({"mark": result.mark} if result.mark >= 0 else {}),
+        **({"dead_letters": result.letters, "dead_letters_to": result.letters_to} if result.letters else {}),
+        "frontier": table(rows, {"partition": "string", "before": "string", "after": "int"}),
+    }
+
+
 def _find_passed(books: LedgerView, result: CommitResult) -> set[int]:
     """Complete windows that the committed offsets passed with this commit, in some partition."""
-    moved = (books.ending(m.key, m.before or 0, m.after) for m in result.offsets)
+    moved = (books.find_ending_windows(m.key, m.before or 0, m.after) for m in result.offsets)
     return {w for windows in moved for w in windows} & books.complete

@@ -15,13 +15,12 @@ from typing import Any, Protocol
 import dagster as dg
 
 from sluice.assets.checks import contract_checks, feed_checks, re_report
+from sluice.assets.checks.check_metadata import build_failures_metadata
 from sluice.assets.checks.contract_checks import CheckResult
 from sluice.assets.checks.feed_checks import ALL_LANDED, FEED_HEALTH, NO_GAPS, WINDOW_COMPLETE, build_evaluation
 from sluice.assets.events import evidence
-from sluice.assets.events.audit_metadata import failures_metadata
 from sluice.assets.events.evidence import Portion
 from sluice.assets.events.ledger_view import LedgerView
-from sluice.assets.events.topics_metadata import topic_metadata
 from sluice.assets.instance import internals
 from sluice.assets.instance.internals import executes
 from sluice.assets.runs.run_config import window_start
@@ -32,7 +31,7 @@ from sluice.assets.specs.partitions_def import now
 from sluice.assets.steps import commit_step
 from sluice.assets.steps.batch_reports import BatchReports, log_tasks
 from sluice.assets.steps.commit_step import Context, Events
-from sluice.assets.steps.observe_step import outlook_of, partitions_of, reader_of
+from sluice.assets.steps.observe_step import build_topic_metadata, outlook_of, partitions_of, reader_of
 from sluice.pipelines.batch.result import Landed, Skip
 from sluice.pipelines.batch.survey import open_ledger
 from sluice.pipelines.errors import BatchRefused, SluiceError, WindowOpen
@@ -79,7 +78,7 @@ def land_step(
         yield from internals.no_results(context, session.keys(name).landed)
         return
     if context.has_partition_key_range:
-        yield from internals.told_already(context, session.keys(name).landed)
+        yield from internals.report_without_results(context, session.keys(name).landed)
     if not executes(context, session.keys(name).committed):
         yield from commit_step.commit_in_landing_step(context, session, name)
 
@@ -129,7 +128,7 @@ class LandStep:
             try:
                 yield from self._land_or_commit(edges)
             except Exception as error:
-                yield from self._report_again(edges, re_report.committed_again)
+                yield from self._report_again(edges, re_report.report_committed_again)
                 yield commit_step.failed_event(self.context, self.session, self.feed.name, error)
                 raise
         return True
@@ -158,7 +157,7 @@ class LandStep:
             if isinstance(error, BatchRefused) and self._own is not None:
                 with internals.optional():
                     yield from self._report_refusal(edges, error, self._own)
-            yield from self._report_again(edges, re_report.landed_again)
+            yield from self._report_again(edges, re_report.report_landed_again)
             raise
         required = self._list_required(landed)
         if self._own is not None:
@@ -189,7 +188,7 @@ class LandStep:
         """Make requested windows red until they are complete, except open ones. Dagster does so for partitions."""
         if not self._windows and self.session.alone:
             return
-        keys, at = evidence.outputs(self.feed, self.session.keys(self.feed.name)), now()
+        keys, at = evidence.list_reported_assets(self.feed, self.session.keys(self.feed.name)), now()
         windows = [w for w in list_requested(self.feed, self.request)[: _PLANNED + 1] if w not in self._windows]
         planned = [show_window(w) for w in windows[:_PLANNED] if self.feed.window.is_closed(w, at)]
         internals.plan_partitions(self.context, keys, planned)
@@ -228,8 +227,12 @@ class LandStep:
         """Report the run's only partition, and its checks."""
         feed, key, complete = books.feed, books.keys.landed, books.is_complete(window)
         if complete:
-            yield evidence.window_result(books, window)
-            yield from (evidence.window_event(books, k, window) for k in evidence.outputs(feed, books.keys) if k != key)
+            yield evidence.build_window_result(books, window)
+            yield from (
+                evidence.build_window_event(books, k, window)
+                for k in evidence.list_reported_assets(feed, books.keys)
+                if k != key
+            )
         results = {name: check.evaluate(books, window) for name, check in feed_checks.WINDOW_CHECKS.items()}
         results |= {WINDOW_COMPLETE: _evaluate_completeness(complete, landed)}
         results |= {NO_GAPS: feed_checks.check_gaps(books, landed, self.context.run.run_id)}
@@ -304,9 +307,9 @@ class LandStep:
         """
         context, key, own = self.context, books.keys.landed, self._own
         batches = [books.state.batches[b.batch] for b in landed.batches if b.number is not None]
-        windows = {*landed.windows, *self._windows} & books.complete | books.complete_of(batches)
-        windows |= evidence.untold_windows(context.instance, books, key) - rolled.left
-        for event in evidence.landing_events(books, batches, windows):
+        windows = {*landed.windows, *self._windows} & books.complete | books.list_complete(batches)
+        windows |= evidence.find_unreported_windows(context.instance, books, key) - rolled.remaining
+        for event in evidence.build_landing_events(books, batches, windows):
             if own is None or event.partition != show_window(own):
                 yield from internals.to_yield(context, event)
         yield from feed_checks.evaluate_windows(context.instance, books, key, (windows | rolled.windows) - {own})
@@ -363,7 +366,7 @@ def _evaluate_completeness(complete: bool, landed: Landed) -> CheckResult:
     description = (
         feed_checks.describe_failures(failed) if failed else "it landed in part: the run ended at the feed's limits"
     )
-    return {"passed": False, "description": description, "metadata": failures_metadata(landed)}
+    return {"passed": False, "description": description, "metadata": build_failures_metadata(landed)}
 
 
 def _read_topics(context: Context, edges: Ports, landed: Landed, books: LedgerView) -> Events:
@@ -377,5 +380,5 @@ def _read_topics(context: Context, edges: Ports, landed: Landed, books: LedgerVi
         context.log.warning("the topics could not be observed after landing: %s", error.message)
         return
     for topic, partitions in sorted(states.items()):
-        metadata = topic_metadata(partitions, [reader_of(feed.name, state, topic, outlook)])
+        metadata = build_topic_metadata(partitions, [reader_of(feed.name, state, topic, outlook)])
         yield dg.AssetObservation(books.keys.topic(topic), metadata=metadata)

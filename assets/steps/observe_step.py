@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
 
-from sluice.assets.events.topics_metadata import TopicReader, topic_metadata
 from sluice.assets.runs.run_session import RunSession
+from sluice.assets.specs.metadata_tables import Metadata, table
 from sluice.pipelines.errors import UnknownTopic
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger, State
@@ -27,12 +28,12 @@ def observe_step(
 
     Kafka is that of the feed `owner`. Raises dagster.Failure for missing topics after reporting the others.
     """
-    find_key = session.keys(owner).topic
-    topics = {t: feeds for t, feeds in readers.items() if find_key(t) in context.selected_asset_keys}
+    topic_key = session.keys(owner).topic
+    topics = {t: feeds for t, feeds in readers.items() if topic_key(t) in context.selected_asset_keys}
     with session.step(context):
         partitions, readers_of = _read_topics(session, owner, topics)
         for topic, states in sorted(partitions.items()):
-            yield dg.ObserveResult(asset_key=find_key(topic), metadata=topic_metadata(states, readers_of[topic]))
+            yield dg.ObserveResult(asset_key=topic_key(topic), metadata=build_topic_metadata(states, readers_of[topic]))
         if missing := sorted(topics.keys() - partitions.keys()):
             raise UnknownTopic(f"no topic {', '.join(missing[:10])} in Kafka", remedy="create it, or fix the feed")
 
@@ -69,8 +70,56 @@ def outlook_of(edges: Ports, feed: Feed, state: State, topics: Topics) -> Outloo
     return look_ahead(feed, Ledger(edges.lake, feed.name, edges.clock), state, edges.cluster, partitions, now)
 
 
+@dataclass(frozen=True)
+class TopicReader:
+    """A feed that reads a topic, with its state by partition.
+
+    `frontiers`: the next offset to land. `ages`: the age (ms) of the oldest pending record, if known. `at_risk`: the
+    ranges that Kafka will delete before they land.
+    """
+
+    feed: str
+    frontiers: Mapping[int, int] = field(default_factory=dict)
+    ages: Mapping[int, int] = field(default_factory=dict)
+    at_risk: Sequence[str] = ()
+
+
 def reader_of(feed: str, state: State, topic: str, outlook: Outlook) -> TopicReader:
     frontiers = {k.partition: state.frontier(k) for k in state.known() if k.topic == topic}
     ages = {k.partition: age for k, age in outlook.ages().items() if k.topic == topic}
     at_risk = [r.describe(outlook.now) for r in outlook.at_risk if r.key.topic == topic]
     return TopicReader(feed, frontiers, ages, at_risk)
+
+
+def build_topic_metadata(partitions: Sequence[PartitionState], readers: Sequence[TopicReader]) -> Metadata:
+    """Returns a topic's state in Kafka, and the lag of each feed in offsets and in time."""
+    lags = {r.feed: [_compute_lag(p, r) for p in partitions] for r in readers}
+    rows: list[dict[str, str | int]] = [
+        {
+            "partition": p.partition,
+            "leader": p.leader,
+            "start": p.log_start,
+            "end": p.last_stable_offset,
+            **{f"lag of {feed}": lag[i] for feed, lag in lags.items()},
+        }
+        for i, p in enumerate(partitions)
+    ]
+    columns = dict.fromkeys(("partition", "leader", "start", "end", *(f"lag of {feed}" for feed in lags)), "int")
+    ages = {r.feed: age for r in readers if (age := _find_age(r, sum(lags[r.feed]))) is not None}
+    return {
+        "partitions": len(partitions),
+        "offsets": sum(p.last_stable_offset - p.log_start for p in partitions),
+        **{f"lag_{feed}": sum(lag) for feed, lag in lags.items()},
+        **{f"lag_seconds_{feed}": age / 1000 for feed, age in ages.items()},
+        **{f"at_risk_{r.feed}": "\n".join(r.at_risk) for r in readers if r.at_risk},
+        "log": table(rows, columns),
+    }
+
+
+def _compute_lag(p: PartitionState, reader: TopicReader) -> int:
+    return max(0, p.last_stable_offset - reader.frontiers.get(p.partition, p.log_start))
+
+
+def _find_age(reader: TopicReader, lag: int) -> int | None:
+    """Returns the age (ms) of the oldest pending record in the topic: 0 without any, None if unknown."""
+    return max(reader.ages.values(), default=None if lag else 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -220,4 +220,10 @@ def _run(run: UnderWay) -> dict[str, Any]:
 
 
 def _batch(batch: LeftBatch) -> dict[str, Any]:
-    return asdict(batch)
+    return {
+        "feed": batch.feed,
+        "batch": batch.batch,
+        "request": batch.request,
+        "kept": batch.progress,
+        "remedy": batch.remedy,
+    }

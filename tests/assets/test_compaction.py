@@ -65,13 +65,13 @@ def test_windows_that_are_asked_for(landed: World, instance: dg.DagsterInstance)
 
 def test_no_version_changes_and_nothing_is_told_again(landed: World, instance: dg.DagsterInstance) -> None:
     before = {k: versions(instance, k, H0) for k in (LANDED, COMMITTED)}
-    told, version = len(stored(instance, LANDED)), landed.books().window_version(hour(0))
+    told, version = len(stored(instance, LANDED)), landed.books().format_window_version(hour(0))
     assert compact(landed, instance).success
-    assert landed.books().window_version(hour(0)) == version
+    assert landed.books().format_window_version(hour(0)) == version
     assert landed.run(in_hour(2)).error is None, "the commit demands no event of a batch that only merged"
     assert {k: versions(instance, k, H0) for k in (LANDED, COMMITTED)} == before
     assert len(stored(instance, LANDED)) == told
-    assert len(landed.books().receipts_in(hour(0))) == 2
+    assert len(landed.books().list_receipts(hour(0))) == 2
 
 
 def test_a_window_told_after_it_was_compacted_names_who_landed_it(world: World, instance: dg.DagsterInstance) -> None:
@@ -96,4 +96,4 @@ def test_a_report_of_a_retired_window_is_refused(landed: World, instance: dg.Dag
     (failed,) = (e for e in result.all_node_events if e.is_step_failure)
     assert "was retired on" in str(failed.step_failure_data.error)
     assert landed.run(in_hour(0)).error is None
-    assert versions(instance, LANDED, H0)[-1] == landed.books().window_version(hour(0))
+    assert versions(instance, LANDED, H0)[-1] == landed.books().format_window_version(hour(0))

@@ -217,7 +217,7 @@ def test_a_window_is_judged_by_the_contract_that_it_was_held_against(
     assert after is not None
 
     books = world.books()
-    first, second = (books.judged(hour(h)) for h in range(2))
+    first, second = (books.read_judged(hour(h)) for h in range(2))
     assert [(j.outcome.unexpected, j.contract) for j in first] == [(0, before.hash), (6, before.hash)]
     assert [(j.outcome.unexpected, j.contract) for j in second] == [(2, after.hash)]
 

@@ -267,9 +267,9 @@ def test_rolled_forward_metadata_is_what_the_run_would_have_said(world: World, i
 def test_no_commit_without_the_evidence(world: World, instance: dg.DagsterInstance) -> None:
     world.land_unrecorded()
     with pytest.raises(Failed, match="no materialization of orders/landed for batch"):
-        evidence.demand(instance, world.books())
+        evidence.require_reported(instance, world.books())
     evidence.roll_forward(instance, world.books())
-    evidence.demand(instance, world.books())
+    evidence.require_reported(instance, world.books())
 
 
 def test_evidence_of_another_ledger_does_not_count(world: World, instance: dg.DagsterInstance) -> None:
@@ -277,7 +277,7 @@ def test_evidence_of_another_ledger_does_not_count(world: World, instance: dg.Da
     world.lake.files.clear()
     world.group.offsets.clear()
     world.land_unrecorded()
-    assert evidence.untold_batches(instance, world.books()) != []
+    assert evidence.find_unreported_batches(instance, world.books()) != []
 
 
 def test_a_held_group_fails_the_commit_only(world: World, instance: dg.DagsterInstance) -> None:

@@ -60,7 +60,7 @@ def write(world: World, **feeds: str) -> None:
 def texts(found: dg.AssetCheckEvaluation) -> list[tuple[str, str]]:
     """Findings with their ways out."""
     table = found.metadata.get("findings")
-    return [(r["finding"], r["way out"]) for r in cells(table.value)] if table else []
+    return [(r["finding"], r["remedy"]) for r in cells(table.value)] if table else []
 
 
 def numbers(found: dg.AssetCheckEvaluation) -> Mapping[str, Any]:

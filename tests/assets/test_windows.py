@@ -61,7 +61,7 @@ def test_a_window_is_a_run_of_its_partition(world: World, instance: dg.DagsterIn
     assert checks(instance, outcome.run_id, WINDOW_COMPLETE)[f"{DAY}00:00"].passed
     assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 25, P1: 25}
     assert checks(instance, outcome.run_id, OFFSETS_COMMITTED)[f"{DAY}00:00"].passed
-    evidence.demand(instance, world.books())
+    evidence.require_reported(instance, world.books())
 
 
 def test_a_boundary_that_was_searched_for_warns_in_the_windows_around_it(
@@ -88,8 +88,8 @@ def test_windows_in_any_order_are_committed_when_the_gap_closes(world: World, in
     assert cells(held.metadata["behind"].value)[0] == {
         "partition": "orders:0",
         "frontier": 25,
-        "end of the window": "75",
-        "held by": "window 2024-05-01T01:00, pending from offset 25 on",
+        "window_end": "75",
+        "waits_for": "window 2024-05-01T01:00, pending from offset 25 on",
     }
     assert f"{DAY}02:00" in windows(instance, COMMITTED), "committed is told of all the same"
     assert not checks(instance, late.run_id, NO_GAPS)[None].passed
@@ -305,7 +305,7 @@ def test_a_backfill_of_windows_in_a_row_is_one_run(
     asked = [dg.AssetCheckKey(LANDED, WINDOW_COMPLETE), dg.AssetCheckKey(COMMITTED, OFFSETS_COMMITTED)]
     assert planned_evaluations(instance, asked, of_day) == []
     assert stored(instance, COMMITTED) == []
-    evidence.demand(instance, world.books())
+    evidence.require_reported(instance, world.books())
 
 
 def test_of_a_backfill_that_fails_the_windows_that_are_complete_are_green(

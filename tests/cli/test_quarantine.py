@@ -174,7 +174,7 @@ def test_slices_that_are_left_alone_are_named_and_refuse(landed: World, tell: Te
     assert (told.code, len(told.document["unfit"])) == (3, 8)
     assert "was left alone: column amount is not in the schema any more" in told.text
     (landed.project.feeds_folder / "orders.yaml").write_text(_said(WIDER))
-    receipts = [r.slice for r in landed.books().receipts_in(landed.books().complete and min(landed.books().complete))]
+    receipts = [r.slice for r in landed.books().list_receipts(landed.books().complete and min(landed.books().complete))]
     _reserve(landed, receipts[0])
     told = tell(quarantine.replay, "orders", dry_run=True)
     assert (told.code, [b["window"] for b in told.document["busy"]]) == (3, [f"{DAY}T00:00"])
