@@ -213,11 +213,12 @@ def _get_column(rows: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def _list_coordinates(schema: pa.Schema) -> frozenset[str]:
-    return _TYPED if _choose_key(schema) in _TYPED else _RAW
+    """Returns the columns that are no part of a row's value. `schema` has the offset, but not always the key."""
+    return _TYPED if offset_column(schema) in _TYPED else _RAW
 
 
 def _choose_key(schema: pa.Schema) -> str:
-    return "kafka_key" if "kafka_key" in schema.names else "key"
+    return "kafka_key" if offset_column(schema) in _TYPED else "key"
 
 
 def _read_times(column: pa.Array) -> np.ndarray:
