@@ -154,10 +154,10 @@ def _as_sluice_error(error: Exception) -> SluiceError:
         return lacking
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename else ""
-        return Failed(f"{error.strerror or error}{where}", remedy="fix that and repeat")
+        return Failed(f"{error.strerror or error}{where}", remedy="fix it and run the command again")
     return Failed(
-        f"unforeseen {type(error).__name__}: {error}",
-        remedy="repeat with --debug for the traceback, and report it; to check the lake: sluice audit FEED --strict",
+        f"unexpected {type(error).__name__}: {error}",
+        remedy="report this bug with the traceback of --debug; to check the lake: sluice audit FEED --strict",
     )
 
 

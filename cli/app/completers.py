@@ -1,7 +1,7 @@
 """Completions of the shell after Tab: feeds, windows and topics.
 
 Promises: nothing is written, no error reaches the prompt, and an answer takes no longer than WAIT where Kafka is asked.
-Feeds come from the names of files, windows from the clock and from what the last run saw, the topics of a feed from its
+Feeds come from the names of files, windows from the clock and from state of the last run, the topics of a feed from its
 file. Only `init --topic` asks Kafka. Neither Dagster nor Spark is loaded.
 """
 

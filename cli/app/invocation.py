@@ -3,7 +3,8 @@
     @command(app)
     def plan(session: Session, feed: FeedName) -> int | None: ...
 
-The function gets a session instead of the common options and returns its exit code (None: 0).
+The function gets a session instead of the common options and returns its exit code (None: 0). A parameter whose type
+is a dataclass stands for several options, one for each field; see `cli.options`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from sluice.cli.app import completers
 from sluice.cli.terminal.output import CommandOutput, safe
@@ -44,18 +45,18 @@ ProjectFolder = Annotated[
     typer.Option(
         "--project",
         metavar="FOLDER",
-        help="The folder that holds feeds/, or one below it.",
+        help="The project: the folder with feeds/, or a folder below it.",
         show_default=False,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", metavar=" ", help="Print one JSON document instead of tables.")]
+Json = Annotated[bool, typer.Option("--json", metavar=" ", help="Print a JSON document instead of tables.")]
 Debug = Annotated[bool, typer.Option("--debug", metavar=" ", help="Show logs, and tracebacks of errors.")]
 LogFormat = Annotated[
     str | None,
     typer.Option(
         "--log-format",
         metavar="text|json",
-        help="How logs look on stderr and in the run's log.",
+        help="Format of logs on stderr and in the log of the run.",
         show_default=f"${logs.VARIABLE}, or text",
     ),
 ]
@@ -71,7 +72,7 @@ FeedName = Annotated[
     str,
     typer.Argument(
         metavar="FEED",
-        help="A feed's name, as in feeds/FEED.yaml.",
+        help="Name of a feed, as in feeds/FEED.yaml.",
         show_default=False,
         autocompletion=completers.complete_feeds,
     ),
@@ -192,8 +193,7 @@ class Session:
 
 
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Body], Body]:
-    """Register the function as a command of `app`; it gains `--project`, `--json`, `--debug`
-    and `--log-format`.
+    """Register the function as a command of `app`; it gains `--project`, `--json`, `--debug` and `--log-format`.
 
     Paragraphs of its docstring that begin with `$` are examples.
     """
@@ -209,24 +209,72 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[Body], Body]
             **options: Any,
         ) -> int | None:
             _log(debug, log_format)
-            return body(Session(context.obj, project, debug), **options)
+            return body(Session(context.obj, project, debug), **build_arguments(body, options))
 
-        run.__signature__ = _build_signature(body)  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in _build_signature(body).parameters.values()}
+        signature = _build_signature(_list_parameters(body))
+        run.__signature__ = signature  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
         del run.__wrapped__
-        app.command(name, help=_format_help(body), no_args_is_help=False)(run)
+        app.command(name, cls=Command, help=_format_help(body), no_args_is_help=False)(run)
         return body
 
     return register
 
 
-def _build_signature(body: Body) -> inspect.Signature:
-    own = [p for p in inspect.signature(body, eval_str=True).parameters.values() if p.name != "session"]
+def _build_signature(parameters: Iterable[inspect.Parameter]) -> inspect.Signature:
+    own = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters for option in _expand(p)]
     common = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         for name, (annotation, default) in _COMMON.items()
     ]
-    return inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + common)
+    return inspect.Signature(own + common)
+
+
+def _expand(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
+    """The parameter, or if its type is a dataclass, those of the fields."""
+    if not is_dataclass(parameter.annotation):
+        yield parameter
+        return
+    for field in _list_fields(parameter):
+        yield from _expand(field)
+
+
+def build_arguments(body: Body, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a command's function. Options that are missing keep their defaults.
+
+    Raises TypeError for an unknown option.
+    """
+    parameters = _list_parameters(body)
+    if unknown := options.keys() - _build_signature(parameters).parameters.keys():
+        raise TypeError(f"{body.__name__}() has no option {min(unknown)}")
+    return _build_arguments(parameters, options)
+
+
+def _build_arguments(parameters: Iterable[inspect.Parameter], options: Mapping[str, Any]) -> dict[str, Any]:
+    arguments: dict[str, Any] = {}
+    for parameter in parameters:
+        if isinstance(kind := parameter.annotation, type) and is_dataclass(kind):
+            arguments[parameter.name] = kind(**_build_arguments(_list_fields(parameter), options))
+        elif parameter.name in options:
+            arguments[parameter.name] = options[parameter.name]
+    return arguments
+
+
+def _list_parameters(body: Body) -> list[inspect.Parameter]:
+    return [p for p in inspect.signature(body, eval_str=True).parameters.values() if p.name != "session"]
+
+
+def _list_fields(parameter: inspect.Parameter) -> list[inspect.Parameter]:
+    hints = get_type_hints(parameter.annotation, include_extras=True)
+    return [
+        inspect.Parameter(
+            f.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if f.default is MISSING else f.default,
+            annotation=hints[f.name],
+        )
+        for f in fields(parameter.annotation)
+    ]
 
 
 def _format_help(body: Body) -> str:
@@ -246,7 +294,7 @@ def _log(debug: bool, log_format: str | None) -> None:
     """Logs go to stderr. Libraries' warnings about retries are dropped: Sluice reports the error, if any."""
     wanted = log_format or os.environ.get(logs.VARIABLE) or logs.FORMATS[0]
     if wanted not in logs.FORMATS:
-        raise UsageError(f"no log format {wanted!r}", remedy=f"one of {', '.join(logs.FORMATS)}")
+        raise UsageError(f"unknown log format {wanted!r}", remedy=f"use --log-format {' or '.join(logs.FORMATS)}")
     if log_format:
         os.environ[logs.VARIABLE] = log_format  # for what this process starts
     handler: logging.Handler = logging.StreamHandler()
@@ -267,11 +315,34 @@ SECTIONS = {
     "Kafka": ("offsets", "groups", "acls", "republish", "kafka", "produce"),
     "More": ("docs", "demo", "completion", "pack"),
 }
-"""A command that is in none of them is shown under the last."""
+"""Commands by section. Any other command is shown in the last section."""
+
+
+class Command(TyperCommand):
+    """A command whose help shows arguments by their metavars: `FEED`, or `[FEED]` if it is optional."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = (p for p in self.get_params(ctx) if p.param_type_name == "argument")
+        return ["[OPTIONS]", *map(_format_argument, arguments)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        for title, kind in (("Arguments", "argument"), ("Options", "option")):
+            parameters = [p for p in self.get_params(ctx) if p.param_type_name == kind]
+            rows = [row for p in parameters if (row := p.get_help_record(ctx))]
+            if kind == "argument":  # without the type
+                rows = [(str(p.metavar), text) for p, (_, text) in zip(parameters, rows, strict=True)]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+def _format_argument(argument: Any) -> str:
+    name = f"{argument.metavar}..." if argument.nargs != 1 else str(argument.metavar)
+    return name if argument.required else f"[{name}]"
 
 
 class CommandGroup(TyperGroup):
-    """A group of commands, whose help has each one's sentence whole, however narrow the terminal is."""
+    """A group of commands. Its help shows the first sentence of each in full, on any terminal."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         self._section(formatter, "Commands", self._shown(ctx))
@@ -287,8 +358,14 @@ class CommandGroup(TyperGroup):
                 formatter.write_dl(rows)
 
 
+def make_group(text: str, *examples: str) -> typer.Typer:
+    """Returns a group of commands with a help text and example commands."""
+    text = "\n".join((f"{text}\n\n\b", *(f"$ {example}" for example in examples)))
+    return typer.Typer(cls=CommandGroup, help=text, no_args_is_help=True)
+
+
 class Menu(CommandGroup):
-    """The group of all commands, whose help has them in sections."""
+    """The group of all commands. Its help lists them in sections."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         commands = self._shown(ctx)

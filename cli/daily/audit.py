@@ -7,8 +7,8 @@ It compares ledger and files; with `--rescan` also Kafka itself; with `--strict`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
@@ -39,38 +39,50 @@ def register(app: typer.Typer) -> None:
     command(app)(audit)
 
 
+@dataclass(frozen=True, slots=True)
+class AuditOptions:
+    """The checks of an audit, as typed."""
+
+    rescan: Annotated[bool, typer.Option("--rescan", help="Read every offset from Kafka again and compare.")] = False
+    hashes: Annotated[bool, typer.Option("--hashes", help="Read every file again and check its SHA-256.")] = False
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="--rescan and --hashes, and check committed offsets, topic ids and manifests."),
+    ] = False
+    everything: Annotated[
+        bool, typer.Option("--all", help="Check everything again, including files that earlier audits checked.")
+    ] = False
+
+    @property
+    def any(self) -> bool:
+        return self.rescan or self.hashes or self.strict or self.everything
+
+
 def audit(
     session: Session,
     feed: FeedName,
-    rescan: Annotated[bool, typer.Option("--rescan", help="Read everything from Kafka again and compare.")] = False,
-    hashes: Annotated[bool, typer.Option("--hashes", help="Read every file again and check its SHA-256.")] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="All of these, and check committed offsets, topic ids and manifests.")
-    ] = False,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Check everything again, including parts that earlier audits proved.")
-    ] = False,
+    *,
+    options: AuditOptions,
     republished_as: Annotated[
         str | None,
         typer.Option(
             "--republished",
             metavar="NAME",
-            help="Compare what this republish sent with the lake, value by value, instead.",
+            help="Compare the records of this republish with the lake, value by value, instead.",
             show_default=False,
         ),
     ] = None,
-    of_table: Annotated[bool, typer.Option("--table", help="Compare the feed's table with the ledger, too.")] = False,
+    of_table: Annotated[bool, typer.Option("--table", help="Also compare the feed's table with the ledger.")] = False,
 ) -> int:
     """Prove that every offset is accounted for.
 
     Each offset must be accounted for exactly once, and each file must match the ledger. Exit 1 if they do not
-    reconcile. What an earlier audit of the same kind looked at, and whose files a listing shows as they were, is
-    not opened again, unless --all asks for it. Without --rescan, Kafka is not asked. With --strict, committed offsets
-    must agree with the ledger, topics with their ids, and manifests with the windows; what Kafka no longer holds is
-    listed.
+    reconcile. Files that an earlier audit of the same kind checked, and that a listing shows unchanged, are not opened
+    again without --all. Without --rescan, Kafka is not read. With --strict, committed offsets must agree with the
+    ledger, topics with their ids, and manifests with the windows; offsets that Kafka no longer has are listed.
 
-    With --republished, the target of a republish is held against the lake instead: every row must be there once, in
-    order, for readers of committed records.
+    With --republished, it compares the target topic of a republish with the lake instead: readers of committed records
+    must see every row once, in order.
 
     $ sluice audit orders
     $ sluice audit orders --all
@@ -81,25 +93,17 @@ def audit(
     """
     definition = session.feed(feed)
     if republished_as is not None:
-        if rescan or hashes or strict or everything:
-            raise UsageError("--republished together with another option", remedy="run them one after the other")
+        if options.any:
+            raise UsageError("--republished together with another option", remedy="run two audits")
         return audit_republish(session, definition, republished_as)
-    options = AuditOptions(rescan or strict, hashes or strict, strict, everything)
+    if options.strict:
+        options = replace(options, rescan=True, hashes=True)
     report, more, unkept = _prove(session, definition, options)
     if of_table:
         report = replace(report, problems=report.problems + _of_table(session, definition))
     session.terminal.show(*view(report, rescanned=options.rescan, more=more, unkept=unkept))
     session.terminal.print_document(build_document(report) | ({"strict": _more(more)} if more else {}))
     return 0 if report.reconciled else 1
-
-
-class AuditOptions(NamedTuple):
-    """Which kinds of audit."""
-
-    rescan: bool = False
-    hashes: bool = False
-    strict: bool = False
-    everything: bool = False
 
 
 def _of_table(session: Session, feed: Feed) -> tuple[AuditProblem, ...]:
@@ -199,20 +203,22 @@ def view(
     out += [line for p in report.problems for line in _problem_view(p)]
     if again := sum(a.relanded for a in report.accounts):
         fixed = sum(a.fixed for a in report.accounts)
-        out.append(Text(f"  Of what landed, {count(again)} had been in quarantine, {count(fixed)} of them fixed."))
+        out.append(
+            Text(f"  {count(again)} of the landed records had been in quarantine, {count(fixed)} of them fixed.")
+        )
     if report.foreign:
         out += _foreign_view(report.foreign)
     out += _strict_view(more) if more else []
     out += _proven_view(report)
     if unkept:
-        out.append(warn(f"the next audit looks at everything again: {unkept.message}"))
+        out.append(warn(f"the next audit checks everything again: {unkept.message}"))
     out.append(_verdict(report, rescanned))
     return out
 
 
 def _foreign_view(files: Sequence[str]) -> list[RenderableType]:
     """The files of other writers of the feed's table."""
-    text = f"{many(len(files), 'file')} of another writer: old snapshots of the table name them"
+    text = f"{many(len(files), 'file')} of another writer, in old snapshots of the table"
     more = [f"… {len(files) - SHOWN} more"] if len(files) > SHOWN else []
     return [
         warn(f"{text}, and `sluice table sync` removes them once these have expired:"),
@@ -227,7 +233,7 @@ def _proven_view(report: AuditReport) -> list[Text]:
     first, last = (show_instant(at)[:10] for at in report.proven)
     when = f"on {first}" if first == last else f"from {first} to {last}"
     looked = f"{count(report.looked)} of {many(report.batches, 'batch', 'batches')}"
-    out = [Text(f"  Looked at {looked}; the others were proven {when}, `--all` looks at everything.")]
+    out = [Text(f"  Checked {looked}; earlier audits proved the others {when}. --all checks everything.")]
     if report.unlisted:
         whose, since = many(report.unlisted, "batch", "batches"), show_instant(report.seen)[:10]
         out.append(Text(f"  The files of {whose} were last listed on {since} or later."))
@@ -240,16 +246,16 @@ def _problem_view(p: AuditProblem) -> list[RenderableType]:
 
 
 def _strict_view(more: Strict) -> list[RenderableType]:
-    """What else was checked, and what could not be checked."""
+    """Describe further checks, and records that could not be checked."""
     counts = f"the committed offsets of {many(more.commits, 'partition')} and {many(more.windows, 'window')}"
     entries = many(more.recorded, "commit entry", "commit entries")
-    summary = f"  Held against the ledger: {counts}; against what was published before: {entries}."
+    summary = f"  Compared with the ledger: {counts}; with earlier publications: {entries}."
     out: list[RenderableType] = [Text(summary)]
     for u in more.unseen:
         ranges = ", ".join(map(str, u.ranges))
         out.append(warn(f"{u.key} {ranges}: {count(u.records)} records not compared with Kafka: {u.why}"))
     if more.expired:
-        out.append(warn(f"Kafka has no committed offset any more of {', '.join(map(str, more.expired))}"))
+        out.append(warn(f"Kafka no longer has committed offsets of {', '.join(map(str, more.expired))}"))
     return out
 
 
@@ -271,7 +277,7 @@ def _verdict(report: AuditReport, rescanned: bool) -> RenderableType:
         return good(f"no offset is accounted for yet: nothing has landed → sluice run {report.feed}")
     before = f", {count(report.compared_before)} by earlier audits" if report.compared_before else ""
     compared = f"; {count(report.compared)} records compared with Kafka, value by value{before}" if rescanned else ""
-    missing = f", {count(report.not_comparable)} no longer there to compare" if report.not_comparable else ""
+    missing = f", {count(report.not_comparable)} no longer in Kafka" if report.not_comparable else ""
     return good(f"reconciled: every offset from origin to frontier in exactly one class{compared}{missing}")
 
 
@@ -353,17 +359,17 @@ def _republish_view(report: RepublishAudit) -> Iterator[RenderableType]:
     )
     if report.findings:
         rows = [[f.old, f.new, f.text] for f in report.findings]
-        yield table(["old", "new", "what is wrong"], limit_rows(rows, report.found))
+        yield table(["old", "new", "problem"], limit_rows(rows, report.found))
     if report.gone:
-        yield warn(f"{wishes.to} no longer keeps {many(report.gone, 'record')}: not compared")
+        yield warn(f"{wishes.to} no longer has {many(report.gone, 'record')}: not compared")
     if report.hidden:
-        yield warn(f"an open transaction of somebody else hides {many(report.hidden, 'record')}: audit again later")
+        yield warn(f"an open transaction of another client hides {many(report.hidden, 'record')}: audit again later")
     if report.replayed:
         yield warn(f"{many(report.replayed, 'row')} left the quarantine by a replay: not compared")
     if report.holds:
-        yield good("every row was sent once, in order, and what was compared is equal, value by value")
+        yield good("every row was sent once, in order, and compared values are equal")
     else:
-        yield bad(f"the target is not what the lake holds: {many(report.found, 'finding')}")
+        yield bad(f"the target differs from the lake: {many(report.found, 'finding')}")
 
 
 def _build_republish_document(report: RepublishAudit) -> dict[str, Any]:

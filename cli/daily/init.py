@@ -55,7 +55,7 @@ def init(
     session: Session,
     feed: Annotated[
         str | None,
-        typer.Argument(metavar="[FEED]", help="The new feed's name.", show_default="after the topic"),
+        typer.Argument(metavar="FEED", help="The new feed's name.", show_default="after the topic"),
     ] = None,
     bootstrap: Annotated[
         str | None,
@@ -234,7 +234,7 @@ def _start_local(session: Session, root: Path) -> None:
 
 def _choose_topic(session: Session, cluster: KafkaCluster, access: KafkaSettings, topic: str | None) -> str:
     """The topic to read. Raises UnknownTopic, UsageError."""
-    with session.terminal.working("asking Kafka"):
+    with session.terminal.working("querying Kafka"):
         listed = sorted(name for name in cluster.topics() if not name.startswith("__"))
     if topic is None and len(listed) == 1:
         topic = listed[0]

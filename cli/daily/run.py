@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import zip_longest
 from threading import Lock
@@ -19,8 +19,7 @@ from sluice.cli.app.invocation import OpenPorts, Session, command
 from sluice.cli.daily import run_view
 from sluice.cli.daily.run_view import FeedRuns, TimedRun
 from sluice.cli.options import window_options
-from sluice.cli.options.request_options import Offsets, Only, PerRun, Replace, WorkOptions
-from sluice.cli.options.window_options import From, To, Window
+from sluice.cli.options.request_options import WorkOptions
 from sluice.cli.shared import run_profile
 from sluice.cli.shared.other_batches import MetRecorder
 from sluice.cli.terminal.output import heading
@@ -50,28 +49,36 @@ _FEEDS_SHOWN = 4
 FeedNames = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="FEED…",
-        help="Feeds by name, as in feeds/FEED.yaml, or patterns.",
+        metavar="FEED",
+        help="Names of feeds, as in feeds/FEED.yaml, or patterns.",
         show_default=False,
         autocompletion=completers.complete_feeds,
     ),
 ]
 All = Annotated[bool, typer.Option("--all", metavar=" ", help="All feeds of the project, in one run.")]
 Profile = Annotated[
-    bool, typer.Option("--profile", help="Show where the time went: by stage, by activity of tasks, by broker.")
+    bool, typer.Option("--profile", help="Show the time spent: by stage, by activity of tasks, by broker.")
 ]
 SkipTo = Annotated[
     str | None,
     typer.Option(
         "--skip-to",
         metavar="latest|TIME",
-        help="Skip pending offsets, to the end or up to an ISO time with zone. Needs --reason.",
+        help="Skip pending offsets, to the end or up to an ISO time with zone; needs --reason.",
         show_default=False,
     ),
 ]
 Reason = Annotated[
     str | None, typer.Option("--reason", metavar="TEXT", help="The reason; the ledger keeps it.", show_default=False)
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class SkipOptions:
+    """Pending offsets to skip, as typed."""
+
+    skip_to: SkipTo = None
+    reason: Reason = None
 
 
 def register(app: typer.Typer) -> None:
@@ -82,28 +89,22 @@ def run(
     session: Session,
     feeds: FeedNames = None,
     everything: All = False,
-    offsets: Offsets = None,
-    only: Only = None,
-    window: Window = None,
-    start: From = None,
-    end: To = None,
-    replace: Replace = False,
-    per_run: PerRun = 1,
-    skip_to: SkipTo = None,
-    reason: Reason = None,
+    *,
+    options: WorkOptions,
+    skip: SkipOptions,
     profile: Profile = False,
 ) -> int:
     """Land pending offsets, publish them, and commit.
 
     Without options it catches up. It runs the feed's Dagster job on the project's instance, so the UI shows it.
-    Several windows are several runs, and one that fails does not stop the others.
+    Each window, or group of windows, is a run of its own; a failure does not stop the others.
 
-    Several feeds (--all, a list, or a pattern in quotes) are landed in one process and one run of Dagster, a few side
-    by side. A feed that fails stops no other; the end names it, and the exit code is that of the worst. fleet.yaml
-    bounds how many are at work at once (sluice docs many-feeds).
+    Several feeds (--all, a list, or a quoted pattern) land in one process and one Dagster run, a few at a time. A
+    failing feed does not stop the others; the exit code is the highest. fleet.yaml limits concurrency (sluice docs
+    many-feeds).
 
-    The next run finishes a run that died: nothing is read twice, and no row is visible twice. Windows and offsets may
-    lie below the origin. Where the feed's limits end a run, the next run goes on.
+    After a crash, the next run finishes the batch: no record is read twice, and no row is visible twice. Windows and
+    offsets may lie below the origin. If the feed's limits end a run, the next run continues.
 
     $ sluice run orders
     $ sluice run orders --window 2026-11-20T14
@@ -119,17 +120,16 @@ def run(
     """
     began = time.monotonic() - _measure_wait()
     names = choose_feeds(session.files, feeds or (), everything=everything)
-    if len(names) > 1 and (offsets or only or skip_to or reason or profile):
+    if len(names) > 1 and (options.offsets or options.only or skip.skip_to or skip.reason or profile):
         raise UsageError(
-            "options of one feed, for several",
-            remedy="several feeds catch up, or land windows: --window, --from, --to, --replace",
+            "options for a single feed, with several feeds",
+            remedy="run one feed, or use only --window, --from, --to and --replace",
         )
-    options = WorkOptions(offsets, only, window, start, end, replace, per_run)
     of_feeds = _make_requests(session, names, options)
-    skip = _skip(options, skip_to, reason)
+    skipped = _build_skip(options, skip.skip_to, skip.reason)
     broken = list(session.files.broken.values()) if everything else []
-    view = _RunView(session, of_feeds, in_lines=start is not None, profile=profile)
-    _run_all(session, of_feeds, skip, view)
+    view = _RunView(session, of_feeds, in_lines=options.windows.start is not None, profile=profile)
+    _run_all(session, of_feeds, skipped, view)
     took = time.monotonic() - began
     view.finish(took)
     for error in broken:
@@ -145,15 +145,15 @@ def choose_feeds(files: FeedFiles, names: Sequence[str], *, everything: bool) ->
     Raises UsageError for no feed, or both; FeedError for an unknown name or an invalid file.
     """
     if everything and names:
-        raise UsageError("--all together with names of feeds", remedy="give one of them")
+        raise UsageError("--all together with feeds", remedy="use either --all or names")
     if not everything and not names:
-        raise UsageError("no feed", remedy="name one or several, or all: sluice run --all")
+        raise UsageError("no feed", remedy="add names of feeds, or --all")
     chosen = set(files.feeds) if everything else set[str]()
     for name in names:
         is_pattern = any(c in name for c in "*?[")
         matching = {n for n in files.feeds if fnmatchcase(n, name)} if is_pattern else {files.feed(name).name}
         if not matching:
-            raise FeedError(f"no feed is called like {name}", remedy=files.instead_of(name))
+            raise FeedError(f"no feed matches {name}", remedy=files.instead_of(name))
         chosen |= matching
     if not chosen:
         raise FeedError("no feed can be loaded", remedy="sluice feeds check")
@@ -176,14 +176,15 @@ def _make_requests(session: Session, names: Sequence[str], options: WorkOptions)
     return feeds
 
 
-def _skip(options: WorkOptions, to: str | None, reason: str | None) -> Skip | None:
+def _build_skip(options: WorkOptions, to: str | None, reason: str | None) -> Skip | None:
     if to is None:
         if reason is not None:
-            raise UsageError("--reason without --skip-to", remedy="leave it out: only --skip-to takes a reason")
+            raise UsageError("--reason without --skip-to", remedy="add --skip-to, or leave out --reason")
         return None
-    if options.offsets or options.windows:
+    if options.offsets or options.windows.any:
         raise UsageError(
-            "--skip-to together with windows or offsets", remedy="skip first (with --only, if need be), then land those"
+            "--skip-to together with windows or offsets",
+            remedy="skip first (with --only for some partitions), then land the range",
         )
     from sluice.assets.runs.run_config import skip_of
 

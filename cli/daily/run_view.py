@@ -72,7 +72,7 @@ class TimedRun:
 
     @property
     def is_cut(self) -> bool:
-        """Whether only the feed's limits ended the run, and another one would land more."""
+        """Returns True if only the feed's limits ended the run."""
         landed, error = self.result.landed, self.result.error
         if landed is None or self.request.kind is RequestKind.CATCH_UP or landed.stopped:
             return False
@@ -101,7 +101,7 @@ class FeedRuns:
 
     @property
     def is_left(self) -> bool:
-        """Whether the feed was not reached, and nothing else is wrong with it."""
+        """Returns True if the run did not reach the feed and has no other error."""
         return bool(self.errors) and all(isinstance(e, NotReached) for e in self.errors)
 
     @property
@@ -120,7 +120,7 @@ def view(run: TimedRun) -> list[RenderableType]:
     if landed is not None:
         out += _notices(run, landed)
         if not run.batches and not landed.refusals:
-            out.append(good("nothing that is stable is pending" if landed.held else "nothing is pending"))
+            out.append(good("nothing stable is pending" if landed.held else "nothing is pending"))
         out += [line for held_back in landed.held for line in outlooks.held_back(held_back).lines()]
     if run.batches:
         out.append(facts(*_summary(run)))
@@ -160,7 +160,7 @@ def _notices(run: TimedRun, landed: Landed) -> list[RenderableType]:
         *_losses(landed),
         *(
             warn(
-                f"{s.key} {s.range} is skipped; to land it after all: sluice run {run.feed}"
+                f"{s.key} {s.range} is skipped; to land it anyway: sluice run {run.feed}"
                 f" --offsets {s.key}:{s.range.start}-{s.range.end}"
             )
             for s in landed.skipped
@@ -172,7 +172,7 @@ def _notices(run: TimedRun, landed: Landed) -> list[RenderableType]:
 
 
 def _losses(landed: Landed, where: str = "") -> list[Text]:
-    return [warn(f"{where}{loss.key} {loss.range} is lost and accepted as such") for loss in landed.losses]
+    return [warn(f"{where}{loss.key} {loss.range} is lost, as accepted") for loss in landed.losses]
 
 
 def _describe_drifts(run: BatchFacts) -> Iterator[str]:
@@ -180,7 +180,7 @@ def _describe_drifts(run: BatchFacts) -> Iterator[str]:
     drifts = [d for d in run.drift if d.kind is not DriftKind.MISSING]
     yield from map(describe_drift, drifts[:_FIELDS_SHOWN])
     if more := drifts[_FIELDS_SHOWN:]:
-        yield f"and {many(len(more), 'further field')} that differ from the schema"
+        yield f"and {many(len(more), 'further field')} differ from the schema"
 
 
 def _describe_breaches(run: BatchFacts) -> Iterator[str]:
@@ -228,7 +228,7 @@ def _describe_adopted(run: TimedRun) -> str:
     plans, adopted = [b.plan for b in run.batches], run.facts.adopted
     slices = f"{len(adopted)} of {many(sum(len(p.slices) for p in plans), 'slice')}"
     offsets = f"{sum(r.slice.span for r in adopted):,} of {sum(p.span for p in plans):,} offsets"
-    return f"{slices} adopted: {offsets} were not read again" if adopted else ""
+    return f"{slices} adopted: {offsets} not read again" if adopted else ""
 
 
 def _describe_batches(batches: Sequence[int]) -> str:
@@ -241,13 +241,13 @@ def _commit_facts(commit: CommitResult) -> Iterator[tuple[str, str]]:
     yield "committed", _describe_commit(commit)
     if commit.left_out:
         partitions = ", ".join(map(str, commit.left_out[:6])) + (" …" if len(commit.left_out) > 6 else "")
-        yield "not committed", f"{partitions}: the log is another one by now"
+        yield "not committed", f"{partitions}: the log was replaced"
     if commit.waiting:
         partitions = ", ".join(f"{m.key} stays at {count(m.before or 0)}" for m in commit.waiting[:6])
         more = " …" if len(commit.waiting) > 6 else ""
         yield (
             "not committed",
-            f"{partitions}{more}: entries that the ledger lost put it there; landing reaches it again",
+            f"{partitions}{more}: committed by entries that the ledger lost; landing reaches it again",
         )
     if commit.letters:
         yield "dead letters", f"{count(commit.letters)} to {commit.letters_to}"
@@ -256,9 +256,9 @@ def _commit_facts(commit: CommitResult) -> Iterator[tuple[str, str]]:
 def _describe_commit(commit: CommitResult) -> str:
     moved = [m for m in commit.offsets if m.before != m.after]
     if str(commit.status) == "disabled":
-        return "not to Kafka (commit: none): the ledger alone says how far the feed is"
+        return "not in Kafka (commit: none); the ledger keeps the progress"
     if str(commit.status) == "unchanged" or not moved:
-        return "the frontier, as before"
+        return "the frontier, unchanged"
     ends = ", ".join(f"{m.key} → {count(m.after)}" for m in moved[:6])
     return ends + (f" … {len(moved) - 6} more" if len(moved) > 6 else "")
 
@@ -266,18 +266,17 @@ def _describe_commit(commit: CommitResult) -> str:
 def _describe_move(m: CommittedMove) -> str:
     expected = "none" if m.before is None else count(m.before)
     return (
-        f"{m.key}: somebody moved the group's committed offset to {count(m.after)}, ahead of what had landed then (the"
-        f" ledger expects {expected}); landing has reached it by now. Nothing is passed over, and the next commit goes"
-        " on from there; who moved it may do so again"
+        f"{m.key}: another client moved the group's committed offset to {count(m.after)}, ahead of landing (the ledger"
+        f" expects {expected}). Landing has reached it: nothing is skipped, and the next commit continues from there"
     )
 
 
 def _shortfalls(run: TimedRun, where: str = "") -> list[RenderableType]:
-    """Why landed rows are not committed, if the run's error is another one; why the table is not up to date."""
+    """Describe uncommitted offsets, unless the run's error does, and an outdated table."""
     uncommitted, behind = run.result.uncommitted, run.result.table
     out: list[RenderableType] = []
     if uncommitted:
-        out += [bad(f"{where}what landed is not committed: {uncommitted.message}"), remedy(uncommitted)]
+        out += [bad(f"{where}landed offsets are not committed: {uncommitted.message}"), remedy(uncommitted)]
     if behind:
         out += [warn(f"{where}the table is not up to date: {behind.message}"), remedy(behind)]
     return out
@@ -305,11 +304,11 @@ def _describe_landed(run: TimedRun) -> str:
 
 
 def remaining(run: TimedRun, number: int, requests: int, took: float) -> list[RenderableType]:
-    """Describes what is left after a run for the request with this number (from 1), and an estimate of the time."""
+    """Describe the rest of the request with this number (from 1), with an estimate of the time."""
     if run.is_cut and run.result.landed:
         pending, offsets = run.result.landed.left, run.facts.counts.total
         eta = seconds(pending / offsets * sum(run.stages.values())) if offsets else "an unknown time"
-        return [Text(f"  the limits end a run here: {many(pending, 'offset')} are left, about {eta}", style="dim")]
+        return [Text(f"  the feed's limits ended the run: {many(pending, 'offset')} remain, about {eta}", style="dim")]
     if number < requests:
         eta = seconds(took / number * (requests - number))
         return [Text(f"  {number} of {requests}, the rest in about {eta}", style="dim")]
@@ -348,9 +347,9 @@ def _outcome(feed: FeedRuns) -> Text:
     if feed.errors:
         return bad(", ".join(dict.fromkeys(type(e).__name__ for e in feed.errors)))
     if feed.runs[-1].result.table:
-        return warn("done, its table is not up to date")
+        return warn("done, table not up to date")
     landed = feed.runs[-1].result.landed
-    return warn("done, some is held back") if landed and landed.held else good("done")
+    return warn("done, some on hold") if landed and landed.held else good("done")
 
 
 def _describe_feed(feed: FeedRuns) -> str:

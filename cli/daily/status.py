@@ -41,19 +41,21 @@ def status(
     feed: Annotated[
         str | None,
         typer.Argument(
-            metavar="[FEED]",
-            help="This feed alone, by partition.",
+            metavar="FEED",
+            help="Show this feed, by partition.",
             show_default=False,
             autocompletion=completers.complete_feeds,
         ),
     ] = None,
-    last: Annotated[int, typer.Option("--last", metavar="N", min=1, max=10_000, help="How many windows to show.")] = 24,
+    last: Annotated[
+        int, typer.Option("--last", metavar="N", min=1, max=10_000, help="Number of windows to show.")
+    ] = 24,
 ) -> int:
-    """Show how far the feeds are.
+    """Show the progress of the feeds.
 
-    For each feed: records that Kafka will delete before they land, the frontier, committed offsets, lag in offsets and
-    in time, rates and when it will have caught up, live batches and their owners, and the newest windows as a strip.
-    With FEED also by partition.
+    For each feed: records at risk of deletion by Kafka, frontier, committed offsets, lag in offsets and time, rates,
+    the estimated time to catch up, live batches and their owners, and the newest windows as a strip. With FEED, also
+    by partition.
 
     $ sluice status
     $ sluice status orders --last 168
@@ -165,7 +167,7 @@ def _state(status: FeedStatus) -> Text:
     if status.last is None:
         return Text("nothing landed yet", style="dim")
     if outlook and outlook.falls_behind:
-        return warn("falls behind")
+        return warn("falling behind")
     if outlook and outlook.lag and outlook.eta is not None:
         return Text(f"{show_about(outlook.eta)} to land")
     if status.held:
@@ -236,10 +238,10 @@ def _refusal(feed: str, batch: int, why: BatchRefused) -> Iterator[Text]:
     """Describes a refused batch: the reason and the remedy."""
     yield bad(f"batch {batch} was refused and stays staged: {why.message}")
     if isinstance(why, QuarantineExceeded):
-        yield Text.assemble(("  → ", "bold"), f"see them by reason: sluice quarantine list {feed}")
+        yield Text.assemble(("  → ", "bold"), f"list them by reason: sluice quarantine list {feed}")
     yield Text.assemble(("  → ", "bold"), safe(why.remedy))
     yield Text.assemble(
-        ("  → ", "bold"), f"then: sluice run {feed}; or give it up: sluice repair {feed} --abandon {batch}"
+        ("  → ", "bold"), f"then: sluice run {feed}; or abandon it: sluice repair {feed} --abandon {batch}"
     )
 
 
@@ -276,10 +278,7 @@ _NO_WORD = (Standing.LANDED, Standing.RETIRED, Standing.OPEN, Standing.PENDING)
 
 def _stands(status: FeedStatus, w: WindowStanding) -> Text:
     if w.standing is Standing.FAILED and w.batch in status.refused:
-        return bad(
-            f"window {show_window(w.window)}: batch {w.batch}, which was refused;"
-            f" {window_options.show_pending(w.pending)}"
-        )
+        return bad(f"window {show_window(w.window)}: refused batch {w.batch}; {window_options.show_pending(w.pending)}")
     return window_options.verdict(w)
 
 

@@ -53,13 +53,22 @@ def register(app: typer.Typer) -> None:
 def ui(
     session: Session,
     port: Annotated[
-        int | None, typer.Option("--port", "-p", min=1, max=65535, show_default="3000, or the next free")
+        int | None,
+        typer.Option(
+            "--port",
+            "-p",
+            metavar="PORT",
+            min=1,
+            max=65535,
+            help="Port on loopback.",
+            show_default="3000, or the next free",
+        ),
     ] = None,
 ) -> None:
     """Open Dagster's UI on this project, until Ctrl-C.
 
-    It starts Dagster's web server and daemon on loopback: lineage, runs, checks, schedules. A new feed, contract or
-    report shows there within seconds. A feed whose file is wrong is named, and left out until it is fixed.
+    It starts Dagster's web server and daemon on loopback: lineage, runs, checks, schedules. New feeds, contracts and
+    reports appear within seconds. A feed with an invalid file is reported, and appears once it is fixed.
 
     $ sluice ui
     $ sluice ui --project .sluice/demo --port 3100
@@ -75,7 +84,7 @@ def ui(
             _await(lambda: _answers(address), "webserver", servers)
         session.terminal.show(
             good(f"Dagster is at {address}"),
-            "  Ctrl-C ends it, and runs that were started from it",
+            "  Ctrl-C stops it, and the runs started from it",
             *(warn(f"not shown: {e.message}\n  → {e.remedy}") for e in broken),
         )
         pids = {n: s.process.pid for n, s in servers.items()}
@@ -110,7 +119,7 @@ class _Server:
 
     def failure(self, what: str) -> Failed:
         lines = self.log.read_text(errors="replace").splitlines()[-12:]
-        return Failed("\n    ".join([f"Dagster's {self.name} {what}; it said:", *lines]), remedy=f"read {self.log}")
+        return Failed("\n    ".join([f"Dagster's {self.name} {what}:", *lines]), remedy=f"read {self.log}")
 
     def end(self) -> None:
         """End the server, its code servers, and runs launched from the UI."""
@@ -223,7 +232,7 @@ def _reload(address: str, changed: Sequence[str]) -> Text:
         wrong = reload_location(address, LOCATION)
     except OSError as error:
         wrong = str(error)
-    return warn(f"not shown: {what} changed, and Dagster says: {wrong}") if wrong else good(f"loaded again: {what}")
+    return warn(f"not reloaded after a change of {what}: {wrong}") if wrong else good(f"reloaded: {what}")
 
 
 def _check(servers: Servers) -> None:
@@ -247,7 +256,7 @@ def _free_port(wanted: int | None) -> int:
         with contextlib.suppress(OSError), socket.create_server((HOST, port)):
             return port
     which = f"port {wanted} is" if wanted else f"ports {PORTS.start} to {PORTS.stop - 1} are"
-    raise UsageError(f"{which} taken", remedy="name a free one: sluice ui --port 3100")
+    raise UsageError(f"{which} taken", remedy="choose a free port: sluice ui --port 3100")
 
 
 # -- reload after changes of the project
@@ -303,7 +312,7 @@ class Changes:
 
 
 def reload_location(address: str, location: str) -> str | None:
-    """Have Dagster's web server there load the location again. Returns what is wrong with it now, or None.
+    """Have Dagster's web server there load the location again. Returns its error, or None.
 
     Raises OSError if the server does not answer.
     """

@@ -40,10 +40,10 @@ def register(app: typer.Typer) -> None:
 
 
 def explain(session: Session, feed: FeedName, coordinates: RecordArgument) -> None:
-    """Say where a record is, or why it is nowhere.
+    """Show where a record landed, or why it did not.
 
-    It uses the ledger and the files alone; Kafka is not asked (see `peek`). It also says where a republish sent the
-    record, or from where one sent it here.
+    It reads the ledger and the files, not Kafka (see sluice peek). It also shows where a republish sent the record, or
+    where a republished record came from.
 
     $ sluice explain orders orders:0:150
     $ sluice explain orders orders-again:2:7

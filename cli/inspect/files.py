@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sluice.cli.app.invocation import FeedName, Session, command
-from sluice.cli.options import window_options
-from sluice.cli.options.window_options import From, To, Window
+from sluice.cli.options.window_options import WindowOptions
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.util.units import show_window
@@ -26,19 +25,16 @@ def register(app: typer.Typer) -> None:
 def files(
     session: Session,
     feed: FeedName,
-    window: Window = None,
-    start: From = None,
-    end: To = None,
+    windows: WindowOptions,
     quarantine: Annotated[
-        bool, typer.Option("--quarantine", help="Files of quarantined records instead of landed ones.")
+        bool, typer.Option("--quarantine", help="List files of quarantined records instead of landed rows.")
     ] = False,
-    partial: Annotated[bool, typer.Option("--partial", help="Include windows that are not complete.")] = False,
+    partial: Annotated[bool, typer.Option("--partial", help="Also list incomplete windows.")] = False,
 ) -> None:
     """List the files of a window.
 
-    One address per line, ready for a pipe. The list comes from the ledger alone. Exit 3 when the window is not
-    complete. --json adds rows, bytes, offsets and the file's SHA-256 for each slice; where slices share a file, `first`
-    is the row at which a slice begins in it.
+    It prints one address per line, from the ledger alone. Exit 3 if a window is not complete. --json adds rows, bytes,
+    offsets and SHA-256 of the file for each offset range; if ranges share a file, `first` is a range's first row in it.
 
     $ sluice files orders --window 2026-11-20T14
     $ sluice files orders --from 2026-11-20 --to 2026-11-21 | xargs ls -l
@@ -47,25 +43,21 @@ def files(
 
     definition = session.feed(feed)
     kind = PartKind.QUARANTINED if quarantine else PartKind.LANDED
-    windows, listed = _list_files(session, definition, (window, start, end), kind, partial)
+    starts, listed = _list_files(session, definition, windows, kind, partial)
     session.terminal.lines(f.address for f in reading.order_files(listed))
-    session.terminal.print_document(build_document(feed, windows, kind, listed))
+    session.terminal.print_document(build_document(feed, starts, kind, listed))
 
 
 def _list_files(
-    session: Session,
-    feed: Feed,
-    spelled: tuple[Sequence[str] | None, str | None, str | None],
-    kind: PartKind,
-    partial: bool,
+    session: Session, feed: Feed, options: WindowOptions, kind: PartKind, partial: bool
 ) -> tuple[Sequence[int], tuple[File, ...]]:
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.publishing import published_files as reading
 
-    if not any(spelled):
-        raise UsageError("no window", remedy=f"name one: sluice files {feed.name} --window 2026-11-20T14")
+    if not options.any:
+        raise UsageError("no window", remedy=f"add one: sluice files {feed.name} --window 2026-11-20T14")
     with session.open_ports(feed) as edges:
-        windows = window_options.parse_windows(feed.window, edges.clock(), *spelled)
+        windows = options.parse(feed.window, edges.clock())
         ledger = Ledger(edges.lake, feed.name, edges.clock)
         return windows, reading.list_files(ledger, edges.lake, windows, feed.window, kind, partial=partial)
 

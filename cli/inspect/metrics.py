@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,11 +38,31 @@ if TYPE_CHECKING:
 HOST, PORT = "127.0.0.1", 9477
 EVERY = "1m"
 
-Serve = Annotated[bool, typer.Option("--serve", metavar=" ", help="Answer at http://HOST:PORT/metrics, until Ctrl-C.")]
-
 
 def register(app: typer.Typer) -> None:
     command(app)(metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """Where metrics go, as typed."""
+
+    serve: Annotated[
+        bool, typer.Option("--serve", metavar=" ", help="Serve http://HOST:PORT/metrics until Ctrl-C.")
+    ] = False
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="With --serve: the address.")] = HOST
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, metavar="PORT", help="With --serve: the port.")] = (
+        PORT
+    )
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="FILE", help="Replace this file in one step.", show_default=False),
+    ] = None
+    push: Annotated[
+        str | None,
+        typer.Option("--push", metavar="URL", help="Send to this push gateway.", show_default=False),
+    ] = None
+    job: Annotated[str, typer.Option("--job", metavar="NAME", help="With --push: the name of the job.")] = "sluice"
 
 
 def metrics(
@@ -49,60 +70,55 @@ def metrics(
     feeds: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FEED", help="Only these feeds.", show_default="all feeds", autocompletion=completers.complete_feeds
+            metavar="FEED",
+            help="Only these feeds.",
+            show_default="all feeds",
+            autocompletion=completers.complete_feeds,
         ),
     ] = None,
-    serve: Serve = False,
-    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Where --serve listens.")] = HOST,
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Where --serve listens.")] = PORT,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", metavar="FILE", help="Write them into this file, at once.", show_default=False),
-    ] = None,
-    push: Annotated[
-        str | None,
-        typer.Option("--push", metavar="URL", help="Send them to this push gateway.", show_default=False),
-    ] = None,
-    job: Annotated[str, typer.Option("--job", metavar="NAME", help="The name of the job at the gateway.")] = "sluice",
+    *,
+    sink: SinkOptions,
     every: Annotated[
         str | None,
         typer.Option(
             "--every",
             metavar="TIME",
-            help="Look again after this time, until Ctrl-C.",
-            show_default=f"{EVERY} to serve",
+            help="Repeat after this time, such as 30s, until Ctrl-C.",
+            show_default=f"{EVERY} with --serve",
         ),
     ] = None,
-    last: Annotated[int, typer.Option("--last", metavar="N", min=1, max=10_000, help="Windows to count.")] = 24,
+    last: Annotated[
+        int, typer.Option("--last", metavar="N", min=1, max=10_000, help="Number of windows to count.")
+    ] = 24,
 ) -> int:
-    """How the feeds stand, for Prometheus.
+    """Export metrics of the feeds for Prometheus.
 
-    Prints them, writes them into a file (the node exporter's textfile collector reads it), sends them to a push
-    gateway (SLUICE_PUSH_USER and SLUICE_PUSH_PASSWORD log in there), or serves them on loopback. It reads ledgers and
-    asks Kafka, as status does, and changes nothing. A feed that cannot be inspected has sluice_up 0, and the exit code
-    is still 0. sluice docs metrics describes each.
+    Print them, write them to a file (for the node exporter's textfile collector), send them to a push gateway (login:
+    SLUICE_PUSH_USER and SLUICE_PUSH_PASSWORD), or serve them. Like status, it reads ledgers and Kafka and changes
+    nothing. A feed that cannot be inspected has sluice_up 0; the exit code stays 0. sluice docs metrics describes all
+    metrics.
 
     $ sluice metrics
     $ sluice metrics --serve --every 30s
     $ sluice metrics --output /var/lib/node_exporter/textfile/sluice.prom
     $ sluice metrics --push http://gateway.example:9091
     """
-    if serve and (output or push):
-        raise UsageError("--serve beside --output or --push", remedy="run two of them")
+    if sink.serve and (sink.output or sink.push):
+        raise UsageError("--serve together with --output or --push", remedy="run the command twice")
     extras.require("prometheus_client")
     from sluice.resources.observe import prometheus
 
-    gateway = prometheus.Gateway.at(push, job, os.environ) if push else None
-    pause = parsing.duration(every or EVERY) / 1000 if every or serve else None
+    gateway = prometheus.Gateway.at(sink.push, sink.job, os.environ) if sink.push else None
+    pause = parsing.duration(every or EVERY) / 1000 if every or sink.serve else None
 
     def take() -> list[Figure]:
         chosen, broken = _choose_feeds(session, feeds or [])
         return take_figures(session, chosen, broken, last)
 
-    if serve:
-        return _serve(session, take, host, port, pause or 0)
+    if sink.serve:
+        return _serve(session, take, sink.host, sink.port, pause or 0)
     while True:
-        _publish(session, take(), output, gateway, quiet=pause is not None)
+        _publish(session, take(), sink.output, gateway, quiet=pause is not None)
         if pause is None:
             return 0
         time.sleep(pause)
@@ -146,7 +162,7 @@ def _serve(session: Session, take: Callable[[], list[Figure]], host: str, port: 
         cache.keep(take())
         address = f"http://{host}:{port}/metrics"
         session.terminal.show(
-            good(f"metrics are at {address}"), f"  taken again every {show_duration(int(pause * 1000))}; Ctrl-C ends it"
+            good(f"metrics are at {address}"), f"  updated every {show_duration(int(pause * 1000))}; Ctrl-C stops it"
         )
         session.terminal.print_document({"address": address})
         while True:
@@ -267,7 +283,7 @@ def _refused_records(feed: str, entry: PublishEntry, lake: Lake) -> Iterator[Fig
 
 
 def _of_runs(session: Session, feeds: Sequence[Feed]) -> list[Figure]:
-    """What Dagster knows; nothing where it is not installed, not in use, or does not answer."""
+    """Runs in Dagster. Returns nothing if it is not installed, not in use, or does not answer."""
     from sluice.pipelines.util.extras import require
 
     try:

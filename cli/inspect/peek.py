@@ -46,7 +46,7 @@ def peek(
         str,
         typer.Argument(
             metavar="T:P:OFFSET",
-            help="Where to begin.",
+            help="The first record.",
             show_default=False,
             autocompletion=completers.complete_partitions,
         ),
@@ -58,31 +58,29 @@ def peek(
             metavar="N",
             min=1,
             max=100_000,
-            help="How many records: 10, or with --follow as many as come.",
+            help="Number of records. Default: 10, or no limit with --follow.",
             show_default=False,
         ),
     ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Go on with the stable records as they come, until Ctrl-C.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Print new stable records until Ctrl-C.")] = False,
     feed: Annotated[
         str | None,
         typer.Option(
             "--feed",
             metavar="FEED",
-            help="Whose Kafka to ask.",
+            help="The feed whose Kafka to read.",
             show_default=False,
             autocompletion=completers.complete_feeds,
         ),
     ] = None,
 ) -> None:
-    """Show records as they are in Kafka; those of a feed with a schema_file as it reads them.
+    """Show records in Kafka.
 
-    Records of aborted transactions and above the last stable offset are shown, too, and marked. Values are shortened,
-    and control characters escaped; --json has whole values, in base64. No group is involved.
+    Records of aborted transactions, and records above the last stable offset, are marked. Values are shortened, and
+    control characters escaped; --json has full values, in base64. With a schema_file, values are decoded. No consumer
+    group is used.
 
-    --follow shows the records that the feed's isolation lets through, as they come; with --json each is a document of
-    its own, on a line.
+    --follow prints new records that the feed's isolation reads; with --json, one document per line.
 
     $ sluice peek orders:0:150 -n 3
     $ sluice peek orders:0:150 --json | jq -r '.records[].value | @base64d'
@@ -119,7 +117,7 @@ def _follow(session: Session, feed: Feed, tp: TopicPartition, offset: int, numbe
 
     here = feed.model_copy(update={"topics": TopicFilter(names=(tp.topic,))})
     (stream,) = of_feed(here, 1, {str(tp): offset}, follow=True)
-    session.terminal.show(heading(str(tp), f"from {count(offset)} on; Ctrl-C ends it"))
+    session.terminal.show(heading(str(tp), f"from {count(offset)} on; Ctrl-C stops it"))
     printed = 0
     with stream:
         for batch in stream:
@@ -155,14 +153,14 @@ def _reader_of(session: Session, topic: str) -> Feed:
     if broken and not reading:
         wrong = ", ".join(path.name for path in broken)
         raise FeedError(
-            f"no feed that can be read here reads {topic}, and these files are wrong: {wrong}",
-            remedy="see why: sluice feeds check; or name a feed of that Kafka: --feed NAME",
+            f"no valid feed reads {topic}, and these feed files are invalid: {wrong}",
+            remedy="see sluice feeds check, or choose a feed of that Kafka with --feed NAME",
         )
     if reading or len({f.kafka.bootstrap for f in feeds}) == 1:
         return (reading or feeds)[0]
     raise UsageError(
-        f"no feed here reads {topic}, so it is not known which Kafka to ask",
-        remedy="name a feed of that Kafka: --feed NAME",
+        f"no feed of this project reads {topic}, and --feed is missing",
+        remedy="choose a feed of that Kafka with --feed NAME",
     )
 
 
@@ -193,8 +191,8 @@ def _check(offset: int, partition: PartitionState) -> None:
     if not partition.log_start <= offset < partition.high_watermark:
         available = f"[{count(partition.log_start)}, {count(partition.high_watermark)})"
         raise UsageError(
-            f"{partition.tp} holds offsets {available} now, not {count(offset)}",
-            remedy="choose one of those; sluice explain tells what became of one that is gone",
+            f"{partition.tp} has offsets {available}, not {count(offset)}",
+            remedy="choose one of these offsets; sluice explain shows landed records",
         )
 
 
@@ -297,4 +295,4 @@ def _view(tp: TopicPartition, p: PartitionState, records: Sequence[PeekedRecord]
     states = [r.state for r in records]
     read = [r.row if r.fields is None else r.row | {"value": _as_json(r.fields)} for r in records]
     parts = record_view(read, states if any(states) else None)
-    return [heading(str(tp), note), parts if records else "  no record from there on"]
+    return [heading(str(tp), note), parts if records else "  no more records"]

@@ -12,8 +12,7 @@ from rich.text import Text
 
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options import window_options
-from sluice.cli.options.request_options import Offsets, Only, PerRun, Replace, WorkOptions
-from sluice.cli.options.window_options import From, To, Window
+from sluice.cli.options.request_options import WorkOptions
 from sluice.cli.shared import other_batches
 from sluice.cli.shared import outlook_text as outlooks
 from sluice.cli.terminal.number_format import count, list_ranges, size
@@ -31,31 +30,18 @@ if TYPE_CHECKING:
     from sluice.pipelines.planning.assignment import Comparison
     from sluice.pipelines.planning.plan import PendingRanges
 
-Compare = Annotated[
-    bool, typer.Option("--compare", help="Show the tasks that each `fetch.assignor` would make of the same slices.")
-]
+Compare = Annotated[bool, typer.Option("--compare", help="Compare the tasks of each `fetch.assignor`.")]
 
 
 def register(app: typer.Typer) -> None:
     command(app)(plan)
 
 
-def plan(
-    session: Session,
-    feed: FeedName,
-    offsets: Offsets = None,
-    only: Only = None,
-    window: Window = None,
-    start: From = None,
-    end: To = None,
-    replace: Replace = False,
-    per_run: PerRun = 1,
-    compare: Compare = False,
-) -> int:
+def plan(session: Session, feed: FeedName, options: WorkOptions, compare: Compare = False) -> int:
     """Show what a run would read, and from which brokers.
 
-    This is a dry run: it writes nothing anywhere. Its exit code is the run's: 3 when a partition is refused or another
-    batch conflicts.
+    This is a dry run: it writes nothing. Its exit code is that of the run: 3 if a partition is refused or another batch
+    conflicts.
 
     $ sluice plan orders
     $ sluice plan orders --window 2026-11-20T14
@@ -65,12 +51,12 @@ def plan(
     from sluice.pipelines.batch import preview as previews
 
     definition = session.feed(feed)
-    typed = WorkOptions(offsets, only, window, start, end, replace, per_run).requests(session, definition)
+    typed = options.requests(session, definition)
     requests, open_windows = typed.requests, window_options.open_windows_document(typed.open_windows)
-    with session.terminal.working("asking Kafka"), session.open_ports(definition) as edges:
+    with session.terminal.working("querying Kafka"), session.open_ports(definition) as edges:
         previewed = [previews.preview(definition, edges, request) for request in requests]
         compared = [previews.compare(definition, edges, request) if compare else () for request in previewed]
-    if start or len(requests) > 1:
+    if options.windows.start or len(requests) > 1:
         session.terminal.show(*_brief(feed, requests, previewed))
         plans = [
             build_document(s, feed, a) | _comparison_document(c)
@@ -117,7 +103,7 @@ def _brief(feed: str, requests: Sequence[Request], plans: Sequence[Preview]) -> 
         until = f" to {show_window(request.until)}" if request.until else ""
         rows.append((show_window(request.window or 0) + until, *amount, problem))
     names = ("window", "pending", "about", "tasks", "")
-    out: list[RenderableType] = [heading(f"Plan of {feed}", f"{many(len(requests), 'run')}, one after another")]
+    out: list[RenderableType] = [heading(f"Plan of {feed}", f"{many(len(requests), 'run')}, in sequence")]
     out.append(table(names, limit_rows(rows), right="pending about tasks"))
     return [*out, *other_batches.view(_of_all(plans), dry_run=True)]
 
@@ -181,7 +167,7 @@ def _work(plan: Plan) -> list[RenderableType]:
     ]
     names = ("task", "leader", "slices", "offsets", "about", "reads")
     note = f"{count(plan.span)} offsets, about {size(plan.estimated_bytes)}, plan {plan.hash[:12]}"
-    note += f", in place of {many(len(plan.replaces), 'file')}" if plan.request.replace else ""
+    note += f", replacing {many(len(plan.replaces), 'file')}" if plan.request.replace else ""
     return [
         heading("Tasks", note),
         table(names, limit_rows(rows), right="task leader slices offsets about"),
@@ -209,9 +195,7 @@ def _comparison(compared: Sequence[Comparison], own: Assignor) -> list[Renderabl
         for c in compared
     ]
     names = ("assignor", "tasks", "largest", "balance", "leaders", "moved", "")
-    note = (
-        "balance: the largest task by the mean one; leaders: of one task, at most; moved: slices, since the last batch"
-    )
+    note = "balance: largest task / mean task; leaders: maximum per task; moved: offset ranges, since the last batch"
     return [heading("Assignors", note), table(names, rows, right="tasks largest balance leaders moved")]
 
 
@@ -234,7 +218,7 @@ def _verdict(preview: Preview) -> list[RenderableType]:
         return []
     if preview.met:
         return [good("nothing else is pending")]
-    return [good(f"nothing {'that is stable ' if preview.on_hold else ''}is pending: a run would land nothing")]
+    return [good(f"nothing {'stable ' if preview.on_hold else ''}is pending: a run would land nothing")]
 
 
 def build_document(preview: Preview, feed: str, request: Request) -> dict[str, Any]:

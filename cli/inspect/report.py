@@ -25,16 +25,17 @@ def report(
     feed: FeedName,
     batch: Annotated[
         int | None,
-        typer.Option("--batch", metavar="N", min=0, help="The report of this batch.", show_default="the newest"),
+        typer.Option("--batch", metavar="N", min=0, help="The report of this batch.", show_default="the newest batch"),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="Write a copy there, too.", show_default=False)
+        Path | None,
+        typer.Option("--output", metavar="FILE", help="Also write a copy to this file.", show_default=False),
     ] = None,
 ) -> None:
-    """Show where a batch's report is: one HTML file that opens offline.
+    """Print the address of a batch's report, an HTML file that opens offline.
 
-    The run writes it when the batch is published or refused. If it is missing, it is made again from the ledger and the
-    batch's own files. It contains values of records.
+    Runs write it when a batch is published or refused. If it is missing, it is built again from the ledger and the
+    files of the batch. It contains values of records.
 
     $ sluice report orders --output orders.html
     $ sluice report orders --batch 42 --json

@@ -10,7 +10,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli.app.invocation import CommandGroup, FeedName, Session, command
+from sluice.cli.app.invocation import FeedName, Session, command, make_group
 from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.output import bad, facts, good, heading, indent, warn
 from sluice.pipelines.util.units import many, show_instant
@@ -20,12 +20,16 @@ if TYPE_CHECKING:
     from sluice.pipelines.ledger import Ledger, State
     from sluice.pipelines.model.receipts import PartKind
     from sluice.pipelines.model.tables import TableHead
-    from sluice.pipelines.ports import Lake, Table
+    from sluice.pipelines.ports import Lake
     from sluice.pipelines.tables.check import TableComparison
     from sluice.pipelines.tables.sync import Synced
     from sluice.resources.open_ports import FeedTables
 
-group = typer.Typer(cls=CommandGroup, help="A feed's table: its landed rows, by name and by SQL.", no_args_is_help=True)
+group = make_group(
+    "Update and check a feed's Iceberg or Delta table.",
+    "sluice table status orders",
+    "sluice table sync orders",
+)
 
 SHOWN = 5
 """How many files of each kind people see; `--json` has all."""
@@ -43,23 +47,22 @@ def sync(
         bool,
         typer.Option(
             "--repair",
-            help="Make a table that somebody else changed what the ledger says: files of the feed in, others out; "
-            "and write files again whose bounds Spark misreads.",
+            help="Undo changes by other clients; rewrite files whose bounds Spark misreads.",
         ),
     ] = False,
 ) -> None:
     """Bring the table up to date with the ledger.
 
-    Each batch is one commit, and so is each change of files: merged, landed again, replayed, retired. A table that is
-    new gets everything that has landed so far, many batches at once; stopped anywhere, the next sync goes on. Each file
-    is added once, however many do this at once. Runs do it by themselves after they have committed.
+    Each batch is one commit, and so is each change of files: merged, landed again, replayed, retired. A new table gets
+    all landed rows, many batches per commit. After an interruption, the next sync continues. Each file is added once,
+    also by concurrent syncs. Runs sync the table after their commit.
 
-    Complete windows are listed in a small table next to it: db.orders_windows, or tables/orders_windows. With the
-    feed's table.quarantine, quarantined records have a table, too: db.orders_quarantine, or quarantine/orders.
+    Complete windows are listed in a second table: db.orders_windows, or tables/orders_windows. With the feed's
+    table.quarantine, quarantined records have a table, too: db.orders_quarantine, or quarantine/orders.
 
-    Snapshots older than the feed's table.keep_snapshots expire, and the files that only they named are removed. Exit 3
-    when somebody else changed the table. With --repair, files that landed before Sluice wrote bounds of times that
-    Spark reads right in Iceberg are written again, with the same rows.
+    Snapshots older than the feed's table.keep_snapshots expire, and their files are removed. Exit 3 if another client
+    changed the table. With --repair, old files whose time bounds Spark misreads in Iceberg are rewritten, with the same
+    rows.
 
     $ sluice table sync orders
     $ sluice table sync orders --repair
@@ -71,7 +74,7 @@ def sync(
         name, refused, done, misread = _bring_up(session, definition, repair)
     session.terminal.show(*_sync_view(name, done))
     if misread:
-        session.terminal.show(warn(_misread_by_spark(feed, len(misread), "run it again once no other run is at work")))
+        session.terminal.show(warn(_misread_by_spark(feed, len(misread), "run it again when no other run is active")))
     quarantine = {}
     if refused and done.quarantine:
         session.terminal.show(*_sync_view(refused, done.quarantine))
@@ -112,7 +115,7 @@ def _rewrite_misread(session: Session, feed: Feed, misread: tuple[str, ...]) -> 
     with session.open_ports(feed) as edges, session.terminal.progress() as meter:
         done = renew(feed, edges, frozenset(misread), new_owner("compact"), meter)
     files = sum(len(receipt.parts) for _, receipt in done.merged if receipt)
-    return good(f"{many(len(misread), 'file')} with bounds that Spark misreads written again, as {many(files, 'file')}")
+    return good(f"{many(len(misread), 'file')} with bounds that Spark misreads rewritten as {many(files, 'file')}")
 
 
 def _misread_by_spark(feed: str, files: int, remedy: str) -> str:
@@ -122,24 +125,27 @@ def _misread_by_spark(feed: str, files: int, remedy: str) -> str:
 
 @command(group)
 def status(session: Session, feed: FeedName) -> None:
-    """Show the table's newest snapshot, and what is not in it yet. Reads the entries since then, or, where somebody
-    else changed the table, compares all files.
+    """Show the table's newest snapshot, and the batches that it lacks.
+
+    Reads the ledger's entries since the snapshot. If another client changed the table, it compares all files.
 
     $ sluice table status orders
     """
-    from sluice.pipelines.tables.check import load_both, trusted_mark
+    from sluice.pipelines.tables.check import compare, load_both, trusted_mark
 
     definition, documents = session.feed(feed), list[dict[str, Any]]()
     with _open_tables(session, definition) as (ledger, lake, tables, _):
         for kind, table in tables.of_parts:
-            with session.terminal.working("asking the catalog"):
+            with session.terminal.working("querying the catalog"):
                 head, state = load_both(ledger, table)
             trusted = head is None or trusted_mark(ledger, state, head)
             session.terminal.show(*_standing(feed, table.name, head))
             if trusted:
                 lines, more = _by_mark(ledger, state, head, kind)
             else:
-                lines, more = _by_files(session, ledger, lake, table, head, state, kind)
+                with session.terminal.working("comparing table and ledger"):
+                    comparison = compare(ledger, lake, table, head, state, kind)
+                lines, more = _by_files(ledger, comparison)
             session.terminal.show(*lines)
             documents.append(_build_document(feed, table.name, head) | more | {"trusted": trusted})
     session.terminal.print_document(_join_documents(documents))
@@ -161,16 +167,10 @@ def _by_mark(
     return lines, {"pending": {"batches": len(pending.batches), "files": files, "gone": removed}}
 
 
-def _by_files(
-    session: Session, ledger: Ledger, lake: Lake, table: Table, head: TableHead | None, state: State, kind: PartKind
-) -> tuple[list[RenderableType], dict[str, Any]]:
+def _by_files(ledger: Ledger, comparison: TableComparison) -> tuple[list[RenderableType], dict[str, Any]]:
     """Describes the files that a table changed by others lacks."""
-    from sluice.pipelines.tables.check import compare
-
-    with session.terminal.working("comparing table and ledger"):
-        comparison = compare(ledger, lake, table, head, state, kind)
     pending = {"batches": len(comparison.batches), "files": len(comparison.pending), "gone": len(comparison.stale)}
-    note = warn("its newest snapshot is not ours, so all files were compared with the ledger")
+    note = warn("another client wrote the newest snapshot: all files were compared with the ledger")
     return [note, *verdict(ledger.feed, comparison)], difference(comparison) | {"pending": pending}
 
 
@@ -182,10 +182,10 @@ def _join_documents(documents: list[dict[str, Any]]) -> dict[str, Any]:
 
 @command(group)
 def check(session: Session, feed: FeedName) -> int:
-    """Compare the table with the ledger: the same files, the same rows, and bounds that all engines read right.
+    """Compare the table with the ledger: files, rows, and column bounds.
 
-    Exit 1 when they differ, also where a sync is due. It reads the whole ledger, all of the table's manifests, and the
-    ends of all of its files.
+    Exit 1 if they differ, also if a sync is due. It reads the whole ledger, all manifests of the table, and the footers
+    of all its files.
 
     $ sluice table check orders
     """
@@ -225,7 +225,7 @@ def _open_tables(session: Session, feed: Feed) -> Iterator[tuple[Ledger, Lake, F
 def _standing(feed: str, name: str, head: TableHead | None) -> Iterator[RenderableType]:
     yield heading(f"{name[0].upper()}{name[1:]}", f"of feed {feed}")
     if head is None or head.snapshot is None:
-        yield Text("  it is not there yet" if head is None else "  it is empty")
+        yield Text("  it does not exist yet" if head is None else "  it is empty")
         return
     yield facts(
         ("snapshot", f"{head.snapshot}, {show_instant(head.at or 0)}"),
@@ -238,7 +238,7 @@ def _standing(feed: str, name: str, head: TableHead | None) -> Iterator[Renderab
 
 def _pending_line(feed: str, batches: int, files: int, removed: int) -> Text:
     if not files and not removed:
-        return good("everything that has landed is in it")
+        return good("all landed rows are in it")
     missing = f"{many(files, 'file')} of {many(batches, 'batch', 'batches')} not in it yet" if files else ""
     out = f"{many(removed, 'file')} that no longer {'counts' if removed == 1 else 'count'}" if removed else ""
     return warn(f"{' and '.join(s for s in (missing, out) if s)}: sluice table sync {feed}")
@@ -246,7 +246,7 @@ def _pending_line(feed: str, batches: int, files: int, removed: int) -> Text:
 
 def _sync_view(name: str, done: Synced) -> Iterator[RenderableType]:
     if done.head is None:
-        yield Text("  nothing has landed yet: there is no table to make")
+        yield Text("  nothing has landed yet: no table")
         return
     if done.created:
         yield good(f"{name} is new")
@@ -255,9 +255,9 @@ def _sync_view(name: str, done: Synced) -> Iterator[RenderableType]:
     if changes:
         yield good(f"{', '.join(changes)} in {many(done.commits, 'commit')}")
     else:
-        yield good("everything that has landed was in it already")
+        yield good("all landed rows were in it already")
     if done.expired or done.cleaned:
-        files = f", and {many(len(done.cleaned), 'file')} that only they named removed" if done.cleaned else ""
+        files = f", and {many(len(done.cleaned), 'file')} of theirs removed" if done.cleaned else ""
         yield good(f"{many(done.expired, 'old snapshot')} expired{files}")
     if done.head.snapshot is None:
         return
@@ -267,18 +267,18 @@ def _sync_view(name: str, done: Synced) -> Iterator[RenderableType]:
 
 
 def verdict(feed: str, comparison: TableComparison) -> Iterator[RenderableType]:
-    """What people read of a comparison."""
+    """Describe a comparison."""
     if comparison.head is None and not comparison.pending:
         return
     if comparison.same:
-        yield good(f"the same {many(len(comparison.live), 'file')}, and the same rows, as in the ledger")
+        yield good(f"the ledger and the table have the same {many(len(comparison.live), 'file')} and rows")
     elif comparison.sound:
         yield _pending_line(feed, len(comparison.batches), len(comparison.pending), len(comparison.stale))
     else:
         yield bad(f"{comparison.describe()}: sluice table sync {feed} --repair")
     if comparison.misread:
         yield bad(_misread_by_spark(feed, len(comparison.misread), f"sluice table sync {feed} --repair"))
-    for what, files in (("missing", comparison.missing), ("not of the feed", comparison.foreign)):
+    for what, files in (("missing", comparison.missing), ("not in the ledger", comparison.foreign)):
         more = [f"… {len(files) - SHOWN} more"] if len(files) > SHOWN else []
         if files:
             yield indent(f"{what}:", *files[:SHOWN], *more)

@@ -34,13 +34,14 @@ def wait(
     feed: FeedName,
     window: OneWindow,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="TIME", help="Give up after this time.", show_default="never")
+        str | None,
+        typer.Option("--timeout", metavar="TIME", help="Give up after this time, such as 30m.", show_default="never"),
     ] = None,
 ) -> None:
     """Wait until a window is complete.
 
-    A window is complete when each of its records has landed or is accounted for by name, and its files can be read.
-    Exit 1 when the time is up. This command starts no run: see `run`, and the schedule.
+    A window is complete when all its records have landed or are accounted for, and its files can be read. Exit 1 at
+    the end of --timeout. The command starts no run.
 
     $ sluice wait orders --window 2026-11-20T14 --timeout 30m && spark-submit report.py
     """
@@ -58,7 +59,7 @@ Look = Callable[[], tuple[WindowStanding, bool]]
 
 
 def _wait_for(look: Look, report: Reporter, limit: int | None) -> tuple[WindowStanding, bool]:
-    """The window's state once it may be read, or when the time (ms) is up; and whether it may be read."""
+    """Wait for the window, at most `limit` ms. Returns its state, and True if it is complete."""
     until = None if limit is None else time.monotonic() + limit / 1000
     while True:
         standing, ready = look()
@@ -100,5 +101,5 @@ def _late(feed: str, standing: WindowStanding, limit: int) -> Failed:
     name = show_window(standing.window)
     return Failed(
         f"window {name} is not complete after {show_duration(limit)}",
-        remedy=f"land it: sluice run {feed} --window {name}; sluice status {feed} says what is at work",
+        remedy=f"land it with sluice run {feed} --window {name}, or see sluice status {feed} for active runs",
     )

@@ -23,17 +23,17 @@ def acls(
     feed: FeedName,
     principal: Annotated[
         str | None,
-        typer.Option(metavar="User:NAME", help="The principal that reads.", show_default="the feed's login"),
+        typer.Option(metavar="User:NAME", help="The principal to grant to.", show_default="the feed's login"),
     ] = None,
     republish: Annotated[
         str | None,
-        typer.Option(metavar="TOPIC", help="What sluice republish needs to send to this topic.", show_default=False),
+        typer.Option(metavar="TOPIC", help="Also the rights to republish to this topic.", show_default=False),
     ] = None,
 ) -> None:
-    """Print the rights in Kafka (ACLs) that a feed needs, and the commands that grant exactly these.
+    """Print the Kafka ACLs that a feed needs, and the commands that grant them.
 
-    It asks nobody: the rights follow from the feed. A line of kafka-acls needs the login of an administrator, which
-    admin.properties stands for. On the project's own secured Kafka, sluice kafka grant FEED does it at once.
+    It opens no connection: the rights follow from the feed. The kafka-acls commands need an administrator's login in
+    admin.properties. For the project's secured local Kafka, use sluice kafka grant FEED.
 
     $ sluice acls orders
     $ sluice acls orders --principal User:ingest --json
@@ -53,9 +53,9 @@ def acls(
     session.terminal.show(
         heading(f"Feed {feed}", f"commit: {definition.commit}, as {who.principal}"),
         table(("right", "on", "name", "what for"), rows),
-        heading("What it cannot do without"),
+        heading("Required"),
         *map(copyable, who.commands(needed)),
-        *([heading("What lets it warn and explain")] if helpful else []),
+        *([heading("Recommended, for warnings and explanations")] if helpful else []),
         *map(copyable, who.commands(helpful)),
     )
     session.terminal.print_document(

@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.app import completers
-from sluice.cli.app.invocation import CommandGroup, Session, command
+from sluice.cli.app.invocation import Session, command, make_group
 from sluice.cli.kafka.offsets_context import describe_store, list_owners, list_strangers
 from sluice.cli.options import parsing
 from sluice.cli.terminal import number_format as numbers
@@ -41,18 +41,23 @@ if TYPE_CHECKING:
     from sluice.pipelines.ledger import Ledger, State
     from sluice.pipelines.ports import Cluster, Groups
 
-group = typer.Typer(cls=CommandGroup, help="All consumer groups of a feed's Kafka.", no_args_is_help=True)
+group = make_group(
+    "Show the consumer groups of a feed's Kafka.",
+    "sluice groups list --feed orders",
+    "sluice groups describe sluice-orders",
+    "sluice groups watch legacy-loader --until Empty --timeout 10m",
+)
 
 GroupName = Annotated[
     str | None,
-    typer.Argument(metavar="[GROUP]", help="The group's name; without it, the group of --feed.", show_default=False),
+    typer.Argument(metavar="GROUP", help="Name of the group. Default: the group of --feed.", show_default=False),
 ]
 OfFeed = Annotated[
     str | None,
     typer.Option(
         "--feed",
         metavar="FEED",
-        help="Whose Kafka to ask.",
+        help="The feed whose Kafka to use.",
         show_default=False,
         autocompletion=completers.complete_feeds,
     ),
@@ -68,15 +73,15 @@ def register(app: typer.Typer) -> None:
 
 @command(group, name="list")
 def list_(session: Session, feed: OfFeed = None) -> None:
-    """Show every group of a Kafka: its state, its protocol, and the feed that commits for it.
+    """List all groups of a Kafka: state, protocol, and the feed that commits for each.
 
-    Groups that this client may not describe are not listed.
+    Groups that this client must not describe are missing.
 
     $ sluice groups list
     $ sluice groups list --feed orders --json | jq -r '.groups[] | select(.state != "Empty") | .group'
     """
     definition = session.feed(feed) if feed else _any(session)
-    with session.terminal.working("asking Kafka"), session.open_groups(definition) as groups:
+    with session.terminal.working("querying Kafka"), session.open_groups(definition) as groups:
         listed, owners = groups.listed(), list_owners(session, definition)
         hidden = _find_hidden(groups, _missing(listed, owners))
     session.terminal.show(*_list_view(listed, owners, definition, hidden))
@@ -95,8 +100,8 @@ def _any(session: Session) -> Feed:
     feeds = list(session.files.feeds.values())
     if len({f.kafka.bootstrap for f in feeds}) == 1:
         return feeds[0]
-    why = "the feeds here read several Kafkas" if feeds else "no feed here says where Kafka is"
-    raise UsageError(f"{why}: it is not known which to ask", remedy="name a feed of that Kafka: --feed NAME")
+    why = "the feeds of this project read from several Kafkas" if feeds else "no feed of this project names a Kafka"
+    raise UsageError(f"{why}, and --feed is missing", remedy="add a feed of that Kafka: --feed NAME")
 
 
 def _missing(listed: Iterable[ListedGroup], owners: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -122,7 +127,7 @@ def _list_view(
         (g.name, _state(g.state), _protocol(g), owners.get(g.name, ""), _keeper(g)) for g in listed
     ]
     missing = [
-        (g, Text("may not be seen" if g in hidden else "not there yet", style="dim"), "", f, "")
+        (g, Text("not visible" if g in hidden else "does not exist yet", style="dim"), "", f, "")
         for g, f in _missing(listed, owners)
     ]
     names = ("group", "state", "protocol", "feed", "coordinator")
@@ -134,7 +139,7 @@ def _list_view(
     return [
         *out,
         *(warn(f"{name}, for which {owners[name]} commits, has members: {_DESCRIBE} {name}") for name in busy),
-        *(warn(f"{name}, for which {owners[name]} commits, may not be seen: {e.remedy}") for name, e in hidden.items()),
+        *(warn(f"{name}, for which {owners[name]} commits, is not visible: {e.remedy}") for name, e in hidden.items()),
     ]
 
 
@@ -203,16 +208,16 @@ def describe(
     name: GroupName = None,
     feed: OfFeed = None,
 ) -> None:
-    """Show one group: its members and their partitions, its committed offsets, and their expiry.
+    """Show a group: members and their partitions, committed offsets, and their expiry.
 
-    Lag is counted to the end of the log, as Kafka's own tools do; see sluice offsets show for the feed's side.
+    Lag is counted to the end of the log, as Kafka's tools do. For the feed's view, see sluice offsets show.
 
     $ sluice groups describe --feed orders
     $ sluice groups describe sluice-orders
     $ sluice groups describe sluice-orders --json | jq '.members'
     """
     source, wanted = _find_group(session, name, feed)
-    with session.terminal.working("asking Kafka"):
+    with session.terminal.working("querying Kafka"):
         report = look(session, source, wanted)
     session.terminal.show(*_view(report))
     session.terminal.print_document(_build_document(report))
@@ -225,17 +230,20 @@ def watch(
     feed: OfFeed = None,
     until: Annotated[
         str | None,
-        typer.Option("--until", metavar="STATE", help="End when the group is in this state.", show_default=False),
+        typer.Option(
+            "--until", metavar="STATE", help="End when the group reaches this state, such as Empty.", show_default=False
+        ),
     ] = None,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="TIME", help="Give up after this time.", show_default="never")
+        str | None,
+        typer.Option("--timeout", metavar="TIME", help="Give up after this time, such as 10m.", show_default="never"),
     ] = None,
 ) -> int:
-    """Show the changes of a group as they happen: its state, members and their partitions.
+    """Follow the changes of a group: state, members and their partitions.
 
-    The coordinator is asked once a second; nobody is disturbed. A change of state tells how long the state before it
-    lasted, and which states must have come between. With --json each change is a document of its own, on a line. Exit 1
-    when the time is up.
+    It asks the coordinator once a second, without effect on members. Each change of state is printed with the duration
+    of the previous state, and with states that must have come between. --json prints one document per line. Exit 1 at
+    the end of --timeout.
 
     $ sluice groups watch sluice-orders
     $ sluice groups watch legacy-loader --until Empty --timeout 10m && sluice run orders
@@ -263,18 +271,18 @@ def _state_named(text: str) -> str:
     """Raises UsageError."""
     match = next((state for state in STATES if state.lower() == text.lower()), None)
     if match is None:
-        raise UsageError(f"no group is ever in the state {text!r}", remedy=f"one of {', '.join(STATES)}")
+        raise UsageError(f"unknown state --until {text!r}", remedy=f"use one of {', '.join(STATES)}")
     return match
 
 
 def _looks(groups: Groups, name: str) -> Iterator[tuple[GroupView, list[dict[str, Any]]]]:
-    """The group at each look, and a line for each change since the one before; the first look is a line of its own."""
+    """Yields the group after each query, with a line for each change; the first query is a line of its own."""
     from sluice.pipelines.status.group_changes import changes
     from sluice.resources.liveness import now
 
     previous, since = groups.view(name), time.monotonic()
     who = f", {many(len(previous.members), 'member')}" if previous.members else ""
-    text = f"{previous.state}{who}: {STATES.get(previous.state, 'which is new to Sluice')}"
+    text = f"{previous.state}{who}: {STATES.get(previous.state, 'a state that Sluice does not know')}"
     yield (
         previous,
         [{"at": show_instant(now()), "group": name, "change": "state", "after": previous.state, "text": text}],
@@ -308,7 +316,7 @@ def _find_group(session: Session, name: str | None, feed: str | None) -> tuple[F
     if name:
         return next((f for f in feeds if f.group == name), None) or _any(session), name
     if len(feeds) != 1:
-        raise UsageError("no group named", remedy="name one (see sluice groups list), or a feed: --feed NAME")
+        raise UsageError("no group", remedy="add the name of a group (see sluice groups list), or --feed NAME")
     return feeds[0], feeds[0].group
 
 
@@ -391,7 +399,7 @@ class OwnerLedger:
         return {tp for tp in partitions if tp.topic in topics}
 
     def describe_note(self, committed: CommittedOffset | None) -> str:
-        """The note beside the offset, in words."""
+        """Describe the metadata of a committed offset."""
         from sluice.pipelines.ledger.marks import Beside
 
         if committed is None or not committed.metadata:
@@ -403,7 +411,7 @@ class OwnerLedger:
         if mark.ledger != self._state.ledger_id:
             return f"{how} of another ledger ({mark.ledger[:20]}, entry {mark.entry})"
         if not 0 <= mark.entry < self._state.number or self._state.lost_entry(mark.entry):
-            return f"{how}, entry {mark.entry}, which the ledger does not have"
+            return f"{how}, entry {mark.entry}, which is not in the ledger"
         return f"{how}, entry {mark.entry}, {show_instant(self._at(mark.entry) // 1000 * 1000)}"
 
     def _at(self, number: int) -> int:
@@ -418,9 +426,12 @@ class OwnerLedger:
 def _view(report: GroupReport) -> list[RenderableType]:
     view = report.view
     out: list[RenderableType] = [
-        heading(f"Group {view.name}", f"of feed {report.feed}" if report.feed else "of no feed here"),
+        heading(f"Group {view.name}", f"of feed {report.feed}" if report.feed else "of no feed of this project"),
         facts(
-            ("state", Text.assemble(_state(view.state), f", {STATES.get(view.state, 'which is new to Sluice')}")),
+            (
+                "state",
+                Text.assemble(_state(view.state), f", {STATES.get(view.state, 'a state that Sluice does not know')}"),
+            ),
             *([("protocol", _protocol_told(view))] if view.exists else []),
             ("coordinator", str(view.coordinator)),
             *([("offsets", _retention_text(report.expiry))] if report.rows else []),
@@ -435,28 +446,26 @@ def _view(report: GroupReport) -> list[RenderableType]:
 
 def _protocol_told(view: GroupView) -> str:
     by = ", ".join(part for part in (view.protocol_type, view.assignor) if part and part != view.kind)
-    text = KINDS.get(view.kind, "which is new to Sluice")
+    text = KINDS.get(view.kind, "a protocol that Sluice does not know")
     return f"{format_kind(view.kind)}{f' ({by})' if by else ''}, {text}"
 
 
 def _retention_text(retention: OffsetExpiry) -> str:
     """How long the group's offsets last, as far as that can be known."""
     time = (
-        "for a time that the brokers do not tell us"
-        if retention.retention is None
-        else show_duration(retention.retention)
+        "for a time that brokers do not report" if retention.retention is None else show_duration(retention.retention)
     )
     match retention.counting:
         case Counting.NOTHING:
-            return "kept until somebody deletes them"
+            return "kept until they are deleted"
         case Counting.NEVER:
             return f"kept while it has members, then {time}"
         case Counting.COMMIT:
-            return f"kept {time} after each was committed; no coordinator tells when that was"
+            return f"kept {time} after each commit; coordinators do not report its time"
     if retention.not_before is None:
-        return f"kept {time} from when its last member left; no coordinator tells when that was"
+        return f"kept {time} after its last member left; coordinators do not report that time"
     moment = show_instant(retention.not_before // 1000 * 1000)
-    return f"kept {time} from when its last member left: not gone before {moment}, by the ledger's last commit"
+    return f"kept {time} after its last member left: not before {moment}, by the ledger's last commit"
 
 
 def _members(members: Sequence[GroupMember]) -> RenderableType:
@@ -490,7 +499,7 @@ def _offsets(rows: Sequence[GroupOffset]) -> RenderableType:
         cells += [r.holder.client_id if r.holder else "–"] if with_holders else []
         lines.append((*cells, *([r.note] if with_notes else [])))
     names = ("partition", "committed", "log end", "lag", "epoch", *(["held by"] if with_holders else []))
-    names += ("put there by",) if with_notes else ()
+    names += ("set by",) if with_notes else ()
     return table(names, limit_rows(lines, len(rows)), right="committed log lag epoch")
 
 
@@ -509,7 +518,7 @@ def _blocked_view(report: GroupReport) -> list[RenderableType]:
         Text(),
         warn(f"{report.feed} cannot commit while others are in its group{f': {holders}' if holders else ''}"),
         indent(
-            f"{_runs_text(report.view)} To let both work, give one of them another group: `group:` in "
+            f"{_runs_text(report.view)} To run both, set another group for one of them: `group:` in "
             f"feeds/{report.feed}.yaml.",
         ),
     ]
@@ -518,8 +527,8 @@ def _blocked_view(report: GroupReport) -> list[RenderableType]:
 def _runs_text(view: GroupView) -> str:
     """Describes runs while others are in the feed's group. In ZooKeeper a run owns its partitions before it lands."""
     if view.kind == ZOOKEEPER:
-        return "Runs land nothing while old consumers are in it; the first run after they have left lands and commits."
-    return "Landing goes on, and the first run after they have left commits."
+        return "Runs land nothing until old consumers leave; the first run after that lands and commits."
+    return "Landing continues; the first run after they leave commits."
 
 
 # -- describe, for programs

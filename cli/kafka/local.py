@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from sluice.cli.app.invocation import CommandGroup, FeedName, Session, command
+from sluice.cli.app.invocation import FeedName, Session, command, make_group
 from sluice.cli.terminal.output import bad, copyable, facts, good, table
 
 if TYPE_CHECKING:
     from sluice.resources.local.local_kafka import ClusterStatus, LocalKafka
 
-group = typer.Typer(cls=CommandGroup, help="The local Apache Kafka (KRaft) of this project.", no_args_is_help=True)
+group = make_group(
+    "Start and stop a local Apache Kafka (KRaft) for this project.",
+    "sluice kafka start",
+    "sluice kafka status",
+    "sluice kafka stop",
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -25,8 +30,8 @@ Brokers = Annotated[
     int | None,
     typer.Option(
         metavar="1|3",
-        help="How many brokers. The first start decides; later ones keep it.",
-        show_default="1, or as many as there are",
+        help="Number of brokers. Set by the first start.",
+        show_default="1, or the existing number",
     ),
 ]
 
@@ -36,7 +41,7 @@ Secure = Annotated[
     typer.Option(
         "--secure",
         metavar=" ",
-        help="With TLS, users and ACLs, as at work. The first start decides; later ones keep it.",
+        help="Use TLS, users and ACLs. Set by the first start.",
         show_default=False,
     ),
 ]
@@ -45,7 +50,7 @@ Secure = Annotated[
 Registry = Annotated[
     bool,
     typer.Option(
-        "--registry", metavar=" ", help="Start a schema registry, too (Apicurio; needs Java 21).", show_default=False
+        "--registry", metavar=" ", help="Also start a schema registry (Apicurio; needs Java 21).", show_default=False
     ),
 ]
 
@@ -54,15 +59,15 @@ Registry = Annotated[
 def start(session: Session, brokers: Brokers = None, secure: Secure = False, registry: Registry = False) -> None:
     """Start the local Kafka and wait until it answers.
 
-    Its data stays in .sluice/kafka. The first start fetches Kafka's jars (about 45 MB), once for this user. Feeds that
-    name no Kafka read from it, and so do those that name ${KAFKA_BOOTSTRAP} while it runs.
+    Its data stays in .sluice/kafka. The first start downloads Kafka (about 45 MB), once per user. Feeds without a
+    `kafka.bootstrap` read from it, and so do feeds with ${KAFKA_BOOTSTRAP} while it runs.
 
-    A secured one has a CA of its own, listeners for passwords (SCRAM-SHA-512) and for certificates, and two users:
-    `admin` may do everything, `sluice` only what it is granted (sluice kafka grant FEED). Feeds that say nothing of
-    security log in as `sluice`.
+    With --secure it has its own CA, listeners for passwords (SCRAM-SHA-512) and for certificates, and two users:
+    `admin` has all rights, `sluice` only those that you grant (sluice kafka grant FEED). Feeds without security
+    settings log in as `sluice`.
 
-    --registry starts a real Apicurio Registry too, which speaks Confluent's API (160 MB, fetched once). A feed whose
-    section `registry` names no url asks that one.
+    --registry also starts an Apicurio Registry with Confluent's API (160 MB, downloaded once). Feeds with a section
+    `registry` without a url use it.
 
     $ sluice kafka start --brokers 3
     $ sluice kafka start --secure
@@ -85,9 +90,9 @@ def start(session: Session, brokers: Brokers = None, secure: Secure = False, reg
 
 @command(group)
 def grant(session: Session, feed: FeedName) -> None:
-    """Grant the secured local Kafka's user `sluice` the rights that a feed needs, and no others.
+    """Grant the user `sluice` of the secured local Kafka the rights that a feed needs.
 
-    Which these are, and how to grant them elsewhere: sluice acls FEED.
+    sluice acls FEED lists them, with commands for any other Kafka.
 
     $ sluice kafka grant orders
     """
@@ -99,15 +104,15 @@ def grant(session: Session, feed: FeedName) -> None:
     kafka = LocalKafka.attach(session.project.kafka_folder)
     secured.grant(kafka, rights)
     rows = [(r.operation, r.what, r.need) for r in rights]
-    session.terminal.show(good("user sluice may now"), table(("right", "on", "what for"), rows))
+    session.terminal.show(good("rights of user sluice"), table(("right", "on", "what for"), rows))
     session.terminal.print_document({"user": "sluice", "rights": [asdict(r) for r in rights]})
 
 
 @command(group)
 def renew(session: Session) -> None:
-    """Give the secured local Kafka's brokers and users new certificates.
+    """Renew the certificates of the secured local Kafka's brokers and users.
 
-    Brokers that run load theirs at once, for new connections. Those that end within a month are renewed by every start.
+    Running brokers load theirs at once, for new connections. Each start renews certificates that expire within a month.
 
     $ sluice kafka renew
     """
@@ -116,7 +121,7 @@ def renew(session: Session) -> None:
     kafka = LocalKafka.attach(session.project.kafka_folder)
     with session.terminal.working("renewing certificates"):
         kafka.renew()
-    session.terminal.show(good("new certificates are in use"))
+    session.terminal.show(good("certificates renewed"))
     session.terminal.print_document(_build_document(kafka.status()))
 
 
@@ -139,9 +144,9 @@ def stop(session: Session) -> None:
 
 @command(group)
 def status(session: Session) -> int:
-    """Show whether the local Kafka runs and answers.
+    """Show whether the local Kafka is up.
 
-    Exit 0 when every broker answers, else 1.
+    Exit 0 if every broker answers, 1 if not.
 
     $ sluice kafka status --json
     """
@@ -149,7 +154,7 @@ def status(session: Session) -> int:
 
     folder = session.project.kafka_folder
     if not (folder / "cluster.json").exists():
-        session.terminal.show(bad("no local Kafka yet"), "  start one: sluice kafka start")
+        session.terminal.show(bad("no local Kafka"), "  → sluice kafka start")
         session.terminal.print_document({"root": str(folder), "answering": False, "brokers": []})
         return 1
     return 0 if _show(session, LocalKafka.attach(folder)) else 1
@@ -184,7 +189,7 @@ def _addresses(kafka: LocalKafka, status: ClusterStatus) -> list[tuple[str, str]
     return [
         ("by password", f"{status.bootstrap} (SASL_SSL, SCRAM-SHA-512)"),
         ("by certificate", f"{kafka.certificate_bootstrap} (SSL)"),
-        ("users", "admin (may do everything), sluice (what it is granted: sluice kafka grant FEED)"),
+        ("users", "admin (all rights), sluice (rights granted with sluice kafka grant FEED)"),
         ("Java tools", f"--command-config {kafka.secured.java_properties()}"),
     ]
 
@@ -194,7 +199,7 @@ def _section(session: Session, kafka: LocalKafka) -> list[RenderableType]:
     if kafka.secured is None:
         return []
     lines = kafka.secured.section(kafka.bootstrap, session.project.root)
-    return ["", "  Feeds without these lines log in so, too:", *map(copyable, lines)]
+    return ["", "  Feeds without security settings use these:", *map(copyable, lines)]
 
 
 def _build_document(status: ClusterStatus) -> dict[str, Any]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Reason = Annotated[
     str | None,
-    typer.Option("--reason", metavar="TEXT", help="Why, for the ledger.", show_default="the command itself"),
+    typer.Option("--reason", metavar="TEXT", help="The reason; the ledger keeps it.", show_default="the command"),
 ]
 
 
@@ -50,15 +50,15 @@ def register(app: typer.Typer) -> None:
 
 @command(group)
 def show(session: Session, feed: FeedName) -> int:
-    """Show committed offsets, the ledger's, and the effect of the next commit.
+    """Show committed offsets, the ledger's offsets, and the effect of the next commit.
 
-    The exit code is the commit's: 3 where it would be refused.
+    Exit 3 if the next commit would be refused.
 
     $ sluice offsets show orders
     $ sluice offsets show orders --json | jq '.offsets[] | select(.stands == "moved by somebody")'
     """
     definition = session.feed(feed)
-    with session.terminal.working("asking Kafka"), open_context(session, definition, None) as desk:
+    with session.terminal.working("querying Kafka"), open_context(session, definition, None) as desk:
         stands = [_stand(desk, spot) for spot in desk.spots]
     session.terminal.show(*_show_view(desk, stands))
     session.terminal.print_document(
@@ -70,71 +70,88 @@ def show(session: Session, feed: FeedName) -> int:
     return 3 if _would_refuse(desk, stands) else 0
 
 
-@command(group)
-def reset(
-    session: Session,
-    feed: FeedName,
-    to_earliest: Annotated[bool, _flag("--to-earliest", "The start of the log.")] = False,
-    to_latest: Annotated[bool, _flag("--to-latest", "The end of the log, as the feed's isolation sees it.")] = False,
-    to_frontier: Annotated[bool, _flag("--to-frontier", "The offset up to which the feed's ledger accounts.")] = False,
+@dataclass(frozen=True, slots=True)
+class TargetOptions:
+    """Where offsets go, as typed: exactly one option."""
+
+    to_earliest: Annotated[bool, _flag("--to-earliest", "To the start of the log.")] = False
+    to_latest: Annotated[bool, _flag("--to-latest", "To the end of the log that the feed's isolation reads.")] = False
+    to_frontier: Annotated[bool, _flag("--to-frontier", "To the frontier of the feed's ledger.")] = False
     to_time: Annotated[
-        str | None, _option("--to-time", "TIME", "The first record stamped then or later: 2026-11-20T14:00:00Z.")
-    ] = None,
+        str | None, _option("--to-time", "TIME", "To the first record at or after 2026-11-20T14:00:00Z.")
+    ] = None
     by_duration: Annotated[
-        str | None, _option("--by-duration", "TIME", "The first record of this long ago, such as 6h.")
-    ] = None,
-    to_offset: Annotated[int | None, _option("--to-offset", "N", "This offset.")] = None,
-    shift: Annotated[int | None, _option("--shift", "±N", "Move by N offsets, forward or back.")] = None,
-    to_file: Annotated[Path | None, _option("--to-file", "FILE", "Lines TOPIC,PARTITION,OFFSET.")] = None,
-    only: Only = None,
-    other: OtherGroup = None,
-    reason: Reason = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-) -> int:
+        str | None, _option("--by-duration", "TIME", "To the first record of this time span until now, such as 6h.")
+    ] = None
+    to_offset: Annotated[int | None, _option("--to-offset", "N", "To this offset.")] = None
+    shift: Annotated[int | None, _option("--shift", "±N", "By N offsets, forward or back.")] = None
+    to_file: Annotated[Path | None, _option("--to-file", "FILE", "To the lines TOPIC,PARTITION,OFFSET of a file.")] = (
+        None
+    )
+
+    def choose(self) -> OffsetTarget | Path:
+        """Returns the target. Raises UsageError unless there is exactly one."""
+        from sluice.pipelines.operating.move_offsets import Aim, OffsetTarget
+
+        flags = {Aim.EARLIEST: self.to_earliest, Aim.LATEST: self.to_latest, Aim.FRONTIER: self.to_frontier}
+        targets: list[OffsetTarget | Path] = [OffsetTarget(aim) for aim, chosen in flags.items() if chosen]
+        targets += [OffsetTarget(Aim.TIME, parsing.instant(self.to_time))] if self.to_time is not None else []
+        targets += [OffsetTarget(Aim.TIME, _ago(self.by_duration))] if self.by_duration is not None else []
+        targets += [OffsetTarget(Aim.OFFSET, self.to_offset)] if self.to_offset is not None else []
+        targets += [OffsetTarget(Aim.SHIFT, self.shift)] if self.shift is not None else []
+        targets += [self.to_file] if self.to_file is not None else []
+        if len(targets) != 1:
+            raise UsageError(
+                f"{len(targets)} targets" if targets else "no target",
+                remedy="use one of --to-earliest, --to-latest, --to-frontier, --to-time, --by-duration, --to-offset, "
+                "--shift, --to-file",
+            )
+        return targets[0]
+
+
+@dataclass(frozen=True, slots=True)
+class MoveOptions:
+    """The partitions, the group and the confirmation of a move, as typed."""
+
+    only: Only = None
+    group: OtherGroup = None
+    reason: Reason = None
+    dry_run: DryRun = False
+    yes: Yes = False
+
+    @property
+    def partitions(self) -> tuple[TopicPartition, ...]:
+        return tuple(map(parsing.parse_partition, self.only or ()))
+
+
+@command(group)
+def reset(session: Session, feed: FeedName, target: TargetOptions, options: MoveOptions) -> int:
     """Move the committed offsets of a feed's group by hand.
 
-    Asks for confirmation on a terminal; elsewhere it needs --yes. The group must have no members. The feed's ledger
-    records the change before it is made in Kafka.
+    It asks for confirmation on a terminal; elsewhere it needs --yes. The group must have no members. The feed's ledger
+    records the change before Kafka does.
 
-    The ledger decides what the feed reads. Moving offsets back does not make it read anything again (use sluice run
-    FEED --replace), and the next commit moves them to the frontier. Offsets beyond the frontier are refused: use
-    sluice run FEED --skip-to, which skips records and notes that in the ledger.
+    The feed reads from the ledger's frontier, not from committed offsets. Moving them back makes it read nothing again
+    (use sluice run FEED --replace), and the next commit moves them to the frontier. Offsets beyond the frontier are
+    refused: sluice run FEED --skip-to skips records and records that in the ledger.
 
     $ sluice offsets reset orders --to-frontier --dry-run
     $ sluice offsets reset orders --to-time 2026-11-20T14:00:00Z --only orders:0 --reason "replay for billing" --yes
     $ sluice offsets reset orders --shift -100
     """
-    from sluice.pipelines.operating.move_offsets import Aim, OffsetTarget
-
-    definition = session.feed(feed)
-    flags = {Aim.EARLIEST: to_earliest, Aim.LATEST: to_latest, Aim.FRONTIER: to_frontier}
-    targets: list[OffsetTarget | Path] = [OffsetTarget(aim) for aim, chosen in flags.items() if chosen]
-    targets += [OffsetTarget(Aim.TIME, parsing.instant(to_time))] if to_time is not None else []
-    targets += [OffsetTarget(Aim.TIME, _ago(by_duration))] if by_duration is not None else []
-    targets += [OffsetTarget(Aim.OFFSET, to_offset)] if to_offset is not None else []
-    targets += [OffsetTarget(Aim.SHIFT, shift)] if shift is not None else []
-    targets += [to_file] if to_file is not None else []
-    if len(targets) != 1:
-        raise UsageError(
-            f"{len(targets)} targets" if targets else "no target: where should the offsets go?",
-            remedy="give one of --to-earliest, --to-latest, --to-frontier, --to-time, --by-duration, --to-offset, "
-            "--shift, --to-file",
-        )
-    order = _Order(tuple(map(parsing.parse_partition, only or ())), other, reason, dry_run=dry_run, yes=yes)
-    return _reset(session, definition, targets[0], order)
+    return _reset(session, session.feed(feed), target.choose(), options)
 
 
 @command(group)
 def export(
     session: Session,
     feed: FeedName,
-    file: Annotated[Path | None, _option("--file", "FILE", "Where to; it must not be there yet.")] = None,
+    file: Annotated[Path | None, _option("--file", "FILE", "Write to this new file instead of stdout.")] = None,
     other: OtherGroup = None,
 ) -> None:
     """Write the committed offsets, one line TOPIC,PARTITION,OFFSET each.
 
-    kafka-consumer-groups --reset-offsets --from-file reads this format, and so does sluice offsets import.
+    kafka-consumer-groups --reset-offsets --from-file and sluice offsets import read this format.
 
     $ sluice offsets export orders > orders.csv
     $ sluice offsets export orders --group legacy-loader --file legacy.csv
@@ -142,7 +159,7 @@ def export(
     from sluice.pipelines.operating.move_offsets import dump_offsets
 
     definition = session.feed(feed)
-    with session.terminal.working("asking Kafka"), open_context(session, definition, other) as desk:
+    with session.terminal.working("querying Kafka"), open_context(session, definition, other) as desk:
         committed = {s.tp: s.before for s in desk.spots if s.before is not None}
     lines = list(dump_offsets(committed))
     if file is None:
@@ -160,36 +177,20 @@ def import_(
     session: Session,
     feed: FeedName,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Lines TOPIC,PARTITION,OFFSET.", show_default=False)],
-    only: Only = None,
-    other: OtherGroup = None,
-    reason: Reason = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
+    options: MoveOptions,
 ) -> int:
-    """Move committed offsets to those in a file: sluice offsets reset --to-file, with all its rules.
+    """Move committed offsets to those of a file.
 
-    A feed that has not run yet begins at its group's offsets. In this way it takes over from another consumer.
+    The rules are those of sluice offsets reset. A feed that has not run yet begins at its group's committed offsets:
+    import them to take over from another consumer.
 
     $ sluice offsets import orders orders.csv --dry-run
     $ sluice offsets import orders legacy.csv --reason "takes over from legacy-loader" --yes
     """
-    definition = session.feed(feed)
-    order = _Order(tuple(map(parsing.parse_partition, only or ())), other, reason, dry_run=dry_run, yes=yes)
-    return _reset(session, definition, file, order)
+    return _reset(session, session.feed(feed), file, options)
 
 
 # -- requests
-
-
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """The options besides the target, as typed."""
-
-    only: tuple[TopicPartition, ...]
-    group: str | None
-    reason: str | None
-    dry_run: bool
-    yes: bool
 
 
 def _ago(text: str) -> int:
@@ -203,7 +204,7 @@ def _write(path: Path, lines: Sequence[str]) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines)
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}", remedy="name a new file") from None
+        raise UsageError(f"{path} cannot be written: {error.strerror}", remedy="choose a new file") from None
 
 
 # -- show
@@ -238,7 +239,7 @@ def _would_refuse(desk: OffsetsContext, stands: Sequence[_Stand]) -> list[_Stand
 
 
 def _is_landing_next(s: _Stand) -> bool:
-    """Whether somebody moved the offset to where the next catch-up ends: its commit finds the frontier there."""
+    """Returns True if another client moved the offset to the end of the next catch-up, whose commit accepts it."""
     from sluice.pipelines.operating.move_offsets import Stands
 
     ahead = s.spot.before is not None and s.spot.frontier is not None and s.spot.before > s.spot.frontier
@@ -270,28 +271,28 @@ def _stand_note(desk: OffsetsContext, s: _Stand) -> str | Text:
 
     match s.stands:
         case Stands.ANOTHER:
-            return warn(f"not the log that the ledger knows: see sluice plan {desk.feed.name}")
+            return warn(f"not the log in the ledger: see sluice plan {desk.feed.name}")
         case Stands.UNPLANNED if s.spot.committed is None:
-            return f"not planned yet: begins at `start: {desk.feed.start}`"
+            return f"not landed yet: begins at `start: {desk.feed.start}`"
         case Stands.UNPLANNED:
-            return "not planned yet: the feed begins here"
+            return "not landed yet: the feed begins here"
         case Stands.GONE:
-            return "gone, expired or deleted; the next commit puts it back"
+            return "deleted or expired; the next commit restores it"
         case Stands.BEHIND:
             return "the next commit moves it to the frontier"
         case Stands.BY_HAND:
-            return "moved by hand; the next commit moves it on"
+            return "moved with sluice offsets; the next commit moves it on"
         case Stands.WAITS:
-            return "committed by entries that the ledger lost; stays until landing reaches it again"
+            return "committed by entries that the ledger lost; stays until landing reaches it"
         case Stands.MOVED if _is_landing_next(s):
             return warn(
-                f"moved by somebody to where a run lands next (the ledger expects {count(s.expected)}): a catch-up that"
-                " ends there keeps it; if more records come before, its commit is refused"
+                f"moved by another client to the next batch (the ledger expects {count(s.expected)}): a catch-up that"
+                " ends there keeps it; with more records, its commit is refused"
             )
         case Stands.MOVED:
-            return warn(f"moved by somebody: the ledger expects {count(s.expected)}")
+            return warn(f"moved by another client: the ledger expects {count(s.expected)}")
         case Stands.STALE:
-            return warn("carries a mark that the ledger does not have: it lost entries")
+            return warn("its commit mark is not in the ledger, which lost entries")
         case Stands.FOREIGN:
             return warn(f"committed by another ledger: see sluice plan {desk.feed.name}")
     return str(s.stands)
@@ -299,11 +300,11 @@ def _stand_note(desk: OffsetsContext, s: _Stand) -> str | Text:
 
 def _ways_out(desk: OffsetsContext, moved: Sequence[_Stand]) -> list[RenderableType]:
     feed = desk.feed.name
-    ways = [("commit the frontier all the same", f"sluice accept {feed} moved --reason …")]
+    ways = [("commit the frontier anyway", f"sluice accept {feed} moved --reason …")]
     if any((s.spot.before or 0) > (s.spot.frontier or 0) for s in moved):
-        ways.append(("skip what they passed over", f"sluice accept {feed} moved --adopt --reason …"))
-    ways.append(("put the frontier back by hand", f"sluice offsets reset {feed} --to-frontier --reason …"))
-    text = "Landing goes on, by the ledger, but the next commit will be refused. To end that:"
+        ways.append(("skip the offsets in between", f"sluice accept {feed} moved --adopt --reason …"))
+    ways.append(("restore the frontier", f"sluice offsets reset {feed} --to-frontier --reason …"))
+    text = "Landing continues, but the next commit will be refused. Choose one:"
     return [Text(), Text(f"  {text}"), facts(*((f"  {what}", how) for what, how in ways))]
 
 
@@ -316,35 +317,36 @@ def _warnings(desk: OffsetsContext) -> list[RenderableType]:
     if desk.feed.commit is CommitMode.NONE:
         return [
             Text(),
-            warn(f"{name} has `commit: none`: Sluice never commits for this group, and asks it only where to begin"),
+            warn(f"{name} has `commit: none`: Sluice reads this group's start position and never commits"),
         ]
     if not desk.is_blocked:
         return []
-    who = f"{desk.view.who()}: no commit until they have left; see sluice groups describe {desk.name}"
-    return [Text(), warn(f"others are in the group, {who}")]
+    who = f"{desk.view.who()}: no commit until they leave; see sluice groups describe {desk.name}"
+    return [Text(), warn(f"the group has other members, {who}")]
 
 
 # -- reset
 
 
-def _reset(session: Session, feed: Feed, aim: OffsetTarget | Path, order: _Order) -> int:
+def _reset(session: Session, feed: Feed, aim: OffsetTarget | Path, options: MoveOptions) -> int:
     from sluice.pipelines.operating.move_offsets import Aim, OffsetTarget, OwnedGroup, check_ours, move, refusal
 
+    partitions = options.partitions
     with ExitStack() as stack:
-        with session.terminal.working("asking Kafka"):
-            desk = stack.enter_context(open_context(session, feed, order.group))
+        with session.terminal.working("querying Kafka"):
+            desk = stack.enter_context(open_context(session, feed, options.group))
             target = OffsetTarget(Aim.FILE, offsets=read_offsets(aim, desk)) if isinstance(aim, Path) else aim
-            moves = _moves(desk, target, order.only)
+            moves = _moves(desk, target, partitions)
             if desk.ledger:
                 check_ours(desk.ledger, moves)
         refused, done = refusal(feed.name, desk.view, moves, target), None
-        if not order.dry_run and refused is None:
-            if not order.yes and moves:
+        if not options.dry_run and refused is None:
+            if not options.yes and moves:
                 session.terminal.show(*_view_moves(desk, target, moves), *_meaning(desk, moves))
                 session.terminal.confirm(f"Move {many(len(moves), 'offset')} of group {desk.name}?")
-            reason = order.reason or f"sluice offsets reset {target}"
+            reason = options.reason or f"sluice offsets reset {target}"
             done = move(OwnedGroup(desk.name, desk.groups, feed.name, desk.ledger), moves, target, reason)
-    if order.dry_run or order.yes or refused:
+    if options.dry_run or options.yes or refused:
         session.terminal.show(*_view_moves(desk, target, moves), *([] if refused else _meaning(desk, moves)))
     if not refused:
         session.terminal.show("", _format_moved(desk, moves, done) if done else output.format_dry_run())
@@ -389,7 +391,7 @@ def _format_moved(desk: OffsetsContext, moves: Sequence[Move], done: Done) -> Te
 def _move_note(desk: OffsetsContext, m: Move) -> str | Text:
     if m.passes:
         return warn(f"{count(m.passes)} beyond the frontier")
-    begins = "not planned yet: the feed will begin there" if desk.ledger and m.spot.frontier is None else ""
+    begins = "not landed yet: the feed will begin there" if desk.ledger and m.spot.frontier is None else ""
     return "; ".join(note for note in (m.note, begins) if note)
 
 
@@ -402,8 +404,8 @@ def _meaning(desk: OffsetsContext, moves: Sequence[Move]) -> list[RenderableType
         name = desk.feed.name
         next_commit = ", and the next commit moves them to the frontier again"
         out.append(
-            f"What {name} reads is decided by its ledger, not by these offsets: nothing is read again because of them "
-            f"(sluice run {name} --replace does that){'' if desk.feed.commit is CommitMode.NONE else next_commit}."
+            f"Feed {name} reads from its ledger's frontier, not from these offsets; sluice run {name} --replace lands "
+            f"records again{'' if desk.feed.commit is CommitMode.NONE else next_commit}."
         )
     return [
         *(_warnings(desk) if desk.feed.commit is CommitMode.NONE else []),

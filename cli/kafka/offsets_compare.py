@@ -31,21 +31,23 @@ def before(
     session: Session,
     feed: FeedName,
     time: Annotated[
-        str, typer.Argument(metavar="TIME", help="2026-11-20T14:00:00Z, or a window's start.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="TIME", help="A time, 2026-11-20T14:00:00Z, or the start of a window.", show_default=False
+        ),
     ],
     only: Only = None,
     other: OtherGroup = None,
 ) -> None:
-    """Show where each partition stood at a time: the offset of the first record stamped then or later.
+    """Show the offset of the first record at or after a time, for each partition.
 
-    The group's committed offset is shown next to it. Nothing is changed; to
-    move offsets there: sluice offsets reset --to-time.
+    It also shows the group's committed offset. Nothing changes: to move offsets, use sluice offsets reset --to-time.
 
     $ sluice offsets before orders 2026-11-20T14:00:00Z
     $ sluice offsets before orders 2026-11-20T14 --json | jq -r '.offsets[] | [.topic, .partition, .offset] | @csv'
     """
     definition, at = session.feed(feed), parsing.instant(time)
-    with session.terminal.working("asking Kafka"), open_context(session, definition, other) as desk:
+    with session.terminal.working("querying Kafka"), open_context(session, definition, other) as desk:
         spots = desk.choose(tuple(map(parsing.parse_partition, only or ())))
         hits = desk.edges.cluster.offsets_at({s.tp: at for s in spots})
     rows = [_Before(s.tp, hits[s.tp], s.kafka.log_start, s.kafka.high_watermark, s.before) for s in spots]
@@ -72,7 +74,7 @@ class _Before:
         if self.hit is None:
             return "no record since: the end"
         if self.hit.by_marker:
-            return "searched for behind transactions' markers: near"
+            return "approximate: near transaction markers"
         return "the log begins later" if self.offset == self.log_start else ""
 
     def to_document(self) -> dict[str, Any]:
@@ -110,21 +112,24 @@ def diff(
     session: Session,
     feed: FeedName,
     beside: Annotated[
-        str, typer.Option("--with", metavar="FILE|GROUP", help="A file of offsets, or a group.", show_default=False)
+        str,
+        typer.Option(
+            "--with", metavar="FILE|GROUP", help="A file of offsets, or the name of a group.", show_default=False
+        ),
     ],
     other: OtherGroup = None,
 ) -> int:
-    """Compare the committed offsets of a feed's group with a file's or another group's.
+    """Compare the committed offsets of a feed's group with those of a file or another group.
 
-    A name that is a file here is read as one, with lines TOPIC,PARTITION,OFFSET; any other is a group. Exit 0 when they
-    are the same, 1 when they differ.
+    If a file of that name exists, its lines TOPIC,PARTITION,OFFSET are read; otherwise it is a group. Exit 0 if the
+    offsets are equal, 1 if they differ.
 
     $ sluice offsets export orders --file monday.csv
     $ sluice offsets diff orders --with monday.csv
     $ sluice offsets diff orders --with legacy-loader
     """
     definition = session.feed(feed)
-    with session.terminal.working("asking Kafka"), open_context(session, definition, other) as desk:
+    with session.terminal.working("querying Kafka"), open_context(session, definition, other) as desk:
         ours = {s.tp: s.before for s in desk.spots if s.before is not None}
         theirs = _theirs(desk, beside)
     rows = [(tp, ours.get(tp), theirs.get(tp)) for tp in sorted({*ours, *theirs})]
@@ -141,8 +146,8 @@ def _theirs(desk: OffsetsContext, source: str) -> Mapping[TopicPartition, int]:
         return read_offsets(Path(source), desk)
     if not (committed := desk.groups.committed(source)):
         raise UsageError(
-            f"{source!r} is no file here, and no group of that name has committed anything",
-            remedy="name a file of sluice offsets export, or a group of sluice groups list",
+            f"{source!r} is neither a file nor a group with committed offsets",
+            remedy="choose a file of sluice offsets export, or a group of sluice groups list",
         )
     mine = {s.tp for s in desk.spots}
     return {tp: at.offset for tp, at in committed.items() if tp in mine}
@@ -151,7 +156,7 @@ def _theirs(desk: OffsetsContext, source: str) -> Mapping[TopicPartition, int]:
 def _diff_view(
     desk: OffsetsContext, source: str, rows: Sequence[_Pair], differ: Sequence[_Pair]
 ) -> list[RenderableType]:
-    title = heading(f"Offsets of {desk.feed.name}", f"group {desk.name}, beside {source}")
+    title = heading(f"Offsets of {desk.feed.name}", f"group {desk.name}, compared with {source}")
     if not differ:
         return [title, good(f"the same in {many(len(rows), 'partition')}")]
     cells = [(str(tp), count(a), count(b), _gap(a, b)) for tp, a, b in differ]
@@ -167,5 +172,5 @@ _Pair = tuple[TopicPartition, int | None, int | None]
 
 def _gap(ours: int | None, theirs: int | None) -> str:
     if ours is None or theirs is None:
-        return "not there" if theirs is None else "there alone"
+        return "only here" if theirs is None else "only there"
     return f"{count(theirs - ours)} ahead" if theirs > ours else f"{count(ours - theirs)} behind"

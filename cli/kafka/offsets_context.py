@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sluice.cli.app.invocation import CommandGroup, Session
+from sluice.cli.app.invocation import Session, make_group
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.consumer_groups import ZOOKEEPER
 from sluice.pipelines.model.kafka import TopicPartition
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from sluice.pipelines.operating.move_offsets import Spot
     from sluice.pipelines.ports import Groups, Ports
 
-group = typer.Typer(
-    cls=CommandGroup, help="The committed offsets of a feed's group: show, move, save, restore.", no_args_is_help=True
+group = make_group(
+    "Show, move, save and restore the committed offsets of a feed's group.",
+    "sluice offsets show orders",
+    "sluice offsets reset orders --to-frontier --dry-run",
+    "sluice offsets export orders > orders.csv",
 )
 
 OtherGroup = Annotated[
@@ -31,7 +34,7 @@ OtherGroup = Annotated[
     typer.Option(
         "--group",
         metavar="GROUP",
-        help="Offsets of this group on the feed's Kafka. No feed may own it, and no ledger notes the change.",
+        help="Another group on the feed's Kafka. It must not be a feed's; no ledger records changes.",
         show_default="the feed's",
     ),
 ]
@@ -52,7 +55,7 @@ class OffsetsContext:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether others are in the group of a feed that wants to commit."""
+        """Returns True if the feed commits and its group has other members."""
         from sluice.pipelines.feed.sections import CommitMode
 
         ours = self.ledger is not None and self.feed.commit is not CommitMode.NONE
@@ -64,8 +67,8 @@ class OffsetsContext:
         here = {s.tp: s for s in self.spots}
         if unknown := next((tp for tp in only if tp not in here), None):
             raise UsageError(
-                f"{unknown} is not there, or {self.feed.name} does not read it",
-                remedy=f"it reads {', '.join(map(str, list(here)[:5])) or 'nothing'}{' …' if len(here) > 5 else ''}",
+                f"feed {self.feed.name} does not read partition {unknown}",
+                remedy=f"choose from {', '.join(map(str, list(here)[:5])) or 'nothing'}{' …' if len(here) > 5 else ''}",
             )
         return tuple(here[tp] for tp in dict.fromkeys(only)) if only else self.spots
 
@@ -80,7 +83,7 @@ def open_context(session: Session, feed: Feed, other: str | None) -> Iterator[Of
 
     name = other or feed.group
     if name != feed.group and (owner := list_owners(session, feed).get(name)):
-        raise UsageError(f"group {name} is that of feed {owner}", remedy=f"name that feed instead of {feed.name}")
+        raise UsageError(f"--group {name} belongs to feed {owner}", remedy=f"use feed {owner} instead of {feed.name}")
     with session.open_ports(feed) as edges, session.open_groups(feed) as groups:
         ledger = open_ledger(feed, edges) if name == feed.group else None
         state = ledger.read() if ledger else State()
@@ -107,16 +110,20 @@ def _list_spots(feed: Feed, edges: Ports, groups: Groups, name: str, state: Stat
 
 
 def read_offsets(path: Path, desk: OffsetsContext) -> dict[TopicPartition, int]:
-    """The offsets in a file, of partitions at the desk. Raises UsageError, which names file and line."""
+    """Returns the offsets in a file. Raises UsageError with file and line."""
     from sluice.pipelines.operating.move_offsets import FILE_BYTES, parse_offsets
 
     try:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", remedy="name a file of offsets") from None
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}", remedy="choose a readable file of lines TOPIC,PARTITION,OFFSET"
+        ) from None
     if len(data) > FILE_BYTES:
-        raise UsageError(f"{path} is larger than {FILE_BYTES >> 20} MiB", remedy="that is no file of offsets")
+        raise UsageError(
+            f"{path} is larger than {FILE_BYTES >> 20} MiB", remedy="choose a file of lines TOPIC,PARTITION,OFFSET"
+        )
     return parse_offsets(data, str(path), desk.name, {s.tp for s in desk.spots})
 
 

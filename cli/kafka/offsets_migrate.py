@@ -36,7 +36,7 @@ def migrate(
     feed: FeedName,
     into: Annotated[
         str,
-        typer.Option("--into", metavar="STORE", help="zookeeper or kafka.", show_default=False),
+        typer.Option("--into", metavar="STORE", help="Target of the copy: zookeeper or kafka.", show_default=False),
     ],
     only: Only = None,
     dry_run: DryRun = False,
@@ -44,11 +44,11 @@ def migrate(
 ) -> int:
     """Copy the committed offsets of a feed's group from ZooKeeper to Kafka, or back.
 
-    Asks for confirmation on a terminal; elsewhere it needs --yes. The group must be empty: neither old consumers nor
-    members in Kafka. Old consumers that start during the migration wait. No offset moves backwards, or beyond the end
-    of its log. After an interruption, run it again: offsets that are there already stay.
+    It asks for confirmation on a terminal; elsewhere it needs --yes. The group must have no consumers, neither old ones
+    nor members in Kafka. Old consumers that start during the migration wait. No offset moves backwards, or beyond the
+    end of its log. After an interruption, run it again: offsets that were copied stay.
 
-    The feed names ZooKeeper by `offsets: {connect: …}`. Afterwards change `offsets.store` in the feed.
+    ZooKeeper's address is the feed's `offsets: {connect: …}`. After the migration, change `offsets.store` in the feed.
 
     $ sluice offsets migrate orders --into kafka --dry-run
     $ sluice offsets migrate orders --into kafka --yes --json | jq .moved
@@ -58,7 +58,7 @@ def migrate(
     definition, source = session.feed(feed), _find_other_store(into)
     done = False
     with session.open_ports(definition) as edges, session.open_stores(definition) as stores:
-        with session.terminal.working("asking Kafka and ZooKeeper"):
+        with session.terminal.working("querying Kafka and ZooKeeper"):
             logs = _logs(definition, edges.cluster, tuple(map(parsing.parse_partition, only or ())))
             plan = migrating.plan(stores, source, logs)
             refused = _refusal(definition, stores, plan)
@@ -97,8 +97,8 @@ def _logs(feed: Feed, cluster: Any, only: Sequence[TopicPartition]) -> tuple[Par
     partitions = {p.tp: p for p in cluster.partitions(list_topics(feed, cluster), feed.isolation)}
     if unknown := next((tp for tp in only if tp not in partitions), None):
         raise UsageError(
-            f"{unknown} is not there, or {feed.name} does not read it",
-            remedy=f"what it reads: sluice offsets show {feed.name}",
+            f"{unknown} is not a partition that feed {feed.name} reads",
+            remedy=f"list its partitions: sluice offsets show {feed.name}",
         )
     return tuple(partitions[tp] for tp in dict.fromkeys(only)) if only else tuple(partitions.values())
 
@@ -146,7 +146,7 @@ def _note(row: OffsetMigration, done: bool) -> str | Text:
     if row.step in REFUSED:
         return warn(str(row.step))
     if row.lost:
-        return warn(f"{count(row.lost)} offsets are gone from Kafka: a run will say so")
+        return warn(f"{count(row.lost)} offsets are no longer in Kafka: the next run records them as lost")
     return "moved" if done and row.step is MigrationAction.MOVE else str(row.step)
 
 

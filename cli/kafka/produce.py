@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +19,7 @@ from sluice.pipelines.util.units import many, parse_duration
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
-    from sluice.resources.local.events import SampleEvent, SentEvents
+    from sluice.resources.local.events import Mix, SampleEvent, SentEvents
 
 
 def register(app: typer.Typer) -> None:
@@ -50,61 +50,74 @@ def _share_option(text: str) -> Any:
     return typer.Option(parser=_share, metavar="SHARE", help=text, show_default=False)
 
 
-def produce(
-    session: Session,
-    feed: FeedName,
-    records: Annotated[int, typer.Option("--records", "-n", metavar="N", min=1, help="How many events.")] = 10_000,
-    per_second: Annotated[
-        float | None,
-        typer.Option(
-            "--rate",
-            metavar="N",
-            min=0.001,
-            help="Records a second; without it, as fast as possible.",
-            show_default=False,
-        ),
-    ] = None,
-    bad_share: Annotated[float, _share_option("Malformed: no JSON, cut off, wrong types.")] = 0.0,
-    tombstones: Annotated[float, _share_option("Null values.")] = 0.0,
-    headers: Annotated[float, _share_option("Records with headers.")] = 0.0,
-    transactional: Annotated[bool, typer.Option("--transactional", help="Send in transactions.")] = False,
-    aborted: Annotated[float, _share_option("Transactions to abort.")] = 0.0,
-    compression: Annotated[
-        str | None,
-        typer.Option(metavar="CODEC", help="none, gzip, snappy, lz4, zstd.", show_default="none"),
-    ] = None,
+@dataclass(frozen=True, slots=True)
+class EventOptions:
+    """Sample events, as typed."""
+
+    records: Annotated[int, typer.Option("--records", "-n", metavar="N", min=1, help="Number of events.")] = 10_000
+    bad_share: Annotated[float, _share_option("Share of malformed records: no JSON, cut off, wrong types.")] = 0.0
+    tombstones: Annotated[float, _share_option("Share of null values.")] = 0.0
+    headers: Annotated[float, _share_option("Share of records with headers.")] = 0.0
     seed: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", help="The same seed gives the same events; without it they are random.", show_default=False
-        ),
-    ] = None,
-    first: Annotated[int, typer.Option(metavar="N", min=0, help="Number of the first order.")] = 0,
+        typer.Option(metavar="N", help="The same seed gives the same events.", show_default="random"),
+    ] = None
+    first: Annotated[int, typer.Option(metavar="N", min=0, help="Number of the first order.")] = 0
     spread: Annotated[
         int,
-        typer.Option(parser=_duration, metavar="DURATION", help="Stamp them evenly over this time until now."),
-    ] = "1m",  # type: ignore[assignment]  # read by the parser
-    partitions: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Partitions of a topic that has to be created.")
-    ] = 6,
+        typer.Option(parser=_duration, metavar="DURATION", help="Spread timestamps evenly over this time until now."),
+    ] = "1m"  # type: ignore[assignment]  # read by the parser
+
+    def build_mix(self, aborted: float) -> Mix:
+        from sluice.resources.local.events import Mix
+
+        seed = secrets.randbits(32) if self.seed is None else self.seed
+        return Mix(seed, self.first, self.bad_share, self.tombstones, self.headers, aborted)
+
+
+@dataclass(frozen=True, slots=True)
+class SendingOptions:
+    """How events are sent, as typed."""
+
+    per_second: Annotated[
+        float | None,
+        typer.Option("--rate", metavar="N", min=0.001, help="Records per second.", show_default="as fast as possible"),
+    ] = None
+    transactional: Annotated[bool, typer.Option("--transactional", help="Send in transactions.")] = False
+    aborted: Annotated[float, _share_option("Share of transactions to abort; needs --transactional.")] = 0.0
+    compression: Annotated[
+        str | None,
+        typer.Option(metavar="CODEC", help="none, gzip, snappy, lz4 or zstd.", show_default="none"),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicOptions:
+    """Topics to write to, as typed."""
+
+    partitions: Annotated[int, typer.Option(metavar="N", min=1, help="Partitions of topics that are created.")] = 6
     bootstrap: Annotated[
         str | None,
         typer.Option(
             "--bootstrap",
             metavar="HOST:PORT",
-            help="Write to the feed's Kafka at this address, although it is not the local one.",
+            help="Confirm the address of the feed's Kafka, if that is not the local one.",
             show_default=False,
         ),
-    ] = None,
-    create: Annotated[bool, typer.Option("--create", help="With --bootstrap: create missing topics.")] = False,
+    ] = None
+    create: Annotated[bool, typer.Option("--create", help="With --bootstrap: create missing topics.")] = False
+
+
+def produce(
+    session: Session, feed: FeedName, events: EventOptions, sending: SendingOptions, target: TopicOptions
 ) -> None:
     """Send sample order events into a feed's topics.
 
-    Each is JSON of about 180 bytes, keyed by customer; for a feed with a schema_file it is in the feed's format, and
-    its schema is registered first (`sluice schema pull FEED` writes it for the feed). By default it writes only to the
-    project's local Kafka, the one of `sluice kafka start`, and creates topics there. For another Kafka, repeat the
-    feed's address with --bootstrap; there it creates topics only with --create. Exit 3 when the feed reads from another
-    Kafka and --bootstrap is missing.
+    Events are JSON of about 180 bytes, keyed by customer. For a feed with a schema_file they have the feed's format,
+    and their schema is registered first (sluice schema pull FEED fetches it). By default it writes only to the
+    project's local Kafka (sluice kafka start), and creates topics there. For another Kafka, confirm the feed's address
+    with --bootstrap; topics are then created only with --create. Exit 3 if the feed reads from another Kafka and
+    --bootstrap is missing.
 
     $ sluice produce orders --records 200000
     $ sluice produce orders --rate 500 --tombstones 1% --headers 5%
@@ -112,27 +125,29 @@ def produce(
     $ sluice produce orders --bootstrap test-kafka.example:9092
     """
     from sluice.pipelines.model.receipts import Progress
-    from sluice.resources.local import events
+    from sluice.resources.local.events import SendOptions, orders, send
 
     definition = session.feed(feed)
-    if aborted and not transactional:
+    if sending.aborted and not sending.transactional:
         raise UsageError("--aborted without --transactional", remedy="add --transactional")
-    _check_meant(session, definition, records, bootstrap)
-    mix = events.Mix(secrets.randbits(32) if seed is None else seed, first, bad_share, tombstones, headers, aborted)
-    topics = _topics(session, definition, partitions, create)
+    _check_meant(session, definition, events.records, target.bootstrap)
+    mix = events.build_mix(sending.aborted)
+    topics = _topics(session, definition, target.partitions, target.create)
     now = time.time_ns() // 1_000_000
-    stream = events.orders(mix, records, now - spread, now)
+    stream = orders(mix, events.records, now - events.spread, now)
     stream = in_format(session, definition, stream)
-    how = events.SendOptions(
+    how = SendOptions(
         topics,
-        transactional_id=f"sluice-produce-{feed}" if transactional else None,
-        rate=per_second,
-        compression=compression,
+        transactional_id=f"sluice-produce-{feed}" if sending.transactional else None,
+        rate=sending.per_second,
+        compression=sending.compression,
     )
     with session.terminal.progress() as meter:
-        sent = events.send(
-            session.project.writer(definition), stream, mix, how, lambda done: meter(Progress("send", done, records))
-        )
+
+        def report(done: int) -> None:
+            meter(Progress("send", done, events.records))
+
+        sent = send(session.project.writer(definition), stream, mix, how, report)
     session.terminal.show(*view(sent, topics), f"  seed {mix.seed}")
     session.terminal.print_document({"feed": feed, "topics": topics, "seed": mix.seed, **asdict(sent)})
 
@@ -151,8 +166,8 @@ def in_format(session: Session, feed: Feed, stream: Iterator[SampleEvent]) -> It
     sample, number = SAMPLES[reader.format], 0
     if reader.wire not in WIRES:
         raise UsageError(
-            f"feed {feed.name} has `wire_format: {reader.wire}`, which sample events cannot have",
-            remedy=f"they can have {', '.join(sorted(WIRES))}",
+            f"feed {feed.name} has `wire_format: {reader.wire}`, which sample events do not support",
+            remedy=f"use one of {', '.join(sorted(WIRES))}",
         )
     if feed.registry is not None:
         request = schema_asked(session.project.feeds_folder / f"{feed.name}.yaml", session.project.environ())
@@ -167,13 +182,13 @@ def _check_meant(session: Session, feed: Feed, records: int, bootstrap: str | No
     if bootstrap is not None and bootstrap != there:
         raise UsageError(
             f"--bootstrap {bootstrap}, but feed {feed.name} reads from {there}",
-            remedy=f"write there: --bootstrap {there}",
+            remedy=f"confirm that address: --bootstrap {there}",
         )
     if bootstrap is None and not _is_local(session, there):
         raise NotLocal(
-            f"{there} is not this project's local Kafka, and sample events would stay in its topics; nothing was sent",
-            remedy=f"start the local one, which feeds that name no other read from: sluice kafka start; or send "
-            f"{many(records, 'sample event')} there all the same: sluice produce {feed.name} --bootstrap {there}",
+            f"{there} is not this project's local Kafka, and sample events would stay in its topics; no event was sent",
+            remedy=f"start the local Kafka: sluice kafka start; or send "
+            f"{many(records, 'sample event')} there anyway: sluice produce {feed.name} --bootstrap {there}",
         )
 
 
@@ -189,7 +204,7 @@ def view(sent: SentEvents, topics: tuple[str, ...]) -> tuple[RenderableType, ...
         good(f"{count(sent.committed)} records sent to {', '.join(topics)}"),
         facts(
             *((("among them", kinds_text),) if kinds_text else ()),
-            *((("aborted", f"{count(sent.aborted)} more, in transactions that were aborted"),) if sent.aborted else ()),
+            *((("aborted", f"{count(sent.aborted)} more, in aborted transactions"),) if sent.aborted else ()),
             (
                 "took",
                 f"{seconds(sent.seconds)} ({rate(sent.records, sent.seconds)}, {size(sent.bytes)} of values)",

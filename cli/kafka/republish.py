@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,9 +11,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.app.invocation import FeedName, Session, command
-from sluice.cli.options import parsing, window_options
-from sluice.cli.options.request_options import DryRun, Offsets, Yes
-from sluice.cli.options.window_options import From, To, Window
+from sluice.cli.options import parsing
+from sluice.cli.options.request_options import ChangeOptions, Offsets
+from sluice.cli.options.window_options import WindowOptions
 from sluice.cli.terminal import output
 from sluice.cli.terminal.number_format import count, rate, seconds, size
 from sluice.cli.terminal.output import copyable, facts, good, heading, limit_rows, table, warn
@@ -22,10 +23,9 @@ from sluice.pipelines.util.units import many
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger, State
-    from sluice.pipelines.ports import Ports
-    from sluice.pipelines.republishing.lanes import Sent
+    from sluice.pipelines.ports import Engine, Ports
+    from sluice.pipelines.republishing.lanes import LaneSender, Sent
     from sluice.pipelines.republishing.republish_plan import Republish, Wishes
-    from sluice.pipelines.republishing.send_lane import Pace
 
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
@@ -34,81 +34,106 @@ def register(app: typer.Typer) -> None:
     command(app)(republish)
 
 
-def republish(
-    session: Session,
-    feed: FeedName,
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """The rows to send, and how, as typed. A plan keeps all of it."""
+
     topic: Annotated[
         str | None,
         typer.Option("--topic", metavar="TOPIC", help="The topic to send to. It must exist.", show_default=False),
-    ] = None,
-    window: Window = None,
-    start: From = None,
-    end: To = None,
-    offsets: Offsets = None,
+    ] = None
+    windows: WindowOptions = field(default_factory=WindowOptions)
+    offsets: Offsets = None
     quarantined: Annotated[
-        bool, typer.Option("--quarantined", help="Send the records that are in quarantine, not those that landed.")
-    ] = False,
+        bool, typer.Option("--quarantined", help="Send quarantined records instead of landed rows.")
+    ] = False
     where: Annotated[
         str | None,
         typer.Option(
             "--where",
             metavar="SQL",
-            help="Only rows that meet this condition, in DuckDB's SQL over their columns.",
+            help="Only rows that meet this condition: DuckDB SQL over their columns.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     keep_partitions: Annotated[
-        bool, typer.Option("--keep-partitions", help="Each record to the partition of its old number.")
-    ] = False,
+        bool, typer.Option("--keep-partitions", help="Send each record to the partition of the same number.")
+    ] = False
     partition_by: Annotated[
         str | None,
         typer.Option(
             "--partition-by",
             metavar="key|round-robin|MODULE:FUNCTION",
-            help="By key, as Kafka's Java producer does; to one after the other; or by a function of yours.",
+            help="By key, as Kafka's Java producer does; round-robin; or by your function.",
             show_default="key",
         ),
-    ] = None,
+    ] = None
     keep_timestamps: Annotated[
         bool,
-        typer.Option("--keep-timestamps", help="Records keep their times; without it they get the time of sending."),
-    ] = False,
+        typer.Option("--keep-timestamps", help="Keep the records' timestamps; default: the time of sending."),
+    ] = False
     headers: Annotated[
         bool, typer.Option("--headers", help="Add headers with the old topic, partition and offset.")
-    ] = False,
-    per_second: Annotated[
-        str | None,
-        typer.Option(
-            "--rate", metavar="N|SIZE", help="Limit of records, or bytes (5MB), a second.", show_default=False
-        ),
-    ] = None,
-    compression: Annotated[str, typer.Option("--compression", metavar="CODEC", help=f"{', '.join(_CODECS)}.")] = "lz4",
+    ] = False
     name: Annotated[
         str | None,
         typer.Option(
-            "--id", metavar="NAME", help="A name; without it, equal wishes have one name.", show_default=False
+            "--id", metavar="NAME", help="Name of the republish; default: a hash of its plan.", show_default=False
         ),
-    ] = None,
-    resume: Annotated[
-        str | None,
-        typer.Option("--resume", metavar="NAME", help="Go on with this republish, as planned.", show_default=False),
-    ] = None,
+    ] = None
     into_source: Annotated[
         bool, typer.Option("--into-source", help="Allow a topic that the feed reads: the records land again.")
-    ] = False,
-    here: Annotated[bool, typer.Option("--here", help="Send from this process alone, without Spark.")] = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
+    ] = False
+
+    def list_given(self) -> dict[str, Any]:
+        """The options that a plan keeps, except the topic, by name."""
+        return {
+            "--window": self.windows.window, "--from": self.windows.start, "--to": self.windows.end,
+            "--offsets": self.offsets, "--quarantined": self.quarantined, "--where": self.where,
+            "--keep-partitions": self.keep_partitions, "--partition-by": self.partition_by,
+            "--keep-timestamps": self.keep_timestamps, "--headers": self.headers, "--id": self.name,
+            "--into-source": self.into_source,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SendOptions:
+    """How a republish is carried out, as typed."""
+
+    per_second: Annotated[
+        str | None,
+        typer.Option(
+            "--rate",
+            metavar="N|SIZE",
+            help="Limit in records (5000) or bytes (5MB) per second.",
+            show_default="no limit",
+        ),
+    ] = None
+    compression: Annotated[str, typer.Option("--compression", metavar="CODEC", help=f"{', '.join(_CODECS)}.")] = "lz4"
+    here: Annotated[bool, typer.Option("--here", help="Send from this process alone, without Spark.")] = False
+
+
+def republish(
+    session: Session,
+    feed: FeedName,
+    *,
+    options: PlanOptions,
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", metavar="NAME", help="Continue this republish as planned.", show_default=False),
+    ] = None,
+    sending: SendOptions,
+    change: ChangeOptions,
 ) -> None:
     """Send landed rows back to Kafka, each once and in order.
 
-    Asks for confirmation on a terminal; elsewhere it needs --yes. Rows of raw feeds are sent byte for byte; rows of
-    typed feeds are encoded again from their columns, in the feed's format (sluice docs republishing lists what is
-    lost). Quarantined records are sent with their own bytes.
+    It asks for confirmation on a terminal; elsewhere it needs --yes. Rows of raw feeds are sent byte for byte; rows of
+    typed feeds are encoded from their columns, in the feed's format (sluice docs republishing lists the losses).
+    Quarantined records are sent with their original bytes.
 
-    Sends in transactions, each with its progress. After a crash, run the same command again: consumers of committed
-    records see each record once. A map from old offsets to new ones stays in the lake (sluice explain). Many records of
-    several partitions are sent by tasks of the feed's Spark, in parallel.
+    It sends in transactions, each with its progress. After a crash, run the same command again: consumers of committed
+    records see each record once. A map from old to new offsets stays in the lake (sluice explain). Large republishes of
+    several partitions are sent by Spark tasks, in parallel.
 
     $ sluice republish orders --topic orders-again --window 2026-11-20T14 --dry-run
     $ sluice republish orders --topic orders-again --window 2026-11-20T14 --keep-partitions --keep-timestamps
@@ -118,66 +143,72 @@ def republish(
     $ sluice republish orders --topic orders-again --window 2026-11-20T14 --partition-by places.py:by_country
     $ sluice republish orders --resume 1f0c2a9b77de
     """
-    from sluice.pipelines.republishing.lanes import check_resumed, name_of, pace_of, way_of
+    from sluice.pipelines.republishing.lanes import check_resumed, name_of, pace_of
+    from sluice.resources import republish_tasks
 
-    definition, pace = session.feed(feed), pace_of(per_second or "")
-    if compression not in _CODECS:
-        raise UsageError(f"{compression!r} is no codec", remedy=f"one of {', '.join(_CODECS)}")
-    if (topic is None) is (resume is None):
+    definition, pace = session.feed(feed), pace_of(sending.per_second or "")
+    if sending.compression not in _CODECS:
+        raise UsageError(
+            f"unknown codec --compression {sending.compression!r}", remedy=f"use one of {', '.join(_CODECS)}"
+        )
+    if (options.topic is None) is (resume is None):
         raise UsageError("give either --topic or --resume", remedy="see sluice republish --help")
-    planned = {
-        "--window": window, "--from": start, "--to": end, "--offsets": offsets, "--quarantined": quarantined,
-        "--where": where, "--keep-partitions": keep_partitions, "--partition-by": partition_by,
-        "--keep-timestamps": keep_timestamps, "--headers": headers, "--id": name, "--into-source": into_source,
-    }  # fmt: skip
     if resume is not None:
-        check_resumed(planned)
-    chosen = name_of(name or resume or "")
-    by, function = way_of(keep_partitions, partition_by or "")
+        check_resumed(options.list_given())
     with session.open_ports(definition) as edges:
         from sluice.assets.specs.feed_files import remember_target
         from sluice.pipelines.ledger import Ledger
-        from sluice.pipelines.model.receipts import PartKind
         from sluice.pipelines.republishing import republish_plan as plans
         from sluice.pipelines.republishing import where as conditions
-        from sluice.resources.republish_tasks import by_own_schema
 
         ledger = Ledger(edges.lake, feed, edges.clock)
         if resume is not None:
-            plan = plans.load(edges.lake, feed, chosen)
+            plan = plans.load(edges.lake, feed, name_of(resume))
         else:
-            state = ledger.read()
-            ranges = _build_request(definition, state, edges.clock(), window, start, end, offsets)
-            with session.open_target(definition, topic or "") as target:
-                kind = PartKind.QUARANTINED if quarantined else PartKind.LANDED
-                settings = (keep_timestamps, headers, where or "", function)
-                wishes = plans.Wishes(topic or "", target.partitions(), kind, by, *settings)
-            wishes = by_own_schema(wishes, definition, {key.topic for key, _ in ranges})
-            plan = plans.plan_republish(
-                definition, state, wishes, ranges, edges.clock(), name=chosen, into_source=into_source
-            )
+            plan = _make_plan(session, definition, ledger, edges, options)
         conditions.check(plan.wishes, definition.columns)
-        if dry_run or not yes:
-            _preview(session, plan, ledger, edges, dry_run=dry_run)
-        if dry_run:
+        if change.dry_run or not change.yes:
+            _preview(session, plan, ledger, edges, dry_run=change.dry_run)
+        if change.dry_run:
             return
         plan = plans.keep(edges.lake, plan)
         remember_target(session.project, feed, plan.wishes.to)
         session.compile()
-        _send(session, definition, plan, edges, _CODECS.index(compression), pace, here)
+        work = republish_tasks.sending(
+            definition, edges.lake, plan, _CODECS.index(sending.compression), pace, session.project.root
+        )
+        _send(session, work, None if sending.here else edges.engine)
 
 
-def _send(session: Session, feed: Feed, plan: Republish, edges: Ports, codec: int, pace: Pace, here: bool) -> None:
+def _make_plan(session: Session, feed: Feed, ledger: Ledger, edges: Ports, options: PlanOptions) -> Republish:
+    """Raises as `plan_republish`, and UsageError."""
+    from sluice.pipelines.model.receipts import PartKind
+    from sluice.pipelines.republishing import republish_plan as plans
+    from sluice.pipelines.republishing.lanes import name_of, way_of
+    from sluice.resources.republish_tasks import by_own_schema
+
+    name = name_of(options.name or "")
+    by, function = way_of(options.keep_partitions, options.partition_by or "")
+    state, topic = ledger.read(), options.topic or ""
+    ranges = _list_ranges(feed, state, edges.clock(), options)
+    with session.open_target(feed, topic) as target:
+        kind = PartKind.QUARANTINED if options.quarantined else PartKind.LANDED
+        settings = (options.keep_timestamps, options.headers, options.where or "", function)
+        wishes = plans.Wishes(topic, target.partitions(), kind, by, *settings)
+    wishes = by_own_schema(wishes, feed, {key.topic for key, _ in ranges})
+    return plans.plan_republish(feed, state, wishes, ranges, edges.clock(), name=name, into_source=options.into_source)
+
+
+def _send(session: Session, work: LaneSender, engine: Engine | None) -> None:
     from sluice.pipelines.republishing.lanes import carry_out
-    from sluice.resources.republish_tasks import sending
 
-    work = sending(feed, edges.lake, plan, codec, pace, session.project.root)
+    plan = work.plan
     with session.terminal.progress() as meter:
         try:
-            sent = carry_out(work, None if here else edges.engine, meter)
+            sent = carry_out(work, engine, meter)
         except (Failed, Unknown):
             again = f"sluice republish {plan.feed} --resume {plan.id}"
-            session.terminal.note(f"what was committed stays, and nothing is sent twice; go on with: {again}")
+            session.terminal.note(f"committed records stay, and no record is sent twice; continue with: {again}")
             raise
     session.terminal.show(*_sent_view(sent))
     session.terminal.print_document({"applied": True, **_plan_document(plan), **_sent_document(sent)})
@@ -186,30 +217,23 @@ def _send(session: Session, feed: Feed, plan: Republish, edges: Ports, codec: in
 # -- as typed
 
 
-def _build_request(
-    feed: Feed,
-    state: State,
-    now: int,
-    window: Sequence[str] | None,
-    start: str | None,
-    end: str | None,
-    offsets: Sequence[str] | None,
-) -> list[Any]:
-    """The ranges that the options name."""
+def _list_ranges(feed: Feed, state: State, now: int, options: PlanOptions) -> list[Any]:
+    """Returns the requested ranges. Raises UsageError."""
     from sluice.pipelines.planning.windows import check_aligned
     from sluice.pipelines.republishing.republish_plan import asked_offsets, asked_windows
 
-    if offsets and (window or start or end):
-        raise UsageError("--offsets and windows together", remedy="--offsets names exactly what to send")
+    offsets, windows = options.offsets, options.windows
+    if offsets and windows.any:
+        raise UsageError("--offsets together with windows", remedy="use either --offsets or windows")
     if offsets:
         return asked_offsets(state, [parsing.parse_offset_range(text) for text in offsets])
-    if start and not end:
-        raise UsageError("--from without --to", remedy="give the end: a republish is planned over fixed windows")
-    if end and not start:
-        raise UsageError("--to without --from", remedy="give the start: --from 2026-11-20T00")
-    if not (window or start):
-        raise UsageError("no rows chosen", remedy="give --window, --from and --to, or --offsets")
-    chosen = window_options.parse_windows(feed.window, now, window, start, end)
+    if windows.start and not windows.end:
+        raise UsageError("--from without --to", remedy="add the end: --to 2026-11-21T00")
+    if windows.end and not windows.start:
+        raise UsageError("--to without --from", remedy="add the start: --from 2026-11-20T00")
+    if not windows.any:
+        raise UsageError("no windows or offsets", remedy="add --window, --from and --to, or --offsets")
+    chosen = windows.parse(feed.window, now)
     for start_time in chosen:
         check_aligned(start_time, feed.window)
     return asked_windows(feed, state, chosen)
@@ -263,16 +287,16 @@ def _plan_view(plan: Republish, amounts: Sequence[tuple[int, int]], done: bool) 
     total = ["in all", "", count(sum(n for n, _ in amounts)), size(sum(b for _, b in amounts))]
     yield table(["from", "offsets", "rows", "files"], [*limit_rows(rows), total], right="rows files", optional="files")
     fewer = "only some rows" if plan.wishes.where else "only some offsets of one"
-    yield Text(f"  Rows and files are of whole slices: where {fewer} are asked for, fewer are sent.")
+    yield Text(f"  Rows and files are counted by offset range: if {fewer} are requested, fewer are sent.")
     if done:
-        yield good("already sent: nothing would be sent; give it another name with --id to send it again")
+        yield good("already sent; use another name with --id to send it again")
 
 
 def _facts(wishes: Wishes) -> list[tuple[str, str]]:
     how = {
-        "partition": "the one of its old number",
-        "key": "by key, as Kafka's Java producer does; without a key, one after the other",
-        "round-robin": "one after the other",
+        "partition": "same number",
+        "key": "by key, as Kafka's Java producer does; round-robin without a key",
+        "round-robin": "round-robin",
         "function": f"as {wishes.function} says",
     }
     return [
@@ -280,7 +304,7 @@ def _facts(wishes: Wishes) -> list[tuple[str, str]]:
         ("rows", str(wishes.kind) + (f", where {wishes.where}" if wishes.where else "")),
         ("partition", how[wishes.by]),
         ("times", "the records' own" if wishes.keep_timestamps else "the time of sending"),
-        ("headers", "the records' own" + (", and their old coordinates" if wishes.headers else "")),
+        ("headers", "the records' own" + (", and the old topic, partition and offset" if wishes.headers else "")),
     ]
 
 
@@ -288,7 +312,7 @@ def _sent_view(sent: Sent) -> Iterator[RenderableType]:
     plan = sent.plan
     yield heading(f"Republish of {plan.feed}", plan.id)
     if sent.before:
-        yield good(f"it was done before: {many(sent.in_all, 'record')} are in {plan.wishes.to}")
+        yield good(f"already done: {many(sent.in_all, 'record')} are in {plan.wishes.to}")
         return
     yield good(f"{many(sent.records, 'record')} sent to {plan.wishes.to}")
     yield facts(
@@ -298,15 +322,15 @@ def _sent_view(sent: Sent) -> Iterator[RenderableType]:
     )
     if sent.throttled_ms:
         yield warn(
-            f"brokers had it pause for {seconds(sent.throttled_ms / 1000)}: a quota (producer_byte_rate or"
-            " request_percentage) bounds how fast it goes; kafka-configs shows it"
+            f"throttled by brokers for {seconds(sent.throttled_ms / 1000)}: a quota (producer_byte_rate or"
+            " request_percentage) limits it; kafka-configs shows it"
         )
     if sent.in_all != sent.records:
         yield Text(f"  With earlier runs of this republish: {many(sent.in_all, 'record')}.")
     rows = [[f"{plan.wishes.to}:{p}", count(n)] for p, n in sorted(sent.partitions.items())]
     if rows:
         yield table(["partition", "records"], limit_rows(rows), right="records")
-    yield Text("  Where a record is now:")
+    yield Text("  To find a record:")
     yield copyable(f"sluice explain {plan.feed} TOPIC:PARTITION:OFFSET")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +20,7 @@ from sluice.pipelines.util.units import many
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger.entries import KeyRange
+    from sluice.pipelines.model.kafka import TopicPartition
     from sluice.pipelines.operating.acceptance import Accepted
     from sluice.pipelines.ports import Ports
 
@@ -31,49 +32,86 @@ def register(app: typer.Typer) -> None:
     command(app)(accept)
 
 
-def accept(
-    session: Session,
-    feed: FeedName,
-    event: Annotated[
-        str, typer.Argument(metavar="EVENT", help=f"What happened: {', '.join(_EVENTS)}.", show_default=False)
-    ],
+@dataclass(frozen=True, slots=True)
+class AcceptOptions:
+    """The event and its details, as typed."""
+
+    event: Annotated[str, typer.Argument(metavar="EVENT", help=f"The event: {', '.join(_EVENTS)}.", show_default=False)]
     reason: Annotated[
         str, typer.Option("--reason", metavar="TEXT", help="Why you accept it; the ledger keeps the reason.")
-    ] = "",
-    only: Only = None,
+    ] = ""
+    only: Only = None
     offsets: Annotated[
         str | None,
         typer.Option(
-            "--offsets", metavar="T:P:START-END", help="With corrupt: where the batch is.", show_default=False
+            "--offsets",
+            metavar="T:P:START-END",
+            help="With corrupt: the offsets of the batch, END exclusive.",
+            show_default=False,
         ),
-    ] = None,
+    ] = None
     adopt: Annotated[
-        bool,
-        typer.Option("--adopt", metavar=" ", help="With moved: skip the records that the group's offsets pass over."),
-    ] = False,
+        bool, typer.Option("--adopt", metavar=" ", help="With moved: skip the records before the group's offsets.")
+    ] = False
     begin: Annotated[
         str | None,
         typer.Option(
             "--begin",
             metavar="committed|start",
-            help="With group: from where the group stands, or as `start` says.",
+            help="With group: begin at the committed offsets, or at the feed's `start`.",
             show_default=False,
         ),
-    ] = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-) -> int:
-    """Accept what happened to Kafka, or to the ledger, so that runs go on.
+    ] = None
 
-    lost: retention deleted pending offsets; they become a named loss. recreated, truncated, cluster: the log is a
-    different one now; the feed starts again in it, and what landed stays. moved: somebody moved the group's committed
-    offsets; the next commit goes on from there, or with --adopt the offsets in between are skipped. corrupt: a batch
-    that cannot be read becomes a loss. ledger: the ledger lost its newest entries; their files are set aside, never
-    deleted, and their offsets are pending again. group: the committed offsets belong to another ledger, of a lake
-    that was lost perhaps; the feed takes the group over, from where it stands or from its start.
+    @property
+    def partitions(self) -> tuple[TopicPartition, ...]:
+        return tuple(parsing.parse_partition(text) for text in self.only or ())
 
-    An event that has not happened is refused. A refused run prints the command to type. Before offsets are given up as
-    lost or skipped, it asks for confirmation on a terminal; elsewhere it needs --yes.
+    def check(self) -> None:
+        """Raises UsageError for an unknown event, a missing reason, or an option of another event."""
+        if self.event not in _EVENTS:
+            raise UsageError(f"unknown event {self.event!r}", remedy=f"use one of {', '.join(_EVENTS)}")
+        if not self.reason.strip():
+            raise UsageError(
+                "--reason is missing", remedy='add it, for example --reason "INC-311"; the ledger keeps it'
+            )
+        self._check_companions()
+        if self.only and (why := _WITHOUT_ONLY.get(self.event)):
+            raise UsageError(f"--only together with {self.event}", remedy=f"leave out --only: {why}")
+
+    def _check_companions(self) -> None:
+        if (self.event == "corrupt") is (self.offsets is None):
+            raise UsageError("corrupt and --offsets go together", remedy="copy the command that the failed run printed")
+        if self.adopt and self.event != "moved":
+            raise UsageError(f"--adopt together with {self.event}", remedy="leave out --adopt: only moved takes it")
+        if (self.event == "group") is (self.begin is None):
+            raise UsageError(
+                "group and --begin go together",
+                remedy="use --begin committed to begin at the committed offsets, --begin start at the feed's `start`",
+            )
+        if self.begin not in (None, *_BEGINS):
+            raise UsageError(f"unknown --begin {self.begin!r}", remedy=f"use {' or '.join(_BEGINS)}")
+
+
+_WITHOUT_ONLY = {
+    "group": "a group is taken over as a whole",
+    "ledger": "all partitions share one ledger",
+    "corrupt": "--offsets names the partition",
+}
+
+
+def accept(session: Session, feed: FeedName, options: AcceptOptions, dry_run: DryRun = False, yes: Yes = False) -> int:
+    """Accept an event in Kafka or the ledger that stops runs.
+
+    lost: retention deleted pending offsets; the ledger records them as lost. recreated, truncated, cluster: the log was
+    replaced; the feed starts again in the new one, and landed rows stay. moved: another client moved the group's
+    committed offsets; the next commit continues from there, or with --adopt the offsets in between are skipped.
+    corrupt: a batch that cannot be read is recorded as lost. ledger: the ledger lost its newest entries; their files
+    are set aside, never deleted, and their offsets are pending again. group: the committed offsets belong to another
+    ledger, for example of a lost lake; the feed takes over the group, from its committed offsets or from `start`.
+
+    An event that has not happened is refused. A refused run prints the command to use. Before offsets become lost or
+    skipped, it asks for confirmation on a terminal; elsewhere it needs --yes.
 
     $ sluice accept orders lost --reason "retention was an hour, by mistake" --dry-run
     $ sluice accept orders recreated --only orders:0 --reason "INC-311"
@@ -81,23 +119,23 @@ def accept(
     $ sluice accept orders group --begin start --reason "the lake was lost, INC-20"
     $ sluice accept orders corrupt --offsets orders:0:100-200 --reason "disk of broker 2"
     """
-    _check(event, reason, only, offsets, begin, adopting=adopt)
+    options.check()
     from sluice.pipelines.operating.repairs import Pretended
 
     definition = session.feed(feed)
 
     def decide(edges: Ports) -> Accepted:
-        with session.terminal.working("asking Kafka"):
-            return _accept(definition, edges, event, reason, only, offsets, begin, adopting=adopt)
+        with session.terminal.working("querying Kafka"):
+            return _accept(definition, edges, options)
 
     with session.open_ports(definition) as edges:
         if dry_run or not yes:
             foreseen = decide(replace(edges, lake=Pretended(edges.lake)))
             if not dry_run:
-                _confirm(session, definition, foreseen, reason)
+                _confirm(session, definition, foreseen, options.reason)
         done = foreseen if dry_run else decide(edges)
-    session.terminal.show(*view(definition, done, reason, dry_run=dry_run))
-    session.terminal.print_document({"applied": not dry_run, **build_document(definition, done, reason)})
+    session.terminal.show(*view(definition, done, options.reason, dry_run=dry_run))
+    session.terminal.print_document({"applied": not dry_run, **build_document(definition, done, options.reason)})
     return 0
 
 
@@ -109,64 +147,26 @@ def _confirm(session: Session, feed: Feed, foreseen: Accepted, reason: str) -> N
         session.terminal.confirm(f"Give up {many(given_up, 'offset')} of feed {feed.name}?")
 
 
-def _check(
-    event: str, reason: str, only: list[str] | None, offsets: str | None, begin: str | None, *, adopting: bool
-) -> None:
-    if event not in _EVENTS:
-        raise UsageError(f"{event!r} is no event", remedy=f"accept one of: {', '.join(_EVENTS)}")
-    if not reason.strip():
-        raise UsageError("accepting needs a reason", remedy='say why: --reason "…"; the ledger keeps the reason')
-    if (event == "corrupt") is (offsets is None):
-        raise UsageError(
-            "--offsets belongs to corrupt, and corrupt needs it", remedy="the run that failed prints the whole command"
-        )
-    if adopting and event != "moved":
-        raise UsageError("--adopt belongs to moved", remedy="leave it out")
-    if (event == "group") is (begin is None):
-        raise UsageError(
-            "--begin belongs to group, and group needs it",
-            remedy="--begin committed goes on from where the group stands, --begin start as the feed's `start` says",
-        )
-    if begin not in (None, *_BEGINS):
-        raise UsageError(f"--begin {begin!r} is neither {' nor '.join(_BEGINS)}", remedy="choose one of the two")
-    if only and event == "group":
-        raise UsageError("--only together with group", remedy="a group is taken over as a whole: leave it out")
-    if only and event == "ledger":
-        raise UsageError("--only together with ledger", remedy="a ledger is one for all partitions: leave it out")
-    if only and event == "corrupt":
-        raise UsageError("--only together with --offsets", remedy="--offsets names the place: leave --only out")
-
-
-def _accept(
-    feed: Feed,
-    edges: Ports,
-    event: str,
-    reason: str,
-    only: list[str] | None,
-    offsets: str | None,
-    begin: str | None,
-    *,
-    adopting: bool,
-) -> Accepted:
+def _accept(feed: Feed, edges: Ports, options: AcceptOptions) -> Accepted:
     from sluice.pipelines.operating import acceptance as accepting
     from sluice.resources.spark.executor import Wiring
 
-    narrowed = tuple(parsing.parse_partition(text) for text in only or ())
-    match kind := accepting.AcceptEvent(event):
+    reason, partitions = options.reason, options.partitions
+    match kind := accepting.AcceptEvent(options.event):
         case accepting.AcceptEvent.LOST:
-            return accepting.accept_lost(feed, edges, reason, narrowed)
+            return accepting.accept_lost(feed, edges, reason, partitions)
         case accepting.AcceptEvent.MOVED:
-            return accepting.accept_moved(feed, edges, reason, narrowed, adopting=adopting)
+            return accepting.accept_moved(feed, edges, reason, partitions, adopting=options.adopt)
         case accepting.AcceptEvent.LEDGER:
             return accepting.accept_ledger(feed, edges, reason)
         case accepting.AcceptEvent.GROUP:
-            return accepting.accept_group(feed, edges, accepting.Begin(begin or ""), reason)
+            return accepting.accept_group(feed, edges, accepting.Begin(options.begin or ""), reason)
         case accepting.AcceptEvent.CORRUPT:
             with Wiring.of(feed).open(feed.isolation, feed.shape) as tools:
-                damaged = parsing.parse_offset_range(offsets or "")
+                damaged = parsing.parse_offset_range(options.offsets or "")
                 return accepting.accept_corrupt(feed, edges, tools.fetcher, damaged, reason)
         case _:
-            return accepting.accept_log(feed, edges, kind, reason, narrowed)
+            return accepting.accept_log(feed, edges, kind, reason, partitions)
 
 
 # -- for people
@@ -183,20 +183,18 @@ def view(feed: Feed, done: Accepted, reason: str, *, dry_run: bool) -> list[Rend
     ]
     out += [warn(f"{o.key} begins at {count(o.offset)}, {o.why}") for o in done.begun]
     out += [warn(f"{m.key}: {_describe_move(done, m.offset)}") for m in done.moved]
-    out += [warn(f"batch {b} was given up: what it read counts for nothing") for b in done.abandoned]
-    out += [
-        warn(f"{r.key} {r.range}: Kafka does not hold it any more; the next run names it as lost") for r in done.gone
-    ]
+    out += [warn(f"batch {b} was abandoned") for b in done.abandoned]
+    out += [warn(f"{r.key} {r.range}: no longer in Kafka; the next run records it as lost") for r in done.gone]
     aside = [("set aside", f"{many(len(done.aside), 'file')} in {_aside(feed, done)}")] if done.aside else []
     if dry_run:
         return [*out, facts(*aside), output.format_dry_run()]
-    return [*out, facts(("ledger entry", str(done.number)), *aside), good(f"runs go on: sluice run {feed.name}")]
+    return [*out, facts(("ledger entry", str(done.number)), *aside), good(f"runs can continue: sluice run {feed.name}")]
 
 
 def _describe_move(done: Accepted, offset: int) -> str:
     if done.event == "group":
-        return f"the committed offset {count(offset)} stays until landing has reached it"
-    return f"the next commit goes on from {count(offset)}"
+        return f"the committed offset {count(offset)} stays until landing reaches it"
+    return f"the next commit continues from {count(offset)}"
 
 
 # -- for programs

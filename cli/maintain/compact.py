@@ -14,7 +14,7 @@ from rich.text import Text
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options import window_options
 from sluice.cli.options.request_options import DryRun
-from sluice.cli.options.window_options import From, To, Window
+from sluice.cli.options.window_options import WindowOptions
 from sluice.cli.shared import other_batches
 from sluice.cli.shared.rewrite_summary import FileSums, by_window, name, table_after
 from sluice.cli.terminal.number_format import count, rate, seconds, size
@@ -34,26 +34,23 @@ def register(app: typer.Typer) -> None:
 def compact(
     session: Session,
     feed: FeedName,
-    window: Window = None,
-    start: From = None,
-    end: To = None,
+    windows: WindowOptions,
     dry_run: DryRun = False,
 ) -> None:
     """Merge the small files of complete windows.
 
-    Rows, their order and their coordinates stay the same, and so does the account. Nothing is read from Kafka. Each
-    merged file is compared with its sources before it replaces them. Without options, all windows are merged. A merged
-    file is about as large as the feed's tuning.compaction_file_bytes.
+    Rows, their order, their offsets and the ledger's account stay the same. Kafka is not read. Each merged file is
+    compared with its sources before it replaces them. Without options, all windows are merged. Merged files have about
+    the size of the feed's tuning.compaction_file_bytes.
 
     $ sluice compact orders --dry-run
     $ sluice compact orders
     $ sluice compact orders --from 2026-11-20 --to 2026-11-21
     """
     definition = session.feed(feed)
-    chosen = window_options.choose_windows(session, definition, window, start, end)
-    windows = chosen.settled or None
+    chosen = windows.choose(session, definition)
     began = time.monotonic()
-    done, given_up = (_foresee if dry_run else _merge)(session, definition, windows)
+    done, given_up = (_foresee if dry_run else _merge)(session, definition, chosen.settled or None)
     spent = 0.0 if dry_run else time.monotonic() - began
     ran = CompactionRun(feed, definition.compaction.target_file_bytes, done, spent, dry_run, given_up)
     session.terminal.show(*view(ran), *(() if dry_run else table_after(session, definition)))
@@ -107,7 +104,7 @@ def _row(t: FileSums) -> list[str]:
 def _verdict(ran: CompactionRun) -> Iterator[Text]:
     t = FileSums.of(ran.done.merged)
     if not ran.done.merged:
-        yield good("nothing to merge: no small files lie beside each other")
+        yield good("nothing to merge: no adjacent small files")
     elif ran.dry_run:
         yield Text(f"  A dry run: nothing was changed. {many(t.files, 'file')} would become {count(t.files_after)}.")
     else:
@@ -123,7 +120,7 @@ def _left_out(done: Compacted) -> Iterator[Text]:
     if done.incomplete:
         names = ", ".join(map(show_window, done.incomplete[:5]))
         more = f" and {len(done.incomplete) - 5} more" if len(done.incomplete) > 5 else ""
-        yield warn(f"left alone, since they are not complete: {names}{more}")
+        yield warn(f"skipped, not complete: {names}{more}")
 
 
 def build_document(ran: CompactionRun) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import socket
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -43,7 +44,7 @@ def expire(
         typer.Option(
             "--before",
             metavar="TIME",
-            help="The start of the oldest window that is kept, in UTC; or how long windows are kept, such as 90d.",
+            help="Start of the oldest window to keep (UTC), such as 2026-08-01; or an age, such as 90d.",
             show_default=False,
         ),
     ],
@@ -56,10 +57,10 @@ def expire(
 ) -> None:
     """Retire the rows of old windows, and remove their files.
 
-    Asks for confirmation on a terminal; elsewhere it needs --yes. Retires whole windows of all partitions together, and
-    none with pending offsets. The ledger records the retired rows, by whom and why, so audits still reconcile. Retired
-    rows cannot be read again unless Kafka still has them. Reports of batches without rows are removed, too; results of
-    SQL reports stay.
+    It asks for confirmation on a terminal; elsewhere it needs --yes. It retires complete windows only, of all
+    partitions together. The ledger records the retired rows with user and reason, so audits still reconcile. Retired
+    rows can land again only if Kafka still has them. Reports of batches without rows are removed, too; results of SQL
+    reports stay.
 
     $ sluice expire orders --before 2026-08-01 --dry-run
     $ sluice expire orders --before 90d --reason "kept for 90 days" --yes
@@ -71,11 +72,12 @@ def expire(
         ledger = Ledger.offline(edges.lake, feed, edges.clock, f"{getpass.getuser()} on {socket.gethostname()}")
         at = _time(definition, before, edges.clock())
         if not dry_run and not (reason or "").strip():
-            raise UsageError("no reason", remedy='give one: --reason "kept for 90 days"; or preview with --dry-run')
+            raise UsageError("--reason is missing", remedy='add --reason "kept for 90 days", or preview with --dry-run')
         if dry_run or not yes:
             _preview(session, definition, ledger, edges, at, dry_run=dry_run)
         if not dry_run:
-            _expire(session, definition, ledger, edges, at, reason or "", previewed=not yes)
+            removal = Removal(definition, edges, at, reason or "")
+            _expire(session, ledger, removal, previewed=not yes)
 
 
 def _time(feed: Feed, text: str, now: int) -> int:
@@ -107,14 +109,23 @@ def _preview(session: Session, feed: Feed, ledger: Ledger, edges: Ports, before:
         session.terminal.confirm(f"Retire these windows of {feed.name}, and remove {files}?")
 
 
-def _expire(
-    session: Session, feed: Feed, ledger: Ledger, edges: Ports, before: int, reason: str, *, previewed: bool
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Windows to retire: those before `before` (ms)."""
+
+    feed: Feed
+    edges: Ports
+    before: int
+    reason: str
+
+
+def _expire(session: Session, ledger: Ledger, removal: Removal, *, previewed: bool) -> None:
     from sluice.pipelines.maintenance.expiry import expire
 
+    feed, edges = removal.feed, removal.edges
     heard = other_batches.MetRecorder(lambda progress: None)
     with session.terminal.working("retiring"):
-        done = expire(ledger, edges.lake, before, feed.window, reason, edges.liveness, heard)
+        done = expire(ledger, edges.lake, removal.before, feed.window, removal.reason, edges.liveness, heard)
         lines = (*_done(feed.name, done), *other_batches.view(heard.met), *table_after(session, feed))
     session.terminal.show(*([] if previewed else view(feed, done.expiry)), *lines)
     removed = {"entry": done.number, "removed_files": len(done.removed.parts), "removed_pages": len(done.removed.pages)}
@@ -129,13 +140,13 @@ def _expire(
 def view(feed: Feed, retirement: Retirement) -> Iterator[RenderableType]:
     yield heading(f"Expiry of {feed.name}", f"before {show_window(retirement.before)}")
     if not retirement.receipts:
-        yield good("nothing landed before that is kept")
+        yield good("no landed rows before that time")
     else:
         rows = [[name(w), *_row(receipts)] for w, receipts in _windows(feed, retirement)]
         names = ("window", "files", "rows", "bytes")
         yield table(names, [*limit_rows(rows), ["in all", *_row(retirement.receipts)]], right="files rows bytes")
     if retirement.across:
-        yield warn(f"{many(len(retirement.across), 'slice')} outside windows lies across that time, and stays")
+        yield warn(f"{many(len(retirement.across), 'slice')} outside windows spans that time, and stays")
 
 
 def _row(receipts: Sequence[Receipt]) -> list[str]:
@@ -159,11 +170,11 @@ def _done(feed: str, done: Retired) -> Iterator[Text]:
         removed = f": {many(len(done.removed.parts), 'file')} removed" if not done.removed.kept else ""
         yield good(f"retired, by ledger entry {done.number}{removed}")
     elif done.removed.parts:
-        yield good(f"{many(len(done.removed.parts), 'file')} removed that were retired before")
+        yield good(f"{many(len(done.removed.parts), 'file')} of earlier retirements removed")
     if done.removed.kept:
         yield warn(
-            f"{many(len(done.removed.kept), 'file')} that no longer count stay while snapshots of the table name them:"
-            f" sluice table sync {feed} removes them once those have expired"
+            f"{many(len(done.removed.kept), 'file')} stay while snapshots of the table refer to them: sluice table sync"
+            f" {feed} removes them when those expire"
         )
 
 

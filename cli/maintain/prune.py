@@ -28,16 +28,16 @@ def register(app: typer.Typer) -> None:
 def prune(
     session: Session,
     older: Annotated[
-        str, typer.Option("--older", metavar="TIME", help="Runs that ended longer ago than this, such as 30d.")
+        str, typer.Option("--older", metavar="TIME", help="Minimum age of runs since their end, such as 30d.")
     ] = "30d",
     dry_run: DryRun = False,
 ) -> None:
     """Remove the logs of old runs from Dagster's history.
 
-    Dagster keeps the log of every run indefinitely: a file for each, and the output of its steps. Windows stay green,
-    checks, metadata and the list of runs stay; the page of an old run is empty. Lake, ledger and Kafka are not touched.
+    Dagster keeps the log of every run, and the output of its steps, indefinitely. Partitions, checks, metadata and the
+    list of runs stay; the page of an old run is empty. Lake, ledger and Kafka are not changed.
 
-    It is for a home with SQLite, which is what Sluice makes. Let it run once a day, by cron or a timer.
+    It needs a Dagster home with SQLite, the default of Sluice. Run it once a day, by cron or a timer.
 
     $ sluice prune --dry-run
     $ sluice prune --older 7d
@@ -49,7 +49,7 @@ def prune(
     before = int(now - _span(older))
     old: list[RunLog] = []
     with open_instance(session.project) as instance, session.terminal.progress() as meter:
-        meter(Progress("look for old runs"))
+        meter(Progress("finding old runs"))
         for log in old_logs(instance, session.project, datetime.fromtimestamp(before / 1000, UTC)):
             if not dry_run:
                 remove(instance, log)
@@ -63,16 +63,16 @@ def _span(text: str) -> int:
     try:
         return parse_duration(text)
     except ValueError as error:
-        raise UsageError(f"--older {text!r} {error}", remedy="say how long, such as 30d or 12h") from None
+        raise UsageError(f"--older {text!r} {error}", remedy="use a time span such as 30d or 12h") from None
 
 
 # -- for people
 
 
 def view(old: list[RunLog], before: int, *, dry_run: bool) -> list[RenderableType]:
-    title = heading("Logs of old runs", "a dry run: nothing is touched" if dry_run else "")
+    title = heading("Logs of old runs", "dry run: nothing changes" if dry_run else "")
     if not old:
-        return [title, good(f"no run that ended before {show_instant(before)} has a log any more")]
+        return [title, good(f"no run that ended before {show_instant(before)} has a log")]
     runs = f"{many(len(old), 'run')} that ended before {show_instant(before)}: {size(sum(r.bytes for r in old))}"
     if dry_run:
         return [title, Text(f"to be removed: the logs of {runs}")]

@@ -38,7 +38,7 @@ def repair(
     feed: Annotated[
         str | None,
         typer.Argument(
-            metavar="[FEED]", help="One feed.", show_default="all", autocompletion=completers.complete_feeds
+            metavar="FEED", help="Only this feed.", show_default="all", autocompletion=completers.complete_feeds
         ),
     ] = None,
     abandon: Annotated[
@@ -46,19 +46,19 @@ def repair(
         typer.Option(
             "--abandon",
             metavar="BATCH",
-            help="Give up this batch, whose run is dead: its offsets are pending again; repeatable.",
+            help="Abandon this batch of a dead run: its offsets are pending again; repeatable.",
             show_default=False,
         ),
     ] = None,
     dry_run: DryRun = False,
 ) -> int:
-    """Repair the remains of dead runs.
+    """Clean up after dead runs.
 
-    Published files become visible. Replaced files, and staged ones that nobody owns, are removed. Dagster gets events
-    that it has missed. The batch of a dead run waits for the next run to finish it, unless you give it up here.
+    Published files become visible. Replaced files, and staged files without an owner, are removed. Dagster gets missing
+    events. The next run finishes the batch of a dead run, unless you abandon it here.
 
-    Nothing of a live run is changed, and no file under data/ that the ledger does not know. Kafka is not asked. Exit 1
-    when published files are missing, which cannot be repaired.
+    Files of live runs, and files under data/ that the ledger does not list, stay. Kafka is not read. Exit 1 if
+    published files are missing, which cannot be repaired.
 
     $ sluice repair
     $ sluice repair orders --dry-run
@@ -67,13 +67,15 @@ def repair(
     from sluice.assets.instance.instance import open_instance
 
     if abandon and feed is None:
-        raise UsageError("--abandon without a feed", remedy="name the feed whose batch it is: sluice repair FEED …")
+        raise UsageError(
+            "--abandon without a feed", remedy="add the feed of the batch: sluice repair FEED --abandon BATCH"
+        )
     feeds = [session.feed(feed)] if feed else list(session.files.feeds.values())
     findings: dict[str, list[RepairFinding]] = {}
     with open_instance(session.project) as instance:
         for one in feeds:
             with session.terminal.progress() as meter:
-                meter(Progress(f"look at {one.name}: ledger, lake, Dagster's event log"))
+                meter(Progress(f"checking {one.name}: ledger, lake, Dagster's event log"))
                 findings[one.name] = look(session, one, instance, abandon or (), meter, dry_run=dry_run)
             session.terminal.show(*view(one.name, findings[one.name], dry_run=dry_run))
     temporary = scratch.dead() if dry_run else scratch.clear()
@@ -122,12 +124,12 @@ def _code(findings: Sequence[RepairFinding]) -> int:
 
 
 def _temporary(path: Path, dry_run: bool) -> Text:
-    text = f"the temporary folder {path} of a process that is dead"
+    text = f"the temporary folder {path} of a dead process"
     return warn(f"to be removed: {text}") if dry_run else good(f"removed: {text}")
 
 
 def view(feed: str, findings: Sequence[RepairFinding], *, dry_run: bool) -> list[RenderableType]:
-    note = "a dry run: nothing is touched" if dry_run else ""
+    note = "dry run: nothing changes" if dry_run else ""
     out: list[RenderableType] = [heading(f"Repair of {feed}", note), *(_line(f, dry_run) for f in findings)]
     fixed = sum(bool(f.act) for f in findings)
     remaining = sum(bool(f.remedy) for f in findings)

@@ -16,6 +16,7 @@ from sluice.cli.options.request_options import DryRun
 from sluice.cli.shared.other_batches import beneath
 from sluice.cli.terminal.output import good, heading, safe, warn
 from sluice.pipelines.errors import Refused, UsageError
+from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many, show_instant
 
 if TYPE_CHECKING:
@@ -51,30 +52,30 @@ def unstick(
     session: Session,
     run: Annotated[
         str | None,
-        typer.Option("--run", metavar="ID", help="This run alone; the first characters do.", show_default=False),
+        typer.Option("--run", metavar="ID", help="Only this run; a prefix of the id is enough.", show_default=False),
     ] = None,
     feed: Annotated[
         str | None,
         typer.Option(
             "--feed",
             metavar="FEED",
-            help="Runs of this feed alone.",
+            help="Only runs of this feed.",
             show_default="all",
             autocompletion=completers.complete_feeds,
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="With --run: end it even if it is not known to be dead.")
+        bool, typer.Option("--force", help="With --run: mark it even if it is not known to be dead.")
     ] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """End runs that Dagster shows as started and that are dead.
+    """Mark dead runs as failed in Dagster.
 
-    There must be evidence: the lock of its process is free, its heartbeat in the lake stopped, its process is gone from
-    this machine, or it never had one. Waiting runs of its feed can then start, and the next run takes over what it
-    began.
+    It needs evidence: the lock of the run's process is free, its heartbeat in the lake stopped, or its process no
+    longer exists on this machine or never did. Queued runs of the feed can then start, and the next run takes over its
+    batch.
 
-    No process is ended and no data is changed. If a run that was ended by force goes on after all, it publishes nothing
+    No process is killed and no data changes. If a run that was marked by force is alive after all, it publishes nothing
     once another run has taken over. Exit 3 for a run that is not known to be dead.
 
     $ sluice unstick
@@ -83,7 +84,7 @@ def unstick(
     from sluice.assets.instance.instance import open_instance
 
     if force and run is None:
-        raise UsageError("--force without a run", remedy="name the run: sluice unstick --run ID --force")
+        raise UsageError("--force without --run", remedy="add the run: sluice unstick --run ID --force")
     if feed is not None:
         session.feed(feed)
     looking = session.terminal.working("looking for dead runs: locks, heartbeats, processes")
@@ -127,8 +128,8 @@ def _find_run(instance: dg.DagsterInstance, run: str) -> str:
     if matches:
         raise UsageError(f"{len(matches)} runs begin with {run}", remedy=f"say more: {', '.join(matches[:5])}")
     ended = instance.get_run_by_id(run)
-    message = f"run {run[:8]} is {ended.status.value}" if ended else f"no run under way begins with {run}"
-    raise UsageError(message, remedy=f"runs under way: {', '.join(r.run_id for r in runs[:5]) or 'none'}")
+    message = f"run {run[:8]} is {ended.status.value}" if ended else f"no active run begins with {run}"
+    raise UsageError(message, remedy=f"active runs: {', '.join(r.run_id for r in runs[:5]) or 'none'}")
 
 
 def _check(runs: Sequence[UnderWay], *, force: bool) -> None:
@@ -137,26 +138,26 @@ def _check(runs: Sequence[UnderWay], *, force: bool) -> None:
             why = f"is alive: {run.verdict.why}" if run.verdict else f"may be alive: {_NO_EVIDENCE}"
             raise Refused(
                 f"run {run.id[:8]} ({_name(run)}) {why}",
-                remedy=f"cancel it in the UI or where it runs; if you know it dead: sluice unstick --run {run.id[:8]} "
-                "--force (what it publishes after another run took over counts for nothing)",
+                remedy="cancel it in the UI or on its machine; if you know that it is dead: sluice unstick --run "
+                f"{run.id[:8]} --force (after a takeover it cannot publish)",
             )
 
 
-_NO_EVIDENCE = "it does not run on this machine, and no heartbeat of it is in a lake"
+_NO_EVIDENCE = "it does not run on this machine, and has no heartbeat in a lake"
 
 
 # -- for people
 
 
 def view(result: Unstuck, *, dry_run: bool) -> list[RenderableType]:
-    out: list[RenderableType] = [heading("Runs", "a dry run: nothing is touched")] if dry_run else []
+    out: list[RenderableType] = [heading("Runs", "dry run: nothing changes")] if dry_run else []
     for ended in result.ended:
         out += _ended_view(ended, dry_run)
     if result.freed:
-        out.append(good(f"slots of {many(len(result.freed), 'run')} that had ended: freed"))
+        out.append(good(f"slots of {many(len(result.freed), 'run')} of ended runs: freed"))
     out += [_other(ended) for ended in result.others]
     if not result.ended and not result.freed:
-        out.append(good("nothing is stuck"))
+        out.append(good("no dead runs"))
     if result.queued:
         waiting = f"· {many(result.queued, 'run')} queued: Dagster's daemon, which `sluice ui` starts, lets them go"
         out.append(Text(waiting, style="dim"))
@@ -170,7 +171,7 @@ def _ended_view(ended: EndedRun, dry_run: bool) -> list[RenderableType]:
     text = f"{_title(run)}, {'to be ' if dry_run else ''}marked as {became}{'' if dry_run else free}"
     lines: list[RenderableType] = [beneath(warn(text) if dry_run else good(text), why, ())]
     for batch in ended.batches:
-        begun = f"    it left batch {batch.batch} of {batch.feed} ({batch.request}) unfinished: {batch.progress}"
+        begun = f"    left batch {batch.batch} of {batch.feed} ({batch.request}) unfinished: {batch.progress}"
         lines.append(beneath(Text(safe(begun)), "", batch.remedy))
     return lines
 
@@ -178,7 +179,7 @@ def _ended_view(ended: EndedRun, dry_run: bool) -> list[RenderableType]:
 def _other(run: UnderWay) -> Text:
     if run.verdict is not None:
         return beneath(Text(safe(f"· {_title(run)}"), style="dim"), run.verdict.why, ())
-    way_out = f"sluice unstick --run {run.id[:8]} --force   ends it, if you know it dead"
+    way_out = f"sluice unstick --run {run.id[:8]} --force   if you know that it is dead"
     return beneath(warn(_title(run)), _NO_EVIDENCE, (way_out,))
 
 
@@ -220,10 +221,4 @@ def _run(run: UnderWay) -> dict[str, Any]:
 
 
 def _batch(batch: LeftBatch) -> dict[str, Any]:
-    return {
-        "feed": batch.feed,
-        "batch": batch.batch,
-        "request": batch.request,
-        "kept": batch.progress,
-        "remedy": batch.remedy,
-    }
+    return document_of(batch, "feed batch request kept=progress remedy")

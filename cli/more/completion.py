@@ -1,4 +1,4 @@
-"""`sluice completion`: the script with which a shell completes commands, feeds, windows and topics."""
+"""`sluice completion`: scripts for tab completion of commands, feeds, windows and topics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def prepare() -> None:
-    """Let typer answer a shell that asks what fits. Elsewhere this costs nothing."""
+    """Let typer answer completion requests of a shell. Costs nothing otherwise."""
     if VARIABLE in os.environ:
         from typer.completion import completion_init  # type: ignore[attr-defined]
 
@@ -32,12 +32,13 @@ def prepare() -> None:
 
 
 def completion(
-    session: Session, shell: Annotated[Shell, typer.Argument(help="Your shell.", show_default=False)]
+    session: Session,
+    shell: Annotated[Shell, typer.Argument(metavar="bash|zsh|fish", help="The shell.", show_default=False)],
 ) -> None:
-    """Print what makes Tab complete commands, feeds, windows and topics.
+    """Print a script for tab completion of commands, feeds, windows and topics.
 
-    Put the line for your shell into its start file: ~/.bashrc, ~/.zshrc or ~/.config/fish/config.fish. Tab asks Kafka
-    only for `init --topic`, and for a second and a half at most.
+    Add the line of your shell to its start file: ~/.bashrc, ~/.zshrc or ~/.config/fish/config.fish. Completion
+    contacts Kafka only for `init --topic`, for at most 1.5 seconds.
 
     $ eval "$(sluice completion bash)"
     $ eval "$(sluice completion zsh)"

@@ -1,8 +1,8 @@
 """`sluice demo`: lands an hour of a real local Kafka and narrates it; then everything else, and the proof.
 
 Promises: it has its own project folder (`.sluice/demo` below the current folder), starts afresh each time, listens on
-loopback only, and touches no other feeds, cluster or Dagster home, whatever the environment says. What it landed stays,
-so that you can look at it. Kafka is stopped at the end unless you keep it.
+loopback only, and touches no other feeds, cluster or Dagster home, whatever the environment. Landed files stay for
+inspection. Kafka is stopped at the end, unless you keep it.
 """
 
 from __future__ import annotations
@@ -132,35 +132,37 @@ def register(app: typer.Typer) -> None:
     command(app)(demo)
 
 
-def demo(
-    session: Session,
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """The demo, as typed."""
+
     records: Annotated[
         int, typer.Option("--records", "-n", metavar="N", min=1000, help="Events before the hour is landed.")
-    ] = 300_000,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave Kafka running at the end.")] = False,
+    ] = 300_000
+    keep: Annotated[bool, typer.Option("--keep", help="Leave Kafka running at the end.")] = False
     lake: Annotated[
         LakeKind,
-        typer.Option(help="Where it lands: a folder, or an S3 server on this machine that stops with the demo."),
-    ] = LakeKind.LOCAL,
+        typer.Option(help="The lake: a folder, or a local S3 server that stops with the demo."),
+    ] = LakeKind.LOCAL
     secure: Annotated[
-        bool, typer.Option("--secure", help="On a Kafka with TLS, users and ACLs, with no right too many.")
-    ] = False,
-    as_table: Annotated[
+        bool, typer.Option("--secure", help="Use a Kafka with TLS, users and ACLs, and only the rights that it needs.")
+    ] = False
+    table: Annotated[
         TableKind | None,
-        typer.Option(
-            "--table", help="Make a table of the landed rows, and end with a query of it.", show_default=False
-        ),
-    ] = None,
+        typer.Option("--table", help="Make a table of the landed rows, and query it at the end.", show_default=False),
+    ] = None
     events: Annotated[
         EventFormat,
         typer.Option("--format", help="Format of the events; all but json start a schema registry, too."),
-    ] = EventFormat.JSON,
-) -> int:
-    """Land an hour of a real local Kafka, then all the rest, and prove it.
+    ] = EventFormat.JSON
 
-    Real events come in, and typed Parquet comes out. Malformed records go to the quarantine, a report reads the hour,
-    and offsets are committed. Then come some more events, and only what is pending lands. Everything is in
-    .sluice/demo, and each demo starts from scratch.
+
+def demo(session: Session, options: DemoOptions) -> int:
+    """Land an hour of events from a local Kafka, then the rest, and audit it.
+
+    Events arrive, and land as typed Parquet. Malformed records go to the quarantine, a report reads the hour, and
+    offsets are committed. Then more events arrive, and only pending offsets land. Everything is in .sluice/demo; each
+    demo starts from scratch.
 
     $ sluice demo
     $ sluice demo --lake s3
@@ -170,21 +172,23 @@ def demo(
     $ sluice demo --format avro
     $ sluice demo --keep && sluice ui --project .sluice/demo
     """
-    if keep and lake is LakeKind.S3:
-        raise UsageError("the S3 server of the demo ends with it", remedy="leave out --keep, or --lake s3")
+    if options.keep and options.lake is LakeKind.S3:
+        raise UsageError(
+            "--keep together with --lake s3: the S3 server stops with the demo", remedy="leave out --keep or --lake s3"
+        )
     extras.require("dagster", "pyspark")
-    if as_table:
-        extras.require("pyiceberg" if as_table is TableKind.ICEBERG else "deltalake")
+    if options.table:
+        extras.require("pyiceberg" if options.table is TableKind.ICEBERG else "deltalake")
     began = time.monotonic()
     folder = (session.folder or Path.cwd()).resolve() / ".sluice" / "demo"
-    with _own_environment(), _store(session, lake) as lines, ExitStack() as stack:
-        lines += _TABLE_LINES[as_table] if as_table else ""
-        stack.enter_context(_kafka(session, folder, keep, secure, lines, events))
+    with _own_environment(), _store(session, options.lake) as lines, ExitStack() as stack:
+        lines += _TABLE_LINES[options.table] if options.table else ""
+        stack.enter_context(_kafka(session, folder, options, lines))
         own = Session(session.terminal, folder, session.debug)
-        report = _Show(own, own.feed(FEED)).all(records)
+        report = _Show(own, own.feed(FEED)).all(options.records)
     run.archive_classes()
     took = time.monotonic() - began
-    session.terminal.show(*([_gone(took)] if lake is LakeKind.S3 else _closing(folder, keep, took)))
+    session.terminal.show(*([_gone(took)] if options.lake is LakeKind.S3 else _closing(folder, options.keep, took)))
     session.terminal.print_document({"project": str(folder), "seconds": time.monotonic() - began, **report})
     return 0
 
@@ -214,17 +218,18 @@ def _store(session: Session, kind: LakeKind) -> Iterator[str]:
 
 
 @contextmanager
-def _kafka(session: Session, folder: Path, keep: bool, secure: bool, lake: str, events: EventFormat) -> Iterator[None]:
+def _kafka(session: Session, folder: Path, options: DemoOptions, lake: str) -> Iterator[None]:
     """A fresh cluster in a fresh project. It is stopped however the block ends, unless it is kept and all went well."""
     from sluice.resources.local.local_kafka import VERSION, LocalKafka
     from sluice.resources.local.local_registry import LocalRegistry
 
+    events = options.events
     _clear(folder)
     for name in ("feeds", "reports"):
         (folder / name).mkdir(parents=True)
-    kafka = LocalKafka(folder / ".sluice" / "kafka", secure=secure)
+    kafka = LocalKafka(folder / ".sluice" / "kafka", secure=options.secure)
     began = time.monotonic()
-    with session.terminal.working(f"starting Apache Kafka {VERSION} (the first time its jars are fetched)"):
+    with session.terminal.working(f"starting Apache Kafka {VERSION} (the first time it is downloaded)"):
         kafka.start()
     lines = [f"kafka: {{bootstrap: '{kafka.bootstrap}'}}"]
     if kafka.secured:
@@ -242,13 +247,13 @@ def _kafka(session: Session, folder: Path, keep: bool, secure: bool, lake: str, 
     stop = True
     try:
         if events is not EventFormat.JSON:
-            with session.terminal.working("starting a schema registry (the first time it is fetched, 160 MB)"):
+            with session.terminal.working("starting a schema registry (the first time it is downloaded, 160 MB)"):
                 server.start()
             session.terminal.show(good(f"a schema registry (Apicurio) answers at {server.url}"))
-        if secure:
+        if options.secure:
             _grant(session, folder, kafka)
         yield
-        stop = not keep
+        stop = not options.keep
     finally:
         if stop:
             with session.terminal.working("stopping Kafka"):
@@ -274,7 +279,9 @@ def _grant(session: Session, folder: Path, kafka: LocalKafka) -> None:
     rights = rights_of(Session(session.terminal, folder, session.debug).feed(FEED))
     grant(kafka, rights)
     granted = ", ".join(str(r) for r in rights if not r.optional)
-    session.terminal.show(good("TLS, SCRAM-SHA-512 and ACLs: user sluice reads the feed, and may do"), f"  {granted}")
+    session.terminal.show(
+        good("TLS, SCRAM-SHA-512 and ACLs: user sluice reads the feed, with rights to"), f"  {granted}"
+    )
 
 
 def _clear(folder: Path) -> None:
@@ -308,13 +315,13 @@ class _Show:
         window = Request(RequestKind.WINDOW, window=hour)
         name = show_window(hour)
         produced = self.produce(2, f"{count(records)} order events, some malformed", records, 0, hour - HOUR // 3)
-        planned = self.plan(3, f"The plan for the hour {name}: nothing is read yet", window)
+        planned = self.plan(3, f"The plan for the hour {name}: no record is read yet", window)
         first = self.run(4, f"The hour {name}, through Dagster and Spark", window)
         landed = self.preview(5, hour)
         quarantined = self.show_quarantine(6, hour)
         report = self.report(7, hour)
         more = self.produce(8, "Some more events", max(records // 10, 100), records, now)
-        rest = self.run(9, "All the rest: what is landed is not read again", CATCH_UP)
+        rest = self.run(9, "The rest: landed records are not read again", CATCH_UP)
         committed = self.show_committed(10)
         proven = self.audit(11)
         table = {"table": self.show_table(12)} if self.feed.table else {}
@@ -332,7 +339,7 @@ class _Show:
 
     @property
     def writer(self) -> KafkaSettings:
-        """The shop that the events come from: on a secured Kafka not the feed's user, who may not write."""
+        """The shop that the events come from: on a secured Kafka not the feed's user, which must not write."""
         return self.session.project.writer(self.feed)
 
     def produce(self, number: int, title: str, records: int, first: int, since: int) -> dict[str, Any]:
@@ -361,7 +368,7 @@ class _Show:
     def plan(self, number: int, title: str, request: Request) -> dict[str, Any]:
         from sluice.pipelines.batch.preview import preview
 
-        with self.session.terminal.working("asking Kafka"), self.session.open_ports(self.feed) as edges:
+        with self.session.terminal.working("querying Kafka"), self.session.open_ports(self.feed) as edges:
             result = preview(self.feed, edges, request)
         self._say(_step(number, title), *plan.view(result, FEED, request)[1:])
         return plan.build_document(result, FEED, request)
@@ -388,7 +395,7 @@ class _Show:
             rows, sums = db.sql(_SOME).fetchall(), db.sql(_SUMS).fetchall()
         names = ("partition", "offset", "order_id", "ts", "amount", "currency", "status")
         self._say(
-            _step(number, f"What landed of the hour, read by DuckDB from {many(len(files), 'file')}"),
+            _step(number, f"Landed rows of the hour, read by DuckDB from {many(len(files), 'file')}"),
             f"  {files[0].rpartition('/')[0]}",
             table(names, _texts(rows), "offset amount"),
             "",
@@ -409,7 +416,7 @@ class _Show:
             of_feed(self.feed, hour, kind="quarantined").duckdb(db).create_view("quarantined")
             rows = db.sql(_WRONG).fetchall()
         self._say(
-            _step(number, "What did not fit the schema, in quarantine with its bytes"),
+            _step(number, "Records that did not fit the schema, in quarantine with their bytes"),
             table(("reason", "records", "such as", "its value"), _texts(rows), "records"),
         )
         return [{"reason": reason, "records": n} for reason, n, _, _ in rows]
@@ -421,7 +428,7 @@ class _Show:
         from sluice.assets.execution import run_report
         from sluice.resources.lake import arrow_files
 
-        with self.session.terminal.working("asking Spark"):
+        with self.session.terminal.working("querying Spark"):
             path = run_report(self.session.project, REPORT, hour, self.session.open_ports)
         rows = pq.read_table(path.removeprefix("s3://"), filesystem=arrow_files(self.feed)).to_pylist()
         cells = [[r["hour"].strftime("%Y-%m-%d %H:%M"), r["currency"], r["orders"], r["revenue"]] for r in rows]
@@ -448,14 +455,14 @@ class _Show:
             offsets = [(f"{FEED}:{p.partition}", consumer.committed(p), ends[p]) for p in partitions]
         rows = [(name, count(at), count(end)) for name, at, end in offsets]
         self._say(
-            _step(number, f"The offsets of group {self.feed.group}, asked of Kafka"),
+            _step(number, f"The committed offsets of group {self.feed.group} in Kafka"),
             table(("partition", "committed", "end of the log"), rows, "committed end"),
         )
         return [{"partition": name, "committed": at, "end": end} for name, at, end in offsets]
 
     def audit(self, number: int) -> dict[str, Any]:
         report = audit.prove(self.session, self.feed, rescan=True)
-        self._say(_step(number, "The proof, against Kafka itself"), *audit.view(report, rescanned=True)[1:])
+        self._say(_step(number, "The audit, compared with Kafka"), *audit.view(report, rescanned=True)[1:])
         if not report.reconciled:
             raise ProofFailed("the demo does not reconcile", remedy="this is a bug: please report it")
         return audit.build_document(report)
@@ -475,7 +482,7 @@ class _Show:
         reader = "deltalake" if self.feed.table and self.feed.table.delta else "PyIceberg"
         until, snapshots = (head.complete, head.snapshots) if head else ("", 0)
         self._say(
-            _step(number, f"The {found.name}, read by {reader} and asked by DuckDB"),
+            _step(number, f"The {found.name}, read by {reader} and queried by DuckDB"),
             f"  {snapshots} snapshots; every hour up to {until} is complete in it",
             table(("currency", "orders", "revenue"), _texts(sums), "orders revenue"),
         )
@@ -514,11 +521,11 @@ def _closing(folder: Path, keep: bool, took: float) -> list[RenderableType]:
     kafka = ("stop Kafka", "stop") if keep else ("Kafka again", "start")
     return [
         Text.assemble(
-            "\n", (" ✓ ", "bold reverse green"), (f" done in {seconds(took)}", "bold"), ". It is all still there:"
+            "\n", (" ✓ ", "bold reverse green"), (f" done in {seconds(took)}", "bold"), ". Everything is still there:"
         ),
         facts(
             ("Dagster's UI", f"{sluice} ui {project}"),
-            ("the account", f"{sluice} audit {FEED} {project}"),
+            ("the audit", f"{sluice} audit {FEED} {project}"),
             ("the hours", f"{sluice} status {FEED} {project}"),
             ("a batch's report", f"{sluice} report {FEED} {project}"),
             ("the quarantine", f"{sluice} quarantine list {FEED} {project}"),
@@ -530,7 +537,7 @@ def _closing(folder: Path, keep: bool, took: float) -> list[RenderableType]:
 
 def _gone(took: float) -> RenderableType:
     done = ("\n", (" ✓ ", "bold reverse green"), (f" done in {seconds(took)}", "bold"))
-    return Text.assemble(*done, ". The S3 server and all that landed in it ended with it; `sluice demo` keeps it.")
+    return Text.assemble(*done, ". The S3 server and its data are gone; `sluice demo` keeps them.")
 
 
 def _command() -> str:

@@ -31,13 +31,13 @@ def docs(
     page: Annotated[
         str | None,
         typer.Argument(
-            metavar="[PAGE]", help="A page.", show_default="a list of all pages", autocompletion=_complete_page
+            metavar="PAGE", help="Name of a page.", show_default="a list of all pages", autocompletion=_complete_page
         ),
     ] = None,
 ) -> None:
     """Read a page of the documentation of this release.
 
-    Error messages name pages in this way. In a pipe, the output is the page's Markdown.
+    Error messages refer to pages by these names. In a pipe, the output is Markdown.
 
     $ sluice docs
     $ sluice docs feeds | less
@@ -52,7 +52,10 @@ def docs(
     name = page.removeprefix("docs/").removesuffix(".md").removesuffix("/README")
     if name not in pages:
         near = get_close_matches(name, pages, 1, 0.3)
-        raise UsageError(f"there is no page {name!r}", remedy=f"sluice docs {near[0]}" if near else "sluice docs")
+        raise UsageError(
+            f"no page {name!r} in the documentation",
+            remedy=f"read sluice docs {near[0]}" if near else "list all pages: sluice docs",
+        )
     text = pages[name].read_text("utf-8")
     session.terminal.markdown(text)
     session.terminal.print_document({"page": name, "text": text})

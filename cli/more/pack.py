@@ -15,17 +15,13 @@ from sluice.cli.terminal.output import facts, good
 
 Output = Annotated[
     Path | None,
-    typer.Option(
-        "--output", metavar="FILE", help="Copy the pack to this file, which ends in .tar.gz.", show_default=False
-    ),
+    typer.Option("--output", metavar="FILE", help="Copy the pack to this file (.tar.gz).", show_default=False),
 ]
 
 
 With = Annotated[
     list[str] | None,
-    typer.Option(
-        "--with", metavar="MODULE", help="A module of yours, to be packed too; repeatable.", show_default=False
-    ),
+    typer.Option("--with", metavar="MODULE", help="Add this module of yours; repeatable.", show_default=False),
 ]
 
 
@@ -34,18 +30,19 @@ def register(app: typer.Typer) -> None:
 
 
 def pack(session: Session, output: Output = None, modules: With = None) -> None:
-    """Pack what Spark's executors need: Sluice without its commands, and the packages that tasks import.
+    """Build the archive of Python packages that Spark's executors need.
 
-    A run on a cluster makes the pack by itself and sends it. Make it by hand to see its size, to build it before the
-    first run, or to put it where executors find it, and name that place in the feed:
+    It contains Sluice without its commands, and the packages that tasks import. Runs on a cluster build and send it by
+    themselves. Build it by hand to see its size, to save time in the first run, or to store it where executors can read
+    it, with that address in the feed:
 
         spark: {master: yarn, environment: "hdfs:///sluice/pack.tar.gz"}
 
-    Executors then need a Python of the same minor version as this one, on the same kind of machine, and nothing else. A
-    pack is made once for a version of Sluice and of these packages (half a minute), and is kept in the user's cache.
+    Executors then need only a Python of the same minor version and platform as this one. A pack is built once per
+    version of Sluice and these packages (half a minute), and stays in the user's cache.
 
-    Modules of your own, such as a token provider, go into the pack with what their packages require, if you name them
-    here, or in the feed: `spark: {modules: [company.tokens]}`.
+    --with, or `spark: {modules: [company.tokens]}` in the feed, adds modules of yours, such as a token provider, and
+    the packages that they require.
 
     $ sluice pack
     $ sluice pack --with company.tokens --output tokens.tar.gz
@@ -55,7 +52,9 @@ def pack(session: Session, output: Output = None, modules: With = None) -> None:
     from sluice.resources.spark import pack_archive as packing
 
     if output is not None and not output.name.endswith((".tar.gz", ".tgz")):
-        raise UsageError(f"{output} is no name for a pack", remedy="Spark goes by the name: let it end in .tar.gz")
+        raise UsageError(
+            f"{output} does not end in .tar.gz", remedy="choose a name that ends in .tar.gz, which Spark requires"
+        )
     with session.terminal.progress() as meter:
         built = packing.pack(meter, modules or ())
     if output is not None:

@@ -1,9 +1,9 @@
-"""Options of several commands that say what to land, and the requests that they make."""
+"""Options that several commands share: what to land, preview and confirmation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +11,7 @@ import typer
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session
 from sluice.cli.options import parsing
-from sluice.cli.options import window_options as windows
+from sluice.cli.options.window_options import WindowOptions
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
@@ -25,7 +25,7 @@ Offsets = Annotated[
     typer.Option(
         "--offsets",
         metavar="T:P:START-END",
-        help="Exactly these offsets, without END; repeatable.",
+        help="Exactly these offsets, END exclusive; repeatable.",
         show_default=False,
     ),
 ]
@@ -35,7 +35,7 @@ Only = Annotated[
     typer.Option(
         "--only",
         metavar="T:P",
-        help="These partitions only; repeatable.",
+        help="Only this partition; repeatable.",
         show_default=False,
         autocompletion=completers.complete_partitions,
     ),
@@ -43,16 +43,25 @@ Only = Annotated[
 
 Replace = Annotated[
     bool,
-    typer.Option("--replace", metavar=" ", help="Land the range again; new files replace the old ones in one step."),
+    typer.Option("--replace", metavar=" ", help="Land the range again. New files replace the old ones in one step."),
 ]
 
-DryRun = Annotated[bool, typer.Option("--dry-run", metavar=" ", help="Show what would change, and change nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", metavar=" ", help="Preview the changes without making them.")]
 
 Yes = Annotated[bool, typer.Option("--yes", metavar=" ", help="Do not ask for confirmation.")]
 
+
+@dataclass(frozen=True, slots=True)
+class ChangeOptions:
+    """Preview and confirmation of a change, as typed."""
+
+    dry_run: DryRun = False
+    yes: Yes = False
+
+
 PerRun = Annotated[
     int,
-    typer.Option("--windows-per-run", metavar="N", min=1, help="With --from: how many windows one run lands."),
+    typer.Option("--windows-per-run", metavar="N", min=1, help="With --from: number of windows per run."),
 ]
 
 
@@ -66,37 +75,31 @@ class RequestedWork:
 
 @dataclass(frozen=True, slots=True)
 class WorkOptions:
-    """The request, as typed."""
+    """The offsets or windows to land, as typed."""
 
-    offsets: Sequence[str] | None = None
-    only: Sequence[str] | None = None
-    window: Sequence[str] | None = None
-    start: str | None = None
-    end: str | None = None
-    replace: bool = False
-    per_run: int = 1
-
-    @property
-    def windows(self) -> bool:
-        return bool(self.window or self.start or self.end)
+    offsets: Offsets = None
+    only: Only = None
+    windows: WindowOptions = field(default_factory=WindowOptions)
+    replace: Replace = False
+    per_run: PerRun = 1
 
     def requests(self, session: Session, feed: Feed) -> RequestedWork:
-        """Returns offsets, a request for each window or group of windows past the grace period, or a catch-up.
+        """Returns offset ranges, a request for each closed window or group of windows, or a catch-up.
 
-        Raises UsageError, and WindowOpen if there is none.
+        Raises UsageError, and WindowOpen if all windows are still open.
         """
-        if self.offsets and (self.only or self.windows):
+        if self.offsets and (self.only or self.windows.any):
             raise UsageError(
-                f"--offsets and {'--only' if self.only else 'windows'} together",
-                remedy="--offsets names exactly what to land: leave the others out",
+                f"--offsets together with {'--only' if self.only else 'windows'}",
+                remedy="leave one out: --offsets alone says what to land",
             )
         if self.offsets:
             ranges = tuple(parsing.parse_offset_range(text) for text in self.offsets)
             return RequestedWork((Request(RequestKind.OFFSETS, ranges, replace=self.replace),))
         only = tuple(parsing.parse_partition(text) for text in self.only or ())
-        if not self.windows:
+        if not self.windows.any:
             return RequestedWork((self._catch_up(only),))
-        chosen = windows.choose_windows(session, feed, self.window, self.start, self.end)
+        chosen = self.windows.choose(session, feed)
         return RequestedWork(tuple(self._of_windows(chosen.settled, feed.window.length, only)), chosen.open_windows)
 
     def _of_windows(self, settled: Sequence[int], length: int, only: tuple[TopicPartition, ...]) -> Iterator[Request]:
@@ -108,5 +111,5 @@ class WorkOptions:
 
     def _catch_up(self, only: tuple[TopicPartition, ...]) -> Request:
         if self.replace:
-            raise UsageError("--replace needs a range", remedy="name windows, times or offsets with --replace")
+            raise UsageError("--replace without a range", remedy="add --window, --from and --to, or --offsets")
         return Request(RequestKind.CATCH_UP, only=only)

@@ -1,4 +1,4 @@
-"""Windows on the command line: the options that name them, and how they are shown, in words and as a strip.
+"""Windows on the command line: options, and formats as text and as a strip of signs.
 
 A window is named by its start, in UTC: `2026-11-20T14`, or with more or fewer fields if windows are shorter or longer.
 """
@@ -34,7 +34,7 @@ Window = Annotated[
     typer.Option(
         "--window",
         metavar="START",
-        help="The window that starts then, in UTC, such as 2026-11-20T14; repeatable.",
+        help="The window that starts at this time (UTC), such as 2026-11-20T14; repeatable.",
         show_default=False,
         autocompletion=completers.complete_windows,
     ),
@@ -44,7 +44,7 @@ OneWindow = Annotated[
     typer.Option(
         "--window",
         metavar="START",
-        help="The window that starts then, in UTC.",
+        help="The window that starts at this time (UTC), such as 2026-11-20T14.",
         show_default=False,
         autocompletion=completers.complete_windows,
     ),
@@ -54,7 +54,7 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="START",
-        help="All windows from this one on.",
+        help="All windows from this one on, such as 2026-11-20.",
         show_default=False,
         autocompletion=completers.complete_windows,
     ),
@@ -64,43 +64,64 @@ To = Annotated[
     typer.Option(
         "--to",
         metavar="END",
-        help="With --from: up to this window, which is not included.",
-        show_default="up to the newest closed one",
+        help="With --from: the end, exclusive.",
+        show_default="after the newest closed window",
         autocompletion=completers.complete_windows,
     ),
 ]
 
 
-# -- asked for
+# -- requested windows
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The windows of a request past their grace period, and those that are still open."""
+    """The closed windows of a request, and those that are still open."""
 
     settled: Sequence[int] = ()
     open_windows: OpenWindows | None = None
 
 
-def choose_windows(
-    session: Session, feed: Feed, window: Sequence[str] | None, start: str | None, end: str | None
-) -> Chosen:
-    """The windows that `--window`, or `--from` and `--to`, ask for; none without them.
+@dataclass(frozen=True, slots=True)
+class WindowOptions:
+    """Windows as typed: `--window`, or `--from` and `--to`."""
 
-    Raises UsageError, and WindowOpen if each is within its grace period.
-    """
-    from sluice.pipelines.planning import windows
+    window: Window = None
+    start: From = None
+    end: To = None
 
-    if not (window or start or end):
-        return Chosen()
-    _, now = ledger_state(session, feed)
-    requested = parse_windows(feed.window, now, window, start, end)
-    for window_start in requested if window else requested[:1]:
-        windows.check_aligned(window_start, feed.window)
-    settled = _keep_settled(requested, feed.window, now)
-    if not settled:
-        windows.check_window(min(requested), feed.window, now)
-    return Chosen(settled, _open_windows(requested, settled, feed.window))
+    @property
+    def any(self) -> bool:
+        return bool(self.window or self.start or self.end)
+
+    def choose(self, session: Session, feed: Feed) -> Chosen:
+        """Returns the requested windows; none without options.
+
+        Raises UsageError, and WindowOpen if all of them are still open.
+        """
+        from sluice.pipelines.planning import windows
+
+        if not self.any:
+            return Chosen()
+        _, now = ledger_state(session, feed)
+        requested = self.parse(feed.window, now)
+        for window_start in requested if self.window else requested[:1]:
+            windows.check_aligned(window_start, feed.window)
+        settled = _keep_settled(requested, feed.window, now)
+        if not settled:
+            windows.check_window(min(requested), feed.window, now)
+        return Chosen(settled, _open_windows(requested, settled, feed.window))
+
+    def parse(self, settings: WindowSettings, now: int) -> Sequence[int]:
+        """Returns the start (ms) of each window once: as typed, or oldest first. Raises UsageError."""
+        if self.window and (self.start or self.end):
+            raise UsageError("--window together with --from or --to", remedy="use either --window or --from and --to")
+        if self.window:
+            return tuple(dict.fromkeys(map(parsing.window, self.window)))
+        if self.start is None:
+            raise UsageError("--to without --from", remedy="add the first window: --from 2026-11-20T00")
+        end = parsing.window(self.end) if self.end else settings.last_boundary(now)
+        return _list_between(settings, parsing.window(self.start), end, self.end)
 
 
 def _keep_settled(requested: Sequence[int], settings: WindowSettings, now: int) -> Sequence[int]:
@@ -138,21 +159,6 @@ def ledger_state(session: Session, feed: Feed) -> tuple[State, int]:
         return Ledger(edges.lake, feed.name, edges.clock).read(), edges.clock()
 
 
-def parse_windows(
-    settings: WindowSettings, now: int, window: Sequence[str] | None, start: str | None, end: str | None
-) -> Sequence[int]:
-    """The windows' starts, each once, as typed or oldest first. Raises UsageError if the options name no windows."""
-    if window and (start or end):
-        raise UsageError("--window together with --from or --to", remedy="give one of them")
-    if window:
-        return tuple(dict.fromkeys(map(parsing.window, window)))
-    if start is None:
-        raise UsageError("--to without --from", remedy="say where to begin: --from 2026-11-20T00")
-    return _list_between(
-        settings, parsing.window(start), parsing.window(end) if end else settings.last_boundary(now), end
-    )
-
-
 def _list_between(settings: WindowSettings, start: int, end: int, text: str | None) -> range:
     from sluice.pipelines.planning import windows
 
@@ -162,8 +168,8 @@ def _list_between(settings: WindowSettings, start: int, end: int, text: str | No
         end = max(end, start + settings.length)
     if start >= end:
         raise UsageError(
-            f"no window lies between {show_window(start)} and {show_window(end)}",
-            remedy="--to names the first window that is left out: it must be later than --from",
+            f"no window between {show_window(start)} and {show_window(end)}",
+            remedy="--to is exclusive and must be later than --from",
         )
     return range(start, end, settings.length)
 
@@ -178,23 +184,23 @@ def verdict(s: WindowStanding) -> Text:
         case Standing.LANDED:
             return good(f"{name} is complete")
         case Standing.RETIRED:
-            return warn(f"{name} is retired: its rows are not kept any longer; sluice explain says who did it, and why")
+            return warn(f"{name} is retired: its rows were removed; sluice explain shows by whom and why")
         case Standing.OPEN:
             return warn(f"{name} is not closed yet")
         case Standing.HELD | Standing.PARTIAL | Standing.PENDING:
             return warn(f"{name} is {s.standing}: {show_pending(s.pending)}")
         case Standing.RUNNING:
-            return work(f"{name}: batch {s.batch} is at work on it; {show_pending(s.pending)}")
+            return work(f"{name}: batch {s.batch} is active; {show_pending(s.pending)}")
         case _:
             return bad(f"{name}: batch {s.batch} failed or never finished; {show_pending(s.pending)}")
 
 
 def show_pending(pending: Sequence[PendingPart], limit: int = 3) -> str:
-    """`orders:1 lacks [0, 30), 4 more partitions lack 120 offsets`; partitions that a transaction holds come first."""
+    """`orders:1 lacks [0, 30); 4 more lack 120 offsets`; partitions that a transaction holds come first."""
     if not pending:
-        return "nothing is known of it yet"
+        return "no offsets are known yet"
     if all(o.ranges is None for o in pending):
-        return f"where it ends is not resolved in {many(len(pending), 'partition')}"
+        return f"its end is not resolved in {many(len(pending), 'partition')}"
     first = sorted(pending, key=lambda o: o.held_at is None)
     first, rest = first[:limit], first[limit:]
     texts = [_show_pending_part(o) for o in first]
@@ -205,8 +211,8 @@ def show_pending(pending: Sequence[PendingPart], limit: int = 3) -> str:
 
 def _show_pending_part(o: PendingPart) -> str:
     if o.ranges is None:
-        return f"{o.key}: where it ends is not resolved"
-    more = f" and {len(o.ranges) - 1} ranges more" if len(o.ranges) > 1 else ""
+        return f"{o.key}: its end is not resolved"
+    more = f" and {len(o.ranges) - 1} more ranges" if len(o.ranges) > 1 else ""
     holder = "" if o.held_at is None else f", held at {count(o.held_at)} by {o.held_by or 'an open transaction'}"
     return f"{o.key} lacks {o.ranges[0]}{more}{holder}"
 
@@ -258,7 +264,7 @@ _COLUMNS = 30
 
 
 def _room(span: int, width: int) -> int:
-    """How many windows a row of that span has room for, beside its label."""
+    """Returns the number of windows that fit into a row of that span, after its label."""
     label = len("  2026-11-20  ") if span >= DAY else len("  2026-11-20 12:00  ")
     return min(_COLUMNS, (width - label + 1) // 2)
 

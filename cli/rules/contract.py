@@ -11,7 +11,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from sluice.cli.app.invocation import CommandGroup, FeedName, Session, command
+from sluice.cli.app.invocation import FeedName, Session, command, make_group
 from sluice.cli.options import parsing, window_options
 from sluice.cli.options.request_options import Offsets
-from sluice.cli.options.window_options import From, To, Window
+from sluice.cli.options.window_options import WindowOptions
 from sluice.cli.terminal.number_format import count, format_percent
 from sluice.cli.terminal.output import bad, copyable, good, heading, safe, table, warn
 from sluice.pipelines.errors import Failed, FeedError, QuarantineExceeded, SchemaDrifted, UsageError
@@ -53,8 +53,10 @@ PROPOSED = ".contract.proposed.json"
 _MOST_SHOWN = 60
 """Characters of a value, and lines of a table."""
 
-group = typer.Typer(
-    cls=CommandGroup, help="Propose or try a contract: the rules for a feed's rows.", no_args_is_help=True
+group = make_group(
+    "Propose or try a contract: the rules for a feed's rows.",
+    "sluice contract init orders",
+    "sluice contract check orders --window 2026-11-20T14",
 )
 
 Records = Annotated[
@@ -64,17 +66,21 @@ Records = Annotated[
         metavar="N",
         min=1,
         max=MOST_RECORDS,
-        help="The newest N records, evenly over the partitions.",
-        show_default=f"{RECORDS:,}; of a range, all up to {MOST_RECORDS:,}",
+        help="Number of records: the newest, evenly over the partitions.",
+        show_default=f"{RECORDS:,}; of windows or offsets, up to {MOST_RECORDS:,}",
     ),
 ]
 Output = Annotated[
     Path | None,
     typer.Option(
-        "--output", metavar="FILE", help="Where to write it.", show_default=f"feeds/FEED{PROPOSED}", dir_okay=False
+        "--output",
+        metavar="FILE",
+        help="Write the proposal to this file.",
+        show_default=f"feeds/FEED{PROPOSED}",
+        dir_okay=False,
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", metavar=" ", help="Overwrite the file.")]
+Force = Annotated[bool, typer.Option("--force", metavar=" ", help="Overwrite an existing file.")]
 File = Annotated[
     Path | None,
     typer.Option("--file", metavar="FILE", help="Use this contract instead of the feed's own.", show_default=False),
@@ -88,19 +94,17 @@ def register(app: typer.Typer) -> None:
 # -- the sample of both
 
 
-@dataclass(frozen=True)
-class _SampleRequest:
-    """Which records, as typed."""
+@dataclass(frozen=True, slots=True)
+class SampleOptions:
+    """The records of a sample, as typed."""
 
-    records: int | None
-    offsets: Sequence[str] | None
-    window: Sequence[str] | None
-    start: str | None
-    end: str | None
+    records: Records = None
+    offsets: Offsets = None
+    windows: WindowOptions = field(default_factory=WindowOptions)
 
     @property
     def ranged(self) -> bool:
-        return bool(self.offsets or self.window or self.start or self.end)
+        return bool(self.offsets) or self.windows.any
 
     @property
     def windowed(self) -> bool:
@@ -129,10 +133,10 @@ class _SampleRead:
 
 
 @contextmanager
-def _open_sample(session: Session, feed: Feed, shape: Shape, request: _SampleRequest) -> Iterator[_SampleRead]:
+def _open_sample(session: Session, feed: Feed, shape: Shape, request: SampleOptions) -> Iterator[_SampleRead]:
     """The records, made into rows by the shape; their files are removed when the block ends.
 
-    Raises UsageError, KafkaUnavailable, UnknownTopic, and Failed if there is nothing to look at.
+    Raises UsageError, KafkaUnavailable, UnknownTopic, and Failed if there are no records.
     """
     session.compile()
     from sluice.pipelines.landing.sample import look
@@ -149,25 +153,25 @@ def _open_sample(session: Session, feed: Feed, shape: Shape, request: _SampleReq
             receipts = look(feed, shape, slices, tools.fetcher, lake, meter, writers)
         sample = _SampleRead(receipts, lake, complete, earlier, writers)
         if not sample.records:
-            raise _nothing(feed, "no record in what was looked at: offsets of transactions, or compacted away")
+            raise _nothing(feed, "the offsets hold only control records, or were compacted away")
         yield sample
 
 
-def _slices(session: Session, feed: Feed, request: _SampleRequest) -> tuple[tuple[Slice, ...], bool, Sequence[int]]:
-    """What to read, whether that is everything requested, and the rows of the batches before."""
+def _slices(session: Session, feed: Feed, request: SampleOptions) -> tuple[tuple[Slice, ...], bool, Sequence[int]]:
+    """Returns the ranges to read, True if these are all, and the number of rows of earlier batches."""
     from sluice.pipelines.feed.topic_selection import match
     from sluice.pipelines.landing.sample import choose_newest, find_window_ranges, to_slices
     from sluice.pipelines.ledger import Ledger, State
     from sluice.pipelines.model.plans import Request, RequestKind
     from sluice.pipelines.validation.volume import count_earlier_rows
 
-    if request.offsets and (request.window or request.start or request.end):
-        raise UsageError("--offsets and windows together", remedy="give one of them")
-    chosen_windows = window_options.choose_windows(session, feed, request.window, request.start, request.end)
+    if request.offsets and request.windows.any:
+        raise UsageError("--offsets together with windows", remedy="use either --offsets or windows")
+    chosen_windows = request.windows.choose(session, feed)
     session.terminal.show(*window_options.open_window_lines(feed.name, chosen_windows.open_windows))
     spans = chosen_windows.settled
     ranges = ranges_by_partition(request.offsets)
-    with session.terminal.working("asking Kafka"), session.open_ports(feed) as edges:
+    with session.terminal.working("querying Kafka"), session.open_ports(feed) as edges:
         state = Ledger(edges.lake, feed.name, edges.clock).read() if spans else State()
         topics = match(feed.topics, edges.cluster.topics())
         partitions = edges.cluster.partitions(topics, feed.isolation)
@@ -180,7 +184,9 @@ def _slices(session: Session, feed: Feed, request: _SampleRequest) -> tuple[tupl
         raise UsageError(f"{min(unknown)} is not a partition of {feed.name}", remedy=f"it reads {feed.topics}")
     all_ = to_slices(partitions, {tp: union(r) for tp, r in ranges.items()} if request.ranged else None)
     if not all_:
-        raise _nothing(feed, f"Kafka holds no stable record of {', '.join(topics)}{' there' if request.ranged else ''}")
+        raise _nothing(
+            feed, f"Kafka has no stable record of {', '.join(topics)}{' in this range' if request.ranged else ''}"
+        )
     chosen = choose_newest(all_, request.records or (MOST_RECORDS if request.ranged else RECORDS), MOST_BYTES)
     # The windows to compare with.
     earlier = count_earlier_rows(state, Request(RequestKind.WINDOW), state.number) if len(spans) == 1 else []
@@ -199,9 +205,8 @@ def ranges_by_partition(offsets: Sequence[str] | None) -> dict[TopicPartition, l
 
 def _nothing(feed: Feed, why: str) -> Failed:
     return Failed(
-        f"nothing to look at: {why}",
-        remedy=f"produce some records first, or name other windows or offsets; sluice plan {feed.name} tells what is "
-        "there",
+        f"no records to sample: {why}",
+        remedy=f"choose other windows or offsets; sluice plan {feed.name} lists the records in Kafka",
     )
 
 
@@ -212,19 +217,15 @@ def _nothing(feed: Feed, why: str) -> Failed:
 def init(
     session: Session,
     feed: FeedName,
-    records: Records = None,
-    offsets: Offsets = None,
-    window: Window = None,
-    start: From = None,
-    end: To = None,
+    options: SampleOptions,
     output: Output = None,
     force: Force = False,
 ) -> None:
     """Propose a contract from a sample of the feed's topics.
 
-    It reads records as a run would land them, and proposes rules that hold for all of them: no nulls, ranges, small
-    sets, patterns, keys. All expectations are warnings, in a file that no feed reads. Review it, decide what is
-    critical, and rename it to FEED.contract.json. Nothing is landed, and no offset moves.
+    It reads records as a run does, and proposes expectations that all of them meet: no nulls, ranges, small sets,
+    patterns, keys. All are warnings, in a file that no feed reads. Review it, mark the critical ones, and rename it to
+    FEED.contract.json. No record lands and no offset moves.
 
     $ sluice contract init orders
     $ sluice contract init orders --records 200000 --output proposed.json
@@ -238,16 +239,19 @@ def init(
     extras.require("great_expectations")  # said before a minute of compiling, and before Kafka is asked
     path = _output(session, definition, output, force)
     shape = replace(definition.shape, contract=None, dropping=False)
-    with _open_sample(session, definition, shape, _SampleRequest(records, offsets, window, start, end)) as sample:
+    with _open_sample(session, definition, shape, options) as sample:
         rows = read_landed(sample.receipts, sample.lake, [c.name for c in candidates(shape.columns)])
         proposals = propose(rows, shape.columns)
         faults = faults_of(_quarantine_files(sample.receipts), sample.lake)
     if not proposals:
-        few = f"fewer than the {ENOUGH} from which on something is learnt"
+        few = f"a proposal needs {ENOUGH}"
         unfit = f"; {many(sample.counts.quarantined, 'record')} did not fit the schema" if faults else ""
-        what = few if rows.num_rows < ENOUGH else "of which nothing can be said"
-        raise Failed(f"{many(rows.num_rows, 'row')} landed in the sample, {what}{unfit}", remedy="look at more records")
-    with session.terminal.working("Great Expectations writes the suite (it takes some seconds to load)"):
+        what = few if rows.num_rows < ENOUGH else "but no expectation holds for all of them"
+        raise Failed(
+            f"the sample has {many(rows.num_rows, 'row')}, {what}{unfit}",
+            remedy="sample more or other records: --records, --window or --offsets",
+        )
+    with session.terminal.working("writing the suite with Great Expectations (loads in a few seconds)"):
         text = _suite(definition, proposals, sample, rows.num_rows)
     _write(path, text, force)
     adopted = session.project.feeds_folder / f"{definition.name}.contract.json"
@@ -262,11 +266,11 @@ def _output(session: Session, feed: Feed, requested: Path | None, force: bool) -
     path = requested or session.project.feeds_folder / f"{feed.name}{PROPOSED}"
     if path.name.endswith(CONTRACT):
         raise UsageError(
-            f"{path} is where a contract is in force",
-            remedy="write the proposal elsewhere, review it, and rename it then",
+            f"--output {path}: feeds read contracts from files named like that",
+            remedy=f"write the proposal to another file, such as {feed.name}{PROPOSED}, review it, then rename it",
         )
     if path.exists() and not force:
-        raise UsageError(f"{path} exists", remedy="add --force to write over it, or name another with --output")
+        raise UsageError(f"{path} exists", remedy="add --force to overwrite it, or choose another file with --output")
     return path
 
 
@@ -281,7 +285,7 @@ def _suite(feed: Feed, proposals: Sequence[Proposal], sample: _SampleRead, rows:
     try:
         parse_contract(text.encode(), feed.columns)
     except ContractError as error:
-        raise Failed(f"what was proposed is no contract: {error}", remedy="this is a bug: report it") from None
+        raise Failed(f"the proposed contract is invalid: {error}", remedy="this is a bug: report it") from None
     return text
 
 
@@ -310,22 +314,22 @@ def _proposal_view(
 ) -> Iterator[RenderableType]:
     yield heading(f"Proposed for {feed.name}", _sample_line(sample))
     rows = [(p.column, p.type.removeprefix("expect_column_"), _kwargs(p.kwargs), p.why) for p in proposals]
-    yield table(("column", "expectation", "says", "because"), rows)
+    yield table(("column", "expectation", "arguments", "reason"), rows)
     yield from _unfit(faults, sample.counts)
     yield good(f"{many(len(proposals), 'expectation')}, all of them warnings, written to {path}")
-    yield "  nobody reads it there: review it, say what is critical, then adopt it and try it:"
+    yield "  No feed reads this file. Review it, mark what is critical, then adopt and try it:"
     yield copyable(f"mv {path} {adopted}")
     yield copyable(f"sluice contract check {feed.name}")
 
 
 def _sample_line(sample: _SampleRead) -> str:
     partitions = len({r.slice.tp for r in sample.receipts})
-    return f"{many(sample.records, 'record')} of {many(partitions, 'partition')}; nothing was landed"
+    return f"{many(sample.records, 'record')} of {many(partitions, 'partition')}; no record landed"
 
 
 def _unfit(faults: Sequence[Fault], counts: Counts) -> Iterator[RenderableType]:
     if counts.quarantined:
-        yield warn(f"{many(counts.quarantined, 'record')} did not fit the schema and were left out:")
+        yield warn(f"{many(counts.quarantined, 'record')} did not fit the schema and are not in the sample:")
         yield from (f"    {safe(str(f))}" for f in faults[:5])
 
 
@@ -380,18 +384,14 @@ def _fault_document(f: Fault) -> dict[str, Any]:
 def check(
     session: Session,
     feed: FeedName,
+    options: SampleOptions,
     file: File = None,
-    records: Records = None,
-    offsets: Offsets = None,
-    window: Window = None,
-    start: From = None,
-    end: To = None,
 ) -> int:
-    """Try a contract on records of the feed's topics; nothing lands.
+    """Try a contract on records of the feed's topics. No record lands.
 
-    It reads the contract as a run does, checks that Great Expectations can load it too, and tries it on records: the
-    newest, or those of windows or offsets. For each expectation it shows what broke it, with some values, and whether
-    a run would publish such a batch. Exit 1 when it would not.
+    It reads the contract as a run does, checks that Great Expectations loads it, and tries it on the newest records, or
+    on those of windows or offsets. It shows the records that break each expectation, and whether a run would publish
+    such a batch. Exit 1 if not.
 
     $ sluice contract check orders
     $ sluice contract check orders --window 2026-11-20T14
@@ -402,11 +402,10 @@ def check(
     definition = session.feed(feed)
     contract = _contract(session, definition, file)
     shape = replace(definition.shape, contract=contract, dropping=False)
-    request = _SampleRequest(records, offsets, window, start, end)
-    with _open_sample(session, definition, shape, request) as sample:
-        with session.terminal.working("holding the whole against it"):
+    with _open_sample(session, definition, shape, options) as sample:
+        with session.terminal.working("checking batch expectations"):
             results = hold_whole(shape, sample.receipts, sample.lake, sample.earlier)
-        tried = _try_contract(definition, shape, contract, request, sample, results)
+        tried = _try_contract(definition, shape, contract, options, sample, results)
     session.terminal.show(*_trial_view(tried))
     session.terminal.print_document(_check_document(tried))
     return 1 if tried.refused else 0
@@ -436,15 +435,17 @@ def _contract(session: Session, feed: Feed, file: Path | None) -> Contract:
         contract = read_contract(path, feed.columns)
         if contract is None:
             raise FeedError(
-                f"no contract at {path}", remedy=f"have one proposed: sluice contract init {feed.name}; then review it"
+                f"no contract at {path}", remedy=f"propose one with sluice contract init {feed.name}, and review it"
             )
-        with session.terminal.working("Great Expectations reads it too (it takes some seconds to load)"):
+        with session.terminal.working("loading the contract with Great Expectations (a few seconds)"):
             if refused := _of_gx(path):
                 raise ContractError(*(ContractProblem(*r) for r in refused))
     except ContractError as error:
         lines = [": ".join(filter(None, (str(path), p.place, p.what))) for p in error.problems]
         remedies = dict.fromkeys(p.remedy for p in error.problems if p.remedy)
-        raise FeedError("\n".join(lines), remedy="; ".join(remedies) or "fix them, and check again") from None
+        raise FeedError(
+            "\n".join(lines), remedy="; ".join(remedies) or "fix the file, then run sluice contract check again"
+        ) from None
     return contract
 
 
@@ -452,7 +453,7 @@ def _of_gx(path: Path) -> list[tuple[str, str, str]]:
     from sluice.resources.great_expectations import refusals
 
     items = json.loads(path.read_bytes())["expectations"]
-    remedy = "see Great Expectations' gallery for what it takes"
+    remedy = "see its arguments in the gallery of Great Expectations"
     refused = refusals(items)
     return [(f"expectations[{i}] {items[i]['type']}", f"Great Expectations: {what}", remedy) for i, what in refused]
 
@@ -464,7 +465,7 @@ def _try_contract(
     feed: Feed,
     shape: Shape,
     contract: Contract,
-    request: _SampleRequest,
+    request: SampleOptions,
     sample: _SampleRead,
     results: Sequence[Result],
 ) -> _ContractTrial:
@@ -522,7 +523,7 @@ def _quote(text: str) -> str:
 def _sentence(o: ExpectationOutcome) -> str:
     from sluice.pipelines.contract.catalogue import text
 
-    observed = f": {o.observed}" if o.observed else f": {o.unexpected:,} of {o.checked:,} rows are not so"
+    observed = f": {o.observed}" if o.observed else f": {o.unexpected:,} of {o.checked:,} rows break it"
     return f"{text(o.expectation)}{observed}"
 
 
@@ -540,10 +541,10 @@ def _trial_view(t: _ContractTrial) -> Iterator[RenderableType]:
     names = ("expectation", "severity", "checked", "broken", "share", "first")
     yield table(names, [_row(t, o) for o in t.outcomes], right="checked broken share")
     if t.left_out:
-        yield f"  {many(len(t.left_out), 'expectation')} about how many rows a batch has: not tried without a --window"
+        yield f"  {many(len(t.left_out), 'expectation')} about the number of rows of a batch: tried only with --window"
     of_schema = [f for f in t.faults if f.kind.stage != "contract"]
     if of_schema:
-        yield warn(f"{many(sum(f.records for f in of_schema), 'record')} did not fit the schema already:")
+        yield warn(f"{many(sum(f.records for f in of_schema), 'record')} did not fit the schema:")
         yield from (f"    {safe(str(f))}" for f in of_schema[:5])
     yield from _verdict(t)
 
@@ -562,7 +563,7 @@ def _row(t: _ContractTrial, o: ExpectationOutcome) -> Sequence[Any]:
 def _verdict(t: _ContractTrial) -> Iterator[RenderableType]:
     """Describes the effect of such a batch on a run."""
     if t.refused:
-        yield bad("the batch would be refused, and nothing of it published:")
+        yield bad("the batch would be refused, and not published:")
         yield from (f"    {safe(line)}" for line in t.refused)
         return
     limit = t.feed.policies.quarantine_limit

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sluice.cli.app.invocation import CommandGroup, Session, command
+from sluice.cli.app.invocation import Session, command, make_group
 from sluice.cli.terminal.output import bad, good, table, warn
 from sluice.pipelines.errors import Failed, SluiceError
 from sluice.pipelines.util.units import many
@@ -15,7 +15,7 @@ from sluice.pipelines.util.units import many
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
 
-group = typer.Typer(cls=CommandGroup, help="The feeds of this project.", no_args_is_help=True)
+group = make_group("List and check the feeds of this project.", "sluice feeds list", "sluice feeds check")
 
 
 def register(app: typer.Typer) -> None:
@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 @command(group, name="list")
 def list_(session: Session) -> int:
-    """Show every feed by its file. Opens no connection.
+    """List all feeds. Opens no connection.
 
     $ sluice feeds list
     """
@@ -52,14 +52,14 @@ def list_(session: Session) -> int:
 @command(group)
 def check(
     session: Session,
-    offline: Annotated[bool, typer.Option("--offline", help="Do not ask schema registries.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Skip schema registries.")] = False,
 ) -> int:
-    """Read every feed file, fleet.yaml and notify.yaml, and list all problems. Exit 2 when there are any.
+    """Check all feed files, fleet.yaml and notify.yaml, and list every problem. Exit 2 if there are any.
 
-    Of a feed with a registry, it also says whether the schema there makes the columns that the schema_file makes. Exit
-    as the error says when a registry does not answer, or has no such schema; with --offline none is asked.
+    For a feed with a registry, it also compares the columns of the registry's schema and of the schema_file. If a
+    registry does not answer, or lacks the schema, the exit code is that error's. --offline skips registries.
 
-    It warns of columns named like a key of the folders that a feed's lake has had since before keys had a prefix.
+    It warns about columns that have the name of an old partition key of the feed's lake.
 
     $ sluice feeds check
     $ sluice feeds check --offline
@@ -73,7 +73,7 @@ def check(
     session.terminal.show(*map(good, lines))
     session.terminal.show(*(warn(f"{name}: {note}") for name, note in _list_overridden(feeds, offline).items()))
     registered = [f for f in feeds.values() if f.reader and f.registry and not offline]
-    with session.terminal.working("asking schema registries"):
+    with session.terminal.working("querying schema registries"):
         results = {feed.name: _schema(session, feed) for feed in registered}
     errors = [note for note in results.values() if isinstance(note, SluiceError)]
     session.terminal.show(
@@ -115,17 +115,17 @@ def _schema(session: Session, feed: Feed) -> str | SluiceError:
         return f"{error.message}; the feed reads by its schema_file"
     version = f"{there.subject}, version {there.version}"
     if feed.reader and columns == feed.reader.columns:
-        return f"{version}, makes the columns of its schema_file"
-    return f"{version}, makes other columns than its schema_file: sluice schema diff {feed.name}"
+        return f"{version}, has the columns of its schema_file"
+    return f"{version}, has other columns than its schema_file: sluice schema diff {feed.name}"
 
 
 @command(group)
 def refresh(session: Session) -> int:
-    """Ask Kafka which topics each feed matches now, and remember them for Dagster's asset graph.
+    """Update the topics that each feed matches in Kafka, for Dagster's asset graph.
 
     $ sluice feeds refresh
     """
-    with session.terminal.working("asking Kafka"):
+    with session.terminal.working("querying Kafka"):
         topics = {name: _topics(session, feed) for name, feed in session.files.feeds.items()}
     rows = [(n, bad(t.message) if isinstance(t, SluiceError) else ", ".join(t)) for n, t in topics.items()]
     session.terminal.show(table(("feed", "topics"), rows))

@@ -1,4 +1,4 @@
-"""`sluice quarantine`: counts and shows quarantined records, and lands those that fit now."""
+"""`sluice quarantine`: count and show quarantined records, and land those that fit now."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli.app.invocation import CommandGroup, FeedName, Session, command
-from sluice.cli.options import parsing, window_options
+from sluice.cli.app.invocation import FeedName, Session, command, make_group
+from sluice.cli.options import parsing
 from sluice.cli.options.request_options import DryRun
-from sluice.cli.options.window_options import From, To, Window
+from sluice.cli.options.window_options import WindowOptions
 from sluice.cli.shared import other_batches
 from sluice.cli.shared.rewrite_summary import name, table_after
 from sluice.cli.terminal.number_format import count, seconds
@@ -33,7 +33,12 @@ if TYPE_CHECKING:
     from sluice.pipelines.quarantine.held import Filter, Listing
     from sluice.pipelines.quarantine.limit import QuarantineKind
 
-group = typer.Typer(cls=CommandGroup, help="Records that did not fit: count, show and land them.", no_args_is_help=True)
+group = make_group(
+    "Count, show and land records that did not fit the schema or the contract.",
+    "sluice quarantine list orders",
+    "sluice quarantine show orders --field amount -n 3",
+    "sluice quarantine replay orders --dry-run",
+)
 
 REFUSED = 3
 
@@ -55,38 +60,41 @@ Place = Annotated[
 ]
 
 
-def _filter_of(
-    session: Session,
-    feed: Feed,
-    within: tuple[list[str] | None, str | None, str | None],
-    reason: list[str] | None,
-    field: list[str] | None,
-    expectation: list[str] | None,
-    offsets: list[str] | None,
-) -> Filter:
-    """Returns the request of the options. Raises UsageError."""
-    from sluice.pipelines.planning.windows import check_aligned
-    from sluice.pipelines.quarantine.held import Filter
+@dataclass(frozen=True, slots=True)
+class RecordOptions:
+    """Quarantined records, as typed. All given options must match."""
 
-    chosen: frozenset[int] | None = None
-    if any(within):
-        with session.open_ports(feed) as edges:
-            chosen = frozenset(window_options.parse_windows(feed.window, edges.clock(), *within))
-        for window in chosen:
-            check_aligned(window, feed.window)
-    records = tuple(map(parsing.parse_record, offsets or ()))
-    return Filter(chosen, tuple(reason or ()), tuple(field or ()), tuple(expectation or ()), records)
+    windows: WindowOptions
+    reason: Reason = None
+    field: Field = None
+    expectation: Expectation = None
+    offset: Place = None
+
+    def build_filter(self, session: Session, feed: Feed) -> Filter:
+        """Raises UsageError."""
+        from sluice.pipelines.planning.windows import check_aligned
+        from sluice.pipelines.quarantine.held import Filter
+
+        chosen: frozenset[int] | None = None
+        if self.windows.any:
+            with session.open_ports(feed) as edges:
+                chosen = frozenset(self.windows.parse(feed.window, edges.clock()))
+            for window in chosen:
+                check_aligned(window, feed.window)
+        records = tuple(map(parsing.parse_record, self.offset or ()))
+        reasons, fields = tuple(self.reason or ()), tuple(self.field or ())
+        return Filter(chosen, reasons, fields, tuple(self.expectation or ()), records)
 
 
 # -- list
 
 
 @command(group, name="list")
-def list_(session: Session, feed: FeedName, window: Window = None, start: From = None, end: To = None) -> None:
+def list_(session: Session, feed: FeedName, windows: WindowOptions) -> None:
     """Count quarantined records by reason and by window.
 
-    It uses the ledger and the files; Kafka is not asked. Records that a replay landed are shown beside it. Records that
-    a batch has staged and not published, such as a refused one, are listed separately.
+    It reads the ledger and the files, not Kafka. Records that a replay landed since are counted separately, and so are
+    the records of batches that were staged but not published, such as refused ones.
 
     $ sluice quarantine list orders
     $ sluice quarantine list orders --from 2026-11-20 --json
@@ -95,7 +103,7 @@ def list_(session: Session, feed: FeedName, window: Window = None, start: From =
     from sluice.pipelines.quarantine.held import listing, listings_staged
 
     definition = session.feed(feed)
-    criteria = _filter_of(session, definition, (window, start, end), None, None, None, None)
+    criteria = RecordOptions(windows).build_filter(session, definition)
     with session.open_ports(definition) as edges, session.terminal.working("counting"):
         ledger = Ledger(edges.lake, feed, edges.clock)
         listed = listing(ledger, edges.lake, criteria, definition.window)
@@ -114,7 +122,7 @@ def list_view(feed: str, listed: Listing) -> Iterator[RenderableType]:
     else:
         yield heading(f"Staged by batch {listed.batch}, not published", many(total, "record"))
     if not listed.windows:
-        yield good("nothing is in quarantine, nothing was re-landed")
+        yield good("no record is in quarantine, and no replay landed any")
         return
     if listed.held:
         names = ("stage", "why", "what", "records", "share", "windows", "first")
@@ -207,18 +215,12 @@ def _key(window: int | None) -> str | None:
 def show(
     session: Session,
     feed: FeedName,
-    window: Window = None,
-    start: From = None,
-    end: To = None,
-    reason: Reason = None,
-    field: Field = None,
-    expectation: Expectation = None,
-    offset: Place = None,
-    number: Annotated[int, typer.Option("-n", metavar="N", min=1, max=10_000, help="How many records.")] = 10,
+    options: RecordOptions,
+    number: Annotated[int, typer.Option("-n", metavar="N", min=1, max=10_000, help="Maximum number of records.")] = 10,
 ) -> None:
-    """Show records that are in quarantine, and why they are.
+    """Show quarantined records, and the reason for each.
 
-    Values are shortened and control characters escaped; --json has them whole, in base64.
+    Values are shortened, and control characters escaped. --json has full values, in base64.
 
     $ sluice quarantine show orders --field amount -n 3
     $ sluice quarantine show orders --offset orders:0:150 --json | jq -r '.records[].value | @base64d'
@@ -227,8 +229,8 @@ def show(
     from sluice.pipelines.quarantine.held import samples
 
     definition = session.feed(feed)
-    criteria = _filter_of(session, definition, (window, start, end), reason, field, expectation, offset)
-    with session.open_ports(definition) as edges, session.terminal.working("looking"):
+    criteria = options.build_filter(session, definition)
+    with session.open_ports(definition) as edges, session.terminal.working("reading"):
         ledger = Ledger(edges.lake, feed, edges.clock)
         receipts = criteria.receipts(ledger, ledger.read(), definition.window)
         rows = [
@@ -246,7 +248,7 @@ Seen = Sequence[tuple[int | None, Mapping[str, Any]]]
 def show_view(feed: str, records: Seen) -> Iterator[RenderableType]:
     """For people: a table for each partition of each window."""
     if not records:
-        yield good(f"nothing of {feed} in quarantine is what this asks for")
+        yield good(f"no quarantined record of {feed} matches")
     for partition in dict.fromkeys((w, row["topic"], row["partition"]) for w, row in records):
         rows = [row for w, row in records if (w, row["topic"], row["partition"]) == partition]
         yield heading(f"{partition[1]}:{partition[2]}", name(partition[0]))
@@ -273,19 +275,13 @@ def _record(window: int | None, row: Mapping[str, Any]) -> dict[str, Any]:
 def replay(
     session: Session,
     feed: FeedName,
-    window: Window = None,
-    start: From = None,
-    end: To = None,
-    reason: Reason = None,
-    field: Field = None,
-    expectation: Expectation = None,
-    offset: Place = None,
+    options: RecordOptions,
     fix: Annotated[
         str | None,
         typer.Option(
             "--fix",
             metavar="FILE.py:FUNCTION",
-            help="Fix each record's value with this function of the project; or MODULE:FUNCTION.",
+            help="Fix values with this function of the project; also MODULE:FUNCTION.",
             show_default=False,
         ),
     ] = None,
@@ -293,14 +289,14 @@ def replay(
 ) -> int:
     """Land the quarantined records that fit now.
 
-    Use it after you have fixed the schema or the contract, or with a function that fixes values. Each record is tried
-    with the feed's files as they are today. What fits lands in its own window, at its own offset; the rest stays in
-    quarantine. Kafka is not asked, and committed offsets stay.
+    Use it after a fix of the schema or the contract, or with a function that fixes values. Each record is tried with
+    the feed's current files. Records that fit land in their own windows, at their own offsets; the others stay in
+    quarantine. Kafka is not read, and committed offsets stay.
 
-    The function gets a record (key, value, headers, topic, partition, offset, timestamp, stage, reason, field, detail,
-    expectation) and returns bytes, text, or a dict or list for JSON; None leaves the record where it is. It is called
-    twice for each record. Exit 3 when slices were left alone because another live batch reserves them, or because
-    rows that had landed there do not fit today's types.
+    The function receives a record (key, value, headers, topic, partition, offset, timestamp, stage, reason, field,
+    detail, expectation) and returns bytes, text, or a dict or list for JSON; None leaves the record in quarantine. It
+    is called twice for each record. Exit 3 if offset ranges were skipped: another live batch reserves them, or rows
+    that landed there do not fit the current types.
 
     $ sluice quarantine replay orders --dry-run
     $ sluice quarantine replay orders --window 2026-11-20T14 --field amount
@@ -309,7 +305,7 @@ def replay(
     from sluice.pipelines.maintenance.fixers import load
 
     definition = session.feed(feed)
-    criteria = _filter_of(session, definition, (window, start, end), reason, field, expectation, offset)
+    criteria = options.build_filter(session, definition)
     fixer = load(fix, session.project.root) if fix else None
     began = time.monotonic()
     done, given_up = (_foresee if dry_run else _replay)(session, definition, criteria, fixer)
@@ -356,13 +352,13 @@ def _replay(session: Session, feed: Feed, criteria: Filter, fixer: Any) -> Done:
 
 
 def _tell(session: Session, feed: Feed, edges: Ports) -> None:
-    """Let Dagster know of the batches: a commit waits for that."""
+    """Report the batches to Dagster; commits wait for that."""
     from sluice.assets.events import evidence
     from sluice.assets.events.ledger_view import LedgerView
     from sluice.assets.instance.instance import open_instance
     from sluice.pipelines.ledger import Ledger
 
-    with session.terminal.working("telling Dagster"), open_instance(session.project) as instance:
+    with session.terminal.working("reporting to Dagster"), open_instance(session.project) as instance:
         ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
         evidence.roll_forward(instance, LedgerView.open(feed, ledger, edges), evidence.PORTION)
 
@@ -372,10 +368,10 @@ def replay_view(ran: ReplayRun) -> Iterator[RenderableType]:
     trial = ran.done.trial
     yield heading(f"Replay of the quarantine of {ran.feed}", f"{many(trial.tried.total(), 'record')} tried")
     if not trial.tried:
-        yield good("nothing in quarantine is what this asks for")
+        yield good("no quarantined record matches")
         return
     landed = ran.done.landed.fit
-    names = ("stage", "was refused for", "what", "tried", "would land" if ran.dry_run else "landed", "stay")
+    names = ("stage", "refused for", "what", "tried", "would land" if ran.dry_run else "landed", "stay")
     kinds = [
         [k.stage, str(k), k.detail, count(n), count(landed[k]), count(n - landed[k])]
         for k, n in trial.tried.most_common()
@@ -387,17 +383,17 @@ def replay_view(ran: ReplayRun) -> Iterator[RenderableType]:
 
 def _stays(trial: Trial) -> Iterator[RenderableType]:
     if trial.why:
-        yield heading("What does not fit today")
+        yield heading("Reasons of records that still do not fit")
         ranked = sorted(trial.why.items(), key=lambda x: -x[1][0])
         kinds = [[k.stage, str(k), k.detail, count(n), first] for k, (n, first) in ranked]
         yield table(("stage", "why", "what", "records", "first"), limit_rows(kinds), right="records")
     if trial.botched:
-        yield heading("What the fix function did not do")
+        yield heading("Errors of the fix function")
         ranked_ = sorted(trial.botched.items(), key=lambda x: -x[1][0])
         yield table(("what", "records", "first"), [[w, count(n), first] for w, (n, first) in ranked_], right="records")
     if trial.left:
-        fit = f"; {count(trial.left_fit)} of them fit as they are, and land without --fix" if trial.left_fit else ""
-        yield Text(f"  The fix function left {many(trial.left, 'record')} alone{fit}.", style="dim")
+        fit = f"; {count(trial.left_fit)} of them fit without --fix" if trial.left_fit else ""
+        yield Text(f"  The fix function skipped {many(trial.left, 'record')} alone{fit}.", style="dim")
 
 
 def _verdict(ran: ReplayRun) -> Iterator[Text]:
@@ -412,13 +408,13 @@ def _verdict(ran: ReplayRun) -> Iterator[Text]:
         rows = sum(r.counts.landed for _, r in done.done if r)
         yield Text(f"  {seconds(ran.seconds)}, {many(rows, 'row')} written again", style="dim")
     else:
-        yield warn("nothing was re-landed")
+        yield warn("no record landed")
     yield from other_batches.view(ran.given_up)
     yield from other_batches.standing(done.busy, done.met, name)
     for s, why in done.candidates.unfit[:5]:
-        yield bad(f"{s} was left alone: {why}")
+        yield bad(f"{s} was skipped: {why}")
     if (more := len(done.candidates.unfit) - 5) > 0:
-        yield bad(f"so were {more} more slices")
+        yield bad(f"and {more} more offset ranges were skipped")
 
 
 def replay_document(ran: ReplayRun) -> dict[str, Any]:

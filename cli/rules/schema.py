@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from sluice.cli.app.invocation import CommandGroup, FeedName, Session, command
+from sluice.cli.app.invocation import FeedName, Session, command, make_group
 from sluice.cli.terminal.output import bad, facts, good, heading, table
 from sluice.pipelines.errors import Failed, SchemaChanged, UsageError
 from sluice.pipelines.util.units import sanitize
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from sluice.pipelines.records.rows.value_reader import Reader
     from sluice.pipelines.schema.schema import Schema
 
-group = typer.Typer(
-    cls=CommandGroup, help="The schemas that feeds read by, and those of their registries.", no_args_is_help=True
+group = make_group(
+    "Show, fetch and compare the schemas of feeds and of their registries.",
+    "sluice schema show orders",
+    "sluice schema diff orders",
+    "sluice schema pull orders",
 )
 
 
@@ -33,7 +36,7 @@ def register(app: typer.Typer) -> None:
 
 @command(group)
 def show(session: Session, feed: FeedName) -> None:
-    """Show the columns that a feed's schema_file makes. Opens no connection.
+    """Show the columns of a feed's schema_file. Opens no connection.
 
     $ sluice schema show orders
     """
@@ -45,7 +48,7 @@ def show(session: Session, feed: FeedName) -> None:
         facts(*_source(reading)),
         table(("column", "type"), rows),
         *(
-            ["", "  what it expects of rows, as part of the contract", *(f"    {e}" for e in expected)]
+            ["", "  expectations of the schema, as part of the contract", *(f"    {e}" for e in expected)]
             if expected
             else []
         ),
@@ -56,18 +59,19 @@ def show(session: Session, feed: FeedName) -> None:
 
 @command(group)
 def pull(session: Session, feed: FeedName) -> None:
-    """Write the schema that the registry has for a feed into the feed's schema_file.
+    """Write the registry's schema into the feed's schema_file.
 
-    The newest version of registry.subject, or registry.version of it. Without a subject it is TOPIC-value, for a feed
-    of one topic. What the schema refers to is written into it. Columns change from the next run on: see `diff` first.
-    One that makes no columns is named with all of its faults; it is written, for you to edit, where there is no file.
+    It fetches the newest version of registry.subject, or registry.version of it. The default subject is TOPIC-value,
+    for a feed of one topic. References are resolved into the file. Columns change with the next run: compare first with
+    sluice schema diff. If the schema makes no columns, all its problems are listed, and it is written only if there is
+    no file yet.
 
     $ sluice schema pull orders
     """
     from sluice.resources.registry.confluent import find_registered, reader_of
 
     request = _request_schema(session, feed)
-    with session.terminal.working("asking the registry"):
+    with session.terminal.working("querying the registry"):
         newest = find_registered(request)
     try:
         reader = reader_of(newest, request)
@@ -88,16 +92,16 @@ def _write(newest: RegisteredSchema, request: SchemaAsked) -> None:
 
 
 def _to_be_edited(error: Failed, newest: RegisteredSchema, request: SchemaAsked) -> Failed:
-    """The error, after the schema was written as it is where no file would be lost and a person can edit it."""
+    """Write the invalid schema if there is no file yet, for editing. Returns the error."""
     from sluice.pipelines.records.rows.value_reader import UnusableSchema
 
     try:
         if request.schema_file.exists():
-            return Failed(error.message, remedy=f"{error.remedy}; {request.schema_file} stays as it is")
+            return Failed(error.message, remedy=f"{error.remedy}; {request.schema_file} is unchanged")
         _write(newest, request)
     except UnusableSchema:  # it is not even one file
         return error
-    remedy = f"it is in {request.schema_file}: take these out of it, then sluice feeds check"
+    remedy = f"it is in {request.schema_file}: remove these parts, then run sluice feeds check"
     return Failed(error.message, remedy=remedy)
 
 
@@ -106,7 +110,7 @@ Candidate = Annotated[
     typer.Option(
         "--file",
         metavar="FILE",
-        help="Instead of the registry's: a schema that nobody registered yet.",
+        help="Compare with this schema instead of the registry's.",
         show_default=False,
     ),
 ]
@@ -114,9 +118,9 @@ Candidate = Annotated[
 
 @command(group)
 def diff(session: Session, feed: FeedName, file: Candidate = None) -> int:
-    """Show what the registry's schema would change about a feed's columns. Changes nothing.
+    """Compare a feed's columns with those of the registry's schema. Changes nothing.
 
-    Exit 0 when nothing would change; 1 when columns would; 3 when rows would not be one table with what has landed.
+    Exit 0 if no column changes, 1 if columns change, 3 if new rows would not fit into one table with landed rows.
 
     $ sluice schema diff orders
     $ sluice schema diff orders --file next.avsc
@@ -130,10 +134,12 @@ def diff(session: Session, feed: FeedName, file: Candidate = None) -> int:
     dropped, added = [e for e in now if e not in then], [e for e in then if e not in now]
     rendering: RenderableType = table(("column", "now", "then"), [(n, a, b) for n, a, b in changes])
     session.terminal.show(
-        heading(feed, f"{note}, beside {current.schema_file}"),
+        heading(feed, f"{note}, compared with {current.schema_file}"),
         rendering if changes else good("the columns are the same"),
     )
-    session.terminal.show(*(f"  expects no more: {e}" for e in dropped), *(f"  expects then: {e}" for e in added))
+    session.terminal.show(
+        *(f"  expectation removed: {e}" for e in dropped), *(f"  expectation added: {e}" for e in added)
+    )
     if refused:
         session.terminal.show(bad(refused.message))
     columns = [{"column": n, "now": a or None, "then": b or None} for n, a, b in changes]
@@ -148,7 +154,7 @@ def _of_registry(session: Session, feed: str) -> tuple[Reader, str, dict[str, An
     from sluice.resources.registry.confluent import find_registered, reader_of
 
     request = _request_schema(session, feed)
-    with session.terminal.working("asking the registry"):
+    with session.terminal.working("querying the registry"):
         there = find_registered(request)
     return reader_of(there, request), f"{there.subject}, version {there.version}, schema {there.id}", _version(there)
 
@@ -164,7 +170,9 @@ def _of_file(feed: Feed, file: Path) -> tuple[Reader, str, dict[str, Any]]:
         texts = reader.read(file.read_text("utf-8"), file.parent, feed.message or "")
         return reader.make(texts, feed.reader.wire if feed.reader else WireFormat.BARE), str(file), {"file": str(file)}
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} cannot be read ({type(error).__name__})", remedy="name a file in UTF-8") from None
+        raise UsageError(
+            f"{file} cannot be read ({type(error).__name__})", remedy="choose a readable UTF-8 file"
+        ) from None
     except ValueError as error:
         what = error.text if isinstance(error, UnusableSchema) else sanitize(str(error))
         raise UsageError(f"{file} makes no columns: {what}", remedy="sluice docs formats") from None
@@ -200,7 +208,9 @@ def _refusal(feed: Feed, columns: Schema) -> SchemaChanged | None:
 
 def _read(feed: Feed) -> Feed:
     if feed.reader is None:
-        raise UsageError(f"feed {feed.name} has no schema_file", remedy="its columns are in the feed's file")
+        raise UsageError(
+            f"feed {feed.name} has no schema_file", remedy="add schema_file to its feed file, or see its columns there"
+        )
     return feed
 
 

@@ -62,7 +62,7 @@ def beneath(line: Text, why: str, ways: Iterable[str]) -> Text:
 def standing(busy: Mapping[int | None, int], batches: Iterable[Met], name: Any) -> Iterator[Text]:
     """Lists positions left alone because of other runs' batches, then these batches."""
     for window, batch in busy.items():
-        yield warn(f"{name(window)} was left alone where batch {batch} reserves it")
+        yield warn(f"{name(window)} was skipped: batch {batch} reserves it")
     yield from view(batches)
 
 

@@ -51,7 +51,7 @@ def alarms(
 ) -> Iterator[Alarm]:
     """The worst first."""
     if losses:
-        yield Alarm(bad, "red", [e.message for e in losses], "lost something too", losses[0].remedy)
+        yield Alarm(bad, "red", [e.message for e in losses], "lost records, too", losses[0].remedy)
     if outlook.at_risk:
         risks = [r.describe(outlook.now) for r in outlook.at_risk]
         yield Alarm(warn, "yellow", risks, "are at risk too", f"{_in_time(outlook)}: sluice run {feed}")
@@ -71,17 +71,17 @@ def held_back(held_range: HeldBack) -> Alarm:
 
 
 def _in_time(outlook: Outlook) -> str:
-    """Whether landing comes before deletion."""
+    """Describe whether landing ends before deletion begins."""
     remaining = outlook.at_risk[0].at - outlook.now
     if outlook.falls_behind or (outlook.eta is not None and outlook.eta > max(remaining, 0)):
-        return "land it now, and give it more machines: it takes longer than is left"
+        return "land it now, with more machines: it takes longer than the time left"
     return "land it now" + ("" if outlook.eta is None else f", which takes about {show_about(outlook.eta)}")
 
 
 def behind(lag: int | None, age: int | None, unstable: int) -> str:
     """`780 offsets behind, the oldest 2 h 10 min old; 20 more are not stable`."""
     if lag is None:
-        return "lag not known"
+        return "lag unknown"
     oldest = "" if age is None or not lag else f", the oldest {show_about(age)} old"
     held_part = f"; {count(unstable)} more are not stable" if unstable else ""
     return (f"{many(lag, 'offset')} behind" if lag else "caught up") + oldest + held_part
@@ -90,13 +90,13 @@ def behind(lag: int | None, age: int | None, unstable: int) -> str:
 def pace(outlook: Outlook) -> Iterator[tuple[str, str]]:
     """How fast it lands and how fast it grows, and when it will have caught up."""
     rates = [
-        *([f"{_rate(outlook.landing)} land while a batch is at work"] if outlook.landing else []),
-        *([f"{_rate(outlook.production)} are produced"] if outlook.production is not None else []),
+        *([f"{_rate(outlook.landing)} land during a batch"] if outlook.landing else []),
+        *([f"{_rate(outlook.production)} produced"] if outlook.production is not None else []),
     ]
     if rates:
         yield "rates", "; ".join(rates)
     if outlook.falls_behind:
-        yield "caught up", "never, at these rates: give it more machines, or longer windows"
+        yield "caught up", "never, at these rates: use more machines or longer windows"
     elif outlook.lag and outlook.eta is not None:
         yield "caught up", f"after about {show_about(outlook.eta)} of landing"
 
@@ -108,13 +108,13 @@ def _rate(offsets: float | None) -> str:
 
 
 def list_expiries(outlook: Outlook) -> Iterator[tuple[str, str]]:
-    """What Kafka will soon forget, or thin out."""
+    """Describe what Kafka will soon expire or compact."""
     for expiry in outlook.expiries:
         if expiry.at < outlook.now + DAY:
-            yield "Kafka forgets", f"{expiry.describe(outlook.now)}. Nothing to do: the ledger has it"
+            yield "Kafka expires", f"{expiry.describe(outlook.now)}. The ledger keeps them: nothing to do"
     if outlook.compacted:
         topics = ", ".join(outlook.compacted[:3]) + (" …" if len(outlook.compacted) > 3 else "")
-        yield "compacted", f"{topics}: of records of one key Kafka may keep the newest alone, landed or not"
+        yield "compacted", f"{topics}: Kafka may delete older records of a key before they land"
 
 
 def short(age: int | None) -> str:

@@ -69,4 +69,4 @@ def table_after(session: Session, feed: Feed) -> Iterator[Text]:
         yield warn(f"the table is not up to date: {error.message}; sluice table sync {feed.name}")
         return
     if done.commits:
-        yield good(f"{table.name}: {many(done.added, 'file')} added, {many(done.removed, 'file')} taken out")
+        yield good(f"{table.name}: {many(done.added, 'file')} added, {many(done.removed, 'file')} removed")

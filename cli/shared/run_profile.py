@@ -74,7 +74,7 @@ def _stages(stages: Mapping[str, float]) -> list[RenderableType]:
     total = sum(stages.values())
     rows = [[name, f"{took:.2f}", _share(took, total)] for name, took in stages.items()]
     return [
-        heading("What was waited for", seconds(total)),
+        heading("Waiting", seconds(total)),
         table(["stage", "seconds", "share"], [*rows, ["all", f"{total:.2f}", ""]], right="seconds share"),
     ]
 
@@ -96,7 +96,7 @@ def _tasks(batches: Sequence[BatchResult], facts: BatchFacts, stages: Mapping[st
         ["ns a record", "", "", *(f"{work.per_record(ns):,.0f}" for ns in (*work.ns.values(), work.total))],
     ]
     columns = ["task", "slices", "records", *activities, "in all"]
-    return [heading("Where the time of tasks went", note), table(columns, rows, right=" ".join([*columns[1:], "in"]))]
+    return [heading("Time of tasks", note), table(columns, rows, right=" ".join([*columns[1:], "in"]))]
 
 
 def _row(name: str, s: WorkTime) -> list[str | Text]:
@@ -113,9 +113,9 @@ def _brokers(facts: BatchFacts) -> list[RenderableType]:
     if len(brokers) > 1:
         rows.append(_broker_row("all", facts.all_brokers))
     columns = ["broker", "fetches", "size", *SHARES, "waiting", "held", "throttled", "moved", "errors"]
-    note = "p50, p95, p99 of answers in ms; waiting for them, held by our own side, throttled: in seconds"
+    note = "p50, p95, p99 of answers in ms; waiting, held by the client, and throttled in seconds"
     shown_last = "errors size p95 held moved"
-    return [heading("What brokers were asked", note), table(columns, rows, " ".join(columns[1:]), shown_last)]
+    return [heading("Requests to brokers", note), table(columns, rows, " ".join(columns[1:]), shown_last)]
 
 
 def _broker_row(name: str, b: BrokerTraffic) -> list[str | Text]:
@@ -142,8 +142,8 @@ def _topics(facts: BatchFacts) -> list[RenderableType]:
     if more := topics[_TOPICS_SHOWN:]:
         rows.append([many(len(more), "more topic"), count(sum(t.records for t in more)), "", ""])
     columns = ["topic", "records", "size", "behind"]
-    note = "behind: offsets from the end of what was read to the end of the log"
-    return [heading("What was read", note), table(columns, rows, right=" ".join(columns[1:]))] if rows else []
+    note = "behind: offsets from the last one read to the end of the log"
+    return [heading("Reads", note), table(columns, rows, right=" ".join(columns[1:]))] if rows else []
 
 
 def _share(part: float, total: float) -> str:

@@ -127,7 +127,7 @@ class CommandOutput:
             raise UsageError(f"not confirmed: {question}", remedy="add --yes, or preview it with --dry-run")
         self._err.print(Text(f"{safe(question)} [y/N] ", style="bold"), end="", soft_wrap=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            raise Failed("not confirmed: nothing was changed", remedy="answer y to go on")
+            raise Failed("not confirmed: nothing was changed", remedy="answer y to continue")
 
     def traceback(self) -> None:
         self._err.print_exception()

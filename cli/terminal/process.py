@@ -29,7 +29,7 @@ _AGAIN = 0.05  # seconds until an interrupt that a callback swallowed is raised 
 
 
 class Interrupts:
-    """Whether this process received SIGINT."""
+    """The signals of this process: True after SIGINT."""
 
     pending = False
 

@@ -45,7 +45,7 @@ def typed_fields(table: pa.Table) -> dict[str, Any] | None:
 
 
 def typed_view(row: Mapping[str, Any]) -> RenderableType:
-    """A row of `typed_fields`, a field a line, the key as text where it is one; what is null is left out."""
+    """Format a row of `typed_fields`, one field per line, without nulls. Keys in UTF-8 are text."""
     row = {**row, "kafka_key": _readable(row["kafka_key"])}
     pairs = ((name, json.dumps(value, ensure_ascii=False)) for name, value in row.items() if value is not None)
     return facts(*((name, text if len(text) < SHOWN_BYTES else text[:SHOWN_BYTES] + " …") for name, text in pairs))
@@ -115,7 +115,7 @@ def _value(value: bytes | None) -> Text:
 
 
 def _bytes(value: bytes | None) -> Text:
-    """As text where it is UTF-8, with escapes for what is not or what a terminal would obey; shortened."""
+    """Format bytes as shortened text. Bytes that are no UTF-8, and control characters, are escaped."""
     if value is None:
         return Text("null", style="dim")
     text = safe(value[:SHOWN_BYTES].decode("utf-8", "backslashreplace")).replace("\n", "\\n")

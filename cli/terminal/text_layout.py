@@ -2,7 +2,7 @@
 
 Promises: no word is cut and no command is broken, so that a command copied from a narrow screen runs. A line is wider
 than the screen only if one word, or one command, is. A table that is too wide first wraps prose, then leaves out its
-least important columns and says so, then breaks each row into several lines.
+least important columns, with a note, then breaks each row into several lines.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class TextTable:
         return _TextColumn(name, cells, number=name.partition(" ")[0] in self.right)
 
     def _shown(self, columns: Sequence[_TextColumn], width: int) -> tuple[list[_TextColumn], list[str]]:
-        """The columns for rows of one line, and the names of those left out; all columns if even that is too wide."""
+        """Returns the columns for rows of one line, and the names of omitted ones; all columns if none fit."""
         remaining, hidden = list(columns), list[str]()
         for word in ("", *self.optional):
             hidden += [c.name for c in remaining if word and c.name.partition(" ")[0] == word]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sluice.cli.app.invocation import OpenPorts, Session
+from sluice.cli.app.invocation import Body, OpenPorts, Session, build_arguments
 from sluice.cli.main import main
 from sluice.cli.terminal.output import CommandOutput
 from sluice.pipelines.operating.migrate_offsets import Stores
@@ -143,6 +143,11 @@ class Told:
 Tell = Callable[..., Told]
 
 
+def run_body(body: Body, session: Session, *arguments: Any, **options: Any) -> int | None:
+    """Runs a command's function with options by name, as on the command line."""
+    return body(session, *arguments, **build_arguments(body, options))
+
+
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     from tests.assets.world import World  # late: it loads Dagster, which most commands do without
@@ -163,14 +168,13 @@ def tell(
     """Runs a command's body twice over the world: for its document, then for its text (`text=False`: only once)."""
     monkeypatch.setenv("COLUMNS", "140")
 
-    def call(body: Callable[..., int | None], *arguments: Any, text: bool = True, **options: Any) -> Told:
+    def call(body: Body, *arguments: Any, text: bool = True, **options: Any) -> Told:
         documents = io.StringIO()
-        code = (
-            body(Over(CommandOutput(documents), world.project.root, False, world, groups), *arguments, **options) or 0
-        )
+        session = Over(CommandOutput(documents), world.project.root, False, world, groups)
+        code = run_body(body, session, *arguments, **options) or 0
         capfd.readouterr()
         if text:
-            body(Over(CommandOutput(), world.project.root, False, world, groups), *arguments, **options)
+            run_body(body, Over(CommandOutput(), world.project.root, False, world, groups), *arguments, **options)
         return Told(code, json.loads(documents.getvalue()), capfd.readouterr().out)
 
     return call

@@ -24,17 +24,17 @@ def deleted(world: World) -> World:
 
 def test_a_dry_run_lists_the_loss_and_changes_nothing(deleted: World, tell: Tell) -> None:
     before = dict(deleted.lake.files)
-    preview = tell(accept.accept, "orders", "lost", reason="INC-7", dry_run=True)
+    preview = tell(accept.accept, "orders", event="lost", reason="INC-7", dry_run=True)
     assert (preview.document["applied"], len(preview.document["lost"]), deleted.lake.files) == (False, 1, before)
     assert "A dry run: nothing was changed." in preview.text
-    done = tell(accept.accept, "orders", "lost", reason="INC-7", yes=True, text=False).document
+    done = tell(accept.accept, "orders", event="lost", reason="INC-7", yes=True, text=False).document
     assert done == preview.document | {"applied": True}
     with pytest.raises(NothingToAccept):
-        tell(accept.accept, "orders", "lost", reason="INC-7", dry_run=True)
+        tell(accept.accept, "orders", event="lost", reason="INC-7", dry_run=True)
 
 
 def test_a_loss_needs_a_confirmation(deleted: World, tell: Tell) -> None:
     before = dict(deleted.lake.files)
     with pytest.raises(UsageError, match=r"not confirmed: Give up 5 offsets of feed orders\?"):
-        tell(accept.accept, "orders", "lost", reason="INC-7")
+        tell(accept.accept, "orders", event="lost", reason="INC-7")
     assert deleted.lake.files == before

@@ -23,7 +23,7 @@ def test_a_strict_audit_says_what_it_looked_at(world: World, tell: Tell) -> None
     assert told.document["strict"] == {
         "committed_offsets": 2, "commit_entries": 1, "windows": 5, "unseen": [], "expired": [],
     }  # fmt: skip
-    assert "Held against the ledger: the committed offsets of 2 partitions and 5 windows" in told.text
+    assert "Compared with the ledger: the committed offsets of 2 partitions and 5 windows" in told.text
 
 
 def test_a_broken_file_is_told_with_what_fixes_it(world: World, tell: Tell) -> None:

@@ -17,7 +17,7 @@ from sluice.pipelines.errors import Failed, UsageError, WindowIncomplete, Window
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.util.units import show_window
 from tests.assets.world import P0, P1, World, hour
-from tests.cli.conftest import Over, Tell
+from tests.cli.conftest import Over, Tell, run_body
 
 DAY = "2024-05-01"
 
@@ -61,7 +61,7 @@ def test_compaction_says_how_much_was_merged(landed: World, tell: Tell) -> None:
 
 
 def test_what_was_merged_for_people(landed: World, tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
-    compact.compact(Over(CommandOutput(), landed.project.root, False, landed), "orders")
+    run_body(compact.compact, Over(CommandOutput(), landed.project.root, False, landed), "orders")
     out = capfd.readouterr().out
     assert "20 files became 4" in out
     assert f"{DAY}T00:00" in out
@@ -73,7 +73,7 @@ def test_what_is_left_alone_is_named(landed: World, tell: Tell) -> None:
         landed.land_unrecorded(Request(RequestKind.OFFSETS, (AskedRange("orders", 0, start, start + 5),)))
     told = tell(compact.compact, "orders", dry_run=True)
     assert told.document["incomplete"] == [f"{DAY}T02:00"]
-    assert f"since they are not complete: {DAY}T02:00" in told.text
+    assert f"skipped, not complete: {DAY}T02:00" in told.text
 
 
 @pytest.mark.parametrize("options", [{"window": [f"{DAY}T01:30"]}, {"window": [f"{DAY}T06"]}, {"end": f"{DAY}T02"}])
@@ -118,7 +118,7 @@ def test_on_a_terminal_expiry_asks(
 def test_what_is_expired_is_gone_and_everybody_says_so(landed: World, tell: Tell) -> None:
     told = tell(expire.expire, "orders", before=f"{DAY}T01", reason="kept for an hour", yes=True)
     assert (told.document["applied"], told.document["removed_files"]) == (True, 10)
-    assert "nothing landed before that is kept" in told.text, "the second time"
+    assert "no landed rows before that time" in told.text, "the second time"
     for body, window in ((files.files, [f"{DAY}T00"]), (wait.wait, f"{DAY}T00")):
         with pytest.raises(WindowRetired, match=f"window {DAY}T00:00 .* was retired on .* by .*: kept for an hour"):
             tell(body, "orders", window=window)

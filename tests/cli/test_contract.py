@@ -90,7 +90,7 @@ def test_a_proposal_never_goes_where_a_contract_is_in_force_nor_over_what_is_the
     project: Path, sluice: Sluice
 ) -> None:
     said = sluice("contract", "init", "orders", "--output", "feeds/orders.contract.json", "--force")
-    assert (said.code, "in force" in said.err) == (2, True)
+    assert (said.code, "feeds read contracts" in said.err) == (2, True)
     (project / "feeds" / "orders.contract.proposed.json").write_text("mine")
     said = sluice("contract", "init", "orders")
     assert (said.code, "--force" in said.err) == (2, True)
@@ -188,4 +188,4 @@ def test_a_contract_is_proposed_reviewed_and_tried_and_nothing_lands(shop: Path,
 def test_an_empty_topic_has_nothing_to_learn_from(shop: Path, sluice: Sluice) -> None:
     said = sluice("contract", "init", "empty")
     assert said.code == 1
-    assert "holds no stable record" in said.err
+    assert "has no stable record" in said.err

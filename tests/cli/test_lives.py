@@ -26,7 +26,7 @@ def twice(world: World, tell: Tell) -> World:
         world.cluster.states[tp] = replace(
             world.cluster.states[tp], topic_id=NEW, last_stable_offset=30, high_watermark=30
         )
-    tell(accept.accept, "orders", "recreated", reason="made again", text=False)
+    tell(accept.accept, "orders", event="recreated", reason="made again", text=False)
     assert tell(run.run, ["orders"], text=False).code == 0
     return world
 

@@ -68,7 +68,7 @@ def test_unstick_ends_the_dead_names_what_they_left_and_leaves_the_living(world:
     assert left["remedy"][0].startswith("sluice run orders --window 2024-05-01T03:00 ")
     assert (other["run"], other["evidence"]) == (alive, "its process holds its lock")
     assert again.document["ended"] == []
-    assert "nothing is stuck" in again.text
+    assert "no dead runs" in again.text
 
 
 def test_unstick_forces_one_run_only_by_name(world: World, tell: Tell) -> None:
@@ -83,9 +83,9 @@ def test_unstick_forces_one_run_only_by_name(world: World, tell: Tell) -> None:
     assert [e["run"] for e in said.document["ended"]] == [unknown]
     with pytest.raises(UsageError, match="is FAILURE"):
         tell(unstick, run=unknown)
-    with pytest.raises(UsageError, match="no run under way begins with nonsense"):
+    with pytest.raises(UsageError, match="no active run begins with nonsense"):
         tell(unstick, run="nonsense")
-    with pytest.raises(UsageError, match="--force without a run"):
+    with pytest.raises(UsageError, match="--force without --run"):
         tell(unstick, force=True)
 
 

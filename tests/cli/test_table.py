@@ -43,8 +43,8 @@ def test_a_table_is_brought_up_looked_at_and_compared(world: World, tell: Tell) 
         "added": 8,
         "rows": 200,
     }
-    assert "everything that has landed was in it already" in told.text, "the second time"
-    assert "everything that has landed is in it" in tell(table.status, "orders").text
+    assert "all landed rows were in it already" in told.text, "the second time"
+    assert "all landed rows are in it" in tell(table.status, "orders").text
     tell(compact.compact, "orders", text=False)
     told = tell(table.check, "orders")
     assert (told.code, told.document["same"]) == (0, True)
@@ -115,7 +115,7 @@ def test_a_table_that_others_wrote_to(world: World, tell: Tell) -> None:
     told = tell(table.status, "orders")
     assert (told.document["trusted"], told.document["sound"], len(told.document["foreign"])) == (False, False, 1)
     assert "1 file in it is not of the feed: sluice table sync orders --repair" in told.text
-    assert "everything that has landed is in it" not in told.text
+    assert "all landed rows are in it" not in told.text
     told = tell(table.check, "orders")
     assert (told.code, len(told.document["foreign"])) == (1, 1)
     assert "1 file in it is not of the feed: sluice table sync orders --repair" in told.text
@@ -126,7 +126,7 @@ def test_a_table_that_others_wrote_to(world: World, tell: Tell) -> None:
     assert tell(table.sync, "orders", repair=True, text=False).document["removed"] == 1
     assert tell(table.check, "orders", text=False).document["same"] is True
     told = tell(table.status, "orders")
-    assert (told.document["trusted"], "everything that has landed is in it" in told.text) == (True, True)
+    assert (told.document["trusted"], "all landed rows are in it" in told.text) == (True, True)
 
 
 def test_a_table_that_others_rolled_back_lacks_what_its_files_say(world: World, tell: Tell) -> None:

@@ -19,7 +19,7 @@ from sluice.pipelines.status.window_state import PendingPart, Standing, WindowSt
 from sluice.pipelines.util.units import show_window
 from sluice.testing.group import MemoryGroups
 from tests.assets.world import P0, P1, World, hour, in_hour
-from tests.cli.conftest import Over, Tell, Told
+from tests.cli.conftest import Over, Tell, Told, run_body
 
 DAY = "2024-05-01"
 
@@ -46,7 +46,7 @@ def test_plan_of_one_window_and_of_several(tell: Tell) -> None:
     assert [(p["request"], p["offsets"]) for p in several.document["plans"]] == [
         (f"window {DAY}T0{h}:00 of orders:0", 25) for h in (1, 2, 3)
     ]
-    assert "3 runs, one after another" in several.text
+    assert "3 runs, in sequence" in several.text
 
 
 @pytest.mark.parametrize(
@@ -58,18 +58,18 @@ def test_plan_of_one_window_and_of_several(tell: Tell) -> None:
         ({"window": [named(6)]}, "it can be landed from 2024-05-01T07:10:00Z on"),
         ({"window": ["2040-01-01"]}, "is not closed yet"),
         ({"start": named(6)}, "is not closed yet"),
-        ({"start": named(3), "end": named(3)}, "no window lies between"),
+        ({"start": named(3), "end": named(3)}, "no window between"),
         ({"start": named(1), "end": f"{DAY}T02:20"}, f"begins at {DAY}T02:00"),
         ({"end": named(3)}, "--to without --from"),
         ({"window": [named(1)], "start": named(1)}, "together"),
-        ({"window": [named(1)], "offsets": ["orders:0:1-2"]}, "--offsets and windows together"),
-        ({"only": ["orders:0"], "offsets": ["orders:0:1-2"]}, "--offsets and --only together"),
+        ({"window": [named(1)], "offsets": ["orders:0:1-2"]}, "--offsets together with windows"),
+        ({"only": ["orders:0"], "offsets": ["orders:0:1-2"]}, "--offsets together with --only"),
     ],
 )
 def test_what_names_no_window_that_can_land_is_refused(options: dict[str, Any], says: str, world: World) -> None:
     for body, feed in ((plan.plan, "orders"), (run.run, ["orders"])):
         with pytest.raises(UsageError) as refused:
-            body(Over(CommandOutput(), world.project.root, False, world), feed, **options)
+            run_body(body, Over(CommandOutput(), world.project.root, False, world), feed, **options)
         assert says in str(refused.value)
     assert world.lake.files == {}
 
@@ -201,7 +201,7 @@ def test_landing_again_replaces_the_files(world: World, tell: Tell) -> None:
     before = set(world.lake.list("data/orders"))
     shown = tell(plan.plan, "orders", window=[named(1)], replace=True)
     assert set(shown.document["replaces"]) == before
-    assert f"in place of {len(before)} files" in shown.text
+    assert f"replacing {len(before)} files" in shown.text
     told = tell(run.run, ["orders"], window=[named(1)], replace=True, text=False)
     assert told.run["batches"][0]["replaced_files"] == len(before)
     assert not before & set(world.lake.list("data/orders"))
@@ -213,8 +213,14 @@ def test_what_is_passed_over_is_named_with_the_command_that_lands_it_after_all(
     told = tell(run.run, ["orders"], skip_to=f"{DAY}T01:00:00Z", reason="test data", only=["orders:0"], text=False)
     assert told.run["skipped"] == [{"topic": "orders", "partition": 0, "start": 0, "end": 25}]
     before = world.state()
-    run.run(Over(CommandOutput(), world.project.root, False, world), ["orders"], skip_to="latest", reason="test data")
-    assert "to land it after all: sluice run orders --offsets orders:1:" in capfd.readouterr().out
+    run_body(
+        run.run,
+        Over(CommandOutput(), world.project.root, False, world),
+        ["orders"],
+        skip_to="latest",
+        reason="test data",
+    )
+    assert "to land it anyway: sluice run orders --offsets orders:1:" in capfd.readouterr().out
     assert before.skipped != world.state().skipped
 
 
@@ -225,7 +231,7 @@ def test_what_is_passed_over_is_named_with_the_command_that_lands_it_after_all(
         ({"skip_to": "yesterday", "reason": "x"}, "is not an ISO time"),
         ({"skip_to": "latest", "reason": "x", "window": [named(1)]}, "together with windows"),
         ({"reason": "x"}, "--reason without --skip-to"),
-        ({"replace": True}, "--replace needs a range"),
+        ({"replace": True}, "--replace without a range"),
     ],
 )
 def test_skipping_and_replacing_are_asked_for_in_full(options: dict[str, Any], says: str, tell: Tell) -> None:
@@ -374,7 +380,7 @@ def test_a_strip_fits_the_screen(minutes: int, width: int) -> None:
 def test_a_window_at_work_is_neither_done_nor_failed() -> None:
     pending = (PendingPart(Key("orders", "id-1", 0), (Range(0, 9),)),)
     at_work = WindowStanding(hour(1), Standing.RUNNING, 0, 9, pending, 31)
-    assert window_options.verdict(at_work).plain.startswith(f"▶ window {named(1)}:00: batch 31 is at work on it")
+    assert window_options.verdict(at_work).plain.startswith(f"▶ window {named(1)}:00: batch 31 is active")
     assert window_options.verdict(replace(at_work, standing=Standing.FAILED)).plain.startswith("✗ window")
 
 
@@ -384,7 +390,7 @@ def test_runs_over_several_windows_say_how_much_went_into_quarantine(
     monkeypatch.setenv("COLUMNS", "140")
     world.engine.bad = 2
     session = Over(CommandOutput(), world.project.root, False, world, groups)
-    assert run.run(session, ["orders"], start=named(1), end=named(3)) == 0
+    assert run_body(run.run, session, ["orders"], start=named(1), end=named(3)) == 0
     out = capfd.readouterr().out
     assert out.count("4 in quarantine") == 2
     assert "landed       92 records in 2 runs" in out

@@ -295,7 +295,7 @@ def test_republish_that_a_quota_slows_down(field: Field) -> None:
     assert ran.clean, ran
     (said,) = (line for line in ran.said if "records" in line)
     assert said["throttled"] > 0
-    field.account.did(f"brokers had it pause for {said['throttled']:.0f} s; {said['transactions']} transactions")
+    field.account.did(f"throttled by brokers for {said['throttled']:.0f} s; {said['transactions']} transactions")
     back.proven()
 
 

@@ -165,7 +165,7 @@ def test_commands_know_the_schema(place: Place, registry: LocalRegistry, sluice:
     code, pulled = sluice("schema", "pull", "orders")
     assert (code, pulled["columns"]["line"]) == (0, "struct<sku:string>")
     assert sluice("schema", "diff", "orders")[0] == 0
-    assert "makes the columns" in sluice("feeds", "check")[1]["schemas"]["orders"]["said"]
+    assert "has the columns" in sluice("feeds", "check")[1]["schemas"]["orders"]["said"]
     send(place, [b"\0" + struct.pack(">I", number) + json.dumps(order(i)).encode() for i in range(3)])
     _, peeked = sluice("peek", f"{place.topic}:0:0")
     assert [r["fields"]["id"] for r in peeked["records"]] == ["o0", "o1", "o2"]

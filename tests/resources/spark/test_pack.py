@@ -74,7 +74,7 @@ def test_another_release_or_another_file_is_another_pack(tmp_path: Path) -> None
 
 def test_a_pack_by_another_name_than_sparks_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pack", "--output", "pack.zip"]) == 2
-    assert "let it end in .tar.gz" in capsys.readouterr().err
+    assert "ends in .tar.gz" in capsys.readouterr().err
 
 
 def test_what_the_feed_says_of_archives_and_paths_stays() -> None:
