@@ -330,15 +330,19 @@ class Command(TyperCommand):
             parameters = [p for p in self.get_params(ctx) if p.param_type_name == kind]
             rows = [row for p in parameters if (row := p.get_help_record(ctx))]
             if kind == "argument":  # without the type
-                rows = [(str(p.metavar), text) for p, (_, text) in zip(parameters, rows, strict=True)]
+                rows = [(_get_name(p), text) for p, (_, text) in zip(parameters, rows, strict=True)]
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
 
 def _format_argument(argument: Any) -> str:
-    name = f"{argument.metavar}..." if argument.nargs != 1 else str(argument.metavar)
+    name = _get_name(argument) + ("..." if argument.nargs != 1 else "")
     return name if argument.required else f"[{name}]"
+
+
+def _get_name(argument: Any) -> str:
+    return str(argument.metavar or argument.name.upper()).strip("[]…")
 
 
 class CommandGroup(TyperGroup):

@@ -29,7 +29,7 @@ def test_pages_are_listed_and_printed(sluice: Sluice) -> None:
 def test_a_page_that_is_not_there_names_the_nearest(sluice: Sluice) -> None:
     said = sluice("docs", "fedes")
     assert said.code == 2
-    assert "→ sluice docs feeds" in said.err
+    assert "→ read sluice docs feeds" in said.err
 
 
 @pytest.mark.parametrize("folder", ["pipelines", "resources", "assets", "cli"])

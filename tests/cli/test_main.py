@@ -253,7 +253,7 @@ def test_logs_as_json_are_errors_in_lines_and_a_wrong_format_is_a_wrong_use(proj
     assert (said.returncode, line["level"], line["error"]) == (2, "error", "FeedError")
     assert line["message"] == "no feed `nope`"
     wrong = subprocess.run([*command, "xml"], cwd=project, capture_output=True, text=True, check=False)
-    assert (wrong.returncode, wrong.stderr.splitlines()[0]) == (2, "error: no log format 'xml'")
+    assert (wrong.returncode, wrong.stderr.splitlines()[0]) == (2, "error: unknown log format 'xml'")
 
 
 def test_a_feed_that_is_not_there_is_told_with_the_nearest_ones(project: Path, sluice: Sluice) -> None:

@@ -66,9 +66,9 @@ def test_a_refusal_is_told_from_a_failure(capfd: pytest.CaptureFixture[str]) -> 
 
 SPEAKS = """
 import subprocess
-from sluice.cli.terminal.output import Terminal, claimed_stdout
+from sluice.cli.terminal.output import CommandOutput, claimed_stdout
 with claimed_stdout() as documents:
-    terminal = Terminal(documents)
+    terminal = CommandOutput(documents)
     print("a library speaks")
     subprocess.run(["echo", "a child speaks"], check=True)
     terminal.show("a table")
