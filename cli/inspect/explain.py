@@ -16,6 +16,7 @@ from sluice.cli.terminal.output import good, heading
 from sluice.cli.terminal.record_view import build_document as record_document
 from sluice.cli.terminal.record_view import rows, typed_fields, typed_view
 from sluice.cli.terminal.record_view import view as record_view
+from sluice.pipelines.util.documents import document_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -95,7 +96,7 @@ def _moved_document(m: SentRecord) -> dict[str, Any]:
 
 
 def _build_document(explanation: Explanation, row: pa.Table | None) -> dict[str, Any]:
-    record = {"topic": explanation.tp.topic, "partition": explanation.tp.partition, "offset": explanation.offset}
+    record = document_of(explanation, "topic=tp.topic partition=tp.partition offset")
     rest = {k: v for k, v in asdict(explanation).items() if k not in ("tp", "offset", "found")}
     return {**record, "class": str(explanation.found), **rest, "record": None if row is None else _record(row)}
 

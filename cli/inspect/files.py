@@ -11,6 +11,7 @@ from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options.window_options import WindowOptions
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import show_window
 
 if TYPE_CHECKING:
@@ -74,15 +75,5 @@ def build_document(feed: str, windows: Sequence[int], kind: PartKind, listed: Se
 
 
 def _file(f: File) -> dict[str, Any]:
-    return {
-        "window": show_window(f.window),
-        "address": f.address,
-        "topic": f.topic,
-        "partition": f.partition,
-        "start": f.start,
-        "end": f.end,
-        "rows": f.rows,
-        "bytes": f.bytes,
-        "sha256": f.sha256,
-        "first": f.first,
-    }
+    names = "address topic partition start end rows bytes sha256 first"
+    return {"window": show_window(f.window)} | document_of(f, names)

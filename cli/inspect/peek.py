@@ -22,6 +22,7 @@ from sluice.cli.terminal.record_view import view as record_view
 from sluice.pipelines.errors import FeedError, UnknownTopic, UsageError
 from sluice.pipelines.model.kafka import Isolation, PartitionState, TopicPartition
 from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.util.documents import document_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -97,14 +98,8 @@ def peek(
         records = list(_read(source, partition, offset, number or SHOWN))
     session.terminal.show(*_view(tp, partition, records))
     session.terminal.print_document(
-        {
-            "topic": tp.topic,
-            "partition": tp.partition,
-            "log_start": partition.log_start,
-            "last_stable_offset": partition.last_stable_offset,
-            "high_watermark": partition.high_watermark,
-            "records": [_build_document(r) for r in records],
-        }
+        document_of(partition, "topic=tp.topic partition=tp.partition log_start last_stable_offset high_watermark")
+        | {"records": [_build_document(r) for r in records]}
     )
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 from sluice.cli.app.invocation import FeedName, Session, command, make_group
 from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.output import bad, facts, good, heading, indent, warn
+from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many, show_instant
 
 if TYPE_CHECKING:
@@ -288,20 +289,12 @@ def _build_document(feed: str, name: str, head: TableHead | None) -> dict[str, A
     summary = {"feed": feed, "table": name.removeprefix("table "), "exists": head is not None}
     if head is None:
         return summary
-    numbers = {"rows": head.rows, "files": head.files, "snapshots": head.snapshots, "mark": head.mark}
-    return summary | {"snapshot": head.snapshot, "at": None if head.at is None else show_instant(head.at)} | numbers
+    newest = {"snapshot": head.snapshot, "at": None if head.at is None else show_instant(head.at)}
+    return summary | newest | document_of(head, "rows files snapshots mark")
 
 
 def _changes(done: Synced) -> dict[str, Any]:
-    return {
-        "created": done.created,
-        "commits": done.commits,
-        "added": done.added,
-        "removed": done.removed,
-        "expired": done.expired,
-        "cleaned": list(done.cleaned),
-        "windows": dict(done.windows),
-    }
+    return document_of(done, "created commits added removed expired cleaned windows")
 
 
 def difference(comparison: TableComparison) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from sluice.pipelines.model.consumer_groups import (
 )
 from sluice.pipelines.model.kafka import CommittedOffset, Isolation, TopicPartition
 from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many, show_duration, show_instant
 
 if TYPE_CHECKING:
@@ -299,8 +300,7 @@ def _looks(groups: Groups, name: str) -> Iterator[tuple[GroupView, list[dict[str
             if change.what == "state":
                 lasted, since = time.monotonic() - since, time.monotonic()
                 line["text"] += f" (after {numbers.seconds(lasted)})"
-                line |= {"before": change.before, "after": change.after, "through": change.through}
-                line |= {"allowed": change.allowed, "seconds": round(lasted, 3)}
+                line |= document_of(change, "before after through allowed") | {"seconds": round(lasted, 3)}
             lines.append(line | ({"member": change.member} if change.member else {}))
         # While a group settles its coordinator tells no assignor: the one before is not a new one afterwards.
         previous = replace(view, assignor=view.assignor or previous.assignor) if view.members else view
@@ -555,13 +555,8 @@ def _build_document(report: GroupReport) -> dict[str, Any]:
 
 
 def member_document(m: GroupMember) -> dict[str, Any]:
-    return {
-        "member_id": m.member_id,
-        "client_id": m.client_id,
-        "host": m.host,
-        "instance_id": m.instance_id,
-        "partitions": None if m.assignment is None else [tp._asdict() for tp in m.assignment],
-    }
+    partitions = None if m.assignment is None else [tp._asdict() for tp in m.assignment]
+    return document_of(m, "member_id client_id host instance_id") | {"partitions": partitions}
 
 
 def _row_document(r: GroupOffset) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from sluice.cli.terminal import output
 from sluice.cli.terminal.number_format import count, rate, seconds, size
 from sluice.cli.terminal.output import copyable, facts, good, heading, limit_rows, table, warn
 from sluice.pipelines.errors import Failed, Unknown, UsageError
+from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
@@ -339,30 +340,14 @@ def _sent_view(sent: Sent) -> Iterator[RenderableType]:
 
 def _plan_document(plan: Republish) -> dict[str, Any]:
     w = plan.wishes
-    return {
-        "feed": plan.feed,
-        "id": plan.id,
-        "to": w.to,
-        "to_partitions": w.partitions,
-        "kind": str(w.kind),
-        "partition_by": str(w.by),
-        "keep_timestamps": w.keep_timestamps,
-        "headers": w.headers,
-        "where": w.where or None,
-        "function": w.function or None,
-        "offsets": plan.span,
-        "lanes": plan.lanes,
-        "schema_id": w.schema_id or None,
-    }
+    wishes = document_of(w, "to to_partitions=partitions kind partition_by=by keep_timestamps headers")
+    optional = {"where": w.where or None, "function": w.function or None}
+    sizes = document_of(plan, "offsets=span lanes") | {"schema_id": w.schema_id or None}
+    return document_of(plan, "feed id") | wishes | optional | sizes
 
 
 def _sent_document(sent: Sent) -> dict[str, Any]:
-    return {
-        "done_before": sent.before,
-        "records": sent.records,
-        "records_in_all": sent.in_all,
-        "bytes": sent.bytes,
-        "transactions": sent.transactions,
+    return document_of(sent, "done_before=before records records_in_all=in_all bytes transactions") | {
         "partitions": {str(p): n for p, n in sorted(sent.partitions.items())},
         "took": round(sent.seconds, 3),
         "throttled": sent.throttled_ms / 1000,

@@ -15,6 +15,7 @@ from sluice.cli.terminal import output
 from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.output import facts, good, heading, warn
 from sluice.pipelines.errors import UsageError
+from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
@@ -199,6 +200,12 @@ def _describe_move(done: Accepted, offset: int) -> str:
 
 # -- for programs
 
+_PARTITION = "topic=key.topic partition=key.partition"
+_ENTERED = (
+    "topic=enters.key.topic partition=enters.key.partition left=leaves.incarnation entered=enters.key.incarnation "
+    "origin=enters.offset"
+)
+
 
 def build_document(feed: Feed, done: Accepted, reason: str) -> dict[str, Any]:
     return {
@@ -208,20 +215,9 @@ def build_document(feed: Feed, done: Accepted, reason: str) -> dict[str, Any]:
         "entry": done.number,
         "lost": [_range(r) for r in done.lost],
         "skipped": [_range(r) for r in done.skipped],
-        "entered": [
-            {
-                "topic": i.enters.key.topic,
-                "partition": i.enters.key.partition,
-                "left": i.leaves.incarnation,
-                "entered": i.enters.key.incarnation,
-                "origin": i.enters.offset,
-            }
-            for i in done.entered
-        ],
-        "moved": [{"topic": m.key.topic, "partition": m.key.partition, "offset": m.offset} for m in done.moved],
-        "begun": [
-            {"topic": o.key.topic, "partition": o.key.partition, "origin": o.offset, "why": o.why} for o in done.begun
-        ],
+        "entered": [document_of(i, _ENTERED) for i in done.entered],
+        "moved": [document_of(m, f"{_PARTITION} offset") for m in done.moved],
+        "begun": [document_of(o, f"{_PARTITION} origin=offset why") for o in done.begun],
         "abandoned": list(done.abandoned),
         "next": done.next or done.number + 1,
         "aside": list(done.aside),
@@ -236,4 +232,4 @@ def _aside(feed: Feed, done: Accepted) -> str:
 
 
 def _range(r: KeyRange) -> dict[str, Any]:
-    return {"topic": r.key.topic, "partition": r.key.partition, "start": r.range.start, "end": r.range.end}
+    return document_of(r, f"{_PARTITION} start=range.start end=range.end")

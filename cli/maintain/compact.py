@@ -19,6 +19,7 @@ from sluice.cli.shared import other_batches
 from sluice.cli.shared.rewrite_summary import FileSums, by_window, name, table_after
 from sluice.cli.terminal.number_format import count, rate, seconds, size
 from sluice.cli.terminal.output import good, heading, limit_rows, table, warn
+from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many, show_window
 
 if TYPE_CHECKING:
@@ -143,9 +144,4 @@ def _key(window: int | None) -> str | None:
 
 
 def _numbers(t: FileSums) -> dict[str, int | None]:
-    return {
-        "files": t.files,
-        "files_after": t.files_after,
-        "bytes": t.bytes,
-        "bytes_after": t.bytes_after,
-    }
+    return document_of(t, "files files_after bytes bytes_after")

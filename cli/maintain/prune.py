@@ -15,6 +15,7 @@ from sluice.cli.terminal.number_format import size
 from sluice.cli.terminal.output import good, heading
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.receipts import Progress
+from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many, parse_duration, show_instant
 
 if TYPE_CHECKING:
@@ -86,6 +87,6 @@ def build_document(old: list[RunLog], before: int, *, dry_run: bool) -> dict[str
     return {
         "dry_run": dry_run,
         "before": show_instant(before),
-        "runs": [{"run": r.run, "job": r.job, "bytes": r.bytes} for r in old],
+        "runs": [document_of(r, "run job bytes") for r in old],
         "bytes": sum(r.bytes for r in old),
     }

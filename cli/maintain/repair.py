@@ -19,6 +19,7 @@ from sluice.cli.terminal.output import bad, good, heading, safe, warn
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.util import scratch
+from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
@@ -164,5 +165,4 @@ def build_document(findings: dict[str, list[RepairFinding]], *, dry_run: bool) -
 
 
 def _finding_document(f: RepairFinding) -> dict[str, Any]:
-    fields = {"what": f.kind.name.lower(), "text": f.text, "done": f.act, "evidence": f.why}
-    return fields | {"remedy": list(f.remedy), "items": list(f.items)}
+    return {"what": f.kind.name.lower()} | document_of(f, "text done=act evidence=why remedy items")

@@ -22,6 +22,7 @@ from sluice.cli.terminal.output import bad, good, heading, limit_rows, safe, tab
 from sluice.cli.terminal.record_view import build_document as record_document
 from sluice.cli.terminal.record_view import rows as record_rows
 from sluice.cli.terminal.record_view import view as record_view
+from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many, show_window
 
 if TYPE_CHECKING:
@@ -191,14 +192,7 @@ def list_document(feed: str, listed: Listing) -> dict[str, Any]:
             for h in listed.held
         ],
         "windows": [
-            {
-                "window": _key(w.window),
-                "landed": w.landed,
-                "quarantined": w.quarantined,
-                "share": w.share,
-                "relanded": w.relanded,
-                "fixed": w.mended,
-            }
+            {"window": _key(w.window)} | document_of(w, "landed quarantined share relanded fixed=mended")
             for w in listed.windows
         ],
     }

@@ -13,6 +13,7 @@ from rich.console import RenderableType
 from sluice.cli.app.invocation import FeedName, Session, command, make_group
 from sluice.cli.terminal.output import bad, facts, good, heading, table
 from sluice.pipelines.errors import Failed, SchemaChanged, UsageError
+from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import sanitize
 
 if TYPE_CHECKING:
@@ -228,4 +229,4 @@ def _request_schema(session: Session, feed: str) -> SchemaAsked:
 
 
 def _version(registered_schema: RegisteredSchema) -> dict[str, Any]:
-    return {"subject": registered_schema.subject, "version": registered_schema.version, "id": registered_schema.id}
+    return document_of(registered_schema, "subject version id")

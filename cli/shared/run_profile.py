@@ -16,6 +16,7 @@ from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.model.plans import Task
 from sluice.pipelines.model.traffic import SHARES, BrokerTraffic, Traffic, get_bound_us, sum_brokers
 from sluice.pipelines.status.batch_facts import BatchFacts, WorkTime, by_task
+from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _broker_document(b: BrokerTraffic) -> dict[str, Any]:
 
 
 def _amounts(s: WorkTime) -> dict[str, Any]:
-    return {"slices": s.slices, "records": s.records, "input_bytes": s.input_bytes, "ns": s.ns}
+    return document_of(s, "slices records input_bytes ns")
 
 
 def _by_task(batches: Iterable[BatchResult]) -> Iterator[tuple[BatchResult, Task, WorkTime]]:

@@ -15,6 +15,7 @@ from typing import Any
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.kafka import BrokerConfig, OpenTransaction, PartitionState, TopicPartition
 from sluice.pipelines.ports import Cluster
+from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many, show_about, show_duration, show_instant
 
 
@@ -99,12 +100,7 @@ class HeldBack:
         return {
             "offsets": self.offsets,
             "partitions": [
-                {
-                    "topic": h.tp.topic,
-                    "partition": h.tp.partition,
-                    "last_stable_offset": h.start,
-                    "high_watermark": h.end,
-                }
+                document_of(h, "topic=tp.topic partition=tp.partition last_stable_offset=start high_watermark=end")
                 for h in self.held
             ],
             "transaction": _describe_transaction(self.by, self.age) if self.by else None,
