@@ -34,7 +34,7 @@ def test_held_back_offsets_are_reported(tmp_path: Path, capfd: pytest.CaptureFix
     feeds = [of_feed("a", None, landed=Landed((), (), (), held=(held,))), of_feed("b", None)]
     CommandOutput().show(*run_view.feeds_view(feeds, 2.0))
     out = capfd.readouterr().out
-    assert "! done, some is held back" in out
+    assert "! done, some on hold" in out
     assert "a: orders:0 is held at offset 3" in out
 
 
