@@ -176,8 +176,8 @@ def _kafka_group(feed: Feed, shared: SharedKafka | None, wire: Wire) -> KafkaGro
     milliseconds = {"session": feed.kafka.session_timeout_ms, "transaction": feed.kafka.transaction_timeout_ms}
     seconds: dict[str, Any] = {name: ms / 1000 for name, ms in milliseconds.items() if ms is not None}
     if shared:
-        return shared.group(feed.group, **seconds, rights=rights_of(feed))
-    return KafkaGroup(feed.kafka, feed.group, **seconds, rights=rights_of(feed), wire=wire)
+        return shared.group(feed.group, rights_of(feed), **seconds)
+    return KafkaGroup(feed.kafka, feed.group, **seconds, wire=wire.borrow(rights_of(feed)))
 
 
 def _zookeeper_group(feed: Feed) -> ZooKeeperGroup:

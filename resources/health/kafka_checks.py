@@ -31,7 +31,7 @@ from sluice.resources.health import Check, examine
 from sluice.resources.kafka.cluster.visit import KafkaVisit
 from sluice.resources.kafka.connection.connection_settings import CLIENT_ID, grantee
 from sluice.resources.kafka.group.group import SESSION_SECONDS, TRANSACTION_SECONDS
-from sluice.resources.kafka.protocol.kafka_errors import explain
+from sluice.resources.kafka.protocol.kafka_errors import Location, explain
 from sluice.resources.registry.confluent import client_of
 from sluice.resources.zookeeper.zookeeper_group import ZooKeeperGroups
 
@@ -221,7 +221,7 @@ def topics(of: OneFeed) -> Iterator[Diagnosis]:
         if topic.hidden:
             yield report_skipped("topics", f"{name}: {UNSEEN}")
         elif topic.error:
-            yield of_error("topics", explain(topic.error(), grantee(of.feed.kafka), f"topic {name}", topic=name))
+            yield of_error("topics", explain(topic.error(), grantee(of.feed.kafka), f"topic {name}", Location(name)))
         elif not topic.id:
             yield report_failure(
                 "topics", f"{name} has no topic id", "Sluice needs inter.broker.protocol.version 2.8 or newer"
@@ -242,7 +242,7 @@ def dead_letters(of: OneFeed) -> Iterator[Diagnosis]:
     if topic.hidden:
         yield report_skipped("dead letters", f"{name}: {UNSEEN}")
     elif topic.error:
-        failure = explain(topic.error(), grantee(of.feed.kafka), f"topic {name}", topic=name)
+        failure = explain(topic.error(), grantee(of.feed.kafka), f"topic {name}", Location(name))
         yield of_error("dead letters", failure)
     else:
         yield report_ok("dead letters", f"{name} ({many(topic.partitions, 'partition')})")

@@ -17,6 +17,7 @@ from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.landing.sample import choose_newest, to_slices
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.util.scratch import get_root
 from sluice.resources.great_expectations import refusals
 from sluice.resources.local.events import Mix, SampleEvent, SendOptions, orders, send
 from sluice.resources.local.local_kafka import LocalKafka
@@ -118,6 +119,7 @@ def shop(project: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], monk
     (project / "feeds" / "empty.yaml").write_text(empty)
     scratch = project / "scratch"
     scratch.mkdir()
+    get_root()  # this process's own folder lies elsewhere
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     monkeypatch.setenv("COLUMNS", "140")
     mix = Mix(seed=7, bad=0.005, tombstones=0.01)

@@ -28,7 +28,7 @@ from sluice.resources.kafka.cluster.markers import Markers
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
 from sluice.resources.kafka.connection.connections import Patience, Wire
 from sluice.resources.kafka.protocol import messages
-from sluice.resources.kafka.protocol.kafka_errors import is_passing
+from sluice.resources.kafka.protocol.kafka_errors import Location, is_passing
 from sluice.resources.kafka.protocol.messages import EARLIEST, LATEST, ClusterView, Code, Leadership
 
 _MOVING_STARTS = 5  # attempts, while retention deletes the offsets just found
@@ -391,7 +391,7 @@ class KafkaCluster:
         is_topic = tp.partition < 0
         what = f"topic {tp.topic}" if is_topic else f"partition {tp}"
         partition = None if is_topic else tp.partition
-        return self._wire.explain(error, what, topic=tp.topic, partition=partition)
+        return self._wire.explain(error, what, Location(tp.topic, partition))
 
     def _with_id(self, topic: str, topic_id: str) -> str:
         if not topic_id:

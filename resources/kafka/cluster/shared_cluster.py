@@ -22,6 +22,7 @@ from kafka.errors import KafkaError
 
 from sluice.pipelines.errors import SluiceError, UnknownTopic
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.rights import Right
 from sluice.pipelines.feed.topic_selection import match
 from sluice.pipelines.model.kafka import (
     CommittedOffset,
@@ -112,9 +113,9 @@ class SharedKafka:
         """Return the Cluster port of one of the feeds. Closing it leaves the connections to the others."""
         return SharedCluster(self)
 
-    def group(self, name: str, **settings: object) -> SharedGroup:
-        """Return the Group port of one of the feeds; `settings` as of KafkaGroup."""
-        return SharedGroup(self, name, **settings)
+    def group(self, name: str, rights: Sequence[Right] = (), **seconds: float) -> SharedGroup:
+        """Return the Group port of one of the feeds, which needs these rights; `seconds` as of KafkaGroup."""
+        return SharedGroup(self, name, rights, **seconds)
 
     def look(self) -> Look:
         """Return a snapshot that is not out of date. Raises as KafkaCluster; callers within `AGE` get the same
@@ -295,8 +296,8 @@ class SharedCluster:
 class SharedGroup(KafkaGroup):
     """`ports.Group` of one feed among others. It joins and commits as usual, over connections of its own."""
 
-    def __init__(self, shared: SharedKafka, group: str, **settings: object) -> None:
-        super().__init__(shared.access, group, wire=shared.wire, **settings)  # type: ignore[arg-type]
+    def __init__(self, shared: SharedKafka, group: str, rights: Sequence[Right], **seconds: float) -> None:
+        super().__init__(shared.access, group, wire=shared.wire.borrow(rights), **seconds)
         self._shared, self._name = shared, group
 
     def committed(self, partitions: Iterable[TopicPartition]) -> Offsets:

@@ -85,9 +85,8 @@ class KafkaVisit:
 
     def group_rights(self, group: str) -> frozenset[str]:
         """Return this client's rights on the group, which need not exist yet. Raises NotAuthorized."""
-        request = partial(ask_group_rights, group)
-        response = self._coordinators.run(f"describing group {group}", GROUP, group, request, group_api.group_errors)
-        return read_group_rights(response)
+        ask = partial(self._coordinators.ask, GROUP, group, partial(ask_group_rights, group), group_api.group_errors)
+        return read_group_rights(self._wire.run(f"describing group {group}", ask))
 
     def cluster_rights(self) -> frozenset[str]:
         """Return this client's rights on the cluster as a whole."""
@@ -114,9 +113,8 @@ class KafkaVisit:
             error = error_of(response.error_code)
             return {error} if error and is_passing(error) else set()
 
-        return read_write_right(
-            self._coordinators.run(doing, TRANSACTION, transactional_id, request, find_passing_errors)
-        )
+        ask = partial(self._coordinators.ask, TRANSACTION, transactional_id, request, find_passing_errors)
+        return read_write_right(self._wire.run(doing, ask))
 
     def limits(self) -> BrokerConfig:
         """Return the brokers' time limits; those that this client may not see are None."""

@@ -31,8 +31,10 @@ from sluice.resources.kafka.connection.connection_settings import Connecting, Ka
 from sluice.resources.kafka.connection.zero_copy_transport import Manager
 from sluice.resources.kafka.protocol import group_api, messages
 from sluice.resources.kafka.protocol.kafka_errors import (
+    NOWHERE,
     AnswerLost,
     BrokerNotReached,
+    Location,
     NoAddress,
     error_text,
     explain,
@@ -96,9 +98,11 @@ class Wire:
             raise self.explain(error, doing, rights=rights) from None
         return result
 
-    def explain(self, error: BaseException, doing: str, *, rights: Sequence[Right] = (), **where: Any) -> SluiceError:
+    def explain(
+        self, error: BaseException, doing: str, where: Location = NOWHERE, *, rights: Sequence[Right] = ()
+    ) -> SluiceError:
         """Return the error as one of ours, with our identity; `rights`: needed here, if other than the wire's."""
-        return explain(error, self._settings.grantee, doing, rights=rights or self._rights, **where)
+        return explain(error, self._settings.grantee, doing, where, rights=rights or self._rights)
 
     def spawn(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Future:
         """Start a coroutine from any thread; the future is its outcome."""
@@ -385,8 +389,10 @@ class Borrowed:
     def run(self, doing: str, function: Callable[..., Awaitable[T]], *args: Any, rights: Sequence[Right] = ()) -> T:
         return self._wire.run(doing, function, *args, rights=rights or self._rights)
 
-    def explain(self, error: BaseException, doing: str, *, rights: Sequence[Right] = (), **where: Any) -> SluiceError:
-        return self._wire.explain(error, doing, rights=rights or self._rights, **where)
+    def explain(
+        self, error: BaseException, doing: str, where: Location = NOWHERE, *, rights: Sequence[Right] = ()
+    ) -> SluiceError:
+        return self._wire.explain(error, doing, where, rights=rights or self._rights)
 
     async def coordinator(self, kind: int, key: str) -> Any:
         return await self._wire.coordinator(kind, key, self._name)

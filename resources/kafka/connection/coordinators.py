@@ -14,7 +14,6 @@ from kafka import errors as kafka_errors
 from kafka.errors import KafkaError
 
 from sluice.pipelines.errors import Unknown
-from sluice.pipelines.feed.rights import Right
 from sluice.pipelines.model.consumer_groups import Broker
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka.connection.connections import Patience, Wire
@@ -41,24 +40,6 @@ class Coordinators:
     def __init__(self, wire: Wire, patience: float) -> None:
         self.wire = wire
         self.patience = patience
-
-    def run(
-        self,
-        doing: str,
-        kind: int,
-        key: str,
-        request: Callable[[], Any],
-        errors: Errors,
-        *,
-        final: bool = False,
-        rights: Sequence[Right] = (),
-    ) -> Any:
-        """Call `ask` from outside the background thread."""
-
-        async def ask() -> Any:
-            return await self.ask(kind, key, request, errors, final=final)
-
-        return self.wire.run(doing, ask, rights=rights)
 
     async def ask(
         self,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from kafka.errors import KafkaError
 from kafka.future import Future
@@ -88,26 +88,23 @@ class ByteBudget:
         self._wire.post(lambda: self.change(-count))
 
 
+class StreamContext(NamedTuple):
+    """The connections, limits and counters that all sessions of one stream share."""
+
+    wire: Wire
+    isolation: Isolation
+    limits: FetchLimits
+    budget: ByteBudget
+    counter: TrafficCounter
+
+
 class BrokerSession:
     """Fetches from one broker. `rack`: the location that we give it; empty: none."""
 
-    def __init__(
-        self,
-        wire: Wire,
-        node: int,
-        rack: str,
-        isolation: Isolation,
-        limits: FetchLimits,
-        budget: ByteBudget,
-        counter: TrafficCounter,
-    ) -> None:
-        self._wire = wire
+    def __init__(self, stream: StreamContext, node: int, rack: str) -> None:
+        self._wire, self._isolation, self._limits, self._budget, self._counter = stream
         self._node = node
         self._rack = rack
-        self._isolation = isolation
-        self._limits = limits
-        self._budget = budget
-        self._counter = counter
         self._connections = 1
         self._paused = 0.0
         self._waiting: list[tuple[int, FetchAsk, Future]] = []
@@ -275,8 +272,8 @@ class Sources:
 
     def lane(self, node: int, rack: str) -> BrokerSession:
         if (node, rack) not in self._lanes:
-            lane = BrokerSession(self.wire, node, rack, self.isolation, self.limits, self.budget, self.counter)
-            self._lanes[node, rack] = lane
+            stream = StreamContext(self.wire, self.isolation, self.limits, self.budget, self.counter)
+            self._lanes[node, rack] = BrokerSession(stream, node, rack)
         return self._lanes[node, rack]
 
     def next_answer(self) -> int:

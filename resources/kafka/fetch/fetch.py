@@ -33,7 +33,7 @@ from sluice.pipelines.records.kafka_batches.decode import next_position
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
 from sluice.resources.kafka.connection.connections import Patience, Wire
 from sluice.resources.kafka.fetch.broker_sessions import Sources, TrafficCounter
-from sluice.resources.kafka.protocol.kafka_errors import is_passing
+from sluice.resources.kafka.protocol.kafka_errors import Location, is_passing
 from sluice.resources.kafka.protocol.messages import FetchAsk, FetchPart, Leadership
 
 _ANSWER_BYTES = 1 << 30
@@ -181,14 +181,8 @@ class _Stream:
         return 0.0 if vain else self._patience
 
     def _explain(self, error: BaseException, piece: Slice, position: int) -> SluiceError:
-        return self._sources.wire.explain(
-            error,
-            f"reading {piece.tp} at {position}",
-            topic=piece.topic,
-            partition=piece.partition,
-            start=position,
-            end=piece.end,
-        )
+        where = Location(piece.topic, piece.partition, position, piece.end)
+        return self._sources.wire.explain(error, f"reading {piece.tp} at {position}", where)
 
 
 _EMPTY_FOR_A_GAP = 2

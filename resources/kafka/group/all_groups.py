@@ -73,8 +73,8 @@ class KafkaGroups:
         """Return all the group's committed offsets, with require_stable. Raises NotAuthorized, KafkaUnavailable."""
         doing = f"reading the committed offsets of group {group}"
         request = partial(admin_api.ask_every_committed, group)
-        errors, rights = group_api.committed_errors, [right_to_see(group)]
-        response = self._coordinators.run(doing, GROUP, group, request, errors, rights=rights)
+        ask = partial(self._coordinators.ask, GROUP, group, request, group_api.committed_errors)
+        response = self._wire.run(doing, ask, rights=[right_to_see(group)])
         return {tp: offset for tp, offset in group_api.read_committed(response).items() if offset is not None}
 
     def put(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:

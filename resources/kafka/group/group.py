@@ -16,7 +16,6 @@ from kafka import errors as kafka_errors
 from kafka.errors import KafkaError
 
 from sluice.pipelines.errors import FeedError, GroupHeld, SluiceError
-from sluice.pipelines.feed.rights import Right
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.ports import Member
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
@@ -44,7 +43,7 @@ class KafkaGroup:
 
     Times in seconds: `session`, after which the coordinator drops us if we crash; `transaction`, after which it aborts
     what we leave open; `patience` with an absent coordinator, by default long enough for a read of committed
-    offsets to outlast a transaction. `rights`: the rights that the feed needs, for errors.
+    offsets to outlast a transaction.
     """
 
     def __init__(
@@ -55,11 +54,10 @@ class KafkaGroup:
         session: float = SESSION_SECONDS,
         transaction: float = TRANSACTION_SECONDS,
         patience: float | None = None,
-        rights: Sequence[Right] = (),
         wire: Wire | None = None,
     ) -> None:
-        """`wire`: share the connections of this one."""
-        self._wire = wire.borrow(rights) if wire else Wire(access, rights=rights)
+        """`wire`: borrowed connections, with the rights that errors name; without, the group connects by itself."""
+        self._wire = wire or Wire(access)
         self._coordinators = Coordinators(self._wire, transaction + 25 if patience is None else patience)
         self._group = group
         self._session = session

@@ -98,14 +98,10 @@ class KafkaMembership:
         """Commit by an ordinary OffsetCommit; after a refusal, some partitions may be committed."""
         _refuse_invalid(offsets)
         if offsets:
-            self._coordinators.run(
-                f"committing the offsets of group {self._seat.group}",
-                GROUP,
-                self._seat.group,
-                partial(group_api.ask_commit, self._seat, offsets),
-                partition_errors,
-                final=True,
-            )
+            group = self._seat.group
+            request = partial(group_api.ask_commit, self._seat, offsets)
+            ask = partial(self._coordinators.ask, GROUP, group, request, partition_errors, final=True)
+            self._coordinators.wire.run(f"committing the offsets of group {group}", ask)
 
     def _send_letters(self, topic: str, letters: Iterable[DeadLetter], clock: _Clock) -> None:
         """Send the letters in chunks; all in-sync replicas acknowledge a chunk before the next one is read."""

@@ -24,6 +24,7 @@ from sluice.resources.kafka.connection.coordinators import Coordinators
 from sluice.resources.kafka.produce.send_queue import NOT_TAKEN, Backpressure, NotTaken, SendQueue
 from sluice.resources.kafka.protocol import group_api
 from sluice.resources.kafka.protocol.group_api import GROUP, TRANSACTION, ProducerId, Seat
+from sluice.resources.kafka.protocol.kafka_errors import Location
 from sluice.resources.kafka.protocol.messages import partition_errors, top_error
 
 if TYPE_CHECKING:  # it loads compiled loops
@@ -167,9 +168,8 @@ class KafkaSender:
                 raise self._refusal(topic, error, describe) from None
             if isinstance(error, KafkaError):
                 rights = rights_to_produce([topic], self._name or None)
-                raise self.wire.explain(
-                    error, f"sending {self._noun}s to {topic}", topic=topic, rights=rights
-                ) from None
+                doing, where = f"sending {self._noun}s to {topic}", Location(topic)
+                raise self.wire.explain(error, doing, where, rights=rights) from None
             raise
 
     def _refusal(self, topic: str, refused: NotTaken, describe: Describe) -> UsageError:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from kafka import errors as kafka_errors
 from kafka.errors import BrokerResponseError, KafkaError, RetriableError
@@ -99,26 +99,29 @@ def is_hopeless(error: BaseException) -> bool:
     return isinstance(error, wrong) or (isinstance(error, OSError) and not isinstance(error, ConnectionError))
 
 
+class Location(NamedTuple):
+    """The topic, partition and offsets that an error names; None for those that it does not."""
+
+    topic: str | None = None
+    partition: int | None = None
+    start: int | None = None
+    end: int | None = None
+
+
+NOWHERE = Location()
+
+
 def explain(
-    error: BaseException,
-    client: Grantee,
-    doing: str,
-    *,
-    topic: str | None = None,
-    partition: int | None = None,
-    start: int | None = None,
-    end: int | None = None,
-    rights: Sequence[Right] = (),
+    error: BaseException, client: Grantee, doing: str, where: Location = NOWHERE, *, rights: Sequence[Right] = ()
 ) -> SluiceError:
-    """Return `error`, raised by `doing` ("reading orders:3"), as one of ours with the coordinates given.
+    """Return `error`, raised by `doing` ("reading orders:3"), as one of ours with its location.
 
     `client`: our principal and address. `rights`: needed by the work, if more than to read the topic.
     """
     if isinstance(error, SluiceError):
         return error
-    kind, remedy = _verdict(error, client, rights, topic)
-    message = f"{doing}: {error_text(error)} (Kafka at {client.bootstrap})"
-    return kind(message, remedy=remedy, topic=topic, partition=partition, start=start, end=end)
+    kind, remedy = _verdict(error, client, rights, where.topic)
+    return kind(f"{doing}: {error_text(error)} (Kafka at {client.bootstrap})", remedy=remedy, **where._asdict())
 
 
 def error_text(error: BaseException | type[BaseException]) -> str:

@@ -16,7 +16,7 @@ from sluice.pipelines.feed.rights import Grantee
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.connection.connection_settings import KafkaAddress, connecting
 from sluice.resources.kafka.connection.connections import Wire
-from sluice.resources.kafka.protocol.kafka_errors import AnswerLost, explain, is_passing
+from sluice.resources.kafka.protocol.kafka_errors import AnswerLost, Location, explain, is_passing
 
 SECRETS = {
     "sasl_plain_username": "ali",
@@ -75,7 +75,7 @@ def test_every_bound_is_set_and_the_users_own_wins():
     ],
 )
 def test_kafkas_errors_in_our_words(error, kind, says):
-    ours = explain(error, Grantee("User:u", "host:1"), "reading t:0", topic="t", partition=0, start=5)
+    ours = explain(error, Grantee("User:u", "host:1"), "reading t:0", Location("t", 0, 5))
     assert type(ours) is kind
     assert says in str(ours)
     assert ours.message.startswith("reading t:0: ")
