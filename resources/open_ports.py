@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from sluice.pipelines.errors import UsageError, docs_command
 from sluice.pipelines.feed.feed import Feed
@@ -29,7 +29,7 @@ from sluice.resources.spark.preflight import ExecutorPorts
 from sluice.resources.zookeeper.zookeeper_group import BothGroup, BothGroups, ZooKeeperGroup, ZooKeeperGroups
 
 if TYPE_CHECKING:
-    from sluice.pipelines.tables.table_windows import CompleteWindows
+    from sluice.pipelines.tables.table_windows import FeedTables
     from sluice.resources.kafka.produce.sender import KafkaTarget
 
 
@@ -116,24 +116,10 @@ def open_table(feed: Feed, lake: Lake, kind: PartKind = PartKind.LANDED) -> Tabl
     return IcebergTable.of(feed, lake, "" if kind is PartKind.LANDED else QUARANTINE_TABLE)
 
 
-class FeedTables(NamedTuple):
-    """A feed's tables: of its rows, of its quarantine if it asks for that, and of its complete windows."""
-
-    rows: Table
-    quarantine: Table | None
-    windows: CompleteWindows
-
-    @property
-    def of_parts(self) -> tuple[tuple[PartKind, Table], ...]:
-        """Those that name parts, by the parts' kind."""
-        of_rows = (PartKind.LANDED, self.rows)
-        return (of_rows, (PartKind.QUARANTINED, self.quarantine)) if self.quarantine else (of_rows,)
-
-
 @contextmanager
 def open_tables(feed: Feed, lake: Lake) -> Iterator[FeedTables]:
     """The tables that the feed names. Raises as `open_table`."""
-    from sluice.pipelines.tables.table_windows import CompleteWindows  # late: it takes pyarrow
+    from sluice.pipelines.tables.table_windows import CompleteWindows, FeedTables  # late: it takes pyarrow
 
     with ExitStack() as opened:
         rows = opened.enter_context(closing(open_table(feed, lake)))

@@ -82,9 +82,8 @@ class RepublishConfig(dg.Config):
             else plans.asked_windows(feed, state, self._parse_windows(feed))
         )
         wishes, name = by_own_schema(wishes, feed, {key.topic for key, _ in ranges_to_send}), name_of(self.name)
-        return plans.plan_republish(
-            feed, state, wishes, ranges_to_send, edges.clock(), name=name, into_source=self.into_source
-        )
+        now, into_source = edges.clock(), self.into_source
+        return plans.plan_republish(feed, state, wishes, ranges_to_send, now, into_source=into_source).rename(name)
 
     def _parse_windows(self, feed: Feed) -> Sequence[int]:
         if not self.window:

@@ -45,10 +45,10 @@ def sync_table(
     key, report = session.keys(name).table, session.reporter(context.log)
     try:
         report(Progress("table"))
-        with session.open_ports(feed) as edges, open_tables(feed, edges.lake) as (rows, refused, windows):
+        with session.open_ports(feed) as edges, open_tables(feed, edges.lake) as tables:
             ledger = Ledger(edges.lake, name, edges.clock)
             before = edges.clock() - feed.table.keep_snapshots
-            done = sync(ledger, edges.lake, rows, report, quarantine=refused, windows=windows, expire_before=before)
+            done = sync(ledger, edges.lake, tables, report, expire_before=before)
     except SluiceError as error:
         session.result.table = error
         context.log.warning("the table is not up to date: %s → %s", error.message, error.remedy)

@@ -341,13 +341,13 @@ def _compare_republish(session: Session, feed: Feed, name: str) -> RepublishAudi
     with session.open_ports(feed) as edges, Wiring.of(feed).open(committed, RAW) as tools:
         republish = plan.load(edges.lake, feed.name, name)
         ledger = Ledger(edges.lake, feed.name, edges.clock)
-        target = edges.cluster.partitions([republish.wishes.to], committed)
+        target = audit.TargetTopic(edges.cluster.partitions([republish.wishes.to], committed), tools.fetcher)
         with session.terminal.progress() as meter:
 
             def report_progress(done: int, total: int) -> None:
                 meter(Progress("compare", done, total))
 
-            return audit.audit(republish, ledger, edges.lake, feed.shape, target, tools.fetcher, report_progress)
+            return audit.audit(republish, ledger, edges.lake, feed.shape, target, report_progress)
 
 
 def _republish_view(report: RepublishAudit) -> Iterator[RenderableType]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.ports import Lake
     from sluice.pipelines.tables.check import TableComparison
     from sluice.pipelines.tables.sync import Synced
-    from sluice.resources.open_ports import FeedTables
+    from sluice.pipelines.tables.table_windows import FeedTables
 
 group = make_group(
     "Update and check a feed's Iceberg or Delta table.",
@@ -93,16 +93,7 @@ def _bring_up(session: Session, feed: Feed, repair: bool) -> tuple[str, str, Syn
     with _open_tables(session, feed) as (ledger, lake, tables, now), session.terminal.progress() as meter:
         before = now - (feed.table.keep_snapshots if feed.table else 0)
         refused = tables.quarantine
-        done = bring_up(
-            ledger,
-            lake,
-            tables.rows,
-            meter,
-            quarantine=refused,
-            windows=tables.windows,
-            expire_before=before,
-            repair=repair,
-        )
+        done = bring_up(ledger, lake, tables, meter, expire_before=before, repair=repair)
         looked = [table for _, table in tables.of_parts if repair and table.look()]
         misread = tuple(address for table in looked for address in table.misread())
     return tables.rows.name, refused.name if refused else "", done, misread

@@ -197,7 +197,8 @@ def _make_plan(session: Session, feed: Feed, ledger: Ledger, edges: Ports, optio
         settings = (options.keep_timestamps, options.headers, options.where or "", function)
         wishes = plans.Wishes(topic, target.partitions(), kind, by, *settings)
     wishes = by_own_schema(wishes, feed, {key.topic for key, _ in ranges})
-    return plans.plan_republish(feed, state, wishes, ranges, edges.clock(), name=name, into_source=options.into_source)
+    plan = plans.plan_republish(feed, state, wishes, ranges, edges.clock(), into_source=options.into_source)
+    return plan.rename(name)
 
 
 def _send(session: Session, work: LaneSender, engine: Engine | None) -> None:

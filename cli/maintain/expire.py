@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,7 +26,7 @@ from sluice.pipelines.util.units import many, show_window
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.maintenance.expiry import Retired, Retirement
+    from sluice.pipelines.maintenance.expiry import Retired, Retirement, RetireRequest
     from sluice.pipelines.model.receipts import Receipt
     from sluice.pipelines.ports import Ports
 
@@ -68,6 +67,7 @@ def expire(
     definition = session.feed(feed)
     with session.open_ports(definition) as edges:
         from sluice.pipelines.ledger import Ledger
+        from sluice.pipelines.maintenance.expiry import RetireRequest
 
         ledger = Ledger.offline(edges.lake, feed, edges.clock, f"{getpass.getuser()} on {socket.gethostname()}")
         at = _time(definition, before, edges.clock())
@@ -76,8 +76,7 @@ def expire(
         if dry_run or not yes:
             _preview(session, definition, ledger, edges, at, dry_run=dry_run)
         if not dry_run:
-            removal = Removal(definition, edges, at, reason or "")
-            _expire(session, ledger, removal, previewed=not yes)
+            _expire(session, definition, ledger, edges, RetireRequest(at, reason or ""), previewed=not yes)
 
 
 def _time(feed: Feed, text: str, now: int) -> int:
@@ -109,23 +108,14 @@ def _preview(session: Session, feed: Feed, ledger: Ledger, edges: Ports, before:
         session.terminal.confirm(f"Retire these windows of {feed.name}, and remove {files}?")
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
-    """Windows to retire: those before `before` (ms)."""
-
-    feed: Feed
-    edges: Ports
-    before: int
-    reason: str
-
-
-def _expire(session: Session, ledger: Ledger, removal: Removal, *, previewed: bool) -> None:
+def _expire(
+    session: Session, feed: Feed, ledger: Ledger, edges: Ports, request: RetireRequest, *, previewed: bool
+) -> None:
     from sluice.pipelines.maintenance.expiry import expire
 
-    feed, edges = removal.feed, removal.edges
     heard = other_batches.MetRecorder(lambda progress: None)
     with session.terminal.working("retiring"):
-        done = expire(ledger, edges.lake, removal.before, feed.window, removal.reason, edges.liveness, heard)
+        done = expire(ledger, edges.lake, request, feed.window, edges.liveness, heard)
         lines = (*_done(feed.name, done), *other_batches.view(heard.met), *table_after(session, feed))
     session.terminal.show(*([] if previewed else view(feed, done.expiry)), *lines)
     removed = {"entry": done.number, "removed_files": len(done.removed.parts), "removed_pages": len(done.removed.pages)}

@@ -139,7 +139,7 @@ def _open_sample(session: Session, feed: Feed, shape: Shape, request: SampleOpti
     Raises UsageError, KafkaUnavailable, UnknownTopic, and Failed if there are no records.
     """
     session.compile()
-    from sluice.pipelines.landing.sample import look
+    from sluice.pipelines.landing.sample import ReportingFetcher, look
     from sluice.resources.lake import open_lake
     from sluice.resources.lake.local_lake import LocalLake
     from sluice.resources.registry.confluent import writers_of
@@ -150,7 +150,7 @@ def _open_sample(session: Session, feed: Feed, shape: Shape, request: SampleOpti
         lake = LocalLake(Path(folder))
         writers = writers_of(feed, open_lake(feed), keep=False)
         with replace(Wiring.of(feed), writers=writers).open(feed.isolation, shape) as tools:
-            receipts = look(feed, shape, slices, tools.fetcher, lake, meter, writers)
+            receipts = look(feed, shape, slices, ReportingFetcher(tools.fetcher, meter), lake, writers)
         sample = _SampleRead(receipts, lake, complete, earlier, writers)
         if not sample.records:
             raise _nothing(feed, "the offsets hold only control records, or were compacted away")

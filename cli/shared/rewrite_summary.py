@@ -62,11 +62,10 @@ def table_after(session: Session, feed: Feed) -> Iterator[Text]:
     from sluice.resources.open_ports import open_tables
 
     try:
-        with session.open_ports(feed) as edges, open_tables(feed, edges.lake) as (table, refused, windows):
-            ledger = Ledger(edges.lake, feed.name, edges.clock)
-            done = sync(ledger, edges.lake, table, quarantine=refused, windows=windows)
+        with session.open_ports(feed) as edges, open_tables(feed, edges.lake) as tables:
+            done = sync(Ledger(edges.lake, feed.name, edges.clock), edges.lake, tables)
     except SluiceError as error:
         yield warn(f"the table is not up to date: {error.message}; sluice table sync {feed.name}")
         return
     if done.commits:
-        yield good(f"{table.name}: {many(done.added, 'file')} added, {many(done.removed, 'file')} removed")
+        yield good(f"{tables.rows.name}: {many(done.added, 'file')} added, {many(done.removed, 'file')} removed")

@@ -73,7 +73,7 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
         return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), None, traffic=traffic)
     results = check_contract(shape, ledger, batch, receipts, edges.lake, len(failures))
     report(Progress("publish", plan.span, plan.span))
-    publish(ledger, batch.id, owner, receipts, failures, results, traffic)
+    publish(ledger, batch.id, owner, [*receipts, *failures], results, traffic)
     shapes.evolve(feed, ledger, receipts)
     number = ledger.read().batches[batch.id].published
     if fresh and not (plan.replaces or failures or any(r.adopted for r in receipts)):

@@ -166,9 +166,8 @@ def plan_for(
     feed = call.feed
     if sizes.assignor is Assignor.STICKY:
         sizes = replace(sizes, before=read_tasks_before(call.ledger, state))
-    return planning.build(
-        feed.name, cluster_id, call.request, feed.isolation, pending, sizes, state, feed.window, replaced
-    )
+    blank = Plan(feed.name, cluster_id, call.request, feed.isolation, ())
+    return planning.build(blank, pending, sizes, state, feed.window, replaced)
 
 
 def build_sizing(feed: Feed, edges: Ports) -> Sizing:

@@ -97,16 +97,15 @@ def look(
     slices: Sequence[Slice],
     fetcher: Fetcher,
     lake: Lake,
-    report: Reporter,
     writers: WriterSchemas | None = None,
 ) -> tuple[Receipt, ...]:
     """Turn the slices into rows of the shape, in the scratch lake. Returns a receipt for each slice.
 
-    Raises Failed when one cannot be read.
+    Raises Failed when one cannot be read. A `ReportingFetcher` shows the progress.
     """
     limits, memory = feed.fetch.limits(), feed.limits.task_memory
     work = Assignment(NAME, 0, "", feed.isolation, NAME, feed.landing, limits, memory, shape.name)
-    tools = Tools(_ReportingFetcher(fetcher, report), lake, shape.format(writers))
+    tools = Tools(fetcher, lake, shape.format(writers))
     outcomes = run_task(Task(0, -1, tuple(slices)), work, tools)
     for failed in (o for o in outcomes if isinstance(o, SliceFailure)):
         raise Failed(failed.message, remedy=failed.remedy, topic=failed.slice.topic, partition=failed.slice.partition)
@@ -167,7 +166,7 @@ def _read_rows_at(part: Part, lake: Lake, offsets: set[int]) -> pa.Table:
         return pa.Table.from_batches([b for b in batches if b.num_rows], schema=read.schema_arrow)
 
 
-class _ReportingFetcher:
+class ReportingFetcher:
     """A fetcher that reports its progress."""
 
     def __init__(self, behind: Fetcher, report: Reporter) -> None:

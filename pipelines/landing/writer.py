@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -154,7 +154,7 @@ class PartWriter:
     def _open(self, folder: str, chosen: dict[str, Any]) -> _PartFile:
         target, sequence = self._target, self._opened
         name = paths.part_name(target.slice, target.batch, sequence)
-        file = _PartFile(self._lake, target, folder, name, sequence, self._schema, chosen)
+        file = _PartFile(self._lake, target, _PartName(folder, name, sequence), self._schema, chosen)
         file.about(build_metadata(target.feed, target.batch, target.plan_hash, target.slice))
         return file
 
@@ -261,7 +261,7 @@ class SharedWriter:
         if self._file is None:
             first, name = self._first, paths.shared_name(self._first.slice, self._first.batch)
             chosen = choose_options(rows, self._settings)
-            self._file = _PartFile(self._lake, first, first.slice.folder, name, 0, self._schema, chosen)
+            self._file = _PartFile(self._lake, first, _PartName(first.slice.folder, name), self._schema, chosen)
         self._file.add(rows)
         self._ns += time.perf_counter_ns() - begun
 
@@ -306,20 +306,22 @@ class _Abandoned(Exception):
     """Raised inside a file's block, to make the lake discard the file."""
 
 
+class _PartName(NamedTuple):
+    """The folder and file name of a part, and its number among the slice's parts."""
+
+    folder: str
+    file: str
+    sequence: int = 0
+
+
 class _PartFile:
     """One part on its way into staging."""
 
     def __init__(
-        self,
-        lake: Lake,
-        target: PartTarget,
-        folder: str,
-        name: str,
-        sequence: int,
-        schema: pa.Schema,
-        options: dict[str, Any],
+        self, lake: Lake, target: PartTarget, part: _PartName, schema: pa.Schema, options: dict[str, Any]
     ) -> None:
-        self.sequence, self._name, self._kind, self._rows = sequence, name, target.kind, 0
+        folder, name, self.sequence = part
+        self._name, self._kind, self._rows = name, target.kind, 0
         feed, batch, kind = target.feed, target.batch, target.kind
         self.staged = paths.staged_path(feed, batch, target.attempt, kind, folder, name)
         self._path = paths.part_path(feed, kind, folder, name)

@@ -60,8 +60,7 @@ class Appended(NamedTuple):
 class Ledger:
     """One feed's ledger in one run. `run` and `cluster` are stamped on every entry it writes.
 
-    With `checkpoints=False` reading writes nothing. With `whole=False` it folds the existing entries from the first on,
-    and does not check whether newer ones are lost.
+    With `checkpoints=False` reading writes nothing.
     """
 
     def __init__(
@@ -72,12 +71,11 @@ class Ledger:
         run: str = "",
         cluster: str = "",
         *,
-        packs: bool = True,
         checkpoints: bool = True,
     ) -> None:
         self._lake, self.feed, self._clock = lake, feed, clock
-        self._run, self._cluster, self._whole = run, cluster, packs
-        self._checkpoints = checkpoints and packs
+        self._run, self._cluster, self._whole = run, cluster, True
+        self._checkpoints = checkpoints
         self._state = State()
         self._newest: dict[str, bytes] = {}
 
@@ -86,6 +84,13 @@ class Ledger:
         """Open a ledger for work without Kafka: its entries name the cluster of the ledger."""
         ledger = cls(lake, feed, clock, run)
         ledger._cluster = ledger.read().cluster
+        return ledger
+
+    @classmethod
+    def from_entries(cls, lake: Lake, feed: str, clock: Clock, cluster: str = "") -> Ledger:
+        """Open a ledger that folds the existing entries from the first on, and does not check for lost newer ones."""
+        ledger = cls(lake, feed, clock, cluster=cluster, checkpoints=False)
+        ledger._whole = False
         return ledger
 
     @property

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from sluice.pipelines.errors import UsageError, WindowIncomplete
 from sluice.pipelines.feed.sections import WindowSettings
@@ -79,22 +80,29 @@ def look(ledger: Ledger, before: int, settings: WindowSettings, liveness: Livene
     return _find_retirement(ledger, ledger.read(), before, settings, liveness)
 
 
+class RetireRequest(NamedTuple):
+    """A request to retire everything that landed before a boundary of windows (ms), with its reason."""
+
+    before: int
+    reason: str
+
+
 def expire(
     ledger: Ledger,
     lake: Lake,
-    before: int,
+    request: RetireRequest,
     settings: WindowSettings,
-    reason: str,
     liveness: Liveness,
     report: Reporter = lambda p: None,
 ) -> Retired:
-    """Retire everything that landed before a boundary of windows (ms), then remove its files.
+    """Retire everything that landed before the requested time, then remove its files.
 
     Rewriting batches of dead runs are given up first, and reported. Raises UsageError for a time at which no window
     begins, or none has ended yet in some partition; WindowIncomplete while anything before it is pending; PlanBusy
     while any other live batch reserves something there.
     """
     give_up_dead(ledger, liveness, None, report)
+    before, reason = request
     retirement = Retirement(before, ())
 
     def decide(state: State) -> RetireEntry | None:

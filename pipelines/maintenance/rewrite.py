@@ -179,7 +179,7 @@ class Rewriting(Generic[P]):
                 abandon(ledger, batch, "writing parts again ended early; they are as they were")
                 roll_forward(ledger, lake, feed)
             raise
-        publish(ledger, batch, self._owner, proven, ())
+        publish(ledger, batch, self._owner, proven)
         roll_forward(ledger, lake, feed)
         self.done += zip(pieces, proven, strict=True)
         self.batches.append(batch)

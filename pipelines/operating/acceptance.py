@@ -381,7 +381,7 @@ def accept_ledger(feed: Feed, edges: Ports, reason: str) -> Accepted:
     The next number is above all numbers known to be used, so that no name and no mark ever means two things. Raises
     NothingToAccept, and PlanBusy while any run is at work.
     """
-    ledger = Ledger(edges.lake, feed.name, edges.clock, "", edges.cluster.cluster_id(), packs=False)
+    ledger = Ledger.from_entries(edges.lake, feed.name, edges.clock, edges.cluster.cluster_id())
     origins.check_cluster(ledger.read(), edges.cluster.cluster_id(), feed.name)
     remains = _ledger_remains(feed, edges, ledger.read())
     if not remains.traces:

@@ -17,7 +17,7 @@ from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Batch, State
 from sluice.pipelines.ledger.fold import by_key
-from sluice.pipelines.model.kafka import Isolation, Key, PartitionState, TopicPartition
+from sluice.pipelines.model.kafka import Key, PartitionState, TopicPartition
 from sluice.pipelines.model.plans import AskedRange, Plan, Request, RequestKind, Slice
 from sluice.pipelines.model.ranges import Range, cut, intersect, subtract, union
 from sluice.pipelines.model.receipts import Receipt, group_by_sharing
@@ -244,11 +244,8 @@ def find_overlapping(state: State, request: Request, found: Sequence[PendingRang
 
 
 def build(
-    feed: str,
-    cluster: str,
-    request: Request,
-    isolation: Isolation,
-    found: Sequence[PendingRanges],
+    blank: Plan,
+    pending: Sequence[PendingRanges],
     sizing: Sizing,
     state: State,
     window: WindowSettings,
@@ -256,10 +253,10 @@ def build(
 ) -> Plan | None:
     """Returns the plan for the pending ranges within the limits of run and batch, oldest windows first; else None.
 
-    A replacing plan names the parts of the receipts in `replaced` that it covers. Raises UsageError if it exceeds the
-    limits of a run: a replacement is never cut short.
+    `blank` is the plan without tasks. A replacing plan names the parts of the receipts in `replaced` that it covers.
+    Raises UsageError if it exceeds the limits of a run: a replacement is never cut short.
     """
-    due = [o for o in found if o.ranges]
+    due, request = [o for o in pending if o.ranges], blank.request
     within = _limit_pending(due, sizing)
     if not within:
         return None
@@ -270,7 +267,7 @@ def build(
     _check_whole_files(due, replaced)
     size = _slice_size(within, sizing)
     slices = [(o.partition.leader, s) for o in within for s in _cut_slices(o, size, state, window, sizing.by_time)]
-    return Plan(feed, cluster, request, isolation, assignment.assign_tasks(slices, sizing), _list_parts(due, replaced))
+    return replace(blank, tasks=assignment.assign_tasks(slices, sizing), replaces=_list_parts(due, replaced))
 
 
 def _list_parts(due: Sequence[PendingRanges], replaced: Sequence[Receipt]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from sluice.pipelines.errors import LedgerCorrupt, OwnershipLost
 from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.ledger import Appended, Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.entries import FORMAT, SHARED_FORMAT, AbandonEntry, PublishEntry
-from sluice.pipelines.model.receipts import Owner, Part, Receipt, SliceFailure
+from sluice.pipelines.model.receipts import Outcome, Owner, Part, Receipt, SliceFailure
 from sluice.pipelines.model.traffic import NO_TRAFFIC, Traffic
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import lost_entries, published_files
@@ -26,23 +26,25 @@ def publish(
     ledger: Ledger,
     batch: int,
     owner: Owner,
-    receipts: Sequence[Receipt],
-    failures: Sequence[SliceFailure],
+    outcomes: Sequence[Outcome],
     results: Sequence[Result] = (),
     traffic: Traffic = NO_TRAFFIC,
 ) -> Appended | None:
     """Append the publish entry of the batch; None when it already stands. Raises OwnershipLost when we may not.
 
-    `results` are those of the contract for the batch as a whole, `traffic` is what it asked of brokers. Guarantee: the
-    decision is made on the state just below the entry's number, and again by every reader that folds it.
+    `outcomes` are its receipts and failures, `results` those of the contract for the batch as a whole, `traffic` its
+    requests to brokers. Guarantee: the decision is made on the state just below the entry's number, and again by every
+    reader that folds it.
     """
+    receipts = tuple(o for o in outcomes if isinstance(o, Receipt))
+    failures = tuple(o for o in outcomes if isinstance(o, SliceFailure))
     shared = any(p.shared for r in receipts for p in r.parts)
     entry = PublishEntry(
         format=SHARED_FORMAT if shared else FORMAT,
         batch=batch,
         token=owner.token,
-        receipts=tuple(receipts),
-        failures=tuple(failures),
+        receipts=receipts,
+        failures=failures,
         results=tuple(results),
         traffic=traffic,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -72,17 +73,22 @@ class RepublishAudit:
         return not self.found
 
 
+class TargetTopic(NamedTuple):
+    """The target of a republish: its partitions and a fetcher, both for committed records."""
+
+    partitions: Sequence[PartitionState]
+    fetcher: Fetcher
+
+
 def audit(
     plan: Republish,
     ledger: Ledger,
     lake: Lake,
     shape: Shape,
-    target: Sequence[PartitionState],
-    fetcher: Fetcher,
+    target: TargetTopic,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> RepublishAudit:
-    """Compare a finished republish with its target. `target` are the topic's partitions as readers of committed records
-    see them, and `fetcher` reads as they do; `progress` is called with (records, all).
+    """Compare a finished republish with its target. `progress` is called with (records, all).
 
     Raises Refused if it is not finished, WindowRetired and WindowIncomplete if rows of the plan are gone,
     PartUnreadable, and what fetching raises.
@@ -99,7 +105,7 @@ def audit(
     check_schema(plan.wishes, shape, plan.feed)
     with where.open_condition(plan.wishes) as condition:
         shelf = Shelf(lake, ledger, state, plan, condition)
-        comparison = _Comparison(plan, shelf, shape, target, fetcher)
+        comparison = _Comparison(plan, shelf, shape, target)
         for name in summary["files"]:
             comparison.transaction(coordinates.read(lake, plan, name))
             progress(comparison.report.rows, summary["records"])
@@ -140,17 +146,10 @@ class _Sent:
 class _Comparison:
     """The state of the transactions seen in the log."""
 
-    def __init__(
-        self,
-        plan: Republish,
-        shelf: Shelf,
-        shape: Shape,
-        target: Sequence[PartitionState],
-        fetcher: Fetcher,
-    ) -> None:
+    def __init__(self, plan: Republish, shelf: Shelf, shape: Shape, target: TargetTopic) -> None:
         self.report = RepublishAudit(plan)
-        self._plan, self._shape, self._fetcher = plan, shape, fetcher
-        self._target = {p.partition: p for p in target}
+        self._plan, self._shape, self._fetcher = plan, shape, target.fetcher
+        self._target = {p.partition: p for p in target.partitions}
         self._cursors: list[RowCursor] = [shelf.cursor(n, s.ranges[0].start) for n, s in enumerate(plan.sources)]
         self._at = [s.ranges[0].start for s in plan.sources]
         self._replayed = [shelf.list_replayed(n) for n in range(len(plan.sources))]

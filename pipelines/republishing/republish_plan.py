@@ -127,6 +127,10 @@ class Republish:
         """How many offsets it covers: it sends no more records than that."""
         return sum(s.span for s in self.sources)
 
+    def rename(self, name: str) -> Republish:
+        """Returns the plan under a chosen name; itself if that is empty."""
+        return replace(self, id=name) if name else self
+
 
 class Piece(NamedTuple):
     """Offsets of one source that are sent in one go. `source` is the source's place in the plan."""
@@ -156,10 +160,9 @@ def plan_republish(
     requested: Iterable[tuple[Key, Range]],
     created: int,
     *,
-    name: str = "",
     into_source: bool = False,
 ) -> Republish:
-    """The plan for these ranges. `into_source`: the target may be a topic that the feed reads from.
+    """The plan for these ranges, named by its digest. `into_source`: the target may be a topic that the feed reads.
 
     Raises UsageError, WindowIncomplete, WindowRetired, Refused.
     """
@@ -184,7 +187,7 @@ def plan_republish(
             topic=wishes.to,
         )
     plan = Republish("", feed.name, state.ledger_id, wishes, _in_lanes(sources))
-    return replace(plan, id=name or plan.digest, created=created)
+    return replace(plan, id=plan.digest, created=created)
 
 
 def _in_lanes(sources: Sequence[Source]) -> tuple[Source, ...]:

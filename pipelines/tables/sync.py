@@ -36,7 +36,7 @@ from sluice.pipelines.tables.pending import (
     groups,
     since,
 )
-from sluice.pipelines.tables.table_windows import CompleteWindows, retry_outdated
+from sluice.pipelines.tables.table_windows import FeedTables, retry_outdated
 from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import many
 
@@ -68,21 +68,21 @@ class Synced:
 def sync(
     ledger: Ledger,
     lake: Lake,
-    table: Table,
+    tables: FeedTables,
     report: Reporter = lambda progress: None,
     *,
-    quarantine: Table | None = None,
-    windows: CompleteWindows | None = None,
     expire_before: int | None = None,
     repair: bool = False,
 ) -> Synced:
-    """Bring the table up to the ledger, and let its snapshots from before a time (ms) expire. Then do the same to the
-    quarantine's table, and to the table of complete windows, which names no window whose rows are not in the first one.
+    """Bring the table of rows up to the ledger, and let its snapshots from before a time (ms) expire. Then do the same
+    to the quarantine's table, and to the table of complete windows, which names no window whose rows are not in the
+    first one.
 
     With `repair`, a table that somebody else changed is made equal to the ledger; without, it raises TableDiffers.
     Raises TableRefused, CatalogUnavailable, EntriesLost, PartUnreadable; TableMoved or Unknown after too many tries.
     Guarantee: stopped anywhere, the table equals some state of the ledger, and the next call continues.
     """
+    table, quarantine, windows = tables
     cleans = (PartKind.LANDED,) if quarantine else tuple(PartKind)
     done, state = _Publisher(ledger, lake, table, PartKind.LANDED, cleans, report, repair).bring_up(expire_before)
     if quarantine:

@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +20,7 @@ from sluice.pipelines.errors import PartUnreadable, TableMoved, Unknown
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.model.tables import FEED, LEDGER, TableChange, TableHead, TableOperation
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake, Table
@@ -87,6 +88,20 @@ class CompleteWindows:
         self.table.look()
         for address in {*old} - self.table.named(old):
             lake.remove(files[address])
+
+
+class FeedTables(NamedTuple):
+    """A feed's tables: of its rows, of its quarantine if it asks for that, and of its complete windows."""
+
+    rows: Table
+    quarantine: Table | None = None
+    windows: CompleteWindows | None = None
+
+    @property
+    def of_parts(self) -> tuple[tuple[PartKind, Table], ...]:
+        """Those that name parts, by the parts' kind."""
+        of_rows = (PartKind.LANDED, self.rows)
+        return (of_rows, (PartKind.QUARANTINED, self.quarantine)) if self.quarantine else (of_rows,)
 
 
 def complete_windows(state: State, settings: WindowSettings) -> tuple[int, ...]:

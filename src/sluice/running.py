@@ -239,9 +239,9 @@ def sync_table(feed: Feed, ports: Ports, ledger: Ledger, report: Reporter) -> Sy
     if feed.table is None:
         return None
     report(Progress("table"))
-    with open_tables(feed, ports.lake) as (rows, refused, windows):
+    with open_tables(feed, ports.lake) as tables:
         before = ports.clock() - feed.table.keep_snapshots
-        return sync(ledger, ports.lake, rows, report, quarantine=refused, windows=windows, expire_before=before)
+        return sync(ledger, ports.lake, tables, report, expire_before=before)
 
 
 @contextmanager

@@ -180,6 +180,7 @@ class _KafkaReader(DataSourceReader):
 def _plan_ranges(feed: Feed, offsets: str) -> Plan:
     """The ranges, cut and packed by leader as a batch's are. Raises UsageError, OffsetsLost, KafkaUnavailable."""
     from sluice.pipelines.ledger import State
+    from sluice.pipelines.model.plans import Plan
     from sluice.pipelines.planning import plan as planning
     from sluice.pipelines.planning.assignment import Sizing
     from sluice.pipelines.planning.origins import explain_out_of_range, find_key
@@ -195,9 +196,8 @@ def _plan_ranges(feed: Feed, offsets: str) -> Plan:
             if o.lost and (lost := explain_out_of_range(o.lost[0].start, o.key, o.partition)):
                 raise lost
         sizing = Sizing(SLICE_BYTES, SLICE_BYTES, os.cpu_count() or 1, feed.limits.max_tasks)
-        plan = planning.build(
-            feed.name, cluster.cluster_id(), request, feed.isolation, pending, sizing, nothing, feed.window
-        )
+        blank = Plan(feed.name, cluster.cluster_id(), request, feed.isolation, ())
+        plan = planning.build(blank, pending, sizing, nothing, feed.window)
     if plan is None:
         raise UsageError("no offsets are asked for", remedy="write TOPIC:PARTITION:START-END, several with commas")
     return plan

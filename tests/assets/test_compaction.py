@@ -12,7 +12,7 @@ from sluice.assets.jobs.report_assets import report_key
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.audit.audit import audit
-from sluice.pipelines.maintenance.expiry import expire
+from sluice.pipelines.maintenance.expiry import RetireRequest, expire
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from tests.assets.world import P0, P1, World, hour, in_hour, stored, versions, windows
 
@@ -86,7 +86,13 @@ def test_a_report_of_a_retired_window_is_refused(landed: World, instance: dg.Dag
     folder = landed.project.root / "reports"
     folder.mkdir()
     (folder / "rows.sql").write_text("-- Rows.\n-- feed: orders\nSELECT count(*) FROM orders\n")
-    expire(landed.ledger(), landed.lake, hour(1), landed.session().feed("orders").window, "old", landed.liveness)  # type: ignore[arg-type]
+    expire(
+        landed.ledger(),
+        landed.lake,
+        RetireRequest(hour(1), "old"),
+        landed.session().feed("orders").window,
+        landed.liveness,
+    )  # type: ignore[arg-type]
     job = build(landed.project, landed.session()).resolve_implicit_job_def_def_for_assets([report_key("rows")])
     assert job is not None
     result = job.execute_in_process(

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.load import load_feed
-from sluice.pipelines.maintenance.expiry import expire
+from sluice.pipelines.maintenance.expiry import RetireRequest, expire
 from sluice.pipelines.maintenance.fixers import Record
 from sluice.pipelines.operating.acceptance import AcceptEvent, accept_log, accept_lost
 from tests.checker.facts import Evidence
@@ -60,7 +60,7 @@ def test_compaction(tmp_path: Path) -> None:
 def test_expiry(tmp_path: Path) -> None:
     world = landed_world.World(tmp_path)
     world.land(*pieces(A, 25), *pieces(B, 50))
-    expire(world.fresh_ledger(), world.lake, START + HOUR, world.feed.window, "old", world.liveness)
+    expire(world.fresh_ledger(), world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
     found = by_files(world, tmp_path / "lake")
     assert found.holds, str(found)
     assert found.counts["rows"] == 200

@@ -81,11 +81,11 @@ def _publish(root: Path, pipe: Connection, dies: str = "", repair: bool = False)
     lake = open_lake(feed)
     if dies:
         _die_at_commit(dies)
-    with open_tables(feed, lake) as (table, _, windows):
+    with open_tables(feed, lake) as tables:
         pipe.send("ready")
         pipe.recv()
         try:
-            pipe.send((sync(Ledger(lake, "orders", now), lake, table, windows=windows, repair=repair).added,))
+            pipe.send((sync(Ledger(lake, "orders", now), lake, tables, repair=repair).added,))
         except SluiceError as error:
             pipe.send((0, type(error).__name__, str(error)))
 

@@ -50,8 +50,7 @@ def fix(feed: Feed) -> None:
 def bring_up(feed: Feed) -> None:
     """And let go of what is older than some seconds, so that files are removed, too."""
     with edges(feed) as opened, open_tables(feed, opened.lake) as tables:
-        before, beside = opened.clock() - 10_000, {"quarantine": tables.quarantine, "windows": tables.windows}
-        sync(ledger(feed, opened), opened.lake, tables.rows, **beside, expire_before=before)  # type: ignore[arg-type]
+        sync(ledger(feed, opened), opened.lake, tables, expire_before=opened.clock() - 10_000)
 
 
 def _mended(record: Record) -> Any:

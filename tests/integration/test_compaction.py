@@ -14,7 +14,7 @@ from sluice.pipelines.errors import WindowRetired
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.maintenance.compaction import compact
-from sluice.pipelines.maintenance.expiry import expire
+from sluice.pipelines.maintenance.expiry import RetireRequest, expire
 from sluice.pipelines.planning import windows
 from sluice.pipelines.records.shape import RAW
 from sluice.reading import of_feed
@@ -88,7 +88,7 @@ def test_what_was_merged_and_what_was_retired_leaves_the_rest_as_it_was(place: P
     with edges(feed) as opened:
         ledger = Ledger.offline(opened.lake, feed.name, opened.clock, "ada on hal")
         cut = {k.partition: windows.find_boundary(ledger.read(), k, START + HOUR) for k in ledger.read().known()}
-        expire(ledger, opened.lake, START + HOUR, feed.window, "kept for an hour", opened.liveness)
+        expire(ledger, opened.lake, RetireRequest(START + HOUR, "kept for an hour"), feed.window, opened.liveness)
     kept = [r for r in everything if r["offset"] >= (cut[r["partition"]] or 0)]
     assert 0 < len(kept) < len(everything)
     assert rows(feed) == kept

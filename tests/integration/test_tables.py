@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from sluice.pipelines.lake.paths import is_table_log
-from sluice.pipelines.maintenance.expiry import expire
+from sluice.pipelines.maintenance.expiry import RetireRequest, expire
 from sluice.pipelines.tables.sync import sync
+from sluice.pipelines.tables.table_windows import FeedTables
 from sluice.resources.lake.s3_lake import S3Lake
 from sluice.resources.open_ports import open_table, open_tables
 from tests import postgres
@@ -35,14 +36,14 @@ def test_a_table_over_s3_with_its_catalog_in_postgresql(s3_store: Store, tmp_pat
 
         def bring_up() -> tuple[int, int]:
             with closing(open_table(world.feed, lake)) as table:
-                done = sync(world.fresh_ledger(), lake, table)
+                done = sync(world.fresh_ledger(), lake, FeedTables(table))
             return done.added, done.removed
 
         world.land(*pieces(A, 20), *pieces(B, 50))
         assert bring_up() == (14, 0)
         world.compact()
         assert bring_up() == (4, 14)
-        expire(world.ledger, lake, START + HOUR, world.feed.window, "old", world.liveness)
+        expire(world.ledger, lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
         assert bring_up() == (0, 2)
         properties = {"type": "sql", "uri": uri, "warehouse": f"{lines['lake']}/tables"}
         with closing(load_catalog("sluice", **properties, **iceberg_access(s3_store))) as catalog:
@@ -64,15 +65,15 @@ def test_a_delta_table_over_s3(s3_store: Store, tmp_path: Path) -> None:
     )
 
     def bring_up(expire_before: int | None = None) -> tuple[int, int]:
-        with open_tables(world.feed, world.lake) as (table, _, windows):
-            done = sync(world.fresh_ledger(), world.lake, table, windows=windows, expire_before=expire_before)
+        with open_tables(world.feed, world.lake) as tables:
+            done = sync(world.fresh_ledger(), world.lake, tables, expire_before=expire_before)
         return done.added, done.removed
 
     world.land(*pieces(A, 20), *pieces(B, 50))
     assert bring_up() == (14, 0)
     world.compact()
     assert bring_up() == (4, 14)
-    expire(world.ledger, world.lake, START + HOUR, world.feed.window, "old", world.liveness)
+    expire(world.ledger, world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
     assert bring_up() == (0, 2)
     world.check()
     access = delta_access(s3_store)

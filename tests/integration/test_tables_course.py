@@ -27,7 +27,7 @@ from sluice.pipelines.lake.paths import is_table_log
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.maintenance.compaction import Compacted, compact
-from sluice.pipelines.maintenance.expiry import expire
+from sluice.pipelines.maintenance.expiry import RetireRequest, expire
 from sluice.pipelines.maintenance.fixers import Fixer, Record
 from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
@@ -143,7 +143,7 @@ class Course:
         feed, end = self.feed, START + hours * HOUR
         with edges(feed) as opened:
             book = Ledger.offline(opened.lake, feed.name, opened.clock, "ada")
-            expire(book, opened.lake, end, feed.window, "old", opened.liveness)
+            expire(book, opened.lake, RetireRequest(end, "old"), feed.window, opened.liveness)
         self._retire(hours)
 
     def _retire(self, hours: int) -> None:
@@ -167,8 +167,7 @@ class Course:
     def _sync(self, **how: Any) -> Synced:
         feed = self.feed
         with edges(feed) as opened, open_tables(feed, opened.lake) as tables:
-            beside = {"quarantine": tables.quarantine, "windows": tables.windows}
-            return sync(ledger(feed, opened), opened.lake, tables.rows, **beside, **how)  # type: ignore[arg-type]
+            return sync(ledger(feed, opened), opened.lake, tables, **how)
 
     # -- what has to be true
 

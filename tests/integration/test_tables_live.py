@@ -22,6 +22,7 @@ from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.tables.check import compare
 from sluice.pipelines.tables.sync import sync
+from sluice.pipelines.tables.table_windows import FeedTables
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.open_ports import open_table, open_tables
@@ -67,7 +68,7 @@ class Live:
         """Bring it up, compare it and the quarantine's, and read it by `(partition, offset)`."""
         with edges(feed) as opened, open_tables(feed, opened.lake) as tables:
             book = ledger(feed, opened)
-            sync(book, opened.lake, tables.rows, quarantine=tables.quarantine)
+            sync(book, opened.lake, FeedTables(tables.rows, tables.quarantine))
             for kind, table in tables.of_parts:
                 found = compare(book, opened.lake, table, table.look(), book.read(), kind)
                 assert found.same, found

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from sluice.pipelines.errors import CatalogUnavailable, TableDiffers
-from sluice.pipelines.maintenance.expiry import expire
+from sluice.pipelines.maintenance.expiry import RetireRequest, expire
 from sluice.pipelines.model.tables import TableChange
 from sluice.pipelines.tables.check import compare
 from sluice.pipelines.tables.sync import Synced, sync
+from sluice.pipelines.tables.table_windows import FeedTables
 from sluice.resources.lake.s3_lake import S3Lake
 from sluice.resources.open_ports import open_table, open_tables
 from tests import rest_catalog
@@ -42,8 +43,8 @@ def test_a_table_in_a_rest_catalog(s3_store: Store, tmp_path: Path, monkeypatch:
         )
 
         def bring_up(**how: Any) -> Synced:
-            with open_tables(world.feed, world.lake) as (table, _, windows):
-                return sync(world.fresh_ledger(), world.lake, table, windows=windows, **how)
+            with open_tables(world.feed, world.lake) as tables:
+                return sync(world.fresh_ledger(), world.lake, tables, **how)
 
         def read() -> Any:
             given = {"type": "rest", "uri": uri, "warehouse": rest_catalog.WAREHOUSE}
@@ -74,7 +75,7 @@ def test_a_table_in_a_rest_catalog(s3_store: Store, tmp_path: Path, monkeypatch:
                 return commit(change)
 
             monkeypatch.setattr(slow, "commit", between)
-            assert sync(world.fresh_ledger(), world.lake, slow).added == 0
+            assert sync(world.fresh_ledger(), world.lake, FeedTables(slow)).added == 0
         assert met[0].added == 4
         assert (newest(), offsets()) == (("append", 400), every)
         world.compact()
@@ -88,7 +89,7 @@ def test_a_table_in_a_rest_catalog(s3_store: Store, tmp_path: Path, monkeypatch:
         monkeypatch.setattr(RestCatalog, "commit_table", silent)
         bring_up()
         assert (newest(), offsets()) == (("replace", 400), every)
-        expire(world.ledger, world.lake, START + HOUR, world.feed.window, "old", world.liveness)
+        expire(world.ledger, world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
         assert bring_up().removed == 2
         late = [o for o in every if o[1] >= 100]
         assert (newest(), offsets()) == (("delete", 200), late)

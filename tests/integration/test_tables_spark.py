@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.pipelines.maintenance.expiry import expire
+from sluice.pipelines.maintenance.expiry import RetireRequest, expire
 from sluice.pipelines.model.tables import LEDGER, TableChange, TableOperation
 from sluice.pipelines.tables.sync import sync
 from sluice.resources.open_ports import open_tables
@@ -34,14 +34,14 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> TableWorld:
 
 def test_spark_reads_what_landed(world: TableWorld) -> None:
     def bring_up() -> None:
-        with open_tables(world.feed, world.lake) as (table, _, windows):
-            sync(world.fresh_ledger(), world.lake, table, windows=windows)
+        with open_tables(world.feed, world.lake) as tables:
+            sync(world.fresh_ledger(), world.lake, tables)
 
     world.land(*pieces(A, 20), *pieces(B, 50), bad=3)
     bring_up()
     world.compact()
     bring_up()
-    expire(world.ledger, world.lake, START + HOUR, world.feed.window, "old", world.liveness)
+    expire(world.ledger, world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
     bring_up()
     world.check_same()
     columns = SIGNED if isinstance(world, IcebergWorld) else COLUMNS

@@ -23,7 +23,7 @@ from sluice.pipelines.ledger import Ledger, batches, segments
 from sluice.pipelines.ledger import log as ledger_log
 from sluice.pipelines.maintenance import rewrite
 from sluice.pipelines.maintenance.compaction import compact
-from sluice.pipelines.maintenance.expiry import expire, remove_retired
+from sluice.pipelines.maintenance.expiry import RetireRequest, expire, remove_retired
 from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Owner
@@ -120,7 +120,9 @@ def _replay(world: World, name: str) -> str:
 
 def _expire(world: World, name: str, hour: int) -> str:
     feed, lake = world.feed, world.edges(name).lake
-    done = expire(world.ledger(name), lake, START + hour * HOUR, feed.window, "old", world.edges(name).liveness)
+    done = expire(
+        world.ledger(name), lake, RetireRequest(START + hour * HOUR, "old"), feed.window, world.edges(name).liveness
+    )
     return f"retired {len(done.expiry.receipts)}"
 
 

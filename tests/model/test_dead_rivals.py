@@ -27,7 +27,7 @@ from sluice.pipelines.errors import (
 )
 from sluice.pipelines.ledger import Batch
 from sluice.pipelines.maintenance.compaction import compact
-from sluice.pipelines.maintenance.expiry import expire
+from sluice.pipelines.maintenance.expiry import RetireRequest, expire
 from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
@@ -77,7 +77,14 @@ class Asker:
 
     def expire(self) -> None:
         feed, edges, before = self.world.feed, self.world.edges(self.name), START + HOUR
-        expire(self.world.ledger(self.name), edges.lake, before, feed.window, "old", edges.liveness, self.report)
+        expire(
+            self.world.ledger(self.name),
+            edges.lake,
+            RetireRequest(before, "old"),
+            feed.window,
+            edges.liveness,
+            self.report,
+        )
 
     def repair(self, batch: int) -> None:
         edges = self.world.edges(self.name)

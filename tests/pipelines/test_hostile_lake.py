@@ -20,7 +20,7 @@ from sluice.pipelines.landing.proof import prove
 from sluice.pipelines.landing.task import Assignment, Tools, run_task
 from sluice.pipelines.ledger import Ledger, checkpoint
 from sluice.pipelines.ledger.entries import OriginEntry, OriginItem, PlanEntry, PublishEntry, RetireEntry
-from sluice.pipelines.maintenance.expiry import expire, remove_retired
+from sluice.pipelines.maintenance.expiry import RetireRequest, expire, remove_retired
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, Key, TopicPartition
 from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
@@ -234,7 +234,7 @@ def test_files_of_any_name_stop_nobody(tmp_path: Path, folder: str) -> None:
         world.lake.put(f"{folder}/{name}", b"[")
     lake: Any = world.lake
     roll_forward(world.fresh_ledger(), lake, "orders")
-    expire(world.fresh_ledger(), lake, START + HOUR, world.feed.window, "old", world.liveness)
+    expire(world.fresh_ledger(), lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
     list(repair(RepairTarget("orders", world.fresh_ledger(), lake, world.liveness, world.feed.window)))
     world.compact()
     assert world.rows(windows=[START + HOUR]).num_rows == 200

@@ -12,6 +12,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.tables.sync import sync
+from sluice.pipelines.tables.table_windows import FeedTables
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.open_ports import open_tables
 from sluice.testing import Message, land
@@ -73,7 +74,7 @@ def landed(root: Path, store: str, name: str) -> Landed:
     if store != "folder":
         lake = LocalLake(root / "lake")
         with open_tables(feed.model_copy(update={"lake": str(lake.root)}), lake) as tables:
-            assert sync(Ledger(lake, feed.name, lambda: 0), lake, tables.rows).added == 3
+            assert sync(Ledger(lake, feed.name, lambda: 0), lake, FeedTables(tables.rows)).added == 3
     return made
 
 

@@ -12,6 +12,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.tables.sync import Synced, sync
+from sluice.pipelines.tables.table_windows import FeedTables
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.open_ports import open_table
 from sluice.testing import Message, land
@@ -49,7 +50,7 @@ def _land(feed: Feed, root: Path) -> list[str]:
 def _sync(feed: Feed, root: Path) -> Synced:
     lake = LocalLake(root / "lake")
     table = open_table(feed.model_copy(update={"lake": str(lake.root)}), lake)
-    return sync(Ledger(lake, feed.name, lambda: 0), lake, table)
+    return sync(Ledger(lake, feed.name, lambda: 0), lake, FeedTables(table))
 
 
 @pytest.mark.parametrize("kind", TABLES)

@@ -13,7 +13,7 @@ from sluice.pipelines.audit.audit import AuditReport, audit
 from sluice.pipelines.audit.audit_cache import Audited
 from sluice.pipelines.errors import LakeUnavailable, LedgerCorrupt
 from sluice.pipelines.lake import paths
-from sluice.pipelines.maintenance.expiry import expire
+from sluice.pipelines.maintenance.expiry import RetireRequest, expire
 from tests.pipelines.landed_world import HOUR, START, A, B, World, pieces
 
 NOON = 1_700_000_000_000
@@ -77,7 +77,7 @@ def test_a_batch_that_was_merged_or_retired_since(world: World) -> None:
     assert merged.problems == ()
     assert merged.accounts == look(world, everything=True).accounts
     ledger = world.fresh_ledger()
-    expire(ledger, world.lake, START + HOUR, world.feed.window, "old", world.liveness)
+    expire(ledger, world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
     retired = look(world)
     assert (retired.problems, retired.looked) == ((), 0)
     assert retired.accounts == look(world, everything=True).accounts

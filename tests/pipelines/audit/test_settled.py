@@ -16,7 +16,7 @@ from sluice.pipelines.audit import audit_cache, receipt_rows
 from sluice.pipelines.audit.audit import AuditReport, audit
 from sluice.pipelines.audit.receipt_rows import runs
 from sluice.pipelines.lake import paths
-from sluice.pipelines.maintenance.expiry import expire
+from sluice.pipelines.maintenance.expiry import RetireRequest, expire
 from tests.pipelines.landed_world import HOUR, START, A, B, World
 
 NOON = 1_700_000_000_000
@@ -103,7 +103,7 @@ def test_merged_retired_and_landed_again(world: World) -> None:
     look(world)
     world.compact([START])
     assert said(look(world)) == said(whole(world))
-    expire(world.fresh_ledger(), world.lake, START + HOUR, world.feed.window, "old", world.liveness)  # type: ignore[arg-type]
+    expire(world.fresh_ledger(), world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)  # type: ignore[arg-type]
     assert said(look(world)) == said(whole(world))
     assert look(world).problems == ()
 
@@ -183,7 +183,9 @@ def test_whatever_goes_on_it_says_what_an_audit_of_everything_says(tmp_path: Pat
         elif step == "compact":
             world.compact()
         elif step == "expire":
-            expire(world.fresh_ledger(), world.lake, START + HOUR, world.feed.window, "old", world.liveness)  # type: ignore[arg-type]
+            expire(
+                world.fresh_ledger(), world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness
+            )  # type: ignore[arg-type]
         found = look(world, quick=chance.random() < 0.8)
         assert said(found) == said(whole(world))
         assert found.problems == ()
@@ -203,7 +205,7 @@ def test_folders_are_listed_in_runs_in_the_order_of_paths() -> None:
 
 def test_what_is_retired_leaves_no_file(world: World) -> None:
     look(world)
-    expire(world.fresh_ledger(), world.lake, START + HOUR, world.feed.window, "old", world.liveness)  # type: ignore[arg-type]
+    expire(world.fresh_ledger(), world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)  # type: ignore[arg-type]
     look(world)
     assert {p for p in world.lake.files if "/audited/" in p} == {
         paths.settled_path("orders", s.first) for s in kept(world).settled

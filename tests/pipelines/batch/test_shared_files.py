@@ -79,7 +79,9 @@ def test_landing_again_is_refused_when_a_slice_of_the_file_is_gone(tmp_path: Pat
 def test_retired_with_its_file(sound: Sound) -> None:
     world = sound.world
     before = sorted(t for t in world.ledger.read().boundary_times)[1]
-    done = expiry.expire(world.ledger, world.lake, before, world.feed.window, "old", world.liveness)
+    done = expiry.expire(
+        world.ledger, world.lake, expiry.RetireRequest(before, "old"), world.feed.window, world.liveness
+    )
     assert [r.slice.tp for r in done.expiry.receipts] == [ZERO, ONE]
     assert done.removed.parts == done.expiry.paths
     assert sound.check().broken == []

@@ -186,7 +186,7 @@ class Typed:
         if published:
             earlier = count_earlier_rows(appended.state, plan.request, appended.number)
             results = hold_whole(self.shape, [receipt], self.lake, earlier)  # type: ignore[arg-type]
-            publish(self.ledger, appended.number, me, [receipt], failures, results)
+            publish(self.ledger, appended.number, me, [receipt, *failures], results)
             roll_forward(self.ledger, self.lake, self.name)  # type: ignore[arg-type]
         return appended.number
 

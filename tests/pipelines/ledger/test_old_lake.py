@@ -21,7 +21,7 @@ from sluice.pipelines.feed.sections import Layout
 from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.ledger import BatchStatus
 from sluice.pipelines.maintenance.compaction import compact
-from sluice.pipelines.maintenance.expiry import expire
+from sluice.pipelines.maintenance.expiry import RetireRequest, expire
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.planning import windows
@@ -163,7 +163,7 @@ def test_windows_and_reports_without_a_level_are_found_and_new_ones_get_one(old:
     assert receipt_files.find_batch_page(lake, "orders", batches[-1]) == page
 
     before = max(w for w in map(paths.manifest_window, new) if w)[0] + HOUR
-    gone = expire(old.ledger, lake, before, old.feed.window, "old", old.edges().liveness).removed
+    gone = expire(old.ledger, lake, RetireRequest(before, "old"), old.feed.window, old.edges().liveness).removed
     assert flat | new <= {*gone.manifests}
     assert {*map(paths.page_batch, gone.pages)} == {*batches}
     assert not list(lake.list("_sluice/orders/windows")) + list(lake.list("_sluice/orders/reports"))

@@ -138,7 +138,7 @@ def test_entries_that_are_lost_are_not_read_from_segments() -> None:
     cut = MemoryLake({p: d for p, d in lake.files.items() if (paths.log_number(p) or 0) < 33 or "/log/" not in p})
     cut.files = {p: d for p, d in cut.files.items() if "/checkpoints/" not in p and "tip" not in p}
     assert fresh(cut).read().number == 33
-    assert Ledger(cut, "orders", lambda: 0, packs=False).read().number == 33
+    assert Ledger.from_entries(cut, "orders", lambda: 0).read().number == 33
 
 
 def test_a_gap_lies_within_a_segment() -> None:

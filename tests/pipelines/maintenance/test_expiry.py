@@ -22,7 +22,7 @@ from sluice.pipelines.ledger.entries import (
     RetireEntry,
 )
 from sluice.pipelines.maintenance import expiry
-from sluice.pipelines.maintenance.expiry import Retired, expire, look, remove_retired
+from sluice.pipelines.maintenance.expiry import Retired, RetireRequest, expire, look, remove_retired
 from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.model.plans import RequestKind
 from sluice.pipelines.model.receipts import PartKind
@@ -44,7 +44,7 @@ def world(tmp_path: Path) -> World:
 
 def by_hand(world: World, before: int = START + HOUR) -> Retired:
     ledger = Ledger(world.lake, "orders", lambda: world.now, "ada on hal", "c")  # type: ignore[arg-type]
-    return expire(ledger, world.lake, before, world.feed.window, "kept for a day", world.liveness)  # type: ignore[arg-type]
+    return expire(ledger, world.lake, RetireRequest(before, "kept for a day"), world.feed.window, world.liveness)  # type: ignore[arg-type]
 
 
 def first_hour(path: str) -> bool:

@@ -42,7 +42,7 @@ def planned(
 ) -> Plan | None:
     found, refused = find_pending_ranges(request, s, parts, HOURLY)
     assert not refused
-    return build("orders", "c", request, Isolation.READ_COMMITTED, found, sizing, s, HOURLY)
+    return build(Plan("orders", "c", request, Isolation.READ_COMMITTED, ()), found, sizing, s, HOURLY)
 
 
 partitions = st.lists(

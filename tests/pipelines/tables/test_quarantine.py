@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from sluice.pipelines.errors import TableDiffers
-from sluice.pipelines.maintenance.expiry import expire
+from sluice.pipelines.maintenance.expiry import RetireRequest, expire
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.records.rows.row_format import QUARANTINED, RawFormat
 from sluice.pipelines.schema.schema import arrow_type
@@ -30,8 +30,8 @@ class Quarantine:
 
     def sync(self, **how: Any) -> Synced:
         world = self.world
-        with open_tables(world.feed, world.lake) as (rows, refused, windows):
-            done = sync(world.fresh_ledger(), world.lake, rows, quarantine=refused, windows=windows, **how)
+        with open_tables(world.feed, world.lake) as tables:
+            done = sync(world.fresh_ledger(), world.lake, tables, **how)
         assert done.quarantine is not None
         return done.quarantine
 
@@ -117,7 +117,7 @@ def test_merged_and_retired_files_of_the_quarantine_are_each_one_change(quaranti
     assert (done.commits, done.added, done.removed, done.cleaned) == (1, 4, 14, ())
     quarantine.check_same()
     assert quarantine.offsets() == quarantine.offsets(before) == rows
-    expire(world.ledger, world.lake, START + HOUR, world.feed.window, "old", world.liveness)
+    expire(world.ledger, world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
     assert quarantine.sync().removed == 2
     assert quarantine.offsets() == [o for o in rows if o[1] >= 100]
     assert quarantine.offsets(before) == rows, "time travel finds every file"

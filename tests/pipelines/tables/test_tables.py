@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from sluice.pipelines.errors import CatalogUnavailable, EntriesLost, TableDiffers, TableRefused, Unknown
-from sluice.pipelines.maintenance.expiry import expire
+from sluice.pipelines.maintenance.expiry import RetireRequest, expire
 from sluice.pipelines.model.tables import TableChange
 from sluice.pipelines.publishing import published_files
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.tables.sync import Synced, sync
+from sluice.pipelines.tables.table_windows import FeedTables
 from sluice.resources.lake.local_lake import LocalLake
 from tests.pipelines.landed_world import HOUR, START, A, B, Died, World, pieces
 from tests.pipelines.tables.worlds import DeltaWorld, IcebergWorld, TableWorld
@@ -57,7 +58,7 @@ def test_merged_landed_again_and_retired_files_are_each_one_change(world: TableW
     assert world.sync().commits == 1
     world.check_same()
     assert world.offsets() == world.offsets(before) == rows, "the older snapshot is still there to read"
-    expire(world.ledger, world.lake, START + HOUR, world.feed.window, "old", world.liveness)
+    expire(world.ledger, world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
     done = world.sync()
     assert (done.commits, done.added, done.removed) == (1, 0, 2)
     assert world.operations() == ["append", "replace", "delete"]
@@ -94,7 +95,7 @@ def test_two_publishers_that_let_the_same_snapshots_expire(world: TableWorld) ->
         return type(slow).expire(slow, before)
 
     slow.__dict__["expire"] = between
-    done = sync(world.fresh_ledger(), world.lake, slow, expire_before=later)
+    done = sync(world.fresh_ledger(), world.lake, FeedTables(slow), expire_before=later)
     assert (met[0].expired > 0, done.expired) == (True, 0)
     assert len(world.parts()) == 4
     world.check_same()
@@ -141,11 +142,11 @@ def test_two_publishers_add_each_file_once(world: TableWorld) -> None:
 
     def between(change: TableChange) -> int:
         slow.__dict__.pop("commit")
-        met.append(sync(world.fresh_ledger(), world.lake, rival))
+        met.append(sync(world.fresh_ledger(), world.lake, FeedTables(rival)))
         return slow.commit(change)
 
     slow.__dict__["commit"] = between
-    done = sync(world.fresh_ledger(), world.lake, slow)
+    done = sync(world.fresh_ledger(), world.lake, FeedTables(slow))
     assert (done.added, met[0].added) == (0, 10)
     world.check_same()
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from sluice.pipelines.errors import TableDiffers, Unknown
-from sluice.pipelines.maintenance.expiry import expire
+from sluice.pipelines.maintenance.expiry import RetireRequest, expire
 from sluice.pipelines.model.tables import TableChange
 from sluice.pipelines.tables.sync import sync
-from sluice.pipelines.tables.table_windows import CompleteWindows
+from sluice.pipelines.tables.table_windows import CompleteWindows, FeedTables
 from sluice.resources.open_ports import open_tables
 from tests.pipelines.landed_world import HOUR, START, A, B, Died, pieces
 from tests.pipelines.tables.worlds import DeltaWorld, IcebergWorld, TableWorld
@@ -25,8 +25,8 @@ class Windows:
         self.world = world
 
     def sync(self, expire_before: int | None = None) -> None:
-        with open_tables(self.world.feed, self.world.lake) as (rows, _, windows):
-            sync(self.world.fresh_ledger(), self.world.lake, rows, windows=windows, expire_before=expire_before)
+        with open_tables(self.world.feed, self.world.lake) as tables:
+            sync(self.world.fresh_ledger(), self.world.lake, tables, expire_before=expire_before)
 
     def told(self) -> list[int]:
         """The starts of the windows in it (ms)."""
@@ -75,7 +75,7 @@ def test_a_window_that_was_retired_is_told_no_more_and_old_files_go(windows: Win
     world = windows.world
     world.land(*pieces(A, 100), *pieces(B, 100))
     windows.sync()
-    expire(world.ledger, world.lake, START + HOUR, world.feed.window, "old", world.liveness)
+    expire(world.ledger, world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
     windows.sync()
     assert (windows.told(), len(windows.files())) == ([START + HOUR], 2)
     later = int(datetime.now(UTC).timestamp() * 1000) + 60_000
@@ -99,13 +99,13 @@ def test_a_publisher_that_dies_or_is_overtaken_leaves_it_whole(windows: Windows,
             return commit(change)
 
         monkeypatch.setattr(told.table, "commit", overtaken)
-        sync(world.fresh_ledger(), world.lake, rows, windows=told)
+        sync(world.fresh_ledger(), world.lake, FeedTables(rows, windows=told))
     assert (len(calls), windows.told()) == (1, [START, START + HOUR])
 
     def dying(self: CompleteWindows, *given: Any) -> None:
         raise Died
 
-    expire(world.ledger, world.lake, START + HOUR, world.feed.window, "old", world.liveness)
+    expire(world.ledger, world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
     with monkeypatch.context() as patched:
         patched.setattr(CompleteWindows, "bring_up", dying)
         with pytest.raises(Died):
@@ -125,7 +125,7 @@ def test_a_commit_without_an_answer_is_tried_three_times(windows: Windows, monke
     with open_tables(world.feed, world.lake) as (rows, _, told):
         monkeypatch.setattr(told.table, "commit", silent)
         with pytest.raises(Unknown):
-            sync(world.fresh_ledger(), world.lake, rows, windows=told)
+            sync(world.fresh_ledger(), world.lake, FeedTables(rows, windows=told))
     assert len(calls) == 3
     windows.sync()
     assert windows.told() == [START, START + HOUR]

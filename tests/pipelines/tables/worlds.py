@@ -17,6 +17,7 @@ from sluice.pipelines.ports import Table
 from sluice.pipelines.publishing import published_files as files
 from sluice.pipelines.tables.check import compare
 from sluice.pipelines.tables.sync import Synced, sync
+from sluice.pipelines.tables.table_windows import FeedTables
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.open_ports import open_table
 from tests.pipelines.landed_world import HOUR, START, World
@@ -37,7 +38,7 @@ class TableWorld(World):
         return open_table(self.feed, self.lake)
 
     def sync(self, **how: Any) -> Synced:
-        return sync(self.fresh_ledger(), self.lake, self.table(), **how)
+        return sync(self.fresh_ledger(), self.lake, FeedTables(self.table()), **how)
 
     def offsets(self, snapshot: int | None = None) -> list[tuple[int, int]]:
         """(partition, offset) of the table's rows, read by the format's own library."""
