@@ -82,7 +82,7 @@ postgres: setup  ## the Dagster tests, with runs and events in a real PostgreSQL
 docs: $(READY)   ## the docs site, as build/site
 	.venv/bin/python infra/site.py
 
-wheel: $(READY)  ## the package, as dist/sluice-*.whl
+wheel: $(READY)  ## the package, as dist/kafka_sluice-*.whl
 	.venv/bin/python -m build --wheel --no-isolation
 
 lock: pyproject.toml  ## lock the requirements of pyproject.toml; ARGS=--upgrade for newer versions (needs uv)

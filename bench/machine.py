@@ -10,10 +10,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from sluice import __version__
 from sluice.resources.local import java
 from sluice.resources.local.local_kafka import VERSION
 
-_SHOWN = ("sluice", "pyspark", "pyarrow", "numba", "duckdb", "kafka-python")
+_SHOWN = ("pyspark", "pyarrow", "numba", "duckdb", "kafka-python")
 
 
 def cores() -> int:
@@ -34,7 +35,7 @@ def machine() -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Of Python, Java, Kafka and the packages that matter here."""
     installed = {name: v for name in _SHOWN if (v := _version(name))}
-    return {"python": platform.python_version(), "java": _java(), "kafka": VERSION} | installed
+    return {"python": platform.python_version(), "java": _java(), "kafka": VERSION, "sluice": __version__} | installed
 
 
 def _cpu() -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 from bench.formats import FORMATS, SCHEMA_ID
 from bench.stand import PeerTask, Ready, serve
+from sluice import __version__
 from sluice.cli.terminal.process import fast_imports
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import BatchResult
@@ -40,7 +41,8 @@ from sluice.resources.open_ports import open_ports
 def stand(task: PeerTask) -> Iterator[Ready]:
     with fast_imports():  # as every command that lands: loaded objects are no garbage
         import pyspark  # noqa: F401 - an engine would load it later
-    yield Ready(partial(_land, task), {name: version(name) for name in ("sluice", "pyspark", "pyarrow", "numba")})
+    versions = {name: version(name) for name in ("pyspark", "pyarrow", "numba")}
+    yield Ready(partial(_land, task), {"sluice": __version__, **versions})
 
 
 def _land(task: PeerTask, out: Path) -> dict[str, Any]:

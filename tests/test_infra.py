@@ -15,6 +15,7 @@ from unittest.mock import patch
 import pytest
 import yaml
 
+from sluice import __version__
 from sluice.assets.instance.internals import LOCATION, MODULE
 from sluice.cli.inspect import metrics
 from tests import deployment
@@ -131,9 +132,9 @@ def test_nobody_is_root_and_nothing_more_is_allowed_than_needed() -> None:
 
 def test_one_version_everywhere() -> None:
     named = {path.name: set(re.findall(r"\bsluice[:-](\d+\.\d+\.\d+)", path.read_text())) for path in DEPLOYED}
-    assert set().union(*named.values()) == {PROJECT["version"]}
+    assert set().union(*named.values()) == {__version__}
     kustomization = yaml.safe_load((INFRA / "kustomization.yaml").read_text())
-    assert [i["newTag"] for i in kustomization["images"]] == [PROJECT["version"]]
+    assert [i["newTag"] for i in kustomization["images"]] == [__version__]
 
 
 def test_kustomize_takes_every_manifest() -> None:

@@ -17,6 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from sluice.pipelines.util import extras
+from sluice.pipelines.util.extras import DISTRIBUTION, install
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -130,7 +131,7 @@ def _plain_project(place: Path) -> Path:
 
 def _names_what_is_missing(said: str) -> None:
     for extra in ("land", "s3", "contracts", "metrics"):
-        assert f"pip install 'sluice[{extra}]'" in said
+        assert install(extra) in said
     assert "unforeseen" not in said, said
     assert "Traceback" not in said, said
 
@@ -155,13 +156,13 @@ def test_a_plain_install_into_a_fresh_environment(tmp_path: Path) -> None:
     said = "".join(d.stderr for d in done.values())
     assert {asked: d.returncode for asked, d in done.items()} == ASKED, said
     _names_what_is_missing(said)
-    subprocess.run([*pip, "sluice[metrics]"], check=True, cwd=project, env=own)
+    subprocess.run([*pip, "kafka-sluice[metrics]"], check=True, cwd=project, env=own)
     assert 'sluice_up{feed="orders"} 0' in ask("metrics").stdout
 
 
 def not_brought() -> list[str]:
     """The modules of this environment that a plain install would not have."""
-    brought, left = {"sluice"}, [_plain(Requirement(w).name) for w in PROJECT["project"]["dependencies"]]
+    brought, left = {DISTRIBUTION}, [_plain(Requirement(w).name) for w in PROJECT["project"]["dependencies"]]
     while left:
         if (name := left.pop()) not in brought:
             brought.add(name)
@@ -202,7 +203,7 @@ def test_the_lock_has_each_requirement_in_a_version_that_fits_and_nothing_of_thi
         locked.setdefault(_plain(name), []).append(version)
     wishes = [*PROJECT["project"]["dependencies"]]
     for extra in PROJECT["project"]["optional-dependencies"].values():
-        wishes += [wish for wish in extra if Requirement(wish).name != "sluice"]
+        wishes += [wish for wish in extra if Requirement(wish).name != DISTRIBUTION]
     for wish in map(Requirement, wishes):
         versions = locked.get(_plain(wish.name), [])
         assert versions, f"{wish.name} is not locked: make lock"

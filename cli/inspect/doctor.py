@@ -87,17 +87,18 @@ def _groups(session: Session, names: Sequence[str], *, spark: bool) -> Iterator[
     """Returns the groups of checks: one for each different Kafka, lake and Spark. Raises FeedError."""
     from sluice.resources.health import examine, machine_checks
 
-    yield CheckGroup("This machine", lambda: examine(None, machine_checks.CHECKS))
     try:
         files = session.files
     except UsageError as error:
         if names:
             raise
         outside = of_error("feeds", error)
+        yield CheckGroup("This machine", lambda: examine((), machine_checks.CHECKS))
         yield CheckGroup("Project", lambda: [outside])
         return
     every = {*files.feeds, *(path.stem for path in files.broken)}
     files = _only(files, names) if names else files
+    yield CheckGroup("This machine", lambda: examine((*files.feeds.values(),), machine_checks.CHECKS))
     yield CheckGroup(f"Project {session.project.root}", lambda: _project(session, files))
     yield from _of_feeds([*files.feeds.values()], every, spark=spark)
 

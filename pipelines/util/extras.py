@@ -12,6 +12,10 @@ from importlib.util import find_spec
 
 from sluice.pipelines.errors import SetupError
 
+VERSION = "0.1.0"
+DISTRIBUTION = "kafka-sluice"
+"""The name to install by. `sluice` on the public index is another project."""
+
 BRINGS = {
     "dagster": "land",
     "pyspark": "land",
@@ -46,9 +50,14 @@ def explain_import_error(error: ImportError) -> SetupError | None:
     return build_missing_error(package)
 
 
+def install(extra: str = "") -> str:
+    """Return the command that installs Sluice, with this extra."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'" if extra else f"pip install {DISTRIBUTION}"
+
+
 def build_missing_error(package: str) -> SetupError:
     """What to say where `package` is missing."""
-    return SetupError(f"{package} is not installed", remedy=f"pip install 'sluice[{BRINGS[package]}]'")
+    return SetupError(f"{package} is not installed", remedy=install(BRINGS[package]))
 
 
 def require(*packages: str) -> None:

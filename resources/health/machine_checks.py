@@ -7,26 +7,28 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from sluice.pipelines.errors import SetupError
-from sluice.pipelines.model.health import Diagnosis, of_error, report_failure, report_ok, report_warning
-from sluice.pipelines.util.extras import BRINGS
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import OffsetStore, RecordFormat
+from sluice.pipelines.model.health import Diagnosis, of_error, report_failure, report_ok, report_skipped, report_warning
+from sluice.pipelines.util.extras import BRINGS, DISTRIBUTION, VERSION, install
 from sluice.resources.health import Check
 from sluice.resources.local import java
 
-OURS = "sluice"
 ROOM, LITTLE = 2 << 30, 200 << 20
 """Free bytes: with less than the first it may become too little, with less than the second a run fails."""
 
 
-def python(_: None) -> Iterator[Diagnosis]:
-    here, needed = platform.python_version(), metadata.metadata(OURS)["Requires-Python"] or ""
+def python(_: Sequence[Feed]) -> Iterator[Diagnosis]:
+    here, needed = platform.python_version(), _get_needed_python()
     if SpecifierSet(needed).contains(here, prereleases=True):
         yield report_ok("Python", f"{here}, {sys.executable}")
     else:
@@ -35,25 +37,56 @@ def python(_: None) -> Iterator[Diagnosis]:
         )
 
 
-def packages(_: None) -> Iterator[Diagnosis]:
-    """Compare installed packages with this release's requirements; of the extras, only the installed ones."""
-    needed = [r for r in map(Requirement, metadata.requires(OURS) or ()) if _is_required(r)]
-    wrong = [problem for r in needed if (problem := _wrong(r))]
-    if wrong:
-        yield report_failure("packages", "; ".join(wrong), "reinstall Sluice with its dependencies: pip install sluice")
-    else:
-        listed = [r for r in needed if r.name in ("dagster", "pyspark", "kafka-python", "pyarrow")]
-        versions = ", ".join(f"{r.name} {_version(r)}" for r in listed)
-        yield report_ok("packages", f"all {len(needed)} as Sluice {metadata.version(OURS)} needs them: {versions}")
+def packages(feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
+    """Compare installed packages with this release's requirements.
+
+    Of the extras, check those that are installed or that the feeds need. A package of an extra that belongs to another
+    program, as pandas may, is a warning.
+    """
+    try:
+        requirements = [*map(Requirement, metadata.requires(DISTRIBUTION) or ())]
+    except metadata.PackageNotFoundError:
+        yield report_failure("packages", f"{DISTRIBUTION} is not installed: Sluice runs from a folder", install())
+        return
+    own, extras, needed = (
+        [r for r in requirements if _is_asked(r)],
+        _list_by_extra(requirements),
+        list_needed_extras(feeds),
+    )
+    present = {e for e, brought in extras.items() if e in needed or all(_version(r) for r in brought)}
+    if "land" in present:
+        needed, present = needed | {"land", "duckdb"}, present | {"duckdb"}
+    checked = {r.name: r for r in (*own, *(r for e in present for r in extras[e]))}
+    if wrong := {name: problem for name, r in checked.items() if (problem := _wrong(r))}:
+        lacking = sorted(e for e in present if any(r.name in wrong for r in extras[e]))
+        fatal = not needed.isdisjoint(lacking) or any(r.name in wrong for r in own)
+        report = report_failure if fatal else report_warning
+        yield report("packages", "; ".join(sorted(wrong.values())), install(",".join(lacking)))
+        return
+    listed = [f"{n} {_version(checked[n])}" for n in ("kafka-python", "pyarrow", "dagster", "pyspark") if n in checked]
+    yield report_ok("packages", f"all {len(checked)} as Sluice {VERSION} needs them: {', '.join(listed)}")
 
 
-def _is_required(needed: Requirement) -> bool:
-    """Returns whether it belongs to Sluice alone, or to an extra of users' and is installed."""
-    if not needed.marker or needed.marker.evaluate():
-        return True
-    extras = {*BRINGS.values()}
-    brought = any(needed.marker.evaluate({"extra": extra}) for extra in extras) and needed.name != OURS
-    return brought and _version(needed) is not None
+def list_needed_extras(feeds: Sequence[Feed]) -> frozenset[str]:
+    """Return the extras without which a command on these feeds fails."""
+    needs = {
+        "s3": any(f.lake.startswith("s3://") for f in feeds),
+        "zookeeper": any(f.offsets.store is OffsetStore.ZOOKEEPER for f in feeds),
+        "protobuf": any(RecordFormat.PROTOBUF in (f.format, f.key and f.key.format) for f in feeds),
+        "iceberg": any(f.table and f.table.iceberg for f in feeds),
+        "delta": any(f.table and f.table.delta for f in feeds),
+    }
+    return frozenset(extra for extra, needed in needs.items() if needed)
+
+
+def _list_by_extra(requirements: Sequence[Requirement]) -> dict[str, list[Requirement]]:
+    """Return the packages that each extra of users adds."""
+    brought = [r for r in requirements if r.name != DISTRIBUTION and not _is_asked(r)]
+    return {extra: [r for r in brought if _is_asked(r, extra)] for extra in dict.fromkeys(BRINGS.values())}
+
+
+def _is_asked(needed: Requirement, extra: str = "") -> bool:
+    return not needed.marker or needed.marker.evaluate({"extra": extra})
 
 
 def _version(needed: Requirement) -> str | None:
@@ -71,7 +104,17 @@ def _wrong(needed: Requirement) -> str:
     return f"{needed.name} is {version}, not {needed.name}{needed.specifier}"
 
 
-def java_here(_: None) -> Iterator[Diagnosis]:
+def _get_needed_python() -> str:
+    try:
+        return metadata.metadata(DISTRIBUTION)["Requires-Python"] or ""
+    except metadata.PackageNotFoundError:
+        return ""  # `packages` reports it
+
+
+def java_here(_: Sequence[Feed]) -> Iterator[Diagnosis]:
+    if find_spec("pyspark") is None:
+        yield report_skipped("Java", "not needed to read", install("land"))
+        return
     try:
         java_home = java.find_java()
     except SetupError as error:
@@ -80,7 +123,7 @@ def java_here(_: None) -> Iterator[Diagnosis]:
         yield report_ok("Java", f"{java.major(java_home)}, {java_home}")
 
 
-def scratch(_: None) -> Iterator[Diagnosis]:
+def scratch(_: Sequence[Feed]) -> Iterator[Diagnosis]:
     """Check the folders for temporary files of tasks, uploads and Spark."""
     folders = {tempfile.gettempdir(), *filter(None, os.environ.get("SPARK_LOCAL_DIRS", "").split(","))}
     yield from (room("scratch", Path(folder), "TMPDIR or SPARK_LOCAL_DIRS") for folder in sorted(folders))
@@ -98,7 +141,7 @@ def room(title: str, path: Path, name_of_it: str) -> Diagnosis:
     return report_warning(title, summary, remedy) if free < ROOM else report_ok(title, summary)
 
 
-CHECKS: tuple[Check[None], ...] = (
+CHECKS: tuple[Check[Sequence[Feed]], ...] = (
     Check("Python", python),
     Check("Java", java_here),
     Check("packages", packages),

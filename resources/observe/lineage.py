@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -30,6 +29,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.model.receipts import count_files
 from sluice.pipelines.records.rows.row_format import landed_schema
 from sluice.pipelines.util import logs
+from sluice.pipelines.util.extras import VERSION
 from sluice.resources.lake import open_lake
 
 log = logging.getLogger(f"{logs.OURS}.lineage")
@@ -38,8 +38,7 @@ TRANSPORT = "OPENLINEAGE__TRANSPORT"
 NAMESPACE = "OPENLINEAGE_NAMESPACE"
 MOST_RANGES = 1000
 """Maximum number of offset ranges in an event; the sums cover all."""
-_VERSION = version("sluice")
-PRODUCER = f"urn:sluice:{_VERSION}"
+PRODUCER = f"urn:sluice:{VERSION}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +132,7 @@ class _Events:
         from openlineage.client.facet_v2 import error_message_run, nominal_time_run, parent_run, processing_engine_run
 
         facets: dict[str, Any] = {
-            "processing_engine": processing_engine_run.ProcessingEngineRunFacet(_VERSION, "Sluice")
+            "processing_engine": processing_engine_run.ProcessingEngineRunFacet(VERSION, "Sluice")
         }
         if window := self._landing.window:
             start, end = (_time(datetime.fromtimestamp(ms / 1000, UTC)) for ms in window)

@@ -300,9 +300,6 @@ def _make(
             target = stage / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file.source, target)
-        metadata_path = stage / f"sluice-{metadata.version('sluice')}.dist-info" / "METADATA"
-        metadata_path.parent.mkdir()
-        metadata_path.write_text(f"Metadata-Version: 2.1\nName: sluice\nVersion: {metadata.version('sluice')}\n")
         _prove(stage, imported)
         files = [p for p in sorted(stage.rglob("*")) if p.is_file() and p.name != "sluice-loops.lock"]
         size = sum(p.stat().st_size for p in files)

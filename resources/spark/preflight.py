@@ -27,6 +27,7 @@ from typing import Any
 
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.util.extras import VERSION
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
 from sluice.resources.spark import executor_probe, spark_errors
@@ -139,7 +140,7 @@ def _probe(address: str) -> str:
 
 def here() -> ExecutorAnswer:
     """Return the answer of this process, as if it were an executor."""
-    releases = {name: version(name) for name in (*_SAME, *_LIKE)}
+    releases = {"sluice": VERSION} | {name: version(name) for name in ("pyspark", *_LIKE)}
     return ExecutorAnswer(
         socket.gethostname(), platform.python_version(), platform.machine(), executor_probe.processor(), releases
     )

@@ -32,9 +32,9 @@ if os.path.isfile(_LINK):
 def __getattr__(name: str) -> Any:
     """Import `__version__` and `errors` on first use, so that `import sluice` stays cheap."""
     if name == "__version__":
-        from importlib.metadata import version
+        from sluice.pipelines.util.extras import VERSION
 
-        return version("sluice")
+        return VERSION
     if name == "errors":
         from sluice.pipelines import errors
 

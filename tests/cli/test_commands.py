@@ -263,7 +263,7 @@ def test_status_of_all_feeds_says_on_its_own_line_what_keeps_one_from_being_look
     assert [e["error"] for e in said.document["broken"]] == ["FeedError"]
     assert problems["orders"]["error"] == "KafkaUnavailable"
     assert problems["remote"]["error"] == "SetupError"
-    assert "sluice[s3]" in problems["remote"]["remedy"]
+    assert "kafka-sluice[s3]" in problems["remote"]["remedy"]
     assert said.code == 2
     lines = sluice("status").out.splitlines()
     assert sum(line.strip().startswith(("orders", "remote")) for line in lines) == 2

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import typer
 
+from sluice import __version__
 from sluice.cli import main as main_module
 from sluice.pipelines.errors import GroupHeld
 from sluice.pipelines.feed.load import load_feed
@@ -243,7 +243,7 @@ def _wait_until_it_asks(pid: int) -> None:
 
 def test_the_version_is_told(sluice: Sluice) -> None:
     said = sluice("--version")
-    assert (said.code, said.out.startswith(f"sluice {version('sluice')} (Python 3.")) == (0, True)
+    assert (said.code, said.out.startswith(f"sluice {__version__} (Python 3.")) == (0, True)
 
 
 def test_logs_as_json_are_errors_in_lines_and_a_wrong_format_is_a_wrong_use(project: Path) -> None:

@@ -10,30 +10,25 @@ from types import SimpleNamespace
 
 import pytest
 
+from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.model.health import Health
 from sluice.resources.health import examine, machine_checks
 
 
 def test_this_machine_runs_sluice() -> None:
-    found = examine(None, machine_checks.CHECKS)
-    assert {d.title for d in found} == {"Python", "Java", "packages", "scratch"}
-    assert Health.FAILED not in {d.health for d in found}
-    assert sys.executable in found[0].found
+    diagnoses = examine((), machine_checks.CHECKS)
+    assert {d.title for d in diagnoses} == {"Python", "Java", "packages", "scratch"}
+    assert Health.FAILED not in {d.health for d in diagnoses}
+    assert sys.executable in diagnoses[0].found
 
 
 def test_packages_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = metadata.version
-
-    def version(name: str) -> str:
-        if name == "pyarrow":
-            raise metadata.PackageNotFoundError(name)
-        return "1.0.0" if name == "dagster" else said(name)
-
-    monkeypatch.setattr(metadata, "version", version)
-    (found,) = machine_checks.packages(None)
-    assert (found.health, found.found) == (
+    locked = metadata.version("dagster")
+    set_versions(monkeypatch, pyarrow=None, dagster="1.0.0")
+    (diagnosis,) = machine_checks.packages(())
+    assert (diagnosis.health, diagnosis.found) == (
         Health.FAILED,
-        f"pyarrow is missing; dagster is 1.0.0, not dagster=={said('dagster')}",
+        f"dagster is 1.0.0, not dagster=={locked}; pyarrow is missing",
     )
 
 
@@ -43,3 +38,46 @@ def test_packages_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None
 def test_room(free: int, health: Health, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free))
     assert machine_checks.room("scratch", tmp_path, "TMPDIR").health is health
+
+
+def set_versions(monkeypatch: pytest.MonkeyPatch, **versions: str | None) -> None:
+    """The locked versions, but for these; None: it is not there."""
+    real = metadata.version
+
+    def version(name: str) -> str:
+        release = versions.get(name.replace("-", "_"), real(name))
+        if release is None:
+            raise metadata.PackageNotFoundError(name)
+        return release
+
+    monkeypatch.setattr(metadata, "version", version)
+
+
+def test_packages_of_extras_that_are_not_installed_may_have_any_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Dagster brings SQLAlchemy and protobuf, which two extras narrow."""
+    others = dict.fromkeys(("pyiceberg", "dagster_postgres", "grpcio_tools"))
+    set_versions(monkeypatch, sqlalchemy="2.1.0", protobuf="7.1", **others)
+    (diagnosis,) = machine_checks.packages(())
+    assert diagnosis.health is Health.OK, diagnosis
+
+
+def test_packages_of_an_extra_that_a_feed_needs_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "orders.yaml"
+    table = "{iceberg: {name: db.orders, catalog: {type: sql, uri: 'sqlite:///catalog.db'}}}"
+    file.write_text(f"topics: a\nstart: earliest\nkafka: {{bootstrap: 'a:9'}}\ntable: {table}\n")
+    set_versions(monkeypatch, sqlalchemy="2.1.0", pyiceberg=None, dagster_postgres=None)
+    (diagnosis,) = machine_checks.packages((load_feed(file, {}),))
+    assert (diagnosis.health, diagnosis.remedy) == (Health.FAILED, "pip install 'kafka-sluice[iceberg]'")
+    assert diagnosis.found == "pyiceberg is missing; sqlalchemy is 2.1.0, not sqlalchemy<2.1,>=2.0"
+
+
+def test_a_package_that_no_feed_needs_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_versions(monkeypatch, pandas="3.0.1")
+    (diagnosis,) = machine_checks.packages(())
+    assert (diagnosis.health, diagnosis.found) == (Health.WARNING, "pandas is 3.0.1, not pandas<3,>=2.3")
+
+
+def test_reading_needs_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_checks, "find_spec", lambda name: None)
+    (diagnosis,) = machine_checks.java_here(())
+    assert (diagnosis.health, diagnosis.remedy) == (Health.SKIPPED, "pip install 'kafka-sluice[land]'")
