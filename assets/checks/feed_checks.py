@@ -64,7 +64,7 @@ def check_boundaries(books: LedgerView, window: int) -> CheckResult:
 
 
 @dataclass(frozen=True, slots=True)
-class WindowCheck:
+class WindowRule:
     """A check of each window's rows. `evaluate`: its result for a complete window."""
 
     description: str
@@ -72,10 +72,10 @@ class WindowCheck:
 
 
 WINDOW_CHECKS = {
-    WINDOW_COMPLETE: WindowCheck(
+    WINDOW_COMPLETE: WindowRule(
         "The ledger accounts for every offset of the window.", lambda books, window: ALL_LANDED
     ),
-    BOUNDARIES: WindowCheck(
+    BOUNDARIES: WindowRule(
         "The window's first offsets are exact. Warns if transaction markers hid the first record from Kafka's lookup by"
         " time, so that it was searched for by offset.",
         check_boundaries,

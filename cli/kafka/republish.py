@@ -98,7 +98,7 @@ class PlanOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class SendOptions:
+class CarryOutOptions:
     """How a republish is carried out, as typed."""
 
     per_second: Annotated[
@@ -123,7 +123,7 @@ def republish(
         str | None,
         typer.Option("--resume", metavar="NAME", help="Continue this republish as planned.", show_default=False),
     ] = None,
-    sending: SendOptions,
+    sending: CarryOutOptions,
     change: ChangeOptions,
 ) -> None:
     """Send landed rows back to Kafka, each once and in order.

@@ -68,7 +68,7 @@ def read_rows(
 
     `by` names the columns of the key; empty: the Kafka key. Raises PartUnreadable.
     """
-    reading = _Reading(window, by)
+    reading = _RowSums(window, by)
     total = sum(p.rows for _, p in parts)
     for s, part in parts:
         for rows in _read_part(lake, part, reading):
@@ -77,14 +77,14 @@ def read_rows(
     return reading.build()
 
 
-def _read_part(lake: Lake, part: Part, reading: _Reading) -> Iterator[pa.RecordBatch]:
+def _read_part(lake: Lake, part: Part, reading: _RowSums) -> Iterator[pa.RecordBatch]:
     with parquet.open_parquet(lake, part.path) as file:
         names = reading.choose_columns(file.schema_arrow)
         groups, before = parquet.find_row_groups(file.metadata, part)
         yield from parquet.own_rows(parquet.read(file, part.path, _ROWS, names, groups), part, before)
 
 
-class _Reading:
+class _RowSums:
     """Sums over the rows that were added."""
 
     def __init__(self, window: Range, by: Sequence[str]) -> None:
