@@ -149,7 +149,7 @@ def _as_sluice_error(error: Exception) -> SluiceError:
     if isinstance(error, SluiceError):
         return error
     if isinstance(error, typer.BadParameter) or hasattr(error, "format_message"):
-        return _usage(error)
+        return _describe_usage(error)
     if isinstance(error, ModuleNotFoundError) and (lacking := extras.explain_import_error(error)):
         return lacking
     if isinstance(error, OSError):
@@ -161,7 +161,7 @@ def _as_sluice_error(error: Exception) -> SluiceError:
     )
 
 
-def _usage(error: Exception) -> UsageError:
+def _describe_usage(error: Exception) -> UsageError:
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "sluice"
     message = error.format_message().replace(": Value error, ", ": ")  # type: ignore[attr-defined]

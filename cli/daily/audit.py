@@ -102,7 +102,7 @@ def audit(
     if of_table:
         report = replace(report, problems=report.problems + _of_table(session, definition))
     session.terminal.show(*view(report, rescanned=options.rescan, more=more, unkept=unkept))
-    session.terminal.print_document(build_document(report) | ({"strict": _more(more)} if more else {}))
+    session.terminal.print_document(build_document(report) | ({"strict": _build_more(more)} if more else {}))
     return 0 if report.reconciled else 1
 
 
@@ -142,14 +142,14 @@ def _prove(
             quick, at = not (options.rescan or options.hashes or options.strict), edges.clock()
             report = of_ledger(ledger, edges.lake, hashes=options.hashes, previous=previous, at=at, quick=quick)
         report = _rescan(session, feed, edges, ledger, report) if options.rescan else report
-        more = _strict(feed, edges, ledger, report) if options.strict else None
+        more = _check_strictly(feed, edges, ledger, report) if options.strict else None
         if more:
             audited = replace(report.audited, strictly=more.strictly)
             report = replace(report, problems=report.problems + more.problems, audited=audited)
         return report, more, audit_cache.keep(edges.lake, feed.name, report.audited, before, report.at)
 
 
-def _strict(feed: Feed, edges: Ports, ledger: Ledger, report: AuditReport) -> Strict:
+def _check_strictly(feed: Feed, edges: Ports, ledger: Ledger, report: AuditReport) -> Strict:
     from sluice.pipelines.audit.strict_audit import strict
     from sluice.pipelines.batch.survey import take_survey
 
@@ -179,7 +179,7 @@ def view(
     report: AuditReport, *, rescanned: bool, more: Strict | None = None, unkept: SluiceError | None = None
 ) -> list[RenderableType]:
     labels = label_partitions(a.key for a in report.accounts)
-    rows = [_row(labels[a.key], a) for a in report.accounts]
+    rows = [_build_row(labels[a.key], a) for a in report.accounts]
     names = (
         "partition",
         "origin",
@@ -200,23 +200,23 @@ def view(
     ]
     if cells:
         out.append(table(columns, limit_rows(cells), right=" ".join(columns[1:])))
-    out += [line for p in report.problems for line in _problem_view(p)]
+    out += [line for p in report.problems for line in _format_problem(p)]
     if again := sum(a.relanded for a in report.accounts):
         fixed = sum(a.fixed for a in report.accounts)
         out.append(
             Text(f"  {count(again)} of the landed records had been in quarantine, {count(fixed)} of them fixed.")
         )
     if report.foreign:
-        out += _foreign_view(report.foreign)
-    out += _strict_view(more) if more else []
-    out += _proven_view(report)
+        out += _format_foreign(report.foreign)
+    out += _format_strict(more) if more else []
+    out += _format_proven(report)
     if unkept:
         out.append(warn(f"the next audit checks everything again: {unkept.message}"))
-    out.append(_verdict(report, rescanned))
+    out.append(_format_verdict(report, rescanned))
     return out
 
 
-def _foreign_view(files: Sequence[str]) -> list[RenderableType]:
+def _format_foreign(files: Sequence[str]) -> list[RenderableType]:
     """The files of other writers of the feed's table."""
     text = f"{many(len(files), 'file')} of another writer, in old snapshots of the table"
     more = [f"… {len(files) - SHOWN} more"] if len(files) > SHOWN else []
@@ -226,7 +226,7 @@ def _foreign_view(files: Sequence[str]) -> list[RenderableType]:
     ]
 
 
-def _proven_view(report: AuditReport) -> list[Text]:
+def _format_proven(report: AuditReport) -> list[Text]:
     """Describes the parts that earlier audits have proven."""
     if report.proven is None:
         return []
@@ -240,12 +240,12 @@ def _proven_view(report: AuditReport) -> list[Text]:
     return out
 
 
-def _problem_view(p: AuditProblem) -> list[RenderableType]:
+def _format_problem(p: AuditProblem) -> list[RenderableType]:
     """Lists the problems and their remedies."""
     return [bad(str(p)), *([f"  → {p.remedy}"] if p.remedy else [])]
 
 
-def _strict_view(more: Strict) -> list[RenderableType]:
+def _format_strict(more: Strict) -> list[RenderableType]:
     """Describe further checks, and records that could not be checked."""
     counts = f"the committed offsets of {many(more.commits, 'partition')} and {many(more.windows, 'window')}"
     entries = many(more.recorded, "commit entry", "commit entries")
@@ -263,14 +263,14 @@ _OPTIONAL = {"quarantined", "lost", "skipped", "retired", "dropped", "holes"}
 """Columns that are shown only if one of their cells is not zero."""
 
 
-def _row(name: str, a: PartitionAccount) -> list[str]:
+def _build_row(name: str, a: PartitionAccount) -> list[str]:
     c = a.counts
     numbers = (c.landed, c.quarantined, c.no_record, a.lost, a.skipped, a.retired, c.dropped)
     holes = ", ".join(map(str, a.holes)) or "0"
     return [name, count(a.origin), count(a.frontier), *map(count, numbers), holes]
 
 
-def _verdict(report: AuditReport, rescanned: bool) -> RenderableType:
+def _format_verdict(report: AuditReport, rescanned: bool) -> RenderableType:
     if not report.reconciled:
         return bad(f"not reconciled: {many(len(report.problems), 'problem')}")
     if not report.accounts:
@@ -289,17 +289,17 @@ def build_document(report: AuditReport) -> dict[str, Any]:
     return document_of(report, f"feed reconciled files=parts {counts}") | {
         "proven": report.proven and dict(zip(("first", "last"), map(show_instant, report.proven), strict=True)),
         "partitions": [_account(a) for a in report.accounts],
-        "problems": [_problem_document(p) for p in report.problems],
+        "problems": [_build_problem(p) for p in report.problems],
         "foreign": list(report.foreign),
     }
 
 
-def _problem_document(p: AuditProblem) -> dict[str, Any]:
+def _build_problem(p: AuditProblem) -> dict[str, Any]:
     more = {"file": p.file, "remedy": p.remedy}
     return {"invariant": p.invariant, "text": p.text} | {k: v for k, v in more.items() if v}
 
 
-def _more(more: Strict) -> dict[str, Any]:
+def _build_more(more: Strict) -> dict[str, Any]:
     unseen = "topic=key.topic partition=key.partition topic_id=key.topic_id ranges records why"
     return document_of(more, "committed_offsets=commits commit_entries=recorded windows") | {
         "unseen": [document_of(u, unseen) for u in more.unseen],

@@ -118,17 +118,17 @@ def view(run: TimedRun) -> list[RenderableType]:
     groups = [[b] for b in run.batches] if len(run.batches) <= _BATCHES_SHOWN else [run.batches]
     out += [_partition_table(run_profile.facts_of(batches)) for batches in groups]
     if landed is not None:
-        out += _notices(run, landed)
+        out += _list_notices(run, landed)
         if not run.batches and not landed.refusals:
             out.append(good("nothing stable is pending" if landed.held else "nothing is pending"))
         out += [line for held_back in landed.held for line in outlooks.held_back(held_back).lines()]
     if run.batches:
-        out.append(facts(*_summary(run)))
+        out.append(facts(*_list_summary(run)))
     elif committed is not None and str(committed.status) == "committed":
         out.append(facts(*_commit_facts(committed)))
     if committed is not None:
         out += [warn(_describe_move(m)) for m in committed.put_by_others]
-    out += _shortfalls(run)
+    out += _list_shortfalls(run)
     return [*out, window_options.verdict(run.window)] if run.window else out
 
 
@@ -150,14 +150,14 @@ def _partition_table(batches: BatchFacts) -> RenderableType:
     return table(list(columns), rows, right="landed no quarantined files size")
 
 
-def _notices(run: TimedRun, landed: Landed) -> list[RenderableType]:
+def _list_notices(run: TimedRun, landed: Landed) -> list[RenderableType]:
     from sluice.pipelines.batch.result import by_message, describe_first
 
     alike = by_message(landed.failures).items()
     return [
         *([warn(landed.start_not_used)] if landed.start_not_used else []),
         *(bad(f"{describe_first(of)} stay{'' if of[1:] else 's'} pending: {message}") for message, of in alike),
-        *_losses(landed),
+        *_list_losses(landed),
         *(
             warn(
                 f"{s.key} {s.range} is skipped; to land it anyway: sluice run {run.feed}"
@@ -171,7 +171,7 @@ def _notices(run: TimedRun, landed: Landed) -> list[RenderableType]:
     ]
 
 
-def _losses(landed: Landed, where: str = "") -> list[Text]:
+def _list_losses(landed: Landed, where: str = "") -> list[Text]:
     return [warn(f"{where}{loss.key} {loss.range} is lost, as accepted") for loss in landed.losses]
 
 
@@ -195,7 +195,7 @@ def _describe_breaches(run: BatchFacts) -> Iterator[str]:
         yield f"and {many(len(more), 'further expectation')} that did not hold"
 
 
-def _summary(run: TimedRun) -> Iterator[tuple[str, str]]:
+def _list_summary(run: TimedRun) -> Iterator[tuple[str, str]]:
     speed = rate(run.facts.counts.total, run.stages.get("land", 0.0), "offsets")
     yield "landed", f"{_describe_amount(run.facts)} ({speed})"
     if run.facts.counts.quarantined:
@@ -271,7 +271,7 @@ def _describe_move(m: CommittedMove) -> str:
     )
 
 
-def _shortfalls(run: TimedRun, where: str = "") -> list[RenderableType]:
+def _list_shortfalls(run: TimedRun, where: str = "") -> list[RenderableType]:
     """Describe uncommitted offsets, unless the run's error does, and an outdated table."""
     uncommitted, behind = run.result.uncommitted, run.result.table
     out: list[RenderableType] = []
@@ -291,7 +291,7 @@ def line(run: TimedRun) -> list[RenderableType]:
     if run.window:
         status = window_options.verdict(run.window)
     status.append(f"  {_describe_landed(run)}, {seconds(sum(run.stages.values()))}", style="dim")
-    return [*other_batches.view(run.met), status, *_shortfalls(run)]
+    return [*other_batches.view(run.met), status, *_list_shortfalls(run)]
 
 
 def _describe_landed(run: TimedRun) -> str:
@@ -332,16 +332,16 @@ def _describe_sum(runs: Sequence[TimedRun]) -> str:
 
 
 def feeds_view(feeds: Sequence[FeedRuns], took: float) -> list[RenderableType]:
-    rows = [(f.name, _outcome(f), _describe_feed(f)) for f in feeds]
+    rows = [(f.name, _format_outcome(f), _describe_feed(f)) for f in feeds]
     total = f"{many(len(feeds), 'feed')} in {seconds(took)}"
     wrong = [(failed(feeds), "failed"), (left(feeds), "not reached")]
     parts = [f"{len(names)} {what}: {', '.join(names)}" for names, what in wrong if names]
     end = bad("; ".join([total, *parts])) if parts else good(total)
-    notices = [notice for f in feeds for notice in _feed_notices(f)]
+    notices = [notice for f in feeds for notice in _list_feed_notices(f)]
     return [heading("Run of many feeds"), table(("feed", "outcome", "landed"), rows, optional="landed"), *notices, end]
 
 
-def _outcome(feed: FeedRuns) -> Text:
+def _format_outcome(feed: FeedRuns) -> Text:
     if feed.is_left:
         return warn("not reached")
     if feed.errors:
@@ -358,12 +358,12 @@ def _describe_feed(feed: FeedRuns) -> str:
     return _describe_sum(feed.runs) if feed.runs else ""
 
 
-def _feed_notices(feed: FeedRuns) -> list[RenderableType]:
+def _list_feed_notices(feed: FeedRuns) -> list[RenderableType]:
     where, landed = f"{feed.name}: ", [r.result.landed for r in feed.runs if r.result.landed]
     held_back = landed[-1].held if landed else ()
     out: list[RenderableType] = [line for h in held_back for line in outlooks.held_back(h).lines(where=where)]
-    out += [loss for of_run in landed for loss in _losses(of_run, where)]
-    return out + (_shortfalls(feed.runs[-1], where) if feed.runs else [])
+    out += [loss for of_run in landed for loss in _list_losses(of_run, where)]
+    return out + (_list_shortfalls(feed.runs[-1], where) if feed.runs else [])
 
 
 def failed(feeds: Sequence[FeedRuns]) -> list[str]:
@@ -417,7 +417,7 @@ def run_document(run: TimedRun, *, profile: bool = False) -> dict[str, Any]:
         **({"window": window_options.build_document(run.window)} if run.window else {}),
         "run": run.result.run_id,
         "seconds": {name: round(spent, 3) for name, spent in run.stages.items()},
-        "batches": [_batch_document(b) for b in run.batches],
+        "batches": [_build_batch(b) for b in run.batches],
         "other_batches": other_batches.document(run.met),
         "drift": [document_of(d) for d in run.facts.drift],
         "contract": [
@@ -426,8 +426,8 @@ def run_document(run: TimedRun, *, profile: bool = False) -> dict[str, Any]:
         ],
         "brokers_noted": run.facts.broker_notes,
         "refusals": [r.error.fields() for r in landed.refusals] if landed else [],
-        "losses": [_range(loss.key, loss.range) for loss in landed.losses] if landed else [],
-        "skipped": [_range(passed.key, passed.range) for passed in landed.skipped] if landed else [],
+        "losses": [_build_range(loss.key, loss.range) for loss in landed.losses] if landed else [],
+        "skipped": [_build_range(passed.key, passed.range) for passed in landed.skipped] if landed else [],
         "held_back": [h.document() for h in landed.held] if landed else [],
         "left": landed.left if landed else 0,
         "start_not_used": landed.start_not_used if landed else "",
@@ -440,7 +440,7 @@ def run_document(run: TimedRun, *, profile: bool = False) -> dict[str, Any]:
     }
 
 
-def _batch_document(batch: BatchResult) -> dict[str, Any]:
+def _build_batch(batch: BatchResult) -> dict[str, Any]:
     partitions = sorted(BatchFacts(batch.receipts).group(lambda r: r.slice.key).items())
     failures = "topic=slice.topic partition=slice.partition start=slice.start end=slice.end error message remedy"
     return {
@@ -471,5 +471,5 @@ def _partition(key: Key) -> dict[str, Any]:
     return document_of(key, "topic partition")
 
 
-def _range(key: Key, r: Range) -> dict[str, Any]:
+def _build_range(key: Key, r: Range) -> dict[str, Any]:
     return _partition(key) | {"start": r.start, "end": r.end}

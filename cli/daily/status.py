@@ -71,7 +71,7 @@ def status(
         others = {} if feed else _without_files(session)
     broken = {} if feed else session.files.broken
     session.terminal.show(
-        *(_detail(statuses[0], session.terminal) if feed else _overview(statuses, session.terminal)),
+        *(_format_detail(statuses[0], session.terminal) if feed else _format_overview(statuses, session.terminal)),
         *(bad(e.message) for e in broken.values()),
         *(warn(f"ledgers without a feed file in {lake}: {', '.join(names)}") for lake, names in others.items()),
     )
@@ -101,18 +101,18 @@ def _without_files(session: Session) -> dict[str, list[str]]:
 # -- for people
 
 
-def _overview(statuses: list[FeedStatus], terminal: CommandOutput) -> list[RenderableType]:
+def _format_overview(statuses: list[FeedStatus], terminal: CommandOutput) -> list[RenderableType]:
     if not statuses:
         return [Text("no feeds")]
     names = ("feed", "windows", "lag", "behind", "uncommitted", "last batch", "")
     wide = terminal.width >= _WIDE
     selected = [True] * 4 + [wide or any(f.uncommitted for f in statuses)] + [True] * 2
-    rows = [[c for c, keep in zip(_row(f, terminal), selected, strict=True) if keep] for f in statuses]
+    rows = [[c for c, keep in zip(_build_row(f, terminal), selected, strict=True) if keep] for f in statuses]
     columns = [n for n, keep in zip(names, selected, strict=True) if keep]
     every = [w for f in statuses for w in f.windows[-_STRIP:]]
     legend = [Text(), window_options.legend(every, fancy=terminal.fancy)] if every else []
     return [
-        *_alarms(statuses),
+        *_list_alarms(statuses),
         table(columns, rows, right="lag behind uncommitted", optional="uncommitted last"),
         *legend,
     ]
@@ -126,16 +126,18 @@ _WIDE = 120
 """The width from which on the overview says more about the last batch."""
 
 
-def _row(f: FeedStatus, terminal: CommandOutput) -> tuple[str | Text, ...]:
+def _build_row(f: FeedStatus, terminal: CommandOutput) -> tuple[str | Text, ...]:
     age = f.outlook.age if f.outlook else None
     strip = window_options.strip(f.windows[-_STRIP:], fancy=terminal.fancy)
-    last = _batch(f.last, brief=terminal.width < _WIDE)
+    last = _format_batch(f.last, brief=terminal.width < _WIDE)
     return f.feed, strip, count(f.lag), outlooks.short(age), count(f.uncommitted), last, _state(f)
 
 
-def _alarms(statuses: list[FeedStatus]) -> Iterator[Text]:
+def _list_alarms(statuses: list[FeedStatus]) -> Iterator[Text]:
     """The worst finding of each feed in trouble; beyond a limit, only their number."""
-    troubled = [(f.feed, alarms) for f in statuses if (alarms := _worst_first(f, [h for h in f.held if h.overdue]))]
+    troubled = [
+        (f.feed, alarms) for f in statuses if (alarms := _list_feed_alarms(f, [h for h in f.held if h.overdue]))
+    ]
     troubled.sort(key=lambda t: t[1][0].colour != "red")
     for feed, alarms in troubled[:_TROUBLED]:
         yield from alarms[0].lines(1, f"{feed}: ")
@@ -148,7 +150,7 @@ _TROUBLED = 8
 """How many feeds the overview gives lines to."""
 
 
-def _worst_first(f: FeedStatus, held_back: Sequence[HeldBack]) -> list[outlooks.Alarm]:
+def _list_feed_alarms(f: FeedStatus, held_back: Sequence[HeldBack]) -> list[outlooks.Alarm]:
     return [*outlooks.alarms(f.feed, f.outlook, f.losses, held_back)] if f.outlook else []
 
 
@@ -163,7 +165,7 @@ def _state(status: FeedStatus) -> Text:
     if any(h.overdue for h in status.held):
         return warn("held back")
     if status.live:
-        return _living(status)
+        return _format_living(status)
     if status.last is None:
         return Text("nothing landed yet", style="dim")
     if outlook and outlook.falls_behind:
@@ -175,7 +177,7 @@ def _state(status: FeedStatus) -> Text:
     return good("caught up") if status.lag == 0 else Text("")
 
 
-def _living(status: FeedStatus) -> Text:
+def _format_living(status: FeedStatus) -> Text:
     lives = [m.verdict.life for m in status.met.values()]
     if alive := lives.count(Life.ALIVE):
         return Text(f"{many(alive, 'batch', 'batches')} at work", style="cyan")
@@ -185,7 +187,7 @@ def _living(status: FeedStatus) -> Text:
 _BY = {QuarantineExceeded: "quarantine limit", ContractBroken: "contract", SchemaDrifted: "drift"}
 
 
-def _batch(batch: Batch | None, *, brief: bool = False) -> str:
+def _format_batch(batch: Batch | None, *, brief: bool = False) -> str:
     if batch is None:
         return "–"
     landed = f"{count(batch.rows)} rows" if batch.published is not None else str(batch.status)
@@ -194,13 +196,13 @@ def _batch(batch: Batch | None, *, brief: bool = False) -> str:
     )
 
 
-def _detail(status: FeedStatus, terminal: CommandOutput) -> list[RenderableType]:
+def _format_detail(status: FeedStatus, terminal: CommandOutput) -> list[RenderableType]:
     labels = label_partitions(p.key for p in status.partitions)
     rows = [
         (
             *(labels[p.key], count(p.origin), count(p.frontier), count(p.committed), count(p.end), count(p.lag)),
             outlooks.short(p.age) if p.lag else "",
-            "; ".join(filter(None, (_above(p.holes), f"{count(p.unstable)} not stable" if p.unstable else ""))),
+            "; ".join(filter(None, (_format_above(p.holes), f"{count(p.unstable)} not stable" if p.unstable else ""))),
         )
         for p in status.partitions
     ]
@@ -208,16 +210,16 @@ def _detail(status: FeedStatus, terminal: CommandOutput) -> list[RenderableType]
     outlook = status.outlook
     age, unstable = outlook.age if outlook else None, sum(p.unstable for p in status.partitions)
     out: list[RenderableType] = [heading(status.feed, outlooks.behind(status.lag, age, unstable))]
-    if alarms := _worst_first(status, status.held):
+    if alarms := _list_feed_alarms(status, status.held):
         out += [*(line for alarm in alarms for line in alarm.lines()), Text()]
     out += [*outlooks.settings_denied(outlook)] if outlook else []
     for batch, why in status.refused.items():
-        out += [*_refusal(status.feed, batch, why), Text()]
+        out += [*_format_refusal(status.feed, batch, why), Text()]
     out += [
         table(names, limit_rows(rows), right="origin frontier committed stable lag behind", optional="origin"),
         facts(
             *(outlooks.pace(outlook) if outlook else ()),
-            ("last batch", _batch(status.last)),
+            ("last batch", _format_batch(status.last)),
             *(("live batch", _at_work(b, status.met[b.id])) for b in status.live if b.id not in status.refused),
             *(outlooks.list_expiries(outlook) if outlook else ()),
         ),
@@ -226,7 +228,7 @@ def _detail(status: FeedStatus, terminal: CommandOutput) -> list[RenderableType]
         ),
     ]
     if status.windows:
-        out += _windows_view(status, terminal)
+        out += _format_windows(status, terminal)
     if status.start_not_used:
         out.append(warn(status.start_not_used))
     if status.error:
@@ -234,7 +236,7 @@ def _detail(status: FeedStatus, terminal: CommandOutput) -> list[RenderableType]
     return out
 
 
-def _refusal(feed: str, batch: int, why: BatchRefused) -> Iterator[Text]:
+def _format_refusal(feed: str, batch: int, why: BatchRefused) -> Iterator[Text]:
     """Describes a refused batch: the reason and the remedy."""
     yield bad(f"batch {batch} was refused and stays staged: {why.message}")
     if isinstance(why, QuarantineExceeded):
@@ -255,20 +257,20 @@ def _at_work(b: Batch, standing: Met) -> str:
     return f"{b.id}: {b.request}, {count(b.reserved_span)} offsets, {b.owner.describe()}, {stands}"
 
 
-def _above(ranges: tuple[tuple[int, int], ...]) -> str:
+def _format_above(ranges: tuple[tuple[int, int], ...]) -> str:
     """The first few ranges that have landed beyond the frontier."""
     text = ", ".join(f"[{start}, {end})" for start, end in ranges[:3])
     more = f", {len(ranges) - 3} more" if len(ranges) > 3 else ""
     return f"and {text}{more}" if ranges else ""
 
 
-def _windows_view(status: FeedStatus, terminal: CommandOutput) -> list[RenderableType]:
+def _format_windows(status: FeedStatus, terminal: CommandOutput) -> list[RenderableType]:
     """The strip, and a line for each of the newest windows that wait for something."""
     waiting = [w for w in status.windows if w.standing not in _NO_WORD]
     return [
         heading("Windows", window_options.title(status.length, status.windows)),
         *window_options.calendar(status.windows, status.length, fancy=terminal.fancy, width=terminal.width),
-        *(Text("  ") + _stands(status, w) for w in waiting[-_TOLD:]),
+        *(Text("  ") + _format_standing(status, w) for w in waiting[-_TOLD:]),
     ]
 
 
@@ -276,7 +278,7 @@ _NO_WORD = (Standing.LANDED, Standing.RETIRED, Standing.OPEN, Standing.PENDING)
 """States that a sign in the strip says everything about."""
 
 
-def _stands(status: FeedStatus, w: WindowStanding) -> Text:
+def _format_standing(status: FeedStatus, w: WindowStanding) -> Text:
     if w.standing is Standing.FAILED and w.batch in status.refused:
         return bad(f"window {show_window(w.window)}: refused batch {w.batch}; {window_options.show_pending(w.pending)}")
     return window_options.verdict(w)
@@ -304,13 +306,13 @@ def document(status: FeedStatus) -> dict[str, Any]:
         "outlook": outlooks.document(status.outlook, status.losses) if status.outlook else None,
         "held_back": [h.document() for h in status.held],
         "start_not_used": status.start_not_used,
-        "live_batches": [_live_document(status, b) for b in status.live],
-        "last_batch": _batch_document(status.last) if status.last else None,
+        "live_batches": [_build_live(status, b) for b in status.live],
+        "last_batch": _build_batch(status.last) if status.last else None,
         "problem": status.error.fields() if status.error else None,
     }
 
 
-def _how_live(status: FeedStatus, b: Batch) -> dict[str, Any]:
+def _build_liveness(status: FeedStatus, b: Batch) -> dict[str, Any]:
     """How many seconds ago the owner last gave a sign, and why the batch was refused."""
     return {
         "heartbeat_seconds": status.heartbeats[b.id] / 1000 if b.id in status.heartbeats else None,
@@ -318,14 +320,14 @@ def _how_live(status: FeedStatus, b: Batch) -> dict[str, Any]:
     }
 
 
-def _live_document(status: FeedStatus, b: Batch) -> dict[str, Any]:
+def _build_live(status: FeedStatus, b: Batch) -> dict[str, Any]:
     """The batch, the verdict on its run, and the commands to use if the run is dead."""
     (standing,) = other_batches.document([status.met[b.id]])
     owner = {name: standing[name] for name in ("owner_is", "evidence", "ways")}
-    return _batch_document(b) | _how_live(status, b) | owner
+    return _build_batch(b) | _build_liveness(status, b) | owner
 
 
-def _batch_document(b: Batch) -> dict[str, Any]:
+def _build_batch(b: Batch) -> dict[str, Any]:
     return {
         **document_of(b, "batch=id status"),
         "request": str(b.request),

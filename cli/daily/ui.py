@@ -81,7 +81,7 @@ def ui(
         with session.terminal.working("starting Dagster"):
             _start(project, address, servers)
         with session.terminal.working("waiting for Dagster's web server"):
-            _await(lambda: _answers(address), "webserver", servers)
+            _await(lambda: _is_answering(address), "webserver", servers)
         session.terminal.show(
             good(f"Dagster is at {address}"),
             "  Ctrl-C stops it, and the runs started from it",
@@ -162,11 +162,11 @@ def _start(project: Project, address: str, servers: Servers) -> None:
         limit_pools(instance, [report_assets.POOL, compaction_job.POOL, *map(pool, feeds), *fleets])
         bury_dead_runs(instance, home)  # otherwise runs that wait for their pools would wait indefinitely
     env = {**os.environ, "DAGSTER_HOME": str(home), "SLUICE_PROJECT": str(project.root)}
-    meeting = _meeting_place() / "code.sock"
+    meeting = _find_socket() / "code.sock"
     code = ("--socket", str(meeting), "-m", MODULE, "-d", str(project.root), "--location-name", LOCATION)
     own = ("--use-python-environment-entry-point", "--inject-env-vars-from-instance")
     servers["code server"] = _Server("code-server", ["dagster", "code-server", "start", *code, *own], env, home)
-    _await(lambda: _listens(meeting), "code server", servers)
+    _await(lambda: _is_listening(meeting), "code server", servers)
     at = meeting.with_name("workspace.yaml")
     at.write_text(workspace(meeting))
     port = address.rpartition(":")[2]
@@ -177,13 +177,13 @@ def _start(project: Project, address: str, servers: Servers) -> None:
         servers[name] = _Server(name, arguments, env, home)
 
 
-def _meeting_place() -> Path:
+def _find_socket() -> Path:
     """A folder that nobody else may enter, with a path that is short enough for a socket in it."""
     folder = scratch.get_root()
     return folder if len(os.fsencode(folder / "code.sock")) <= _SOCKET else Path(tempfile.mkdtemp(dir="/tmp"))
 
 
-def _listens(at: Path) -> bool:
+def _is_listening(at: Path) -> bool:
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asking:
         asking.connect(str(at))
         return True
@@ -241,7 +241,7 @@ def _check(servers: Servers) -> None:
             raise server.failure(f"ended with {code}")
 
 
-def _answers(address: str) -> bool:
+def _is_answering(address: str) -> bool:
     from urllib.request import urlopen
 
     try:

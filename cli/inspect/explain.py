@@ -57,15 +57,15 @@ def explain(session: Session, feed: FeedName, coordinates: RecordArgument) -> No
     definition = session.feed(feed)
     with session.open_ports(definition) as edges:
         explanation = of_ledger(Ledger(edges.lake, feed, edges.clock), edges.lake, tp, offset)
-        row = _row(edges.lake, explanation)
+        row = _read_row(edges.lake, explanation)
         moved = list(whence_and_whither(edges.lake, feed, tp, offset))
-    session.terminal.show(*_view(explanation, row), *_moved_view(moved))
+    session.terminal.show(*_view(explanation, row), *_format_moved(moved))
     session.terminal.print_document(
-        _build_document(explanation, row) | {"republished": [_moved_document(m) for m in moved]}
+        _build_document(explanation, row) | {"republished": [_build_moved(m) for m in moved]}
     )
 
 
-def _row(lake: Lake, explanation: Explanation) -> pa.Table | None:
+def _read_row(lake: Lake, explanation: Explanation) -> pa.Table | None:
     """The record as it landed, one row."""
     if explanation.path is None or explanation.row_group is None or explanation.row is None:
         return None
@@ -87,11 +87,11 @@ def _view(explanation: Explanation, row: pa.Table | None) -> list[RenderableType
     return [*out, typed_view(fields) if fields else record_view(rows(row))]
 
 
-def _moved_view(moved: Sequence[SentRecord]) -> list[RenderableType]:
+def _format_moved(moved: Sequence[SentRecord]) -> list[RenderableType]:
     return [good(f"republish {m.republish} sent {m.tp}:{m.offset} to {m.to}:{m.to_offset}") for m in moved]
 
 
-def _moved_document(m: SentRecord) -> dict[str, Any]:
+def _build_moved(m: SentRecord) -> dict[str, Any]:
     return {"republish": m.republish, "from": f"{m.tp}:{m.offset}", "to": f"{m.to}:{m.to_offset}"}
 
 

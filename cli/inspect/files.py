@@ -70,10 +70,10 @@ def build_document(feed: str, windows: Sequence[int], kind: PartKind, listed: Se
         "kind": str(kind),
         "rows": sum(f.rows for f in listed),
         "bytes": sum(f.bytes for f in listed),
-        "files": [_file(f) for f in listed],
+        "files": [_build_file(f) for f in listed],
     }
 
 
-def _file(f: File) -> dict[str, Any]:
+def _build_file(f: File) -> dict[str, Any]:
     names = "address topic partition start end rows bytes sha256 first"
     return {"window": show_window(f.window)} | document_of(f, names)

@@ -264,10 +264,10 @@ def _of_ledger(ledger: Ledger, lake: Lake) -> Iterator[Figure]:
         entry = ledger.publication(newest)
         yield from of_batch(ledger.feed, ledger.recall(newest), entry)
         with suppress(LakeUnavailable, PartUnreadable):
-            yield from _refused_records(ledger.feed, entry, lake)
+            yield from _count_refused(ledger.feed, entry, lake)
 
 
-def _refused_records(feed: str, entry: PublishEntry, lake: Lake) -> Iterator[Figure]:
+def _count_refused(feed: str, entry: PublishEntry, lake: Lake) -> Iterator[Figure]:
     """Of a batch, by reason, counted in its files."""
     from sluice.pipelines.quarantine.limit import faults_of
 

@@ -88,7 +88,7 @@ def peek(
     $ sluice peek orders:0:150 --follow
     """
     tp, offset = parsing.parse_record(start)
-    source = session.feed(feed) if feed else _reader_of(session, tp.topic)
+    source = session.feed(feed) if feed else _find_reader(session, tp.topic)
     if follow:
         _follow(session, source, tp, offset, number)
         return
@@ -140,11 +140,11 @@ def _build_document(record: PeekedRecord) -> dict[str, Any]:
     return record_document(record.row) | fields | {"state": record.state or "stable"}
 
 
-def _reader_of(session: Session, topic: str) -> Feed:
+def _find_reader(session: Session, topic: str) -> Feed:
     """A feed that reads the topic, or any feed if all read one Kafka. Raises UsageError, and FeedError where no feed is
     known to read it, and files are wrong."""
     feeds, broken = list(session.files.feeds.values()), session.files.broken
-    reading = [f for f in feeds if _reads(f, topic)]
+    reading = [f for f in feeds if _is_read_by(f, topic)]
     if broken and not reading:
         wrong = ", ".join(path.name for path in broken)
         raise FeedError(
@@ -159,7 +159,7 @@ def _reader_of(session: Session, topic: str) -> Feed:
     )
 
 
-def _reads(feed: Feed, topic: str) -> bool:
+def _is_read_by(feed: Feed, topic: str) -> bool:
     from sluice.pipelines.feed.topic_selection import match
 
     if feed.topics.names:
@@ -210,20 +210,20 @@ def _read(feed: Feed, p: PartitionState, offset: int, number: int) -> Iterator[P
 def _peek(feed: Feed, piece: Slice, isolation: Isolation, number: int) -> Iterator[PeekedRecord]:
     """The slice's first records. Stable ones are decoded twice, as they are and as read_committed shows them."""
     committed = isolation is Isolation.READ_COMMITTED
-    every, visible_decoder = _decoder(piece, committed=False), _decoder(piece, committed=True)
+    every, visible_decoder = _make_decoder(piece, committed=False), _make_decoder(piece, committed=True)
     chunks: list[pa.RecordBatch] = []
     visible: set[int] = set()
-    for fetched in _answers(feed, piece, isolation):
+    for fetched in _fetch(feed, piece, isolation):
         chunks += every.feed(fetched.records, fetched.aborted)
         if committed:
-            visible.update(_offsets(visible_decoder.feed(fetched.records, fetched.aborted)))
+            visible.update(_list_offsets(visible_decoder.feed(fetched.records, fetched.aborted)))
         if every.counts.records >= number:
             break
     chunks += every.finish()
-    visible.update(_offsets(visible_decoder.finish()))
+    visible.update(_list_offsets(visible_decoder.finish()))
     hidden = ABORTED if committed else OPEN
     read = _read_by_schema(feed, chunks, piece) if feed.readers else {}
-    for row in _rows(chunks, piece, number):
+    for row in _build_rows(chunks, piece, number):
         yield PeekedRecord(row, STABLE if row["offset"] in visible else hidden, read.get(row["offset"]))
 
 
@@ -248,7 +248,7 @@ def _read_by_schema(feed: Feed, chunks: Sequence[pa.RecordBatch], piece: Slice) 
     return by_offset
 
 
-def _answers(feed: Feed, piece: Slice, isolation: Isolation) -> Iterator[Fetched]:
+def _fetch(feed: Feed, piece: Slice, isolation: Isolation) -> Iterator[Fetched]:
     from sluice.pipelines.model.kafka import FetchLimits
     from sluice.pipelines.ports import FetchFailed
     from sluice.resources.kafka.fetch.fetch import KafkaFetcher
@@ -260,19 +260,19 @@ def _answers(feed: Feed, piece: Slice, isolation: Isolation) -> Iterator[Fetched
             yield answer
 
 
-def _decoder(piece: Slice, *, committed: bool) -> BatchDecoder:
+def _make_decoder(piece: Slice, *, committed: bool) -> BatchDecoder:
     from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
 
     position = (piece.topic, piece.partition, piece.start, piece.end)
     return BatchDecoder(*position, DecodeOptions(committed, chunk_rows=10_000, chunk_bytes=_BYTES))
 
 
-def _offsets(chunks: Iterable[pa.RecordBatch]) -> Iterator[int]:
+def _list_offsets(chunks: Iterable[pa.RecordBatch]) -> Iterator[int]:
     for chunk in chunks:
         yield from chunk.column("offset").to_pylist()
 
 
-def _rows(chunks: Sequence[pa.RecordBatch], piece: Slice, number: int) -> list[dict[str, Any]]:
+def _build_rows(chunks: Sequence[pa.RecordBatch], piece: Slice, number: int) -> list[dict[str, Any]]:
     import pyarrow as pa
 
     if not chunks:

@@ -57,18 +57,18 @@ def plan(session: Session, feed: FeedName, options: WorkOptions, compare: Compar
         previewed = [previews.preview(definition, edges, request) for request in requests]
         compared = [previews.compare(definition, edges, request) if compare else () for request in previewed]
     if options.windows.start or len(requests) > 1:
-        session.terminal.show(*_brief(feed, requests, previewed))
+        session.terminal.show(*_format_briefly(feed, requests, previewed))
         plans = [
-            build_document(s, feed, a) | _comparison_document(c)
+            build_document(s, feed, a) | _build_comparison(c)
             for a, s, c in zip(requests, previewed, compared, strict=True)
         ]
         session.terminal.print_document({"feed": feed, "plans": plans} | open_windows)
     else:
         session.terminal.show(
-            *view(previewed[0], feed, requests[0]), *_comparison(compared[0], definition.fetch.assignor)
+            *view(previewed[0], feed, requests[0]), *_format_comparison(compared[0], definition.fetch.assignor)
         )
         session.terminal.print_document(
-            build_document(previewed[0], feed, requests[0]) | _comparison_document(compared[0]) | open_windows
+            build_document(previewed[0], feed, requests[0]) | _build_comparison(compared[0]) | open_windows
         )
     session.terminal.show(*window_options.open_window_lines(feed, typed.open_windows))
     return max((e.exit_code for request in previewed for e in problems(request)), default=0)
@@ -80,20 +80,20 @@ def problems(preview: Preview) -> list[SluiceError]:
 
 
 def view(preview: Preview, feed: str, request: Request) -> list[RenderableType]:
-    out = [heading(f"Plan of {feed}", f"{request}, cluster {preview.survey.cluster_id}"), _partitions(preview)]
+    out = [heading(f"Plan of {feed}", f"{request}, cluster {preview.survey.cluster_id}"), _format_partitions(preview)]
     if preview.plan is not None:
-        out += _work(preview.plan)
+        out += _format_work(preview.plan)
     out += other_batches.view(preview.met, dry_run=True)
     out += [warn(preview.start_not_used)] if preview.start_not_used else []
-    out += [line for error in problems(preview) for line in _refusal(error)]
+    out += [line for error in problems(preview) for line in _format_refusal(error)]
     return [
         *out,
-        *_verdict(preview),
+        *_format_verdict(preview),
         *(line for held_back in preview.on_hold for line in outlooks.held_back(held_back).lines()),
     ]
 
 
-def _brief(feed: str, requests: Sequence[Request], plans: Sequence[Preview]) -> list[RenderableType]:
+def _format_briefly(feed: str, requests: Sequence[Request], plans: Sequence[Preview]) -> list[RenderableType]:
     """Several windows, a line each."""
     rows = []
     for request, preview in zip(requests, plans, strict=True):
@@ -117,12 +117,18 @@ def _of_all(plans: Sequence[Preview]) -> list[Met]:
     return list(by_batch.values())
 
 
-def _partitions(preview: Preview) -> RenderableType:
+def _format_partitions(preview: Preview) -> RenderableType:
     pending = {o.key: o for o in preview.pending}
     rows = [
         (
-            *(str(key), str(p.leader), count(p.log_start), count(_position(preview, key)), count(p.last_stable_offset)),
-            *(count(o.span if (o := pending.get(key)) else 0), _notes(preview, key, p, pending.get(key))),
+            *(
+                str(key),
+                str(p.leader),
+                count(p.log_start),
+                count(_find_position(preview, key)),
+                count(p.last_stable_offset),
+            ),
+            *(count(o.span if (o := pending.get(key)) else 0), _format_notes(preview, key, p, pending.get(key))),
         )
         for key, p in sorted(preview.survey.partitions.items())
     ]
@@ -130,20 +136,20 @@ def _partitions(preview: Preview) -> RenderableType:
     return table(names, limit_rows(rows), right="leader log position stable pending", optional="leader log")
 
 
-def _position(preview: Preview, key: Key) -> int | None:
+def _find_position(preview: Preview, key: Key) -> int | None:
     """Next offset to read: the frontier, or the origin that a run would pin."""
-    new = _new_origin(preview, key)
+    new = _find_new_origin(preview, key)
     if new is not None:
         return new.offset
     return preview.survey.state.frontier(key) if key in preview.survey.state.origins else None
 
 
-def _new_origin(preview: Preview, key: Key) -> OriginItem | None:
+def _find_new_origin(preview: Preview, key: Key) -> OriginItem | None:
     return next((i for i in preview.survey.new_origins if i.key == key), None)
 
 
-def _notes(preview: Preview, key: Key, p: PartitionState, pending: PendingRanges | None) -> str:
-    new = _new_origin(preview, key)
+def _format_notes(preview: Preview, key: Key, p: PartitionState, pending: PendingRanges | None) -> str:
+    new = _find_new_origin(preview, key)
     unstable = p.high_watermark - p.last_stable_offset
     parts = [
         new.why if new else "",
@@ -153,7 +159,7 @@ def _notes(preview: Preview, key: Key, p: PartitionState, pending: PendingRanges
     return ", ".join(p for p in parts if p)
 
 
-def _work(plan: Plan) -> list[RenderableType]:
+def _format_work(plan: Plan) -> list[RenderableType]:
     rows = [
         (
             str(t.index),
@@ -161,7 +167,7 @@ def _work(plan: Plan) -> list[RenderableType]:
             str(len(t.slices)),
             count(sum(s.span for s in t.slices)),
             size(t.estimated_bytes),
-            _reads(t),
+            _format_reads(t),
         )
         for t in plan.tasks
     ]
@@ -174,12 +180,12 @@ def _work(plan: Plan) -> list[RenderableType]:
     ]
 
 
-def _reads(task: Task) -> str:
+def _format_reads(task: Task) -> str:
     texts = [f"{s.tp} {s.range}" for s in task.slices[:3]]
     return ", ".join(texts) + (f" … {len(task.slices) - 3} more" if len(task.slices) > 3 else "")
 
 
-def _comparison(compared: Sequence[Comparison], own: Assignor) -> list[RenderableType]:
+def _format_comparison(compared: Sequence[Comparison], own: Assignor) -> list[RenderableType]:
     if not compared:
         return []
     rows = [
@@ -199,15 +205,15 @@ def _comparison(compared: Sequence[Comparison], own: Assignor) -> list[Renderabl
     return [heading("Assignors", note), table(names, rows, right="tasks largest balance leaders moved")]
 
 
-def _comparison_document(compared: Sequence[Comparison]) -> dict[str, Any]:
+def _build_comparison(compared: Sequence[Comparison]) -> dict[str, Any]:
     return {"assignors": [asdict(c) for c in compared]} if compared else {}
 
 
-def _refusal(error: SluiceError) -> tuple[Text, Text]:
+def _format_refusal(error: SluiceError) -> tuple[Text, Text]:
     return bad(error.message), remedy(error)
 
 
-def _verdict(preview: Preview) -> list[RenderableType]:
+def _format_verdict(preview: Preview) -> list[RenderableType]:
     if problems(preview):
         return (
             [warn("a run would land the rest and stop with exit code 3")]
@@ -232,7 +238,7 @@ def build_document(preview: Preview, feed: str, request: Request) -> dict[str, A
         "estimated_bytes": preview.plan.estimated_bytes if preview.plan else 0,
         "replaces": list(preview.plan.replaces) if preview.plan else [],
         "partitions": [_partition(preview, k, p, pending.get(k)) for k, p in sorted(preview.survey.partitions.items())],
-        "tasks": [_task(t) for t in (preview.plan.tasks if preview.plan else ())],
+        "tasks": [_build_task(t) for t in (preview.plan.tasks if preview.plan else ())],
         "refusals": [r.error.fields() for r in preview.refusals],
         "blocked": preview.blocked.fields() if preview.blocked else None,
         "held_back": [h.document() for h in preview.on_hold],
@@ -242,13 +248,13 @@ def build_document(preview: Preview, feed: str, request: Request) -> dict[str, A
 
 
 def _partition(preview: Preview, key: Key, p: PartitionState, pending: PendingRanges | None) -> dict[str, Any]:
-    new = _new_origin(preview, key)
+    new = _find_new_origin(preview, key)
     origin = new or preview.survey.state.origins.get(key)
     committed = preview.survey.committed.get(key.tp)
     return {
         **document_of(key, "topic partition topic_id"),
         **document_of(p, "leader leader_epoch log_start last_stable_offset high_watermark"),
-        "position": _position(preview, key),
+        "position": _find_position(preview, key),
         "origin": {"offset": origin.offset, "why": origin.why, "new": new is not None} if origin else None,
         "committed": committed.offset if committed else None,
         "pending": list_ranges(pending.ranges if pending else ()),
@@ -257,6 +263,6 @@ def _partition(preview: Preview, key: Key, p: PartitionState, pending: PendingRa
     }
 
 
-def _task(task: Task) -> dict[str, Any]:
+def _build_task(task: Task) -> dict[str, Any]:
     slices = [document_of(s, "topic partition start end estimated_bytes") for s in task.slices]
     return document_of(task, "index leader estimated_bytes") | {"slices": slices}

@@ -42,17 +42,23 @@ def report(
     """
     definition = session.feed(feed)
     with session.open_ports(definition) as edges:
-        facts_, path, data, fresh = _stored_report(definition, edges.lake, edges.clock, batch)
+        facts_, path, data, fresh = _read_report(definition, edges.lake, edges.clock, batch)
         address = edges.lake.locate(path)
     if output is not None:
         output.write_bytes(data)
     session.terminal.lines([str(output or address)])
     session.terminal.print_document(
-        {**_figures(facts_), "path": address, "output": output and str(output), "rebuilt": fresh, "size": len(data)}
+        {
+            **_build_figures(facts_),
+            "path": address,
+            "output": output and str(output),
+            "rebuilt": fresh,
+            "size": len(data),
+        }
     )
 
 
-def _stored_report(feed: Feed, lake: Lake, clock: Clock, batch: int | None) -> tuple[BatchAccount, str, bytes, bool]:
+def _read_report(feed: Feed, lake: Lake, clock: Clock, batch: int | None) -> tuple[BatchAccount, str, bytes, bool]:
     """The batch, where its report stands, the report, and whether it had to be made. Raises UsageError."""
     from sluice.pipelines.batch_report import report_page
     from sluice.pipelines.batch_report.batch_account import newest, read_account
@@ -68,7 +74,7 @@ def _stored_report(feed: Feed, lake: Lake, clock: Clock, batch: int | None) -> t
     return batch_account, path, data, True
 
 
-def _figures(a: BatchAccount) -> dict[str, Any]:
+def _build_figures(a: BatchAccount) -> dict[str, Any]:
     facts = a.facts
     names = "rows=counts.landed quarantined=counts.quarantined quarantined_share dropped=counts.dropped"
     return {

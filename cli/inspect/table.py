@@ -75,13 +75,15 @@ def sync(
         name, refused, done, misread = _bring_up(session, definition, repair)
     session.terminal.show(*_sync_view(name, done))
     if misread:
-        session.terminal.show(warn(_misread_by_spark(feed, len(misread), "run it again when no other run is active")))
+        session.terminal.show(warn(_describe_misread(feed, len(misread), "run it again when no other run is active")))
     quarantine = {}
     if refused and done.quarantine:
         session.terminal.show(*_sync_view(refused, done.quarantine))
-        quarantine = {"quarantine": _build_document(feed, refused, done.quarantine.head) | _changes(done.quarantine)}
+        quarantine = {
+            "quarantine": _build_document(feed, refused, done.quarantine.head) | _build_changes(done.quarantine)
+        }
     session.terminal.print_document(
-        _build_document(feed, name, done.head) | _changes(done) | {"misread": list(misread)} | quarantine
+        _build_document(feed, name, done.head) | _build_changes(done) | {"misread": list(misread)} | quarantine
     )
 
 
@@ -110,7 +112,7 @@ def _rewrite_misread(session: Session, feed: Feed, misread: tuple[str, ...]) -> 
     return good(f"{many(len(misread), 'file')} with bounds that Spark misreads rewritten as {many(files, 'file')}")
 
 
-def _misread_by_spark(feed: str, files: int, remedy: str) -> str:
+def _describe_misread(feed: str, files: int, remedy: str) -> str:
     have = "has" if files == 1 else "have"
     return f"{many(files, 'file')} {have} bounds that engines misread, so filters miss rows of feed {feed}: {remedy}"
 
@@ -131,7 +133,7 @@ def status(session: Session, feed: FeedName) -> None:
             with session.terminal.working("querying the catalog"):
                 head, state = load_both(ledger, table)
             trusted = head is None or trusted_mark(ledger, state, head)
-            session.terminal.show(*_standing(feed, table.name, head))
+            session.terminal.show(*_format_standing(feed, table.name, head))
             if trusted:
                 lines, more = _by_mark(ledger, state, head, kind)
             else:
@@ -154,7 +156,7 @@ def _by_mark(
     files = sum(len(b.parts) for b in pending.batches)
     root = paths.part_path(ledger.feed, kind, "", "")
     removed = sum(path.startswith(f"{root}/") for path in pending.removed)
-    line = _pending_line(ledger.feed, len(pending.batches), files, removed)
+    line = _format_pending(ledger.feed, len(pending.batches), files, removed)
     lines: list[RenderableType] = [line] if head or files else []
     return lines, {"pending": {"batches": len(pending.batches), "files": files, "gone": removed}}
 
@@ -183,7 +185,7 @@ def check(session: Session, feed: FeedName) -> int:
     """
     results = comparisons(session, session.feed(feed))
     for name, compared in results:
-        session.terminal.show(*_standing(feed, name, compared.head), *verdict(feed, compared))
+        session.terminal.show(*_format_standing(feed, name, compared.head), *verdict(feed, compared))
     session.terminal.print_document(
         _join_documents([_build_document(feed, name, c.head) | difference(c) for name, c in results])
     )
@@ -214,7 +216,7 @@ def _open_tables(session: Session, feed: Feed) -> Iterator[tuple[Ledger, Lake, F
 # -- shown
 
 
-def _standing(feed: str, name: str, head: TableHead | None) -> Iterator[RenderableType]:
+def _format_standing(feed: str, name: str, head: TableHead | None) -> Iterator[RenderableType]:
     yield heading(f"{name[0].upper()}{name[1:]}", f"of feed {feed}")
     if head is None or head.snapshot is None:
         yield Text("  it does not exist yet" if head is None else "  it is empty")
@@ -228,7 +230,7 @@ def _standing(feed: str, name: str, head: TableHead | None) -> Iterator[Renderab
     )
 
 
-def _pending_line(feed: str, batches: int, files: int, removed: int) -> Text:
+def _format_pending(feed: str, batches: int, files: int, removed: int) -> Text:
     if not files and not removed:
         return good("all landed rows are in it")
     missing = f"{many(files, 'file')} of {many(batches, 'batch', 'batches')} not in it yet" if files else ""
@@ -265,11 +267,11 @@ def verdict(feed: str, comparison: TableComparison) -> Iterator[RenderableType]:
     if comparison.same:
         yield good(f"the ledger and the table have the same {many(len(comparison.live), 'file')} and rows")
     elif comparison.sound:
-        yield _pending_line(feed, len(comparison.batches), len(comparison.pending), len(comparison.stale))
+        yield _format_pending(feed, len(comparison.batches), len(comparison.pending), len(comparison.stale))
     else:
         yield bad(f"{comparison.describe()}: sluice table sync {feed} --repair")
     if comparison.misread:
-        yield bad(_misread_by_spark(feed, len(comparison.misread), f"sluice table sync {feed} --repair"))
+        yield bad(_describe_misread(feed, len(comparison.misread), f"sluice table sync {feed} --repair"))
     for what, files in (("missing", comparison.missing), ("not in the ledger", comparison.foreign)):
         more = [f"… {len(files) - SHOWN} more"] if len(files) > SHOWN else []
         if files:
@@ -284,7 +286,7 @@ def _build_document(feed: str, name: str, head: TableHead | None) -> dict[str, A
     return summary | newest | document_of(head, "rows files snapshots mark")
 
 
-def _changes(done: Synced) -> dict[str, Any]:
+def _build_changes(done: Synced) -> dict[str, Any]:
     return document_of(done, "created commits added removed expired cleaned windows")
 
 

@@ -52,7 +52,7 @@ def wait(
     session.terminal.show(window_options.verdict(standing))
     session.terminal.print_document({"feed": feed, "complete": ready, **window_options.build_document(standing)})
     if not ready:
-        raise _late(feed, standing, limit or 0)
+        raise _build_timeout(feed, standing, limit or 0)
 
 
 Look = Callable[[], tuple[WindowStanding, bool]]
@@ -97,7 +97,7 @@ def _looking(feed: Feed, edges: Ports, start: int) -> Look:
     return look
 
 
-def _late(feed: str, standing: WindowStanding, limit: int) -> Failed:
+def _build_timeout(feed: str, standing: WindowStanding, limit: int) -> Failed:
     name = show_window(standing.window)
     return Failed(
         f"window {name} is not complete after {show_duration(limit)}",

@@ -48,7 +48,7 @@ def acls(
         rights = rights_to_republish(republish, f"sluice-republish-{feed}-", all_of=True)
     who = grantee(definition.kafka)
     who = Grantee(principal or who.principal, who.bootstrap)
-    rows = [(r.operation, r.kind.replace("-", " "), _shown(r), r.need) for r in rights]
+    rows = [(r.operation, r.kind.replace("-", " "), _format_command(r), r.need) for r in rights]
     needed, helpful = ([r for r in rights if r.optional is optional] for optional in (False, True))
     session.terminal.show(
         heading(f"Feed {feed}", f"commit: {definition.commit}, as {who.principal}"),
@@ -68,5 +68,5 @@ def acls(
     )
 
 
-def _shown(right: Right) -> str:
+def _format_command(right: Right) -> str:
     return f"{right.name}…" if right.pattern == "prefixed" else right.name

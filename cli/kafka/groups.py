@@ -81,22 +81,22 @@ def list_(session: Session, feed: OfFeed = None) -> None:
     $ sluice groups list
     $ sluice groups list --feed orders --json | jq -r '.groups[] | select(.state != "Empty") | .group'
     """
-    definition = session.feed(feed) if feed else _any(session)
+    definition = session.feed(feed) if feed else _choose_feed(session)
     with session.terminal.working("querying Kafka"), session.open_groups(definition) as groups:
         listed, owners = groups.listed(), list_owners(session, definition)
-        hidden = _find_hidden(groups, _missing(listed, owners))
+        hidden = _find_hidden(groups, _list_missing(listed, owners))
     session.terminal.show(*_list_view(listed, owners, definition, hidden))
     session.terminal.print_document(
         {
             "bootstrap": definition.kafka.bootstrap,
-            "groups": [_listed_document(g, owners.get(g.name)) for g in listed],
-            "not_there": [{"group": g, "feed": f} for g, f in _missing(listed, owners) if g not in hidden],
+            "groups": [_build_listed(g, owners.get(g.name)) for g in listed],
+            "not_there": [{"group": g, "feed": f} for g, f in _list_missing(listed, owners) if g not in hidden],
             "hidden": [{"group": g, "feed": owners[g], "remedy": e.remedy} for g, e in hidden.items()],
         }
     )
 
 
-def _any(session: Session) -> Feed:
+def _choose_feed(session: Session) -> Feed:
     """Any feed, if all read one Kafka. Raises UsageError."""
     feeds = list(session.files.feeds.values())
     if len({f.kafka.bootstrap for f in feeds}) == 1:
@@ -105,7 +105,7 @@ def _any(session: Session) -> Feed:
     raise UsageError(f"{why}, and --feed is missing", remedy="add a feed of that Kafka: --feed NAME")
 
 
-def _missing(listed: Iterable[ListedGroup], owners: Mapping[str, str]) -> list[tuple[str, str]]:
+def _list_missing(listed: Iterable[ListedGroup], owners: Mapping[str, str]) -> list[tuple[str, str]]:
     there = {g.name for g in listed}
     return [(g, f) for g, f in sorted(owners.items()) if g not in there]
 
@@ -125,11 +125,11 @@ def _list_view(
     listed: Sequence[ListedGroup], owners: Mapping[str, str], feed: Feed, hidden: Mapping[str, NotAuthorized]
 ) -> list[RenderableType]:
     rows: list[tuple[str | Text, ...]] = [
-        (g.name, _state(g.state), _protocol(g), owners.get(g.name, ""), _keeper(g)) for g in listed
+        (g.name, _state(g.state), _describe_protocol(g), owners.get(g.name, ""), _describe_keeper(g)) for g in listed
     ]
     missing = [
         (g, Text("not visible" if g in hidden else "does not exist yet", style="dim"), "", f, "")
-        for g, f in _missing(listed, owners)
+        for g, f in _list_missing(listed, owners)
     ]
     names = ("group", "state", "protocol", "feed", "coordinator")
     out: list[RenderableType] = [heading("Groups", f"{len(listed)} at {describe_store(feed)}")]
@@ -149,7 +149,7 @@ _FREE = ("Empty", "Dead")
 _LOOKS = {"Stable": "green", "Empty": "dim", "Dead": "red"}
 
 
-def _keeper(g: ListedGroup) -> str:
+def _describe_keeper(g: ListedGroup) -> str:
     return "ZooKeeper" if g.coordinator < 0 else f"broker {g.coordinator}"
 
 
@@ -157,11 +157,11 @@ def _state(state: str) -> Text:
     return Text(state or "–", style=_LOOKS.get(state, "yellow"))
 
 
-def _protocol(g: ListedGroup) -> str:
+def _describe_protocol(g: ListedGroup) -> str:
     return (g.protocol_type or "–") if g.kind in ("", "classic") else format_kind(g.kind)
 
 
-def _listed_document(g: ListedGroup, owner: str | None) -> dict[str, Any]:
+def _build_listed(g: ListedGroup, owner: str | None) -> dict[str, Any]:
     return {
         "group": g.name,
         "state": g.state,
@@ -253,7 +253,7 @@ def watch(
     awaited = _state_named(until) if until else None
     deadline = None if timeout is None else time.monotonic() + parsing.duration(timeout) / 1000
     with session.open_groups(source) as groups:
-        for view, lines in _looks(groups, wanted):
+        for view, lines in _follow(groups, wanted):
             for line in lines:
                 session.terminal.lines([f"{line['at']}  {line['text']}"])
                 session.terminal.print_document(line)
@@ -276,7 +276,7 @@ def _state_named(text: str) -> str:
     return match
 
 
-def _looks(groups: Groups, name: str) -> Iterator[tuple[GroupView, list[dict[str, Any]]]]:
+def _follow(groups: Groups, name: str) -> Iterator[tuple[GroupView, list[dict[str, Any]]]]:
     """Yields the group after each query, with a line for each change; the first query is a line of its own."""
     from sluice.pipelines.status.group_changes import changes
     from sluice.resources.liveness import now
@@ -314,7 +314,7 @@ def _find_group(session: Session, name: str | None, feed: str | None) -> tuple[F
         return of, name or of.group
     feeds = list(session.files.feeds.values())
     if name:
-        return next((f for f in feeds if f.group == name), None) or _any(session), name
+        return next((f for f in feeds if f.group == name), None) or _choose_feed(session), name
     if len(feeds) != 1:
         raise UsageError("no group", remedy="add the name of a group (see sluice groups list), or --feed NAME")
     return feeds[0], feeds[0].group
@@ -326,7 +326,7 @@ def look(session: Session, feed: Feed, name: str) -> GroupReport:
     with session.open_ports(feed) as edges, session.open_groups(feed) as groups:
         view = groups.view(name)
         if not view.exists and name not in owners:
-            raise _unknown_group(name, (g.name for g in groups.listed()), owners)
+            raise _build_unknown_group(name, (g.name for g in groups.listed()), owners)
         committed = {} if view.kind == "share" else groups.committed(name)
         assigned = [tp for m in view.members or () for tp in m.assignment or ()]
         ends = log_ends(edges.cluster, [*committed, *assigned])
@@ -341,7 +341,7 @@ def look(session: Session, feed: Feed, name: str) -> GroupReport:
     return GroupReport(view, owners.get(name), tuple(rows), lasts, others)
 
 
-def _unknown_group(name: str, names: Iterable[str], owners: Mapping[str, str]) -> UsageError:
+def _build_unknown_group(name: str, names: Iterable[str], owners: Mapping[str, str]) -> UsageError:
     own = next((g for g, f in owners.items() if f == name), None)
     if own:
         return UsageError(f"no group {name}; the group of feed {name} is {own}", remedy=f"sluice groups describe {own}")
@@ -432,25 +432,25 @@ def _view(report: GroupReport) -> list[RenderableType]:
                 "state",
                 Text.assemble(_state(view.state), f", {STATES.get(view.state, 'a state that Sluice does not know')}"),
             ),
-            *([("protocol", _protocol_told(view))] if view.exists else []),
+            *([("protocol", _describe_kind(view))] if view.exists else []),
             ("coordinator", str(view.coordinator)),
-            *([("offsets", _retention_text(report.expiry))] if report.rows else []),
+            *([("offsets", _describe_retention(report.expiry))] if report.rows else []),
         ),
     ]
     if view.members:
-        out += [heading("Members", str(len(view.members))), _members(view.members)]
+        out += [heading("Members", str(len(view.members))), _format_members(view.members)]
     if report.rows:
-        out += [heading("Offsets", f"lag {_total(report.rows)}"), _offsets(report.rows)]
-    return [*out, *_blocked_view(report)]
+        out += [heading("Offsets", f"lag {_sum_lag(report.rows)}"), _format_offsets(report.rows)]
+    return [*out, *_format_blocked(report)]
 
 
-def _protocol_told(view: GroupView) -> str:
+def _describe_kind(view: GroupView) -> str:
     by = ", ".join(part for part in (view.protocol_type, view.assignor) if part and part != view.kind)
     text = KINDS.get(view.kind, "a protocol that Sluice does not know")
     return f"{format_kind(view.kind)}{f' ({by})' if by else ''}, {text}"
 
 
-def _retention_text(retention: OffsetExpiry) -> str:
+def _describe_retention(retention: OffsetExpiry) -> str:
     """How long the group's offsets last, as far as that can be known."""
     time = (
         "for a time that brokers do not report" if retention.retention is None else show_duration(retention.retention)
@@ -468,7 +468,7 @@ def _retention_text(retention: OffsetExpiry) -> str:
     return f"kept {time} after its last member left: not before {moment}, by the ledger's last commit"
 
 
-def _members(members: Sequence[GroupMember]) -> RenderableType:
+def _format_members(members: Sequence[GroupMember]) -> RenderableType:
     rows = [(m.client_id, m.host, m.instance_id or "–", holds(m)) for m in members[:SHOWN_ROWS]]
     return table(("client", "host", "static id", "holds"), limit_rows(rows, len(members)))
 
@@ -480,16 +480,16 @@ def holds(member: GroupMember) -> str:
     by_topic: dict[str, list[int]] = {}
     for tp in member.assignment:
         by_topic.setdefault(tp.topic, []).append(tp.partition)
-    return ", ".join(f"{topic}:{_runs(numbers)}" for topic, numbers in by_topic.items()) or "nothing"
+    return ", ".join(f"{topic}:{_format_ranges(numbers)}" for topic, numbers in by_topic.items()) or "nothing"
 
 
-def _runs(numbers: Sequence[int]) -> str:
+def _format_ranges(numbers: Sequence[int]) -> str:
     """`0-2,5` of 0, 1, 2 and 5."""
     runs = union(Range(n, n + 1) for n in numbers)
     return ",".join(str(r.start) if r.span == 1 else f"{r.start}-{r.end - 1}" for r in runs)
 
 
-def _offsets(rows: Sequence[GroupOffset]) -> RenderableType:
+def _format_offsets(rows: Sequence[GroupOffset]) -> RenderableType:
     with_holders, with_notes = any(r.holder for r in rows), any(r.note for r in rows)
     lines = []
     for r in rows[:SHOWN_ROWS]:
@@ -503,11 +503,11 @@ def _offsets(rows: Sequence[GroupOffset]) -> RenderableType:
     return table(names, limit_rows(lines, len(rows)), right="committed log lag epoch")
 
 
-def _total(rows: Iterable[GroupOffset]) -> str:
+def _sum_lag(rows: Iterable[GroupOffset]) -> str:
     return count(sum(r.lag or 0 for r in rows))
 
 
-def _blocked_view(report: GroupReport) -> list[RenderableType]:
+def _format_blocked(report: GroupReport) -> list[RenderableType]:
     """The members that block the feed's commits."""
     if report.feed is None or report.view.free:
         return []
@@ -518,13 +518,13 @@ def _blocked_view(report: GroupReport) -> list[RenderableType]:
         Text(),
         warn(f"{report.feed} cannot commit while others are in its group{f': {holders}' if holders else ''}"),
         indent(
-            f"{_runs_text(report.view)} To run both, set another group for one of them: `group:` in "
+            f"{_describe_runs(report.view)} To run both, set another group for one of them: `group:` in "
             f"feeds/{report.feed}.yaml.",
         ),
     ]
 
 
-def _runs_text(view: GroupView) -> str:
+def _describe_runs(view: GroupView) -> str:
     """Describes runs while others are in the feed's group. In ZooKeeper a run owns its partitions before it lands."""
     if view.kind == ZOOKEEPER:
         return "Runs land nothing until old consumers leave; the first run after that lands and commits."
@@ -545,7 +545,7 @@ def _build_document(report: GroupReport) -> dict[str, Any]:
         "coordinator": {"id": view.coordinator.id, "address": view.coordinator.address},
         "feed": report.feed,
         "members": None if view.members is None else [member_document(m) for m in view.members],
-        "offsets": [_row_document(r) for r in report.rows],
+        "offsets": [_build_row(r) for r in report.rows],
         "expiry": {
             "counted_from": retention.counting,
             "retention_ms": retention.retention,
@@ -559,7 +559,7 @@ def member_document(m: GroupMember) -> dict[str, Any]:
     return document_of(m, "member_id client_id host instance_id") | {"partitions": partitions}
 
 
-def _row_document(r: GroupOffset) -> dict[str, Any]:
+def _build_row(r: GroupOffset) -> dict[str, Any]:
     at = r.committed or CommittedOffset(-1)
     return {
         "topic": r.tp.topic,

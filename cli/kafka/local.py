@@ -169,13 +169,13 @@ def _show(session: Session, kafka: LocalKafka) -> bool:
     session.terminal.show(
         good(f"Kafka {status.version} answers") if status.answering else bad(f"Kafka {status.version} does not answer"),
         facts(
-            *_addresses(kafka, status),
+            *_list_addresses(kafka, status),
             ("cluster", status.cluster_id),
             ("brokers", brokers),
             ("data", str(status.root)),
             *([("registry", registry_server.url)] if registry_server.running else []),
         ),
-        *_section(session, kafka),
+        *_format_section(session, kafka),
     )
     session.terminal.print_document(
         _build_document(status) | ({"registry": registry_server.url} if registry_server.running else {})
@@ -183,7 +183,7 @@ def _show(session: Session, kafka: LocalKafka) -> bool:
     return status.answering
 
 
-def _addresses(kafka: LocalKafka, status: ClusterStatus) -> list[tuple[str, str]]:
+def _list_addresses(kafka: LocalKafka, status: ClusterStatus) -> list[tuple[str, str]]:
     if kafka.secured is None:
         return [("address", status.bootstrap)]
     return [
@@ -194,7 +194,7 @@ def _addresses(kafka: LocalKafka, status: ClusterStatus) -> list[tuple[str, str]
     ]
 
 
-def _section(session: Session, kafka: LocalKafka) -> list[RenderableType]:
+def _format_section(session: Session, kafka: LocalKafka) -> list[RenderableType]:
     """Returns a feed's login settings, ready to paste."""
     if kafka.secured is None:
         return []

@@ -37,7 +37,7 @@ def _flag(name: str, text: str) -> Any:
     return typer.Option(name, help=text)
 
 
-def _option(name: str, metavar: str, text: str) -> Any:
+def _make_option(name: str, metavar: str, text: str) -> Any:
     return typer.Option(name, metavar=metavar, help=text, show_default=False)
 
 
@@ -59,15 +59,15 @@ def show(session: Session, feed: FeedName) -> int:
     """
     definition = session.feed(feed)
     with session.terminal.working("querying Kafka"), open_context(session, definition, None) as desk:
-        stands = [_stand(desk, spot) for spot in desk.spots]
+        stands = [_find_stand(desk, spot) for spot in desk.spots]
     session.terminal.show(*_show_view(desk, stands))
     session.terminal.print_document(
         {
             **desk.to_document(),
-            "offsets": [_spot_document(s.spot) | {"stands": s.stands, "expected": s.expected} for s in stands],
+            "offsets": [_build_spot(s.spot) | {"stands": s.stands, "expected": s.expected} for s in stands],
         }
     )
-    return 3 if _would_refuse(desk, stands) else 0
+    return 3 if _list_refused(desk, stands) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +78,17 @@ class TargetOptions:
     to_latest: Annotated[bool, _flag("--to-latest", "To the end of the log that the feed's isolation reads.")] = False
     to_frontier: Annotated[bool, _flag("--to-frontier", "To the frontier of the feed's ledger.")] = False
     to_time: Annotated[
-        str | None, _option("--to-time", "TIME", "To the first record at or after 2026-11-20T14:00:00Z.")
+        str | None, _make_option("--to-time", "TIME", "To the first record at or after 2026-11-20T14:00:00Z.")
     ] = None
     by_duration: Annotated[
-        str | None, _option("--by-duration", "TIME", "To the first record of this time span until now, such as 6h.")
+        str | None,
+        _make_option("--by-duration", "TIME", "To the first record of this time span until now, such as 6h."),
     ] = None
-    to_offset: Annotated[int | None, _option("--to-offset", "N", "To this offset.")] = None
-    shift: Annotated[int | None, _option("--shift", "±N", "By N offsets, forward or back.")] = None
-    to_file: Annotated[Path | None, _option("--to-file", "FILE", "To the lines TOPIC,PARTITION,OFFSET of a file.")] = (
-        None
-    )
+    to_offset: Annotated[int | None, _make_option("--to-offset", "N", "To this offset.")] = None
+    shift: Annotated[int | None, _make_option("--shift", "±N", "By N offsets, forward or back.")] = None
+    to_file: Annotated[
+        Path | None, _make_option("--to-file", "FILE", "To the lines TOPIC,PARTITION,OFFSET of a file.")
+    ] = None
 
     def choose(self) -> OffsetTarget | Path:
         """Returns the target. Raises UsageError unless there is exactly one."""
@@ -96,7 +97,7 @@ class TargetOptions:
         flags = {Aim.EARLIEST: self.to_earliest, Aim.LATEST: self.to_latest, Aim.FRONTIER: self.to_frontier}
         targets: list[OffsetTarget | Path] = [OffsetTarget(aim) for aim, chosen in flags.items() if chosen]
         targets += [OffsetTarget(Aim.TIME, parsing.instant(self.to_time))] if self.to_time is not None else []
-        targets += [OffsetTarget(Aim.TIME, _ago(self.by_duration))] if self.by_duration is not None else []
+        targets += [OffsetTarget(Aim.TIME, _compute_past(self.by_duration))] if self.by_duration is not None else []
         targets += [OffsetTarget(Aim.OFFSET, self.to_offset)] if self.to_offset is not None else []
         targets += [OffsetTarget(Aim.SHIFT, self.shift)] if self.shift is not None else []
         targets += [self.to_file] if self.to_file is not None else []
@@ -146,7 +147,7 @@ def reset(session: Session, feed: FeedName, target: TargetOptions, options: Move
 def export(
     session: Session,
     feed: FeedName,
-    file: Annotated[Path | None, _option("--file", "FILE", "Write to this new file instead of stdout.")] = None,
+    file: Annotated[Path | None, _make_option("--file", "FILE", "Write to this new file instead of stdout.")] = None,
     other: OtherGroup = None,
 ) -> None:
     """Write the committed offsets, one line TOPIC,PARTITION,OFFSET each.
@@ -193,7 +194,7 @@ def import_(
 # -- requests
 
 
-def _ago(text: str) -> int:
+def _compute_past(text: str) -> int:
     from sluice.resources.liveness import now
 
     return max(0, now() - parsing.duration(text))
@@ -219,13 +220,13 @@ class _Stand:
     expected: int | None
 
 
-def _stand(desk: OffsetsContext, spot: Spot) -> _Stand:
+def _find_stand(desk: OffsetsContext, spot: Spot) -> _Stand:
     from sluice.pipelines.operating.move_offsets import expected_offset, stands
 
     return _Stand(spot, stands(desk.state, spot), expected_offset(desk.state, spot.key))
 
 
-def _would_refuse(desk: OffsetsContext, stands: Sequence[_Stand]) -> list[_Stand]:
+def _list_refused(desk: OffsetsContext, stands: Sequence[_Stand]) -> list[_Stand]:
     """Returns the reason why the next commit would be refused while others hold the group."""
     from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
     from sluice.pipelines.operating.move_offsets import Stands
@@ -249,24 +250,26 @@ def _is_landing_next(s: _Stand) -> bool:
 def _show_view(desk: OffsetsContext, stands: Sequence[_Stand]) -> list[RenderableType]:
     from sluice.pipelines.operating.move_offsets import Stands
 
-    rows = [(str(s.spot.tp), *map(count, _numbers(s.spot)[1:]), _stand_note(desk, s)) for s in stands[:SHOWN_ROWS]]
+    rows = [
+        (str(s.spot.tp), *map(count, _list_numbers(s.spot)[1:]), _describe_stand(desk, s)) for s in stands[:SHOWN_ROWS]
+    ]
     names = ("partition", "committed", "frontier", "log end", "lag", "")
-    moved = [s for s in _would_refuse(desk, stands) if s.stands is Stands.MOVED and not _is_landing_next(s)]
+    moved = [s for s in _list_refused(desk, stands) if s.stands is Stands.MOVED and not _is_landing_next(s)]
     return [
         heading(f"Offsets of {desk.feed.name}", f"group {desk.name}, {desk.view.state}"),
         table(names, limit_rows(rows, len(stands)), right="committed frontier log lag"),
-        *_warnings(desk),
-        *(_ways_out(desk, moved) if moved else []),
+        *_list_warnings(desk),
+        *(_list_remedies(desk, moved) if moved else []),
     ]
 
 
-def _numbers(spot: Spot) -> tuple[int | None, ...]:
+def _list_numbers(spot: Spot) -> tuple[int | None, ...]:
     kafka = spot.kafka
     lag = None if spot.before is None else max(0, kafka.high_watermark - spot.before)
     return kafka.log_start, spot.before, spot.frontier, kafka.high_watermark, lag
 
 
-def _stand_note(desk: OffsetsContext, s: _Stand) -> str | Text:
+def _describe_stand(desk: OffsetsContext, s: _Stand) -> str | Text:
     from sluice.pipelines.operating.move_offsets import Stands
 
     match s.stands:
@@ -298,7 +301,7 @@ def _stand_note(desk: OffsetsContext, s: _Stand) -> str | Text:
     return str(s.stands)
 
 
-def _ways_out(desk: OffsetsContext, moved: Sequence[_Stand]) -> list[RenderableType]:
+def _list_remedies(desk: OffsetsContext, moved: Sequence[_Stand]) -> list[RenderableType]:
     feed = desk.feed.name
     ways = [("commit the frontier anyway", f"sluice accept {feed} moved --reason …")]
     if any((s.spot.before or 0) > (s.spot.frontier or 0) for s in moved):
@@ -308,7 +311,7 @@ def _ways_out(desk: OffsetsContext, moved: Sequence[_Stand]) -> list[RenderableT
     return [Text(), Text(f"  {text}"), facts(*((f"  {what}", how) for what, how in ways))]
 
 
-def _warnings(desk: OffsetsContext) -> list[RenderableType]:
+def _list_warnings(desk: OffsetsContext) -> list[RenderableType]:
     from sluice.pipelines.feed.sections import CommitMode
 
     name = desk.feed.name
@@ -336,18 +339,18 @@ def _reset(session: Session, feed: Feed, aim: OffsetTarget | Path, options: Move
         with session.terminal.working("querying Kafka"):
             desk = stack.enter_context(open_context(session, feed, options.group))
             target = OffsetTarget(Aim.FILE, offsets=read_offsets(aim, desk)) if isinstance(aim, Path) else aim
-            moves = _moves(desk, target, partitions)
+            moves = _list_moves(desk, target, partitions)
             if desk.ledger:
                 check_ours(desk.ledger, moves)
         refused, done = refusal(feed.name, desk.view, moves, target), None
         if not options.dry_run and refused is None:
             if not options.yes and moves:
-                session.terminal.show(*_view_moves(desk, target, moves), *_meaning(desk, moves))
+                session.terminal.show(*_view_moves(desk, target, moves), *_explain_moves(desk, moves))
                 session.terminal.confirm(f"Move {many(len(moves), 'offset')} of group {desk.name}?")
             reason = options.reason or f"sluice offsets reset {target}"
             done = move(OwnedGroup(desk.name, desk.groups, feed.name, desk.ledger), moves, target, reason)
     if options.dry_run or options.yes or refused:
-        session.terminal.show(*_view_moves(desk, target, moves), *([] if refused else _meaning(desk, moves)))
+        session.terminal.show(*_view_moves(desk, target, moves), *([] if refused else _explain_moves(desk, moves)))
     if not refused:
         session.terminal.show("", _format_moved(desk, moves, done) if done else output.format_dry_run())
     if refused is not None:
@@ -356,7 +359,7 @@ def _reset(session: Session, feed: Feed, aim: OffsetTarget | Path, options: Move
     return refused.exit_code if refused else 0
 
 
-def _moves(desk: OffsetsContext, target: OffsetTarget, only: Sequence[TopicPartition]) -> tuple[Move, ...]:
+def _list_moves(desk: OffsetsContext, target: OffsetTarget, only: Sequence[TopicPartition]) -> tuple[Move, ...]:
     from sluice.pipelines.operating.move_offsets import Aim, resolve, spots_concerned
     from sluice.pipelines.planning.origins import check_incarnation
 
@@ -395,7 +398,7 @@ def _move_note(desk: OffsetsContext, m: Move) -> str | Text:
     return "; ".join(note for note in (m.note, begins) if note)
 
 
-def _meaning(desk: OffsetsContext, moves: Sequence[Move]) -> list[RenderableType]:
+def _explain_moves(desk: OffsetsContext, moves: Sequence[Move]) -> list[RenderableType]:
     """Describes the consequence, actual or expected."""
     from sluice.pipelines.feed.sections import CommitMode
 
@@ -408,7 +411,7 @@ def _meaning(desk: OffsetsContext, moves: Sequence[Move]) -> list[RenderableType
             f"records again{'' if desk.feed.commit is CommitMode.NONE else next_commit}."
         )
     return [
-        *(_warnings(desk) if desk.feed.commit is CommitMode.NONE else []),
+        *(_list_warnings(desk) if desk.feed.commit is CommitMode.NONE else []),
         *([Text(), indent(*out)] if out else []),
     ]
 
@@ -421,14 +424,14 @@ def _reset_document(
         "target": str(target),
         "applied": done is not None,
         "entry": done.entry if done else None,
-        "offsets": [_spot_document(m.spot) | {"after": m.after, "note": m.note or None} for m in moves],
+        "offsets": [_build_spot(m.spot) | {"after": m.after, "note": m.note or None} for m in moves],
         "problem": refused.fields() if refused else None,
     }
 
 
-def _spot_document(spot: Spot) -> dict[str, Any]:
+def _build_spot(spot: Spot) -> dict[str, Any]:
     names = ("log_start", "committed", "frontier", "log_end", "lag")
-    numbers = dict(zip(names, _numbers(spot), strict=True))
+    numbers = dict(zip(names, _list_numbers(spot), strict=True))
     return _place(spot.tp) | numbers | {"last_stable_offset": spot.kafka.last_stable_offset}
 
 

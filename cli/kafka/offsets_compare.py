@@ -51,7 +51,7 @@ def before(
         spots = desk.choose(tuple(map(parsing.parse_partition, only or ())))
         hits = desk.edges.cluster.offsets_at({s.tp: at for s in spots})
     rows = [_Before(s.tp, hits[s.tp], s.kafka.log_start, s.kafka.high_watermark, s.before) for s in spots]
-    session.terminal.show(*_before_view(desk, at, rows))
+    session.terminal.show(*_format_before(desk, at, rows))
     session.terminal.print_document({**desk.to_document(), "time": at, "offsets": [r.to_document() for r in rows]})
 
 
@@ -88,7 +88,7 @@ class _Before:
         }
 
 
-def _before_view(desk: OffsetsContext, at: int, rows: Sequence[_Before]) -> list[RenderableType]:
+def _format_before(desk: OffsetsContext, at: int, rows: Sequence[_Before]) -> list[RenderableType]:
     cells = [
         (
             str(r.tp),
@@ -131,7 +131,7 @@ def diff(
     definition = session.feed(feed)
     with session.terminal.working("querying Kafka"), open_context(session, definition, other) as desk:
         ours = {s.tp: s.before for s in desk.spots if s.before is not None}
-        theirs = _theirs(desk, beside)
+        theirs = _read_theirs(desk, beside)
     rows = [(tp, ours.get(tp), theirs.get(tp)) for tp in sorted({*ours, *theirs})]
     differ = [row for row in rows if row[1] != row[2]]
     session.terminal.show(*_diff_view(desk, beside, rows, differ))
@@ -140,7 +140,7 @@ def diff(
     return 1 if differ else 0
 
 
-def _theirs(desk: OffsetsContext, source: str) -> Mapping[TopicPartition, int]:
+def _read_theirs(desk: OffsetsContext, source: str) -> Mapping[TopicPartition, int]:
     """Raises UsageError if the argument is neither a file nor a group with offsets."""
     if Path(source).exists():
         return read_offsets(Path(source), desk)
@@ -159,7 +159,7 @@ def _diff_view(
     title = heading(f"Offsets of {desk.feed.name}", f"group {desk.name}, compared with {source}")
     if not differ:
         return [title, good(f"the same in {many(len(rows), 'partition')}")]
-    cells = [(str(tp), count(a), count(b), _gap(a, b)) for tp, a, b in differ]
+    cells = [(str(tp), count(a), count(b), _format_gap(a, b)) for tp, a, b in differ]
     return [
         title,
         table(("partition", "committed", "the other", "it is"), limit_rows(cells), right="committed the"),
@@ -170,7 +170,7 @@ def _diff_view(
 _Pair = tuple[TopicPartition, int | None, int | None]
 
 
-def _gap(ours: int | None, theirs: int | None) -> str:
+def _format_gap(ours: int | None, theirs: int | None) -> str:
     if ours is None or theirs is None:
         return "only here" if theirs is None else "only there"
     return f"{count(theirs - ours)} ahead" if theirs > ours else f"{count(ours - theirs)} behind"

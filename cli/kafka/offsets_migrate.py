@@ -59,13 +59,13 @@ def migrate(
     done = False
     with session.open_ports(definition) as edges, session.open_stores(definition) as stores:
         with session.terminal.working("querying Kafka and ZooKeeper"):
-            logs = _logs(definition, edges.cluster, tuple(map(parsing.parse_partition, only or ())))
+            logs = _list_logs(definition, edges.cluster, tuple(map(parsing.parse_partition, only or ())))
             plan = migrating.plan(stores, source, logs)
-            refused = _refusal(definition, stores, plan)
+            refused = _build_refusal(definition, stores, plan)
         sound = not plan.of(*migrating.REFUSED)
         ask = sound and not (dry_run or yes) and bool(plan.of(migrating.MigrationAction.MOVE))
         if ask:
-            session.terminal.show(*_table_view(definition, plan, done))
+            session.terminal.show(*_format_table(definition, plan, done))
             moves = many(len(plan.of(migrating.MigrationAction.MOVE)), "offset")
             session.terminal.confirm(f"Copy {moves} of group {definition.group} to {plan.target}?")
         if sound and not dry_run:
@@ -73,8 +73,8 @@ def migrate(
                 plan, refused = migrating.migrate(definition.name, stores, source, logs), None
             done = True
     if not ask:
-        session.terminal.show(*_table_view(definition, plan, done))
-    session.terminal.show(*_result_view(definition, plan, done))
+        session.terminal.show(*_format_table(definition, plan, done))
+    session.terminal.show(*_format_result(definition, plan, done))
     if refused is not None:
         session.terminal.fail(refused)
     session.terminal.print_document(_build_document(definition, plan, done, refused))
@@ -90,7 +90,7 @@ def _find_other_store(text: str) -> OffsetStore:
     return next(store for store in OffsetStore if store != text)
 
 
-def _logs(feed: Feed, cluster: Any, only: Sequence[TopicPartition]) -> tuple[PartitionState, ...]:
+def _list_logs(feed: Feed, cluster: Any, only: Sequence[TopicPartition]) -> tuple[PartitionState, ...]:
     """All partitions that the feed reads, or those named. Raises UsageError for one that it does not."""
     from sluice.pipelines.batch.survey import list_topics
 
@@ -103,7 +103,7 @@ def _logs(feed: Feed, cluster: Any, only: Sequence[TopicPartition]) -> tuple[Par
     return tuple(partitions[tp] for tp in dict.fromkeys(only)) if only else tuple(partitions.values())
 
 
-def _refusal(feed: Feed, stores: Stores, plan: Migration) -> SluiceError | None:
+def _build_refusal(feed: Feed, stores: Stores, plan: Migration) -> SluiceError | None:
     from sluice.pipelines.operating.migrate_offsets import held_error, in_use, refusal
 
     if refused := refusal(feed.name, feed.group, plan):
@@ -112,7 +112,7 @@ def _refusal(feed: Feed, stores: Stores, plan: Migration) -> SluiceError | None:
     return held_error(feed.group, used) if used else None
 
 
-def _table_view(feed: Feed, plan: Migration, done: bool) -> list[RenderableType]:
+def _format_table(feed: Feed, plan: Migration, done: bool) -> list[RenderableType]:
     rows = [
         (str(r.tp), count(_at(r.source)), count(_at(r.target)), count(r.log_end), _note(r, done))
         for r in plan.rows[:SHOWN_ROWS]
@@ -124,7 +124,7 @@ def _table_view(feed: Feed, plan: Migration, done: bool) -> list[RenderableType]
     ]
 
 
-def _result_view(feed: Feed, plan: Migration, done: bool) -> list[RenderableType]:
+def _format_result(feed: Feed, plan: Migration, done: bool) -> list[RenderableType]:
     from sluice.pipelines.operating.migrate_offsets import REFUSED, MigrationAction, describe_migration
 
     if plan.of(*REFUSED):

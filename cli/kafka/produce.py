@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
     command(app)(produce)
 
 
-def _share(given: str | float) -> float:
+def _parse_share(given: str | float) -> float:
     """`0.01` or `1%`."""
     text = str(given)
     try:
@@ -38,7 +38,7 @@ def _share(given: str | float) -> float:
     return value
 
 
-def _duration(text: str) -> int:
+def _parse_duration(text: str) -> int:
     """Milliseconds of `10m`."""
     try:
         return parse_duration(text)
@@ -46,8 +46,8 @@ def _duration(text: str) -> int:
         raise typer.BadParameter(f"{text!r} {error}") from None
 
 
-def _share_option(text: str) -> Any:
-    return typer.Option(parser=_share, metavar="SHARE", help=text, show_default=False)
+def _make_share_option(text: str) -> Any:
+    return typer.Option(parser=_parse_share, metavar="SHARE", help=text, show_default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class EventOptions:
     """Sample events, as typed."""
 
     records: Annotated[int, typer.Option("--records", "-n", metavar="N", min=1, help="Number of events.")] = 10_000
-    bad_share: Annotated[float, _share_option("Share of malformed records: no JSON, cut off, wrong types.")] = 0.0
-    tombstones: Annotated[float, _share_option("Share of null values.")] = 0.0
-    headers: Annotated[float, _share_option("Share of records with headers.")] = 0.0
+    bad_share: Annotated[float, _make_share_option("Share of malformed records: no JSON, cut off, wrong types.")] = 0.0
+    tombstones: Annotated[float, _make_share_option("Share of null values.")] = 0.0
+    headers: Annotated[float, _make_share_option("Share of records with headers.")] = 0.0
     seed: Annotated[
         int | None,
         typer.Option(metavar="N", help="The same seed gives the same events.", show_default="random"),
@@ -65,7 +65,9 @@ class EventOptions:
     first: Annotated[int, typer.Option(metavar="N", min=0, help="Number of the first order.")] = 0
     spread: Annotated[
         int,
-        typer.Option(parser=_duration, metavar="DURATION", help="Spread timestamps evenly over this time until now."),
+        typer.Option(
+            parser=_parse_duration, metavar="DURATION", help="Spread timestamps evenly over this time until now."
+        ),
     ] = "1m"  # type: ignore[assignment]  # read by the parser
 
     def build_mix(self, aborted: float) -> Mix:
@@ -84,7 +86,7 @@ class SendingOptions:
         typer.Option("--rate", metavar="N", min=0.001, help="Records per second.", show_default="as fast as possible"),
     ] = None
     transactional: Annotated[bool, typer.Option("--transactional", help="Send in transactions.")] = False
-    aborted: Annotated[float, _share_option("Share of transactions to abort; needs --transactional.")] = 0.0
+    aborted: Annotated[float, _make_share_option("Share of transactions to abort; needs --transactional.")] = 0.0
     compression: Annotated[
         str | None,
         typer.Option(metavar="CODEC", help="none, gzip, snappy, lz4 or zstd.", show_default="none"),
@@ -132,7 +134,7 @@ def produce(
         raise UsageError("--aborted without --transactional", remedy="add --transactional")
     _check_meant(session, definition, events.records, target.bootstrap)
     mix = events.build_mix(sending.aborted)
-    topics = _topics(session, definition, target.partitions, target.create)
+    topics = _list_topics(session, definition, target.partitions, target.create)
     now = time.time_ns() // 1_000_000
     stream = orders(mix, events.records, now - events.spread, now)
     stream = in_format(session, definition, stream)
@@ -213,7 +215,7 @@ def view(sent: SentEvents, topics: tuple[str, ...]) -> tuple[RenderableType, ...
     )
 
 
-def _topics(session: Session, feed: Feed, partitions: int, create: bool) -> tuple[str, ...]:
+def _list_topics(session: Session, feed: Feed, partitions: int, create: bool) -> tuple[str, ...]:
     """The feed's topics as Kafka has them; named ones that are missing are created where that is allowed."""
     from sluice.pipelines.feed.topic_selection import match
     from sluice.resources.local import events

@@ -212,8 +212,8 @@ def _send(session: Session, work: LaneSender, engine: Engine | None) -> None:
             again = f"sluice republish {plan.feed} --resume {plan.id}"
             session.terminal.note(f"committed records stay, and no record is sent twice; continue with: {again}")
             raise
-    session.terminal.show(*_sent_view(sent))
-    session.terminal.print_document({"applied": True, **_plan_document(plan), **_sent_document(sent)})
+    session.terminal.show(*_format_sent(sent))
+    session.terminal.print_document({"applied": True, **_build_plan(plan), **_build_sent(sent)})
 
 
 # -- as typed
@@ -252,7 +252,7 @@ def _preview(session: Session, plan: Republish, ledger: Ledger, edges: Ports, *,
     shelf = Shelf(edges.lake, ledger, ledger.read(), plan)
     amounts = [shelf.amount(n) for n in range(len(plan.sources))]
     done = edges.lake.get(paths.republish_done_path(plan.feed, plan.id)) is not None
-    session.terminal.show(*_plan_view(plan, amounts, done))
+    session.terminal.show(*_format_plan(plan, amounts, done))
     if not dry_run:
         if not done and any(rows for rows, _ in amounts):
             session.terminal.confirm(f"Send these rows to {plan.wishes.to}?")
@@ -261,7 +261,7 @@ def _preview(session: Session, plan: Republish, ledger: Ledger, edges: Ports, *,
     document = {
         "applied": False,
         "done": done,
-        **_plan_document(plan),
+        **_build_plan(plan),
         "sources": [
             {
                 "topic": s.topic,
@@ -276,9 +276,9 @@ def _preview(session: Session, plan: Republish, ledger: Ledger, edges: Ports, *,
     session.terminal.print_document(document)
 
 
-def _plan_view(plan: Republish, amounts: Sequence[tuple[int, int]], done: bool) -> Iterator[RenderableType]:
+def _format_plan(plan: Republish, amounts: Sequence[tuple[int, int]], done: bool) -> Iterator[RenderableType]:
     yield heading(f"Republish of {plan.feed}", plan.id)
-    yield facts(*_facts(plan.wishes))
+    yield facts(*_list_facts(plan.wishes))
     if not any(rows for rows, _ in amounts):
         yield good(f"nothing {plan.wishes.kind} lies there: nothing would be sent")
         return
@@ -294,7 +294,7 @@ def _plan_view(plan: Republish, amounts: Sequence[tuple[int, int]], done: bool) 
         yield good("already sent; use another name with --id to send it again")
 
 
-def _facts(wishes: Wishes) -> list[tuple[str, str]]:
+def _list_facts(wishes: Wishes) -> list[tuple[str, str]]:
     how = {
         "partition": "same number",
         "key": "by key, as Kafka's Java producer does; round-robin without a key",
@@ -310,7 +310,7 @@ def _facts(wishes: Wishes) -> list[tuple[str, str]]:
     ]
 
 
-def _sent_view(sent: Sent) -> Iterator[RenderableType]:
+def _format_sent(sent: Sent) -> Iterator[RenderableType]:
     plan = sent.plan
     yield heading(f"Republish of {plan.feed}", plan.id)
     if sent.before:
@@ -339,7 +339,7 @@ def _sent_view(sent: Sent) -> Iterator[RenderableType]:
 # -- for programs
 
 
-def _plan_document(plan: Republish) -> dict[str, Any]:
+def _build_plan(plan: Republish) -> dict[str, Any]:
     w = plan.wishes
     wishes = document_of(w, "to to_partitions=partitions kind partition_by=by keep_timestamps headers")
     optional = {"where": w.where or None, "function": w.function or None}
@@ -347,7 +347,7 @@ def _plan_document(plan: Republish) -> dict[str, Any]:
     return document_of(plan, "feed id") | wishes | optional | sizes
 
 
-def _sent_document(sent: Sent) -> dict[str, Any]:
+def _build_sent(sent: Sent) -> dict[str, Any]:
     return document_of(sent, "done_before=before records records_in_all=in_all bytes transactions") | {
         "partitions": {str(p): n for p, n in sorted(sent.partitions.items())},
         "took": round(sent.seconds, 3),

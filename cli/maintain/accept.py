@@ -186,7 +186,9 @@ def view(feed: Feed, done: Accepted, reason: str, *, dry_run: bool) -> list[Rend
     out += [warn(f"{m.key}: {_describe_move(done, m.offset)}") for m in done.moved]
     out += [warn(f"batch {b} was abandoned") for b in done.abandoned]
     out += [warn(f"{r.key} {r.range}: no longer in Kafka; the next run records it as lost") for r in done.gone]
-    aside = [("set aside", f"{many(len(done.aside), 'file')} in {_aside(feed, done)}")] if done.aside else []
+    aside = (
+        [("set aside", f"{many(len(done.aside), 'file')} in {_find_aside_folder(feed, done)}")] if done.aside else []
+    )
     if dry_run:
         return [*out, facts(*aside), output.format_dry_run()]
     return [*out, facts(("ledger entry", str(done.number)), *aside), good(f"runs can continue: sluice run {feed.name}")]
@@ -213,23 +215,23 @@ def build_document(feed: Feed, done: Accepted, reason: str) -> dict[str, Any]:
         "event": str(done.event),
         "reason": reason,
         "entry": done.number,
-        "lost": [_range(r) for r in done.lost],
-        "skipped": [_range(r) for r in done.skipped],
+        "lost": [_build_range(r) for r in done.lost],
+        "skipped": [_build_range(r) for r in done.skipped],
         "entered": [document_of(i, _ENTERED) for i in done.entered],
         "moved": [document_of(m, f"{_PARTITION} offset") for m in done.moved],
         "begun": [document_of(o, f"{_PARTITION} origin=offset why") for o in done.begun],
         "abandoned": list(done.abandoned),
         "next": done.next or done.number + 1,
         "aside": list(done.aside),
-        "gone": [_range(r) for r in done.gone],
+        "gone": [_build_range(r) for r in done.gone],
     }
 
 
-def _aside(feed: Feed, done: Accepted) -> str:
+def _find_aside_folder(feed: Feed, done: Accepted) -> str:
     from sluice.pipelines.lake.paths import aside_path
 
     return aside_path(feed.name, done.next, "")
 
 
-def _range(r: KeyRange) -> dict[str, Any]:
+def _build_range(r: KeyRange) -> dict[str, Any]:
     return document_of(r, f"{_PARTITION} start=range.start end=range.end")

@@ -51,7 +51,7 @@ def compact(
     definition = session.feed(feed)
     chosen = windows.choose(session, definition)
     began = time.monotonic()
-    done, given_up = (_foresee if dry_run else _merge)(session, definition, chosen.settled or None)
+    done, given_up = (_preview if dry_run else _merge)(session, definition, chosen.settled or None)
     spent = 0.0 if dry_run else time.monotonic() - began
     ran = CompactionRun(feed, definition.compaction.target_file_bytes, done, spent, dry_run, given_up)
     session.terminal.show(*view(ran), *(() if dry_run else table_after(session, definition)))
@@ -71,7 +71,7 @@ class CompactionRun:
     given_up: tuple[Met, ...] = ()
 
 
-def _foresee(session: Session, feed: Feed, windows: Sequence[int] | None) -> tuple[Compacted, tuple[Met, ...]]:
+def _preview(session: Session, feed: Feed, windows: Sequence[int] | None) -> tuple[Compacted, tuple[Met, ...]]:
     from sluice.pipelines.maintenance.compaction import foresee_compaction
 
     with session.open_ports(feed) as edges, session.terminal.working("looking for small files"):
@@ -93,16 +93,16 @@ def view(ran: CompactionRun) -> list[RenderableType]:
     out: list[RenderableType] = [heading(f"Compaction of {ran.feed}", f"files of at most {size(ran.target)}")]
     if done.merged:
         names = ("window", "files", "after", "bytes", "after ")[: 4 if ran.dry_run else 5]
-        rows = [[name(w), *_row(t)][: len(names)] for w, t in by_window(done).items()]
+        rows = [[name(w), *_build_row(t)][: len(names)] for w, t in by_window(done).items()]
         out.append(table(names, limit_rows(rows), right="files after bytes"))
-    return [*out, *_verdict(ran), *other_batches.view(ran.given_up), *_left_out(done)]
+    return [*out, *_format_verdict(ran), *other_batches.view(ran.given_up), *_format_skipped(done)]
 
 
-def _row(t: FileSums) -> list[str]:
+def _build_row(t: FileSums) -> list[str]:
     return [count(t.files), count(t.files_after), size(t.bytes), "" if t.bytes_after is None else size(t.bytes_after)]
 
 
-def _verdict(ran: CompactionRun) -> Iterator[Text]:
+def _format_verdict(ran: CompactionRun) -> Iterator[Text]:
     t = FileSums.of(ran.done.merged)
     if not ran.done.merged:
         yield good("nothing to merge: no adjacent small files")
@@ -116,7 +116,7 @@ def _verdict(ran: CompactionRun) -> Iterator[Text]:
         yield Text(f"  {seconds(ran.seconds)}, {rate(records, ran.seconds)}", style="dim")
 
 
-def _left_out(done: Compacted) -> Iterator[Text]:
+def _format_skipped(done: Compacted) -> Iterator[Text]:
     yield from other_batches.standing(done.busy, done.met, name)
     if done.incomplete:
         names = ", ".join(map(show_window, done.incomplete[:5]))
@@ -129,19 +129,19 @@ def build_document(ran: CompactionRun) -> dict[str, Any]:
     return {
         "feed": ran.feed,
         "dry_run": ran.dry_run,
-        **_numbers(FileSums.of(done.merged)),
+        **_build_sums(FileSums.of(done.merged)),
         "seconds": round(ran.seconds, 3),
         "batches": list(done.batches),
-        "windows": [{"window": _key(w), **_numbers(t)} for w, t in by_window(done).items()],
-        "busy": [{"window": _key(w), "batch": b} for w, b in done.busy.items()],
+        "windows": [{"window": _format_window(w), **_build_sums(t)} for w, t in by_window(done).items()],
+        "busy": [{"window": _format_window(w), "batch": b} for w, b in done.busy.items()],
         "other_batches": other_batches.document((*ran.given_up, *done.met)),
         "incomplete": [show_window(w) for w in done.incomplete],
     }
 
 
-def _key(window: int | None) -> str | None:
+def _format_window(window: int | None) -> str | None:
     return None if window is None else show_window(window)
 
 
-def _numbers(t: FileSums) -> dict[str, int | None]:
+def _build_sums(t: FileSums) -> dict[str, int | None]:
     return document_of(t, "files files_after bytes bytes_after")

@@ -116,7 +116,7 @@ def _expire(
     heard = other_batches.MetRecorder(lambda progress: None)
     with session.terminal.working("retiring"):
         done = expire(ledger, edges.lake, request, feed.window, edges.liveness, heard)
-        lines = (*_done(feed.name, done), *other_batches.view(heard.met), *table_after(session, feed))
+        lines = (*_format_done(feed.name, done), *other_batches.view(heard.met), *table_after(session, feed))
     session.terminal.show(*([] if previewed else view(feed, done.expiry)), *lines)
     removed = {"entry": done.number, "removed_files": len(done.removed.parts), "removed_pages": len(done.removed.pages)}
     removed |= {"kept_files": len(done.removed.kept)}
@@ -132,30 +132,30 @@ def view(feed: Feed, retirement: Retirement) -> Iterator[RenderableType]:
     if not retirement.receipts:
         yield good("no landed rows before that time")
     else:
-        rows = [[name(w), *_row(receipts)] for w, receipts in _windows(feed, retirement)]
+        rows = [[name(w), *_build_row(receipts)] for w, receipts in _group_windows(feed, retirement)]
         names = ("window", "files", "rows", "bytes")
-        yield table(names, [*limit_rows(rows), ["in all", *_row(retirement.receipts)]], right="files rows bytes")
+        yield table(names, [*limit_rows(rows), ["in all", *_build_row(retirement.receipts)]], right="files rows bytes")
     if retirement.across:
         yield warn(f"{many(len(retirement.across), 'slice')} outside windows spans that time, and stays")
 
 
-def _row(receipts: Sequence[Receipt]) -> list[str]:
-    files, rows, total_bytes = _amounts(receipts)
+def _build_row(receipts: Sequence[Receipt]) -> list[str]:
+    files, rows, total_bytes = _sum_amounts(receipts)
     return [count(files), count(rows), size(total_bytes)]
 
 
-def _amounts(receipts: Sequence[Receipt]) -> tuple[int, int, int]:
+def _sum_amounts(receipts: Sequence[Receipt]) -> tuple[int, int, int]:
     parts = [p for r in receipts for p in r.parts]
     return count_files(receipts), sum(p.rows for p in parts), sum(p.bytes for p in parts)
 
 
-def _windows(feed: Feed, retirement: Retirement) -> Iterator[tuple[int | None, list[Receipt]]]:
+def _group_windows(feed: Feed, retirement: Retirement) -> Iterator[tuple[int | None, list[Receipt]]]:
     from sluice.pipelines.maintenance.expiry import windows_of
 
     return windows_of(retirement, feed.window)
 
 
-def _done(feed: str, done: Retired) -> Iterator[Text]:
+def _format_done(feed: str, done: Retired) -> Iterator[Text]:
     if done.number is not None:
         removed = f": {many(len(done.removed.parts), 'file')} removed" if not done.removed.kept else ""
         yield good(f"retired, by ledger entry {done.number}{removed}")
@@ -175,14 +175,14 @@ def build_document(feed: Feed, retirement: Retirement) -> dict[str, Any]:
     return {
         "feed": feed.name,
         "before": show_window(retirement.before),
-        **_numbers(retirement.receipts),
+        **_build_numbers(retirement.receipts),
         "windows": [
-            {"window": None if w is None else show_window(w), **_numbers(receipts)}
-            for w, receipts in _windows(feed, retirement)
+            {"window": None if w is None else show_window(w), **_build_numbers(receipts)}
+            for w, receipts in _group_windows(feed, retirement)
         ],
         "across": [str(r.slice) for r in retirement.across],
     }
 
 
-def _numbers(receipts: Sequence[Receipt]) -> dict[str, int]:
-    return dict(zip(("files", "rows", "bytes"), _amounts(receipts), strict=True))
+def _build_numbers(receipts: Sequence[Receipt]) -> dict[str, int]:
+    return dict(zip(("files", "rows", "bytes"), _sum_amounts(receipts), strict=True))

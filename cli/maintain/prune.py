@@ -47,7 +47,7 @@ def prune(
     from sluice.assets.instance.storage import old_logs, remove
 
     now = datetime.now(UTC).timestamp() * 1000
-    before = int(now - _span(older))
+    before = int(now - _parse_span(older))
     old: list[RunLog] = []
     with open_instance(session.project) as instance, session.terminal.progress() as meter:
         meter(Progress("finding old runs"))
@@ -60,7 +60,7 @@ def prune(
     session.terminal.print_document(build_document(old, before, dry_run=dry_run))
 
 
-def _span(text: str) -> int:
+def _parse_span(text: str) -> int:
     try:
         return parse_duration(text)
     except ValueError as error:

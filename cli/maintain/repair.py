@@ -80,12 +80,12 @@ def repair(
                 findings[one.name] = look(session, one, instance, abandon or (), meter, dry_run=dry_run)
             session.terminal.show(*view(one.name, findings[one.name], dry_run=dry_run))
     temporary = scratch.dead() if dry_run else scratch.clear()
-    session.terminal.show(*(_temporary(path, dry_run) for path in temporary))
+    session.terminal.show(*(_format_temporary(path, dry_run) for path in temporary))
     broken = {} if feed else session.files.broken
     session.terminal.show(*(bad(e.message) for e in broken.values()))
     others = {"broken": [e.fields() for e in broken.values()], "temporary": [str(path) for path in temporary]}
     session.terminal.print_document(build_document(findings, dry_run=dry_run) | others)
-    return max([*(e.exit_code for e in broken.values()), *(_code(f) for f in findings.values())], default=0)
+    return max([*(e.exit_code for e in broken.values()), *(_choose_exit_code(f) for f in findings.values())], default=0)
 
 
 def look(
@@ -115,7 +115,7 @@ def look(
         return [*findings, *reconcile(instance, LedgerView.open(feed, ledger, edges), report, dry_run=dry_run)]
 
 
-def _code(findings: Sequence[RepairFinding]) -> int:
+def _choose_exit_code(findings: Sequence[RepairFinding]) -> int:
     from sluice.pipelines.operating.repairs import RepairKind
 
     return int(any(f.kind is RepairKind.MISSING for f in findings))
@@ -124,7 +124,7 @@ def _code(findings: Sequence[RepairFinding]) -> int:
 # -- for people
 
 
-def _temporary(path: Path, dry_run: bool) -> Text:
+def _format_temporary(path: Path, dry_run: bool) -> Text:
     text = f"the temporary folder {path} of a dead process"
     return warn(f"to be removed: {text}") if dry_run else good(f"removed: {text}")
 
@@ -160,9 +160,9 @@ def _line(finding: RepairFinding, dry_run: bool) -> Text:
 def build_document(findings: dict[str, list[RepairFinding]], *, dry_run: bool) -> dict[str, Any]:
     return {
         "dry_run": dry_run,
-        "feeds": [{"feed": name, "found": [_finding_document(f) for f in of]} for name, of in findings.items()],
+        "feeds": [{"feed": name, "found": [_build_finding(f) for f in of]} for name, of in findings.items()],
     }
 
 
-def _finding_document(f: RepairFinding) -> dict[str, Any]:
+def _build_finding(f: RepairFinding) -> dict[str, Any]:
     return {"what": f.kind.name.lower()} | document_of(f, "text done=act evidence=why remedy items")

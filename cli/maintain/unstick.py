@@ -152,10 +152,10 @@ _NO_EVIDENCE = "it does not run on this machine, and has no heartbeat in a lake"
 def view(result: Unstuck, *, dry_run: bool) -> list[RenderableType]:
     out: list[RenderableType] = [heading("Runs", "dry run: nothing changes")] if dry_run else []
     for ended in result.ended:
-        out += _ended_view(ended, dry_run)
+        out += _format_ended(ended, dry_run)
     if result.freed:
         out.append(good(f"slots of {many(len(result.freed), 'run')} of ended runs: freed"))
-    out += [_other(ended) for ended in result.others]
+    out += [_format_other(ended) for ended in result.others]
     if not result.ended and not result.freed:
         out.append(good("no dead runs"))
     if result.queued:
@@ -164,11 +164,11 @@ def view(result: Unstuck, *, dry_run: bool) -> list[RenderableType]:
     return out
 
 
-def _ended_view(ended: EndedRun, dry_run: bool) -> list[RenderableType]:
+def _format_ended(ended: EndedRun, dry_run: bool) -> list[RenderableType]:
     run, why = ended.run, ended.run.verdict.why if ended.run.verdict else _NO_EVIDENCE
     became = "canceled" if run.run.status.value == "CANCELING" else "failed"
     free = f"; {' and '.join(ended.pools)} {'is' if len(ended.pools) == 1 else 'are'} free" if ended.pools else ""
-    text = f"{_title(run)}, {'to be ' if dry_run else ''}marked as {became}{'' if dry_run else free}"
+    text = f"{_format_title(run)}, {'to be ' if dry_run else ''}marked as {became}{'' if dry_run else free}"
     lines: list[RenderableType] = [beneath(warn(text) if dry_run else good(text), why, ())]
     for batch in ended.batches:
         begun = f"    left batch {batch.batch} of {batch.feed} ({batch.request}) unfinished: {batch.progress}"
@@ -176,14 +176,14 @@ def _ended_view(ended: EndedRun, dry_run: bool) -> list[RenderableType]:
     return lines
 
 
-def _other(run: UnderWay) -> Text:
+def _format_other(run: UnderWay) -> Text:
     if run.verdict is not None:
-        return beneath(Text(safe(f"· {_title(run)}"), style="dim"), run.verdict.why, ())
+        return beneath(Text(safe(f"· {_format_title(run)}"), style="dim"), run.verdict.why, ())
     way_out = f"sluice unstick --run {run.id[:8]} --force   if you know that it is dead"
-    return beneath(warn(_title(run)), _NO_EVIDENCE, (way_out,))
+    return beneath(warn(_format_title(run)), _NO_EVIDENCE, (way_out,))
 
 
-def _title(run: UnderWay) -> str:
+def _format_title(run: UnderWay) -> str:
     status = run.run.status.value.lower().replace("_", " ")
     begun = status if status == "started" else f"{status} since"
     return f"run {run.id[:8]} ({_name(run)}), {begun} {show_instant(int(run.since) * 1000)}"
@@ -200,7 +200,7 @@ def build_document(result: Unstuck, *, dry_run: bool) -> dict[str, Any]:
     return {
         "dry_run": dry_run,
         "ended": [
-            _run(e.run) | {"pools": list(e.pools), "batches": list(map(_batch, e.batches))} for e in result.ended
+            _run(e.run) | {"pools": list(e.pools), "batches": list(map(_build_batch, e.batches))} for e in result.ended
         ],
         "under_way": [_run(run) for run in result.others],
         "slots_freed": list(result.freed),
@@ -220,5 +220,5 @@ def _run(run: UnderWay) -> dict[str, Any]:
     }
 
 
-def _batch(batch: LeftBatch) -> dict[str, Any]:
+def _build_batch(batch: LeftBatch) -> dict[str, Any]:
     return document_of(batch, "feed batch request kept=progress remedy")

@@ -183,12 +183,14 @@ def demo(session: Session, options: DemoOptions) -> int:
     folder = (session.folder or Path.cwd()).resolve() / ".sluice" / "demo"
     with _own_environment(), _store(session, options.lake) as lines, ExitStack() as stack:
         lines += _TABLE_LINES[options.table] if options.table else ""
-        stack.enter_context(_kafka(session, folder, options, lines))
+        stack.enter_context(_start_kafka(session, folder, options, lines))
         own = Session(session.terminal, folder, session.debug)
         report = _Show(own, own.feed(FEED)).all(options.records)
     run.archive_classes()
     took = time.monotonic() - began
-    session.terminal.show(*([_gone(took)] if options.lake is LakeKind.S3 else _closing(folder, options.keep, took)))
+    session.terminal.show(
+        *([_format_gone(took)] if options.lake is LakeKind.S3 else _list_closing(folder, options.keep, took))
+    )
     session.terminal.print_document({"project": str(folder), "seconds": time.monotonic() - began, **report})
     return 0
 
@@ -218,7 +220,7 @@ def _store(session: Session, kind: LakeKind) -> Iterator[str]:
 
 
 @contextmanager
-def _kafka(session: Session, folder: Path, options: DemoOptions, lake: str) -> Iterator[None]:
+def _start_kafka(session: Session, folder: Path, options: DemoOptions, lake: str) -> Iterator[None]:
     """A fresh cluster in a fresh project. It is stopped however the block ends, unless it is kept and all went well."""
     from sluice.resources.local.local_kafka import VERSION, LocalKafka
     from sluice.resources.local.local_registry import LocalRegistry
@@ -397,9 +399,9 @@ class _Show:
         self._say(
             _step(number, f"Landed rows of the hour, read by DuckDB from {many(len(files), 'file')}"),
             f"  {files[0].rpartition('/')[0]}",
-            table(names, _texts(rows), "offset amount"),
+            table(names, _list_texts(rows), "offset amount"),
             "",
-            table(("currency", "orders", "revenue"), _texts(sums), "orders revenue"),
+            table(("currency", "orders", "revenue"), _list_texts(sums), "orders revenue"),
         )
         return {
             "files": files,
@@ -417,7 +419,7 @@ class _Show:
             rows = db.sql(_WRONG).fetchall()
         self._say(
             _step(number, "Records that did not fit the schema, in quarantine with their bytes"),
-            table(("reason", "records", "such as", "its value"), _texts(rows), "records"),
+            table(("reason", "records", "such as", "its value"), _list_texts(rows), "records"),
         )
         return [{"reason": reason, "records": n} for reason, n, _, _ in rows]
 
@@ -434,7 +436,7 @@ class _Show:
         cells = [[r["hour"].strftime("%Y-%m-%d %H:%M"), r["currency"], r["orders"], r["revenue"]] for r in rows]
         self._say(
             _step(number, f"The report reports/{REPORT}.sql on that hour, by Spark SQL"),
-            table(("hour", "currency", "orders", "revenue"), _texts(cells), "orders revenue"),
+            table(("hour", "currency", "orders", "revenue"), _list_texts(cells), "orders revenue"),
         )
         return [{"currency": r["currency"], "orders": r["orders"], "revenue": str(r["revenue"])} for r in rows]
 
@@ -484,7 +486,7 @@ class _Show:
         self._say(
             _step(number, f"The {found.name}, read by {reader} and queried by DuckDB"),
             f"  {snapshots} snapshots; every hour up to {until} is complete in it",
-            table(("currency", "orders", "revenue"), _texts(sums), "orders revenue"),
+            table(("currency", "orders", "revenue"), _list_texts(sums), "orders revenue"),
         )
         return [{"currency": c, "orders": n, "revenue": str(r or 0)} for c, n, r in sums]
 
@@ -501,23 +503,23 @@ replace(cast(value as varchar), '\\x22', '"'), 1, 56))
 from quarantined group by 1 order by 2 desc, 1"""
 
 
-def _texts(rows: Sequence[Sequence[Any]]) -> list[list[str]]:
+def _list_texts(rows: Sequence[Sequence[Any]]) -> list[list[str]]:
     """Cells as text, numbers with separators. A row without currency is a tombstone."""
-    return [["tombstones" if row[0] is None else _text(row[0]), *map(_text, row[1:])] for row in rows]
+    return [["tombstones" if row[0] is None else _format_text(row[0]), *map(_format_text, row[1:])] for row in rows]
 
 
-def _text(cell: Any) -> str:
+def _format_text(cell: Any) -> str:
     if cell is None:
         return "–"
     return f"{cell:,}" if isinstance(cell, int | Decimal) else str(cell)
 
 
-def _closing(folder: Path, keep: bool, took: float) -> list[RenderableType]:
+def _list_closing(folder: Path, keep: bool, took: float) -> list[RenderableType]:
     try:
         path = folder.relative_to(Path.cwd())
     except ValueError:
         path = folder
-    sluice, project = _command(), f"--project {shlex.quote(str(path))}"
+    sluice, project = _format_command(), f"--project {shlex.quote(str(path))}"
     kafka = ("stop Kafka", "stop") if keep else ("Kafka again", "start")
     return [
         Text.assemble(
@@ -535,11 +537,11 @@ def _closing(folder: Path, keep: bool, took: float) -> list[RenderableType]:
     ]
 
 
-def _gone(took: float) -> RenderableType:
+def _format_gone(took: float) -> RenderableType:
     done = ("\n", (" ✓ ", "bold reverse green"), (f" done in {seconds(took)}", "bold"))
     return Text.assemble(*done, ". The S3 server and its data are gone; `sluice demo` keeps them.")
 
 
-def _command() -> str:
+def _format_command() -> str:
     """How to call `sluice` from here: `make demo` does not put it on the path."""
     return "sluice" if shutil.which("sluice") else os.path.relpath(sys.argv[0])

@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _complete_page(incomplete: str) -> list[str]:
-    return [name for name in _pages() if name.startswith(incomplete)]
+    return [name for name in _list_pages() if name.startswith(incomplete)]
 
 
 def docs(
@@ -43,7 +43,7 @@ def docs(
     $ sluice docs feeds | less
     $ sluice docs developers/design/commit-fence
     """
-    pages = _pages()
+    pages = _list_pages()
     if page is None:
         titles = {name: _find_title(file.read_text("utf-8")) for name, file in pages.items()}
         session.terminal.show(table(("page", "title"), [*titles.items()]))
@@ -61,7 +61,7 @@ def docs(
     session.terminal.print_document({"page": name, "text": text})
 
 
-def _pages() -> dict[str, Traversable]:
+def _list_pages() -> dict[str, Traversable]:
     """Returns the pages by name, users' pages first."""
     files = dict(_walk(resources.files("sluice") / "docs"))
     names = sorted(files, key=lambda name: (name.count("/"), name))

@@ -13,7 +13,7 @@ __all__ = ["duration", "parse_offset_range", "parse_partition", "parse_record", 
 
 def window(text: str) -> int:
     """`2026-11-20T14`: the start of a window, in ms. Raises UsageError."""
-    return _value(units.parse_window, text)
+    return _parse(units.parse_window, text)
 
 
 def instant(text: str) -> int:
@@ -26,10 +26,10 @@ def instant(text: str) -> int:
 
 def duration(text: str) -> int:
     """`30m`, in ms. Raises UsageError."""
-    return _value(units.parse_duration, text)
+    return _parse(units.parse_duration, text)
 
 
-def _value(read: Callable[[str], int], text: str) -> int:
+def _parse(read: Callable[[str], int], text: str) -> int:
     try:
         return read(text)
     except ValueError as error:

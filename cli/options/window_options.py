@@ -244,12 +244,12 @@ def _sign(standing: Standing, fancy: bool) -> Text:
 
 def calendar(standings: Sequence[WindowStanding], length: int, *, fancy: bool, width: int) -> Iterator[Text]:
     """The windows (`length` ms each) in rows of a day, or of a span that fits; and the legend."""
-    span = next((s for s in _SPANS if s // length <= _room(s, width)), _SPANS[-1])
+    span = next((s for s in _SPANS if s // length <= _count_columns(s, width)), _SPANS[-1])
     rows: dict[int, dict[int, WindowStanding]] = {}
     for s in standings:
         rows.setdefault(s.window - s.window % span, {})[s.window % span // length] = s
     if span == DAY:
-        yield Text(" " * 14 + "".join(_hour(i * length) for i in range(span // length)).rstrip(), style="dim")
+        yield Text(" " * 14 + "".join(_format_hour(i * length) for i in range(span // length)).rstrip(), style="dim")
     for start, row in rows.items():
         day, _, time = show_window(start).partition("T")
         label = day if span >= DAY else f"{day} {time}"
@@ -263,13 +263,13 @@ _COLUMNS = 30
 """Windows in a row at most: `_SPANS` are the rows that there are, the longest that fits is taken."""
 
 
-def _room(span: int, width: int) -> int:
+def _count_columns(span: int, width: int) -> int:
     """Returns the number of windows that fit into a row of that span, after its label."""
     label = len("  2026-11-20  ") if span >= DAY else len("  2026-11-20 12:00  ")
     return min(_COLUMNS, (width - label + 1) // 2)
 
 
-def _hour(at: int) -> str:
+def _format_hour(at: int) -> str:
     """Two characters of the line above the rows of days."""
     return f"{at // HOUR:02}" if at % (6 * HOUR) == 0 else "  "
 
@@ -296,11 +296,11 @@ def build_document(s: WindowStanding) -> dict[str, Any]:
         "offsets": s.span,
         "accounted": s.done,
         "batch": s.batch,
-        "pending": [_pending_document(o) for o in s.pending],
+        "pending": [_build_pending(o) for o in s.pending],
     }
 
 
-def _pending_document(o: PendingPart) -> dict[str, Any]:
+def _build_pending(o: PendingPart) -> dict[str, Any]:
     return {
         "topic": o.key.topic,
         "partition": o.key.partition,

@@ -145,7 +145,7 @@ def _open_sample(session: Session, feed: Feed, shape: Shape, request: SampleOpti
     from sluice.resources.registry.confluent import writers_of
     from sluice.resources.spark.executor import Wiring
 
-    slices, complete, earlier = _slices(session, feed, request)
+    slices, complete, earlier = _choose_slices(session, feed, request)
     with TemporaryDirectory(dir=scratch.get_root()) as folder, session.terminal.progress() as meter:
         lake = LocalLake(Path(folder))
         writers = writers_of(feed, open_lake(feed), keep=False)
@@ -153,11 +153,13 @@ def _open_sample(session: Session, feed: Feed, shape: Shape, request: SampleOpti
             receipts = look(feed, shape, slices, ReportingFetcher(tools.fetcher, meter), lake, writers)
         sample = _SampleRead(receipts, lake, complete, earlier, writers)
         if not sample.records:
-            raise _nothing(feed, "the offsets hold only control records, or were compacted away")
+            raise _build_no_records(feed, "the offsets hold only control records, or were compacted away")
         yield sample
 
 
-def _slices(session: Session, feed: Feed, request: SampleOptions) -> tuple[tuple[Slice, ...], bool, Sequence[int]]:
+def _choose_slices(
+    session: Session, feed: Feed, request: SampleOptions
+) -> tuple[tuple[Slice, ...], bool, Sequence[int]]:
     """Returns the ranges to read, True if these are all, and the number of rows of earlier batches."""
     from sluice.pipelines.feed.topic_selection import match
     from sluice.pipelines.landing.sample import choose_newest, find_window_ranges, to_slices
@@ -184,7 +186,7 @@ def _slices(session: Session, feed: Feed, request: SampleOptions) -> tuple[tuple
         raise UsageError(f"{min(unknown)} is not a partition of {feed.name}", remedy=f"it reads {feed.topics}")
     all_ = to_slices(partitions, {tp: union(r) for tp, r in ranges.items()} if request.ranged else None)
     if not all_:
-        raise _nothing(
+        raise _build_no_records(
             feed, f"Kafka has no stable record of {', '.join(topics)}{' in this range' if request.ranged else ''}"
         )
     chosen = choose_newest(all_, request.records or (MOST_RECORDS if request.ranged else RECORDS), MOST_BYTES)
@@ -203,7 +205,7 @@ def ranges_by_partition(offsets: Sequence[str] | None) -> dict[TopicPartition, l
     return by_partition
 
 
-def _nothing(feed: Feed, why: str) -> Failed:
+def _build_no_records(feed: Feed, why: str) -> Failed:
     return Failed(
         f"no records to sample: {why}",
         remedy=f"choose other windows or offsets; sluice plan {feed.name} lists the records in Kafka",
@@ -237,7 +239,7 @@ def init(
 
     definition = session.feed(feed)
     extras.require("great_expectations")  # said before a minute of compiling, and before Kafka is asked
-    path = _output(session, definition, output, force)
+    path = _choose_output(session, definition, output, force)
     shape = replace(definition.shape, contract=None, dropping=False)
     with _open_sample(session, definition, shape, options) as sample:
         rows = read_landed(sample.receipts, sample.lake, [c.name for c in candidates(shape.columns)])
@@ -252,14 +254,14 @@ def init(
             remedy="sample more or other records: --records, --window or --offsets",
         )
     with session.terminal.working("writing the suite with Great Expectations (loads in a few seconds)"):
-        text = _suite(definition, proposals, sample, rows.num_rows)
+        text = _build_suite(definition, proposals, sample, rows.num_rows)
     _write(path, text, force)
     adopted = session.project.feeds_folder / f"{definition.name}.contract.json"
-    session.terminal.show(*_proposal_view(definition, proposals, sample, faults, path, adopted))
-    session.terminal.print_document(_init_document(definition, proposals, sample, faults, path, text))
+    session.terminal.show(*_format_proposal(definition, proposals, sample, faults, path, adopted))
+    session.terminal.print_document(_build_init_document(definition, proposals, sample, faults, path, text))
 
 
-def _output(session: Session, feed: Feed, requested: Path | None, force: bool) -> Path:
+def _choose_output(session: Session, feed: Feed, requested: Path | None, force: bool) -> Path:
     """Where the proposal goes: never where a feed would read it. Raises UsageError."""
     from sluice.pipelines.contract.suite import CONTRACT
 
@@ -274,7 +276,7 @@ def _output(session: Session, feed: Feed, requested: Path | None, force: bool) -
     return path
 
 
-def _suite(feed: Feed, proposals: Sequence[Proposal], sample: _SampleRead, rows: int) -> str:
+def _build_suite(feed: Feed, proposals: Sequence[Proposal], sample: _SampleRead, rows: int) -> str:
     """The file's text, checked against what Sluice supports. Raises Failed."""
     from sluice.pipelines.contract.suite import ContractError, parse_contract
     from sluice.resources.great_expectations import suite_text
@@ -309,13 +311,13 @@ def _quarantine_files(receipts: Sequence[Receipt]) -> list[str]:
     return [p.staged for r in receipts for p in r.of(PartKind.QUARANTINED)]
 
 
-def _proposal_view(
+def _format_proposal(
     feed: Feed, proposals: Sequence[Proposal], sample: _SampleRead, faults: Sequence[Fault], path: Path, adopted: Path
 ) -> Iterator[RenderableType]:
     yield heading(f"Proposed for {feed.name}", _sample_line(sample))
-    rows = [(p.column, p.type.removeprefix("expect_column_"), _kwargs(p.kwargs), p.why) for p in proposals]
+    rows = [(p.column, p.type.removeprefix("expect_column_"), _format_kwargs(p.kwargs), p.why) for p in proposals]
     yield table(("column", "expectation", "arguments", "reason"), rows)
-    yield from _unfit(faults, sample.counts)
+    yield from _format_unfit(faults, sample.counts)
     yield good(f"{many(len(proposals), 'expectation')}, all of them warnings, written to {path}")
     yield "  No feed reads this file. Review it, mark what is critical, then adopt and try it:"
     yield copyable(f"mv {path} {adopted}")
@@ -327,42 +329,42 @@ def _sample_line(sample: _SampleRead) -> str:
     return f"{many(sample.records, 'record')} of {many(partitions, 'partition')}; no record landed"
 
 
-def _unfit(faults: Sequence[Fault], counts: Counts) -> Iterator[RenderableType]:
+def _format_unfit(faults: Sequence[Fault], counts: Counts) -> Iterator[RenderableType]:
     if counts.quarantined:
         yield warn(f"{many(counts.quarantined, 'record')} did not fit the schema and are not in the sample:")
         yield from (f"    {safe(str(f))}" for f in faults[:5])
 
 
-def _kwargs(kwargs: Mapping[str, Any]) -> str:
+def _format_kwargs(kwargs: Mapping[str, Any]) -> str:
     if "value_set" in kwargs:
-        return _short(", ".join(map(str, kwargs["value_set"])))
+        return _shorten(", ".join(map(str, kwargs["value_set"])))
     if "min_value" in kwargs:
         return f"{_format_bound(kwargs['min_value'])} to {_format_bound(kwargs['max_value'])}"
-    return _short(", ".join(map(str, kwargs.values())))
+    return _shorten(", ".join(map(str, kwargs.values())))
 
 
 def _format_bound(value: Any) -> str:
     return value if isinstance(value, str) else f"{value:,}"
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"
 
 
-def _init_document(
+def _build_init_document(
     feed: Feed, proposals: Sequence[Proposal], sample: _SampleRead, faults: Sequence[Fault], path: Path, text: str
 ) -> dict[str, Any]:
     return {
         "feed": feed.name,
         "file": str(path),
-        "sample": _sample_document(sample),
+        "sample": _build_sample(sample),
         "proposals": [p.item | {"why": p.why} for p in proposals],
-        "unfit": [_fault_document(f) for f in faults],
+        "unfit": [_build_fault(f) for f in faults],
         "suite": json.loads(text),
     }
 
 
-def _sample_document(sample: _SampleRead) -> dict[str, Any]:
+def _build_sample(sample: _SampleRead) -> dict[str, Any]:
     counts = sample.counts
     return {
         "records": sample.records,
@@ -373,7 +375,7 @@ def _sample_document(sample: _SampleRead) -> dict[str, Any]:
     }
 
 
-def _fault_document(f: Fault) -> dict[str, Any]:
+def _build_fault(f: Fault) -> dict[str, Any]:
     return f.kind._asdict() | {"records": f.records, "first": f.first}
 
 
@@ -400,14 +402,14 @@ def check(
     from sluice.pipelines.validation.batch_expectations import hold_whole
 
     definition = session.feed(feed)
-    contract = _contract(session, definition, file)
+    contract = _read_contract(session, definition, file)
     shape = replace(definition.shape, contract=contract, dropping=False)
     with _open_sample(session, definition, shape, options) as sample:
         with session.terminal.working("checking batch expectations"):
             results = hold_whole(shape, sample.receipts, sample.lake, sample.earlier)
         tried = _try_contract(definition, shape, contract, options, sample, results)
-    session.terminal.show(*_trial_view(tried))
-    session.terminal.print_document(_check_document(tried))
+    session.terminal.show(*_format_trial(tried))
+    session.terminal.print_document(_build_check_document(tried))
     return 1 if tried.refused else 0
 
 
@@ -426,7 +428,7 @@ class _ContractTrial:
     refused: Sequence[str]
 
 
-def _contract(session: Session, feed: Feed, file: Path | None) -> Contract:
+def _read_contract(session: Session, feed: Feed, file: Path | None) -> Contract:
     """The feed's contract, or that of another file; Great Expectations can load it, too. Raises FeedError."""
     from sluice.pipelines.contract.suite import CONTRACT, ContractError, ContractProblem, read_contract
 
@@ -479,29 +481,32 @@ def _try_contract(
     outcomes = [o for o in all_ if o not in left_out]
     records = {record for o in outcomes for record in o.first}
     rows = read_rows_at(records, shape, sample.receipts, sample.lake, sample.writers)
-    examples = {o.expectation.place: [*_examples(o, rows)] for o in outcomes if o.first}
-    refused = [_sentence(o) for o in outcomes if o.refuses]
+    examples = {o.expectation.place: [*_list_examples(o, rows)] for o in outcomes if o.first}
+    refused = [_format_sentence(o) for o in outcomes if o.refuses]
     try:
         check_drift(sample.receipts, feed.policies)
         check_quarantine(sample.receipts, feed.policies, sample.lake)
     except SchemaDrifted as drifted:
         refused.insert(0, drifted.message)
     except QuarantineExceeded:
-        refused.insert(0, f"{_share(sample)}, more than the feed allows")
+        refused.insert(0, f"{_format_share(sample)}, more than the feed allows")
     faults = faults_of(_quarantine_files(sample.receipts), sample.lake)
     return _ContractTrial(feed, contract, sample, outcomes, left_out, examples, faults, refused)
 
 
-def _examples(o: ExpectationOutcome, rows: Mapping[str, Mapping[str, pa.Scalar]]) -> Iterator[tuple[str, str]]:
+def _list_examples(o: ExpectationOutcome, rows: Mapping[str, Mapping[str, pa.Scalar]]) -> Iterator[tuple[str, str]]:
     """Where, and the values of the columns that the expectation is about."""
     from sluice.pipelines.contract.catalogue import columns
 
     for record in o.first:
         cells = rows.get(record, {})
-        yield record, ", ".join(f"{name}={_value(cells[name])}" for name in columns(o.expectation) if name in cells)
+        yield (
+            record,
+            ", ".join(f"{name}={_format_value(cells[name])}" for name in columns(o.expectation) if name in cells),
+        )
 
 
-def _value(cell: pa.Scalar) -> str:
+def _format_value(cell: pa.Scalar) -> str:
     """A value of a record, short and harmless to a terminal."""
     import pyarrow as pa
 
@@ -513,21 +518,21 @@ def _value(cell: pa.Scalar) -> str:
         return _quote(cell.as_py()[: 4 * _MOST_SHOWN])
     if pa.types.is_timestamp(cell.type) or pa.types.is_decimal(cell.type):
         return str(cell.cast(pa.string()).as_py())
-    return _short(safe(str(cell.as_py())))
+    return _shorten(safe(str(cell.as_py())))
 
 
 def _quote(text: str) -> str:
-    return json.dumps(_short(text), ensure_ascii=True)
+    return json.dumps(_shorten(text), ensure_ascii=True)
 
 
-def _sentence(o: ExpectationOutcome) -> str:
+def _format_sentence(o: ExpectationOutcome) -> str:
     from sluice.pipelines.contract.catalogue import text
 
     observed = f": {o.observed}" if o.observed else f": {o.unexpected:,} of {o.checked:,} rows break it"
     return f"{text(o.expectation)}{observed}"
 
 
-def _share(sample: _SampleRead) -> str:
+def _format_share(sample: _SampleRead) -> str:
     bad_ = sample.counts.quarantined
     share = format_percent(bad_ / max(sample.records, 1))
     return f"{count(bad_)} of {many(sample.records, 'record')} would go to quarantine ({share})"
@@ -536,23 +541,23 @@ def _share(sample: _SampleRead) -> str:
 # -- for people
 
 
-def _trial_view(t: _ContractTrial) -> Iterator[RenderableType]:
+def _format_trial(t: _ContractTrial) -> Iterator[RenderableType]:
     yield heading(f"Contract of {t.feed.name}", f"{_sample_line(t.sample)}; contract {t.contract.hash}")
     names = ("expectation", "severity", "checked", "broken", "share", "first")
-    yield table(names, [_row(t, o) for o in t.outcomes], right="checked broken share")
+    yield table(names, [_build_row(t, o) for o in t.outcomes], right="checked broken share")
     if t.left_out:
         yield f"  {many(len(t.left_out), 'expectation')} about the number of rows of a batch: tried only with --window"
     of_schema = [f for f in t.faults if f.kind.stage != "contract"]
     if of_schema:
         yield warn(f"{many(sum(f.records for f in of_schema), 'record')} did not fit the schema:")
         yield from (f"    {safe(str(f))}" for f in of_schema[:5])
-    yield from _verdict(t)
+    yield from _format_verdict(t)
 
 
-def _row(t: _ContractTrial, o: ExpectationOutcome) -> Sequence[Any]:
+def _build_row(t: _ContractTrial, o: ExpectationOutcome) -> Sequence[Any]:
     from sluice.pipelines.contract.catalogue import text
 
-    sentence = _short(text(o.expectation)) if len(text(o.expectation)) > 2 * _MOST_SHOWN else text(o.expectation)
+    sentence = _shorten(text(o.expectation)) if len(text(o.expectation)) > 2 * _MOST_SHOWN else text(o.expectation)
     sign = good if o.passed and not o.unexpected else bad if o.severity == "critical" else warn
     lines = [" ".join(filter(None, example)) for example in t.examples.get(o.expectation.place, ())]
     first = "\n".join(lines) or o.observed
@@ -560,7 +565,7 @@ def _row(t: _ContractTrial, o: ExpectationOutcome) -> Sequence[Any]:
     return (sign(sentence), str(o.severity), *broken, first)
 
 
-def _verdict(t: _ContractTrial) -> Iterator[RenderableType]:
+def _format_verdict(t: _ContractTrial) -> Iterator[RenderableType]:
     """Describes the effect of such a batch on a run."""
     if t.refused:
         yield bad("the batch would be refused, and not published:")
@@ -572,27 +577,29 @@ def _verdict(t: _ContractTrial) -> Iterator[RenderableType]:
     if beyond:
         allowed = f"more than {100 * limit.share:g} %: a batch with {count(limit.at_least)} such records is refused"
     warned = sum(not o.passed and o.severity == "warning" for o in t.outcomes)
-    yield (warn if beyond else good)(f"{_share(t.sample)}, {allowed}" if bad_ else "no record would go to quarantine")
+    yield (warn if beyond else good)(
+        f"{_format_share(t.sample)}, {allowed}" if bad_ else "no record would go to quarantine"
+    )
     yield good("the batch would be published" + (f", with {many(warned, 'warning')}" if warned else ""))
 
 
 # -- for programs
 
 
-def _check_document(t: _ContractTrial) -> dict[str, Any]:
+def _build_check_document(t: _ContractTrial) -> dict[str, Any]:
     return {
         "feed": t.feed.name,
         "contract": t.contract.hash,
-        "sample": _sample_document(t.sample),
-        "expectations": [_outcome_document(t, o) for o in t.outcomes],
+        "sample": _build_sample(t.sample),
+        "expectations": [_build_outcome(t, o) for o in t.outcomes],
         "not_tried": [o.expectation.place for o in t.left_out],
-        "quarantine": [_fault_document(f) for f in t.faults],
+        "quarantine": [_build_fault(f) for f in t.faults],
         "published": not t.refused,
         "refused": list(t.refused),
     }
 
 
-def _outcome_document(t: _ContractTrial, o: ExpectationOutcome) -> dict[str, Any]:
+def _build_outcome(t: _ContractTrial, o: ExpectationOutcome) -> dict[str, Any]:
     from sluice.pipelines.contract.catalogue import text
 
     return {

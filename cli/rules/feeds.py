@@ -74,7 +74,7 @@ def check(
     session.terminal.show(*(warn(f"{name}: {note}") for name, note in _list_overridden(feeds, offline).items()))
     registered = [f for f in feeds.values() if f.reader and f.registry and not offline]
     with session.terminal.working("querying schema registries"):
-        results = {feed.name: _schema(session, feed) for feed in registered}
+        results = {feed.name: _compare_schema(session, feed) for feed in registered}
     errors = [note for note in results.values() if isinstance(note, SluiceError)]
     session.terminal.show(
         *(bad(f"{n}: {s.message}") if isinstance(s, SluiceError) else good(f"{n}: {s}") for n, s in results.items())
@@ -99,7 +99,7 @@ def _list_overridden(feeds: Mapping[str, Feed], offline: bool) -> dict[str, str]
     return {name: note for name, feed in checked.items() if (note := list_overridden(feed))}
 
 
-def _schema(session: Session, feed: Feed) -> str | SluiceError:
+def _compare_schema(session: Session, feed: Feed) -> str | SluiceError:
     """Compares the registry's schema with the feed's schema_file."""
     from sluice.pipelines.feed.load import schema_asked
     from sluice.resources.registry.confluent import find_registered, reader_of
@@ -126,7 +126,7 @@ def refresh(session: Session) -> int:
     $ sluice feeds refresh
     """
     with session.terminal.working("querying Kafka"):
-        topics = {name: _topics(session, feed) for name, feed in session.files.feeds.items()}
+        topics = {name: _match_topics(session, feed) for name, feed in session.files.feeds.items()}
     rows = [(n, bad(t.message) if isinstance(t, SluiceError) else ", ".join(t)) for n, t in topics.items()]
     session.terminal.show(table(("feed", "topics"), rows))
     session.terminal.show(*(bad(e.message) for e in session.files.broken.values()))
@@ -134,7 +134,7 @@ def refresh(session: Session) -> int:
     return _exit_code([*session.files.broken.values(), *(t for t in topics.values() if isinstance(t, SluiceError))])
 
 
-def _topics(session: Session, feed: Feed) -> tuple[str, ...] | SluiceError:
+def _match_topics(session: Session, feed: Feed) -> tuple[str, ...] | SluiceError:
     from sluice.assets.specs.feed_files import remember_topics
     from sluice.pipelines.feed.topic_selection import match
 

@@ -48,13 +48,13 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="quarantine")
 
 
-def _texts(option: str, what: str) -> Any:
+def _make_option(option: str, what: str) -> Any:
     return typer.Option(option, metavar="NAME", help=f"Only this {what}; repeatable.", show_default=False)
 
 
-Reason = Annotated[list[str] | None, _texts("--reason", "reason")]
-Field = Annotated[list[str] | None, _texts("--field", "field")]
-Expectation = Annotated[list[str] | None, _texts("--expectation", "expectation")]
+Reason = Annotated[list[str] | None, _make_option("--reason", "reason")]
+Field = Annotated[list[str] | None, _make_option("--field", "field")]
+Expectation = Annotated[list[str] | None, _make_option("--expectation", "expectation")]
 Place = Annotated[
     list[str] | None,
     typer.Option("--offset", metavar="T:P:O", help="Only this record; repeatable.", show_default=False),
@@ -129,7 +129,7 @@ def list_view(feed: str, listed: Listing) -> Iterator[RenderableType]:
         names = ("stage", "why", "what", "records", "share", "windows", "first")
         yield table(
             names,
-            limit_rows(list(_reasons(listed))),
+            limit_rows(list(_list_reasons(listed))),
             right="records share windows",
             optional="windows share stage",
         )
@@ -137,13 +137,13 @@ def list_view(feed: str, listed: Listing) -> Iterator[RenderableType]:
     names = ("window", "landed", "quarantined", "share", "re-landed", "fixed", "mostly")
     yield table(
         names,
-        limit_rows(_windows(listed)),
+        limit_rows(_list_windows(listed)),
         right="landed quarantined share re-landed fixed",
         optional="fixed re-landed share",
     )
 
 
-def _reasons(listed: Listing) -> Iterator[list[str]]:
+def _list_reasons(listed: Listing) -> Iterator[list[str]]:
     all_ = sum(w.landed + w.quarantined for w in listed.windows)
     of_kind: dict[QuarantineKind, list[Any]] = {}
     for h in listed.held:
@@ -155,7 +155,7 @@ def _reasons(listed: Listing) -> Iterator[list[str]]:
         yield [kind.stage, str(kind), kind.detail, count(n), _share(n, all_), count(len(number)), first]
 
 
-def _windows(listed: Listing) -> list[list[str]]:
+def _list_windows(listed: Listing) -> list[list[str]]:
     mostly: dict[int | None, str] = {}
     for h in listed.held:
         mostly.setdefault(h.window, str(h.kind))
@@ -183,7 +183,7 @@ def list_document(feed: str, listed: Listing) -> dict[str, Any]:
         "records": sum(w.quarantined for w in listed.windows),
         "held": [
             {
-                "window": _key(h.window),
+                "window": _format_window(h.window),
                 **h.kind._asdict(),
                 "records": h.records,
                 "share": h.records / max(sizes.get(h.window, 0), 1),
@@ -192,13 +192,13 @@ def list_document(feed: str, listed: Listing) -> dict[str, Any]:
             for h in listed.held
         ],
         "windows": [
-            {"window": _key(w.window)} | document_of(w, "landed quarantined share relanded fixed=mended")
+            {"window": _format_window(w.window)} | document_of(w, "landed quarantined share relanded fixed=mended")
             for w in listed.windows
         ],
     }
 
 
-def _key(window: int | None) -> str | None:
+def _format_window(window: int | None) -> str | None:
     return None if window is None else show_window(window)
 
 
@@ -246,10 +246,10 @@ def show_view(feed: str, records: Seen) -> Iterator[RenderableType]:
     for partition in dict.fromkeys((w, row["topic"], row["partition"]) for w, row in records):
         rows = [row for w, row in records if (w, row["topic"], row["partition"]) == partition]
         yield heading(f"{partition[1]}:{partition[2]}", name(partition[0]))
-        yield record_view(rows, [safe(_why(row)) for row in rows])
+        yield record_view(rows, [safe(_format_reason(row)) for row in rows])
 
 
-def _why(row: Mapping[str, Any]) -> str:
+def _format_reason(row: Mapping[str, Any]) -> str:
     where = f"{row['field']}: " if row["field"] else ""
     byte = f" (byte {row['byte']})" if row["byte"] is not None else ""
     return f"{where}{row['expectation'] or row['reason']}: {row['detail']}{byte}"
@@ -259,7 +259,7 @@ _WHY = ("stage", "reason", "expectation", "field", "detail", "byte", "batch", "c
 
 
 def _record(window: int | None, row: Mapping[str, Any]) -> dict[str, Any]:
-    return record_document(row) | {"window": _key(window)} | {n: row[n] for n in _WHY}
+    return record_document(row) | {"window": _format_window(window)} | {n: row[n] for n in _WHY}
 
 
 # -- replay
@@ -302,7 +302,7 @@ def replay(
     criteria = options.build_filter(session, definition)
     fixer = load(fix, session.project.root) if fix else None
     began = time.monotonic()
-    done, given_up = (_foresee if dry_run else _replay)(session, definition, criteria, fixer)
+    done, given_up = (_preview if dry_run else _replay)(session, definition, criteria, fixer)
     ran = ReplayRun(feed, done, time.monotonic() - began, dry_run, given_up)
     session.terminal.show(*replay_view(ran), *(() if dry_run else table_after(session, definition)))
     session.terminal.print_document(replay_document(ran))
@@ -323,7 +323,7 @@ class ReplayRun:
 Done = tuple["Replayed", tuple["Met", ...]]
 
 
-def _foresee(session: Session, feed: Feed, criteria: Filter, fixer: Any) -> Done:
+def _preview(session: Session, feed: Feed, criteria: Filter, fixer: Any) -> Done:
     session.compile()
     from sluice.pipelines.maintenance.replay import foresee_replay
 
@@ -371,11 +371,11 @@ def replay_view(ran: ReplayRun) -> Iterator[RenderableType]:
         for k, n in trial.tried.most_common()
     ]
     yield table(names, limit_rows(kinds), right="tried would landed stay")
-    yield from _stays(trial)
-    yield from _verdict(ran)
+    yield from _format_unfit(trial)
+    yield from _format_verdict(ran)
 
 
-def _stays(trial: Trial) -> Iterator[RenderableType]:
+def _format_unfit(trial: Trial) -> Iterator[RenderableType]:
     if trial.why:
         yield heading("Reasons of records that still do not fit")
         ranked = sorted(trial.why.items(), key=lambda x: -x[1][0])
@@ -390,7 +390,7 @@ def _stays(trial: Trial) -> Iterator[RenderableType]:
         yield Text(f"  The fix function skipped {many(trial.left, 'record')} alone{fit}.", style="dim")
 
 
-def _verdict(ran: ReplayRun) -> Iterator[Text]:
+def _format_verdict(ran: ReplayRun) -> Iterator[Text]:
     done, landed = ran.done, ran.done.landed
     n = landed.fit.total()
     fixed = f", {count(landed.mended)} of them fixed" if landed.mended else ""
@@ -431,7 +431,7 @@ def replay_document(ran: ReplayRun) -> dict[str, Any]:
         "botched": [{"what": w, "records": n, "first": first} for w, (n, first) in trial.botched.items()],
         "seconds": round(ran.seconds, 3),
         "batches": list(done.batches),
-        "busy": [{"window": _key(w), "batch": b} for w, b in done.busy.items()],
+        "busy": [{"window": _format_window(w), "batch": b} for w, b in done.busy.items()],
         "other_batches": other_batches.document((*ran.given_up, *done.met)),
         "unfit": [{"slice": str(s), "why": why} for s, why in done.candidates.unfit],
     }

@@ -46,7 +46,7 @@ def show(session: Session, feed: FeedName) -> None:
     expected = _list_expected(reading.reader)
     session.terminal.show(
         heading(feed, "the columns of its schema_file"),
-        facts(*_source(reading)),
+        facts(*_read_source(reading)),
         table(("column", "type"), rows),
         *(
             ["", "  expectations of the schema, as part of the contract", *(f"    {e}" for e in expected)]
@@ -82,7 +82,7 @@ def pull(session: Session, feed: FeedName) -> None:
     message = f"{request.schema_file}: {newest.subject}, version {newest.version}, schema {newest.id}"
     session.terminal.show(good(message))
     document = {"feed": feed, "schema_file": str(request.schema_file), "columns": reader.columns.texts()}
-    session.terminal.print_document(document | _version(newest))
+    session.terminal.print_document(document | _build_version(newest))
 
 
 def _write(newest: RegisteredSchema, request: SchemaAsked) -> None:
@@ -129,8 +129,8 @@ def diff(session: Session, feed: FeedName, file: Candidate = None) -> int:
     current = _read(session.feed(feed))
     after, note, about = _of_file(current, file) if file else _of_registry(session, feed)
     old = current.reader.columns.texts() if current.reader else {}
-    changes = _changes(old, after.columns.texts())
-    refused = _refusal(current, after.columns)
+    changes = _list_changes(old, after.columns.texts())
+    refused = _build_refusal(current, after.columns)
     now, then = _list_expected(current.reader), _list_expected(after)
     dropped, added = [e for e in now if e not in then], [e for e in then if e not in now]
     rendering: RenderableType = table(("column", "now", "then"), [(n, a, b) for n, a, b in changes])
@@ -157,7 +157,11 @@ def _of_registry(session: Session, feed: str) -> tuple[Reader, str, dict[str, An
     request = _request_schema(session, feed)
     with session.terminal.working("querying the registry"):
         there = find_registered(request)
-    return reader_of(there, request), f"{there.subject}, version {there.version}, schema {there.id}", _version(there)
+    return (
+        reader_of(there, request),
+        f"{there.subject}, version {there.version}, schema {there.id}",
+        _build_version(there),
+    )
 
 
 def _of_file(feed: Feed, file: Path) -> tuple[Reader, str, dict[str, Any]]:
@@ -186,13 +190,13 @@ def _list_expected(reader: Reader | None) -> list[str]:
     return [text(e) for e in reader.expectations] if reader else []
 
 
-def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[tuple[str, str, str]]:
+def _list_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """Columns that would come, go or change: the name, the type now, the type then."""
     names = dict.fromkeys((*before, *after))
     return [(n, before.get(n, ""), after.get(n, "")) for n in names if before.get(n) != after.get(n)]
 
 
-def _refusal(feed: Feed, columns: Schema) -> SchemaChanged | None:
+def _build_refusal(feed: Feed, columns: Schema) -> SchemaChanged | None:
     """Returns the reason why rows of the registry's schema would not fit one table with landed rows."""
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.planning.shapes import check_one_table
@@ -215,7 +219,7 @@ def _read(feed: Feed) -> Feed:
     return feed
 
 
-def _source(feed: Feed) -> list[tuple[str, str]]:
+def _read_source(feed: Feed) -> list[tuple[str, str]]:
     wire = str(feed.reader.wire) if feed.reader else ""
     pairs = [("schema_file", feed.schema_file or ""), ("wire format", wire)]
     return [*pairs, *([("registry", feed.registry.url)] if feed.registry else [])]
@@ -228,5 +232,5 @@ def _request_schema(session: Session, feed: str) -> SchemaAsked:
     return schema_asked(session.project.feeds_folder / f"{feed}.yaml", session.project.environ())
 
 
-def _version(registered_schema: RegisteredSchema) -> dict[str, Any]:
+def _build_version(registered_schema: RegisteredSchema) -> dict[str, Any]:
     return document_of(registered_schema, "subject version id")

@@ -35,10 +35,10 @@ class MetRecorder:
 def view(batches: Iterable[Met], *, dry_run: bool = False) -> Iterator[Text]:
     """A line for each batch, with the evidence and the ways out below it."""
     for met in batches:
-        yield beneath(warn(f"{met.text}{_became(met, dry_run)}"), met.verdict.why, lines(met.ways))
+        yield beneath(warn(f"{met.text}{_format_fate(met, dry_run)}"), met.verdict.why, lines(met.ways))
 
 
-def _became(met: Met, dry_run: bool) -> str:
+def _format_fate(met: Met, dry_run: bool) -> str:
     why = f": {met.why}" if met.why else ""
     if met.fate is Fate.LEFT:
         return why if met.verdict.life is Life.DEAD else ""

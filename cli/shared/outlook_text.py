@@ -127,9 +127,9 @@ def short(age: int | None) -> str:
 
 def document(outlook: Outlook, losses: Sequence[SluiceError]) -> dict[str, Any]:
     return {
-        "lag_seconds": _seconds(outlook.age),
+        "lag_seconds": _to_seconds(outlook.age),
         "offsets_per_second": {"landing": _round(outlook.landing), "production": _round(outlook.production)},
-        "catch_up_seconds": _seconds(outlook.eta),
+        "catch_up_seconds": _to_seconds(outlook.eta),
         "falls_behind": outlook.falls_behind,
         "lost": [e.fields() for e in losses],
         "at_risk": [_at_risk(r, outlook.now) for r in outlook.at_risk],
@@ -150,7 +150,7 @@ def _at_risk(r: AtRisk, now: int) -> dict[str, Any]:
     }
 
 
-def _seconds(ms: int | None) -> float | None:
+def _to_seconds(ms: int | None) -> float | None:
     return None if ms is None else ms / 1000
 
 

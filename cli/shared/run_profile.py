@@ -36,7 +36,12 @@ def facts_of(batches: Sequence[BatchResult], contract: Contract | None = None) -
 def view(batches: Sequence[BatchResult], stages: Mapping[str, float]) -> list[RenderableType]:
     """For people. `stages` are seconds, in order."""
     facts = facts_of(batches)
-    return [*_stages(stages), *_tasks(batches, facts, stages), *_brokers(facts), *_topics(facts)]
+    return [
+        *_format_stages(stages),
+        *_format_tasks(batches, facts, stages),
+        *_format_brokers(facts),
+        *_format_topics(facts),
+    ]
 
 
 def document(batches: Sequence[BatchResult]) -> dict[str, Any]:
@@ -44,16 +49,16 @@ def document(batches: Sequence[BatchResult]) -> dict[str, Any]:
     facts = facts_of(batches)
     return {
         "tasks": [
-            {"batch": b.batch, "task": t.index, "leader": t.leader} | _amounts(s) for b, t, s in _by_task(batches)
+            {"batch": b.batch, "task": t.index, "leader": t.leader} | _build_amounts(s) for b, t, s in _by_task(batches)
         ],
-        **_amounts(facts.task_time),
+        **_build_amounts(facts.task_time),
         "ns_per_record": {a: round(facts.task_time.per_record(ns), 1) for a, ns in facts.task_time.ns.items()},
-        "brokers": [_broker_document(b) for b in facts.traffic.brokers],
+        "brokers": [_build_broker(b) for b in facts.traffic.brokers],
         "topics": [asdict(t) for t in facts.topics],
     }
 
 
-def _broker_document(b: BrokerTraffic) -> dict[str, Any]:
+def _build_broker(b: BrokerTraffic) -> dict[str, Any]:
     fields = asdict(b)
     del fields["latency"]
     shares = {name: round(b.latency.percentile_ms(share), 3) for name, share in SHARES.items()}
@@ -62,7 +67,7 @@ def _broker_document(b: BrokerTraffic) -> dict[str, Any]:
     return fields | {"latency_ms": latency, "latency_buckets": buckets}
 
 
-def _amounts(s: WorkTime) -> dict[str, Any]:
+def _build_amounts(s: WorkTime) -> dict[str, Any]:
     return document_of(s, "slices records input_bytes ns")
 
 
@@ -71,7 +76,7 @@ def _by_task(batches: Iterable[BatchResult]) -> Iterator[tuple[BatchResult, Task
     return ((b, task, s) for b in batches for task, s in by_task(b.plan, b.receipts) if s.slices)
 
 
-def _stages(stages: Mapping[str, float]) -> list[RenderableType]:
+def _format_stages(stages: Mapping[str, float]) -> list[RenderableType]:
     total = sum(stages.values())
     rows = [[name, f"{took:.2f}", _share(took, total)] for name, took in stages.items()]
     return [
@@ -80,19 +85,21 @@ def _stages(stages: Mapping[str, float]) -> list[RenderableType]:
     ]
 
 
-def _tasks(batches: Sequence[BatchResult], facts: BatchFacts, stages: Mapping[str, float]) -> list[RenderableType]:
+def _format_tasks(
+    batches: Sequence[BatchResult], facts: BatchFacts, stages: Mapping[str, float]
+) -> list[RenderableType]:
     tasks, work = list(_by_task(batches)), facts.task_time
     if not work.total:
         return []
     longest = max(s.total for _, _, s in tasks) / 1e9
     rest = max(stages.get("land", 0.0) - longest, 0.0)
     note = f"seconds; the longest task worked {longest:.2f}, Spark's scheduling and its workers' start took {rest:.2f}"
-    rows = [_row(str(task.index), s) for _, task, s in tasks[:_TASKS_SHOWN]]
+    rows = [_build_row(str(task.index), s) for _, task, s in tasks[:_TASKS_SHOWN]]
     if more := tasks[_TASKS_SHOWN:]:
-        rows.append(_row(many(len(more), "more task"), sum((s for _, _, s in more), WorkTime())))
+        rows.append(_build_row(many(len(more), "more task"), sum((s for _, _, s in more), WorkTime())))
     activities = list(work.ns)
     rows += [
-        _row("all", work),
+        _build_row("all", work),
         ["share", "", "", *(_share(ns, work.total) for ns in work.ns.values()), ""],
         ["ns a record", "", "", *(f"{work.per_record(ns):,.0f}" for ns in (*work.ns.values(), work.total))],
     ]
@@ -100,31 +107,31 @@ def _tasks(batches: Sequence[BatchResult], facts: BatchFacts, stages: Mapping[st
     return [heading("Time of tasks", note), table(columns, rows, right=" ".join([*columns[1:], "in"]))]
 
 
-def _row(name: str, s: WorkTime) -> list[str | Text]:
+def _build_row(name: str, s: WorkTime) -> list[str | Text]:
     return [name, count(s.slices), count(s.records), *(f"{ns / 1e9:.3f}" for ns in (*s.ns.values(), s.total))]
 
 
-def _brokers(facts: BatchFacts) -> list[RenderableType]:
+def _format_brokers(facts: BatchFacts) -> list[RenderableType]:
     brokers = facts.traffic.brokers
     if not brokers:
         return []
-    rows = [_broker_row(f"{b.node} {b.address}".strip(), b) for b in brokers[:_BROKERS_SHOWN]]
+    rows = [_build_broker_row(f"{b.node} {b.address}".strip(), b) for b in brokers[:_BROKERS_SHOWN]]
     if more := brokers[_BROKERS_SHOWN:]:
-        rows.append(_broker_row(many(len(more), "more broker"), sum_brokers(more)))
+        rows.append(_build_broker_row(many(len(more), "more broker"), sum_brokers(more)))
     if len(brokers) > 1:
-        rows.append(_broker_row("all", facts.all_brokers))
+        rows.append(_build_broker_row("all", facts.all_brokers))
     columns = ["broker", "fetches", "size", *SHARES, "waiting", "held", "throttled", "moved", "errors"]
     note = "p50, p95, p99 of answers in ms; waiting, held by the client, and throttled in seconds"
     shown_last = "errors size p95 held moved"
     return [heading("Requests to brokers", note), table(columns, rows, " ".join(columns[1:]), shown_last)]
 
 
-def _broker_row(name: str, b: BrokerTraffic) -> list[str | Text]:
+def _build_broker_row(name: str, b: BrokerTraffic) -> list[str | Text]:
     return [
         name,
         count(b.requests),
         size(b.bytes),
-        *(_ms(b.latency.percentile_ms(share)) for share in SHARES.values()),
+        *(_format_ms(b.latency.percentile_ms(share)) for share in SHARES.values()),
         f"{b.latency.total_us / 1e6:.2f}",
         f"{b.held_us / 1e6:.2f}",
         f"{b.throttle_ms / 1e3:.2f}",
@@ -133,11 +140,11 @@ def _broker_row(name: str, b: BrokerTraffic) -> list[str | Text]:
     ]
 
 
-def _ms(ms: float) -> str:
+def _format_ms(ms: float) -> str:
     return f"{ms:.1f}" if ms < 10 else f"{ms:,.0f}"
 
 
-def _topics(facts: BatchFacts) -> list[RenderableType]:
+def _format_topics(facts: BatchFacts) -> list[RenderableType]:
     topics = facts.topics
     rows = [[t.topic, count(t.records), size(t.bytes), count(t.behind)] for t in topics[:_TOPICS_SHOWN]]
     if more := topics[_TOPICS_SHOWN:]:

@@ -43,8 +43,8 @@ class CommandOutput:
 
     def __init__(self, documents: TextIO | None = None) -> None:
         self._documents = documents
-        self._out = _console(sys.stdout)
-        self._err = _console(sys.stderr)
+        self._out = _make_console(sys.stdout)
+        self._err = _make_console(sys.stderr)
 
     @property
     def json(self) -> bool:
@@ -62,7 +62,7 @@ class CommandOutput:
     def show(self, *what: RenderableType) -> None:
         """Print to stdout, for people. Without items, prints nothing."""
         if what and not self.json:
-            self._out.print(*map(_renderable, what), sep="\n", soft_wrap=True)
+            self._out.print(*map(_to_renderable, what), sep="\n", soft_wrap=True)
 
     def lines(self, lines: Iterable[str]) -> None:
         """Print lines to stdout, for people and pipes, without wrapping."""
@@ -161,7 +161,7 @@ class CommandOutput:
         with (
             os.fdopen(os.dup(2), "w", encoding="utf-8") as own,
             ProgressBars(
-                *columns, console=_console(own), transient=True, redirect_stdout=False, redirect_stderr=False
+                *columns, console=_make_console(own), transient=True, redirect_stdout=False, redirect_stderr=False
             ) as bars,
         ):
             task = bars.add_task("starting", total=None, counted="")
@@ -175,7 +175,7 @@ class CommandOutput:
             yield update
 
 
-def _console(stream: TextIO) -> Console:
+def _make_console(stream: TextIO) -> Console:
     width = None if stream.isatty() or "COLUMNS" in os.environ else WIDE
     return Console(file=stream, width=width, markup=False, emoji=False, highlight=False)
 
@@ -225,7 +225,7 @@ def table(
 
     `right`: columns aligned right; `optional`: columns to drop first on a narrow screen. Both by their first words.
     """
-    return TextTable(columns, [[_cell(c) for c in row] for row in rows], right.split(), optional.split())
+    return TextTable(columns, [[_to_cell(c) for c in row] for row in rows], right.split(), optional.split())
 
 
 def limit_rows(rows: Sequence[Sequence[_C]], total: int | None = None) -> list[Sequence[_C | str]]:
@@ -237,7 +237,7 @@ def limit_rows(rows: Sequence[Sequence[_C]], total: int | None = None) -> list[S
 
 def facts(*pairs: tuple[str, str | Text]) -> Facts:
     """Names and values, one a line."""
-    return Facts([(safe(name), _cell(value)) for name, value in pairs])
+    return Facts([(safe(name), _to_cell(value)) for name, value in pairs])
 
 
 def indent(*lines: str) -> RenderableType:
@@ -245,12 +245,12 @@ def indent(*lines: str) -> RenderableType:
     return Padding(Text("\n".join(map(safe, lines)), style="dim"), (0, 0, 0, 2))
 
 
-def _renderable(item: RenderableType) -> RenderableType:
+def _to_renderable(item: RenderableType) -> RenderableType:
     text = Text(safe(item)) if isinstance(item, str) else item
     return Flowing(text) if isinstance(text, Text) else text
 
 
-def _cell(value: str | Text) -> Text:
+def _to_cell(value: str | Text) -> Text:
     return value if isinstance(value, Text) else Text(safe(value))
 
 

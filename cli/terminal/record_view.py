@@ -40,18 +40,18 @@ def typed_fields(table: pa.Table) -> dict[str, Any] | None:
     cells = {name: column[0] for name, column in zip(table.column_names, table.columns, strict=True)}
     kafka = {name: cells.pop(name) for name in [*cells] if name.startswith("kafka_")}
     stamp = kafka["kafka_timestamp"]
-    plain = {name: _plain(cell) for name, cell in kafka.items()}
-    return {name: _plain(cell) for name, cell in cells.items()} | plain | {"kafka_timestamp": stamp.value}
+    plain = {name: _to_plain(cell) for name, cell in kafka.items()}
+    return {name: _to_plain(cell) for name, cell in cells.items()} | plain | {"kafka_timestamp": stamp.value}
 
 
 def typed_view(row: Mapping[str, Any]) -> RenderableType:
     """Format a row of `typed_fields`, one field per line, without nulls. Keys in UTF-8 are text."""
-    row = {**row, "kafka_key": _readable(row["kafka_key"])}
+    row = {**row, "kafka_key": _to_readable(row["kafka_key"])}
     pairs = ((name, json.dumps(value, ensure_ascii=False)) for name, value in row.items() if value is not None)
     return facts(*((name, text if len(text) < SHOWN_BYTES else text[:SHOWN_BYTES] + " …") for name, text in pairs))
 
 
-def _readable(data: str | None) -> str | None:
+def _to_readable(data: str | None) -> str | None:
     """The text behind the base64, if it is text."""
     try:
         return None if data is None else base64.b64decode(data).decode()
@@ -59,7 +59,7 @@ def _readable(data: str | None) -> str | None:
         return data
 
 
-def _plain(cell: pa.Scalar) -> Any:
+def _to_plain(cell: pa.Scalar) -> Any:
     """A value as JSON has it."""
     import pyarrow as pa
 
@@ -67,11 +67,11 @@ def _plain(cell: pa.Scalar) -> Any:
     if not cell.is_valid:
         return None
     if pa.types.is_struct(kind):
-        return {f.name: _plain(cell[i]) for i, f in enumerate(kind)}
+        return {f.name: _to_plain(cell[i]) for i, f in enumerate(kind)}
     if pa.types.is_map(kind):
-        return {str(_plain(entry["key"])): _plain(entry["value"]) for entry in cell.values}
+        return {str(_to_plain(entry["key"])): _to_plain(entry["value"]) for entry in cell.values}
     if pa.types.is_list(kind):
-        return [_plain(item) for item in cell.values]
+        return [_to_plain(item) for item in cell.values]
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_decimal(kind):
         return cell.cast(pa.string()).as_py()
     return _base64(cell.as_py()) if pa.types.is_binary(kind) else cell.as_py()
@@ -82,8 +82,8 @@ def view(records: Sequence[Mapping[str, Any]], states: Sequence[str] | None = No
     columns: dict[str, list[str | Text]] = {
         "offset": [count(r["offset"]) for r in records],
         "timestamp": [_time(r["timestamp"]) for r in records],
-        "key": [_bytes(r["key"]) for r in records],
-        "value": [_value(r["value"]) for r in records],
+        "key": [_format_bytes(r["key"]) for r in records],
+        "value": [_format_value(r["value"]) for r in records],
     }
     if any(r["headers"] for r in records):
         columns["headers"] = [", ".join(h["key"] for h in r["headers"] or ()) for r in records]
@@ -110,11 +110,11 @@ def _time(ms: int | None) -> str:
     return "–" if ms is None else show_instant(ms)
 
 
-def _value(value: bytes | None) -> Text:
-    return Text("tombstone", style="dim") if value is None else _bytes(value)
+def _format_value(value: bytes | None) -> Text:
+    return Text("tombstone", style="dim") if value is None else _format_bytes(value)
 
 
-def _bytes(value: bytes | None) -> Text:
+def _format_bytes(value: bytes | None) -> Text:
     """Format bytes as shortened text. Bytes that are no UTF-8, and control characters, are escaped."""
     if value is None:
         return Text("null", style="dim")

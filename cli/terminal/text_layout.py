@@ -27,10 +27,10 @@ def wrap(text: Text, width: int, hang: int | None = None) -> list[Text]:
 
     Further lines are indented by `hang`; without it, a little deeper than the first line.
     """
-    return [piece for line in text.split("\n", allow_blank=True) for piece in _pieces(line, width, hang)]
+    return [piece for line in text.split("\n", allow_blank=True) for piece in _split_pieces(line, width, hang)]
 
 
-def _pieces(line: Text, width: int, hang: int | None) -> Iterator[Text]:
+def _split_pieces(line: Text, width: int, hang: int | None) -> Iterator[Text]:
     plain = line.plain
     if line.cell_len <= width:
         yield line
@@ -105,10 +105,10 @@ class TextTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = [self._column(i) for i in range(len(self.names))]
         visible, hidden = self._shown(columns, options.max_width)
-        lines = _lines(visible, options.max_width)
+        lines = _build_lines(visible, options.max_width)
         for number in range(len(self.rows) + 1):
             for indent, line in lines:
-                yield from _row(line, number, indent)
+                yield from _build_row(line, number, indent)
         if hidden:
             yield Text(f"  not shown on {options.max_width} columns: {', '.join(hidden)}", style="dim")
 
@@ -123,7 +123,7 @@ class TextTable:
         for word in ("", *self.optional):
             hidden += [c.name for c in remaining if word and c.name.partition(" ")[0] == word]
             remaining = [c for c in remaining if c.name not in hidden]
-            if _least(remaining) <= width:
+            if _measure_least(remaining) <= width:
                 return remaining, hidden
         return list(columns), []
 
@@ -138,7 +138,7 @@ class _TextColumn:
         self.needs = self.wants if number else min(self.wants, max(words, _PROSE))
 
 
-def _least(columns: Sequence[_TextColumn]) -> int:
+def _measure_least(columns: Sequence[_TextColumn]) -> int:
     return _INDENT + sum(c.needs for c in columns) + _GAP * (len(columns) - 1)
 
 
@@ -146,20 +146,20 @@ Line = Sequence[tuple["_TextColumn", int]]
 """Columns of one line, with their widths."""
 
 
-def _lines(columns: Sequence[_TextColumn], width: int) -> list[tuple[int, Line]]:
+def _build_lines(columns: Sequence[_TextColumn], width: int) -> list[tuple[int, Line]]:
     """The lines of a row, each with its indent: one, or as many as the columns need one after the other."""
     groups: list[list[_TextColumn]] = [[]]
     indent = _INDENT
     for column in columns:
-        if groups[-1] and indent - _INDENT + _least([*groups[-1], column]) > width:
+        if groups[-1] and indent - _INDENT + _measure_least([*groups[-1], column]) > width:
             groups.append([])
             indent = 2 * _INDENT
         groups[-1].append(column)
     indents = [_INDENT if i == 0 else 2 * _INDENT for i in range(len(groups))]
-    return [(n, _widths(group, width - n)) for n, group in zip(indents, groups, strict=True)]
+    return [(n, _compute_widths(group, width - n)) for n, group in zip(indents, groups, strict=True)]
 
 
-def _widths(columns: Sequence[_TextColumn], room: int) -> Line:
+def _compute_widths(columns: Sequence[_TextColumn], room: int) -> Line:
     """The width of each column: the preferred one, or less if there is no room, taken from the widest first."""
     widths = [c.wants for c in columns]
     excess = sum(widths) + _GAP * (len(widths) - 1) - room
@@ -172,7 +172,7 @@ def _widths(columns: Sequence[_TextColumn], room: int) -> Line:
     return list(zip(columns, widths, strict=True))
 
 
-def _row(line: Line, number: int, indent: int) -> Iterator[Text]:
+def _build_row(line: Line, number: int, indent: int) -> Iterator[Text]:
     """The lines of one row (0: the head), without blanks at their ends."""
     cells = [wrap(column.cells[number], width, 0) for column, width in line]
     for pieces in zip_longest(*cells, fillvalue=Text()):
