@@ -134,7 +134,7 @@ def run(
     view.finish(took)
     for error in broken:
         session.terminal.fail(error)
-    session.terminal.print_document(run_view.document(of_feeds, took, broken, profile=profile))
+    session.terminal.print_document(run_view.build_document(of_feeds, took, broken, profile=profile))
     archive_classes()
     return max((e.exit_code for e in (*broken, *(e for f in of_feeds for e in f.errors))), default=0)
 

@@ -334,7 +334,7 @@ def _describe_sum(runs: Sequence[TimedRun]) -> str:
 def feeds_view(feeds: Sequence[FeedRuns], took: float) -> list[RenderableType]:
     rows = [(f.name, _format_outcome(f), _describe_feed(f)) for f in feeds]
     total = f"{many(len(feeds), 'feed')} in {seconds(took)}"
-    wrong = [(failed(feeds), "failed"), (left(feeds), "not reached")]
+    wrong = [(list_failed(feeds), "failed"), (list_unreached(feeds), "not reached")]
     parts = [f"{len(names)} {what}: {', '.join(names)}" for names, what in wrong if names]
     end = bad("; ".join([total, *parts])) if parts else good(total)
     notices = [notice for f in feeds for notice in _list_feed_notices(f)]
@@ -366,11 +366,11 @@ def _list_feed_notices(feed: FeedRuns) -> list[RenderableType]:
     return out + (_list_shortfalls(feed.runs[-1], where) if feed.runs else [])
 
 
-def failed(feeds: Sequence[FeedRuns]) -> list[str]:
+def list_failed(feeds: Sequence[FeedRuns]) -> list[str]:
     return [f.name for f in feeds if f.errors and not f.is_left]
 
 
-def left(feeds: Sequence[FeedRuns]) -> list[str]:
+def list_unreached(feeds: Sequence[FeedRuns]) -> list[str]:
     return [f.name for f in feeds if f.is_left]
 
 
@@ -392,7 +392,7 @@ def errors_with_feeds(feeds: Sequence[FeedRuns]) -> Iterator[SluiceError]:
 # -- for programs
 
 
-def document(
+def build_document(
     feeds: Sequence[FeedRuns], took: float, broken: Sequence[SluiceError], *, profile: bool = False
 ) -> dict[str, Any]:
     """The document of the command. `broken` are errors of other feeds' files."""
@@ -403,8 +403,8 @@ def document(
             | (f.error.fields() if f.error else {})
             for f in feeds
         ],
-        "failed": failed(feeds),
-        "left": left(feeds),
+        "failed": list_failed(feeds),
+        "left": list_unreached(feeds),
         "broken": [e.fields() for e in broken],
         "took": round(took, 3),
     }
@@ -418,7 +418,7 @@ def run_document(run: TimedRun, *, profile: bool = False) -> dict[str, Any]:
         "run": run.result.run_id,
         "seconds": {name: round(spent, 3) for name, spent in run.stages.items()},
         "batches": [_build_batch(b) for b in run.batches],
-        "other_batches": other_batches.document(run.met),
+        "other_batches": other_batches.build_document(run.met),
         "drift": [document_of(d) for d in run.facts.drift],
         "contract": [
             {"expectation": text(o.expectation)} | document_of(o, "severity passed observed checked unexpected first")
@@ -436,7 +436,7 @@ def run_document(run: TimedRun, *, profile: bool = False) -> dict[str, Any]:
         "uncommitted": run.result.uncommitted.fields() if run.result.uncommitted else None,
         "table": run.result.table.fields() if run.result.table else None,
         **(error.fields() if error else {}),
-        **({"profile": run_profile.document(run.batches)} if profile else {}),
+        **({"profile": run_profile.build_document(run.batches)} if profile else {}),
     }
 
 

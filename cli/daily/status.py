@@ -77,7 +77,7 @@ def status(
     )
     session.terminal.print_document(
         {
-            "feeds": [document(f) for f in statuses],
+            "feeds": [build_document(f) for f in statuses],
             "broken": [e.fields() for e in broken.values()],
             "ledgers_without_files": others,
         }
@@ -291,7 +291,7 @@ _TOLD = 5
 # -- for programs
 
 
-def document(status: FeedStatus) -> dict[str, Any]:
+def build_document(status: FeedStatus) -> dict[str, Any]:
     return document_of(status, "feed lag uncommitted") | {
         "partitions": [
             document_of(
@@ -303,7 +303,7 @@ def document(status: FeedStatus) -> dict[str, Any]:
         ],
         "window": show_duration(status.length),
         "windows": [window_options.build_document(w) for w in status.windows],
-        "outlook": outlooks.document(status.outlook, status.losses) if status.outlook else None,
+        "outlook": outlooks.build_document(status.outlook, status.losses) if status.outlook else None,
         "held_back": [h.document() for h in status.held],
         "start_not_used": status.start_not_used,
         "live_batches": [_build_live(status, b) for b in status.live],
@@ -322,7 +322,7 @@ def _build_liveness(status: FeedStatus, b: Batch) -> dict[str, Any]:
 
 def _build_live(status: FeedStatus, b: Batch) -> dict[str, Any]:
     """The batch, the verdict on its run, and the commands to use if the run is dead."""
-    (standing,) = other_batches.document([status.met[b.id]])
+    (standing,) = other_batches.build_document([status.met[b.id]])
     owner = {name: standing[name] for name in ("owner_is", "evidence", "ways")}
     return _build_batch(b) | _build_liveness(status, b) | owner
 

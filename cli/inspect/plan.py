@@ -243,7 +243,7 @@ def build_document(preview: Preview, feed: str, request: Request) -> dict[str, A
         "blocked": preview.blocked.fields() if preview.blocked else None,
         "held_back": [h.document() for h in preview.on_hold],
         "start_not_used": preview.start_not_used,
-        "other_batches": other_batches.document(preview.met),
+        "other_batches": other_batches.build_document(preview.met),
     }
 
 

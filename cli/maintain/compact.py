@@ -134,7 +134,7 @@ def build_document(ran: CompactionRun) -> dict[str, Any]:
         "batches": list(done.batches),
         "windows": [{"window": _format_window(w), **_build_sums(t)} for w, t in by_window(done).items()],
         "busy": [{"window": _format_window(w), "batch": b} for w, b in done.busy.items()],
-        "other_batches": other_batches.document((*ran.given_up, *done.met)),
+        "other_batches": other_batches.build_document((*ran.given_up, *done.met)),
         "incomplete": [show_window(w) for w in done.incomplete],
     }
 

@@ -120,7 +120,7 @@ def _expire(
     session.terminal.show(*([] if previewed else view(feed, done.expiry)), *lines)
     removed = {"entry": done.number, "removed_files": len(done.removed.parts), "removed_pages": len(done.removed.pages)}
     removed |= {"kept_files": len(done.removed.kept)}
-    others = {"other_batches": other_batches.document(heard.met)}
+    others = {"other_batches": other_batches.build_document(heard.met)}
     session.terminal.print_document({"applied": True, **build_document(feed, done.expiry), **removed, **others})
 
 

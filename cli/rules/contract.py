@@ -337,17 +337,17 @@ def _format_unfit(faults: Sequence[Fault], counts: Counts) -> Iterator[Renderabl
 
 def _format_kwargs(kwargs: Mapping[str, Any]) -> str:
     if "value_set" in kwargs:
-        return _shorten(", ".join(map(str, kwargs["value_set"])))
+        return _cut(", ".join(map(str, kwargs["value_set"])))
     if "min_value" in kwargs:
         return f"{_format_bound(kwargs['min_value'])} to {_format_bound(kwargs['max_value'])}"
-    return _shorten(", ".join(map(str, kwargs.values())))
+    return _cut(", ".join(map(str, kwargs.values())))
 
 
 def _format_bound(value: Any) -> str:
     return value if isinstance(value, str) else f"{value:,}"
 
 
-def _shorten(text: str) -> str:
+def _cut(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"
 
 
@@ -518,11 +518,11 @@ def _format_value(cell: pa.Scalar) -> str:
         return _quote(cell.as_py()[: 4 * _MOST_SHOWN])
     if pa.types.is_timestamp(cell.type) or pa.types.is_decimal(cell.type):
         return str(cell.cast(pa.string()).as_py())
-    return _shorten(safe(str(cell.as_py())))
+    return _cut(safe(str(cell.as_py())))
 
 
 def _quote(text: str) -> str:
-    return json.dumps(_shorten(text), ensure_ascii=True)
+    return json.dumps(_cut(text), ensure_ascii=True)
 
 
 def _format_sentence(o: ExpectationOutcome) -> str:
@@ -557,7 +557,7 @@ def _format_trial(t: _ContractTrial) -> Iterator[RenderableType]:
 def _build_row(t: _ContractTrial, o: ExpectationOutcome) -> Sequence[Any]:
     from sluice.pipelines.contract.catalogue import text
 
-    sentence = _shorten(text(o.expectation)) if len(text(o.expectation)) > 2 * _MOST_SHOWN else text(o.expectation)
+    sentence = _cut(text(o.expectation)) if len(text(o.expectation)) > 2 * _MOST_SHOWN else text(o.expectation)
     sign = good if o.passed and not o.unexpected else bad if o.severity == "critical" else warn
     lines = [" ".join(filter(None, example)) for example in t.examples.get(o.expectation.place, ())]
     first = "\n".join(lines) or o.observed

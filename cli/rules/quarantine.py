@@ -432,6 +432,6 @@ def replay_document(ran: ReplayRun) -> dict[str, Any]:
         "seconds": round(ran.seconds, 3),
         "batches": list(done.batches),
         "busy": [{"window": _format_window(w), "batch": b} for w, b in done.busy.items()],
-        "other_batches": other_batches.document((*ran.given_up, *done.met)),
+        "other_batches": other_batches.build_document((*ran.given_up, *done.met)),
         "unfit": [{"slice": str(s), "why": why} for s, why in done.candidates.unfit],
     }

@@ -69,7 +69,7 @@ def standing(busy: Mapping[int | None, int], batches: Iterable[Met], name: Any) 
 # -- for programs
 
 
-def document(batches: Iterable[Met]) -> list[dict[str, Any]]:
+def build_document(batches: Iterable[Met]) -> list[dict[str, Any]]:
     return [
         {
             "batch": met.batch,

@@ -125,7 +125,7 @@ def short(age: int | None) -> str:
 # -- for programs
 
 
-def document(outlook: Outlook, losses: Sequence[SluiceError]) -> dict[str, Any]:
+def build_document(outlook: Outlook, losses: Sequence[SluiceError]) -> dict[str, Any]:
     return {
         "lag_seconds": _to_seconds(outlook.age),
         "offsets_per_second": {"landing": _round(outlook.landing), "production": _round(outlook.production)},

@@ -44,7 +44,7 @@ def view(batches: Sequence[BatchResult], stages: Mapping[str, float]) -> list[Re
     ]
 
 
-def document(batches: Sequence[BatchResult]) -> dict[str, Any]:
+def build_document(batches: Sequence[BatchResult]) -> dict[str, Any]:
     """For programs: nanoseconds by task and activity, of all tasks, and for each record; the traffic with brokers."""
     facts = facts_of(batches)
     return {

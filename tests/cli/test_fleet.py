@@ -56,7 +56,7 @@ def test_a_feed_that_was_not_reached_has_not_failed(capfd: pytest.CaptureFixture
     assert "✗ GroupMoved" in out
     assert "! not reached" in out
     assert "✗ 3 feeds in 2.0 s; 1 failed: b; 1 not reached: c" in out
-    assert (run_view.failed(feeds), run_view.left(feeds)) == (["b"], ["c"])
+    assert (run_view.list_failed(feeds), run_view.list_unreached(feeds)) == (["b"], ["c"])
 
 
 @pytest.mark.parametrize("command", [("run", "--all"), ("run", "orders", "copy"), ("feeds", "check")])
