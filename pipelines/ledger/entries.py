@@ -50,6 +50,10 @@ READER_FORMAT: Literal[3] = 3
 `avro`, and its records are Avro."""
 
 
+RENAMED_FORMAT: Literal[5] = 5
+"""A schema entry with columns whose fields have other names in records: earlier readers could not parse them."""
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
@@ -84,7 +88,7 @@ class KeyRange(_Model):
 class _Entry(_Model):
     """Fields of all entries: `write` is unique to the attempt to write, `at` is in ms, `run` is the Dagster run id."""
 
-    format: Literal[1, 2, 3, 4] = 1
+    format: Literal[1, 2, 3, 4, 5] = 1
     write: str = ""
     run: str = ""
     at: int = 0
@@ -220,7 +224,7 @@ class SchemaEntry(_Entry):
     """
 
     kind: Literal["schema"] = "schema"
-    newest_format: ClassVar[int] = FOLDERS_FORMAT
+    newest_format: ClassVar[int] = RENAMED_FORMAT
     shape: str
     columns: Annotated[Columns, AfterValidator(_of_a_schema)] | None
     contract: Annotated[str, AfterValidator(_of_a_contract)] = ""

@@ -18,11 +18,18 @@ from sluice.pipelines.feed.sections import OnDrift
 from sluice.pipelines.feed.table_section import names_fit
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.ledger.entries import FOLDERS_FORMAT, FORMAT, READER_FORMAT, SchemaEntry, SchemaSource
+from sluice.pipelines.ledger.entries import (
+    FOLDERS_FORMAT,
+    FORMAT,
+    READER_FORMAT,
+    RENAMED_FORMAT,
+    SchemaEntry,
+    SchemaSource,
+)
 from sluice.pipelines.model.receipts import Drift, DriftKind, Receipt
 from sluice.pipelines.records.rows.value_reader import KeyReader, Reader
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.schema.schema import Field, Kind, Schema, SchemaError, Type, parse_schema, path_below
+from sluice.pipelines.schema.schema import Field, Kind, Schema, SchemaError, Type, has_sources, parse_schema, path_below
 from sluice.pipelines.schema.wider import RAW_TYPES, holds, one_table, parse_type
 from sluice.pipelines.util.units import many
 from sluice.pipelines.validation.drift import sum_drift
@@ -40,9 +47,13 @@ def find_shape(feed: Feed, state: State) -> Shape:
     shape = feed.shape
     if shape.columns is None or not state.evolved:
         return shape
-    own = {f.name.casefold() for f in shape.columns.fields}
+    own, sources = {f.name.casefold() for f in shape.columns.fields}, {f.json_name for f in shape.columns.fields}
     fields = [_at_least(f, state.evolved.get(f.name)) for f in shape.columns.fields]
-    fields += [Field(name, parse_type(text)) for name, text in state.evolved.items() if name.casefold() not in own]
+    fields += [
+        Field(name, parse_type(text))
+        for name, text in state.evolved.items()
+        if name.casefold() not in own and name not in sources
+    ]
     return _with_columns(feed, shape, Schema(tuple(fields)))
 
 
@@ -73,8 +84,12 @@ def _widen(own: Type, evolved: Type) -> Type:
         return evolved if holds(evolved, own) and not holds(own, evolved) else own
     there = {f.name: f.type for f in evolved.fields}
     fields = [replace(f, type=_widen(f.type, there.get(f.name, f.type))) for f in own.fields]
-    names = {f.name.casefold() for f in own.fields}
-    fields += [replace(f, required=False) for f in evolved.fields if f.name.casefold() not in names]
+    names, sources = {f.name.casefold() for f in own.fields}, {f.json_name for f in own.fields}
+    fields += [
+        replace(f, required=False)
+        for f in evolved.fields
+        if f.name.casefold() not in names and f.json_name not in sources
+    ]
     return replace(own, fields=tuple(fields))
 
 
@@ -176,8 +191,10 @@ def _build_entry(feed: Feed, shape: Shape, reason: str, folder_prefix: paths.Fol
     own = feed.columns.texts() if feed.columns else {}
     columns = shape.columns.texts() if shape.columns else None
     source, key = _build_source(shape.reader), _build_source(shape.key.reader if shape.key else None)
+    renamed = shape.columns is not None and has_sources(shape.columns.fields)
+    usual = FOLDERS_FORMAT if folder_prefix else READER_FORMAT if source or key else FORMAT
     return SchemaEntry(
-        format=FOLDERS_FORMAT if folder_prefix else READER_FORMAT if source or key else FORMAT,
+        format=RENAMED_FORMAT if renamed else usual,
         shape=shape.name,
         columns=columns,
         contract=shape.contract.text if shape.contract else "",

@@ -129,7 +129,7 @@ def json_values(rows: pa.RecordBatch, schema: Schema) -> pa.Array:
 
     extra, inner = _extra(rows, schema)
     members = [
-        _Member(f"{_text(f.name)}:".encode(), *_spell_column(rows.column(at), f.type, inner.get(f.name)))
+        _Member(f"{_text(f.json_name)}:".encode(), *_spell_column(rows.column(at), f.type, inner.get(f.json_name)))
         for f in schema.fields
         if (at := rows.schema.get_field_index(f.name)) >= 0
     ]
@@ -145,7 +145,7 @@ def _extra(rows: pa.RecordBatch, schema: Schema) -> tuple[pa.Array | None, dict[
     if (at := rows.schema.get_field_index(EXTRA)) < 0:
         return None, {}
     column = rows.column(at)
-    holders = {f.name: f.type for f in schema.fields if _has_struct(f.type)}
+    holders = {f.json_name: f.type for f in schema.fields if _has_struct(f.type)}
     if not holders or column.null_count == len(column):
         return column, {}
     odd = _truths(pc.fill_null(pc.match_substring(column, "\\"), False))  # a name with escapes may be any
@@ -330,9 +330,9 @@ def _texts(column: pa.Array, kind: Type, extra: Texts | None = None) -> Texts:
 
 
 def _structs(column: pa.Array, kind: Type, extra: Texts | None) -> Texts:
-    own, inner = _split_extra(extra or [], {f.name for f in kind.fields if _has_struct(f.type)})
+    own, inner = _split_extra(extra or [], {f.json_name for f in kind.fields if _has_struct(f.type)})
     field_members = [
-        (_text(f.name), _texts(column.field(f.name), f.type, inner.get(f.name)))
+        (_text(f.json_name), _texts(column.field(f.name), f.type, inner.get(f.json_name)))
         for f in kind.fields
         if column.type.get_field_index(f.name) >= 0
     ]

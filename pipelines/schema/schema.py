@@ -7,6 +7,7 @@ SchemaError. It gives, for each field, the place, the position in the text and w
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -25,6 +26,7 @@ MOST_LEVELS = 32
 MOST_NODES = 4096
 """The most fields, elements and values of a schema, over all levels."""
 MOST_NAME = 200
+MOST_JSON_NAME = 1000
 EXTRA = "_extra"
 KAFKA = "kafka_"
 
@@ -94,17 +96,25 @@ class Type:
 class Field:
     """A type with a name; the name is empty for elements of lists and values of maps.
 
-    If a `required` field is missing or null, the record is quarantined.
+    If a `required` field is missing or null, the record is quarantined. `source` is the field's name in JSON records,
+    None if it is `name`.
     """
 
     name: str
     type: Type
     required: bool = False
+    source: str | None = None
+
+    @property
+    def json_name(self) -> str:
+        """The field's name in JSON records."""
+        return self.name if self.source is None else self.source
 
     @property
     def text(self) -> str:
         """The type as a feed file spells it."""
-        return f"{self.type} not null" if self.required else str(self.type)
+        text = f"{self.type} not null" if self.required else str(self.type)
+        return text if self.source is None else f"{text} from {json.dumps(self.source, ensure_ascii=False)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,24 +174,34 @@ def parse_schema(document: object) -> Schema:
 
 def _top(name: str, value: object) -> Field:
     if name.lower().startswith(KAFKA) or name.lower() == EXTRA:
-        raise SchemaProblem(name, f"`{EXTRA}` and names that begin with `{KAFKA}` are Sluice's own", "rename it")
+        raise SchemaProblem(name, f"`{EXTRA}` and names that begin with `{KAFKA}` are Sluice's own", _RENAME)
     return _parse_field(name, value, "", 0)
 
 
 def _clashes(fields: Sequence[Field], path: str = "") -> Iterator[SchemaProblem]:
-    """A problem for each name that differs from an earlier one by case only, or not at all."""
+    """Yield problems of names that are equal or differ by case only, and of fields that two columns read."""
     names: set[str] = set()
+    sources: set[str] = set()
     for f in fields:
+        where = f"{path}.{f.name}" if path else f.name
         if f.name.casefold() in names:
             what = "differs from another field by case only, or not at all"
-            yield SchemaProblem(f"{path}.{f.name}" if path else f.name, what, "rename it: Spark and others ignore case")
+            yield SchemaProblem(where, what, f"Spark and others ignore case: {_RENAME}")
+        elif f.json_name in sources:
+            yield SchemaProblem(where, "is read from a field that another column is read from", "keep one of the two")
         names.add(f.name.casefold())
+        sources.add(f.json_name)
 
 
 def _walk(fields: tuple[Field, ...]) -> Iterator[Field]:
     for f in fields:
         yield f
         yield from _walk(f.type.fields)
+
+
+def has_sources(fields: tuple[Field, ...]) -> bool:
+    """Returns whether any field, at any depth, has another name in records."""
+    return any(f.source is not None for f in _walk(fields))
 
 
 def _members(document: Mapping[str, object], path: str, level: int) -> tuple[Field, ...]:
@@ -207,15 +227,18 @@ def _parse_field(name: str, value: object, path: str, level: int) -> Field:
 
 def _check_name(name: str, where: str) -> None:
     if not name or len(name) > MOST_NAME or not name.isprintable() or "." in name or "`" in name:
-        remedy = f"names have 1 to {MOST_NAME} printable characters, without dots and backquotes"
+        remedy = f"names have 1 to {MOST_NAME} printable characters, without dots and backquotes: {_RENAME}"
         raise SchemaProblem(where or "a field", "has a name that cannot be a column's", remedy)
 
 
-_TOKEN = re.compile(r"\s*(?:([A-Za-z_]\w*)|`([^`]+)`|([0-9]+)|([<>(),:]))")
+_RENAME = (
+    'give the column another name, and write the field\'s behind its type: `http_method: string from "http.method"`'
+)
+_TOKEN = re.compile(r'\s*(?:([A-Za-z_]\w*)|`([^`]+)`|([0-9]+)|([<>(),:])|("(?:[^"\\]|\\.)*"))')
 _TYPES = (
     "types: int8 to int64, uint8 to uint64, float32, float64, decimal(p,s), bool, string, binary, date, "
     "timestamp(ms|us|ns), epoch(s|ms|us|ns), json, list<T>, struct<name:T, …>, map<string, T>; "
-    "`not null` behind one where it must be there"
+    '`not null` behind one where it must be there, `from "name"` where the field has another name'
 )
 
 
@@ -274,7 +297,25 @@ class _TypeParser:
         if required:
             self._take("not")
             self._take("null")
-        return Field(name, kind, required)
+        if self._peek() != "from":
+            return Field(name, kind, required)
+        if not name:
+            raise self._problem("elements and values have no names")
+        self._take("from")
+        source = self._parse_json_name()
+        return Field(name, kind, required, source if source != name else None)
+
+    def _parse_json_name(self) -> str:
+        begin, match = self._at, _TOKEN.match(self._text, self._at)
+        source = ""
+        if match and match[5]:
+            self._advance()
+            with contextlib.suppress(ValueError):  # an escape that JSON does not have, or half of a surrogate pair
+                source = json.loads(match[5])
+                if len(source.encode()) <= MOST_JSON_NAME:
+                    return str(source)
+        self._at = begin
+        raise self._problem(f"expected a field's name in double quotes, of {MOST_JSON_NAME} bytes at most")
 
     def _type(self, level: int) -> Type:
         if level > MOST_LEVELS:
@@ -349,7 +390,7 @@ class _TypeParser:
             self._take(",")
             members.append(self._member(level))
         if any(_clashes(members)):
-            raise self._problem("two members that differ by case only, or not at all")
+            raise self._problem("two members that differ by case only, or not at all, or are read from one field")
         self._take(">")
         return Type(Kind.STRUCT, fields=tuple(members))
 

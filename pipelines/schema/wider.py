@@ -7,6 +7,7 @@ then read files of both types as one table.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache, reduce
 
 from sluice.pipelines.schema.schema import Field, Kind, SchemaError, Type, parse_schema
@@ -150,7 +151,17 @@ def one_table(before: Mapping[str, str], more: Mapping[str, str]) -> dict[str, s
     """The columns of both tables, with types that read both. Types that cannot be read as one give the later one."""
     out = dict(before)
     for name, value in more.items():
-        text = value.removesuffix(" not null")
+        text = _without_names(value) if '"' in value else value.removesuffix(" not null")
         if out.setdefault(name, text) != text:
             out[name] = str(common_type(parse_type(out[name]), parse_type(text)) or parse_type(text))
     return out
+
+
+@lru_cache(1024)
+def _without_names(text: str) -> str:
+    """The type without the names that its fields have in records."""
+    return str(_without_sources(parse_type(text)))
+
+
+def _without_sources(t: Type) -> Type:
+    return replace(t, fields=tuple(replace(f, type=_without_sources(f.type), source=None) for f in t.fields))

@@ -38,6 +38,7 @@ class SchemaNode:
 
     `path` is its name for people: `lines[].sku`, `tags{}`. `level` is the list or map that it lies in, counted from 0
     for the record; `inner` is the level of its own elements. `children` are the numbers of the nodes below it.
+    `name` is its name in records.
     """
 
     index: int
@@ -79,7 +80,7 @@ def make_nodes(schema: Schema) -> tuple[SchemaNode, ...]:
             node.children.append(len(queue))
             queue.append(_Growing(child, path_below(node.path, t.kind, child.name), node.inner))
     return tuple(
-        SchemaNode(i, g.source.type, g.path, g.level, g.inner, tuple(g.children), g.source.required, g.source.name)
+        SchemaNode(i, g.source.type, g.path, g.level, g.inner, tuple(g.children), g.source.required, g.source.json_name)
         for i, g in enumerate(queue)
     )
 

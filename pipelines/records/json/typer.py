@@ -14,7 +14,7 @@ Promises: each record is either typed or refused, and the result depends on the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -390,4 +390,4 @@ def _without(fields: Sequence[Field], paths: _Paths, parent: Type | None = None,
         here = path_below(path, parent.kind, f.name) if parent else f.name
         if here not in paths:
             inside = tuple(_without(f.type.fields, paths, f.type, here))
-            yield Field(f.name, Type(f.type.kind, f.type.precision, f.type.scale, f.type.unit, inside), f.required)
+            yield replace(f, type=replace(f.type, fields=inside))

@@ -551,6 +551,31 @@ def test_members_from_records_are_bounded_too_and_never_break_the_table() -> Non
     assert evolve_schema(columns, [Drift(NEW, "in.was", 1, 0, "bool")], table, 3) == columns
 
 
+def test_a_column_reads_a_field_of_another_name_and_keeps_it_while_the_schema_evolves(world: World) -> None:
+    own = {"id": 'int32 from "ID"', "method": 'string from "http.method"', "s": 'struct<a_b:int8 from "a.b">'}
+    row = {"ID": 1, "http.method": "GET", "s": {"a.b": 2}}
+    feed = world.feed(own, "evolve")
+    world.landed(feed, row)
+    fresh = row | {"method": "other", "s": {"a.b": 3, "c": True}, "new": 1}
+    world.landed(feed, fresh, row | {"ID": 1 << 40})
+    assert world.ledger.read().evolved == {
+        "id": 'int64 from "ID"',
+        "s": 'struct<a_b:int8 from "a.b", c:bool>',
+        "new": "int64",
+    }
+    world.landed(feed, fresh | {"ID": 1 << 40})
+    table = world.ledger.read().table
+    assert table == {"id": "int64", "method": "string", "s": "struct<a_b:int8, c:bool>", "new": "int64"}
+    window = world.window(feed)
+    assert window.arrow().select(["id", "method", "s", "new", "_extra"]).to_pylist()[-1] == {
+        "id": 1 << 40, "method": "GET", "s": {"a_b": 3, "c": True}, "new": 1, "_extra": '{"method":"other"}'
+    }  # fmt: skip
+    assert world.audited(feed) == []
+    feed = world.feed(own | {"fresh": 'int64 from "new"'}, "evolve")
+    assert "new" not in texts_of(feed, world), "a field has one column, and the file's wins"
+    assert {entry.format for entry in world.entries} == {5}
+
+
 def test_values_that_do_not_fit_a_guessed_type_land_in_extra(world: World) -> None:
     feed = world.feed({"id": "int32", "s": "struct<a:int64>"}, "evolve")
     world.landed(feed, {"id": 1, "n": 1, "m": "x", "s": {"a": 1, "b": True}}, {"id": 1, "n": 2})

@@ -91,7 +91,7 @@ def depth(value: Any) -> int:
 def _struct(fields: tuple[Field, ...], pairs: Pairs, problems: set[str]) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for f in fields:
-        found = [v for k, v in pairs if k == f.name]
+        found = [v for k, v in pairs if k == f.json_name]
         if len(found) > 1:
             problems.add("duplicate")
         if not found and f.required:
@@ -104,7 +104,7 @@ def _struct(fields: tuple[Field, ...], pairs: Pairs, problems: set[str]) -> dict
 def unnamed(t: Type, value: Any) -> Any:
     """What is left of a value without all that the type names; None if nothing is. An element keeps its place."""
     if t.kind is Kind.STRUCT and isinstance(value, Pairs):
-        types = {f.name: f.type for f in t.fields}
+        types = {f.json_name: f.type for f in t.fields}
         pairs = [(k, unnamed(types[k], v) if k in types else v) for k, v in value]
         return Pairs((k, v) for k, v in pairs if v is not None or k not in types) or None
     if t.kind is Kind.MAP and isinstance(value, Pairs):
@@ -122,11 +122,10 @@ def unnamed_members(t: Type, value: Any, path: str = "") -> Iterator[tuple[str, 
     """All members of a value that the type does not name: the path of the object, and the name."""
     match t.kind:
         case Kind.STRUCT if isinstance(value, Pairs):
-            types = {f.name: f.type for f in t.fields}
-            yield from ((path, k) for k, _ in value if k not in types)
-            for k, v in value:
-                if k in types:
-                    yield from unnamed_members(types[k], v, f"{path}.{k}" if path else k)
+            fields = {f.json_name: f for f in t.fields}
+            yield from ((path, k) for k, _ in value if k not in fields)
+            for f, v in ((fields[k], v) for k, v in value if k in fields):
+                yield from unnamed_members(f.type, v, f"{path}.{f.name}" if path else f.name)
         case Kind.MAP if isinstance(value, Pairs):
             for _, v in value:
                 yield from unnamed_members(t.fields[0].type, v, path + "{}")

@@ -21,6 +21,8 @@ from tests.pipelines.records.json.oracle import Pairs, judge, parse, unnamed_mem
 from tests.pipelines.records.json.rows import FIRST, by_offset, convert, drift, parsed
 
 NAMES = st.sampled_from(["a", "b", "id", "amount", "größe", "a long name with spaces in it", 'quo"te', "back\\slash"])
+ODD_NAMES = st.sampled_from(["", "ID", "http.method", "`", "kafka_offset", "_extra", "a\nb", "\x7f"])
+"""Fields that no column can be named after."""
 _PLAIN = [
     Type(kind)
     for kind in Kind
@@ -33,8 +35,12 @@ LEAVES = st.one_of(st.sampled_from(_PLAIN), _DECIMALS, _TIMES, _EPOCHS)
 
 
 def _fields(types: st.SearchStrategy[Type]) -> st.SearchStrategy[tuple[Field, ...]]:
-    field = st.builds(Field, NAMES.filter(str.isprintable), types, st.booleans())
-    return st.lists(field, min_size=1, max_size=4, unique_by=lambda f: f.name).map(tuple)
+    field = st.builds(_make_field, NAMES.filter(str.isprintable), types, st.booleans(), st.none() | NAMES | ODD_NAMES)
+    return st.lists(field, min_size=1, max_size=4, unique_by=(lambda f: f.name, lambda f: f.json_name)).map(tuple)
+
+
+def _make_field(name: str, kind: Type, required: bool, source: str | None) -> Field:
+    return Field(name, kind, required, None if source == name else source)
 
 
 def _element(types: st.SearchStrategy[Type]) -> st.SearchStrategy[tuple[Field, ...]]:
@@ -181,7 +187,7 @@ def fitting(draw: st.DrawFn, t: Type) -> str:
 @st.composite
 def objects(draw: st.DrawFn, fields: tuple[Field, ...]) -> str:
     """An object with most of the fields, in any order, and perhaps others."""
-    members = [(f.name, fitting(f.type)) for f in fields if draw(st.integers(0, 9))]
+    members = [(f.json_name, fitting(f.type)) for f in fields if draw(st.integers(0, 9))]
     if draw(st.integers(0, 4)) == 0:
         members.append((draw(st.text(max_size=5)), jsons()))
     if draw(st.integers(0, 20)) == 0 and members:
@@ -232,7 +238,7 @@ def layouts(draw: st.DrawFn, fields: tuple[Field, ...]) -> list[str | Type]:
     chosen = draw(st.permutations([f for f in fields if draw(st.integers(0, 9))]))
     pieces: list[str | Type] = ["{"]
     for place, f in enumerate(chosen):
-        pieces.append(f"{',' if place else ''}{draw(SPACE)}{draw(written(f.name))}{draw(SPACE)}:{draw(SPACE)}")
+        pieces.append(f"{',' if place else ''}{draw(SPACE)}{draw(written(f.json_name))}{draw(SPACE)}:{draw(SPACE)}")
         nested = f.type.kind is Kind.STRUCT and draw(st.booleans())
         pieces += draw(layouts(f.type.fields)) if nested else [f.type]
         pieces.append(draw(SPACE))
