@@ -47,7 +47,7 @@ class Stat(NamedTuple):
 class Groups(Protocol):
     """Every consumer group of one cluster. Each method may raise NotAuthorized or KafkaUnavailable."""
 
-    def listed(self) -> tuple[ListedGroup, ...]:
+    def list_groups(self) -> tuple[ListedGroup, ...]:
         """The groups that this client may see, sorted by name."""
         ...
 
@@ -370,7 +370,7 @@ class Lake(Protocol):
         """Remove the file. Idempotent: no file is no error."""
         ...
 
-    def unfinished(self, prefix: str) -> Iterator[tuple[str, int]]:
+    def list_unfinished(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Unfinished writes below the folder, as (name, ms since the last change).
 
         A killed process leaves such writes behind, and no other method shows them. The names are for `discard` alone.
@@ -462,7 +462,7 @@ class Table(Protocol):
         """The addresses of files that the newest snapshot does not name, and one from before that time (ms) may."""
         ...
 
-    def named(self, addresses: Iterable[str]) -> frozenset[str]:
+    def find_named(self, addresses: Iterable[str]) -> frozenset[str]:
         """Those of the addresses that any snapshot names."""
         ...
 

@@ -83,7 +83,7 @@ def list_(session: Session, feed: OfFeed = None) -> None:
     """
     definition = session.feed(feed) if feed else _choose_feed(session)
     with session.terminal.working("querying Kafka"), session.open_groups(definition) as groups:
-        listed, owners = groups.listed(), list_owners(session, definition)
+        listed, owners = groups.list_groups(), list_owners(session, definition)
         hidden = _find_hidden(groups, _list_missing(listed, owners))
     session.terminal.show(*_list_view(listed, owners, definition, hidden))
     session.terminal.print_document(
@@ -326,7 +326,7 @@ def look(session: Session, feed: Feed, name: str) -> GroupReport:
     with session.open_ports(feed) as edges, session.open_groups(feed) as groups:
         view = groups.view(name)
         if not view.exists and name not in owners:
-            raise _build_unknown_group(name, (g.name for g in groups.listed()), owners)
+            raise _build_unknown_group(name, (g.name for g in groups.list_groups()), owners)
         committed = {} if view.kind == "share" else groups.committed(name)
         assigned = [tp for m in view.members or () for tp in m.assignment or ()]
         ends = log_ends(edges.cluster, [*committed, *assigned])

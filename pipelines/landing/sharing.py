@@ -74,7 +74,7 @@ class UnwrittenRange:
     def bytes(self) -> int:
         return sum(batch.get_total_buffer_size() for batches in self.rows.values() for batch in batches)
 
-    def copied(self) -> UnwrittenRange:
+    def copy(self) -> UnwrittenRange:
         """Returns a copy in buffers of its own: a decoder's are larger than their contents."""
         return UnwrittenRange(self.receipt, {kind: [_copy(batches)] for kind, batches in self.rows.items()})
 
@@ -109,16 +109,16 @@ class Sharing:
             self._add(held)
         else:
             try:
-                self._waiting[s] = self._kept(held)
+                self._waiting[s] = self._keep(held)
             except OSError as error:
                 self.failed[s], self._waiting[s] = error, None
         self._advance()
 
-    def _kept(self, held: UnwrittenRange) -> UnwrittenRange | _OnDisk:
+    def _keep(self, held: UnwrittenRange) -> UnwrittenRange | _OnDisk:
         """Returns the held slice in memory, or on disk beyond `WAITING_BYTES`."""
         if self._in_memory + held.bytes > WAITING_BYTES:
             return _OnDisk(held)
-        copy = held.copied()
+        copy = held.copy()
         self._in_memory += copy.bytes
         return copy
 

@@ -111,7 +111,7 @@ class Ledger:
         if self._state.number == 0:
             return self._first_read()
         data = list(self._following(self._state.number))
-        return self._kept(_fold_entry(self._state, data), data)
+        return self._remember(_fold_entry(self._state, data), data)
 
     def _first_read(self) -> State:
         """Read tip and checkpoints before the entries: the entries that they imply are older."""
@@ -123,7 +123,7 @@ class Ledger:
         state = _fold_entry(begun, data)
         if trace := find_lost_entry(self.feed, state, tip):
             raise build_lost_error(self.feed, state.newest, [trace])
-        return self._kept(state, data)
+        return self._remember(state, data)
 
     def _by_number(self, begun: State, tip: Tip) -> list[tuple[str, bytes]] | None:
         """Returns (path, content) of the entries after a checkpoint.
@@ -150,7 +150,7 @@ class Ledger:
         behind = [paths.log_path(self.feed, number + far) for far in BEYOND_THE_END]
         return out if all(size is None for size in map_parallel(self._lake.size, behind)) else None
 
-    def _kept(self, state: State, data: list[tuple[str, bytes]]) -> State:
+    def _remember(self, state: State, data: list[tuple[str, bytes]]) -> State:
         self._state = state
         size = sum(len(d) for _, d in data)
         if 0 < size < NEWEST_BYTES:
@@ -182,7 +182,7 @@ class Ledger:
 
     def _standing(self, first: int, before: int = -1) -> Iterator[tuple[int, str, bytes]]:
         """Yields the same as `raw`, but reads old entries from segments if there are many."""
-        numbered = self._numbered(first, before)
+        numbered = self._list_numbers(first, before)
         segment_entries = list(islice(numbered, segments.ENTRIES)) if self._whole and before < 0 else []
         for segment in segments.read(self._lake, self.feed, first) if len(segment_entries) == segments.ENTRIES else ():
             yield from ((n, paths.log_path(self.feed, n), data) for n, data in segment.entries if n >= first)
@@ -213,7 +213,7 @@ class Ledger:
         Checks that entry `before` exists. After a gap entry, numbers below its `next` are skipped. Raises
         LedgerCorrupt.
         """
-        return self._read(self._numbered(first, before), first)
+        return self._read(self._list_numbers(first, before), first)
 
     def by_number(self, first: int, end: int) -> Iterator[tuple[int, str, bytes]]:
         """Yields the same as `raw` for the entries from `first` up to, not including, `end`, without a listing."""
@@ -258,7 +258,7 @@ class Ledger:
                     return
                 yield number, stat
 
-    def _numbered(self, first: int, before: int) -> Iterator[tuple[int, str]]:
+    def _list_numbers(self, first: int, before: int) -> Iterator[tuple[int, str]]:
         """Yields numbers and paths of the entries from `first` on. Raises EntriesLost if entry `before` is missing."""
         begin = before if before >= 0 else first
         listed = self._lake.list(paths.log_folder(self.feed), paths.log_path(self.feed, begin - 1) if begin else "")
@@ -348,7 +348,7 @@ class Ledger:
             entry = decide(state)
             if entry is None:
                 return None
-            if self._create(state.number, entry := self._stamped(entry)):
+            if self._create(state.number, entry := self._stamp(entry)):
                 self._state = state.extended([entry])
                 self._leave_tip()
                 return Appended(state.number, entry, self._state)
@@ -368,7 +368,7 @@ class Ledger:
                 raise
             return parse(standing, path).write == entry.write
 
-    def _stamped(self, entry: Entry) -> Entry:
+    def _stamp(self, entry: Entry) -> Entry:
         stamp = {"write": secrets.token_hex(8), "run": self._run, "at": self._clock(), "cluster": self._cluster}
         return entry.model_copy(update=stamp)
 

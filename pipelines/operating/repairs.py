@@ -259,7 +259,7 @@ def _orphans(target: RepairTarget) -> Iterator[RepairFinding]:
 def _unfinished_writes(target: RepairTarget) -> Iterator[RepairFinding]:
     """Writes that a killed process began. Those in the staging of a live batch may still go on."""
     roots = (paths.feed_root(target.feed), *paths.visible_roots(target.feed))
-    begun = [one for root in roots for one in target.lake.unfinished(root)]
+    begun = [one for root in roots for one in target.lake.list_unfinished(root)]
     state = target.ledger.read()
     done = tuple(name for name, age in begun if _is_left(state, paths.staged_batch(name), age))
     for name in done:
@@ -365,7 +365,7 @@ class Pretended:
     def folders(self, prefix: str) -> Iterator[str]:
         return self._real.folders(prefix)
 
-    def unfinished(self, prefix: str) -> Iterator[tuple[str, int]]:
-        return self._real.unfinished(prefix)
+    def list_unfinished(self, prefix: str) -> Iterator[tuple[str, int]]:
+        return self._real.list_unfinished(prefix)
 
     def discard(self, name: str) -> None: ...

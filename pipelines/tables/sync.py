@@ -269,7 +269,7 @@ class _Publisher:
     def _beside(self) -> set[str]:
         """Returns lake paths of other writers' files next to the feed's that a snapshot names."""
         others = {p for root in self._roots for p in self.lake.list(root) if published_files.may_be_foreign(p)}
-        addresses_in_table = self.table.named(map(self.lake.locate, others)) if others else frozenset()
+        addresses_in_table = self.table.find_named(map(self.lake.locate, others)) if others else frozenset()
         return {p for p in others if self.lake.locate(p) in addresses_in_table}
 
     def _find_present(self, files: Iterable[str]) -> set[str]:
@@ -307,7 +307,7 @@ class _Publisher:
         expired = table.expire(before)
         if not removing:
             return replace(done, expired=expired, head=table.look() if expired else done.head)
-        still_named = table.named(map(lake.locate, removing))
+        still_named = table.find_named(map(lake.locate, removing))
         cleaned = tuple(path for path in sorted(removing) if lake.locate(path) not in still_named)
         for path in cleaned:
             lake.remove(path)

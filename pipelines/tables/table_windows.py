@@ -86,7 +86,7 @@ class CompleteWindows:
         if not old:
             return
         self.table.look()
-        for address in {*old} - self.table.named(old):
+        for address in {*old} - self.table.find_named(old):
             lake.remove(files[address])
 
 

@@ -206,7 +206,7 @@ class LocalLake:
                 if folder.name:
                     (self.root / folder).rmdir()
 
-    def unfinished(self, prefix: str) -> Iterator[tuple[str, int]]:
+    def list_unfinished(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Yields `.tmp-…` files below the folder, and empty folders of unwritten files (with a trailing `/`). Each
         comes with the time (ms) since its last write."""
         for folder, inner, names in os.walk(self._place(prefix)):

@@ -177,7 +177,7 @@ class S3Lake:
         with suppress(NotThere):
             self.bucket.call("delete_object", self._key(path))
 
-    def unfinished(self, prefix: str) -> Iterator[tuple[str, int]]:
+    def list_unfinished(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Multipart uploads below the folder, each with the time (ms, by the store's clock) since its newest part."""
         for page in self.bucket.pages("list_multipart_uploads", Prefix=f"{self._key(prefix.strip('/'))}/"):
             now = date(page)

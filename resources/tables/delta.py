@@ -148,7 +148,7 @@ class DeltaLakeTable:
             removed |= {path for v in range(log.oldest, end) for path in log.changes(v)}
             return tuple(sorted({self._address(path) for path in removed} - self.files().keys())) if removed else ()
 
-    def named(self, addresses: Iterable[str]) -> frozenset[str]:
+    def find_named(self, addresses: Iterable[str]) -> frozenset[str]:
         wanted = frozenset(addresses)
         with self._asking():
             log = self._log()

@@ -135,7 +135,7 @@ class IcebergTable:
             removed = {e.data_file.file_path for s in ours for e in _entries(table, s) if not _is_live(e)}
         return tuple(sorted(removed - self.files().keys())) if removed else ()
 
-    def named(self, addresses: Iterable[str]) -> frozenset[str]:
+    def find_named(self, addresses: Iterable[str]) -> frozenset[str]:
         table, wanted = self._known, frozenset(addresses)
         with self._asking():
             manifests = {m.manifest_path: m for s in table.metadata.snapshots for m in s.manifests(table.io)}

@@ -238,7 +238,7 @@ class ZooKeeperGroups:
     def close(self) -> None:
         self._tree.close()
 
-    def listed(self) -> tuple[ListedGroup, ...]:
+    def list_groups(self) -> tuple[ListedGroup, ...]:
         """Return every group that has a node, sorted by name."""
         views = (self.view(name) for name in self._tree.children(layout.CONSUMERS))
         return tuple(ListedGroup(v.name, v.kind, v.state, v.protocol_type, NO_BROKER) for v in views)
@@ -392,9 +392,9 @@ class BothGroups:
         self._zookeeper = zookeeper
         self.close = close
 
-    def listed(self) -> tuple[ListedGroup, ...]:
+    def list_groups(self) -> tuple[ListedGroup, ...]:
         """Return all groups of Kafka, and ZooKeeper's groups that Kafka does not know."""
-        groups = {g.name: g for g in (*self._zookeeper.listed(), *self._kafka.listed())}
+        groups = {g.name: g for g in (*self._zookeeper.list_groups(), *self._kafka.list_groups())}
         return tuple(groups[name] for name in sorted(groups))
 
     def view(self, group: str) -> GroupView:

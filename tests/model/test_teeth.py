@@ -61,7 +61,7 @@ def recheck(patch: Patch) -> None:
         entry = decide(self.read())
         while entry is not None:
             state = self.read()
-            if self._create(state.number, stamped := self._stamped(entry)):
+            if self._create(state.number, stamped := self._stamp(entry)):
                 self._state = state.extended([stamped])
                 return Appended(state.number, stamped, self._state)
         return None

@@ -55,4 +55,4 @@ def test_keys_of_a_bucket_that_are_no_paths_stop_nobody(s3_store: Store) -> None
         lake.bucket.send("put_object", f"{above}/{name}", b"")
     lake.bucket.call("create_multipart_upload", f"{above}/../y")
     assert list(lake.list("a")) == ["a/x"]
-    assert list(lake.unfinished("a")) == []
+    assert list(lake.list_unfinished("a")) == []

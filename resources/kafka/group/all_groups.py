@@ -61,7 +61,7 @@ class KafkaGroups:
     def close(self) -> None:
         self._wire.close()
 
-    def listed(self) -> tuple[ListedGroup, ...]:
+    def list_groups(self) -> tuple[ListedGroup, ...]:
         """Return the groups that this client may see, sorted by name. Raises NotAuthorized, KafkaUnavailable."""
         return self._wire.run("listing groups", self._list_groups)
 

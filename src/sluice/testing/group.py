@@ -119,7 +119,7 @@ class MemoryGroups:
 
     def close(self) -> None: ...
 
-    def listed(self) -> tuple[ListedGroup, ...]:
+    def list_groups(self) -> tuple[ListedGroup, ...]:
         names = sorted({*self.others, *self.members, *([self.ours] if self.group.offsets else [])})
         return tuple(ListedGroup(v.name, v.kind, v.state, v.protocol_type, BROKER.id) for v in map(self.view, names))
 

@@ -160,7 +160,7 @@ class MemoryLake:
         self.requests["delete"] += 1
         self.write(path, None)
 
-    def unfinished(self, prefix: str) -> Iterator[tuple[str, int]]:
+    def list_unfinished(self, prefix: str) -> Iterator[tuple[str, int]]:
         folder = prefix.rstrip("/") + "/"
         return iter(sorted((p, age) for p, age in self.begun.items() if p.startswith(folder)))
 

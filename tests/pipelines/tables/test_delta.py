@@ -310,9 +310,9 @@ def test_versions_that_another_publisher_let_go_meanwhile_are_no_damage(place: P
     other.look()
     lake.meanwhile = lambda: other.expire(1 << 60)
     with pytest.raises(TableMoved):
-        mine.named([first])
+        mine.find_named([first])
     mine.look()
-    assert mine.named([first, second]) == {second}
+    assert mine.find_named([first, second]) == {second}
 
 
 def test_a_file_of_the_log_that_nobody_let_go_is_damage(place: Place) -> None:

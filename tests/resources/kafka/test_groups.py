@@ -56,7 +56,7 @@ def test_a_group_that_is_not_there_is_dead_and_is_not_made_by_looking(groups: Ka
     view = groups.view("nobody-ever")
     assert (view.exists, view.free, view.state, view.members) == (False, True, GroupState.DEAD, ())
     assert groups.committed("nobody-ever") == {}
-    assert "nobody-ever" not in {g.name for g in groups.listed()}
+    assert "nobody-ever" not in {g.name for g in groups.list_groups()}
 
 
 def test_what_is_put_is_read_back_and_makes_a_group_without_protocol(groups: KafkaGroups, fresh_topic: Any) -> None:
@@ -69,7 +69,7 @@ def test_what_is_put_is_read_back_and_makes_a_group_without_protocol(groups: Kaf
     assert groups.committed(f"g-{topic}") == meant
     view = groups.view(f"g-{topic}")
     assert (view.state, view.kind, view.protocol_type, view.members) == (GroupState.EMPTY, "classic", "", ())
-    assert [(g.state, g.kind) for g in groups.listed() if g.name == f"g-{topic}"] == [("Empty", "classic")]
+    assert [(g.state, g.kind) for g in groups.list_groups() if g.name == f"g-{topic}"] == [("Empty", "classic")]
 
 
 def test_a_live_group_is_described_and_not_moved(kafka: LocalKafka, groups: KafkaGroups, fresh_topic: Any) -> None:
@@ -99,7 +99,7 @@ def test_a_cluster_that_does_not_answer() -> None:
         closing(KafkaGroups(KafkaAddress("127.0.0.1:9", {"bootstrap_timeout_ms": 300}), patience=1.0)) as groups,
         pytest.raises(KafkaUnavailable),
     ):
-        groups.listed()
+        groups.list_groups()
 
 
 # -- what members say of themselves

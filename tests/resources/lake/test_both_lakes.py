@@ -59,7 +59,7 @@ def test_of_files_put_together_each_is_created_once(lake: Lake) -> None:
     assert lake.put_each_if_absent(dict.fromkeys(put, b"again")) == frozenset()
     assert lake.put_each_if_absent({}) == frozenset()
     assert {path: lake.get(path) for path in put} == there
-    assert list(lake.unfinished("_sluice")) == []
+    assert list(lake.list_unfinished("_sluice")) == []
 
 
 def test_put_replaces(lake: Lake) -> None:
@@ -104,7 +104,7 @@ def test_create_leaves_nothing_when_the_block_raises(lake: Lake, stop: type[Base
     assert files(lake) == ["x"]
     assert lake.get("x") == b"before"
     lake.put("_sluice/f/x", b"")
-    assert list(lake.unfinished("_sluice/f")) == []
+    assert list(lake.list_unfinished("_sluice/f")) == []
 
 
 def test_a_file_is_read_from_any_place(lake: Lake) -> None:

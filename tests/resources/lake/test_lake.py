@@ -209,7 +209,7 @@ def test_each_answer_has_its_name_and_its_way_out(
         lambda: lake.get("x"),
         lambda: lake.put("x", b""),
         lambda: list(lake.list("")),
-        lambda: list(lake.unfinished("x")),
+        lambda: list(lake.list_unfinished("x")),
         lambda: lake.open("x"),
         lambda: lake.remove("x"),
         write,
@@ -266,7 +266,7 @@ def test_an_answer_that_nobody_expects_is_an_error_of_ours(
     lake: S3Lake, between: Proxy, status: int, code: str
 ) -> None:
     between.rules = [Rule(".", "refuse", times=-1, status=status, code=code)]
-    for call in (lambda: lake.put("x", b""), lambda: list(lake.list("")), lambda: list(lake.unfinished("x"))):
+    for call in (lambda: lake.put("x", b""), lambda: list(lake.list("")), lambda: list(lake.list_unfinished("x"))):
         with pytest.raises(Terminal, match=rf"the store answered {code}"):
             call()
 
@@ -314,7 +314,7 @@ def test_an_upload_that_fails_leaves_nothing(lake: S3Lake, aside: S3Lake, betwee
     with pytest.raises(LakeUnavailable), lake.create("staging/part") as file:
         file.write(bytes(12 * MIB))
     assert aside.get("staging/part") is None
-    assert list(aside.unfinished("staging")) == []
+    assert list(aside.list_unfinished("staging")) == []
 
 
 def test_a_last_answer_that_never_comes_is_looked_up_or_unknown(lake: S3Lake, aside: S3Lake, between: Proxy) -> None:
@@ -339,12 +339,12 @@ def test_an_upload_that_was_discarded_fails_and_is_not_seen(lake: S3Lake, betwee
     ended = pytest.raises(LakeUnavailable, match="ended by somebody else")
     with ended, lake.create("staging/7/part") as file:
         file.write(bytes(15 * MIB))
-        (found,) = lake.unfinished("staging")
+        (found,) = lake.list_unfinished("staging")
         assert found[0].startswith("staging/7/part#")
         for _ in range(2):
             lake.discard(found[0])
         between.rules = [Rule("uploadId=", "refuse", times=-1, status=404, code="NoSuchUpload")]  # moto says 500
-    assert list(lake.unfinished("staging")) == []
+    assert list(lake.list_unfinished("staging")) == []
     assert lake.get("staging/7/part") is None
 
 
@@ -429,7 +429,9 @@ def test_repair_ends_uploads_that_nobody_can_be_at_and_no_others(lake: S3Lake) -
         upload._collect(0)
     (found,) = [f for f in world.repair() if f.kind is RepairKind.UNFINISHED]
     assert [name.partition("#")[0] for name in found.items] == [made[1]]
-    left = [name.partition("#")[0] for root in ("_sluice/orders", "data/orders") for name, _ in lake.unfinished(root)]
+    left = [
+        name.partition("#")[0] for root in ("_sluice/orders", "data/orders") for name, _ in lake.list_unfinished(root)
+    ]
     assert left == [made[0], made[2]], "its owner lives; it began just now"
 
 
@@ -508,4 +510,4 @@ def test_a_copy_by_ranges_that_fails_leaves_nothing(
     with pytest.raises(LakeUnavailable):
         lake.show("staging/p", "data/p")
     assert aside.get("data/p") is None
-    assert list(aside.unfinished("data")) == []
+    assert list(aside.list_unfinished("data")) == []

@@ -417,13 +417,13 @@ def test_unfinished_writes_are_shown_with_their_age_and_can_be_discarded(lake: L
     alone.parent.mkdir(parents=True)
     alone.touch()
     os.utime(alone, (0, 0))
-    ((name, age),) = lake.unfinished("log")
+    ((name, age),) = lake.list_unfinished("log")
     assert (name, age < 3_600_000) == ("log/.tmp-00ff", True)
-    ((old, older),) = lake.unfinished("staging")
+    ((old, older),) = lake.list_unfinished("staging")
     assert older > 50 * 365 * 86_400_000
     for each in (name, old, old):
         lake.discard(each)
-    assert list(lake.unfinished("log")) == list(lake.unfinished("nowhere")) == []
+    assert list(lake.list_unfinished("log")) == list(lake.list_unfinished("nowhere")) == []
     assert not (lake.root / "staging").exists(), "the folders that this leaves empty go too"
     assert list(lake.list("")) == ["log/1.json"]
 
@@ -432,11 +432,11 @@ def test_a_folder_made_for_a_file_that_never_came_is_an_unfinished_write(lake: L
     """A process that was killed before its file left folders that nothing removed."""
     lake.put("staging/8/a/x", b"1")
     (lake.root / "staging" / "7" / "a" / "data").mkdir(parents=True)
-    ((name, age),) = lake.unfinished("staging")
+    ((name, age),) = lake.list_unfinished("staging")
     assert (name, age < 3_600_000) == ("staging/7/a/data/", True)
     for _ in range(2):
         lake.discard(name)
-    assert list(lake.unfinished("staging")) == []
+    assert list(lake.list_unfinished("staging")) == []
     assert not (lake.root / "staging" / "7").exists()
     lake.discard("staging/8/a/")
     assert lake.get("staging/8/a/x") == b"1", "a folder that is not empty stays"
@@ -460,7 +460,7 @@ def test_a_write_whose_beginnings_are_discarded_fails_and_says_try_again(lake: L
     def write() -> None:
         with lake.create("data/part") as file:
             file.write(b"half")
-            for name, _ in list(lake.unfinished("data")):
+            for name, _ in list(lake.list_unfinished("data")):
                 lake.discard(name)
 
     with pytest.raises(LakeUnavailable):

@@ -86,7 +86,7 @@ def test_a_group_is_shown_with_who_owns_what(zookeeper: LocalZooKeeper) -> None:
         assert groups.view("shown").free
         groups.put("shown", {TPS[0]: marked(1), TPS[1]: marked(2)})
         assert groups.committed("shown") == {TPS[0]: marked(1), TPS[1]: marked(2)}
-        assert "shown" in [g.name for g in groups.listed()]
+        assert "shown" in [g.name for g in groups.list_groups()]
 
 
 @pytest.fixture
