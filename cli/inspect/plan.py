@@ -38,7 +38,7 @@ def register(app: typer.Typer) -> None:
 
 
 def plan(session: Session, feed: FeedName, options: WorkOptions, compare: Compare = False) -> int:
-    """Show what a run would read, and from which brokers.
+    """Preview a run: offsets, tasks and brokers.
 
     This is a dry run: it writes nothing. Its exit code is that of the run: 3 if a partition is refused or another batch
     conflicts.

@@ -142,18 +142,27 @@ class DemoOptions:
     keep: Annotated[bool, typer.Option("--keep", help="Leave Kafka running at the end.")] = False
     lake: Annotated[
         LakeKind,
-        typer.Option(help="The lake: a folder, or a local S3 server that stops with the demo."),
+        typer.Option(metavar="local|s3", help="The lake: a folder, or a local S3 server that stops with the demo."),
     ] = LakeKind.LOCAL
     secure: Annotated[
         bool, typer.Option("--secure", help="Use a Kafka with TLS, users and ACLs, and only the rights that it needs.")
     ] = False
     table: Annotated[
         TableKind | None,
-        typer.Option("--table", help="Make a table of the landed rows, and query it at the end.", show_default=False),
+        typer.Option(
+            "--table",
+            metavar="iceberg|delta",
+            help="Make a table of the landed rows, and query it at the end.",
+            show_default=False,
+        ),
     ] = None
     events: Annotated[
         EventFormat,
-        typer.Option("--format", help="Format of the events; all but json start a schema registry, too."),
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="json, avro, json_schema or protobuf. All but json start a schema registry, too.",
+        ),
     ] = EventFormat.JSON
 
 

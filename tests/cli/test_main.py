@@ -37,6 +37,31 @@ def test_every_command_has_help_with_an_example_and_the_common_options(command: 
         assert option in said.out
 
 
+@pytest.mark.parametrize("group", ["contract", "feeds", "groups", "kafka", "offsets", "quarantine", "schema", "table"])
+def test_the_help_of_a_group_has_examples(group: str, sluice: Sluice) -> None:
+    said = sluice(group, "--help")
+    assert (said.code, f"  $ sluice {group} " in said.out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [("plan", "FEED"), ("run", "[FEED...]"), ("groups watch", "[GROUP]"), ("completion", "bash|zsh|fish")],
+)
+def test_the_usage_names_arguments_as_they_are_typed(command: str, arguments: str, sluice: Sluice) -> None:
+    said = sluice(*command.split(), "--help")
+    assert said.out.startswith(f"Usage: sluice {command} [OPTIONS] {arguments}\n")
+
+
+def test_an_option_of_a_group_is_a_field_of_its_dataclass() -> None:
+    from sluice.cli.app.invocation import build_arguments
+    from sluice.cli.inspect.plan import plan
+
+    options = build_arguments(plan, {"window": ["2026-11-20T14"], "replace": True})["options"]
+    assert (options.windows.window, options.windows.start, options.replace) == (["2026-11-20T14"], None, True)
+    with pytest.raises(TypeError, match="no option other"):
+        build_arguments(plan, {"other": 1})
+
+
 def test_no_command_shows_the_help_and_is_a_usage_error(sluice: Sluice) -> None:
     for arguments in ((), ("kafka",)):
         said = sluice(*arguments)
