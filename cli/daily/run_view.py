@@ -82,7 +82,7 @@ class TimedRun:
 
 @dataclass
 class FeedRuns:
-    """A feed of the command: its requests, and the runs so far. `error` keeps it from running.
+    """A feed of the command: its requests and runs. `error` keeps it from running.
 
     `open_windows` are requested windows whose grace period has not ended.
     """

@@ -119,7 +119,7 @@ def _format_overview(statuses: list[FeedStatus], terminal: CommandOutput) -> lis
 
 
 _PATIENCE = 0.05
-"""Seconds: a feed that is quick to look at, in a lake on a local disk, takes half of it on a busy machine."""
+"""Seconds: a quick feed, in a lake on a local disk, takes half of it on a busy machine."""
 _STRIP = 24
 """Windows of each feed in the overview."""
 _WIDE = 120

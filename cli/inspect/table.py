@@ -88,7 +88,7 @@ def sync(
 
 
 def _bring_up(session: Session, feed: Feed, repair: bool) -> tuple[str, str, Synced, tuple[str, ...]]:
-    """Sync all tables of the feed. Returns the names of its table and of the quarantine's (empty: none), what was done,
+    """Sync all tables of the feed. Returns the names of its table and of the quarantine's (empty: none), the changes,
     and, for a repair, the files that Spark misreads."""
     from sluice.pipelines.tables.sync import sync as bring_up
 

@@ -111,7 +111,7 @@ def _format_before(desk: OffsetsContext, at: int, rows: Sequence[_Before]) -> li
 def diff(
     session: Session,
     feed: FeedName,
-    beside: Annotated[
+    source_name: Annotated[
         str,
         typer.Option(
             "--with", metavar="FILE|GROUP", help="A file of offsets, or the name of a group.", show_default=False
@@ -131,12 +131,14 @@ def diff(
     definition = session.feed(feed)
     with session.terminal.working("querying Kafka"), open_context(session, definition, other) as desk:
         ours = {s.tp: s.before for s in desk.spots if s.before is not None}
-        theirs = _read_theirs(desk, beside)
+        theirs = _read_theirs(desk, source_name)
     rows = [(tp, ours.get(tp), theirs.get(tp)) for tp in sorted({*ours, *theirs})]
     differ = [row for row in rows if row[1] != row[2]]
-    session.terminal.show(*_diff_view(desk, beside, rows, differ))
+    session.terminal.show(*_diff_view(desk, source_name, rows, differ))
     documents = [{"topic": tp.topic, "partition": tp.partition, "offset": a, "other": b} for tp, a, b in rows]
-    session.terminal.print_document({**desk.to_document(), "with": beside, "same": not differ, "offsets": documents})
+    session.terminal.print_document(
+        {**desk.to_document(), "with": source_name, "same": not differ, "offsets": documents}
+    )
     return 1 if differ else 0
 
 

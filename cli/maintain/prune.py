@@ -50,12 +50,12 @@ def prune(
     before = int(now - _parse_span(older))
     old: list[RunLog] = []
     with open_instance(session.project) as instance, session.terminal.progress() as meter:
-        meter(Progress("finding old runs"))
+        meter(Progress("find old runs"))
         for log in old_logs(instance, session.project, datetime.fromtimestamp(before / 1000, UTC)):
             if not dry_run:
                 remove(instance, log)
             old.append(log)
-            meter(Progress("look at" if dry_run else "remove", note=f"{many(len(old), 'run')}"))
+            meter(Progress("check" if dry_run else "remove", note=f"{many(len(old), 'run')}"))
     session.terminal.show(*view(old, before, dry_run=dry_run))
     session.terminal.print_document(build_document(old, before, dry_run=dry_run))
 

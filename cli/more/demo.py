@@ -1,7 +1,7 @@
 """`sluice demo`: lands an hour of a real local Kafka and narrates it; then everything else, and the proof.
 
 Promises: it has its own project folder (`.sluice/demo` below the current folder), starts afresh each time, listens on
-loopback only, and touches no other feeds, cluster or Dagster home, whatever the environment. Landed files stay for
+loopback only, and touches no other feeds, cluster or Dagster home, regardless of the environment. Landed files stay for
 inspection. Kafka is stopped at the end, unless you keep it.
 """
 

@@ -91,7 +91,7 @@ class WorkOptions:
         if self.offsets and (self.only or self.windows.any):
             raise UsageError(
                 f"--offsets together with {'--only' if self.only else 'windows'}",
-                remedy="leave one out: --offsets alone says what to land",
+                remedy="leave one out: --offsets alone selects the records",
             )
         if self.offsets:
             ranges = tuple(parsing.parse_offset_range(text) for text in self.offsets)

@@ -319,7 +319,7 @@ def _format_proposal(
     yield table(("column", "expectation", "arguments", "reason"), rows)
     yield from _format_unfit(faults, sample.counts)
     yield good(f"{many(len(proposals), 'expectation')}, all of them warnings, written to {path}")
-    yield "  No feed reads this file. Review it, mark what is critical, then adopt and try it:"
+    yield "  No feed reads this file. Review it, mark critical expectations, then adopt and try it:"
     yield copyable(f"mv {path} {adopted}")
     yield copyable(f"sluice contract check {feed.name}")
 

@@ -39,8 +39,8 @@ def test_every_command_has_help_with_an_example_and_the_common_options(command: 
 
 @pytest.mark.parametrize("group", ["contract", "feeds", "groups", "kafka", "offsets", "quarantine", "schema", "table"])
 def test_the_help_of_a_group_has_examples(group: str, sluice: Sluice) -> None:
-    said = sluice(group, "--help")
-    assert (said.code, f"  $ sluice {group} " in said.out) == (0, True)
+    shown_help = sluice(group, "--help")
+    assert (shown_help.code, f"  $ sluice {group} " in shown_help.out) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_the_help_of_a_group_has_examples(group: str, sluice: Sluice) -> None:
     [("plan", "FEED"), ("run", "[FEED...]"), ("groups watch", "[GROUP]"), ("completion", "bash|zsh|fish")],
 )
 def test_the_usage_names_arguments_as_they_are_typed(command: str, arguments: str, sluice: Sluice) -> None:
-    said = sluice(*command.split(), "--help")
-    assert said.out.startswith(f"Usage: sluice {command} [OPTIONS] {arguments}\n")
+    output = sluice(*command.split(), "--help").out
+    assert output.startswith(f"Usage: sluice {command} [OPTIONS] {arguments}\n")
 
 
 def test_an_option_of_a_group_is_a_field_of_its_dataclass() -> None:
