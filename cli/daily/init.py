@@ -129,6 +129,7 @@ def init(
             "offsets": look.records,
             "format": format_.value,
             "columns": look.sample.columns if format_.value == "json" else None,
+            "extra": look.sample.left_out if format_.value == "json" else None,
             "sampled": look.sample.values,
             "fit": fits,
         }
@@ -370,6 +371,8 @@ def _dagster_of_ones_own(root: Path) -> str | None:
 def _view(
     look: TopicLook, name: str, root: Path, written: Sequence[Path], format_: Proposed, fits: int | None
 ) -> list[RenderableType]:
+    from sluice.pipelines.feed.feed_proposal import list_fields
+
     sample = look.sample
     stood = f"{count(look.records)} offsets" + (f", {size(look.bytes)}" if look.bytes is not None else "")
     since = f", from {show_instant(look.oldest)[:16]}Z on" if look.oldest is not None else ""
@@ -380,10 +383,11 @@ def _view(
     )
     out: list[RenderableType] = [heading(f"Feed {name}"), summary]
     if format_.value == "json":
-        rows = [
-            (column, type_text, f"{count(sample.fields[column].seen)}") for column, type_text in sample.columns.items()
-        ]
+        types = sample.columns
+        rows = [(column, types[column], count(sample.fields[name].seen)) for name, column in sample.names.items()]
         out += ["", table(("column", "type", "seen"), limit_rows(rows), right="seen")]
+        if sample.left_out:
+            out.append(warn(f"in the column _extra: {list_fields(sample.left_out)}"))
     if fits is not None and sample.values:
         ok = fits == sample.values
         out.append((good if ok else warn)(f"{count(fits)} of {count(sample.values)} records looked at fit this schema"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sluice.pipelines.errors import docs_command
@@ -17,6 +17,7 @@ from sluice.pipelines.util.units import DAY, HOUR, show_instant
 MANY_RECORDS = 100_000_000
 """From here on a first run would read for a long time: a look-back is proposed instead of everything."""
 FEW_AN_HOUR = 100
+_MOST_NAMES, _MOST_NAME = 20, 60
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n", "~"}
 
@@ -83,6 +84,11 @@ def format_of(look: TopicLook) -> Proposed:
     if sample.encoded and not sample.typed:
         ((encoding, times),) = sample.encoded.most_common(1)
         return Proposed("raw", f"{times:,} of {values:,} sampled values are JSON in {encoding}; columns need UTF-8")
+    if not sample.typed and sample.constants:
+        why = f"{sample.constants:,} of {values:,} sampled values have NaN or Infinity, which JSON does not have"
+        return Proposed("raw", f"{why}: typed, they would go to quarantine")
+    if not sample.typed and sample.left_out and sample.objects >= 0.95 * values:
+        return Proposed("raw", f"the names of the records' fields are data: {len(sample.left_out):,} names")
     if not sample.typed:
         return Proposed("raw", f"only {sample.objects:,} of {values:,} sampled values are JSON objects")
     return Proposed("json", f"{sample.objects:,} of {values:,} sampled values are JSON objects")
@@ -116,19 +122,26 @@ def _format_key(key: str, proposed: Proposed) -> str:
 
 def _columns(sample: Sampled) -> Iterator[str]:
     columns = sample.columns
-    for name, description in columns.items():
-        text = f"  {_scalar(name)}: {_scalar(description)}"
-        yield f"{text:<27} # {_note(sample, sample.fields[name])}"
-    if remaining := [name for name in sample.fields if name not in columns]:
-        yield f"  # in the column _extra, since no schema can name them: {len(remaining)} fields"
+    for name, column in sample.names.items():
+        text = f"  {_scalar(column)}: {_scalar(columns[column])}"
+        yield f"{text:<27} # {_note(sample, sample.fields[name], columns[column])}"
+    if sample.left_out:
+        yield f"  # in the column _extra: {list_fields(sample.left_out)}"
 
 
-def _note(sample: Sampled, guess: GuessedField) -> str:
+def list_fields(names: Sequence[str]) -> str:
+    """The first names of fields, quoted and on one line, and the number of the others."""
+    more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(json.dumps(name[:_MOST_NAME]) for name in names[:_MOST_NAMES]) + more
+
+
+def _note(sample: Sampled, guess: GuessedField, type_: str) -> str:
     share = guess.seen / sample.objects
     there = "in all" if guess.seen == sample.objects else f"in {share:.0%}" if share >= 0.01 else "in under 1%"
     nulls = f", null in {guess.nulls:,}" if guess.nulls else ""
-    other = "; decimal(p,s) keeps digits exactly" if guess.type == "float64" else ""
-    keys = f"; its {len(guess.members):,} names look like data" if guess.type.startswith("map<") else ""
+    other = "; decimal(p,s) keeps digits exactly" if type_.startswith("float64") else ""
+    keys = f"; its {len(guess.members):,} names look like data" if type_.startswith("map<") else ""
+    keys += "; integers of this size and name are times" if type_.startswith("epoch(") else ""
     return f"{there}{nulls}{other}{keys}"
 
 

@@ -9,11 +9,21 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from sluice.pipelines.schema.schema import SchemaError, parse_schema
+from sluice.pipelines.schema.schema import (
+    EXTRA,
+    KAFKA,
+    MOST_JSON_NAME,
+    MOST_NAME,
+    MOST_NODES,
+    SchemaError,
+    count_fields,
+    parse_schema,
+)
 
 MOST_VALUE_BYTES = 1 << 20
 """A larger value is counted and not looked into."""
@@ -29,6 +39,24 @@ _RARE = 0.5
 """An object with so many names over the sample, of which none is in more of its objects than this share and most are in
 a tenth of that, has data for names."""
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DATA = re.compile(
+    r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|\d{4}-\d\d(-\d\d.*)?|\d+|(?=.*\d)[0-9a-fA-F]{12,}"
+    r"|[A-Za-z]+[-_:#/]?\d{3,}|[^@\s]+@[^@\s]+"
+)
+"""Names that are data: UUIDs, dates, numbers, hashes, words with a number of three digits, addresses."""
+_MOST_DATA_NAMES = 20
+"""More fields of records with such names get no columns."""
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_TIME_WORDS = (
+    "ts time times timestamp timestamps at date datetime epoch created updated modified deleted expires expiry"
+    " expiration occurred when since until iat exp nbf started ended received sent published processed ms millis us"
+    " micros ns nanos createdat updatedat createtime updatetime"
+)
+"""Words of names of fields that hold times."""
+_TIMES = frozenset(_TIME_WORDS.split())
+_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_FIRST_SECOND, _LAST_SECOND = 10**9, 4_102_444_800
+"""Integers are taken for times from 2001-09-09 on, where seconds have ten digits, and before 2100."""
 
 
 @dataclass(slots=True)
@@ -40,18 +68,27 @@ class GuessedField:
     words: set[str] = field(default_factory=set)
     items: GuessedField | None = None
     members: dict[str, GuessedField] = field(default_factory=dict)
+    low: int | None = None
+    high: int | None = None
 
-    @property
-    def type(self) -> str:
-        """The smallest type that all of its values fit; `json` where only that does, or where all were null."""
+    def get_type(self, name: str) -> str:
+        """The smallest type that all values of the field `name` fit; `json` if no other does, or all were null.
+
+        Integers are an `epoch` if the field's name and all values look like times.
+        """
         match sorted(self.words):
             case ["list"]:
-                return f"list<{self.items.type if self.items else 'json'}>"
-            case ["struct"] if (value := self._map_value()) is not None:
+                return f"list<{self.items.get_type(name) if self.items else 'json'}>"
+            case ["struct"] if (value := self._map_value(name)) is not None:
                 return f"map<string, {value}>"
-            case ["struct"] if self.members and all(map(_nameable, self.members)):
-                inner = (f"{_quote(name)}:{guess.type}" for name, guess in self.members.items())
+            case ["struct"] if names := name_columns(self.members):
+                inner = (
+                    f"{_quote(column)}:{spell_type(member, column, self.members[member].get_type(member))}"
+                    for member, column in names.items()
+                )
                 return f"struct<{', '.join(inner)}>"
+            case ["int64"] if unit := self._find_unit(name):
+                return f"epoch({unit})"
             case ["bool" | "date" | "float64" | "int64" | "string" | "timestamp" as only]:
                 return only
             case ["float64", "int64"]:
@@ -60,23 +97,38 @@ class GuessedField:
                 return "string"
         return "json"
 
-    def _map_value(self) -> str | None:
-        """The type of the values of an object whose names are data: many, each rare, and alike. None for any other."""
+    def _find_unit(self, name: str) -> str:
+        """The unit of integers that are times since 1970 by the field's name and their range; empty for others."""
+        if self.low is None or self.high is None or _TIMES.isdisjoint(w.lower() for w in _WORD.findall(name)):
+            return ""
+        return next(
+            (u for u, n in _UNITS.items() if _FIRST_SECOND * n <= self.low and self.high < _LAST_SECOND * n), ""
+        )
+
+    def _map_value(self, name: str) -> str | None:
+        """The type of the values of an object whose names are data, None for any other.
+
+        Names are data if all look so, or if there are many and each is rare.
+        """
+        if not self.members:
+            return None
         often = sorted(guess.seen for guess in self.members.values())
         objects = self.seen - self.nulls
-        if len(often) < _MANY_KEYS or often[-1] > _RARE * objects or often[len(often) // 2] > _RARE / 10 * objects:
+        rare = often[-1] <= _RARE * objects and often[len(often) // 2] <= _RARE / 10 * objects
+        if not (len(often) >= _MANY_KEYS and rare) and not all(map(_DATA.fullmatch, self.members)):
             return None
         merged = GuessedField()
         for guess in self.members.values():
             merged.add(guess)
-        alike = merged.type != "json" or all(guess.type == "json" for guess in self.members.values())
-        return merged.type if alike else None
+        return merged.get_type(name)
 
     def add(self, other: GuessedField) -> None:
         """Take in what another place has held."""
         self.seen += other.seen
         self.nulls += other.nulls
         self.words |= other.words
+        for number in (other.low, other.high):
+            self._measure(number)
         if other.items:
             self.items = self.items or GuessedField()
             self.items.add(other.items)
@@ -98,19 +150,28 @@ class GuessedField:
                 for name, inner in value.items():
                     self.members.setdefault(name, GuessedField()).learn(inner, depth - 1)
             case _:
-                self.words.add(_word(value))
+                self.words.add(word := _word(value))
+                if word == "int64":
+                    self._measure(value)
+
+    def _measure(self, number: int | None) -> None:
+        if number is not None:
+            self.low = number if self.low is None else min(self.low, number)
+            self.high = number if self.high is None else max(self.high, number)
 
 
-@dataclass(slots=True)
+@dataclass
 class Sampled:
     """The content of a sample of values: counts of tombstones, JSON objects and others, and their fields.
 
-    `encoded` counts those of the last kind that are JSON in another encoding than UTF-8, by its name.
+    `encoded` counts those of the last kind that are JSON in another encoding than UTF-8, by its name; `constants` those
+    that are objects with NaN or Infinity, which are no JSON and go to quarantine.
     """
 
     values: int = 0
     tombstones: int = 0
     objects: int = 0
+    constants: int = 0
     encoded: Counter[str] = field(default_factory=Counter)
     fields: dict[str, GuessedField] = field(default_factory=dict)
 
@@ -120,20 +181,36 @@ class Sampled:
 
     @property
     def typed(self) -> bool:
-        """Returns whether JSON is the format: nearly every value is an object with fields that a schema can name."""
-        return bool(self.columns) and self.objects >= 0.95 * (self.values - self.tombstones)
+        """Returns whether JSON is the format: nearly every value is an object, and most of these can land."""
+        objects, values = self.objects + self.constants, self.values - self.tombstones
+        return bool(self.columns) and objects >= 0.95 * values and self.objects >= 0.5 * values
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """The fields that have columns, with the names of these."""
+        data = [name for name in self.fields if _DATA.fullmatch(name)]
+        left_out = set(data) if len(data) > _MOST_DATA_NAMES else set()
+        names = name_columns([name for name in self.fields if name not in left_out], top=True)
+        nodes, out = 0, {}
+        for name, column in names.items():
+            try:
+                nodes += count_fields(parse_schema({column: self.fields[name].get_type(name)}).fields)
+            except SchemaError:
+                continue
+            if nodes > MOST_NODES:
+                break
+            out[name] = column
+        return out
 
     @property
     def columns(self) -> dict[str, str]:
-        """The fields that a schema can name, with their types; a field that was always null is `json`."""
-        columns: dict[str, str] = {}
-        for name, guess in self.fields.items():
-            try:
-                parse_schema({**columns, name: guess.type})
-            except SchemaError:
-                continue  # it stays in _extra
-            columns[name] = guess.type
-        return columns
+        """The columns with their types, as in a schema; a field that was always null is `json`."""
+        return {c: spell_type(name, c, self.fields[name].get_type(name)) for name, c in self.names.items()}
+
+    @property
+    def left_out(self) -> list[str]:
+        """The fields that have no column and land in `_extra`."""
+        return [name for name in self.fields if name not in self.names]
 
 
 def sample_values(values: Iterable[bytes | None]) -> Sampled:
@@ -147,6 +224,8 @@ def sample_values(values: Iterable[bytes | None]) -> Sampled:
             out.objects += 1
             for name, inner in document.items():
                 out.fields.setdefault(name, GuessedField()).learn(inner)
+        elif isinstance(_parse(value, "utf-8-sig", strict=False), dict):
+            out.constants += 1
         elif encoding := _encoding(value):
             out.encoded[encoding] += 1
     return out
@@ -163,12 +242,12 @@ def _encoding(value: bytes) -> str:
     return encoding[:6].upper() if encoding[:6] in ("utf-16", "utf-32") and _parse(value, encoding) is not None else ""
 
 
-def _parse(value: bytes, encoding: str) -> Any:
+def _parse(value: bytes, encoding: str, *, strict: bool = True) -> Any:
     """The JSON that it is; None where it is none, or too large to read here."""
     if len(value) > MOST_VALUE_BYTES:
         return None
     try:
-        return json.loads(value.decode(encoding), parse_constant=_refuse)
+        return json.loads(value.decode(encoding), parse_constant=_refuse if strict else None)
     except (ValueError, RecursionError):
         return None
 
@@ -191,8 +270,47 @@ def _word(value: Any) -> str:
     return "json"
 
 
-def _nameable(name: str) -> bool:
-    return bool(name) and name.isprintable() and not set("`.") & set(name)
+def name_columns(fields: Iterable[str], *, top: bool = False) -> dict[str, str]:
+    """The fields, each with the name of its column: its own, or one that a column may have and no other has.
+
+    `top`: of records, where some names are Sluice's own. Fields are left out that no schema can name.
+    """
+    columns: dict[str, str] = {}
+    fields = [f for f in fields if _is_text(f)]
+    taken: set[str] = set()
+    for f in fields:
+        if _nameable(f, top) and f.casefold() not in taken:
+            columns[f] = f
+            taken.add(f.casefold())
+    for f in fields:
+        if f not in columns:
+            columns[f] = _make_name(f, top, taken)
+            taken.add(columns[f].casefold())
+    return {f: columns[f] for f in fields}
+
+
+def _make_name(name: str, top: bool, taken: Container[str]) -> str:
+    stem = re.sub(r"\W+", "_", name).strip("_")[: MOST_NAME // 2] or "field"
+    stem = stem if _nameable(stem, top) else f"record_{stem}"
+    names = (stem, *(f"{stem}_{n}" for n in range(2, MOST_NODES + 2)))
+    return next(n for n in names if n.casefold() not in taken)
+
+
+def spell_type(field_name: str, column: str, type_text: str) -> str:
+    """The type of a column in a schema, with the field's name if that is another."""
+    return type_text if field_name == column else f"{type_text} from {json.dumps(field_name, ensure_ascii=False)}"
+
+
+def _is_text(name: str) -> bool:
+    try:
+        return len(name.encode()) <= MOST_JSON_NAME
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+
+
+def _nameable(name: str, top: bool) -> bool:
+    own = top and (name.lower().startswith(KAFKA) or name.lower() == EXTRA)
+    return not own and 0 < len(name) <= MOST_NAME and name.isprintable() and not set("`.") & set(name)
 
 
 def _quote(name: str) -> str:

@@ -40,8 +40,62 @@ def test_the_smallest_type_for_all_values(values: list[Any], type_: str) -> None
     assert guessed(*({"x": v} for v in values))["x"].replace(" ", "") == type_.replace(" ", "")
 
 
+def test_fields_that_no_column_can_be_named_after_get_other_names() -> None:
+    odd = {
+        "a.b": 1,
+        "kafka_x": 1,
+        "A": 1,
+        "a": 2,
+        "": 3,
+        "good": 1,
+        "_extra": 1,
+        "a_b": 1,
+        "s": {"x.y": 1, "X": 2, "x": 3},
+    }
+    assert guessed(odd) == {
+        "a_b_2": 'int64 from "a.b"',
+        "record_kafka_x": 'int64 from "kafka_x"',
+        "A": "int64",
+        "a_2": 'int64 from "a"',
+        "field": 'int64 from ""',
+        "good": "int64",
+        "extra": 'int64 from "_extra"',
+        "a_b": "int64",
+        "s": 'struct<x_y:int64 from "x.y", X:int64, x_2:int64 from "x">',
+    }
+    landed, quarantined = convert(parse_schema(guessed(odd)), [json.dumps(odd).encode()])
+    assert (quarantined, landed["_extra"].to_pylist()) == (None, [None])
+
+
 def test_what_no_schema_can_name_stays_out() -> None:
-    assert guessed({"a.b": 1, "kafka_x": 1, "A": 1, "a": 2, "": 3, "good": 1}) == {"A": "int64", "good": "int64"}
+    long = "x" * 1001
+    sample = sample_values([json.dumps({"\ud800": 1, long: 2, "id": 3}).encode()])
+    assert (sample.columns, sample.left_out) == ({"id": "int64"}, ["\ud800", long])
+
+
+def test_fields_of_records_whose_names_are_data_get_no_columns() -> None:
+    sample = sample_values(json.dumps({"id": 1, f"user-{i:04}": i}).encode() for i in range(50))
+    assert (sample.columns, len(sample.left_out), sample.typed) == ({"id": "int64"}, 50, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "type_"),
+    [
+        ("created", [1_795_000_000, None], "epoch(s)"),
+        ("createdAt", [1_795_000_000_000], "epoch(ms)"),
+        ("source_ts_us", [1_795_000_000_000_000], "epoch(us)"),
+        ("eventTime", [1_795_000_000_000_000_000], "epoch(ns)"),
+        ("timestamps", [[1_795_000_000, 1_795_000_001]], "list<epoch(s)>"),
+        ("created", [1_795_000_000, 1_795_000_000_000], "int64"),
+        ("created", [0, 1_795_000_000], "int64"),
+        ("created", [1_795_000_000.5], "float64"),
+        ("time_ms", [1200], "int64"),
+        ("account", [1_795_000_000], "int64"),
+        ("lsn", [1_795_000_000_000], "int64"),
+    ],
+)
+def test_integers_are_times_by_name_and_range(name: str, values: list[Any], type_: str) -> None:
+    assert guessed(*({name: v} for v in values))[name] == type_
 
 
 def test_what_is_no_json_is_counted() -> None:
@@ -57,12 +111,25 @@ def test_json_in_another_encoding_is_told_from_what_is_none(encoding: str) -> No
     assert (found.objects, found.typed, found.encoded) == (1, False, {encoding[:6].upper(): 5})
 
 
+def test_values_with_nan_do_not_count_as_objects_and_are_counted() -> None:
+    values = [b'{"a": 1, "b": %d}' % i for i in range(9)] + [b'{"a": NaN, "c": -Infinity}']
+    sample = sample_values(values)
+    assert (sample.objects, sample.constants, sample.typed) == (9, 1, True)
+    assert sample.columns == {"a": "int64", "b": "int64"}
+    _, quarantined = convert(parse_schema(sample.columns), values)
+    assert quarantined is not None
+    assert quarantined["reason"].to_pylist() == ["not_json"]
+    assert not sample_values([values[-1]] * 5).typed
+
+
 def test_an_object_whose_names_are_data_is_a_map() -> None:
     ids = guessed(*({"m": {f"k{i}": i, f"l{i % 97}": 1.5}, "s": {"a": 1, "b": 2}} for i in range(200)))
     assert ids == {"m": "map<string, float64>", "s": "struct<a:int64, b:int64>"}
     nested = guessed(*({"m": [{f"a.{i}.{j}": {"x": j}} for j in range(3)]} for i in range(50)))
     assert nested == {"m": "list<map<string, struct<x:int64>>>"}
-    assert guessed(*({"m": {f"k{i}": "x" if i % 2 else 1}} for i in range(200)))["m"].startswith("struct<")
+    assert guessed(*({"m": {f"k{i}": "x" if i % 2 else 1}} for i in range(200)))["m"] == "map<string, json>"
+    for name in ("2026-11-20", "9b2f0a54-5d7e-4c3b-8d7f-2f1f7d2f6a11", "4711", "ann@example.com", "user_1234"):
+        assert guessed({"m": {name: 1}})["m"] == "map<string, int64>"
     often = guessed(*({"m": {f"k{i}": 1 for i in range(40)}} for _ in range(50)))
     assert often["m"].startswith("struct<k0:int64"), "these are in every object"
     assert guessed(*({"m": {"id": i, f"k{i}": i}} for i in range(200)))["m"].startswith("struct<"), "id is in every one"
