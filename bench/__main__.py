@@ -22,9 +22,7 @@ from sluice.pipelines.errors import UsageError
 
 Names = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[NAME]...", help="What to measure, as named above; none: the main ones.", show_default=False
-    ),
+    typer.Argument(metavar="NAME", help="What to measure, as named above; none: the main ones.", show_default=False),
 ]
 Records = Annotated[
     int | None, typer.Option(min=1, help="Records in the topic; default: as the benchmark defines (raw: 3,000,000).")
