@@ -28,6 +28,7 @@ from sluice.assets.instance import internals
 from sluice.assets.specs.metadata_tables import plain
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.feed.sections import CommitMode
 from sluice.pipelines.planning.windows import count_marker_searches
 from sluice.pipelines.status.watch import LAG, WatchResult
 from sluice.pipelines.util.units import many, show_window
@@ -40,6 +41,7 @@ OFFSETS_COMMITTED = "offsets_committed"
 """The name of the check of each window of `<feed>/committed`."""
 
 ALL_LANDED: CheckResult = {"passed": True, "description": "every offset of the window is accounted for"}
+EMPTY: CheckResult = {"passed": True, "description": "the window is complete and empty: no record arrived in it"}
 
 
 def evaluate_window(books: LedgerView, window: int) -> dict[str, CheckResult]:
@@ -73,7 +75,8 @@ class WindowRule:
 
 WINDOW_CHECKS = {
     WINDOW_COMPLETE: WindowRule(
-        "The ledger accounts for every offset of the window.", lambda books, window: ALL_LANDED
+        "The ledger accounts for every offset of the window.",
+        lambda books, window: EMPTY if books.is_empty(window) else ALL_LANDED,
     ),
     BOUNDARIES: WindowRule(
         "The window's first offsets are exact. Warns if transaction markers hid the first record from Kafka's lookup by"
@@ -153,6 +156,12 @@ def _describe_gaps(partitions: list[PartitionGaps], open_: int) -> str:
 
 def check_committed(books: LedgerView, window: int) -> CheckResult:
     """Returns whether the committed offsets have passed the window in all partitions."""
+    if books.feed.commit is CommitMode.NONE:
+        return {
+            "passed": False,
+            "severity": dg.AssetCheckSeverity.WARN,
+            "description": "nothing is committed: the feed has `commit: none`",
+        }
     lagging = find_behind(books, window)
     return {
         "passed": not lagging,

@@ -94,6 +94,11 @@ class LedgerView:
         ranges = {k: windows.find_range(self.state, k, window, self.feed.window) for k in self.frontiers}
         return {k: r.end if r else None for k, r in ranges.items()}
 
+    def is_empty(self, window: int) -> bool:
+        """Return whether no offset of any current partition lies in a window whose ends are resolved."""
+        ranges = [windows.find_range(self.state, k, window, self.feed.window) for k in self.frontiers]
+        return bool(ranges) and all(r is not None and not r.span for r in ranges)
+
     def find_ending_windows(self, key: Key, after: int, until: int) -> range:
         """The windows whose end in a partition is above the offset `after`, and not above `until`."""
         pinned, window = self.state.boundaries.get(key), self.feed.window

@@ -17,7 +17,7 @@ import dagster as dg
 from sluice.assets.checks import contract_checks, feed_checks, re_report
 from sluice.assets.checks.check_metadata import build_failures_metadata
 from sluice.assets.checks.contract_checks import CheckResult
-from sluice.assets.checks.feed_checks import ALL_LANDED, FEED_HEALTH, NO_GAPS, WINDOW_COMPLETE, build_evaluation
+from sluice.assets.checks.feed_checks import FEED_HEALTH, NO_GAPS, WINDOW_COMPLETE, build_evaluation
 from sluice.assets.events import evidence
 from sluice.assets.events.evidence import Portion
 from sluice.assets.events.ledger_view import LedgerView
@@ -166,7 +166,7 @@ class LandStep:
             account = feed_checks.check_gaps(books, landed, self.context.run.run_id)
             yield feed_checks.evaluate_feed(self.context.instance, self._key, NO_GAPS, account)
             for window in run.find_incomplete(required) if self._windows else ():
-                yield build_evaluation(self._key, WINDOW_COMPLETE, window, _evaluate_completeness(False, landed))
+                yield build_evaluation(self._key, WINDOW_COMPLETE, window, _report_incomplete(landed))
         run.check(required)
 
     def _list_required(self, landed: Landed) -> Sequence[int]:
@@ -234,7 +234,8 @@ class LandStep:
                 if k != key
             )
         results = {name: check.evaluate(books, window) for name, check in feed_checks.WINDOW_CHECKS.items()}
-        results |= {WINDOW_COMPLETE: _evaluate_completeness(complete, landed)}
+        if not complete:
+            results[WINDOW_COMPLETE] = _report_incomplete(landed)
         results |= {NO_GAPS: feed_checks.check_gaps(books, landed, self.context.run.run_id)}
         for name, result in results.items():
             yield dg.AssetCheckResult(check_name=name, asset_key=key, **result)
@@ -358,10 +359,8 @@ def _keep_refused_report(context: Context, ledger: Ledger, edges: Ports) -> Iter
         raise
 
 
-def _evaluate_completeness(complete: bool, landed: Landed) -> CheckResult:
-    """Returns the result of the check `window_complete`."""
-    if complete:
-        return ALL_LANDED
+def _report_incomplete(landed: Landed) -> CheckResult:
+    """Returns the result of the check `window_complete` for an incomplete window."""
     failed = feed_checks.count_failures(landed)
     description = (
         feed_checks.describe_failures(failed) if failed else "it landed in part: the run ended at the feed's limits"

@@ -281,7 +281,12 @@ _NO_WORD = (Standing.LANDED, Standing.RETIRED, Standing.OPEN, Standing.PENDING)
 def _format_standing(status: FeedStatus, w: WindowStanding) -> Text:
     if w.standing is Standing.FAILED and w.batch in status.refused:
         return bad(f"window {show_window(w.window)}: refused batch {w.batch}; {window_options.show_pending(w.pending)}")
-    return window_options.verdict(w)
+    line = window_options.verdict(w)
+    if w.standing is Standing.PARTIAL:
+        line.append(
+            f"\n    → to complete it: sluice run {status.feed} --window {show_window(w.window)}", style="default"
+        )
+    return line
 
 
 _TOLD = 5

@@ -182,7 +182,7 @@ def verdict(s: WindowStanding) -> Text:
     name = f"window {show_window(s.window)}"
     match s.standing:
         case Standing.LANDED:
-            return good(f"{name} is complete")
+            return good(f"{name} is complete" + (" and empty: no record arrived in it" if s.is_empty else ""))
         case Standing.RETIRED:
             return warn(f"{name} is retired: its rows were removed; sluice explain shows by whom and why")
         case Standing.OPEN:
@@ -276,8 +276,10 @@ def _format_hour(at: int) -> str:
 
 def legend(standings: Sequence[WindowStanding], *, fancy: bool) -> Text:
     """The meaning of the signs that occur, with the number of windows each."""
+    empty = sum(s.is_empty for s in standings)
+    notes = {Standing.LANDED: f" ({empty} empty)"} if empty else {}
     counted = [(s, sum(f.standing is s for f in standings)) for s in Standing]
-    signs = [_sign(s, fancy).append(f" {n} {s}", style="not bold default") for s, n in counted if n]
+    signs = [_sign(s, fancy).append(f" {n} {s}{notes.get(s, '')}", style="not bold default") for s, n in counted if n]
     return Text("  ") + Text("   ").join(signs)
 
 
@@ -293,6 +295,7 @@ def build_document(s: WindowStanding) -> dict[str, Any]:
     return {
         "window": show_window(s.window),
         "state": str(s.standing),
+        "empty": s.is_empty,
         "offsets": s.span,
         "accounted": s.done,
         "batch": s.batch,

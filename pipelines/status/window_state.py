@@ -51,3 +51,8 @@ class WindowStanding:
     span: int | None
     pending: tuple[PendingPart, ...] = ()
     batch: int | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the window is complete and no record arrived in it."""
+        return self.standing is Standing.LANDED and self.span == 0

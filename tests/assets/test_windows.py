@@ -19,6 +19,7 @@ from sluice.assets.runs.tick_policy import OPEN_WINDOWS_TAG
 from sluice.assets.specs.asset_specs import committed_key, landed_key, quarantined_key
 from sluice.assets.steps import land_step
 from sluice.pipelines.errors import BatchIncomplete, KafkaUnavailable, UsageError, WindowHeld, WindowIncomplete
+from sluice.pipelines.model.kafka import CommittedOffset
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.planning.windows import LISTED
 from tests.assets.test_schedule import requests
@@ -57,11 +58,28 @@ def test_a_window_is_a_run_of_its_partition(world: World, instance: dg.DagsterIn
         "partition": "orders:0", "start": 0, "end": 25, "landed": 25, "quarantined": 0, "no_record": 0, "files": 1,
     }  # fmt: skip
     assert said[f"{DAY}04:00"]["rows"] == 0
+    quiet = checks(instance, outcome.run_id, WINDOW_COMPLETE)[f"{DAY}04:00"]
+    assert quiet.description == "the window is complete and empty: no record arrived in it"
     assert stored(instance, LANDED) == [], "the window says all that the batch landed"
     assert checks(instance, outcome.run_id, WINDOW_COMPLETE)[f"{DAY}00:00"].passed
     assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 25, P1: 25}
     assert checks(instance, outcome.run_id, OFFSETS_COMMITTED)[f"{DAY}00:00"].passed
     evidence.require_reported(instance, world.books())
+
+
+def test_the_log_reports_offsets_of_another_committer(world: World, instance: dg.DagsterInstance) -> None:
+    world.group.offsets[P0] = CommittedOffset(5, metadata="")
+    outcome = world.run(in_hour(0))
+    messages = [e.message for e in instance.all_logs(outcome.run_id)]
+    assert any("is not used in 1 of 2 partitions" in m and "give the feed a group" in m for m in messages)
+
+
+def test_a_feed_that_commits_nothing_warns(world: World, instance: dg.DagsterInstance) -> None:
+    file = world.project.root / "feeds" / "orders.yaml"
+    file.write_text(file.read_text() + "commit: none\n")
+    outcome = world.run(in_hour(0))
+    check = checks(instance, outcome.run_id, OFFSETS_COMMITTED)[f"{DAY}00:00"]
+    assert (check.passed, check.description) == (False, "nothing is committed: the feed has `commit: none`")
 
 
 def test_a_boundary_that_was_searched_for_warns_in_the_windows_around_it(

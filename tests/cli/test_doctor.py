@@ -441,5 +441,7 @@ def test_committed_offsets_of_others_override_start_with_a_word(
     consumer.commit({TopicPartition(feed, 0): OffsetAndMetadata(0, "", -1)})
     consumer.close()
     said = f"`start: earliest` is not used in 1 of 2 partitions: group g-{feed} has offsets there"
+    remedy = "give the feed a group that nobody else uses: `group: NAME` in feeds/orders.yaml"
+    assert remedy in sluice("plan", "orders", "--json").document["start_not_used"]
     assert said in " ".join(sluice("plan", "orders").out.split())
     assert said in " ".join(sluice("status", "orders").out.split())

@@ -13,7 +13,7 @@ from sluice.cli.inspect import files, plan, wait
 from sluice.cli.options import window_options
 from sluice.cli.terminal.output import CommandOutput
 from sluice.pipelines.errors import Failed, UsageError, WindowIncomplete, WindowOpen
-from sluice.pipelines.model.kafka import Key, OpenTransaction
+from sluice.pipelines.model.kafka import CommittedOffset, Key, OpenTransaction
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.status.window_state import PendingPart, Standing, WindowStanding
 from sluice.pipelines.util.units import show_window
@@ -154,7 +154,8 @@ def test_run_of_a_window_says_that_it_is_complete(tell: Tell) -> None:
     assert told.code == 0
     assert told.run["batches"][0]["landed"] == 50
     assert told.run["window"] == {
-        "window": f"{DAY}T02:00", "state": "landed", "offsets": 50, "accounted": 50, "batch": None, "pending": [],
+        "window": f"{DAY}T02:00", "state": "landed", "empty": False, "offsets": 50, "accounted": 50,
+        "batch": None, "pending": [],
     }  # fmt: skip
     assert f"window {DAY}T02:00 is complete" in told.text
 
@@ -355,6 +356,33 @@ def test_the_strip_says_how_each_window_stands(
     assert f"{strip.count(strip[3])} {state}" in told.text
     assert f"window {DAY}T03:00" in told.text, "and a line says why"
     assert strip in tell(status.status).text
+
+
+def test_a_partial_window_names_the_command_that_completes_it(world: World, tell: Tell) -> None:
+    _partial(world)
+    assert f"to complete it: sluice run orders --window {DAY}T03:00" in tell(status.status, "orders").text
+
+
+def test_an_hour_without_records_is_empty_and_not_missing(world: World, tell: Tell) -> None:
+    answer = tell(run.run, ["orders"])
+    assert answer.code == 0
+    answer = tell(status.status, "orders")
+    (feed,) = answer.document["feeds"]
+    assert [w["window"] for w in feed["windows"] if w["empty"]] == [f"{DAY}T04:00"]
+    assert "(1 empty)" in answer.text
+    answer = tell(run.run, ["orders"], window=[named(4)])
+    assert f"window {DAY}T04:00 is complete and empty: no record arrived in it" in answer.text
+
+
+def test_offsets_of_another_committer_that_replace_start_are_reported(world: World, tell: Tell) -> None:
+    world.group.offsets[P0] = CommittedOffset(5, metadata="")
+    note = "is not used in 1 of 2 partitions: group"
+    remedy = "give the feed a group that nobody else uses: `group: NAME` in feeds/orders.yaml"
+    for body, feed in ((plan.plan, "orders"), (run.run, ["orders"])):
+        answer = tell(body, feed, text=False)
+        document = answer.run if body is run.run else answer.document
+        assert note in document["start_not_used"]
+        assert remedy in document["start_not_used"]
 
 
 def test_the_newest_windows_only_and_none_before_the_first_run(world: World, tell: Tell) -> None:
