@@ -160,6 +160,7 @@ def _view_repeats(c: WindowCheck) -> Iterator[RenderableType]:
         ("keys", _describe_keys(r, about, by)),
         ("updates", _describe_updates(r, about)),
         ("copies", _describe_copies(r, about)),
+        *(() if c.rows.twice else [("landed twice", "never: no offset is in two rows")]),
     )
     for copies in r.copies:
         yield Text(f"    {about}{count(copies.records)} likely: {copies.cause.text}")
@@ -256,7 +257,7 @@ def _build_outside(o: Outside) -> dict[str, Any]:
     return {
         "records": o.records,
         "median_seconds": o.median / 1000,
-        "most_seconds": o.furthest_ms / 1000,
+        "furthest_seconds": o.furthest_ms / 1000,
         "furthest": _build_coordinate(o.furthest),
         "windows": {show_window(w): n for w, n in o.windows.items()},
     }

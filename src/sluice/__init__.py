@@ -6,16 +6,17 @@ import os.path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from sluice.pipelines import errors
     from sluice.pipelines.model.plans import Request
     from sluice.pipelines.model.receipts import Progress
+    from sluice.pipelines.operating.check_window import WindowCheck
     from sluice.reading import When, Windows
     from sluice.running import RunResult
     from sluice.streaming import Place, Stream
 
-__all__ = ["__version__", "errors", "read", "run", "stream", "streams"]
+__all__ = ["__version__", "check", "errors", "read", "run", "stream", "streams"]
 
 __version__: str
 
@@ -69,6 +70,28 @@ def read(
     from sluice import reading  # late: `import sluice` stays cheap
 
     return reading.read(feed, window, to=to, project=project, kind=kind)
+
+
+def check(
+    feed: str,
+    window: When | None = None,
+    *,
+    key: Sequence[str] = (),
+    project: str | os.PathLike[str] | None = None,
+) -> WindowCheck:
+    """Check a window of a feed: whether it is complete, and its late and repeated records.
+
+        hour = sluice.check("orders", "2026-11-20T14", key=["order_id"])
+        print(hour.complete, hour.reasons, hour.counts.landed, hour.rows.late.records, hour.rows.repeats.copied)
+
+    `window` is as in `read`, by default the newest one that is due. `key` names the columns that identify a record, by
+    default the Kafka key. `project` is as in `read`. Kafka is asked only about a due window that is not complete.
+
+    Raises FeedError, UsageError for a window or column that the feed lacks, and PartUnreadable.
+    """
+    from sluice import reading  # late: `import sluice` stays cheap
+
+    return reading.check(feed, window, key=key, project=project)
 
 
 def run(

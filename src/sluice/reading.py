@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
     from pyspark.sql import DataFrame, SparkSession
 
+    from sluice.pipelines.operating.check_window import WindowCheck
+
 When = str | int | datetime
 """A window's start: `2026-11-20T14` in UTC, ms since the epoch, or a datetime with its zone."""
 
@@ -62,6 +64,16 @@ def read(
     `landed` or `quarantined`. Raises FeedError, UsageError if the feed has no such window, WindowIncomplete.
     """
     return of_feed(Project.find(Path(project) if project else None).readable_feed(feed), window, to=to, kind=kind)
+
+
+def check(feed: str, window: When | None, *, key: Sequence[str], project: str | os.PathLike[str] | None) -> WindowCheck:
+    """Check a window of a feed, as `sluice.check` describes."""
+    from sluice.pipelines.operating.check_window import check_window
+    from sluice.resources.open_ports import open_ports
+
+    definition = Project.find(Path(project) if project else None).feed(feed)
+    with open_ports(definition) as ports:
+        return check_window(definition, ports, None if window is None else instant(window), key, lambda progress: None)
 
 
 def of_feed(feed: Feed, window: When, *, to: When | None = None, kind: str = "landed") -> Windows:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sluice.cli.daily import check
-from sluice.pipelines.errors import UsageError
-from tests.assets.world import P1, World, in_hour
+from sluice.pipelines.errors import KafkaUnavailable, UsageError
+from sluice.pipelines.model.kafka import OpenTransaction
+from tests.assets.world import P0, P1, World, in_hour
 from tests.cli.conftest import Tell
 
 DAY = "2024-05-01"
@@ -81,3 +82,39 @@ def test_an_unknown_window_or_column_is_an_error(
     world.run(in_hour(1))
     with pytest.raises(UsageError, match=message):
         tell(check.check, "orders", window, key=key)
+
+
+def test_a_window_that_a_transaction_blocks_names_it_and_the_remedy(world: World, tell: Tell) -> None:
+    world.cluster.hold(P0, 30)
+    world.cluster.open[P0] = OpenTransaction(30, 7, 0, 0, "payments")
+    world.run()
+    answer = tell(check.check, "orders", f"{DAY}T01")
+    blocked = answer.document["reasons"][0]
+    assert (answer.code, answer.document["state"]) == (1, "held")
+    assert "orders:0 is held at offset 30" in blocked["text"]
+    assert "kafka-transactions.sh" in blocked["remedy"]
+
+
+def test_without_kafka_it_answers_from_the_ledger_and_names_the_gap(
+    world: World, tell: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.run(in_hour(0))
+
+    def fail(*_: object) -> str:
+        raise KafkaUnavailable("no answer", remedy="start it")
+
+    monkeypatch.setattr(world.cluster, "cluster_id", fail)
+    answer = tell(check.check, "orders", f"{DAY}T01")
+    assert (answer.code, answer.document["unchecked"]) == (1, ["no answer → start it"])
+    assert "! not checked in Kafka: no answer → start it" in answer.text
+    complete = tell(check.check, "orders", f"{DAY}T00")
+    assert (complete.code, complete.document["unchecked"]) == (0, [])
+
+
+@pytest.mark.parametrize("width", [60, 120])
+def test_it_fits_on_one_screen(width: int, world: World, tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.run()
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = tell(check.check, "orders", f"{DAY}T01").text.splitlines()
+    assert len(lines) <= 40
+    assert max(len(line) for line in lines if "sluice" not in line) <= width

@@ -1,0 +1,122 @@
+"""`sluice check` on a real Kafka, with planted late and repeated records, compared with DuckDB over the same files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from kafka import KafkaProducer
+
+import sluice
+from sluice.cli.main import main
+from sluice.resources.local.local_kafka import LocalKafka
+from tests.integration.support import Place, run
+
+HOUR, MINUTE = 3_600_000, 60_000
+START = 1_795_183_200_000
+FIRST, SECOND, THIRD = "2026-11-20T14", "2026-11-20T15", "2026-11-20T16"
+QUERY = """
+    with stamped as (select *, epoch_ms(kafka_timestamp) as ms from read_parquet($files, hive_partitioning = false))
+    select count(*), count(*) filter (ms < $start), max($start - ms), count(distinct kafka_key),
+        count(distinct (kafka_key, id)), min(kafka_offset) filter (kafka_partition = 0) from stamped
+"""
+
+
+class Producer:
+    """Sends records to one topic, each after the one before it."""
+
+    def __init__(self, project: Place, **settings: Any) -> None:
+        self._topic = project.topic
+        self.kafka = KafkaProducer(bootstrap_servers=project.kafka.bootstrap, **settings)
+
+    def send(self, key: str, value: bytes, minutes: int, partition: int = 0) -> None:
+        stamp = START + minutes * MINUTE
+        self.kafka.send(self._topic, value, key.encode(), partition=partition, timestamp_ms=stamp).get(30)
+
+
+def plant(project: Place) -> None:
+    """Records of two hours: late ones, a retry, an event sent twice, an update, one refused, two transactions."""
+    producer = Producer(project)
+    producer.send("a", b'{"id": 1}', 1)
+    producer.send("first", b'{"id": 2}', 61)
+    producer.send("late", b'{"id": 3}', 59)
+    producer.send("late", b'{"id": 4}', 20)
+    for _ in range(2):
+        producer.send("retried", b'{"id": 5}', 62)
+    producer.send("retried", b'{"id": 5}', 62, partition=1)
+    for minutes in (63, 80):
+        producer.send("sent", b'{"id": 6}', minutes)
+    for number in (7, 8):
+        producer.send("updated", b'{"id": %d}' % number, 64)
+    producer.send("bad", b"no json", 65)
+    for end in ("commit_transaction", "abort_transaction"):
+        writer = Producer(project, transactional_id=f"{project.topic}-{end}")
+        writer.kafka.init_transactions()
+        writer.kafka.begin_transaction()
+        writer.send(end, b'{"id": 9}', 66)
+        getattr(writer.kafka, end)()
+        writer.kafka.close()
+    for partition in range(3):
+        producer.send("next", b'{"id": 10}', 181, partition)
+    producer.kafka.close()
+
+
+@pytest.fixture
+def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> Place:
+    here = Place(tmp_path, kafka, fresh_topic(partitions=3, config={"retention.ms": "-1"}), {})
+    plant(here)
+    run(here.feed(format="json", schema="{id: int64}"))
+    return here
+
+
+def answer(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
+    """Returns the exit code and the document of a command."""
+    capfd.readouterr()
+    code = main([*arguments, "--json"])
+    return code, json.loads(capfd.readouterr().out)
+
+
+@pytest.mark.kafka
+def test_the_check_counts_what_duckdb_counts(
+    project: Place, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.root)
+    code, document = answer(capfd, "check", "orders", SECOND)
+    files = [f["address"] for f in document["files"] if f["kind"] == "landed"]
+    landed, late, furthest, keys, pairs, first = duckdb.execute(
+        QUERY, {"files": files, "start": START + HOUR}
+    ).fetchall()[0]
+    repeats = document["repeats"]
+    assert (code, document["complete"], document["landed"], document["quarantined"]) == (0, True, landed, 1)
+    assert (document["late"]["records"], document["late"]["furthest_seconds"]) == (late, furthest / 1000) == (2, 2400)
+    assert document["late"]["windows"] == {"2026-11-20T14:00": 2}
+    assert (repeats["keys"], repeats["updates"]) == (keys, pairs - keys)
+    assert sum(c["records"] for c in repeats["copies"]) == landed - pairs
+    assert {c["cause"]: c["records"] for c in repeats["copies"]} == {"retried": 1, "written again": 1, "sent again": 1}
+    assert [r["reason"] for r in document["reasons_of_quarantine"]] == ["not_json"]
+    assert document["aborted"] == 1
+    assert document["control"] in (1, 2), "the last marker may be the boundary, or follow it"
+    partition = document["partitions"][0]
+    assert partition["first"]["offset"] == first == partition["start"] == 1
+    assert partition["end"] - partition["start"] == sum(
+        partition[name] for name in ("landed", "quarantined", "control", "aborted")
+    )
+    _, by_id = answer(capfd, "check", "orders", SECOND, "--key", "id")
+    assert by_id["repeats"]["keys"] == duckdb.read_parquet(files).aggregate("count(distinct id)").fetchall()[0][0]
+    assert sluice.check("orders", SECOND, project=project.root).rows.late.records == 2
+
+
+@pytest.mark.kafka
+def test_an_empty_hour_and_an_unknown_column(
+    project: Place, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.root)
+    code, document = answer(capfd, "check", "orders", THIRD)
+    assert (code, document["empty"], document["landed"], document["files"]) == (0, True, 0, [])
+    code, error = answer(capfd, "check", "orders", FIRST, "--key", "order")
+    assert (code, error["error"]) == (2, "UsageError")
+    assert "no column `order`" in error["message"]

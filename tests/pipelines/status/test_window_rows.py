@@ -1,0 +1,199 @@
+"""The rows of a window, compared with DuckDB over the same files: late and early ones, keys, updates, copies."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import Part, PartKind
+from sluice.pipelines.records.rows.row_hashes import hash_rows
+from sluice.pipelines.status.repeats import Cause, RepeatCounter
+from sluice.pipelines.status.window_rows import WindowRows, read_rows
+from sluice.pipelines.util.units import HOUR, MINUTE
+from sluice.resources.lake.local_lake import LocalLake
+from sluice.testing import Message, land
+
+START = 1_767_225_600_000
+WINDOW = Range(START, START + HOUR)
+TYPED = """\
+kafka: {bootstrap: "memory:9092"}
+topics: orders
+start: earliest
+format: json
+schema: {id: int64, name: string, tags: "list<string>", at: "struct<x:int32, y:float64>"}
+"""
+RAW = """\
+kafka: {bootstrap: "memory:9092"}
+topics: orders
+start: earliest
+"""
+
+
+def read(root: Path, messages: Sequence[Message], text: str = RAW, by: Sequence[str] = ()) -> WindowRows:
+    """Land the messages in a folder, and read all of them as the rows of one window."""
+    (root / "feeds").mkdir(exist_ok=True)
+    (root / "feeds" / "orders.yaml").write_text(text)
+    landed = land(root / "feeds" / "orders.yaml", messages, lake=root / "lake", environ={})
+    receipts = sorted(
+        (r for b in landed.result.batches for r in b.receipts), key=lambda r: (r.slice.key, r.slice.start)
+    )
+    parts = [(r.slice, p) for r in receipts for p in r.of(PartKind.LANDED)]
+    return read_rows(LocalLake(root / "lake"), parts, WINDOW, by, lambda progress: None)
+
+
+def query(root: Path, sql: str) -> Any:
+    """Returns the first row of a query in DuckDB over the landed files, named ROWS."""
+    files = [str(path) for path in (root / "lake" / "data").rglob("*.parquet")]
+    source = duckdb.read_parquet(files, hive_partitioning=False)  # noqa: F841 - the query names it
+    return duckdb.sql(sql.replace("ROWS", "source")).fetchall()[0]
+
+
+def make(chance: random.Random, count: int) -> list[Message]:
+    """Records with few keys and values, most of them in the window, some without a key."""
+    return [
+        Message(
+            b'{"id": %d, "name": "%d", "tags": ["%d"], "at": {"x": 1, "y": 0.5}}' % (chance.randrange(9), i % 3, i % 2),
+            chance.choice([None, b"a", b"b", b"%d" % chance.randrange(50)]),
+            time=START + chance.randrange(-HOUR, 2 * HOUR),
+            partition=chance.randrange(3),
+        )
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_keys_updates_and_copies_are_those_that_duckdb_counts(seed: int, tmp_path: Path) -> None:
+    result = read(tmp_path, make(random.Random(seed), 500))
+    keys, pairs, keyed, all_pairs, records = query(
+        tmp_path,
+        "select count(distinct key), count(distinct (key, value)) filter (key is not null), count(key),"
+        " count(distinct (key, value)), count(*) from ROWS",
+    )
+    repeats = result.repeats
+    assert (repeats.exact, repeats.rows, repeats.keyed) == (True, records, keyed)
+    assert (repeats.keys, repeats.updates, repeats.copied) == (keys, pairs - keys, records - all_pairs)
+
+
+def test_columns_of_a_typed_feed_are_a_key_and_nested_values_are_compared(tmp_path: Path) -> None:
+    result = read(tmp_path, make(random.Random(7), 400), TYPED, by=("id", "tags"))
+    keys, pairs, records = query(
+        tmp_path,
+        'select count(distinct (id, tags)), count(distinct (id, name, tags, "at")), count(*) from ROWS',
+    )
+    repeats = result.repeats
+    assert (repeats.keys, repeats.updates, repeats.copied) == (keys, pairs - keys, records - pairs)
+    assert repeats.by == ("id", "tags")
+
+
+def test_late_and_early_records_are_those_that_duckdb_counts(tmp_path: Path) -> None:
+    result = read(tmp_path, make(random.Random(1), 400))
+    late, furthest, median, early = query(
+        tmp_path,
+        f"""with stamped as (select epoch_ms("timestamp") as ms from ROWS)
+        select count(*) filter (ms < {WINDOW.start}), max({WINDOW.start} - ms),
+        median({WINDOW.start} - ms) filter (ms < {WINDOW.start}), count(*) filter (ms >= {WINDOW.end}) from stamped""",
+    )
+    assert (result.late.records, result.late.furthest_ms, result.late.median) == (late, furthest, int(median))
+    assert result.early.records == early
+    assert result.late.windows == {START - HOUR: late}
+    assert result.late.furthest is not None
+    assert WINDOW.start - (result.late.furthest.timestamp or 0) == furthest
+    assert result.earliest == result.late.furthest
+
+
+def record(key: bytes | None, value: bytes, minutes: float, partition: int = 0) -> Message:
+    return Message(value, key, time=START + int(minutes * MINUTE), partition=partition)
+
+
+def test_each_copy_has_its_likely_cause_and_an_example(tmp_path: Path) -> None:
+    retried, twice, sent = record(b"r", b"1", 1), record(b"t", b"2", 2), record(b"s", b"3", 3)
+    others = [record(b"%d" % i, b"x", 4) for i in range(3)]
+    again = [replace(twice, partition=1), record(b"s", b"3", 30)]
+    result = read(
+        tmp_path, [retried, *others, retried, twice, sent, *again, record(b"u", b"1", 5), record(b"u", b"2", 6)]
+    )
+    causes = {c.cause: (c.records, [f"{a} {b}" for a, b in c.examples]) for c in result.repeats.copies}
+    assert causes == {
+        Cause.RETRIED: (1, ["orders:0:0 orders:0:4"]),
+        Cause.WRITTEN_AGAIN: (1, ["orders:0:5 orders:1:0"]),
+        Cause.SENT_AGAIN: (1, ["orders:0:6 orders:0:7"]),
+    }
+    assert result.repeats.updates == 1
+    assert result.repeats.example
+    assert [str(c) for c in result.repeats.example] == ["orders:0:8", "orders:0:9"]
+    assert [str(c) for c in result.ends[Key("orders", 0, "memory")]] == ["orders:0:0", "orders:0:9"]
+
+
+def test_a_part_that_is_read_twice_is_reported_as_landed_twice(tmp_path: Path) -> None:
+    assert read(tmp_path, [record(b"a", b"1", 1), record(b"b", b"2", 2)]).twice == ()
+    (path,) = (tmp_path / "lake" / "data").rglob("*.parquet")
+    name = str(path.relative_to(tmp_path / "lake"))
+    part = (Slice("orders", 0, "memory", 0, 2), Part("p", PartKind.LANDED, name, name, 2, 1, ""))
+    result = read_rows(LocalLake(tmp_path / "lake"), [part, part], WINDOW, (), lambda progress: None)
+    assert [str(c) for c in result.twice] == ["orders:0:0", "orders:0:1"]
+
+
+def test_beyond_the_limit_numbers_are_estimates_and_memory_is_bounded() -> None:
+    chance = np.random.default_rng(5)
+    counter = RepeatCounter(limit=4000)
+    keys = chance.integers(0, 40_000, 60_000, np.uint64)
+    values = chance.integers(0, 2, 60_000, np.uint64)
+    exact = len(np.unique(keys)), len(np.unique(keys * np.uint64(2) + values))
+    for at in range(0, 60_000, 1000):
+        part = slice(at, at + 1000)
+        column = pa.array(keys[part])
+        hashes = hash_rows([("key", column)], 1000)
+        both = hash_rows([("key", column), ("value", pa.array(values[part]))], 1000)
+        offsets = np.arange(at, at + 1000)
+        counter.add(Key("orders", 0, "id"), offsets, offsets, (hashes, np.ones(1000, bool)), both)
+    result = counter.build()
+    assert not result.exact
+    assert result.keys == pytest.approx(exact[0], rel=0.2)
+    assert result.copied == pytest.approx(60_000 - exact[1], rel=0.2)
+
+
+def test_hashes_are_equal_for_equal_rows_alone() -> None:
+    rows = [
+        {"a": a, "l": items, "s": member, "m": pairs, "d": flag}
+        for a in ("x", "", None)
+        for items in ([1, 2], [2, 1], [], [None], None)
+        for member in ({"x": 1, "y": ["q"]}, {"x": 1, "y": None}, None)
+        for pairs in ([("k", 1.5)], [("k", None)], None)
+        for flag in (True, False, None)
+    ]
+    schema = pa.schema(
+        [
+            ("a", pa.string()),
+            ("l", pa.list_(pa.int64())),
+            ("s", pa.struct([("x", pa.int32()), ("y", pa.list_(pa.string()))])),
+            ("m", pa.map_(pa.string(), pa.float32())),
+            ("d", pa.bool_()),
+        ]
+    )
+    batch = pa.RecordBatch.from_pylist(rows * 2, schema)
+    columns = list(zip(schema.names, batch.columns, strict=True))
+    hashes = hash_rows(columns, len(batch))
+    assert len(set(hashes.tolist())) == len(rows)
+    assert hashes[: len(rows)].tolist() == hashes[len(rows) :].tolist()
+    assert hash_rows(columns[::-1], len(batch)).tolist() == hashes.tolist()
+    tail = [(name, column.slice(7, 50)) for name, column in columns]
+    assert hash_rows(tail, 50).tolist() == hashes[7:57].tolist()
+
+
+def test_a_wider_column_has_the_same_hashes() -> None:
+    narrow, wide = pa.array([1, -2, None], pa.int16()), pa.array([1, -2, None], pa.int64())
+    assert hash_rows([("a", narrow)], 3).tolist() == hash_rows([("a", wide)], 3).tolist()
+    assert (
+        hash_rows([("a", narrow), ("b", pa.nulls(3, pa.string()))], 3).tolist() == hash_rows([("a", wide)], 3).tolist()
+    )
