@@ -82,8 +82,8 @@ postgres: setup  ## the Dagster tests, with runs and events in a real PostgreSQL
 docs: $(READY)   ## the docs site, as build/site
 	.venv/bin/python infra/site.py
 
-wheel: $(READY)  ## the package, as dist/kafka_sluice-*.whl
-	.venv/bin/python -m build --wheel --no-isolation
+wheel:           ## the package with its compiled loops, as dist/kafka_sluice-*.whl
+	infra/wheel.sh
 
 lock: pyproject.toml  ## lock the requirements of pyproject.toml; ARGS=--upgrade for newer versions (needs uv)
 	UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet $(ARGS) --universal --python-version 3.11 \

@@ -49,6 +49,8 @@ def modules_at_the_root() -> set[str]:
     for folder in SHIPPED:
         paths = (*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.json"))
         found |= {f"sluice/{path.relative_to(ROOT).as_posix()}" for path in paths}
+    compiled = Path("pipelines/records/compiled/loops")
+    found |= {f"sluice/{compiled.as_posix()}/{path.name}" for path in (ROOT / compiled).glob("*[!k]")}
     return found
 
 

@@ -37,6 +37,7 @@ from pathlib import Path, PurePosixPath
 
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.model.receipts import Progress, Reporter
+from sluice.pipelines.records.compiled import cache as loops
 
 STAGE = "pack"
 _LAYOUT = 1
@@ -252,12 +253,9 @@ def _holds(distribution: metadata.Distribution, name: str) -> bool:
 
 
 def _list_caches() -> list[_PackedFile]:
-    """Return numba's caches of our compiled loops."""
-    root = _PACKAGE
-    records = root / "pipelines" / "records"
-    tag = f".py{sys.version_info[0]}{sys.version_info[1]}"
-    caches = [p for p in sorted(records.rglob("__pycache__/*")) if p.suffix in (".nbi", ".nbc") and tag in p.name]
-    return [_PackedFile(f"sluice/{p.relative_to(root).as_posix()}", p) for p in caches]
+    """Return the files of our compiled loops."""
+    folder = loops.LOOPS.relative_to(_PACKAGE).as_posix()
+    return [_PackedFile(f"sluice/{folder}/{p.name}", p) for p in loops.list_files()]
 
 
 def _theirs(distribution: metadata.Distribution) -> list[_PackedFile]:

@@ -1,24 +1,33 @@
 """What compiled loops share: how they are compiled and cached, and loads and copies of a few bytes at once.
 
-Entry points (`compiled`) get explicit types, are compiled when their module is imported or loaded from numba's cache
-on disk, and release the GIL; `inner` functions become part of them. numba itself would only notice changes of the file
-that defines an entry point, so its cache is stamped with a hash of all files behind the entry point.
+Entry points (`compiled`) get explicit types, are loaded from a file or compiled when their module is imported, and
+release the GIL; `inner` functions become part of them. numba's own cache would notice only changes of the file that
+defines an entry point, and serve only the processor that compiled it, so the files are those of `cache`.
 """
 
 from __future__ import annotations
 
+import os
+import pickle
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
-from numba.core import cgutils
+from numba.core import cgutils, compiler, serialize
 
-from sluice.pipelines.records.compiled.cache import source_stamp
+from sluice.pipelines.records.compiled.cache import (
+    HOST,
+    LEVEL,
+    find_targets,
+    find_writable_folder,
+    get_folders,
+    make_file_name,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 Array = npt.NDArray[Any]
@@ -29,6 +38,8 @@ uint64: Callable[[Any], int] = cast(Any, np.uint64)
 types: Any = numba.types
 intrinsic: Any = numba.extending.intrinsic
 _njit: Any = numba.njit
+_dumps: Any = serialize.dumps
+_rebuild: Any = compiler.CompileResult._rebuild
 _raw_memcpy: Any = cgutils.raw_memcpy
 _function: Any = cgutils.get_or_insert_function
 
@@ -52,26 +63,43 @@ CELLS = 16
 
 
 def compiled(signature: Any) -> Callable[[F], F]:
-    """Compile a function when its module is imported, or load it from numba's cache on disk."""
+    """Load a function from its file when its module is imported, or compile it and write the file."""
 
     def compile(f: F) -> F:
         loop = _njit(**_OPTIONS)(f)
-        index = None
-        with suppress(RuntimeError):  # nowhere to write a cache: every process compiles for itself
-            loop.enable_caching()
-            index = loop._cache._cache_file
-            index._source_stamp = (index._source_stamp, source_stamp(f.__module__.removeprefix(_ROOM)))
-        try:
-            loop.compile(signature)
-        except (ImportError, AttributeError):  # an index that pickled classes of modules which an older version had
-            if index is None:
-                raise
-            Path(index._index_path).unlink(missing_ok=True)
-            loop.compile(signature)
+        loop._cache = _LoopFile(f)
+        loop.compile(signature)
         loop.disable_compile()
         return cast(F, loop)
 
     return compile
+
+
+class _LoopFile:
+    """numba's interface of a cache, over the file of one function. A file is complete, or it is not there."""
+
+    def __init__(self, f: Callable[..., Any]) -> None:
+        self._module, self._function = f.__module__.removeprefix(_ROOM), f.__name__
+
+    def load_overload(self, signature: Any, context: Any) -> Any:
+        """The compiled function; None if no folder has its file."""
+        context.refresh()
+        names = [make_file_name(self._module, self._function, target) for target in find_targets()]
+        for path in (folder / name for name in names for folder in get_folders()):
+            with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                return _rebuild(context, *pickle.loads(path.read_bytes()))
+        return None
+
+    def save_overload(self, signature: Any, result: Any) -> None:
+        """Write the file, if any folder is writable."""
+        _, name, features = result.codegen.magic_tuple()
+        target = LEVEL if (name, features) == (LEVEL, "") else HOST
+        with suppress(OSError):
+            if folder := find_writable_folder():
+                with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+                    file.write(_dumps(result._reduce()))
+                os.chmod(file.name, 0o644)
+                os.replace(file.name, folder / make_file_name(self._module, self._function, target))
 
 
 def inner(f: F) -> F:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import fcntl
-import pickle
+import platform
 import re
 import shutil
 import subprocess
 import sys
 import threading
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +18,28 @@ from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.records.compiled import cache
 
 PIPELINES = Path(cache.__file__).parents[1]
-PICKLED_IN_ANOTHER_VERSION = pickle.dumps(version("numba")) + b"csluice.pipelines.records.pieces\nPiece\n."
 QUICK = "contract_rows.text_tables"
 
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where numba keeps what it compiles; of all shares, the one that is quick."""
+    """The folder of loops, for settings with which none is compiled yet; of all shares, the one that is quick."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
+    monkeypatch.setenv("NUMBA_OPT", "1")
     monkeypatch.setattr(cache, "SHARES", {QUICK: 1})
-    cache._fingerprint.cache_clear()
+    clear()
     return tmp_path / "kept"
 
 
 @pytest.fixture(autouse=True)
-def own_fingerprint() -> Any:
+def fresh_stamps() -> Any:
     yield
-    cache._fingerprint.cache_clear()
+    clear()
+
+
+def clear() -> None:
+    for computed in (cache.stamp, cache.find_targets, cache._processor):
+        computed.cache_clear()
 
 
 def test_every_module_with_entry_points_is_a_share() -> None:
@@ -50,7 +54,7 @@ def test_what_is_compiled_is_compiled_once_and_said_before(kept: Path, monkeypat
     cache.ready(told.append)
     assert [(p.stage, p.done, p.total) for p in told] == [("compile", 0, 1), ("compile", 1, 1)]
     assert "once for this version of Sluice and numba; about" in told[0].note
-    assert [p.name for p in kept.rglob("text_tables._forms-*.nbi")], "numba kept it"
+    assert {p.name.partition("-")[0] for p in cache.list_files()[1:]} == {f"{QUICK}._among", f"{QUICK}._forms"}
     assert cache.is_ready()
     monkeypatch.setattr(subprocess, "Popen", None)
     cache.ready(told.append)
@@ -61,13 +65,13 @@ def test_what_is_compiled_is_compiled_once_and_said_before(kept: Path, monkeypat
 def test_a_share_compiles_its_own_entry_points_alone(kept: Path) -> None:
     """The module of names imports the one that scans, whose loop takes half a minute."""
     subprocess.run([sys.executable, "-m", "sluice.pipelines.records.compiled.cache", "json.unknown"], check=True)
-    made = {p.name.partition(".")[0] for p in kept.rglob("*.nbi")}
-    assert made == {"unknown"}
+    files = {p.name.rpartition(".loop")[0].rpartition(".")[0] for p in kept.glob("*.loop")}
+    assert files == {"json.unknown"}
 
 
 def test_a_share_that_fails_leaves_it_to_whoever_needs_it(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "SHARES", {"checked.nowhere": 1})
-    monkeypatch.setattr(cache, "_mark", lambda folder: folder / "mark")
+    monkeypatch.setattr(cache, "mark_name", lambda: "mark")
     cache.ready()
     assert not cache.is_ready()
 
@@ -85,18 +89,16 @@ def test_a_change_of_what_loops_share_is_compiled_again(tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-def test_numba_s_cache_is_stamped_with_all_that_loops_are_made_of(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loops_are_loaded_from_files_and_compiled_again_for_other_sources(kept: Path) -> None:
     command = [sys.executable, "-m", "sluice.pipelines.records.compiled.cache", QUICK]
     subprocess.run(command, check=True)
-    (index,) = kept.rglob("text_tables._forms-*.nbi")
-    data = index.read_bytes()
-    assert cache.source_stamp(QUICK).encode() in data
-    index.write_bytes(data.replace(cache.source_stamp(QUICK).encode(), b"0" * 64))
+    (path,) = kept.glob(f"{QUICK}._forms-*.loop")
+    written = path.stat().st_mtime_ns
     subprocess.run(command, check=True)
-    assert cache.source_stamp(QUICK).encode() in index.read_bytes(), "compiled again"
-    index.write_bytes(PICKLED_IN_ANOTHER_VERSION)
+    assert path.stat().st_mtime_ns == written
+    path.rename(path.with_name(f"{QUICK}._forms-{'0' * 16}.loop"))
     subprocess.run(command, check=True)
-    assert cache.source_stamp(QUICK).encode() in index.read_bytes(), "an index of modules that moved"
+    assert path.exists(), "compiled again"
 
 
 def test_two_processes_do_not_compile_the_same(kept: Path) -> None:
@@ -106,17 +108,18 @@ def test_two_processes_do_not_compile_the_same(kept: Path) -> None:
     with (kept / "sluice-loops.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         waiting.start()
-        cache._mark(kept).touch()  # the other one is done
+        (kept / cache.mark_name()).touch()  # the other one is done
     waiting.join()
-    assert (told, list(kept.rglob("*.nbi"))) == ([], [])
+    assert (told, list(kept.glob("*.loop"))) == ([], [])
 
 
-@pytest.mark.parametrize("what", ["sources", "numba", "processor"])
+@pytest.mark.parametrize("what", ["sources", "numba", "processor", "settings"])
 def test_another_version_is_compiled_again(
     what: str, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = cache._mark(kept)
-    cache._fingerprint.cache_clear()
+    monkeypatch.setattr(cache, "find_targets", lambda: [cache.HOST])
+    before = cache.mark_name()
+    cache.stamp.cache_clear()
     match what:
         case "sources":
             for name in ("compiled.py", "pieces.py", f"{QUICK.replace('.', '/')}.py"):
@@ -125,21 +128,54 @@ def test_another_version_is_compiled_again(
             monkeypatch.setattr(cache, "ROOM", tmp_path)
         case "numba":
             monkeypatch.setattr(cache, "version", lambda name: "9.9")
+        case "settings":
+            monkeypatch.setenv("NUMBA_BOUNDSCHECK", "1")
         case _:
             monkeypatch.setattr(cache, "_processor", lambda: "another")
-    assert cache._mark(kept) != before
+    assert cache.mark_name() != before
 
 
-def test_what_is_kept_beside_the_sources_moves_with_them(
+def test_loops_serve_the_same_sources_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = cache.mark_name()
+    shutil.copytree(cache.ROOM, tmp_path / "moved", ignore=shutil.ignore_patterns("__pycache__", "loops"))
+    monkeypatch.setattr(cache, "ROOM", tmp_path / "moved")
+    cache.stamp.cache_clear()
+    assert cache.mark_name() == before
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="levels are those of x86-64")
+def test_a_processor_below_the_level_gets_loops_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must never load instructions that it does not have."""
+    newer = f"flags\t\t: {' '.join(cache._FLAGS)} avx512f"
+    marks = {}
+    for processor in (newer, f"{newer} avx512_bf16", newer.replace(" avx2", "")):
+        monkeypatch.setattr(cache, "_processor", lambda processor=processor: processor)
+        cache.find_targets.cache_clear()
+        cache.stamp.cache_clear()
+        marks[processor] = cache.find_targets(), cache.mark_name()
+    one, other, older = marks.values()
+    assert one == other
+    assert one[0] == (cache.LEVEL, cache.HOST)
+    assert older[0] == (cache.HOST,)
+    assert older[1] != one[1]
+
+
+def test_numbas_settings_for_the_processor_are_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    clear()
+    monkeypatch.setenv("NUMBA_CPU_NAME", "generic")
+    assert cache.find_targets() == (cache.HOST,)
+
+
+def test_loops_of_earlier_sources_are_removed_from_the_package(
     kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beside, apart = cache._mark(cache.ROOM / "__pycache__").name, cache._mark(kept).name
-    moved = tmp_path / "moved" / "records"
-    shutil.copytree(cache.ROOM, moved, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(cache, "ROOM", moved)
-    cache._fingerprint.cache_clear()
-    assert cache._mark(moved / "__pycache__").name == beside
-    assert cache._mark(kept).name != apart
+    monkeypatch.setattr(cache, "LOOPS", tmp_path / "loops")
+    cache.LOOPS.mkdir()
+    current = [cache.make_file_name(QUICK, "f", cache.HOST), cache.mark_name(), "sluice-loops.lock"]
+    for name in (*current, "json.scan.scan-0123456789abcdef.loop", "sluice-loops-0123456789abcdef"):
+        (cache.LOOPS / name).touch()
+    cache._remove_stale()
+    assert {p.name for p in cache.LOOPS.iterdir()} == {*current}
 
 
 def test_where_nothing_can_be_kept_that_is_said_and_nothing_done(
@@ -147,6 +183,7 @@ def test_where_nothing_can_be_kept_that_is_said_and_nothing_done(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "below"))
+    monkeypatch.setattr(cache, "LOOPS", tmp_path / "none")
     told: list[Progress] = []
     cache.ready(told.append)
     assert [p.note for p in told] == [cache.NOWHERE]
@@ -158,9 +195,9 @@ def test_the_users_folder_serves_where_the_package_cannot_be_written(
 ) -> None:
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(cache, "ROOM", tmp_path / "package")
+    monkeypatch.setattr(cache, "LOOPS", tmp_path / "package" / "loops")
     (tmp_path / "package").touch()
-    assert cache._folder() == tmp_path / "sluice"
+    assert cache.find_writable_folder() == tmp_path / "sluice"
 
 
 def test_from_a_shell_it_says_what_it_does(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
