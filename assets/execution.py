@@ -1,6 +1,6 @@
 """A run from the command line: a Dagster job of the feed, executed in this process on the project's instance.
 
-Promises: Dagster records what it would record for the same job started from its UI. The result comes back as values,
+Dagster records the same events as for this job started from its UI. The result comes back as values,
 and an error of ours as itself. An interrupt cancels the Spark job and the run, and is then raised.
 """
 
@@ -186,7 +186,7 @@ def _build_job(
 ) -> tuple[dg.JobDefinition, dict[str, Any]]:
     """The job as the code location has it, with this run's session, and how to run it for the request.
 
-    A window that is not a partition of the feed goes to the job that lands anything, which says what is wrong with it.
+    A window that is not a partition of the feed goes to the job that lands anything, which reports the problem.
     """
     windows = partitions_of(feed, recall(project, feed.name), now())
     own = dg.Definitions(executor=dg.in_process_executor)
@@ -228,5 +228,5 @@ def _build_unexplained(run_id: str, result: dg.ExecuteInProcessResult) -> Failed
     messages = [e.message for e in result.all_events if e.is_failure and e.message]
     return Failed(
         f"Dagster run {run_id} failed outside its steps: {messages[-1] if messages else 'it does not say why'}",
-        remedy="the run's page in `sluice ui` shows its events; what was published stays published",
+        remedy="the run's page in `sluice ui` shows its events; published rows stay published",
     )

@@ -256,8 +256,14 @@ _UNTIL = (
     "Also land the windows after the run's partition, up to this one (exclusive), such as 2026-11-20T14:00. The"
     " schedule sets it for consecutive windows."
 )
-_NO_GAPS = "Every offset between a partition's first and last landed one has landed, too."
-_OFFSETS_COMMITTED = "The committed offsets have passed the window. If not, it shows the missing earlier window."
+_NO_GAPS = (
+    "Passes when every offset between a partition's first and last landed one is accounted for. Warns about gaps, and"
+    " fails when requested offsets did not land: `sluice run FEED` lands them."
+)
+_OFFSETS_COMMITTED = (
+    "Passes when the group's committed offsets have passed the window. Warns while an earlier window is pending, and"
+    " names it: `sluice run FEED` lands it."
+)
 
 
 class LandedRows(dg.IOManager):

@@ -51,13 +51,23 @@ def list_checks(feed: Feed) -> dict[str, str]:
     return checks | ({SCHEMA_DRIFT: _SCHEMA} if feed.columns is not None else {})
 
 
-_SCHEMA = "The records match the feed's schema. Warns about fields that are new, missing, or of another type."
+_SCHEMA = (
+    "Passes when all records match the feed's schema. Warns about fields that are new, missing, or of another type:"
+    " `sluice schema diff FEED` compares the schema with the registry's."
+)
 
 
 def _describe_expectations(expectations: Sequence[str]) -> str:
     lines = [f"- {plain(e)}" for e in expectations[:MAX_LISTED]]
     more = [f"- … and {len(expectations) - MAX_LISTED} more"] if len(expectations) > MAX_LISTED else []
-    return "\n".join(["The window's rows meet these expectations of the contract:", "", *lines, *more])
+    return "\n".join(
+        [
+            "Passes when the rows meet these expectations of the contract. `show_rows` lists quarantined rows.",
+            "",
+            *lines,
+            *more,
+        ]
+    )
 
 
 def evaluate(books: LedgerView, window: int) -> Iterator[tuple[str, CheckResult]]:

@@ -75,12 +75,13 @@ class WindowRule:
 
 WINDOW_CHECKS = {
     WINDOW_COMPLETE: WindowRule(
-        "The ledger accounts for every offset of the window.",
+        "Passes when every offset of the window has landed or is accounted for in the ledger. Fails, or has no result,"
+        " while some are pending: `sluice run FEED` lands them.",
         lambda books, window: EMPTY if books.is_empty(window) else ALL_LANDED,
     ),
     BOUNDARIES: WindowRule(
-        "The window's first offsets are exact. Warns if transaction markers hid the first record from Kafka's lookup by"
-        " time, so that it was searched for by offset.",
+        "Passes when the window begins at its first record in each partition. Warns when transaction markers hid that"
+        " record from Kafka's lookup by time: if timestamps are out of order, check the adjacent windows, too.",
         check_boundaries,
     ),
 }
@@ -141,7 +142,7 @@ def count_failures(landed: Landed) -> int:
 
 
 def describe_failures(failed: int) -> str:
-    return f"{failed} requested slices or partitions did not land; they stay pending"
+    return f"{failed} requested offset ranges or partitions did not land; they stay pending: run the feed again"
 
 
 def _describe_gaps(partitions: list[PartitionGaps], open_: int) -> str:

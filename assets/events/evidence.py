@@ -1,12 +1,13 @@
-"""Dagster's event log as evidence: a batch may be committed only with a stored materialization of `<feed>/landed`.
+"""Stores Dagster events as evidence: a batch is committed only with a stored materialization of `<feed>/landed`.
 
-Two kinds of events say what landed. A window's event is in its partition, once the window is complete and never before:
-an hour that landed in part must not show green. A batch's event has no partition; it is stored if no window's event
-covers all that the batch landed. Both carry the data version `<ledger>/<batch>/<plan hash>` of the newest batch, by
-which the event log finds them. A window's event comes with the results of the feed's checks. A run that ends between
-the publish entry and its events leaves a gap. `roll_forward` fills it from the ledger, with the same metadata, and
-`demand` refuses to go on while there is one. An event log that is new knows nothing: runs tell it of the past in
-portions, the newest windows first, and `sluice repair` at once.
+There are two kinds of events. A window's event is in its partition, and exists only once the window is complete: an
+hour that landed in part must not show green. It comes with the results of the feed's checks. A batch's event has no
+partition; it is stored if no window's event covers all of the batch. Both carry the data version
+`<ledger>/<batch>/<plan hash>` of the newest batch, by which they are found again.
+
+A run that ends between the publish entry and its events leaves a gap. `roll_forward` fills it from the ledger, with the
+same metadata, and `require_reported` raises while there is one. A new event log is filled by runs in portions, the
+newest windows first, or at once by `sluice repair`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ VERSION = "dagster/data_version"
 
 
 def list_reported_assets(feed: Feed, keys: Keys) -> tuple[dg.AssetKey, ...]:
-    """The assets that landing reports: the rows and, for feeds with a schema or contract, those that did not fit."""
+    """Returns the assets that landing reports: `landed` and, for feeds with a schema or contract, `quarantined`."""
     return (keys.landed, keys.quarantined) if quarantines(feed) else (keys.landed,)
 
 
@@ -44,7 +45,7 @@ Events = Iterator[dg.AssetMaterialization]
 def build_landing_events(
     books: LedgerView, batches: Iterable[Batch], windows: Collection[int], why: str = ""
 ) -> Events:
-    """The events of published batches and complete windows; none for a batch that one of these windows covers."""
+    """Yields the events of complete windows, and of published batches that these windows do not cover."""
     covered = {(books.format_window_version(w), w) for w in windows}
     for batch in batches:
         of = books.list_windows(batch)
@@ -55,7 +56,7 @@ def build_landing_events(
 
 
 def build_window_result(books: LedgerView, window: int) -> dg.MaterializeResult[None]:
-    """The step's result for the complete window that is the run's own partition."""
+    """Returns the step's result for the complete window that is the run's own partition."""
     key, version = books.keys.landed, dg.DataVersion(books.format_window_version(window))
     return dg.MaterializeResult(asset_key=key, metadata=_build_metadata(books, key, window), data_version=version)
 
@@ -89,7 +90,7 @@ def _build_metadata(books: LedgerView, key: dg.AssetKey, window: int) -> Metadat
 
 
 def find_unreported_batches(instance: dg.DagsterInstance, books: LedgerView) -> list[Batch]:
-    """Batches published since the last `<feed>/committed` that the event log does not know."""
+    """Returns the batches published since the last `<feed>/committed` that the event log lacks."""
     return [
         b
         for b in _list_published_since(books.state, _read_last_reconciled(instance, books))
@@ -98,7 +99,7 @@ def find_unreported_batches(instance: dg.DagsterInstance, books: LedgerView) -> 
 
 
 def find_unreported_windows(instance: dg.DagsterInstance, books: LedgerView, key: dg.AssetKey) -> set[int]:
-    """Complete windows for which the event log has no materialization of this asset."""
+    """Returns the complete windows for which the event log has no materialization of this asset."""
     reported = internals.materialized(instance, key) if books.complete else None
     return set() if reported is None else {w for w in books.complete if show_window(w) not in reported}
 
@@ -110,35 +111,37 @@ A window costs some 40 ms of CPU, twice with its commit."""
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """The windows that are told now, the newest ones, and those that are left to later runs."""
+    """The windows that are reported now, the newest ones, and those that remain for later runs."""
 
     windows: frozenset[int] = frozenset()
     remaining: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, unreported: Iterable[int], limit: int | None) -> Portion:
-        """`most`: how many are told; None for all."""
+        """Splits unreported windows; `limit` None: all now."""
         newest = sorted(unreported, reverse=True)
         return cls(frozenset(newest[:limit]), frozenset(() if limit is None else newest[limit:]))
 
     def describe(self, feed: str) -> str:
-        """`Dagster does not know 720 windows of orders that have landed: …`; empty if none is left."""
+        """Returns a line for the run's log; empty if none remains."""
         if not self.remaining:
             return ""
         total, more = many(len(self.windows) + len(self.remaining), "window"), f"{len(self.remaining):,}"
         return (
-            f"Dagster does not know {total} of {feed} that landed before: it is told of the newest"
-            f" {len(self.windows):,} now, and of the other {more} by the next runs. At once: sluice repair {feed}"
+            f"Dagster's event log lacks {total} of {feed} that landed before: this run adds the newest"
+            f" {len(self.windows):,}, later runs the other {more}. To add all now: sluice repair {feed}"
         )
 
 
 def roll_forward(
     instance: dg.DagsterInstance, books: LedgerView, limit: int | None = None, report: Reporter = lambda progress: None
 ) -> Portion:
-    """Store the events that earlier runs left out: all batches that a commit rests on, the windows that these changed,
-    and of the windows that Dagster does not know at all the newest `most` (None: all). A run still has to report the
-    checks of the windows that were told: for a check and partition, Dagster keeps one evaluation for each run, and one
-    without a run. Idempotent."""
+    """Store the events that earlier runs left out. Idempotent.
+
+    They are those of all batches that a commit rests on, of the windows that these changed, and of the newest `limit`
+    windows without any event (None: all). A run still has to report the checks of the returned windows: for a check and
+    partition, Dagster keeps one evaluation for each run, and one without a run.
+    """
     batches = find_unreported_batches(instance, books)
     runs = " and ".join({b.owner.run: b.owner.describe() for b in batches}.values()) or "a run"
     why = f"rolled forward: {runs} ended before this was recorded here" if batches else REPORTED_LATE
@@ -151,7 +154,7 @@ def roll_forward(
     return Portion(windows, portion.remaining)
 
 
-REPORTED_LATE = "told from the ledger: this event log did not know the window, which landed before"
+REPORTED_LATE = "reported from the ledger: this event log lacked the window, which landed before"
 
 
 def require_reported(instance: dg.DagsterInstance, books: LedgerView) -> None:
@@ -160,7 +163,7 @@ def require_reported(instance: dg.DagsterInstance, books: LedgerView) -> None:
         raise Failed(
             f"Dagster's event log holds no materialization of {books.feed.name}/landed for batch "
             + ", ".join(str(b.id) for b in missing[:10]),
-            remedy="see that Dagster's storage takes events, then run again: nothing was committed",
+            remedy="check that Dagster's storage accepts events, then run again: nothing was committed",
         )
 
 
@@ -170,7 +173,7 @@ def _list_published_since(state: State, reconciled: int | None) -> Iterable[Batc
 
 
 def _read_last_reconciled(instance: dg.DagsterInstance, books: LedgerView) -> int | None:
-    """The ledger number in the last `<feed>/committed`; None if there is none of this ledger."""
+    """Returns the ledger number in the last `<feed>/committed`; None if there is none of this ledger."""
     event = instance.get_latest_materialization_event(books.keys.committed)
     materialization = event.asset_materialization if event else None
     ledger, _, number = ((materialization.tags or {}).get(VERSION, "") if materialization else "").partition("/")

@@ -40,7 +40,7 @@ nux:
 concurrency:
   pools:
     # A run from the UI, a backfill or a schedule waits for the other run of its feed (pool `sluice_<feed>`), a report
-    # for the other report (`sluice_reports`). What keeps two runs apart that do not wait is the ledger.
+    # for the other report (`sluice_reports`). The ledger keeps runs apart that do not wait.
     granularity: run
     default_limit: 1
 retention:
@@ -101,7 +101,7 @@ def _translate_storage_errors(home: Path) -> Iterator[None]:
             message = str(away.orig or away).strip().splitlines()[0]
             raise DagsterUnavailable(
                 f"Dagster's database does not answer: {message}",
-                remedy=f"start it, or fix `storage` in {home / 'dagster.yaml'}, and run again: what landed is safe",
+                remedy=f"start it, or fix `storage` in {home / 'dagster.yaml'}, and run again: landed rows are safe",
             ) from error
         if any(isinstance(c, ModuleNotFoundError) and c.name == "dagster_postgres" for c in causes):
             raise extras.build_missing_error("dagster_postgres") from error

@@ -45,7 +45,7 @@ class SentOffsets(dg.Config):
 
 
 class RepublishConfig(dg.Config):
-    """What to send, and where. Equal wishes are one republish: whatever ended a run, run it again, and it goes on."""
+    """The rows to send, and their target. Equal requests are one republish: the next run continues an ended one."""
 
     to: str = Field(default="", description="The topic to send to. It must be there.")
     window: str = Field(default="", description="Send this window, such as 2026-11-20T14:00.")
@@ -57,12 +57,12 @@ class RepublishConfig(dg.Config):
     partition_by: str = Field(default="", description="key (the default), round-robin or MODULE:FUNCTION.")
     keep_timestamps: bool = Field(default=False, description="Records keep their times.")
     headers: bool = Field(default=False, description="Add headers with the old topic, partition and offset.")
-    rate: str = Field(default="", description="At most so many records (5000), or bytes (5MB), a second.")
+    rate: str = Field(default="", description="Maximum rate per second, in records (5000) or bytes (5MB).")
     compression: str = Field(default="lz4", description=", ".join(_CODECS))
     name: str = Field(default="", description="A name; without it, equal wishes have one name.")
     resume: str = Field(default="", description="Go on with this republish, as planned.")
     here: bool = Field(default=False, description="Send from this process alone, without Spark.")
-    into_source: bool = Field(default=False, description="The feed may read from the topic: what is sent lands again.")
+    into_source: bool = Field(default=False, description="The feed may read from the topic: the sent rows land again.")
 
     def planned(self, feed: Feed, state: State, edges: Ports, partitions: int) -> "Republish":
         """The plan for this. `partitions`: of the target. Raises as `plan_republish`."""
@@ -87,7 +87,7 @@ class RepublishConfig(dg.Config):
 
     def _parse_windows(self, feed: Feed) -> Sequence[int]:
         if not self.window:
-            raise UsageError("what is to be sent?", remedy="name `window`, `window` and `until`, or `offsets`")
+            raise UsageError("no rows are selected", remedy="name `window`, `window` and `until`, or `offsets`")
         first = _parse_window(self.window, feed)
         last = _parse_window(self.until, feed) if self.until else first + feed.window.length
         if first >= last:

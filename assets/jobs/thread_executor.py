@@ -320,5 +320,5 @@ class _Threads:
 def _build_timeout(feed: str, limit: int) -> Failed:
     return Failed(
         f"{feed} was ended after {show_duration(limit)}, the `feed_time` of a run over many feeds",
-        remedy=f"the next run goes on: finished slices are adopted. By itself it has no such limit: sluice run {feed}",
+        remedy=f"the next run goes on: finished slices are adopted. A run of one feed has no limit: sluice run {feed}",
     )

@@ -69,7 +69,7 @@ def under_way(
 def end(instance: dg.DagsterInstance, project: Project, stuck: UnderWay) -> tuple[str, ...]:
     """End the run in Dagster. Returns the pools that this frees. No error if the run has ended in between."""
     freed = pools(instance, stuck.run)
-    why = stuck.verdict.why if stuck.verdict else "nothing says that it lives"
+    why = stuck.verdict.why if stuck.verdict else "no evidence that it is alive"
     end_run(instance, stuck.id, f"ended by `sluice unstick`: {why}; the next run goes on")
     let_go(project.dagster_home, stuck.id)
     return freed

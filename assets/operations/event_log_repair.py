@@ -78,7 +78,7 @@ def _find_unfounded(instance: dg.DagsterInstance, books: LedgerView) -> Iterator
         end = windows[-1] + books.feed.window.length
         request = Request(RequestKind.WINDOW, window=windows[0], until=end)
         ways = (
-            f"{format_request(name, request)}   lands what is pending",
+            f"{format_request(name, request)}   lands pending windows",
             "or is theirs another lake than this one?",
         )
         yield RepairFinding(RepairKind.OVERTOLD, text, remedy=ways, items=names)

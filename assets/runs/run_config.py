@@ -43,9 +43,11 @@ class LandConfig(dg.Config):
         default="", description="With `window`: land all windows from it up to this one, which is not included."
     )
     only: list[PartitionConfig] = Field(default=[], description="Land these partitions only.")
-    replace: bool = Field(default=False, description="Land again what has landed, instead of what is pending.")
+    replace: bool = Field(
+        default=False, description="Land the requested windows or offsets again, instead of pending ones."
+    )
     skip_to: str = Field(
-        default="", description="Skip what is pending: to the end (`latest`), or up to an ISO time with zone."
+        default="", description="Skip pending offsets: to the end (`latest`), or up to an ISO time with zone."
     )
     reason: str = Field(default="", description="Why it is skipped; the ledger keeps the reason.")
 

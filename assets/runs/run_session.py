@@ -267,7 +267,7 @@ class RunSession:
 
         Where logs are JSON, what it logs goes to the run's stderr, too, which Dagster keeps.
 
-        The run's lock is held meanwhile, so that a process which finds it free knows that this one was killed.
+        The run's lock is held until the block ends: a process that finds it free knows that this one was killed.
         """
         try:
             with (
@@ -293,7 +293,7 @@ class RunSession:
 
     @contextmanager
     def _raise_stop_reason(self) -> Iterator[None]:
-        """Whatever ends a block that was asked to stop, the reason is why."""
+        """Raise the reason of the stop in place of the error that ended the block."""
         try:
             self.stop.check()
             yield

@@ -73,5 +73,5 @@ def _describe(run: dg.DagsterRun | None) -> str:
     if not run.is_finished:
         return f"; {name} has not ended (`sluice unstick` ends it if its process was killed)"
     if run.status is dg.DagsterRunStatus.SUCCESS:
-        return f"; {name} did what it was asked for"
-    return f"; {name} did not succeed: the next look, when a window closes, requests again what it left"
+        return f"; {name} completed its request"
+    return f"; {name} did not succeed: the next look, when a window closes, requests the remaining windows again"

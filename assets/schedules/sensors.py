@@ -55,7 +55,8 @@ def watch_check(feed: Feed, session: RunSession) -> dg.AssetChecksDefinition:
     @dg.asset_check(
         asset=landed,
         name=FEED_HEALTH,
-        description=f"Nothing needs attention. The sensor `{SENSOR}` evaluates it, or execute this check.",
+        description="Passes when the feed needs no attention. Otherwise it lists each finding with its remedy. The"
+        f" sensor `{SENSOR}` and every run evaluate it; or execute this check.",
     )
     def watched(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         landing = internals.executes(context.op_execution_context, landed)

@@ -168,7 +168,7 @@ def _build_committed(feed: Feed) -> dg.AssetSpec:
     return dg.AssetSpec(
         committed_key(feed.name),
         group_name=feed.name,
-        description=f"The committed offsets of group `{feed.group}`, never beyond what has landed.",
+        description=f"The committed offsets of group `{feed.group}`, never beyond landed rows.",
         kinds={"kafka"},
     )
 
@@ -188,7 +188,7 @@ def _build_table(feed: Feed) -> dg.AssetSpec:
     return dg.AssetSpec(
         table_key(feed.name),
         group_name=feed.name,
-        description=f"What has landed, as a table{called} with snapshots: the same files, by name and by SQL."
+        description=f"The landed rows as a table{called} with snapshots: the same files, by name and by SQL."
         f" Each run brings it up to date; by hand: `sluice table sync {feed.name}`.",
         kinds={feed.table.format.lower()} if feed.table else None,
     )

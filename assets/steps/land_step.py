@@ -84,7 +84,7 @@ def land_step(
 
 
 def _build_request(context: Context, feed: Feed, until: str) -> Request:
-    """The request for the run's partitions, and for one partition those after it. Raises UsageError."""
+    """Returns the request for the run's partitions, and for one partition those after it. Raises UsageError."""
     windows = commit_step.partitions(context, feed)
     if context.has_partition_key_range:
         return Request(RequestKind.WINDOW, window=windows[0], until=windows[-1] + feed.window.length)

@@ -69,7 +69,8 @@ def table_check(feed: Feed, session: RunSession) -> dg.AssetChecksDefinition:
     @dg.asset_check(
         asset=session.keys(feed.name).table,
         name=MATCHES_LEDGER,
-        description="The table has exactly the files and rows of the ledger.",
+        description="Passes when the table has exactly the files and rows of the ledger. If not: `sluice table"
+        " sync FEED` updates it, `--repair` replaces wrong files.",
     )
     def check() -> dg.AssetCheckResult:
         return dg.AssetCheckResult(**_compare(session, feed.name))

@@ -573,7 +573,7 @@ def test_a_new_dagster_is_told_of_the_past_in_portions_the_newest_first(
     first = world.run(in_hour(5))
     assert {*windows(instance, LANDED)} == {*past[3:], *now}
     said = " ".join(e.user_message for e in instance.all_logs(first.run_id))
-    assert "does not know 5 windows of orders that landed before: it is told of the newest 2 now" in said
+    assert "lacks 5 windows of orders that landed before: this run adds the newest 2" in said
     world.run()
     assert {*windows(instance, LANDED)} == {*windows(instance, COMMITTED)} == {*past[1:], *now}
     list(reconcile(instance, world.books()))
