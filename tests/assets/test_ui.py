@@ -129,6 +129,8 @@ def test_after_a_first_good_run_all_is_well(
         for asked, frontier in ((in_hour(3), "FAILED"), (CATCH_UP, "SUCCEEDED")):
             assert world.run(asked).exit_code == 0
             assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (GOOD, {"offsets_committed": frontier}), asked
+        texts = pages.descriptions(LANDED) | pages.descriptions(COMMITTED)
+        assert all(text.startswith("Passes when ") for text in texts.values()), texts
 
 
 def test_a_window_that_is_complete_stays_green_whatever_fails(

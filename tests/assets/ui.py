@@ -22,6 +22,7 @@ query ($keys: [AssetKeyInput!]) {
     partitionStats { numMaterialized numMaterializing numPartitions numFailed }
     assetChecksOrError { ... on AssetChecks { checks {
       name
+      description
       executionForLatestMaterialization { status evaluation { severity description } }
       partitionStatuses { ... on AssetCheckTimePartitionStatuses { ranges { startKey endKey status } } }
     } } }
@@ -51,6 +52,10 @@ class Pages:
     def checks(self, key: dg.AssetKey) -> dict[str, str]:
         """What the lineage counts for each check: its partitions' worst, or where it has none its last execution's."""
         return {c["name"]: _status(c) for c in self.asset(key)["assetChecksOrError"]["checks"]}
+
+    def descriptions(self, key: dg.AssetKey) -> dict[str, str]:
+        """The description that the UI shows with each check."""
+        return {c["name"]: c["description"] or "" for c in self.asset(key)["assetChecksOrError"]["checks"]}
 
 
 def _status(check: Mapping[str, Any]) -> str:
