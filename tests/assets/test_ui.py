@@ -129,7 +129,7 @@ def test_after_a_first_good_run_all_is_well(
         for asked, frontier in ((in_hour(3), "FAILED"), (CATCH_UP, "SUCCEEDED")):
             assert world.run(asked).exit_code == 0
             assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (GOOD, {"offsets_committed": frontier}), asked
-        texts = pages.descriptions(LANDED) | pages.descriptions(COMMITTED)
+        texts = pages.list_descriptions(LANDED) | pages.list_descriptions(COMMITTED)
         assert all(text.startswith("Passes when ") for text in texts.values()), texts
 
 

@@ -53,7 +53,7 @@ class Pages:
         """What the lineage counts for each check: its partitions' worst, or where it has none its last execution's."""
         return {c["name"]: _status(c) for c in self.asset(key)["assetChecksOrError"]["checks"]}
 
-    def descriptions(self, key: dg.AssetKey) -> dict[str, str]:
+    def list_descriptions(self, key: dg.AssetKey) -> dict[str, str]:
         """The description that the UI shows with each check."""
         return {c["name"]: c["description"] or "" for c in self.asset(key)["assetChecksOrError"]["checks"]}
 
