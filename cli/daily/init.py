@@ -19,7 +19,7 @@ from rich.console import RenderableType
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
 from sluice.cli.terminal.number_format import count, size
-from sluice.cli.terminal.output import facts, good, heading, limit_rows, table, warn
+from sluice.cli.terminal.output import facts, good, heading, indent, limit_rows, table, warn
 from sluice.pipelines.errors import FeedError, UnknownTopic, UsageError
 from sluice.pipelines.model.kafka import Isolation, PartitionState
 from sluice.pipelines.util.units import HOUR, many, show_instant
@@ -116,9 +116,10 @@ def init(
         text = feed_text(look, section, group, format_, time.strftime("%Y-%m-%d", time.gmtime()))
         made = _create_feed(root, path, text)
         with session.terminal.working("landing the sample in memory"):
-            fits, warning = _fits(made, sample_places), _describe_overrides(made)
+            (fits, beyond), warning = _fits(made, sample_places), _describe_overrides(made)
         written = [path, *_beside(root)]
-    session.terminal.show(*_view(look, name, root, written, format_, fits), *([warn(warning)] if warning else []))
+    warnings = [*beyond, *([warn(warning)] if warning else [])]
+    session.terminal.show(*_view(look, name, root, written, format_, fits), *warnings)
     session.terminal.print_document(
         {
             "feed": name,
@@ -337,12 +338,25 @@ def _describe_overrides(feed: Feed) -> str:
     return list_overridden(feed)
 
 
-def _fits(feed: Feed, sample_places: _SamplePlaces) -> int | None:
-    """How many records of the sample the feed would land; None where it lands all of them, being raw."""
-    if feed.columns is None:
-        return None
-    fitting: int = sum(batch.num_rows for batch in _batches(feed, sample_places, typed=True))
-    return fitting
+def _fits(feed: Feed, sample_places: _SamplePlaces) -> tuple[int | None, list[RenderableType]]:
+    """Returns the number of sampled records that land, None for a raw feed, and why a run could refuse them."""
+    if feed.columns is None or not sample_places.starts:
+        return None if feed.columns is None else 0, []
+    from sluice.pipelines.model.receipts import Counts
+    from sluice.pipelines.quarantine.limit import list_faults_beyond, show_share
+    from sluice.streaming import of_feed
+
+    (stream,) = of_feed(feed, 1, sample_places.starts, sample_places.ends, typed=True)
+    with stream:
+        fitting = sum(batch.num_rows for batch in stream)
+    counts, limit = Counts(landed=fitting, quarantined=stream.refused), feed.policies.quarantine_limit
+    faults = list_faults_beyond(counts, feed.policies, stream.faults)
+    if not faults:
+        return fitting, []
+    beyond = f"{many(stream.refused, 'record')} would go to quarantine, more than {100 * limit.share:g} %"
+    lines: list[RenderableType] = [warn(f"{beyond}: a batch with {count(limit.at_least)} of them is refused")]
+    way = f"to land the others nevertheless, add to the feed file: {show_share(counts)}"
+    return fitting, [*lines, indent(*faults, way)]
 
 
 def _beside(root: Path) -> list[Path]:

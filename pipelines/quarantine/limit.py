@@ -99,8 +99,23 @@ def _too_many(counts: Counts, policies: Policies) -> bool:
 
 def _way_out(counts: Counts, policies: Policies) -> str:
     if policies.on_undecodable is OnUndecodable.FAIL:
-        return "set policies.on_undecodable to quarantine"
-    return f"raise policies.quarantine_limit{'.at_most' if _too_many(counts, policies) else ''}"
+        return "set `policies: {on_undecodable: quarantine}`"
+    if _too_many(counts, policies):
+        return f"raise the limit: `policies: {{quarantine_limit: {{at_most: {counts.quarantined}}}}}`"
+    return f"raise the limit: `{show_share(counts)}`"
+
+
+def show_share(counts: Counts) -> str:
+    """The keys of a feed file under which these records would be published, rounded up to a percent."""
+    percent = min(100, 100 * counts.quarantined // (counts.quarantined + counts.landed) + 1)
+    return f"policies: {{quarantine_limit: {{share: {percent / 100:g}}}}}"
+
+
+def list_faults_beyond(counts: Counts, policies: Policies, faults: Sequence[Fault]) -> list[str]:
+    """The frequent faults of a sample, if a batch with this share of them could be refused; otherwise empty."""
+    if counts.quarantined <= policies.quarantine_limit.share * (counts.quarantined + counts.landed):
+        return []
+    return [str(fault) for fault in faults[:_SAID]]
 
 
 def _places(parts: Sequence[Part], lake: Lake) -> str:

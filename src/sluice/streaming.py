@@ -29,6 +29,7 @@ from sluice.pipelines.model.plans import Assignor, Slice
 from sluice.pipelines.planning.assignment import assign_ranges, round_robin
 from sluice.pipelines.planning.origins import explain_out_of_range, find_key
 from sluice.pipelines.ports import Fetcher, FetchFailed
+from sluice.pipelines.quarantine.limit import Fault, kinds_of, rank_faults
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
 from sluice.pipelines.records.shape import RAW
 from sluice.reading import When, instant
@@ -110,6 +111,8 @@ class Stream:
         self._batches = self._read()
         self.refused = 0
         """Number of records that did not fit the feed's schema or contract."""
+        self.faults: list[Fault] = []
+        """The common faults of these, the most frequent first."""
 
     def __repr__(self) -> str:
         positions = ", ".join(f"{tp} at {at}" for tp, at in sorted(self._consumed.items())[:4])
@@ -173,6 +176,10 @@ class Stream:
             self._fetched[s.tp] = fetched
             for piece in () if chunk is None else self._format.convert(s, chunk):
                 self.refused += piece.dropped + (piece.quarantined.num_rows if piece.quarantined else 0)
+                if piece.quarantined:
+                    kinds = kinds_of(piece.quarantined)
+                    more = [Fault(kind, n, f"{s.tp}:{first}") for kind, n, first in kinds]
+                    self.faults = rank_faults([*self.faults, *more])
                 if piece.landed.num_rows:
                     yield piece.landed
             self._consumed[s.tp] = s.end if chunk is None else chunk.column("offset")[-1].as_py() + 1

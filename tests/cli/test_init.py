@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from sluice.resources.local.local_kafka import LocalKafka
@@ -119,3 +120,51 @@ def test_nothing_is_asked_without_a_terminal_and_nothing_is_left_of_a_failure(
         said = sluice("init", *arguments)
         assert (said.code, says in said.err) == (code, True), said.err
         assert list(empty.iterdir()) == []
+
+
+def make_odd_record(n: int) -> bytes:
+    text = json.dumps(
+        {
+            "id": n,
+            "ID": str(n),
+            "http.method": "GET",
+            "": 1,
+            "kafka_key": "k",
+            "created": 1_795_000_000 + n,
+            "updated_ms": 1_795_000_000_000 + n,
+            "scores": {f"user-{n:04}": n, "2026-11-20": 1.5},
+            "s": {"a.b": n},
+        }
+    )
+    return (text.replace('"id": ', '"id": NaN, "x": ') if n % 50 == 7 else text).encode()
+
+
+def test_a_proposal_for_odd_records_lands_them(
+    empty: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], sluice: Sluice
+) -> None:
+    topic = fresh_topic(partitions=1, name="odd")
+    produce(kafka, topic, 500, 0, value=make_odd_record)
+    proposal = sluice("init", "odd", "--bootstrap", kafka.bootstrap, "--topic", topic, "--json").document
+    assert proposal["columns"] == {
+        "id": "int64",
+        "ID_2": 'string from "ID"',
+        "http_method": 'string from "http.method"',
+        "field": 'int64 from ""',
+        "record_kafka_key": 'string from "kafka_key"',
+        "created": "epoch(s)",
+        "updated_ms": "epoch(ms)",
+        "scores": "map<string, float64>",
+        "s": 'struct<a_b:int64 from "a.b">',
+    }
+    assert (proposal["sampled"], proposal["fit"], proposal["extra"]) == (500, 490, [])
+    output = sluice("init", "again", "--bootstrap", kafka.bootstrap, "--topic", topic).out
+    assert "10 records would go to quarantine, more than 1 %" in output
+    assert "10 records, the first at" in output
+    assert "policies: {quarantine_limit: {share: 0.03}}" in output
+    assert sluice("run", "odd").code == 0
+    (row,) = duckdb.sql(
+        f"select id, ID_2, http_method, field, record_kafka_key, created::varchar, epoch_ms(updated_ms), scores, s.a_b,"
+        f" _extra from '{empty}/.sluice/lake/data/odd/**/*.parquet' where id = 3"
+    ).fetchall()
+    assert row[:5] == (3, "3", "GET", 1, "k")
+    assert row[6:] == (1_795_000_000_003, {"user-0003": 3.0, "2026-11-20": 1.5}, 3, None)

@@ -125,7 +125,8 @@ def test_the_limit(lake: LocalLake, policies: Policies, refused: bool) -> None:
     assert "60 of 600 records (10.0%)" in told
     assert "n: wrong_type (should be int32), 20 records, the first at orders:0:13" in told
     fails = policies.on_undecodable is OnUndecodable.FAIL
-    assert f"policies.{'on_undecodable' if fails else 'quarantine_limit'}" in told
+    value = "at_most: 60" if policies.quarantine_limit.at_most is not None else "share: 0.11"
+    assert ("{on_undecodable: quarantine}`" if fails else f"`policies: {{quarantine_limit: {{{value}}}}}`") in told
     assert lake.locate(receipt.parts[1].staged) in told
 
 
