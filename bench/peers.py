@@ -64,7 +64,7 @@ class Peer:
 SLUICE = Peer("sluice", "Sluice", "bench.peer_sluice", validates=True)
 SLUICE_APART = Peer(
     "sluice-apart",
-    "Sluice, a file for each slice",
+    "Sluice, a file for each offset range",
     "bench.peer_sluice",
     environment={"SLUICE_BENCH_FILES_APART": "yes"},
 )

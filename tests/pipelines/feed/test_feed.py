@@ -739,4 +739,4 @@ def test_the_examples_of_the_docs_are_feeds_and_the_full_one_shows_the_defaults(
         for text in re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)
     )
     assert full == least
-    assert len(others) == 5
+    assert len(others) == 2
