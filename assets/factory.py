@@ -38,8 +38,8 @@ from sluice.assets.specs.asset_specs import (
     Keys,
     Translate,
     attributes,
+    get_spec,
     landed_key,
-    untranslated,
 )
 from sluice.assets.specs.feed_files import FeedFiles, read_shapes, recall, topics_of
 from sluice.assets.specs.partitions_def import now, partitions_of
@@ -238,7 +238,7 @@ def _build_topic(specs: AssetSpecs, topic: str, sources: Sequence[dg.AssetKey]) 
     return spec.replace_attributes(deps=list(sources)) if sources else spec
 
 
-def republished(
+def build_republished(
     specs: AssetSpecs, topics: Sequence[str], sources: Mapping[str, Sequence[dg.AssetKey]]
 ) -> list[dg.AssetSpec]:
     """Returns the asset of rows that went back into Kafka, and their target topics without a reader (`topics`)."""
@@ -344,7 +344,7 @@ def feeds_of(
     specs: Mapping[str, AssetSpecs],
     windows: FeedPartitions,
     session: RunSession,
-    translate: Translate = untranslated,
+    translate: Translate = get_spec,
 ) -> dg.Definitions:
     """Returns the assets, checks, jobs and schedules of the feeds, and an asset for each broken file."""
     wrong = [(_find_key(_choose_name(p, files.feeds), translate), e) for p, e in files.broken.items()]
@@ -361,7 +361,7 @@ def feeds_of(
     unread: dict[str, list[str]] = {name: [] for name in targets}
     for topic in sorted(sources.keys() - readers.keys()):
         unread[next(name for name, sent_to in targets.items() if topic in sent_to)].append(topic)
-    back = [spec for name in targets for spec in republished(specs[name], unread[name], sources)]
+    back = [spec for name in targets for spec in build_republished(specs[name], unread[name], sources)]
     return dg.Definitions.merge(
         *(
             feed_definitions(

@@ -44,7 +44,7 @@ def find_gaps(books: LedgerView) -> list[PartitionGaps]:
 
 def _find_gaps(books: LedgerView, key: Key) -> PartitionGaps:
     state = books.state
-    origin, holes, reserved = state.origins[key].offset, state.holes(key), state.reserved(key)
+    origin, holes, reserved = state.origins[key].offset, state.holes(key), state.list_reserved(key)
     return PartitionGaps(key, origin, books.frontiers[key], holes, reserved, bool(holes) and books.is_untried(key))
 
 

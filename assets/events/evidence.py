@@ -100,7 +100,7 @@ def find_unreported_batches(instance: dg.DagsterInstance, books: LedgerView) -> 
 
 def find_unreported_windows(instance: dg.DagsterInstance, books: LedgerView, key: dg.AssetKey) -> set[int]:
     """Returns the complete windows for which the event log has no materialization of this asset."""
-    reported = internals.materialized(instance, key) if books.complete else None
+    reported = internals.list_materialized(instance, key) if books.complete else None
     return set() if reported is None else {w for w in books.complete if show_window(w) not in reported}
 
 

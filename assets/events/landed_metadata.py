@@ -33,7 +33,7 @@ def build_batch_metadata(view: LedgerView, batch: Batch) -> Metadata:
         **_build_rates(facts),
         **_build_task_time(facts),
         **_build_brokers(facts),
-        "slices_adopted": len(facts.adopted),
+        "slices_adopted": len(facts.adopted_receipts),
         "slices_failed": len(view.read_entry(batch).failures),
         **_describe_batch(view, batch),
     }

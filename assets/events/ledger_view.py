@@ -85,7 +85,9 @@ class LedgerView:
         published anything in its windows, and nothing landed on both sides of it."""
         at, holes = self.frontiers[key], self.state.holes(key)
         pending = holes[0] if holes else Range(at, at + 1)
-        if (holes and at != self.state.origins[key].offset) or any(r.meets(pending) for r in self.state.reserved(key)):
+        if (holes and at != self.state.origins[key].offset) or any(
+            r.meets(pending) for r in self.state.list_reserved(key)
+        ):
             return False
         return not any(p.window in self.state.published_in for p in windows.cut_at_boundaries(self.state, key, pending))
 

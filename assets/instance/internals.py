@@ -86,7 +86,7 @@ def optional() -> Iterator[None]:
 def _answer_if_refused(otherwise: Callable[[], Any]) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Make a function about what Dagster's pages show answer `otherwise` where the storage refuses."""
 
-    def wrapped(ask: Callable[P, T]) -> Callable[P, T]:
+    def decorate(ask: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(ask)
         def answer(*args: P.args, **kwargs: P.kwargs) -> T:
             result: T = otherwise()
@@ -96,7 +96,7 @@ def _answer_if_refused(otherwise: Callable[[], Any]) -> Callable[[Callable[P, T]
 
         return answer
 
-    return wrapped
+    return decorate
 
 
 # -- where a run belongs
@@ -116,11 +116,11 @@ def belong(instance: dg.DagsterInstance, project: Project) -> None:
     create = instance.create_run_for_job
 
     @functools.wraps(create)
-    def created(job_def: dg.JobDefinition, **how: object) -> dg.DagsterRun:
+    def create_run(job_def: dg.JobDefinition, **how: object) -> dg.DagsterRun:
         how["asset_selection"] = how.get("asset_selection") or None  # as the UI says `all of the job's`
         return create(job_def=job_def, remote_job_origin=job_origin(project, job_def.name), **how)  # type: ignore[arg-type]
 
-    instance.create_run_for_job = created  # type: ignore[method-assign, assignment]
+    instance.create_run_for_job = create_run  # type: ignore[method-assign, assignment]
 
 
 def job_origin(project: Project, job: str) -> RemoteJobOrigin:
@@ -226,7 +226,7 @@ def files_of_run(instance: dg.DagsterInstance, run: str) -> list[Path]:
 
 
 @_answer_if_refused(lambda: None)
-def materialized(instance: dg.DagsterInstance, key: dg.AssetKey) -> set[str] | None:
+def list_materialized(instance: dg.DagsterInstance, key: dg.AssetKey) -> set[str] | None:
     """The asset's partitions that are green; None where the storage does not tell."""
     return set(instance.get_materialized_partitions(key))
 

@@ -71,16 +71,14 @@ def kept_open(instance: dg.DagsterInstance, run: str | None = None) -> Iterator[
             if run is not None:
                 _keep_run(events, run, stack)
         if isinstance(runs, SqliteRunStorage) and "connect" not in vars(runs):
-            _replace(
-                stack, runs, "connect", stack.enter_context(_open_file(runs._conn_string, nullcontext())).connected
-            )
+            _replace(stack, runs, "connect", stack.enter_context(_open_file(runs._conn_string, nullcontext())).connect)
         yield
 
 
 def _keep_index(events: SqliteEventLogStorage, stack: ExitStack) -> None:
     with events.index_connection():  # Dagster opens it for the first time: it may have to make it
         index = stack.enter_context(_open_file(events.conn_string_for_shard("index"), Lock()))
-    _replace(stack, events, "index_connection", index.connected)
+    _replace(stack, events, "index_connection", index.connect)
     _replace(stack, events, "has_table", lru_cache(events.has_table))  # requested for each check; all tables exist here
 
 
@@ -90,7 +88,7 @@ def _keep_run(events: SqliteEventLogStorage, run: str, stack: ExitStack) -> None
         own = stack.enter_context(_open_file(events.conn_string_for_shard(run), Lock()))
 
     def of_run(run_id: str | None = None) -> AbstractContextManager[Connection]:
-        return own.connected() if run_id == run else others(run_id)
+        return own.connect() if run_id == run else others(run_id)
 
     _replace(stack, events, "run_connection", of_run)
 
@@ -108,7 +106,7 @@ class _OpenFile:
     lock: AbstractContextManager[object]
 
     @contextmanager
-    def connected(self) -> Iterator[Connection]:
+    def connect(self) -> Iterator[Connection]:
         """A connection, in a transaction that ends with the block."""
         with self.lock, self.engine.connect() as connection, connection.begin():
             yield connection

@@ -117,7 +117,7 @@ class Fleet:
             return self._files
 
     @contextmanager
-    def attended(self, instance: dg.DagsterInstance, run: str) -> Iterator[None]:
+    def attend(self, instance: dg.DagsterInstance, run: str) -> Iterator[None]:
         """Prepare a run, and drop the results of an earlier one of this process.
 
         Raises FeedError for an invalid `fleet.yaml`.
@@ -164,7 +164,7 @@ class Fleet:
             self.result(feed).landed = None
 
     @property
-    def failed(self) -> Collection[str]:
+    def failed_feeds(self) -> Collection[str]:
         """The feeds that failed."""
         return self._failed
 
@@ -182,7 +182,7 @@ class Fleet:
     def result(self, feed: str) -> RunResult:
         return self.session(feed).result
 
-    def chosen(self, config: FleetConfig, log: Callable[[str], object]) -> Iterator[str]:
+    def choose(self, config: FleetConfig, log: Callable[[str], object]) -> Iterator[str]:
         """Yields the feeds to land, once each. Feeds with another Spark are left out: a process has one."""
         feeds = self.files.feeds
         names = dict.fromkeys(f.feed for f in config.feeds) or self._list_feeds(log)
@@ -224,11 +224,11 @@ def _divide_parallelism(open_ports: OpenPorts, feeds_at_once: int) -> OpenPorts:
     """Returns the ports of one of several feeds in parallel, with its share of the engine's parallelism."""
 
     @contextmanager
-    def opened(feed: Feed) -> Iterator[Ports]:
+    def open_share(feed: Feed) -> Iterator[Ports]:
         with open_ports(feed) as edges:
             yield replace(edges, parallelism=max(1, edges.parallelism // feeds_at_once))
 
-    return opened
+    return open_share
 
 
 def many_job(fleet: Fleet, schedule: str = SHARED) -> dg.JobDefinition:
@@ -245,7 +245,7 @@ def many_job(fleet: Fleet, schedule: str = SHARED) -> dg.JobDefinition:
     def pending(context: dg.OpExecutionContext) -> Iterator[Any]:
         config = FleetConfig(**context.op_config)
         config.check()
-        for name in fleet.chosen(config, context.log.warning):
+        for name in fleet.choose(config, context.log.warning):
             yield dg.DynamicOutput(None, mapping_key=name)
 
     @dg.op(name=op(LAND), ins={"pending": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing), description="Lands one feed.")

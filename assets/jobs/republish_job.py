@@ -64,7 +64,7 @@ class RepublishConfig(dg.Config):
     here: bool = Field(default=False, description="Send from this process alone, without Spark.")
     into_source: bool = Field(default=False, description="The feed may read from the topic: the sent rows land again.")
 
-    def planned(self, feed: Feed, state: State, edges: Ports, partitions: int) -> "Republish":
+    def build_plan(self, feed: Feed, state: State, edges: Ports, partitions: int) -> "Republish":
         """The plan for this. `partitions`: of the target. Raises as `plan_republish`."""
         from sluice.pipelines.republishing import republish_plan as plans
         from sluice.pipelines.republishing.lanes import name_of, way_of
@@ -177,7 +177,7 @@ def _plan(feed: Feed, config: RepublishConfig, ledger: Ledger, edges: Ports) -> 
         return plans.load(edges.lake, feed.name, name_of(config.resume))
     state = ledger.read()
     with open_target(feed, config.to) as target:
-        plan = config.planned(feed, state, edges, target.partitions())
+        plan = config.build_plan(feed, state, edges, target.partitions())
     conditions.check(plan.wishes, feed.columns)
     return plans.keep(edges.lake, plan)
 

@@ -67,7 +67,7 @@ class Work(Protocol):
     @property
     def limits(self) -> FleetSettings: ...
 
-    def attended(self, instance: dg.DagsterInstance, run: str) -> AbstractContextManager[None]:
+    def attend(self, instance: dg.DagsterInstance, run: str) -> AbstractContextManager[None]:
         """A context in which the run is carried out."""
         ...
 
@@ -119,7 +119,7 @@ class SideBySide(dg.Executor):
         yield DagsterEvent.engine_event(
             plan_context, f"Steps side by side in one process (pid: {pid})", EngineEventData.in_process(pid, steps)
         )
-        with self._work.attended(plan_context.instance, plan_context.run_id):
+        with self._work.attend(plan_context.instance, plan_context.run_id):
             yield from ExecuteRunWithPlanIterable(
                 execution_plan=execution_plan,
                 iterator=partial(_run_steps, self._work),

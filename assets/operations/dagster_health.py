@@ -52,7 +52,7 @@ def examine_project(project: Project, files: FeedFiles) -> list[Diagnosis]:
     """Returns the checks of the project's files and its Dagster."""
     diagnoses = examine((project, files), FILES)
     home = Home(project.dagster_home)
-    if not home.used:
+    if not home.is_used:
         return [*diagnoses, report_skipped("Dagster", f"{home.folder} is not in use yet; the first run makes it")]
     try:
         with dg.DagsterInstance.from_ref(quiet_ref(home.folder)) as instance:
@@ -113,7 +113,7 @@ class Home:
     folder: Path
 
     @cached_property
-    def used(self) -> bool:
+    def is_used(self) -> bool:
         """Whether the instance exists: opening a missing one would create it."""
         config = self.folder / "dagster.yaml"
         with suppress(OSError):
@@ -243,7 +243,7 @@ def recent_runs(project: Project, feeds: Sequence[Feed]) -> Counter[Ended]:
     Raises DagsterUnavailable, SetupError.
     """
     counts: Counter[Ended] = Counter()
-    if not feeds or not Home(project.dagster_home).used:
+    if not feeds or not Home(project.dagster_home).is_used:
         return counts
     lately = datetime.now(UTC) - LATELY
     own = {FEED_TAG: [f.name for f in feeds]}

@@ -49,7 +49,7 @@ class TickPolicy:
         return closed or _is_unfinished(self._newest)
 
     @property
-    def quiet(self) -> dg.SkipReason:
+    def skip_reason(self) -> dg.SkipReason:
         """Why a tick does not look."""
         return dg.SkipReason(f"no window has closed since the last look{_describe(self._newest)}")
 

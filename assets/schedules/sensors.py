@@ -130,7 +130,7 @@ class SensorCursor:
         document = {"told": self.reported, "last": self.last, "said": self.lines, "unsent": self.unsent}
         return json.dumps(document, sort_keys=True)
 
-    def ordered(self, feeds: Iterable[str]) -> list[str]:
+    def order(self, feeds: Iterable[str]) -> list[str]:
         """Returns the feeds by name, beginning after the last checked one."""
         names = sorted(feeds)
         return [*(n for n in names if n > self.last), *(n for n in names if n <= self.last)]
@@ -156,7 +156,7 @@ class Tick:
         with kept_open(instance), ExitStack() as opened:
             newest = _read_newest(instance, {self.session.keys(f).landed: f for f in files.feeds})
             self.session = opened.enter_context(self.session.sharing(files.feeds.values()))
-            for name in self.cursor.ordered(files.feeds):
+            for name in self.cursor.order(files.feeds):
                 if clock() > until:
                     self.news.append(f"out of time before {name}: the next tick begins there")
                     break

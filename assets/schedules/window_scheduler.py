@@ -117,7 +117,7 @@ def _build_schedule(
     )
     def request_windows(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | RunRequests:
         if not policy.is_due(context.instance, context.scheduled_execution_time):
-            return policy.quiet
+            return policy.skip_reason
         tick = scheduler()
         now = context.scheduled_execution_time.isoformat()  # in the run keys: a repeated tick requests nothing twice
         requests = tick.request_runs(context.instance, now)

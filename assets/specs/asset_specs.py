@@ -88,7 +88,7 @@ Translate = Callable[[FeedAsset], dg.AssetSpec]
 """Translates the presentation of an asset; partitions, checks and dependencies are fixed."""
 
 
-def untranslated(asset: FeedAsset) -> dg.AssetSpec:
+def get_spec(asset: FeedAsset) -> dg.AssetSpec:
     return asset.spec
 
 
@@ -104,7 +104,7 @@ class AssetSpecs:
     topic: Callable[[str], dg.AssetSpec]
 
     @classmethod
-    def of(cls, feed: Feed, translate: Translate = untranslated) -> AssetSpecs:
+    def of(cls, feed: Feed, translate: Translate = get_spec) -> AssetSpecs:
         specs = {k: translate(FeedAsset(k, feed.name, feed, spec(feed))) for k, spec in _SPECS.items()}
         return cls(
             specs[AssetOf.LANDED],

@@ -97,7 +97,7 @@ def _judge(tables: list[tuple[str, TableComparison]]) -> CheckResult:
     (_, first), *rest = tables
     texts = [_describe(first), *(f"{name}: {_describe(compared)}" for name, compared in rest)]
     return {
-        "passed": all(compared.sound and not compared.misread for _, compared in tables),
+        "passed": all(compared.is_sound and not compared.misread for _, compared in tables),
         "severity": dg.AssetCheckSeverity.ERROR,
         "description": "; ".join(texts),
         "metadata": _build_metadata(first.head) if first.head else {},
@@ -105,7 +105,7 @@ def _judge(tables: list[tuple[str, TableComparison]]) -> CheckResult:
 
 
 def _describe(result: TableComparison) -> str:
-    if not result.sound:
+    if not result.is_sound:
         return result.describe()
     if result.misread:
         return f"{many(len(result.misread), 'file')} with bounds that engines misread: sluice table sync FEED --repair"

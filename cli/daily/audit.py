@@ -103,7 +103,7 @@ def audit(
         report = replace(report, problems=report.problems + _of_table(session, definition))
     session.terminal.show(*view(report, rescanned=options.rescan, more=more, unkept=unkept))
     session.terminal.print_document(build_document(report) | ({"strict": _build_more(more)} if more else {}))
-    return 0 if report.reconciled else 1
+    return 0 if report.is_reconciled else 1
 
 
 def _of_table(session: Session, feed: Feed) -> tuple[AuditProblem, ...]:
@@ -271,7 +271,7 @@ def _build_row(name: str, a: PartitionAccount) -> list[str]:
 
 
 def _format_verdict(report: AuditReport, rescanned: bool) -> RenderableType:
-    if not report.reconciled:
+    if not report.is_reconciled:
         return bad(f"not reconciled: {many(len(report.problems), 'problem')}")
     if not report.accounts:
         return good(f"no offset is accounted for yet: nothing has landed → sluice run {report.feed}")

@@ -203,7 +203,7 @@ _PARTITIONS = 8
 
 
 def _build_row(c: WindowCheck, a: PartitionAccount, label: str) -> tuple[str, ...]:
-    other = a.accounted - a.counts.records
+    other = a.accounted_offsets - a.counts.records
     numbers = (a.start, a.end, a.counts.landed, a.counts.quarantined, other, a.pending)
     return label, *map(count, numbers)
 

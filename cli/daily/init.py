@@ -266,15 +266,15 @@ class _SamplePlaces:
 
     @property
     def starts(self) -> dict[str, int]:
-        share = max(1, SAMPLE // max(1, len(self._filled)))
-        return {str(p.tp): max(p.log_start, p.last_stable_offset - share) for p in self._filled}
+        share = max(1, SAMPLE // max(1, len(self._filled_partitions)))
+        return {str(p.tp): max(p.log_start, p.last_stable_offset - share) for p in self._filled_partitions}
 
     @property
     def ends(self) -> dict[str, int]:
-        return {str(p.tp): p.last_stable_offset for p in self._filled}
+        return {str(p.tp): p.last_stable_offset for p in self._filled_partitions}
 
     @property
-    def _filled(self) -> list[PartitionState]:
+    def _filled_partitions(self) -> list[PartitionState]:
         return [p for p in self.partitions if p.last_stable_offset > p.log_start]
 
 

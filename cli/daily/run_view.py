@@ -225,7 +225,7 @@ def _describe_quarantine(feed: str, run: BatchFacts) -> str:
 
 def _describe_adopted(run: TimedRun) -> str:
     """The slices that were not read again; empty if there are none."""
-    plans, adopted = [b.plan for b in run.batches], run.facts.adopted
+    plans, adopted = [b.plan for b in run.batches], run.facts.adopted_receipts
     slices = f"{len(adopted)} of {many(sum(len(p.slices) for p in plans), 'slice')}"
     offsets = f"{sum(r.slice.span for r in adopted):,} of {sum(p.span for p in plans):,} offsets"
     return f"{slices} adopted: {offsets} not read again" if adopted else ""

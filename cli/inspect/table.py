@@ -266,7 +266,7 @@ def verdict(feed: str, comparison: TableComparison) -> Iterator[RenderableType]:
         return
     if comparison.same:
         yield good(f"the ledger and the table have the same {many(len(comparison.live), 'file')} and rows")
-    elif comparison.sound:
+    elif comparison.is_sound:
         yield _format_pending(feed, len(comparison.batches), len(comparison.pending), len(comparison.stale))
     else:
         yield bad(f"{comparison.describe()}: sluice table sync {feed} --repair")
@@ -294,7 +294,7 @@ def difference(comparison: TableComparison) -> dict[str, Any]:
     """A comparison for programs."""
     return {
         "same": comparison.same,
-        "sound": comparison.sound,
+        "sound": comparison.is_sound,
         "pending": list(comparison.pending),
         "stale": list(comparison.stale),
         "missing": list(comparison.missing),

@@ -474,7 +474,7 @@ class _Show:
     def audit(self, number: int) -> dict[str, Any]:
         report = audit.prove(self.session, self.feed, rescan=True)
         self._say(_step(number, "The audit, compared with Kafka"), *audit.view(report, rescanned=True)[1:])
-        if not report.reconciled:
+        if not report.is_reconciled:
             raise ProofFailed("the demo does not reconcile", remedy="this is a bug: please report it")
         return audit.build_document(report)
 

@@ -103,12 +103,12 @@ class SampleOptions:
     windows: WindowOptions = field(default_factory=WindowOptions)
 
     @property
-    def ranged(self) -> bool:
+    def has_range(self) -> bool:
         return bool(self.offsets) or self.windows.any
 
     @property
-    def windowed(self) -> bool:
-        return self.ranged and not self.offsets
+    def has_window(self) -> bool:
+        return self.has_range and not self.offsets
 
 
 @dataclass(frozen=True)
@@ -184,15 +184,15 @@ def _choose_slices(
                 ranges.setdefault(tp, []).append(span)
     if unknown := ranges.keys() - {p.tp for p in partitions}:
         raise UsageError(f"{min(unknown)} is not a partition of {feed.name}", remedy=f"it reads {feed.topics}")
-    all_ = to_slices(partitions, {tp: union(r) for tp, r in ranges.items()} if request.ranged else None)
+    all_ = to_slices(partitions, {tp: union(r) for tp, r in ranges.items()} if request.has_range else None)
     if not all_:
         raise _build_no_records(
-            feed, f"Kafka has no stable record of {', '.join(topics)}{' in this range' if request.ranged else ''}"
+            feed, f"Kafka has no stable record of {', '.join(topics)}{' in this range' if request.has_range else ''}"
         )
-    chosen = choose_newest(all_, request.records or (MOST_RECORDS if request.ranged else RECORDS), MOST_BYTES)
+    chosen = choose_newest(all_, request.records or (MOST_RECORDS if request.has_range else RECORDS), MOST_BYTES)
     # The windows to compare with.
     earlier = count_earlier_rows(state, Request(RequestKind.WINDOW), state.number) if len(spans) == 1 else []
-    return chosen, request.ranged and list(chosen) == all_, earlier
+    return chosen, request.has_range and list(chosen) == all_, earlier
 
 
 def ranges_by_partition(offsets: Sequence[str] | None) -> dict[TopicPartition, list[Range]]:
@@ -477,7 +477,7 @@ def _try_contract(
     from sluice.pipelines.validation.drift import check_drift
 
     all_ = contract_results(contract, sample.receipts, results)
-    left_out = [] if request.windowed and sample.complete else [o for o in all_ if o.expectation.type in _VOLUME]
+    left_out = [] if request.has_window and sample.complete else [o for o in all_ if o.expectation.type in _VOLUME]
     outcomes = [o for o in all_ if o not in left_out]
     records = {record for o in outcomes for record in o.first}
     rows = read_rows_at(records, shape, sample.receipts, sample.lake, sample.writers)

@@ -364,7 +364,7 @@ def replay_view(ran: ReplayRun) -> Iterator[RenderableType]:
     if not trial.tried:
         yield good("no quarantined record matches")
         return
-    landed = ran.done.landed.fit
+    landed = ran.done.outcome.fit
     names = ("stage", "refused for", "what", "tried", "would land" if ran.dry_run else "landed", "stay")
     kinds = [
         [k.stage, str(k), k.detail, count(n), count(landed[k]), count(n - landed[k])]
@@ -391,7 +391,7 @@ def _format_unfit(trial: Trial) -> Iterator[RenderableType]:
 
 
 def _format_verdict(ran: ReplayRun) -> Iterator[Text]:
-    done, landed = ran.done, ran.done.landed
+    done, landed = ran.done, ran.done.outcome
     n = landed.fit.total()
     fixed = f", {count(landed.mended)} of them fixed" if landed.mended else ""
     if ran.dry_run:
@@ -413,7 +413,7 @@ def _format_verdict(ran: ReplayRun) -> Iterator[Text]:
 
 def replay_document(ran: ReplayRun) -> dict[str, Any]:
     """For programs."""
-    done, trial, landed = ran.done, ran.done.trial, ran.done.landed
+    done, trial, landed = ran.done, ran.done.trial, ran.done.outcome
     return {
         "feed": ran.feed,
         "dry_run": ran.dry_run,

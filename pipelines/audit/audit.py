@@ -118,7 +118,7 @@ class AuditReport:
     """Files of other writers, named by retained snapshots of the feed's table."""
 
     @property
-    def reconciled(self) -> bool:
+    def is_reconciled(self) -> bool:
         return not self.problems
 
     def list_uncompared(self) -> list[ReceiptRow]:
@@ -364,7 +364,7 @@ def _make_account(state: State, key: Key, of: dict[str, int]) -> PartitionAccoun
         retired=sum(r.span for r in state.retired.get(key, ())),
         committed=state.commits.get(key),
         holes=state.holes(key),
-        reserved=state.reserved(key),
+        reserved=state.list_reserved(key),
         files=of["files"],
         bytes=of["bytes"],
         relanded=of["relanded"],
@@ -421,7 +421,7 @@ def _check_commits(state: State) -> Iterator[AuditProblem]:
 def _check_strangers(ledger: Ledger, lake: Lake, state: State, others: Sequence[str]) -> Iterator[AuditProblem]:
     """Yields a problem for each of these visible files."""
     feed = ledger.feed
-    replaced = ledger.replaced(others, state)
+    replaced = ledger.list_replaced(others, state)
     stay = bool(replaced) and published_files.has_table(lake, feed)
     for path in others:
         if path in replaced and stay:

@@ -119,11 +119,11 @@ def _in_the_ledger(ledger: Ledger, before: Strictly | None, now: State) -> tuple
         if number >= now.number:
             break
         if isinstance(entry, CommitEntry):
-            state, waiting = state.extended(waiting), []
+            state, waiting = state.extend(waiting), []
             looked += 1
             problems += _ahead(state, number, entry)
         waiting.append(entry)
-    return problems, looked, state.extended(waiting)
+    return problems, looked, state.extend(waiting)
 
 
 def _ahead(state: State, number: int, entry: CommitEntry) -> Iterator[AuditProblem]:
@@ -222,7 +222,7 @@ def _stands_right(lake: Lake, path: str, state: State) -> Iterator[AuditProblem]
         yield AuditProblem(4, f"{path} stands, and rows of its window were retired")
     for topic, partition, topic_id, start, end in boundaries:
         lives = [k for k in state.origins if (k.topic, k.partition, k.topic_id) == (topic, partition, topic_id)]
-        accounted = union(r for k in lives for r in state.accounted(k))
+        accounted = union(r for k in lives for r in state.list_accounted(k))
         if start < end and not any(r.start <= start and end <= r.end for r in accounted):
             yield AuditProblem(
                 4, f"{path} declares the window complete, but {topic}:{partition}:{start}-{end} is pending"

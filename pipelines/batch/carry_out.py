@@ -113,11 +113,11 @@ def report_progress(lake: Lake, feed: str, batch: int, plan: Plan, report: Repor
 
     total = sum(spans.values())
 
-    def landed() -> Progress:
+    def read_progress() -> Progress:
         done = sum(spans.get(name, 0) for name in receipt_files.read_finished(lake, feed, batch, names_by_path))
         return Progress("land", done, total)
 
-    return report_while_running(Progress("land", 0, total), landed, report)
+    return report_while_running(Progress("land", 0, total), read_progress, report)
 
 
 @contextmanager

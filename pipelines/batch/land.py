@@ -273,7 +273,7 @@ def _accept_losses(run: LandingRun, snapshot: Survey) -> tuple[KeyRange, ...]:
             KeyRange(key=o.key, range=r)
             for o in pending
             for lost in o.lost
-            for r in subtract(lost, state.reserved(o.key))
+            for r in subtract(lost, state.list_reserved(o.key))
         ]
         return (
             LossEntry(ranges=tuple(lost_ranges), reason="below the log start (on_loss: accept)")
@@ -307,7 +307,7 @@ def _pin_plan(
         losses = refuse_losses(feed, pending)
         refusals = current.refusals + refused + losses
         lost = {r.tp for r in losses}
-        free = rounds.untried([o for o in pending if o.key.tp not in lost])
+        free = rounds.exclude_tried([o for o in pending if o.key.tp not in lost])
         in_the_way = next(planning.find_overlapping(state, request, free), None)
         if in_the_way and request.replace and in_the_way[0].request == request:
             refusals = current.refusals  # its own plan exists and will report lost ranges itself
@@ -318,7 +318,7 @@ def _pin_plan(
 
     appended = ledger.append(decide)
     if appended is not None and isinstance(appended.entry, PlanEntry):
-        rounds.planned(appended.entry.plan, free, sizes, _count_pending_windows(run, appended.state))
+        rounds.record_plan(appended.entry.plan, free, sizes, _count_pending_windows(run, appended.state))
         return appended.state.batches[appended.number], None, refusals
     if in_the_way is None:
         return None, None, refusals
@@ -367,16 +367,16 @@ class Rounds:
             max_slices=max(BATCH_SLICES, SLICES_A_CORE * sizes.parallelism),
         )
 
-    def untried(self, pending: Iterable[PendingRanges]) -> list[PendingRanges]:
+    def exclude_tried(self, pending: Iterable[PendingRanges]) -> list[PendingRanges]:
         """Returns the pending ranges without the slices that failed in this call: none is read twice."""
-        remaining = (replace(o, ranges=self._untried(o.key, o.ranges)) for o in pending)
+        remaining = (replace(o, ranges=self._exclude_tried(o.key, o.ranges)) for o in pending)
         return [o for o in remaining if o.ranges or o.lost]
 
-    def _untried(self, key: Key, ranges: Sequence[Range]) -> tuple[Range, ...]:
+    def _exclude_tried(self, key: Key, ranges: Sequence[Range]) -> tuple[Range, ...]:
         failed = self.failed.get(key)
         return tuple(x for r in ranges for x in subtract(r, failed)) if failed else tuple(ranges)
 
-    def planned(self, plan: Plan, pending: Sequence[PendingRanges], sizes: Sizing, windows: int) -> None:
+    def record_plan(self, plan: Plan, pending: Sequence[PendingRanges], sizes: Sizing, windows: int) -> None:
         """Record the plan of the next batch, cut from `pending` by `sizes`, of `windows` pending windows."""
         self.taken.append(plan)
         span, share = sum(o.span for o in pending), planning.share_within(pending, sizes)

@@ -104,16 +104,14 @@ def compare(feed: Feed, edges: Ports, planned: Preview) -> tuple[Comparison, ...
 
 
 def _with_origins(snapshot: Survey) -> State:
-    return (
-        snapshot.state.extended([OriginEntry(items=snapshot.new_origins)]) if snapshot.new_origins else snapshot.state
-    )
+    return snapshot.state.extend([OriginEntry(items=snapshot.new_origins)]) if snapshot.new_origins else snapshot.state
 
 
 def _with_boundaries(call: Call, state: State, partitions: Mapping[Key, PartitionState]) -> State:
     """Returns the state with the boundaries that a run would pin, in memory only. Raises UsageError."""
     for entry in find_boundaries_due(call, state, partitions):
         pinned = windows.clamp_boundaries(state, entry)
-        state = state.extended([pinned]) if pinned else state
+        state = state.extend([pinned]) if pinned else state
     return state
 
 

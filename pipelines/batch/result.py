@@ -118,9 +118,9 @@ class Landed:
     @property
     def failures(self) -> tuple[SliceFailure, ...]:
         """The slices that failed, except those whose records Kafka deleted if this call accepted the loss."""
-        return tuple(f for b in self.batches if not b.foreign for f in b.failures if not self._accepted(f))
+        return tuple(f for b in self.batches if not b.foreign for f in b.failures if not self._is_accepted(f))
 
-    def _accepted(self, f: SliceFailure) -> bool:
+    def _is_accepted(self, f: SliceFailure) -> bool:
         lost = (x.range for x in self.losses if x.key == f.slice.key)
         return f.error == OffsetsLost.__name__ and any(r.meets(f.slice.range) for r in lost)
 

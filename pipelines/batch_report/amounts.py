@@ -159,7 +159,7 @@ def render_timings(a: BatchAccount) -> Html:
     ]
     columns = ["activity", "", "time", "share"]
     note = f"{_show_seconds(all_)} of all tasks together, for {size(a.facts.input_bytes)} read from Kafka."
-    if adopted := a.facts.adopted:
+    if adopted := a.facts.adopted_receipts:
         note += f" {many(len(adopted), 'slice')} were finished by an earlier attempt."
     return section(
         "time",
@@ -271,8 +271,8 @@ def render_slices(a: BatchAccount) -> Html | None:
     """The slices of the batch, each with its files."""
     if not a.facts.receipts:
         return None
-    ordered = a.facts.ordered
-    table_rows = [_slice(r, published=a.published) for r in ordered[:SLICES]]
+    ordered = a.facts.ordered_receipts
+    table_rows = [_slice(r, published=a.is_published) for r in ordered[:SLICES]]
     rest = ordered[SLICES:]
     columns = ["partition", "offsets", "window", "landed", "quarantined", "files"]
     note = f"{many(len(ordered), 'slice')} in {many(a.facts.files, 'file')}." + (

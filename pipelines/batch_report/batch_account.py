@@ -72,7 +72,7 @@ class BatchAccount:
     why: str = ""
 
     @property
-    def published(self) -> bool:
+    def is_published(self) -> bool:
         return self.batch.status is BatchStatus.PUBLISHED
 
 

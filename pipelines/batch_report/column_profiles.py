@@ -79,7 +79,7 @@ class Profiles:
     examples: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
-    def sampled(self) -> bool:
+    def is_sampled(self) -> bool:
         return self.rows < self.all_
 
 

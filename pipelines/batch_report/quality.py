@@ -209,7 +209,7 @@ def columns(a: BatchAccount, profiles: Profiles) -> Html | None:
     if not profiles.columns and not profiles.missing:
         return None
     note = "Of the records' times, and of the columns that the contract is about."
-    if profiles.sampled:
+    if profiles.is_sampled:
         note += f" Of a sample of {number(profiles.rows)} of {number(profiles.all_)} rows."
     if profiles.missing:
         note += f" {many(profiles.missing, 'file')} of it are not there any more (landed again, merged or retired)."

@@ -111,7 +111,7 @@ def verdict(a: BatchAccount) -> tuple[str, str, str]:
     when = _request(a.plan) + ("" if a.at is None else f", published {show_instant(a.at - a.at % 1000)}")
     if a.batch.status is BatchStatus.ABANDONED:
         return "given up", "bad", f"{when}. Nothing of it is published; its ranges are pending again."
-    if not a.published:
+    if not a.is_published:
         word = "refused" if a.why or _refusing(a) else "not published"
         return word, "bad", f"{when}. Nothing of it is visible; it stays staged, and its ranges are pending."
     if a.failures:
@@ -133,7 +133,7 @@ def _request(plan: Plan) -> str:
 
 
 def _why(a: BatchAccount) -> Html:
-    if a.published:
+    if a.is_published:
         return Html("")
     broken = [o for o in a.facts.outcomes if o.refuses]
     why = a.why or (f"Not met: {many(len(broken), 'critical expectation')} about the whole batch." if broken else "")
@@ -144,7 +144,7 @@ def _tiles(a: BatchAccount) -> Html:
     facts, counts = a.facts, a.facts.counts
     rate = number(facts.per_second(counts.landed))
     tiles = [
-        (number(counts.landed), "rows landed" if a.published else "rows would land"),
+        (number(counts.landed), "rows landed" if a.is_published else "rows would land"),
         (number(counts.quarantined), f"quarantined, {share(counts.quarantined, counts.records)}"),
         (number(counts.no_record), "offsets without a record"),
         *([(number(counts.dropped), "dropped by policy")] if counts.dropped else []),
@@ -223,10 +223,10 @@ TIMES = ("kafka_timestamp", "timestamp")
 
 def make(a: BatchAccount, lake: Lake, behind: Sequence[PartitionLag] | None = None) -> bytes:
     """The report of a batch, from its own files. Raises LakeUnavailable."""
-    refused = rejects(a.facts.parts(PartKind.QUARANTINED), lake, published=a.published)
+    refused = rejects(a.facts.parts(PartKind.QUARANTINED), lake, published=a.is_published)
     positions = [p for o in a.facts.outcomes if not o.quarantines for p in o.first]
     landed = a.facts.parts(PartKind.LANDED)
-    spread = profiles(landed, lake, columns_to_profile(a), positions, published=a.published)
+    spread = profiles(landed, lake, columns_to_profile(a), positions, published=a.is_published)
     return html(Page(a, refused, spread, None if behind is None else tuple(behind))).encode()
 
 
@@ -242,7 +242,7 @@ def _time(a: BatchAccount) -> list[str]:
 
 def with_reason(a: BatchAccount, policies: Policies, lake: Lake) -> BatchAccount:
     """An unpublished batch, with the reason why the feed's policies of today keep it from being published."""
-    if a.published or a.why:
+    if a.is_published or a.why:
         return a
     try:
         check_quarantine(a.facts.receipts, policies, lake)
@@ -263,7 +263,7 @@ def standing_report(a: BatchAccount, lake: Lake) -> str | None:
 
 
 def _attempt(a: BatchAccount) -> str:
-    return "" if a.published else a.batch.owner.token
+    return "" if a.is_published else a.batch.owner.token
 
 
 def keep(

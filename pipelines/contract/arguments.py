@@ -114,7 +114,7 @@ def _together(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) ->
 
 
 def _bounds(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> None:
-    if not entry.bounded:
+    if not entry.needs_bounds:
         return
     low, high = kwargs.get("min_value"), kwargs.get("max_value")
     if low is None and high is None:

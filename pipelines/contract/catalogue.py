@@ -84,7 +84,7 @@ class CatalogueEntry:
     reason: str = ""
 
     @property
-    def bounded(self) -> bool:
+    def needs_bounds(self) -> bool:
         """Returns whether it needs `min_value`, `max_value` or both."""
         return "min_value" in self.kwargs
 

@@ -81,15 +81,15 @@ def format_of(look: TopicLook) -> Proposed:
     values = sample.values - sample.tombstones
     if not values:
         return Proposed("raw", "no record was there to look at; json lands typed columns")
-    if sample.encoded and not sample.typed:
+    if sample.encoded and not sample.is_typed:
         ((encoding, times),) = sample.encoded.most_common(1)
         return Proposed("raw", f"{times:,} of {values:,} sampled values are JSON in {encoding}; columns need UTF-8")
-    if not sample.typed and sample.constants:
+    if not sample.is_typed and sample.constants:
         why = f"{sample.constants:,} of {values:,} sampled values have NaN or Infinity, which JSON does not have"
         return Proposed("raw", f"{why}: typed, they would go to quarantine")
-    if not sample.typed and sample.left_out and sample.objects >= 0.95 * values:
+    if not sample.is_typed and sample.left_out and sample.objects >= 0.95 * values:
         return Proposed("raw", f"the names of the records' fields are data: {len(sample.left_out):,} names")
-    if not sample.typed:
+    if not sample.is_typed:
         return Proposed("raw", f"only {sample.objects:,} of {values:,} sampled values are JSON objects")
     return Proposed("json", f"{sample.objects:,} of {values:,} sampled values are JSON objects")
 

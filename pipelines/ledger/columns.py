@@ -273,11 +273,11 @@ class Superseded:
         """Returns whether an entry above `number` superseded any of the range."""
         if not self.numbers or self.numbers[-1] <= number:
             return False
-        starts, reach, positions = self._indexed()
+        starts, reach, positions = self._read_index()
         near, (begins, ends) = positions[bisect_right(reach, r.start) : bisect_left(starts, r.end)], self._read()
         return any(self.numbers[i] > number and ends[i] > r.start and begins[i] < r.end for i in near)
 
-    def _indexed(self) -> tuple[list[int], list[int], list[int]]:
+    def _read_index(self) -> tuple[list[int], list[int], list[int]]:
         """Returns sorted starts, the maximum end of the ranges up to each, and the indexes of the ranges."""
         if self._index is None:
             starts, ends = np.array(self.starts, np.int64), np.array(self.ends, np.int64)
@@ -298,7 +298,7 @@ class Superseded:
             ends.append(r.end)
         self._index = None
 
-    def covered(self, number: int, ranges: Iterable[Range]) -> Superseded:
+    def cover(self, number: int, ranges: Iterable[Range]) -> Superseded:
         """Returns a copy with the ranges that the newest entry superseded, without older ranges inside them."""
         over = list(ranges)
         rest = ((n, r) for n, r in self if not any(o.start <= r.start and r.end <= o.end for o in over))

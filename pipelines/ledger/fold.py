@@ -123,7 +123,7 @@ class State:
         """Returns whether an entry with this number existed and is lost."""
         return any(first <= number < after for first, after in self.gaps)
 
-    def accounted(self, key: Key) -> tuple[Range, ...]:
+    def list_accounted(self, key: Key) -> tuple[Range, ...]:
         """Returns every range of the key that is landed (control records included), lost, skipped or retired."""
         return union(r for by in self._classes() for r in by.get(key, ()))
 
@@ -132,15 +132,15 @@ class State:
 
     def frontier(self, key: Key) -> int:
         """Returns the end of the contiguous accounted prefix from the origin. KeyError without an origin."""
-        return find_contiguous_end(self.origins[key].offset, self.accounted(key))
+        return find_contiguous_end(self.origins[key].offset, self.list_accounted(key))
 
     def pending(self, key: Key, end: int) -> tuple[Range, ...]:
         """Returns the pending ranges between the key's origin and `end`. KeyError without an origin."""
-        return subtract(Range(self.origins[key].offset, end), self.accounted(key))
+        return subtract(Range(self.origins[key].offset, end), self.list_accounted(key))
 
     def holes(self, key: Key) -> tuple[Range, ...]:
         """Returns the pending ranges below the furthest accounted offset."""
-        return self.pending(key, max((r.end for r in self.accounted(key)), default=0))
+        return self.pending(key, max((r.end for r in self.list_accounted(key)), default=0))
 
     def known(self) -> list[Key]:
         """Returns the sorted keys of all partitions with an origin in their current life."""
@@ -158,7 +158,7 @@ class State:
         """Returns every slice that a live plan reserves, with its batch."""
         return ((b, s) for b in self.live() if b.plan for s in b.plan.slices)
 
-    def reserved(self, key: Key) -> tuple[Range, ...]:
+    def list_reserved(self, key: Key) -> tuple[Range, ...]:
         """Returns the ranges of the key that live plans reserve."""
         if self._reserved is None:
             live = by_key((s.key, s.range) for _, s in self.live_slices())
@@ -183,13 +183,9 @@ class State:
     def _is_superseded(self, number: int, s: Slice) -> bool:
         return self.superseded.get(s.key, NOTHING_SUPERSEDED).after(number, s.range)
 
-    def uncommitted(self) -> tuple[Batch, ...]:
-        """Returns the batches published since the newest commit."""
-        return tuple(self.batches.published_since(self.last_mark))
-
     # -- folding
 
-    def extended(self, entries: Iterable[Entry]) -> State:
+    def extend(self, entries: Iterable[Entry]) -> State:
         """Returns a new state with further entries, numbered from `self.number` on."""
         out = copy(self)
         for f in fields(out):
@@ -352,7 +348,7 @@ class State:
             self._origin(OriginEntry(items=(origin,)))
         self.cluster = entry.cluster
 
-    def _moved(self, entry: MovedEntry) -> None:
+    def _move(self, entry: MovedEntry) -> None:
         self.moved.update({item.key: item.offset for item in entry.offsets})
 
     def _take(self, entry: TakeEntry) -> None:
@@ -368,7 +364,7 @@ class State:
         ranges = [(item.key, item.range) for item in entry.ranges]
         self._class(self.retired, ranges)
         for key, over in by_key(ranges).items():
-            self.superseded[key] = self._growing_superseded(key).covered(self.number, union(over))
+            self.superseded[key] = self._growing_superseded(key).cover(self.number, union(over))
         self._replace(entry.parts)
 
     def _schema(self, entry: SchemaEntry) -> None:
@@ -426,7 +422,7 @@ _APPLY: dict[type[BaseModel], Callable[[State, Any], None]] = {
     SkipEntry: State._skip,
     AbandonEntry: State._abandon,
     AcceptEntry: State._accept,
-    MovedEntry: State._moved,
+    MovedEntry: State._move,
     TakeEntry: State._take,
     RetireEntry: State._retire,
     SchemaEntry: State._schema,

@@ -311,7 +311,7 @@ class Ledger:
         owners = [e.owner for e in later if isinstance(e, OwnEntry) and e.batch == batch.id]
         return replace(batch, hash=entry.hash, owner=[entry.owner, *owners][-1], planned_at=entry.at)
 
-    def replaced(self, files: Iterable[str], state: State | None = None) -> frozenset[str]:
+    def list_replaced(self, files: Iterable[str], state: State | None = None) -> frozenset[str]:
         """Returns the lake paths among `names` whose parts were landed again, merged or retired at any time.
 
         If the state has forgotten a part, its publish entry is read.
@@ -349,7 +349,7 @@ class Ledger:
             if entry is None:
                 return None
             if self._create(state.number, entry := self._stamp(entry)):
-                self._state = state.extended([entry])
+                self._state = state.extend([entry])
                 self._leave_tip()
                 return Appended(state.number, entry, self._state)
 
@@ -401,7 +401,7 @@ def _may_be_replaced(state: State, path: str) -> Batch | None:
 
 
 def _fold_entry(state: State, data: list[tuple[str, bytes]]) -> State:
-    return state.extended(parse(content, path) for path, content in data) if data else state
+    return state.extend(parse(content, path) for path, content in data) if data else state
 
 
 def _find_next_number(number: int, path: str, data: bytes) -> int:

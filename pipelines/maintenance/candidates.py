@@ -106,7 +106,7 @@ def _still_there(ledger: Ledger, r: Receipt) -> Iterator[None]:
     try:
         yield
     except (PartUnreadable, ProofFailed):
-        if not ledger.replaced([p.path for p in r.parts]):
+        if not ledger.list_replaced([p.path for p in r.parts]):
             raise
         raise _replaced_meanwhile(r) from None
 

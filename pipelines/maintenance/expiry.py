@@ -127,7 +127,7 @@ def remove_retired(ledger: Ledger, lake: Lake) -> Removed:
     roll_forward(ledger, lake, feed)
     state = ledger.read()
     visible = (p for root in paths.visible_roots(feed) for p in lake.list(root))
-    parts = sorted(ledger.replaced(visible, state))
+    parts = sorted(ledger.list_replaced(visible, state))
     removed = published_files.remove_unless_named(lake, feed, parts)
     stay = () if removed else tuple(parts)
     manifests, pages = manifest.withdraw(state, lake, feed), tuple(_pages(state, lake, feed))

@@ -92,7 +92,7 @@ class Replayed:
         return total(c.trial for c in self.candidates.candidates)
 
     @property
-    def landed(self) -> Trial:
+    def outcome(self) -> Trial:
         """The outcome for the slices that were written again, or would be."""
         return total(c.trial for c, _ in self.done)
 

@@ -331,7 +331,7 @@ def accept_corrupt(feed: Feed, edges: Ports, fetcher: Fetcher, wanted: AskedRang
 
     def decide(state: State) -> LossEntry | None:
         current = state.current.get(damaged.key.tp) == damaged.key
-        unaccounted = subtract(damaged.range, state.accounted(damaged.key)) if current else ()
+        unaccounted = subtract(damaged.range, state.list_accounted(damaged.key)) if current else ()
         ranges = tuple(KeyRange(key=damaged.key, range=r) for r in unaccounted)
         return LossEntry(ranges=ranges, reason=reason) if ranges else None
 

@@ -82,7 +82,7 @@ class FeedStatus:
         return None if None in lags or self.error else sum(lag or 0 for lag in lags)
 
     @property
-    def uncommitted(self) -> int:
+    def uncommitted_offsets(self) -> int:
         """Offsets below the frontier that the group has not committed."""
         return sum(max(0, p.frontier - (p.committed or p.origin or 0)) for p in self.partitions if p.frontier)
 
@@ -219,6 +219,6 @@ def _partition(reading: _FeedReading, key: Key) -> PartitionStatus:
     if key not in state.origins:
         return PartitionStatus(key, None, None, committed, end, (), unstable=unstable)
     frontier = state.frontier(key)
-    above = tuple((r.start, r.end) for r in state.accounted(key) if r.start > frontier)
+    above = tuple((r.start, r.end) for r in state.list_accounted(key) if r.start > frontier)
     age = reading.outlook.ages().get(key) if reading.outlook else None
     return PartitionStatus(key, state.origins[key].offset, frontier, committed, end, above, age, unstable)

@@ -202,7 +202,9 @@ def _strangers(target: RepairTarget) -> Iterator[RepairFinding]:
     unknown = visible - {p.path for p in parts}
     nobodys = tuple(
         sorted(
-            unknown - target.ledger.replaced(unknown, state) - published_files.read_foreign(target.lake, target.feed)
+            unknown
+            - target.ledger.list_replaced(unknown, state)
+            - published_files.read_foreign(target.lake, target.feed)
         )
     )
     if nobodys:
@@ -210,7 +212,7 @@ def _strangers(target: RepairTarget) -> Iterator[RepairFinding]:
         remedy = "who reads the folder counts their rows: see where they come from, and move them away by hand"
         yield RepairFinding(RepairKind.STRANGER, text, remedy=(remedy,), items=nobodys)
     lacking = [p for p in parts if p.path not in visible and _is_nowhere(target.lake, p)]
-    replaced = target.ledger.replaced(p.path for p in lacking)
+    replaced = target.ledger.list_replaced(p.path for p in lacking)
     if missing := tuple(p.path for p in lacking if p.path not in replaced):
         text = f"{many(len(missing), 'published file')} missing: {ends(missing)}"
         ways = tuple(dict.fromkeys(_land_again(target, r) for r in receipts if any(p.path in missing for p in r.parts)))

@@ -199,7 +199,7 @@ def skip_to(ledger: Ledger, ends: Mapping[Key, int], reason: str) -> tuple[KeyRa
             KeyRange(key=k, range=r)
             for k, end in sorted(ends.items())
             if state.current.get(k.tp) == k
-            for r in subtract(Range(state.frontier(k), end), [*state.accounted(k), *state.reserved(k)])
+            for r in subtract(Range(state.frontier(k), end), [*state.list_accounted(k), *state.list_reserved(k)])
         ]
         return SkipEntry(ranges=tuple(passed), reason=reason) if passed else None
 

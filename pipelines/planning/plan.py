@@ -99,7 +99,7 @@ def _find_accounted(request: Request, state: State, key: Key) -> Iterable[Range]
     """Returns the ranges that need no reading. Skipped offsets are read if the request names them by number."""
     if request.replace:
         return ()
-    accounted = state.accounted(key)
+    accounted = state.list_accounted(key)
     if request.kind is RequestKind.OFFSETS:
         skipped = state.skipped.get(key, ())
         return tuple(rest for r in accounted for rest in subtract(r, skipped))

@@ -182,7 +182,7 @@ def find_due(
     if not times:
         return []  # the clock jumped back: the others' newest boundary is ahead of it
     look = _Lookup(state, cluster, behind, now + settings.max_skew)
-    look.between(times)
+    look.search_between(times)
     return look.entries()
 
 
@@ -256,7 +256,7 @@ class _Lookup:
         self._partitions = partitions
         self._found: dict[int, dict[Key, _BoundaryAnswer]] = {}
 
-    def between(self, times: Sequence[int]) -> None:
+    def search_between(self, times: Sequence[int]) -> None:
         # A first run often finds all records in the first window: the rest need not be bisected then.
         map_parallel(self._look, sorted({times[0], times[-1]}), patience=0)
         self._bisect(times)
@@ -517,7 +517,7 @@ def complete_of(state: State, asked: Iterable[int], settings: WindowSettings) ->
     complete_ranges: dict[int, dict[Key, Range]] = {window: {} for window in (asked if keys else ())}
     times = sorted({time for window in complete_ranges for time in (window, window + settings.length)})
     for key in keys:
-        accounted, bounds = state.accounted(key), _find_all_pinned(state.boundaries.get(key, NO_PINS), times)
+        accounted, bounds = state.list_accounted(key), _find_all_pinned(state.boundaries.get(key, NO_PINS), times)
         cache: dict[tuple[int | None, int | None], Range | None] = {}  # in a silence many windows have the same range
         for window, ranges in [*complete_ranges.items()]:
             ends = bounds[window], bounds[window + settings.length]

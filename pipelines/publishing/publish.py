@@ -127,14 +127,14 @@ def _agree(ledger: Ledger, lake: Lake, feed: str, state: State, staged: dict[int
     published = [state.batches[b] for b in sorted(staged) if _find_status(state, b) is BatchStatus.PUBLISHED]
     receipts = [r for b in published for r in _read_receipts(ledger, b)]
     parts = list({part.staged: part for r in receipts for part in r.parts}.values())  # slices may share a file
-    not_live = ledger.replaced((p.path for p in parts), state)
+    not_live = ledger.list_replaced((p.path for p in parts), state)
     map_parallel(lake.remove, [p.staged for p in parts if p.path in not_live])
     replaced = [path for b in published for path in _list_replaced(ledger, b)]
     hidden = [path for path, size in zip(replaced, map_parallel(lake.size, replaced), strict=True) if size is not None]
     hidden = published_files.remove_unless_named(lake, feed, hidden)
     live = [p for p in parts if p.path not in not_live]
     new_paths = [p.path for p, ours in zip(live, map_parallel(lambda p: _show(lake, p), live), strict=True) if ours]
-    late = ledger.replaced(new_paths) if new_paths else frozenset()
+    late = ledger.list_replaced(new_paths) if new_paths else frozenset()
     published_files.remove_unless_named(
         lake, feed, sorted(late)
     )  # copying takes time: a run that hid it meanwhile could not see it yet

@@ -79,7 +79,7 @@ def make_format(
         case JsonSchemaReader():
             from sluice.pipelines.records.json.format import JsonSchemaFormat
 
-            names = None if closed else reader.closed
+            names = None if closed else reader.closed_paths
             return JsonSchemaFormat(columns, reader.wire, dropping=dropping, closed=names, base=base)
         case protobuf.ProtobufReader():
             from sluice.pipelines.records.protobuf.format import ProtobufFormat

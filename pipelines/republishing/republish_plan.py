@@ -240,7 +240,7 @@ def _check_there(feed: str, state: State, wanted: dict[Key, list[Range]]) -> Non
     """Everything asked for must be accounted for, and none of it retired."""
     for key, ranges in wanted.items():
         for r in union(ranges):
-            if missing := subtract(r, state.accounted(key)):
+            if missing := subtract(r, state.list_accounted(key)):
                 first = missing[0]
                 raise WindowIncomplete(
                     f"{many(sum(m.span for m in missing), 'offset')} of {key} in {r} have not landed, the first of them"

@@ -180,7 +180,7 @@ class Sampled:
         return self.values - self.tombstones - self.objects
 
     @property
-    def typed(self) -> bool:
+    def is_typed(self) -> bool:
         """Returns whether JSON is the format: nearly every value is an object, and most of these can land."""
         objects, values = self.objects + self.constants, self.values - self.tombstones
         return bool(self.columns) and objects >= 0.95 * values and self.objects >= 0.5 * values

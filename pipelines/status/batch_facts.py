@@ -94,12 +94,12 @@ class BatchFacts:
         return sum(len(r.parts) for r in self.receipts)
 
     @cached_property
-    def adopted(self) -> tuple[Receipt, ...]:
+    def adopted_receipts(self) -> tuple[Receipt, ...]:
         """The receipts of slices that an earlier attempt had finished."""
         return tuple(r for r in self.receipts if r.adopted)
 
     @cached_property
-    def ordered(self) -> list[Receipt]:
+    def ordered_receipts(self) -> list[Receipt]:
         """The receipts in log order."""
         return sorted(self.receipts, key=lambda r: (r.slice.key, r.slice.start))
 
@@ -117,7 +117,7 @@ class BatchFacts:
 
     def parts(self, kind: PartKind) -> list[tuple[Receipt, Part]]:
         """The files of a kind, in log order."""
-        return [(r, p) for r in self.ordered for p in r.of(kind)]
+        return [(r, p) for r in self.ordered_receipts for p in r.of(kind)]
 
     def per_second(self, amount: int) -> float:
         """Returns the amount for each second from plan to publish; 0 if the time is unknown."""

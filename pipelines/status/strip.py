@@ -90,7 +90,7 @@ class _Partition:
     def __init__(self, state: State, key: Key, settings: WindowSettings) -> None:
         self.key = key
         self._state, self._settings = state, settings
-        self._accounted, self._frontier = state.accounted(key), state.frontier(key)
+        self._accounted, self._frontier = state.list_accounted(key), state.frontier(key)
 
     def look(self, window: int, outside: OutsideFacts) -> tuple[int, int | None, PendingPart | None]:
         """Returns (accounted offsets, all offsets, pending offsets) of a window."""

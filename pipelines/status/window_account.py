@@ -37,10 +37,10 @@ class PartitionAccount:
 
     @property
     def pending(self) -> int | None:
-        return None if self.span is None else self.span - self.accounted
+        return None if self.span is None else self.span - self.accounted_offsets
 
     @property
-    def accounted(self) -> int:
+    def accounted_offsets(self) -> int:
         return self.counts.total + self.lost + self.skipped + self.retired
 
 

@@ -40,15 +40,15 @@ class TableComparison:
     @property
     def right(self) -> bool:
         """Returns whether every engine reads all landed rows from the table."""
-        return self.sound and not (self.pending or self.stale or self.misread)
+        return self.is_sound and not (self.pending or self.stale or self.misread)
 
     @property
     def same(self) -> bool:
         """Returns whether the table matches the ledger exactly."""
-        return self.sound and self.head is not None and not (self.pending or self.stale)
+        return self.is_sound and self.head is not None and not (self.pending or self.stale)
 
     @property
-    def sound(self) -> bool:
+    def is_sound(self) -> bool:
         """Returns whether nobody else changed the table."""
         return not (self.missing or self.foreign or self.rows or self.deletes)
 
@@ -124,7 +124,7 @@ def _stale(ledger: Ledger, lake: Lake, state: State, others: set[str], kind: Par
     root = paths.part_path(ledger.feed, kind, "", "")
     base = lake.locate(f"{root}/x").removesuffix("x")
     names = {a: f"{root}/{a.removeprefix(base)}" for a in others if a.startswith(base)}
-    replaced = ledger.replaced(names.values(), state)
+    replaced = ledger.list_replaced(names.values(), state)
     return {a for a, path in names.items() if path in replaced}
 
 

@@ -221,7 +221,7 @@ class _Publisher:
     def _difference(self, state: State, head: TableHead) -> list[TableChange]:
         """Returns the changes that make a table without a valid mark equal to the ledger, by comparing all files."""
         comparison = compare(self.ledger, self.lake, self.table, head, state, self.kind)
-        if comparison.deletes or not (comparison.sound or self.repair):
+        if comparison.deletes or not (comparison.is_sound or self.repair):
             raise differs(self.table, comparison, self.ledger.feed)
         add, remove = (*comparison.pending, *comparison.missing), (*comparison.stale, *comparison.foreign)
         wanted = set(add)
@@ -303,7 +303,7 @@ class _Publisher:
         self._note_foreign([path for path in going if self._ours(path) and published_files.may_be_foreign(path)])
         self._note_removing([path for path in going if not published_files.may_be_foreign(path)])
         noted, foreign = published_files.read_removing(lake, feed), published_files.read_foreign(lake, feed)
-        removing = [*self.ledger.replaced(filter(self._ours, noted)), *filter(self._ours, foreign)]
+        removing = [*self.ledger.list_replaced(filter(self._ours, noted)), *filter(self._ours, foreign)]
         expired = table.expire(before)
         if not removing:
             return replace(done, expired=expired, head=table.look() if expired else done.head)

@@ -151,7 +151,7 @@ def _of_rows(
     types = column_types(shape.columns)
     needed = {name: types[name] for e in expectations for name in columns(e)}
     placed = any(e.type in _UNIQUE for e in expectations)
-    with StagedTable.opened(needed, typed=shape.columns is not None, placed=placed, memory=memory) as table:
+    with StagedTable.create(needed, typed=shape.columns is not None, placed=placed, memory=memory) as table:
         table.add(receipts, lake)
         if not table.rows:
             yield from (Result(e.place, True, NO_ROWS) for e in expectations)
@@ -160,7 +160,7 @@ def _of_rows(
         yield from (_QUANTILES[e.type](e, table) for e in expectations if e.type in _QUANTILES)
         counted = sorted((e for e in expectations if e.type in _COUNTED), key=columns)
         for names, group in groupby(counted, key=columns):
-            with table.counted(names) as values:
+            with table.count_distinct(names) as values:
                 yield from (_COUNTED[e.type](e, values, table, types[names[0]]) for e in group)
 
 
@@ -219,7 +219,7 @@ def _check_median(e: Expectation, table: StagedTable) -> Result:
     n = table.aggregates([("count", column)])["count", column]
     if not n:
         return _of_number(e, None)
-    values = table.ranked(column, [(n - 1) // 2, n // 2])
+    values = table.read_ranks(column, [(n - 1) // 2, n // 2])
     low, high = values[(n - 1) // 2], values[n // 2]
     middle = low if n % 2 else (low + high) / 2
     return _of_number(e, float(middle) if isinstance(middle, Decimal) else middle)
@@ -232,7 +232,7 @@ def _check_quantiles(e: Expectation, table: StagedTable) -> Result:
     if not n:
         return Result(e.place, not ranges["quantiles"])
     ranks = [round((n - 1) * q) for q in ranges["quantiles"]]
-    values = table.ranked(column, ranks)
+    values = table.read_ranks(column, ranks)
     pairs = zip((values[rank] for rank in ranks), ranges["value_ranges"], strict=True)
     passed = all(_is_near(value, *limits) for value, limits in pairs)
     values_text = (f"{q:g}: {format_number(values[rank])}" for q, rank in zip(ranges["quantiles"], ranks, strict=True))
@@ -257,7 +257,7 @@ _QUANTILES: Mapping[str, Callable[[Expectation, StagedTable], Result]] = {
 def _check_unique(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Result:
     ignored = get_argument(e, "ignore_row_if") if "column_list" in e.kwargs else "any_value_is_missing"
     which = {"all_values_are_missing": values.some, "any_value_is_missing": values.full, "never": values.all}[ignored]
-    checked, unexpected = values.repeated(which)
+    checked, unexpected = values.count_repeated(which)
     first = values.first_repeated(which) if unexpected else ()
     return Result(e.place, enough(checked, unexpected, get_argument(e, "mostly")), "", checked, unexpected, first)
 
@@ -267,7 +267,7 @@ def _check_distinct_count(e: Expectation, values: Counted, table: StagedTable, t
 
 
 def _check_distinct_share(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Result:
-    checked, _ = values.repeated(values.full)
+    checked, _ = values.count_repeated(values.full)
     return _of_number(e, values.distinct / checked if checked else 0)
 
 

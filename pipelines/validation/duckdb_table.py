@@ -54,7 +54,7 @@ class StagedTable:
 
     @classmethod
     @contextmanager
-    def opened(cls, types: Mapping[str, Type], *, typed: bool, placed: bool, memory: int = MEMORY) -> Iterator[Self]:
+    def create(cls, types: Mapping[str, Type], *, typed: bool, placed: bool, memory: int = MEMORY) -> Iterator[Self]:
         """An empty table that is removed when the block ends. Raises Failed when there is no room to spill."""
         import duckdb
 
@@ -117,7 +117,7 @@ class StagedTable:
         floats = self._types[name].kind in _AS_FLOAT and function in ("sum", "avg", "stddev_samp")
         return f"{function}({self._names[name]}{'::double' if floats else ''})"
 
-    def ranked(self, name: str, ranks: Sequence[int]) -> dict[int, Any]:
+    def read_ranks(self, name: str, ranks: Sequence[int]) -> dict[int, Any]:
         """The values at these ranks of the sorted column, by rank. Ranks count from 0; nulls are left out."""
         c = self._names[name]
         self._db.execute(f"create or replace temp table s as select {c} as v from t where {c} is not null order by {c}")
@@ -126,7 +126,7 @@ class StagedTable:
         return dict(rows)
 
     @contextmanager
-    def counted(self, names: Sequence[str]) -> Iterator[Counted]:
+    def count_distinct(self, names: Sequence[str]) -> Iterator[Counted]:
         """The distinct rows of some columns, and how often each occurs. Open only one at a time."""
         chosen = [self._names[n] for n in names]
         self._db.execute(f"create temp table v as select {', '.join(chosen)}, count(*) as n from t group by all")
@@ -152,7 +152,7 @@ class Counted:
         self.some, self.full = f"not ({' and '.join(nulls)})", f"not ({' or '.join(nulls)})"
         self.all = "true"
 
-    def repeated(self, which: str) -> tuple[int, int]:
+    def count_repeated(self, which: str) -> tuple[int, int]:
         """How many rows meet the condition, and how many of them occur more than once."""
         query = f"select coalesce(sum(n), 0), coalesce(sum(n) filter (n > 1), 0) from v where {which}"
         checked, more = self._one(query)

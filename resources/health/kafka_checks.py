@@ -218,7 +218,7 @@ def topics(of: OneFeed) -> Iterator[Diagnosis]:
     visible = of.visit.topics_seen(of.topics)
     sound = []
     for name, topic in visible.items():
-        if topic.hidden:
+        if topic.is_hidden:
             yield report_skipped("topics", f"{name}: {UNSEEN}")
         elif topic.error:
             yield of_error("topics", explain(topic.error(), grantee(of.feed.kafka), f"topic {name}", Location(name)))
@@ -239,7 +239,7 @@ def dead_letters(of: OneFeed) -> Iterator[Diagnosis]:
         return
     name = of.feed.dead_letters.topic
     topic = of.visit.topics_seen([name])[name]
-    if topic.hidden:
+    if topic.is_hidden:
         yield report_skipped("dead letters", f"{name}: {UNSEEN}")
     elif topic.error:
         failure = explain(topic.error(), grantee(of.feed.kafka), f"topic {name}", Location(name))
@@ -348,9 +348,11 @@ def _lacking_on_topics(of: OneFeed, right: Right) -> Lacking:
     covered = sorted(n for n in names if right.covers(right.kind, n))
     visible = of.visit.topics_seen(covered)
     untold = right.operation is Operation.DESCRIBE_CONFIGS  # does not imply DESCRIBE: hidden resources may have it
-    if any((untold and t.hidden) or (not t.error and not t.may) for t in visible.values()):
+    if any((untold and t.is_hidden) or (not t.error and not t.may) for t in visible.values()):
         return None
-    return [n for n in covered if visible[n].hidden or (not visible[n].error and right.operation not in visible[n].may)]
+    return [
+        n for n in covered if visible[n].is_hidden or (not visible[n].error and right.operation not in visible[n].may)
+    ]
 
 
 def _lacking_on_group(of: OneFeed, right: Right) -> Lacking:

@@ -142,13 +142,13 @@ def test_it_looks_when_windows_close_and_soon_after_a_run_that_left_something(
     assert due(11, 20)
     left_behind(world, instance, dg.DagsterRunStatus.SUCCESS, "00:00")
     assert not due(11, 22)
-    assert (looks.quiet.skip_message or "").endswith("completed its request")
+    assert (looks.skip_reason.skip_message or "").endswith("completed its request")
     left_behind(world, instance, dg.DagsterRunStatus.STARTED, "01:00", tags={MORE_TAG: "1"})
     assert not due(11, 25), "that run is at work"
-    assert "has not ended" in (looks.quiet.skip_message or "")
+    assert "has not ended" in (looks.skip_reason.skip_message or "")
     left_behind(world, instance, dg.DagsterRunStatus.FAILURE, "02:00", tags={MORE_TAG: "1"})
     assert not due(11, 30), "what failed waits for the next closing"
-    said = looks.quiet.skip_message or ""
+    said = looks.skip_reason.skip_message or ""
     assert "did not succeed: the next look, when a window closes, requests the remaining windows again" in said
     assert due(14, 40), "ticks were missed"
 

@@ -208,7 +208,7 @@ def test_what_an_older_schema_refused_is_replayed_by_a_newer_one(place: Place, r
     feed = avro_feed(place, registry.url, new)
     with edges(feed) as opened:
         done = replay(feed, opened, Filter(), None, new_owner("test"), lambda progress: None)
-    assert done.landed.fit.total() == 1
+    assert done.outcome.fit.total() == 1
     assert [r["state"] for r in landed(feed)] == ["open", "paid", "open"]
 
 

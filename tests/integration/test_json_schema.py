@@ -112,7 +112,7 @@ def test_what_a_schema_refused_is_replayed_by_a_mended_one(place: Place, registr
     feed = json_feed(place, registry.url, ORDER | {"properties": states})
     with edges(feed) as opened:
         done = replay(feed, opened, Filter(), None, new_owner("test"), lambda progress: None)
-    assert done.landed.fit.total() == 1
+    assert done.outcome.fit.total() == 1
     assert [r["state"] for r in landed(feed)] == ["open", "sent", "open"]
 
 

@@ -231,7 +231,7 @@ def test_offsets_gone_are_named_and_accepted_only_by_policy(place: Place) -> Non
         assert state.lost[key] == (Range(10, 40),)
         assert state.frontier(key) == 100
         assert explain(ledger(accepting, opened), opened.lake, key.tp, 20).found is Class.LOST
-        assert audit(ledger(accepting, opened), opened.lake).reconciled
+        assert audit(ledger(accepting, opened), opened.lake).is_reconciled
 
 
 @pytest.mark.each_lake
@@ -242,13 +242,13 @@ def test_audit_rescan_and_explain(place: Place) -> None:
     with edges(feed) as opened:
         book = ledger(feed, opened)
         report = audit(book, opened.lake, hashes=True)
-        assert report.reconciled
+        assert report.is_reconciled
         current = book.read().current
         found = {current[p.tp]: p for p in opened.cluster.partitions([place.topic], feed.isolation)}
         full = rescan(
             report, book, opened.lake, RAW, CurrentLog(KafkaFetcher(feed.kafka, feed.isolation), feed.isolation, found)
         )
-        assert (full.reconciled, full.compared) == (True, 300)
+        assert (full.is_reconciled, full.compared) == (True, 300)
         told = explain(book, opened.lake, TopicPartition(place.topic, 1), 42)
         assert (told.found, told.row) == (Class.LANDED, 42)
         assert explain(book, opened.lake, TopicPartition(place.topic, 1), 1000).found is Class.PENDING

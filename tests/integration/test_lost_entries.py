@@ -56,7 +56,7 @@ def proven(place: Place, feed: Feed) -> None:
         report = audit(book, opened.lake, hashes=True)
         log = CurrentLog(tools.fetcher, feed.isolation, found.partitions)
         report = rescan(report, book, opened.lake, feed.shape, log)
-        assert report.reconciled, report.problems
+        assert report.is_reconciled, report.problems
         assert strict(book, opened.lake, feed, found, report).problems == ()
     assert rows(feed) == consumed(place.kafka, place.topic)
 

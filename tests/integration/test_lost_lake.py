@@ -82,7 +82,7 @@ def test_a_removed_lake_is_noticed_and_the_group_taken_over(place: Place, begin:
     assert {p: offset for p, (offset, _) in after.items()} == {0: 25, 1: 25}
     mine = Ledger(open_lake(feed), feed.name, lambda: 0).read().ledger_id
     assert all(mine in metadata for _, metadata in after.values())
-    assert rescanned(feed).reconciled
+    assert rescanned(feed).is_reconciled
 
 
 def test_two_lakes_on_one_group(place: Place, lake: Lines) -> None:

@@ -175,7 +175,7 @@ def test_an_enum_s_new_name_is_replayed_by_a_newer_file(place: Place, registry: 
     feed = protobuf_feed(place, registry.url, SECOND)
     with edges(feed) as opened:
         done = replay(feed, opened, Filter(), None, new_owner("test"), lambda progress: None)
-    assert done.landed.fit.total() == 1
+    assert done.outcome.fit.total() == 1
     assert [r["state"] for r in landed(feed)] == ["OPEN", "SENT", "OPEN"]
 
 

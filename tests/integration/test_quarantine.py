@@ -126,7 +126,7 @@ def test_what_was_quarantined_lands_after_the_feed_was_mended(place: Place, monk
     check(feed, place)
 
     done = replayed(feed)
-    assert done.landed.fit.total() == 200
+    assert done.outcome.fit.total() == 200
     assert landed(feed) == expected(records, lambda i: {3: LARGE + i, 5: None, 7: None}.get(i % 10, i))
     assert held(feed) == {"not_json": 200, "wrong_type": 200}
     check(feed, place)
@@ -138,7 +138,7 @@ def test_what_was_quarantined_lands_after_the_feed_was_mended(place: Place, monk
 
     done = replayed(feed, fix)
     ((what, (failed, _)),) = done.trial.botched.items()
-    assert (done.landed.mended, failed, what.partition(" ")[0]) == (200, 200, "ValueError")
+    assert (done.outcome.mended, failed, what.partition(" ")[0]) == (200, 200, "ValueError")
     assert landed(feed) == expected(records, lambda i: {3: LARGE + i, 5: None}.get(i % 10, i))
     assert held(feed) == {"not_json": 200}
     check(feed, place)

@@ -88,7 +88,7 @@ def is_whole(place: Place, feed: Feed) -> bool:
     """Everything landed once, and the audit reconciles."""
     with edges(feed) as opened:
         report = audit(ledger(feed, opened), opened.lake, hashes=True)
-    return report.reconciled and rows(feed) == consumed(place.kafka, place.topic)
+    return report.is_reconciled and rows(feed) == consumed(place.kafka, place.topic)
 
 
 # -- crashes

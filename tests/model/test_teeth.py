@@ -62,7 +62,7 @@ def recheck(patch: Patch) -> None:
         while entry is not None:
             state = self.read()
             if self._create(state.number, stamped := self._stamp(entry)):
-                self._state = state.extended([stamped])
+                self._state = state.extend([stamped])
                 return Appended(state.number, stamped, self._state)
         return None
 
@@ -77,7 +77,7 @@ def floor(patch: Patch) -> None:
 
 
 def lossfirst(patch: Patch) -> None:
-    patch.setattr(State, "reserved", lambda self, key: ())
+    patch.setattr(State, "list_reserved", lambda self, key: ())
 
 
 def reclamp(patch: Patch) -> None:
@@ -181,7 +181,7 @@ def deadletters(patch: Patch) -> None:
 
 def fromorigin(patch: Patch) -> None:
     def frontier(self: State, key: Key) -> int:
-        held = self.accounted(key)
+        held = self.list_accounted(key)
         return find_contiguous_end(min([self.origins[key].offset, *(r.start for r in held)]), held)
 
     patch.setattr(State, "frontier", frontier)
@@ -219,10 +219,10 @@ def beside(patch: Patch) -> None:
 
 
 def forgotten(patch: Patch) -> None:
-    def replaced(self: Ledger, named: Iterable[str], state: State | None = None) -> frozenset[str]:
+    def list_replaced(self: Ledger, named: Iterable[str], state: State | None = None) -> frozenset[str]:
         return frozenset((state or self.read()).replaced).intersection(named)
 
-    patch.setattr(Ledger, "replaced", replaced)
+    patch.setattr(Ledger, "list_replaced", list_replaced)
 
 
 def undeclared(patch: Patch) -> None:

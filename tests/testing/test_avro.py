@@ -104,7 +104,7 @@ def test_records_that_a_schema_refused_are_landed_by_a_newer_one(project: Projec
     writers = KeptSchemas(project.lake, "orders")
     edges = Ports(None, None, project.lake, MemoryEngine(), MemoryLiveness(), MemoryClock(0), None, writers)  # type: ignore[arg-type]
     done = replay(again.feed, edges, Filter(), None, new_owner("test"), lambda progress: None)
-    assert done.landed.fit.total() == 1
+    assert done.outcome.fit.total() == 1
 
 
 def test_without_a_registry_all_records_are_of_the_file(project: Project) -> None:

@@ -131,7 +131,7 @@ class JsonFormat(TypedFormat):
             faults = find_misfits(self._typer.nodes, refused, opened.values, offsets)
             piece = replace(piece, refused=_detect_encoding(piece.refused, opened))
         unknown = self._unknown.of(piece.arrays[-1], offsets[piece.rows])
-        if unknown and unknown.refused:
+        if unknown and unknown.has_refused:
             piece = _without_unknown(piece, unknown, len(self._typer.nodes))
         landed, typed = self._make_landed(kafka, piece)
         first = int(offsets[piece.rows[0]]) if typed else -1

@@ -48,31 +48,31 @@ class JsonSchemaReader:
     evolves = True
 
     def __post_init__(self) -> None:
-        _ = self._made
+        _ = self._document
 
     @cached_property
-    def _made(self) -> _Made:
+    def _document(self) -> _Made:
         return _read(Document(self.texts[-1]))
 
     @property
     def columns(self) -> Schema:
         """The columns of rows."""
-        return self._made.columns
+        return self._document.columns
 
     @property
     def expectations(self) -> tuple[Expectation, ...]:
         """Expectations of rows beyond their types."""
-        return self._made.expectations
+        return self._document.expectations
 
     @property
-    def closed(self) -> tuple[str, ...]:
+    def closed_paths(self) -> tuple[str, ...]:
         """The paths of objects that may have no other fields (`additionalProperties: false`); the record's is empty."""
-        return self._made.closed
+        return self._document.closed
 
     @cached_property
     def fingerprint(self) -> str:
         """16 hex digits. Readers that make the same rows of the same records have the same ones."""
-        makes = [*self.columns.texts().items(), self.wire, *([self.closed] if self.closed else [])]
+        makes = [*self.columns.texts().items(), self.wire, *([self.closed_paths] if self.closed_paths else [])]
         return hashlib.sha256(json.dumps(makes).encode()).hexdigest()[:16]
 
 

@@ -48,7 +48,7 @@ class NewFields:
     called: tuple[str, ...]
 
     @property
-    def refused(self) -> bool:
+    def has_refused(self) -> bool:
         """True if any row has a field that its struct does not allow."""
         return bool((self.firsts >= 0).any())
 

@@ -217,7 +217,7 @@ class SendQueue:
         size = 0
         with self._changed:
             idle = [p for p in self._waiting if p not in self._busy]
-            for partition in idle if self._worth and not self._halted else ():
+            for partition in idle if self._worth and not self._is_halted else ():
                 batch = self._waiting[partition][0]
                 if heads and size + batch.size > REQUEST_BYTES:
                     break
@@ -231,7 +231,7 @@ class SendQueue:
         return heads
 
     @property
-    def _halted(self) -> bool:
+    def _is_halted(self) -> bool:
         return self._stopped or self._error is not None
 
     async def _run_round(self, heads: dict[int, SealedBatch]) -> None:
@@ -240,7 +240,7 @@ class SendQueue:
             await self._wire.sleep(max(self._backpressure.until - time.monotonic(), 0.0))
         await self._add(heads.keys() - self._added)
         patience = Patience(self._wire, self._seconds)
-        while heads and not self._halted:
+        while heads and not self._is_halted:
             trouble: KafkaError | None = None
             try:
                 by_leader = await self._by_leader(heads)

@@ -149,7 +149,7 @@ class TopicSeen:
     may: frozenset[str]
 
     @property
-    def hidden(self) -> bool:
+    def is_hidden(self) -> bool:
         """True if this client may not even see it."""
         return self.error is TopicAuthorizationFailedError
 

@@ -136,7 +136,7 @@ def _asked(state: State, ledger: Ledger) -> None:
     assert checkpoint.dump(kept) == checkpoint.dump(state)
     for key in state.known():
         state.holes(key)
-        state.reserved(key)
+        state.list_reserved(key)
     for batch in state.batches.values():
         assert batch.owner.describe()
     for name in state.shapes:

@@ -195,7 +195,7 @@ def test_whatever_happens_it_finds_what_an_audit_of_everything_finds(tmp_path: P
             world.lake.write(path, data)
 
     def rewrite() -> None:
-        if all(end == 200 for end in at.values()) and look(world, everything=True).reconciled:
+        if all(end == 200 for end in at.values()) and look(world, everything=True).is_reconciled:
             world.compact()
 
     for _ in range(14):

@@ -453,7 +453,7 @@ def test_a_few_values_far_outside_do_not_hide_the_others() -> None:
 def test_of_a_large_batch_a_sample_is_read() -> None:
     table = pa.table({"v": pa.array(range(10_000), pa.int64()), "offset": pa.array(range(10_000), pa.int64())})
     found = _profiles(table, ["v"], most=1000, group=100)
-    assert (found.rows, found.all_, found.sampled) == (1000, 10_000, True)
+    assert (found.rows, found.all_, found.is_sampled) == (1000, 10_000, True)
     (v,) = found.columns
     assert [b.rows > 0 for b in v.bins].count(True) >= 10, "from everywhere"
 

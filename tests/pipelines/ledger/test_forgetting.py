@@ -37,7 +37,7 @@ def short_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fold(entries: list[Entry], begun: State | None = None) -> State:
-    return (begun or State()).extended(entries)
+    return (begun or State()).extend(entries)
 
 
 def knowing_all(entries: list[Entry]) -> State:
@@ -72,13 +72,13 @@ def answers(state: State, of: Ledger) -> dict[str, Any]:
         [b.id for b in some]
         for some in (asked.newest_first(), asked.newest_first(60), asked.published_since(40), asked.failed_in_part())
     ]
-    return own | {"replaced parts": of.replaced(every, state), "publications": asked.publications()}
+    return own | {"replaced parts": of.list_replaced(every, state), "publications": asked.publications()}
 
 
 def states() -> Iterator[tuple[int, State]]:
     state = State()
     for number, entry in enumerate(LOG, 1):
-        yield number, (state := state.extended([entry]))
+        yield number, (state := state.extend([entry]))
 
 
 def test_every_answer_is_that_of_a_state_that_forgot_nothing(short_memory: None) -> None:
@@ -160,7 +160,7 @@ def test_what_is_superseded_is_found_by_any_range() -> None:
             for end in (start, start + 1, start + 7, 300):
                 meant = any(at > number and r.meets(Range(start, end)) for at, r in pairs)
                 assert held.after(number, Range(start, end)) == meant, (number, start, end)
-    assert list(held.covered(11, [Range(0, 110)])) == [(9, Range(90, 120)), (9, Range(200, 201)), (11, Range(0, 110))]
+    assert list(held.cover(11, [Range(0, 110)])) == [(9, Range(90, 120)), (9, Range(200, 201)), (11, Range(0, 110))]
     assert list(held) == pairs, "a value, never changed"
 
 

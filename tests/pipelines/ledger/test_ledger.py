@@ -83,13 +83,13 @@ def test_a_batch_is_planned_then_published_and_the_frontier_follows() -> None:
 
 def test_what_live_plans_reserve_follows_the_ledger() -> None:
     ledger = begun()
-    assert ledger.read().reserved(KEY) == ()
+    assert ledger.read().list_reserved(KEY) == ()
     batch = planned(ledger)
     planned(ledger, a_plan(10, 20))
-    assert ledger.read().reserved(KEY) == (Range(0, 20),)
+    assert ledger.read().list_reserved(KEY) == (Range(0, 20),)
     publish(ledger, batch, owner(), [a_receipt()], [])
-    assert ledger.read().reserved(KEY) == (Range(10, 20),)
-    assert ledger.read().reserved(Key("orders", 1, "id-1")) == ()
+    assert ledger.read().list_reserved(KEY) == (Range(10, 20),)
+    assert ledger.read().list_reserved(Key("orders", 1, "id-1")) == ()
 
 
 def test_a_batchs_plan_and_what_it_published_are_read_back() -> None:

@@ -164,7 +164,7 @@ def test_what_fits_the_mended_schema_lands_in_its_place_and_the_rest_stays(world
     assert (after.frontiers(), after.commits, after.boundaries) == (state.frontiers(), state.commits, state.boundaries)
     assert list(world.lake.list(paths.manifest_folder("orders"))) == manifests
     assert list(world.lake.list(paths.staging_root("orders"))) == []
-    assert (done.landed.fit.total(), done.trial.tried.total()) == (2 * len(large()), 2 * len(large() + broken()))
+    assert (done.outcome.fit.total(), done.trial.tried.total()) == (2 * len(large()), 2 * len(large() + broken()))
     assert world.replay().done == ()
 
 
@@ -228,7 +228,7 @@ def test_a_dry_run_says_the_same_and_writes_nothing(world: Typed) -> None:
     done = world.replay()
     assert told.trial == done.trial
     assert [c.slice for c, _ in told.done] == [c.slice for c, _ in done.done]
-    assert told.landed.fit == {
+    assert told.outcome.fit == {
         QuarantineKind("schema", "out_of_range", None, "amount", "too large for int32"): 2 * len(large())
     }
     ((kind, (records, first)),) = told.trial.why.items()

@@ -72,7 +72,7 @@ def rows(world: World) -> list[tuple[int, int]]:
 
 
 def is_reconciled(world: World) -> bool:
-    return audit(world.ledger, world.lake, hashes=True).reconciled  # type: ignore[arg-type]
+    return audit(world.ledger, world.lake, hashes=True).is_reconciled  # type: ignore[arg-type]
 
 
 def unchanged(world: World) -> dict[str, bytes]:

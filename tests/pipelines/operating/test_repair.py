@@ -154,7 +154,7 @@ def test_a_dead_run_s_batch_can_be_given_up(world: World) -> None:
     assert found[0].text == f"batch {batch} (catch-up); 1 finished slice will be read again"
     state = world.fresh_ledger().read()
     assert state.batches[batch].status is BatchStatus.ABANDONED
-    assert state.reserved(KEY) == ()
+    assert state.list_reserved(KEY) == ()
     assert world.staged == set()
     (already,) = world.repair(batch)
     assert already.text == f"batch {batch} is abandoned already"

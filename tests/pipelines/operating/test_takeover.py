@@ -78,7 +78,7 @@ def all_rows(first: int, end: int) -> list[tuple[int, int]]:
 
 
 def is_reconciled(world: World) -> bool:
-    return audit(world.ledger, world.lake, hashes=True).reconciled
+    return audit(world.ledger, world.lake, hashes=True).is_reconciled
 
 
 WRITERS: dict[str, Callable[[World], object]] = {

@@ -34,7 +34,7 @@ def key(number: int = 0) -> Key:
 def state(origins: dict[int, int], accounted: dict[int, list[Range]] | None = None) -> State:
     items = tuple(OriginItem(key=key(n), offset=o, committed=None, why="") for n, o in origins.items())
     lost = tuple(KeyRange(key=key(n), range=r) for n, rs in (accounted or {}).items() for r in rs)
-    return State().extended([OriginEntry(items=items), LossEntry(ranges=lost, reason="")])
+    return State().extend([OriginEntry(items=items), LossEntry(ranges=lost, reason="")])
 
 
 def planned(
@@ -78,7 +78,7 @@ def test_a_plan_covers_exactly_what_is_pending(
     plan = planned(s, parts, sizing=sizing)
     for n, w in enumerate(world):
         frontier = s.frontier(key(n))
-        expected = subtract(Range(frontier, max(frontier, w[0] + w[1])), s.accounted(key(n)))
+        expected = subtract(Range(frontier, max(frontier, w[0] + w[1])), s.list_accounted(key(n)))
         mine = [x for x in (plan.slices if plan else ()) if x.key == key(n)]
         assert union(x.range for x in mine) == expected
         assert sum(x.span for x in mine) == sum(r.span for r in expected), "slices do not overlap"

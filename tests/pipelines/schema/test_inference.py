@@ -75,7 +75,7 @@ def test_what_no_schema_can_name_stays_out() -> None:
 
 def test_fields_of_records_whose_names_are_data_get_no_columns() -> None:
     sample = sample_values(json.dumps({"id": 1, f"user-{i:04}": i}).encode() for i in range(50))
-    assert (sample.columns, len(sample.left_out), sample.typed) == ({"id": "int64"}, 50, True)
+    assert (sample.columns, len(sample.left_out), sample.is_typed) == ({"id": "int64"}, 50, True)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_integers_are_times_by_name_and_range(name: str, values: list[Any], type
 
 def test_what_is_no_json_is_counted() -> None:
     found = sample_values([b"{}", b"[1]", None, b"\xff", b'{"a": 1}', b"{" * 100_000])
-    assert (found.values, found.tombstones, found.objects, found.other, found.typed) == (6, 1, 2, 3, False)
+    assert (found.values, found.tombstones, found.objects, found.other, found.is_typed) == (6, 1, 2, 3, False)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
@@ -108,18 +108,18 @@ def test_json_in_another_encoding_is_told_from_what_is_none(encoding: str) -> No
     found = sample_values(
         [json.dumps({"a": i}).encode(encoding) for i in range(5)] + [b"\xef\xbb\xbf{}", b'{"a": NaN}']
     )
-    assert (found.objects, found.typed, found.encoded) == (1, False, {encoding[:6].upper(): 5})
+    assert (found.objects, found.is_typed, found.encoded) == (1, False, {encoding[:6].upper(): 5})
 
 
 def test_values_with_nan_do_not_count_as_objects_and_are_counted() -> None:
     values = [b'{"a": 1, "b": %d}' % i for i in range(9)] + [b'{"a": NaN, "c": -Infinity}']
     sample = sample_values(values)
-    assert (sample.objects, sample.constants, sample.typed) == (9, 1, True)
+    assert (sample.objects, sample.constants, sample.is_typed) == (9, 1, True)
     assert sample.columns == {"a": "int64", "b": "int64"}
     _, quarantined = convert(parse_schema(sample.columns), values)
     assert quarantined is not None
     assert quarantined["reason"].to_pylist() == ["not_json"]
-    assert not sample_values([values[-1]] * 5).typed
+    assert not sample_values([values[-1]] * 5).is_typed
 
 
 def test_an_object_whose_names_are_data_is_a_map() -> None:

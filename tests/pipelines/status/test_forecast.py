@@ -42,7 +42,7 @@ def state(pins: Mapping[int, int] | None = None, done: int = 0, origin: int = 0)
     offsets = tuple((pins or {})[t] for t in times[1:])
     items = (Boundaries(key=KEY, times=tuple(times[1:]), offsets=offsets),)
     passed = (KeyRange(key=KEY, range=Range(origin, done)),) if done > origin else ()
-    return State().extended(
+    return State().extend(
         [OriginEntry(items=(opens,)), BoundaryEntry(items=items), SkipEntry(ranges=passed, reason="")]
     )
 
@@ -126,7 +126,7 @@ def test_nothing_at_all_there_is_no_age() -> None:
 
 
 def test_what_is_pending_is_told_apart_from_what_is_gone() -> None:
-    known = state(done=100).extended([SkipEntry(ranges=(KeyRange(key=KEY, range=Range(300, 400)),), reason="")])
+    known = state(done=100).extend([SkipEntry(ranges=(KeyRange(key=KEY, range=Range(300, 400)),), reason="")])
     (found,) = forecast.backlogs(known, {KEY: partition(log_start=150, last_stable_offset=500)})
     assert found.ranges == (Range(100, 300), Range(400, 500))
     assert (found.lost, found.held) == ((Range(100, 150),), (Range(150, 300), Range(400, 500)))

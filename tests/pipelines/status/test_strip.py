@@ -31,7 +31,7 @@ def state(*accounted: tuple[int, int, int]) -> State:
     pins = tuple(Boundaries(key=k, times=(2 * HOUR, 3 * HOUR, 4 * HOUR), offsets=(10, 20, 30)) for k in KEYS)
     ranges = tuple(KeyRange(key=KEYS[n], range=Range(start, end)) for n, start, end in accounted)
     entries = [OriginEntry(items=origins), BoundaryEntry(items=pins), SkipEntry(ranges=ranges, reason="")]
-    return State().extended(entries)
+    return State().extend(entries)
 
 
 def test_a_window_is_landed_when_nothing_of_it_is_pending() -> None:
