@@ -55,7 +55,7 @@ class Groups(Protocol):
         """One group as it is now; Dead when there is none."""
         ...
 
-    def committed(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
+    def fetch_committed(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
         """All offsets that the group has committed. Waits while a transaction on them is open (KIP-447)."""
         ...
 
@@ -204,7 +204,7 @@ class Membership(Protocol):
         """Fence older committers of the same transactional id (KIP-98, KIP-447)."""
         ...
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
+    def fetch_committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
         """The committed offset of each partition, or None. Waits while a transaction on them is open (KIP-447)."""
         ...
 
@@ -233,8 +233,8 @@ class Group(Protocol):
     (`offsets` in the feed). A feed that says `commit: none` only asks where to begin: its ledger alone knows how far it
     has come."""
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
-        """The same as `Membership.committed`, without joining."""
+    def fetch_committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
+        """The same as `Membership.fetch_committed`, without joining."""
         ...
 
     def members(self) -> tuple[Member, ...]:

@@ -286,7 +286,7 @@ def _format_verdict(report: AuditReport, rescanned: bool) -> RenderableType:
 
 def build_document(report: AuditReport) -> dict[str, Any]:
     counts = "rows compared compared_before not_comparable batches looked_at=looked unlisted"
-    return document_of(report, f"feed reconciled files=parts {counts}") | {
+    return document_of(report, f"feed reconciled=is_reconciled files=parts {counts}") | {
         "proven": report.proven and dict(zip(("first", "last"), map(show_instant, report.proven), strict=True)),
         "partitions": [_account(a) for a in report.accounts],
         "problems": [_build_problem(p) for p in report.problems],

@@ -106,7 +106,7 @@ def _format_overview(statuses: list[FeedStatus], terminal: CommandOutput) -> lis
         return [Text("no feeds")]
     names = ("feed", "windows", "lag", "behind", "uncommitted", "last batch", "")
     wide = terminal.width >= _WIDE
-    selected = [True] * 4 + [wide or any(f.uncommitted_offsets for f in statuses)] + [True] * 2
+    selected = [True] * 4 + [wide or any(f.uncommitted for f in statuses)] + [True] * 2
     rows = [[c for c, keep in zip(_build_row(f, terminal), selected, strict=True) if keep] for f in statuses]
     columns = [n for n, keep in zip(names, selected, strict=True) if keep]
     every = [w for f in statuses for w in f.windows[-_STRIP:]]
@@ -130,7 +130,7 @@ def _build_row(f: FeedStatus, terminal: CommandOutput) -> tuple[str | Text, ...]
     age = f.outlook.age if f.outlook else None
     strip = window_options.strip(f.windows[-_STRIP:], fancy=terminal.fancy)
     last = _format_batch(f.last, brief=terminal.width < _WIDE)
-    return f.feed, strip, count(f.lag), outlooks.short(age), count(f.uncommitted_offsets), last, _state(f)
+    return f.feed, strip, count(f.lag), outlooks.short(age), count(f.uncommitted), last, _state(f)
 
 
 def _list_alarms(statuses: list[FeedStatus]) -> Iterator[Text]:

@@ -230,7 +230,7 @@ def _of_status(s: FeedStatus) -> Iterator[Figure]:
     for topic, lag in sorted(by_topic.items()):
         yield build_figure("lag_offsets", lag, s.feed, topic)
     if s.outlook:
-        yield build_figure("uncommitted_offsets", s.uncommitted_offsets, s.feed)
+        yield build_figure("uncommitted_offsets", s.uncommitted, s.feed)
         yield from _of_outlook(s.feed, s.outlook)
 
 

@@ -327,7 +327,7 @@ def look(session: Session, feed: Feed, name: str) -> GroupReport:
         view = groups.view(name)
         if not view.exists and name not in owners:
             raise _build_unknown_group(name, (g.name for g in groups.list_groups()), owners)
-        committed = {} if view.kind == "share" else groups.committed(name)
+        committed = {} if view.kind == "share" else groups.fetch_committed(name)
         assigned = [tp for m in view.members or () for tp in m.assignment or ()]
         ends = log_ends(edges.cluster, [*committed, *assigned])
         retention = edges.cluster.configs(()).broker.offsets_retention

@@ -146,7 +146,7 @@ def _read_theirs(desk: OffsetsContext, source: str) -> Mapping[TopicPartition, i
     """Raises UsageError if the argument is neither a file nor a group with offsets."""
     if Path(source).exists():
         return read_offsets(Path(source), desk)
-    if not (committed := desk.groups.committed(source)):
+    if not (committed := desk.groups.fetch_committed(source)):
         raise UsageError(
             f"{source!r} is neither a file nor a group with committed offsets",
             remedy="choose a file of sluice offsets export, or a group of sluice groups list",

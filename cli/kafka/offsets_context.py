@@ -99,7 +99,7 @@ def _list_spots(feed: Feed, edges: Ports, groups: Groups, name: str, state: Stat
     from sluice.pipelines.planning.origins import find_key
 
     visible = edges.cluster.topics()
-    committed = groups.committed(name)
+    committed = groups.fetch_committed(name)
     topics = {tp.topic for tp in committed} & set(visible) if name != feed.group else set()
     partitions = edges.cluster.partitions(sorted(topics or match(feed.topics, visible)), feed.isolation)
     keys = [find_key(state, p) for p in partitions]

@@ -104,7 +104,7 @@ def _check_whole(run: LandingRun) -> None:
     """Raises EntriesLost, before anything is written, if committed offsets or visible parts name lost entries; and
     ForeignMarks, if committed offsets name another ledger."""
     feed, edges, ledger = run.feed, run.edges, run.ledger
-    committed = edges.group.committed([k.tp for k in ledger.read().known()])
+    committed = edges.group.fetch_committed([k.tp for k in ledger.read().known()])
     state = check_marks(ledger, ledger.read(), committed)
     check_owner(ledger, state, committed, commits=feed.commit is not CommitMode.NONE)
     lost_entries.check_near(ledger, edges.lake, feed)

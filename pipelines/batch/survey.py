@@ -61,7 +61,7 @@ def take_survey(feed: Feed, edges: Ports, ledger: Ledger) -> Survey:
     """
     topics = list_topics(feed, edges.cluster)
     partitions = edges.cluster.partitions(topics, feed.isolation)
-    committed = edges.group.committed([p.tp for p in partitions])
+    committed = edges.group.fetch_committed([p.tp for p in partitions])
     state = check_marks(ledger, ledger.read(), committed)
     check_owner(ledger, state, committed, commits=feed.commit is not CommitMode.NONE)
     if refusals := find_changed_logs(feed.name, state, partitions, edges.cluster):

@@ -113,7 +113,7 @@ def commit(
         moved = tuple(CommittedMove(k, None, o) for k, o in targets.items())
         return CommitResult(CommitStatus.DISABLED, moved, left_out=left_out)
     pending = outlet is not None and bool(letters.list_pending_letters(ledger, state, state.last_mark))
-    if not pending and _is_settled(state, targets, group.committed([k.tp for k in targets])):
+    if not pending and _is_settled(state, targets, group.fetch_committed([k.tp for k in targets])):
         same = tuple(CommittedMove(k, o, o) for k, o in targets.items())
         return CommitResult(CommitStatus.UNCHANGED, same, left_out=left_out)
     transactional = settings.mode is CommitMode.TRANSACTIONAL
@@ -219,7 +219,7 @@ def _compare(
     """Step 3. A refusal must survive a second look: a run that slept in between would compare old with new."""
     for last in (False, True):
         tps = [k.tp for k in ledger.read().frontiers()]
-        committed = member.committed(tps)
+        committed = member.fetch_committed(tps)
         state = ledger.read()
         verdicts = {k: judge(state, k, o, committed.get(k.tp)) for k, o in _choose_targets(state, changed).items()}
         if CommitVerdict.STALE in verdicts.values() and last:
@@ -356,7 +356,7 @@ def _build_unknown_error(silent: KafkaUnavailable) -> Unknown:
 
 
 def _read_back(member: Membership, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-    answers = member.committed(list(offsets))
+    answers = member.fetch_committed(list(offsets))
     for tp, meant in offsets.items():
         answer = answers.get(tp)
         if answer is not None and _is_newer(answer, meant):

@@ -180,7 +180,7 @@ def accept_log(feed: Feed, edges: Ports, event: AcceptEvent, reason: str, only: 
     ledger_state = ledger.read()
     changes = _unlike(feed, edges, ledger_state, event)
     chosen = {tp: change for tp, change in changes.items() if not only or tp in only}
-    committed = edges.group.committed(list(chosen))
+    committed = edges.group.fetch_committed(list(chosen))
     ended: tuple[int, ...] = ()
 
     def decide(state: State) -> AcceptEntry | None:
@@ -273,7 +273,7 @@ def accept_moved(feed: Feed, edges: Ports, reason: str, only: Only = (), *, adop
     ledger = open_ledger(feed, edges)
     state = ledger.read()
     targets = {k: o for k, o in state.frontiers().items() if not only or k.tp in only}
-    committed = edges.group.committed([k.tp for k in targets])
+    committed = edges.group.fetch_committed([k.tp for k in targets])
     check_owner(ledger, state := ledger.read(), committed)
     verdicts = {k: judge(state, k, o, committed.get(k.tp)) for k, o in targets.items()}
     moved = [k for k, v in verdicts.items() if v is CommitVerdict.MOVED]
@@ -408,7 +408,7 @@ def accept_ledger(feed: Feed, edges: Ports, reason: str) -> Accepted:
 
 def _ledger_remains(feed: Feed, edges: Ports, state: State) -> _LedgerRemains:
     partitions = edges.cluster.partitions(match(feed.topics, edges.cluster.topics()), feed.isolation)
-    committed = edges.group.committed([p.tp for p in partitions])
+    committed = edges.group.fetch_committed([p.tp for p in partitions])
     evidence = lost_entries.collect_traces(feed, edges.lake, state)
     tip = lost_entries.read_tip(edges.lake, feed.name)
     marks = [m.ledger for c in committed.values() if c and (m := Mark.parse(c.metadata))]
@@ -530,7 +530,7 @@ def accept_group(feed: Feed, edges: Ports, begin: Begin, reason: str) -> Accepte
     """
     ledger = open_ledger(feed, edges)
     partitions = edges.cluster.partitions(list_topics(feed, edges.cluster), feed.isolation)
-    committed = edges.group.committed([p.tp for p in partitions])
+    committed = edges.group.fetch_committed([p.tp for p in partitions])
     state = check_marks(ledger, ledger.read(), committed)
     marks = find_foreign_marks(state, committed, commits=feed.commit is not CommitMode.NONE)
     if not marks:

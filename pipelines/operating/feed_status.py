@@ -82,7 +82,7 @@ class FeedStatus:
         return None if None in lags or self.error else sum(lag or 0 for lag in lags)
 
     @property
-    def uncommitted_offsets(self) -> int:
+    def uncommitted(self) -> int:
         """Offsets below the frontier that the group has not committed."""
         return sum(max(0, p.frontier - (p.committed or p.origin or 0)) for p in self.partitions if p.frontier)
 

@@ -80,8 +80,8 @@ class Stores:
 
     def read_committed(self, store: OffsetStore, partitions: Sequence[TopicPartition]) -> Committed:
         if store is OffsetStore.ZOOKEEPER:
-            return self.zookeeper.committed(partitions)
-        offsets = self.kafka.committed(self.group)
+            return self.zookeeper.fetch_committed(partitions)
+        offsets = self.kafka.fetch_committed(self.group)
         return {tp: offsets.get(tp) for tp in partitions}
 
 
@@ -176,7 +176,7 @@ def migrate(feed: str, stores: Stores, source: OffsetStore, logs: Sequence[Parti
         raise held_error(stores.group, f"in Kafka {view.who()}, it is {view.state}")
     topics = sorted({tp.topic for tp in tps})
     with stores.zookeeper.join(topics, None) as owner:
-        owner.committed(tps)  # what a write to ZooKeeper rests on
+        owner.fetch_committed(tps)  # what a write to ZooKeeper rests on
         migration = plan(stores, source, logs)
         if refused := refusal(feed, stores.group, migration):
             raise refused

@@ -350,7 +350,7 @@ def _note_move_again(ledger: Ledger, moves: Sequence[Move], reason: str) -> int 
 def _read_back(
     groups: Groups, group: str, offsets: Mapping[TopicPartition, CommittedOffset]
 ) -> dict[TopicPartition, CommittedOffset]:
-    committed = groups.committed(group)
+    committed = groups.fetch_committed(group)
     for tp, meant in offsets.items():
         stored = committed.get(tp)
         if stored is None or (stored.offset, stored.metadata) != (meant.offset, meant.metadata):

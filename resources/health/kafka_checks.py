@@ -49,7 +49,7 @@ def examine_offsets(feed: Feed) -> Iterator[Diagnosis]:
     if not feed.offsets.in_zookeeper or feed.offsets.connect is None:
         return
     with closing(ZooKeeperGroups(feed.offsets.connect)) as groups:
-        view, count = groups.view(feed.group), len(groups.committed(feed.group))
+        view, count = groups.view(feed.group), len(groups.fetch_committed(feed.group))
     others = [m for m in view.members or () if m.client_id != CLIENT_ID]
     if others and feed.commit is not CommitMode.NONE:
         yield report_warning(

@@ -226,7 +226,7 @@ def _in_lake_and_group(title: str, feed: Feed, edges: Ports) -> Diagnosis:
     entries = many(number, "entry", "entries") if number else "empty: nothing has landed yet"
     try:
         partitions = edges.cluster.partitions(list_topics(feed, edges.cluster), feed.isolation)
-        committed = edges.group.committed([p.tp for p in partitions])
+        committed = edges.group.fetch_committed([p.tp for p in partitions])
     except SluiceError:
         return report_ok(title, f"{entries}; not compared with the group's offsets, which Kafka did not return")
     state = check_marks(ledger, ledger.read(), committed)

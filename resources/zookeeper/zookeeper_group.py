@@ -61,7 +61,7 @@ class ZooKeeperGroup:
         """End the session, and registration and ownership with it."""
         self._tree.close()
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
+    def fetch_committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
         """Return committed offsets, with our mark if nobody has written since; None for partitions without one.
 
         Raises Refused for a node that holds no offset, ZooKeeperUnavailable, NotAuthorized.
@@ -155,7 +155,7 @@ class ZooKeeperGroup:
 
 
 class ZooKeeperMembership:
-    """Our membership as the owner. Commits depend on the last result of `committed`, and on our registration."""
+    """Our membership as the owner. Commits depend on the last result of `fetch_committed`, and on our registration."""
 
     def __init__(self, tree: Tree, group: str, seat: str) -> None:
         self._tree = tree
@@ -172,7 +172,7 @@ class ZooKeeperMembership:
     def commit_transaction(self, offsets: Offsets, topic: str = "", letters: Iterable[DeadLetter] = ()) -> None:
         raise _no_transactions()
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
+    def fetch_committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
         """Return committed offsets. A later commit is refused if anybody writes one of them after this."""
         stored = self._tree.offsets(self._group, sorted(set(partitions)))
         self._held |= stored
@@ -182,7 +182,7 @@ class ZooKeeperMembership:
         """Commit all offsets and marks in one transaction.
 
         Thousands of partitions need several; each is all or nothing. Raises CommitFenced if another client wrote an
-        offset since `committed`, or our session has ended: nothing was committed. Raises Unknown if no answer came.
+        offset since `fetch_committed`, or our session has ended: nothing was committed. Raises Unknown if unanswered.
         """
         for tp in offsets:
             if tp not in self._held:
@@ -259,7 +259,7 @@ class ZooKeeperGroups:
         state = GroupState.STABLE if members else GroupState.EMPTY
         return GroupView(group, ZOOKEEPER, state, "consumer", "", broker, members)
 
-    def committed(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
+    def fetch_committed(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
         """Return all offsets of the group, with our mark if nobody has written since.
 
         Raises Refused for a node that holds no offset.
@@ -330,9 +330,9 @@ class BothGroup:
         self._zookeeper = zookeeper
         self.close = close
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> Committed:
+    def fetch_committed(self, partitions: Iterable[TopicPartition]) -> Committed:
         wanted = list(partitions)
-        return merge_offsets(self._kafka.committed(wanted), self._zookeeper.committed(wanted))
+        return merge_offsets(self._kafka.fetch_committed(wanted), self._zookeeper.fetch_committed(wanted))
 
     def members(self) -> tuple[Member, ...]:
         return (*self._kafka.members(), *self._zookeeper.members())
@@ -359,9 +359,9 @@ class BothMembership:
     def init_transactions(self) -> None:
         self._kafka.init_transactions()
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> Committed:
+    def fetch_committed(self, partitions: Iterable[TopicPartition]) -> Committed:
         wanted = list(partitions)
-        return merge_offsets(self._kafka.committed(wanted), self._zookeeper.committed(wanted))
+        return merge_offsets(self._kafka.fetch_committed(wanted), self._zookeeper.fetch_committed(wanted))
 
     def partitions_of(self, topic: str) -> int:
         return self._kafka.partitions_of(topic)
@@ -401,8 +401,8 @@ class BothGroups:
         kafka, zookeeper = self._kafka.view(group), self._zookeeper.view(group)
         return zookeeper if (kafka.free and not zookeeper.free) or not kafka.exists else kafka
 
-    def committed(self, group: str) -> Offsets:
-        offsets = merge_offsets(self._kafka.committed(group), self._zookeeper.committed(group))
+    def fetch_committed(self, group: str) -> Offsets:
+        offsets = merge_offsets(self._kafka.fetch_committed(group), self._zookeeper.fetch_committed(group))
         return {tp: offset for tp, offset in offsets.items() if offset is not None}
 
     def put(self, group: str, offsets: Offsets) -> None:

@@ -93,7 +93,7 @@ def test_a_dry_run_changes_nothing_and_the_command_moves_and_back(group: Group, 
     group.write("zookeeper")
     assert commit_feed(group.feed).status is CommitStatus.UNCHANGED  # marks and all
     with open_stores(group.feed) as stores:
-        held = stores.zookeeper.committed([TopicPartition(group.place.topic, 0)])
+        held = stores.zookeeper.fetch_committed([TopicPartition(group.place.topic, 0)])
     assert all(c is not None and "sluice" in c.metadata for c in held.values())
 
 

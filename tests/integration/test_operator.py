@@ -79,7 +79,7 @@ def test_backfill_below_the_origin_again_and_after_a_skip(place: Place) -> None:
     run(feed)
     commit_feed(feed)
     with edges(feed) as opened:
-        at = opened.group.committed([TopicPartition(place.topic, p) for p in (0, 1)])
+        at = opened.group.fetch_committed([TopicPartition(place.topic, p) for p in (0, 1)])
     assert rows(feed) == []
 
     for h in (4, 1):
@@ -91,7 +91,7 @@ def test_backfill_below_the_origin_again_and_after_a_skip(place: Place) -> None:
     assert rows(feed) == inside
     assert commit_feed(feed).status == "unchanged", "a backfill never moves committed offsets"
     with edges(feed) as opened:
-        assert opened.group.committed(list(at)) == at
+        assert opened.group.fetch_committed(list(at)) == at
         found = manifest.read_window_files(ledger(feed, opened), start + 2 * HOUR, feed.window)
         assert (found.complete, sum(p.rows for p in found.parts)) == (True, 20)
         before = {p.path for p in found.parts}

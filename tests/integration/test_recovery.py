@@ -251,7 +251,7 @@ def test_committed_offsets_are_the_frontier_with_our_mark(place: Place, mode: st
     result = commit_feed(feed)
     assert (result.status, committed(place, feed)) == (CommitStatus.COMMITTED, [150, 150])
     with edges(feed) as opened:
-        held = opened.group.committed([TopicPartition(place.topic, 0)])[TopicPartition(place.topic, 0)]
+        held = opened.group.fetch_committed([TopicPartition(place.topic, 0)])[TopicPartition(place.topic, 0)]
         assert held is not None
         mark = Mark.parse(held.metadata)
         assert mark is not None

@@ -66,7 +66,7 @@ def test_a_feed_goes_on_from_zookeeper_and_commits_there(place: Place, zookeeper
     run(feed)
     assert {(m.before, m.after) for m in commit_feed(feed).offsets} == {(10, 15)}
     with edges(feed) as opened:
-        committed = opened.group.committed([_tp(p, place.topic) for p in range(3)])
+        committed = opened.group.fetch_committed([_tp(p, place.topic) for p in range(3)])
     assert all(c is not None and ledger_id(feed) in c.metadata for c in committed.values())
 
 
@@ -118,7 +118,7 @@ def test_nothing_is_committed_once_the_session_has_ended(place: Place, zookeeper
     with edges(feed) as opened:
         opened.group.own(lambda: [_tp(p, place.topic) for p in range(3)], lambda: told.append("lost"))
         with opened.group.join([place.topic], None) as member:
-            member.committed([_tp(0, place.topic)])
+            member.fetch_committed([_tp(0, place.topic)])
             _end_session(zookeeper, opened.group)
             with pytest.raises(CommitFenced, match="session with ZooKeeper ended"):
                 member.commit_plain({_tp(0, place.topic): CommittedOffset(5)})

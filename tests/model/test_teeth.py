@@ -127,7 +127,7 @@ def none(patch: Patch) -> None:
 
 def relook(patch: Patch) -> None:
     def once(member: Any, ledger: Ledger, settings: Any, *_: Any) -> Any:
-        committed = member.committed([k.tp for k in ledger.read().frontiers()])
+        committed = member.fetch_committed([k.tp for k in ledger.read().frontiers()])
         state = ledger.read()
         found = {k: commit.judge(state, k, o, committed.get(k.tp)) for k, o in state.frontiers().items()}
         return _refused(ledger, state, committed, found)
@@ -138,7 +138,7 @@ def relook(patch: Patch) -> None:
 def relist(patch: Patch) -> None:
     def before(member: Any, ledger: Ledger, settings: Any, *_: Any) -> Any:
         state = ledger.read()
-        committed = member.committed([k.tp for k in state.frontiers()])
+        committed = member.fetch_committed([k.tp for k in state.frontiers()])
         found = {k: commit.judge(state, k, o, committed.get(k.tp)) for k, o in state.frontiers().items()}
         return _refused(ledger, state, committed, found)
 
@@ -162,8 +162,8 @@ def readmark(patch: Patch) -> None:
         def __init__(self, member: Any, meant: Any) -> None:
             self._member, self._meant = member, meant
 
-        def committed(self, partitions: Sequence[Any]) -> Any:
-            seen = self._member.committed(partitions)
+        def fetch_committed(self, partitions: Sequence[Any]) -> Any:
+            seen = self._member.fetch_committed(partitions)
             return {tp: self._meant[tp] if o and o.offset == self._meant[tp].offset else o for tp, o in seen.items()}
 
     patch.setattr(commit, "_read_back", lambda member, offsets: real(Loose(member, offsets), offsets))

@@ -475,7 +475,7 @@ class Group:
     def __init__(self, world: World, name: str) -> None:
         self._world, self._name = world, name
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
+    def fetch_committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
         g = self._world.group
         self._world.stage.point("read committed offsets", lambda: g.pending is None)
         if g.pending is not None:
@@ -536,8 +536,8 @@ class Membership:
         self._epoch = self._world.group.epoch
         self._world.stage.saw(self._epoch)
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
-        return Group(self._world, self._name).committed(partitions)
+    def fetch_committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
+        return Group(self._world, self._name).fetch_committed(partitions)
 
     def partitions_of(self, topic: str) -> int:
         return 1

@@ -300,7 +300,7 @@ class SharedGroup(KafkaGroup):
         super().__init__(shared.access, group, wire=shared.wire.borrow(rights), **seconds)
         self._shared, self._name = shared, group
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> Offsets:
+    def fetch_committed(self, partitions: Iterable[TopicPartition]) -> Offsets:
         wanted = sorted(set(partitions))
         with contextlib.suppress(SluiceError):
             cached = self._shared.look().committed.get(self._name, {})

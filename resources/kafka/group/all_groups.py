@@ -69,7 +69,7 @@ class KafkaGroups:
         """Return one group as it is now; Dead when there is none. Raises NotAuthorized, KafkaUnavailable."""
         return self._wire.run(f"describing group {group}", self._view, group, rights=[right_to_see(group)])
 
-    def committed(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
+    def fetch_committed(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
         """Return all the group's committed offsets, with require_stable. Raises NotAuthorized, KafkaUnavailable."""
         doing = f"reading the committed offsets of group {group}"
         request = partial(admin_api.ask_every_committed, group)

@@ -66,7 +66,7 @@ class KafkaGroup:
     def close(self) -> None:
         self._wire.close()
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
+    def fetch_committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
         """Return committed offsets, with require_stable (KIP-447): waits while a transaction on them is open.
 
         Partitions without one have None. Raises NotAuthorized, KafkaUnavailable.

@@ -59,7 +59,7 @@ class KafkaMembership:
             raise UsageError("no transactional id", remedy="join with one, or commit without a transaction")
         self._sender.begin()
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
+    def fetch_committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
         """Return committed offsets, with require_stable (KIP-447): waits while a transaction on them is open."""
         wanted, doing = sorted(set(partitions)), f"reading the committed offsets of group {self._seat.group}"
         run, read = self._coordinators.wire.run, self._coordinators.fetch_offsets

@@ -32,7 +32,7 @@ class MemoryGroup:
     on_end: Callable[[], None] = lambda: None
     """Called when a transaction has taken effect, before `commit_transaction` returns."""
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
+    def fetch_committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
         return {tp: self.offsets.get(tp) for tp in partitions}
 
     def members(self) -> tuple[Member, ...]:
@@ -63,8 +63,8 @@ class MemoryMembership:
         self._group.epoch += 1
         self._epoch = self._group.epoch
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
-        return self._group.committed(partitions)
+    def fetch_committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
+        return self._group.fetch_committed(partitions)
 
     def partitions_of(self, topic: str) -> int:
         if topic not in self._group.topics:
@@ -128,7 +128,7 @@ class MemoryGroups:
         state = GroupState.STABLE if members else GroupState.EMPTY if self._offsets(group) else GroupState.DEAD
         return GroupView(group, kind, state, "consumer", "range" if members else "", BROKER, members)
 
-    def committed(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
+    def fetch_committed(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
         return dict(self._offsets(group))
 
     def put(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:

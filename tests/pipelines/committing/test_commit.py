@@ -266,15 +266,15 @@ def test_where_nobody_can_be_asked_after_a_lost_answer_the_outcome_is_unknown(
     world = World()
     world.account(0, 50)
     world.group.lose = lose
-    answers = iter([world.group.committed([TP])] * 2)
+    answers = iter([world.group.fetch_committed([TP])] * 2)
 
-    def committed(_: object) -> object:
+    def fetch_committed(_: object) -> object:
         if (found := next(answers, None)) is None:
             raise KafkaUnavailable("broker 1 does not answer")
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(world.group, "committed", committed)
+        patch.setattr(world.group, "fetch_committed", fetch_committed)
         with pytest.raises(error, match="broker 1 does not answer"):
             world.commit()
     world.commit()

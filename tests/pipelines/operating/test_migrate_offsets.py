@@ -48,7 +48,7 @@ class Place:
         with self.stores() as stores:
             stores.zookeeper.own(lambda: TPS, lambda: None)
             with stores.zookeeper.join(["orders"], None) as owner:
-                owner.committed(TPS)
+                owner.fetch_committed(TPS)
                 owner.commit_plain({tp: CommittedOffset(o, 1, f"mark {o}") for tp, o in zip(TPS, offsets, strict=True)})
 
     def in_kafka(self) -> list[int | None]:
@@ -72,7 +72,7 @@ def test_offsets_and_marks_go_there_and_back(place: Place) -> None:
     place.kafka.offsets[TPS[0]] = CommittedOffset(9, 2, "mark 9")
     assert place.migrate(KAFKA) == 1
     with place.stores() as stores:
-        assert stores.zookeeper.committed(TPS) == place.kafka.offsets
+        assert stores.zookeeper.fetch_committed(TPS) == place.kafka.offsets
 
 
 POINTS = ["own", "look", "read", "half", "write", "read back"]

@@ -77,7 +77,7 @@ def test_a_lost_answer_to_a_commit_is_asked_for_again_or_unknown(behind, fresh_t
         with nullcontext() if lost == 1 else pytest.raises(Unknown, match="lost"):
             commit({spot: meant})
         behind.proxy.lose = {}
-        assert member.committed([spot]) == {spot: meant}
+        assert member.fetch_committed([spot]) == {spot: meant}
 
 
 def test_a_lost_answer_to_a_join_still_leaves_us_alone(behind, fresh_topic):
@@ -243,7 +243,7 @@ def test_what_is_forbidden_is_named(behind, fresh_topic):
             ):
                 member.commit_transaction({spot: CommittedOffset(1)}, letters, [letter])
         with _forbidden(behind, ResourceType.GROUP, group_name), pytest.raises(NotAuthorized, match="GROUP") as caught:
-            group.committed([spot])
+            group.fetch_committed([spot])
         assert group_name in caught.value.message
         assert "grant" in caught.value.remedy
     with _forbidden(behind, ResourceType.TOPIC, topic):

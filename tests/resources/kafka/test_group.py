@@ -67,8 +67,8 @@ def consumer_in(kafka, topic, **settings):
 
 
 def test_nothing_committed_is_none(group, topic):
-    assert group.committed(spots(topic)) == dict.fromkeys(spots(topic))
-    assert group.committed([]) == {}
+    assert group.fetch_committed(spots(topic)) == dict.fromkeys(spots(topic))
+    assert group.fetch_committed([]) == {}
     assert group.members() == ()
 
 
@@ -82,7 +82,7 @@ def test_what_was_committed_is_read_back_at_once(kafka, group, topic, transactio
         for n in range(1, 6):  # a read that does not ask for stable offsets is one behind, now and then
             meant = {first: CommittedOffset(n, 0, f"mark {n}"), second: CommittedOffset(n * 10, -1, "é" * n)}
             commit(meant)
-            assert member.committed([first, second, third]) == meant | {third: None}
+            assert member.fetch_committed([first, second, third]) == meant | {third: None}
         commit({})
     with closing(KafkaConsumer(bootstrap_servers=kafka.bootstrap, group_id=f"g-{topic}")) as plain:
         assert plain.committed(Plain(topic, 0), metadata=True) == OffsetAndMetadata(5, "mark 5", 0)
@@ -101,9 +101,9 @@ def test_a_read_waits_for_an_open_transaction(kafka, group, topic):
             closing(KafkaGroup(address(kafka), f"g-{topic}", patience=0.3)) as hasty,
             pytest.raises(KafkaUnavailable, match="UNSTABLE_OFFSET_COMMIT"),
         ):
-            hasty.committed([spot])
+            hasty.fetch_committed([spot])
         threading.Timer(0.3, producer.commit_transaction).start()
-        assert group.committed([spot]) == {spot: CommittedOffset(7)}
+        assert group.fetch_committed([spot]) == {spot: CommittedOffset(7)}
 
 
 def test_a_live_consumer_is_not_disturbed(kafka, group, topic):
@@ -130,7 +130,7 @@ def test_who_comes_in_after_us_fences_us(kafka, group, topic):
             with pytest.raises(CommitFenced, match=r"ILLEGAL_GENERATION|UNKNOWN_MEMBER"):
                 member.commit_plain({spot: CommittedOffset(3)})
             # The refused transaction was aborted: nobody has to wait for it to time out.
-            assert group.committed([spot]) == {spot: CommittedOffset(1)}
+            assert group.fetch_committed([spot]) == {spot: CommittedOffset(1)}
 
 
 def test_a_second_committer_fences_the_first(kafka, group, topic):
@@ -142,7 +142,7 @@ def test_a_second_committer_fences_the_first(kafka, group, topic):
             with pytest.raises(CommitFenced, match=r"PRODUCER_FENCED|INVALID_PRODUCER_EPOCH"):
                 member.commit_transaction({spot: CommittedOffset(1)})
             rival.commit_transaction({spot: CommittedOffset(2)})
-        assert group.committed([spot]) == {spot: None}
+        assert group.fetch_committed([spot]) == {spot: None}
 
 
 def test_a_crashed_run_of_ours_is_waited_for(kafka, group, topic):
@@ -170,7 +170,7 @@ def test_a_live_run_of_ours_is_waited_for_and_keeps_its_seat(group, kafka, topic
             pass
         # We were waited for longer than our session: heartbeats kept the seat.
         member.commit_plain({spot: CommittedOffset(4)})
-    assert group.committed([spot]) == {spot: CommittedOffset(4)}
+    assert group.fetch_committed([spot]) == {spot: CommittedOffset(4)}
 
 
 def test_leaving_also_when_the_block_fails(group, topic):
@@ -189,7 +189,7 @@ def test_what_is_no_offset_is_refused_before_anything_is_sent(group, topic):
             with pytest.raises(ProofFailed) as caught:
                 commit({first: CommittedOffset(1), second: CommittedOffset(-1)})
             assert (caught.value.topic, caught.value.partition) == (topic, 1)
-        assert member.committed([first]) == {first: None}
+        assert member.fetch_committed([first]) == {first: None}
     with group.join([topic], None) as member, pytest.raises(UsageError, match="no transactional id"):
         member.init_transactions()
 
@@ -200,7 +200,7 @@ def test_deleted_offsets_are_none_again(kafka, group, topic):
         member.commit_plain({spot: CommittedOffset(9)})
     with admin(kafka) as client:
         client.delete_groups([f"g-{topic}"])
-    assert group.committed([spot]) == {spot: None}
+    assert group.fetch_committed([spot]) == {spot: None}
 
 
 def test_a_group_of_the_newer_protocol_is_held_by_others(kafka, group, topic):

@@ -55,7 +55,7 @@ def consuming(kafka: LocalKafka, topic: str, group: str, **settings: Any) -> Ite
 def test_a_group_that_is_not_there_is_dead_and_is_not_made_by_looking(groups: KafkaGroups) -> None:
     view = groups.view("nobody-ever")
     assert (view.exists, view.free, view.state, view.members) == (False, True, GroupState.DEAD, ())
-    assert groups.committed("nobody-ever") == {}
+    assert groups.fetch_committed("nobody-ever") == {}
     assert "nobody-ever" not in {g.name for g in groups.list_groups()}
 
 
@@ -66,7 +66,7 @@ def test_what_is_put_is_read_back_and_makes_a_group_without_protocol(groups: Kaf
         TopicPartition(topic, 1): CommittedOffset(0),
     }
     groups.put(f"g-{topic}", meant)
-    assert groups.committed(f"g-{topic}") == meant
+    assert groups.fetch_committed(f"g-{topic}") == meant
     view = groups.view(f"g-{topic}")
     assert (view.state, view.kind, view.protocol_type, view.members) == (GroupState.EMPTY, "classic", "", ())
     assert [(g.state, g.kind) for g in groups.list_groups() if g.name == f"g-{topic}"] == [("Empty", "classic")]
@@ -91,7 +91,7 @@ def test_a_live_group_is_described_and_not_moved(kafka: LocalKafka, groups: Kafk
             groups.put(name, {tps[0]: CommittedOffset(3)})
         consumer.commit({Plain(topic, 0): OffsetAndMetadata(1, "", -1)})  # its generation is still good
         assert groups.view(name).members == view.members
-        assert groups.committed(name) == {tps[0]: CommittedOffset(1)}
+        assert groups.fetch_committed(name) == {tps[0]: CommittedOffset(1)}
 
 
 def test_a_cluster_that_does_not_answer() -> None:

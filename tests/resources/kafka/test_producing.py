@@ -90,7 +90,7 @@ def test_letters_are_there_with_the_offsets_in_order_and_as_they_were(kafka, gro
         for number, letters in enumerate((first, second)):
             member.commit_transaction({spot: CommittedOffset(number)}, topic, iter(letters))
         member.commit_transaction({spot: CommittedOffset(2)}, topic, [])
-        assert member.committed([spot]) == {spot: CommittedOffset(2)}
+        assert member.fetch_committed([spot]) == {spot: CommittedOffset(2)}
     found = until(lambda: sum(map(len, (r := read(kafka, topic)).values())) == 1100 and r)
     for partition in range(3):
         meant = [m for m in first + second if m.partition == partition]
@@ -111,7 +111,7 @@ def test_a_failed_transaction_leaves_nothing_and_the_next_one_goes_through(kafka
             member.commit_transaction({spot: CommittedOffset(1)}, topic, broken())
         with pytest.raises(UsageError, match="not started"):
             member.commit_transaction({spot: CommittedOffset(1)})
-        assert member.committed([spot]) == {spot: None}
+        assert member.fetch_committed([spot]) == {spot: None}
         member.init_transactions()
         member.commit_transaction({spot: CommittedOffset(2)}, topic, [letter(3)])
     assert len(until(lambda: read(kafka, topic, "read_uncommitted")[0])) == 2
@@ -136,7 +136,7 @@ def test_a_newer_committer_fences_what_is_half_sent(kafka, group, spot, fresh_to
             with pytest.raises(CommitFenced, match=r"PRODUCER_FENCED|INVALID_PRODUCER_EPOCH"):
                 member.commit_transaction({spot: CommittedOffset(1)}, topic, interrupted())
             rival.commit_transaction({spot: CommittedOffset(2)}, topic, [letter(7)])
-            assert member.committed([spot]) == {spot: None}
+            assert member.fetch_committed([spot]) == {spot: None}
     assert [r.key for r in until(lambda: read(kafka, topic)[0])] == [b"k7"]
 
 
@@ -166,7 +166,7 @@ def test_what_the_topic_does_not_take_is_named(kafka, group, spot, fresh_topic, 
         member.init_transactions()
         with pytest.raises(UsageError, match=f"orders:0:77 (?s:.)*{why}"):
             member.commit_transaction({spot: CommittedOffset(1)}, topic, letters)
-        assert member.committed([spot]) == {spot: None}
+        assert member.fetch_committed([spot]) == {spot: None}
         member.init_transactions()
         # Many that are too large together go in halves.
         member.commit_transaction({spot: CommittedOffset(2)}, topic, letters[:77] + letters[78:])
@@ -184,7 +184,7 @@ def test_a_transaction_that_takes_too_long_says_what_to_raise(kafka, spot, fresh
         endless = iter(lambda: letter(1), None)
         with pytest.raises(UsageError, match=r"(?s)dead letters were sent.*transaction_timeout_ms"):
             member.commit_transaction({spot: CommittedOffset(1)}, topic, endless)
-        assert member.committed([spot]) == {spot: None}
+        assert member.fetch_committed([spot]) == {spot: None}
     assert read(kafka, topic)[0] == []
 
 
@@ -205,7 +205,7 @@ def test_a_committer_that_sleeps_once_its_letters_are_sent_is_fenced(kafka, grou
         member.init_transactions()
         with pytest.raises(CommitFenced):
             member.commit_transaction({spot: CommittedOffset(1)}, topic, [letter(1)])
-        assert member.committed([spot]) == {spot: None}
+        assert member.fetch_committed([spot]) == {spot: None}
 
 
 @pytest.mark.faults
@@ -239,7 +239,7 @@ def test_a_leader_that_does_not_come_back_commits_nothing(behind, fresh_topic):
         with pytest.raises((UsageError, KafkaUnavailable)):
             member.commit_transaction({spot: CommittedOffset(1)}, topic, [letter(1)])
         behind.proxy.lose = {}
-        assert member.committed([spot]) == {spot: None}
+        assert member.fetch_committed([spot]) == {spot: None}
     assert read(behind.cluster, topic)[0] == []
 
 

@@ -76,7 +76,7 @@ def test_many_feeds_are_told_what_each_would_find_by_itself_in_a_few_requests(fe
     for feed in feeds:
         with closing(KafkaCluster(feed.kafka)) as cluster, closing(KafkaGroup(feed.kafka, feed.group)) as group:
             states = cluster.partitions([feed.topics.names[0]], COMMITTED)
-            alone[feed.name] = (cluster.cluster_id(), states, group.committed([p.tp for p in states]))
+            alone[feed.name] = (cluster.cluster_id(), states, group.fetch_committed([p.tp for p in states]))
     asked.clear()
     with sharing(feeds) as shared_kafka, ThreadPoolExecutor(4) as pool:
 
@@ -87,7 +87,7 @@ def test_many_feeds_are_told_what_each_would_find_by_itself_in_a_few_requests(fe
                 assert cluster.configs([topic]).topics.keys() == {topic}
                 states = cluster.partitions([topic], COMMITTED)
                 assert cluster.epoch_ends({p.tp: p.leader_epoch for p in states}) == {}
-                return cluster.cluster_id(), states, group.committed([p.tp for p in states])
+                return cluster.cluster_id(), states, group.fetch_committed([p.tp for p in states])
 
         told = dict(zip(alone, pool.map(look, feeds), strict=True))
     assert told == alone
@@ -150,9 +150,9 @@ def test_a_feed_by_itself_looks_for_brokers_once_and_commits(kafka, feeds, monke
     with open_ports(feed) as edges:
         tps = [p.tp for p in edges.cluster.partitions([topic], COMMITTED)]
         with edges.group.join([topic], None) as member:
-            assert [edges.group.committed(tps)[tp] for tp in tps] == [CommittedOffset(1, 0, "here"), None]
+            assert [edges.group.fetch_committed(tps)[tp] for tp in tps] == [CommittedOffset(1, 0, "here"), None]
             member.commit_plain({tps[0]: CommittedOffset(2, 0, "there")})
-        assert edges.group.committed(tps)[tps[0]] == CommittedOffset(2, 0, "there")
+        assert edges.group.fetch_committed(tps)[tps[0]] == CommittedOffset(2, 0, "there")
         assert edges.cluster.topics().keys() >= {topic}
     assert len(learned) == 1
 
@@ -183,14 +183,14 @@ def test_a_member_reads_offsets_of_that_moment_and_no_look_tells_them_afterwards
     topic = feeds[0].topics.names[0]
     spot = TopicPartition(topic, 0)
     with sharing(feeds) as shared_kafka, closing(shared_kafka.group(feeds[0].group)) as group:
-        assert group.committed([spot]) == {spot: CommittedOffset(1, 0, "here")}
+        assert group.fetch_committed([spot]) == {spot: CommittedOffset(1, 0, "here")}
         with group.join([topic], f"t-{topic}") as member:
             member.init_transactions()
-            assert member.committed([spot])[spot] == CommittedOffset(1, 0, "here")
+            assert member.fetch_committed([spot])[spot] == CommittedOffset(1, 0, "here")
             member.commit_transaction({spot: CommittedOffset(2, 0, "there")})
             shared_kafka.look()
-            assert member.committed([spot])[spot] == CommittedOffset(2, 0, "there")
-        assert group.committed([spot])[spot] == CommittedOffset(2, 0, "there")
+            assert member.fetch_committed([spot])[spot] == CommittedOffset(2, 0, "there")
+        assert group.fetch_committed([spot])[spot] == CommittedOffset(2, 0, "there")
         assert group.members() == ()
 
 
@@ -203,7 +203,7 @@ def test_two_feeds_commit_at_once_over_one_wire(kafka, feeds):
             with closing(shared_kafka.group(feed.group)) as group, group.join([topic], f"t-{topic}") as member:
                 member.init_transactions()
                 member.commit_transaction({spot: CommittedOffset(3, 0, feed.name)})
-                return member.committed([spot])[spot]
+                return member.fetch_committed([spot])[spot]
 
         done = list(pool.map(commit, feeds))
     assert done == [CommittedOffset(3, 0, f.name) for f in feeds]

@@ -27,7 +27,7 @@ def marked(offset: int) -> CommittedOffset:
 def commit(group: ZooKeeperGroup, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
     group.own(lambda: TPS, lambda: None)
     with group.join(["orders"], None) as member:
-        member.committed(TPS)
+        member.fetch_committed(TPS)
         member.commit_plain(offsets)
 
 
@@ -35,9 +35,9 @@ def test_a_mark_counts_until_somebody_writes_the_offset(zookeeper: LocalZooKeepe
     with closing(ZooKeeperGroup(zookeeper.connect, "marks")) as group:
         commit(group, {tp: marked(5) for tp in TPS})
         zookeeper.put("marks", "orders", {1: "5"})  # the same number, by another
-        assert group.committed(TPS) == {TPS[0]: marked(5), TPS[1]: CommittedOffset(5), TPS[2]: marked(5)}
+        assert group.fetch_committed(TPS) == {TPS[0]: marked(5), TPS[1]: CommittedOffset(5), TPS[2]: marked(5)}
         commit(group, {tp: marked(6) for tp in TPS})
-        assert group.committed(TPS) == {tp: marked(6) for tp in TPS}
+        assert group.fetch_committed(TPS) == {tp: marked(6) for tp in TPS}
 
 
 def test_a_deleted_offset_is_none_and_can_be_committed_again(zookeeper: LocalZooKeeper) -> None:
@@ -45,7 +45,7 @@ def test_a_deleted_offset_is_none_and_can_be_committed_again(zookeeper: LocalZoo
         commit(group, {tp: marked(5) for tp in TPS})
         with zookeeper.client() as old:
             old.delete("/consumers/deleted/offsets", recursive=True)
-        assert group.committed(TPS) == dict.fromkeys(TPS)
+        assert group.fetch_committed(TPS) == dict.fromkeys(TPS)
         commit(group, {tp: marked(7) for tp in TPS})
         assert zookeeper.held("deleted", "orders") == {0: "7", 1: "7", 2: "7"}
 
@@ -58,9 +58,9 @@ def test_many_partitions_go_in_transactions_that_a_server_takes(
     with closing(ZooKeeperGroup(zookeeper.connect, "many")) as group:
         group.own(lambda: tps, lambda: None)
         with group.join(["many"], None) as member:
-            member.committed(tps)
+            member.fetch_committed(tps)
             member.commit_plain({tp: marked(tp.partition) for tp in tps})
-        assert group.committed(tps) == {tp: marked(tp.partition) for tp in tps}
+        assert group.fetch_committed(tps) == {tp: marked(tp.partition) for tp in tps}
 
 
 def test_partitions_that_come_later_are_owned_too(zookeeper: LocalZooKeeper) -> None:
@@ -85,7 +85,7 @@ def test_a_group_is_shown_with_who_owns_what(zookeeper: LocalZooKeeper) -> None:
                 groups.put("shown", {TPS[0]: marked(1)})
         assert groups.view("shown").free
         groups.put("shown", {TPS[0]: marked(1), TPS[1]: marked(2)})
-        assert groups.committed("shown") == {TPS[0]: marked(1), TPS[1]: marked(2)}
+        assert groups.fetch_committed("shown") == {TPS[0]: marked(1), TPS[1]: marked(2)}
         assert "shown" in [g.name for g in groups.list_groups()]
 
 
@@ -101,7 +101,7 @@ def test_a_server_that_falls_silent_ends_ownership_before_it_gives_it_away(own_s
     with closing(ZooKeeperGroup(own_server.connect, "silent", session=3)) as group:
         group.own(lambda: TPS, lost.set)
         with group.join(["orders"], None) as member:
-            member.committed(TPS)
+            member.fetch_committed(TPS)
             assert own_server.process is not None
             own_server.process.send(signal.SIGSTOP)
             assert lost.wait(10)
@@ -130,9 +130,9 @@ def test_no_server_and_no_chroot_are_told_apart(zookeeper: LocalZooKeeper, monke
         closing(ZooKeeperGroup("127.0.0.1:1", "nobody")) as group,
         pytest.raises(ZooKeeperUnavailable, match="answers"),
     ):
-        group.committed(TPS)
+        group.fetch_committed(TPS)
     with (
         closing(ZooKeeperGroup(f"{zookeeper.connect}/nowhere", "nobody")) as group,
         pytest.raises(SetupError, match="has no /nowhere"),
     ):
-        group.committed(TPS)
+        group.fetch_committed(TPS)
