@@ -197,7 +197,7 @@ class Running:
         if not line:
             words = self._log.read_text(errors="replace").splitlines()[-25:]
             raise Failed(
-                "\n".join([f"{self.peer.title} ended with {self._process.wait()}; it said:", *words]),
+                "\n".join([f"{self.peer.title} ended with {self._process.wait()}; its log:", *words]),
                 remedy=f"read {self._log}, or leave this peer out with --peer",
             )
         answer: dict[str, Any] = json.loads(line)

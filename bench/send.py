@@ -250,7 +250,7 @@ def _measured(
     seconds = time.perf_counter() - began
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise Failed(f"{peer.title} ended with {process.returncode}; it said:\n{output[-2000:]}")
+        raise Failed(f"{peer.title} ended with {process.returncode}; its output:\n{output[-2000:]}")
     cpu = usage.ru_utime + usage.ru_stime
     return Sends(records, seconds, cpu, max(meter.cost.peaks.values(), default=0)), output
 

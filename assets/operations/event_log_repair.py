@@ -45,10 +45,10 @@ def _report_missing(
         _report_quarantined(instance, books, windows.get(books.keys.quarantined, set()) - windows[key])
     if batches:
         text = many(len(batches), "published batch", "published batches")
-        yield RepairFinding(RepairKind.UNTOLD, text, "told to Dagster", items=tuple(str(b.id) for b in batches))
+        yield RepairFinding(RepairKind.UNTOLD, text, "reported to Dagster", items=tuple(str(b.id) for b in batches))
     if names := tuple(show_window(w) for w in sorted(set().union(*windows.values()))):
         text = f"{many(len(names), 'complete window')}, {ends(names)}"
-        yield RepairFinding(RepairKind.UNTOLD, text, "told to Dagster", items=names)
+        yield RepairFinding(RepairKind.UNTOLD, text, "reported to Dagster", items=names)
 
 
 def _settle_windows(instance: dg.DagsterInstance, books: LedgerView, dry_run: bool) -> Iterator[RepairFinding]:
@@ -57,7 +57,7 @@ def _settle_windows(instance: dg.DagsterInstance, books: LedgerView, dry_run: bo
         re_report.settle(instance, books.feed, books.keys, lambda: books)
     if names := tuple(show_window(w) for w in sorted(unreported[books.keys.landed] & books.complete)):
         text = f"{many(len(names), 'complete window')} that ended runs left red, {ends(names)}"
-        yield RepairFinding(RepairKind.UNTOLD, text, "told to Dagster", items=names)
+        yield RepairFinding(RepairKind.UNTOLD, text, "reported to Dagster", items=names)
 
 
 def _report_quarantined(instance: dg.DagsterInstance, books: LedgerView, windows: set[int]) -> None:
@@ -79,7 +79,7 @@ def _find_unfounded(instance: dg.DagsterInstance, books: LedgerView) -> Iterator
         request = Request(RequestKind.WINDOW, window=windows[0], until=end)
         ways = (
             f"{format_request(name, request)}   lands pending windows",
-            "or is theirs another lake than this one?",
+            "or check whether these runs wrote to another lake",
         )
         yield RepairFinding(RepairKind.OVERTOLD, text, remedy=ways, items=names)
 

@@ -392,7 +392,7 @@ def _view(
     since = f", from {show_instant(look.oldest)[:16]}Z on" if look.oldest is not None else ""
     summary = facts(
         ("topic", f"{look.topic}, {many(look.partitions, 'partition')}, {stood}{since}"),
-        ("looked at", f"{many(sample.values, 'record')}, {count(look.keyed)} with a key"),
+        ("sampled", f"{many(sample.values, 'record')}, {count(look.keyed)} with a key"),
         ("format", f"{format_.value}: {format_.why}"),
     )
     out: list[RenderableType] = [heading(f"Feed {name}"), summary]
@@ -404,7 +404,7 @@ def _view(
             out.append(warn(f"in the column _extra: {list_fields(sample.left_out)}"))
     if fits is not None and sample.values:
         ok = fits == sample.values
-        out.append((good if ok else warn)(f"{count(fits)} of {count(sample.values)} records looked at fit this schema"))
+        out.append((good if ok else warn)(f"{count(fits)} of {count(sample.values)} sampled records fit this schema"))
     here = Path.cwd()
     names = [str(p.relative_to(here) if p.is_relative_to(here) else p) for p in written]
     project = "" if root == here.resolve() else f" --project {shlex.quote(str(root))}"
@@ -413,7 +413,7 @@ def _view(
 
 
 def _next(name: str) -> tuple[tuple[str, str], ...]:
-    return ("what it would read", f"sluice plan {name}"), ("land it", f"sluice run {name}")
+    return ("preview it", f"sluice plan {name}"), ("land it", f"sluice run {name}")
 
 
 def _in_dagster(root: Path, project: str) -> tuple[str, str]:

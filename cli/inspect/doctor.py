@@ -202,7 +202,7 @@ def _view(group: CheckGroup) -> Iterator[RenderableType]:
 
 def _sum(groups: Sequence[CheckGroup]) -> Text:
     wrong, odd = _count(groups, Health.FAILED), _count(groups, Health.WARNING)
-    odd_too = f", {many(odd, 'thing')} to look at" if odd else ""
+    odd_too = f", {many(odd, 'thing')} to check" if odd else ""
     if wrong:
         return Text("\n") + bad(f"{many(wrong, 'thing')} wrong{odd_too}")
     return Text("\n") + (warn(f"nothing is wrong{odd_too}") if odd else good("nothing is wrong"))

@@ -138,7 +138,7 @@ def find_boundaries_due(call: Call, state: State, partitions: Mapping[Key, Parti
     """
     feed, edges, request = call.feed, call.edges, call.request
     if request.replace and request.kind is RequestKind.CATCH_UP:
-        raise UsageError("what is to be landed again?", remedy="add windows, times or offsets to --replace")
+        raise UsageError("--replace without a range", remedy="add --window, --from and --to, or --offsets")
     due = windows.find_due(state, edges.cluster, edges.clock, partitions, feed.window)
     if request.window is None:
         return due

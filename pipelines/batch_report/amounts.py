@@ -198,7 +198,7 @@ def render_brokers(a: BatchAccount) -> Html | None:
         " this side had no room, and how long the broker had us pause. Behind: offsets to the end of the log."
     )
     inside = (*notes, fetching, table("Reading by topic", topic_columns, read, right=topic_columns[1:]))
-    return section("brokers", "What brokers were asked", *inside, note=note)
+    return section("brokers", "Requests to brokers", *inside, note=note)
 
 
 def _render_broker(name: str, b: BrokerTraffic) -> list[str | Html]:

@@ -56,7 +56,7 @@ def quarantine(a: BatchAccount, refused_records: Rejects) -> Html:
         unread_files = many(refused_records.files, "file")
         note += f" {number(refused_records.unread)} of them are in {unread_files} that were not read."
     with_samples = [r for r in refused_records.kinds[:SHOWN] if r.samples]
-    samples = details("What they look like", *(_samples(r) for r in with_samples)) if with_samples else Html("")
+    samples = details("Samples", *(_samples(r) for r in with_samples)) if with_samples else Html("")
     opened = Html(samples.replace("<details>", "<details open>", 1))
     return section("quarantine", "Quarantine", _ranked_faults(refused_records, refused), opened, note=note)
 
@@ -130,7 +130,7 @@ _MARKS = {"good": "✓", "warn": "!", "bad": "✗", "info": "·"}
 def contract(a: BatchAccount, profiles: Profiles) -> Html:
     """Every expectation in words, broken ones first, with examples."""
     if a.facts.contract is None:
-        return section("contract", "Contract", note="This batch was held against no contract.")
+        return section("contract", "Contract", note="This batch was not checked against a contract.")
     decided = {o.expectation.place: o for o in a.facts.outcomes}
     ranked = sorted(a.facts.contract.expectations, key=lambda e: (_rank(decided.get(e.place)), e.place))
     expectation_rows = [_expectation(e, decided.get(e.place), profiles) for e in ranked[:EXPECTATIONS]]
@@ -243,7 +243,7 @@ def _histogram(p: Profile) -> list[Html]:
     largest = max(b.rows for b in p.bins)
     bars = [Bar(b.label, b.rows, "other" if b.edge else "") for b in p.bins]
     name = harmless(cut(p.name, NAME))
-    beyond = "; grey: beyond what is drawn" if any(b.edge for b in p.bins) else ""
+    beyond = "; grey: values outside the range shown" if any(b.edge for b in p.bins) else ""
     plot = upright(f"Histogram of {name}", bars, p.ends, f"{p.of}, up to {number(largest)} rows a bar{beyond}")
     rows = [[b.label, number(b.rows)] for b in p.bins if b.rows]
     return [plot, details("As a table", table(f"Histogram of {name}", [p.of, "rows"], rows, right=["rows"]))]

@@ -252,7 +252,7 @@ def _member(t: Type, value: object, path: str) -> None:
     try:
         member(t, value)
     except ValueError as error:
-        remedy = "nulls are not looked at: leave it out" if value is None else f"the column is {t}"
+        remedy = "nulls are not checked: leave it out" if value is None else f"the column is {t}"
         raise Wrong(f"{path} {error}", remedy) from None
 
 

@@ -193,7 +193,7 @@ _SILENT = ("result_format", "catch_exceptions", "id", "meta", "notes", "descript
 _REFUSED = {
     "row_condition": "an expectation is about all rows; those that it is not about can be allowed by it",
     "condition_parser": "there are no conditions on rows",
-    "batch_id": "every batch is held against its contract",
+    "batch_id": "every batch is checked against its contract",
 }
 
 

@@ -115,8 +115,8 @@ def _check_wire(reader: Reader, registry: RegistrySettings | None) -> None:
         raise ValueError(f"has `wire_format: {reader.wire}`, whose numbers AWS Glue does not have: its own is `glue`")
     if reader.asks and registry and reader.wire is WireFormat.APICURIO_HEADERS and not registry.apicurio:
         raise ValueError(
-            "has `wire_format: apicurio_headers`, for which `registry.url` must be Apicurio's: it ends with"
-            " /apis/ccompat/v7, and its own API beside that is asked"
+            "has `wire_format: apicurio_headers`, which needs Apicurio's `registry.url`: one that ends with"
+            " /apis/ccompat/v7; Apicurio's own API at the same address is used"
         )
 
 

@@ -60,11 +60,11 @@ def feed_name(topic: str) -> str:
 
 def start_of(look: TopicLook) -> Proposed:
     if not look.records:
-        return Proposed("earliest", "the topic is empty; everything that comes")
+        return Proposed("earliest", "the topic is empty; all new records land")
     since = f", since {show_instant(look.oldest)[:10]}" if look.oldest is not None else ""
     if look.records > MANY_RECORDS:
         return Proposed("7d", f"the last week; earliest: all {look.records:,} offsets{since}")
-    return Proposed("earliest", f"all {look.records:,} offsets{since}; latest: only what comes from now on")
+    return Proposed("earliest", f"all {look.records:,} offsets{since}; latest: only new records")
 
 
 def window_of(look: TopicLook) -> Proposed:
@@ -80,7 +80,7 @@ def format_of(look: TopicLook) -> Proposed:
     sample = look.sample
     values = sample.values - sample.tombstones
     if not values:
-        return Proposed("raw", "no record was there to look at; json lands typed columns")
+        return Proposed("raw", "no record with a value to sample; json lands typed columns")
     if sample.encoded and not sample.is_typed:
         ((encoding, times),) = sample.encoded.most_common(1)
         return Proposed("raw", f"{times:,} of {values:,} sampled values are JSON in {encoding}; columns need UTF-8")
@@ -98,7 +98,7 @@ def feed_text(look: TopicLook, kafka: Mapping[str, str], group: str, format_: Pr
     """The file. `kafka` is its `kafka:` section, as it was given; `group` is empty for the default."""
     start, window = start_of(look), window_of(look)
     lines = [
-        f"# Written by `sluice init` on {today}, after a look at {look.sample.values:,} of the newest records.",
+        f"# Written by `sluice init` on {today}, from a sample of {look.sample.values:,} of the newest records.",
         f"# Change what you like: `{docs_command('feeds')}` has every key, and `sluice feeds check` reads the file.",
     ]
     lines += kafka_text(kafka).splitlines()

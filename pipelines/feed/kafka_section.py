@@ -37,7 +37,7 @@ KAFKA_OWNED = {
     **dict.fromkeys(("key_deserializer", "value_deserializer"), "bytes land as they are; see `format`"),
     **dict.fromkeys(
         ("enable_auto_commit", "auto_commit_interval_ms", "default_offset_commit_callback"),
-        "the ledger decides what is committed",
+        "the ledger decides which offsets are committed",
     ),
     **dict.fromkeys(
         ("acks", "retries", "enable_idempotence", "max_in_flight_requests_per_connection"),
@@ -45,7 +45,7 @@ KAFKA_OWNED = {
     ),
     **dict.fromkeys(
         ("key_serializer", "value_serializer", "partitioner", "compression_type", "batch_size", "linger_ms"),
-        "a feed reads; what it writes back is fixed",
+        "a feed only reads; its own writes use fixed settings",
     ),
     **dict.fromkeys(
         ("max_request_size", "partition_assignment_strategy", "consumer_timeout_ms", "max_poll_records"),

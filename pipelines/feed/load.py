@@ -105,7 +105,9 @@ def _orphans(folder: Path) -> list[tuple[str, FileProblem]]:
     files = sorted(p for p in folder.glob(f"*{CONTRACT}") if not p.name.startswith("."))
     names = [(p, f"{p.name.removesuffix(CONTRACT)}.yaml") for p in files]
     missing = [(p, name) for p, name in names if not (folder / name).exists()]
-    return [(str(p), FileProblem("", f"has no {name} beside it", "name it as the feed's file")) for p, name in missing]
+    return [
+        (str(p), FileProblem("", f"has no {name} in its folder", "name it as the feed's file")) for p, name in missing
+    ]
 
 
 def _read(path: Path, environ: Mapping[str, str], optional: Container[str]) -> Feed | tuple[FileProblem, ...]:

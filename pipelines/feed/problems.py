@@ -37,7 +37,7 @@ _REMEDIES = {
     "table.iceberg": "write {iceberg: {name: db.orders}}",
     "table.iceberg.name": "write namespace.table, such as db.orders: letters, digits and _",
     "table.iceberg.catalog": "write PyIceberg's properties of it, such as {type: rest, uri: …}, or its name there",
-    "table.quarantine": "with true, what is in quarantine has a table, too",
+    "table.quarantine": "write true to create a table for quarantined records, too",
     "table.keep_snapshots": "write a time such as 5d, or 0s to keep the newest snapshot alone",
     "topics": "write a topic, a list of topics, or {include: [patterns], exclude: [patterns]}",
 }

@@ -69,7 +69,7 @@ class RegistrySettings(Settings):
         if self.url.startswith("http:") and (self.ssl_cafile or self.ssl_certfile):
             raise ValueError("has ssl_… settings, which nothing reads unless url begins with https:")
         if self.ssl_keyfile and not self.ssl_certfile:
-            raise ValueError("needs ssl_certfile beside ssl_keyfile")
+            raise ValueError("has ssl_keyfile, which needs ssl_certfile")
         return self
 
     def __repr_args__(self) -> Any:

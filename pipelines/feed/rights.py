@@ -193,7 +193,9 @@ class Grantee:
         """How the rights are granted, or done without, in one sentence."""
         instead = [f"; or {r.instead}" for r in rights if r.instead]
         what = " and ".join(dict.fromkeys(map(str, rights)))
-        mapped = " (or to what the brokers' ssl.principal.mapping.rules make of it)" if "=" in self.principal else ""
+        mapped = (
+            " (or to the name that the brokers' ssl.principal.mapping.rules map it to)" if "=" in self.principal else ""
+        )
         return f"grant {what} to {self.principal}{mapped}: {'; '.join(self.commands(rights))}{''.join(instead)}"
 
     def commands(self, rights: Iterable[Right]) -> list[str]:

@@ -177,7 +177,9 @@ def check_holds(table: TableSettings, columns: Schema | None) -> None:
     """Raises ValueError if the table cannot hold a column of the schema."""
     types = {f.name: f.type for f in columns.fields} if columns else {}
     for path, type_text, instead in unfit(types, table.format):
-        raise ValueError(f"cannot hold {path}, which is {type_text}: {table.format} has no such type; write {instead}")
+        raise ValueError(
+            f"cannot hold {path}, which is {type_text}: {table.format} does not have that type; write {instead}"
+        )
     for path, why in find_invalid_names(types, table.format):
         raise ValueError(f"cannot hold {path}: {why}; {_ANOTHER_NAME}")
 

@@ -187,7 +187,7 @@ def _check_shared(claim: Claim, held: Sequence[tuple[Receipt, Part]], lake: Lake
     for other, p in held:
         o = other.slice
         if p != shares.get(o) or (o.topic, o.incarnation, o.window, o.folder, o.by_time) != lot:
-            raise _build_proof_error(o, f"its rows are not where its receipt says, in {p.path}, beside those of {s}")
+            raise _build_proof_error(o, f"its rows are not where its receipt says, in {p.path}, with those of {s}")
     ranges = [((o.partition, o.start), (o.partition, o.end)) for o, _ in slices]
     if any(after < end for (_, end), (after, _) in pairwise(ranges)):
         raise _build_proof_error(s, f"the slices in {path} do not follow each other")

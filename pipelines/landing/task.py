@@ -110,7 +110,7 @@ def salvage_task(task: Task, work: Assignment, tools: Tools, why: str) -> list[O
     Slices that an earlier try finished are receipts; the others are failures.
     """
     landed = adopt(task.slices, work, tools)
-    ended = Failed(f"not finished when its task failed: {why}", remedy="run again: only what is pending is read")
+    ended = Failed(f"not finished when its task failed: {why}", remedy="run again: only the missing offsets are read")
     return [landed[s] if s in landed else to_failure(s, ended) for s in task.slices]
 
 

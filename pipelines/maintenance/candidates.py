@@ -113,7 +113,7 @@ def _still_there(ledger: Ledger, r: Receipt) -> Iterator[None]:
 
 def _replaced_meanwhile(r: Receipt) -> LakeUnavailable:
     return LakeUnavailable(
-        f"{r.slice}: its files went away while its records were tried: it was merged, replayed or landed again",
+        f"{r.slice}: its files were removed while its records were checked: it was merged, replayed or landed again",
         remedy="nothing was changed; run it again",
     )
 

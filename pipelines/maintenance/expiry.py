@@ -224,7 +224,7 @@ def _check_nothing_pending(state: State, feed: str, ends: dict[Key, int], settin
     more = f" and {len(pending) - 3} more ranges" if len(pending) > 3 else ""
     ranges = ", ".join(f"{k} {r}" for k, r in pending[:3]) + more
     raise WindowIncomplete(
-        f"feed {feed} still has pending offsets in what is to be retired: {ranges}",
+        f"feed {feed} still has pending offsets in the range to retire: {ranges}",
         remedy=f"land it, or skip it, first: sluice run {feed} {_asking(starts, settings)}".rstrip(),
     )
 

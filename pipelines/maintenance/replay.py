@@ -289,8 +289,8 @@ class _SliceReplay:
         now = _seen_as(self._desk.rows((receipt,), kind, staged_path), schema, after)
         if not compare_rows(old, now):
             raise ProofFailed(
-                f"{receipt.slice}: the {kind} rows that a replay leaves alone are not what they were",
-                remedy="nothing was changed; this is a bug in replaying, or a disk that forgets: report it",
+                f"{receipt.slice}: the {kind} rows that a replay must not change were changed",
+                remedy="nothing was changed; this is a bug in the replay, or a faulty disk: report it",
             )
 
 

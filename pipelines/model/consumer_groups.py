@@ -29,20 +29,20 @@ class GroupState(StrEnum):
 
 
 STATES: Mapping[str, str] = {
-    GroupState.EMPTY: "nobody is a member: its offsets can be moved",
-    GroupState.PREPARING_REBALANCE: "members come or go; who holds what is being settled",
-    GroupState.COMPLETING_REBALANCE: "its members wait to be told their partitions",
+    GroupState.EMPTY: "it has no members: its offsets can be moved",
+    GroupState.PREPARING_REBALANCE: "members join or leave; partitions are about to be reassigned",
+    GroupState.COMPLETING_REBALANCE: "its members wait for their partitions",
     GroupState.STABLE: "its members hold their partitions",
-    GroupState.DEAD: "the coordinator has no such group",
-    GroupState.ASSIGNING: "the coordinator works out who is to hold what",
-    GroupState.RECONCILING: "partitions pass from one member to another",
+    GroupState.DEAD: "the coordinator does not have this group",
+    GroupState.ASSIGNING: "the coordinator is assigning partitions to members",
+    GroupState.RECONCILING: "partitions move from one member to another",
 }
 
 ZOOKEEPER = "zookeeper"
 """What we call the kind of a group that no broker knows: that of Kafka's old consumers."""
 
 KINDS: Mapping[str, str] = {
-    "classic": "its members settle among themselves who holds what",
+    "classic": "its members assign the partitions among themselves",
     "consumer": "the newer protocol, whose coordinator assigns; members of the classic protocol may be in it, too, and "
     "Sluice commits as the only member",
     "share": "hands records out one by one and has no committed offsets; its members: kafka-share-groups.sh --describe",

@@ -67,7 +67,7 @@ class Request:
             case RequestKind.COMPACT:
                 return "compaction"
             case RequestKind.REPLAY:
-                return "replay of what was quarantined"
+                return "replay of quarantined records"
             case _:
                 return "catch-up"
 

@@ -141,7 +141,7 @@ def accept_lost(feed: Feed, edges: Ports, reason: str, only: Only = ()) -> Accep
     if appended is None or not isinstance(appended.entry, LossEntry):
         raise NothingToAccept(
             f"no pending offset of feed {feed.name} has fallen below a log start",
-            remedy=f"see what is pending: sluice status {feed.name}",
+            remedy=f"see the pending offsets: sluice status {feed.name}",
         )
     return Accepted(AcceptEvent.LOST, appended.number, lost=appended.entry.ranges, abandoned=abandoned)
 
@@ -386,8 +386,8 @@ def accept_ledger(feed: Feed, edges: Ports, reason: str) -> Accepted:
     remains = _ledger_remains(feed, edges, ledger.read())
     if not remains.traces:
         raise NothingToAccept(
-            f"nothing tells of entries that the ledger of feed {feed.name} lost",
-            remedy=f"hold all of it against Kafka: sluice audit {feed.name} --strict --rescan",
+            f"the ledger of feed {feed.name} shows no trace of lost entries",
+            remedy=f"compare all of it with Kafka: sluice audit {feed.name} --strict --rescan",
         )
     _check_idle(feed, edges, remains.state)
     after = max(remains.state.number, *(t.number for t in remains.traces)) + 1
@@ -400,7 +400,7 @@ def accept_ledger(feed: Feed, edges: Ports, reason: str) -> Accepted:
         lambda state: _gap(remains, after, reason) if state.number == remains.state.number else None
     )
     if appended is None:
-        raise NothingToAccept("somebody accepted it meanwhile", remedy=f"see: sluice status {feed.name}")
+        raise NothingToAccept("another process has accepted it", remedy=f"see: sluice status {feed.name}")
     _originate(feed, edges, ledger, remains, begun)
     ended = tuple(b.id for b in remains.state.live())
     return Accepted(AcceptEvent.LEDGER, appended.number, abandoned=ended, next=after, aside=tuple(aside), gone=missing)

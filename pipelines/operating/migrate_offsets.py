@@ -130,10 +130,10 @@ def refusal(feed: str, group: str, migration: Migration) -> SluiceError | None:
     sound = migration.of(MigrationAction.MOVE, MigrationAction.DONE)
     first = migration.of(*REFUSED)[0]
     only = " ".join(f"--only {r.tp}" for r in sound[:_SHOWN]) + (" …" if len(sound) > _SHOWN else "")
-    others = f"; or move the others alone: {only}" if sound else ""
+    others = f"; or move only the others: {only}" if sound else ""
     return Refused(
         f"group {group} is not migrated; {'; '.join(reasons)}",
-        remedy=f"put right what the store holds: sluice offsets reset {feed} --to-offset N --only {first.tp}{others}",
+        remedy=f"correct the offset in the store: sluice offsets reset {feed} --to-offset N --only {first.tp}{others}",
         topic=first.tp.topic,
         partition=first.tp.partition,
     )
@@ -201,8 +201,8 @@ def _read_back(stores: Stores, target: OffsetStore, moves: Mapping[TopicPartitio
     for tp, meant in moves.items():
         if _at(stored.get(tp)) != meant.offset:
             raise CommitFenced(
-                f"{tp}: meant to put {meant.offset} into {target}, which holds {_at(stored.get(tp))}",
-                remedy="repeat the command: what is there already is left as it is. See who commits for this group",
+                f"{tp}: tried to write {meant.offset} to {target}, which now holds {_at(stored.get(tp))}",
+                remedy="run the command again: offsets already written stay. See which program commits for this group",
                 topic=tp.topic,
                 partition=tp.partition,
             )

@@ -66,7 +66,7 @@ class OffsetTarget:
             case Aim.SHIFT:
                 return f"by {self.number:+}"
             case Aim.FILE:
-                return "to what a file says"
+                return "to the offsets in a file"
             case aim:
                 return f"to {aim}"
 
@@ -355,8 +355,8 @@ def _read_back(
         stored = committed.get(tp)
         if stored is None or (stored.offset, stored.metadata) != (meant.offset, meant.metadata):
             raise CommitFenced(
-                f"{tp}: meant to put {meant.offset}, the group holds {stored.offset if stored else 'nothing'}",
-                remedy="somebody else commits for this group at the same time: see who, and repeat",
+                f"{tp}: tried to write {meant.offset}, the group now holds {stored.offset if stored else 'nothing'}",
+                remedy="another program commits for this group at the same time: find it, and run the command again",
                 topic=tp.topic,
                 partition=tp.partition,
             )

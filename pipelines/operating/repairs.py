@@ -38,18 +38,18 @@ class RepairKind(StrEnum):
 
     SHOWN = "published, not visible"
     HIDDEN = "replaced, still visible"
-    STAGING = "staging that nobody needs"
-    ABANDONED = "batch given up"
+    STAGING = "unused staging"
+    ABANDONED = "abandoned batch"
     MANIFEST = "window without manifest"
     HEARTBEAT = "heartbeat of a dead run"
-    UNFINISHED = "write that never ended"
+    UNFINISHED = "unfinished write"
     EMPTY = "empty folder"
-    UNTOLD = "unknown to Dagster"
+    UNTOLD = "not reported to Dagster"
     WAITING = "batch of a dead run"
-    AT_WORK = "batch at work"
-    STRANGER = "file of nobody"
+    AT_WORK = "running batch"
+    STRANGER = "unknown file"
     MISSING = "published part missing"
-    OVERTOLD = "known to Dagster alone"
+    OVERTOLD = "reported only to Dagster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +208,8 @@ def _strangers(target: RepairTarget) -> Iterator[RepairFinding]:
         )
     )
     if nobodys:
-        text = f"{many(len(nobodys), 'file')} of which the ledger knows nothing: {ends(nobodys)}"
-        remedy = "who reads the folder counts their rows: see where they come from, and move them away by hand"
+        text = f"{many(len(nobodys), 'file')} unknown to the ledger: {ends(nobodys)}"
+        remedy = "readers of the folder count their rows: check where they come from, then move them elsewhere"
         yield RepairFinding(RepairKind.STRANGER, text, remedy=(remedy,), items=nobodys)
     lacking = [p for p in parts if p.path not in visible and _is_nowhere(target.lake, p)]
     replaced = target.ledger.list_replaced(p.path for p in lacking)
@@ -254,7 +254,7 @@ def _orphans(target: RepairTarget) -> Iterator[RepairFinding]:
             continue  # newer than our read of the ledger, or not a name that Sluice writes
         for path in staged[batch]:
             target.lake.remove(path)
-        text = f"staging of batch {batch}, {many(len(staged[batch]), 'file')}, of which the ledger knows nothing"
+        text = f"staging of batch {batch}, {many(len(staged[batch]), 'file')} unknown to the ledger"
         yield RepairFinding(RepairKind.STAGING, text, "removed", items=tuple(staged[batch]))
 
 

@@ -70,7 +70,7 @@ class HeldBack:
     @property
     def who(self) -> str:
         if self.by is None:
-            return "an open transaction (Kafka does not tell which)"
+            return "an open transaction (Kafka does not report which)"
         return f"{self.by}" + ("" if self.age is None else f" ({show_about(self.age)} ago)")
 
     @property

@@ -289,8 +289,8 @@ def _check_whole_files(due: Sequence[PendingRanges], replaced: Sequence[Receipt]
             s, more = missing_slices[0], f" and {len(missing_slices) - 1} more" if len(missing_slices) > 1 else ""
             raise UsageError(
                 f"{s}{more} cannot be landed again now, and shares a file with requested offsets",
-                remedy="landed rows stay: the slices of a file are landed again together. `sluice plan` shows what is"
-                " wrong with that partition",
+                remedy="landed rows stay: the slices of a file are landed again together. `sluice plan` shows the"
+                " problem with that partition",
                 topic=s.topic,
                 partition=s.partition,
                 start=s.start,

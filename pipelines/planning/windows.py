@@ -102,7 +102,7 @@ def check_window(window: int, settings: WindowSettings, now: int) -> None:
         when = show_instant(window + settings.length + settings.grace)
         raise WindowOpen(
             f"window {show_window(window)} is not closed yet",
-            remedy=f"it can be landed from {when} on (end plus grace period); a catch-up lands what is there now",
+            remedy=f"it can be landed from {when} on (end plus grace period); a catch-up lands the records so far",
         )
 
 

@@ -71,7 +71,7 @@ def list_commands(feed: str, batch: Batch) -> tuple[tuple[str, str], ...]:
     give_up = (f"sluice repair {feed} --abandon {batch.id}", "gives it up")
     if again := AGAIN.get(batch.request.kind):
         return (again.format(feed=feed), "gives it up and begins again"), give_up
-    return (format_request(feed, batch.request), "finishes it, and reads only what is missing"), give_up
+    return (format_request(feed, batch.request), "finishes it, and reads only the missing records"), give_up
 
 
 def format_request(feed: str, asked: Request) -> str:

@@ -71,11 +71,11 @@ def _build_ownership_error(held: Batch) -> OwnershipLost:
     how = {
         BatchStatus.ABANDONED: "was abandoned",
         BatchStatus.PUBLISHED: f"was published by {held.owner.describe()}",
-        BatchStatus.PLANNED: f"now belongs to {held.owner.describe()}, or what it replaces was replaced before",
+        BatchStatus.PLANNED: f"now belongs to {held.owner.describe()}, or its files were already replaced",
     }[held.status]
     return OwnershipLost(
         f"batch {held.id} {how}: the rows that this run landed stay unpublished",
-        remedy="nothing to fix; the next run lands what is still pending",
+        remedy="nothing to fix; the next run lands all pending offsets",
     )
 
 
@@ -178,7 +178,7 @@ def _check_below(roots: Sequence[str], names: Sequence[str], number: int) -> Non
         if not path.startswith(tuple(f"{root}/" for root in roots)):
             raise LedgerCorrupt(
                 f"entry {number} names {ascii(path)[:300]}, which is not below {' or '.join(roots)}",
-                remedy="somebody else wrote into this ledger: nothing was touched; see who may write to the lake",
+                remedy="another program wrote to this ledger: nothing was changed; check write access to the lake",
             )
 
 

@@ -194,14 +194,14 @@ def _rows(lake: Lake, part: Part, ranges: Sequence[Range]) -> Iterator[pa.Record
 
 def _gone(part: Part) -> LakeUnavailable:
     return LakeUnavailable(
-        f"{part.path} went away before its letters were sent: it is being merged, replayed or landed again",
-        remedy="nothing was sent; the next run commits again. If it says so again, see: sluice audit",
+        f"{part.path} was removed before its dead letters were sent: it is being merged, replayed or landed again",
+        remedy="nothing was sent; the next run tries again. If this error repeats, run: sluice audit",
     )
 
 
 def _not_itself(part: Part) -> ProofFailed:
     return ProofFailed(
-        f"{part.path} is not the file that the ledger tells of: its letters cannot be sent",
-        remedy="nothing was sent, and landing goes on; see what else is: sluice audit --hashes; then bring the file"
-        " back from a backup, or land its offsets again with --replace",
+        f"{part.path} is not the file that the ledger records: its dead letters cannot be sent",
+        remedy="nothing was sent, and landing continues; find other damage: sluice audit --hashes; then restore the"
+        " file from a backup, or land its offsets again with --replace",
     )

@@ -74,8 +74,8 @@ def check_quarantine(receipts: Sequence[Receipt], policies: Policies, lake: Lake
     raise QuarantineExceeded(
         f"{bad:,} of {all_:,} records ({bad / all_:.1%}) do not fit, more than the feed allows; nothing is published:"
         "\n    " + "\n    ".join([*lines, f"all are in {_places(parts, lake)}"]),
-        remedy="look at them with `sluice peek TOPIC:PARTITION:OFFSET`; fix the schema or the contract, or "
-        f"{_way_out(counts, policies)}, and run again: what was read is kept as long as these are the same",
+        remedy="see them with `sluice peek TOPIC:PARTITION:OFFSET`; fix the schema or the contract, or "
+        f"{_way_out(counts, policies)}, and run again: records already read are reused unless these change",
         breaches=[_breach(f, all_) for f in faults],
     )
 

@@ -266,7 +266,7 @@ class _Comparison:
     def _check_map(self, sent: _Sent) -> None:
         """Each old coordinate once and in the plan; in each partition of the target, new ones in the old order."""
         for n in np.flatnonzero(sent.source < 0).tolist():
-            self._find("is in the map, and the plan has no such partition", sent, n)
+            self._find("is in the map, and its partition is not in the plan", sent, n)
         twice = np.flatnonzero((np.diff(sent.offset) == 0) & (np.diff(sent.source) == 0)) + 1
         for n in twice.tolist():
             self._find("was sent twice", sent, n)

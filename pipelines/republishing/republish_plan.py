@@ -230,8 +230,8 @@ def asked_offsets(state: State, wanted: Sequence[AskedRange]) -> list[tuple[Key,
 def _check_target(feed: Feed, state: State, wishes: Wishes) -> None:
     if feed.topics.takes(wishes.to) or any(key.topic == wishes.to for key in state.origins):
         raise Refused(
-            f"{feed.name} reads from {wishes.to}: what is sent there lands again",
-            remedy="send to another topic, or say that it is meant: --into-source",
+            f"{feed.name} reads from {wishes.to}: records sent there land again",
+            remedy="send to another topic, or confirm with --into-source",
             topic=wishes.to,
         )
 

@@ -112,8 +112,8 @@ class LaneProgress:
             pass
         name = plan.lane_name(lane)
         raise Refused(
-            f"the group {name} has committed something that is no mark of this republish",
-            remedy=f"somebody else uses that group; choose another name with --id, or delete the group {name}",
+            f"the group {name} has a commit that does not belong to this republish",
+            remedy=f"another program uses that group; choose another name with --id, or delete the group {name}",
         )
 
     def offsets(self, todo: Sequence[Piece]) -> int:
@@ -219,7 +219,7 @@ class Run:
         if now < self.plan.wishes.partitions:
             raise Refused(
                 f"topic {self.plan.wishes.to} has {now} partitions, and {self.plan.wishes.partitions} when this"
-                " republish was planned: it is another topic by now",
+                " republish was planned: it was replaced by another topic",
                 remedy="plan a new one with --id",
             )
 
@@ -240,9 +240,9 @@ class Run:
         forgotten = state is None and old and coordinates.files(self.lake, self.plan, self.lane)
         if [mark.done, mark.at] < _least(self.lake, self.plan, self.lane)[:2] or forgotten:
             raise Refused(
-                f"how far republish {self.plan.id} is, Kafka has forgotten: its group {self.plan.lane_name(self.lane)}"
-                " was deleted, set back, or left alone for longer than Kafka keeps offsets",
-                remedy="nothing was sent; look at what is in the target, and send the rest by a new one with --id",
+                f"Kafka no longer has the progress of republish {self.plan.id}: its group"
+                f" {self.plan.lane_name(self.lane)} was deleted, reset, or unused for longer than Kafka keeps offsets",
+                remedy="nothing was sent; check which records are in the target, and send the rest with a new --id",
             )
         return mark
 

@@ -87,7 +87,7 @@ def _slow(brokers: Sequence[BrokerTraffic]) -> Iterator[str]:
         usual = others[len(others) // 2] if others else 0.0
         if others and median >= SLOW_MS and median > SLOW_TIMES * usual:
             yield (
-                f"{name_of(b)} takes {median:,.0f} ms for half of its answers, the others {usual:,.0f} ms: look at its"
+                f"{name_of(b)} takes {median:,.0f} ms for half of its answers, the others {usual:,.0f} ms: check its"
                 " disk, its load and the network to it, or move leaders away from it"
             )
 
@@ -107,8 +107,8 @@ def _lost(brokers: Sequence[BrokerTraffic]) -> Iterator[str]:
         if lost or b.reconnects:
             yield (
                 f"{name_of(b)} left {many(lost, 'request')} without an answer and was connected to again"
-                f" {many(b.reconnects, 'time')}: see its log and the network to it; nothing was lost, what it did not"
-                " give was asked for again"
+                f" {many(b.reconnects, 'time')}: see its log and the network to it; nothing was lost, the missing"
+                " answers were requested again"
             )
 
 

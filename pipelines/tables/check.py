@@ -57,7 +57,7 @@ class TableComparison:
         differences = [
             (self.missing, f"{many(len(self.missing), 'file')} of the feed {_are(self.missing)} missing in it"),
             (self.foreign, f"{many(len(self.foreign), 'file')} in it {_are(self.foreign)} not of the feed"),
-            (self.rows, f"{many(len(self.rows), 'file')} {_are(self.rows)} said to have other numbers of rows"),
+            (self.rows, f"{many(len(self.rows), 'file')} {_are(self.rows)} listed with other numbers of rows"),
             (self.deletes, f"{many(self.deletes, 'file')} in it {'deletes' if self.deletes == 1 else 'delete'} rows"),
         ]
         return ", ".join(text for present, text in differences if present)
@@ -157,7 +157,7 @@ def check_owner(table: Table, head: TableHead, state: State, feed: str) -> None:
 def differs(table: Table, comparison: TableComparison, feed: str) -> TableDiffers:
     """The error for a table that somebody else changed."""
     fix = f"sluice table sync {feed} --repair"
-    remedy = f"to see the files: sluice table check {feed}; to make the table what the ledger says: {fix}"
+    remedy = f"to see the files: sluice table check {feed}; to make the table match the ledger: {fix}"
     if comparison.deletes:
         remedy = f"roll the table back to a snapshot before that, then {fix}; or drop it"
     return TableDiffers(f"{table.name} was changed, and not by feed {feed}: {comparison.describe()}", remedy=remedy)

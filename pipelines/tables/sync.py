@@ -139,7 +139,9 @@ class _Publisher:
                 done = replace(done, created=True)
                 continue
             if head.mark > state.number and ledger.read().number >= head.mark:
-                raise TableMoved(f"{table.name} was brought up meanwhile", remedy="the next try decides again")
+                raise TableMoved(
+                    f"{table.name} was updated by another process", remedy="the next attempt compares again"
+                )
             check_owner(table, head, state, ledger.feed)
             if not published_files.has_table(lake, ledger.feed):
                 published_files.write_note(lake, ledger.feed, table.name)
@@ -248,7 +250,7 @@ class _Publisher:
             more = f", and {many(len(wrong) - 1, 'more column')}" if len(wrong) > 1 else ""
             raise TableRefused(
                 f"{name} cannot hold {path}, which has landed as {type_text}{more}",
-                remedy=f"land it as {instead}, as a new feed: what has landed keeps its type",
+                remedy=f"land it as {instead}, as a new feed: landed columns keep their type",
             )
 
     # -- what older snapshots named, and what no snapshot ever did

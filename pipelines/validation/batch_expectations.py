@@ -353,12 +353,12 @@ def check_contract(
         return results
     lines = [_describe_broken(o) for o in broken[:_MAX_LINES]]
     lines += [f"… and {len(broken) - _MAX_LINES} more"] if len(broken) > _MAX_LINES else []
-    lines += [f"{many(failed, 'slice')} of it failed, and what they hold is not counted"] if failed else []
+    lines += [f"{many(failed, 'slice')} of it failed, and their rows are not counted"] if failed else []
     raise ContractBroken(
-        f"batch {batch.id} is not what the contract expects; nothing of it is published:\n    " + "\n    ".join(lines),
-        remedy="look at its rows with `sluice peek TOPIC:PARTITION:OFFSET`; fix "
-        f"feeds/{ledger.feed}.contract.json, or what produces the records, and run again: what was read is kept as "
-        "long as the contract is the same",
+        f"batch {batch.id} breaks the contract; nothing of it is published:\n    " + "\n    ".join(lines),
+        remedy="see its rows with `sluice peek TOPIC:PARTITION:OFFSET`; fix "
+        f"feeds/{ledger.feed}.contract.json, or the producer, and run again: records already read are reused unless "
+        "the contract changes",
         breaches=[_build_breach(o) for o in broken],
     )
 

@@ -81,7 +81,7 @@ def check_drift(receipts: Sequence[Receipt], policies: Policies) -> None:
     raise SchemaDrifted(
         f"records differ from the schema, and the feed has `on_drift: fail`; nothing is published:{lines}{more}",
         remedy="name these fields in the feed's schema, or take them in with `policies.on_drift: extra` or `evolve`, "
-        "and run again: what was read is kept as long as the schema is the same",
+        "and run again: records already read are reused unless the schema changes",
         breaches=[Breach("schema", describe_drift(d), "", d.records, 0, (_find_first(d, receipts),)) for d in drifts],
     )
 

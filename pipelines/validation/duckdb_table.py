@@ -67,8 +67,8 @@ class StagedTable:
                     yield cls(db, types, typed=typed, placed=placed)
             except (duckdb.OutOfMemoryException, duckdb.IOException) as e:
                 raise Failed(
-                    f"the rows do not go through DuckDB in {memory >> 20} MiB: {str(e).splitlines()[0][:200]}",
-                    remedy=f"what is too much goes to {tempfile.gettempdir()}: make room there, or name another folder "
+                    f"DuckDB cannot check the rows in {memory >> 20} MiB: {str(e).splitlines()[0][:200]}",
+                    remedy=f"DuckDB spills to {tempfile.gettempdir()}: free space there, or set another folder "
                     "in TMPDIR, and run again",
                 ) from None
 

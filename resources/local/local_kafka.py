@@ -487,7 +487,7 @@ class _BrokerNode:
         worst = [line for line in lines if " ERROR " in line or " FATAL " in line or line.startswith("Caused by")]
         excerpt = [*worst[:5], *(line for line in lines[-15:] if line not in worst[:5])]
         return SetupError(
-            "\n".join([f"local broker {self.id} {what}; it said:", *(line[:400] for line in excerpt)]),
+            "\n".join([f"local broker {self.id} {what}; its log:", *(line[:400] for line in excerpt)]),
             remedy=f"fix the cause that it names; if its data is damaged, remove {self.root} and start again",
         )
 

@@ -198,7 +198,7 @@ class ZooKeeperMembership:
                     raise lost_error(self._group) from None
                 raise CommitFenced(
                     f"{doing}: {changed.path}: {changed.what} since it was read; nothing was committed",
-                    remedy="nothing is lost; the next run compares again. See who commits for this group",
+                    remedy="nothing is lost; the next run compares again. See which program commits for this group",
                 ) from None
 
 

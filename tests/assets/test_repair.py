@@ -212,7 +212,7 @@ def test_a_fresh_dagster_home_is_told_what_landed(world: World, instance: dg.Dag
     assert windows(instance, LANDED) == {}
     assert list(reconcile(instance, world.books())) == told
     batches, hours = told
-    assert (batches.kind, batches.act, len(batches.items)) == (RepairKind.UNTOLD, "told to Dagster", 2)
+    assert (batches.kind, batches.act, len(batches.items)) == (RepairKind.UNTOLD, "reported to Dagster", 2)
     assert hours.items == ("2024-05-01T00:00", "2024-05-01T01:00", "2024-05-01T04:00"), "the last one is quiet"
     assert list(windows(instance, LANDED)) == list(hours.items)
     assert list(reconcile(instance, world.books())) == []

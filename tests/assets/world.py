@@ -128,7 +128,7 @@ class MadeUpEngine(MemoryEngine):
 
     def _slice(self, job: Job, s: Slice) -> Outcome:
         if s.tp in self.failing:
-            return SliceFailure(s, "CorruptBatch", f"{s}: does not match its CRC", "look at the broker's disk")
+            return SliceFailure(s, "CorruptBatch", f"{s}: does not match its CRC", "check the broker's disk")
         good = next(RawFormat().convert(s, _records(s))).landed.slice(0, s.span - self.bad)
         parts = self._written(job, s, PartKind.LANDED, good)
         if self.bad:

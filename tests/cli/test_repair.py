@@ -102,7 +102,7 @@ def test_repair_says_each_thing_and_then_that_there_is_nothing(world: World, tel
     assert whats == ["manifest", "stranger", "untold", "untold"]
     assert [f["what"] for f in dry.document["feeds"][0]["found"]] == whats
     again = tell(repair)
-    assert "1 file of which the ledger knows nothing: data/orders/mine.parquet" in again.text
+    assert "1 file unknown to the ledger: data/orders/mine.parquet" in again.text
     assert "nothing else to repair" in again.text
     del world.lake.files["data/orders/mine.parquet"]
     assert "✓ nothing to repair" in tell(repair).text

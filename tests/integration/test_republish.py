@@ -229,7 +229,7 @@ def test_by_key_with_coordinates_and_what_is_refused(
     asked = ["republish", "orders", "--offsets", f"{place.topic}:1:10-90", *project]
     refused = {
         "create the topic": ["--topic", f"{again}-not-there"],
-        "lands again": ["--topic", place.topic],
+        "land again": ["--topic", place.topic],
         "--partition-by key": ["--topic", again, "--keep-partitions", "--offsets", f"{place.topic}:2:0-5"],
         "have not landed": ["--topic", again, "--offsets", f"{place.topic}:0:90-101"],
         "no partition": ["--topic", again, "--offsets", f"{place.topic}:7:0-1"],
@@ -440,7 +440,7 @@ def test_times_that_the_target_does_not_take_and_a_mark_that_was_forgotten(
     with KafkaAdminClient(bootstrap_servers=kafka.bootstrap) as admin:
         admin.delete_groups(["sluice-republish-orders-cut"])
     assert main([*asked, "--topic", again, "--id", "cut"]) == 3
-    assert "Kafka has forgotten" in capfd.readouterr().err
+    assert "Kafka no longer has the progress" in capfd.readouterr().err
 
 
 def test_in_dagster_with_lineage_to_the_target(

@@ -181,7 +181,7 @@ class _Columns:
         """Of no type: anything, as JSON text; or null alone."""
         ignored = [keyword for keyword in node.keywords if keyword not in ("type", "const", "enum")]
         if ignored:
-            raise UnusableSchema(node.place_of(ignored[0]), "is said without a type")
+            raise UnusableSchema(node.place_of(ignored[0]), "needs a type")
         if not node.keywords:
             return _ColumnMeaning(Type(Kind.JSON), True)
         path = next(iter(node.keywords.values())).place

@@ -352,7 +352,7 @@ def test_nothing_is_landed_again_that_kafka_holds_no_more(feed: Feed) -> None:
 
 def test_catching_up_cannot_replace(feed: Feed) -> None:
     world = World(feed)
-    with pytest.raises(UsageError, match="landed again"):
+    with pytest.raises(UsageError, match="without a range"):
         world.land(Request(RequestKind.CATCH_UP, replace=True))
 
 

@@ -336,7 +336,7 @@ def test_a_batch_published_in_part() -> None:
     said = feed.page(feed.land(rows(3), failures=[gone]))
     assert "published in part" in said.text
     assert "orders:0:500-600 OffsetsLost <script>alert(1)" in said.text
-    assert "This batch was held against no contract." in said.text
+    assert "This batch was not checked against a contract." in said.text
 
 
 def test_a_field_that_some_slices_have_is_not_missing() -> None:

@@ -157,7 +157,7 @@ def test_wrong_arguments_are_named(kwargs: dict[str, Any], error: str) -> None:
     [
         (one(IN_SET, column="s", value_set=[]), "value_set: should be a list of 1 to 10,000"),
         (one(IN_SET, column="s", value_set=["a", 1]), "value_set: [1] should be text in quotes"),
-        (one(IN_SET, column="s", value_set=["a", None]), "[1] should be text in quotes → nulls are not looked at"),
+        (one(IN_SET, column="s", value_set=["a", None]), "[1] should be text in quotes → nulls are not checked"),
         (one(IN_SET, column="n", value_set=[1.5]), "value_set: [0] is not a value of int64"),
         (one(IN_SET, column="small", value_set=[1, 128]), "value_set: [1] is not a value of int8"),
         (one(IN_SET, column="amount", value_set=["0.001"]), "value_set: [0] is not a value of decimal(12,2)"),
@@ -313,7 +313,7 @@ def test_a_wrong_contract_names_its_file_its_expectation_and_place(feeds: Path) 
 def test_a_contract_of_no_feed_is_a_problem_and_a_folder_is_no_contract(feeds: Path) -> None:
     stray = feeds / "order.contract.json"
     stray.write_bytes(suite(one(BETWEEN, column="n", min_value=1)))
-    with pytest.raises(FeedError, match=r"order\.contract\.json: has no order\.yaml beside it"):
+    with pytest.raises(FeedError, match=r"order\.contract\.json: has no order\.yaml in its folder"):
         load_feeds(feeds, {})
     stray.unlink()
     (feeds / "orders.contract.json").mkdir()

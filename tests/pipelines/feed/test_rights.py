@@ -40,7 +40,7 @@ def test_of_a_certificate_both_names_are_told() -> None:
     needed = [rights_of(feed())[0]]
     told = Grantee("User:CN=ingest", "k:1").remedy(needed)
     assert told.startswith(
-        "grant READ on topic orders to User:CN=ingest (or to what the brokers' ssl.principal.mapping"
+        "grant READ on topic orders to User:CN=ingest (or to the name that the brokers' ssl.principal.mapping"
     )
     assert "mapping" not in Grantee("User:ingest", "k:1").remedy(needed)
 

@@ -527,7 +527,7 @@ def test_one_replay_at_a_time(world: Typed) -> None:
     world.land(*pieces(A, 50), *pieces(B, 100))
     world.says(WIDER)
     rival = world.plan([world.slice(B, 0, 100)], RequestKind.REPLAY, by="rival")
-    with pytest.raises(PlanBusy, match=f"batch {rival} .*replay of what was quarantined"):
+    with pytest.raises(PlanBusy, match=f"batch {rival} .*replay of quarantined records"):
         world.replay()
     assert world.foreseen().busy == {START: rival}
     world.liveness.dead.add("rival")
@@ -549,7 +549,7 @@ def test_records_that_another_replay_landed_while_they_were_tried(
         world.replay(by="another")
 
     monkeypatch.setattr(candidates, "check_source", overtaken)
-    with pytest.raises(LakeUnavailable, match="went away"):
+    with pytest.raises(LakeUnavailable, match="were removed"):
         world.replay()
     world.check()
 

@@ -272,7 +272,7 @@ def test_a_lost_answer_is_read_back() -> None:
 def test_somebody_who_commits_at_the_same_moment_is_seen() -> None:
     world = World()
     world.groups.after_put = lambda: world.group.offsets.update({TP: CommittedOffset(33)})
-    with pytest.raises(CommitFenced, match="meant to put 20, the group holds 33"):
+    with pytest.raises(CommitFenced, match="tried to write 20, the group now holds 33"):
         world.move(20)
 
 

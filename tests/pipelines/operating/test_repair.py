@@ -107,7 +107,7 @@ def test_a_dead_run_s_batch_is_left_for_the_next_and_its_standing_told(world: Wo
     )
     assert waiting.why == "set by the test"
     finish, give_up = waiting.remedy
-    assert finish == "sluice run orders   finishes it, and reads only what is missing"
+    assert finish == "sluice run orders   finishes it, and reads only the missing records"
     assert give_up == f"sluice repair orders --abandon {batch}   gives it up"
     assert world.staged == staged
 

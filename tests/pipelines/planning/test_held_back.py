@@ -74,7 +74,7 @@ def test_several_transactions_come_by_how_much_they_hold(feed: Feed) -> None:
 
 def test_a_holder_that_kafka_does_not_tell_is_no_reason_to_be_silent(feed: Feed) -> None:
     (found,) = list_held_back(feed, [held(0, 60)], {}, BrokerConfig(), NOW)
-    assert "by an open transaction (Kafka does not tell which): 40 offsets" in found.text
+    assert "by an open transaction (Kafka does not report which): 40 offsets" in found.text
     assert found.remedy.endswith(f"{ABORT} 0 --start-offset 60")
     assert (found.document()["transaction"], found.age, found.overdue) == (None, None, False)
 

@@ -498,7 +498,7 @@ def test_a_part_that_goes_away_meanwhile_and_one_that_is_another() -> None:
     world = one_with_pending_letters()
     (part,) = (p for p in world.parts() if "110-120" in p.name)
     data = world.lake.files.pop(part.path)
-    with pytest.raises(LakeUnavailable, match="went away"):
+    with pytest.raises(LakeUnavailable, match="was removed"):
         world.commit()
     for wrong in (world.lake.files[world.parts()[0].path], data[:-7], b"", b"no parquet at all"):
         world.lake.files[part.path] = wrong

@@ -103,7 +103,7 @@ def test_a_schema_and_what_it_refers_to_are_one_file() -> None:
         (of(a={"type": "array", "items": {"type": "integer", "minimum": 1}}), "#/properties/a/items/minimum", "inside"),
         (of(a={"type": "array", "minItems": 1}), "#/properties/a/minItems", "no counterpart"),
         (of(a={"type": "number", "multipleOf": 5}), "#/properties/a/multipleOf", "power of ten"),
-        (of(a={"minLength": 5}), "#/properties/a/minLength", "without a type"),
+        (of(a={"minLength": 5}), "#/properties/a/minLength", "needs a type"),
         (of(a={"type": "string", "pattern": "(?=a)"}), "#/properties/a/pattern", "contract"),
         (of(a={"type": "string", "enum": ["a", 1]}), "#/properties/a/enum", "contract"),
         (of(a={"enum": [{"b": 1}]}), "#/properties/a/enum", "object or a list"),
