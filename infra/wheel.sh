@@ -13,9 +13,9 @@ if ! [ -x "$python" ]; then
     sed -n 's/^\(numba\|llvmlite\|numpy\|pyarrow\|pydantic\|setuptools\)==\([^ ]*\).*/\1==\2/p' requirements.lock |
         build/wheel/bin/pip install --quiet --disable-pip-version-check -r /dev/stdin
 fi
-# Seconds, unless the loops changed.
-PYTHONPATH=src "$python" -m sluice.pipelines.records.compiled.cache
+# Seconds, unless the loops changed. Loops of this user's cache would not be packed.
+env -u NUMBA_CACHE_DIR XDG_CACHE_HOME="$PWD/build/cache" PYTHONPATH=src "$python" -m sluice.pipelines.records.compiled.cache
 # setuptools packs whatever an earlier build left there.
 rm -rf build/lib build/bdist.*
 "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
-ls dist/*.whl
+ls -t dist/*.whl | head -n 1
