@@ -218,9 +218,9 @@ def _start_local(session: Session, root: Path) -> None:
     from sluice.resources.project import Project
 
     folder = Project(root).kafka_folder
-    with session.terminal.working("starting Kafka (the first time its jars are fetched, about 45 MB)"):
+    with session.terminal.progress() as report:
         kafka = LocalKafka.attach(folder) if (folder / "cluster.json").exists() else LocalKafka(folder)
-        kafka.start()
+        kafka.start(report)
     access = Project(root).writer(_probe(root, {}))
     if LOCAL_TOPIC in events.topics_of(access):
         return

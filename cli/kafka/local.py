@@ -79,8 +79,8 @@ def start(session: Session, brokers: Brokers = None, secure: Secure = False, reg
     if (folder / "cluster.json").exists():
         standing = LocalKafka.attach(folder)
         brokers, secure = brokers or len(standing.broker_ids), secure or standing.secured is not None
-    with session.terminal.working("starting Kafka"):
-        kafka = LocalKafka(folder, brokers or 1, secure=secure).start()
+    with session.terminal.progress() as report:
+        kafka = LocalKafka(folder, brokers or 1, secure=secure).start(report)
     registry_server = session.project.local_registry
     if registry or registry_server.there:
         with session.terminal.working("starting the schema registry"):

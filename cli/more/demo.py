@@ -240,8 +240,8 @@ def _start_kafka(session: Session, folder: Path, options: DemoOptions, lake: str
         (folder / name).mkdir(parents=True)
     kafka = LocalKafka(folder / ".sluice" / "kafka", secure=options.secure)
     began = time.monotonic()
-    with session.terminal.working(f"starting Apache Kafka {VERSION} (the first time it is downloaded)"):
-        kafka.start()
+    with session.terminal.progress() as report:
+        kafka.start(report)
     lines = [f"kafka: {{bootstrap: '{kafka.bootstrap}'}}"]
     if kafka.secured:
         lines = kafka.secured.section(kafka.bootstrap, folder)

@@ -19,12 +19,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from sluice.pipelines.errors import SetupError
+from sluice.pipelines.model.receipts import Progress, Reporter
 from sluice.pipelines.util import extras
 
 MINIMUM = 17
@@ -42,6 +44,8 @@ _PLACES = (
 )
 # Lines with Ivy's errors.
 _TELLING = re.compile(r":: \S+#.*not found|FAILED|failed|Server access|xception")
+
+_POLL = 0.1  # seconds between two reports of a download
 
 log = logging.getLogger(__name__)
 
@@ -107,11 +111,12 @@ def spark_jars() -> Path:
     return Path(spec.origin).parent / "jars"
 
 
-def jars(name: str, artifacts: Sequence[Artifact]) -> Path:
+def jars(name: str, artifacts: Sequence[Artifact], report: Reporter = lambda progress: None) -> Path:
     """A folder with the jars of `artifacts` and all they need, fetched from Maven Central once for each user.
 
     It lives under XDG_CACHE_HOME (else ~/.cache) as `sluice/<name>-<digest of the request>`. Concurrent
-    callers wait for one fetch. Raises SetupError with Ivy's own words when something cannot be fetched.
+    callers wait for one fetch. While it downloads, `report` gets the downloaded megabytes. Raises SetupError with
+    Ivy's own words when something cannot be fetched.
     """
     request = _ivy_xml(artifacts)
     folder = cache() / f"{name}-{hashlib.sha256(request.encode()).hexdigest()[:8]}"
@@ -121,7 +126,7 @@ def jars(name: str, artifacts: Sequence[Artifact]) -> Path:
     with locking(folder.with_name(folder.name + ".lock")):
         if not folder.is_dir():
             log.info("fetching %s from Maven Central, once for this user", name)
-            _fetch(name, request, artifacts, folder)
+            _fetch(name, request, artifacts, folder, report)
     return folder
 
 
@@ -198,29 +203,44 @@ def _dependency(artifact: Artifact) -> str:
     )
 
 
-def _fetch(name: str, request: str, artifacts: Sequence[Artifact], folder: Path) -> None:
+def _fetch(name: str, request: str, artifacts: Sequence[Artifact], folder: Path, report: Reporter) -> None:
     with tempfile.TemporaryDirectory(prefix=folder.name + ".", dir=folder.parent) as scratch:
         Path(scratch, "ivy.xml").write_text(request)
-        # Once more after a failure: what arrived is kept, and a public server may fail one request in a hundred.
-        process = _ivy(scratch)
-        if process.returncode:
-            process = _ivy(scratch)
+
+        def count_megabytes() -> None:
+            with contextlib.suppress(FileNotFoundError):  # Ivy renames complete files
+                downloaded = sum(path.stat().st_size for path in Path(scratch, "cache").rglob("*.jar*"))
+                report(Progress(f"downloading {name}", note=f"{downloaded / 1e6:.1f} MB"))
+
+        code, output = _ivy(scratch, count_megabytes)
+        if code:  # completed files are kept, and a public server may fail one request in a hundred
+            code, output = _ivy(scratch, count_megabytes)
         missing = [a for a in artifacts if not Path(scratch, "jars", f"{a.name}-{a.version}.jar").is_file()]
-        if process.returncode or missing:
+        if code or missing:
             raise SetupError(
-                f"could not fetch {name} from Maven Central\n{_complaints(process.stdout + process.stderr)}",
+                f"could not fetch {name} from Maven Central\n{_complaints(output)}",
                 remedy="check the network and repeat (a proxy goes into JAVA_TOOL_OPTIONS)",
             )
         os.rename(Path(scratch, "jars"), folder)
 
 
-def _ivy(scratch: str) -> subprocess.CompletedProcess[str]:
+def _ivy(scratch: str, poll: Callable[[], None]) -> tuple[int, str]:
+    """Run Ivy, calling `poll` ten times a second. Return its exit code and output."""
     command = [
         *(str(find_java()), "-cp", f"{spark_jars()}/*", "org.apache.ivy.Main"),
         *("-ivy", "ivy.xml", "-cache", "cache", "-confs", "default"),
         *("-retrieve", "jars/[artifact]-[revision](-[classifier]).[ext]"),
     ]
-    return subprocess.run(command, cwd=scratch, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryFile("w+") as output:
+        with subprocess.Popen(command, cwd=scratch, stdout=output, stderr=subprocess.STDOUT) as process:
+            try:
+                while process.poll() is None:
+                    poll()
+                    time.sleep(_POLL)
+            finally:
+                process.kill()  # if we were interrupted
+        output.seek(0)
+        return process.returncode, output.read()
 
 
 def _complaints(output: str) -> str:

@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sluice.pipelines.errors import SetupError
+from sluice.pipelines.model.receipts import Progress, Reporter
 from sluice.resources.local import java, properties
 from sluice.resources.local.process import Process, spawn
 from sluice.resources.local.properties import HOST
@@ -177,13 +178,14 @@ class LocalKafka:
     def broker_ids(self) -> tuple[int, ...]:
         return tuple(node.id for node in self._nodes())
 
-    def start(self) -> Self:
+    def start(self, report: Reporter = lambda progress: None) -> Self:
         """Start what does not run and wait until all brokers answer; does nothing to a cluster that runs.
 
-        Raises SetupError with a broker's last lines when one ends or does not answer in time; nothing that
-        this call started is left running then.
+        `report` gets the progress of a download. Raises SetupError with a broker's last lines when one ends or does
+        not answer in time; nothing that this call started is left running then.
         """
-        _jars()
+        _jars(report)
+        report(Progress("starting Kafka"))
         self._root.mkdir(parents=True, exist_ok=True)
         with self._lock():
             fresh = self._settle_what_it_is()
@@ -560,8 +562,8 @@ def _classes(main: str, spare: Path) -> java.SharedClasses:
     return java.SharedClasses(_jars(), main, spare / "classes.jsa")
 
 
-def _jars() -> Path:
-    return java.jars(f"kafka-{VERSION}", ARTIFACTS)
+def _jars(report: Reporter = lambda progress: None) -> Path:
+    return java.jars(f"kafka-{VERSION}", ARTIFACTS, report)
 
 
 def free_ports(brokers: int, of_each: int) -> tuple[tuple[int, ...], ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sluice.pipelines.errors import SetupError
+from sluice.pipelines.model.receipts import Progress
 from sluice.resources.local import java, local_kafka
 
 
@@ -71,8 +72,10 @@ def test_a_java_home_that_is_gone_is_passed_over(bare_machine: Path, monkeypatch
 def test_what_cannot_be_fetched_is_quoted_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=9")
+    reports = list[Progress]()
     with pytest.raises(SetupError, match=r"org\.example#nothing;1\.0"):
-        java.jars("nothing", [java.Artifact("org.example", "nothing", "1.0")])
+        java.jars("nothing", [java.Artifact("org.example", "nothing", "1.0")], reports.append)
+    assert {(progress.stage, progress.note) for progress in reports} == {("downloading nothing", "0.0 MB")}
     assert [path.suffix for path in (tmp_path / "sluice").iterdir()] == [".lock"]
 
 
