@@ -1,6 +1,6 @@
 # Targets for developers. Each sets up .venv from the lock, and Java for Kafka and Spark.
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check pytest bench faults readers cluster-test production-like soak fuzz lakes postgres lock clean setup wheel docs
+.PHONY: help demo test quick check pytest bench faults readers cluster-test production-like soak fuzz lakes postgres lock clean setup wheel first-row docs
 
 READY := .venv/.ready
 # If it is set, every process compiles all its imports, for seconds.
@@ -84,6 +84,9 @@ docs: $(READY)   ## the docs site, as build/site
 
 wheel:           ## the package with its compiled loops, as dist/kafka_sluice-*.whl
 	infra/wheel.sh
+
+first-row:       ## seconds from an empty folder to a first row, next to dlt; KAFKA=FOLDER has Kafka's jars
+	"$${PYTHON:-python3.11}" infra/first_row.py
 
 lock: pyproject.toml  ## lock the requirements of pyproject.toml; ARGS=--upgrade for newer versions (needs uv)
 	UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet $(ARGS) --universal --python-version 3.11 \
