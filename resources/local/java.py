@@ -115,7 +115,7 @@ def jars(name: str, artifacts: Sequence[Artifact], report: Reporter = lambda pro
     """A folder with the jars of `artifacts` and all they need, fetched from Maven Central once for each user.
 
     It lives under XDG_CACHE_HOME (else ~/.cache) as `sluice/<name>-<digest of the request>`. Concurrent
-    callers wait for one fetch. While it downloads, `report` gets the downloaded megabytes. Raises SetupError with
+    callers wait for one fetch. While it downloads, `report` gets the files and megabytes. Raises SetupError with
     Ivy's own words when something cannot be fetched.
     """
     request = _ivy_xml(artifacts)
@@ -207,14 +207,14 @@ def _fetch(name: str, request: str, artifacts: Sequence[Artifact], folder: Path,
     with tempfile.TemporaryDirectory(prefix=folder.name + ".", dir=folder.parent) as scratch:
         Path(scratch, "ivy.xml").write_text(request)
 
-        def count_megabytes() -> None:
+        def report_download() -> None:
             with contextlib.suppress(FileNotFoundError):  # Ivy renames complete files
-                downloaded = sum(path.stat().st_size for path in Path(scratch, "cache").rglob("*.jar*"))
-                report(Progress(f"downloading {name}", note=f"{downloaded / 1e6:.1f} MB"))
+                sizes = [path.stat().st_size for path in Path(scratch, "cache").rglob("*.*")]
+                report(Progress(f"downloading {name}", note=f"{len(sizes)} files, {sum(sizes) / 1e6:.1f} MB"))
 
-        code, output = _ivy(scratch, count_megabytes)
+        code, output = _ivy(scratch, report_download)
         if code:  # completed files are kept, and a public server may fail one request in a hundred
-            code, output = _ivy(scratch, count_megabytes)
+            code, output = _ivy(scratch, report_download)
         missing = [a for a in artifacts if not Path(scratch, "jars", f"{a.name}-{a.version}.jar").is_file()]
         if code or missing:
             raise SetupError(
