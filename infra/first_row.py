@@ -66,7 +66,7 @@ def orders(bootstrap):
     consumer.close()
 
 lake = dlt.destinations.filesystem(pathlib.Path("lake").absolute().as_uri())
-pipeline = dlt.pipeline("orders", destination=lake, dataset_name="shop")
+pipeline = dlt.pipeline("orders", pipelines_dir="pipelines", destination=lake, dataset_name="shop")
 pipeline.run(orders(sys.argv[1]), loader_file_format="parquet")
 print(pipeline.last_trace.last_normalize_info.row_counts)
 """
@@ -183,6 +183,7 @@ def make_environment(home: Path) -> dict[str, str]:
     return environment | {
         "HOME": str(home),
         "XDG_CACHE_HOME": str(home / ".cache"),
+        "DLT_DATA_DIR": str(home / ".dlt"),  # as root it is not below HOME
         "RUNTIME__DLTHUB_TELEMETRY": "false",
         "DO_NOT_TRACK": "1",
     }
