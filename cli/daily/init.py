@@ -355,8 +355,8 @@ def _fits(feed: Feed, sample_places: _SamplePlaces) -> tuple[int | None, list[Re
         return fitting, []
     beyond = f"{many(stream.refused, 'record')} would go to quarantine, more than {100 * limit.share:g} %"
     lines: list[RenderableType] = [warn(f"{beyond}: a batch with {count(limit.at_least)} of them is refused")]
-    way = f"to land the others nevertheless, add to the feed file: {show_share(counts)}"
-    return fitting, [*lines, indent(*faults, way)]
+    way = ("to land the others nevertheless, add to the feed file:", f"  {show_share(counts)}")
+    return fitting, [*lines, indent(*faults, *way)]
 
 
 def _beside(root: Path) -> list[Path]:

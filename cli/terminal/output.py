@@ -15,8 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from rich.console import Console, RenderableType
-from rich.padding import Padding
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from sluice.cli.terminal import process
@@ -242,7 +241,7 @@ def facts(*pairs: tuple[str, str | Text]) -> Facts:
 
 def indent(*lines: str) -> RenderableType:
     """Returns an indented, dim block of lines."""
-    return Padding(Text("\n".join(map(safe, lines)), style="dim"), (0, 0, 0, 2))
+    return Group(*(Flowing(Text(f"  {safe(line)}", style="dim")) for text in lines for line in text.splitlines()))
 
 
 def _to_renderable(item: RenderableType) -> RenderableType:

@@ -18,9 +18,9 @@ from sluice.pipelines.util import scratch
 _MAKES = """
 import sys
 from sluice.pipelines.util import scratch
-(scratch.root() / "blockmgr-1").mkdir()
-(scratch.root() / "blockmgr-1" / "shuffle").write_text("x")
-print(scratch.root(), flush=True)
+(scratch.get_root() / "blockmgr-1").mkdir()
+(scratch.get_root() / "blockmgr-1" / "shuffle").write_text("x")
+print(scratch.get_root(), flush=True)
 sys.stdin.read()
 """
 
