@@ -42,7 +42,7 @@ class Reason(NamedTuple):
 class WindowCheck:
     """The result of a check. `window` is the start and `length` the length (ms).
 
-    `reasons` say why the window is not complete. `unchecked` is what Kafka would have told, had it answered.
+    `reasons` say why the window is not complete. `unchecked` names the questions to Kafka that got no answer.
     """
 
     feed: str

@@ -14,13 +14,12 @@ from enum import StrEnum
 import numpy as np
 
 from sluice.pipelines.model.kafka import Key
-from sluice.pipelines.util.units import MINUTE
 
 LIMIT = 1 << 22
 """Rows up to which the numbers are exact. A row takes 56 bytes."""
 EXAMPLES = 3
-NEAR_OFFSETS, NEAR_MS = 10_000, 2 * MINUTE
-"""A retry is at most this far behind the first attempt. Producers give up after two minutes (delivery.timeout.ms)."""
+NEAR_OFFSETS = 10_000
+"""A retry is at most this many offsets behind the first attempt."""
 
 
 class Cause(StrEnum):
@@ -92,7 +91,7 @@ class Sample:
 
     def __init__(self, limit: int) -> None:
         self.bits = 0
-        self._limit, self._held = limit, 0
+        self._limit, self._size = limit, 0
         self._chunks: list[tuple[np.ndarray, ...]] = []
 
     @property
@@ -103,9 +102,9 @@ class Sample:
     def add(self, hashes: np.ndarray, *columns: np.ndarray) -> None:
         """Add rows: their hashes, and columns of the same length."""
         self._append((hashes, *columns))
-        while self._held > self._limit:
+        while self._size > self._limit:
             self.bits += 1
-            chunks, self._chunks, self._held = self._chunks, [], 0
+            chunks, self._chunks, self._size = self._chunks, [], 0
             for chunk in chunks:
                 self._append(chunk)
 
@@ -114,10 +113,10 @@ class Sample:
             chosen = (chunk[0] & np.uint64(self.factor - 1)) == 0
             chunk = tuple(column[chosen] for column in chunk)
         self._chunks.append(chunk)
-        self._held += len(chunk[0])
+        self._size += len(chunk[0])
 
     def by_hash(self) -> list[np.ndarray]:
-        """Removes and returns all columns, rows with one hash together and in the order in which they were added."""
+        """Remove and return all columns, rows with one hash together and in the order in which they were added."""
         columns = [np.concatenate(parts) for parts in zip(*self._chunks, strict=True)]
         self._chunks = []
         order = np.argsort(columns[0], kind="stable")
