@@ -75,18 +75,22 @@ def compiled(signature: Any) -> Callable[[F], F]:
     return compile
 
 
+_UNREADABLE = (FileNotFoundError, NotADirectoryError, PermissionError, EOFError, pickle.UnpicklingError)
+"""Errors of a missing file, and of one that a crash of the machine cut: it is compiled and written again."""
+
+
 class _LoopFile:
-    """numba's interface of a cache, over the file of one function. A file is complete, or it is not there."""
+    """numba's interface of a cache, over the file of one function. Processes see a complete file or none."""
 
     def __init__(self, f: Callable[..., Any]) -> None:
         self._module, self._function = f.__module__.removeprefix(_ROOM), f.__name__
 
     def load_overload(self, signature: Any, context: Any) -> Any:
-        """The compiled function; None if no folder has its file."""
+        """The compiled function; None if no folder has its complete file."""
         context.refresh()
         names = [make_file_name(self._module, self._function, target) for target in find_targets()]
         for path in (folder / name for name in names for folder in get_folders()):
-            with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            with suppress(*_UNREADABLE):
                 return _rebuild(context, *pickle.loads(path.read_bytes()))
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import platform
 import re
 import shutil
@@ -99,6 +100,11 @@ def test_loops_are_loaded_from_files_and_compiled_again_for_other_sources(kept: 
     path.rename(path.with_name(f"{QUICK}._forms-{'0' * 16}.loop"))
     subprocess.run(command, check=True)
     assert path.exists(), "compiled again"
+    complete = path.stat().st_size
+    for cut in (100, 0):
+        os.truncate(path, cut)
+        subprocess.run(command, check=True)
+        assert path.stat().st_size == complete, "compiled again"
 
 
 def test_two_processes_do_not_compile_the_same(kept: Path) -> None:
