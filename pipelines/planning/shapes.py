@@ -47,14 +47,15 @@ def find_shape(feed: Feed, state: State) -> Shape:
     shape = feed.shape
     if shape.columns is None or not state.evolved:
         return shape
-    own, sources = {f.name.casefold() for f in shape.columns.fields}, {f.json_name for f in shape.columns.fields}
     fields = [_at_least(f, state.evolved.get(f.name)) for f in shape.columns.fields]
-    fields += [
-        Field(name, parse_type(text))
-        for name, text in state.evolved.items()
-        if name.casefold() not in own and name not in sources
-    ]
-    return _with_columns(feed, shape, Schema(tuple(fields)))
+    evolved = (Field(name, parse_type(text)) for name, text in state.evolved.items())
+    return _with_columns(feed, shape, Schema((*fields, *_select_new(fields, evolved))))
+
+
+def _select_new(own: Sequence[Field], fields: Iterable[Field]) -> list[Field]:
+    """The fields that `own` has neither by their names, in any case, nor by their names in records."""
+    names, sources = {f.name.casefold() for f in own}, {f.json_name for f in own}
+    return [f for f in fields if f.name.casefold() not in names and f.json_name not in sources]
 
 
 def _with_columns(feed: Feed, shape: Shape, columns: Schema) -> Shape:
@@ -84,12 +85,7 @@ def _widen(own: Type, evolved: Type) -> Type:
         return evolved if holds(evolved, own) and not holds(own, evolved) else own
     there = {f.name: f.type for f in evolved.fields}
     fields = [replace(f, type=_widen(f.type, there.get(f.name, f.type))) for f in own.fields]
-    names, sources = {f.name.casefold() for f in own.fields}, {f.json_name for f in own.fields}
-    fields += [
-        replace(f, required=False)
-        for f in evolved.fields
-        if f.name.casefold() not in names and f.json_name not in sources
-    ]
+    fields += [replace(f, required=False) for f in _select_new(fields, evolved.fields)]
     return replace(own, fields=tuple(fields))
 
 
