@@ -13,7 +13,7 @@ from sluice.cli.app import completers
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options import parsing, window_options
 from sluice.cli.terminal.number_format import count, label_partitions, size
-from sluice.cli.terminal.output import bad, facts, good, heading, safe, table, warn
+from sluice.cli.terminal.output import bad, facts, good, heading, limit_rows, safe, table, warn
 from sluice.pipelines.util.units import many, show_about, show_instant, show_window
 
 if TYPE_CHECKING:
@@ -193,10 +193,13 @@ def _describe_copies(r: Repeats, about: str) -> str:
 def _view_partitions(c: WindowCheck) -> RenderableType:
     labels = label_partitions(a.key for a in c.accounts)
     rows = [_build_row(c, a, labels[a.key]) for a in c.accounts[:_PARTITIONS]]
-    if len(c.accounts) > _PARTITIONS:
-        rows.append((f"… {len(c.accounts) - _PARTITIONS} more", *[""] * 6))
     names = ("partition", "from", "to", "landed", "quarantined", "other", "pending")
-    return table(names, rows, right="from to landed quarantined other pending", optional="other quarantined")
+    return table(
+        names,
+        limit_rows(rows, len(c.accounts)),
+        right="from to landed quarantined other pending",
+        optional="other quarantined",
+    )
 
 
 _PARTITIONS = 8

@@ -5,23 +5,22 @@ It uses the ledger and exactly the window's files. Kafka is asked only about a w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from sluice.pipelines.errors import SluiceError, UsageError, WindowRetired
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.ranges import Range
-from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt, Reporter
+from sluice.pipelines.model.receipts import Counts, PartKind, Reporter
 from sluice.pipelines.operating.feed_status import FeedStatus, read_status_through
 from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.shapes import find_columns
 from sluice.pipelines.planning.windows import OpenWindows
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.publishing import manifest
-from sluice.pipelines.publishing.published_files import File, list_files
+from sluice.pipelines.publishing.published_files import File, build_file
 from sluice.pipelines.quarantine.held import Filter, QuarantineGroup, listing
 from sluice.pipelines.records.rows.row_format import landed_schema
 from sluice.pipelines.status import strip
@@ -68,7 +67,7 @@ class WindowCheck:
     @property
     def empty(self) -> bool:
         """Returns whether the window is complete and no record arrived in it."""
-        return self.complete and not self.counts.records and not self.counts.dropped
+        return self.complete and self.standing.is_empty
 
     @property
     def passed(self) -> bool:
@@ -91,8 +90,9 @@ def check_window(feed: Feed, edges: Ports, window: int | None, by: Sequence[str]
         manifest.group_receipts(ledger, state, (start,), settings)[start],
         key=lambda r: (r.slice.key, r.slice.start),
     )
-    landed = [(r.slice, p) for r in receipts for p in r.of(PartKind.LANDED)]
-    unseen = {p.path for p in manifest.find_missing(edges.lake, (p for _, p in _list_parts(receipts)))}
+    placed = [(r.slice, p) for r in receipts for p in r.parts]
+    unseen = {p.path for p in manifest.find_missing(edges.lake, (p for _, p in placed))}
+    visible = [(s, p) for s, p in placed if p.path not in unseen]
     standing, reasons, unchecked = _explain(feed, edges, ledger, state, start)
     if unseen and standing.standing is Standing.LANDED:
         reasons = (_describe_unseen(feed, start, len(unseen)), *reasons)
@@ -106,18 +106,14 @@ def check_window(feed: Feed, edges: Ports, window: int | None, by: Sequence[str]
         listing(ledger, edges.lake, Filter(windows=frozenset([start])), settings).held,
         read_rows(
             edges.lake,
-            [(s, p) for s, p in landed if p.path not in unseen],
+            [(s, p) for s, p in visible if p.kind is PartKind.LANDED],
             Range(start, start + settings.length),
             by,
             report,
         ),
-        tuple(f for kind in PartKind for f in list_files(ledger, edges.lake, (start,), settings, kind, partial=True)),
+        tuple(build_file(edges.lake, start, s, p) for kind in PartKind for s, p in visible if p.kind is kind),
         unchecked,
     )
-
-
-def _list_parts(receipts: Iterable[Receipt]) -> Iterator[tuple[Slice, Part]]:
-    return ((r.slice, p) for r in receipts for p in r.parts)
 
 
 def _check_columns(feed: Feed, state: State, by: Sequence[str]) -> None:
@@ -143,14 +139,10 @@ def _explain(
     feed: Feed, edges: Ports, ledger: Ledger, state: State, window: int
 ) -> tuple[WindowStanding, tuple[Reason, ...], tuple[str, ...]]:
     """Returns the state of the window, the reasons why it is not complete, and what could not be checked."""
+    standing = strip.standing(state, feed.window, window, edges.clock())
     if not state.origins:
         text = f"feed {feed.name} has landed nothing yet"
-        return (
-            strip.standing(state, feed.window, window, edges.clock()),
-            (Reason(text, f"land it: sluice run {feed.name}"),),
-            (),
-        )
-    standing = strip.standing(state, feed.window, window, edges.clock())
+        return standing, (Reason(text, f"land it: sluice run {feed.name}"),), ()
     match standing.standing:
         case Standing.LANDED:
             return standing, (), ()

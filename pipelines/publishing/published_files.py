@@ -111,7 +111,7 @@ def list_files(
     missing = {p.path for p in manifest.find_missing(lake, (p for f in window_files for p in f.of(kind)))}
     if not partial:
         _check_complete(window_files, missing, feed)
-    return tuple(_to_file(lake, w, s, p) for w, s, p in _list_parts(window_files, kind) if p.path not in missing)
+    return tuple(build_file(lake, w, s, p) for w, s, p in _list_parts(window_files, kind) if p.path not in missing)
 
 
 def _check_complete(windows: Sequence[WindowFiles], missing: set[str], feed: str) -> None:
@@ -129,7 +129,8 @@ def _list_parts(windows: Sequence[WindowFiles], kind: PartKind) -> Iterator[tupl
     return ((f.window, s, p) for f in windows for s, p in f.placed if p.kind is kind)
 
 
-def _to_file(lake: Lake, window: int, s: Slice, p: Part) -> File:
+def build_file(lake: Lake, window: int, s: Slice, p: Part) -> File:
+    """Returns the entry of a part that is visible, with rows of this slice."""
     at, first = lake.locate(p.path), p.shared.first if p.shared else 0
     return File(window, p.kind, at, p.path, s.topic, s.partition, s.start, s.end, p.rows, p.bytes, p.sha256, first)
 

@@ -23,6 +23,12 @@ def int64s(column: pa.Array) -> np.ndarray:
     return np.frombuffer(column.buffers()[1], np.int64, len(column), column.offset * 8)
 
 
+def unpack_bits(bitmap: pa.Buffer, offset: int, count: int) -> np.ndarray:
+    """Returns `count` bits of a buffer from `offset` on, as one boolean each."""
+    bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little", count=offset + count)
+    return bits[offset:].view(np.bool_)
+
+
 def text_array(texts: Sequence[str]) -> pa.StringArray:
     """Texts as an Arrow string array."""
     data = [t.encode() for t in texts]

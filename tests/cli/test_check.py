@@ -6,7 +6,9 @@ import pytest
 
 from sluice.cli.daily import check
 from sluice.pipelines.errors import KafkaUnavailable, UsageError
+from sluice.pipelines.ledger.entries import KeyRange, LossEntry
 from sluice.pipelines.model.kafka import OpenTransaction
+from sluice.pipelines.model.ranges import Range
 from tests.assets.world import P0, P1, World, in_hour
 from tests.cli.conftest import Tell
 
@@ -31,6 +33,16 @@ def test_an_hour_without_records_is_empty_and_complete(world: World, tell: Tell)
     answer = tell(check.check, "orders", f"{DAY}T04")
     assert (answer.code, answer.document["complete"], answer.document["empty"]) == (0, True, True)
     assert "complete and empty: no record arrived in it" in answer.text
+
+
+def test_a_window_of_lost_records_is_complete_and_not_empty(world: World, tell: Tell) -> None:
+    world.run(in_hour(0))
+    lost = tuple(KeyRange(key=key, range=Range(25, 50)) for key in world.state().known())
+    world.ledger().append(lambda state: LossEntry(ranges=lost, reason="INC-7"))
+    world.run()
+    answer = tell(check.check, "orders", f"{DAY}T01")
+    assert (answer.code, answer.document["complete"], answer.document["empty"]) == (0, True, False)
+    assert "50 lost" in answer.text
 
 
 def test_a_pending_window_fails_and_names_the_command_that_lands_it(world: World, tell: Tell) -> None:

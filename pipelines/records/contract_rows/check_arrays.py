@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.pipelines.records.compiled.jit import Array
-from sluice.pipelines.schema.arrays import fixed_width, text_array
+from sluice.pipelines.schema.arrays import fixed_width, text_array, unpack_bits
 from sluice.pipelines.schema.schema import Kind, Type
 
 _NAMED = {"float": Kind.FLOAT32, "double": Kind.FLOAT64, "date32[day]": Kind.DATE}
@@ -82,8 +82,7 @@ def without_nan(column: pa.Array) -> pa.Array:
 
 def as_bools(mask: pa.BooleanArray) -> Array:
     """A mask without nulls, as one byte per row."""
-    bits = np.frombuffer(mask.buffers()[1], np.uint8)
-    return np.unpackbits(bits, bitorder="little", count=mask.offset + len(mask))[mask.offset :].view(np.bool_)
+    return unpack_bits(mask.buffers()[1], mask.offset, len(mask))
 
 
 def places_of(mask: pa.BooleanArray) -> Array:

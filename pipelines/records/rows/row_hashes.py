@@ -14,6 +14,8 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
+from sluice.pipelines.schema.arrays import unpack_bits
+
 _SEED = np.uint64(secrets.randbits(64))
 _GOLDEN, _FIRST, _SECOND = (np.uint64(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _WORD = 8
@@ -49,12 +51,7 @@ def is_valid(column: pa.Array) -> np.ndarray:
     bitmap = column.buffers()[0]
     if bitmap is None or not column.null_count:
         return np.ones(len(column), bool)
-    return _unpack_bits(bitmap, column.offset, len(column))
-
-
-def _unpack_bits(bitmap: pa.Buffer, offset: int, count: int) -> np.ndarray:
-    bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), count=offset + count, bitorder="little")
-    return bits[offset:].astype(bool)
+    return unpack_bits(bitmap, column.offset, len(column))
 
 
 def hash_values(column: pa.Array) -> np.ndarray:
@@ -65,7 +62,7 @@ def hash_values(column: pa.Array) -> np.ndarray:
     if pa.types.is_null(kind):
         return np.zeros(len(column), np.uint64)
     if pa.types.is_boolean(kind):
-        return mix(_unpack_bits(column.buffers()[1], column.offset, len(column)).astype(np.uint64))
+        return mix(unpack_bits(column.buffers()[1], column.offset, len(column)).astype(np.uint64))
     if pa.types.is_struct(kind):
         return hash_rows([(f.name, column.field(i)) for i, f in enumerate(kind)], len(column))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):

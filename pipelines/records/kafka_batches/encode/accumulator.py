@@ -25,7 +25,7 @@ from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
 from sluice.pipelines.records.kafka_batches.encode import loops
 from sluice.pipelines.records.kafka_batches.encode.loops import RowBuffers
 from sluice.pipelines.records.rows.row_format import TO_SEND, unescape_keys
-from sluice.pipelines.schema.arrays import int64s
+from sluice.pipelines.schema.arrays import int64s, unpack_bits
 
 
 def get_buffers(batch: pa.RecordBatch) -> RowBuffers:
@@ -72,8 +72,7 @@ def _read_validity(column: pa.Array) -> Array:
     bitmap = column.buffers()[0]
     if bitmap is None or not column.null_count:
         return _NOTHING
-    bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")[column.offset :][: len(column)]
-    return _read_only(bits)
+    return _read_only(unpack_bits(bitmap, column.offset, len(column)).view(np.uint8))
 
 
 def _read_only(array: Array) -> Array:
