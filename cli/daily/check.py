@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -129,8 +130,11 @@ def _list_figures(c: WindowCheck) -> Iterator[tuple[str, str | Text]]:
 def _describe_quarantine(c: WindowCheck) -> str:
     if not c.counts.quarantined:
         return "none"
-    kinds = "; ".join(f"{count(g.records)} {g.kind}" for g in c.quarantine[:_NAMED])
-    more = f"; {len(c.quarantine) - _NAMED} more reasons" if len(c.quarantine) > _NAMED else ""
+    records: Counter[str] = Counter()
+    for group in c.quarantine:
+        records[str(group.kind)] += group.records
+    kinds = "; ".join(f"{count(n)} {kind}" for kind, n in records.most_common(_NAMED))
+    more = f"; {many(len(records) - _NAMED, 'more reason')}" if len(records) > _NAMED else ""
     return f"{many(c.counts.quarantined, 'record')}: {kinds}{more}\nsluice quarantine list {c.feed}"
 
 
