@@ -1,8 +1,9 @@
 """The `sluice` command: its subcommands, and how their errors are reported.
 
-Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 refused to protect data, 130 interrupted. An error
-is a message and what to do next, on stderr. With `--json` it is also a document with `error`, `message` and `remedy`.
-A traceback appears only with `--debug`. Commands import Dagster, Spark and numba only when they need them.
+Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 refused to protect data, 75 not yet, 130 interrupted. An
+error is a message and what to do next, on stderr. With `--json` it is also a document with `error`, `message`, `remedy`
+and `exit_code`. A traceback appears only with `--debug`. Commands import Dagster, Spark and numba only when they need
+them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ app = typer.Typer(
     cls=Menu,
     help="Land Kafka topics as Parquet, hour by hour, and prove that nothing is missing.",
     epilog="sluice COMMAND --help has examples. "
-    "Exit codes: 0 done · 1 failed · 2 usage or configuration · 3 refused to protect data",
+    "Exit codes: 0 done · 1 failed · 2 usage or configuration · 3 refused to protect data · "
+    "75 not yet, retry later",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -140,7 +142,7 @@ def _tell_error(error: Exception, words: list[str], terminal: CommandOutput) -> 
     if "--debug" in words:
         terminal.traceback()
     terminal.fail(problem)
-    terminal.print_document(problem.fields())
+    terminal.print_document(problem.fields() | {"exit_code": problem.exit_code})
     return problem.exit_code
 
 

@@ -3,7 +3,6 @@
     SluiceError
     ├── UsageError                 exit 2: the request, a feed file or the setup is wrong
     │   ├── FeedError              a feed file is missing or wrong
-    │   ├── WindowOpen          no window of the request is past its grace period yet
     │   └── SetupError             Java, the local Kafka or an extra is missing
     ├── Refused                    exit 3: going on could lose or duplicate data
     │   ├── PlanBusy               another run's live plan reserves these ranges
@@ -16,9 +15,7 @@
     │   ├── NothingToAccept        the event to accept has not happened
     │   ├── GroupHeld              somebody else is a member of the group
     │   ├── GroupMoved             committed offsets are not what the ledger expects
-    │   ├── WindowIncomplete       reading the window now would miss records
     │   ├── WindowRetired          the window's rows have expired
-    │   ├── WindowHeld             an open transaction reaches into the window
     │   ├── BatchRefused           the batch's contents must not be published
     │   │   ├── QuarantineExceeded too many records broke the contract
     │   │   ├── ContractBroken     the batch as a whole is not what the contract expects
@@ -29,6 +26,10 @@
     │   ├── ForeignMarks           committed offsets carry the mark of another ledger
     │   ├── TableDiffers           somebody else changed the feed's table, or it is not the feed's
     │   └── LedgerTooNew           written by a newer Sluice
+    ├── NotYet                     exit 75 (EX_TEMPFAIL): the same call succeeds later
+    │   ├── WindowOpen             no window of the request is past its grace period yet
+    │   ├── WindowHeld             an open transaction reaches into the window
+    │   └── WindowIncomplete       reading the window now would miss records
     ├── Failed                     exit 1: it did not work this time
     │   ├── NotReached             a run over many feeds ended before it began with this one
     │   ├── Retryable              the same call may succeed later
@@ -59,7 +60,7 @@ An error carries topic, partition and range as fields. Its `remedy` gives the ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -116,12 +117,24 @@ class FeedError(UsageError):
     """A feed file is missing or wrong."""
 
 
-class WindowOpen(UsageError):
+class SetupError(UsageError):
+    """Something on the machine is missing or does not start."""
+
+
+class NotYet(SluiceError):
+    """Nothing is wrong, and the same call succeeds later. The exit code is EX_TEMPFAIL of sysexits.h."""
+
+    exit_code = 75
+
+
+class WindowOpen(NotYet):
     """No window of the request is past its grace period. The schedule lands them later."""
 
 
-class SetupError(UsageError):
-    """Something on the machine is missing or does not start."""
+class WindowHeld(NotYet): ...
+
+
+class WindowIncomplete(NotYet): ...
 
 
 class Refused(SluiceError):
@@ -161,16 +174,10 @@ class GroupHeld(Refused): ...
 class GroupMoved(Refused): ...
 
 
-class WindowIncomplete(Refused): ...
-
-
 class WindowRetired(Refused): ...
 
 
 class NotLocal(Refused): ...
-
-
-class WindowHeld(Refused): ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +318,12 @@ class BatchIncomplete(Terminal): ...
 
 class Unknown(SluiceError):
     """Nobody saw the outcome. The only way on is to read back."""
+
+
+def choose_exit_code(errors: Iterable[SluiceError]) -> int:
+    """Returns the exit code of the worst error; 0 without one. That of NotYet is the mildest."""
+    codes = sorted({e.exit_code for e in errors})
+    return max((c for c in codes if c != NotYet.exit_code), default=codes[0] if codes else 0)
 
 
 def docs_command(name: str) -> str:

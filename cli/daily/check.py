@@ -52,7 +52,8 @@ def check(session: Session, feed: FeedName, window: WindowArgument = None, key: 
 
     It counts landed and quarantined records, late records (stamped in an earlier window), and repeated keys with their
     likely causes. It reads the ledger and exactly the window's files. Kafka is asked only why a window that is due is
-    not complete. Exit 1 if the window is not complete.
+    not complete. Exit 1 if the window is not complete; 75 if it is not closed, a transaction holds it, or a run is
+    active.
 
     $ sluice check orders
     $ sluice check orders 2026-11-20T14 --key order_id
@@ -66,8 +67,8 @@ def check(session: Session, feed: FeedName, window: WindowArgument = None, key: 
     with session.open_ports(definition) as edges, session.terminal.progress() as meter:
         result = check_window(definition, edges, start, by, meter)
     session.terminal.show(*_view(result))
-    session.terminal.print_document(build_document(result))
-    return 0 if result.passed else 1
+    session.terminal.print_document(build_document(result) | {"exit_code": result.exit_code})
+    return result.exit_code
 
 
 # -- for people

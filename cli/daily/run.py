@@ -24,7 +24,7 @@ from sluice.cli.shared import run_profile
 from sluice.cli.shared.other_batches import MetRecorder
 from sluice.cli.terminal.output import heading
 from sluice.cli.terminal.process import fast_imports
-from sluice.pipelines.errors import FeedError, SluiceError, UsageError, WindowHeld
+from sluice.pipelines.errors import FeedError, SluiceError, UsageError, WindowHeld, WindowOpen, choose_exit_code
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Progress, Reporter
 from sluice.pipelines.records.compiled import cache
@@ -134,9 +134,11 @@ def run(
     view.finish(took)
     for error in broken:
         session.terminal.fail(error)
-    session.terminal.print_document(run_view.build_document(of_feeds, took, broken, profile=profile))
+    code = choose_exit_code((*broken, *(e for f in of_feeds for e in f.errors)))
+    document = run_view.build_document(of_feeds, took, broken, profile=profile)
+    session.terminal.print_document(document | {"exit_code": code})
     archive_classes()
-    return max((e.exit_code for e in (*broken, *(e for f in of_feeds for e in f.errors))), default=0)
+    return code
 
 
 def choose_feeds(files: FeedFiles, names: Sequence[str], *, everything: bool) -> list[str]:
@@ -296,7 +298,8 @@ def _find_window(session: Session, feed: Feed, run: TimedRun) -> WindowStanding 
     """Returns the state of the requested window; None for other requests, and without such a window."""
     from sluice.pipelines.status.strip import OutsideFacts, standing
 
-    if run.request.window is None or run.request.until is not None or isinstance(run.result.error, UsageError):
+    has_no_window = isinstance(run.result.error, UsageError | WindowOpen)
+    if run.request.window is None or run.request.until is not None or has_no_window:
         return None
     refusals = run.result.landed.refusals if run.result.landed else ()
     held_at = {r.tp: r.error.start for r in refusals if isinstance(r.error, WindowHeld)}

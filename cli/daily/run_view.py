@@ -21,7 +21,7 @@ from sluice.cli.terminal.number_format import count, format_percent, label_parti
 from sluice.cli.terminal.output import bad, facts, good, heading, limit_rows, remedy, table, warn
 from sluice.pipelines.contract.catalogue import text
 from sluice.pipelines.contract.expectation import Contract
-from sluice.pipelines.errors import NotReached, SluiceError, UsageError, WindowIncomplete
+from sluice.pipelines.errors import NotReached, SluiceError, UsageError, WindowIncomplete, WindowOpen
 from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.ranges import Range
@@ -106,7 +106,7 @@ class FeedRuns:
 
     @property
     def has_wrong_request(self) -> bool:
-        return bool(self.runs) and isinstance(self.runs[-1].result.error, UsageError)
+        return bool(self.runs) and isinstance(self.runs[-1].result.error, UsageError | WindowOpen)
 
 
 # -- one run

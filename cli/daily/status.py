@@ -17,7 +17,14 @@ from sluice.cli.shared import other_batches
 from sluice.cli.shared import outlook_text as outlooks
 from sluice.cli.terminal.number_format import count, label_partitions
 from sluice.cli.terminal.output import bad, facts, good, heading, limit_rows, safe, table, warn
-from sluice.pipelines.errors import BatchRefused, ContractBroken, QuarantineExceeded, SchemaDrifted, SluiceError
+from sluice.pipelines.errors import (
+    BatchRefused,
+    ContractBroken,
+    QuarantineExceeded,
+    SchemaDrifted,
+    SluiceError,
+    choose_exit_code,
+)
 from sluice.pipelines.model.receipts import Life, Met
 from sluice.pipelines.operating.feed_status import FeedStatus, read_status, try_read_status
 from sluice.pipelines.status.window_state import Standing
@@ -82,7 +89,7 @@ def status(
             "ledgers_without_files": others,
         }
     )
-    return max((e.exit_code for e in (*broken.values(), *(f.error for f in statuses)) if e), default=0)
+    return choose_exit_code(e for e in (*broken.values(), *(f.error for f in statuses)) if e)
 
 
 def _without_files(session: Session) -> dict[str, list[str]]:

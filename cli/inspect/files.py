@@ -34,7 +34,7 @@ def files(
 ) -> None:
     """List the files of a window.
 
-    It prints one address per line, from the ledger alone. Exit 3 if a window is not complete. --json adds rows, bytes,
+    It prints one address per line, from the ledger alone. Exit 75 if a window is not complete. --json adds rows, bytes,
     offsets and SHA-256 of the file for each offset range; if ranges share a file, `first` is a range's first row in it.
 
     $ sluice files orders --window 2026-11-20T14

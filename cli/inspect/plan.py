@@ -17,7 +17,7 @@ from sluice.cli.shared import other_batches
 from sluice.cli.shared import outlook_text as outlooks
 from sluice.cli.terminal.number_format import count, list_ranges, size
 from sluice.cli.terminal.output import bad, good, heading, limit_rows, remedy, table, warn
-from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.errors import SluiceError, choose_exit_code
 from sluice.pipelines.model.kafka import Key, PartitionState
 from sluice.pipelines.model.plans import SEVERAL, Assignor, Plan, Request, Task
 from sluice.pipelines.model.receipts import Fate, Met
@@ -41,7 +41,7 @@ def plan(session: Session, feed: FeedName, options: WorkOptions, compare: Compar
     """Preview a run: offsets, tasks and brokers.
 
     This is a dry run: it writes nothing. Its exit code is that of the run: 3 if a partition is refused or another batch
-    conflicts.
+    conflicts, 75 if an open transaction holds a window.
 
     $ sluice plan orders
     $ sluice plan orders --window 2026-11-20T14
@@ -71,7 +71,7 @@ def plan(session: Session, feed: FeedName, options: WorkOptions, compare: Compar
             build_document(previewed[0], feed, requests[0]) | _build_comparison(compared[0]) | open_windows
         )
     session.terminal.show(*window_options.open_window_lines(feed, typed.open_windows))
-    return max((e.exit_code for request in previewed for e in problems(request)), default=0)
+    return choose_exit_code(e for request in previewed for e in problems(request))
 
 
 def problems(preview: Preview) -> list[SluiceError]:
@@ -216,7 +216,7 @@ def _format_refusal(error: SluiceError) -> tuple[Text, Text]:
 def _format_verdict(preview: Preview) -> list[RenderableType]:
     if problems(preview):
         return (
-            [warn("a run would land the rest and stop with exit code 3")]
+            [warn(f"a run would land the rest and stop with exit code {choose_exit_code(problems(preview))}")]
             if preview.plan and not preview.blocked
             else []
         )

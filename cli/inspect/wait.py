@@ -11,7 +11,7 @@ import typer
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options import parsing, window_options
 from sluice.cli.options.window_options import OneWindow
-from sluice.pipelines.errors import Failed
+from sluice.pipelines.errors import WindowIncomplete
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.status.window_state import Standing, WindowStanding
 from sluice.pipelines.util.units import show_duration, show_window
@@ -40,8 +40,8 @@ def wait(
 ) -> None:
     """Wait until a window is complete.
 
-    A window is complete when all its records have landed or are accounted for, and its files can be read. Exit 1 at
-    the end of --timeout. The command starts no run.
+    A window is complete when all its records have landed or are accounted for, and its files can be read. Exit 75
+    at the end of --timeout. The command starts no run.
 
     $ sluice wait orders --window 2026-11-20T14 --timeout 30m && spark-submit report.py
     """
@@ -97,9 +97,9 @@ def _looking(feed: Feed, edges: Ports, start: int) -> Look:
     return look
 
 
-def _build_timeout(feed: str, standing: WindowStanding, limit: int) -> Failed:
+def _build_timeout(feed: str, standing: WindowStanding, limit: int) -> WindowIncomplete:
     name = show_window(standing.window)
-    return Failed(
+    return WindowIncomplete(
         f"window {name} is not complete after {show_duration(limit)}",
         remedy=f"land it with sluice run {feed} --window {name}, or see sluice status {feed} for active runs",
     )

@@ -16,7 +16,7 @@ from sluice.cli.app.invocation import Session, command
 from sluice.cli.options.request_options import DryRun
 from sluice.cli.shared.other_batches import beneath
 from sluice.cli.terminal.output import bad, good, heading, safe, warn
-from sluice.pipelines.errors import UsageError
+from sluice.pipelines.errors import UsageError, choose_exit_code
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.util import scratch
 from sluice.pipelines.util.documents import document_of
@@ -85,7 +85,7 @@ def repair(
     session.terminal.show(*(bad(e.message) for e in broken.values()))
     others = {"broken": [e.fields() for e in broken.values()], "temporary": [str(path) for path in temporary]}
     session.terminal.print_document(build_document(findings, dry_run=dry_run) | others)
-    return max([*(e.exit_code for e in broken.values()), *(_choose_exit_code(f) for f in findings.values())], default=0)
+    return max([choose_exit_code(broken.values()), *(_choose_exit_code(f) for f in findings.values())])
 
 
 def look(

@@ -21,7 +21,7 @@ from rich.text import Text
 from sluice.cli.terminal import process
 from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.text_layout import Facts, Flowing, TextTable, Whole, wrap
-from sluice.pipelines.errors import Failed, Refused, SluiceError, UsageError
+from sluice.pipelines.errors import Failed, NotYet, Refused, SluiceError, UsageError
 from sluice.pipelines.util import logs
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ class CommandOutput:
             fields = {"error": type(error).__name__, "remedy": error.remedy}
             log.error("%s", error.message, extra={"about": fields})
             return
-        refused = isinstance(error, Refused)
-        head = Text("refused: " if refused else "error: ", style="bold yellow" if refused else "bold red")
+        word = "refused" if isinstance(error, Refused) else "not yet" if isinstance(error, NotYet) else "error"
+        head = Text(f"{word}: ", style="bold red" if word == "error" else "bold yellow")
         self._tell(head.append(Text(safe(error.message), style="not bold default")))
         if error.remedy:
             self._tell(Text.assemble(("  → ", "bold"), safe(error.remedy)))

@@ -14,6 +14,7 @@ from sluice.pipelines.errors import (
     RegistryForbidden,
     RegistryUnavailable,
     UnsupportedBatch,
+    WindowHeld,
 )
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import OnLoss
@@ -187,11 +188,12 @@ def _find_remedy(feed: str, f: SliceFailure) -> str:
     return f"{f.remedy}: {accept}" if accept else f.remedy
 
 
-def _build_refused_error(landed: Landed) -> Refused:
+def _build_refused_error(landed: Landed) -> Refused | WindowHeld:
     refusals = landed.refusals
+    kind = WindowHeld if all(isinstance(r.error, WindowHeld) for r in refusals) else Refused
     lines = "\n    ".join(r.error.message for r in refusals[:10])
     others = "the others are landed" if landed.batches else "the others have nothing pending"
-    return Refused(
+    return kind(
         f"{len(refusals)} partitions were refused, {others}:\n    {lines}",
         remedy=refusals[0].error.remedy,
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sluice.pipelines.errors import SluiceError, UsageError, WindowRetired
+from sluice.pipelines.errors import Failed, NotYet, SluiceError, UsageError, WindowRetired
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.ranges import Range
@@ -28,6 +28,8 @@ from sluice.pipelines.status.window_account import PartitionAccount, build_accou
 from sluice.pipelines.status.window_rows import WindowRows, read_rows
 from sluice.pipelines.status.window_state import Standing, WindowStanding
 from sluice.pipelines.util.units import many, show_instant, show_window
+
+_WAITING = (Standing.OPEN, Standing.HELD, Standing.RUNNING)
 
 
 class Reason(NamedTuple):
@@ -73,6 +75,13 @@ class WindowCheck:
     def passed(self) -> bool:
         """Returns whether the window is complete and no record is in its files twice."""
         return self.complete and not self.rows.twice
+
+    @property
+    def exit_code(self) -> int:
+        """The command's exit code: that of NotYet for a window that needs nothing but time."""
+        if self.passed:
+            return 0
+        return NotYet.exit_code if self.standing.standing in _WAITING and not self.rows.twice else Failed.exit_code
 
 
 def check_window(feed: Feed, edges: Ports, window: int | None, by: Sequence[str], report: Reporter) -> WindowCheck:

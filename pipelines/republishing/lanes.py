@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from sluice.pipelines.batch.carry_out import report_while_running
-from sluice.pipelines.errors import SluiceError, UsageError
+from sluice.pipelines.errors import SluiceError, UsageError, choose_exit_code
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import to_json
@@ -177,7 +177,8 @@ def _parse_answers(answers: Iterable[str]) -> list[LaneSent]:
     lanes = [json.loads(text) for text in answers]
     failed: list[SluiceError] = [pickle.loads(base64.b64decode(lane["error"])) for lane in lanes if "error" in lane]
     if failed:
-        raise max(failed, key=lambda error: error.exit_code)
+        worst = choose_exit_code(failed)
+        raise next(error for error in failed if error.exit_code == worst)
     return [_SENT.validate_python(lane) for lane in lanes]
 
 

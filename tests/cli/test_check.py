@@ -68,7 +68,9 @@ def test_a_partial_window_names_the_failure_and_the_rest(world: World, tell: Tel
 
 def test_an_open_window_names_the_time_from_which_it_lands(world: World, tell: Tell) -> None:
     world.run()
-    (reason,) = tell(check.check, "orders", f"{DAY}T06").document["reasons"]
+    answer = tell(check.check, "orders", f"{DAY}T06")
+    (reason,) = answer.document["reasons"]
+    assert (answer.code, answer.document["exit_code"]) == (75, 75)
     assert f"it is open until {DAY}T07:00:00Z, and lands from {DAY}T07:10:00Z on" in reason["text"]
 
 
@@ -102,7 +104,7 @@ def test_a_window_that_a_transaction_blocks_names_it_and_the_remedy(world: World
     world.run()
     answer = tell(check.check, "orders", f"{DAY}T01")
     blocked = answer.document["reasons"][0]
-    assert (answer.code, answer.document["state"]) == (1, "held")
+    assert (answer.code, answer.document["state"]) == (75, "held")
     assert "orders:0 is held at offset 30" in blocked["text"]
     assert "kafka-transactions.sh" in blocked["remedy"]
 

@@ -14,7 +14,7 @@ import typer
 
 from sluice import __version__
 from sluice.cli import main as main_module
-from sluice.pipelines.errors import GroupHeld
+from sluice.pipelines.errors import GroupHeld, KafkaUnavailable, WindowHeld, choose_exit_code
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import SchemaEntry
@@ -60,6 +60,28 @@ def test_an_option_of_a_group_is_a_field_of_its_dataclass() -> None:
     assert (options.windows.window, options.windows.start, options.replace) == (["2026-11-20T14"], None, True)
     with pytest.raises(TypeError, match="no option other"):
         build_arguments(plan, {"other": 1})
+
+
+@pytest.mark.parametrize("command", [["run", "orders"], ["check", "orders"], ["wait", "orders", "--timeout", "0s"]])
+def test_a_window_that_is_not_closed_has_an_exit_code_of_its_own(
+    command: list[str], sluice: Sluice, project: Path
+) -> None:
+    """Neither wrong usage nor a refusal: schedulers try again. Kafka is not asked."""
+    window = ["2099-11-20T14"] if command[0] == "check" else ["--window", "2099-11-20T14"]
+    answer = sluice(*command, *window, "--json")
+    document = json.loads(answer.out.splitlines()[-1])
+    assert (answer.code, document["exit_code"]) == (75, 75)
+    assert "75 not yet" in sluice("--help").out.replace("\n", " ")
+
+
+def test_the_worst_exit_code_wins_and_not_yet_is_the_mildest() -> None:
+    waiting, failed, refused = WindowHeld("held"), KafkaUnavailable("away"), GroupHeld("busy")
+    assert [choose_exit_code(e) for e in ((), [waiting], [waiting, failed], [refused, waiting, failed])] == [
+        0,
+        75,
+        1,
+        3,
+    ]
 
 
 def test_no_command_shows_the_help_and_is_a_usage_error(sluice: Sluice) -> None:

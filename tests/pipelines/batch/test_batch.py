@@ -675,3 +675,11 @@ def test_refused_partitions_are_named_and_others_only_where_there_are_any() -> N
     refusals = tuple(Refusal(TopicPartition("t", p), Refused(f"t:{p} went back", remedy="accept it")) for p in (0, 1))
     with pytest.raises(Refused, match=r"(?s)2 partitions were refused, the others have nothing pending.*t:0.*t:1"):
         Landed((), refusals, ()).check()
+
+
+def test_partitions_that_only_wait_for_transactions_are_no_refusal() -> None:
+    waiting = tuple(Refusal(TopicPartition("t", p), WindowHeld(f"t:{p} is held")) for p in (0, 1))
+    with pytest.raises(WindowHeld, match="2 partitions"):
+        Landed((), waiting, ()).check()
+    with pytest.raises(Refused, match="3 partitions"):
+        Landed((), (*waiting, Refusal(TopicPartition("t", 2), Refused("t:2 went back"))), ()).check()
