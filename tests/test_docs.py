@@ -19,6 +19,7 @@ import typer
 import yaml
 
 from sluice.cli.main import app
+from sluice.pipelines.feed.json_schema import build_schema
 from sluice.pipelines.feed.load import TUNING, load_feed
 from sluice.pipelines.feed.settings import Settings
 
@@ -178,3 +179,20 @@ SECTIONS = {"kafka", "registry", "key", "s3", "window", "offsets", "dead_letters
     *("limits", "policies", "alerts", "fetch", "spark", "iceberg", "delta", "quarantine_limit")
 }
 """Keys of a feed file that hold others."""
+
+
+def test_the_page_of_feeds_lists_the_keys_of_every_section() -> None:
+    """Of sections whose keys its example does not show: generated from the schema, which comes from the models."""
+    schema = build_schema("feed")["$defs"]
+    sections = {
+        "registry": "RegistrySettings",
+        "key": "KeySettings",
+        "table": "TableSettings",
+        "table.iceberg": "IcebergSettings",
+    }
+    rows = [f"| `{s}` | {', '.join(f'`{k}`' for k in schema[d]['properties'])} |" for s, d in sections.items()]
+    expected = "\n".join(["| section | keys |", "|---|---|", *rows])
+    page = (ROOT / "docs/feeds.md").read_text()
+    assert [k for k in schema["KafkaSettings"]["properties"] if f"`{k}`" not in page and k != "bootstrap"] == []
+    listed = page.partition("<!-- keys: generated, see tests/test_docs.py -->\n")[2].partition("\n<!-- /keys -->")[0]
+    assert listed == expected

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Mapping
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sluice.cli.app.invocation import Session, command, make_group
 from sluice.cli.terminal.output import bad, good, table, warn
-from sluice.pipelines.errors import Failed, SluiceError
+from sluice.pipelines.errors import Failed, SluiceError, choose_exit_code
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
+
+
+class FileKind(StrEnum):
+    """The files that have a schema."""
+
+    FEED = "feed"
+    FLEET = "fleet"
+    NOTIFY = "notify"
+
 
 group = make_group("List and check the feeds of this project.", "sluice feeds list", "sluice feeds check")
 
@@ -46,7 +57,7 @@ def list_(session: Session) -> int:
             "broken": [{"file": str(p), **e.fields()} for p, e in files.broken.items()],
         }
     )
-    return _exit_code(files.broken.values())
+    return choose_exit_code(files.broken.values())
 
 
 @command(group)
@@ -81,7 +92,7 @@ def check(
     )
     schemas = {n: s.fields() if isinstance(s, SluiceError) else {"said": s} for n, s in results.items()}
     session.terminal.print_document({"feeds": list(feeds), "schemas": schemas})
-    return _exit_code(errors)
+    return choose_exit_code(errors)
 
 
 def _list_overridden(feeds: Mapping[str, Feed], offline: bool) -> dict[str, str]:
@@ -131,7 +142,27 @@ def refresh(session: Session) -> int:
     session.terminal.show(table(("feed", "topics"), rows))
     session.terminal.show(*(bad(e.message) for e in session.files.broken.values()))
     session.terminal.print_document({"feeds": [_refresh_document(n, t) for n, t in topics.items()]})
-    return _exit_code([*session.files.broken.values(), *(t for t in topics.values() if isinstance(t, SluiceError))])
+    errors = (t for t in topics.values() if isinstance(t, SluiceError))
+    return choose_exit_code((*session.files.broken.values(), *errors))
+
+
+@command(group)
+def schema(
+    session: Session,
+    kind: Annotated[FileKind, typer.Option("--kind", help="feed, fleet or notify.")] = FileKind.FEED,
+) -> None:
+    """Print the JSON Schema of feed files, fleet.yaml or notify.yaml, for editors and CI.
+
+    It has every key with its type and default. Rules over several keys are in sluice feeds check alone.
+
+    $ sluice feeds schema > feed.schema.json
+    $ sluice feeds schema --kind fleet
+    """
+    from sluice.pipelines.feed.json_schema import build_schema
+
+    document = build_schema(kind)
+    session.terminal.lines(json.dumps(document, indent=2).splitlines())
+    session.terminal.print_document(document)
 
 
 def _match_topics(session: Session, feed: Feed) -> tuple[str, ...] | SluiceError:
@@ -145,10 +176,6 @@ def _match_topics(session: Session, feed: Feed) -> tuple[str, ...] | SluiceError
         return error
     remember_topics(session.project, feed, topics)
     return topics
-
-
-def _exit_code(errors: Iterable[SluiceError]) -> int:
-    return max((e.exit_code for e in errors), default=0)
 
 
 def _refresh_document(name: str, topics: tuple[str, ...] | SluiceError) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from pydantic import (
     Field,
     InstanceOf,
     ValidationInfo,
+    WithJsonSchema,
     field_serializer,
     model_validator,
 )
@@ -146,7 +147,7 @@ class Feed(Settings):
     kafka: KafkaSettings
     topics: TopicFilter
     group: GroupName = Field(default_factory=lambda data: f"sluice-{data['name']}")
-    start: Annotated[Start, BeforeValidator(parse_start)]
+    start: Annotated[Start, BeforeValidator(parse_start), WithJsonSchema({"type": "string"})]
     isolation: Isolation = Isolation.READ_COMMITTED
     format: RecordFormat = RecordFormat.RAW
     schema_file: LocalFile | None = None
@@ -158,7 +159,9 @@ class Feed(Settings):
     reader: InstanceOf[Reader] | None = Field(default=None, exclude=True)
     key: KeySettings | None = None
     key_reader: InstanceOf[KeyReader] | None = Field(default=None, exclude=True)
-    columns: Annotated[InstanceOf[Schema], BeforeValidator(parse_schema)] | None = Field(default=None, alias="schema")
+    columns: Annotated[InstanceOf[Schema], BeforeValidator(parse_schema), WithJsonSchema({"type": "object"})] | None = (
+        Field(default=None, alias="schema")
+    )
     description: Description | None = None
     descriptions: Annotated[dict[str, Description], AfterValidator(_check_described)] = Field(default_factory=dict)
     lake: Annotated[Text, AfterValidator(_lake)] = Field(default=".sluice/lake", validate_default=True)

@@ -13,6 +13,7 @@ from pydantic import (
     Field,
     StringConstraints,
     ValidationInfo,
+    WithJsonSchema,
 )
 
 from sluice.pipelines.util.units import parse_duration, parse_size
@@ -41,9 +42,11 @@ def below_root(text: str, info: ValidationInfo) -> str:
         raise ValueError("starts with ~ and a user that is not known here") from None
 
 
-Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0, lt=1 << 62)]
+_SIZE = {"type": ["integer", "string"], "exclusiveMinimum": 0, "pattern": "^ *[0-9]+ *([KMGT]i?B|B)? *$"}
+Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0, lt=1 << 62), WithJsonSchema(_SIZE)]
 Count = Annotated[int, BeforeValidator(number), Field(ge=1, lt=1 << 62)]
-Duration = Annotated[int, BeforeValidator(parse_duration), Field(lt=1 << 40)]
+_DURATION = {"type": "string", "pattern": "^ *[0-9]+ *(ms|s|m|h|d) *$"}
+Duration = Annotated[int, BeforeValidator(parse_duration), Field(lt=1 << 40), WithJsonSchema(_DURATION)]
 """Milliseconds."""
 Millis = Annotated[int, BeforeValidator(number), Field(ge=1, lt=1 << 31)]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=1000), AfterValidator(printable)]

@@ -1,0 +1,133 @@
+"""JSON Schemas of feed files, `fleet.yaml` and `notify.yaml`, from the models that read them.
+
+A schema has each key with its type and default, for editors and checks before a deployment. It accepts what the parser
+accepts, except numbers in quotes. Rules over several keys are the parser's alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import StringSchema
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.load import TUNING
+from sluice.pipelines.feed.project_files import FleetSettings, NotifySettings
+from sluice.pipelines.util.units import show_duration
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+MODELS: dict[str, type[BaseModel]] = {"feed": Feed, "fleet": FleetSettings, "notify": NotifySettings}
+_VARIABLE = {"type": "string", "pattern": r"\$\{.+\}"}
+_NOTHING = {"type": "null"}
+_FROM_ELSEWHERE = {"feed", "kafka", "bootstrap", "url"}
+"""Required keys of the models whose values may come from the file's name or from the environment."""
+_TEXT = {"type": "string"}
+_SHORT_FORMS: dict[str, list[dict[str, Any]]] = {
+    "topics": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1}],
+    "window": [_TEXT],
+    "catalog": [_TEXT],
+}
+"""Values that a key may have instead of a section."""
+_OF_ANY_VALUES = {"catalog", "conf", "tags"}
+"""Sections with any keys, whose values the parser turns into text."""
+_KEYWORDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+"""What pydantic calls the bounds of a number that it reads by a function of ours."""
+
+
+class _Generator(GenerateJsonSchema):
+    def handle_invalid_for_json_schema(self, schema: CoreSchema, error_info: str) -> JsonSchemaValue:
+        return {}  # a key of the program, not of the file
+
+    def str_schema(self, schema: StringSchema) -> JsonSchemaValue:
+        text = super().str_schema(schema)
+        if "pattern" in text:
+            text["pattern"] = text["pattern"].replace(r"\z", "$")  # as ECMA 262 spells the end
+        return text
+
+    def generate(self, schema: CoreSchema, mode: JsonSchemaMode = "validation") -> JsonSchemaValue:
+        return {"$schema": DIALECT, **super().generate(schema, mode)}
+
+
+def build_schema(kind: str) -> dict[str, Any]:
+    """Returns the JSON Schema (draft 2020-12) of the files of that kind, a key of `MODELS`."""
+    model = MODELS[kind]
+    schema = model.model_json_schema(schema_generator=_Generator)
+    sections = {m.__name__: m for m in _list_sections(model)}
+    parts: dict[str, Any] = schema.pop("$defs", {})
+    parts = {n: p for n, p in parts.items() if n in sections or "enum" in p}
+    for name, part in {model.__name__: schema, **parts}.items():
+        if name in sections:
+            _adapt(part, sections[name])
+        else:
+            part.update(anyOf=[{"enum": part.pop("enum")}, _VARIABLE])
+    if model is Feed:
+        schema["properties"]["tuning"] = _build_tuning(schema["properties"], parts)
+        window = parts["WindowSettings"]["properties"]
+        window["settle"] = {**window["grace"], "deprecated": True}
+    text = str([schema, *parts.values()])
+    used = {n: p for n, p in parts.items() if f"#/$defs/{n}'" in text}
+    return {**schema, "title": f"Sluice: {kind}", **({"$defs": used} if used else {})}
+
+
+def _list_sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """Yields the model and those of the sections in it."""
+    yield model
+    for field in model.model_fields.values():
+        for kind in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if not field.exclude and isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from _list_sections(kind)
+
+
+def _adapt(part: dict[str, Any], model: type[BaseModel]) -> None:
+    """Let a section take what a file may have: variables, keys without values, short forms."""
+    properties = part.setdefault("properties", {})
+    required = [k for k in part.pop("required", ()) if k not in _FROM_ELSEWHERE]
+    for name, field in model.model_fields.items():
+        key = field.alias or name
+        value = properties.pop(key, {})
+        if field.exclude:
+            continue
+        default = value.pop("default", None)
+        if isinstance(default, int) and "pattern" in value:
+            default = show_duration(default)
+        properties[key] = {} if isinstance(default, dict) or default is None else {"default": default}
+        properties[key]["anyOf"] = [*_SHORT_FORMS.get(key, ()), *_list_values(value)]
+        if key in _OF_ANY_VALUES:
+            scalars = {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}
+            properties[key]["anyOf"] = [*_SHORT_FORMS.get(key, ()), scalars]
+        if key not in required:
+            properties[key]["anyOf"].append(_NOTHING)
+    if required:
+        part["required"] = required
+
+
+def _list_values(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the schemas of a key's values, and that of a variable if one of them is a number or limited text."""
+    value.pop("title", None)
+    values = [_rename_bounds(v) for v in value.get("anyOf", [value]) if v not in ({}, _NOTHING)]
+    yield from values
+    if any(v.get("type") not in (None, "object", "array") and v != _TEXT for v in values):
+        yield _VARIABLE
+
+
+def _rename_bounds(value: dict[str, Any]) -> dict[str, Any]:
+    return {_KEYWORDS.get(k, k): v for k, v in value.items()}
+
+
+def _build_tuning(properties: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
+    """Returns the section `tuning`. The former places of its keys become deprecated."""
+    tuning = {}
+    for key, old in TUNING.items():
+        section, _, name = old.partition(".")
+        reference = next(v["$ref"] for v in properties[section]["anyOf"] if "$ref" in v)
+        former = parts[reference.rpartition("/")[2]]["properties"]
+        tuning[key] = former[name]
+        former[name] = {**former[name], "deprecated": True}
+    properties["compaction"]["deprecated"] = True
+    return {"anyOf": [{"type": "object", "properties": tuning, "additionalProperties": False}, _NOTHING]}

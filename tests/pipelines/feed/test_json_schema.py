@@ -1,0 +1,127 @@
+"""JSON Schemas accept every feed file of the repository, and refuse what the parser refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from sluice.cli.more import demo
+from sluice.pipelines.errors import FeedError
+from sluice.pipelines.feed.json_schema import MODELS, build_schema
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.feed.project_files import load_fleet, load_notify
+from tests.test_docs import OTHERS, blocks
+
+ROOT = Path(__file__).parents[3]
+FOLDERS = (ROOT / "feeds", *(ROOT / "examples").rglob("feeds"))
+FILES = sorted(p for folder in FOLDERS for p in folder.glob("*.yaml"))
+LEAST = {"topics": "orders", "start": "earliest", "kafka": {"bootstrap": "127.0.0.1:9"}}
+
+
+def check(kind: str, keys: Any) -> list[str]:
+    """Returns the places of the schema's errors."""
+    return sorted({e.json_path for e in Draft202012Validator(build_schema(kind)).iter_errors(keys)})
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_schema_is_valid_itself(kind: str) -> None:
+    Draft202012Validator.check_schema(build_schema(kind))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.parent.parent.name)
+def test_every_feed_file_of_the_repository_passes(path: Path) -> None:
+    assert check("feed", yaml.safe_load(path.read_text())) == []
+
+
+@pytest.mark.parametrize("text", list(blocks("yaml")))
+def test_every_feed_of_the_docs_passes(text: str) -> None:
+    keys = yaml.safe_load(text.replace('"${', '"x${'))
+    if OTHERS & {*keys}:
+        return
+    assert check("feed", {"topics": "orders", "start": "earliest"} | keys) == []
+
+
+def test_every_key_of_the_docs_page_is_in_the_schema_and_its_old_places_are_deprecated() -> None:
+    schema = build_schema("feed")
+    assert {"topics", "kafka", "tuning", "feed"} <= {*schema["properties"]}
+    assert {"reader", "key_reader", "contract"}.isdisjoint(schema["properties"])
+    assert schema["required"] == ["topics", "start"]
+    assert schema["$defs"]["FetchSettings"]["properties"]["active_slices"]["deprecated"]
+    assert "deprecated" not in schema["properties"]["tuning"]["anyOf"][0]["properties"]["active_ranges"]
+    assert {"url", "token", "subject"} <= {*schema["$defs"]["RegistrySettings"]["properties"]}
+
+
+WRONG = [
+    ({"topic": "orders"}, "$"),
+    ({"topics": 5}, "$.topics"),
+    ({"start": ["earliest"]}, "$.start"),
+    ({"format": "xml"}, "$.format"),
+    ({"window": {"length": 5}}, "$.window"),
+    ({"window": {"hours": "1h"}}, "$.window"),
+    ({"kafka": {"bootstrap": "127.0.0.1:9", "security_protocol": "TLS"}}, "$.kafka"),
+    ({"kafka": {"bootstrap": "127.0.0.1:9", "group_id": "x"}}, "$.kafka"),
+    ({"tuning": {"max_tasks": 0}}, "$.tuning"),
+    ({"tuning": {"task_bytes": "much"}}, "$.tuning"),
+    ({"policies": {"quarantine_limit": {"share": 2}}}, "$.policies"),
+    ({"table": {"iceberg": {}}}, "$.table"),
+    ({"s3": {"sse": "none"}}, "$.s3"),
+]
+
+
+@pytest.mark.parametrize(("keys", "place"), WRONG)
+def test_a_wrong_feed_file_fails_in_both(keys: dict[str, Any], place: str, tmp_path: Path) -> None:
+    whole = LEAST | keys
+    assert check("feed", whole) == [place]
+    path = tmp_path / "feeds" / "orders.yaml"
+    path.parent.mkdir()
+    path.write_text(yaml.safe_dump(whole))
+    with pytest.raises(FeedError):
+        load_feed(path, {})
+
+
+RIGHT = [
+    {"window": "15m"},
+    {"window": {"settle": "1m"}},
+    {"limits": {"task_bytes": 5}},
+    {"limits": {"records": "${RECORDS}"}, "isolation": "${ISOLATION:-read_committed}"},
+    {"registry": None, "lake": None},
+    {"spark": {"conf": {"spark.executor.cores": 2, "spark.x": True}}, "s3": {"tags": {"team": 5}}},
+    {"table": {"iceberg": {"name": "db.orders", "catalog": "prod"}}},
+    {"topics": {"include": ["a.*"], "exclude": []}},
+    {"start": "7d", "alerts": {"lag": "2h"}, "tuning": {"task_bytes": "64 MiB", "spark_start_timeout": "90s"}},
+]
+
+
+@pytest.mark.parametrize("keys", RIGHT)
+def test_what_the_parser_accepts_passes(keys: dict[str, Any], tmp_path: Path) -> None:
+    whole = LEAST | keys
+    assert check("feed", whole) == []
+    path = tmp_path / "feeds" / "orders.yaml"
+    path.parent.mkdir()
+    path.write_text(yaml.safe_dump(whole))
+    load_feed(path, {"RECORDS": "5"})
+
+
+@pytest.mark.parametrize("kind", ["fleet", "notify"])
+def test_files_of_the_project(kind: str, tmp_path: Path) -> None:
+    right = {
+        "fleet": {"feeds_at_once": 2, "deadline": "20m"},
+        "notify": {"webhook": "${file:/run/hook}", "email": {"server": "mail", "sender": "a@b", "to": ["c@d"]}},
+    }[kind]
+    assert check(kind, right) == []
+    assert check(kind, right | {"nothing": 1}) == ["$"]
+    load = load_fleet if kind == "fleet" else load_notify
+    (tmp_path / f"{kind}.yaml").write_text("nothing: 1")
+    with pytest.raises(FeedError):
+        load(tmp_path, {})
+
+
+def test_the_feed_of_the_demo_passes() -> None:
+    kafka = 'kafka: {bootstrap: "127.0.0.1:9"}'
+    text = demo._FEED_FILE.format(feed="orders", kafka=kafka, columns=demo._COLUMNS)
+    lake = demo._LAKE_LINES.format(lake="s3://demo/lake", endpoint="http://127.0.0.1:9", region="local")
+    assert check("feed", yaml.safe_load(text + lake)) == []
