@@ -122,7 +122,7 @@ class SetupError(UsageError):
 
 
 class NotYet(SluiceError):
-    """Nothing is wrong, and the same call succeeds later. The exit code is EX_TEMPFAIL of sysexits.h."""
+    """The same call succeeds later. The exit code is EX_TEMPFAIL of sysexits.h."""
 
     exit_code = 75
 

@@ -146,8 +146,8 @@ def refresh(session: Session) -> int:
     return choose_exit_code((*session.files.broken.values(), *errors))
 
 
-@command(group)
-def schema(
+@command(group, name="schema")
+def print_schema(
     session: Session,
     kind: Annotated[FileKind, typer.Option("--kind", help="feed, fleet or notify.")] = FileKind.FEED,
 ) -> None:

@@ -1,18 +1,18 @@
 """JSON Schemas of feed files, `fleet.yaml` and `notify.yaml`, from the models that read them.
 
-A schema has each key with its type and default, for editors and checks before a deployment. It accepts what the parser
-accepts, except numbers in quotes. Rules over several keys are the parser's alone.
+A schema has each key with its type and default, for editors and checks before a deployment. It accepts the parser's
+files, except numbers in quotes. Rules over several keys are the parser's alone.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
 from pydantic_core import CoreSchema
-from pydantic_core.core_schema import StringSchema
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import TUNING
@@ -44,14 +44,9 @@ class _Generator(GenerateJsonSchema):
     def handle_invalid_for_json_schema(self, schema: CoreSchema, error_info: str) -> JsonSchemaValue:
         return {}  # a key of the program, not of the file
 
-    def str_schema(self, schema: StringSchema) -> JsonSchemaValue:
-        text = super().str_schema(schema)
-        if "pattern" in text:
-            text["pattern"] = text["pattern"].replace(r"\z", "$")  # as ECMA 262 spells the end
-        return text
-
     def generate(self, schema: CoreSchema, mode: JsonSchemaMode = "validation") -> JsonSchemaValue:
-        return {"$schema": DIALECT, **super().generate(schema, mode)}
+        text = json.dumps(super().generate(schema, mode)).replace(r"\\z", "$")  # the end, as ECMA 262 spells it
+        return {"$schema": DIALECT, **json.loads(text)}
 
 
 def build_schema(kind: str) -> dict[str, Any]:
@@ -85,7 +80,7 @@ def _list_sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def _adapt(part: dict[str, Any], model: type[BaseModel]) -> None:
-    """Let a section take what a file may have: variables, keys without values, short forms."""
+    """Let a section take variables, keys without values, and short forms."""
     properties = part.setdefault("properties", {})
     required = [k for k in part.pop("required", ()) if k not in _FROM_ELSEWHERE]
     for name, field in model.model_fields.items():
@@ -108,7 +103,7 @@ def _adapt(part: dict[str, Any], model: type[BaseModel]) -> None:
 
 
 def _list_values(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the schemas of a key's values, and that of a variable if one of them is a number or limited text."""
+    """Yields the schemas of a key's values, and that of a variable if the key holds more than free text."""
     value.pop("title", None)
     values = [_rename_bounds(v) for v in value.get("anyOf", [value]) if v not in ({}, _NOTHING)]
     yield from values

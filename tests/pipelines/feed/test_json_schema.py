@@ -1,4 +1,4 @@
-"""JSON Schemas accept every feed file of the repository, and refuse what the parser refuses."""
+"""JSON Schemas accept every feed file of the repository, and refuse wrong files as the parser does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.test_docs import OTHERS, blocks
 ROOT = Path(__file__).parents[3]
 FOLDERS = (ROOT / "feeds", *(ROOT / "examples").rglob("feeds"))
 FILES = sorted(p for folder in FOLDERS for p in folder.glob("*.yaml"))
-LEAST = {"topics": "orders", "start": "earliest", "kafka": {"bootstrap": "127.0.0.1:9"}}
+MINIMUM = {"topics": "orders", "start": "earliest", "kafka": {"bootstrap": "127.0.0.1:9"}}
 
 
 def check(kind: str, keys: Any) -> list[str]:
@@ -72,13 +72,13 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("keys", "place"), WRONG)
-def test_a_wrong_feed_file_fails_in_both(keys: dict[str, Any], place: str, tmp_path: Path) -> None:
-    whole = LEAST | keys
-    assert check("feed", whole) == [place]
+@pytest.mark.parametrize(("keys", "where"), WRONG)
+def test_a_wrong_feed_file_fails_in_both(keys: dict[str, Any], where: str, tmp_path: Path) -> None:
+    feed = MINIMUM | keys
+    assert check("feed", feed) == [where]
     path = tmp_path / "feeds" / "orders.yaml"
     path.parent.mkdir()
-    path.write_text(yaml.safe_dump(whole))
+    path.write_text(yaml.safe_dump(feed))
     with pytest.raises(FeedError):
         load_feed(path, {})
 
@@ -97,12 +97,12 @@ RIGHT = [
 
 
 @pytest.mark.parametrize("keys", RIGHT)
-def test_what_the_parser_accepts_passes(keys: dict[str, Any], tmp_path: Path) -> None:
-    whole = LEAST | keys
-    assert check("feed", whole) == []
+def test_a_right_feed_file_passes_in_both(keys: dict[str, Any], tmp_path: Path) -> None:
+    feed = MINIMUM | keys
+    assert check("feed", feed) == []
     path = tmp_path / "feeds" / "orders.yaml"
     path.parent.mkdir()
-    path.write_text(yaml.safe_dump(whole))
+    path.write_text(yaml.safe_dump(feed))
     load_feed(path, {"RECORDS": "5"})
 
 
