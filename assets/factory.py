@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
 
@@ -28,7 +28,7 @@ from sluice.assets.jobs.fleet_job import Fleet, many_job
 from sluice.assets.jobs.report_assets import read_reports, report_definitions, report_key
 from sluice.assets.jobs.republish_job import republish_job
 from sluice.assets.runs.run_config import LandConfig, request_config
-from sluice.assets.runs.run_session import FEED_TAG, RunSession, as_failure, pool
+from sluice.assets.runs.run_session import FEED_TAG, RunSession, pool
 from sluice.assets.schedules.sensors import watch_check, watch_sensor
 from sluice.assets.schedules.window_scheduler import WINDOWS, feed_schedule, fleet_schedule
 from sluice.assets.specs.asset_specs import (
@@ -44,20 +44,16 @@ from sluice.assets.specs.asset_specs import (
 from sluice.assets.specs.feed_files import FeedFiles, read_shapes, recall, topics_of
 from sluice.assets.specs.partitions_def import now, partitions_of
 from sluice.assets.steps.commit_step import commit_step
+from sluice.assets.steps.input_rows import LandedRows
 from sluice.assets.steps.land_step import land_step
 from sluice.assets.steps.observe_step import observe_step
 from sluice.assets.steps.table_step import table_check
 from sluice.pipelines.batch.result import Skip
-from sluice.pipelines.errors import FeedError, SluiceError
+from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.feed import OWN, SHARED, Feed
-from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import Request
-from sluice.pipelines.model.receipts import PartKind
-from sluice.pipelines.util.units import parse_window, show_instant
+from sluice.pipelines.util.units import show_instant
 from sluice.resources.project import Project
-
-if TYPE_CHECKING:
-    from sluice.reading import Windows
 
 Partitions = dg.TimeWindowPartitionsDefinition
 FeedPartitions = Mapping[str, dg.TimeWindowPartitionsDefinition]
@@ -264,31 +260,6 @@ _OFFSETS_COMMITTED = (
     "Passes when the group's committed offsets have passed the window. Warns while an earlier window is pending, and"
     " names it: `sluice run FEED` lands it."
 )
-
-
-class LandedRows(dg.IOManager):
-    """Loads a feed's landed rows. Landing stores them, not this manager."""
-
-    def __init__(self, session: RunSession, feed: str) -> None:
-        self._session, self._feed = session, feed
-
-    def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
-        """Nothing: landing hands over no rows."""
-
-    def load_input(self, context: dg.InputContext) -> "Windows":
-        """The windows of the run's partition, as `sluice.read` gives them. Kafka is not asked.
-
-        Raises dagster.Failure for a window that is not complete.
-        """
-        from sluice.reading import Windows  # late: definitions load without it
-
-        try:
-            feed = self._session.readable_feed(self._feed)
-            lake = self._session.open_lake(feed)
-            starts = [parse_window(key) for key in context.asset_partition_keys]
-            return Windows.of(feed, Ledger(lake, feed.name, lambda: 0), lake, starts, PartKind.LANDED)
-        except SluiceError as error:
-            raise as_failure(error) from error
 
 
 def build(project: Project, session: RunSession | None = None) -> dg.Definitions:

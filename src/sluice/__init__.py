@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from sluice.pipelines.model.plans import Request
     from sluice.pipelines.model.receipts import Progress
     from sluice.pipelines.operating.check_window import WindowCheck
+    from sluice.pipelines.operating.feed_status import FeedStatus
     from sluice.reading import When, Windows
     from sluice.running import RunResult
     from sluice.streaming import Place, Stream
 
-__all__ = ["__version__", "check", "errors", "read", "run", "stream", "streams"]
+__all__ = ["__version__", "check", "errors", "read", "run", "status", "stream", "streams"]
 
 __version__: str
 
@@ -122,6 +123,19 @@ def run(
 
     requests = running.make_requests(feeds, windows, to)
     return running.run(requests, running.find_project(project), on_progress)
+
+
+def status(feed: str, *, windows: int = 24, project: str | os.PathLike[str] | None = None) -> FeedStatus:
+    """Returns the status of a feed with its newest windows (their number), as `sluice status` shows it.
+
+        orders = sluice.status("orders")
+        print(orders.lag, orders.uncommitted, orders.error and orders.error.remedy)
+
+    `project` is as in `read`. An error of Kafka is part of the status. Raises FeedError and UsageError.
+    """
+    from sluice import reading  # late: `import sluice` stays cheap
+
+    return reading.read_status(feed, windows, project=project)
 
 
 def stream(

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from sluice.pipelines.operating.check_window import WindowCheck
+    from sluice.pipelines.operating.feed_status import FeedStatus
 
 When = str | int | datetime
 """A window's start: `2026-11-20T14` in UTC, ms since the epoch, or a datetime with its zone."""
@@ -74,6 +75,14 @@ def check(feed: str, window: When | None, *, key: Sequence[str], project: str | 
     definition = Project.find(Path(project) if project else None).feed(feed)
     with open_ports(definition) as ports:
         return check_window(definition, ports, None if window is None else instant(window), key, lambda progress: None)
+
+
+def read_status(feed: str, windows: int, *, project: str | os.PathLike[str] | None) -> FeedStatus:
+    """Returns the status of a feed, as `sluice.status` describes."""
+    from sluice.pipelines.operating import feed_status
+    from sluice.resources.open_ports import open_ports
+
+    return feed_status.read_status(open_ports, Project.find(Path(project) if project else None).feed(feed), windows)
 
 
 def of_feed(feed: Feed, window: When, *, to: When | None = None, kind: str = "landed") -> Windows:
@@ -173,7 +182,7 @@ class Windows:
 
     @cached_property
     def _footers(self) -> list[pq.FileMetaData]:
-        return [_footer(self._filesystem, *paths) for paths in zip(self._each, self._arrow_paths, strict=True)]
+        return [_read_footer(self._filesystem, *paths) for paths in zip(self._each, self._arrow_paths, strict=True)]
 
     @cached_property
     def _filesystem(self) -> FileSystem | None:
@@ -241,12 +250,12 @@ class Windows:
             relation = where.from_arrow(self.schema.empty_table())
         elif self._filesystem or not self._alike:
             # DuckDB would fetch an extension to reach S3 itself; and it can widen fewer types.
-            counted = pa.schema([f.with_type(pa.int64()) if _unit(f) == "ms" else f for f in self.schema])
+            counted = pa.schema([f.with_type(pa.int64()) if _get_unit(f) == "ms" else f for f in self.schema])
             relation = where.from_arrow(self._dataset(counted)).project(", ".join(map(_time_column_sql, self.schema)))
         else:
-            paths = [_literal(p) for p in self.paths]
+            paths = [_escape_pattern(p) for p in self.paths]
             relation = where.read_parquet(paths, union_by_name=True, hive_partitioning=False)
-            if any(_unit(f) == "ns" for f in self.schema):
+            if any(_get_unit(f) == "ns" for f in self.schema):
                 relation = relation.project(", ".join(_cut_to_microseconds(f) for f in self.schema))
         return relation
 
@@ -292,12 +301,12 @@ def _standing(feed: Feed, state: State, kind: PartKind) -> pa.Schema:
     return plain(QUARANTINED if kind is PartKind.QUARANTINED else landed_schema(find_columns(feed, state)))
 
 
-def _footer(filesystem: FileSystem | None, file: File, path: str) -> pq.FileMetaData:
+def _read_footer(filesystem: FileSystem | None, file: File, path: str) -> pq.FileMetaData:
     with wrap_read_errors(file.path):
         return pq.read_metadata(path, filesystem=filesystem)
 
 
-def _unit(field: pa.Field) -> str:
+def _get_unit(field: pa.Field) -> str:
     """The unit of a column of times; empty for any other."""
     return str(field.type.unit) if pa.types.is_timestamp(field.type) else ""
 
@@ -309,7 +318,7 @@ def _quote(field: pa.Field) -> str:
 def _cut_to_microseconds(field: pa.Field) -> str:
     """The column in SQL, without digits below a microsecond, as Spark gets it. What DuckDB takes for infinity stays."""
     name = _quote(field)
-    if _unit(field) != "ns":
+    if _get_unit(field) != "ns":
         return name
     kind = "timestamptz" if field.type.tz else "timestamp"
     return f"coalesce(make_{kind}(epoch_ns({name}) // 1000), {name}::{kind}) as {name}"
@@ -318,16 +327,16 @@ def _cut_to_microseconds(field: pa.Field) -> str:
 def _time_column_sql(field: pa.Field) -> str:
     """The column in SQL; a time that DuckDB cannot hold is infinity, as in its own Parquet reader."""
     name = _quote(field)
-    if _unit(field) == "ns":
+    if _get_unit(field) == "ns":
         return _cut_to_microseconds(field)
-    if _unit(field) != "ms":
+    if _get_unit(field) != "ms":
         return name
     last, kind = (2**63 - 2) // 1000, "timestamptz" if field.type.tz else "timestamp"
     beyond = f"when {name} > {last} then 'infinity'::{kind} when {name} < -{last} then '-infinity'::{kind}"
     return f"case {beyond} else make_{kind}({name} * 1000) end as {name}"
 
 
-def _literal(path: str) -> str:
+def _escape_pattern(path: str) -> str:
     """The path, escaped: DuckDB would take some of its characters for a pattern."""
     return "".join(f"[{c}]" if c in "*?[" else c for c in path)
 

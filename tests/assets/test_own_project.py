@@ -87,7 +87,7 @@ def test_what_only_runs_need_may_be_missing(tmp_path: Path, monkeypatch: pytest.
     assert "TOPIC" in shown["clicks/landed"].description
     assert "bad.yaml" in shown["bad/landed"].description
     with pytest.raises(FeedError, match="MY_KAFKA"):
-        RunSession(own.definitions._find_project(feeds)).feed("orders")
+        RunSession(own.definitions.find_feeds(feeds)).feed("orders")
 
 
 def test_no_folder_is_a_clear_error_and_no_other_one_is_taken(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The projects in examples/, over a real Kafka: as a folder of definitions, and by `dg`."""
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: Dagster reads the annotations of inputs themselves, not as text.
 
 import importlib.util
 import os
@@ -10,13 +10,19 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
+import duckdb
+import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 from kafka import KafkaProducer
 
 import sluice
-from sluice.pipelines.util.units import show_window
+import sluice.dagster
+from sluice.pipelines.util.units import parse_window, show_window
 from sluice.resources import open_ports
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.support import Inline
@@ -44,23 +50,134 @@ def hour(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], mon
 def test_definitions_with_an_asset_of_ones_own(tmp_path: Path, hour: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_ports, "SparkEngine", lambda *_: Inline())
     project = shutil.copytree(EXAMPLES / "dagster_project", tmp_path / "dagster_project")
-    spec = importlib.util.spec_from_file_location("example_definitions", project / "definitions.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    defs = load_definitions(project)
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
-        before = dg.evaluate_automation_conditions(module.defs, instance)
-        landed = module.defs.resolve_job_def("land_orders").execute_in_process(instance=instance, partition_key=hour)
+        before = dg.evaluate_automation_conditions(defs, instance)
+        landed = defs.resolve_job_def("land_orders").execute_in_process(instance=instance, partition_key=hour)
         assert landed.success
-        due = dg.evaluate_automation_conditions(module.defs, instance, cursor=before.cursor)
+        due = dg.evaluate_automation_conditions(defs, instance, cursor=before.cursor)
         assert hour in due.get_requested_partitions(dg.AssetKey("revenue"))
-        job = module.defs.resolve_implicit_job_def_def_for_assets([dg.AssetKey("revenue")])
+        job = defs.resolve_implicit_job_def_def_for_assets([dg.AssetKey("revenue")])
         made = job.execute_in_process(instance=instance, partition_key=hour, asset_selection=[dg.AssetKey("revenue")])
         (event,) = made.get_asset_materialization_events()
     metadata = event.step_materialization_data.materialization.metadata
     assert metadata["orders"].value == 10
     assert metadata["revenue"].value == {"EUR": 25.0}
+
+
+def load_definitions(project: Path) -> dg.Definitions:
+    """The definitions of the example, in its copy."""
+    spec = importlib.util.spec_from_file_location("example_definitions", project / "definitions.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    definitions: dg.Definitions = module.defs
+    return definitions
+
+
+def build_other_location(feeds: Path) -> dg.Definitions:
+    """A code location that depends on the feed of another one, and has an input of each type."""
+    orders = sluice.dagster.feed_spec("orders", feeds)
+    rows = {"rows": dg.AssetIn(orders.key)}
+    of_hour = dg.asset(ins=rows, partitions_def=orders.partitions_def)
+    two_hours = dg.TimeWindowPartitionMapping(start_offset=-1)
+
+    @of_hour
+    def in_windows(rows: Any) -> str:
+        return f"{type(rows).__name__} {rows.rows}"
+
+    @of_hour
+    def in_pandas(rows: pd.DataFrame) -> str:
+        return f"{type(rows).__name__} {len(rows)}"
+
+    @of_hour
+    def in_polars(rows: pl.LazyFrame) -> str:
+        return f"{type(rows).__name__} {rows.collect().height}"
+
+    @of_hour
+    def in_memory(rows: pl.DataFrame) -> str:
+        return f"{type(rows).__name__} {rows.height}"
+
+    @of_hour
+    def in_arrow(rows: pa.Table) -> str:
+        return f"{type(rows).__name__} {rows.num_rows}"
+
+    @of_hour
+    def in_duckdb(rows: duckdb.DuckDBPyRelation) -> str:
+        return f"{type(rows).__name__} {len(rows.fetchall())}"
+
+    @dg.asset(ins={"rows": dg.AssetIn(orders.key, partition_mapping=two_hours)}, partitions_def=orders.partitions_def)
+    def of_two_hours(rows: dict[str, pa.Table]) -> str:
+        return " ".join(f"{key} {table.num_rows}" for key, table in rows.items())
+
+    @of_hour
+    def in_text(rows: str) -> None: ...
+
+    @dg.asset(partitions_def=orders.partitions_def, deps=[orders.key])
+    def by_resource(context: dg.AssetExecutionContext, feeds: sluice.dagster.SluiceResource) -> str:
+        hour = context.partition_key
+        (again,) = feeds.run("orders", hour).values()
+        checked, status = feeds.check("orders", hour), feeds.status("orders", windows=2)
+        assert (again.error, checked.complete, status.lag) == (None, True, 0)
+        return f"rows {feeds.read('orders', hour).rows}"
+
+    assets = [
+        in_windows,
+        in_pandas,
+        in_polars,
+        in_memory,
+        in_arrow,
+        in_duckdb,
+        of_two_hours,
+        in_text,
+        by_resource,
+    ]
+    resources = {
+        "sluice_io_manager": sluice.dagster.SluiceIOManager(feeds=str(feeds)),
+        "feeds": sluice.dagster.SluiceResource(feeds=str(feeds)),
+    }
+    return dg.Definitions([orders, *assets], resources=resources)
+
+
+def test_another_code_location_reads_an_hour(tmp_path: Path, hour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sets of definitions over one instance; the second one has the feed's asset as an external spec only."""
+    monkeypatch.setattr(open_ports, "SparkEngine", lambda *_: Inline())
+    project = shutil.copytree(EXAMPLES / "dagster_project", tmp_path / "dagster_project")
+    first, second = load_definitions(project), build_other_location(project / "feeds")
+    later = show_window(parse_window(hour) + HOUR)
+
+    def make(name: str, instance: dg.DagsterInstance, partition: str = hour) -> dg.ExecuteInProcessResult:
+        key = dg.AssetKey(name)
+        job = second.resolve_implicit_job_def_def_for_assets([key])
+        assert job
+        return job.execute_in_process(
+            instance=instance, partition_key=partition, asset_selection=[key], raise_on_error=False
+        )
+
+    def get_error(done: dg.ExecuteInProcessResult) -> str:
+        (failed,) = (e for e in done.all_events if e.is_step_failure)
+        error = failed.step_failure_data.error
+        return str(error.cause if error and error.cause else error)
+
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        assert "window" in get_error(make("in_windows", instance)), "the hour has not landed"
+        for partition in (hour, later):
+            landed = first.resolve_job_def("land_orders").execute_in_process(instance=instance, partition_key=partition)
+            assert landed.success
+        expected = {
+            "in_windows": "Windows 10",
+            "in_pandas": "DataFrame 10",
+            "in_polars": "LazyFrame 10",
+            "in_memory": "DataFrame 10",
+            "in_arrow": "Table 10",
+            "in_duckdb": "DuckDBPyRelation 10",
+            "by_resource": "rows 10",
+        }
+        results = {name: make(name, instance) for name in expected}
+        assert {name: done.output_for_node(name) for name, done in results.items() if done.success} == expected
+        assert make("of_two_hours", instance, later).output_for_node("of_two_hours") == f"{hour} 10 {later} 0"
+        assert "annotate it as one of" in get_error(make("in_text", instance))
 
 
 def dg_of(project: Path, environ: dict[str, str], *words: str) -> str:

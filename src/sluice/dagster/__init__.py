@@ -16,7 +16,8 @@ merges with any other definitions. An asset downstream takes the rows of a windo
     def revenue(rows):
         return rows.duckdb().aggregate("sum(amount)").fetchall()
 
-`FeedsComponent` does the same for `dg`, in YAML. The import reads no file.
+`FeedsComponent` does the same for `dg`, in YAML. `feed_spec` and `SluiceIOManager` are for other code locations, and
+`SluiceResource` is for any asset. The import reads no file.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from __future__ import annotations
 from sluice.assets.specs.asset_specs import AssetOf, FeedAsset
 from sluice.dagster.component import FeedsComponent
 from sluice.dagster.definitions import FeedAssets, FeedTranslator, feed_assets, feed_definitions, when_complete
+from sluice.dagster.resources import SluiceIOManager, SluiceResource, feed_spec
 
 __all__ = [
     "AssetOf",
@@ -31,7 +33,10 @@ __all__ = [
     "FeedAssets",
     "FeedTranslator",
     "FeedsComponent",
+    "SluiceIOManager",
+    "SluiceResource",
     "feed_assets",
     "feed_definitions",
+    "feed_spec",
     "when_complete",
 ]

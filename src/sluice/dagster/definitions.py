@@ -82,7 +82,7 @@ def feed_definitions(
     Opens no socket. Addresses and secrets of Kafka and the lake may be missing until a run needs them. An invalid file
     becomes an asset with the error as its description. Raises UsageError if the folder does not exist.
     """
-    project = _find_project(feeds)
+    project = find_feeds(feeds)
     files, translate = read_shapes(project), (translator or FeedTranslator()).get_asset_spec
     specs = {name: AssetSpecs.of(feed, translate) for name, feed in files.feeds.items()}
     session = knowing(RunSession(project), specs)
@@ -104,7 +104,7 @@ def feed_assets(name: str, feeds: Folder, *, translator: FeedTranslator | None =
 
     Raises FeedError if the feed's file is invalid or missing, and UsageError if the folder does not exist.
     """
-    project = _find_project(feeds)
+    project = find_feeds(feeds)
     feed = read_shapes(project).feed(name)
     keys = AssetSpecs.of(feed, (translator or FeedTranslator()).get_asset_spec).keys
     return FeedAssets(keys.landed, keys.quarantined, keys.committed, windows_of(project, {name: feed})[name])
@@ -118,7 +118,7 @@ def when_complete() -> dg.AutomationCondition[Any]:
     return WHEN
 
 
-def _find_project(feeds: Folder) -> Project:
+def find_feeds(feeds: Folder) -> Project:
     """Returns the project of these feeds. Folders above are not searched: they may have another project."""
     folder = Path(feeds).resolve()
     for root in (folder, folder.parent):
