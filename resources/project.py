@@ -13,7 +13,7 @@ from pathlib import Path
 from sluice.pipelines.errors import FeedError, UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import KafkaSettings
-from sluice.pipelines.feed.load import load_feed, load_feeds
+from sluice.pipelines.feed.load import find_feed_file, load_feed, load_feeds
 from sluice.pipelines.feed.project_files import FleetSettings, NotifySettings, load_fleet, load_notify
 from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN, LOCAL_REGISTRY
 from sluice.resources.local.local_kafka import LocalKafka
@@ -112,9 +112,13 @@ class Project:
         """One feed, to read landed rows: the address of Kafka may be unset. Raises FeedError."""
         return self._feed(name, {BOOTSTRAP: NOWHERE} | self.environ())
 
+    def find_feed_file(self, name: str) -> Path:
+        """The feed's file, named after it; without one, the path of a new file."""
+        return find_feed_file(self.feeds_folder, name)
+
     def _feed(self, name: str, environ: Mapping[str, str]) -> Feed:
-        path = self.feeds_folder / f"{name}.yaml"
-        if path.is_file() and (feed := load_feed(path, environ)).name == name:
+        path = self.find_feed_file(name)
+        if path.is_file() and (feed := load_feed(path, environ, folder=self.feeds_folder)).name == name:
             return feed
         feeds = load_feeds(self.feeds_folder, environ)
         if name not in feeds:

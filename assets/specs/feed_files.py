@@ -15,7 +15,7 @@ from typing import Any
 
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.load import clashes, load_feed
+from sluice.pipelines.feed.load import clashes, list_feed_files, load_feed
 from sluice.pipelines.feed.problems import raise_problems
 from sluice.pipelines.feed.sections import BOOTSTRAP
 from sluice.pipelines.model.kafka import is_topic_name
@@ -138,11 +138,9 @@ def read_feeds(project: Project, environ: Mapping[str, str], at_run: Container[s
     """
     feeds: dict[str, tuple[Path, Feed]] = {}
     broken: dict[Path, FeedError] = {}
-    for path in sorted(project.feeds_folder.iterdir()):
-        if path.suffix not in (".yaml", ".yml") or path.name.startswith("."):
-            continue
+    for path in list_feed_files(project.feeds_folder):
         try:
-            feed = load_feed(path, environ, at_run)
+            feed = load_feed(path, environ, at_run, project.feeds_folder)
             if problems := clashes(feed, feeds.values()):
                 raise_problems([(str(path), p) for p in problems])
             feeds[feed.name] = path, feed

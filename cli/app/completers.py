@@ -49,7 +49,7 @@ def _suppress_errors(offer: Offer) -> Callable[[typer.Context, str], list[str]]:
 @_suppress_errors
 def complete_feeds(ctx: typer.Context, incomplete: str) -> Iterator[str]:
     """The feeds of the project, by their files: none of them has to be right."""
-    for path in sorted(_find_project(ctx).feeds_folder.glob("[!.]*.y*ml")):
+    for path in sorted(_find_project(ctx).feeds_folder.rglob("[!.]*.y*ml")):
         match = _NAMED.search(path.read_text(errors="replace"))
         yield match.group(1) if match else path.stem
 

@@ -283,7 +283,7 @@ def read_stamps(project: Project) -> Stamps:
     """A digest of the files that shape Dagster's definitions: feeds, contracts, reports, and last-seen facts."""
     times: dict[str, tuple[int, int]] = {}
     for folder in (project.feeds_folder, project.root / "reports", project.state / "seen"):
-        for path in folder.iterdir() if folder.is_dir() else ():
+        for path in folder.rglob("*"):
             if path.suffix in _ENDINGS and not path.name.startswith("."):
                 with suppress(OSError):  # gone since
                     stat = path.stat()

@@ -172,7 +172,7 @@ def in_format(session: Session, feed: Feed, stream: Iterator[SampleEvent]) -> It
             remedy=f"use one of {', '.join(sorted(WIRES))}",
         )
     if feed.registry is not None:
-        request = schema_asked(session.project.feeds_folder / f"{feed.name}.yaml", session.project.environ())
+        request = schema_asked(session.project.feeds_folder, feed.name, session.project.environ())
         type_ = READERS[reader.format].registered
         number = RegistryClient(feed.registry).register(request.subject, sample.schema, type_)
     return as_registered(stream, sample, reader.wire, number)

@@ -256,7 +256,7 @@ def init(
     with session.terminal.working("writing the suite with Great Expectations (loads in a few seconds)"):
         text = _build_suite(definition, proposals, sample, rows.num_rows)
     _write(path, text, force)
-    adopted = session.project.feeds_folder / f"{definition.name}.contract.json"
+    adopted = session.project.find_feed_file(definition.name).with_suffix(".contract.json")
     session.terminal.show(*_format_proposal(definition, proposals, sample, faults, path, adopted))
     session.terminal.print_document(_build_init_document(definition, proposals, sample, faults, path, text))
 
@@ -265,7 +265,7 @@ def _choose_output(session: Session, feed: Feed, requested: Path | None, force: 
     """Where the proposal goes: never where a feed would read it. Raises UsageError."""
     from sluice.pipelines.contract.suite import CONTRACT
 
-    path = requested or session.project.feeds_folder / f"{feed.name}{PROPOSED}"
+    path = requested or session.project.find_feed_file(feed.name).with_suffix(PROPOSED)
     if path.name.endswith(CONTRACT):
         raise UsageError(
             f"--output {path}: feeds read contracts from files named like that",
@@ -432,7 +432,7 @@ def _read_contract(session: Session, feed: Feed, file: Path | None) -> Contract:
     """The feed's contract, or that of another file; Great Expectations can load it, too. Raises FeedError."""
     from sluice.pipelines.contract.suite import CONTRACT, ContractError, ContractProblem, read_contract
 
-    path = file or session.project.feeds_folder / f"{feed.name}{CONTRACT}"
+    path = file or session.project.find_feed_file(feed.name).with_suffix(CONTRACT)
     try:
         contract = read_contract(path, feed.columns)
         if contract is None:

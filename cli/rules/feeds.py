@@ -116,7 +116,7 @@ def _compare_schema(session: Session, feed: Feed) -> str | SluiceError:
     from sluice.resources.registry.confluent import find_registered, reader_of
 
     try:
-        request = schema_asked(session.project.feeds_folder / f"{feed.name}.yaml", session.project.environ())
+        request = schema_asked(session.project.feeds_folder, feed.name, session.project.environ())
         there = find_registered(request)
     except SluiceError as error:
         return error

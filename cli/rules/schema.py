@@ -229,7 +229,7 @@ def _request_schema(session: Session, feed: str) -> SchemaAsked:
     """Returns the registry settings of the feed's file; its schema_file need not exist yet."""
     from sluice.pipelines.feed.load import schema_asked
 
-    return schema_asked(session.project.feeds_folder / f"{feed}.yaml", session.project.environ())
+    return schema_asked(session.project.feeds_folder, feed, session.project.environ())
 
 
 def _build_version(registered_schema: RegisteredSchema) -> dict[str, Any]:

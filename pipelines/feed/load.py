@@ -48,27 +48,41 @@ TUNING = {
 """Keys of a feed file's section `tuning`, each with its place in `Feed`, which feed files may use instead."""
 
 
-def load_feed(path: Path, environ: Mapping[str, str], optional: Container[str] = ()) -> Feed:
+def load_feed(
+    path: Path, environ: Mapping[str, str], optional: Container[str] = (), folder: Path | None = None
+) -> Feed:
     """Returns the feed in the file, with the contract in the file next to it, if there is one. Raises FeedError.
 
-    Relative paths in it count from the parent of the file's folder. Variables are filled in from `environ`, and
-    `${file:PATH}` from files as they are now: a secret that was changed serves from the next load on. A section in
-    `optional` is left out as a whole if something is missing that it is to be filled from.
+    Relative paths in it count from the parent of `folder`, or of the file's folder. Variables are filled in from
+    `environ`, and `${file:PATH}` from files as they are now: a secret that was changed serves from the next load on. A
+    section in `optional` is left out as a whole if something is missing that it is to be filled from.
     """
-    result = _load(path, environ, optional)
+    result = _load(path, environ, optional, folder)
     if isinstance(result, Feed):
         return result
     raise_problems(result)
 
 
+def list_feed_files(folder: Path) -> list[Path]:
+    """Returns the `*.yaml` and `*.yml` files in the folder and below, sorted, without hidden files and folders."""
+    files = (p for p in folder.rglob("*") if p.suffix in (".yaml", ".yml"))
+    return sorted(p for p in files if not any(part.startswith(".") for part in p.relative_to(folder).parts))
+
+
+def find_feed_file(folder: Path, name: str) -> Path:
+    """Returns the file of that name in the folder or below; without one, the path of a new file."""
+    usual = folder / f"{name}.yaml"
+    return usual if usual.exists() else next((p for p in list_feed_files(folder) if p.name == usual.name), usual)
+
+
 def load_feeds(folder: Path, environ: Mapping[str, str]) -> dict[str, Feed]:
-    """Every feed in the folder's `*.yaml` files, by name. Raises one FeedError with all problems of all files."""
+    """Returns every feed of the folder's files, by name. Raises one FeedError with all problems of all files."""
     if not folder.is_dir():
         raise FeedError(f"no folder {folder}", remedy="run in the project's folder, where feeds/ is, or name it")
     feeds: dict[str, tuple[Path, Feed]] = {}
     problems = _orphans(folder)
-    for path in sorted(p for p in folder.iterdir() if p.suffix in (".yaml", ".yml") and not p.name.startswith(".")):
-        result = _load(path, environ)
+    for path in list_feed_files(folder):
+        result = _load(path, environ, folder=folder)
         if isinstance(result, tuple):
             problems += result
             continue
@@ -80,9 +94,9 @@ def load_feeds(folder: Path, environ: Mapping[str, str]) -> dict[str, Feed]:
 
 
 def _load(
-    path: Path, environ: Mapping[str, str], optional: Container[str] = ()
+    path: Path, environ: Mapping[str, str], optional: Container[str] = (), folder: Path | None = None
 ) -> Feed | tuple[tuple[str, FileProblem], ...]:
-    result = _read(path, environ, optional)
+    result = _read(path, environ, optional, (folder or path.resolve().parent).resolve().parent)
     if isinstance(result, Feed):
         return _under_contract(result, path.with_suffix(CONTRACT))
     return tuple((str(path), p) for p in result)
@@ -102,15 +116,17 @@ def _under_contract(feed: Feed, path: Path) -> Feed | tuple[tuple[str, FileProbl
 
 def _orphans(folder: Path) -> list[tuple[str, FileProblem]]:
     """Contract files without a feed. Somebody believes that these contracts hold."""
-    files = sorted(p for p in folder.glob(f"*{CONTRACT}") if not p.name.startswith("."))
+    files = sorted(p for p in folder.rglob(f"*{CONTRACT}") if not p.name.startswith("."))
     names = [(p, f"{p.name.removesuffix(CONTRACT)}.yaml") for p in files]
-    missing = [(p, name) for p, name in names if not (folder / name).exists()]
+    missing = [(p, name) for p, name in names if not (p.parent / name).exists()]
     return [
         (str(p), FileProblem("", f"has no {name} in its folder", "name it as the feed's file")) for p, name in missing
     ]
 
 
-def _read(path: Path, environ: Mapping[str, str], optional: Container[str]) -> Feed | tuple[FileProblem, ...]:
+def _read(
+    path: Path, environ: Mapping[str, str], optional: Container[str], root: Path
+) -> Feed | tuple[FileProblem, ...]:
     if not path.exists():
         near = ", ".join(sorted(p.name for p in path.parent.glob("*.yaml"))[:10])
         return (
@@ -120,7 +136,6 @@ def _read(path: Path, environ: Mapping[str, str], optional: Container[str]) -> F
         )
     if path.suffix != ".yaml":
         return (FileProblem("", "does not end in .yaml", "rename it"),)
-    root = path.resolve().parent.parent
     try:
         read = read_yaml(path, environ, root, optional)
     except YamlError as error:
@@ -202,9 +217,9 @@ class SchemaAsked:
     message: str = ""
 
 
-def schema_asked(path: Path, environ: Mapping[str, str]) -> SchemaAsked:
-    """The same for a feed whose schema_file need not be there yet. Raises FeedError."""
-    root = path.resolve().parent.parent
+def schema_asked(folder: Path, feed: str, environ: Mapping[str, str]) -> SchemaAsked:
+    """The same for a feed of the folder whose schema_file need not be there yet. Raises FeedError."""
+    path, root = find_feed_file(folder, feed), folder.resolve().parent
     if not path.exists():
         raise FeedError(f"{path} does not exist", remedy="name a feed of this project")
     try:

@@ -74,7 +74,7 @@ def test_versions_by_uuid_and_by_name(glue: Any, tmp_path: Path) -> None:
     assert client().schema("00000000-0000-4000-8000-000000000009") is None
     # a feed: its schema, its writers' schemas, kept in the lake
     path = feed_file(tmp_path)
-    asked = schema_asked(path, {})
+    asked = schema_asked(path.parent, path.stem, {})
     assert asked.subject == "orders", "Glue's serializers name a schema as the topic"
     there = find_registered(asked)
     assert json.loads(file_of(there, asked)) == json.loads(SECOND)

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import CREDENTIALS, KAFKA_OWNED, KafkaSettings
-from sluice.pipelines.feed.load import TUNING, group_tuning, load_feed, load_feeds
+from sluice.pipelines.feed.load import TUNING, find_feed_file, group_tuning, load_feed, load_feeds
 from sluice.pipelines.feed.sections import (
     CommitMode,
     Compression,
@@ -740,3 +740,22 @@ def test_the_examples_of_the_docs_are_feeds_and_the_full_one_shows_the_defaults(
     )
     assert full == least
     assert len(others) == 2
+
+
+def test_feeds_lie_in_folders_too(tmp_path: Path) -> None:
+    """Relative paths count from the project, wherever the file lies; links of a mounted volume do not matter."""
+    team, hidden = tmp_path / "feeds" / "sales" / "eu", tmp_path / "feeds" / "..2026"
+    for folder in (team, hidden):
+        folder.mkdir(parents=True)
+    text = 'kafka: {bootstrap: "127.0.0.1:9"}\ntopics: x\nstart: earliest\n'
+    (team / "orders.yaml").write_text(text)
+    (hidden / "clicks.yaml").write_text(text)
+    (tmp_path / "feeds" / "clicks.yaml").symlink_to(hidden / "clicks.yaml")
+    feeds = load_feeds(tmp_path / "feeds", {})
+    assert {name: feed.lake for name, feed in feeds.items()} == dict.fromkeys(
+        ("clicks", "orders"), str(tmp_path / ".sluice/lake")
+    )
+    assert find_feed_file(tmp_path / "feeds", "orders") == team / "orders.yaml"
+    (team / "returns.contract.json").write_text("{}")
+    with pytest.raises(FeedError, match=r"sales/eu/returns\.contract\.json: has no returns\.yaml in its folder"):
+        load_feeds(tmp_path / "feeds", {})
