@@ -45,7 +45,7 @@ from sluice.pipelines.ledger.marks import Mark
 from sluice.pipelines.ledger.tip import Tip
 from sluice.pipelines.maintenance import compaction
 from sluice.pipelines.model.kafka import CommittedOffset, Key, OffsetAtTime, TopicPartition
-from sluice.pipelines.model.plans import Request, RequestKind, Slice
+from sluice.pipelines.model.plans import OffsetRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Owner, PartKind, Progress
 from sluice.pipelines.operating.feed_status import read_status
 from sluice.pipelines.ports import Ports, Stat
@@ -331,7 +331,7 @@ class _Copies:
         self.ledger_id, self.number = state.ledger_id, state.number
         self.like = {(raw := json.loads(data))["kind"]: raw for _, _, data in ledger.raw(0)}
         self.plan = self.like["plan"]["plan"]
-        self.slices = {_key(s): s for task in self.plan["tasks"] for s in task["slices"]}
+        self.offset_ranges = {_key(s): s for task in self.plan["tasks"] for s in task["slices"]}
         self.token = self.like["plan"]["owner"]["token"]
         self.keys = state.known()
         self.window = state.boundary_times[-1]
@@ -351,24 +351,24 @@ class _Copies:
         ends = {k: max(self.world.cluster.first_offset(k.tp, end), self.at[k]) for k in self.keys}
         like = self.like["boundary"]["items"][0] | {"by_clock": [], "by_marker": []}
         self._write("boundary", items=[like | {"key": k, "times": [end], "offsets": [ends[k]]} for k in self.keys])
-        slices = [s for k in self.keys if ends[k] > self.at[k] for s in [self._slice(k, ends[k], start)]]
-        batch = self._batch({"kind": RequestKind.WINDOW, "window": start}, slices, [])
+        ranges = [s for k in self.keys if ends[k] > self.at[k] for s in [self._build_range(k, ends[k], start)]]
+        batch = self._batch({"kind": RequestKind.WINDOW, "window": start}, ranges, [])
         if self.world.merged:
-            replaces = [self._part(s, batch, i) for s in slices for i in (0, 1)]
-            self._batch({"kind": RequestKind.COMPACT, "window": None}, slices, replaces)
+            replaces = [self._part(s, batch, i) for s in ranges for i in (0, 1)]
+            self._batch({"kind": RequestKind.COMPACT, "window": None}, ranges, replaces)
         offsets = [{"key": k, "offset": o} for k, o in ends.items()]
         self.mark = self._write("intent", offsets=offsets)
         self._write("commit", offsets=offsets, mark=self.mark)
         self.window, self.at = end, ends
 
-    def _slice(self, key: Key, end: int, window: int) -> dict[str, Any]:
-        like: dict[str, Any] = self.slices.get(key) or next(iter(self.slices.values())) | key._asdict()
+    def _build_range(self, key: Key, end: int, window: int) -> dict[str, Any]:
+        like: dict[str, Any] = self.offset_ranges.get(key) or next(iter(self.offset_ranges.values())) | key._asdict()
         start, folder = self.at[key], paths.window_folder(window, HOUR, paths.PREFIX)
         size = {"estimated_bytes": 200 * (end - start)}
         return like | {"start": start, "end": end, "window": window, "folder": folder} | size
 
-    def _batch(self, request: dict[str, Any], slices: Sequence[dict[str, Any]], replaces: Sequence[str]) -> int:
-        tasks = [t | {"slices": slices[i :: len(self.plan["tasks"])]} for i, t in enumerate(self.plan["tasks"])]
+    def _batch(self, request: dict[str, Any], ranges: Sequence[dict[str, Any]], replaces: Sequence[str]) -> int:
+        tasks = [t | {"slices": ranges[i :: len(self.plan["tasks"])]} for i, t in enumerate(self.plan["tasks"])]
         plan = self.plan | {"request": self.plan["request"] | request, "tasks": tasks, "replaces": replaces}
         batch = self._write("plan", plan=plan, hash=sha256(_canonical(plan)).hexdigest())
         receipts = [self._receipt(s) for t in tasks for s in t["slices"]]
@@ -381,7 +381,7 @@ class _Copies:
         return like | {"slice": s, "position": s["end"], "counts": counts}
 
     def _part(self, s: dict[str, Any], batch: int, sequence: int) -> str:
-        name = paths.part_name(Slice(*_key(s), s["start"], s["end"]), batch, sequence)
+        name = paths.part_name(OffsetRange(*_key(s), s["start"], s["end"]), batch, sequence)
         return paths.part_path(self.feed, PartKind.LANDED, s["folder"], name)
 
     def end(self) -> None:

@@ -28,7 +28,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.landing.task import Assignment as Work
 from sluice.pipelines.landing.task import share_memory
 from sluice.pipelines.landing.writer import PartTarget, PartWriter
-from sluice.pipelines.model.plans import Request, RequestKind, Slice
+from sluice.pipelines.model.plans import OffsetRange, Request, RequestKind
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.ports import Fetched, FetchFailed, Lake
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
@@ -46,10 +46,10 @@ Spent = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class HeldSlice:
-    """A slice of the topic in memory, and its limit of rows in a task."""
+class BufferedRange:
+    """An offset range of the topic in memory, and its limit of rows in a task."""
 
-    slice: Slice
+    offset_range: OffsetRange
     answers: tuple[Fetched, ...]
     chunk_bytes: int
 
@@ -58,39 +58,39 @@ class HeldSlice:
 def stand(task: PeerTask) -> Iterator[Ready]:
     with TemporaryDirectory() as lake:
         feed = feed_of(task, Path(lake))
-        slices = _fetch_slices(feed)
-        yield Ready(lambda _out: _parts(feed, slices), {})
+        ranges = _fetch_ranges(feed)
+        yield Ready(lambda _out: _parts(feed, ranges), {})
 
 
-def _parts(feed: Feed, slices: Sequence[HeldSlice]) -> dict[str, Any]:
-    measure_parts(feed, slices)  # a first call takes longer, and the caches are cold
-    records, spent = measure_parts(feed, slices)
+def _parts(feed: Feed, ranges: Sequence[BufferedRange]) -> dict[str, Any]:
+    measure_parts(feed, ranges)  # a first call takes longer, and the caches are cold
+    records, spent = measure_parts(feed, ranges)
     return {"records": records, "parts": {part: ns / records for part, ns in spent.items()}}
 
 
-def _fetch_slices(feed: Feed) -> list[HeldSlice]:
+def _fetch_ranges(feed: Feed) -> list[BufferedRange]:
     with open_ports(feed) as edges:
         plan = preview(feed, edges, Request(RequestKind.CATCH_UP)).plan
     if plan is None:
         raise Failed("nothing is pending of the topic whose parts are to be measured", remedy="repeat; this is a bug")
     wiring = Wiring.of(feed)
     work = Work(feed.name, 0, plan.hash, plan.isolation, "", wiring.landing, wiring.limits, wiring.memory)
-    slices = first([s for task in plan.tasks for s in task.slices])
-    answers: dict[int, list[Fetched]] = {i: [] for i in range(len(slices))}
+    ranges = first([s for task in plan.tasks for s in task.offset_ranges])
+    answers: dict[int, list[Fetched]] = {i: [] for i in range(len(ranges))}
     with closing(KafkaFetcher(feed.kafka, plan.isolation)) as fetcher:
-        for got in fetcher.stream(slices, wiring.limits):
+        for got in fetcher.stream(ranges, wiring.limits):
             if isinstance(got, FetchFailed):
                 raise got.error
             answers[got.index].append(got)
-    chunks, _ = share_memory(slices, work)
-    return [HeldSlice(s, tuple(answers[i]), chunks[s]) for i, s in enumerate(slices)]
+    chunks, _ = share_memory(ranges, work)
+    return [BufferedRange(s, tuple(answers[i]), chunks[s]) for i, s in enumerate(ranges)]
 
 
-def first(slices: Sequence[Slice]) -> list[Slice]:
-    """Slices of a plan in their order, up to the bytes in memory; cut where they are too large."""
-    chosen: list[Slice] = []
+def first(ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+    """Offset ranges of a plan in their order, up to the bytes in memory; cut where they are too large."""
+    chosen: list[OffsetRange] = []
     records, size = MOST_RECORDS, MOST_BYTES
-    for s in slices:
+    for s in ranges:
         fit = min(s.span, records, size * s.span // max(s.estimated_bytes, 1))
         if fit > 0:
             chosen.append(replace(s, end=s.start + fit))
@@ -98,21 +98,23 @@ def first(slices: Sequence[Slice]) -> list[Slice]:
     return chosen
 
 
-def measure_parts(feed: Feed, slices: Sequence[HeldSlice]) -> tuple[int, Spent]:
+def measure_parts(feed: Feed, ranges: Sequence[BufferedRange]) -> tuple[int, Spent]:
     """Records, and what each part took for all of them together."""
-    chunks, spent = _decode(feed, slices)
+    chunks, spent = _decode(feed, ranges)
     records = sum(chunk.num_rows for _, chunk in chunks)
     rows, typed = _type_rows(feed, chunks)
     del chunks
     return records, {**spent, **typed, **_encode_rows(feed, rows)}
 
 
-def _decode(feed: Feed, slices: Sequence[HeldSlice]) -> tuple[list[tuple[HeldSlice, pa.RecordBatch]], dict[str, float]]:
-    chunks: list[tuple[HeldSlice, pa.RecordBatch]] = []
+def _decode(
+    feed: Feed, ranges: Sequence[BufferedRange]
+) -> tuple[list[tuple[BufferedRange, pa.RecordBatch]], dict[str, float]]:
+    chunks: list[tuple[BufferedRange, pa.RecordBatch]] = []
     wall: Counter[str] = Counter()
     begun = time.process_time_ns()
-    for h in slices:
-        s, rows = h.slice, feed.landing.row_group_rows
+    for h in ranges:
+        s, rows = h.offset_range, feed.landing.row_group_rows
         options = DecodeOptions(chunk_rows=rows, chunk_bytes=h.chunk_bytes)
         decoder = BatchDecoder(s.topic, s.partition, s.start, s.end, options)
         for got in h.answers:
@@ -123,11 +125,11 @@ def _decode(feed: Feed, slices: Sequence[HeldSlice]) -> tuple[list[tuple[HeldSli
 
 
 def _type_rows(
-    feed: Feed, chunks: Sequence[tuple[HeldSlice, pa.RecordBatch]]
-) -> tuple[list[tuple[HeldSlice, Formatted]], Spent]:
+    feed: Feed, chunks: Sequence[tuple[BufferedRange, pa.RecordBatch]]
+) -> tuple[list[tuple[BufferedRange, Formatted]], Spent]:
     writers = writers_of(feed, open_lake(feed), keep=False)
     form, begun, started = feed.shape.format(writers), time.process_time_ns(), time.perf_counter_ns()
-    rows = [(h, piece) for h, chunk in chunks for piece in form.convert(h.slice, chunk)]
+    rows = [(h, piece) for h, chunk in chunks for piece in form.convert(h.offset_range, chunk)]
     took, cpu = time.perf_counter_ns() - started, time.process_time_ns() - begun
     validated = sum(piece.validate_ns for _, piece in rows)
     spent = share_cpu(cpu, {"type": took - validated, "validate": validated})
@@ -135,9 +137,9 @@ def _type_rows(
     return rows, {part: ns for part, ns in spent.items() if wanted[part]}
 
 
-def _encode_rows(feed: Feed, rows: Sequence[tuple[HeldSlice, Formatted]]) -> Spent:
+def _encode_rows(feed: Feed, rows: Sequence[tuple[BufferedRange, Formatted]]) -> Spent:
     """Without what hashing and writing the encoded bytes takes."""
-    writers: dict[tuple[Slice, PartKind], PartWriter] = {}
+    writers: dict[tuple[OffsetRange, PartKind], PartWriter] = {}
     contract, begun = feed.shape.format().contract, time.process_time_ns()
     for h, piece in rows:
         _write(writers, feed, h, PartKind.LANDED, piece.landed)
@@ -150,11 +152,15 @@ def _encode_rows(feed: Feed, rows: Sequence[tuple[HeldSlice, Formatted]]) -> Spe
 
 
 def _write(
-    writers: dict[tuple[Slice, PartKind], PartWriter], feed: Feed, h: HeldSlice, kind: PartKind, rows: pa.RecordBatch
+    writers: dict[tuple[OffsetRange, PartKind], PartWriter],
+    feed: Feed,
+    h: BufferedRange,
+    kind: PartKind,
+    rows: pa.RecordBatch,
 ) -> None:
-    key = h.slice, kind
+    key = h.offset_range, kind
     if key not in writers:
-        target = PartTarget(feed.name, 0, "", "", h.slice, kind)
+        target = PartTarget(feed.name, 0, "", "", h.offset_range, kind)
         writers[key] = PartWriter(cast(Lake, _Nowhere()), target, rows.schema, feed.landing, h.chunk_bytes)
     writers[key].write(rows)
 

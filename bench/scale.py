@@ -34,7 +34,7 @@ from sluice.pipelines.landing.writer import PartTarget, PartWriter
 from sluice.pipelines.ledger import Ledger, checkpoint
 from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.model.kafka import Isolation
-from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, to_json
+from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, to_json
 from sluice.pipelines.model.receipts import Counts, Outcome, Owner, Progress, Receipt
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.records.rows.row_format import HEADERS, RawFormat
@@ -74,21 +74,21 @@ SIZES = (Topology(1_000, 10), Topology(10_000, 100), Topology(100_000, 1_000))
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """How a plan spreads over tasks. `heaviest`: bytes of the largest task over the mean; `most_slices` of any task."""
+    """How a plan spreads over tasks. `heaviest`: bytes of the largest task over the mean; `most_ranges` of any task."""
 
     tasks: int
-    slices: int
+    offset_ranges: int
     heaviest: float
-    most_slices: int
+    most_ranges: int
     shipped_bytes: int
     """What Spark ships to each of its workers."""
 
     @classmethod
     def of(cls, plan: Plan) -> Balance:
         loads = [t.estimated_bytes for t in plan.tasks]
-        slices = [len(t.slices) for t in plan.tasks]
+        ranges = [len(t.offset_ranges) for t in plan.tasks]
         heaviest = max(loads) * len(loads) / max(sum(loads), 1)
-        return cls(len(loads), sum(slices), round(heaviest, 2), max(slices), len(pickle.dumps(plan.tasks)))
+        return cls(len(loads), sum(ranges), round(heaviest, 2), max(ranges), len(pickle.dumps(plan.tasks)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,23 +244,23 @@ class _World:
         lake = MemoryLake()
         for outcome in UnreadEngine().run(job, range(len(job.plan.tasks))):
             if isinstance(outcome, Receipt):
-                path = paths.receipt_path(self.feed.name, job.batch, outcome.attempt, outcome.slice)
+                path = paths.receipt_path(self.feed.name, job.batch, outcome.attempt, outcome.offset_range)
                 lake.put(path, to_json(outcome).encode())
         work = Assignment(
             self.feed.name, job.batch, job.plan.hash, Isolation.READ_COMMITTED, "again", self.feed.landing,
             self.feed.fetch.limits(), self.feed.limits.task_memory,
         )  # fmt: skip
         tools = Tools(None, lake, RawFormat())  # type: ignore[arg-type]
-        none_of_its = [Slice("other", 0, "id", 0, 1)]
+        none_of_its = [OffsetRange("other", 0, "id", 0, 1)]
         self.costing("a task's search in staging", lambda: adopt(none_of_its, work, tools))
 
     def files(self) -> None:
         """Measure the proof of a file."""
         job, lake = self.engine.ran[-1], MemoryLake()
-        slices = [s for s in job.plan.slices if s.span][:PROVEN]
+        ranges = [s for s in job.plan.offset_ranges if s.span][:PROVEN]
         plan = Plan(job.plan.feed, job.plan.cluster, _CATCH_UP, job.plan.isolation, job.plan.tasks[:0])
-        outcomes = [_write_slice(lake, plan, job.batch, s) for s in slices]
-        judge = _Chosen(plan, tuple(slices))
+        outcomes = [_write_range(lake, plan, job.batch, s) for s in ranges]
+        judge = _Chosen(plan, tuple(ranges))
         receipts, failures = self.costing("proof", lambda: prove(judge, job.batch, outcomes, lake))  # type: ignore[arg-type]
         if failures or not receipts:
             raise AssertionError(failures[:1])
@@ -282,10 +282,10 @@ class _World:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """A plan of some slices, under the hash of the files that were written for it."""
+    """A plan of some offset ranges, under the hash of the files that were written for it."""
 
     plan: Plan
-    slices: tuple[Slice, ...]
+    offset_ranges: tuple[OffsetRange, ...]
 
     @property
     def feed(self) -> str:
@@ -296,8 +296,8 @@ class _Chosen:
         return self.plan.hash
 
 
-def _write_slice(lake: MemoryLake, plan: Plan, batch: int, s: Slice) -> Outcome:
-    """One row of the slice in a file; the others were compacted away."""
+def _write_range(lake: MemoryLake, plan: Plan, batch: int, s: OffsetRange) -> Outcome:
+    """One row of the offset range in a file; the others were compacted away."""
     target = PartTarget(plan.feed, batch, plan.hash, "attempt", s)
     row = pa.record_batch(
         {

@@ -60,11 +60,11 @@ class EvenCluster(MemoryCluster):
 
 
 class UnreadEngine(MemoryEngine):
-    """Says of each slice that its offsets were all compacted away: a whole receipt, without a file."""
+    """Says of each offset range that its offsets were all compacted away: a whole receipt, without a file."""
 
     def carry_out(self, job: Job, task: Task) -> list[Outcome]:
         spent = dict.fromkeys(("wait", "crc", "decompress", "decode", "type", "validate", "encode", "write"), 1_000_000)
         return [
             Receipt(s, s.end, Counts(compacted=s.span), (), f"{job.attempt}-00000000", s.estimated_bytes, spent)
-            for s in task.slices
+            for s in task.offset_ranges
         ]

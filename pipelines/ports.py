@@ -24,7 +24,7 @@ from sluice.pipelines.model.kafka import (
     PartitionState,
     TopicPartition,
 )
-from sluice.pipelines.model.plans import Plan, Slice
+from sluice.pipelines.model.plans import OffsetRange, Plan
 from sluice.pipelines.model.receipts import Outcome, Owner, Verdict
 from sluice.pipelines.model.registered_schema import RegisteredSchema
 from sluice.pipelines.model.tables import TableChange, TableFile, TableHead
@@ -126,10 +126,10 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Record bytes of one slice, as Kafka sent them.
+    """Record bytes of one offset range, as Kafka sent them.
 
-    `index` is the slice's place in the sequence given to `stream`. `aborted` holds (producer id, first offset) pairs.
-    `next_position` is the offset after the last complete batch. `last` is set once per slice, with the bytes (maybe
+    `index` is the range's place in the sequence given to `stream`. `aborted` holds (producer id, first offset) pairs.
+    `next_position` is the offset after the last complete batch. `last` is set once per range, with the bytes (maybe
     none) that reach its end, after the topic id was checked again. `waited_ns` is the time that the consumer waited.
     """
 
@@ -143,7 +143,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed:
-    """The slice at `index` failed with this error; the other slices go on."""
+    """The offset range at `index` failed with this error; the other ranges go on."""
 
     index: int
     error: SluiceError
@@ -152,13 +152,13 @@ class FetchFailed:
 class Fetcher(Protocol):
     """Fetches raw record bytes from partition leaders, within bounds (FetchRequest v12–v13)."""
 
-    def stream(self, slices: Sequence[Slice], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
-        """The bytes of the slices. A thread fetches ahead of the consumer.
+    def stream(self, ranges: Sequence[OffsetRange], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
+        """The bytes of the offset ranges. A thread fetches ahead of the consumer.
 
-        Slices start in order, at most `limits.active_slices` at once; one request never names a partition twice.
-        Guarantee: each slice ends with either one `last` or one FetchFailed, unless the iterator is closed first.
+        Ranges start in order, at most `limits.active_ranges` at once; one request never names a partition twice.
+        Guarantee: each range ends with either one `last` or one FetchFailed, unless the iterator is closed first.
         The fetcher follows a leader that moves. An offset out of range, a changed topic id, truncation and missing
-        rights end a slice with FetchFailed; so does a leader that stays away (KafkaUnavailable).
+        rights end a range with FetchFailed; so does a leader that stays away (KafkaUnavailable).
         """
         ...
 
@@ -499,8 +499,8 @@ class Engine(Protocol):
         ...
 
     def run(self, job: Job, tasks: Sequence[int]) -> Sequence[Outcome | TaskTraffic]:
-        """Run the job's tasks with these indices. Returns one outcome for each of their slices, and the traffic of each
-        task that read anything, in no particular order.
+        """Run the job's tasks with these indices. Returns one outcome for each of their offset ranges, and the traffic
+        of each task that read anything, in no particular order.
 
         Raises SetupError when the engine does not start, and Failed when the job failed or was cancelled.
         """

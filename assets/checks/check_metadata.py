@@ -81,7 +81,9 @@ def build_live_metadata(books: LedgerView, run: str) -> Metadata:
 def build_failures_metadata(landed: Landed) -> Metadata:
     """Returns the offset ranges and partitions that a run did not land, and the losses that it accepted."""
     rows: list[dict[str, str | int]] = [
-        {"range": str(f.slice), "error": f.error, "message": f.message} for b in landed.batches for f in b.failures
+        {"range": str(f.offset_range), "error": f.error, "message": f.message}
+        for b in landed.batches
+        for f in b.failures
     ]
     rows += [{"range": str(r.tp), "error": type(r.error).__name__, "message": r.error.message} for r in landed.refusals]
     rows += [{"range": f"{x.key}:{x.range}", "error": "loss", "message": "accepted as lost"} for x in landed.losses]
@@ -119,7 +121,7 @@ def find_behind(books: LedgerView, window: int) -> list[PartitionBehind]:
 def _find_behind(books: LedgerView, key: Key, frontier: int, end: int | None) -> PartitionBehind:
     here = Range(frontier, frontier + 1)
     pieces = windows.cut_at_boundaries(books.state, key, here)
-    owners = {b.id for b, s in books.state.live_slices() if s.key == key and s.range.meets(here)}
+    owners = {b.id for b, s in books.state.list_live_ranges() if s.key == key and s.range.meets(here)}
     live = next((m for m in books.live if m.batch in owners), None)
     return PartitionBehind(key, frontier, end, pieces[0].window if pieces else None, live)
 

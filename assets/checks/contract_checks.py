@@ -241,6 +241,9 @@ def build_drift_metadata(drifts: Sequence[Drift], receipts: Sequence[Receipt]) -
 
 def _list_coordinates(drift: Drift, receipts: Sequence[Receipt]) -> list[str]:
     at = (
-        f"{r.slice.tp}:{d.first}" for r in receipts for d in r.drift if (d.kind, d.field) == (drift.kind, drift.field)
+        f"{r.offset_range.tp}:{d.first}"
+        for r in receipts
+        for d in r.drift
+        if (d.kind, d.field) == (drift.kind, drift.field)
     )
     return [first for first, _ in zip(at, range(EXAMPLES), strict=False)]

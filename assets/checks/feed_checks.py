@@ -137,7 +137,7 @@ def check_gaps(books: LedgerView, landed: Landed | None = None, run: str = "") -
 
 
 def count_failures(landed: Landed) -> int:
-    """Returns the number of failed slices and partitions; `landed.check` raises for any."""
+    """Returns the number of failed offset ranges and partitions; `landed.check` raises for any."""
     return len(landed.refusals) + len(landed.failures)
 
 

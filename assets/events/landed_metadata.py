@@ -33,8 +33,8 @@ def build_batch_metadata(view: LedgerView, batch: Batch) -> Metadata:
         **_build_rates(facts),
         **_build_task_time(facts),
         **_build_brokers(facts),
-        "slices_adopted": len(facts.adopted_receipts),
-        "slices_failed": len(view.read_entry(batch).failures),
+        "offset_ranges_adopted": len(facts.adopted_receipts),
+        "offset_ranges_failed": len(view.read_entry(batch).failures),
         **_describe_batch(view, batch),
     }
 
@@ -134,7 +134,7 @@ def _build_amounts(facts: BatchFacts) -> Metadata:
         "quarantined": facts.counts.quarantined,
         "dropped": facts.counts.dropped,
         "no_record": facts.counts.no_record,
-        "slices": len(facts.receipts),
+        "offset_ranges": len(facts.receipts),
     }
 
 
@@ -247,15 +247,17 @@ def _describe_batches(view: LedgerView, batches: Sequence[Batch]) -> Metadata:
 def _build_boundaries(view: LedgerView, window: int, facts: BatchFacts) -> dg.TableMetadataValue:
     """Returns the window's offsets in each partition, by class."""
     ranges = {k: windows.find_range(view.state, k, window, view.feed.window) for k in sorted(view.state.origins)}
-    by_key = facts.group(lambda r: r.slice.key)
+    by_key = facts.group(lambda r: r.offset_range.key)
     return _build_range_table([(k, r, by_key.get(k, BatchFacts(()))) for k, r in ranges.items() if r is not None])
 
 
 def _build_ranges(facts: BatchFacts) -> dg.TableMetadataValue:
     """Returns the landed offset ranges, by class. Receipts without a gap between them are one range."""
-    by_key = sorted(facts.group(lambda r: r.slice.key).items())
+    by_key = sorted(facts.group(lambda r: r.offset_range.key).items())
     ranges = [
-        (k, r, BatchFacts([x for x in f.receipts if r.meets(x.slice.range)])) for k, f in by_key for r in f.ranges
+        (k, r, BatchFacts([x for x in f.receipts if r.meets(x.offset_range.range)]))
+        for k, f in by_key
+        for r in f.ranges
     ]
     return _build_range_table(ranges)
 

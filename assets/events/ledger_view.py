@@ -125,7 +125,7 @@ class LedgerView:
         return tuple(b for b in self._list_publishing(window) if not b.merges)
 
     def list_receipts(self, window: int) -> list[Receipt]:
-        """The receipts that count for the slices in a window, in log order."""
+        """The receipts that count for the offset ranges in a window, in log order."""
         by_window = (self._read(b).receipts for b in self._list_publishing(window))
         current = [
             r
@@ -134,11 +134,11 @@ class LedgerView:
             if self._contains(window, w)
             for r in receipts
         ]
-        return sorted(current, key=lambda r: (r.slice.key, r.slice.start))
+        return sorted(current, key=lambda r: (r.offset_range.key, r.offset_range.start))
 
     def list_windows(self, batch: Batch) -> set[int | None]:
         """The windows that a batch published in; None: outside windows."""
-        return {r.slice.window for r in self.read_entry(batch).receipts}
+        return {r.offset_range.window for r in self.read_entry(batch).receipts}
 
     def list_complete(self, batches: Iterable[Batch]) -> set[int]:
         """The complete windows that these published batches landed in."""
@@ -190,10 +190,10 @@ class LedgerView:
         """
         entries, newer = [], dict[Key, tuple[Range, ...]]()
         for entry in map(self.read_entry, reversed(self.list_batches(window))):
-            slices = [r.slice for r in entry.receipts if self._contains(window, r.slice.window)]
-            if any(subtract(s.range, newer.get(s.key, ())) for s in slices):
+            ranges = [r.offset_range for r in entry.receipts if self._contains(window, r.offset_range.window)]
+            if any(subtract(s.range, newer.get(s.key, ())) for s in ranges):
                 entries.append(entry)
-            for s in slices:
+            for s in ranges:
                 newer[s.key] = union((*newer.get(s.key, ()), s.range))
         return entries[::-1]
 
@@ -253,5 +253,5 @@ class _PublishedBatch:
 def _group_by_window(receipts: Sequence[Receipt]) -> Mapping[int | None, Sequence[Receipt]]:
     out: dict[int | None, list[Receipt]] = {}
     for r in receipts:
-        out.setdefault(r.slice.window, []).append(r)
+        out.setdefault(r.offset_range.window, []).append(r)
     return out

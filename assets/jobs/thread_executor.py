@@ -320,5 +320,6 @@ class _Threads:
 def _build_timeout(feed: str, limit: int) -> Failed:
     return Failed(
         f"{feed} was ended after {show_duration(limit)}, the `feed_time` of a run over many feeds",
-        remedy=f"the next run goes on: finished slices are adopted. A run of one feed has no limit: sluice run {feed}",
+        remedy="the next run goes on and adopts the finished offset ranges. A run of one feed has no limit:"
+        f" sluice run {feed}",
     )

@@ -16,7 +16,7 @@ from sluice.pipelines.batch.result import BatchResult, Landed
 from sluice.pipelines.errors import BatchRefused
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import Task
-from sluice.pipelines.model.receipts import SliceFailure
+from sluice.pipelines.model.receipts import RangeFailure
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.status.batch_facts import WorkTime, by_task
 from sluice.pipelines.status.outlook import Outlook
@@ -42,7 +42,7 @@ class BatchReports:
     def write_all(self, batches: Sequence[BatchResult], outlook: Outlook | None) -> None:
         """Write reports of batches, whatever their outcome. `outlook`: the feed's now, if known."""
         for b in batches:
-            failed = f"{many(len(b.failures), 'slice')} failed, and nothing is published."
+            failed = f"{many(len(b.failures), 'offset range')} failed, and nothing is published."
             why = b.refused or ("" if b.number is not None else failed)
             self._write(b.batch, why, b.failures, outlook)
 
@@ -53,7 +53,7 @@ class BatchReports:
                 self._write(b.id, refused.message)
 
     def _write(
-        self, batch: int, why: str, failures: Sequence[SliceFailure] = (), outlook: Outlook | None = None
+        self, batch: int, why: str, failures: Sequence[RangeFailure] = (), outlook: Outlook | None = None
     ) -> None:
         from sluice.pipelines.batch_report import report_page
         from sluice.pipelines.batch_report.batch_account import behind
@@ -72,7 +72,7 @@ log = logging.getLogger(f"{logs.OURS}.tasks")
 
 
 def log_tasks(landed: Landed) -> None:
-    """Log a line for each task, each failed slice and each batch, if logs are JSON."""
+    """Log a line for each task, each failed offset range and each batch, if logs are JSON."""
     if not logs.as_json():
         return
     for batch in landed.batches:
@@ -81,11 +81,11 @@ def log_tasks(landed: Landed) -> None:
 
 
 def _log_batch(batch: BatchResult) -> None:
-    failed = {f.slice: f for f in batch.failures}
+    failed = {f.offset_range: f for f in batch.failures}
     for task, spent in by_task(batch.plan, batch.receipts):
         with logs.log_context(task=task.index, window=_find_window(task)):
             _log_task(task, spent)
-            for f in (failed[s] for s in task.slices if s in failed):
+            for f in (failed[s] for s in task.offset_ranges if s in failed):
                 _log_failure(f)
     counts = batch.counts
     fields = {"rows": counts.landed, "quarantined": counts.quarantined, "bytes": batch.bytes, "entry": batch.number}
@@ -96,22 +96,24 @@ def _log_batch(batch: BatchResult) -> None:
 def _log_task(task: Task, spent: WorkTime) -> None:
     fields: dict[str, Any] = {
         "leader": task.leader,
-        "slices": spent.slices,
+        "offset_ranges": spent.offset_ranges,
         "records": spent.records,
         "bytes": spent.input_bytes,
         "seconds": round(spent.total / 1e9, 6),
         "activities": {a: round(ns / 1e9, 6) for a, ns in spent.ns.items()},
     }
-    log.info("landed %s of %s", many(spent.slices, "slice"), len(task.slices), extra={"about": fields})
+    log.info(
+        "landed %s of %s", many(spent.offset_ranges, "offset range"), len(task.offset_ranges), extra={"about": fields}
+    )
 
 
-def _log_failure(f: SliceFailure) -> None:
-    fields = {"slice": str(f.slice), "error": f.error, "remedy": f.remedy}
-    log.error("%s: %s", f.slice, f.message, extra={"about": fields})
+def _log_failure(f: RangeFailure) -> None:
+    fields = {"offset_range": str(f.offset_range), "error": f.error, "remedy": f.remedy}
+    log.error("%s: %s", f.offset_range, f.message, extra={"about": fields})
 
 
 def _find_window(task: Task) -> str | None:
-    """Returns the window of the task's slices if all have the same one."""
-    windows = {s.window for s in task.slices}
+    """Returns the window of the task's offset ranges if all have the same one."""
+    windows = {s.window for s in task.offset_ranges}
     only = windows.pop() if len(windows) == 1 else None
     return None if only is None else show_window(only)

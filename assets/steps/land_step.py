@@ -212,8 +212,8 @@ class LandStep:
     def _report_refusal(self, edges: Ports, refused: BatchRefused, window: int) -> Events:
         """Yields the reason for the refusal as the window's checks; nothing if the batch belongs to another window."""
         context, feed = self.context, self.feed
-        slices = open_ledger(feed, edges).read().live_slices()
-        batch = next((b for b, s in slices if s.window == window and b.owner.run == context.run.run_id), None)
+        ranges = open_ledger(feed, edges).read().list_live_ranges()
+        batch = next((b for b, s in ranges if s.window == window and b.owner.run == context.run.run_id), None)
         if batch is None:
             return
         page = paths.batch_page_path(feed.name, batch.id, batch.owner.token)
@@ -371,7 +371,7 @@ def _report_incomplete(landed: Landed) -> CheckResult:
 def _read_topics(context: Context, edges: Ports, landed: Landed, books: LedgerView) -> Events:
     """Yields observations of the topics that were just read. An error is only logged."""
     feed, state = books.feed, books.state
-    topics = {s.topic for b in landed.batches for s in b.plan.slices}
+    topics = {s.topic for b in landed.batches for s in b.plan.offset_ranges}
     try:
         states = partitions_of(edges, feed, topics)
         outlook = outlook_of(edges, feed, state, states)

@@ -133,7 +133,7 @@ def view(run: TimedRun) -> list[RenderableType]:
 
 
 def _partition_table(batches: BatchFacts) -> RenderableType:
-    partitions = sorted(batches.group(lambda r: r.slice.key).items())
+    partitions = sorted(batches.group(lambda r: r.offset_range.key).items())
     labels = label_partitions(key for key, _ in partitions)
     columns = {
         "partition": [labels[key] for key, _ in partitions],
@@ -224,11 +224,11 @@ def _describe_quarantine(feed: str, run: BatchFacts) -> str:
 
 
 def _describe_adopted(run: TimedRun) -> str:
-    """The slices that were not read again; empty if there are none."""
+    """The offset ranges that were not read again; empty if there are none."""
     plans, adopted = [b.plan for b in run.batches], run.facts.adopted_receipts
-    slices = f"{len(adopted)} of {many(sum(len(p.slices) for p in plans), 'slice')}"
-    offsets = f"{sum(r.slice.span for r in adopted):,} of {sum(p.span for p in plans):,} offsets"
-    return f"{slices} adopted: {offsets} not read again" if adopted else ""
+    ranges = f"{len(adopted)} of {many(sum(len(p.offset_ranges) for p in plans), 'offset range')}"
+    offsets = f"{sum(r.offset_range.span for r in adopted):,} of {sum(p.span for p in plans):,} offsets"
+    return f"{ranges} adopted: {offsets} not read again" if adopted else ""
 
 
 def _describe_batches(batches: Sequence[int]) -> str:
@@ -441,12 +441,12 @@ def run_document(run: TimedRun, *, profile: bool = False) -> dict[str, Any]:
 
 
 def _build_batch(batch: BatchResult) -> dict[str, Any]:
-    partitions = sorted(BatchFacts(batch.receipts).group(lambda r: r.slice.key).items())
-    failures = "topic=slice.topic partition=slice.partition start=slice.start end=slice.end error message remedy"
+    partitions = sorted(BatchFacts(batch.receipts).group(lambda r: r.offset_range.key).items())
+    partition = " ".join(f"{name}=offset_range.{name}" for name in ("topic", "partition", "start", "end"))
     return {
         **document_of(batch, "batch published=number plan=plan.hash"),
         "request": str(batch.plan.request),
-        "adopted_slices": batch.adopted,
+        "adopted_offset_ranges": batch.adopted,
         "replaced_files": len(batch.plan.replaces) if batch.number is not None else 0,
         "bytes": batch.bytes,
         **document_of(batch.counts),
@@ -454,7 +454,7 @@ def _build_batch(batch: BatchResult) -> dict[str, Any]:
             _partition(key) | document_of(p, "ranges files=part_count bytes") | document_of(p.counts)
             for key, p in partitions
         ],
-        "failures": [document_of(f, failures) for f in batch.failures],
+        "failures": [document_of(f, f"{partition} error message remedy") for f in batch.failures],
     }
 
 

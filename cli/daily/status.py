@@ -343,6 +343,6 @@ def _build_batch(b: Batch) -> dict[str, Any]:
     return {
         **document_of(b, "batch=id status"),
         "request": str(b.request),
-        **document_of(b, "plan=hash planned_at offsets=reserved_span rows failed_slices=failed"),
+        **document_of(b, "plan=hash planned_at offsets=reserved_span rows failed_offset_ranges=failed"),
         "owner": document_of(b.owner, "run host pid"),
     }

@@ -21,7 +21,7 @@ from sluice.cli.terminal.record_view import rows, typed_fields
 from sluice.cli.terminal.record_view import view as record_view
 from sluice.pipelines.errors import FeedError, UnknownTopic, UsageError
 from sluice.pipelines.model.kafka import Isolation, PartitionState, TopicPartition
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.util.documents import document_of
 
 if TYPE_CHECKING:
@@ -200,15 +200,15 @@ def _read(feed: Feed, p: PartitionState, offset: int, number: int) -> Iterator[P
     ):
         if total == number or offset >= end:
             continue
-        piece = Slice(p.topic, p.partition, p.topic_id, offset, end, p.leader_epoch)
+        piece = OffsetRange(p.topic, p.partition, p.topic_id, offset, end, p.leader_epoch)
         for records in _peek(feed, piece, isolation, number - total):
             total += 1
             yield records
         offset = end
 
 
-def _peek(feed: Feed, piece: Slice, isolation: Isolation, number: int) -> Iterator[PeekedRecord]:
-    """The slice's first records. Stable ones are decoded twice, as they are and as read_committed shows them."""
+def _peek(feed: Feed, piece: OffsetRange, isolation: Isolation, number: int) -> Iterator[PeekedRecord]:
+    """The offset range's first records. Stable ones are decoded twice, as they are and as read_committed shows them."""
     committed = isolation is Isolation.READ_COMMITTED
     every, visible_decoder = _make_decoder(piece, committed=False), _make_decoder(piece, committed=True)
     chunks: list[pa.RecordBatch] = []
@@ -227,7 +227,7 @@ def _peek(feed: Feed, piece: Slice, isolation: Isolation, number: int) -> Iterat
         yield PeekedRecord(row, STABLE if row["offset"] in visible else hidden, read.get(row["offset"]))
 
 
-def _read_by_schema(feed: Feed, chunks: Sequence[pa.RecordBatch], piece: Slice) -> dict[int, dict[str, Any]]:
+def _read_by_schema(feed: Feed, chunks: Sequence[pa.RecordBatch], piece: OffsetRange) -> dict[int, dict[str, Any]]:
     """Returns the records as the feed reads them, by offset; for those that do not fit, the reason."""
     import pyarrow as pa
 
@@ -248,7 +248,7 @@ def _read_by_schema(feed: Feed, chunks: Sequence[pa.RecordBatch], piece: Slice) 
     return by_offset
 
 
-def _fetch(feed: Feed, piece: Slice, isolation: Isolation) -> Iterator[Fetched]:
+def _fetch(feed: Feed, piece: OffsetRange, isolation: Isolation) -> Iterator[Fetched]:
     from sluice.pipelines.model.kafka import FetchLimits
     from sluice.pipelines.ports import FetchFailed
     from sluice.resources.kafka.fetch.fetch import KafkaFetcher
@@ -260,7 +260,7 @@ def _fetch(feed: Feed, piece: Slice, isolation: Isolation) -> Iterator[Fetched]:
             yield answer
 
 
-def _make_decoder(piece: Slice, *, committed: bool) -> BatchDecoder:
+def _make_decoder(piece: OffsetRange, *, committed: bool) -> BatchDecoder:
     from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
 
     position = (piece.topic, piece.partition, piece.start, piece.end)
@@ -272,7 +272,7 @@ def _list_offsets(chunks: Iterable[pa.RecordBatch]) -> Iterator[int]:
         yield from chunk.column("offset").to_pylist()
 
 
-def _build_rows(chunks: Sequence[pa.RecordBatch], piece: Slice, number: int) -> list[dict[str, Any]]:
+def _build_rows(chunks: Sequence[pa.RecordBatch], piece: OffsetRange, number: int) -> list[dict[str, Any]]:
     import pyarrow as pa
 
     if not chunks:

@@ -164,25 +164,25 @@ def _format_work(plan: Plan) -> list[RenderableType]:
         (
             str(t.index),
             "several" if t.leader == SEVERAL else str(t.leader),
-            str(len(t.slices)),
-            count(sum(s.span for s in t.slices)),
+            str(len(t.offset_ranges)),
+            count(sum(s.span for s in t.offset_ranges)),
             size(t.estimated_bytes),
             _format_reads(t),
         )
         for t in plan.tasks
     ]
-    names = ("task", "leader", "slices", "offsets", "about", "reads")
+    names = ("task", "leader", "ranges", "offsets", "about", "reads")
     note = f"{count(plan.span)} offsets, about {size(plan.estimated_bytes)}, plan {plan.hash[:12]}"
     note += f", replacing {many(len(plan.replaces), 'file')}" if plan.request.replace else ""
     return [
         heading("Tasks", note),
-        table(names, limit_rows(rows), right="task leader slices offsets about"),
+        table(names, limit_rows(rows), right="task leader ranges offsets about"),
     ]
 
 
 def _format_reads(task: Task) -> str:
-    texts = [f"{s.tp} {s.range}" for s in task.slices[:3]]
-    return ", ".join(texts) + (f" … {len(task.slices) - 3} more" if len(task.slices) > 3 else "")
+    texts = [f"{s.tp} {s.range}" for s in task.offset_ranges[:3]]
+    return ", ".join(texts) + (f" … {len(task.offset_ranges) - 3} more" if len(task.offset_ranges) > 3 else "")
 
 
 def _format_comparison(compared: Sequence[Comparison], own: Assignor) -> list[RenderableType]:
@@ -264,5 +264,5 @@ def _partition(preview: Preview, key: Key, p: PartitionState, pending: PendingRa
 
 
 def _build_task(task: Task) -> dict[str, Any]:
-    slices = [document_of(s, "topic partition start end estimated_bytes") for s in task.slices]
-    return document_of(task, "index leader estimated_bytes") | {"slices": slices}
+    ranges = [document_of(s, "topic partition start end estimated_bytes") for s in task.offset_ranges]
+    return document_of(task, "index leader estimated_bytes") | {"offset_ranges": ranges}

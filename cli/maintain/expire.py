@@ -136,7 +136,7 @@ def view(feed: Feed, retirement: Retirement) -> Iterator[RenderableType]:
         names = ("window", "files", "rows", "bytes")
         yield table(names, [*limit_rows(rows), ["in all", *_build_row(retirement.receipts)]], right="files rows bytes")
     if retirement.across:
-        yield warn(f"{many(len(retirement.across), 'slice')} outside windows spans that time, and stays")
+        yield warn(f"{many(len(retirement.across), 'offset range')} outside windows spans that time, and stays")
 
 
 def _build_row(receipts: Sequence[Receipt]) -> list[str]:
@@ -180,7 +180,7 @@ def build_document(feed: Feed, retirement: Retirement) -> dict[str, Any]:
             {"window": None if w is None else show_window(w), **_build_numbers(receipts)}
             for w, receipts in _group_windows(feed, retirement)
         ],
-        "across": [str(r.slice) for r in retirement.across],
+        "across": [str(r.offset_range) for r in retirement.across],
     }
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.contract.results import ExpectationOutcome, Result
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.model.kafka import TopicPartition
-    from sluice.pipelines.model.plans import Slice
+    from sluice.pipelines.model.plans import OffsetRange
     from sluice.pipelines.model.receipts import Counts, Receipt
     from sluice.pipelines.ports import Lake
     from sluice.pipelines.quarantine.limit import Fault
@@ -145,24 +145,24 @@ def _open_sample(session: Session, feed: Feed, shape: Shape, request: SampleOpti
     from sluice.resources.registry.confluent import writers_of
     from sluice.resources.spark.executor import Wiring
 
-    slices, complete, earlier = _choose_slices(session, feed, request)
+    ranges, complete, earlier = _choose_ranges(session, feed, request)
     with TemporaryDirectory(dir=scratch.get_root()) as folder, session.terminal.progress() as meter:
         lake = LocalLake(Path(folder))
         writers = writers_of(feed, open_lake(feed), keep=False)
         with replace(Wiring.of(feed), writers=writers).open(feed.isolation, shape) as tools:
-            receipts = look(feed, shape, slices, ReportingFetcher(tools.fetcher, meter), lake, writers)
+            receipts = look(feed, shape, ranges, ReportingFetcher(tools.fetcher, meter), lake, writers)
         sample = _SampleRead(receipts, lake, complete, earlier, writers)
         if not sample.records:
             raise _build_no_records(feed, "the offsets hold only control records, or were compacted away")
         yield sample
 
 
-def _choose_slices(
+def _choose_ranges(
     session: Session, feed: Feed, request: SampleOptions
-) -> tuple[tuple[Slice, ...], bool, Sequence[int]]:
+) -> tuple[tuple[OffsetRange, ...], bool, Sequence[int]]:
     """Returns the ranges to read, True if these are all, and the number of rows of earlier batches."""
     from sluice.pipelines.feed.topic_selection import match
-    from sluice.pipelines.landing.sample import choose_newest, find_window_ranges, to_slices
+    from sluice.pipelines.landing.sample import choose_newest, find_window_ranges, to_offset_ranges
     from sluice.pipelines.ledger import Ledger, State
     from sluice.pipelines.model.plans import Request, RequestKind
     from sluice.pipelines.validation.volume import count_earlier_rows
@@ -184,7 +184,7 @@ def _choose_slices(
                 ranges.setdefault(tp, []).append(span)
     if unknown := ranges.keys() - {p.tp for p in partitions}:
         raise UsageError(f"{min(unknown)} is not a partition of {feed.name}", remedy=f"it reads {feed.topics}")
-    all_ = to_slices(partitions, {tp: union(r) for tp, r in ranges.items()} if request.has_range else None)
+    all_ = to_offset_ranges(partitions, {tp: union(r) for tp, r in ranges.items()} if request.has_range else None)
     if not all_:
         raise _build_no_records(
             feed, f"Kafka has no stable record of {', '.join(topics)}{' in this range' if request.has_range else ''}"
@@ -281,7 +281,7 @@ def _build_suite(feed: Feed, proposals: Sequence[Proposal], sample: _SampleRead,
     from sluice.pipelines.contract.suite import ContractError, parse_contract
     from sluice.resources.great_expectations import suite_text
 
-    offsets = [str(r.slice) for r in sample.receipts]
+    offsets = [str(r.offset_range) for r in sample.receipts]
     meta = {"proposed_by": "sluice contract init", "feed": feed.name, "rows": rows, "offsets": offsets}
     text = suite_text(feed.name, [p.item for p in proposals], {"sluice": meta})
     try:
@@ -325,7 +325,7 @@ def _format_proposal(
 
 
 def _sample_line(sample: _SampleRead) -> str:
-    partitions = len({r.slice.tp for r in sample.receipts})
+    partitions = len({r.offset_range.tp for r in sample.receipts})
     return f"{many(sample.records, 'record')} of {many(partitions, 'partition')}; no record landed"
 
 
@@ -371,7 +371,7 @@ def _build_sample(sample: _SampleRead) -> dict[str, Any]:
         "landed": counts.landed,
         "quarantined": counts.quarantined,
         "whole": sample.complete,
-        "offsets": [str(r.slice) for r in sample.receipts],
+        "offsets": [str(r.offset_range) for r in sample.receipts],
     }
 
 

@@ -228,7 +228,7 @@ def show(
         ledger = Ledger(edges.lake, feed, edges.clock)
         receipts = criteria.receipts(ledger, ledger.read(), definition.window)
         rows = [
-            (r.slice.window, row)
+            (r.offset_range.window, row)
             for r, batch in samples(edges.lake, receipts, criteria, number)
             for row in record_rows(batch)
         ]
@@ -433,5 +433,5 @@ def replay_document(ran: ReplayRun) -> dict[str, Any]:
         "batches": list(done.batches),
         "busy": [{"window": _format_window(w), "batch": b} for w, b in done.busy.items()],
         "other_batches": other_batches.build_document((*ran.given_up, *done.met)),
-        "unfit": [{"slice": str(s), "why": why} for s, why in done.candidates.unfit],
+        "unfit": [{"offset_range": str(s), "why": why} for s, why in done.candidates.unfit],
     }

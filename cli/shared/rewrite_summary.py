@@ -45,7 +45,7 @@ class FileSums:
 def by_window(done: Compacted) -> dict[int | None, FileSums]:
     by_start: dict[int | None, list[tuple[Merge, Receipt | None]]] = {}
     for merge, receipt in done.merged:
-        by_start.setdefault(merge.slice.window, []).append((merge, receipt))
+        by_start.setdefault(merge.offset_range.window, []).append((merge, receipt))
     return {w: FileSums.of(merges) for w, merges in by_start.items()}
 
 

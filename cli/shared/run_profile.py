@@ -68,12 +68,12 @@ def _build_broker(b: BrokerTraffic) -> dict[str, Any]:
 
 
 def _build_amounts(s: WorkTime) -> dict[str, Any]:
-    return document_of(s, "slices records input_bytes ns")
+    return document_of(s, "offset_ranges records input_bytes ns")
 
 
 def _by_task(batches: Iterable[BatchResult]) -> Iterator[tuple[BatchResult, Task, WorkTime]]:
     """The tasks that finished something, batch by batch."""
-    return ((b, task, s) for b in batches for task, s in by_task(b.plan, b.receipts) if s.slices)
+    return ((b, task, s) for b in batches for task, s in by_task(b.plan, b.receipts) if s.offset_ranges)
 
 
 def _format_stages(stages: Mapping[str, float]) -> list[RenderableType]:
@@ -103,12 +103,12 @@ def _format_tasks(
         ["share", "", "", *(_share(ns, work.total) for ns in work.ns.values()), ""],
         ["ns a record", "", "", *(f"{work.per_record(ns):,.0f}" for ns in (*work.ns.values(), work.total))],
     ]
-    columns = ["task", "slices", "records", *activities, "in all"]
+    columns = ["task", "ranges", "records", *activities, "in all"]
     return [heading("Time of tasks", note), table(columns, rows, right=" ".join([*columns[1:], "in"]))]
 
 
 def _build_row(name: str, s: WorkTime) -> list[str | Text]:
-    return [name, count(s.slices), count(s.records), *(f"{ns / 1e9:.3f}" for ns in (*s.ns.values(), s.total))]
+    return [name, count(s.offset_ranges), count(s.records), *(f"{ns / 1e9:.3f}" for ns in (*s.ns.values(), s.total))]
 
 
 def _format_brokers(facts: BatchFacts) -> list[RenderableType]:

@@ -125,7 +125,7 @@ class AuditReport:
         """Returns the receipts that no known audit compared with Kafka."""
         rows = self.audited.rows
         return rows.where(rows.column("compared") == NEVER).to_rows() + [
-            ReceiptRow(n, r.slice.key, r.slice.range, r.counts.landed) for n, r in self.rest
+            ReceiptRow(n, r.offset_range.key, r.offset_range.range, r.counts.landed) for n, r in self.rest
         ]
 
 
@@ -296,7 +296,7 @@ class _Scope:
         return self.listed[path] if path in self.listed else tag(Stat(path, -1, ""))
 
     def list_files(self) -> dict[str, list[tuple[Receipt, Part]]]:
-        """Returns the files to be checked, each with all of its slices."""
+        """Returns the files to be checked, each with all of its offset ranges."""
         out: dict[str, list[tuple[Receipt, Part]]] = {}
         for _, r in self.receipts:
             for p in r.parts:
@@ -312,7 +312,7 @@ class _Scope:
         """Returns whether the spans of live receipts add up to the landed offsets, so that no two overlap."""
         spans = Counter(self.rows.spans())
         for _, r in self.receipts:
-            spans[r.slice.key] += r.slice.span
+            spans[r.offset_range.key] += r.offset_range.span
         keys = {*spans, *self._state.landed, *(k for s in self.settled for k in s.sums)}
         landed = {key: sum(r.span for r in self._state.landed.get(key, ())) for key in keys}
         return all(landed[key] == spans[key] + sum_settled(self.settled, key, "span") for key in keys)
@@ -374,23 +374,27 @@ def _make_account(state: State, key: Key, of: dict[str, int]) -> PartitionAccoun
 
 def _check_sums(receipts: Iterable[Receipt]) -> Iterator[AuditProblem]:
     for r in receipts:
-        if r.counts.total != r.slice.span:
-            yield AuditProblem(5, f"{r.slice}: classes add up to {r.counts.total}, the span is {r.slice.span}")
+        if r.counts.total != r.offset_range.span:
+            yield AuditProblem(
+                5, f"{r.offset_range}: classes add up to {r.counts.total}, the span is {r.offset_range.span}"
+            )
         for kind, count in ((PartKind.LANDED, r.counts.landed), (PartKind.QUARANTINED, r.counts.quarantined)):
             rows = sum(p.rows for p in r.of(kind))
             if rows != count:
-                yield AuditProblem(5, f"{r.slice}: {count} records {kind}, {rows} rows in its parts")
+                yield AuditProblem(5, f"{r.offset_range}: {count} records {kind}, {rows} rows in its parts")
         yield from _check_relanded(r)
 
 
 def _check_relanded(r: Receipt) -> Iterator[AuditProblem]:
     """Re-landed offsets must be among the landed ones, and fixed ones among the re-landed."""
     relanded, span = union(r.relanded), sum(x.span for x in r.relanded)
-    inside = not relanded or (r.slice.start <= relanded[0].start and relanded[-1].end <= r.slice.end)
+    inside = not relanded or (r.offset_range.start <= relanded[0].start and relanded[-1].end <= r.offset_range.end)
     if span > r.counts.landed or not inside:
-        yield AuditProblem(5, f"{r.slice}: {span} re-landed records are not among its {r.counts.landed} landed ones")
+        yield AuditProblem(
+            5, f"{r.offset_range}: {span} re-landed records are not among its {r.counts.landed} landed ones"
+        )
     if union((*relanded, *r.mended)) != relanded:
-        yield AuditProblem(5, f"{r.slice}: repaired records were never re-landed")
+        yield AuditProblem(5, f"{r.offset_range}: repaired records were never re-landed")
 
 
 def _check_overlaps(state: State, rows: Rows) -> Iterator[AuditProblem]:
@@ -443,24 +447,24 @@ def _check_copies(log: EntryHashes) -> Iterator[AuditProblem]:
 
 
 def _check_file(lake: Lake, feed: str, claims: Sequence[tuple[Receipt, Part]], *, hashes: bool) -> list[AuditProblem]:
-    """Returns the problems of one file, given its slices."""
+    """Returns the problems of one file, given its offset ranges."""
     r, part = claims[0]
     size = lake.size(part.path)
-    description = f"{part.path} ({_format_slices(claims)}, {sum(p.rows for _, p in claims)} rows)"
+    description = f"{part.path} ({_format_ranges(claims)}, {sum(p.rows for _, p in claims)} rows)"
     if size is None and lake.size(part.staged) is not None:
         what, way_out = "not visible yet", f"the next run makes it visible: sluice run {feed}"
         return [AuditProblem(1, f"{description} is {what}", part.path, way_out)]
     missing = [AuditProblem(1, f"{description} is missing")]
     problems, way_out = (
         missing if size is None else _check_readable(lake, claims, size, hashes),
-        parquet.of_slice(feed, r.slice),
+        parquet.build_part_remedy(feed, r.offset_range),
     )
     return [replace(p, file=part.path, remedy=way_out) for p in problems]
 
 
-def _format_slices(claims: Sequence[tuple[Receipt, Part]]) -> str:
-    """Returns the first slice and the number of others."""
-    return f"{claims[0][0].slice}" + (f" and {len(claims) - 1} more slices" if len(claims) > 1 else "")
+def _format_ranges(claims: Sequence[tuple[Receipt, Part]]) -> str:
+    """Returns the first offset range and the number of others."""
+    return f"{claims[0][0].offset_range}" + (f" and {len(claims) - 1} more offset ranges" if len(claims) > 1 else "")
 
 
 def _check_readable(lake: Lake, claims: Sequence[tuple[Receipt, Part]], size: int, hashes: bool) -> list[AuditProblem]:
@@ -494,24 +498,25 @@ def _check_content(lake: Lake, claims: Sequence[tuple[Receipt, Part]], *, hashes
     for r, p in claims:
         own = rows.slice(p.shared.first, p.rows) if p.shared else rows
         yield from _check_offsets(r, p, own.column(offset))
-        if p.shared and pc.unique(own.column(partition)).to_pylist() != [r.slice.partition]:
-            yield AuditProblem(3, f"{p.path}: the rows of {r.slice} are not all of its partition")
+        if p.shared and pc.unique(own.column(partition)).to_pylist() != [r.offset_range.partition]:
+            yield AuditProblem(3, f"{p.path}: the rows of {r.offset_range} are not all of its partition")
 
 
 def _check_shared(claims: Sequence[tuple[Receipt, Part]]) -> Iterator[AuditProblem]:
-    """Check that each row of a shared file belongs to one live slice, and other files to one."""
+    """Check that each row of a shared file belongs to one live offset range, and other files to one."""
     part, at = claims[0][1], 0
     if len(claims) > 1 and any(p.shared is None for _, p in claims):
-        yield AuditProblem(2, f"{part.path} belongs to {_format_slices(claims)}, but is not a shared file")
+        yield AuditProblem(2, f"{part.path} belongs to {_format_ranges(claims)}, but is not a shared file")
     elif part.shared:
         for first, rows in sorted((p.shared.first, p.rows) for _, p in claims if p.shared):
             if first != at:
                 yield AuditProblem(
-                    2 if first < at else 3, f"{part.path}: rows {at} to {first} do not belong to exactly one slice"
+                    2 if first < at else 3,
+                    f"{part.path}: rows {at} to {first} do not belong to exactly one offset range",
                 )
             at = max(at, first + rows)
         if at != part.shared.rows:
-            yield AuditProblem(3, f"{part.path}: {part.shared.rows - at} of its rows belong to no live slice")
+            yield AuditProblem(3, f"{part.path}: {part.shared.rows - at} of its rows belong to no live offset range")
 
 
 def _check_offsets(r: Receipt, part: Part, offsets: pa.ChunkedArray) -> Iterator[AuditProblem]:
@@ -522,8 +527,8 @@ def _check_offsets(r: Receipt, part: Part, offsets: pa.ChunkedArray) -> Iterator
     if steps is not None and pc.min(steps).as_py() < 1:
         yield AuditProblem(6, f"{part.path}: offsets do not strictly increase")
     first, last = values[0].as_py(), values[-1].as_py()
-    if first < r.slice.start or last >= r.slice.end:
-        yield AuditProblem(3, f"{part.path}: holds offsets {first}..{last}, its range is {r.slice.range}")
+    if first < r.offset_range.start or last >= r.offset_range.end:
+        yield AuditProblem(3, f"{part.path}: holds offsets {first}..{last}, its range is {r.offset_range.range}")
     if part.kind is PartKind.QUARANTINED and r.relanded:
         positions = int64s(values)
         both = positions[inside(positions, r.relanded)]

@@ -89,7 +89,7 @@ def _publication_of(ledger: Ledger, state: State, key: Key, offset: int) -> tupl
         entry = ledger.entry(number)
         if isinstance(entry, PublishEntry):
             for r in state.receipts(number, entry):
-                if r.slice.key == key and r.slice.start <= offset < r.slice.end:
+                if r.offset_range.key == key and r.offset_range.start <= offset < r.offset_range.end:
                     return entry.batch, number, r
     return None
 
@@ -103,7 +103,7 @@ def _candidates(state: State, key: Key, offset: int) -> Iterator[int]:
 
 
 def _explain_landed(lake: Lake, feed: str, offset: int, batch: int, number: int, r: Receipt) -> Explanation:
-    tp, rows = r.slice.tp, 0
+    tp, rows = r.offset_range.tp, 0
     for part in r.parts:
         _check_own(lake, feed, part, r)
         position = _row(lake, part, offset)
@@ -113,36 +113,36 @@ def _explain_landed(lake: Lake, feed: str, offset: int, batch: int, number: int,
             if kind is Class.QUARANTINED:
                 text += f"; {_reason(lake, part, *position)}"
             return Explanation(tp, offset, kind, text, part.path, *position, batch, number)
-        rows += _rows_within(lake, part, r.slice.range)
+        rows += _rows_within(lake, part, r.offset_range.range)
     counts = {k: getattr(r.counts, k) for k in _UNSEEN}
     possible = [k for k, n in counts.items() if n]
     if rows != r.counts.records or not possible:
         raise _rows_missing(lake, feed, r, rows)
     reasons = " or ".join(_UNSEEN[k] for k in possible)
     numbers = ", ".join(f"{counts[k]} {k}" for k in possible)
-    text = f"read by batch {batch} and not landed: {reasons} (slice {r.slice} has {numbers})"
+    text = f"read by batch {batch} and not landed: {reasons} (offset range {r.offset_range} has {numbers})"
     kind = Class.DROPPED if possible == ["dropped"] else Class.NO_RECORD
     return Explanation(tp, offset, kind, text, None, None, None, batch, number, counts)
 
 
 def _check_own(lake: Lake, feed: str, part: Part, r: Receipt) -> None:
-    """Raises PartUnreadable if the file's metadata names another slice."""
+    """Raises PartUnreadable if the file's metadata names another offset range."""
     with _open_part(lake, part) as file:
         about = file.metadata.metadata or {}
     range_, shared = about.get(b"sluice.range"), about.get(b"sluice.slices")
     if range_ is None and shared is None:
         return
-    slices = [str(s) for s, _ in json.loads(shared)] if shared else [(range_ or b"").decode(errors="replace")]
-    if str(r.slice) not in slices:
+    ranges = [str(s) for s, _ in json.loads(shared)] if shared else [(range_ or b"").decode(errors="replace")]
+    if str(r.offset_range) not in ranges:
         raise PartUnreadable(
-            f"{lake.locate(part.path)} is not the file of {r.slice}: it has the rows of {slices[0]}",
-            remedy=parquet.of_slice(feed, r.slice),
+            f"{lake.locate(part.path)} is not the file of {r.offset_range}: it has the rows of {ranges[0]}",
+            remedy=parquet.build_part_remedy(feed, r.offset_range),
             path=part.path,
         )
 
 
 def _rows_within(lake: Lake, part: Part, own: Range) -> int:
-    """Returns the number of rows in the file with an offset of its slice."""
+    """Returns the number of rows in the file with an offset of its range."""
     with _open_part(lake, part) as file:
         column = file.read(columns=[offset_column(file.schema_arrow)]).column(0)
     first = part.shared.first if part.shared else 0
@@ -154,8 +154,8 @@ def _rows_missing(lake: Lake, feed: str, r: Receipt, rows: int) -> PartUnreadabl
     wanted = r.counts.records
     where = ", ".join(lake.locate(p.path) for p in r.parts) or "no file"
     return PartUnreadable(
-        f"{r.slice} landed {wanted} rows by the ledger, but {where} has {rows} of them: the file was replaced",
-        remedy=parquet.of_slice(feed, r.slice),
+        f"{r.offset_range} landed {wanted} rows by the ledger, but {where} has {rows} of them: the file was replaced",
+        remedy=parquet.build_part_remedy(feed, r.offset_range),
         path=r.parts[0].path if r.parts else "",
     )
 
@@ -168,11 +168,13 @@ def _relanding_text(ledger: Ledger, lake: Lake, key: Key, offset: int, number: i
     for at in sorted(n for n in set(_candidates(state, key, offset)) if n <= number and n not in state.void)[::-1]:
         entry = ledger.entry(at)
         receipts = entry.receipts if isinstance(entry, PublishEntry) else ()
-        covering = [x for x in receipts if x.slice.key == key and x.slice.start <= offset < x.slice.end]
+        covering = [
+            x for x in receipts if x.offset_range.key == key and x.offset_range.start <= offset < x.offset_range.end
+        ]
         if covering and not _among(offset, covering[0].relanded):
             break
         if covering and isinstance(entry, PublishEntry):
-            replayed = entry.batch, covering[0].slice
+            replayed = entry.batch, covering[0].offset_range
     if replayed is None:
         return ""
     batch, s = replayed
@@ -274,7 +276,7 @@ def _explain_unlanded(ledger: Ledger, state: State, key: Key, offset: int) -> Ex
                     why = manifest.describe_retirement(ledger, state, key, Range(offset, offset + 1))
                     return Explanation(key.tp, offset, kind, f"landed once, in the range {r}; {why}")
                 return Explanation(key.tp, offset, kind, f"{kind}: in the range {r}, {why}")
-    for batch, s in state.live_slices():
+    for batch, s in state.list_live_ranges():
         if s.key == key and s.start <= offset < s.end:
             text = f"batch {batch.id} ({batch.owner.describe()}) reserves it and has not published"
             return Explanation(key.tp, offset, Class.RESERVED, text, batch=batch.id)

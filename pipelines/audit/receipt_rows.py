@@ -38,7 +38,7 @@ _AT = {name: i for i, name in enumerate(COLUMNS)}
 
 
 class ReceiptRow(NamedTuple):
-    """A receipt of the publish entry `number`: its slice and the number of landed records."""
+    """A receipt of the publish entry `number`: its offset range and the number of landed records."""
 
     number: int
     key: Key
@@ -58,9 +58,9 @@ class Rows:
     @classmethod
     def of(cls, receipts: Sequence[tuple[int, Receipt]], tag: Callable[[str], int], proofs: Sequence[int]) -> Rows:
         """Build rows from receipts, each with its entry number. `tag` maps a part's path to its tag."""
-        keys = sorted({r.slice.key for _, r in receipts})
+        keys = sorted({r.offset_range.key for _, r in receipts})
         indexes = {key: i for i, key in enumerate(keys)}
-        table = np.array([_row(n, indexes[r.slice.key], r, proofs) for n, r in receipts], np.int64)
+        table = np.array([_row(n, indexes[r.offset_range.key], r, proofs) for n, r in receipts], np.int64)
         tags = np.array([tag(p.path) for _, r in receipts for p in r.parts], np.uint64)
         return cls(keys, table.reshape(-1, len(COLUMNS)), tags)
 
@@ -150,7 +150,7 @@ class Rows:
         return {k: {n: int(column[i]) for n, column in sums.items()} for i, k in enumerate(self.keys)}
 
     def spans(self) -> dict[Key, int]:
-        """Returns the number of offsets in the receipts' slices by partition."""
+        """Returns the number of offsets in the receipts' offset ranges by partition."""
         sums = np.zeros(len(self.keys), np.int64)
         np.add.at(sums, self.column("key"), self.column("end") - self.column("start"))
         return dict(zip(self.keys, sums.tolist(), strict=True))
@@ -160,7 +160,7 @@ def _row(number: int, key: int, r: Receipt, proofs: Sequence[int]) -> tuple[int,
     counts = (getattr(r.counts, name) for name in COUNTS)
     again = sum(x.span for x in r.relanded), sum(x.span for x in r.mended)
     sizes = sum(p.rows for p in r.parts), sum(p.bytes for p in r.parts), len(r.parts)
-    return number, key, r.slice.start, r.slice.end, *counts, *again, *sizes, *proofs
+    return number, key, r.offset_range.start, r.offset_range.end, *counts, *again, *sizes, *proofs
 
 
 ENTRIES = 10_000

@@ -2,7 +2,7 @@
 
 Rows are decoded again with their original shape from the ledger, so the feed's schema and contract may have changed
 since. The quarantine has the rows that the contract refused; their bytes are compared with the log's. A re-landed row
-must match one of the shapes that its slice has had. Rows with repaired bytes are not compared.
+must match one of the shapes that its offset range has had. Rows with repaired bytes are not compared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, Key, PartitionState
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import PartKind, Receipt
 from sluice.pipelines.planning.shapes import shape_named
@@ -40,7 +40,7 @@ from sluice.pipelines.schema.schema import Schema
 
 @dataclass(frozen=True, slots=True)
 class RangeComparison:
-    """The comparison of one slice: the number of compared records, and the first difference, if any."""
+    """The comparison of one offset range: the number of compared records, and the first difference, if any."""
 
     records: int
     problem: AuditProblem | None
@@ -63,11 +63,12 @@ def rescan(
     log: CurrentLog,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> AuditReport:
-    """Compare every landed slice that Kafka still holds, unless an earlier rescan did. Returns the extended report.
+    """Compare every landed offset range that Kafka still holds, unless an earlier rescan did. Returns the extended
+    report.
 
-    `shape` is the feed's, for slices whose shape the ledger does not have.
-    Slices of other incarnations, or below the log start, count as not comparable. Unreadable data, in the lake or in
-    the log, is a problem and ends the comparison of its slice only. `progress` is called with (offsets done, total).
+    `shape` is the feed's, for ranges whose shape the ledger does not have.
+    Ranges of other incarnations, or below the log start, count as not comparable. Unreadable data, in the lake or in
+    the log, is a problem and ends the comparison of its range only. `progress` is called with (offsets done, total).
     """
     unproven = report.list_uncompared()
     there = [row for row in unproven if _log_holds(row, log.partitions)]
@@ -77,11 +78,13 @@ def rescan(
     problems: list[AuditProblem] = []
     right: list[ReceiptRow] = []
     for row, r in _receipts(ledger, there):
-        result = _compare_slice(ledger.feed, r, makers.of(r), lake, _from_kafka(r.slice, log.fetcher, log.isolation))
+        result = _compare_range(
+            ledger.feed, r, makers.of(r), lake, _from_kafka(r.offset_range, log.fetcher, log.isolation)
+        )
         compared += result.records
         problems += [p for p in [result.problem] if p and p.file not in files]
         right += [] if result.problem else [row]
-        done += r.slice.span
+        done += r.offset_range.span
         progress(done, total)
     rows = report.audited.rows
     return replace(
@@ -102,7 +105,7 @@ def _receipts(ledger: Ledger, rows: Iterable[ReceiptRow]) -> Iterator[tuple[Rece
     for number, wanted in sorted(by_entry.items()):
         entry = ledger.entry(number)
         for r in entry.receipts if isinstance(entry, PublishEntry) else ():
-            if (receipt := wanted.pop((r.slice.key, r.slice.range), None)) is not None:
+            if (receipt := wanted.pop((r.offset_range.key, r.offset_range.range), None)) is not None:
                 yield receipt, r
 
 
@@ -135,10 +138,12 @@ class _Makers:
         return [self._find_maker(name) for name in dict.fromkeys(names)]
 
     def _before(self, r: Receipt) -> Iterator[Receipt]:
-        """Returns every receipt ever published for the slice's offsets."""
+        """Returns every receipt ever published for the range's offsets."""
         published = (e for _, e in self._ledger.entries() if isinstance(e, PublishEntry))
-        mine = (b for e in published for b in e.receipts if b.slice.key == r.slice.key)
-        return (b for b in mine if b.slice.start < r.slice.end and r.slice.start < b.slice.end)
+        mine = (b for e in published for b in e.receipts if b.offset_range.key == r.offset_range.key)
+        return (
+            b for b in mine if b.offset_range.start < r.offset_range.end and r.offset_range.start < b.offset_range.end
+        )
 
     def _find_maker(self, name: str) -> _Maker:
         if name not in self._made:
@@ -152,7 +157,7 @@ class _LogUnreadable(Exception):
     pass
 
 
-def _from_kafka(s: Slice, fetcher: Fetcher, isolation: Isolation) -> Iterator[pa.RecordBatch]:
+def _from_kafka(s: OffsetRange, fetcher: Fetcher, isolation: Isolation) -> Iterator[pa.RecordBatch]:
     committed = isolation is Isolation.READ_COMMITTED
     decoder = BatchDecoder(s.topic, s.partition, s.start, s.end, DecodeOptions(read_committed=committed))
     for fetched in fetcher.stream([s], FetchLimits()):
@@ -162,13 +167,13 @@ def _from_kafka(s: Slice, fetcher: Fetcher, isolation: Isolation) -> Iterator[pa
     yield from decoder.finish()
 
 
-def _compare_slice(
+def _compare_range(
     feed: str, r: Receipt, makers: Sequence[_Maker], lake: Lake, log: Iterator[pa.RecordBatch]
 ) -> RangeComparison:
-    """Compare one slice's files, damaged or not, with its log."""
-    s, remedy = r.slice, parquet.of_slice(feed, r.slice)
+    """Compare one offset range's files, damaged or not, with its log."""
+    s, remedy = r.offset_range, parquet.build_part_remedy(feed, r.offset_range)
     try:
-        return _SliceComparison(r, makers, lake).compare(log)
+        return _RangeComparer(r, makers, lake).compare(log)
     except PartUnreadable as e:
         return RangeComparison(0, AuditProblem(3, e.message, e.path, remedy))
     except _LogUnreadable as e:
@@ -182,18 +187,18 @@ def _compare_slice(
         )
 
 
-class _SliceComparison:
-    """Compares one slice's files with its log."""
+class _RangeComparer:
+    """Compares one offset range's files with its log."""
 
     def __init__(self, r: Receipt, makers: Sequence[_Maker], lake: Lake) -> None:
         self._receipt, self._makers, self._raw = r, makers, RawFormat()
         self._landed, self._refused = (_RowCursor(_parts(r, lake, kind)) for kind in PartKind)
-        self._mended = [m for m in r.mended if m.start < r.slice.end]
+        self._mended = [m for m in r.mended if m.start < r.offset_range.end]
         self._compared = self._dropped = 0
 
     def compare(self, log: Iterator[pa.RecordBatch]) -> RangeComparison:
         """Compare chunk by chunk, up to the first difference."""
-        s = self._receipt.slice
+        s = self._receipt.offset_range
         for chunk in filter(len, log):
             problem = self._chunk(chunk)
             if problem:
@@ -218,7 +223,7 @@ class _SliceComparison:
 
     def _check_places(self, there: Array, mine: Array, bad: Array) -> AuditProblem | None:
         """Check that each record of the log is in exactly one file, and that the files have no others."""
-        s, ours = self._receipt.slice, np.concatenate([mine, bad])
+        s, ours = self._receipt.offset_range, np.concatenate([mine, bad])
         strange = ours[~np.isin(ours, there)]
         if len(strange):
             return AuditProblem(3, f"{s}: offset {strange.min()} is not in the log")
@@ -237,7 +242,7 @@ class _SliceComparison:
         if refused is None:
             return None
         records = chunk.take(fixed_width(pa.int32(), np.searchsorted(there, bad).astype(np.int32)))
-        (raw,) = self._raw.convert(self._receipt.slice, records)
+        (raw,) = self._raw.convert(self._receipt.offset_range, records)
         differ = np.flatnonzero(
             ~equal_rows(refused.select(raw.landed.schema.names), pa.Table.from_batches([raw.landed]))
         )
@@ -251,7 +256,7 @@ class _SliceComparison:
         self._compared += int(unfixed.sum())
         differ: list[str] = []
         for maker in self._makers:
-            remade = pa.Table.from_batches([p.landed for p in maker.format.convert(self._receipt.slice, chunk)])
+            remade = pa.Table.from_batches([p.landed for p in maker.format.convert(self._receipt.offset_range, chunk)])
             offsets = _offsets(remade)
             if problem := self._fitting(maker, offsets, mine, bad):
                 return problem
@@ -295,7 +300,7 @@ class _SliceComparison:
         return self._problem(kept_back[0], where) if len(kept_back) else None
 
     def _problem(self, offset: int, what: str) -> AuditProblem:
-        return AuditProblem(3, f"{self._receipt.slice}: the record at offset {offset} {what}")
+        return AuditProblem(3, f"{self._receipt.offset_range}: the record at offset {offset} {what}")
 
 
 def json_values(shape: Shape, chunk: pa.RecordBatch) -> pa.Array | None:
@@ -361,7 +366,7 @@ def _mask(truths: pa.ChunkedArray) -> Array:
 def _parts(r: Receipt, lake: Lake, kind: PartKind) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a kind in offset order. Files cut by record time are merged."""
     batches = _batches(r, lake, kind)
-    if not r.slice.by_time:
+    if not r.offset_range.by_time:
         yield from batches
     elif read_batches := list(batches):
         table = pa.Table.from_batches(read_batches)

@@ -23,7 +23,7 @@ from sluice.pipelines.ledger.entries import (
     OwnEntry,
 )
 from sluice.pipelines.model.plans import Plan, Request, RequestKind
-from sluice.pipelines.model.receipts import Fate, Outcome, Progress, Reporter, SliceFailure, Verdict
+from sluice.pipelines.model.receipts import Fate, Outcome, Progress, RangeFailure, Reporter, Verdict
 from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.planning import shapes
 from sluice.pipelines.ports import Job, Lake, Ports
@@ -39,7 +39,7 @@ from sluice.pipelines.validation.drift import check_drift
 def take_over(run: LandingRun, batch: Batch) -> bool:
     """Take ownership of a dead run's batch. Returns False if another run was faster.
 
-    Removes nothing: finished slices are adopted.
+    Removes nothing: finished offset ranges are adopted.
     """
 
     def decide(state: State) -> OwnEntry | None:
@@ -84,15 +84,15 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
 
 
 def _match_outcomes(plan: Plan, outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Returns one outcome for each slice of the plan: a slice without one has failed."""
-    planned = set(plan.slices)
-    planned_outcomes = [o for o in outcomes if o.slice in planned]
-    silent = planned - {o.slice for o in planned_outcomes}
-    missing = (SliceFailure(s, "Failed", "its task ended without an outcome") for s in sorted(silent, key=str))
+    """Returns one outcome for each offset range of the plan: a range without one has failed."""
+    planned = set(plan.offset_ranges)
+    planned_outcomes = [o for o in outcomes if o.offset_range in planned]
+    silent = planned - {o.offset_range for o in planned_outcomes}
+    missing = (RangeFailure(s, "Failed", "its task ended without an outcome") for s in sorted(silent, key=str))
     return [*planned_outcomes, *missing]
 
 
-def explain_impossible(feed: Feed, request: Request, failures: Sequence[SliceFailure]) -> str:
+def explain_impossible(feed: Feed, request: Request, failures: Sequence[RangeFailure]) -> str:
     """Returns the reason why an unpublished plan can never be carried out; empty if it can.
 
     Otherwise runs would take it over indefinitely. Lost offsets stay reserved until the loss is accepted, unless the
@@ -108,7 +108,7 @@ def explain_impossible(feed: Feed, request: Request, failures: Sequence[SliceFai
 
 def report_progress(lake: Lake, feed: str, batch: int, plan: Plan, report: Reporter) -> AbstractContextManager[None]:
     """Report a batch's progress from the receipts in staging until the block ends."""
-    spans = {paths.slice_name(s): s.span for s in plan.slices}
+    spans = {paths.name_range(s): s.span for s in plan.offset_ranges}
     names_by_path: dict[str, frozenset[str]] = {}
 
     total = sum(spans.values())

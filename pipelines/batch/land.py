@@ -52,7 +52,7 @@ from sluice.pipelines.ledger.entries import (
 )
 from sluice.pipelines.ledger.marks import check_marks, check_owner
 from sluice.pipelines.model.kafka import Key
-from sluice.pipelines.model.plans import Plan, Request, Slice
+from sluice.pipelines.model.plans import OffsetRange, Plan, Request
 from sluice.pipelines.model.ranges import Range, subtract, union
 from sluice.pipelines.model.receipts import Fate, Owner, Progress, Reporter, Verdict
 from sluice.pipelines.planning import origins, shapes, windows
@@ -295,7 +295,7 @@ def _pin_plan(
     """
     feed, ledger, request = run.feed, run.ledger, run.request
     refusals: tuple[Refusal, ...] = ()
-    in_the_way: tuple[Batch, Slice] | None = None
+    in_the_way: tuple[Batch, OffsetRange] | None = None
     free: Sequence[PendingRanges] = ()
     sizes = rounds.sizes
 
@@ -336,14 +336,14 @@ def _pin_plan(
     return batch, verdicts[batch.id], refusals
 
 
-BATCH_SLICES, SLICES_A_CORE = 500, 4
-"""The usual number of slices in a batch: a publish entry of half a megabyte. A batch has more if one window or
-SLICES_A_CORE per core of the engine need them."""
+BATCH_RANGES, RANGES_PER_CORE = 500, 4
+"""The usual number of offset ranges in a batch: a publish entry of half a megabyte. A batch has more if one window or
+RANGES_PER_CORE per core of the engine need them."""
 
 
 @dataclass
 class Rounds:
-    """The progress of one call: the part of the run's limits that its batches used, and slices not to retry."""
+    """The progress of one call: the part of the run's limits that its batches used, and offset ranges not to retry."""
 
     feed: Feed
     edges: Ports
@@ -364,11 +364,11 @@ class Rounds:
             sizes,
             max_records=sizes.max_records and sizes.max_records - sum(p.span for p in self.taken),
             max_bytes=sizes.max_bytes and sizes.max_bytes - sum(p.estimated_bytes for p in self.taken),
-            max_slices=max(BATCH_SLICES, SLICES_A_CORE * sizes.parallelism),
+            max_ranges=max(BATCH_RANGES, RANGES_PER_CORE * sizes.parallelism),
         )
 
     def exclude_tried(self, pending: Iterable[PendingRanges]) -> list[PendingRanges]:
-        """Returns the pending ranges without the slices that failed in this call: none is read twice."""
+        """Returns the pending ranges without the offset ranges that failed in this call: none is read twice."""
         remaining = (replace(o, ranges=self._exclude_tried(o.key, o.ranges)) for o in pending)
         return [o for o in remaining if o.ranges or o.lost]
 
@@ -381,13 +381,13 @@ class Rounds:
         self.taken.append(plan)
         span, share = sum(o.span for o in pending), planning.share_within(pending, sizes)
         self.total = self.total or int(span * share)
-        self.windows = windows - len({s.window for s in plan.slices} - {None})
+        self.windows = windows - len({s.window for s in plan.offset_ranges} - {None})
         self.rest = plan.span < (span if share == 1.0 else int(span * share) - len(pending))  # limits round down
 
     def goes_on(self, result: BatchResult) -> bool:
         """Record the result. Returns whether another batch follows."""
         for f in result.failures:
-            self.failed[f.slice.key] = union((*self.failed.get(f.slice.key, ()), f.slice.range))
+            self.failed[f.offset_range.key] = union((*self.failed.get(f.offset_range.key, ()), f.offset_range.range))
         return self.rest and result.number is not None and not has_registry_failure(result)
 
     @property

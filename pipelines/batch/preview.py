@@ -94,13 +94,13 @@ def preview(feed: Feed, edges: Ports, request: Request) -> Preview:
 
 
 def compare(feed: Feed, edges: Ports, planned: Preview) -> tuple[Comparison, ...]:
-    """Compare the assignors on the slices that a run would read; empty if it would read none."""
+    """Compare the assignors on the offset ranges that a run would read; empty if it would read none."""
     if planned.plan is None:
         return ()
     ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
     leaders = {key.tp: p.leader for key, p in planned.survey.partitions.items()}
     sizes = replace(build_sizing(feed, edges), before=read_tasks_before(ledger, planned.survey.state))
-    return assignment.compare([(leaders[s.tp], s) for s in planned.plan.slices], sizes)
+    return assignment.compare([(leaders[s.tp], s) for s in planned.plan.offset_ranges], sizes)
 
 
 def _with_origins(snapshot: Survey) -> State:

@@ -24,7 +24,7 @@ from sluice.pipelines.ledger.entries import (
 )
 from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.model.plans import Plan, Request
-from sluice.pipelines.model.receipts import Counts, Owner, Receipt, Reporter, SliceFailure
+from sluice.pipelines.model.receipts import Counts, Owner, RangeFailure, Receipt, Reporter
 from sluice.pipelines.model.traffic import NO_TRAFFIC, Traffic
 from sluice.pipelines.planning import origins
 from sluice.pipelines.planning.held_back import HeldBack
@@ -61,8 +61,8 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """One batch carried out. `failures` are slices that stay pending, `number` is its publish entry, if any, `results`
-    are the contract's for the complete batch, and `traffic` is its tasks' traffic with brokers in this run.
+    """One batch carried out. `failures` are offset ranges that stay pending, `number` is its publish entry, if any,
+    `results` are the contract's for the complete batch, and `traffic` is its tasks' traffic with brokers in this run.
 
     `foreign`: this run finished or gave up another run's batch. Its failures are reported, but do not fail this run.
     `refused` is the reason why nothing of a foreign batch was published.
@@ -71,7 +71,7 @@ class BatchResult:
     batch: int
     plan: Plan
     receipts: tuple[Receipt, ...]
-    failures: tuple[SliceFailure, ...]
+    failures: tuple[RangeFailure, ...]
     number: int | None
     results: tuple[Result, ...] = ()
     foreign: bool = False
@@ -88,7 +88,7 @@ class BatchResult:
 
     @property
     def adopted(self) -> int:
-        """The number of slices that an earlier attempt had finished."""
+        """The number of offset ranges that an earlier attempt had finished."""
         return sum(r.adopted for r in self.receipts)
 
 
@@ -117,13 +117,13 @@ class Landed:
     """The reason why the feed's `start` was ignored; empty if it was not, or if the feed had begun before."""
 
     @property
-    def failures(self) -> tuple[SliceFailure, ...]:
-        """The slices that failed, except those whose records Kafka deleted if this call accepted the loss."""
+    def failures(self) -> tuple[RangeFailure, ...]:
+        """The offset ranges that failed, except those whose records Kafka deleted if this call accepted the loss."""
         return tuple(f for b in self.batches if not b.foreign for f in b.failures if not self._is_accepted(f))
 
-    def _is_accepted(self, f: SliceFailure) -> bool:
-        lost = (x.range for x in self.losses if x.key == f.slice.key)
-        return f.error == OffsetsLost.__name__ and any(r.meets(f.slice.range) for r in lost)
+    def _is_accepted(self, f: RangeFailure) -> bool:
+        lost = (x.range for x in self.losses if x.key == f.offset_range.key)
+        return f.error == OffsetsLost.__name__ and any(r.meets(f.offset_range.range) for r in lost)
 
     def check(self) -> None:
         """Raises BatchIncomplete if anything requested was not landed; if that is one refusal, raises its error."""
@@ -136,13 +136,13 @@ class Landed:
 
 
 def has_registry_failure(result: BatchResult) -> bool:
-    """Returns whether slices failed because the schema registry did: others would fail, too."""
+    """Returns whether offset ranges failed because the schema registry did: others would fail, too."""
     return any(f.error in _OF_REGISTRY for f in result.failures)
 
 
-def describe_first_failure(failures: Sequence[SliceFailure]) -> str:
-    more = f" (and {len(failures) - 1} more slices)" if len(failures) > 1 else ""
-    return f"{failures[0].slice}: {failures[0].message}{more}" if failures else ""
+def describe_first_failure(failures: Sequence[RangeFailure]) -> str:
+    more = f" (and {len(failures) - 1} more offset ranges)" if len(failures) > 1 else ""
+    return f"{failures[0].offset_range}: {failures[0].message}{more}" if failures else ""
 
 
 def was_lost_since_plan(feed: Feed, result: BatchResult) -> bool:
@@ -158,33 +158,35 @@ def _build_incomplete_error(landed: Landed) -> BatchIncomplete:
     lines += [f"{r.tp}: {r.error.message}" for r in refusals[:5]]
     more = len(failures) - sum(len(of) for _, of in alike) + max(len(refusals) - 5, 0)
     published = any(b.number is not None for b in landed.batches)
-    head = f"{len(failures)} slices failed; " + ("the others are published" if published else "nothing was published")
+    head = f"{len(failures)} offset ranges failed; " + (
+        "the others are published" if published else "nothing was published"
+    )
     remedies = sorted({r for f in failures if (r := _find_remedy(landed.batches[0].plan.feed, f))})
     return BatchIncomplete(
         head + ":\n    " + "\n    ".join(lines) + (f"\n    … and {more} more" if more > 0 else ""),
-        remedy="; ".join(remedies[:5]) or "run again: finished slices are adopted, only the others are read",
+        remedy="; ".join(remedies[:5]) or "run again: finished offset ranges are adopted, only the others are read",
     )
 
 
-def by_message(failures: Sequence[SliceFailure]) -> dict[str, list[SliceFailure]]:
+def by_message(failures: Sequence[RangeFailure]) -> dict[str, list[RangeFailure]]:
     """Returns the failures grouped by message."""
-    alike: dict[str, list[SliceFailure]] = {}
+    alike: dict[str, list[RangeFailure]] = {}
     for f in failures:
         alike.setdefault(f.message, []).append(f)
     return alike
 
 
-def describe_first(alike: Sequence[SliceFailure]) -> str:
-    """Returns the first slice of failures and the number of others."""
-    return f"{alike[0].slice} and {len(alike) - 1:,} more" if alike[1:] else str(alike[0].slice)
+def describe_first(alike: Sequence[RangeFailure]) -> str:
+    """Returns the first offset range of failures and the number of others."""
+    return f"{alike[0].offset_range} and {len(alike) - 1:,} more" if alike[1:] else str(alike[0].offset_range)
 
 
 _OF_REGISTRY = {RegistryUnavailable.__name__, RegistryForbidden.__name__}
 _UNREADABLE = {CorruptBatch.__name__, UnsupportedBatch.__name__}
 
 
-def _find_remedy(feed: str, f: SliceFailure) -> str:
-    accept = origins.format_accept(feed, "corrupt", f" --offsets {f.slice}") if f.error in _UNREADABLE else ""
+def _find_remedy(feed: str, f: RangeFailure) -> str:
+    accept = origins.format_accept(feed, "corrupt", f" --offsets {f.offset_range}") if f.error in _UNREADABLE else ""
     return f"{f.remedy}: {accept}" if accept else f.remedy
 
 

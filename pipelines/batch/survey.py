@@ -174,7 +174,7 @@ def plan_for(
 def build_sizing(feed: Feed, edges: Ports) -> Sizing:
     """Returns the sizes by which this feed's plans are cut."""
     return Sizing(
-        slice_bytes=feed.limits.slice_bytes,
+        range_bytes=feed.limits.slice_bytes,
         task_bytes=feed.limits.task_bytes,
         parallelism=edges.parallelism,
         max_tasks=feed.limits.max_tasks,

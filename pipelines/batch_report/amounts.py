@@ -1,4 +1,4 @@
-"""Sections of the page about amounts and times: rows, lag, time, brokers, history, slices."""
+"""Sections of the page about amounts and times: rows, lag, time, brokers, history, offset ranges."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sluice.pipelines.util.units import many, show_about, show_instant, show_win
 
 PARTITIONS = 40
 WINDOWS = 60
-SLICES = 60
+RANGES = 60
 LAGGING = 40
 BROKERS = 40
 NO_WINDOW = "outside windows"
@@ -47,8 +47,8 @@ def render_legend(pairs: Sequence[tuple[str, str]]) -> Html:
 def render_rows(a: BatchAccount) -> Html:
     """Rows by partition and by window."""
     if not a.facts.receipts:
-        return section("rows", "Rows", note="No slice was finished: nothing landed.")
-    partitions, windows = a.facts.group(lambda r: r.slice.tp), a.facts.group(_name_window)
+        return section("rows", "Rows", note="No offset range was finished: nothing landed.")
+    partitions, windows = a.facts.group(lambda r: r.offset_range.tp), a.facts.group(_name_window)
     by_partition = {str(tp): partitions[tp].counts for tp in sorted(partitions)}
     by_window = {name: windows[name].counts for name in sorted(windows, key=lambda name: (name == NO_WINDOW, name))}
     spans = many(a.plan.span, "offset")
@@ -67,7 +67,7 @@ def render_rows(a: BatchAccount) -> Html:
 
 
 def _name_window(r: Receipt) -> str:
-    return NO_WINDOW if r.slice.window is None else show_window(r.slice.window)
+    return NO_WINDOW if r.offset_range.window is None else show_window(r.offset_range.window)
 
 
 def _plot(by_window: Mapping[str, Counts]) -> Html:
@@ -160,7 +160,7 @@ def render_timings(a: BatchAccount) -> Html:
     columns = ["activity", "", "time", "share"]
     note = f"{_show_seconds(all_)} of all tasks together, for {size(a.facts.input_bytes)} read from Kafka."
     if adopted := a.facts.adopted_receipts:
-        note += f" {many(len(adopted), 'slice')} were finished by an earlier attempt."
+        note += f" {many(len(adopted), 'offset range')} were finished by an earlier attempt."
     return section(
         "time",
         "Where task time went",
@@ -264,30 +264,33 @@ def _show_time(p: PastBatch) -> str:
     return "not published" if p.at is None else show_instant(p.at - p.at % 1000)
 
 
-# -- slices
+# -- offset ranges
 
 
-def render_slices(a: BatchAccount) -> Html | None:
-    """The slices of the batch, each with its files."""
+def render_ranges(a: BatchAccount) -> Html | None:
+    """The offset ranges of the batch, each with its files."""
     if not a.facts.receipts:
         return None
     ordered = a.facts.ordered_receipts
-    table_rows = [_slice(r, published=a.is_published) for r in ordered[:SLICES]]
-    rest = ordered[SLICES:]
+    table_rows = [_build_row(r, published=a.is_published) for r in ordered[:RANGES]]
+    rest = ordered[RANGES:]
     columns = ["partition", "offsets", "window", "landed", "quarantined", "files"]
-    note = f"{many(len(ordered), 'slice')} in {many(a.facts.files, 'file')}." + (
-        f" The first {SLICES} are shown; the others hold {number(sum(r.counts.landed for r in rest))} rows."
+    note = f"{many(len(ordered), 'offset range')} in {many(a.facts.files, 'file')}." + (
+        f" The first {RANGES} are shown; the others hold {number(sum(r.counts.landed for r in rest))} rows."
         if rest
         else ""
     )
-    inside = table("Slices", columns, table_rows, right=["landed", "quarantined"], cards=["window"])
+    inside = table("Offset ranges", columns, table_rows, right=["landed", "quarantined"], cards=["window"])
     return section(
-        "slices", "Slices", inside if len(table_rows) <= 8 else details(f"All {len(table_rows)}", inside), note=note
+        "offset-ranges",
+        "Offset ranges",
+        inside if len(table_rows) <= 8 else details(f"All {len(table_rows)}", inside),
+        note=note,
     )
 
 
-def _slice(r: Receipt, *, published: bool) -> list[str]:
-    s = r.slice
+def _build_row(r: Receipt, *, published: bool) -> list[str]:
+    s = r.offset_range
     files = [tag("code", p.path if published else p.staged) for p in r.parts[:2]]
     more = [tag("span", f"and {len(r.parts) - 2} more", class_="soft")] if len(r.parts) > 2 else []
     every = join_html(tag("div", f) for f in (*files, *more))

@@ -15,7 +15,7 @@ from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.batches import reverse_batches
 from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.model.plans import Plan
-from sluice.pipelines.model.receipts import Receipt, SliceFailure
+from sluice.pipelines.model.receipts import RangeFailure, Receipt
 from sluice.pipelines.model.traffic import NO_TRAFFIC
 from sluice.pipelines.planning.shapes import shape_named
 from sluice.pipelines.ports import Lake
@@ -66,7 +66,7 @@ class BatchAccount:
     plan: Plan
     at: int | None
     facts: BatchFacts
-    failures: tuple[SliceFailure, ...]
+    failures: tuple[RangeFailure, ...]
     types: dict[str, str]
     past: tuple[PastBatch, ...]
     why: str = ""
@@ -77,7 +77,7 @@ class BatchAccount:
 
 
 def read_account(
-    ledger: Ledger, lake: Lake, number: int, why: str = "", failures: Sequence[SliceFailure] = ()
+    ledger: Ledger, lake: Lake, number: int, why: str = "", failures: Sequence[RangeFailure] = ()
 ) -> BatchAccount:
     """The batch with that number. `why` and `failures` add what else is known of one that was not published.
 
@@ -133,7 +133,7 @@ def _batch(ledger: Ledger, state: State, number: int) -> Batch:
 
 
 def _shape(ledger: Ledger, state: State, receipts: Sequence[Receipt]) -> Shape:
-    """The shape of the newest slice, as far as the ledger knows it."""
+    """The shape of the newest offset range, as far as the ledger knows it."""
     return (shape_named(ledger, state, receipts[-1].format) if receipts else None) or RAW
 
 
@@ -152,4 +152,4 @@ def _past(batch: Batch, at: int | None, receipts: Sequence[Receipt]) -> PastBatc
 
 def windows(receipts: Sequence[Receipt]) -> Iterator[int]:
     """The windows (their starts, ms) that receipts lie in, in order."""
-    return iter(sorted({r.slice.window for r in receipts if r.slice.window is not None}))
+    return iter(sorted({r.offset_range.window for r in receipts if r.offset_range.window is not None}))

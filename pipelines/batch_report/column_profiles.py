@@ -98,7 +98,7 @@ def profiles(
         table = _SampleTable(db, wanted[:MOST_COLUMNS])
         for (receipt, part), path, source, groups in _choose_row_groups(parts, lake, published, max_rows):
             try:
-                table.add(str(receipt.slice.tp), part, path, source, groups, max_rows)
+                table.add(str(receipt.offset_range.tp), part, path, source, groups, max_rows)
             except PartUnreadable:
                 table.missing += 1
         table.ready()

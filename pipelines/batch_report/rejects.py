@@ -88,7 +88,7 @@ def _samples(fault: Fault, parts: Sequence[Placed], lake: Lake, published: bool)
     """The first record of a kind, and the next one that is like it nearby."""
     partition, _, offset = fault.first.rpartition(":")
     for receipt, part in parts:
-        s = receipt.slice
+        s = receipt.offset_range
         if str(s.tp) == partition and s.start <= int(offset) < s.end:
             with suppress(PartUnreadable):
                 if samples := _search(int(offset), partition, part, lake, published):

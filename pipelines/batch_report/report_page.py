@@ -20,7 +20,7 @@ from sluice.pipelines.feed.sections import Policies
 from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.model.plans import Plan
-from sluice.pipelines.model.receipts import PartKind, SliceFailure
+from sluice.pipelines.model.receipts import PartKind, RangeFailure
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.quarantine.limit import check_quarantine
 from sluice.pipelines.util.units import many, show_instant, show_window
@@ -74,7 +74,7 @@ def _sections(page: Page) -> list[tuple[tuple[str, str], Html]]:
         ("time", "Time"): amounts.render_timings(a),
         ("brokers", "Brokers"): amounts.render_brokers(a),
         ("history", "History"): amounts.render_history(a),
-        ("slices", "Slices"): amounts.render_slices(a),
+        ("offset-ranges", "Offset ranges"): amounts.render_ranges(a),
         ("origin", "Provenance"): _provenance(a),
     }
     return [(name, content) for name, content in built.items() if content]
@@ -115,7 +115,7 @@ def verdict(a: BatchAccount) -> tuple[str, str, str]:
         word = "refused" if a.why or _refusing(a) else "not published"
         return word, "bad", f"{when}. Nothing of it is visible; it stays staged, and its ranges are pending."
     if a.failures:
-        return "published in part", "warn", f"{when}. {many(len(a.failures), 'slice')} failed and stay pending."
+        return "published in part", "warn", f"{when}. {many(len(a.failures), 'offset range')} failed and stay pending."
     warned = [o for o in a.facts.outcomes if not o.passed and not o.quarantines]
     if warned:
         broken = f"{many(len(warned), 'expectation')} of its contract not met"
@@ -177,12 +177,12 @@ def _failures(a: BatchAccount) -> Html | None:
     if not a.failures:
         return None
     rows = [
-        [tag("code", str(f.slice)), plain(f.error), tag("span", cut(f.message, 300), class_="any")]
+        [tag("code", str(f.offset_range)), plain(f.error), tag("span", cut(f.message, 300), class_="any")]
         for f in a.failures[:FAILURES]
     ]
     rest = len(a.failures) - len(rows)
-    note = "Slices that did not land; they stay pending." + (f" {rest:,} more are not shown." if rest else "")
-    inside = table("Slices that failed", ["slice", "error", "what happened"], rows)
+    note = "Offset ranges that did not land; they stay pending." + (f" {rest:,} more are not shown." if rest else "")
+    inside = table("Offset ranges that failed", ["offset range", "error", "what happened"], rows)
     return tag("section", tag("h2", "Failures"), tag("p", note, class_="note"), inside, id="failures")
 
 
@@ -272,7 +272,7 @@ def keep(
     batch: int,
     behind: Sequence[PartitionLag] | None = None,
     why: str = "",
-    failures: Sequence[SliceFailure] = (),
+    failures: Sequence[RangeFailure] = (),
 ) -> str:
     """Make a batch's report, put it into the lake and return its path. Raises as `account` and `make` do."""
     facts = read_account(ledger, lake, batch, why, failures)

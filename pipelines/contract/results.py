@@ -101,7 +101,7 @@ def contract_results(
 def _of_rows(e: Expectation, receipts: Sequence[Receipt]) -> ExpectationOutcome:
     tallies = [(r, t) for r in receipts for t in r.tallies if t.expectation == e.place]
     checked, unexpected = sum(t.checked for _, t in tallies), sum(t.unexpected for _, t in tallies)
-    first = (f"{r.slice.tp}:{offset}" for r, t in tallies for offset in t.first)
+    first = (f"{r.offset_range.tp}:{offset}" for r, t in tallies for offset in t.first)
     return ExpectationOutcome(
         e, enough(checked, unexpected, get_argument(e, "mostly")), "", checked, unexpected, _few(first)
     )

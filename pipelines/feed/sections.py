@@ -181,7 +181,7 @@ class OffsetSettings(Settings):
 
 
 class PublishPolicy(StrEnum):
-    """The policy for a batch with failed slices: publish the partitions that succeeded, or none."""
+    """The policy for a batch with failed offset ranges: publish the partitions that succeeded, or none."""
 
     BY_PARTITION = "by_partition"
     ALL_OR_NOTHING = "all_or_nothing"
@@ -207,8 +207,8 @@ class Layout(StrEnum):
 class LandingSettings(Settings):
     """How parts are written. A row group has at most `row_group_rows`; a part ends at about `target_file_bytes`.
 
-    Small slices of one task and window share files up to that size: with `shared_files` from two on, without it never;
-    if it is left out, from `landing.sharing.MANY` on.
+    Small offset ranges of one task and window share files up to that size: with `shared_files` from two on, without it
+    never; if it is left out, from `landing.sharing.MANY` on.
     """
 
     layout: Layout = Layout.WINDOW
@@ -240,7 +240,7 @@ class CompactionSettings(Settings):
 
 
 class Limits(Settings):
-    """Bounds of a run (`records`, `bytes`), and of its slices and tasks."""
+    """Bounds of a run (`records`, `bytes`), and of its offset ranges and tasks."""
 
     records: Count | None = None
     bytes: Size | None = None
@@ -300,7 +300,7 @@ _FETCH = FetchLimits()
 
 
 class FetchSettings(Settings):
-    """Bounds of a task's fetches, the preferred rack, and the assignment of slices to tasks.
+    """Bounds of a task's fetches, the preferred rack, and the assignment of offset ranges to tasks.
 
     At most `tasks_per_broker` tasks of a run read from one broker at once (None: no bound).
     """
@@ -308,7 +308,7 @@ class FetchSettings(Settings):
     request_bytes: Size = _FETCH.request_bytes
     partition_bytes: Size = _FETCH.partition_bytes
     ahead_bytes: Size = _FETCH.ahead_bytes
-    active_slices: Annotated[Count, Field(le=10_000)] = _FETCH.active_slices
+    active_slices: Annotated[Count, Field(le=10_000)] = _FETCH.active_ranges
     rack: Text | None = None
     assignor: Assignor = Assignor.LEADER_BYTES
     tasks_per_broker: Annotated[Count, Field(le=10_000)] | None = None

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from sluice.pipelines.errors import PartUnreadable
 from sluice.pipelines.lake import paths
 from sluice.pipelines.model.kafka import decode_topic
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Part
 from sluice.pipelines.ports import Lake
 
@@ -143,8 +143,8 @@ def find_remedy(path: str) -> str:
     return landing_remedy(feed, f"{topic}:{name.partition}:{name.start}-{name.end}")
 
 
-def of_slice(feed: str, s: Slice) -> str:
-    """Returns the remedy for a published part of the slice."""
+def build_part_remedy(feed: str, s: OffsetRange) -> str:
+    """Returns the remedy for a published part of the offset range."""
     return landing_remedy(feed, f"{s.topic}:{s.partition}:{s.start}-{s.end}")
 
 

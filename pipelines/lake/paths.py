@@ -10,8 +10,8 @@
                    segments/<first>-<end>.json          copies of the entries from `first` up to, not including, `end`
                    tip.json                             the newest ledger number known to be used
                    staging/<batch>/<attempt>/data|quarantine/[<folder>/]<part>
-                   staging/<batch>/<attempt>/<slice>.receipt.json
-                   staging/<batch>/<attempt>/<slice>.receipts.json   those of slices that share files, by the first
+                   staging/<batch>/<attempt>/<range>.receipt.json
+                   staging/<batch>/<attempt>/<range>.receipts.json   those of ranges that share files, by the first
                    owners/<token>.json                  a run's sign of life
                    windows/<month>/<window>.json        "this window is complete"
                    declared.json                        up to where complete windows were declared
@@ -21,7 +21,7 @@
                    audited/<20 digits>.json             the same of old entries, by the first one's number
                    table.json                           notes that a table names files of the feed
                    reports/<thousand>/<batch>[-<attempt>].html   a batch's report; an attempt's if it was refused
-                   relanded/<batch>/<slice>.parquet     former reasons for quarantine of a replay's records
+                   relanded/<batch>/<range>.parquet     former reasons for quarantine of a replay's records
                    aside/<number>/<path>                files of lost entries, moved here from <path>
                    republished/<name>/plan.json         source and target of a republish
                    republished/<name>/run.json          the run that carries it out
@@ -30,10 +30,10 @@
                    republished/<name>/done.json         the end of all lanes, and the files of the map
                    republished/<name>/map/<file>        old coordinates and new ones, a file for each transaction
 
-`<slice>` is `<topic>-<partition>-<start>-<end>` and `<part>` is `<slice>-b<batch>.parquet`. The topic is encoded by
-`encode_topic`, whose result holds no `-`. If a slice is cut into several files by size, those after the first add `-1`,
-`-2`, … to their names. A file that several slices share has the name of its first slice, with `-shared` after the
-batch. `<folder>` is `kafka_window_date=…/kafka_window_hour=…`, or `date=…/hour=…` below a ledger that began with
+`<range>` is `<topic>-<partition>-<start>-<end>` and `<part>` is `<range>-b<batch>.parquet`. The topic is encoded by
+`encode_topic`, whose result holds no `-`. If a range is cut into several files by size, those after the first add `-1`,
+`-2`, … to their names. A file that several ranges share has the name of its first one, with `-shared` after the batch.
+`<folder>` is `kafka_window_date=…/kafka_window_hour=…`, or `date=…/hour=…` below a ledger that began with
 these. The same plan gives the same names.
 
 Folders with a file for each window or batch have a level: the month in which the window begins, or `<batch> // 1000`.
@@ -47,7 +47,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
 from sluice.pipelines.model.kafka import encode_topic
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.util.units import DAY, HOUR, parse_duration, parse_window, show_duration
 
@@ -245,9 +245,9 @@ def relanded_folder(feed: str) -> str:
     return f"_sluice/{feed}/relanded"
 
 
-def relanded_path(feed: str, batch: int, s: Slice) -> str:
+def relanded_path(feed: str, batch: int, s: OffsetRange) -> str:
     """Returns the path where a replay notes the former reasons for quarantine of its records."""
-    return f"{relanded_folder(feed)}/{batch}/{slice_name(s)}.parquet"
+    return f"{relanded_folder(feed)}/{batch}/{name_range(s)}.parquet"
 
 
 def relanded_batch(path: str) -> int | None:
@@ -343,22 +343,22 @@ def staged_path(feed: str, batch: int, attempt: str, kind: PartKind, folder: str
     return _join(attempt_folder(feed, batch, attempt), _ROOTS[kind], folder, part)
 
 
-def receipt_path(feed: str, batch: int, attempt: str, s: Slice) -> str:
-    return f"{attempt_folder(feed, batch, attempt)}/{slice_name(s)}.receipt.json"
+def receipt_path(feed: str, batch: int, attempt: str, s: OffsetRange) -> str:
+    return f"{attempt_folder(feed, batch, attempt)}/{name_range(s)}.receipt.json"
 
 
-def receipts_path(feed: str, batch: int, attempt: str, first: Slice) -> str:
-    """The path of the receipts of slices that share files, by the first of them."""
-    return f"{attempt_folder(feed, batch, attempt)}/{slice_name(first)}{_SEVERAL}"
+def receipts_path(feed: str, batch: int, attempt: str, first: OffsetRange) -> str:
+    """The path of the receipts of offset ranges that share files, by the first of them."""
+    return f"{attempt_folder(feed, batch, attempt)}/{name_range(first)}{_SEVERAL}"
 
 
 def holds_several(path: str) -> bool:
-    """Returns whether a path of receipts is that of slices that share files."""
+    """Returns whether a path of receipts is that of offset ranges that share files."""
     return path.endswith(_SEVERAL)
 
 
-def receipt_slice(path: str) -> str | None:
-    """Returns the `slice_name` of the (first) receipt at `path`; None for another path."""
+def parse_receipt_path(path: str) -> str | None:
+    """Returns the name of the (first) range whose receipt is at `path`; None for another path."""
     match = _RECEIPT.fullmatch(path)
     return match[1] if match else None
 
@@ -424,8 +424,9 @@ def report_path(report: str, window: int, length: int, prefix: str) -> str:
 
 
 class PartName(NamedTuple):
-    """The parts of a file name. `topic` is encoded; `sequence` is 0 for a slice's first file. A `shared` file has the
-    name of its first slice."""
+    """The parts of a file name. `topic` is encoded; `sequence` is 0 for an offset range's first file. A `shared` file
+    has the name of its first range.
+    """
 
     topic: str
     partition: int
@@ -436,21 +437,21 @@ class PartName(NamedTuple):
     shared: bool = False
 
 
-def slice_name(s: Slice) -> str:
+def name_range(s: OffsetRange) -> str:
     return f"{encode_topic(s.topic)}-{s.partition}-{s.start}-{s.end}"
 
 
-def part_name(s: Slice, batch: int, sequence: int = 0) -> str:
+def part_name(s: OffsetRange, batch: int, sequence: int = 0) -> str:
     suffix = f"-{sequence}" if sequence else ""
-    return f"{slice_name(s)}-b{batch}{suffix}.parquet"
+    return f"{name_range(s)}-b{batch}{suffix}.parquet"
 
 
-def shared_name(first: Slice, batch: int) -> str:
-    """Returns the name of a file that several slices share, from the first of them.
+def shared_name(first: OffsetRange, batch: int) -> str:
+    """Returns the name of a file that several offset ranges share, from the first of them.
 
-    A slice has at most one live file in a batch, so the name is unique.
+    A range has at most one live file in a batch, so the name is unique.
     """
-    return f"{slice_name(first)}-b{batch}-shared.parquet"
+    return f"{name_range(first)}-b{batch}-shared.parquet"
 
 
 def parse_part(path: str) -> PartName | None:

@@ -1,7 +1,7 @@
 """The files of receipts in staging, and files whose folder got a level by time in a newer Sluice.
 
-A receipt has a file of its own. Receipts of slices that share files are in one file, because they count together or not
-at all: readers get all of them or none, and many small slices leave few files.
+A receipt has a file of its own. Receipts of offset ranges that share files are in one file, because they count together
+or not at all: readers get all of them or none, and many small ranges leave few files.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pydantic import TypeAdapter, ValidationError
 
 from sluice.pipelines.lake import paths
-from sluice.pipelines.model.plans import Slice, to_json
+from sluice.pipelines.model.plans import OffsetRange, to_json
 from sluice.pipelines.model.receipts import Receipt, group_by_sharing
 from sluice.pipelines.ports import Lake
 
@@ -19,17 +19,19 @@ _ONE_OR_MANY: TypeAdapter[Receipt | tuple[Receipt, ...]] = TypeAdapter(Receipt |
 
 
 def group_by_file(feed: str, batch: int, receipts: Sequence[Receipt]) -> dict[str, list[Receipt]]:
-    """Returns the paths of the receipts' files with their receipts. Slices that share files must all be given."""
+    """Returns the paths of the receipts' files with their receipts. Offset ranges that share files must all be
+    given.
+    """
     out = {}
     for group in group_by_sharing(receipts):
-        first = min(group, key=lambda r: _get_position(r.slice))
+        first = min(group, key=lambda r: _get_position(r.offset_range))
         shared = any(p.shared for r in group for p in r.parts)
         path = paths.receipts_path if shared else paths.receipt_path
-        out[path(feed, batch, first.attempt, first.slice)] = group
+        out[path(feed, batch, first.attempt, first.offset_range)] = group
     return out
 
 
-def _get_position(s: Slice) -> tuple[int, int]:
+def _get_position(s: OffsetRange) -> tuple[int, int]:
     return s.partition, s.start
 
 
@@ -54,8 +56,8 @@ def read(path: str, lake: Lake) -> tuple[Receipt, ...]:
 
 
 def read_finished(lake: Lake, feed: str, batch: int, read_receipts: dict[str, frozenset[str]]) -> frozenset[str]:
-    """The `slice_name`s that have a receipt in the batch's staging. `known`: what earlier calls read, by path."""
-    receipt_paths = [path for path in lake.list(paths.staging_folder(feed, batch)) if paths.receipt_slice(path)]
+    """The names of the ranges that have a receipt in the batch's staging. `known`: what earlier calls read, by path."""
+    receipt_paths = [path for path in lake.list(paths.staging_folder(feed, batch)) if paths.parse_receipt_path(path)]
     for path in receipt_paths:
         if path not in read_receipts:
             read_receipts[path] = frozenset(_read_names(path, lake))
@@ -64,8 +66,8 @@ def read_finished(lake: Lake, feed: str, batch: int, read_receipts: dict[str, fr
 
 def _read_names(path: str, lake: Lake) -> Iterable[str]:
     if paths.holds_several(path):
-        return (paths.slice_name(r.slice) for r in read(path, lake))
-    return filter(None, (paths.receipt_slice(path),))
+        return (paths.name_range(r.offset_range) for r in read(path, lake))
+    return filter(None, (paths.parse_receipt_path(path),))
 
 
 def find_manifest(lake: Lake, feed: str, window: int, length: int) -> str | None:

@@ -1,9 +1,9 @@
-"""The proof of a slice: checks its receipt against the plan and the staged files.
+"""The proof of an offset range: checks its receipt against the plan and the staged files.
 
 A receipt that passes may be published. Checked are the position and the counts against the range; names and paths; and
-each file's size, footer (rows, own metadata) and the offsets that its row groups span. In a file that slices share,
-partition and offset of each row are read: every row belongs to a slice whose receipt is there. A receipt that fails
-becomes a SliceFailure with the reason; receipts that share a file with it fail, too. Nothing is repaired here.
+each file's size, footer (rows, own metadata) and the offsets that its row groups span. In a file that ranges share,
+partition and offset of each row are read: every row belongs to a range whose receipt is there. A receipt that fails
+becomes a RangeFailure with the reason; receipts that share a file with it fail, too. Nothing is repaired here.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ import pyarrow.parquet as pq
 from sluice.pipelines.errors import PartUnreadable, ProofFailed, Retryable, SluiceError, Unknown
 from sluice.pipelines.lake import parquet, paths, receipt_files
 from sluice.pipelines.landing.writer import build_metadata, build_shared_metadata, split_shared_part
-from sluice.pipelines.model.plans import Plan, Slice
+from sluice.pipelines.model.plans import OffsetRange, Plan
 from sluice.pipelines.model.ranges import Range
-from sluice.pipelines.model.receipts import Counts, Outcome, Part, PartKind, Receipt, SliceFailure, group_by_sharing
+from sluice.pipelines.model.receipts import Counts, Outcome, Part, PartKind, RangeFailure, Receipt, group_by_sharing
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.arrays import int64s
 from sluice.pipelines.util.parallel import map_parallel
 
 
-def prove(plan: Plan, batch: int, outcomes: Iterable[Outcome], lake: Lake) -> tuple[list[Receipt], list[SliceFailure]]:
-    """The proven receipts and the failures of a plan: one of the two for each slice, in the plan's order.
+def prove(plan: Plan, batch: int, outcomes: Iterable[Outcome], lake: Lake) -> tuple[list[Receipt], list[RangeFailure]]:
+    """The proven receipts and the failures of a plan: one of the two for each offset range, in the plan's order.
 
     A task that ran more than once may leave several receipts; the first that holds, in order of attempt, is chosen.
     Those that share a file are chosen together, or not at all.
     """
     reported = list(outcomes)
-    failures: dict[Slice, list[SliceFailure]] = {}
+    failures: dict[OffsetRange, list[RangeFailure]] = {}
     for o in reported:
-        if isinstance(o, SliceFailure):
-            failures.setdefault(o.slice, []).append(o)
+        if isinstance(o, RangeFailure):
+            failures.setdefault(o.offset_range, []).append(o)
     claim = Claim(plan.feed, batch, plan.hash)
     groups = group_by_sharing(sorted((o for o in reported if isinstance(o, Receipt)), key=lambda r: r.attempt))
-    chosen: dict[Slice, Receipt] = {}
+    chosen: dict[OffsetRange, Receipt] = {}
     for group, wrong in zip(groups, map_parallel(lambda g: _find_error(claim, g, lake), groups), strict=True):
         if wrong is not None:
             for r in group:
-                failures.setdefault(r.slice, []).insert(0, to_failure(r.slice, wrong))
-        elif not any(r.slice in chosen for r in group):
-            chosen |= {r.slice: r for r in group}
-    receipts = [chosen[s] for s in plan.slices if s in chosen]
-    return receipts, [_find_failure(s, failures.get(s, ())) for s in plan.slices if s not in chosen]
+                failures.setdefault(r.offset_range, []).insert(0, to_failure(r.offset_range, wrong))
+        elif not any(r.offset_range in chosen for r in group):
+            chosen |= {r.offset_range: r for r in group}
+    receipts = [chosen[s] for s in plan.offset_ranges if s in chosen]
+    return receipts, [_find_failure(s, failures.get(s, ())) for s in plan.offset_ranges if s not in chosen]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +70,16 @@ def _find_error(claim: Claim, group: Sequence[Receipt], lake: Lake) -> SluiceErr
     return None
 
 
-def _find_failure(s: Slice, failures: Sequence[SliceFailure]) -> SliceFailure:
-    return failures[0] if failures else to_failure(s, _build_proof_error(s, "no task reported this slice"))
+def _find_failure(s: OffsetRange, failures: Sequence[RangeFailure]) -> RangeFailure:
+    return failures[0] if failures else to_failure(s, _build_proof_error(s, "no task reported this offset range"))
 
 
-def to_failure(s: Slice, error: Exception) -> SliceFailure:
+def to_failure(s: OffsetRange, error: Exception) -> RangeFailure:
     """The error as an outcome. It is fatal if a retry cannot help."""
     if isinstance(error, SluiceError):
-        return SliceFailure(s, type(error).__name__, error.message, error.remedy, fatal=is_final(error))
+        return RangeFailure(s, type(error).__name__, error.message, error.remedy, fatal=is_final(error))
     text = f"{type(error).__name__}: {error}"[:500]
-    return SliceFailure(s, type(error).__name__, text, "run again; if it stays so, report it")
+    return RangeFailure(s, type(error).__name__, text, "run again; if it stays so, report it")
 
 
 def is_final(error: Exception) -> bool:
@@ -102,25 +102,25 @@ def check_together(claim: Claim, group: Sequence[Receipt], lake: Lake) -> None:
                 continue
             _check_names(claim, r, parts)
             groups = [_read_row_groups(claim, r, part, lake) for part in parts]
-            for follows in groups if r.slice.by_time else [[g for of_part in groups for g in of_part]]:
-                _check_offsets(r.slice, follows)
+            for follows in groups if r.offset_range.by_time else [[g for of_part in groups for g in of_part]]:
+                _check_offsets(r.offset_range, follows)
     for claims in shared.values():
         _check_shared(claim, sorted(claims, key=lambda rp: rp[1].shared.first if rp[1].shared else 0), lake)
 
 
 def check_account(r: Receipt) -> None:
-    """Raises ProofFailed unless the slice was read to its end, and counts and rows add up (invariant 5)."""
+    """Raises ProofFailed unless the offset range was read to its end, and counts and rows add up (invariant 5)."""
     check_classes(r)
     counts = r.counts
     for kind, expected in ((PartKind.LANDED, counts.landed), (PartKind.QUARANTINED, counts.quarantined)):
         rows = sum(p.rows for p in r.of(kind))
         if rows != expected:
-            raise _build_proof_error(r.slice, f"{expected} records {kind}, {rows} rows in its parts")
+            raise _build_proof_error(r.offset_range, f"{expected} records {kind}, {rows} rows in its parts")
 
 
 def check_classes(r: Receipt) -> None:
-    """Raises ProofFailed unless the slice was read to its end and its counts add up to its span."""
-    s, counts = r.slice, r.counts
+    """Raises ProofFailed unless the offset range was read to its end and its counts add up to its span."""
+    s, counts = r.offset_range, r.counts
     if r.position < s.end:
         raise _build_proof_error(s, f"reading stopped at {r.position}, before the end")
     if counts.total != s.span or min(_iterate_counts(counts)) < 0:
@@ -133,15 +133,15 @@ def _iterate_counts(counts: Counts) -> Iterator[int]:
 
 def _check_names(claim: Claim, r: Receipt, parts: Sequence[Part]) -> None:
     for sequence, part in enumerate(parts):
-        folder = _find_folder(claim, r.slice, part)
-        name = paths.part_name(r.slice, claim.batch, sequence)
+        folder = _find_folder(claim, r.offset_range, part)
+        name = paths.part_name(r.offset_range, claim.batch, sequence)
         staged = paths.staged_path(claim.feed, claim.batch, r.attempt, part.kind, folder, name)
         path = paths.part_path(claim.feed, part.kind, folder, name)
         if (part.name, part.staged, part.path) != (name, staged, path) or part.shared:
-            raise _build_proof_error(r.slice, f"part {sequence} is called {part.path}, it should be {path}")
+            raise _build_proof_error(r.offset_range, f"part {sequence} is called {part.path}, it should be {path}")
 
 
-def _find_folder(claim: Claim, s: Slice, part: Part) -> str:
+def _find_folder(claim: Claim, s: OffsetRange, part: Part) -> str:
     if not s.by_time:
         return s.folder
     folder = paths.folder_of(part.path, claim.feed, part.kind)
@@ -154,19 +154,23 @@ def _read_row_groups(claim: Claim, r: Receipt, part: Part, lake: Lake) -> list[R
     """Check the staged file against the receipt. Returns the offsets that each of its row groups spans."""
     size = lake.size(part.staged)
     if size != part.bytes:
-        raise _build_proof_error(r.slice, f"{part.staged} has {size} bytes, its receipt says {part.bytes}")
+        raise _build_proof_error(r.offset_range, f"{part.staged} has {size} bytes, its receipt says {part.bytes}")
     try:
         with parquet.open_parquet(lake, part.staged) as file:
             footer = file.metadata
     except PartUnreadable as e:
-        raise _build_proof_error(r.slice, e.message) from None
+        raise _build_proof_error(r.offset_range, e.message) from None
     if footer.num_rows != part.rows:
-        raise _build_proof_error(r.slice, f"{part.staged} has {footer.num_rows} rows, its receipt says {part.rows}")
-    _check_metadata(r.slice, part, footer, build_metadata(claim.feed, claim.batch, claim.plan_hash, r.slice))
-    return [_read_offsets(r.slice, part, footer, i) for i in range(footer.num_row_groups)]
+        raise _build_proof_error(
+            r.offset_range, f"{part.staged} has {footer.num_rows} rows, its receipt says {part.rows}"
+        )
+    _check_metadata(
+        r.offset_range, part, footer, build_metadata(claim.feed, claim.batch, claim.plan_hash, r.offset_range)
+    )
+    return [_read_offsets(r.offset_range, part, footer, i) for i in range(footer.num_row_groups)]
 
 
-def _check_metadata(s: Slice, part: Part, footer: pq.FileMetaData, wanted: dict[str, str]) -> None:
+def _check_metadata(s: OffsetRange, part: Part, footer: pq.FileMetaData, wanted: dict[str, str]) -> None:
     metadata = {k.decode(): v.decode("utf-8", "replace") for k, v in (footer.metadata or {}).items()}
     for key, expected in wanted.items():
         if metadata.get(key) != expected:
@@ -174,23 +178,23 @@ def _check_metadata(s: Slice, part: Part, footer: pq.FileMetaData, wanted: dict[
 
 
 def _check_shared(claim: Claim, held: Sequence[tuple[Receipt, Part]], lake: Lake) -> None:
-    """Check a file that slices share, given in its order, against all of their receipts."""
-    (r, part), s = held[0], held[0][0].slice
+    """Check a file that offset ranges share, given in its order, against all of their receipts."""
+    (r, part), s = held[0], held[0][0].offset_range
     name, kind = paths.shared_name(s, claim.batch), part.kind
     staged = paths.staged_path(claim.feed, claim.batch, r.attempt, kind, s.folder, name)
     path = paths.part_path(claim.feed, kind, s.folder, name)
-    slices = [(other.slice, p.rows) for other, p in held]
-    rows, size = sum(n for _, n in slices), part.file_bytes
+    ranges = [(other.offset_range, p.rows) for other, p in held]
+    rows, size = sum(n for _, n in ranges), part.file_bytes
     file_part = Part(name, kind, staged, path, rows, size, part.sha256)
-    shares = split_shared_part(file_part, slices) if rows else {}
+    shares = split_shared_part(file_part, ranges) if rows else {}
     lot = (s.topic, s.incarnation, s.window, s.folder, 0)
     for other, p in held:
-        o = other.slice
+        o = other.offset_range
         if p != shares.get(o) or (o.topic, o.incarnation, o.window, o.folder, o.by_time) != lot:
             raise _build_proof_error(o, f"its rows are not where its receipt says, in {p.path}, with those of {s}")
-    ranges = [((o.partition, o.start), (o.partition, o.end)) for o, _ in slices]
-    if any(after < end for (_, end), (after, _) in pairwise(ranges)):
-        raise _build_proof_error(s, f"the slices in {path} do not follow each other")
+    spans = [((o.partition, o.start), (o.partition, o.end)) for o, _ in ranges]
+    if any(after < end for (_, end), (after, _) in pairwise(spans)):
+        raise _build_proof_error(s, f"the offset ranges in {path} do not follow each other")
     if lake.size(staged) != size:
         raise _build_proof_error(s, f"{staged} has {lake.size(staged)} bytes, its receipts say {size}")
     try:
@@ -199,17 +203,17 @@ def _check_shared(claim: Claim, held: Sequence[tuple[Receipt, Part]], lake: Lake
             columns = [f"{'kafka_' if 'kafka_offset' in names else ''}{n}" for n in ("partition", "offset")]
             if footer.num_rows != rows:
                 raise _build_proof_error(s, f"{staged} has {footer.num_rows} rows, its receipts say {rows}")
-            _check_metadata(s, part, footer, build_shared_metadata(claim.feed, claim.batch, claim.plan_hash, slices))
-            _check_rows(staged, slices, file.read(columns=columns))
+            _check_metadata(s, part, footer, build_shared_metadata(claim.feed, claim.batch, claim.plan_hash, ranges))
+            _check_rows(staged, ranges, file.read(columns=columns))
     except PartUnreadable as e:
         raise _build_proof_error(s, e.message) from None
 
 
-def _check_rows(staged: str, slices: Sequence[tuple[Slice, int]], found: pa.Table) -> None:
-    """Every row is one of its slice, in order of offsets."""
+def _check_rows(staged: str, ranges: Sequence[tuple[OffsetRange, int]], found: pa.Table) -> None:
+    """Every row is one of its offset range, in order of offsets."""
     partitions, offsets = (np.concatenate([fixed(c) for c in found.column(i).chunks]) for i, fixed in _COORDINATES)
     at = 0
-    for s, rows in slices:
+    for s, rows in ranges:
         mine, whose = offsets[at : at + rows], partitions[at : at + rows]
         inside = rows and mine[0] >= s.start and mine[-1] < s.end and bool(np.all(mine[1:] > mine[:-1]))
         if not inside or bool(np.any(whose != s.partition)):
@@ -224,7 +228,7 @@ def _to_int32s(column: pa.Array) -> np.ndarray:
 _COORDINATES = ((0, _to_int32s), (1, int64s))
 
 
-def _read_offsets(s: Slice, part: Part, footer: pq.FileMetaData, index: int) -> Range:
+def _read_offsets(s: OffsetRange, part: Part, footer: pq.FileMetaData, index: int) -> Range:
     group = footer.row_group(index)
     columns = {c.path_in_schema: c for c in (group.column(i) for i in range(group.num_columns))}
     column = columns.get("kafka_offset") or columns.get("offset")
@@ -234,7 +238,7 @@ def _read_offsets(s: Slice, part: Part, footer: pq.FileMetaData, index: int) -> 
     return Range(statistics.min, statistics.max + 1)
 
 
-def _check_offsets(s: Slice, groups: Sequence[Range]) -> None:
+def _check_offsets(s: OffsetRange, groups: Sequence[Range]) -> None:
     at = s.start
     for group in groups:
         if group.start < at or group.end > s.end:
@@ -243,7 +247,7 @@ def _check_offsets(s: Slice, groups: Sequence[Range]) -> None:
 
 
 def read_receipts(path: str, lake: Lake) -> tuple[Receipt, ...]:
-    """The receipts at `path`; none if one is unsound, and their slices must be read again."""
+    """The receipts at `path`; none if one is unsound, and their offset ranges must be read again."""
     receipts = receipt_files.read(path, lake)
     try:
         for receipt in receipts:
@@ -277,10 +281,10 @@ def hash_file(file: BinaryIO) -> str:
     return digest.hexdigest()
 
 
-def _build_proof_error(s: Slice, why: str) -> ProofFailed:
+def _build_proof_error(s: OffsetRange, why: str) -> ProofFailed:
     return ProofFailed(
         f"{s}: {why}",
-        remedy="nothing of this slice is published; run again, and report it if it stays so",
+        remedy="nothing of this offset range is published; run again, and report it if it stays so",
         topic=s.topic,
         partition=s.partition,
         start=s.start,

@@ -21,9 +21,9 @@ from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.task import Assignment, Tools, run_task
 from sluice.pipelines.ledger import State
 from sluice.pipelines.model.kafka import FetchLimits, PartitionState, TopicPartition
-from sluice.pipelines.model.plans import Slice, Task
+from sluice.pipelines.model.plans import OffsetRange, Task
 from sluice.pipelines.model.ranges import Range
-from sluice.pipelines.model.receipts import Part, PartKind, Progress, Receipt, Reporter, SliceFailure
+from sluice.pipelines.model.receipts import Part, PartKind, Progress, RangeFailure, Receipt, Reporter
 from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.planning.windows import find_range_between
 from sluice.pipelines.ports import Cluster, Fetched, Fetcher, FetchFailed, Lake
@@ -59,10 +59,12 @@ def _find_window_range(state: State, p: PartitionState, start: int, end: int) ->
     return find_range_between(state, key, start, end) if key and key.topic_id == p.topic_id else None
 
 
-def to_slices(
+def to_offset_ranges(
     partitions: Iterable[PartitionState], ranges: Mapping[TopicPartition, Sequence[Range]] | None = None
-) -> list[Slice]:
-    """The parts of `ranges` (None: of everything) that are stable and in Kafka, as slices with estimated bytes."""
+) -> list[OffsetRange]:
+    """The parts of `ranges` (None: of everything) that are stable and in Kafka, as offset ranges with estimated
+    bytes.
+    """
     out = []
     for p in partitions:
         per_record = (p.log_bytes or 0) / max(p.high_watermark - p.log_start, 1)
@@ -70,22 +72,24 @@ def to_slices(
             start, end = max(r.start, p.log_start), min(r.end, p.last_stable_offset)
             if start < end:
                 size = int((end - start) * per_record)
-                out.append(Slice(p.topic, p.partition, p.topic_id, start, end, p.leader_epoch, size))
+                out.append(OffsetRange(p.topic, p.partition, p.topic_id, start, end, p.leader_epoch, size))
     return out
 
 
-def choose_newest(slices: Sequence[Slice], records: int, size: int) -> tuple[Slice, ...]:
-    """The last offsets of each slice, spread evenly: at most `records` in all, and at most about `size` bytes."""
-    size_of_slices = sum(s.estimated_bytes for s in slices)
+def choose_newest(ranges: Sequence[OffsetRange], records: int, size: int) -> tuple[OffsetRange, ...]:
+    """The last offsets of each offset range, spread evenly: at most `records` in all, and at most about `size`
+    bytes.
+    """
+    size_of_ranges = sum(s.estimated_bytes for s in ranges)
     remaining = (
-        records if size_of_slices <= size else min(records, sum(s.span for s in slices) * size // size_of_slices)
+        records if size_of_ranges <= size else min(records, sum(s.span for s in ranges) * size // size_of_ranges)
     )
-    chosen: dict[Slice, Slice] = {}
-    for i, s in enumerate(sorted(slices, key=lambda s: s.span)):
-        if take := min(s.span, remaining // (len(slices) - i)):
+    chosen: dict[OffsetRange, OffsetRange] = {}
+    for i, s in enumerate(sorted(ranges, key=lambda s: s.span)):
+        if take := min(s.span, remaining // (len(ranges) - i)):
             chosen[s] = replace(s, start=s.end - take, estimated_bytes=s.estimated_bytes * take // s.span)
             remaining -= take
-    return tuple(chosen[s] for s in slices if s in chosen)
+    return tuple(chosen[s] for s in ranges if s in chosen)
 
 
 # -- reading them
@@ -94,21 +98,26 @@ def choose_newest(slices: Sequence[Slice], records: int, size: int) -> tuple[Sli
 def look(
     feed: Feed,
     shape: Shape,
-    slices: Sequence[Slice],
+    ranges: Sequence[OffsetRange],
     fetcher: Fetcher,
     lake: Lake,
     writers: WriterSchemas | None = None,
 ) -> tuple[Receipt, ...]:
-    """Turn the slices into rows of the shape, in the scratch lake. Returns a receipt for each slice.
+    """Turn the offset ranges into rows of the shape, in the scratch lake. Returns a receipt for each range.
 
     Raises Failed when one cannot be read. A `ReportingFetcher` shows the progress.
     """
     limits, memory = feed.fetch.limits(), feed.limits.task_memory
     work = Assignment(NAME, 0, "", feed.isolation, NAME, feed.landing, limits, memory, shape.name)
     tools = Tools(fetcher, lake, shape.format(writers))
-    outcomes = run_task(Task(0, -1, tuple(slices)), work, tools)
-    for failed in (o for o in outcomes if isinstance(o, SliceFailure)):
-        raise Failed(failed.message, remedy=failed.remedy, topic=failed.slice.topic, partition=failed.slice.partition)
+    outcomes = run_task(Task(0, -1, tuple(ranges)), work, tools)
+    for failed in (o for o in outcomes if isinstance(o, RangeFailure)):
+        raise Failed(
+            failed.message,
+            remedy=failed.remedy,
+            topic=failed.offset_range.topic,
+            partition=failed.offset_range.partition,
+        )
     return tuple(o for o in outcomes if isinstance(o, Receipt))
 
 
@@ -142,14 +151,14 @@ def read_rows_at(
         wanted.setdefault(tp, set()).add(int(offset))
     bare, rows_by_position = replace(shape, contract=None).format(writers), {}
     for r in receipts:
-        for part in r.parts if str(r.slice.tp) in wanted else ():
-            rows = _read_rows_at(part, lake, wanted[str(r.slice.tp)])
+        for part in r.parts if str(r.offset_range.tp) in wanted else ():
+            rows = _read_rows_at(part, lake, wanted[str(r.offset_range.tp)])
             if part.kind is PartKind.QUARANTINED and rows.num_rows:
                 chunk = rows.select(_DECODED).combine_chunks().to_batches()[0]
-                rows = pa.Table.from_batches([f.landed for f in bare.convert(r.slice, chunk)])
+                rows = pa.Table.from_batches([f.landed for f in bare.convert(r.offset_range, chunk)])
             for row in range(rows.num_rows):
                 cells = {name: rows.column(name)[row] for name in rows.column_names}
-                rows_by_position[f"{r.slice.tp}:{cells[offset_column(rows.schema)].as_py()}"] = cells
+                rows_by_position[f"{r.offset_range.tp}:{cells[offset_column(rows.schema)].as_py()}"] = cells
     return rows_by_position
 
 
@@ -172,13 +181,13 @@ class ReportingFetcher:
     def __init__(self, behind: Fetcher, report: Reporter) -> None:
         self._behind, self._report = behind, report
 
-    def stream(self, slices: Sequence[Slice], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
-        at, total = [s.start for s in slices], sum(s.span for s in slices)
-        with closing(cast(Any, self._behind.stream(slices, limits))) as stream:
+    def stream(self, ranges: Sequence[OffsetRange], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
+        at, total = [s.start for s in ranges], sum(s.span for s in ranges)
+        with closing(cast(Any, self._behind.stream(ranges, limits))) as stream:
             for got in stream:
                 if isinstance(got, Fetched):
-                    at[got.index] = min(got.next_position, slices[got.index].end)
-                    done = sum(at) - sum(s.start for s in slices)
+                    at[got.index] = min(got.next_position, ranges[got.index].end)
+                    done = sum(at) - sum(s.start for s in ranges)
                     self._report(Progress("read", done, total))
                 yield got
 

@@ -1,10 +1,10 @@
-"""Small slices of a task share files: by window, topic, partition and offset.
+"""Small offset ranges of a task share files: by window, topic, partition and offset.
 
-    choose small slices → hold each until those before it have ended → one file → all of its receipts
+    choose small ranges → hold each until those before it have ended → one file → all of its receipts
 
-Promises: the slices of a file and their order follow from the plan and the slices' rows, not from the time of reading;
-so the same plan gives the same files (invariant 9). A slice is in a file only if it was read to its end and its counts
-add up; a failed one is left out, and the others land. The receipts of a file are written when it is complete. Slices
+Promises: the ranges of a file and their order follow from the plan and the ranges' rows, not from the time of reading;
+so the same plan gives the same files (invariant 9). A range is in a file only if it was read to its end and its counts
+add up; a failed one is left out, and the others land. The receipts of a file are written when it is complete. Ranges
 that wait for an earlier one take at most `WAITING_BYTES` of memory, and the rest waits on disk.
 """
 
@@ -24,32 +24,33 @@ from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import receipt_files
 from sluice.pipelines.landing.proof import check_account
 from sluice.pipelines.landing.writer import PartTarget, SharedWriter
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt
 from sluice.pipelines.ports import Lake
 
 SMALL_BYTES = 4 << 20
-"""The most bytes of rows in memory of a slice that shares a file. One that has more gets files of its own."""
+"""The most bytes of rows in memory of an offset range that shares a file. One that has more gets files of its own."""
 ROWS_PER_ESTIMATE = 4
 """The expected bytes of rows per byte of the log."""
 MANY = 4
-"""The number of small slices of a window in a task from which they share a file by default. With fewer, a file for each
-costs little, and a slice can be landed again on its own."""
+"""The number of small offset ranges of a window in a task from which they share a file by default. With fewer, a file
+for each costs little, and a range can be landed again on its own.
+"""
 WAITING_BYTES = 32 << 20
-"""The most bytes of rows that wait in memory for slices before them."""
+"""The most bytes of rows that wait in memory for offset ranges before them."""
 
 
-def may_share(slices: Iterable[Slice], settings: LandingSettings) -> list[Slice]:
-    """The slices that are to share files, in the order in which they will lie there.
+def may_share(ranges: Iterable[OffsetRange], settings: LandingSettings) -> list[OffsetRange]:
+    """The offset ranges that are to share files, in the order in which they will lie there.
 
-    These are small by their estimated bytes, lie in a window, and are not alone in it: a file holds slices of one
+    These are small by their estimated bytes, lie in a window, and are not alone in it: a file holds ranges of one
     window and one life of one topic.
     """
     if settings.shared_files is False:
         return []
     minimum = 2 if settings.shared_files else MANY
-    lots: dict[tuple[int, str, str, str], list[Slice]] = {}
-    for s in slices:
+    lots: dict[tuple[int, str, str, str], list[OffsetRange]] = {}
+    for s in ranges:
         small = ROWS_PER_ESTIMATE * s.estimated_bytes <= SMALL_BYTES
         if small and s.window is not None and not s.by_time:
             lots.setdefault(_group_key(s), []).append(s)
@@ -59,13 +60,15 @@ def may_share(slices: Iterable[Slice], settings: LandingSettings) -> list[Slice]
     return [s for lot in shareable for s in lot]
 
 
-def _group_key(s: Slice) -> tuple[int, str, str, str]:
+def _group_key(s: OffsetRange) -> tuple[int, str, str, str]:
     return (s.window or 0, s.folder, s.topic, s.incarnation)
 
 
 @dataclass(frozen=True)
 class UnwrittenRange:
-    """A slice that was read to its end and is in no file yet: its receipt without parts, and its rows by kind."""
+    """An offset range that was read to its end and is in no file yet: its receipt without parts, and its rows by
+    kind.
+    """
 
     receipt: Receipt
     rows: Mapping[PartKind, Sequence[pa.RecordBatch]]
@@ -84,26 +87,26 @@ def _copy(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 class Sharing:
-    """Puts the slices that `may_share` chose into files, in its order, whenever they have ended.
+    """Puts the offset ranges that `may_share` chose into files, in its order, whenever they have ended.
 
-    Each slice is given by `take`, or by `leave_out` if it failed or has a file of its own. `landed` and `failed` have
+    Each range is given by `take`, or by `leave_out` if it failed or has a file of its own. `landed` and `failed` have
     the outcomes of those taken, once their file is whole; `finish` ends the last file.
     """
 
     def __init__(
-        self, slices: Sequence[Slice], settings: LandingSettings, lake: Lake, target: PartTarget | None
+        self, ranges: Sequence[OffsetRange], settings: LandingSettings, lake: Lake, target: PartTarget | None
     ) -> None:
-        self.landed: dict[Slice, Receipt] = {}
-        self.failed: dict[Slice, Exception] = {}
-        self._left = deque(slices)
+        self.landed: dict[OffsetRange, Receipt] = {}
+        self.failed: dict[OffsetRange, Exception] = {}
+        self._left = deque(ranges)
         self._settings, self._lake, self._target = settings, lake, target
-        self._waiting: dict[Slice, UnwrittenRange | _OnDisk | None] = {}
+        self._waiting: dict[OffsetRange, UnwrittenRange | _OnDisk | None] = {}
         self._in_memory = 0
         self._file: _SharedFile | None = None
 
     def take(self, held: UnwrittenRange) -> None:
-        """Take a slice that was read to its end."""
-        s = held.receipt.slice
+        """Take an offset range that was read to its end."""
+        s = held.receipt.offset_range
         if self._left[0] == s:
             self._left.popleft()
             self._add(held)
@@ -115,20 +118,20 @@ class Sharing:
         self._advance()
 
     def _keep(self, held: UnwrittenRange) -> UnwrittenRange | _OnDisk:
-        """Returns the held slice in memory, or on disk beyond `WAITING_BYTES`."""
+        """Returns the held offset range in memory, or on disk beyond `WAITING_BYTES`."""
         if self._in_memory + held.bytes > WAITING_BYTES:
             return _OnDisk(held)
         copy = held.copy()
         self._in_memory += copy.bytes
         return copy
 
-    def leave_out(self, s: Slice) -> None:
-        """Continue without a slice."""
+    def leave_out(self, s: OffsetRange) -> None:
+        """Continue without an offset range."""
         self._waiting[s] = None
         self._advance()
 
     def finish(self) -> None:
-        """End the last file. Slices that were never given are left out."""
+        """End the last file. Offset ranges that were never given are left out."""
         for s in list(self._left):
             self._waiting.setdefault(s, None)
         self._advance()
@@ -146,26 +149,26 @@ class Sharing:
     def _advance(self) -> None:
         while self._left and self._left[0] in self._waiting:
             s = self._left.popleft()
-            slice_rows = self._waiting.pop(s)
-            if isinstance(slice_rows, UnwrittenRange):
-                self._in_memory -= slice_rows.bytes
-                self._add(slice_rows)
-            elif slice_rows is not None:
+            range_rows = self._waiting.pop(s)
+            if isinstance(range_rows, UnwrittenRange):
+                self._in_memory -= range_rows.bytes
+                self._add(range_rows)
+            elif range_rows is not None:
                 try:
-                    self._add(slice_rows.back())
+                    self._add(range_rows.back())
                 except (OSError, pa.ArrowException) as error:
                     self.failed[s] = error
 
     def _add(self, held: UnwrittenRange) -> None:
-        s = held.receipt.slice
+        s = held.receipt.offset_range
         if self._file is not None and _group_key(self._file.first) != _group_key(s):
             self._close()
         if self._file is None:
-            target = replace(cast(PartTarget, self._target), slice=s)
+            target = replace(cast(PartTarget, self._target), offset_range=s)
             self._file = _SharedFile(target, self._settings, self._lake)
         try:
             self._file.add(held)
-        except Exception as error:  # noqa: BLE001 - becomes the outcome of every slice in the file
+        except Exception as error:  # noqa: BLE001 - becomes the outcome of every offset range in the file
             self._give_up(error)
             return
         if self._file.bytes >= self._settings.target_file_bytes:
@@ -177,50 +180,50 @@ class Sharing:
         try:
             self.landed |= self._file.close()
             self._file = None
-        except Exception as error:  # noqa: BLE001 - becomes the outcome of every slice in the file
+        except Exception as error:  # noqa: BLE001 - becomes the outcome of every offset range in the file
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
         file, self._file = self._file, None
         if file is not None:
-            self.failed |= dict.fromkeys(file.slices, error)
+            self.failed |= dict.fromkeys(file.offset_ranges, error)
             file.abandon()
 
 
 class _SharedFile:
-    """One shared file of each kind, of the same slices."""
+    """One shared file of each kind, of the same offset ranges."""
 
     def __init__(self, target: PartTarget, settings: LandingSettings, lake: Lake) -> None:
-        self.first = target.slice
+        self.first = target.offset_range
         self._target, self._settings, self._lake = target, settings, lake
         self._receipts: list[Receipt] = []
         self._writers: dict[PartKind, SharedWriter] = {}
 
     @property
-    def slices(self) -> list[Slice]:
-        return [r.slice for r in self._receipts]
+    def offset_ranges(self) -> list[OffsetRange]:
+        return [r.offset_range for r in self._receipts]
 
     @property
     def bytes(self) -> int:
         return max((w.bytes for w in self._writers.values()), default=0)
 
     def add(self, held: UnwrittenRange) -> None:
-        s = held.receipt.slice
+        s = held.receipt.offset_range
         self._receipts.append(held.receipt)
         for kind, batches in held.rows.items():
             if sum(batch.num_rows for batch in batches):
                 if kind not in self._writers:
-                    target = replace(self._target, slice=s, kind=kind)
+                    target = replace(self._target, offset_range=s, kind=kind)
                     self._writers[kind] = SharedWriter(self._lake, target, batches[0].schema, self._settings)
                 self._writers[kind].add(s, batches)
 
-    def close(self) -> dict[Slice, Receipt]:
-        """End the files and write the receipts of their slices."""
-        parts: dict[Slice, tuple[Part, ...]] = {}
+    def close(self) -> dict[OffsetRange, Receipt]:
+        """End the files and write the receipts of their offset ranges."""
+        parts: dict[OffsetRange, tuple[Part, ...]] = {}
         for writer in self._writers.values():
             for s, part in writer.close().items():
                 parts[s] = (*parts.get(s, ()), part)
-        receipts = [replace(r, parts=parts.get(r.slice, ())) for r in self._receipts]
+        receipts = [replace(r, parts=parts.get(r.offset_range, ())) for r in self._receipts]
         spent = {
             "encode": sum(w.encode_ns for w in self._writers.values()),
             "write": sum(w.write_ns for w in self._writers.values()),
@@ -230,7 +233,7 @@ class _SharedFile:
         for r in receipts:
             check_account(r)
         receipt_files.put(target.feed, target.batch, receipts, self._lake)
-        return {r.slice: r for r in receipts}
+        return {r.offset_range: r for r in receipts}
 
     def abandon(self) -> None:
         for writer in self._writers.values():
@@ -239,7 +242,7 @@ class _SharedFile:
 
 
 class _OnDisk:
-    """A held slice whose rows wait in a temporary file."""
+    """A held offset range whose rows wait in a temporary file."""
 
     def __init__(self, held: UnwrittenRange) -> None:
         self._receipt = held.receipt
@@ -250,7 +253,7 @@ class _OnDisk:
                 out.write_batch(_copy(batches))
 
     def back(self) -> UnwrittenRange:
-        """The slice, in memory again."""
+        """The offset range, in memory again."""
         rows = dict[PartKind, Sequence[pa.RecordBatch]]()
         for kind, file in self._files.items():
             file.seek(0)

@@ -1,14 +1,14 @@
-"""One task: turns the record bytes of its slices into staged parts and receipts.
+"""One task: turns the record bytes of its offset ranges into staged parts and receipts.
 
-    adopt finished slices of an earlier attempt → fetch ─► decode ─► format ─► Parquet → receipt next to the parts
+    adopt finished ranges of an earlier attempt → fetch ─► decode ─► format ─► Parquet → receipt next to the parts
 
-Guarantees: each slice has one outcome. A receipt is written only when the slice was read to its end, its counts add up
-to its span, and its parts are whole in staging. A slice that fails stops no other. An error that may pass is raised
-after the other slices are done, so that the engine tries the task again; the new attempt adopts what is finished. On
-the last try the error becomes a SliceFailure. `Assignment.memory` bounds memory, whatever the topic holds.
+Guarantees: each range has one outcome. A receipt is written only when the range was read to its end, its counts add up
+to its span, and its parts are whole in staging. A range that fails stops no other. An error that may pass is raised
+after the other ranges are done, so that the engine tries the task again; the new attempt adopts what is finished. On
+the last try the error becomes a RangeFailure. `Assignment.memory` bounds memory, whatever the topic holds.
 
-Small slices share files (`sharing`): such a slice is held in memory until it was read to its end, and its receipt is
-written with those of the slices beside it. One with more rows than estimated gets files of its own.
+Small ranges share files (`sharing`): such a range is held in memory until it was read to its end, and its receipt is
+written with those of the ranges beside it. One with more rows than estimated gets files of its own.
 
 One thread does the work while the fetcher reads ahead in another. The engine runs one task per core.
 """
@@ -39,7 +39,7 @@ from sluice.pipelines.landing.proof import (
 from sluice.pipelines.landing.sharing import SMALL_BYTES, WAITING_BYTES, Sharing, UnwrittenRange, may_share
 from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartTarget, PartWriter
 from sluice.pipelines.model.kafka import FetchLimits, Isolation
-from sluice.pipelines.model.plans import Slice, Task
+from sluice.pipelines.model.plans import OffsetRange, Task
 from sluice.pipelines.model.receipts import Counts, Drift, Outcome, PartKind, Receipt, Tally, group_by_sharing
 from sluice.pipelines.ports import Fetched, Fetcher, FetchFailed, Lake
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
@@ -49,7 +49,7 @@ from sluice.pipelines.validation.drift import Drifts
 RESERVED_BYTES = 256 << 20
 """The share of a task's memory for the interpreter and its libraries."""
 CHUNK_BYTES = (1 << 20, ROW_GROUP_BYTES)
-"""The least and the most bytes of rows that one slice holds in memory, and so the bounds of a row group."""
+"""The least and the most bytes of rows that one offset range holds in memory, and so the bounds of a row group."""
 SCRATCH_BYTES = 4 << 20
 """The memory of a decoder without its rows."""
 
@@ -59,7 +59,7 @@ class Assignment:
     """The common settings of all tasks of a batch.
 
     `attempt` names this one execution. `memory` is in bytes. `shape` is the name of the shape that rows get. `fresh`:
-    no earlier attempt can have finished a slice, so none is looked for.
+    no earlier attempt can have finished an offset range, so none is looked for.
     """
 
     feed: str
@@ -84,14 +84,14 @@ class Tools:
 
 
 def run_task(task: Task, work: Assignment, tools: Tools, *, last_try: bool = True) -> list[Outcome]:
-    """Land every slice of the task. Returns one outcome per slice, in the task's order.
+    """Land every offset range of the task. Returns one outcome per range, in the task's order.
 
     Raises the first error that may pass (KafkaUnavailable, LakeUnavailable, Unknown, anything unforeseen), unless this
     is the `last_try`. A schema registry has been asked several times already: its failure is no reason to try again.
-    Record bytes that do not match their CRC are fetched once more before the slice fails.
+    Record bytes that do not match their CRC are fetched once more before the range fails.
     """
-    landed = {} if work.fresh else adopt(task.slices, work, tools)
-    fresh, failed = _Reading([s for s in task.slices if s not in landed], work, tools).run()
+    landed = {} if work.fresh else adopt(task.offset_ranges, work, tools)
+    fresh, failed = _Reading([s for s in task.offset_ranges if s not in landed], work, tools).run()
     landed |= fresh
     if damaged := [s for s, e in failed.items() if isinstance(e, CorruptBatch)]:
         fresh, still = _Reading(damaged, work, tools).run()
@@ -101,37 +101,39 @@ def run_task(task: Task, work: Assignment, tools: Tools, *, last_try: bool = Tru
         for error in failed.values():
             if not is_final(error) and not isinstance(error, RegistryUnavailable):
                 raise error
-    return [landed[s] if s in landed else to_failure(s, failed[s]) for s in task.slices]
+    return [landed[s] if s in landed else to_failure(s, failed[s]) for s in task.offset_ranges]
 
 
 def salvage_task(task: Task, work: Assignment, tools: Tools, why: str) -> list[Outcome]:
     """The outcomes of a task that its engine gave up, with the engine's reason `why`. Reads nothing from Kafka.
 
-    Slices that an earlier try finished are receipts; the others are failures.
+    Offset ranges that an earlier try finished are receipts; the others are failures.
     """
-    landed = adopt(task.slices, work, tools)
+    landed = adopt(task.offset_ranges, work, tools)
     ended = Failed(f"not finished when its task failed: {why}", remedy="run again: only the missing offsets are read")
-    return [landed[s] if s in landed else to_failure(s, ended) for s in task.slices]
+    return [landed[s] if s in landed else to_failure(s, ended) for s in task.offset_ranges]
 
 
-def adopt(slices: Sequence[Slice], work: Assignment, tools: Tools) -> dict[Slice, Receipt]:
-    """The slices that an earlier attempt at this batch finished, with their receipts.
+def adopt(ranges: Sequence[OffsetRange], work: Assignment, tools: Tools) -> dict[OffsetRange, Receipt]:
+    """The offset ranges that an earlier attempt at this batch finished, with their receipts.
 
-    A receipt counts if it is of exactly this slice and this shape (the feed's schema may have changed since), lies
+    A receipt counts if it is of exactly this range and this shape (the feed's schema may have changed since), lies
     where its attempt wrote it, would pass the proof, and its files have the SHA-256 that it names. Hashing a file is
-    far cheaper than reading its slice again. Without the proof, a bad receipt would return indefinitely. Slices of a
+    far cheaper than reading its range again. Without the proof, a bad receipt would return indefinitely. Ranges of a
     shared file are adopted together, or not at all.
     """
-    wanted = {paths.slice_name(s): s for s in slices}
+    wanted = {paths.name_range(s): s for s in ranges}
     earlier: list[Receipt] = []
     for path in tools.lake.list(paths.staging_folder(work.feed, work.batch)):
-        there = read_receipts(path, tools.lake) if paths.receipt_slice(path) in wanted else ()
-        if all(wanted.get(paths.slice_name(r.slice)) == r.slice for r in there) and _belong_to(there, path, work):
+        there = read_receipts(path, tools.lake) if paths.parse_receipt_path(path) in wanted else ()
+        if all(wanted.get(paths.name_range(r.offset_range)) == r.offset_range for r in there) and _belong_to(
+            there, path, work
+        ):
             earlier += there
-    adopted: dict[Slice, Receipt] = {}
+    adopted: dict[OffsetRange, Receipt] = {}
     for together in group_by_sharing(earlier):
-        if not any(r.slice in adopted for r in together) and _hold_rows(together, work, tools.lake):
-            adopted |= {r.slice: replace(r, adopted=True) for r in together}
+        if not any(r.offset_range in adopted for r in together) and _hold_rows(together, work, tools.lake):
+            adopted |= {r.offset_range: replace(r, adopted=True) for r in together}
     return adopted
 
 
@@ -148,23 +150,23 @@ def _hold_rows(together: Sequence[Receipt], work: Assignment, lake: Lake) -> boo
 
 
 class _Reading:
-    """One pass over slices in one fetch stream: receipts of the slices that succeed, errors of the others."""
+    """One pass over offset ranges in one fetch stream: receipts of the ranges that succeed, errors of the others."""
 
-    def __init__(self, slices: Sequence[Slice], work: Assignment, tools: Tools) -> None:
-        self.landed: dict[Slice, Receipt] = {}
-        self.failed: dict[Slice, Exception] = {}
+    def __init__(self, ranges: Sequence[OffsetRange], work: Assignment, tools: Tools) -> None:
+        self.landed: dict[OffsetRange, Receipt] = {}
+        self.failed: dict[OffsetRange, Exception] = {}
         self._work, self._tools = work, tools
-        self._begun: dict[Slice, _Landing] = {}
-        small = may_share(slices, work.landing)
+        self._begun: dict[OffsetRange, _Landing] = {}
+        small = may_share(ranges, work.landing)
         self._small = frozenset(small)
-        self._slices = [*(s for s in slices if s not in self._small), *small]
-        self._chunks, self._limits = share_memory(slices, work, self._small)
+        self._ranges = [*(s for s in ranges if s not in self._small), *small]
+        self._chunks, self._limits = share_memory(ranges, work, self._small)
         target = PartTarget(work.feed, work.batch, work.plan_hash, work.attempt, small[0]) if small else None
         self._sharing = Sharing(small, work.landing, tools.lake, target)
 
-    def run(self) -> tuple[dict[Slice, Receipt], dict[Slice, Exception]]:
-        """The receipts and the errors. Every slice is in one of the two; nothing is left half written."""
-        error: Exception = KafkaUnavailable("fetching ended before the slice did", remedy="run again")
+    def run(self) -> tuple[dict[OffsetRange, Receipt], dict[OffsetRange, Exception]]:
+        """The receipts and the errors. Every offset range is in one of the two; nothing is left half written."""
+        error: Exception = KafkaUnavailable("fetching ended before the offset range did", remedy="run again")
         try:
             self._follow()
         except Exception as e:  # noqa: BLE001 - becomes an outcome, or is raised by run_task
@@ -182,23 +184,23 @@ class _Reading:
         return self.landed, self.failed
 
     def _follow(self) -> None:
-        if not self._slices:
+        if not self._ranges:
             return
-        stream = self._tools.fetcher.stream(self._slices, self._limits)
+        stream = self._tools.fetcher.stream(self._ranges, self._limits)
         with closing(cast(Any, stream)):
             for got in stream:
-                s = self._slices[got.index]
+                s = self._ranges[got.index]
                 if s not in self.failed:
                     self._take(s, got)
 
-    def _take(self, s: Slice, got: Fetched | FetchFailed) -> None:
+    def _take(self, s: OffsetRange, got: Fetched | FetchFailed) -> None:
         try:
             if isinstance(got, FetchFailed):
                 raise got.error
             if s not in self._begun:
                 self._begun[s] = _Landing(s, self._work, self._tools, self._chunks[s], held=s in self._small)
             ended = self._begun[s].take(got)
-        except Exception as e:  # noqa: BLE001 - becomes this slice's outcome, or is raised by run_task
+        except Exception as e:  # noqa: BLE001 - becomes this offset range's outcome, or is raised by run_task
             self.failed[s] = e
             if landing := self._begun.pop(s, None):
                 landing.abandon()
@@ -209,7 +211,7 @@ class _Reading:
             del self._begun[s]
             self._end(s, ended)
 
-    def _end(self, s: Slice, ended: Receipt | UnwrittenRange) -> None:
+    def _end(self, s: OffsetRange, ended: Receipt | UnwrittenRange) -> None:
         if isinstance(ended, UnwrittenRange):
             self._sharing.take(ended)
             return
@@ -218,44 +220,44 @@ class _Reading:
             self._sharing.leave_out(s)
 
     def _fail_rest(self, error: Exception) -> None:
-        for s in self._slices:
+        for s in self._ranges:
             if s not in self.landed:
                 self.failed.setdefault(s, error)
 
 
 def share_memory(
-    slices: Sequence[Slice], work: Assignment, small: Collection[Slice] = ()
-) -> tuple[dict[Slice, int], FetchLimits]:
-    """Returns the bytes of rows that each slice may hold, and fetch limits that keep the task within its memory.
+    ranges: Sequence[OffsetRange], work: Assignment, small: Collection[OffsetRange] = ()
+) -> tuple[dict[OffsetRange, int], FetchLimits]:
+    """Returns the bytes of rows that each offset range may hold, and fetch limits that fit the task's memory.
 
-    A slice's share depends on the slice alone, so that its row groups do not depend on other slices. `small` slices
+    A range's share depends on the range alone, so that its row groups do not depend on other ranges. `small` ranges
     share files: all of their rows are held until they end.
     """
     smallest, largest = CHUNK_BYTES
-    chunks = {s: min(max(4 * s.estimated_bytes, smallest), largest) for s in slices}
+    chunks = {s: min(max(4 * s.estimated_bytes, smallest), largest) for s in ranges}
     limits = work.limits
     available = work.memory - RESERVED_BYTES - limits.ahead_bytes - limits.request_bytes
     available -= WAITING_BYTES + 2 * ROW_GROUP_BYTES if small else 0
     active = 0
-    shares = {s: SMALL_BYTES if s in small else 0 for s in slices}
-    for s in sorted(slices, key=lambda s: chunks[s] + shares[s], reverse=True):
+    shares = {s: SMALL_BYTES if s in small else 0 for s in ranges}
+    for s in sorted(ranges, key=lambda s: chunks[s] + shares[s], reverse=True):
         # One being filled; what typing and encoding the last one took; gaps left.
         available -= 5 * chunks[s] + SCRATCH_BYTES + shares[s]
-        if available < 0 or active == limits.active_slices:
+        if available < 0 or active == limits.active_ranges:
             break
         active += 1
-    return chunks, replace(limits, active_slices=max(active, 1))
+    return chunks, replace(limits, active_ranges=max(active, 1))
 
 
 class RowFindings:
-    """Adds up the findings in the rows of one slice: tallies of the contract, drift from the schema."""
+    """Adds up the findings in the rows of one offset range: tallies of the contract, drift from the schema."""
 
     def __init__(self) -> None:
         self._tallies: dict[int, Tally] = {}
         self._drift = Drifts()
 
     def add(self, rows: Formatted) -> None:
-        """Add the findings of one piece of the slice."""
+        """Add the findings of one piece of the offset range."""
         for tally in rows.tallies:
             before = self._tallies.get(tally.expectation)
             self._tallies[tally.expectation] = before + tally if before else tally
@@ -273,11 +275,12 @@ class RowFindings:
 
 
 class _Landing:
-    """One slice on its way from record bytes to parts. With `held`, its rows are kept for a file that slices share, as
-    long as they take no more than `SMALL_BYTES` and a row group."""
+    """One offset range on its way from record bytes to parts. With `held`, its rows are kept for a file that ranges
+    share, as long as they take no more than `SMALL_BYTES` and a row group.
+    """
 
-    def __init__(self, s: Slice, work: Assignment, tools: Tools, chunk_bytes: int, *, held: bool = False) -> None:
-        self._slice, self._work, self._tools, self._chunk_bytes = s, work, tools, chunk_bytes
+    def __init__(self, s: OffsetRange, work: Assignment, tools: Tools, chunk_bytes: int, *, held: bool = False) -> None:
+        self._range, self._work, self._tools, self._chunk_bytes = s, work, tools, chunk_bytes
         options = DecodeOptions(
             read_committed=work.isolation is Isolation.READ_COMMITTED,
             chunk_rows=work.landing.row_group_rows,
@@ -317,7 +320,7 @@ class _Landing:
             del chunk  # or two of them would be held while the next one is filled
 
     def _sort_out(self, chunk: pa.RecordBatch) -> None:
-        pieces = self._tools.format.convert(self._slice, chunk)
+        pieces = self._tools.format.convert(self._range, chunk)
         while (rows := self._next(pieces)) is not None:
             self._write(PartKind.LANDED, rows.landed)
             if rows.quarantined is not None:
@@ -354,7 +357,7 @@ class _Landing:
         writer = self._writers.get(kind)
         if writer is None:
             work = self._work
-            target = PartTarget(work.feed, work.batch, work.plan_hash, work.attempt, self._slice, kind)
+            target = PartTarget(work.feed, work.batch, work.plan_hash, work.attempt, self._range, kind)
             writer = PartWriter(self._tools.lake, target, rows.schema, self._work.landing, self._chunk_bytes)
             self._writers[kind] = writer
         writer.write(rows)
@@ -362,7 +365,7 @@ class _Landing:
     def _finish(self, position: int) -> Receipt | UnwrittenRange:
         """Close the parts, check the counts, write the receipt next to the parts."""
         parts = tuple(part for writer in self._writers.values() for part in writer.close())
-        s, work = self._slice, self._work
+        s, work = self._range, self._work
         account, timings = self._account(), self._timings()
         tallies, drift = self._seen.tallies, self._seen.drift
         receipt = Receipt(
@@ -376,15 +379,17 @@ class _Landing:
         return receipt
 
     def _account(self) -> Counts:
-        """All counts of the slice. Offsets that no batch held are compacted. Raises ProofFailed for lost records."""
+        """All counts of the offset range. Offsets that no batch held are compacted. Raises ProofFailed for lost
+        records.
+        """
         read_counts, counts = self._decoder.counts, self._counts
         if counts.total != read_counts.records:
             raise ProofFailed(
-                f"{self._slice}: {read_counts.records} records decoded, but {counts} of them accounted for",
-                remedy="this is a bug in the feed's format; nothing of this slice was landed",
+                f"{self._range}: {read_counts.records} records decoded, but {counts} of them accounted for",
+                remedy="this is a bug in the feed's format; nothing of this offset range was landed",
             )
         counts += Counts(control=read_counts.control, aborted=read_counts.aborted)
-        return replace(counts, compacted=self._slice.span - counts.total)
+        return replace(counts, compacted=self._range.span - counts.total)
 
     def _timings(self) -> dict[str, int]:
         writers = self._writers.values()

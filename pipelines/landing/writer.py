@@ -1,11 +1,11 @@
-"""Writes the rows of slices, in offset order, into staged Parquet files that can be proven.
+"""Writes the rows of offset ranges, in offset order, into staged Parquet files that can be proven.
 
 Promises: equal rows give equal bytes, because row groups and files are cut by rows alone. Offsets strictly increase
 (invariant 6). A file appears in staging only when it is whole. Its own metadata names feed, topic id, range, batch,
-plan hash and the bounds of its times. A slice without rows, or one that fails, leaves no file. Size and SHA-256 are
-taken while writing. Where a feed is laid out by record time, rows go to the folder of their own time. A slice fills at
+plan hash and the bounds of its times. A range without rows, or one that fails, leaves no file. Size and SHA-256 are
+taken while writing. Where a feed is laid out by record time, rows go to the folder of their own time. A range fills at
 most `MAX_FOLDERS` of these, whatever its stamps, and one more for rows without a usable time. `PartWriter` makes files
-for one slice alone, `SharedWriter` one file for several.
+for one range alone, `SharedWriter` one file for several.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.lake.bounds import TimeBounds
 from sluice.pipelines.landing.encoding import choose_options
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Part, PartKind, SharedFile
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.rows.row_format import offset_column, time_column
@@ -43,28 +43,32 @@ _LAST_YEAR_ENDS = 253_402_300_800_000
 
 @dataclass(frozen=True, slots=True)
 class PartTarget:
-    """Where rows of one slice go: feed, batch, attempt, slice, and kind of part."""
+    """Where rows of one offset range go: feed, batch, attempt, range, and kind of part."""
 
     feed: str
     batch: int
     plan_hash: str
     attempt: str
-    slice: Slice
+    offset_range: OffsetRange
     kind: PartKind = PartKind.LANDED
 
 
-def build_metadata(feed: str, batch: int, plan_hash: str, s: Slice) -> dict[str, str]:
+def build_metadata(feed: str, batch: int, plan_hash: str, s: OffsetRange) -> dict[str, str]:
     """Returns the metadata in a part's footer, under keys that begin with `sluice.`."""
     return _describe(feed, batch, plan_hash, s) | {"sluice.range": str(s)}
 
 
-def build_shared_metadata(feed: str, batch: int, plan_hash: str, slices: Sequence[tuple[Slice, int]]) -> dict[str, str]:
-    """Returns the footer of a shared file: its slices in order with their numbers of rows, of one life of a topic."""
-    slices_json = json.dumps([[str(s), rows] for s, rows in slices])
-    return _describe(feed, batch, plan_hash, slices[0][0]) | {"sluice.slices": slices_json}
+def build_shared_metadata(
+    feed: str, batch: int, plan_hash: str, ranges: Sequence[tuple[OffsetRange, int]]
+) -> dict[str, str]:
+    """Returns the footer of a shared file: its offset ranges in order with their numbers of rows, of one life of a
+    topic.
+    """
+    ranges_json = json.dumps([[str(s), rows] for s, rows in ranges])
+    return _describe(feed, batch, plan_hash, ranges[0][0]) | {"sluice.slices": ranges_json}
 
 
-def _describe(feed: str, batch: int, plan_hash: str, s: Slice) -> dict[str, str]:
+def _describe(feed: str, batch: int, plan_hash: str, s: OffsetRange) -> dict[str, str]:
     return {
         "sluice.format_version": FORMAT_VERSION,
         "sluice.feed": feed,
@@ -75,7 +79,7 @@ def _describe(feed: str, batch: int, plan_hash: str, s: Slice) -> dict[str, str]
 
 
 class PartWriter:
-    """Writes one slice's rows of one kind. End it with `close` or `abandon`.
+    """Writes one offset range's rows of one kind. End it with `close` or `abandon`.
 
     A row group is full at `settings.row_group_rows` rows or `row_group_bytes` in memory, and a file at
     `settings.target_file_bytes`. The last files appear with `close`. `encode_ns` is the time spent in Parquet,
@@ -87,7 +91,7 @@ class PartWriter:
     ) -> None:
         self._lake, self._target, self._schema, self._settings = lake, target, schema, settings
         self._row_group_bytes = row_group_bytes
-        self._last = target.slice.start - 1
+        self._last = target.offset_range.start - 1
         self._times = schema.get_field_index(time_column(schema))
         self._pending: list[pa.RecordBatch] = []
         self._folders: set[int] = set()
@@ -106,10 +110,10 @@ class PartWriter:
         return self._write_ns + sum(f.sink.ns for f in self._files.values())
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Add rows. Raises ProofFailed if their offsets do not increase from the last one or leave the slice."""
+        """Add rows. Raises ProofFailed if their offsets do not increase from the last one or leave the offset range."""
         if not rows.num_rows:
             return
-        self._last = check_increasing(self._target.slice, rows, self._last)
+        self._last = check_increasing(self._target.offset_range, rows, self._last)
         self._pending.append(rows)
         buffered = sum(b.num_rows for b in self._pending), sum(b.nbytes for b in self._pending)
         if buffered[0] >= self._settings.row_group_rows or buffered[1] >= self._row_group_bytes:
@@ -153,14 +157,14 @@ class PartWriter:
 
     def _open(self, folder: str, chosen: dict[str, Any]) -> _PartFile:
         target, sequence = self._target, self._opened
-        name = paths.part_name(target.slice, target.batch, sequence)
+        name = paths.part_name(target.offset_range, target.batch, sequence)
         file = _PartFile(self._lake, target, _PartName(folder, name, sequence), self._schema, chosen)
-        file.about(build_metadata(target.feed, target.batch, target.plan_hash, target.slice))
+        file.about(build_metadata(target.feed, target.batch, target.plan_hash, target.offset_range))
         return file
 
     def _by_folder(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         """The rows, split by the folder that they go to. Each share keeps offset order."""
-        s = self._target.slice
+        s = self._target.offset_range
         if not s.by_time:
             yield s.folder, rows
             return
@@ -183,20 +187,21 @@ class PartWriter:
 
 
 SHARED_ROWS = 1 << 16
-"""The number of rows from which a row group of a shared file ends, with a slice. Fewer take longer to write; more make
-readers of one partition skip more (docs/developers/performance.md)."""
+"""The number of rows from which a row group of a shared file ends, with an offset range. Fewer take longer to write;
+more make readers of one partition skip more (docs/developers/performance.md).
+"""
 
 
 class SharedWriter:
-    """Writes the rows of one kind of several slices, one slice after the other, into one file. End it with `close` or
-    `abandon`.
+    """Writes the rows of one kind of several offset ranges, one range after the other, into one file. End it with
+    `close` or `abandon`.
 
-    The file has the name of its first slice. Row groups hold whole slices. `encode_ns` and `write_ns` as `PartWriter`.
+    The file has the name of its first range. Row groups hold whole ranges. `encode_ns` and `write_ns` as `PartWriter`.
     """
 
     def __init__(self, lake: Lake, first: PartTarget, schema: pa.Schema, settings: LandingSettings) -> None:
         self._lake, self._first, self._schema, self._settings = lake, first, schema, settings
-        self._held: list[tuple[Slice, int]] = []
+        self._held: list[tuple[OffsetRange, int]] = []
         self._pending: list[pa.RecordBatch] = []
         self._rows = self._most = 0
         self._file: _PartFile | None = None
@@ -204,7 +209,7 @@ class SharedWriter:
 
     @property
     def bytes(self) -> int:
-        """The slices already in the file."""
+        """The offset ranges already in the file."""
         return self._file.sink.bytes if self._file else 0
 
     @property
@@ -215,8 +220,8 @@ class SharedWriter:
     def write_ns(self) -> int:
         return self._file.sink.ns if self._file else 0
 
-    def add(self, s: Slice, batches: Sequence[pa.RecordBatch]) -> None:
-        """Add all rows of a slice. Raises ProofFailed if their offsets do not increase, or leave the slice."""
+    def add(self, s: OffsetRange, batches: Sequence[pa.RecordBatch]) -> None:
+        """Add all rows of an offset range. Raises ProofFailed if their offsets do not increase, or leave the range."""
         last, rows = s.start - 1, 0
         for batch in batches:
             if batch.num_rows:
@@ -234,8 +239,8 @@ class SharedWriter:
         if self._rows >= min(SHARED_ROWS, self._settings.row_group_rows) or self._most >= ROW_GROUP_BYTES:
             self._flush()
 
-    def close(self) -> dict[Slice, Part]:
-        """Finish the staged file. Returns the part of each slice."""
+    def close(self) -> dict[OffsetRange, Part]:
+        """Finish the staged file. Returns the part of each offset range."""
         self._flush()
         begun = time.perf_counter_ns()
         if (file := self._file) is None:
@@ -259,31 +264,33 @@ class SharedWriter:
         rows = pa.Table.from_batches(self._pending, self._schema).unify_dictionaries()
         self._pending, self._rows, self._most = [], 0, 0
         if self._file is None:
-            first, name = self._first, paths.shared_name(self._first.slice, self._first.batch)
+            first, name = self._first, paths.shared_name(self._first.offset_range, self._first.batch)
             chosen = choose_options(rows, self._settings)
-            self._file = _PartFile(self._lake, first, _PartName(first.slice.folder, name), self._schema, chosen)
+            self._file = _PartFile(self._lake, first, _PartName(first.offset_range.folder, name), self._schema, chosen)
         self._file.add(rows)
         self._ns += time.perf_counter_ns() - begun
 
 
-def split_shared_part(whole: Part, slices: Sequence[tuple[Slice, int]]) -> dict[Slice, Part]:
-    """The parts of a shared file, by the slices in it and their rows. Its bytes are shared out by rows."""
-    out, at = dict[Slice, Part](), 0
-    for s, rows in slices:
+def split_shared_part(whole: Part, ranges: Sequence[tuple[OffsetRange, int]]) -> dict[OffsetRange, Part]:
+    """The parts of a shared file, by the offset ranges in it and their rows. Its bytes are shared out by rows."""
+    out, at = dict[OffsetRange, Part](), 0
+    for s, rows in ranges:
         start, end = (whole.bytes * n // whole.rows for n in (at, at + rows))
         out[s] = replace(whole, rows=rows, bytes=end - start, shared=SharedFile(at, whole.rows, whole.bytes))
         at += rows
     return out
 
 
-def check_increasing(s: Slice, rows: pa.RecordBatch, after: int) -> int:
-    """The last offset of the rows. Raises ProofFailed if they do not increase from `after`, or leave the slice."""
+def check_increasing(s: OffsetRange, rows: pa.RecordBatch, after: int) -> int:
+    """The last offset of the rows. Raises ProofFailed if they do not increase from `after`, or leave the offset
+    range.
+    """
     offsets = int64s(rows.column(rows.schema.get_field_index(offset_column(rows.schema))))
     first, last = int(offsets[0]), int(offsets[-1])
     if first <= after or last >= s.end or not bool(np.all(offsets[1:] > offsets[:-1])):
         raise ProofFailed(
-            f"{s}: offsets {first}..{last} do not strictly increase from {after} within the slice",
-            remedy="this is a bug in decoding or in the format; nothing of this slice was landed",
+            f"{s}: offsets {first}..{last} do not strictly increase from {after} within the offset range",
+            remedy="this is a bug in decoding or in the format; nothing of this offset range was landed",
             topic=s.topic,
             partition=s.partition,
             start=s.start,
@@ -307,7 +314,7 @@ class _Abandoned(Exception):
 
 
 class _PartName(NamedTuple):
-    """The folder and file name of a part, and its number among the slice's parts."""
+    """The folder and file name of a part, and its number among the offset range's parts."""
 
     folder: str
     file: str

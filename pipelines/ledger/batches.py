@@ -33,7 +33,8 @@ class BatchStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One plan and its outcome. `published` is the number of its publish entry, `failed` counts its unproven slices.
+    """One plan and its outcome. `published` is the number of its publish entry, `failed` counts its unproven offset
+    ranges.
 
     `plan` is set while the batch is live. Later, `Ledger.plan` reads it from entry `id`. Of older batches, `hash` is
     empty, `owner` FORGOTTEN and `planned_at` 0: `Ledger.recall` reads them, too.
@@ -179,7 +180,7 @@ class Batches(Mapping[int, Batch]):
         return sorted((*self.past.where("published", number), *recent), key=lambda b: b.id)
 
     def failed_in_part(self) -> list[Batch]:
-        """Returns the published batches with failed slices, oldest first."""
+        """Returns the published batches with failed offset ranges, oldest first."""
         recent = (b for b in self.held.values() if b.failed and b.published is not None)
         return sorted((*self.past.where("failed", 0), *recent), key=lambda b: b.id)
 

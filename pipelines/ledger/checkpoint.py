@@ -86,7 +86,7 @@ def dump_state(state: State) -> bytes:
             "keys": keys,
             "current": [index[k] for k in state.current.values() if k in index],
             "origins": [_dump_origin(state.origins[k]) for k in keys],
-            "batches": _BATCHES.dump_python(list(state.batches.held.values()), mode="json"),
+            "batches": _BATCHES.dump_python(list(state.batches.held.values()), mode="json", by_alias=True),
             "past": _dump_past(state.batches.past),
             **{name: _by_index(getattr(state, name), index) for name in _ACCOUNTED},
             "commits": _by_index(state.commits, index),

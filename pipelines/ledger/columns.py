@@ -145,7 +145,7 @@ class Pins(Sequence[tuple[int, int]]):
 
 
 class Published(Mapping[int | None, tuple[int, ...]]):
-    """By window (its start, ms; None: outside windows) the publish entries that hold slices of it, oldest first.
+    """By window (its start, ms; None: outside windows) the publish entries that hold offset ranges of it, oldest first.
 
     Immutable, except for a fold's own copy. `windows` and `numbers` are its columns, in order of the entries; do not
     write to them.
@@ -198,7 +198,7 @@ class Published(Mapping[int | None, tuple[int, ...]]):
         return {None if w == NONE else w for w in self.windows[bisect_left(self.numbers, number) :]}
 
     def every(self) -> list[int]:
-        """Returns all publish entries with slices, oldest first."""
+        """Returns all publish entries with offset ranges, oldest first."""
         return list(dict.fromkeys(self.numbers))
 
     def copy(self) -> Published:

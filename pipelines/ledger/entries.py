@@ -31,7 +31,7 @@ from sluice.pipelines.lake.paths import FORMER_PREFIX, FolderPrefix
 from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.model.plans import Plan
 from sluice.pipelines.model.ranges import Range
-from sluice.pipelines.model.receipts import Owner, Receipt, SliceFailure
+from sluice.pipelines.model.receipts import Owner, RangeFailure, Receipt
 from sluice.pipelines.model.traffic import Traffic
 from sluice.pipelines.records.formats import READERS
 from sluice.pipelines.records.rows.value_reader import Reader
@@ -40,7 +40,7 @@ from sluice.pipelines.schema.schema import parse_schema
 
 FORMAT: Literal[1] = 1
 SHARED_FORMAT: Literal[2] = 2
-"""A publish entry in which slices share files: readers of format 1 would count a file's rows for each slice."""
+"""A publish entry in which offset ranges share files: readers of format 1 would count a file's rows for each range."""
 
 FOLDERS_FORMAT: Literal[4] = 4
 """A schema entry with a `folder_prefix`: writers of earlier formats would land in other folders."""
@@ -165,7 +165,7 @@ class PublishEntry(_Entry):
     batch: int
     token: str
     receipts: tuple[Receipt, ...]
-    failures: tuple[SliceFailure, ...] = ()
+    failures: tuple[RangeFailure, ...] = ()
     results: tuple[Result, ...] = ()
     traffic: Traffic = Traffic()
 
@@ -397,7 +397,7 @@ KINDS = frozenset(e.model_fields["kind"].default for e in Entry.__args__)
 
 def dump(entry: Entry) -> bytes:
     """Returns the entry as one line of canonical JSON."""
-    text = json.dumps(entry.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(entry.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":"))
     return text.encode() + b"\n"
 
 

@@ -39,7 +39,7 @@ from sluice.pipelines.ledger.entries import (
     TakeEntry,
 )
 from sluice.pipelines.model.kafka import Key, TopicPartition
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.ranges import Range, find_contiguous_end, subtract, union
 from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.schema.wider import RAW_TYPES, one_table
@@ -75,7 +75,7 @@ class State:
     moved: dict[Key, int] = field(default_factory=dict)
     """By key, the committed offset that was set by hand since the newest commit."""
     epochs: dict[Key, tuple[int, int]] = field(default_factory=dict)
-    """By key, (end, leader epoch) of the furthest landed slice, to detect truncation (KIP-101)."""
+    """By key, (end, leader epoch) of the furthest landed offset range, to detect truncation (KIP-101)."""
     boundaries: dict[Key, Pins] = field(default_factory=dict)
     """The boundaries pinned in each partition: the offset separates the windows before and after the time."""
     boundary_times: tuple[int, ...] = ()
@@ -85,7 +85,7 @@ class State:
     floors: dict[Key, tuple[int, int]] = field(default_factory=dict)
     """By key, (window, end) of the plan's offsets in its open window: later boundaries cannot lie below `end`."""
     published_in: Published = field(default_factory=Published)
-    """By window (None: outside windows): the publish entries with slices in it."""
+    """By window (None: outside windows): the publish entries with offset ranges in it."""
     first_window: int | None = None
     folder_prefix: FolderPrefix = PREFIX
     """The prefix of the keys of the feed's folders: the first schema entry decides."""
@@ -154,14 +154,14 @@ class State:
         """Returns the batches that are neither published nor abandoned, oldest first."""
         return self.batches.live()
 
-    def live_slices(self) -> Iterator[tuple[Batch, Slice]]:
-        """Returns every slice that a live plan reserves, with its batch."""
-        return ((b, s) for b in self.live() if b.plan for s in b.plan.slices)
+    def list_live_ranges(self) -> Iterator[tuple[Batch, OffsetRange]]:
+        """Returns every offset range that a live plan reserves, with its batch."""
+        return ((b, s) for b in self.live() if b.plan for s in b.plan.offset_ranges)
 
     def list_reserved(self, key: Key) -> tuple[Range, ...]:
         """Returns the ranges of the key that live plans reserve."""
         if self._reserved is None:
-            live = by_key((s.key, s.range) for _, s in self.live_slices())
+            live = by_key((s.key, s.range) for _, s in self.list_live_ranges())
             self._reserved = {k: union(ranges) for k, ranges in live.items()}
         return self._reserved.get(key, ())
 
@@ -178,9 +178,13 @@ class State:
 
     def receipts(self, number: int, entry: PublishEntry) -> list[Receipt]:
         """Returns the live receipts of the publish entry at `number`."""
-        return [] if number in self.void else [r for r in entry.receipts if not self._is_superseded(number, r.slice)]
+        return (
+            []
+            if number in self.void
+            else [r for r in entry.receipts if not self._is_superseded(number, r.offset_range)]
+        )
 
-    def _is_superseded(self, number: int, s: Slice) -> bool:
+    def _is_superseded(self, number: int, s: OffsetRange) -> bool:
         return self.superseded.get(s.key, NOTHING_SUPERSEDED).after(number, s.range)
 
     # -- folding
@@ -259,7 +263,7 @@ class State:
         self.batches.plan(batch)
         if not self.shapes:
             self.folder_prefix = FORMER_PREFIX
-        for s in entry.plan.slices:
+        for s in entry.plan.offset_ranges:
             self._raise_floor(s)
 
     def _own(self, entry: OwnEntry) -> None:
@@ -283,17 +287,18 @@ class State:
                 rows=sum(r.counts.landed for r in entry.receipts),
             )
         )
-        self._class(self.landed, ((r.slice.key, r.slice.range) for r in entry.receipts))
+        self._class(self.landed, ((r.offset_range.key, r.offset_range.range) for r in entry.receipts))
         for shape in sorted({r.format for r in entry.receipts}):
             self.table = one_table(self.table, self.schemas.get(shape, {}))
-        if batch.request.replace or (batch.plan and batch.plan.replaces):  # a slice without rows has no part to name
-            self._supersede((r.slice.key, r.slice.range) for r in entry.receipts)
-        for s in (r.slice for r in entry.receipts):
+        # A range without rows has no part to name.
+        if batch.request.replace or (batch.plan and batch.plan.replaces):
+            self._supersede((r.offset_range.key, r.offset_range.range) for r in entry.receipts)
+        for s in (r.offset_range for r in entry.receipts):
             key, furthest = s.key, (s.end, s.leader_epoch)
             self.epochs[key] = max(furthest, self.epochs.get(key, furthest))
-        self._growing_published().add(self.number, dict.fromkeys(r.slice.window for r in entry.receipts))
+        self._growing_published().add(self.number, dict.fromkeys(r.offset_range.window for r in entry.receipts))
 
-    def _raise_floor(self, s: Slice) -> None:
+    def _raise_floor(self, s: OffsetRange) -> None:
         """Raise the floor when the plan is made: a run that takes it over publishes in the windows of the plan."""
         pinned = self.boundaries.get(key := s.key)
         if s.window is None or not pinned or pinned.times[-1] > s.window:
@@ -341,7 +346,7 @@ class State:
     def _accept(self, entry: AcceptEntry) -> None:
         lives = {i.leaves: i.enters for i in entry.items if self.current.get(i.leaves.tp) == i.leaves}
         self._class(self.skipped, ((p.key, p.range) for p in entry.passed if p.key in lives))
-        for batch in {b.id for b, s in self.live_slices() if s.key in lives}:
+        for batch in {b.id for b, s in self.list_live_ranges() if s.key in lives}:
             self._give_up(batch)
         for origin in lives.values():
             del self.current[origin.key.tp]

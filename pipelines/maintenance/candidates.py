@@ -15,7 +15,7 @@ from sluice.pipelines.landing.landed_rows import check_source, read_part_at
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.maintenance.fixers import Fixer
 from sluice.pipelines.maintenance.sorter import Sorter, Trial
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Part, PartKind, Progress, Receipt, Reporter, group_by_sharing
 from sluice.pipelines.planning.shapes import find_shape
 from sluice.pipelines.ports import Lake, Ports
@@ -36,8 +36,8 @@ class Candidate:
     trial: Trial
 
     @property
-    def slice(self) -> Slice:
-        return self.receipt.slice
+    def offset_range(self) -> OffsetRange:
+        return self.receipt.offset_range
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -51,14 +51,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class ReplayCandidates:
-    """The candidates of a replay in order, by the state below entry `number`. `unfit` are slices whose
-    landed rows would lose something in today's types, each with the loss. `sharers` are slices that share a file with
+    """The candidates of a replay in order, by the state below entry `number`. `unfit` are offset ranges whose
+    landed rows would lose something in today's types, each with the loss. `sharers` are ranges that share a file with
     a candidate: whole files are written again."""
 
     number: int
     shape: Shape
     candidates: tuple[Candidate, ...]
-    unfit: tuple[tuple[Slice, str], ...] = ()
+    unfit: tuple[tuple[OffsetRange, str], ...] = ()
     sharers: tuple[Candidate, ...] = ()
 
     @property
@@ -66,7 +66,9 @@ class ReplayCandidates:
         """The candidates of which a record fits, and those that share a file with one."""
         lost = {s for s, _ in self.unfit}
         groups = group_by_sharing([*self.candidates, *self.sharers])
-        chosen = (g for g in groups if any(c.trial.fit.total() for c in g) and lost.isdisjoint(c.slice for c in g))
+        chosen = (
+            g for g in groups if any(c.trial.fit.total() for c in g) and lost.isdisjoint(c.offset_range for c in g)
+        )
         return tuple(c for g in chosen for c in g)
 
 
@@ -92,12 +94,12 @@ def find(
     reasons = []
     for c in (c for c in candidates if c.trial.fit):
         with _still_there(ledger, c.receipt):
-            reasons.append((c.slice, _unfit(lake, c.receipt, shape.landed)))
-    chosen_slices = {c.slice for c in candidates}
+            reasons.append((c.offset_range, _unfit(lake, c.receipt, shape.landed)))
+    chosen_ranges = {c.offset_range for c in candidates}
     sharers = manifest.with_sharers(ledger, state, [c.receipt for c in candidates if c.trial.fit])
-    companions = tuple(Candidate(r, Trial()) for r in sharers if r.slice not in chosen_slices)
-    unfit_slices = tuple((s, why) for s, why in reasons if why)
-    return ReplayCandidates(state.number, shape, tuple(candidates), unfit_slices, companions)
+    companions = tuple(Candidate(r, Trial()) for r in sharers if r.offset_range not in chosen_ranges)
+    unfit_ranges = tuple((s, why) for s, why in reasons if why)
+    return ReplayCandidates(state.number, shape, tuple(candidates), unfit_ranges, companions)
 
 
 @contextmanager
@@ -113,23 +115,23 @@ def _still_there(ledger: Ledger, r: Receipt) -> Iterator[None]:
 
 def _replaced_meanwhile(r: Receipt) -> LakeUnavailable:
     return LakeUnavailable(
-        f"{r.slice}: its files were removed while its records were checked: it was merged, replayed or landed again",
+        f"{r.offset_range}: its files were merged, replayed or landed again while its records were checked",
         remedy="nothing was changed; run it again",
     )
 
 
 def _try_records(edges: Ports, r: Receipt, wanted: Filter, shape: Shape, fixer: Fixer | None) -> Trial:
-    sorter = Sorter(r.slice, shape, fixer, edges.writers)
+    sorter = Sorter(r.offset_range, shape, fixer, edges.writers)
     for part in r.of(PartKind.QUARANTINED):
         for rows in read_part_at(edges.lake, part, part.path):
-            chosen, _ = wanted.split(rows, r.slice.tp)
+            chosen, _ = wanted.split(rows, r.offset_range.tp)
             if chosen.num_rows:
                 sorter.sort_out(chosen)
     return sorter.trial
 
 
 def _unfit(lake: Lake, r: Receipt, schema: pa.Schema) -> str:
-    """Why the slice's landed rows do not fit today's types; empty when they do."""
+    """Why the offset range's landed rows do not fit today's types; empty when they do."""
     for part in r.parts:
         if part.kind is PartKind.LANDED:
             with parquet.open_parquet(lake, part.path) as file:

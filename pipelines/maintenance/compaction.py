@@ -80,10 +80,14 @@ def _find(feed: Feed, ledger: Ledger, windows_wanted: Sequence[int] | None, prev
     else:
         lie_in = {*state.published_in} if previous is None else previous.new(state, window)
     merges = list(_merges(state, manifest.read_receipts_in(ledger, state, lie_in), feed.compaction))
-    starts = {window.start_of(m.slice.window) for m in merges if m.slice.window is not None}
+    starts = {window.start_of(m.offset_range.window) for m in merges if m.offset_range.window is not None}
     complete = {w for w in starts if windows.complete(state, w, window)}
-    whole_merges = (m for m in merges if m.slice.window is None or window.start_of(m.slice.window) in complete)
-    in_order = sorted(whole_merges, key=lambda m: (m.slice.window or 0, m.slice.key, m.slice.start))
+    whole_merges = (
+        m for m in merges if m.offset_range.window is None or window.start_of(m.offset_range.window) in complete
+    )
+    in_order = sorted(
+        whole_merges, key=lambda m: (m.offset_range.window or 0, m.offset_range.key, m.offset_range.start)
+    )
     return PendingMerges(state.number, tuple(in_order), tuple(sorted(starts - complete)))
 
 
@@ -126,14 +130,14 @@ def _lying_in(state: State, starts: Iterable[int], window: WindowSettings) -> se
 def _merges(state: State, receipts: Iterable[Receipt], settings: CompactionSettings) -> Iterator[Merge]:
     """Runs of small receipts with the same key, window and folder that fit into one file and save files.
 
-    Files that slices share are left alone: they are few already."""
+    Files that offset ranges share are left alone: they are few already."""
     alike: dict[tuple[object, ...], list[Receipt]] = {}
     for r in receipts:
-        s = r.slice
+        s = r.offset_range
         if state.current.get(s.tp) == s.key and not any(p.shared for p in r.parts):
             alike.setdefault((s.key, s.window, s.folder, s.by_time, r.format), []).append(r)
     for group in alike.values():
-        in_order = sorted(group, key=lambda r: r.slice.start)
+        in_order = sorted(group, key=lambda r: r.offset_range.start)
         runs = (Merge(run) for run in _runs(state, in_order, settings.target_file_bytes))
         yield from (m for m in runs if len(m.receipts) > 1 and m.files_after < len(m.parts))
 
@@ -157,9 +161,9 @@ def _runs(state: State, receipts: Sequence[Receipt], target: int) -> Iterator[tu
 
 def _follows(state: State, run: Sequence[Receipt], r: Receipt) -> bool:
     """Returns whether it starts where the run ends, with no window boundary in between, pinned or not."""
-    offsets, s = state.boundaries.get(r.slice.key, NO_PINS).offsets, r.slice
-    bounded = bisect_right(offsets, run[0].slice.start) < bisect_left(offsets, s.end)
-    return run[-1].slice.end == s.start and not bounded
+    offsets, s = state.boundaries.get(r.offset_range.key, NO_PINS).offsets, r.offset_range
+    bounded = bisect_right(offsets, run[0].offset_range.start) < bisect_left(offsets, s.end)
+    return run[-1].offset_range.end == s.start and not bounded
 
 
 def foresee_compaction(feed: Feed, edges: Ports, windows_wanted: Sequence[int] | None = None) -> Compacted:
@@ -171,7 +175,7 @@ def foresee_compaction(feed: Feed, edges: Ports, windows_wanted: Sequence[int] |
     )
     state = ledger.read()
     dead = {i for i, verdict in owners.judge_batches(edges.liveness, rewriting(state)).items() if verdict.dead}
-    free = [m for m in merges.merges if is_free(state, m.slice, merges.number, busy, dead)]
+    free = [m for m in merges.merges if is_free(state, m.offset_range, merges.number, busy, dead)]
     met = company(feed.name, ledger, edges.liveness, busy.values())
     return Compacted(tuple((m, None) for m in free), (), busy, merges.incomplete, met)
 
@@ -216,8 +220,8 @@ def threads(settings: CompactionSettings, cores: int) -> int:
 def renew(feed: Feed, edges: Ports, addresses: Collection[str], owner: Owner, report: Reporter) -> Compacted:
     """Write the files at these addresses again, batch by batch; what one batch replaced stays replaced.
 
-    Slices of a shared file get files of their own. A file that another live batch works on, or that holds a topic's
-    earlier life, stays as it is. Raises as `compact`.
+    Offset ranges of a shared file get files of their own. A file that another live batch works on, or that holds a
+    topic's earlier life, stays as it is. Raises as `compact`.
     """
     with edges.liveness.send_heartbeats(owner):
         ledger = Ledger.offline(edges.lake, feed.name, edges.clock, owner.run)
@@ -234,7 +238,7 @@ def renew(feed: Feed, edges: Ports, addresses: Collection[str], owner: Owner, re
 
 
 def _pieces(ledger: Ledger, state: State, lake: Lake, addresses: Collection[str]) -> list[Merge]:
-    """Returns a piece for each slice with rows in these files, or that shares a file with one."""
+    """Returns a piece for each offset range with rows in these files, or that shares a file with one."""
     receipts = manifest.read_receipts_in(ledger, state, {*state.published_in})
     chosen = [r for r in receipts if any(lake.locate(p.path) in addresses for p in r.parts)]
     return [Merge((r,)) for r in manifest.with_sharers(ledger, state, chosen)]

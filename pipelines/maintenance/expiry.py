@@ -47,7 +47,7 @@ class Retirement:
     def ranges(self) -> tuple[KeyRange, ...]:
         by_key: dict[Key, list[Range]] = {}
         for r in self.receipts:
-            by_key.setdefault(r.slice.key, []).append(r.slice.range)
+            by_key.setdefault(r.offset_range.key, []).append(r.offset_range.range)
         return tuple(KeyRange(key=k, range=r) for k, ranges in sorted(by_key.items()) for r in union(ranges))
 
     @property
@@ -179,12 +179,14 @@ def _find_retirement(
     _check_nothing_pending(state, feed, ends, settings)
     _check_free(state, feed, ends, liveness)
     earlier = (r for r in manifest.read_receipts_lying(ledger, state, lambda w: w is None or w < before))
-    receipts = sorted(earlier, key=lambda r: (r.slice.key, r.slice.start))
+    receipts = sorted(earlier, key=lambda r: (r.offset_range.key, r.offset_range.start))
     groups = group_by_sharing(receipts)
-    below = [r for g in groups if all(r.slice.end <= ends[r.slice.key] for r in g) for r in g]
-    retired = {r.slice for r in below}
-    across = [r for r in receipts if r.slice not in retired and r.slice.start < ends[r.slice.key]]
-    return Retirement(before, tuple(sorted(below, key=lambda r: (r.slice.key, r.slice.start))), tuple(across))
+    below = [r for g in groups if all(r.offset_range.end <= ends[r.offset_range.key] for r in g) for r in g]
+    retired = {r.offset_range for r in below}
+    across = [r for r in receipts if r.offset_range not in retired and r.offset_range.start < ends[r.offset_range.key]]
+    return Retirement(
+        before, tuple(sorted(below, key=lambda r: (r.offset_range.key, r.offset_range.start))), tuple(across)
+    )
 
 
 def _check_pinned(state: State, feed: str, before: int, settings: WindowSettings) -> None:
@@ -239,7 +241,7 @@ def _asking(starts: Sequence[int], settings: WindowSettings) -> str:
 
 
 def _check_free(state: State, feed: str, ends: dict[Key, int], liveness: Liveness) -> None:
-    overlapping = {b.id: (b, s) for b, s in state.live_slices() if s.start < ends.get(s.key, 0)}
+    overlapping = {b.id: (b, s) for b, s in state.list_live_ranges() if s.start < ends.get(s.key, 0)}
     verdicts = owners.judge_batches(liveness, (b for b, _ in overlapping.values()))
     for batch, s in overlapping.values():
         if not (batch.rewrites and verdicts[batch.id].dead):
@@ -250,6 +252,6 @@ def windows_of(expiry: Retirement, settings: WindowSettings) -> Iterator[tuple[i
     """The receipts by their window (its start, ms; None: outside windows), oldest first."""
     by_window: dict[int | None, list[Receipt]] = {}
     for r in expiry.receipts:
-        w = r.slice.window
+        w = r.offset_range.window
         by_window.setdefault(None if w is None else settings.start_of(w), []).append(r)
     yield from sorted(by_window.items(), key=lambda item: (item[0] is not None, item[0] or 0))

@@ -1,4 +1,4 @@
-"""Writes the parts of adjoining slices again as parts of one slice, with every row as it was and in order.
+"""Writes the parts of adjoining offset ranges again as parts of one range, with every row as it was and in order.
 
 Promises: a part is read only while its SHA-256 is the ledger's. Each written part is read back and compared, row by
 row, with its source. Memory holds a few row groups, however large the parts are. Settings, folders, names and file
@@ -21,7 +21,7 @@ from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.landing.landed_rows import Rows, check_source, compare_rows, in_order, read_part_at
 from sluice.pipelines.landing.proof import check_account
 from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartTarget, PartWriter
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.ranges import union
 from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, Part, PartKind, Receipt, Tally
 from sluice.pipelines.ports import Lake
@@ -32,13 +32,13 @@ MERGE_BYTES = 128 << 20
 
 @dataclass(frozen=True)
 class Merge:
-    """Receipts of slices that follow each other without a gap. `slice` covers them all."""
+    """Receipts of offset ranges that follow each other without a gap. `offset_range` covers them all."""
 
     receipts: tuple[Receipt, ...]
 
     @cached_property
-    def slice(self) -> Slice:
-        first, last = self.receipts[0].slice, self.receipts[-1].slice
+    def offset_range(self) -> OffsetRange:
+        first, last = self.receipts[0].offset_range, self.receipts[-1].offset_range
         return replace(first, end=last.end, leader_epoch=last.leader_epoch, estimated_bytes=self.bytes)
 
     @cached_property
@@ -68,8 +68,8 @@ class RewriteContext:
     settings: LandingSettings
     stop: Event
 
-    def writer(self, s: Slice, kind: PartKind, schema: pa.Schema) -> PartWriter:
-        """A writer for the slice's rows of one kind."""
+    def writer(self, s: OffsetRange, kind: PartKind, schema: pa.Schema) -> PartWriter:
+        """A writer for the offset range's rows of one kind."""
         target = PartTarget(self.feed, self.batch, self.plan_hash, self.attempt, s, kind)
         return PartWriter(self.lake, target, schema, self.settings, ROW_GROUP_BYTES)
 
@@ -78,7 +78,7 @@ class RewriteContext:
         for r in receipts:
             files = [self.rows_of(p, locate(p)) for p in r.of(kind)]
             # Files by record time are adjacent in the order; all others follow one another.
-            yield from in_order(files) if r.slice.by_time and len(files) > 1 else chain.from_iterable(files)
+            yield from in_order(files) if r.offset_range.by_time and len(files) > 1 else chain.from_iterable(files)
 
     def rows_of(self, part: Part, path: str) -> Rows:
         """The rows of one part, in batches that take little memory."""
@@ -95,7 +95,7 @@ class Merger:
     desk: RewriteContext
 
     def merge(self, m: Merge) -> Receipt:
-        """Stage the parts of one slice and return its receipt. A failure leaves none behind.
+        """Stage the parts of one offset range and return its receipt. A failure leaves none behind.
 
         Raises ProofFailed, LakeFull, LakeUnavailable.
         """
@@ -119,7 +119,7 @@ class Merger:
         writer: PartWriter | None = None
         for rows in self.desk.rows(m.receipts, kind, visible_path):
             if writer is None:
-                writer = self.desk.writer(m.slice, kind, rows.schema.remove_metadata())
+                writer = self.desk.writer(m.offset_range, kind, rows.schema.remove_metadata())
                 writers.append(writer)
             writer.write(rows)
 
@@ -129,7 +129,7 @@ class Merger:
         counts = sum((r.counts for r in rs), Counts())
         tallies, drift = sum_tallies_and_drift(rs, counts.landed)
         receipt = Receipt(
-            m.slice,
+            m.offset_range,
             last.position,
             counts,
             parts,
@@ -148,14 +148,15 @@ class Merger:
         before, after = self.desk.rows(m.receipts, kind, visible_path), self.desk.rows((receipt,), kind, staged_path)
         if not compare_rows(before, after):
             raise ProofFailed(
-                f"{m.slice}: the {kind} rows of its merged parts are not those of the {len(m.parts)} parts before",
+                f"{m.offset_range}: the {kind} rows of its merged parts are not those of its {len(m.parts)} parts",
                 remedy="nothing was changed; this is a bug in merging, or a disk that forgets: report it",
             )
 
 
 def sum_tallies_and_drift(receipts: Iterable[Receipt], landed: int) -> tuple[tuple[Tally, ...], tuple[Drift, ...]]:
-    """The tallies and drift of slices of one format, added up. A field is missing only if none of the `landed` rows
-    has it."""
+    """The tallies and drift of offset ranges of one format, added up. A field is missing only if none of the `landed`
+    rows has it.
+    """
     tallies: dict[int, Tally] = {}
     drifts: dict[tuple[DriftKind, str], Drift] = {}
     for r in receipts:

@@ -74,9 +74,9 @@ RELANDED = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The re-landed slices, each with its new receipt (None in a dry run), and the `batches` that did it.
+    """The re-landed offset ranges, each with its new receipt (None in a dry run), and the `batches` that did it.
 
-    `busy` has by window (None: outside windows) the other live batch that reserves slices, which were left alone. `met`
+    `busy` has by window (None: outside windows) the other live batch that reserves ranges, which were left alone. `met`
     reports these batches: whether their runs are alive, and the remedies.
     """
 
@@ -93,7 +93,7 @@ class Replayed:
 
     @property
     def outcome(self) -> Trial:
-        """The outcome for the slices that were written again, or would be."""
+        """The outcome for the offset ranges that were written again, or would be."""
         return total(c.trial for c, _ in self.done)
 
 
@@ -160,34 +160,34 @@ class Replayer:
     writers: WriterSchemas | None
 
     def replay(self, c: Candidate) -> Receipt:
-        """Stage the parts of one slice and return its receipt. A failure leaves none behind.
+        """Stage the parts of one offset range and return its receipt. A failure leaves none behind.
 
         Raises ProofFailed, LakeFull, LakeUnavailable, and Failed for a landed value that today's types do not hold.
         """
         for part in c.parts:
             check_source(self.desk.lake, self.desk.feed, part)
-        work = _SliceReplay(self, c.receipt)
+        work = _RangeReplay(self, c.receipt)
         try:
             return work.carry_out()
         except pa.ArrowInvalid as error:
             work.abandon()
             raise Failed(
-                f"{c.slice}: {error}", remedy="nothing was changed; widen the schema and run it again"
+                f"{c.offset_range}: {error}", remedy="nothing was changed; widen the schema and run it again"
             ) from None
         except BaseException:
             work.abandon()
             raise
 
 
-class _SliceReplay:
-    """One slice on its way from its old parts to its new ones."""
+class _RangeReplay:
+    """One offset range on its way from its old parts to its new ones."""
 
     def __init__(self, by: Replayer, receipt: Receipt) -> None:
         self._by, self._old, self._desk = by, receipt, by.desk
         self._schema = by.shape.landed
-        self._sorter = Sorter(receipt.slice, by.shape, by.fixer, by.writers)
+        self._sorter = Sorter(receipt.offset_range, by.shape, by.fixer, by.writers)
         self._checks = RowChecks(by.shape.contract) if by.shape.contract else None
-        s = receipt.slice
+        s = receipt.offset_range
         self._landed = self._desk.writer(s, PartKind.LANDED, self._schema)
         self._refused = self._desk.writer(s, PartKind.QUARANTINED, QUARANTINED)
         self._new: list[Any] = [NO_OFFSETS]
@@ -223,7 +223,7 @@ class _SliceReplay:
     def _reland(self, notes: pq.ParquetWriter) -> Rows:
         """The rows that fit now. On the way, the others are written to the new, smaller quarantine."""
         for rows in self._desk.rows((self._old,), PartKind.QUARANTINED, visible_path):
-            chosen, rest = self._by.wanted.split(rows, self._old.slice.tp)
+            chosen, rest = self._by.wanted.split(rows, self._old.offset_range.tp)
             result = self._sorter.sort_out(chosen) if chosen.num_rows else Sorted((), None, NO_OFFSETS)
             if rest.num_rows and self._checks:
                 self._sorter.look_at(rest)
@@ -289,7 +289,7 @@ class _SliceReplay:
         now = _seen_as(self._desk.rows((receipt,), kind, staged_path), schema, after)
         if not compare_rows(old, now):
             raise ProofFailed(
-                f"{receipt.slice}: the {kind} rows that a replay must not change were changed",
+                f"{receipt.offset_range}: the {kind} rows that a replay must not change were changed",
                 remedy="nothing was changed; this is a bug in the replay, or a faulty disk: report it",
             )
 

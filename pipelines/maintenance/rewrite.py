@@ -22,7 +22,7 @@ from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.columns import NOTHING_SUPERSEDED
 from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.maintenance.merging import RewriteContext
-from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task
 from sluice.pipelines.model.receipts import Met, Owner, Part, Progress, Receipt, Reporter, Verdict, group_by_sharing
 from sluice.pipelines.ports import Liveness, Ports
 from sluice.pipelines.publishing import owners
@@ -34,10 +34,10 @@ _ENDLESS = 1 << 62
 
 
 class RewritePiece(Protocol):
-    """Parts to be written again. `slice` covers all of them."""
+    """Parts to be written again. `offset_range` covers all of them."""
 
     @property
-    def slice(self) -> Slice: ...
+    def offset_range(self) -> OffsetRange: ...
     @property
     def parts(self) -> tuple[Part, ...]: ...
     @property
@@ -89,13 +89,14 @@ def company(feed: str, ledger: Ledger, liveness: Liveness, busy: Iterable[int]) 
 
 
 def is_free(
-    state: State, s: Slice, since: int, busy: dict[int | None, int], dead: Container[int] = frozenset()
+    state: State, s: OffsetRange, since: int, busy: dict[int | None, int], dead: Container[int] = frozenset()
 ) -> bool:
-    """Returns whether the slice's parts below entry `since` still count, and no live batch reserves any of it. A batch
-    that does is put into `busy`, by window."""
+    """Returns whether the offset range's parts below entry `since` still count, and no live batch reserves any of it. A
+    batch that does is put into `busy`, by window.
+    """
     if state.superseded.get(s.key, NOTHING_SUPERSEDED).after(since - 1, s.range):
         return False
-    for batch, other in state.live_slices():
+    for batch, other in state.list_live_ranges():
         if other.key == s.key and other.range.meets(s.range) and batch.id not in dead:
             busy[s.window] = batch.id
             return False
@@ -106,7 +107,7 @@ def are_free(
     state: State, group: Sequence[P], since: int, busy: dict[int | None, int], dead: Container[int] = frozenset()
 ) -> bool:
     """Returns whether all pieces of a group that shares files are free."""
-    free = [is_free(state, p.slice, since, busy, dead) for p in group]  # each may add to `busy`
+    free = [is_free(state, p.offset_range, since, busy, dead) for p in group]  # each may add to `busy`
     return all(free)
 
 
@@ -135,7 +136,7 @@ class Rewriting(Generic[P]):
     def all(self, pieces: Sequence[P], since: int) -> None:
         """Rewrite the pieces, which counted below entry `since`, batch by batch. A published batch stays."""
         self._since = since
-        self._total = sum(p.slice.span for p in pieces)
+        self._total = sum(p.offset_range.span for p in pieces)
         for batch in _batches(pieces, self._feed.compaction.batch_bytes):
             if (planned := self._plan_free(batch)) is not None:
                 self._carry_out(*planned)
@@ -160,7 +161,7 @@ class Rewriting(Generic[P]):
         return appended.number, appended.entry.plan, free
 
     def _plan(self, state: State, pieces: Sequence[P]) -> Plan:
-        tasks = tuple(Task(i, -1, (p.slice,)) for i, p in enumerate(pieces))
+        tasks = tuple(Task(i, -1, (p.offset_range,)) for i, p in enumerate(pieces))
         replaces = tuple(dict.fromkeys(part.path for p in pieces for part in p.parts))
         return Plan(self._feed.name, state.cluster, self._how.request, self._feed.isolation, tasks, replaces)
 
@@ -195,7 +196,7 @@ class Rewriting(Generic[P]):
             try:
                 for done in as_completed([pool.submit(write, p) for p in pieces]):
                     out.append(done.result())
-                    self._written += out[-1].slice.span
+                    self._written += out[-1].offset_range.span
                     self._report(Progress(self._how.stage, self._written, self._total))
             except BaseException:
                 stop.set()

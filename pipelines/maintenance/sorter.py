@@ -1,4 +1,4 @@
-"""Tries the quarantined records of one slice by a shape, after a fix function if there is one."""
+"""Tries the quarantined records of one offset range by a shape, after a fix function if there is one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 from sluice.pipelines.landing.landed_rows import get_offsets
 from sluice.pipelines.landing.task import RowFindings
 from sluice.pipelines.maintenance.fixers import Botched, Fixer, Record
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Drift, DriftKind
 from sluice.pipelines.quarantine.held import without
 from sluice.pipelines.quarantine.limit import QuarantineKind, kinds_of
@@ -47,16 +47,16 @@ class Sorted:
 
 
 class Sorter:
-    """Tries the quarantined records of one slice by a shape, after a fix function if there is one.
+    """Tries the quarantined records of one offset range by a shape, after a fix function if there is one.
 
     `trial`, `seen` and `missing` grow with it.
     """
 
-    def __init__(self, s: Slice, shape: Shape, fixer: Fixer | None, writers: WriterSchemas | None = None) -> None:
+    def __init__(self, s: OffsetRange, shape: Shape, fixer: Fixer | None, writers: WriterSchemas | None = None) -> None:
         self.trial, self.seen = Trial(), RowFindings()
         self.missing: dict[str, Drift] = {}
         """The fields of refused values that no re-landed record has yet."""
-        self._slice, self._fixer = s, fixer
+        self._range, self._fixer = s, fixer
         self._alone: list[int] = []
         """The rows at hand that the fix function gave no value for."""
         self._format = replace(shape, dropping=False).format(writers)
@@ -69,7 +69,7 @@ class Sorter:
         refused: list[pa.RecordBatch] = []
         mended: list[Any] = [NO_OFFSETS]
         for records, changed in self._records(rows):
-            for piece in self._format.convert(self._slice, records):
+            for piece in self._format.convert(self._range, records):
                 self._see(piece)
                 if piece.landed.num_rows:
                     landed.append(piece.landed)
@@ -87,7 +87,7 @@ class Sorter:
     def _left_alone(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The rows for which the function gave no value: they stay, with the reason why they do not fit today."""
         alone = rows.take(fixed_width(pa.int64(), np.array(self._alone, np.int64)))
-        for piece in self._format.convert(self._slice, _records(alone)):
+        for piece in self._format.convert(self._range, _records(alone)):
             self.seen.add(piece)
             self.trial.left_fit += piece.landed.num_rows
             if piece.quarantined is not None:
@@ -101,14 +101,14 @@ class Sorter:
 
     def look_at(self, rows: pa.RecordBatch) -> None:
         """Show the contract rows that stay in quarantine."""
-        for piece in self._format.convert(self._slice, _records(rows)):
+        for piece in self._format.convert(self._range, _records(rows)):
             self.seen.add(piece)
 
     def _replace_values(self, rows: pa.RecordBatch, refused: pa.RecordBatch, changed: Any) -> pa.RecordBatch:
         """Today's reasons, with the batch that read the records; without records whose fix failed."""
         now = recast(quarantine_rows(refused, 0, self._format.contract), plain(QUARANTINED))
         for kind, records, first in kinds_of(now):
-            count_first(self.trial.why, kind, records, f"{self._slice.tp}:{first}")
+            count_first(self.trial.why, kind, records, f"{self._range.tp}:{first}")
         now = without(now, changed)
         batches = with_offsets(rows, get_offsets(now)).column("batch")
         return now.set_column(now.schema.get_field_index("batch"), QUARANTINED.field("batch"), batches)
@@ -133,7 +133,7 @@ class Sorter:
             try:
                 value = self._fixer.fix(record) if self._fixer else None
             except Botched as what:
-                count_first(self.trial.botched, str(what), 1, f"{self._slice.tp}:{record.offset}")
+                count_first(self.trial.botched, str(what), 1, f"{self._range.tp}:{record.offset}")
                 continue
             if value is None:
                 self.trial.left += 1

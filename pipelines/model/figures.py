@@ -68,7 +68,7 @@ FAMILIES = {
         _build_family("last_batch_quarantined_records", "Records that the batch refused, by reason.", "reason"),
         _build_family("last_batch_task_seconds", "Time of the batch's tasks, by activity.", "activity"),
         _build_family("last_batch_throttled_seconds", "Pauses that brokers imposed on the batch's tasks."),
-        _build_family("last_batch_failed_slices", "Offset ranges of the batch that failed and stay pending."),
+        _build_family("last_batch_failed_offset_ranges", "Offset ranges of the batch that failed and stay pending."),
         _build_family(
             "runs",
             "Runs of the last day in Dagster, by status and error.",

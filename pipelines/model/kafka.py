@@ -170,11 +170,11 @@ class OpenTransaction:
 class FetchLimits:
     """Bounds of a fetch stream.
 
-    `active_slices` are read at once. One response holds at most `request_bytes`, and `partition_bytes` of each
+    `active_ranges` are read at once. One response holds at most `request_bytes`, and `partition_bytes` of each
     partition. `ahead_bytes` may wait in memory for the consumer.
     """
 
-    active_slices: int = 16
+    active_ranges: int = 16
     request_bytes: int = 16 << 20
     partition_bytes: int = 4 << 20
     ahead_bytes: int = 32 << 20

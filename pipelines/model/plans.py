@@ -73,7 +73,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class OffsetRange:
     """One contiguous range of offsets [start, end) that one task reads.
 
     `window` is the start of its window (ms), None outside windows. Its parts go to `folder` below the feed's data.
@@ -113,7 +113,9 @@ class Slice:
 
 
 class Assignor(StrEnum):
-    """How slices are given to tasks. All but the first are those of Kafka's consumers, and give whole partitions."""
+    """How offset ranges are given to tasks. All but the first are those of Kafka's consumers, and give whole
+    partitions.
+    """
 
     LEADER_BYTES = "leader_bytes"
     RANGE = "range"
@@ -125,17 +127,32 @@ SEVERAL = -1
 """In the place of a leader: the task reads from more than one."""
 
 
+_JSON_NAMES = {"offset_range": "slice", "offset_ranges": "slices"}
+
+
+def name_in_json(field: str) -> str:
+    """Returns a field's key in ledgers, receipts and plan hashes, which keep the names of their first version."""
+    return _JSON_NAMES.get(field, field)
+
+
+JSON_CONFIG = {"alias_generator": name_in_json}
+"""Pydantic's configuration of a dataclass with such a field."""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The slices that one Spark task reads. `leader` is the id of the broker that leads them all, or `SEVERAL`."""
+    """The offset ranges that one Spark task reads. `leader` is the id of the broker that leads them all, or
+    `SEVERAL`.
+    """
 
     index: int
     leader: int
-    slices: tuple[Slice, ...]
+    offset_ranges: tuple[OffsetRange, ...]
+    __pydantic_config__ = JSON_CONFIG
 
     @property
     def estimated_bytes(self) -> int:
-        return sum(s.estimated_bytes for s in self.slices)
+        return sum(s.estimated_bytes for s in self.offset_ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +170,13 @@ class Plan:
     replaces: tuple[str, ...] = ()
 
     @property
-    def slices(self) -> tuple[Slice, ...]:
-        return tuple(s for t in self.tasks for s in t.slices)
+    def offset_ranges(self) -> tuple[OffsetRange, ...]:
+        return tuple(s for t in self.tasks for s in t.offset_ranges)
 
     @property
     def span(self) -> int:
         """How many offsets the plan covers: no more records can land."""
-        return sum(s.span for s in self.slices)
+        return sum(s.span for s in self.offset_ranges)
 
     @property
     def estimated_bytes(self) -> int:
@@ -172,18 +189,18 @@ class Plan:
 
 
 def to_json(value: Any) -> str:
-    """A dataclass as canonical JSON: sorted keys, no spaces."""
+    """A dataclass as canonical JSON: keys by `name_in_json`, sorted, no spaces."""
     return json.dumps(value, default=_to_fields, sort_keys=True, separators=(",", ":"))
 
 
 def _to_fields(value: Any) -> dict[str, Any]:
     of: Any = type(value)
-    return {name: getattr(value, name) for name in _list_field_names(of)}
+    return {key: getattr(value, name) for key, name in _list_fields(of)}
 
 
 @cache
-def _list_field_names(of: Any) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(of))
+def _list_fields(of: Any) -> tuple[tuple[str, str], ...]:
+    return tuple((name_in_json(f.name), f.name) for f in fields(of))
 
 
 _PARTITION = re.compile(r"([A-Za-z0-9._-]{1,249}):([0-9]{1,9})")

@@ -1,4 +1,6 @@
-"""The result of a slice: parts, counts, drift and receipts. Also who owns the batch, and whether that owner lives."""
+"""The result of an offset range: parts, counts, drift and receipts. Also who owns the batch, and whether that owner
+lives.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeVar
 
-from sluice.pipelines.model.plans import Request, Slice
+from sluice.pipelines.model.plans import JSON_CONFIG, OffsetRange, Request
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.schema.wider import join_texts
 
@@ -21,8 +23,9 @@ class PartKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SharedFile:
-    """A Parquet file that several slices share, as one of them sees it: its own rows begin at row `first`, and the
-    whole file has `rows` rows and `bytes` bytes."""
+    """A Parquet file that several offset ranges share, as one of them sees it: its own rows begin at row `first`, and
+    the whole file has `rows` rows and `bytes` bytes.
+    """
 
     first: int
     rows: int
@@ -31,11 +34,11 @@ class SharedFile:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The rows of one slice in one Parquet file. `staged` is the file's lake path before publishing, `path` its lake
-    path afterwards, and `sha256` its hash.
+    """The rows of one offset range in one Parquet file. `staged` is the file's lake path before publishing, `path` its
+    lake path afterwards, and `sha256` its hash.
 
-    `rows` and `bytes` are the slice's. If `shared` is not set, the file holds nothing else. In a shared file, the bytes
-    of all slices add up to the file's.
+    `rows` and `bytes` are the range's. If `shared` is not set, the file holds nothing else. In a shared file, the bytes
+    of all ranges add up to the file's.
     """
 
     name: str
@@ -147,16 +150,16 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """A task's report of a finished slice.
+    """A task's report of a finished offset range.
 
-    `position` is where reading stopped (≥ `slice.end`). `input_bytes` came over the wire. `timings` are nanoseconds by
-    activity: `wait`, `crc`, `decompress`, `decode`, `type`, `validate`, `encode`, `write`. `format` is the name of the
-    shape that made the rows (`Shape.name`), and `tallies` and `drift` are what it saw. `relanded` are offsets that were
-    quarantined first and landed later by a replay; `mended` are those of them whose bytes a fix function changed.
-    `adopted` is set when an earlier attempt wrote the receipt.
+    `position` is where reading stopped (≥ `offset_range.end`). `input_bytes` came over the wire. `timings` are
+    nanoseconds by activity: `wait`, `crc`, `decompress`, `decode`, `type`, `validate`, `encode`, `write`. `format` is
+    the name of the shape that made the rows (`Shape.name`), and `tallies` and `drift` are what it saw. `relanded` are
+    offsets that were quarantined first and landed later by a replay; `mended` are those of them whose bytes a fix
+    function changed. `adopted` is set when an earlier attempt wrote the receipt.
     """
 
-    slice: Slice
+    offset_range: OffsetRange
     position: int
     counts: Counts
     parts: tuple[Part, ...]
@@ -169,6 +172,7 @@ class Receipt:
     relanded: tuple[Range, ...] = ()
     mended: tuple[Range, ...] = ()
     adopted: bool = field(default=False, compare=False)
+    __pydantic_config__ = JSON_CONFIG
 
     def of(self, kind: PartKind) -> tuple[Part, ...]:
         """The parts that hold rows of this kind."""
@@ -186,7 +190,7 @@ H = TypeVar("H", bound=HasParts)
 
 
 def count_files(receipts: Iterable[HasParts]) -> int:
-    """How many Parquet files hold the rows: one that slices share counts once."""
+    """How many Parquet files hold the rows: one that offset ranges share counts once."""
     return len({p.staged for r in receipts for p in r.parts})
 
 
@@ -211,17 +215,20 @@ def group_by_sharing(receipts: Sequence[H]) -> list[list[H]]:
 
 
 @dataclass(frozen=True, slots=True)
-class SliceFailure:
-    """Why a slice was not finished. `error` is the error's class name; `fatal` means that a retry will not help."""
+class RangeFailure:
+    """Why an offset range was not finished. `error` is the error's class name; `fatal` means that a retry will not
+    help.
+    """
 
-    slice: Slice
+    offset_range: OffsetRange
     error: str
     message: str
     remedy: str = ""
     fatal: bool = False
+    __pydantic_config__ = JSON_CONFIG
 
 
-Outcome = Receipt | SliceFailure
+Outcome = Receipt | RangeFailure
 
 
 @dataclass(frozen=True, slots=True)

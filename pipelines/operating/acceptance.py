@@ -67,7 +67,7 @@ from sluice.pipelines.model.kafka import (
     TopicPartition,
     encode_topic,
 )
-from sluice.pipelines.model.plans import AskedRange, Request, RequestKind, Slice
+from sluice.pipelines.model.plans import AskedRange, OffsetRange, Request, RequestKind
 from sluice.pipelines.model.ranges import Range, intersect, subtract, union
 from sluice.pipelines.planning import origins
 from sluice.pipelines.planning import plan as planning
@@ -152,10 +152,12 @@ def _lost(feed: Feed, state: State, partitions: Mapping[Key, PartitionState]) ->
     return tuple(KeyRange(key=o.key, range=r) for o in pending for r in o.lost)
 
 
-def _reserving(state: State, ranges: Iterable[KeyRange]) -> list[tuple[Batch, Slice]]:
-    """The live batches with a slice that meets one of the ranges."""
+def _reserving(state: State, ranges: Iterable[KeyRange]) -> list[tuple[Batch, OffsetRange]]:
+    """The live batches with an offset range that meets one of the ranges."""
     wanted = list(ranges)
-    return [(b, s) for b, s in state.live_slices() if any(w.key == s.key and w.range.meets(s.range) for w in wanted)]
+    return [
+        (b, s) for b, s in state.list_live_ranges() if any(w.key == s.key and w.range.meets(s.range) for w in wanted)
+    ]
 
 
 def _abandon_dead(edges: Ports, ledger: Ledger, ranges: Iterable[KeyRange]) -> tuple[int, ...]:
@@ -192,7 +194,7 @@ def accept_log(feed: Feed, edges: Ports, event: AcceptEvent, reason: str, only: 
             and state.current[tp] == ledger_state.current.get(tp)  # else somebody accepted it before us
         )
         left_keys = {i.leaves for i in items}
-        ended = tuple(sorted({b.id for b, s in state.live_slices() if s.key in left_keys}))
+        ended = tuple(sorted({b.id for b, s in state.list_live_ranges() if s.key in left_keys}))
         # Pending offsets of an earlier life can never be read.
         passed = tuple(KeyRange(key=k, range=r) for k in sorted(left_keys) for r in state.holes(k))
         return AcceptEntry(event=event, items=items, passed=passed, reason=reason) if items else None
@@ -342,7 +344,7 @@ def accept_corrupt(feed: Feed, edges: Ports, fetcher: Fetcher, wanted: AskedRang
 
 def _damaged_range(feed: Feed, fetcher: Fetcher, key: Key, p: PartitionState, r: Range) -> KeyRange | None:
     """The offsets of the first unreadable batch in the range; up to the range's end if its own is unknown."""
-    piece = Slice(*key, r.start, r.end, p.leader_epoch)
+    piece = OffsetRange(*key, r.start, r.end, p.leader_epoch)
     committed = feed.isolation is Isolation.READ_COMMITTED
     decoder = BatchDecoder(key.topic, key.partition, r.start, r.end, DecodeOptions(read_committed=committed))
     try:
@@ -465,9 +467,9 @@ def _begun_at(edges: Ports, remains: _LedgerRemains, aside: Iterable[str]) -> tu
 
 
 def _ranges_in(lake: Lake, path: str) -> list[tuple[tuple[str, int], Range]]:
-    """The slices of a part's file, each as (encoded topic, partition) and range; none of another file.
+    """The offset ranges of a part's file, each as (encoded topic, partition) and range; none of another file.
 
-    They are in its name, or, of a shared file, in its footer. A shared one that cannot be read tells its first slice.
+    They are in its name, or, of a shared file, in its footer. A shared one that cannot be read tells its first range.
     """
     if (name := paths.parse_part(path)) is None:
         return []
@@ -477,13 +479,13 @@ def _ranges_in(lake: Lake, path: str) -> list[tuple[tuple[str, int], Range]]:
     try:
         with lake.open(path) as file:
             about = pq.read_metadata(file).metadata or {}
-        return [_slice_named(text) for text, _ in json.loads(about[b"sluice.slices"])]
+        return [_parse_range(text) for text, _ in json.loads(about[b"sluice.slices"])]
     except (OSError, pa.ArrowException, ValueError, TypeError, KeyError):
         return own
 
 
-def _slice_named(text: str) -> tuple[tuple[str, int], Range]:
-    """A slice as it is written: `topic:partition:start-end`."""
+def _parse_range(text: str) -> tuple[tuple[str, int], Range]:
+    """An offset range as it is written: `topic:partition:start-end`."""
     topic, partition, offsets = text.rsplit(":", 2)
     start, end = offsets.split("-")
     return (encode_topic(topic), int(partition)), Range(int(start), int(end))

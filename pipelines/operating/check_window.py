@@ -97,9 +97,9 @@ def check_window(feed: Feed, edges: Ports, window: int | None, by: Sequence[str]
     _check_columns(feed, state, by)
     receipts = sorted(
         manifest.group_receipts(ledger, state, (start,), settings)[start],
-        key=lambda r: (r.slice.key, r.slice.start),
+        key=lambda r: (r.offset_range.key, r.offset_range.start),
     )
-    placed = [(r.slice, p) for r in receipts for p in r.parts]
+    placed = [(r.offset_range, p) for r in receipts for p in r.parts]
     unseen = {p.path for p in manifest.find_missing(edges.lake, (p for _, p in placed))}
     visible = [(s, p) for s, p in placed if p.path not in unseen]
     standing, reasons, unchecked = _explain(feed, edges, ledger, state, start)
@@ -212,8 +212,8 @@ def _list_failures(ledger: Ledger, status: FeedStatus, s: WindowStanding) -> Ite
         return
     pending = {o.key for o in s.pending}
     for f in ledger.publication(batch).failures:
-        if f.slice.window == s.window and f.slice.key in pending:
-            yield Reason(f"batch {batch.id} failed in {f.slice}: {f.message}", f.remedy)
+        if f.offset_range.window == s.window and f.offset_range.key in pending:
+            yield Reason(f"batch {batch.id} failed in {f.offset_range}: {f.message}", f.remedy)
 
 
 def _describe_pending(s: WindowStanding) -> str:

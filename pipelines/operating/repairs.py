@@ -134,7 +134,7 @@ def _given_up(target: RepairTarget, giving_up: Sequence[int]) -> Iterator[Repair
         if abandon(target.ledger, number, "given up by `sluice repair`: its run is dead", batch.owner) is None:
             yield RepairFinding(RepairKind.ABANDONED, f"batch {number} is {batch.status} already", items=(str(number),))
             continue
-        lost = f"; {many(finished, 'finished slice')} will be read again" if finished else ""
+        lost = f"; {many(finished, 'finished offset range')} will be read again" if finished else ""
         yield RepairFinding(
             RepairKind.ABANDONED, f"batch {number} ({batch.request}){lost}", "abandoned", items=(str(number),)
         )
@@ -222,11 +222,11 @@ def _strangers(target: RepairTarget) -> Iterator[RepairFinding]:
 
 
 def _land_again(target: RepairTarget, r: Receipt) -> str:
-    """The command that lands a receipt's slice again; with its window, if it has one."""
-    s, window = r.slice, r.slice.window
-    slices = Request(RequestKind.OFFSETS, (AskedRange(s.topic, s.partition, s.start, s.end),), replace=True)
+    """The command that lands a receipt's offset range again; with its window, if it has one."""
+    s, window = r.offset_range, r.offset_range.window
+    ranges = Request(RequestKind.OFFSETS, (AskedRange(s.topic, s.partition, s.start, s.end),), replace=True)
     request = Request(RequestKind.WINDOW, window=window and target.windows.start_of(window), replace=True)
-    return f"{owners.format_request(target.feed, slices if window is None else request)}   lands their offsets again"
+    return f"{owners.format_request(target.feed, ranges if window is None else request)}   lands their offsets again"
 
 
 def _visible(target: RepairTarget) -> set[str]:

@@ -1,7 +1,7 @@
-"""Which task reads which slices, by the strategy that a feed names (`fetch.assignor`).
+"""Which task reads which offset ranges, by the strategy that a feed names (`fetch.assignor`).
 
-Pure functions: equal slices, sizes and earlier tasks give equal tasks (invariant 9). All strategies read the same
-slices; they differ in how even the tasks are, and in the number of brokers per task. `assign_ranges`, `round_robin` and
+Pure functions: equal ranges, sizes and earlier tasks give equal tasks (invariant 9). All strategies read the same
+ranges; they differ in how even the tasks are, and in the number of brokers per task. `assign_ranges`, `round_robin` and
 `assign_sticky` are those of Kafka's consumers (RangeAssignor, RoundRobinAssignor, and StickyAssignor of KIP-54), with
 tasks instead of consumers: they assign complete partitions and ignore bytes.
 """
@@ -15,31 +15,31 @@ from heapq import heapify, heappop, heappush
 from itertools import groupby
 
 from sluice.pipelines.model.kafka import TopicPartition
-from sluice.pipelines.model.plans import SEVERAL, Assignor, Plan, Slice, Task
+from sluice.pipelines.model.plans import SEVERAL, Assignor, OffsetRange, Plan, Task
 
-Led = tuple[int, Slice]
-"""A slice behind the id of the broker that leads its partition."""
+Led = tuple[int, OffsetRange]
+"""An offset range behind the id of the broker that leads its partition."""
 Before = Mapping[TopicPartition, int]
 """The task (its place in an earlier plan) that read a partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """How a plan is cut into slices and tasks.
+    """How a plan is cut into offset ranges and tasks.
 
     `parallelism` is the number of tasks that run at a time. `max_records` and `max_bytes` limit a run (None: no limit).
-    `max_slices` limits a batch, which ends with the last window that fits and has at least one. With `by_time` (ms),
+    `max_ranges` limits a batch, which ends with the last window that fits and has at least one. With `by_time` (ms),
     rows go to folders of that length by their own time; 0: by window. `before` has the tasks for `assign_sticky`.
     """
 
-    slice_bytes: int
+    range_bytes: int
     task_bytes: int
     parallelism: int
     max_tasks: int
     max_records: int | None = None
     max_bytes: int | None = None
-    max_slices: int | None = None
-    min_slice_bytes: int = 8 << 20
+    max_ranges: int | None = None
+    min_range_bytes: int = 8 << 20
     by_time: int = 0
     assignor: Assignor = Assignor.LEADER_BYTES
     before: Before = field(default_factory=dict)
@@ -50,8 +50,8 @@ class Comparison:
     """One strategy's tasks, for comparison.
 
     `largest` is in bytes. `balance` is the largest task by the mean one: 1 is even. `leaders` is the maximum number of
-    brokers for one task. `moved` counts the slices whose partition another task read before; None without an earlier
-    plan.
+    brokers for one task. `moved` counts the offset ranges whose partition another task read before; None without an
+    earlier plan.
     """
 
     assignor: Assignor
@@ -62,20 +62,20 @@ class Comparison:
     moved: int | None
 
 
-def assign_tasks(slices: Sequence[Led], sizing: Sizing) -> tuple[Task, ...]:
-    """Tasks that read each of the slices once, numbered by their place."""
-    bins = _by_leader(slices, sizing) if sizing.assignor is Assignor.LEADER_BYTES else _by_partition(slices, sizing)
+def assign_tasks(ranges: Sequence[Led], sizing: Sizing) -> tuple[Task, ...]:
+    """Tasks that read each of the offset ranges once, numbered by their place."""
+    bins = _by_leader(ranges, sizing) if sizing.assignor is Assignor.LEADER_BYTES else _by_partition(ranges, sizing)
     return tuple(_build_task(index, bin_) for index, bin_ in enumerate(bin_ for bin_ in bins if bin_))
 
 
 def map_tasks(plan: Plan) -> Before:
     """Returns the task that read each partition: the first, if there were several."""
-    return {s.tp: task.index for task in reversed(plan.tasks) for s in task.slices}
+    return {s.tp: task.index for task in reversed(plan.tasks) for s in task.offset_ranges}
 
 
-def compare(slices: Sequence[Led], sizing: Sizing) -> tuple[Comparison, ...]:
-    """Compare all strategies on the same slices, in the order of `Assignor`."""
-    return tuple(_measure(slices, replace(sizing, assignor=a)) for a in Assignor)
+def compare(ranges: Sequence[Led], sizing: Sizing) -> tuple[Comparison, ...]:
+    """Compare all strategies on the same offset ranges, in the order of `Assignor`."""
+    return tuple(_measure(ranges, replace(sizing, assignor=a)) for a in Assignor)
 
 
 def assign_ranges(partitions: Iterable[TopicPartition], count: int) -> list[list[TopicPartition]]:
@@ -122,9 +122,9 @@ def _share(total: int, count: int, place: int) -> int:
     return place * shortest + min(place, larger)
 
 
-def _by_partition(slices: Sequence[Led], sizing: Sizing) -> list[list[Led]]:
-    partitions = sorted({s.tp for _, s in slices})
-    count = min(_count_tasks(_count_bytes(slices), sizing), len(partitions)) or 1
+def _by_partition(ranges: Sequence[Led], sizing: Sizing) -> list[list[Led]]:
+    partitions = sorted({s.tp for _, s in ranges})
+    count = min(_count_tasks(_count_bytes(ranges), sizing), len(partitions)) or 1
     match sizing.assignor:
         case Assignor.RANGE:
             assigned = assign_ranges(partitions, count)
@@ -134,17 +134,17 @@ def _by_partition(slices: Sequence[Led], sizing: Sizing) -> list[list[Led]]:
             assigned = assign_sticky(partitions, count, sizing.before)
     task_of = {tp: i for i, tps in enumerate(assigned) for tp in tps}
     bins: list[list[Led]] = [[] for _ in range(count)]
-    for led in slices:
+    for led in ranges:
         bins[task_of[led[1].tp]].append(led)
     return bins
 
 
-def _by_leader(slices: Sequence[Led], sizing: Sizing) -> list[list[Led]]:
-    """A leader gets tasks by its share of the bytes; there the largest slice goes to the emptiest task."""
+def _by_leader(ranges: Sequence[Led], sizing: Sizing) -> list[list[Led]]:
+    """A leader gets tasks by its share of the bytes; there the largest offset range goes to the emptiest task."""
     groups: dict[int, list[Led]] = {}
-    for led in slices:
+    for led in ranges:
         groups.setdefault(led[0], []).append(led)
-    total = _count_bytes(slices) or 1
+    total = _count_bytes(ranges) or 1
     wanted = _count_tasks(total, sizing)
     counts = {leader: max(1, min(len(g), round(_count_bytes(g) / total * wanted))) for leader, g in groups.items()}
     return [bin_ for leader, group in sorted(groups.items()) for bin_ in _pack(group, counts[leader])]
@@ -172,20 +172,20 @@ def _build_task(index: int, held: Sequence[Led]) -> Task:
     return Task(index, leaders.pop() if len(leaders) == 1 else SEVERAL, tuple(ordered))
 
 
-def _count_bytes(slices: Iterable[Led]) -> int:
-    return sum(s.estimated_bytes for _, s in slices)
+def _count_bytes(ranges: Iterable[Led]) -> int:
+    return sum(s.estimated_bytes for _, s in ranges)
 
 
-def _measure(slices: Sequence[Led], sizing: Sizing) -> Comparison:
-    tasks_, leader_of = assign_tasks(slices, sizing), {s.tp: leader for leader, s in slices}
+def _measure(ranges: Sequence[Led], sizing: Sizing) -> Comparison:
+    tasks_, leader_of = assign_tasks(ranges, sizing), {s.tp: leader for leader, s in ranges}
     sizes = [t.estimated_bytes for t in tasks_]
     before = sizing.before
-    moved = sum(before.get(s.tp, t.index) != t.index for t in tasks_ for s in t.slices)
+    moved = sum(before.get(s.tp, t.index) != t.index for t in tasks_ for s in t.offset_ranges)
     return Comparison(
         sizing.assignor,
         len(tasks_),
         max(sizes, default=0),
         max(sizes) * len(sizes) / sum(sizes) if sum(sizes) else 1.0,
-        max((len({leader_of[s.tp] for s in t.slices}) for t in tasks_), default=0),
+        max((len({leader_of[s.tp] for s in t.offset_ranges}) for t in tasks_), default=0),
         moved if before else None,
     )

@@ -1,4 +1,4 @@
-"""The plan of a batch: requested ranges minus accounted ones, cut into slices and assigned to tasks.
+"""The plan of a batch: requested ranges minus accounted ones, cut into offset ranges and assigned to tasks.
 
 Pure functions: the same state, partitions and settings give the same plan, and so the same hash, part names and rows
 (invariant 9). `find_pending_ranges` finds pending ranges, `build` makes the plan.
@@ -18,7 +18,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Batch, State
 from sluice.pipelines.ledger.fold import by_key
 from sluice.pipelines.model.kafka import Key, PartitionState, TopicPartition
-from sluice.pipelines.model.plans import AskedRange, Plan, Request, RequestKind, Slice
+from sluice.pipelines.model.plans import AskedRange, OffsetRange, Plan, Request, RequestKind
 from sluice.pipelines.model.ranges import Range, cut, intersect, subtract, union
 from sluice.pipelines.model.receipts import Receipt, group_by_sharing
 from sluice.pipelines.planning import assignment, windows
@@ -69,13 +69,13 @@ def find_pending_ranges(
 ) -> tuple[tuple[PendingRanges, ...], tuple[Refusal, ...]]:
     """Returns the request's pending ranges in each partition, and the refused partitions.
 
-    A replacing request has all of its ranges pending, and the complete slices of all receipts in `replaced`. Pending
-    offsets below a partition's log start go into `lost`. Raises UsageError if a range names an unknown partition or
-    reaches beyond the last stable offset.
+    A replacing request has all of its ranges pending, and the complete offset ranges of all receipts in `replaced`.
+    Pending offsets below a partition's log start go into `lost`. Raises UsageError if a range names an unknown
+    partition or reaches beyond the last stable offset.
     """
     pending: list[PendingRanges] = []
     refused: list[Refusal] = []
-    for key, wanted in _widen_to_slices(find_requested_ranges(request, state, partitions, window), replaced):
+    for key, wanted in _widen_to_ranges(find_requested_ranges(request, state, partitions, window), replaced):
         if (partition := partitions.get(key)) is None:
             raise _build_not_readable_error(key, wanted)
         if wrong := _explain_unreadable(request, wanted, key, partition, state):
@@ -106,19 +106,19 @@ def _find_accounted(request: Request, state: State, key: Key) -> Iterable[Range]
     return accounted
 
 
-def _widen_to_slices(named: Iterable[tuple[Key, Range]], replaced: Sequence[Receipt]) -> Iterator[tuple[Key, Range]]:
-    """The ranges and those of the replaced slices, which meet them or share a file with one that does."""
+def _widen_to_ranges(named: Iterable[tuple[Key, Range]], replaced: Sequence[Receipt]) -> Iterator[tuple[Key, Range]]:
+    """The ranges and those of the replaced offset ranges, which meet them or share a file with one that does."""
     if not replaced:
         yield from named
         return
-    wide = by_key((*named, *((r.slice.key, r.slice.range) for r in replaced)))
+    wide = by_key((*named, *((r.offset_range.key, r.offset_range.range) for r in replaced)))
     yield from ((key, r) for key, ranges in wide.items() for r in union(ranges))
 
 
 def _build_not_readable_error(key: Key, wanted: Range) -> UsageError:
     return UsageError(
         f"{key}: {wanted} shares a file with the offsets to land again, and is not a partition of the feed in Kafka",
-        remedy="landed rows stay: the slices of a file are landed again together",
+        remedy="landed rows stay: the offset ranges of a file are landed again together",
         topic=key.topic,
         partition=key.partition,
         start=wanted.start,
@@ -159,8 +159,8 @@ def build_window_held_error(
 def _build_not_again_error(asked: Range, key: Key, partition: PartitionState) -> OffsetsLost:
     return OffsetsLost(
         f"{key}: {asked} cannot be landed again: Kafka holds it only from {partition.log_start} on",
-        remedy="landed rows stay; request ranges that Kafka still holds: windows, or slices of published batches, are"
-        " landed again completely",
+        remedy="landed rows stay; request ranges that Kafka still holds: windows, or offset ranges of published batches"
+        " are landed again completely",
         topic=key.topic,
         partition=key.partition,
         start=asked.start,
@@ -231,13 +231,15 @@ def _build_unknown_partition_error(tp: TopicPartition, by_tp: Mapping[TopicParti
     return UsageError(f"{tp} is not a partition of this feed", remedy=f"its partitions are: {listed or 'none'}")
 
 
-def find_overlapping(state: State, request: Request, found: Sequence[PendingRanges]) -> Iterator[tuple[Batch, Slice]]:
-    """Yields the live batches that reserve any of the pending ranges, each with the conflicting slice.
+def find_overlapping(
+    state: State, request: Request, found: Sequence[PendingRanges]
+) -> Iterator[tuple[Batch, OffsetRange]]:
+    """Yields the live batches that reserve any of the pending ranges, each with the conflicting offset range.
 
     Includes every live batch of the same replacing request, because its records may be gone from Kafka.
     """
     wanted = {o.key: (*o.ranges, *o.lost) for o in found}
-    for batch, s in state.live_slices():
+    for batch, s in state.list_live_ranges():
         same = request.replace and batch.request == request
         if same or any(r.meets(s.range) for r in wanted.get(s.key, ())):
             yield batch, s
@@ -262,12 +264,12 @@ def build(
         return None
     if request.replace and within != due:
         raise _build_limits_error(due)
-    if sizing.max_slices is not None and not request.replace:
-        within = _take_oldest_windows(within, sizing, sizing.max_slices, state)
+    if sizing.max_ranges is not None and not request.replace:
+        within = _take_oldest_windows(within, sizing, sizing.max_ranges, state)
     _check_whole_files(due, replaced)
-    size = _slice_size(within, sizing)
-    slices = [(o.partition.leader, s) for o in within for s in _cut_slices(o, size, state, window, sizing.by_time)]
-    return replace(blank, tasks=assignment.assign_tasks(slices, sizing), replaces=_list_parts(due, replaced))
+    size = _compute_range_size(within, sizing)
+    ranges = [(o.partition.leader, s) for o in within for s in _cut_ranges(o, size, state, window, sizing.by_time)]
+    return replace(blank, tasks=assignment.assign_tasks(ranges, sizing), replaces=_list_parts(due, replaced))
 
 
 def _list_parts(due: Sequence[PendingRanges], replaced: Sequence[Receipt]) -> tuple[str, ...]:
@@ -277,20 +279,20 @@ def _list_parts(due: Sequence[PendingRanges], replaced: Sequence[Receipt]) -> tu
 def _find_covered(due: Sequence[PendingRanges], replaced: Sequence[Receipt]) -> list[Receipt]:
     """Returns the receipts that are landed again."""
     requested_of = by_key((o.key, o.asked) for o in due)
-    return [r for r in replaced if any(a.meets(r.slice.range) for a in requested_of.get(r.slice.key, ()))]
+    return [r for r in replaced if any(a.meets(r.offset_range.range) for a in requested_of.get(r.offset_range.key, ()))]
 
 
 def _check_whole_files(due: Sequence[PendingRanges], replaced: Sequence[Receipt]) -> None:
-    """Raises UsageError if a slice of a replaced file cannot be read."""
-    covered = {r.slice for r in _find_covered(due, replaced)}
+    """Raises UsageError if an offset range of a replaced file cannot be read."""
+    covered = {r.offset_range for r in _find_covered(due, replaced)}
     for group in group_by_sharing(replaced):
-        missing_slices = [r.slice for r in group if r.slice not in covered]
-        if missing_slices and len(missing_slices) < len(group):
-            s, more = missing_slices[0], f" and {len(missing_slices) - 1} more" if len(missing_slices) > 1 else ""
+        missing_ranges = [r.offset_range for r in group if r.offset_range not in covered]
+        if missing_ranges and len(missing_ranges) < len(group):
+            s, more = missing_ranges[0], f" and {len(missing_ranges) - 1} more" if len(missing_ranges) > 1 else ""
             raise UsageError(
                 f"{s}{more} cannot be landed again now, and shares a file with requested offsets",
-                remedy="landed rows stay: the slices of a file are landed again together. `sluice plan` shows the"
-                " problem with that partition",
+                remedy="landed rows stay: the offset ranges of a file are landed again together. `sluice plan` shows"
+                " the problem with that partition",
                 topic=s.topic,
                 partition=s.partition,
                 start=s.start,
@@ -335,16 +337,16 @@ def _take_head(ranges: Sequence[Range], span: int) -> tuple[Range, ...]:
 
 
 def _take_oldest_windows(
-    found: Sequence[PendingRanges], sizing: Sizing, slices: int, state: State
+    found: Sequence[PendingRanges], sizing: Sizing, ranges: int, state: State
 ) -> list[PendingRanges]:
-    """Returns the pending ranges up to the latest boundary that leaves at most `slices` slices.
+    """Returns the pending ranges up to the latest boundary that leaves at most `ranges` offset ranges.
 
     Includes the oldest window in any case: retention by time deletes the oldest records first.
     """
     ends = [end for o in found if (end := windows.find_window_end(state, o.key, o.ranges[0].start)) is not None]
     if not ends:
         return list(found)
-    times, size = state.boundary_times, _slice_size(found, sizing)
+    times, size = state.boundary_times, _compute_range_size(found, sizing)
     first = bisect_left(times, min(ends))
 
     def upto(at: int) -> list[PendingRanges]:
@@ -352,7 +354,7 @@ def _take_oldest_windows(
 
     def too_much(at: int) -> bool:
         counts = accumulate(_count_cuts(o, p, size) for o in upto(at) for p in _iterate_pieces(o, state))
-        return any(count > slices for count in counts)
+        return any(count > ranges for count in counts)
 
     if not too_much(len(times)):
         return list(found)
@@ -370,18 +372,20 @@ def _take_before(found: Sequence[PendingRanges], state: State, time: int) -> lis
     return [o for o in readable if o.ranges]
 
 
-def _slice_size(found: Sequence[PendingRanges], sizing: Sizing) -> int:
-    """Bytes per slice: small enough to keep every core busy, large enough to avoid tiny files."""
+def _compute_range_size(found: Sequence[PendingRanges], sizing: Sizing) -> int:
+    """Bytes per offset range: small enough to keep every core busy, large enough to avoid tiny files."""
     total = sum(o.estimated_bytes for o in found)
-    return max(min(sizing.slice_bytes, math.ceil(total / sizing.parallelism)), sizing.min_slice_bytes)
+    return max(min(sizing.range_bytes, math.ceil(total / sizing.parallelism)), sizing.min_range_bytes)
 
 
-def _cut_slices(o: PendingRanges, size: int, state: State, window: WindowSettings, by_time: int) -> Iterable[Slice]:
+def _cut_ranges(
+    o: PendingRanges, size: int, state: State, window: WindowSettings, by_time: int
+) -> Iterable[OffsetRange]:
     """The pending ranges, cut at pinned window boundaries. Large pieces are cut evenly."""
     for piece in _iterate_pieces(o, state):
         folder = paths.window_folder(None if by_time else piece.window, window.length, state.folder_prefix)
         for r in _cut_evenly(piece.range, _count_cuts(o, piece, size)):
-            yield Slice(
+            yield OffsetRange(
                 *o.key,
                 r.start,
                 r.end,
@@ -398,7 +402,7 @@ def _iterate_pieces(o: PendingRanges, state: State) -> Iterator[windows.WindowPi
 
 
 def _count_cuts(o: PendingRanges, piece: windows.WindowPiece, size: int) -> int:
-    """Returns the number of slices of about that size (bytes) into which a piece is cut."""
+    """Returns the number of offset ranges of about that size (bytes) into which a piece is cut."""
     return math.ceil(piece.range.span * o.bytes_per_offset / size)
 
 

@@ -115,7 +115,7 @@ def _parse_batch(path: str, part: paths.PartName | None) -> int | None:
     """The batch whose staging, note or report the file is."""
     staged = paths.staged_batch(path)
     if staged is not None:
-        return staged if paths.receipt_slice(path) or (part and part.batch == staged) else None
+        return staged if paths.parse_receipt_path(path) or (part and part.batch == staged) else None
     noted = paths.relanded_batch(path)
     return paths.page_batch(path) if noted is None else noted
 

@@ -23,7 +23,7 @@ from sluice.pipelines.ledger.columns import NOTHING_SUPERSEDED
 from sluice.pipelines.ledger.entries import PublishEntry, RetireEntry
 from sluice.pipelines.ledger.fold import by_key
 from sluice.pipelines.model.kafka import Key
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt, group_by_sharing
 from sluice.pipelines.planning import windows
@@ -37,11 +37,11 @@ _TOGETHER = 128
 
 @dataclass(frozen=True, slots=True)
 class WindowFiles:
-    """The parts of one window, each with its slice. `complete`: nothing of the window is pending any more."""
+    """The parts of one window, each with its offset range. `complete`: nothing of the window is pending any more."""
 
     window: int
     complete: bool
-    placed: tuple[tuple[Slice, Part], ...]
+    placed: tuple[tuple[OffsetRange, Part], ...]
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -237,15 +237,15 @@ def read_windows(ledger: Ledger, asked: Sequence[int], settings: WindowSettings)
 
 
 def _collect_files(state: State, receipts: Iterable[Receipt], window: int, settings: WindowSettings) -> WindowFiles:
-    in_order = sorted(receipts, key=lambda r: (r.slice.key, r.slice.start))
-    placed = tuple((r.slice, p) for r in in_order for p in r.parts)
+    in_order = sorted(receipts, key=lambda r: (r.offset_range.key, r.offset_range.start))
+    placed = tuple((r.offset_range, p) for r in in_order for p in r.parts)
     return WindowFiles(window, windows.complete(state, window, settings), placed)
 
 
 def group_receipts(
     ledger: Ledger, state: State, asked: Iterable[int], settings: WindowSettings
 ) -> dict[int, list[Receipt]]:
-    """The receipts that count, by the window that their slices lie in.
+    """The receipts that count, by the window that their offset ranges lie in.
 
     A feed's windows may have been shorter once. What lay in a shorter window lies in the one that holds it now.
     """
@@ -253,22 +253,23 @@ def group_receipts(
     for r in read_receipts_in(
         ledger, state, {t for window in out for t in windows.list_windows_within(state, window, settings)}
     ):
-        out[settings.start_of(r.slice.window or 0)].append(r)
+        out[settings.start_of(r.offset_range.window or 0)].append(r)
     return out
 
 
 def read_receipts_lying(ledger: Ledger, state: State, wanted: Callable[[int | None], bool]) -> Iterator[Receipt]:
-    """The receipts that count, in publishing order, of slices in `wanted` windows (None: outside windows). Asks of each
-    window that there is: who knows which they are asks `read_receipts_in`."""
+    """The receipts that count, in publishing order, of offset ranges in `wanted` windows (None: outside windows). Asks
+    of each window that there is: who knows which they are asks `read_receipts_in`.
+    """
     return read_receipts_in(ledger, state, {w for w in state.published_in if wanted(w)})
 
 
 def read_receipts_in(ledger: Ledger, state: State, lie_in: Collection[int | None]) -> Iterator[Receipt]:
-    """The receipts that count, in publishing order, of slices in these windows (None: outside windows)."""
+    """The receipts that count, in publishing order, of offset ranges in these windows (None: outside windows)."""
     for number in sorted({n for w in lie_in for n in state.published_in.get(w, ())}):
         entry = ledger.entry(number)
         for r in state.receipts(number, entry) if isinstance(entry, PublishEntry) else ():
-            if r.slice.window in lie_in:
+            if r.offset_range.window in lie_in:
                 yield r
 
 
@@ -281,22 +282,22 @@ def read_receipts_meeting(ledger: Ledger, state: State, wanted: Iterable[tuple[K
     numbers = {n for w in (*lie_in, None) for n in state.published_in.get(w, ())}
     published = ((n, e) for n in sorted(numbers) if isinstance(e := ledger.entry(n), PublishEntry))
     receipts = (r for n, e in published for r in state.receipts(n, e))
-    return [r for r in receipts if any(r.slice.range.meets(x) for x in ranges_of.get(r.slice.key, ()))]
+    return [r for r in receipts if any(r.offset_range.range.meets(x) for x in ranges_of.get(r.offset_range.key, ()))]
 
 
 def with_sharers(ledger: Ledger, state: State, receipts: Sequence[Receipt]) -> list[Receipt]:
     """The receipts, and every other that counts and shares a file with one of them, directly or through others.
 
-    The slices of a file lie in one window, so those of its window are looked at.
+    The offset ranges of a file lie in one window, so those of its window are looked at.
     """
     if not any(p.shared for r in receipts for p in r.parts):
         return list(receipts)
-    given_slices = {(r.slice, r.attempt) for r in receipts}
-    lie_in = {r.slice.window for r in receipts if any(p.shared for p in r.parts)}
+    given_ranges = {(r.offset_range, r.attempt) for r in receipts}
+    lie_in = {r.offset_range.window for r in receipts if any(p.shared for p in r.parts)}
     neighbours = read_receipts_in(ledger, state, lie_in)
-    others = [r for r in neighbours if (r.slice, r.attempt) not in given_slices]
+    others = [r for r in neighbours if (r.offset_range, r.attempt) not in given_ranges]
     groups = group_by_sharing([*receipts, *others])
-    return [r for g in groups if any((r.slice, r.attempt) in given_slices for r in g) for r in g]
+    return [r for g in groups if any((r.offset_range, r.attempt) in given_ranges for r in g) for r in g]
 
 
 def demand_complete(found: WindowFiles, feed: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from sluice.pipelines.errors import PlanBusy
 from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.ledger import Batch, Ledger
-from sluice.pipelines.model.plans import Request, RequestKind, Slice
+from sluice.pipelines.model.plans import OffsetRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Fate, Life, Met, Owner, Progress, Reporter, Verdict
 from sluice.pipelines.ports import Lake, Liveness
 from sluice.pipelines.publishing.publish import abandon
@@ -39,7 +39,7 @@ def report_met(feed: str, batch: Batch, verdict: Verdict, fate: Fate = Fate.LEFT
     return Met(batch.id, batch.request, batch.owner, verdict, fate, why, list_commands(feed, batch) if is_stuck else ())
 
 
-def build_busy_error(feed: str, batch: Batch, s: Slice, verdict: Verdict) -> PlanBusy:
+def build_busy_error(feed: str, batch: Batch, s: OffsetRange, verdict: Verdict) -> PlanBusy:
     """Returns the error for ranges that another run's live batch reserves, with its state and the remedy."""
     return PlanBusy(
         f"{report_met(feed, batch, verdict)}; it reserves {s}",
@@ -94,12 +94,15 @@ def describe_outlook(lake: Lake, feed: str, batch: Batch) -> tuple[str, tuple[st
     if batch.rewrites:
         return "nothing of it counts yet", commands
     finished, planned = count_finished(lake, feed, batch)
-    return f"{finished} of {planned} slices are finished" if finished else "no slice is finished", commands
+    return (
+        f"{finished} of {planned} offset ranges are finished" if finished else "no offset range is finished",
+        commands,
+    )
 
 
 def count_finished(lake: Lake, feed: str, batch: Batch) -> tuple[int, int]:
-    """Returns the number of a live batch's slices with a receipt in staging, and of all."""
-    names = {paths.slice_name(s) for s in batch.plan.slices} if batch.plan else set()
+    """Returns the number of a live batch's offset ranges with a receipt in staging, and of all."""
+    names = {paths.name_range(s) for s in batch.plan.offset_ranges} if batch.plan else set()
     return len(names & receipt_files.read_finished(lake, feed, batch.id, {})), len(names)
 
 

@@ -15,7 +15,7 @@ from sluice.pipelines.errors import LedgerCorrupt, OwnershipLost
 from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.ledger import Appended, Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.entries import FORMAT, SHARED_FORMAT, AbandonEntry, PublishEntry
-from sluice.pipelines.model.receipts import Outcome, Owner, Part, Receipt, SliceFailure
+from sluice.pipelines.model.receipts import Outcome, Owner, Part, RangeFailure, Receipt
 from sluice.pipelines.model.traffic import NO_TRAFFIC, Traffic
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import lost_entries, published_files
@@ -37,7 +37,7 @@ def publish(
     reader that folds it.
     """
     receipts = tuple(o for o in outcomes if isinstance(o, Receipt))
-    failures = tuple(o for o in outcomes if isinstance(o, SliceFailure))
+    failures = tuple(o for o in outcomes if isinstance(o, RangeFailure))
     shared = any(p.shared for r in receipts for p in r.parts)
     entry = PublishEntry(
         format=SHARED_FORMAT if shared else FORMAT,
@@ -126,7 +126,7 @@ def _agree(ledger: Ledger, lake: Lake, feed: str, state: State, staged: dict[int
     state = lost_entries.check_names(ledger, state, (path for paths_ in staged.values() for path in paths_))
     published = [state.batches[b] for b in sorted(staged) if _find_status(state, b) is BatchStatus.PUBLISHED]
     receipts = [r for b in published for r in _read_receipts(ledger, b)]
-    parts = list({part.staged: part for r in receipts for part in r.parts}.values())  # slices may share a file
+    parts = list({part.staged: part for r in receipts for part in r.parts}.values())  # offset ranges may share a file
     not_live = ledger.list_replaced((p.path for p in parts), state)
     map_parallel(lake.remove, [p.staged for p in parts if p.path in not_live])
     replaced = [path for b in published for path in _list_replaced(ledger, b)]

@@ -20,7 +20,7 @@ from sluice.pipelines.errors import WindowIncomplete
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Part, PartKind
 from sluice.pipelines.planning.windows import check_begun
 from sluice.pipelines.ports import Lake
@@ -34,8 +34,8 @@ from sluice.pipelines.util.units import show_window
 class File:
     """Rows of `[start, end)` of a partition, in offset order, in a Parquet file of a window.
 
-    `address` is the absolute path or URL for other tools, `path` the path in the lake. In a file that slices share, the
-    rows begin at row `first`, and `bytes` is their share.
+    `address` is the absolute path or URL for other tools, `path` the path in the lake. In a file that offset ranges
+    share, the rows begin at row `first`, and `bytes` is their share.
     """
 
     window: int
@@ -55,7 +55,7 @@ class File:
 def order_files(files: Sequence[File]) -> list[File]:
     """Returns one entry for each Parquet file, ordered so that the rows of each partition are in offset order.
 
-    If slices share files, there may be no such order. Then the files have the order of their first slices.
+    If offset ranges share files, there may be no such order. Then the files have the order of their first ranges.
     """
     first: dict[str, File] = {}
     for f in files:
@@ -125,12 +125,12 @@ def _check_complete(windows: Sequence[WindowFiles], missing: set[str], feed: str
             )
 
 
-def _list_parts(windows: Sequence[WindowFiles], kind: PartKind) -> Iterator[tuple[int, Slice, Part]]:
+def _list_parts(windows: Sequence[WindowFiles], kind: PartKind) -> Iterator[tuple[int, OffsetRange, Part]]:
     return ((f.window, s, p) for f in windows for s, p in f.placed if p.kind is kind)
 
 
-def build_file(lake: Lake, window: int, s: Slice, p: Part) -> File:
-    """Returns the entry of a part that is visible, with rows of this slice."""
+def build_file(lake: Lake, window: int, s: OffsetRange, p: Part) -> File:
+    """Returns the entry of a part that is visible, with rows of this offset range."""
     at, first = lake.locate(p.path), p.shared.first if p.shared else 0
     return File(window, p.kind, at, p.path, s.topic, s.partition, s.start, s.end, p.rows, p.bytes, p.sha256, first)
 

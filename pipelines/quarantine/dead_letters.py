@@ -8,8 +8,8 @@ mark.
 
 Guarantees: an offset's letter is in at most one transaction that took effect, through crashes, refusals, lost answers,
 merges, replays and re-landing. A record that came into quarantine between two commits is in the second one, unless it
-was landed again from a slice whose letters were sent. Only rows that the ledger names are sent, checked by SHA-256.
-Memory holds a few megabytes of rows.
+was landed again from an offset range whose letters were sent. Only rows that the ledger names are sent, checked by
+SHA-256. Memory holds a few megabytes of rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ledger.fold import by_key
 from sluice.pipelines.model.kafka import Key
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.ranges import Range, intersect, subtract
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt
 from sluice.pipelines.ports import DeadLetter, Lake
@@ -62,9 +62,9 @@ class Outlet:
 
 @dataclass(frozen=True, slots=True)
 class LetterSource:
-    """Files of a slice's quarantined rows, and the offsets whose letters are pending."""
+    """Files of an offset range's quarantined rows, and the offsets whose letters are pending."""
 
-    slice: Slice
+    offset_range: OffsetRange
     parts: tuple[Part, ...]
     ranges: tuple[Range, ...]
 
@@ -84,7 +84,7 @@ def list_pending_letters(ledger: Ledger, state: State, since: int) -> tuple[Lett
         lying += [r for r in state.receipts(batch.published or 0, entry) if r.of(PartKind.QUARANTINED)]
         (again if batch.request.replace else first).extend(_refused_ranges(batch, entry))
     due = by_key((*_ranges_not_committed(state, first), *_ranges_without_letter(ledger, state, again, since)))
-    return tuple(sorted(_sources(lying, due), key=lambda s: (s.slice.key, s.slice.start)))
+    return tuple(sorted(_sources(lying, due), key=lambda s: (s.offset_range.key, s.offset_range.start)))
 
 
 def build_letters(outlet: Outlet, ledger: Ledger, state: State, since: int, partitions: int) -> Letters | None:
@@ -94,9 +94,9 @@ def build_letters(outlet: Outlet, ledger: Ledger, state: State, since: int, part
 
 
 def _refused_ranges(batch: Batch, entry: PublishEntry) -> list[tuple[Key, Range]]:
-    """The ranges of the slices in which the batch quarantined records when it landed them."""
+    """The offset ranges in which the batch quarantined records when it landed them."""
     receipts = () if batch.rewrites else entry.receipts
-    return [(r.slice.key, r.slice.range) for r in receipts if r.counts.quarantined]
+    return [(r.offset_range.key, r.offset_range.range) for r in receipts if r.counts.quarantined]
 
 
 def _ranges_not_committed(state: State, first: Sequence[tuple[Key, Range]]) -> Iterator[tuple[Key, Range]]:
@@ -117,8 +117,8 @@ def _ranges_without_letter(
 def _sources(lying: Iterable[Receipt], due: Mapping[Key, Sequence[Range]]) -> Iterator[LetterSource]:
     """The quarantined parts of the receipts, where letters of them are due."""
     for r in lying:
-        if ranges := intersect(due.get(r.slice.key, ()), r.slice.range):
-            yield LetterSource(r.slice, r.of(PartKind.QUARANTINED), ranges)
+        if ranges := intersect(due.get(r.offset_range.key, ()), r.offset_range.range):
+            yield LetterSource(r.offset_range, r.of(PartKind.QUARANTINED), ranges)
 
 
 # -- the letters themselves
@@ -141,7 +141,7 @@ class Letters:
         for source in self._sources:
             files = [_rows(self._outlet.lake, part, source.ranges) for part in source.parts]
             # Files cut by record time overlap in offsets and are merged; all others follow one another.
-            for rows in in_order(files) if source.slice.by_time else chain.from_iterable(files):
+            for rows in in_order(files) if source.offset_range.by_time else chain.from_iterable(files):
                 for row in rows.to_pylist():
                     self.taken += 1
                     yield self._letter(row)

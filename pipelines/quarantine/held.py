@@ -52,14 +52,14 @@ class Filter:
 
     def among(self, receipts: Iterable[Receipt], settings: WindowSettings) -> list[Receipt]:
         """The given receipts that may hold such records, by window and in log order."""
-        in_windows = [r for r in receipts if self._wants(settings, r.slice.window) and self._meets(r)]
-        return sorted(in_windows, key=lambda r: (r.slice.window or 0, r.slice.key, r.slice.start))
+        in_windows = [r for r in receipts if self._wants(settings, r.offset_range.window) and self._meets(r)]
+        return sorted(in_windows, key=lambda r: (r.offset_range.window or 0, r.offset_range.key, r.offset_range.start))
 
     def _wants(self, settings: WindowSettings, lies_in: int | None) -> bool:
         return self.windows is None or (lies_in is not None and settings.start_of(lies_in) in self.windows)
 
     def _meets(self, r: Receipt) -> bool:
-        s = r.slice
+        s = r.offset_range
         return not self.places or any(tp == s.tp and s.start <= offset < s.end for tp, offset in self.places)
 
     def split(self, rows: pa.RecordBatch, tp: TopicPartition) -> tuple[pa.RecordBatch, pa.RecordBatch]:
@@ -151,11 +151,11 @@ def _counting(receipts: Iterable[Receipt], lake: Lake, wanted: Filter, settings:
     windows: dict[int | None, WindowQuarantine] = {}
     kinds: dict[tuple[int | None, QuarantineKind], QuarantineGroup] = {}
     for r in receipts:
-        window = None if r.slice.window is None else settings.start_of(r.slice.window)
+        window = None if r.offset_range.window is None else settings.start_of(r.offset_range.window)
         windows[window] = windows.get(window, WindowQuarantine(window)) + _account(window, r)
         for part in r.of(PartKind.QUARANTINED):
-            for kind, records, first in _count_kinds(lake, part, wanted, r.slice.tp):
-                group = kinds.get((window, kind), QuarantineGroup(window, kind, 0, f"{r.slice.tp}:{first}"))
+            for kind, records, first in _count_kinds(lake, part, wanted, r.offset_range.tp):
+                group = kinds.get((window, kind), QuarantineGroup(window, kind, 0, f"{r.offset_range.tp}:{first}"))
                 kinds[window, kind] = QuarantineGroup(window, kind, group.records + records, group.first)
     ranked = sorted(kinds.values(), key=lambda h: (-h.records, h.window or 0, h.kind.stage, str(h.kind)))
     touched = (w for _, w in sorted(windows.items(), key=lambda x: x[0] or 0) if w.quarantined or w.relanded)
@@ -184,7 +184,7 @@ def samples(lake: Lake, receipts: Iterable[Receipt], wanted: Filter, limit: int)
     for r in receipts:
         for part in r.of(PartKind.QUARANTINED):
             for rows in read_part_at(lake, part, parquet.place(lake, part)):
-                matching = wanted.split(rows, r.slice.tp)[0].slice(0, limit)
+                matching = wanted.split(rows, r.offset_range.tp)[0].slice(0, limit)
                 limit -= matching.num_rows
                 if matching.num_rows:
                     yield r, pa.Table.from_batches([matching])
@@ -199,16 +199,17 @@ def without(rows: pa.RecordBatch, offsets: Any) -> pa.RecordBatch:
 
 
 def receipts_in_staging(lake: Lake, plan: Plan, batch: int) -> tuple[Receipt, ...]:
-    """One receipt for each slice that has any: the first by attempt, those of a shared file together, as the proof
-    chooses."""
-    staged = [p for p in lake.list(paths.staging_folder(plan.feed, batch)) if paths.receipt_slice(p)]
+    """One receipt for each offset range that has any: the first by attempt, those of a shared file together, as the
+    proof chooses.
+    """
+    staged = [p for p in lake.list(paths.staging_folder(plan.feed, batch)) if paths.parse_receipt_path(p)]
     receipts = [r for there in map_parallel(lambda p: read_receipts(p, lake), staged) for r in there]
     first: dict[str, Receipt] = {}
     for together in group_by_sharing(sorted(receipts, key=lambda r: r.attempt)):
-        names = {paths.slice_name(r.slice): r for r in together}
+        names = {paths.name_range(r.offset_range): r for r in together}
         if first.keys().isdisjoint(names) and _are_all(together):
             first |= names
-    return tuple(first[name] for s in plan.slices if (name := paths.slice_name(s)) in first)
+    return tuple(first[name] for s in plan.offset_ranges if (name := paths.name_range(s)) in first)
 
 
 def _are_all(together: Sequence[Receipt]) -> bool:
@@ -220,8 +221,9 @@ def _are_all(together: Sequence[Receipt]) -> bool:
 
 
 def staged_batches(feed: Feed, ledger: Ledger, state: State, lake: Lake) -> Iterator[tuple[Batch, tuple[Receipt, ...]]]:
-    """The live landing batches, with the receipts that today's feed files would produce. A slice of another shape does
-    not count: it will be read again."""
+    """The live landing batches, with the receipts that today's feed files would produce. An offset range of another
+    shape does not count: it will be read again.
+    """
     shape = find_shape(feed, state).name
     for batch in state.live():
         if not batch.rewrites:
@@ -236,7 +238,7 @@ def refusals_of_staged(
     complete = [
         (batch, receipts)
         for batch, receipts in (staged_batches(feed, ledger, state, lake) if dead else ())
-        if batch.id in dead and len(receipts) == len((batch.plan or ledger.plan(batch.id)).slices)
+        if batch.id in dead and len(receipts) == len((batch.plan or ledger.plan(batch.id)).offset_ranges)
     ]
     reasons = ((batch.id, _why(feed, ledger, state, batch, receipts, lake)) for batch, receipts in complete)
     return {batch: why for batch, why in reasons if why}

@@ -22,7 +22,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.landed_rows import get_offsets
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.kafka import FetchLimits, PartitionState
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.ports import Fetcher, FetchFailed, Lake
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.compiled.take_rows import take_rows
@@ -243,22 +243,22 @@ class _Comparison:
 
     def _log(self, sent: _Sent) -> dict[int, pa.Table]:
         """Returns the records of the topic at the positions of the transaction's records."""
-        slices = []
+        ranges = []
         for partition in np.unique(sent.partition).tolist():
             log, new = self._target.get(partition), sent.new[sent.partition == partition]
             if log is None:
                 continue
             start, end = max(int(new.min()), log.log_start), min(int(new.max()) + 1, log.last_stable_offset)
             if start < end:
-                slices.append(Slice(log.topic, partition, log.topic_id, start, end, log.leader_epoch))
-        by_partition: dict[int, list[pa.RecordBatch]] = {s.partition: [] for s in slices}
-        decoders = [BatchDecoder(s.topic, s.partition, s.start, s.end) for s in slices]
-        for fetched in self._fetcher.stream(slices, FetchLimits()) if slices else ():
+                ranges.append(OffsetRange(log.topic, partition, log.topic_id, start, end, log.leader_epoch))
+        by_partition: dict[int, list[pa.RecordBatch]] = {s.partition: [] for s in ranges}
+        decoders = [BatchDecoder(s.topic, s.partition, s.start, s.end) for s in ranges]
+        for fetched in self._fetcher.stream(ranges, FetchLimits()) if ranges else ():
             if isinstance(fetched, FetchFailed):
                 raise fetched.error
             decoder = decoders[fetched.index]
             chunks = [*decoder.feed(fetched.records, fetched.aborted), *(decoder.finish() if fetched.last else ())]
-            by_partition[slices[fetched.index].partition] += [_to_compare(c) for c in chunks]
+            by_partition[ranges[fetched.index].partition] += [_to_compare(c) for c in chunks]
         return {partition: pa.Table.from_batches(batches, _CHUNK) for partition, batches in by_partition.items()}
 
     # -- findings

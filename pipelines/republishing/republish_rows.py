@@ -45,11 +45,11 @@ class Shelf:
         self._receipts: list[list[Receipt]] = [[] for _ in plan.sources]
         at = {s.key: n for n, s in enumerate(plan.sources)}
         for receipt in list_live_receipts(ledger, state):
-            n = at.get(receipt.slice.key)
-            if n is not None and any(receipt.slice.range.meets(r) for r in plan.sources[n].ranges):
+            n = at.get(receipt.offset_range.key)
+            if n is not None and any(receipt.offset_range.range.meets(r) for r in plan.sources[n].ranges):
                 self._receipts[n].append(receipt)
         for receipts in self._receipts:
-            receipts.sort(key=lambda r: r.slice.start)
+            receipts.sort(key=lambda r: r.offset_range.start)
 
     def amount(self, source: int) -> tuple[int, int]:
         """Returns an upper bound of the rows of a source and of the bytes of their files."""
@@ -62,14 +62,14 @@ class Shelf:
 
     def cursor(self, source: int, first: int) -> RowCursor:
         """A cursor over the rows of a source, from offset `first` on."""
-        rows = self._rows(r for r in self._receipts[source] if r.slice.end > first)
+        rows = self._rows(r for r in self._receipts[source] if r.offset_range.end > first)
         return RowCursor(self._condition.filter(rows) if self._condition else rows)
 
     def _rows(self, receipts: Iterator[Receipt]) -> Rows:
         for receipt in receipts:
             files = [self._part(p) for p in receipt.of(self._kind)]
             # Files by record time are adjacent in the order; all others follow one another.
-            yield from in_order(files) if receipt.slice.by_time else chain.from_iterable(files)
+            yield from in_order(files) if receipt.offset_range.by_time else chain.from_iterable(files)
 
     def _part(self, part: Part) -> Rows:
         if part.path not in self._checked:

@@ -41,7 +41,7 @@ class WorkTime:
     ns: dict[str, int] = field(default_factory=dict)
     records: int = 0
     input_bytes: int = 0
-    slices: int = 0
+    offset_ranges: int = 0
 
     @property
     def total(self) -> int:
@@ -49,7 +49,11 @@ class WorkTime:
 
     def __add__(self, other: WorkTime) -> WorkTime:
         ns = {a: self.ns.get(a, 0) + other.ns.get(a, 0) for a in (self.ns | other.ns)}
-        amounts = (self.records + other.records, self.input_bytes + other.input_bytes, self.slices + other.slices)
+        amounts = (
+            self.records + other.records,
+            self.input_bytes + other.input_bytes,
+            self.offset_ranges + other.offset_ranges,
+        )
         return WorkTime(ns, *amounts)
 
     def per_record(self, ns: int) -> float:
@@ -90,23 +94,23 @@ class BatchFacts:
 
     @property
     def part_count(self) -> int:
-        """The number of parts: a file that slices share counts for each."""
+        """The number of parts: a file that offset ranges share counts for each."""
         return sum(len(r.parts) for r in self.receipts)
 
     @cached_property
     def adopted_receipts(self) -> tuple[Receipt, ...]:
-        """The receipts of slices that an earlier attempt had finished."""
+        """The receipts of offset ranges that an earlier attempt had finished."""
         return tuple(r for r in self.receipts if r.adopted)
 
     @cached_property
     def ordered_receipts(self) -> list[Receipt]:
         """The receipts in log order."""
-        return sorted(self.receipts, key=lambda r: (r.slice.key, r.slice.start))
+        return sorted(self.receipts, key=lambda r: (r.offset_range.key, r.offset_range.start))
 
     @property
     def ranges(self) -> tuple[Range, ...]:
         """The offset ranges, joined. For receipts of one partition."""
-        return union(r.slice.range for r in self.receipts)
+        return union(r.offset_range.range for r in self.receipts)
 
     def group(self, key: Callable[[Receipt], K]) -> dict[K, BatchFacts]:
         """Returns the facts of the receipts with the same key, in the order of the keys' first receipts."""
@@ -153,7 +157,7 @@ class BatchFacts:
 
 
 def sum_times(receipts: Iterable[Receipt]) -> WorkTime:
-    """The sum of these receipts, without slices that an earlier attempt had finished."""
+    """The sum of these receipts, without offset ranges that an earlier attempt had finished."""
     return sum(map(_sum_task_times, (r for r in receipts if not r.adopted)), WorkTime(dict.fromkeys(ACTIVITIES, 0)))
 
 
@@ -162,6 +166,6 @@ def _sum_task_times(r: Receipt) -> WorkTime:
 
 
 def by_task(plan: Plan, receipts: Iterable[Receipt]) -> list[tuple[Task, WorkTime]]:
-    """Returns each task of the plan with the time of its finished slices."""
-    by_slice = {r.slice: r for r in receipts}
-    return [(task, sum_times(by_slice[s] for s in task.slices if s in by_slice)) for task in plan.tasks]
+    """Returns each task of the plan with the time of its finished offset ranges."""
+    by_range = {r.offset_range: r for r in receipts}
+    return [(task, sum_times(by_range[s] for s in task.offset_ranges if s in by_range)) for task in plan.tasks]

@@ -28,13 +28,13 @@ class TopicTraffic:
 
 
 def traffic_of(sent: Iterable[TaskTraffic], receipts: Sequence[Receipt]) -> Traffic:
-    """Returns the traffic of a batch, from its tasks' traffic and finished slices."""
+    """Returns the traffic of a batch, from its tasks' traffic and finished offset ranges."""
     total = sum(sent, TaskTraffic())
     read: dict[str, int] = {}
     topics: dict[str, str] = {}
     for r in receipts:
-        tp = str(r.slice.tp)
-        read[tp], topics[tp] = max(read.get(tp, 0), r.slice.end), r.slice.topic
+        tp = str(r.offset_range.tp)
+        read[tp], topics[tp] = max(read.get(tp, 0), r.offset_range.end), r.offset_range.topic
     behind: dict[str, int] = {}
     for tp in sorted(read.keys() & total.ends.keys()):
         behind[topics[tp]] = behind.get(topics[tp], 0) + max(total.ends[tp] - read[tp], 0)
@@ -42,12 +42,12 @@ def traffic_of(sent: Iterable[TaskTraffic], receipts: Sequence[Receipt]) -> Traf
 
 
 def by_topic(receipts: Iterable[Receipt], traffic: Traffic) -> tuple[TopicTraffic, ...]:
-    """Returns the reads of each topic, by name. Leaves out adopted slices: an earlier attempt read them."""
+    """Returns the reads of each topic, by name. Leaves out adopted offset ranges: an earlier attempt read them."""
     records: dict[str, int] = {}
     volume: dict[str, int] = {}
     for r in receipts:
         if not r.adopted:
-            topic = r.slice.topic
+            topic = r.offset_range.topic
             records[topic] = records.get(topic, 0) + r.counts.total - r.counts.compacted
             volume[topic] = volume.get(topic, 0) + r.input_bytes
     return tuple(TopicTraffic(t, n, volume[t], traffic.behind.get(t)) for t, n in sorted(records.items()))

@@ -36,4 +36,4 @@ def of_batch(feed: str, batch: Batch, entry: PublishEntry) -> Iterator[Figure]:
     for activity, ns in facts.task_time.ns.items():
         yield build_figure("last_batch_task_seconds", ns / 1e9, feed, activity)
     yield build_figure("last_batch_throttled_seconds", facts.all_brokers.throttle_ms / 1000, feed)
-    yield build_figure("last_batch_failed_slices", len(entry.failures), feed)
+    yield build_figure("last_batch_failed_offset_ranges", len(entry.failures), feed)

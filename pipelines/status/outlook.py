@@ -214,13 +214,13 @@ def _at_risk(cluster: Cluster, due: Sequence[Deletion]) -> tuple[AtRisk, ...]:
 
 def work(ledger: Ledger, state: State) -> list[BatchPace]:
     """The pace of the newest batches that landed something. Left out are batches that wrote parts again, and those that
-    adopted slices of an earlier attempt, whose time is not their own.
+    adopted offset ranges of an earlier attempt, whose time is not their own.
     """
     landed = (b for b in state.batches.newest_first() if b.published is not None and not b.rewrites)
     recent = [ledger.recall(b) for b in reverse_batches(islice(landed, RECENT))]
     entries = ((b, ledger.publication(b)) for b in recent)
     own = ((b, e) for b, e in entries if not any(r.adopted for r in e.receipts))
-    return [BatchPace(sum(r.slice.span for r in e.receipts), max(e.at - b.planned_at, 1)) for b, e in own]
+    return [BatchPace(sum(r.offset_range.span for r in e.receipts), max(e.at - b.planned_at, 1)) for b, e in own]
 
 
 def _committed_at(ledger: Ledger, state: State) -> int | None:

@@ -60,13 +60,13 @@ def outside_facts(
 
 
 def _reserved_windows(state: State) -> Iterator[tuple[Batch, int]]:
-    return ((b, s.window) for b, s in state.live_slices() if s.window is not None)
+    return ((b, s.window) for b, s in state.list_live_ranges() if s.window is not None)
 
 
 def _failed_in_part(ledger: Ledger, state: State) -> dict[int, int]:
     """By window, the newest batch that failed in part of it and published the rest."""
     entries = map(ledger.publication, state.batches.failed_in_part()[-RECENT:])
-    return {f.slice.window: e.batch for e in entries for f in e.failures if f.slice.window is not None}
+    return {f.offset_range.window: e.batch for e in entries for f in e.failures if f.offset_range.window is not None}
 
 
 def standings(

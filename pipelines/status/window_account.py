@@ -50,7 +50,7 @@ def build_accounts(
     """Returns the account of each partition that the window (its start, ms) has offsets of, from its receipts."""
     counts: dict[Key, Counts] = {}
     for r in receipts:
-        counts[r.slice.key] = counts.get(r.slice.key, Counts()) + r.counts
+        counts[r.offset_range.key] = counts.get(r.offset_range.key, Counts()) + r.counts
     keys = sorted({*state.known(), *counts})
     return tuple(_build_account(state, key, settings, window, counts) for key in keys)
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.model.kafka import Key
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Part, Progress, Reporter
 from sluice.pipelines.ports import Lake
@@ -62,7 +62,7 @@ class WindowRows:
 
 
 def read_rows(
-    lake: Lake, parts: Sequence[tuple[Slice, Part]], window: Range, by: Sequence[str], report: Reporter
+    lake: Lake, parts: Sequence[tuple[OffsetRange, Part]], window: Range, by: Sequence[str], report: Reporter
 ) -> WindowRows:
     """Read the landed `parts` of a window (its start and end in ms), in log order.
 

@@ -49,8 +49,8 @@ class PendingBatch:
             number,
             batch,
             {p.path: p for r in of_kind for p in r.of(kind)},
-            tuple((r.slice.topic, r.slice.partition, r.slice.range) for r in of_kind),
-            frozenset(r.slice.window for r in of_kind if r.slice.window is not None),
+            tuple((r.offset_range.topic, r.offset_range.partition, r.offset_range.range) for r in of_kind),
+            frozenset(r.offset_range.window for r in of_kind if r.offset_range.window is not None),
         )
 
 

@@ -341,8 +341,8 @@ def check_contract(
 ) -> tuple[Result, ...]:
     """The results of the expectations about whole batches, for the batch's proven receipts.
 
-    `failed` is the number of slices without a receipt. Raises ContractBroken when a critical expectation fails, unless
-    it judges each row by itself.
+    `failed` is the number of offset ranges without a receipt. Raises ContractBroken when a critical expectation fails,
+    unless it judges each row by itself.
     """
     if shape.contract is None or not receipts:
         return ()
@@ -353,7 +353,7 @@ def check_contract(
         return results
     lines = [_describe_broken(o) for o in broken[:_MAX_LINES]]
     lines += [f"… and {len(broken) - _MAX_LINES} more"] if len(broken) > _MAX_LINES else []
-    lines += [f"{many(failed, 'slice')} of it failed, and their rows are not counted"] if failed else []
+    lines += [f"{many(failed, 'offset range')} of it failed, and their rows are not counted"] if failed else []
     raise ContractBroken(
         f"batch {batch.id} breaks the contract; nothing of it is published:\n    " + "\n    ".join(lines),
         remedy="see its rows with `sluice peek TOPIC:PARTITION:OFFSET`; fix "

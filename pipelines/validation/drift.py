@@ -1,4 +1,5 @@
-"""Adds up how records differ from the schema, over a slice and over a batch, and applies the policy that refuses it.
+"""Adds up how records differ from the schema, over an offset range and over a batch, and applies the policy that
+refuses it.
 
 Guarantee: counts are exact. At most `MOST_FIELDS` fields of a kind have a name; further ones are counted together under
 `OTHERS`, so that no topic makes receipts large. Names are printable.
@@ -23,7 +24,7 @@ _SAID = 10
 
 
 class Drifts:
-    """Adds up the drift of one slice, by kind and field."""
+    """Adds up the drift of one offset range, by kind and field."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[DriftKind, str], Drift] = {}
@@ -51,19 +52,19 @@ class Drifts:
 
 
 def sum_drift(receipts: Sequence[Receipt]) -> tuple[Drift, ...]:
-    """The drift of several slices together, sorted by kind and field.
+    """The drift of several offset ranges together, sorted by kind and field.
 
-    A field is missing if it is missing in every slice that landed rows. `first` is the smallest of the offsets,
+    A field is missing if it is missing in every range that landed rows. `first` is the smallest of the offsets,
     whatever the partition.
     """
     drifts: dict[tuple[DriftKind, str], Drift] = {}
-    slices: dict[tuple[DriftKind, str], int] = {}
+    ranges: dict[tuple[DriftKind, str], int] = {}
     for drift in (d for r in receipts for d in r.drift):
         key = (drift.kind, drift.field)
         drifts[key] = drifts[key] + drift if key in drifts else drift
-        slices[key] = slices.get(key, 0) + 1
+        ranges[key] = ranges.get(key, 0) + 1
     landing = sum(r.counts.landed > 0 for r in receipts)
-    retained = (k for k in sorted(drifts) if k[0] is not DriftKind.MISSING or slices[k] == landing)
+    retained = (k for k in sorted(drifts) if k[0] is not DriftKind.MISSING or ranges[k] == landing)
     return tuple(drifts[k] for k in retained)
 
 
@@ -107,6 +108,6 @@ def describe_drift(drift: Drift) -> str:
 
 def _find_first(drift: Drift, receipts: Sequence[Receipt]) -> str:
     """The place of the first such record, in the order of the receipts."""
-    at = ((r.slice.tp, d) for r in receipts for d in r.drift if (d.kind, d.field) == (drift.kind, drift.field))
+    at = ((r.offset_range.tp, d) for r in receipts for d in r.drift if (d.kind, d.field) == (drift.kind, drift.field))
     tp, offset = next(at)
     return f"{tp}:{offset.first}"

@@ -76,7 +76,7 @@ class StagedTable:
 
     def add(self, receipts: Sequence[Receipt], lake: Lake) -> None:
         """Read the rows of the receipts' staged parts. Call it once. Raises PartUnreadable."""
-        self._places = [str(r.slice.tp) for r in receipts]
+        self._places = [str(r.offset_range.tp) for r in receipts]
         needed = [n for n in (*self._types, self._tombstone, self._offset) if n]
         for at, receipt in enumerate(receipts):
             for part in receipt.of(PartKind.LANDED):

@@ -179,7 +179,7 @@ def lake_name(feed: Feed) -> tuple[str, str]:
 
 def _datasets(feed: Feed, landed: Landed) -> tuple[list[Any], list[Any]]:
     batches = [b for b in landed.batches if b.number is not None]
-    topics = sorted({s.topic for b in batches for s in b.plan.slices})
+    topics = sorted({s.topic for b in batches for s in b.plan.offset_ranges})
     return [_topic(feed, topic, batches) for topic in topics], [_rows(feed, batches)] if batches else []
 
 
@@ -187,9 +187,12 @@ def _topic(feed: Feed, topic: str, batches: Sequence[BatchResult]) -> Any:
     from openlineage.client.event_v2 import InputDataset
     from openlineage.client.facet_v2 import input_statistics_input_dataset as statistics
 
-    receipts = [r for b in batches for r in b.receipts if r.slice.topic == topic]
+    receipts = [r for b in batches for r in b.receipts if r.offset_range.topic == topic]
     rows = sum(r.counts.records + r.counts.dropped for r in receipts)
-    ranges = sorted((r.slice.partition, r.slice.start, r.slice.end, r.slice.incarnation) for r in receipts)
+    ranges = sorted(
+        (r.offset_range.partition, r.offset_range.start, r.offset_range.end, r.offset_range.incarnation)
+        for r in receipts
+    )
     return InputDataset(
         namespace=kafka_namespace(feed),
         name=topic,

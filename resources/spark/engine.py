@@ -78,7 +78,7 @@ _HERE = {
 _SOCKET = 100
 """Limit on the bytes of a socket's path; next, the name that PySpark gives a socket in its folder."""
 _SOCKET_NAME = "/.00000000-0000-0000-0000-000000000000.sock"
-_ADOPTED = "run again: finished slices are adopted"
+_ADOPTED = "run again: finished offset ranges are adopted"
 _GOES_ON = "run again: it goes on where it ended"
 _lock = threading.Lock()
 _looked: set[str] = set()

@@ -28,7 +28,7 @@ from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.model.kafka import FetchLimits, Isolation
 from sluice.pipelines.model.plans import Task, to_json
-from sluice.pipelines.model.receipts import Outcome, Receipt, SliceFailure, TaskTime
+from sluice.pipelines.model.receipts import Outcome, RangeFailure, Receipt, TaskTime
 from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.ports import Job, Lake
 from sluice.pipelines.records.compiled import cache
@@ -52,7 +52,7 @@ _SAID = "said"
 _ARROW = pa.schema([("kind", pa.string()), ("body", pa.string())])
 Sent = Outcome | TaskTraffic | TaskTime
 _KINDS: dict[str, TypeAdapter[Sent]] = {
-    c.__name__: TypeAdapter(c) for c in (Receipt, SliceFailure, TaskTraffic, TaskTime)
+    c.__name__: TypeAdapter(c) for c in (Receipt, RangeFailure, TaskTraffic, TaskTime)
 }
 
 

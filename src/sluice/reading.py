@@ -119,8 +119,9 @@ def instant(when: When) -> int:
 
 @dataclass(frozen=True, repr=False)
 class Windows:
-    """Complete windows of a feed, by their starts (ms), and where their rows are, slice by slice in log order. Slices
-    may share a file."""
+    """Complete windows of a feed, by their starts (ms), and where their rows are, range by range in log order.
+    Ranges may share a file.
+    """
 
     feed: Feed = field(repr=False)
     starts: tuple[int, ...]
@@ -205,7 +206,7 @@ class Windows:
     def arrow(self, columns: list[str] | None = None) -> pa.Table:
         """All rows in memory, by window and in log order in each partition; with `columns`, only these columns.
 
-        Slices that share files and were landed in another order than the log's keep that one.
+        Offset ranges that share files and were landed in another order than the log's keep that one.
         Raises PartUnreadable if a file is gone or damaged.
         """
         try:

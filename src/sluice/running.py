@@ -102,7 +102,7 @@ class FeedRun:
     def land(self, request: Request, skip: Skip | None = None, enough: Callable[[], bool] = lambda: False) -> Landed:
         """Land and publish the pending part of a request. An interrupt cancels the engine's work.
 
-        Raises as `land` of the batch; failures of slices are returned, not raised: see `check`.
+        Raises as `land` of the batch; failures of offset ranges are returned, not raised: see `check`.
         """
         feed, ports, result = self.feed, self.ports, self.result
         with _cancel_on_interrupt(ports):
@@ -118,7 +118,9 @@ class FeedRun:
         return [w for w in windows if w not in complete]
 
     def check(self, windows: Sequence[int]) -> None:
-        """Raise the error of missing slices, or WindowIncomplete if the feed's limits ended the run before a window."""
+        """Raise the error of missing offset ranges, or WindowIncomplete if the feed's limits ended the run before a
+        window.
+        """
         if self.result.landed:
             self.result.landed.check()
         if missing := self.find_incomplete(windows):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from sluice.resources.spark.parts import Share
 
 OPTIONS = ("feed", "project", "window", "from", "to", "kind", "offsets")
-SLICE_BYTES = 64 << 20
+RANGE_BYTES = 64 << 20
 """Of a range that one task reads, as far as the cluster tells."""
 
 
@@ -150,7 +150,7 @@ class _LandedReader(DataSourceReader):
 
 
 @dataclass(frozen=True)
-class _Slices(InputPartition):
+class _TaskPartition(InputPartition):
     """Work of one task on one leader."""
 
     task: Task
@@ -166,13 +166,13 @@ class _KafkaReader(DataSourceReader):
         self._wiring, self._isolation, self._schema = Wiring.of(options.feed), options.feed.isolation, schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [_Slices(task) for task in _plan_ranges(self._feed, self._asked).tasks]
+        return [_TaskPartition(task) for task in _plan_ranges(self._feed, self._asked).tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from sluice.resources.spark.parts import arrow_schema, conform
 
         target = arrow_schema(self._schema)
-        if isinstance(partition, _Slices):
+        if isinstance(partition, _TaskPartition):
             for rows in _records(partition.task, self._wiring, self._isolation):
                 yield conform(rows, target)
 
@@ -195,7 +195,7 @@ def _plan_ranges(feed: Feed, offsets: str) -> Plan:
         for o in pending:
             if o.lost and (lost := explain_out_of_range(o.lost[0].start, o.key, o.partition)):
                 raise lost
-        sizing = Sizing(SLICE_BYTES, SLICE_BYTES, os.cpu_count() or 1, feed.limits.max_tasks)
+        sizing = Sizing(RANGE_BYTES, RANGE_BYTES, os.cpu_count() or 1, feed.limits.max_tasks)
         blank = Plan(feed.name, cluster.cluster_id(), request, feed.isolation, ())
         plan = planning.build(blank, pending, sizing, nothing, feed.window)
     if plan is None:
@@ -210,12 +210,14 @@ def _request(offsets: str) -> Request:
 
 
 def _records(task: Task, wiring: Wiring, isolation: Isolation) -> Iterator[pa.RecordBatch]:
-    """All visible records of the task's slices, each slice's in offset order. Raises the error that stops a slice."""
+    """All visible records of the task's offset ranges, each range's in offset order. Raises the error that stops a
+    range.
+    """
     from sluice.pipelines.records.shape import RAW
     from sluice.streaming import decode_ranges
 
     with wiring.open(isolation, RAW) as tools:
-        for s, _, chunk in decode_ranges(tools.fetcher, task.slices, wiring.limits, isolation):
+        for s, _, chunk in decode_ranges(tools.fetcher, task.offset_ranges, wiring.limits, isolation):
             if chunk is not None:
                 yield from (piece.landed for piece in tools.format.convert(s, chunk))
 

@@ -25,7 +25,7 @@ from sluice.pipelines.feed.topic_selection import match
 from sluice.pipelines.ledger import State
 from sluice.pipelines.model import plans
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, PartitionState, TopicPartition
-from sluice.pipelines.model.plans import Assignor, Slice
+from sluice.pipelines.model.plans import Assignor, OffsetRange
 from sluice.pipelines.planning.assignment import assign_ranges, round_robin
 from sluice.pipelines.planning.origins import explain_out_of_range, find_key
 from sluice.pipelines.ports import Fetcher, FetchFailed
@@ -99,7 +99,9 @@ class Stream:
     do not fit (`refused` counts these). Not for two threads at once, but for `stop`.
     """
 
-    def __init__(self, feed: Feed, pieces: Sequence[Slice], follow: bool, typed: bool, timeout: float | None) -> None:
+    def __init__(
+        self, feed: Feed, pieces: Sequence[OffsetRange], follow: bool, typed: bool, timeout: float | None
+    ) -> None:
         self._feed, self._pieces, self._follow, self._timeout = feed, list(pieces), follow, timeout
         self._format = (feed.shape if typed else RAW).format(
             writers_of(feed, open_lake(feed), keep=False) if typed else None
@@ -169,7 +171,7 @@ class Stream:
                 if self._timeout is not None and waited >= self._timeout:
                     return
 
-    def _records(self, pieces: Sequence[Slice]) -> Iterator[pa.RecordBatch]:
+    def _records(self, pieces: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
         if not pieces:
             return
         for s, fetched, chunk in decode_ranges(self._fetcher, pieces, self._feed.fetch.limits(), self._feed.isolation):
@@ -184,7 +186,7 @@ class Stream:
                     yield piece.landed
             self._consumed[s.tp] = s.end if chunk is None else chunk.column("offset")[-1].as_py() + 1
 
-    def _grown(self, cluster: KafkaCluster, pieces: Sequence[Slice]) -> list[Slice]:
+    def _grown(self, cluster: KafkaCluster, pieces: Sequence[OffsetRange]) -> list[OffsetRange]:
         """Returns new records' ranges in the same partitions. Raises if a log does not continue at our position."""
         if not pieces:
             return []
@@ -193,18 +195,18 @@ class Stream:
 
 
 def decode_ranges(
-    fetcher: Fetcher, slices: Sequence[Slice], limits: FetchLimits, isolation: Isolation
-) -> Iterator[tuple[Slice, int, pa.RecordBatch | None]]:
-    """Chunks of the slices' visible records as they are decoded, each slice's in offset order.
+    fetcher: Fetcher, ranges: Sequence[OffsetRange], limits: FetchLimits, isolation: Isolation
+) -> Iterator[tuple[OffsetRange, int, pa.RecordBatch | None]]:
+    """Chunks of the offset ranges' visible records as they are decoded, each range's in offset order.
 
-    Each comes with its slice and the next offset to fetch there; one without a chunk ends the slice. Raises the
-    error that stops a slice.
+    Each comes with its range and the next offset to fetch there; one without a chunk ends the range. Raises the
+    error that stops a range.
     """
     committed, decoders = isolation is Isolation.READ_COMMITTED, dict[int, BatchDecoder]()
-    for got in fetcher.stream(slices, limits):
+    for got in fetcher.stream(ranges, limits):
         if isinstance(got, FetchFailed):
             raise got.error
-        s = slices[got.index]
+        s = ranges[got.index]
         if got.index not in decoders:
             key = (s.topic, s.partition, s.start, s.end)
             options = DecodeOptions(read_committed=committed, chunk_bytes=CHUNK_BYTES)
@@ -249,11 +251,11 @@ def _check_retained(states: Mapping[TopicPartition, PartitionState], tp: TopicPa
     return at
 
 
-def _piece(p: PartitionState, start: int, end: int) -> Slice:
-    return Slice(p.topic, p.partition, p.topic_id, start, end, p.leader_epoch)
+def _piece(p: PartitionState, start: int, end: int) -> OffsetRange:
+    return OffsetRange(p.topic, p.partition, p.topic_id, start, end, p.leader_epoch)
 
 
-def _next_piece(s: Slice, p: PartitionState) -> Slice:
+def _next_piece(s: OffsetRange, p: PartitionState) -> OffsetRange:
     if p.topic_id != s.incarnation:
         raise TopicRecreated(
             f"{s.topic} is another topic now: its id was {s.incarnation} and is {p.topic_id}",

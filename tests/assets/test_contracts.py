@@ -16,7 +16,7 @@ from sluice.assets.factory import build
 from sluice.assets.instance.instance import open_instance
 from sluice.assets.specs.asset_specs import landed_key, quarantined_key
 from sluice.pipelines.errors import ContractBroken, QuarantineExceeded, SchemaDrifted
-from sluice.pipelines.model.plans import Request, Slice
+from sluice.pipelines.model.plans import OffsetRange, Request
 from sluice.pipelines.model.receipts import Drift, DriftKind, Tally
 from tests.assets.world import FEED, P0, P1, World, cells, checks, hour, in_hour, windows
 
@@ -44,9 +44,9 @@ def agree(world: World, *expectations: Mapping[str, Any]) -> None:
 
 
 def tallied(*unexpected: int) -> Any:
-    """Each slice says so: of its rows, the first ones break the contract's row expectations, in its order."""
+    """Each offset range says so: of its rows, the first ones break the contract's row expectations, in its order."""
 
-    def says(s: Slice) -> tuple[tuple[Tally, ...], tuple[Drift, ...]]:
+    def says(s: OffsetRange) -> tuple[tuple[Tally, ...], tuple[Drift, ...]]:
         first = (tuple(range(s.start, s.start + min(n, 3))) for n in unexpected)
         return tuple(Tally(i, s.span, n, f) for i, (n, f) in enumerate(zip(unexpected, first, strict=True))), ()
 

@@ -143,7 +143,7 @@ def test_explicit_offsets_are_the_run_s_configuration(world: World, instance: dg
 def test_only_some_partitions(world: World) -> None:
     outcome = world.run(Request(RequestKind.CATCH_UP, only=(P1,)))
     assert outcome.landed is not None
-    assert {s.tp for b in outcome.landed.batches for s in b.plan.slices} == {P1}
+    assert {s.tp for b in outcome.landed.batches for s in b.plan.offset_ranges} == {P1}
 
 
 def test_progress_goes_to_whoever_asked(world: World) -> None:

@@ -71,7 +71,7 @@ def test_a_run_in_lines(world: World, capfd: pytest.CaptureFixture[str]) -> None
     tasks = [line for line in mine if line["logger"] == "sluice.tasks" and line["task"] is not None]
     assert tasks
     assert {line["batch"] for line in tasks} == {max(world.state().batches)}
-    assert sum(line["slices"] for line in tasks) == 2
+    assert sum(line["offset_ranges"] for line in tasks) == 2
     assert SECRET not in json.dumps(lines)
     in_dagster = kept(world)
     assert [line for line in in_dagster if line["logger"] == "sluice.tasks"]

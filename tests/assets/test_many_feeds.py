@@ -457,8 +457,8 @@ def test_those_come_first_that_kafka_deletes_first(fleet: Fleet, instance: dg.Da
 def test_a_feed_that_is_far_behind_goes_on_in_the_next_run(
     fleet: Fleet, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "BATCH_SLICES", 2)
-    monkeypatch.setattr(rounds, "SLICES_A_CORE", 1)
+    monkeypatch.setattr(rounds, "BATCH_RANGES", 2)
+    monkeypatch.setattr(rounds, "RANGES_PER_CORE", 1)
     monkeypatch.setattr(internals, "SCHEDULE_TAG", FLEET_TAG)  # as if a schedule had asked for the run
     fleet.limits("catch_up: 0s\n")
     request = Request(RequestKind.WINDOW, window=hour(0), until=hour(4))

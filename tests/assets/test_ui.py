@@ -164,7 +164,7 @@ def test_a_run_that_fails_shows_in_the_check_watch_without_the_sensor(
             assert said.startswith("the last run failed: no broker answers")
         world.engine.failing = {P0}
         assert world.run().exit_code == 1
-        assert "the last run failed: 1 slices failed" in (latest(instance, "feed_health").description or "")
+        assert "the last run failed: 1 offset ranges failed" in (latest(instance, "feed_health").description or "")
         world.engine.failing = set()
         world.run()
         assert pages.checks(LANDED)["feed_health"] == "SUCCEEDED"

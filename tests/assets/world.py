@@ -25,7 +25,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.writer import PartTarget, PartWriter
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.kafka import OffsetAtTime, TopicPartition
-from sluice.pipelines.model.plans import Request, RequestKind, Slice, Task, to_json
+from sluice.pipelines.model.plans import OffsetRange, Request, RequestKind, Task, to_json
 from sluice.pipelines.model.receipts import (
     Counts,
     Drift,
@@ -33,8 +33,8 @@ from sluice.pipelines.model.receipts import (
     Part,
     PartKind,
     Progress,
+    RangeFailure,
     Receipt,
-    SliceFailure,
     Tally,
 )
 from sluice.pipelines.model.traffic import TaskTraffic
@@ -101,14 +101,15 @@ class StampedCluster(MemoryCluster):
 class MadeUpEngine(MemoryEngine):
     """Writes a row for each offset; fails where told to, raises when told to.
 
-    `bad`: so many offsets at the end of each slice are no JSON. `says`: what a slice says to contract and schema.
-    `leaves`: receipts stay in staging, as tasks leave them. `traffic`: what each job is said to have asked of brokers.
+    `bad`: so many offsets at the end of each offset range are no JSON. `says`: what a range says to contract and
+    schema. `leaves`: receipts stay in staging, as tasks leave them. `traffic`: what each job is said to have asked of
+    brokers.
     """
 
     failing: set[TopicPartition] = field(default_factory=set)
     bad: int = 0
     why: tuple[str | None, ...] = ("decode", "not_json", None, None, "no JSON value begins here")
-    says: Callable[[Slice], tuple[tuple[Tally, ...], tuple[Drift, ...]]] = lambda s: ((), ())
+    says: Callable[[OffsetRange], tuple[tuple[Tally, ...], tuple[Drift, ...]]] = lambda s: ((), ())
     raising: BaseException | None = None
     leaves: bool = False
     traffic: tuple[TaskTraffic, ...] = ()
@@ -119,20 +120,20 @@ class MadeUpEngine(MemoryEngine):
         return [*super().run(job, tasks), *self.traffic]
 
     def carry_out(self, job: Job, task: Task) -> list[Outcome]:
-        made = [self._slice(job, s) for s in task.slices]
+        made = [self._build_range(job, s) for s in task.offset_ranges]
         for r in made if self.leaves else ():
             if isinstance(r, Receipt):
-                path = paths.receipt_path(job.plan.feed, job.batch, job.attempt, r.slice)
+                path = paths.receipt_path(job.plan.feed, job.batch, job.attempt, r.offset_range)
                 self.lake.put(path, to_json(r).encode())
         return made
 
-    def _slice(self, job: Job, s: Slice) -> Outcome:
+    def _build_range(self, job: Job, s: OffsetRange) -> Outcome:
         if s.tp in self.failing:
-            return SliceFailure(s, "CorruptBatch", f"{s}: does not match its CRC", "check the broker's disk")
+            return RangeFailure(s, "CorruptBatch", f"{s}: does not match its CRC", "check the broker's disk")
         good = next(RawFormat().convert(s, _records(s))).landed.slice(0, s.span - self.bad)
         parts = self._written(job, s, PartKind.LANDED, good)
         if self.bad:
-            bad = Slice(s.topic, s.partition, s.incarnation, s.end - self.bad, s.end)
+            bad = OffsetRange(s.topic, s.partition, s.incarnation, s.end - self.bad, s.end)
             parts += self._written(job, s, PartKind.QUARANTINED, _refused(bad, self.why, job.batch))
         counts = Counts(landed=good.num_rows, quarantined=self.bad)
         tallies, drift = self.says(s)
@@ -140,14 +141,14 @@ class MadeUpEngine(MemoryEngine):
         made = Receipt(s, s.end, counts, parts, job.attempt, s.span * 10, took, format=job.shape.name)
         return replace(made, tallies=tallies, drift=drift)
 
-    def _written(self, job: Job, s: Slice, kind: PartKind, rows: pa.RecordBatch) -> tuple[Part, ...]:
+    def _written(self, job: Job, s: OffsetRange, kind: PartKind, rows: pa.RecordBatch) -> tuple[Part, ...]:
         target = PartTarget(job.plan.feed, job.batch, job.plan.hash, job.attempt, s, kind)
         writer = PartWriter(self.lake, target, rows.schema, LandingSettings(), 1 << 20)
         writer.write(rows)
         return writer.close()
 
 
-def _refused(s: Slice, why: tuple[str | None, ...], batch: int) -> pa.RecordBatch:
+def _refused(s: OffsetRange, why: tuple[str | None, ...], batch: int) -> pa.RecordBatch:
     raw = next(RawFormat().convert(s, _records(s))).landed
     said = [pa.array([word] * s.span, pa.string()).dictionary_encode() for word in why]
     columns = [*raw.columns, *said, pa.nulls(s.span, pa.int32())]
@@ -158,7 +159,7 @@ def _refused(s: Slice, why: tuple[str | None, ...], batch: int) -> pa.RecordBatc
     )
 
 
-def _records(s: Slice) -> pa.RecordBatch:
+def _records(s: OffsetRange) -> pa.RecordBatch:
     offsets = pa.array(np.arange(s.start, s.end))
     values = pa.array([b"v"] * s.span, pa.binary())
     stamps = pa.array([0] * s.span, pa.timestamp("ms", "UTC"))

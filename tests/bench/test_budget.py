@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 
 from bench.batches import batches
-from bench.budget import MOST_RECORDS, HeldSlice, first, measure_parts
+from bench.budget import MOST_RECORDS, BufferedRange, first, measure_parts
 from bench.peer_sluice import feed_of
 from bench.stand import PeerTask
 from bench.workloads import CHECKED_ORDERS, NESTED, ORDERS, Workload
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.ports import Fetched
 
 
-def held(workload: Workload) -> HeldSlice:
+def held(workload: Workload) -> BufferedRange:
     """The first partition, in one answer, as a broker would have stored it."""
     (rows,) = workload.chunks(0)
     stored = b"".join(
         struct.pack(">q", b.base) + b.data[8:] for b in batches(rows, workload.codec, workload.batch_bytes)
     )
-    s = Slice("t", 0, "t-id", 0, rows.num_rows)
-    return HeldSlice(s, (Fetched(0, stored, (), rows.num_rows, True),), 1 << 20)
+    s = OffsetRange("t", 0, "t-id", 0, rows.num_rows)
+    return BufferedRange(s, (Fetched(0, stored, (), rows.num_rows, True),), 1 << 20)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,9 @@ def test_each_part_of_the_work_takes_some_of_the_time(workload: Workload, more: 
 
 
 def test_what_is_held_of_a_topic_is_bounded_by_records_and_by_bytes() -> None:
-    many, large = Slice("t", 0, "", 0, 400_000, estimated_bytes=1), Slice("t", 1, "", 5, 105, estimated_bytes=1 << 30)
+    many, large = (
+        OffsetRange("t", 0, "", 0, 400_000, estimated_bytes=1),
+        OffsetRange("t", 1, "", 5, 105, estimated_bytes=1 << 30),
+    )
     assert [(s.partition, s.span) for s in first([many, many, many])] == [(0, 400_000), (0, MOST_RECORDS - 400_000)]
     assert [(s.start, s.end) for s in first([large, many])] == [(5, 9), (0, 400_000)]

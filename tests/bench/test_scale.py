@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.scale import BEGINS, Balance, Topology, run
 from bench.simulated_cluster import EvenCluster
 from sluice.pipelines.model.kafka import Isolation
-from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task
 from sluice.pipelines.util.units import DAY
 
 SMALL = Topology(partitions=12, brokers=3)
@@ -15,17 +15,17 @@ def test_a_small_topology_is_measured_from_the_first_plan_to_the_proof_of_files(
     (found,) = run(lambda text: None, [SMALL]).scaled
     assert {"plan at first", "plan an hour", "first: publish", "hour: prove", "proof of a file"} <= set(found.cpu)
     assert found.requests["plan an hour"]["DescribeLogDirs"] == 3
-    assert found.first.slices >= 12 * 6, "a slice for each partition and hour"
+    assert found.first.offset_ranges >= 12 * 6, "an offset range for each partition and hour"
     assert {"plan", "publish", "boundary", "checkpoint"} <= set(found.bytes)
     assert found.peak_bytes > 0
 
 
 def test_the_balance_of_a_plan() -> None:
-    slices = [Slice("t", p, "id", 0, 10, estimated_bytes=size) for p, size in enumerate((300, 100, 200))]
-    tasks = (Task(0, 1, (slices[0],)), Task(1, 2, (slices[1], slices[2])), Task(2, 3, ()))
+    ranges = [OffsetRange("t", p, "id", 0, 10, estimated_bytes=size) for p, size in enumerate((300, 100, 200))]
+    tasks = (Task(0, 1, (ranges[0],)), Task(1, 2, (ranges[1], ranges[2])), Task(2, 3, ()))
     plan = Plan("f", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, tasks)
     found = Balance.of(plan)
-    assert (found.tasks, found.slices, found.heaviest, found.most_slices) == (3, 3, 1.5, 2)
+    assert (found.tasks, found.offset_ranges, found.heaviest, found.most_ranges) == (3, 3, 1.5, 2)
 
 
 def test_requests_go_to_each_leader_once_for_each_question() -> None:

@@ -5,19 +5,19 @@
  2 duplicate   no offset of a life in two rows of live parts; no two live receipts meet
  3 phantom     each row has the log's bytes, time and place; none is of a control batch or an aborted transaction;
                each file has the bytes and the hash that the ledger says
- 4 tiling      slices of plans do not meet and leave nothing out; what is planned is published or failed; boundaries
+ 4 tiling      ranges of plans do not meet and leave nothing out; what is planned is published or failed; boundaries
                never decrease; a window declared complete is; with `healed`, no hole below what landed
  5 sums        a receipt's classes add up to its span, files have its rows; control and aborted as the segments have it
- 6 order       offsets strictly increase in a file; where slices share it, in each of them, and each row is of one slice
+ 6 order       offsets strictly increase in a file; where ranges share it, in each of them, and each row is of one range
  7 ahead       each committed offset lies at or below the frontier of the entry that its mark names, and of the time
  8 back        committed offsets of one incarnation never decrease, but by hand; none of another ledger is overwritten
                that nobody took over
- 9 same        a plan's hash is that of its content, parts are named by slice and number, two attempts of a slice agree
+ 9 same        a plan's hash is that of its content, parts are named by range and number, two attempts of a range agree
 10 files       below data/ and quarantine/ is what counts, and nothing else
 11 numbers     no number is missing or written twice: writes, marks, files and other readers' notes agree on it; what
                segments hold of old entries is what these say
 12 ids         entries, plans, files and marks name the cluster and the topic ids that Kafka has
-13 stable      no slice reaches beyond the log, or past a transaction that was open when it was planned
+13 stable      no range reaches beyond the log, or past a transaction that was open when it was planned
 14 healed      with `healed`: the frontier is the last stable offset, and the committed offset is there, too
 15 teeth       `test_teeth.py`
 16 windows     by each boundary that was looked up: no record that was there, in order, lies on its wrong side; one that
@@ -146,10 +146,10 @@ class _Check:
         self.committed_only = self.book.mode()
         self.files: list[_File] = []
         self.read: dict[str, Rows | None] = {}
-        """What lies in each file, which slices may share."""
+        """What lies in each file, which offset ranges may share."""
         self.rows: dict[Life, dict[int, tuple[_File, int]]] = defaultdict(dict)
         self.differs: set[tuple[Life, int]] = set()
-        """Slices of which a record is lost or a phantom: their sums differ from the log's for that reason."""
+        """Offset ranges of which a record is lost or a phantom: their sums differ from the log's for that reason."""
 
     def run(self) -> Verdict:
         _agree(self.evidence, self.committed_only)
@@ -190,7 +190,7 @@ class _Check:
         self._found(self._shared())
         self.verdict.counts |= {
             "entries": len(self.book.entries),
-            "live slices": len(self.book.live()),
+            "live offset ranges": len(self.book.live()),
             "files": len({f.part.path for f in self.files}),
             "rows": sum(len(f.rows.records) for f in self.files if f.rows),
         }
@@ -217,7 +217,9 @@ class _Check:
         self.files.append(_File(r, p, rows.some(p.first, p.rows) if rows and p.shared else rows))
 
     def _shared(self) -> Iterator[Broken]:
-        """Each row of a file is of exactly one slice that counts (2, 3); a file that is not shared is of one slice."""
+        """Each row of a file is of exactly one range that counts (2, 3); a file that is not shared is of one
+        range.
+        """
         held: dict[str, list[_File]] = defaultdict(list)
         for f in self.files:
             held[f.part.path].append(f)
@@ -225,16 +227,18 @@ class _Check:
             first = some[0]
             where = _at(first.receipt.life, first.receipt.start, path=path, number=first.receipt.number)
             if len(some) > 1 and not all(f.part.shared for f in some):
-                yield Broken(2, f"{path} is the file of {len(some)} slices, and not shared by all of them", where)
+                yield Broken(
+                    2, f"{path} is the file of {len(some)} offset ranges, and not shared by all of them", where
+                )
             at = 0
             for begins, rows in sorted((f.part.first, f.part.rows) for f in some) if first.part.shared else ():
                 if begins != at:
-                    what = "of two slices" if begins < at else "of no slice that counts"
+                    what = "of two offset ranges" if begins < at else "of no offset range that counts"
                     yield Broken(2, f"{path}: rows {min(at, begins)} to {max(at, begins)} are {what}", where)
                 at = max(at, begins + rows)
             there = self.read.get(path) or self.read.get(first.part.staged)
             if first.part.shared and (at != first.part.file_rows or (there and len(there.records) != at)):
-                yield Broken(2, f"{path}: slices that count have {at} of its {first.part.file_rows} rows", where)
+                yield Broken(2, f"{path}: offset ranges that count have {at} of its {first.part.file_rows} rows", where)
 
     def _placed(self) -> Iterator[Broken]:
         """Order, place and uniqueness of rows (2, 3, 6)."""
@@ -245,7 +249,9 @@ class _Check:
                 if i and offset < offsets[i - 1]:
                     yield Broken(6, f"{f.part.path}: offset {offset} in row {i} follows {offsets[i - 1]}", where)
                 if (f.rows and f.rows.places[i] != life.tp) or not f.receipt.holds(offset):
-                    yield Broken(3, f"{f.part.path}: row {i} is of offset {offset}, the slice is {f.receipt}", where)
+                    yield Broken(
+                        3, f"{f.part.path}: row {i} is of offset {offset}, the offset range is {f.receipt}", where
+                    )
                     continue
                 if offset in self.rows[life]:
                     other = self.rows[life][offset][0].part.path
@@ -430,7 +436,9 @@ class _Check:
             yield from self._sums_of_log(r)
 
     def _sums_of_log(self, r: Receipt) -> Iterator[Broken]:
-        """Control and aborted records as the segments have them, where they still have every offset of the slice."""
+        """Control and aborted records as the segments have them, where they still have every offset of the offset
+        range.
+        """
         log = self._log(r.life)
         if log is None or log.batches is None or (r.life, r.start) in self.differs:
             return
@@ -492,7 +500,7 @@ class _Check:
             yield Broken(4, text, _at(lives[-1], reached, path=path))
 
     def _same(self) -> Iterator[Broken]:
-        """Names and footers follow from plan and slice; attempts at one slice agree (9, 11)."""
+        """Names and footers follow from plan and offset range; attempts at one range agree (9, 11)."""
         for f in self.files:
             yield from self._named_right(f)
         attempts: dict[tuple[int, Life, int, int, str], dict[str, Any]] = {}
@@ -528,7 +536,9 @@ class _Check:
             yield Broken(12, text, where)
 
     def _shared_right(self, f: _File, plan: Plan, where: dict[str, Any]) -> Iterator[Broken]:
-        """A shared file is named by its first slice, and its footer names all slices, of one life of the topic."""
+        """A shared file is named by its first range, and its footer names all ranges, of one life of the
+        topic.
+        """
         r, path = f.receipt, f.part.path
         mine = sorted((o for o in self.files if o.part.path == path), key=lambda o: o.part.first)
         first = mine[0].receipt
@@ -543,7 +553,7 @@ class _Check:
             yield Broken(12, f"{path} says it holds {about.get('sluice.slices')}, and not {told}", where)
 
     def _same_part(self, p: Part) -> tuple[Any, ...]:
-        """What attempts at a slice agree in. Which others share its file, and so its hash, may differ."""
+        """What attempts at a range agree in. Which others share its file, and so its hash, may differ."""
         if not p.shared:
             return p.name, p.rows, p.sha256
         try:
@@ -609,7 +619,7 @@ class _Check:
     def _stable(self) -> Iterator[Broken]:
         for plan in self.book.plans.values():
             if plan.kind not in ("compact", "replay"):
-                for life, start, end in plan.slices:
+                for life, start, end in plan.offset_ranges:
                     yield from self._ends_stable(plan.number, plan.at, life, start, end)
 
     def _ends_stable(self, number: int, at: int, life: Life, start: int, end: int) -> Iterator[Broken]:

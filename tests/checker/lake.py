@@ -36,7 +36,7 @@ class Rows:
         return [r.offset for r in self.records]
 
     def some(self, first: int, rows: int) -> Rows:
-        """Rows of a file that slices share."""
+        """Rows of a file that offset ranges share."""
         records, places, typed = (x[first : first + rows] for x in (self.records, self.places, self.typed))
         return Rows(records, places, typed, self.has_value, self.about)
 
@@ -181,7 +181,7 @@ def part_name(topic: str, partition: int, start: int, end: int, batch: int, sequ
 
 
 def shared_name(topic: str, partition: int, start: int, end: int, batch: int) -> str:
-    """The only name for a file that slices share, by the first of them."""
+    """The only name for a file that offset ranges share, by the first of them."""
     return f"{encoded(topic)}-{partition}-{start}-{end}-b{batch}-shared.parquet"
 
 

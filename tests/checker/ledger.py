@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 from tests.checker.facts import EvidenceError, Life
 
 FORMATS = {"publish": (1, 2), "schema": (1, 2, 3, 4)}
-"""Of entries by kind; 1 for all others. In a publish entry of format 2 slices share files; a schema entry of format 4
-names the prefix of the keys of folders."""
+"""Of entries by kind; 1 for all others. In a publish entry of format 2 offset ranges share files; a schema entry of
+format 4 names the prefix of the keys of folders.
+"""
 _KINDS = {"origin", "boundary", "plan", "own", "publish", "intent", "commit", "moved", "loss", "skip", "abandon"} | {
     "accept",
     "retire",
@@ -62,7 +63,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """A slice's rows in a file: all of it; or, of a shared one, `rows` rows from row `first` on."""
+    """An offset range's rows in a file: all of it; or, of a shared one, `rows` rows from row `first` on."""
 
     path: str
     staged: str
@@ -79,7 +80,7 @@ class Part:
 
 @dataclass
 class Receipt:
-    """What a publish entry says of a slice. `gone` is the entry that superseded it."""
+    """What a publish entry says of a range. `gone` is the entry that superseded it."""
 
     number: int
     batch: int
@@ -116,10 +117,10 @@ class Plan:
     status: str = "planned"
 
     @property
-    def slices(self) -> list[tuple[Life, int, int]]:
-        return [(Life(s["topic"], s["partition"], s["incarnation"]), s["start"], s["end"]) for s in self._slices()]
+    def offset_ranges(self) -> list[tuple[Life, int, int]]:
+        return [(Life(s["topic"], s["partition"], s["incarnation"]), s["start"], s["end"]) for s in self._list_ranges()]
 
-    def _slices(self) -> Iterator[dict[str, Any]]:
+    def _list_ranges(self) -> Iterator[dict[str, Any]]:
         return (s for t in self.raw["tasks"] for s in t["slices"])
 
     @property
@@ -184,8 +185,8 @@ class Book:
 
     def planned(self, life: Life, offset: int, number: int) -> bool:
         """Whether a plan before entry `number` was to read it: it lies in the window that was open then."""
-        slices = (s for n, p in self.plans.items() if n < number for s in p.slices)
-        return any(of == life and start <= offset < end for of, start, end in slices)
+        ranges = (s for n, p in self.plans.items() if n < number for s in p.offset_ranges)
+        return any(of == life and start <= offset < end for of, start, end in ranges)
 
     def mode(self) -> bool:
         """Whether the feed reads committed records only, as its newest plan says."""
@@ -276,7 +277,7 @@ def _plan_lives(book: Book, plan: Plan) -> Iterator[Broken]:
         yield Broken(12, said, {"number": plan.number})
     if plan.kind in ("compact", "replay"):
         return
-    for life, start, end in plan.slices:
+    for life, start, end in plan.offset_ranges:
         if book.current.get(life.tp) != life:
             said = f"plan {plan.number} reads {life}:{start}-{end} in topic id {life.incarnation}"
             now = book.current.get(life.tp)
@@ -286,13 +287,15 @@ def _plan_lives(book: Book, plan: Plan) -> Iterator[Broken]:
 
 def _plan_overlaps(book: Book, plan: Plan) -> Iterator[Broken]:
     """No offset is reserved twice."""
-    others = [(s, p.number) for p in book.plans.values() if p.status == "planned" for s in p.slices]
-    mine = sorted((s, plan.number) for s in plan.slices)
+    others = [(s, p.number) for p in book.plans.values() if p.status == "planned" for s in p.offset_ranges]
+    mine = sorted((s, plan.number) for s in plan.offset_ranges)
     held = sorted([*others, *mine])
     for ((a, _, end), first), ((b, start, stop), second) in itertools.pairwise(held):
         if a == b and start < end and plan.number in (first, second):
             other = first if first != plan.number else second
-            text = f"plan {plan.number}: slice {b}:{start}-{stop} overlaps one of plan {other} that ends at {end}"
+            text = (
+                f"plan {plan.number}: offset range {b}:{start}-{stop} overlaps one of plan {other} that ends at {end}"
+            )
             yield Broken(4, text, _at(b, start, number=plan.number))
 
 
@@ -301,9 +304,9 @@ def _plan_gaps(book: Book, plan: Plan) -> Iterator[Broken]:
     pending."""
     if plan.kind != "catch-up":
         return
-    reserved = [s for p in book.plans.values() if p.status == "planned" for s in p.slices]
-    for life in sorted({life for life, _, _ in plan.slices}):
-        mine = [(start, end) for of, start, end in plan.slices if of == life]
+    reserved = [s for p in book.plans.values() if p.status == "planned" for s in p.offset_ranges]
+    for life in sorted({life for life, _, _ in plan.offset_ranges}):
+        mine = [(start, end) for of, start, end in plan.offset_ranges if of == life]
         known = [(s.start, s.end) for s in book.spans.get(life, ())]
         held = [(start, end) for of, start, end in reserved if of == life]
         at = min(start for start, _ in mine)
@@ -328,7 +331,7 @@ def _publish(book: Book, number: int, entry: dict[str, Any]) -> None:
         book.void.add(number)
         return
     receipts = [_receipt(number, plan.number, raw) for raw in entry["receipts"]]
-    failed = [_slice(f["slice"]) for f in entry["failures"]]
+    failed = [_parse_range(f["slice"]) for f in entry["failures"]]
     book.broken += _published_whole(plan, number, receipts, failed)
     plan.status = "published"
     if plan.replaces or plan.raw["request"]["replace"]:
@@ -344,16 +347,16 @@ def _publish(book: Book, number: int, entry: dict[str, Any]) -> None:
 def _published_whole(
     plan: Plan, number: int, receipts: list[Receipt], failed: list[tuple[Life, int, int]]
 ) -> Iterator[Broken]:
-    """What is published are slices of the plan, and each of those is published or named as failed."""
+    """What is published are ranges of the plan, and each of those is published or named as failed."""
     told = sorted([*((r.life, r.start, r.end) for r in receipts), *failed])
-    planned = sorted(plan.slices)
+    planned = sorted(plan.offset_ranges)
     for life, start, end in planned:
         if (life, start, end) not in told:
-            text = f"entry {number}: slice {life}:{start}-{end} of plan {plan.number} is neither published nor failed"
+            text = f"entry {number}: range {life}:{start}-{end} of plan {plan.number} is neither published nor failed"
             yield Broken(4, text, _at(life, start, number=number))
     for life, start, end in told:
         if (life, start, end) not in planned:
-            text = f"entry {number}: {life}:{start}-{end} is no slice of plan {plan.number}"
+            text = f"entry {number}: {life}:{start}-{end} is no offset range of plan {plan.number}"
             yield Broken(4, text, _at(life, start, number=number))
 
 
@@ -412,7 +415,7 @@ def _accept(book: Book, number: int, entry: dict[str, Any]) -> None:
         if life in left:
             _put(book, life, Span(start, end, "skipped", number))
     for plan in book.plans.values():
-        if plan.status == "planned" and any(life in left for life, _, _ in plan.slices):
+        if plan.status == "planned" and any(life in left for life, _, _ in plan.offset_ranges):
             plan.status = "abandoned"
     for leaves, enters in moves:
         if leaves in left:
@@ -511,12 +514,12 @@ def _at(life: Life, offset: int, **more: Any) -> dict[str, Any]:
 # -- receipts
 
 
-def _slice(raw: dict[str, Any]) -> tuple[Life, int, int]:
+def _parse_range(raw: dict[str, Any]) -> tuple[Life, int, int]:
     return Life(raw["topic"], raw["partition"], raw["incarnation"]), raw["start"], raw["end"]
 
 
 def _receipt(number: int, batch: int, raw: dict[str, Any]) -> Receipt:
-    life, start, end = _slice(raw["slice"])
+    life, start, end = _parse_range(raw["slice"])
     parts = tuple(_part(p) for p in raw["parts"])
     relanded, mended = (tuple((a, b) for a, b in raw[n]) for n in ("relanded", "mended"))
     return Receipt(number, batch, life, start, end, raw["counts"], parts, relanded, mended, raw["format"])

@@ -256,7 +256,7 @@ def tear(folder: Folder, choose: int) -> tuple[int, int]:
 
 
 def land_again(folder: Folder) -> tuple[int, int]:
-    """The newest slice with rows, landed once more by a plan of its own; its (partition, start)."""
+    """The newest offset range with rows, landed once more by a plan of its own; its (partition, start)."""
     entries = folder.entries()
     newest = max((r for r in fold(entries).live() if r.parts), key=lambda r: (r.number, r.life, r.start))
     number = newest.number

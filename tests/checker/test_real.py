@@ -80,7 +80,7 @@ def test_the_real_thing_passes_and_what_is_planted_does_not(
 
 
 def planted_duplicate(folder: Folder, evidence: Path, notes: Path, spare: Path) -> None:
-    """The command, on the evidence that was kept, with a copy of the lake in which a slice landed twice."""
+    """The command, on the evidence that was kept, with a copy of the lake in which a range landed twice."""
     forged = Folder(Path(shutil.copytree(folder.root, spare / "forged")), folder.feed)
     kept = [f"--{name}={evidence / f'{name}.jsonl'}" for name in ("scan", "log", "offsets")]
     common = [f"--feed={folder.feed}", *kept, f"--produced={notes}", "--healed"]

@@ -74,7 +74,7 @@ def lost_by_name(s: Sound) -> None:
 
 
 def replaced_in_part(s: Sound) -> None:
-    """A slice is landed again without its end."""
+    """An offset range is landed again without its end."""
     number, i = s.receipt(15)
     receipt = s.place().entries()[number]["receipts"][i]
     plan = s.append_plan((15, 17), kind="offsets", replaces=[p["path"] for p in receipt["parts"]])
@@ -150,7 +150,7 @@ def gap_in_a_plan(s: Sound) -> None:
     s.append_plan((18, 20), (22, 24))
 
 
-def overlapping_slices(s: Sound) -> None:
+def overlap_ranges(s: Sound) -> None:
     s.produce(ZERO, 8)
     s.append_plan((18, 21), (20, 22))
 
@@ -161,7 +161,7 @@ def overlapping_plans(s: Sound) -> None:
     s.append_plan((20, 22), kind="offsets")
 
 
-def forgotten_slice(s: Sound) -> None:
+def forget_range(s: Sound) -> None:
     s.produce(ZERO, 4)
     s.produce(ONE, 4, "aborted")
     s.land()
@@ -266,7 +266,7 @@ def replaced_file_stays(s: Sound) -> None:
 
 
 def second_creator(s: Sound) -> None:
-    """Somebody put another plan at the same number, with the same slices and its right hash."""
+    """Somebody put another plan at the same number, with the same offset ranges and its right hash."""
 
     def other(e: Where) -> None:
         e["plan"]["request"]["only"] = [["orders", 0], ["orders", 1]]
@@ -388,9 +388,9 @@ BROKEN: list[tuple[int, Plant, Where]] = [
     (3, another_partition, {"offset": 3, "producer": "p0", "sequence": 3}),
     (3, swapped_values, {"offset": 2, "row": 2}),
     (4, gap_in_a_plan, {"offset": 20}),
-    (4, overlapping_slices, {"offset": 20}),
+    (4, overlap_ranges, {"offset": 20}),
     (4, overlapping_plans, {"offset": 20}),
-    (4, forgotten_slice, {"partition": 1, "offset": 9}),
+    (4, forget_range, {"partition": 1, "offset": 9}),
     (4, early_manifest, {"offset": 18}),
     (4, boundary_back, {"offset": 9}),
     (5, wrong_count, {"offset": 12, "number": 8}),

@@ -54,7 +54,7 @@ def test_compaction(tmp_path: Path) -> None:
     world.compact()
     found = by_files(world, tmp_path / "lake")
     assert found.holds, str(found)
-    assert found.counts["live slices"] == 4
+    assert found.counts["live offset ranges"] == 4
 
 
 def test_expiry(tmp_path: Path) -> None:

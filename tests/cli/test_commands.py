@@ -32,7 +32,7 @@ def test_plan_shows_origin_pending_and_tasks_and_writes_nothing(world: World, te
     assert first["origin"] == {"offset": 0, "why": "start: 2024-05-01T00:00:00Z", "new": True}
     assert second["committed"] is None
     assert told.document["offsets"] == 200
-    assert sum(s["end"] - s["start"] for t in told.document["tasks"] for s in t["slices"]) == 200
+    assert sum(s["end"] - s["start"] for t in told.document["tasks"] for s in t["offset_ranges"]) == 200
     assert told.document["blocked"] is None
     assert "start: 2024-05-01" in told.text
     assert told.document["hash"][:12] in told.text
@@ -66,8 +66,8 @@ def test_plan_says_when_nothing_is_pending(world: World, tell: Tell) -> None:
 
 def test_plan_covers_exactly_what_is_asked_for(tell: Tell) -> None:
     told = tell(plan.plan, "orders", offsets=["orders:0:10-20", "orders:1:0-5"])
-    slices = [s for t in told.document["tasks"] for s in t["slices"]]
-    assert sorted((s["partition"], s["start"], s["end"]) for s in slices) == [(0, 10, 20), (1, 0, 5)]
+    ranges = [s for t in told.document["tasks"] for s in t["offset_ranges"]]
+    assert sorted((s["partition"], s["start"], s["end"]) for s in ranges) == [(0, 10, 20), (1, 0, 5)]
     only = tell(plan.plan, "orders", only=["orders:1"])
     assert only.document["offsets"] == 100
 
@@ -79,7 +79,7 @@ def test_run_lands_commits_and_tells(world: World, tell: Tell) -> None:
     told = tell(run.run, ["orders"], text=False)
     assert told.code == 0
     (batch,) = told.run["batches"]
-    assert (batch["landed"], batch["failures"], batch["adopted_slices"]) == (200, [], 0)
+    assert (batch["landed"], batch["failures"], batch["adopted_offset_ranges"]) == (200, [], 0)
     assert [(p["partition"], p["ranges"], p["files"]) for p in batch["partitions"]] == [
         (0, [[0, 100]], 4),
         (1, [[0, 100]], 4),
@@ -96,7 +96,7 @@ def test_run_lands_commits_and_tells(world: World, tell: Tell) -> None:
 def test_a_profile_says_where_the_time_went(world: World, tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
     told = tell(run.run, ["orders"], only=["orders:0"], profile=True, text=False)
     profile = told.run["profile"]
-    assert (profile["records"], profile["slices"], profile["ns"]["encode"]) == (100, 4, 3000)
+    assert (profile["records"], profile["offset_ranges"], profile["ns"]["encode"]) == (100, 4, 3000)
     assert (profile["ns_per_record"]["wait"], profile["ns_per_record"]["validate"]) == (10.0, 0.0)
     assert sum(t["ns"]["wait"] for t in profile["tasks"]) == 1000
     assert list(told.run["seconds"])[-2:] == ["commit", "finish"]
@@ -137,13 +137,17 @@ def test_what_became_of_another_run_s_batch_is_in_the_summary_and_in_the_documen
     """A killed replacing stayed in the way, and the next catch-up ended well without a word of it."""
     world.run()
     (receipt,) = (
-        r for r in list_live_receipts(world.ledger(), world.state()) if (r.slice.partition, r.slice.start) == (0, 0)
+        r
+        for r in list_live_receipts(world.ledger(), world.state())
+        if (r.offset_range.partition, r.offset_range.start) == (0, 0)
     )
     asked = Request(
-        RequestKind.OFFSETS, (AskedRange("orders", 0, receipt.slice.start, receipt.slice.end),), replace=True
+        RequestKind.OFFSETS,
+        (AskedRange("orders", 0, receipt.offset_range.start, receipt.offset_range.end),),
+        replace=True,
     )
     parts = tuple(p.path for p in receipt.parts)
-    tasks = (Task(0, 1, (receipt.slice,)),)
+    tasks = (Task(0, 1, (receipt.offset_range,)),)
     left = Plan("orders", world.cluster.id, asked, Isolation.READ_COMMITTED, tasks, parts)
     batch = world.ledger().append(lambda s: PlanEntry(plan=left, hash=left.hash, owner=owner("killed"))).number  # type: ignore[union-attr]
     world.liveness.dead.add("killed")

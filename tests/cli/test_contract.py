@@ -14,7 +14,7 @@ import pytest
 from sluice.pipelines.contract.suite import read_contract
 from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.load import load_feed
-from sluice.pipelines.landing.sample import choose_newest, to_slices
+from sluice.pipelines.landing.sample import choose_newest, to_offset_ranges
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.util.scratch import get_root
@@ -50,7 +50,7 @@ def test_the_newest_are_taken_evenly_and_what_one_partition_lacks_the_others_giv
     held = [
         partition(number=n, last_stable_offset=end, high_watermark=end) for n, end in enumerate((10, 1000, 1000, 0))
     ]
-    assert [(s.partition, s.start, s.end) for s in choose_newest(to_slices(held), 500, 1 << 30)] == [
+    assert [(s.partition, s.start, s.end) for s in choose_newest(to_offset_ranges(held), 500, 1 << 30)] == [
         (0, 0, 10),
         (1, 755, 1000),
         (2, 755, 1000),
@@ -59,13 +59,13 @@ def test_the_newest_are_taken_evenly_and_what_one_partition_lacks_the_others_giv
 
 def test_bytes_bound_what_is_taken_where_brokers_tell_them() -> None:
     held = [partition(last_stable_offset=1000, high_watermark=1000, log_bytes=1_000_000)]
-    (chosen,) = choose_newest(to_slices(held), 1000, 100_000)
+    (chosen,) = choose_newest(to_offset_ranges(held), 1000, 100_000)
     assert (chosen.start, chosen.end, chosen.estimated_bytes) == (900, 1000, 100_000)
 
 
 def test_a_range_is_cut_to_what_kafka_holds_and_what_is_stable() -> None:
     held = [partition(log_start=50, last_stable_offset=80, high_watermark=100)]
-    cut = to_slices(held, {TopicPartition("orders", 0): [Range(0, 60), Range(70, 200), Range(90, 95)]})
+    cut = to_offset_ranges(held, {TopicPartition("orders", 0): [Range(0, 60), Range(70, 200), Range(90, 95)]})
     assert [(s.start, s.end) for s in cut] == [(50, 60), (70, 80)]
 
 

@@ -16,7 +16,7 @@ from sluice.cli.daily import audit
 from sluice.cli.inspect import explain, files
 from sluice.cli.rules import quarantine
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.model.plans import RequestKind, Slice
+from sluice.pipelines.model.plans import OffsetRange, RequestKind
 from sluice.pipelines.model.receipts import Counts, Outcome, PartKind, Receipt
 from sluice.pipelines.ports import Job
 from sluice.pipelines.records.rows.row_format import quarantine_rows
@@ -34,7 +34,7 @@ LARGE = 1 << 40
 class JsonEngine(MadeUpEngine):
     """Each fifth record's amount is too large; offset 7 holds what a terminal would obey."""
 
-    def _slice(self, job: Job, s: Slice) -> Outcome:
+    def _build_range(self, job: Job, s: OffsetRange) -> Outcome:
         values = [self.value(o) for o in range(s.start, s.end)]
         rows = decoded(np.arange(s.start, s.end))
         rows = rows.set_column(rows.schema.get_field_index("value"), "value", pa.array(values, pa.binary()))
@@ -168,13 +168,15 @@ def test_a_replay_for_people(landed: World, tell: Tell, capfd: pytest.CaptureFix
     assert "ZeroDivisionError at fixes.py:3" in out
 
 
-def test_slices_that_are_left_alone_are_named_and_refuse(landed: World, tell: Tell) -> None:
+def test_ranges_that_are_left_alone_are_named_and_refuse(landed: World, tell: Tell) -> None:
     (landed.project.feeds_folder / "orders.yaml").write_text(_said({"id": "int64 not null"}))
     told = tell(quarantine.replay, "orders", dry_run=True)
     assert (told.code, len(told.document["unfit"])) == (3, 8)
     assert "was skipped: column amount is not in the schema any more" in told.text
     (landed.project.feeds_folder / "orders.yaml").write_text(_said(WIDER))
-    receipts = [r.slice for r in landed.books().list_receipts(landed.books().complete and min(landed.books().complete))]
+    receipts = [
+        r.offset_range for r in landed.books().list_receipts(landed.books().complete and min(landed.books().complete))
+    ]
     _reserve(landed, receipts[0])
     told = tell(quarantine.replay, "orders", dry_run=True)
     assert (told.code, [b["window"] for b in told.document["busy"]]) == (3, [f"{DAY}T00:00"])
@@ -188,7 +190,7 @@ def test_slices_that_are_left_alone_are_named_and_refuse(landed: World, tell: Te
     assert f"→ {give_up}   gives it up" in told.text
 
 
-def _reserve(world: World, s: Slice) -> None:
+def _reserve(world: World, s: OffsetRange) -> None:
     from sluice.pipelines.ledger.entries import PlanEntry
     from sluice.pipelines.model.kafka import Isolation
     from sluice.pipelines.model.plans import Plan, Request, Task

@@ -64,7 +64,7 @@ def test_unstick_ends_the_dead_names_what_they_left_and_leaves_the_living(world:
     assert [dry.document[k] for k in ("ended", "under_way")] == [[ended], [other]]
     assert (ended["run"], ended["window"], ended["dead"]) == (dead, "2024-05-01T03:00", True)
     (left,) = ended["batches"]
-    assert (left["feed"], left["batch"], left["kept"]) == ("orders", batch, "no slice is finished")
+    assert (left["feed"], left["batch"], left["kept"]) == ("orders", batch, "no offset range is finished")
     assert left["remedy"][0].startswith("sluice run orders --window 2024-05-01T03:00 ")
     assert (other["run"], other["evidence"]) == (alive, "its process holds its lock")
     assert again.document["ended"] == []

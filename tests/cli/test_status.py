@@ -12,7 +12,7 @@ from sluice.pipelines.batch.survey import open_ledger
 from sluice.pipelines.errors import QuarantineExceeded
 from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.model.kafka import BrokerConfig, Configs, Isolation, OpenTransaction, TopicConfig
-from sluice.pipelines.model.plans import Plan, Slice, Task
+from sluice.pipelines.model.plans import OffsetRange, Plan, Task
 from sluice.testing.engine import owner
 from tests.assets.world import CATCH_UP, HOUR, P0, P1, World, hour, in_hour
 from tests.cli.conftest import Tell
@@ -110,7 +110,7 @@ def test_a_transaction_holds_records_back(world: World, tell: Tell) -> None:
 def test_a_live_batch_says_when_its_owner_was_heard_of(world: World, tell: Tell) -> None:
     world.land_unrecorded(in_hour(0))
     who = replace(owner(run="run-123456789"), pid=77)
-    plan = Plan("orders", world.cluster.id, CATCH_UP, Isolation.READ_COMMITTED, (Task(0, 1, (_slice(),)),))
+    plan = Plan("orders", world.cluster.id, CATCH_UP, Isolation.READ_COMMITTED, (Task(0, 1, (_build_range(),)),))
     with world.open_ports(world.session().feed("orders")) as edges:
         open_ledger(world.session().feed("orders"), edges).append(
             lambda state: PlanEntry(plan=plan, hash=plan.hash, owner=who)
@@ -130,7 +130,7 @@ def test_how_the_run_of_a_live_batch_stands_is_what_repair_says_and_the_ways_out
     """The heartbeat of a killed run stays: by it alone the batch was at work, for status, while repair knew better."""
     world.land_unrecorded(in_hour(0))
     who = owner(run="run-123456789")
-    plan = Plan("orders", world.cluster.id, CATCH_UP, Isolation.READ_COMMITTED, (Task(0, 1, (_slice(),)),))
+    plan = Plan("orders", world.cluster.id, CATCH_UP, Isolation.READ_COMMITTED, (Task(0, 1, (_build_range(),)),))
     with world.open_ports(world.session().feed("orders")) as edges:
         open_ledger(world.session().feed("orders"), edges).append(
             lambda state: PlanEntry(plan=plan, hash=plan.hash, owner=who)
@@ -181,8 +181,8 @@ def test_a_refused_batch_is_not_left_by_a_dead_run(world: World, tell: Tell) -> 
     assert "dead" in mended.text
 
 
-def _slice() -> Slice:
-    return Slice("orders", 0, "id-1", 30, 40)
+def _build_range() -> OffsetRange:
+    return OffsetRange("orders", 0, "id-1", 30, 40)
 
 
 def test_what_kafka_will_soon_forget_is_said_and_that_nothing_is_to_be_done(world: World, tell: Tell) -> None:

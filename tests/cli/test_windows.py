@@ -40,8 +40,8 @@ def states(document: dict[str, Any]) -> dict[str, str]:
 def test_plan_of_one_window_and_of_several(tell: Tell) -> None:
     one = tell(plan.plan, "orders", window=[named(1)])
     assert (one.code, one.document["request"], one.document["offsets"]) == (0, f"window {DAY}T01:00", 50)
-    slices = [s for t in one.document["tasks"] for s in t["slices"]]
-    assert {(s["start"], s["end"]) for s in slices} == {(25, 50)}
+    ranges = [s for t in one.document["tasks"] for s in t["offset_ranges"]]
+    assert {(s["start"], s["end"]) for s in ranges} == {(25, 50)}
     several = tell(plan.plan, "orders", start=named(1), end=named(4), only=["orders:0"])
     assert [(p["request"], p["offsets"]) for p in several.document["plans"]] == [
         (f"window {DAY}T0{h}:00 of orders:0", 25) for h in (1, 2, 3)

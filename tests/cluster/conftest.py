@@ -89,7 +89,7 @@ def busy(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> 
     return Place(tmp_path, kafka, topic)
 
 
-def begun(feed: Feed, slices: int = 3) -> bool:
-    """Whether tasks have finished so many slices."""
+def begun(feed: Feed, ranges: int = 3) -> bool:
+    """Return whether tasks have finished that number of offset ranges."""
     lake = open_lake(feed)
-    return sum(p.endswith(".json") for p in lake.list(f"_sluice/{feed.name}/staging")) >= slices
+    return sum(p.endswith(".json") for p in lake.list(f"_sluice/{feed.name}/staging")) >= ranges

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 
 @contextmanager
 def amid(feed: Feed, do: Callable[[], object]) -> Iterator[None]:
-    """Do it once the first slices are finished."""
+    """Do it once the first offset ranges are finished."""
 
     def wait() -> None:
         until(lambda: begun(feed), 300)

@@ -63,7 +63,9 @@ class Run:
         return next((line for line in self.said if "error" in line), None)
 
     def stopped_by(self, *kinds: type[SluiceError], says: str = "") -> None:
-        """AssertionError unless it ended with one of these errors, or slices of it did, told as errors are told."""
+        """AssertionError unless it ended with one of these errors, or offset ranges of it did, told as errors are
+        told.
+        """
         failed = self._failed or {}
         assert self.code == 1, self
         assert issubclass(getattr(errors, failed["error"]), (*kinds, BatchIncomplete)), self

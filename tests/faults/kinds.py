@@ -43,7 +43,7 @@ TYPED = {"format": "json", "schema": "{producer: string not null, sequence: int6
 @dataclass(frozen=True)
 class Kind:
     """`typed`: with a contract; what is no JSON object, and some of what is, goes into quarantine. `shared`: small
-    slices share files."""
+    offset ranges share files."""
 
     commit: str
     typed: bool

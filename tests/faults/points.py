@@ -161,7 +161,7 @@ def _effect(method: str, path: str, *args: Any) -> str | None:
             return "declare"
         if paths.segment_numbers(path):
             return "pack"
-        return "receipt" if paths.receipt_slice(path) else "checkpoint" if paths.checkpoint_number(path) else None
+        return "receipt" if paths.parse_receipt_path(path) else "checkpoint" if paths.checkpoint_number(path) else None
     if method == "remove":
         return "clean" if paths.staged_batch(path) is not None else "farewell" if paths.owner_token(path) else None
     if paths.manifest_window(path):

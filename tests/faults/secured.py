@@ -40,8 +40,8 @@ from tests.resources.kafka.tools import until
 from tests.stores import Store
 
 FIELDS = [{"note": "x" * 40}]
-SLICES = 4
-"""So many slices are finished between two kills."""
+RANGES = 4
+"""So many offset ranges are finished between two kills."""
 _SPARK_SECRET = "known-to-workers"
 
 
@@ -76,12 +76,14 @@ class Secured(Field):
         return open_lake(self.feed())
 
     def kill_executors(self, running: Running, times: int) -> None:
-        """All of them, so many times, each time when some slices are finished. AssertionError if the run was faster."""
+        """All of them, so many times, each time when some offset ranges are finished. AssertionError if the run was
+        faster.
+        """
         before = 0
 
         def more() -> bool:
             assert running.process.poll() is None, running.wait().told
-            return self.staged() >= before + 2 * SLICES
+            return self.staged() >= before + 2 * RANGES
 
         for _ in range(times):
             try:

@@ -182,7 +182,9 @@ def test_a_feed_whose_plan_is_huge_beside_small_ones(fleet: list[Field], arena: 
         for partition in range(HUGE_PARTITIONS):
             producer.send(topic, partition, 1)
         producer.close()
-    account.did(f"{huge.name} has pending {HUGE_PARTITIONS * HUGE_HOURS} slices, in {HUGE_HOURS} windows, each a file")
+    account.did(
+        f"{huge.name} has pending {HUGE_PARTITIONS * HUGE_HOURS} offset ranges, in {HUGE_HOURS} windows, each a file"
+    )
     huge.settings["landing"] = "{shared_files: false}"  # in shared ones they would be no more work than the others
     huge.feed()
     with producing(fleet):

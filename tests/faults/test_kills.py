@@ -50,7 +50,7 @@ def test_killed_at_every_point(field: Field, kind: Kind) -> None:
 
 
 def test_killed_at_every_point_side_by_side(crowd: Field) -> None:
-    """The slices of many small partitions share files, and so do those that a kill leaves behind.
+    """The offset ranges of many small partitions share files, and so do those that a kill leaves behind.
 
     Committing knows nothing of files: chance alone picks points of it here."""
     kind = Kind("transactional", True, True, "by_partition", "window", shared=True)

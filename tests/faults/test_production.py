@@ -34,7 +34,7 @@ from tests.checker.gather import seen
 from tests.deployment import UNITS, Deployment, ended, served, worker
 from tests.faults.account import Account
 from tests.faults.nemeses.engines import Processes
-from tests.faults.secured import SLICES, Secured, Systems, systems
+from tests.faults.secured import RANGES, Secured, Systems, systems
 from tests.resources.kafka.tools import until
 from tests.stores import Store
 
@@ -134,7 +134,7 @@ def test_three_hours_land_by_schedule_while_things_are_killed(site: Site, accoun
         run = site.scheduled("orders").run_id
         account.did("the schedule asked for a run of orders")
         process = worker(site.instance, run)
-        until(lambda: orders.staged() >= SLICES, 300)
+        until(lambda: orders.staged() >= RANGES, 300)
         os.kill(process, signal.SIGKILL)
         account.did("the run's process was killed (SIGKILL) amid its landing")
         service.end("web")

@@ -1,6 +1,6 @@
 """A table over a real Kafka while all that writes is killed at random: runs, compactions, replays, landings again,
-publishers, several at once. Slices share files, or not. In the end table = ledger = Kafka, and no snapshot on the way
-has a row twice, or one that is not in Kafka.
+publishers, several at once. Offset ranges share files, or not. In the end table = ledger = Kafka, and no snapshot on
+the way has a row twice, or one that is not in Kafka.
 
 Judged by PyIceberg, deltalake and DuckDB, against a plain consumer.
 """

@@ -1,4 +1,4 @@
-"""A slice of `make fuzz`, always the same: kept inputs, and some hundreds of new ones for each reader."""
+"""A part of `make fuzz`, always the same: kept inputs, and some hundreds of new ones for each reader."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import pytest
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.registry_section import RegistrySettings
 from sluice.pipelines.lake.schemas import KeptSchemas
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.registered_schema import AVRO, PROTOBUF
 from sluice.pipelines.records.avro.format import AvroFormat
 from sluice.pipelines.records.rows.wire_format import APICURIO_IDS, WireFormat, reference
@@ -153,7 +153,7 @@ def test_numbers_in_headers_are_asked_for_by_their_kind(
         [[(APICURIO_IDS[kind], struct.pack(">q", n))] for n in (number, number + 1_000_000, other)],
     )
     form = AvroFormat(avro.reader_of(schema, WireFormat.APICURIO_HEADERS), schemas)
-    (piece,) = form.convert(Slice("orders", 3, "id", FIRST, FIRST + 3), records)
+    (piece,) = form.convert(OffsetRange("orders", 3, "id", FIRST, FIRST + 3), records)
     assert piece.landed.select(["id", "line"]).to_pylist() == values[:1]
     assert piece.quarantined is not None
     assert piece.quarantined["reason"].to_pylist() == ["unknown_schema", "incompatible"]

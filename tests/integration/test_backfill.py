@@ -184,13 +184,13 @@ def between(begin: int, first: int = 0, last: int = WINDOWS) -> tuple[str, ...]:
 
 
 def receipts(machine: Machine) -> dict[str, Receipt]:
-    """What counts, by slice."""
+    """The counting receipts, by offset range."""
     published = (e for _, e in machine.ledger().entries() if isinstance(e, PublishEntry))
-    return {str(r.slice): r for e in published for r in e.receipts}
+    return {str(r.offset_range): r for e in published for r in e.receipts}
 
 
 def staged_receipts(machine: Machine) -> dict[str, str]:
-    """What a batch that is not published has finished: slice and attempt."""
+    """What a batch that is not published has finished: offset range and attempt."""
     lake = machine.opened()
     found = (p for p in lake.list("_sluice/orders/staging") if p.endswith(".receipt.json"))
     said = [json.loads(lake.get(p) or b"") for p in found]
@@ -273,14 +273,14 @@ def test_a_backfill_killed_in_the_middle_is_brought_home_by_the_same_command(
     (ended_run,) = unstuck["ended"]
     assert (code, ended_run["run"], ended_run["pools"]) == (0, dead, ["sluice_orders"])
     (batch,) = ended_run["batches"]
-    assert (batch["batch"], batch["kept"]) == (left.id, "3 of 8 slices are finished")
+    assert (batch["batch"], batch["kept"]) == (left.id, "3 of 8 offset ranges are finished")
     first, last = (show_window(begin + n * MINUTE) for n in (12, 16))
     assert batch["remedy"][0].startswith(f"sluice run orders --from {first} --to {last}")
     assert runs(machine)[dead] == "FAILURE"
 
     code, home = told(*asked, *machine.named)
     assert code == 0, home
-    batches = [[(b["batch"], b["adopted_slices"]) for b in run["batches"]] for run in home["feeds"][0]["runs"]]
+    batches = [[(b["batch"], b["adopted_offset_ranges"]) for b in run["batches"]] for run in home["feeds"][0]["runs"]]
     assert batches[:4] == [[], [], [], [(left.id, 3)]], "what landed is not planned again, what was finished stays"
     assert [[adopted for _, adopted in each] for each in batches[4:]] == [[0], [0]]
     whole = receipts(machine)
@@ -314,8 +314,10 @@ def test_two_machines_on_one_lake_end_as_one_after_another(machine: Machine, beg
         codes = {here.ended().code, there.ended().code}
     assert codes <= {0, 1, 3}, "one waits for the other or is fenced; nothing lands twice"
     assert told("run", "orders", *machine.named)[0] == 0
-    slices = sorted((r.slice.partition, r.slice.start, r.slice.end) for r in receipts(machine).values())
-    assert all(a[0] != b[0] or a[2] == b[1] for a, b in pairwise(slices))
+    ranges = sorted(
+        (r.offset_range.partition, r.offset_range.start, r.offset_range.end) for r in receipts(machine).values()
+    )
+    assert all(a[0] != b[0] or a[2] == b[1] for a, b in pairwise(ranges))
     assert {b.status for b in machine.state().batches.values()} == {BatchStatus.PUBLISHED}
     check_whole(machine, told)
     assert told("repair", *other.named)[0] == 0

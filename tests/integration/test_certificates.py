@@ -28,11 +28,11 @@ RECORDS = 30_000
 
 
 class Renewing(Inline):
-    """Renews all certificates between two slices of the first tasks."""
+    """Renews all certificates between two offset ranges of the first tasks."""
 
     def __init__(self, secured: LocalKafka) -> None:
         self._secured = secured
-        self.before = self.slices = 0
+        self.before = self.offset_ranges = 0
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
         work, found = executor.TaskWork.of(job, tasks, tries=1), []
@@ -41,10 +41,10 @@ class Renewing(Inline):
             if isinstance(sent, TaskTraffic):
                 continue
             found.append(sent)
-            self.slices += 1
+            self.offset_ranges += 1
             if not self.before:
                 self._secured.renew()
-                self.before = self.slices
+                self.before = self.offset_ranges
         return found
 
 
@@ -71,7 +71,7 @@ def test_all_certificates_are_renewed_under_a_landing_and_nothing_is_lost(
         with edges(feed) as opened:
             engine = Renewing(secured)
             land(feed, replace(opened, engine=engine), CATCH_UP, new_owner("test"), lambda progress: None).check()
-        assert 0 < engine.before < engine.slices
+        assert 0 < engine.before < engine.offset_ranges
         commit_feed(feed)
         with closing(KafkaCluster(feed.kafka)) as cluster:
             assert sum(p.last_stable_offset for p in cluster.partitions([topic], feed.isolation)) == RECORDS

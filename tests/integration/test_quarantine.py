@@ -113,7 +113,7 @@ def test_what_was_quarantined_lands_after_the_feed_was_mended(place: Place, monk
     carry_out = Replayer.replay
 
     def dying(self: Replayer, c: Any) -> Any:
-        if c.slice.partition:
+        if c.offset_range.partition:
             raise Failed("the disk went away", remedy="run again")
         return carry_out(self, c)
 

@@ -148,7 +148,7 @@ def test_killed_while_publishing_the_next_run_rolls_forward(place: Place, where:
 
 
 @pytest.mark.each_lake
-def test_finished_slices_are_adopted_after_a_crash(place: Place) -> None:
+def test_finished_ranges_are_adopted_after_a_crash(place: Place) -> None:
     feed = place.feed()
     kill_at(place, feed, PUBLISHING["between stage and publish"])
     landed = run(feed)
@@ -173,7 +173,7 @@ class Sleeper(Inline):
 
 
 class Sleeping:
-    """A run in a thread that has staged its slices and sleeps before publishing."""
+    """A run in a thread that has staged its offset ranges and sleeps before publishing."""
 
     def __init__(self, feed: Feed) -> None:
         self.feed, self.engine, self.owner = feed, Sleeper(), new_owner("sleeper")

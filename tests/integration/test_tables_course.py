@@ -1,6 +1,6 @@
-"""A table goes through all that can happen to a feed, on a real Kafka: landings whose slices share files, several into
-one window, drift, compaction, landing again, replay, expiry. Whatever was brought up in between, each snapshot that is
-kept shows each row once, then and ever after.
+"""A table goes through all that can happen to a feed, on a real Kafka: landings whose offset ranges share files,
+several into one window, drift, compaction, landing again, replay, expiry. Whatever was brought up in between, each
+snapshot that is kept shows each row once, then and ever after.
 
 Judged by PyIceberg, deltalake and DuckDB over the files that a snapshot names (`tests/table_readers.py`), against what
 an independent consumer reads from Kafka.
@@ -47,7 +47,9 @@ from tests.table_readers import DeltaReader, IcebergReader, Reader, Row, by_duck
 HOUR = 3_600_000
 START = 1_795_183_200_000 - 1_795_183_200_000 % HOUR - 20_000 * HOUR
 PARTITIONS, EACH = 12, 40
-"""Partitions of the topic, and records of each hour in each. A task reads several partitions: their slices share."""
+"""Partitions of the topic, and records of each hour in each. A task reads several partitions: their offset ranges
+share.
+"""
 COLUMNS = ("kafka_partition", "kafka_offset", "id", "amount")
 REFUSED = ("partition", "offset", "key")
 LATER = 1 << 45
@@ -223,8 +225,8 @@ def mended(record: Record) -> Any:
 
 
 def _shares(receipts: list[Receipt], hour: int) -> int:
-    """How many slices of the hour share a file."""
-    found = (r for r in receipts if r.slice.window == START + hour * HOUR)
+    """How many offset ranges of the hour share a file."""
+    found = (r for r in receipts if r.offset_range.window == START + hour * HOUR)
     return sum(any(p.shared for p in r.parts) for r in found)
 
 
@@ -297,14 +299,14 @@ def test_a_table_shows_each_row_once_whatever_happens_to_its_feed(course: Course
     assert [_shares(caught, hour) >= 8 for hour in (0, 1, 2)] == [True, True, True]
     assert course.bring_up().commits == 1
 
-    # merged: what shares no file; landed again: a whole file for one of its slices
+    # merged: what shares no file; landed again: a whole file for one of its offset ranges
     merged = course.compact().merged
-    assert [(m.slice.partition, m.slice.start, m.slice.end) for m, _ in merged] == [(0, 30, 36)]
+    assert [(m.offset_range.partition, m.offset_range.start, m.offset_range.end) for m, _ in merged] == [(0, 30, 36)]
     course.bring_up()
     course.land_again_one(3, 1)
     course.bring_up()
 
-    # replayed: shared files become files of slices, and these are merged
+    # replayed: shared files become files of offset ranges, and these are merged
     assert course.held
     course.replay()
     course.bring_up()

@@ -106,7 +106,7 @@ def test_a_table_follows_a_feed_that_lives(
     produce(place, first, range(80))
     feed = live.feed()
     landed = run(feed)
-    assert any(p.shared for b in landed.batches for r in b.receipts for p in r.parts), "slices share files"
+    assert any(p.shared for b in landed.batches for r in b.receipts for p in r.parts), "offset ranges share files"
     assert live.sync(feed).to_pydict() == live.landed([i for i in good if i < 80])  # type: ignore[arg-type]
 
     for some in (range(80, 100), range(100, 120)):

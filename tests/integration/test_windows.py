@@ -22,8 +22,8 @@ from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.errors import BatchIncomplete, WindowHeld, WindowIncomplete
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.kafka import TopicPartition
-from sluice.pipelines.model.plans import Request, RequestKind, Slice
-from sluice.pipelines.model.receipts import Outcome, SliceFailure
+from sluice.pipelines.model.plans import OffsetRange, Request, RequestKind
+from sluice.pipelines.model.receipts import Outcome, RangeFailure
 from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Job, Ports
@@ -43,14 +43,14 @@ FUTURE = START + 14 * 365 * 24 * HOUR
 
 @dataclass
 class Clumsy(Inline):
-    """Fails the slices that `drops` says."""
+    """Fails the offset ranges that `drops` says."""
 
-    drops: Callable[[Slice], bool]
+    drops: Callable[[OffsetRange], bool]
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
         done = super().run(job, tasks)
         outcomes = (o for o in done if not isinstance(o, TaskTraffic))
-        return [SliceFailure(o.slice, "Failed", "clumsy") if self.drops(o.slice) else o for o in outcomes]
+        return [RangeFailure(o.offset_range, "Failed", "clumsy") if self.drops(o.offset_range) else o for o in outcomes]
 
 
 @dataclass
@@ -70,7 +70,7 @@ class World:
     def land(
         self,
         request: Request = CATCH_UP,
-        drops: Callable[[Slice], bool] = lambda s: False,
+        drops: Callable[[OffsetRange], bool] = lambda s: False,
         enough: Callable[[], bool] = lambda: False,
     ) -> Landed:
         with self.edges() as opened:
@@ -269,9 +269,11 @@ def test_a_partial_window_is_finished_by_the_next_run(place: Place) -> None:
 def test_an_outage_is_caught_up_in_batches_the_oldest_windows_first(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Thirty hours of records, an open transaction in the last one, a slice that fails on the way, and a stop."""
-    monkeypatch.setattr(rounds, "BATCH_SLICES", 18)
-    monkeypatch.setattr(rounds, "SLICES_A_CORE", 0)
+    """Thirty hours of records, an open transaction in the last one, an offset range that fails on the way, and a
+    stop.
+    """
+    monkeypatch.setattr(rounds, "BATCH_RANGES", 18)
+    monkeypatch.setattr(rounds, "RANGES_PER_CORE", 0)
     world = World(place, place.feed(start="earliest"), START + 31 * HOUR)
     producer = KafkaProducer(bootstrap_servers=place.kafka.bootstrap)
     for n in range(600):
@@ -282,11 +284,11 @@ def test_an_outage_is_caught_up_in_batches_the_oldest_windows_first(
         pending = Request(RequestKind.WINDOW, window=START, until=START + 30 * HOUR)
         first = world.land(pending, enough=lambda: True)
         assert (len(first.batches), first.stopped) == (1, True)
-        failing: list[Slice] = []
+        failing: list[OffsetRange] = []
         second = world.land(pending, lambda s: (s in failing or not failing) and failing.append(s) is None)
         assert len(second.batches) > 2
-        assert [f.slice for f in second.failures] == failing[:1], "what failed was not tried twice"
-        per_batch = [[s.window for s in b.plan.slices if s.window] for b in (*first.batches, *second.batches)]
+        assert [f.offset_range for f in second.failures] == failing[:1], "what failed was not tried twice"
+        per_batch = [[s.window for s in b.plan.offset_ranges if s.window] for b in (*first.batches, *second.batches)]
         assert all(max(a) <= min(b) for a, b in pairwise(per_batch)), "the oldest first"
         assert len(world.closed(pending=True)) <= 2, "the window with the failure, and the held one"
         open_.abort_transaction()

@@ -54,7 +54,7 @@ class Scenario:
     slow_copies: bool = False
     layout: str = "window"
     shared: bool = False
-    """Whether slices of a task share files."""
+    """Whether offset ranges of a task share files."""
 
     @property
     def moved(self) -> bool:

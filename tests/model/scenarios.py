@@ -19,7 +19,7 @@ LOST: tuple[Spec, ...] = (*MORE, ("catch",), ("event", "the ledger loses its new
 REMOVED: tuple[Spec, ...] = (("catch",), ("event", "the lake is removed"), A_RECORD)
 NO_NOTE: Spec = ("event", "the note of the newest entry is gone")
 SIDE = ("cc", "ct")
-"""Two partitions, whose slices one task reads."""
+"""Two partitions, whose offset ranges one task reads."""
 PIECES: tuple[Spec, ...] = (("bf", 0, 0, 1), ("bf", 0, 1, 2))
 """Two small parts in a window that is complete."""
 
@@ -147,7 +147,7 @@ SCENARIOS = (
     _s("audited, and entries are lost", (("audit",), ("ledger",)), prelude=(*MORE, ("catch",), ("audit",), *LOST[-1:])),
     _s("packed twice", (("pack",), ("pack",)), hours=4, prelude=(*PIECES, A_RECORD, ("catch",))),
     _s("packed while it lands", (("pack",), ("catch",)), {"append": 1, "lost": 1}, hours=4, prelude=(*PIECES, *MORE)),
-    # -- slices that share a file
+    # -- offset ranges that share a file
     _s("side by side", TWICE, {"append": 1, "crash": 1}, logs=SIDE, shared=True),
     _s("side by side, lost answers", TWICE, {"lost": 1, "crash": 1}, logs=SIDE, shared=True),
     _s("side by side, taken for dead", TWICE, {"wrongdead": 1, "crash": 1}, logs=SIDE, shared=True),

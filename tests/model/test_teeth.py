@@ -19,9 +19,10 @@ breakage.
 | fromorigin | the frontier begins at the lowest landed offset | an alarm that is not true |
 | latepart | a partition that comes later opens no window | windows that are never complete |
 | – | a plan that nobody can carry out stays live | no clean run reaches the last stable offset |
-| – | landing again takes the slices it was asked for, and not those that share a file with them | rows of nobody |
-| – | landing again goes on without a slice of the file that Kafka no longer has | rows that are nowhere |
-| – | a replay writes its slices again, and not those beside them | rows of nobody |
+| – | landing again takes the offset ranges it was asked for, and not those that share a file with them | rows of nobody
+|
+| – | landing again goes on without a range of the file that Kafka no longer has | rows that are nowhere |
+| – | a replay writes its ranges again, and not those beside them | rows of nobody |
 | – | parts that no longer count are those that the state has not forgotten | files that came back |
 | – | windows are declared to have manifests that nobody wrote | complete windows that nobody declared |
 | – | look-ups by time take markers for records, as Kafka's do (a port's rule) | records beside their window |

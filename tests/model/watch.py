@@ -38,7 +38,7 @@ def rows_of(data: bytes) -> tuple[tuple[str, int, int, bytes], ...]:
 
 
 def own_rows(data: bytes, part: Part) -> tuple[tuple[str, int, int, bytes], ...]:
-    """Those of the file's rows that are the slice's."""
+    """Those of the file's rows that are the offset range's."""
     rows = rows_of(data)
     return rows[part.first : part.first + part.rows] if part.shared else rows
 
@@ -96,13 +96,15 @@ class Watch:
         if entry["kind"] == "origin" and (bad := self._begun(book, entry)):
             return bad
         if entry["kind"] == "plan" and entry["plan"]["request"]["kind"] not in ("compact", "replay"):
-            return self._stable(book.plans[number].slices)
+            return self._stable(book.plans[number].offset_ranges)
         if entry["kind"] == "boundary" and (bad := self._sides(book, number)):
             return bad
         return self._pins(book) if entry["kind"] in ("boundary", "origin", "accept", "publish") else ""
 
     def _landed(self, r: Receipt) -> str:
-        """1, 3, 5, 6: the rows of a slice are the committed records of its range, in one of the logs of its life."""
+        """1, 3, 5, 6: the rows of an offset range are the committed records of its range, in one of the logs of its
+        life.
+        """
         rows = []
         for part in r.parts:
             data = self.world.files.get(part.staged) or self.world.files.get(part.path)
@@ -121,7 +123,7 @@ class Watch:
         return ""
 
     def _shared(self, book: Book) -> str:
-        """2, 3: each row of a file that counts is of exactly one slice that counts."""
+        """2, 3: each row of a file that counts is of exactly one offset range that counts."""
         held: dict[str, list[tuple[int, int]]] = {}
         for r in book.live():
             for part in r.parts:
@@ -131,11 +133,11 @@ class Watch:
             at = 0
             for first, rows in sorted(some):
                 if first != at:
-                    return f"I2: rows {min(at, first)} to {max(at, first)} of {path} are not of one slice that counts"
+                    return f"I2: rows {min(at, first)} to {max(at, first)} of {path} are not of one range that counts"
                 at += rows
             data = self.world.files.get(parts[0].staged) or self.world.files.get(path)
             if data is not None and len(rows_of(data)) != at:
-                return f"I2: slices that count have {at} of the {len(rows_of(data))} rows of {path}"
+                return f"I2: offset ranges that count have {at} of the {len(rows_of(data))} rows of {path}"
         return ""
 
     def _named_lost(self, r: Receipt) -> str:
@@ -180,8 +182,8 @@ class Watch:
                 return f"A: {leaves} ({leaves.incarnation}) is accepted as recreated, and never was"
         return ""
 
-    def _stable(self, slices: Sequence[tuple[Life, int, int]]) -> str:
-        for life, start, end in slices:
+    def _stable(self, ranges: Sequence[tuple[Life, int, int]]) -> str:
+        for life, start, end in ranges:
             if not any(end <= p.stable for p in self.world.logs(_key(life))):
                 return f"I13: {life}:{start}-{end} is planned beyond the last stable offset"
         return ""

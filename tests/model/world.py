@@ -40,7 +40,7 @@ from sluice.pipelines.model.kafka import (
     PartitionState,
     TopicPartition,
 )
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Life
 from sluice.pipelines.ports import DeadLetter, Fetched, FetchFailed, Job, Member, Ports
 from sluice.pipelines.records.rows.row_format import REFUSED, Formatted, RawFormat
@@ -403,13 +403,13 @@ class Kafka(MemoryCluster):
 
 
 class Logs:
-    """`ports.Fetcher`: each slice in one answer, checked before it and after."""
+    """`ports.Fetcher`: each offset range in one answer, checked before it and after."""
 
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def stream(self, slices: Sequence[Slice], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
-        for index, s in enumerate(slices):
+    def stream(self, ranges: Sequence[OffsetRange], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
+        for index, s in enumerate(ranges):
             self._world.stage.point(f"fetch {s}")
             p = self._world.now_of(s.tp)
             if (wrong := self._wrong(s, p)) is not None or p is None:
@@ -427,11 +427,11 @@ class Logs:
                 continue
             yield Fetched(index, data, tuple(aborted), source.end, True)
 
-    def _wrong(self, s: Slice, p: Partition | None) -> Any:
+    def _wrong(self, s: OffsetRange, p: Partition | None) -> Any:
         if p is None or p.topic_id != s.key.topic_id:
             return IncarnationChanged("another topic id")
         if p.epoch_end(s.leader_epoch) < s.end:
-            return LogTruncated("the log ends below the slice")
+            return LogTruncated("the log ends below the offset range")
         if s.start < p.start:
             return OffsetsLost("below the log start")
         return KafkaUnavailable("the end is not stable") if p.stable < s.end else None
@@ -442,7 +442,7 @@ class Logs:
 class Marked(RawFormat):
     """Raw rows; a record whose value says that it is bad goes into quarantine."""
 
-    def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
+    def convert(self, s: OffsetRange, chunk: pa.RecordBatch) -> Iterator[Formatted]:
         for rows in super().convert(s, chunk):
             bad = np.array([(v or b"").startswith(b"bad ") for v in rows.landed.column(1).to_pylist()])
             good, refused = (rows.landed.take(fixed_width(pa.int64(), np.flatnonzero(m))) for m in (~bad, bad))
@@ -692,12 +692,12 @@ def _told(data: bytes) -> str:
         return hashlib.sha256(data).hexdigest()[:8]
     kind = entry.get("kind", "")
     if kind == "plan":
-        slices = [f"{s['partition']}:{s['start']}-{s['end']}" for t in entry["plan"]["tasks"] for s in t["slices"]]
+        ranges = [f"{s['partition']}:{s['start']}-{s['end']}" for t in entry["plan"]["tasks"] for s in t["slices"]]
         more = f" replacing {len(entry['plan']['replaces'])} parts" if entry["plan"]["replaces"] else ""
-        return f"plan {entry['plan']['request']['kind']} {' '.join(slices)}{more}"
+        return f"plan {entry['plan']['request']['kind']} {' '.join(ranges)}{more}"
     if kind == "publish":
-        slices = [f"{r['slice']['partition']}:{r['slice']['start']}-{r['slice']['end']}" for r in entry["receipts"]]
-        return f"publish of batch {entry['batch']} by {entry['token']}: {' '.join(slices)}"
+        ranges = [f"{r['slice']['partition']}:{r['slice']['start']}-{r['slice']['end']}" for r in entry["receipts"]]
+        return f"publish of batch {entry['batch']} by {entry['token']}: {' '.join(ranges)}"
     if kind in ("own", "abandon"):
         return f"{kind} batch {entry['batch']}"
     if kind in ("loss", "skip", "retire"):

@@ -19,7 +19,7 @@ from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginEntry, OriginItem, PlanEntry
 from sluice.pipelines.maintenance.compaction import Compacted, compact
 from sluice.pipelines.model.kafka import Isolation, Key
-from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing import published_files
@@ -62,10 +62,10 @@ class World:
         cluster, group = MemoryCluster(), MemoryGroup()
         return Ports(cluster, group, self.lake, None, self.liveness, lambda: self.now, None)  # type: ignore[arg-type]
 
-    def slice(self, key: Key, start: int, end: int, window: int | None = None) -> Slice:
+    def build_range(self, key: Key, start: int, end: int, window: int | None = None) -> OffsetRange:
         hour = START + start // 100 * HOUR if window is None else None
         folder = paths.window_folder(None if self.by_time else hour, HOUR, self.folder_prefix)
-        return Slice(*key, start, end, 3, 0, hour, folder, self.by_time)
+        return OffsetRange(*key, start, end, 3, 0, hour, folder, self.by_time)
 
     @property
     def folder_prefix(self) -> paths.FolderPrefix:
@@ -73,24 +73,24 @@ class World:
         state = self.ledger.read()
         return state.folder_prefix if state.shapes else paths.FORMER_PREFIX
 
-    def plan(self, slices: Sequence[Slice], kind: RequestKind = RequestKind.CATCH_UP, by: str = "landing") -> int:
-        tasks, asked = (Task(0, 1, tuple(slices)),), Request(kind)
+    def plan(self, ranges: Sequence[OffsetRange], kind: RequestKind = RequestKind.CATCH_UP, by: str = "landing") -> int:
+        tasks, asked = (Task(0, 1, tuple(ranges)),), Request(kind)
         plan = Plan("orders", "c", asked, Isolation.READ_COMMITTED, tasks)
         appended = self.ledger.append(lambda s: PlanEntry(plan=plan, hash=plan.hash, owner=owner(by)))
         assert appended is not None
         return appended.number
 
     def land(self, *ranges: tuple[Key, int, int], bad: int = 0, gaps: int = 1) -> None:
-        """A batch with a slice for each range: the last `bad` are quarantined, of `gaps` offsets one holds a record."""
-        slices = [self.slice(*r) for r in ranges]
-        batch = self.plan(slices)
+        """A batch with these offset ranges: the last `bad` are quarantined, of `gaps` offsets one holds a record."""
+        planned = [self.build_range(*r) for r in ranges]
+        batch = self.plan(planned)
         plan = self.ledger.plan(batch)
-        receipts = [self.landed(s, batch, plan.hash, bad, gaps) for s in slices]
+        receipts = [self.landed(s, batch, plan.hash, bad, gaps) for s in planned]
         publish(self.ledger, batch, owner("landing"), receipts, [])
         roll_forward(self.ledger, self.lake, "orders")  # type: ignore[arg-type]
         write_manifests(self.ledger, self.lake, "orders", self.feed.window)  # type: ignore[arg-type]
 
-    def landed(self, s: Slice, batch: int, plan_hash: str, bad: int, gaps: int) -> Receipt:
+    def landed(self, s: OffsetRange, batch: int, plan_hash: str, bad: int, gaps: int) -> Receipt:
         offsets = np.arange(s.start, s.end, gaps)
         good, refused = offsets[: len(offsets) - bad], offsets[len(offsets) - bad :]
         parts = self.write(s, batch, plan_hash, PartKind.LANDED, _rows(s, good))
@@ -98,7 +98,9 @@ class World:
         counts = Counts(landed=len(good), quarantined=len(refused), compacted=s.span - len(offsets))
         return Receipt(s, s.end, counts, parts, "a", input_bytes=s.span)
 
-    def write(self, s: Slice, batch: int, plan_hash: str, kind: PartKind, rows: pa.RecordBatch) -> tuple[Part, ...]:
+    def write(
+        self, s: OffsetRange, batch: int, plan_hash: str, kind: PartKind, rows: pa.RecordBatch
+    ) -> tuple[Part, ...]:
         target = PartTarget("orders", batch, plan_hash, "a", s, kind)
         writer = PartWriter(self.lake, target, rows.schema, self.feed.landing, 1 << 20)  # type: ignore[arg-type]
         writer.write(rows)
@@ -145,11 +147,11 @@ def decoded(offsets: np.ndarray) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def _rows(s: Slice, offsets: np.ndarray) -> pa.RecordBatch:
+def _rows(s: OffsetRange, offsets: np.ndarray) -> pa.RecordBatch:
     return next(RawFormat().convert(s, decoded(offsets))).landed
 
 
-def _refused(s: Slice, offsets: np.ndarray) -> pa.RecordBatch:
+def _refused(s: OffsetRange, offsets: np.ndarray) -> pa.RecordBatch:
     raw = _rows(s, offsets)
     said = {"stage": "decode", "reason": "not_json", "expectation": None, "field": None, "detail": "no", "byte": 3}
     more = [pa.array([v] * len(offsets)).cast(REFUSED.field(n).type) for n, v in said.items()]

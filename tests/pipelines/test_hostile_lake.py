@@ -22,7 +22,7 @@ from sluice.pipelines.ledger import Ledger, checkpoint
 from sluice.pipelines.ledger.entries import OriginEntry, OriginItem, PlanEntry, PublishEntry, RetireEntry
 from sluice.pipelines.maintenance.expiry import RetireRequest, expire, remove_retired
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, Key, TopicPartition
-from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.operating.repairs import RepairTarget, repair
 from sluice.pipelines.publishing.publish import roll_forward
@@ -35,8 +35,8 @@ from sluice.testing.logs import LogBatch, LogRecord, log
 from tests.pipelines.landed_world import HOUR, START, A, B, World, pieces
 
 LOG = log(LogBatch(tuple(LogRecord(b"k", b"v%d" % i) for i in range(50))))
-SLICE = Slice("orders", 0, "id-1", 0, LOG.end)
-PLAN = Plan("sales", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, (Task(0, 1, (SLICE,)),))
+RANGE = OffsetRange("orders", 0, "id-1", 0, LOG.end)
+PLAN = Plan("sales", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, (Task(0, 1, (RANGE,)),))
 BATCH = 12
 KEY = Key("orders", 0, "id-1")
 OUTSIDE = ("../victim", "/etc/victim", "a/../../victim", "data/../../victim", "nul\0")
@@ -69,14 +69,14 @@ FORGED: dict[str, Callable[[Receipt], Receipt]] = {
 
 
 @pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED.keys())
-def test_a_forged_receipt_is_passed_over_and_its_slice_read_again(
+def test_a_forged_receipt_is_passed_over_and_its_range_read_again(
     tmp_path: Path, forge: Callable[[Receipt], Receipt]
 ) -> None:
     (tmp_path / "victim").write_bytes(b"whole")
     lake = LocalLake(tmp_path / "lake")
     first = run(lake, "a")
     forged = json.dumps(asdict(forge(first)))
-    lake.put(paths.receipt_path("sales", BATCH, "a", SLICE), forged.encode("utf-8", "surrogatepass"))
+    lake.put(paths.receipt_path("sales", BATCH, "a", RANGE), forged.encode("utf-8", "surrogatepass"))
     second = run(lake, "c")
     assert (second.adopted, second.attempt) == (False, "c")
     assert prove(PLAN, BATCH, [second], lake) == ([second], [])
@@ -105,18 +105,18 @@ def planned(ledger: Ledger, plan: Plan = PLAN) -> int:
 
 def published(ledger: Ledger, batch: int, lake: Any, **changes: str) -> None:
     """A publish entry whose one part is not where it should be; its staging stands."""
-    name = paths.part_name(SLICE, batch)
+    name = paths.part_name(RANGE, batch)
     part = Part(
         name,
         PartKind.LANDED,
         paths.staged_path("sales", batch, "a", PartKind.LANDED, "", name),
         paths.part_path("sales", PartKind.LANDED, "", name),
-        SLICE.span,
+        RANGE.span,
         4,
         "0" * 64,
     )
     lake.put(part.staged, b"rows")
-    receipt = Receipt(SLICE, SLICE.end, Counts(landed=SLICE.span), (replace(part, **changes),), "a")
+    receipt = Receipt(RANGE, RANGE.end, Counts(landed=RANGE.span), (replace(part, **changes),), "a")
     ledger.append(lambda s: PublishEntry(batch=batch, token=owner().token, receipts=(receipt,)))
 
 

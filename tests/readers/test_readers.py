@@ -1,8 +1,8 @@
 """Every type × every reader × every filter, over what the real pipeline landed, in tables of both formats and as files.
 
-`make readers` runs all of it, with engines in environments of their own. `make test` runs a slice: the readers that are
-here, two values of each type. `measured.json` is what each reader cannot, and docs/reading.md shows it; `make readers
-HOW=write` writes both.
+`make readers` runs all of it, with engines in environments of their own. `make test` runs an offset range: the readers
+that are here, two values of each type. `measured.json` is what each reader cannot, and docs/reading.md shows it; `make
+readers HOW=write` writes both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Cannot = dict[str, dict[str, str]]
 """By type and operation: `fails` (an error) or `wrong` (other rows)."""
 
 HOW = os.environ.get("SLUICE_TEST_READERS", "")
-"""Empty for the slice; `all`; or `write`, to write what was measured."""
+"""Empty for the offset range; `all`; or `write`, to write what was measured."""
 MOST = None if HOW else 2
 MEASURED, PAGE = Path(__file__).with_name("measured.json"), Path(__file__).parents[2] / "docs" / "reading.md"
 BEGIN, END = "<!-- readers -->\n", "<!-- /readers -->"

@@ -13,7 +13,7 @@ from pathlib import Path
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.landing.task import Tools
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.ports import Fetched, FetchFailed
 from sluice.pipelines.records.shape import Shape
 from sluice.resources.lake.local_lake import LocalLake
@@ -46,9 +46,9 @@ class LogWiring:
 class Deadly(MemoryFetcher):
     wiring: LogWiring | None = None
 
-    def stream(self, slices: Sequence[Slice], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
-        for one in super().stream(slices, limits):
-            if any(s.partition == 0 for s in slices):
+    def stream(self, ranges: Sequence[OffsetRange], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
+        for one in super().stream(ranges, limits):
+            if any(s.partition == 0 for s in ranges):
                 self._perhaps_end()
             yield one
 

@@ -17,7 +17,7 @@ import sluice
 from sluice.pipelines.errors import OffsetsLost, TopicRecreated, UsageError
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.streaming import Stream
-from tests.resources.kafka.tools import admin, consumed, describe, produce, slice_of, transaction, until
+from tests.resources.kafka.tools import admin, build_range, consumed, describe, produce, transaction, until
 
 pytestmark = pytest.mark.kafka
 
@@ -56,7 +56,7 @@ def test_a_bounded_range_is_what_a_plain_consumer_gets(kafka: LocalKafka, projec
     table = pa.Table.from_batches(list(stream), schema=stream.schema)
     for state in describe(kafka, topic):
         rows = table.filter(pc.equal(table["partition"], state.partition))
-        wanted = consumed(kafka, slice_of(state, 0, state.last_stable_offset))
+        wanted = consumed(kafka, build_range(state, 0, state.last_stable_offset))
         assert rows["offset"].to_pylist() == [r[0] for r in wanted]
         assert stream.positions[f"{topic}:{state.partition}"].consumed == state.last_stable_offset
     assert table.num_rows == 1500

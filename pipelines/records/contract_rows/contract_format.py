@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from sluice.pipelines.contract.catalogue import Scope, columns, demand, entry, get_argument
 from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import EXAMPLES, Tally
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.compiled.take_rows import take_rows
@@ -161,7 +161,7 @@ class ContractFormat:
         self._dropping = dropping
         self._offsets = self.schema.get_field_index(offset_column(self.schema))
 
-    def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
+    def convert(self, s: OffsetRange, chunk: pa.RecordBatch) -> Iterator[Formatted]:
         """The other format's pieces, without the rows that break a critical expectation."""
         for piece in self._behind.convert(s, chunk):
             began = perf_counter_ns()
@@ -170,7 +170,7 @@ class ContractFormat:
                 piece = self._without(s, chunk, piece, results.broken)
             yield replace(piece, tallies=results.tallies, validate_ns=perf_counter_ns() - began)
 
-    def _without(self, s: Slice, chunk: pa.RecordBatch, piece: Formatted, broken: Broken) -> Formatted:
+    def _without(self, s: OffsetRange, chunk: pa.RecordBatch, piece: Formatted, broken: Broken) -> Formatted:
         landed = take_rows(piece.landed, np.delete(np.arange(piece.landed.num_rows), broken.rows))
         if self._dropping:
             return replace(piece, landed=landed, dropped=piece.dropped + len(broken.rows))
@@ -180,7 +180,7 @@ class ContractFormat:
             refused = _in_order(pa.Table.from_batches([piece.quarantined, refused]))
         return replace(piece, landed=landed, quarantined=refused)
 
-    def _quarantine(self, s: Slice, chunk: pa.RecordBatch, offsets: Array, broken: Broken) -> pa.RecordBatch:
+    def _quarantine(self, s: OffsetRange, chunk: pa.RecordBatch, offsets: Array, broken: Broken) -> pa.RecordBatch:
         """The refused records as they came, and the expectation that each broke."""
         all_ = int64s(chunk.column(chunk.schema.get_field_index("offset")))
         records = chunk.take(fixed_width(pa.int32(), np.searchsorted(all_, offsets).astype(np.int32)))

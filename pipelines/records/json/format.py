@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Drift
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.compiled.take_rows import take_rows
@@ -63,7 +63,7 @@ class TypedFormat:
         self._names = [f.name for f in schema.fields]
         self._raw, self._dropping = RawFormat(), dropping
 
-    def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
+    def convert(self, s: OffsetRange, chunk: pa.RecordBatch) -> Iterator[Formatted]:
         """Typed and quarantined rows, both in offset order.
 
         Yields several pieces when the typed columns take much more memory than the values.

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Drift
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.compiled.take_rows import take_rows
@@ -40,7 +40,7 @@ class KeyedFormat:
         self._behind, self._key, self._raw, self._dropping = behind, key, RawFormat(), dropping
         self._in_headers = wire in IN_HEADERS
 
-    def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
+    def convert(self, s: OffsetRange, chunk: pa.RecordBatch) -> Iterator[Formatted]:
         """The other format's pieces with the keys' columns, and without the rows whose key does not fit."""
         keys = _Keys(list(self._key.convert(s, self._replace_values(chunk))), self._key.schema)
         drift = keys.drift
@@ -75,7 +75,7 @@ class KeyedFormat:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _without(
-        self, s: Slice, chunk: pa.RecordBatch, piece: Formatted, missing: Array, retained: Array, keys: _Keys
+        self, s: OffsetRange, chunk: pa.RecordBatch, piece: Formatted, missing: Array, retained: Array, keys: _Keys
     ) -> Formatted:
         """The piece without the records at these offsets, whose keys do not fit."""
         landed = take_rows(piece.landed, retained)

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.ranges import Range, intersect
 from sluice.pipelines.model.receipts import Drift, Tally
 from sluice.pipelines.schema.arrays import fixed_width, text_array
@@ -74,8 +74,8 @@ class Format(Protocol):
         """The Arrow schema of landed rows. A dictionary type marks columns of few values; files hold plain types."""
         ...
 
-    def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
-        """Turn decoded records of one slice into rows.
+    def convert(self, s: OffsetRange, chunk: pa.RecordBatch) -> Iterator[Formatted]:
+        """Turn decoded records of one offset range into rows.
 
         `chunk` has the columns `key, value, offset, timestamp, timestampType, headers`. Yields one piece, or several
         when the rows take much more memory than the records. A record that does not fit becomes a quarantined row,
@@ -101,7 +101,7 @@ class RawFormat:
         ]
     )
 
-    def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
+    def convert(self, s: OffsetRange, chunk: pa.RecordBatch) -> Iterator[Formatted]:
         """The chunk, with columns for its topic and partition. Copies nothing."""
         columns = {
             **dict(zip(chunk.schema.names, chunk.columns, strict=True)),

@@ -1,6 +1,6 @@
 """The Fetcher port: raw record bytes of offset ranges, fetched ahead of the decoder.
 
-Promises: ranges start in order, `active_slices` at once, those of one partition one after another; the bytes buffered
+Promises: ranges start in order, `active_ranges` at once, those of one partition one after another; the bytes buffered
 ahead of the consumer stay within `ahead_bytes`, except for one answer when nothing else is buffered (a record batch
 comes whole, whatever its size). Bytes of a range come in order and without gap; control and aborted records are skipped
 only when the leader confirms them; each leader epoch is checked before it is read from (KIP-320), the topic id before
@@ -26,7 +26,7 @@ from kafka.errors import (
 
 from sluice.pipelines.errors import KafkaUnavailable, LogTruncated, OffsetsLost, SluiceError, TopicRecreated
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.traffic import BrokerTraffic, TaskTraffic
 from sluice.pipelines.ports import Fetched, FetchFailed
 from sluice.pipelines.records.kafka_batches.decode import next_position
@@ -58,14 +58,14 @@ class KafkaFetcher:
         self._streams: set[_Stream] = set()
         self._counter = TrafficCounter()
 
-    def stream(self, slices: Sequence[Slice], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
+    def stream(self, ranges: Sequence[OffsetRange], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
         """Yield bytes of the ranges from their leaders, fetched ahead in a thread that starts with the first `next`.
 
         `aborted` of each item is the broker's list under read_committed: transactions (producer id, first offset) that
         were aborted and overlap its bytes. Close the iterator, or the fetcher, to end early.
         """
         wire = Wire(self._access, _ANSWER_BYTES)
-        stream = _Stream(Sources(wire, self._isolation, limits, self._rack, self._counter), slices, self._patience)
+        stream = _Stream(Sources(wire, self._isolation, limits, self._rack, self._counter), ranges, self._patience)
         self._streams.add(stream)
         try:
             yield from stream.items()
@@ -90,10 +90,10 @@ class _End:
 class _Stream:
     """One thread's readers on one side, one consumer on the other, a queue between them."""
 
-    def __init__(self, sources: Sources, slices: Sequence[Slice], patience: float) -> None:
+    def __init__(self, sources: Sources, ranges: Sequence[OffsetRange], patience: float) -> None:
         self._sources = sources
         self._patience = patience
-        self._waiting = list(enumerate(slices))
+        self._waiting = list(enumerate(ranges))
         self._active: set[TopicPartition] = set()
         self._given_up: set[TopicPartition] = set()
         self._answers_then = -1
@@ -119,7 +119,7 @@ class _Stream:
 
     def close(self) -> None:
         self._queue.put(
-            KafkaUnavailable("the stream was closed while it was being read", remedy="read the slices again")
+            KafkaUnavailable("the stream was closed while it was being read", remedy="read the offset ranges again")
         )
         self._sources.wire.close()
 
@@ -131,7 +131,7 @@ class _Stream:
             with contextlib.suppress(queue.Empty):
                 return self._queue.get(timeout=_LIVELY)
             if not self._sources.wire.alive:
-                raise KafkaUnavailable("the thread that fetches has died", remedy="read the slices again")
+                raise KafkaUnavailable("the thread that fetches has died", remedy="read the offset ranges again")
 
     def _take(self, size: int) -> None:
         """Report consumed bytes of several items at once: waking the other thread costs more than a small range's
@@ -149,7 +149,7 @@ class _Stream:
 
     def _admit(self) -> None:
         """Start the ranges that may start; end the stream when nothing is left."""
-        while len(self._active) < self._sources.limits.active_slices:
+        while len(self._active) < self._sources.limits.active_ranges:
             ready = (item for item in self._waiting if item[1].tp not in self._active)
             if (item := next(ready, None)) is None:
                 break
@@ -160,8 +160,8 @@ class _Stream:
         if not self._active:
             self._queue.put(_End())
 
-    async def _read(self, index: int, piece: Slice) -> None:
-        reader = SliceReader(self._sources, index, piece, self._queue.put, self._patience_with(piece.tp))
+    async def _read(self, index: int, piece: OffsetRange) -> None:
+        reader = RangeReader(self._sources, index, piece, self._queue.put, self._patience_with(piece.tp))
         try:
             await reader.run()
         except SluiceError as error:
@@ -180,7 +180,7 @@ class _Stream:
         vain = tp in self._given_up or self._sources.answers == self._answers_then
         return 0.0 if vain else self._patience
 
-    def _explain(self, error: BaseException, piece: Slice, position: int) -> SluiceError:
+    def _explain(self, error: BaseException, piece: OffsetRange, position: int) -> SluiceError:
         where = Location(piece.topic, piece.partition, position, piece.end)
         return self._sources.wire.explain(error, f"reading {piece.tp} at {position}", where)
 
@@ -193,16 +193,16 @@ _AGAIN = "run again: pending offsets are compared with the current log, and the 
 E = TypeVar("E", bound=SluiceError)
 
 
-class SliceReader:
+class RangeReader:
     """Reads one range. `index`: its position in the stream; `emit`: takes its bytes; `patience`: seconds without
     progress."""
 
     def __init__(
-        self, sources: Sources, index: int, piece: Slice, emit: Callable[[Fetched], None], patience: float
+        self, sources: Sources, index: int, piece: OffsetRange, emit: Callable[[Fetched], None], patience: float
     ) -> None:
         self._sources = sources
         self._index = index
-        self._slice = piece
+        self._range = piece
         self._emit = emit
         self._patience = Patience(sources.wire, patience)
         self._position = piece.start
@@ -228,7 +228,7 @@ class SliceReader:
             try:
                 if leadership is None:
                     leadership = await self._settle()
-                if self._position >= self._slice.end:
+                if self._position >= self._range.end:
                     await self._confirm()
                     self._emit(Fetched(self._index, b"", (), self._position, last=True))
                     return
@@ -240,7 +240,7 @@ class SliceReader:
     # -- leader and checks
 
     async def _settle(self) -> Leadership:
-        leadership = await self._sources.place(self._slice.tp, fresh=self._must_ask_again)
+        leadership = await self._sources.place(self._range.tp, fresh=self._must_ask_again)
         self._must_ask_again = False
         self._same_topic(leadership)
         if self._leader not in (None, leadership.leader):
@@ -259,24 +259,24 @@ class SliceReader:
 
         The bytes read count under one id only.
         """
-        self._same_topic(await self._sources.place(self._slice.tp, fresh=True))
+        self._same_topic(await self._sources.place(self._range.tp, fresh=True))
 
     def _same_topic(self, leadership: Leadership) -> None:
-        if leadership.topic_id != self._slice.key.topic_id:
+        if leadership.topic_id != self._range.key.topic_id:
             raise self._refusal(
                 TopicRecreated,
-                f"topic {self._slice.topic} was deleted and created again: planned under id"
-                f" {self._slice.key.topic_id}, now {leadership.topic_id}",
-                self._slice.start,
-                self._slice.end,
+                f"topic {self._range.topic} was deleted and created again: planned under id"
+                f" {self._range.key.topic_id}, now {leadership.topic_id}",
+                self._range.start,
+                self._range.end,
                 remedy=_AGAIN,
             )
 
     async def _not_truncated(self, leadership: Leadership) -> None:
         """Check that the range's leader epoch does not end before the range does: the log must still hold it."""
-        epoch = self._slice.leader_epoch if self._slice.leader_epoch >= 0 else leadership.leader_epoch
+        epoch = self._range.leader_epoch if self._range.leader_epoch >= 0 else leadership.leader_epoch
         end = await self._sources.epoch_end(leadership, epoch)
-        if 0 <= end < self._slice.end:
+        if 0 <= end < self._range.end:
             raise self._truncation(f"leader epoch {epoch} ends at {end}", end)
 
     async def _in_range(self, leadership: Leadership) -> None:
@@ -284,8 +284,8 @@ class SliceReader:
         if self._position < log_start:
             raise self._refusal(
                 OffsetsLost,
-                f"{self._slice.tp}: offsets [{self._position}, {log_start}) are gone from Kafka,"
-                f" its log starts at {log_start}; {self._slice} was to be read",
+                f"{self._range.tp}: offsets [{self._position}, {log_start}) are gone from Kafka,"
+                f" its log starts at {log_start}; {self._range} was to be read",
                 self._position,
                 log_start,
                 remedy=_AGAIN,
@@ -301,8 +301,8 @@ class SliceReader:
         part, first = await lane.fetch(FetchAsk(leadership, self._position, self._appetite()), self._fed)
         if part.error:
             raise part.error()
-        self._sources.counter.saw_end(self._slice.tp, part.high_watermark)
-        position = next_position(part.records, self._position, self._slice.topic, self._slice.partition)
+        self._sources.counter.saw_end(self._range.tp, part.high_watermark)
+        position = next_position(part.records, self._position, self._range.topic, self._range.partition)
         if position > self._position:
             self._advance(part, position)
         else:
@@ -319,12 +319,12 @@ class SliceReader:
 
     def _appetite(self) -> int:
         """Estimate the bytes of the remaining range: those fetched beyond its end are wasted."""
-        advanced = self._position - self._slice.start
-        size, span = (self._seen_bytes, advanced) if advanced else (self._slice.estimated_bytes, self._slice.span)
+        advanced = self._position - self._range.start
+        size, span = (self._seen_bytes, advanced) if advanced else (self._range.estimated_bytes, self._range.span)
         limit = self._sources.limits.partition_bytes
         if not size or not span:
             return limit
-        rest = (self._slice.end - self._position) * size // span
+        rest = (self._range.end - self._position) * size // span
         return min(limit, rest + rest // 16 + _LEAST_BYTES)
 
     def _nothing_new(self, part: FetchPart, first: bool) -> None:
@@ -338,7 +338,7 @@ class SliceReader:
         committed = self._sources.isolation is Isolation.READ_COMMITTED
         if (
             self._replica is not None
-            or (part.last_stable_offset if committed else part.high_watermark) < self._slice.end
+            or (part.last_stable_offset if committed else part.high_watermark) < self._range.end
         ):
             raise OffsetNotAvailableError("it does not have these offsets yet")
         # The first partition gets a batch if there is one below the last stable offset (KIP-74). So an empty answer
@@ -346,7 +346,7 @@ class SliceReader:
         # twice, because a broker that just started may not know yet how far it may read.
         self._empty_answers += first
         if self._empty_answers >= _EMPTY_FOR_A_GAP:
-            self._position = self._slice.end
+            self._position = self._range.end
 
     # -- errors
 
@@ -365,9 +365,9 @@ class SliceReader:
     def _truncation(self, how: str, end: int) -> LogTruncated:
         return self._refusal(
             LogTruncated,
-            f"{self._slice.tp}: the log was truncated ({how}), {self._slice} was to be read",
+            f"{self._range.tp}: the log was truncated ({how}), {self._range} was to be read",
             end,
-            self._slice.end,
+            self._range.end,
             remedy=_AGAIN,
         )
 
@@ -375,8 +375,8 @@ class SliceReader:
         return kind(
             message,
             remedy=remedy,
-            topic=self._slice.topic,
-            partition=self._slice.partition,
+            topic=self._range.topic,
+            partition=self._range.partition,
             start=start,
             end=end,
         )

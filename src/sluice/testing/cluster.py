@@ -16,7 +16,7 @@ from sluice.pipelines.model.kafka import (
     PartitionState,
     TopicPartition,
 )
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.ports import Fetched, FetchFailed
 from sluice.testing.logs import Log
@@ -139,15 +139,15 @@ class MemoryFetcher:
     answer_bytes: int = 1 << 20
     damaged: dict[TopicPartition, int] = field(default_factory=dict)
     failing: dict[TopicPartition, SluiceError] = field(default_factory=dict)
-    read: list[tuple[Slice, ...]] = field(default_factory=list)
+    read: list[tuple[OffsetRange, ...]] = field(default_factory=list)
     limits: FetchLimits | None = None
     cut_short: int | None = None
     counted: TaskTraffic = field(default_factory=TaskTraffic)
 
-    def stream(self, slices: Sequence[Slice], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
-        self.read.append(tuple(slices))
+    def stream(self, ranges: Sequence[OffsetRange], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
+        self.read.append(tuple(ranges))
         self.limits = limits
-        answers = self._answers(slices, limits)
+        answers = self._answers(ranges, limits)
         for count, answer in enumerate(answers):
             if self.cut_short is not None and count >= self.cut_short:
                 return
@@ -158,13 +158,13 @@ class MemoryFetcher:
 
     def close(self) -> None: ...
 
-    def _answers(self, slices: Sequence[Slice], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
+    def _answers(self, ranges: Sequence[OffsetRange], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
         """Yields one response for each active offset range in turn, like a leader."""
-        waiting = list(enumerate(slices))
+        waiting = list(enumerate(ranges))
         active: list[Iterator[Fetched | FetchFailed]] = []
         while waiting or active:
-            while waiting and len(active) < limits.active_slices:
-                active.append(self._slice(*waiting.pop(0)))
+            while waiting and len(active) < limits.active_ranges:
+                active.append(self._read_range(*waiting.pop(0)))
             for one in list(active):
                 answer = next(one, None)
                 if answer is None:
@@ -172,7 +172,7 @@ class MemoryFetcher:
                 else:
                     yield answer
 
-    def _slice(self, index: int, s: Slice) -> Iterator[Fetched | FetchFailed]:
+    def _read_range(self, index: int, s: OffsetRange) -> Iterator[Fetched | FetchFailed]:
         log, position = self.logs[s.tp], s.start
         flip = self.damaged.get(s.tp, 0) > 0
         self.damaged[s.tp] = self.damaged.get(s.tp, 0) - 1

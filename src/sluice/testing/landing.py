@@ -137,7 +137,7 @@ class LandedMessages:
         return run_report(report, Windows.of(here, self._ledger, self.lake, (start,), PartKind.LANDED))
 
     def _window(self) -> int:
-        windows = {r.slice.window for r in self._receipts if r.counts.landed}
+        windows = {r.offset_range.window for r in self._receipts if r.counts.landed}
         if len(windows) == 1 and (start := windows.pop()) is not None:
             return start
         raise UsageError(
@@ -152,7 +152,7 @@ class LandedMessages:
     @property
     def _receipts(self) -> list[Receipt]:
         receipts = (r for b in self.result.batches for r in b.receipts)
-        return sorted(receipts, key=lambda r: (r.slice.tp, r.slice.start))
+        return sorted(receipts, key=lambda r: (r.offset_range.tp, r.offset_range.start))
 
     def _table(self, kind: PartKind) -> pa.Table:
         parts = (p.path for r in self._receipts for p in r.of(kind))

@@ -73,8 +73,8 @@ def _world() -> World:
     world.land((B, 0, 100), gaps=2)
     for e in entries:
         world.ledger.append(lambda s, e=e: e)  # type: ignore[misc]
-    live = world.plan([world.slice(A, 110, 150)], RequestKind.WINDOW)
-    gone = world.plan([world.slice(B, 120, 150)])
+    live = world.plan([world.build_range(A, 110, 150)], RequestKind.WINDOW)
+    gone = world.plan([world.build_range(B, 120, 150)])
     enters = OriginItem(key=Key("orders", 1, "id-2"), offset=0, committed=3, why="recreated")
     for e in (
         OwnEntry(batch=live, owner=owner("another")),
@@ -194,7 +194,7 @@ def _run_document(data: bytes) -> str:
     world = _world()
     lake = MemoryLake()
     places = [
-        paths.receipt_path("orders", 5, "a", world.slice(A, 0, 100)),
+        paths.receipt_path("orders", 5, "a", world.build_range(A, 0, 100)),
         paths.owner_path("orders", "token"),
         paths.window_path("orders", START, HOUR),
     ]
@@ -235,7 +235,7 @@ def _run_name(data: bytes) -> str:
         paths.manifest_window(path),
         paths.owner_token(path),
         paths.relanded_batch(path),
-        paths.receipt_slice(path),
+        paths.parse_receipt_path(path),
         part := paths.parse_part(path),
     ]
     paths.folder_of(path, "orders", PartKind.LANDED)

@@ -73,7 +73,7 @@ class _Options:
         return not self.data[0] & 4
 
     @property
-    def slice(self) -> tuple[int, int]:
+    def offset_range(self) -> tuple[int, int]:
         start = self.data[2] % 32
         return start, 1 << 62 if self.data[3] & 128 else start + self.data[3]
 
@@ -363,7 +363,7 @@ def _run(data: bytes) -> str:
 
 
 def _decoded(raw: memoryview, options: _Options) -> str:
-    start, end = options.slice
+    start, end = options.offset_range
     decoder = BatchDecoder("orders", 3, start, end, DecodeOptions(**options.decoder))
     offsets, said, before = list[int](), "rows", start
     try:
@@ -439,7 +439,7 @@ def _looped(raw: np.ndarray, room: loops.ChunkBuffers, options: _Options) -> int
     table[:frames][table[:frames, loops.MODE] == loops.LOOK, loops.MODE] = loops.HIDE
     for bitmap in (room.key_valid, room.value_valid, room.header_lists_valid, room.header_values_valid):
         bitmap.fill(0xFF)
-    start, end = options.slice
+    start, end = options.offset_range
     state = np.zeros(loops.SLOTS, np.int64)
     state[loops.POSITION], state[loops.END], state[loops.AT] = start, end, -1
     state[loops.MAX_ROWS], state[loops.MAX_BYTES] = 64, 1 << 13

@@ -21,7 +21,7 @@ NOON = 1_700_000_000_000
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """Two batches, of two slices each."""
+    """Two batches, of two offset ranges each."""
     made = World(tmp_path)
     made.land((A, 0, 50), (B, 0, 50))
     made.land((A, 50, 100), (B, 50, 100), bad=2)

@@ -124,7 +124,7 @@ def test_a_broken_file_is_a_finding_and_the_rescan_goes_on(
     assert problem.file == path
     assert path in problem.text
     assert "sluice run orders --offsets orders:0:0-302 --replace" in problem.remedy
-    assert report.compared >= len(ROWS), "the other slice is compared all the same"
+    assert report.compared >= len(ROWS), "the other offset range is compared all the same"
 
 
 def test_every_broken_file_is_told_of(world: World, feed: Feed) -> None:

@@ -23,7 +23,7 @@ from sluice.pipelines.ledger.entries import (
     SkipEntry,
 )
 from sluice.pipelines.model.kafka import Isolation, Key, TopicPartition
-from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.testing.engine import owner
@@ -47,8 +47,8 @@ class Book:
         assert appended is not None
         return appended.number
 
-    def plan(self, start: int, end: int) -> tuple[int, Slice]:
-        s = Slice(*KEY, start, end, window=0)
+    def plan(self, start: int, end: int) -> tuple[int, OffsetRange]:
+        s = OffsetRange(*KEY, start, end, window=0)
         plan = Plan("orders", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, (Task(0, 1, (s,)),))
         return self.put(PlanEntry(plan=plan, hash=plan.hash, owner=owner())), s
 
@@ -95,7 +95,7 @@ def book() -> Book:
         (
             9,
             Class.NO_RECORD,
-            "a control record or in an aborted transaction (slice orders:0:5-12 has 1 control, 1 aborted)",
+            "a control record or in an aborted transaction (offset range orders:0:5-12 has 1 control, 1 aborted)",
         ),
         (13, Class.DROPPED, "dropped by the feed's on_undecodable"),
         (16, Class.LOST, "[15, 18)"),

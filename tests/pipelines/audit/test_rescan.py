@@ -110,7 +110,7 @@ def test_rows_are_made_by_the_shape_that_made_them_whatever_the_feed_says_now(wo
     assert world.audited(world.feed(SCHEMA)) == []
 
 
-def test_mended_rows_are_not_compared_and_relanded_ones_may_be_of_any_shape_of_their_slice(
+def test_mended_rows_are_not_compared_and_relanded_ones_may_be_of_any_shape_of_their_range(
     world: World, feed: Feed
 ) -> None:
     def added(table: pa.Table) -> pa.Table:

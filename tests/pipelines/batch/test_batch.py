@@ -29,7 +29,7 @@ from sluice.pipelines.ledger.entries import AcceptEntry, Entering, OriginItem, P
 from sluice.pipelines.model.kafka import CommittedOffset, Isolation, Key, OffsetAtTime, PartitionState, TopicPartition
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.model.ranges import Range
-from sluice.pipelines.model.receipts import Outcome, Progress, Reporter, SliceFailure
+from sluice.pipelines.model.receipts import Outcome, Progress, RangeFailure, Reporter
 from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.ports import Job, Ports
@@ -111,13 +111,13 @@ class Topic(MemoryCluster):
 
 @dataclass
 class Dropping(MemoryEngine):
-    """Drops the outcomes of some slices."""
+    """Drops the outcomes of some offset ranges."""
 
     drops: frozenset[int] = frozenset()
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
         done = enumerate(super().run(job, tasks))
-        return [SliceFailure(o.slice, "Failed", "made to") if i in self.drops else o for i, o in done]
+        return [RangeFailure(o.offset_range, "Failed", "made to") if i in self.drops else o for i, o in done]
 
 
 class World:
@@ -144,7 +144,7 @@ class World:
 
     def edges(self, drops: frozenset[int] = frozenset()) -> Ports:
         engine = Dropping(self.lake, self.topic.fetcher, self.feed.landing, drops=drops)
-        tasks = 1 if self.feed.landing.shared_files else 2  # slices of one task share files
+        tasks = 1 if self.feed.landing.shared_files else 2  # offset ranges of one task share files
         outside = self.topic, self.group, self.lake, engine, self.liveness, lambda: self.now, None
         return Ports(*outside, parallelism=tasks)  # type: ignore[arg-type]
 
@@ -276,16 +276,16 @@ def _check_tiling(world: World, key: Key) -> None:
         at = found.end
 
 
-def test_a_slice_is_cut_where_windows_meet(feed: Feed) -> None:
+def test_a_range_is_cut_where_windows_meet(feed: Feed) -> None:
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START, START + HOUR, START + HOUR + 5, START + 2 * HOUR], False)
     world.now = START + 3 * HOUR
     (batch,) = world.land(Request(RequestKind.CATCH_UP)).batches
-    cut = sorted((s.start, s.end, s.window) for s in batch.plan.slices)
+    cut = sorted((s.start, s.end, s.window) for s in batch.plan.offset_ranges)
     assert cut == [(0, 1, START), (1, 3, START + HOUR), (3, 4, START + 2 * HOUR)]
     by_time = feed.landing.layout == "record_time"
-    window = {None if by_time else s.window for s in batch.plan.slices}
-    assert {s.folder for s in batch.plan.slices} == {paths.window_folder(w, HOUR, paths.PREFIX) for w in window}
+    window = {None if by_time else s.window for s in batch.plan.offset_ranges}
+    assert {s.folder for s in batch.plan.offset_ranges} == {paths.window_folder(w, HOUR, paths.PREFIX) for w in window}
 
 
 def asked(start: int, end: int, again: bool = False) -> Request:
@@ -296,14 +296,14 @@ def visible(world: World) -> list[tuple[int, int]]:
     return sorted(world.rows(world.lake.list("data/orders")))
 
 
-def test_what_is_landed_again_is_replaced_by_whole_slices_and_once(feed: Feed) -> None:
+def test_what_is_landed_again_is_replaced_by_whole_ranges_and_once(feed: Feed) -> None:
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START + i for i in range(10)], False)
     world.land(asked(0, 4)).check()
     world.land(asked(4, 8)).check()
     before = set(world.lake.list("data/orders"))
     landed = world.land(asked(2, 5, again=True))
-    assert [(s.start, s.end) for b in landed.batches for s in b.plan.slices] == [(0, 8)]
+    assert [(s.start, s.end) for b in landed.batches for s in b.plan.offset_ranges] == [(0, 8)]
     assert not before & set(world.lake.list("data/orders"))
     assert visible(world) == [(0, o) for o in range(8)]
     world.land(Request(RequestKind.CATCH_UP)).check()
@@ -311,7 +311,7 @@ def test_what_is_landed_again_is_replaced_by_whole_slices_and_once(feed: Feed) -
 
 
 def test_what_has_no_rows_is_landed_again_once_too(feed: Feed) -> None:
-    """Its slices have no parts that a plan could name; both would have counted."""
+    """Its offset ranges have no parts that a plan could name; both would have counted."""
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START], True)
     world.topic.end_transaction(PARTITIONS[0], ABORT, world.now)
@@ -405,7 +405,7 @@ def test_several_windows_below_the_origin_are_one_batch(feed: Feed) -> None:
     landed = world.land(Request(RequestKind.WINDOW, window=START + HOUR, until=START + 5 * HOUR))
     landed.check()
     (batch,) = landed.batches
-    assert {s.window for s in batch.plan.slices} == {START + h * HOUR for h in (1, 2, 3, 4)}
+    assert {s.window for s in batch.plan.offset_ranges} == {START + h * HOUR for h in (1, 2, 3, 4)}
     assert landed.windows == tuple(START + h * HOUR for h in (1, 2, 3, 4))
 
 
@@ -459,8 +459,8 @@ def test_what_limits_leave_is_told(feed: Feed) -> None:
 
 @pytest.fixture
 def outage(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> World:
-    """Twelve hours with two records each in both partitions, and batches of few slices."""
-    monkeypatch.setattr(rounds, "BATCH_SLICES", 6)
+    """Twelve hours with two records each in both partitions, and batches of few offset ranges."""
+    monkeypatch.setattr(rounds, "BATCH_RANGES", 6)
     world = World(feed)
     for tp in PARTITIONS:
         for number in range(12):
@@ -473,10 +473,10 @@ def test_a_long_catch_up_is_several_batches_the_oldest_windows_first(outage: Wor
     told: list[Progress] = []
     landed = outage.land(Request(RequestKind.CATCH_UP), report=told.append)
     landed.check()
-    per_batch = [sorted({s.window for s in b.plan.slices if s.window}) for b in landed.batches]
+    per_batch = [sorted({s.window for s in b.plan.offset_ranges if s.window}) for b in landed.batches]
     assert len(per_batch) > 2
     assert [w for windows in per_batch for w in windows] == [START + n * HOUR for n in range(12)]
-    assert max(len(b.plan.slices) for b in landed.batches) <= 8, "four for each of two tasks at once"
+    assert max(len(b.plan.offset_ranges) for b in landed.batches) <= 8, "four for each of two tasks at once"
     assert sorted(landed.windows) == outage.windows()
     assert audit(outage.ledger, outage.lake).problems == ()  # type: ignore[arg-type]
     assert [p.note for p in told if p.stage == "plan"][1] == f"batch 2, {12 - len(per_batch[0])} windows to go"
@@ -486,7 +486,7 @@ def test_a_long_catch_up_is_several_batches_the_oldest_windows_first(outage: Wor
 
 def test_what_failed_in_a_long_catch_up_is_left_and_the_rest_lands(outage: World) -> None:
     landed = outage.land(Request(RequestKind.CATCH_UP), drops=frozenset({0}))
-    failed = [f.slice for f in landed.failures]
+    failed = [f.offset_range for f in landed.failures]
     assert len(landed.batches) > 1
     assert len(failed) == len(set(failed)) >= len(landed.batches), "some of each batch, and none was tried twice"
     with pytest.raises(BatchIncomplete):
@@ -547,7 +547,7 @@ def test_a_batch_taken_over_in_vain_is_told_as_failed(feed: Feed) -> None:
 
 @dataclass
 class Changing(MemoryEngine):
-    """While it runs, Kafka changes so that no slice can be read."""
+    """While it runs, Kafka changes so that no offset range can be read."""
 
     topic: Topic = field(default_factory=Topic)
     error: str = ""
@@ -555,7 +555,7 @@ class Changing(MemoryEngine):
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
         self.change(self.topic)
-        return [SliceFailure(s, self.error, "gone", fatal=True) for s in job.plan.slices]
+        return [RangeFailure(s, self.error, "gone", fatal=True) for s in job.plan.offset_ranges]
 
 
 def _overtaken(world: World, error: str, change: Callable[[Topic], None]) -> Landed:

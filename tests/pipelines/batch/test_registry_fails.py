@@ -166,7 +166,7 @@ def test_a_registry_that_fails_is_asked_once(
 
 
 def test_what_needs_no_registry_lands_and_the_rest_waits(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(land, "BATCH_SLICES", 8)
+    monkeypatch.setattr(land, "BATCH_RANGES", 8)
     world, server = start(hang)
     world.fill(lambda hour: KEPT if hour < 6 else OTHER)
     landed = world.land(CATCH_UP)

@@ -1,4 +1,6 @@
-"""Batches whose slices share files: landed again, read, audited, explained, retired. The checker has the last word."""
+"""Batches whose offset ranges share files: landed again, read, audited, explained, retired. The checker has the last
+word.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +55,15 @@ def test_every_record_is_found(sound: Sound) -> None:
 def test_landing_again_takes_the_whole_file(sound: Sound) -> None:
     sound.world.land(asked(0, 1, again=True))
     (*_, again) = published(sound)
-    assert {r.slice.tp for r in again.receipts} == {ZERO, ONE}
-    assert {r.slice.range for r in again.receipts} == {r.slice.range for r in published(sound)[0].receipts}
+    assert {r.offset_range.tp for r in again.receipts} == {ZERO, ONE}
+    assert {r.offset_range.range for r in again.receipts} == {
+        r.offset_range.range for r in published(sound)[0].receipts
+    }
     assert "orders-0-0-12-b2-shared.parquet" not in visible(sound)
     assert sound.check().broken == []
 
 
-def test_landing_again_is_refused_when_a_slice_of_the_file_is_gone(tmp_path: Path) -> None:
+def test_landing_again_is_refused_when_a_range_of_the_file_is_gone(tmp_path: Path) -> None:
     sound = Sound(tmp_path, shared=True)
     sound.produce(ONE, 5)
     sound.land()
@@ -82,7 +86,7 @@ def test_retired_with_its_file(sound: Sound) -> None:
     done = expiry.expire(
         world.ledger, world.lake, expiry.RetireRequest(before, "old"), world.feed.window, world.liveness
     )
-    assert [r.slice.tp for r in done.expiry.receipts] == [ZERO, ONE]
+    assert [r.offset_range.tp for r in done.expiry.receipts] == [ZERO, ONE]
     assert done.removed.parts == done.expiry.paths
     assert sound.check().broken == []
 
@@ -150,7 +154,7 @@ def moved(raw: Any) -> None:
 
 
 def alone(raw: Any) -> None:
-    """A slice says that the file is its own."""
+    """An offset range says that the file is its own."""
     raw["receipts"][0]["parts"][0]["shared"] = None
 
 

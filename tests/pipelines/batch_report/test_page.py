@@ -24,9 +24,9 @@ from sluice.pipelines.landing.writer import PartTarget, PartWriter
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import OriginEntry, OriginItem, PlanEntry, SchemaEntry
 from sluice.pipelines.model.kafka import Isolation, Key
-from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task, to_json
+from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task, to_json
 from sluice.pipelines.model.ranges import Range
-from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, PartKind, Receipt, SliceFailure, Tally
+from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, PartKind, RangeFailure, Receipt, Tally
 from sluice.pipelines.model.traffic import BrokerTraffic, Latency, Traffic
 from sluice.pipelines.publishing.publish import publish, roll_forward
 from sluice.pipelines.records.rows.row_format import HEADERS, quarantine_rows
@@ -169,11 +169,11 @@ class Typed:
         *,
         published: bool = True,
         fix: Callable[[Receipt], Receipt] = lambda r: r,
-        failures: Sequence[SliceFailure] = (),
+        failures: Sequence[RangeFailure] = (),
     ) -> int:
         """The number of the batch."""
         end = self.at + max(len(records), 1)
-        s = Slice(*KEY, self.at, end, 3, 0, START, paths.window_folder(START, HOUR, paths.PREFIX))
+        s = OffsetRange(*KEY, self.at, end, 3, 0, START, paths.window_folder(START, HOUR, paths.PREFIX))
         plan = Plan(
             self.name, "c", Request(RequestKind.WINDOW, window=START), Isolation.READ_COMMITTED, (Task(0, 1, (s,)),)
         )
@@ -190,7 +190,7 @@ class Typed:
             roll_forward(self.ledger, self.lake, self.name)  # type: ignore[arg-type]
         return appended.number
 
-    def _receipt(self, s: Slice, batch: int, plan: str, attempt: str, records: Records) -> Receipt:
+    def _receipt(self, s: OffsetRange, batch: int, plan: str, attempt: str, records: Records) -> Receipt:
         form, parts, tallies, drift = self.shape.format(), [], dict[int, Tally](), list[Drift]()
         landed = refused = 0
         for made in form.convert(s, _chunk(s.start, records)) if records else ():
@@ -280,7 +280,7 @@ def test_a_published_batch() -> None:
     assert feed.told(4).batch.hash in said.text
     assert feed.shape.name in said.text
     assert {s["id"] for s in said.of("section")} == {
-        "rows", "quarantine", "contract", "columns", "drift", "lag", "time", "history", "slices", "origin",
+        "rows", "quarantine", "contract", "columns", "drift", "lag", "time", "history", "offset-ranges", "origin",
     }  # fmt: skip
     assert len(said.of("caption")) == len(said.of("table"))
 
@@ -332,19 +332,25 @@ def test_a_refused_batch_is_read_where_it_is_staged() -> None:
 
 def test_a_batch_published_in_part() -> None:
     feed = Typed()
-    gone = SliceFailure(Slice(*KEY, 500, 600), "OffsetsLost", EVIL * 100, fatal=True)
+    gone = RangeFailure(OffsetRange(*KEY, 500, 600), "OffsetsLost", EVIL * 100, fatal=True)
     said = feed.page(feed.land(rows(3), failures=[gone]))
     assert "published in part" in said.text
     assert "orders:0:500-600 OffsetsLost <script>alert(1)" in said.text
     assert "This batch was not checked against a contract." in said.text
 
 
-def test_a_field_that_some_slices_have_is_not_missing() -> None:
+def test_a_field_that_some_ranges_have_is_not_missing() -> None:
     feed = Typed()
     told = feed.told(feed.land(rows(5)))
     (r,) = told.facts.receipts
-    wrong, absent = Drift(DriftKind.WRONG, "qty", 2, 7, "string"), Drift(DriftKind.MISSING, "name", 5, r.slice.start)
-    both = replace(r, drift=(wrong, absent)), replace(r, slice=replace(r.slice, partition=1), drift=(wrong,))
+    wrong, absent = (
+        Drift(DriftKind.WRONG, "qty", 2, 7, "string"),
+        Drift(DriftKind.MISSING, "name", 5, r.offset_range.start),
+    )
+    both = (
+        replace(r, drift=(wrong, absent)),
+        replace(r, offset_range=replace(r.offset_range, partition=1), drift=(wrong,)),
+    )
     said = parsed(report_page.make(with_facts(told, receipts=both), feed.lake))  # type: ignore[arg-type]
     assert "values of another type" in said.text
     assert "a field that no record has" not in said.text
@@ -471,7 +477,7 @@ def _profiles(table: pa.Table, wanted: list[str], most: int = 10**6, group: int 
     pq.write_table(table, sink, row_group_size=group)
     lake.put("part", sink.getvalue())
     part = replace(_part("part"), rows=table.num_rows)
-    receipt = Receipt(Slice(*KEY, 0, 4), 4, Counts(4), (part,), "a")
+    receipt = Receipt(OffsetRange(*KEY, 0, 4), 4, Counts(4), (part,), "a")
     return column_profiles.profiles([(receipt, part)], lake, wanted, published=True, max_rows=most)  # type: ignore[arg-type]
 
 
@@ -513,7 +519,7 @@ def test_feeds_topics_and_columns_are_text() -> None:
     said = feed.page(batch)
     assert "25 columns more are not shown" in said.text
     told = replace(feed.told(batch), feed=EVIL, ledger_id=EVIL)
-    evil = tuple(replace(r, slice=replace(r.slice, topic=EVIL)) for r in told.facts.receipts)
+    evil = tuple(replace(r, offset_range=replace(r.offset_range, topic=EVIL)) for r in told.facts.receipts)
     parsed(report_page.make(with_facts(told, receipts=evil), feed.lake))  # type: ignore[arg-type]
 
 
@@ -525,7 +531,7 @@ def test_whatever_there_is_it_stays_small() -> None:
     feed = Typed(*checks, columns={**COLUMNS, **{f"c{i}": "int32" for i in range(60)}})
     told = feed.told(feed.land([*rows(300, name="\"'&<>" * 99), *(b'{"c%d": "' % i + b"&" * 5000 for i in range(60))]))
     receipts = tuple(_elsewhere(told.facts.receipts[0], i) for i in range(1000))
-    failures = tuple(SliceFailure(r.slice, "&" * 900, "<" * 900) for r in receipts)
+    failures = tuple(RangeFailure(r.offset_range, "&" * 900, "<" * 900) for r in receipts)
     behind = tuple(PartitionLag(Key(f"{'&' * 200}{i}", i, "x"), i + 1, 5) for i in range(2000))
     page = report_page.make(replace(with_facts(told, receipts=receipts), failures=failures), feed.lake, behind)  # type: ignore[arg-type]
     said = parsed(page)
@@ -535,8 +541,8 @@ def test_whatever_there_is_it_stays_small() -> None:
 
 def _elsewhere(r: Receipt, i: int) -> Receipt:
     """The same in a partition and a window of its own."""
-    s = replace(r.slice, topic="&" * 200, partition=i, window=START + i * HOUR)
-    return replace(r, slice=s, relanded=(Range(0, 1),))
+    s = replace(r.offset_range, topic="&" * 200, partition=i, window=START + i * HOUR)
+    return replace(r, offset_range=s, relanded=(Range(0, 1),))
 
 
 @pytest.mark.parametrize("text", ["", "a", "\x00", "\u202e", "\ud800", "é", "\U0001f468\u200d\U0001f469", "\n", "&lt;"])

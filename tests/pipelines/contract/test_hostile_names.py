@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.pipelines.contract.suite import parse_contract
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import parse_schema
@@ -38,7 +38,7 @@ def test_whole_batches_are_asked_of_any_column_for_any_value(name: str) -> None:
     ]
     suite = {"name": "x", "expectations": [{"type": t, "kwargs": kwargs} for t, kwargs in asked]}
     part = Part("x", PartKind.LANDED, "x", "x", len(values), 1, "")
-    one = Receipt(Slice("o", 0, "i", 0, len(values)), len(values), Counts(landed=len(values)), (part,), "a")
+    one = Receipt(OffsetRange("o", 0, "i", 0, len(values)), len(values), Counts(landed=len(values)), (part,), "a")
     shape = Shape(schema, parse_contract(json.dumps(suite).encode(), schema))
     found = hold_whole(shape, [one], lake)  # type: ignore[arg-type]
     assert [r.passed for r in found] == [False, True, True, True]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sluice.pipelines.lake import paths
 from sluice.pipelines.model.kafka import encode_topic
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.records.rows.row_format import landed_schema, offset_column
 from sluice.pipelines.schema.schema import SchemaError, parse_schema
@@ -17,11 +17,11 @@ from sluice.pipelines.schema.schema import SchemaError, parse_schema
 HOUR = 3_600_000
 topics = st.text("abAB01._-", min_size=1, max_size=30).filter(lambda t: t not in (".", ".."))
 offsets = st.integers(0, 1 << 62)
-slices = st.builds(Slice, topics, st.integers(0, 1 << 31), st.just("id"), offsets, offsets)
+ranges = st.builds(OffsetRange, topics, st.integers(0, 1 << 31), st.just("id"), offsets, offsets)
 
 
 def test_every_path_of_a_batch() -> None:
-    s = Slice("Orders.v1", 3, "id", 100, 250)
+    s = OffsetRange("Orders.v1", 3, "id", 100, 250)
     assert paths.log_path("sales", 7) == "_sluice/sales/log/00000000000000000007.json"
     assert paths.checkpoint_path("sales", 7) == "_sluice/sales/checkpoints/00000000000000000007.json"
     assert paths.owner_path("sales", "t0k") == "_sluice/sales/owners/t0k.json"
@@ -88,25 +88,25 @@ def test_manifests_and_reports_are_known_with_their_level_and_without() -> None:
         assert paths.page_batch(page("sales", 43_801, "abc")) == 43_801
 
 
-@given(slices, st.integers(0, 1 << 40), st.integers(0, 1000))
-def test_a_part_name_says_what_it_was_made_of(s: Slice, batch: int, sequence: int) -> None:
+@given(ranges, st.integers(0, 1 << 40), st.integers(0, 1000))
+def test_a_part_name_says_what_it_was_made_of(s: OffsetRange, batch: int, sequence: int) -> None:
     name = paths.part_name(s, batch, sequence)
     expected = paths.PartName(encode_topic(s.topic), s.partition, s.start, s.end, batch, sequence)
     assert paths.parse_part(f"data/sales/date=2026-11-20/hour=14/{name}") == expected
 
 
-@given(st.tuples(slices, st.integers(0, 99)), st.tuples(slices, st.integers(0, 99)))
-def test_different_slices_have_different_names(one: tuple[Slice, int], other: tuple[Slice, int]) -> None:
+@given(st.tuples(ranges, st.integers(0, 99)), st.tuples(ranges, st.integers(0, 99)))
+def test_different_ranges_have_different_names(one: tuple[OffsetRange, int], other: tuple[OffsetRange, int]) -> None:
     names = [paths.part_name(s, batch).lower() for s, batch in (one, other)]
     assert (names[0] == names[1]) == (one == other)
 
 
-@given(slices, st.integers(0, 1 << 40))
-def test_staged_files_are_told_apart(s: Slice, batch: int) -> None:
+@given(ranges, st.integers(0, 1 << 40))
+def test_staged_files_are_told_apart(s: OffsetRange, batch: int) -> None:
     receipt = paths.receipt_path("sales", batch, "a-1", s)
     part = paths.staged_path("sales", batch, "a-1", PartKind.LANDED, "", paths.part_name(s, batch))
-    assert paths.receipt_slice(receipt) == paths.slice_name(s)
-    assert paths.receipt_slice(part) is None
+    assert paths.parse_receipt_path(receipt) == paths.name_range(s)
+    assert paths.parse_receipt_path(part) is None
     assert paths.staged_batch(receipt) == paths.staged_batch(part) == batch
 
 
@@ -120,7 +120,7 @@ def test_numbers_of_entries_sort_as_names(number: int) -> None:
 def test_foreign_names_are_nothing_of_ours(path: str) -> None:
     assert paths.parse_part(path) is None
     assert paths.staged_batch(path) is None
-    assert paths.receipt_slice(path) is None
+    assert paths.parse_receipt_path(path) is None
     assert paths.log_number(path) is None
 
 

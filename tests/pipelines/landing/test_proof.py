@@ -13,15 +13,15 @@ from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.landing.proof import prove
 from sluice.pipelines.landing.task import Assignment, Tools, run_task
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
-from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
-from sluice.pipelines.model.receipts import Counts, Outcome, Part, PartKind, Receipt, SliceFailure
+from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task
+from sluice.pipelines.model.receipts import Counts, Outcome, Part, PartKind, RangeFailure, Receipt
 from sluice.pipelines.records.rows.row_format import RawFormat
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.testing.cluster import MemoryFetcher
 from sluice.testing.logs import LogBatch, LogRecord, log
 
 LOG = log(*[LogBatch(tuple(LogRecord(b"k", b"v%d" % i) for _ in range(30))) for i in range(5)])
-ZERO, ONE = (Slice("orders", p, "topic-id", 0, LOG.end, estimated_bytes=1) for p in (0, 1))
+ZERO, ONE = (OffsetRange("orders", p, "topic-id", 0, LOG.end, estimated_bytes=1) for p in (0, 1))
 PLAN = Plan("sales", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, (Task(0, 1, (ZERO, ONE)),))
 BATCH = 12
 
@@ -32,7 +32,7 @@ def lake(tmp_path: Path) -> LocalLake:
 
 
 def landed(lake: LocalLake, attempt: str = "a-1", plan: Plan = PLAN, batch: int = BATCH) -> list[Receipt]:
-    """Both slices, each in three files."""
+    """Both offset ranges, each in three files."""
     landing = LandingSettings(row_group_rows=50, target_file_bytes=1)
     limits = FetchLimits()
     work = Assignment("sales", batch, plan.hash, plan.isolation, attempt, landing, limits, 512 << 20)
@@ -62,7 +62,7 @@ def _swapped(r: Receipt) -> Receipt:
 
 
 TAMPERED: dict[str, Callable[[Receipt], Receipt]] = {
-    "stopped early": lambda r: replace(r, position=r.slice.end - 1),
+    "stopped early": lambda r: replace(r, position=r.offset_range.end - 1),
     "a record missing": lambda r: replace(r, counts=replace(r.counts, landed=r.counts.landed - 1)),
     "a record too many": lambda r: replace(r, counts=replace(r.counts, control=1)),
     "a negative class": lambda r: replace(r, counts=replace(r.counts, control=1, compacted=-1)),
@@ -85,7 +85,7 @@ def test_a_receipt_that_does_not_fit_fails(lake: LocalLake, tamper: Callable[[Re
     good, other = landed(lake)
     receipts, failures = prove(PLAN, BATCH, [tamper(good), other], lake)
     assert receipts == [other]
-    assert [(f.slice, f.error, f.fatal) for f in failures] == [(ZERO, "ProofFailed", True)]
+    assert [(f.offset_range, f.error, f.fatal) for f in failures] == [(ZERO, "ProofFailed", True)]
 
 
 def _on_disk(change: Callable[[Path], object]) -> Callable[[LocalLake, Receipt], object]:
@@ -101,7 +101,7 @@ def _foreign(lake: LocalLake, r: Receipt) -> Receipt:
 
 
 def _other_range(lake: LocalLake, r: Receipt) -> Receipt:
-    """The other partition's bytes under this slice's names."""
+    """The other partition's bytes under this offset range's names."""
     mine, theirs = r.parts, landed(lake, "a-9")[1].parts
     for a, b in zip(mine, theirs, strict=True):
         lake.put(a.staged, lake.get(b.staged) or b"")
@@ -152,14 +152,14 @@ def test_one_of_several_receipts_is_chosen_the_same_way_each_time(lake: LocalLak
 
 
 def test_failures_pass_through_and_silence_is_one(lake: LocalLake) -> None:
-    failure = SliceFailure(ZERO, "KafkaUnavailable", "no leader", "run again")
+    failure = RangeFailure(ZERO, "KafkaUnavailable", "no leader", "run again")
     receipts, failures = prove(PLAN, BATCH, [failure], lake)
     assert receipts == []
     assert failures[0] == failure
-    assert (failures[1].slice, failures[1].error) == (ONE, "ProofFailed")
+    assert (failures[1].offset_range, failures[1].error) == (ONE, "ProofFailed")
 
 
-def test_a_receipt_beats_a_failure_of_the_same_slice(lake: LocalLake) -> None:
+def test_a_receipt_beats_a_failure_of_the_same_range(lake: LocalLake) -> None:
     receipts = landed(lake)
-    failure = SliceFailure(ZERO, "KafkaUnavailable", "no leader")
+    failure = RangeFailure(ZERO, "KafkaUnavailable", "no leader")
     assert prove(PLAN, BATCH, [failure, *receipts], lake) == (receipts, [])

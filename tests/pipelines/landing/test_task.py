@@ -27,8 +27,8 @@ from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.task import Assignment, Tools, run_task, salvage_task, share_memory
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
-from sluice.pipelines.model.plans import Slice, Task
-from sluice.pipelines.model.receipts import Counts, Outcome, PartKind, Receipt, SliceFailure
+from sluice.pipelines.model.plans import OffsetRange, Task
+from sluice.pipelines.model.receipts import Counts, Outcome, PartKind, RangeFailure, Receipt
 from sluice.pipelines.records.rows.row_format import REFUSED, Format, Formatted, RawFormat
 from sluice.pipelines.status.batch_facts import ACTIVITIES
 from sluice.resources.lake.local_lake import LocalLake
@@ -63,8 +63,8 @@ def lake(tmp_path: Path) -> LocalLake:
     return LocalLake(tmp_path)
 
 
-def whole(tp: TopicPartition, source: Log) -> Slice:
-    return Slice(tp.topic, tp.partition, "topic-id", 0, source.end, estimated_bytes=1000)
+def whole(tp: TopicPartition, source: Log) -> OffsetRange:
+    return OffsetRange(tp.topic, tp.partition, "topic-id", 0, source.end, estimated_bytes=1000)
 
 
 def run(
@@ -85,8 +85,8 @@ def rows(lake: LocalLake, receipt: Receipt) -> list[dict[str, Any]]:
     """What pyarrow reads from the receipt's landed parts, as the log describes rows."""
     tables = [pq.read_table(lake.locate(p.staged)) for p in receipt.parts if p.kind is PartKind.LANDED]
     found = pa.concat_tables(tables)
-    assert found["topic"].unique().to_pylist() == [receipt.slice.topic]
-    assert found["partition"].unique().to_pylist() == [receipt.slice.partition]
+    assert found["topic"].unique().to_pylist() == [receipt.offset_range.topic]
+    assert found["partition"].unique().to_pylist() == [receipt.offset_range.partition]
     found = found.set_column(5, "timestamp", found["timestamp"].cast(pa.int64()))
     return found.drop_columns(["topic", "partition"]).to_pylist()
 
@@ -101,7 +101,7 @@ def test_lands_what_the_log_shows(lake: LocalLake, answer_bytes: int) -> None:
     for receipt, source in zip(receipts(outcomes), (PLAIN, MIXED), strict=True):
         assert rows(lake, receipt) == source.visible(0, source.end)
         assert receipt.position == source.end
-        assert receipt.counts.total == receipt.slice.span == source.end
+        assert receipt.counts.total == receipt.offset_range.span == source.end
 
 
 def test_duckdb_agrees(lake: LocalLake) -> None:
@@ -122,7 +122,7 @@ def test_every_offset_has_its_class(lake: LocalLake) -> None:
 
 
 def test_a_part_of_a_log(lake: LocalLake) -> None:
-    s = Slice("orders", 0, "topic-id", 13, 395)
+    s = OffsetRange("orders", 0, "topic-id", 13, 395)
     (receipt,) = receipts(run_task(Task(0, 1, (s,)), WORK, Tools(MemoryFetcher({ZERO: PLAIN}), lake, RawFormat())))
     assert rows(lake, receipt) == PLAIN.visible(13, 395)
     assert receipt.position >= 395
@@ -132,7 +132,7 @@ def test_nothing_visible_makes_no_part_but_a_receipt(lake: LocalLake) -> None:
     (receipt,) = receipts(run(lake, {ZERO: log(LogBatch((), tail=19), LogBatch(producer=1, marker=COMMIT))})[0])
     assert receipt.parts == ()
     assert receipt.counts == Counts(control=1, compacted=19)
-    assert staged(lake) == [paths.receipt_path("sales", 12, "a-1", receipt.slice)]
+    assert staged(lake) == [paths.receipt_path("sales", 12, "a-1", receipt.offset_range)]
 
 
 def test_answers_of_any_size_give_the_same_bytes(lake: LocalLake) -> None:
@@ -155,7 +155,7 @@ def test_what_an_earlier_attempt_finished_is_not_read_again(lake: LocalLake) -> 
     assert [r.adopted for r in receipts(again)] == [True, False]
     assert again[0] == first[0]
     tools = Tools(MemoryFetcher({}), lake, RawFormat())
-    assert salvage_task(Task(0, 1, (receipts(first)[0].slice,)), WORK, tools, "killed") == first
+    assert salvage_task(Task(0, 1, (receipts(first)[0].offset_range,)), WORK, tools, "killed") == first
 
 
 def _flip(lake: LocalLake, r: Receipt) -> None:
@@ -166,7 +166,7 @@ def _flip(lake: LocalLake, r: Receipt) -> None:
 
 
 def _rewrite(lake: LocalLake, r: Receipt, **changes: Any) -> None:
-    path = paths.receipt_path("sales", 12, r.attempt, r.slice)
+    path = paths.receipt_path("sales", 12, r.attempt, r.offset_range)
     said = json.loads(lake.get(path) or b"") | changes
     lake.put(path, json.dumps(said).encode())
 
@@ -176,11 +176,13 @@ def _rewrite(lake: LocalLake, r: Receipt, **changes: Any) -> None:
     [
         _flip,
         lambda lake, r: Path(lake.locate(r.parts[0].staged)).unlink(),
-        lambda lake, r: lake.put(paths.receipt_path("sales", 12, "a-1", r.slice), b'{"slice":'),
-        lambda lake, r: lake.put(paths.receipt_path("sales", 12, "a-1", r.slice), b"[" * 100_000),
+        lambda lake, r: lake.put(paths.receipt_path("sales", 12, "a-1", r.offset_range), b'{"slice":'),
+        lambda lake, r: lake.put(paths.receipt_path("sales", 12, "a-1", r.offset_range), b"[" * 100_000),
         lambda lake, r: _rewrite(lake, r, counts={"landed": 1}),
         lambda lake, r: _rewrite(lake, r, position=3),
-        lambda lake, r: _rewrite(lake, r, slice=json.loads(json.dumps(r.slice, default=_plain)) | {"leader_epoch": 9}),
+        lambda lake, r: _rewrite(
+            lake, r, slice=json.loads(json.dumps(r.offset_range, default=_plain)) | {"leader_epoch": 9}
+        ),
     ],
 )
 def test_a_receipt_that_does_not_hold_is_not_adopted(lake: LocalLake, damage: Any) -> None:
@@ -216,27 +218,27 @@ def test_a_wrong_checksum_is_read_once_more(lake: LocalLake) -> None:
     assert len(staged(lake)) == 4
 
 
-def test_a_checksum_that_stays_wrong_fails_that_slice_only(lake: LocalLake) -> None:
+def test_a_checksum_that_stays_wrong_fails_that_range_only(lake: LocalLake) -> None:
     outcomes, source = run(lake, {ZERO: PLAIN, ONE: MIXED}, damaged={ZERO: 9}, answer_bytes=300)
     failed, landed = outcomes
-    assert isinstance(failed, SliceFailure)
-    assert (failed.error, failed.fatal, failed.slice.tp) == ("CorruptBatch", True, ZERO)
+    assert isinstance(failed, RangeFailure)
+    assert (failed.error, failed.fatal, failed.offset_range.tp) == ("CorruptBatch", True, ZERO)
     assert isinstance(landed, Receipt)
     assert len(source.read) == 2
     assert len(staged(lake)) == 2
 
 
 @pytest.mark.parametrize("error", [OffsetsLost("gone", remedy="accept it"), IncarnationChanged("recreated")])
-def test_a_refusal_fails_its_slice_at_once(lake: LocalLake, error: SluiceError) -> None:
+def test_a_refusal_fails_its_range_at_once(lake: LocalLake, error: SluiceError) -> None:
     source = MemoryFetcher({ZERO: PLAIN, ONE: MIXED}, failing={ZERO: error}, answer_bytes=300)
     task = Task(0, 1, (whole(ZERO, PLAIN), whole(ONE, MIXED)))
     failed, landed = run_task(task, WORK, Tools(source, lake, RawFormat()), last_try=False)
-    assert isinstance(failed, SliceFailure)
+    assert isinstance(failed, RangeFailure)
     assert (failed.error, failed.message, failed.remedy, failed.fatal) == (
         type(error).__name__, error.message, error.remedy, True,
     )  # fmt: skip
     assert isinstance(landed, Receipt)
-    assert not any(paths.slice_name(failed.slice) in path for path in staged(lake))
+    assert not any(paths.name_range(failed.offset_range) in path for path in staged(lake))
 
 
 def test_nobody_looks_through_the_staging_of_a_fresh_batch() -> None:
@@ -253,14 +255,14 @@ def test_what_may_pass_is_raised_until_the_last_try(lake: LocalLake) -> None:
     with pytest.raises(KafkaUnavailable):
         run_task(task, WORK, tools, last_try=False)
     failed, landed = run_task(task, replace(WORK, attempt="a-2"), tools, last_try=True)
-    assert isinstance(failed, SliceFailure)
+    assert isinstance(failed, RangeFailure)
     assert (failed.error, failed.fatal) == ("KafkaUnavailable", False)
-    assert receipts([landed])[0].adopted, "the slice that got through on the first try is read only once"
+    assert receipts([landed])[0].adopted, "the offset range that got through on the first try is read only once"
 
 
 def test_a_stream_that_ends_early_finishes_nothing_half(lake: LocalLake) -> None:
     outcomes, _ = run(lake, {ZERO: PLAIN, ONE: MIXED}, answer_bytes=300, cut_short=2)
-    assert [type(o) for o in outcomes] == [SliceFailure, SliceFailure]
+    assert [type(o) for o in outcomes] == [RangeFailure, RangeFailure]
     assert staged(lake) == []
 
 
@@ -285,11 +287,11 @@ class Broken(LocalLake):
 @pytest.mark.parametrize(
     ("error", "fatal"), [(LakeFull("no space"), True), (LakeUnavailable("later"), False), (OSError(5, "odd"), False)]
 )
-def test_a_lake_that_fails_fails_the_slice(tmp_path: Path, where: str, error: Exception, fatal: bool) -> None:
+def test_a_lake_that_fails_fails_the_range(tmp_path: Path, where: str, error: Exception, fatal: bool) -> None:
     lake = Broken(tmp_path)
     lake.error, lake.where = error, where
     (failed,), _ = run(lake, {ZERO: PLAIN})
-    assert isinstance(failed, SliceFailure)
+    assert isinstance(failed, RangeFailure)
     assert (failed.error, failed.fatal) == (type(error).__name__, fatal)
     assert staged(lake) == []
 
@@ -300,7 +302,7 @@ class Picky(RawFormat):
     lose = 0
     validating = 1
 
-    def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
+    def convert(self, s: OffsetRange, chunk: pa.RecordBatch) -> Iterator[Formatted]:
         rows = next(super().convert(s, chunk)).landed
         offsets = rows.column(4).to_pylist()
         bad = [o % 3 == 0 for o in offsets]
@@ -339,7 +341,7 @@ def test_a_format_that_loses_a_record_is_found_out(lake: LocalLake) -> None:
     format = Picky()
     format.lose = 1
     (failed,), _ = run(lake, {ZERO: PLAIN}, format=format)
-    assert isinstance(failed, SliceFailure)
+    assert isinstance(failed, RangeFailure)
     assert failed.error == "ProofFailed"
     assert staged(lake) == []
 
@@ -354,12 +356,12 @@ sizes = st.lists(st.integers(0, 1 << 32), min_size=1, max_size=40)
 
 
 @given(sizes, st.integers(64 << 20, 4 << 30), st.integers(1, 64))
-def test_memory_is_bounded_whatever_the_slices(sizes: list[int], memory: int, active: int) -> None:
-    slices = [Slice("orders", i, "id", 0, 10, estimated_bytes=size) for i, size in enumerate(sizes)]
-    work = replace(WORK, memory=memory, limits=FetchLimits(active_slices=active))
-    chunks, limits = share_memory(slices, work)
-    assert 1 <= limits.active_slices <= active
-    held = sum(sorted(chunks.values())[-limits.active_slices :])
-    assert limits.active_slices == 1 or held * 5 <= memory
-    for s in slices:
-        assert share_memory([s], work)[0] == {s: chunks[s]}, "a share depends on its slice alone"
+def test_memory_is_bounded_whatever_the_ranges(sizes: list[int], memory: int, active: int) -> None:
+    ranges = [OffsetRange("orders", i, "id", 0, 10, estimated_bytes=size) for i, size in enumerate(sizes)]
+    work = replace(WORK, memory=memory, limits=FetchLimits(active_ranges=active))
+    chunks, limits = share_memory(ranges, work)
+    assert 1 <= limits.active_ranges <= active
+    held = sum(sorted(chunks.values())[-limits.active_ranges :])
+    assert limits.active_ranges == 1 or held * 5 <= memory
+    for s in ranges:
+        assert share_memory([s], work)[0] == {s: chunks[s]}, "a share depends on its offset range alone"

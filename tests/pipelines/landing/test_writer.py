@@ -20,13 +20,13 @@ from sluice.pipelines.errors import LakeFull, ProofFailed
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.writer import MAX_FOLDERS, PartTarget, PartWriter
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Part
 from sluice.pipelines.records.rows.row_format import HEADERS, RawFormat
 from sluice.resources.lake.local_lake import LocalLake
 
-SLICE = Slice("orders.v1", 3, "topic-id", 100, 10_000)
-TARGET = PartTarget("sales", 12, "hash", "a-1", SLICE)
+RANGE = OffsetRange("orders.v1", 3, "topic-id", 100, 10_000)
+TARGET = PartTarget("sales", 12, "hash", "a-1", RANGE)
 STAGING = "_sluice/sales/staging"
 
 
@@ -50,7 +50,7 @@ def decoded(offsets: Sequence[int], **columns: Sequence[Any]) -> pa.RecordBatch:
 
 
 def raw(offsets: Sequence[int], **columns: Sequence[Any]) -> pa.RecordBatch:
-    return next(RawFormat().convert(SLICE, decoded(offsets, **columns))).landed
+    return next(RawFormat().convert(RANGE, decoded(offsets, **columns))).landed
 
 
 def writer(lake: Any, row_group_bytes: int = 1 << 20, target: PartTarget = TARGET, **settings: Any) -> PartWriter:
@@ -121,7 +121,7 @@ def test_the_query_of_the_docs_tells_the_lives_of_a_topic_apart(lake: LocalLake)
     """The same offset of two lives, in two files."""
     lives = ("27YBcOddSAqT4E4khZ-qSQ", "27YBcOddSAqT4E4khZ-qSQ#1")
     for number, life in enumerate(lives):
-        (part,) = land(lake, raw([100, 101]), target=replace(TARGET, slice=replace(SLICE, incarnation=life)))
+        (part,) = land(lake, raw([100, 101]), target=replace(TARGET, offset_range=replace(RANGE, incarnation=life)))
         lake.show(part.staged, f"data/orders/{number}.parquet")
         lake.remove(part.staged)
     text = (Path(__file__).parents[3] / "docs" / "reading.md").read_text()
@@ -164,7 +164,7 @@ def sha256(lake: LocalLake, part: Part) -> str:
 @pytest.mark.parametrize("compression", ["zstd", "snappy", "lz4", "gzip", "none"])
 def test_equal_rows_give_equal_bytes(lake: LocalLake, compression: str) -> None:
     rows = [raw(range(100, 3000)), raw(range(3000, 3100))]
-    other = PartTarget("sales", 12, "hash", "a-2", SLICE)
+    other = PartTarget("sales", 12, "hash", "a-2", RANGE)
     first = land(lake, *rows, compression=compression)
     second = land(lake, *rows, compression=compression, target=other)
     assert [p.sha256 for p in first] == [p.sha256 for p in second]
@@ -174,7 +174,7 @@ def test_equal_rows_give_equal_bytes(lake: LocalLake, compression: str) -> None:
 def test_row_groups_are_bounded_by_rows_and_by_bytes(lake: LocalLake) -> None:
     batches = [raw(range(i, i + 100)) for i in range(100, 1100, 100)]
     assert groups(lake, land(lake, *batches, row_group_rows=300)) == [300, 300, 300, 100]
-    other = PartTarget("sales", 12, "hash", "a-2", SLICE)
+    other = PartTarget("sales", 12, "hash", "a-2", RANGE)
     assert groups(lake, land(lake, *batches, row_group_bytes=2 * batches[0].nbytes, target=other)) == [200] * 5
 
 
@@ -184,7 +184,7 @@ def groups(lake: LocalLake, parts: Sequence[Part]) -> list[int]:
         return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
 
 
-def test_a_slice_is_cut_into_files_by_size(lake: LocalLake) -> None:
+def test_a_range_is_cut_into_files_by_size(lake: LocalLake) -> None:
     batches = [raw(range(i, i + 100)) for i in range(100, 600, 100)]
     parts = land(lake, *batches, row_group_rows=100, target_file_bytes=1)
     stem = "orders.v1-3-100-10000-b12"
@@ -199,7 +199,7 @@ def test_no_rows_no_file(lake: LocalLake) -> None:
 
 
 @pytest.mark.parametrize("batches", [([100, 100],), ([101, 100],), ([100, 101], [101]), ([99],), ([10_000],)])
-def test_offsets_must_increase_within_the_slice(lake: LocalLake, batches: Sequence[Sequence[int]]) -> None:
+def test_offsets_must_increase_within_the_range(lake: LocalLake, batches: Sequence[Sequence[int]]) -> None:
     w = writer(lake)
     for offsets in batches[:-1]:
         w.write(raw(offsets))
@@ -271,7 +271,7 @@ def test_bad_rows_leave_nothing(lake: LocalLake) -> None:
 
 HOUR = 3_600_000
 FOLDER = paths.window_folder(None, HOUR, paths.PREFIX)
-BY_TIME = replace(TARGET, slice=replace(SLICE, by_time=HOUR, folder=FOLDER))
+BY_TIME = replace(TARGET, offset_range=replace(RANGE, by_time=HOUR, folder=FOLDER))
 
 
 def by_folder(lake: LocalLake, parts: Sequence[Part]) -> dict[str, list[int]]:

@@ -1,8 +1,8 @@
 """What the state forgets of the past, and that every answer is the one it would give if it forgot nothing.
 
 `former.json` was written by the code that forgot nothing: a log in which windows are merged, landed again and retired,
-a publish entry is void, a batch changes hands, slices fail; and its checkpoint. `former_3.json` is the checkpoint of
-that log by the code that wrote format 3, with a memory of four batches.
+a publish entry is void, a batch changes hands, offset ranges fail; and its checkpoint. `former_3.json` is the
+checkpoint of that log by the code that wrote format 3, with a memory of four batches.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def answers(state: State, of: Ledger) -> dict[str, Any]:
     own |= {"batches": [of.recall(b) for b in state.batches.values()], "superseded": None, "replaced": None}
     publications = [(n, e) for n, e in enumerate(LOG[: state.number]) if isinstance(e, PublishEntry)]
     every = {p.path for _, e in publications for r in e.receipts for p in r.parts}
-    own["counting"] = [[r.slice for r in state.receipts(n, e)] for n, e in publications]
+    own["counting"] = [[r.offset_range for r in state.receipts(n, e)] for n, e in publications]
     own["free"] = [
         [state.superseded.get(s.key, Superseded()).after(since, s.range) for since in range(0, len(LOG), 5)]
         for _, e in publications
-        for s in (r.slice for r in e.receipts)
+        for s in (r.offset_range for r in e.receipts)
     ]
     asked = state.batches
     own["lists"] = [

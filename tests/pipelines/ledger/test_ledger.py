@@ -36,7 +36,7 @@ from sluice.pipelines.ledger.entries import (
 )
 from sluice.pipelines.ledger.log import CHECKPOINT_BYTES, CHECKPOINTS_KEPT
 from sluice.pipelines.model.kafka import Isolation, Key
-from sluice.pipelines.model.plans import AskedRange, Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.model.plans import AskedRange, OffsetRange, Plan, Request, RequestKind, Task
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Counts, Owner, Receipt
 from sluice.pipelines.publishing.publish import publish
@@ -47,12 +47,12 @@ KEY = Key("orders", 0, "id-1")
 
 
 def a_plan(start: int = 0, end: int = 10, replaces: tuple[str, ...] = ()) -> Plan:
-    s = Slice("orders", 0, "id-1", start, end)
+    s = OffsetRange("orders", 0, "id-1", start, end)
     return Plan("orders", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, (Task(0, 1, (s,)),), replaces)
 
 
 def a_receipt(start: int = 0, end: int = 10) -> Receipt:
-    return Receipt(Slice("orders", 0, "id-1", start, end), end, Counts(landed=end - start), (), "a")
+    return Receipt(OffsetRange("orders", 0, "id-1", start, end), end, Counts(landed=end - start), (), "a")
 
 
 def begun(lake: MemoryLake | None = None) -> Ledger:
@@ -135,8 +135,8 @@ def test_what_replaces_counts_and_what_it_replaces_does_not() -> None:
     assert first is not None
     assert again is not None
     state = ledger.read()
-    assert [r.slice.range for r in state.receipts(first.number, first.entry)] == [Range(5, 10)]
-    assert [r.slice.range for r in state.receipts(again.number, again.entry)] == [Range(0, 5)]
+    assert [r.offset_range.range for r in state.receipts(first.number, first.entry)] == [Range(5, 10)]
+    assert [r.offset_range.range for r in state.receipts(again.number, again.entry)] == [Range(0, 5)]
     assert state.landed[KEY] == (Range(0, 10),)
 
 
@@ -146,7 +146,7 @@ def test_what_is_retired_is_accounted_for_and_not_landed() -> None:
     assert landed is not None
     ledger.append(lambda s: RetireEntry(before=9, ranges=of(Range(0, 5)), parts=("data/x",), reason="old"))
     state = ledger.read()
-    assert [r.slice.range for r in state.receipts(landed.number, landed.entry)] == [Range(5, 10)]
+    assert [r.offset_range.range for r in state.receipts(landed.number, landed.entry)] == [Range(5, 10)]
     assert (state.landed[KEY], state.retired[KEY], state.frontier(KEY)) == ((Range(5, 10),), (Range(0, 5),), 10)
     assert state.replaced == {"data/x": 3}
 

@@ -1,8 +1,8 @@
 """A lake that version 0.1.0 wrote is read, appended to, rewritten and audited.
 
-`lake_0_1_0/` was written by the code of that version: four catch-ups over logs in memory, one of which kept a slice
-pending, offsets landed again, two commits, a checkpoint. It has neither `tip.json` nor `by_marker`. `group.json` has
-the committed offsets.
+`lake_0_1_0/` was written by the code of that version: four catch-ups over logs in memory, one of which kept an offset
+range pending, offsets landed again, two commits, a checkpoint. It has neither `tip.json` nor `by_marker`. `group.json`
+has the committed offsets.
 """
 
 from __future__ import annotations

@@ -76,16 +76,19 @@ def test_a_merged_file_is_as_landing_would_have_made_it(world: World) -> None:
     assert said["sluice.batch"] == str(max(world.state().batches))
     assert world.ledger.entry(max(world.state().batches)).cluster == "c", "the cluster that the ledger knows"
     assert file.metadata.row_group(0).column(0).compression == "ZSTD"
-    assert receipt.parts[0].path == f"data/orders/{merge.slice.folder}/orders-0-0-100-b{said['sluice.batch']}.parquet"
+    assert (
+        receipt.parts[0].path
+        == f"data/orders/{merge.offset_range.folder}/orders-0-0-100-b{said['sluice.batch']}.parquet"
+    )
     assert (receipt.counts, receipt.position, receipt.input_bytes) == (Counts(landed=100), 100, 100)
-    assert merge.slice.leader_epoch == 3
+    assert merge.offset_range.leader_epoch == 3
 
 
 def test_only_what_follows_itself_in_a_window_is_merged(world: World) -> None:
     world.land((A, 0, 10), (A, 10, 20), (A, 30, 40), (A, 40, 100), *pieces(B, 100))
     world.land((A, 20, 30), *pieces(A, 25, 100))
     done = world.compact()
-    assert [str(m.slice) for m, _ in done.merged] == ["orders:0:0-100", "orders:0:100-200"]
+    assert [str(m.offset_range) for m, _ in done.merged] == ["orders:0:0-100", "orders:0:100-200"]
     world.check()
 
 
@@ -124,15 +127,15 @@ def _with(feed: Feed, **changes: int) -> Feed:
     return feed.model_copy(update={"compaction": CompactionSettings(**changes)})
 
 
-def test_slices_without_rows_go_along_but_are_no_reason(world: World) -> None:
+def test_ranges_without_rows_go_along_but_are_no_reason(world: World) -> None:
     world.land((A, 0, 50), (A, 50, 52))
-    batch = world.plan([world.slice(A, 52, 100)])
-    nothing = Receipt(world.slice(A, 52, 100), 100, Counts(aborted=48), (), "a")
+    batch = world.plan([world.build_range(A, 52, 100)])
+    nothing = Receipt(world.build_range(A, 52, 100), 100, Counts(aborted=48), (), "a")
     publish(world.ledger, batch, owner("landing"), [nothing], [])
     world.land((A, 100, 200), *pieces(B, 100))
     ((merge, receipt),) = world.compact().merged
     assert receipt is not None
-    assert (str(merge.slice), receipt.counts) == ("orders:0:0-100", Counts(landed=52, aborted=48))
+    assert (str(merge.offset_range), receipt.counts) == ("orders:0:0-100", Counts(landed=52, aborted=48))
     world.check()
     assert world.compact().merged == ()
 
@@ -156,7 +159,7 @@ def test_memory_says_how_many_are_merged_at_once(world: World) -> None:
 def test_incomplete_windows_are_left_alone_and_named(world: World) -> None:
     world.land(*pieces(A, 10), *pieces(B, 10, end=100))
     found = find(world.feed, world.ledger)
-    assert {m.slice.window for m in found.merges} == {START}
+    assert {m.offset_range.window for m in found.merges} == {START}
     assert found.incomplete == (START + HOUR,)
     assert world.compact().incomplete == (START + HOUR,)
 
@@ -164,19 +167,19 @@ def test_incomplete_windows_are_left_alone_and_named(world: World) -> None:
 def test_windows_that_are_asked_for_and_no_others(world: World) -> None:
     world.land(*pieces(A, 10), *pieces(B, 10))
     done = world.compact([START + HOUR])
-    assert {m.slice.window for m, _ in done.merged} == {START + HOUR}
+    assert {m.offset_range.window for m, _ in done.merged} == {START + HOUR}
     assert world.compact([START + 5 * HOUR]) == Compacted()
 
 
 def test_rows_outside_windows_are_merged_too_but_not_across_a_boundary(world: World) -> None:
     world.land(*pieces(A, 100), *pieces(B, 100))
-    slices = [world.slice(A, s, s + 10, window=0) for s in (300, 310, 320)]
-    batch = world.plan(slices)
+    ranges = [world.build_range(A, s, s + 10, window=0) for s in (300, 310, 320)]
+    batch = world.plan(ranges)
     plan = world.ledger.plan(batch)
-    publish(world.ledger, batch, owner("landing"), [world.landed(s, batch, plan.hash, 0, 1) for s in slices], [])
+    publish(world.ledger, batch, owner("landing"), [world.landed(s, batch, plan.hash, 0, 1) for s in ranges], [])
     pin = Boundaries(key=A, times=(START + 3 * HOUR,), offsets=(320,))
     world.ledger.append(lambda s: BoundaryEntry(items=(pin,)))
-    assert [str(m.slice) for m, _ in world.compact().merged] == ["orders:0:300-320"]
+    assert [str(m.offset_range) for m, _ in world.compact().merged] == ["orders:0:300-320"]
     world.check()
 
 
@@ -191,17 +194,21 @@ def test_nothing_landed_is_nothing_to_merge(world: World) -> None:
 
 def test_where_another_batch_is_at_work_is_left_out_and_named(world: World) -> None:
     world.land(*pieces(A, 10), *pieces(B, 10))
-    at_work = world.plan([world.slice(A, 20, 30)], by="replacing")
+    at_work = world.plan([world.build_range(A, 20, 30)], by="replacing")
     for done in (foresee_compaction(world.feed, world.edges), world.compact()):
         assert done.busy == {START: at_work}
         assert [(m.batch, m.verdict.life, m.ways) for m in done.met] == [(at_work, Life.ALIVE, ())]
-        assert [str(m.slice) for m, _ in done.merged] == ["orders:1:0-100", "orders:0:100-200", "orders:1:100-200"]
+        assert [str(m.offset_range) for m, _ in done.merged] == [
+            "orders:1:0-100",
+            "orders:0:100-200",
+            "orders:1:100-200",
+        ]
 
 
 def test_where_a_dead_run_s_batch_is_in_the_way_the_ways_out_are_told(world: World) -> None:
     """It was "at work" for ever, which was untrue."""
     world.land(*pieces(A, 10), *pieces(B, 10))
-    left = world.plan([world.slice(A, 20, 30)], by="replacing")
+    left = world.plan([world.build_range(A, 20, 30)], by="replacing")
     world.liveness.dead.add("replacing")
     for done in (foresee_compaction(world.feed, world.edges), world.compact()):
         (met,) = done.met
@@ -211,7 +218,7 @@ def test_where_a_dead_run_s_batch_is_in_the_way_the_ways_out_are_told(world: Wor
 
 def test_what_a_dead_run_was_writing_again_is_given_up_and_said(world: World) -> None:
     world.land(*pieces(A, 10), *pieces(B, 10))
-    left = world.plan([world.slice(B, 0, 100)], RequestKind.REPLAY, by="rival")
+    left = world.plan([world.build_range(B, 0, 100)], RequestKind.REPLAY, by="rival")
     world.liveness.dead.add("rival")
     said: list[Progress] = []
     compact(world.feed, world.edges, None, owner("merging"), said.append)
@@ -221,7 +228,7 @@ def test_what_a_dead_run_was_writing_again_is_given_up_and_said(world: World) ->
 
 def test_one_compaction_at_a_time(world: World) -> None:
     world.land(*pieces(A, 10), *pieces(B, 10))
-    rival = world.plan([world.slice(B, 0, 100)], RequestKind.COMPACT, by="rival")
+    rival = world.plan([world.build_range(B, 0, 100)], RequestKind.COMPACT, by="rival")
     with pytest.raises(PlanBusy, match=f"batch {rival}"):
         world.compact()
     assert foresee_compaction(world.feed, world.edges).busy == {START: rival}
@@ -356,7 +363,7 @@ def test_what_does_not_read_back_as_it_was_is_never_published(world: World, monk
         write(self, rows.set_column(at, rows.schema.field(at), pa.array([1] * rows.num_rows, pa.int32())))
 
     monkeypatch.setattr(PartWriter, "write", wrongly)
-    with pytest.raises(ProofFailed, match="are not those of the 2 parts before"):
+    with pytest.raises(ProofFailed, match="are not those of its 2 parts"):
         world.compact()
     assert list(world.lake.list(paths.staging_root("orders"))) == []
 
@@ -446,11 +453,11 @@ def test_typed_rows_of_every_kind_come_through(tmp_path: Path) -> None:
 
     world, typed = World(tmp_path), JsonFormat(parse_schema(ALL_TYPES))
     world.land(*pieces(B, 100))
-    slices = [world.slice(A, at, at + 50) for at in range(0, 200, 50)]
-    batch = world.plan(slices)
+    ranges = [world.build_range(A, at, at + 50) for at in range(0, 200, 50)]
+    batch = world.plan(ranges)
     plan = world.ledger.plan(batch)
     receipts = []
-    for s in slices:
+    for s in ranges:
         rows = decoded(np.arange(s.start, s.end))
         values = [b"no" if o % 10 == 3 else _document(o) for o in range(s.start, s.end)]
         rows = rows.set_column(rows.schema.get_field_index("value"), "value", pa.array(values, pa.binary()))

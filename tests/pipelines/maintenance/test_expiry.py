@@ -117,7 +117,7 @@ def test_reports_of_batches_of_which_nothing_is_left_go(tmp_path: Path) -> None:
     for id in published:
         world.lake.put(paths.batch_page_path("orders", id), b"<html>")
     world.lake.put(paths.batch_page_path("orders", 99), b"<html>")
-    old = [i for i, e in published.items() if all(r.slice.window == START for r in e.receipts)]
+    old = [i for i, e in published.items() if all(r.offset_range.window == START for r in e.receipts)]
     done = by_hand(world)
     assert done.removed.pages == tuple(paths.batch_page_path("orders", i) for i in sorted(old, key=str))
     assert len(old) == 2
@@ -170,13 +170,13 @@ def test_a_life_of_a_partition_that_is_over_goes_by_its_own_windows(world: World
 
 
 def test_what_lies_across_it_outside_windows_stays(world: World) -> None:
-    s = world.slice(A, 190, 210, window=0)
+    s = world.build_range(A, 190, 210, window=0)
     batch = world.plan([s])
     plan = world.ledger.plan(batch)
 
     publish(world.ledger, batch, owner("landing"), [world.landed(s, batch, plan.hash, 0, 1)], [])
     found = look(world.ledger, START + 2 * HOUR, world.feed.window, world.liveness)
-    assert [str(r.slice) for r in found.across] == ["orders:0:190-210"]
+    assert [str(r.offset_range) for r in found.across] == ["orders:0:190-210"]
 
 
 # -- refused
@@ -212,14 +212,14 @@ def test_what_is_pending_before_it_is_named_with_the_command(tmp_path: Path) -> 
 
 
 def test_while_somebody_is_at_work_there_nothing_is_retired(world: World) -> None:
-    batch = world.plan([world.slice(B, 50, 100)], RequestKind.COMPACT, by="rival")
+    batch = world.plan([world.build_range(B, 50, 100)], RequestKind.COMPACT, by="rival")
     with pytest.raises(PlanBusy, match=f"batch {batch}"):
         by_hand(world)
     assert len(world.visible()) == 24
 
 
 def test_a_dead_run_s_batch_is_in_the_way_with_its_ways_out_or_given_up_where_it_landed_nothing(world: World) -> None:
-    batch = world.plan([world.slice(B, 50, 100)], by="rival")
+    batch = world.plan([world.build_range(B, 50, 100)], by="rival")
     world.liveness.dead.add("rival")
     with pytest.raises(
         PlanBusy, match=rf"batch {batch} .* is unfinished, and run run-1 .* is dead: set by the test"
@@ -227,7 +227,7 @@ def test_a_dead_run_s_batch_is_in_the_way_with_its_ways_out_or_given_up_where_it
         by_hand(world)
     assert f"`sluice repair orders --abandon {batch}` gives it up" in refused.value.remedy
     abandon(world.ledger, batch, "by hand")
-    merging = world.plan([world.slice(B, 50, 100)], RequestKind.COMPACT, by="rival")
+    merging = world.plan([world.build_range(B, 50, 100)], RequestKind.COMPACT, by="rival")
     assert look(world.ledger, START + HOUR, world.feed.window, world.liveness).receipts
     assert by_hand(world).number is not None
     assert world.state().batches[merging].status is BatchStatus.ABANDONED
@@ -236,7 +236,7 @@ def test_a_dead_run_s_batch_is_in_the_way_with_its_ways_out_or_given_up_where_it
 def test_what_begins_just_before_the_decision_is_seen(world: World) -> None:
     def rival_first(path: str) -> None:
         world.lake.before.clear()
-        world.plan([world.slice(B, 50, 100)], by="rival")
+        world.plan([world.build_range(B, 50, 100)], by="rival")
 
     world.lake.before["put_if_absent"] = rival_first
     with pytest.raises(PlanBusy):
@@ -271,12 +271,12 @@ def test_a_crash_at_any_write_is_brought_home_by_the_next(tmp_path: Path) -> Non
 
 def test_a_part_that_is_still_staged_cannot_come_back(world: World) -> None:
     """Published, and whoever was to show it sleeps: it is retired before he wakes up."""
-    slices = [world.slice(A, 200, 250)]
+    ranges = [world.build_range(A, 200, 250)]
     pins = tuple(Boundaries(key=k, times=(START + 3 * HOUR,), offsets=(o,)) for k, o in ((A, 250), (B, 200)))
     world.ledger.append(lambda s: BoundaryEntry(items=pins))
-    batch = world.plan(slices)
+    batch = world.plan(ranges)
     plan = world.ledger.plan(batch)
-    receipt = world.landed(slices[0], batch, plan.hash, 0, 1)
+    receipt = world.landed(ranges[0], batch, plan.hash, 0, 1)
     show, woken = world.lake.show, []
 
     def sleep_then_show(source: str, target: str) -> None:

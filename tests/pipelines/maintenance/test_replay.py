@@ -107,7 +107,7 @@ class Typed(World):
         return [place for t in tables for place in zip(*(t[n] for n in names), strict=True)]
 
     def path_of(self, root: str, start: int, partition: int = 0) -> str:
-        """The visible file of the slice that starts there."""
+        """The visible file of the offset range that starts there."""
         (found,) = (p for p in self.visible() if p.startswith(root) and f"/orders-{partition}-{start}-" in p)
         return found
 
@@ -156,7 +156,7 @@ def test_what_fits_the_mended_schema_lands_in_its_place_and_the_rest_stays(world
     ], "with their bytes, their batch and their reason"
     assert {r.format for r in world.receipts()} == {world.feed.shape.name}
     for r in world.receipts():
-        s = r.slice
+        s = r.offset_range
         assert r.relanded == tuple(Range(o, o + 1) for o in large(range(s.start, s.end)))
         assert (r.mended, r.drift) == ((), (Drift(DriftKind.WRONG, "amount", 1, s.start),))
         assert r.counts.landed + r.counts.quarantined == s.span
@@ -227,7 +227,7 @@ def test_a_dry_run_says_the_same_and_writes_nothing(world: Typed) -> None:
     assert world.lake.files == files
     done = world.replay()
     assert told.trial == done.trial
-    assert [c.slice for c, _ in told.done] == [c.slice for c, _ in done.done]
+    assert [c.offset_range for c, _ in told.done] == [c.offset_range for c, _ in done.done]
     assert told.outcome.fit == {
         QuarantineKind("schema", "out_of_range", None, "amount", "too large for int32"): 2 * len(large())
     }
@@ -305,13 +305,13 @@ def test_rows_land_once_the_contract_was_mended_and_its_tallies_are_todays(world
     (why,) = [(k.reason, n) for k, (n, _) in done.trial.why.items()]
     assert why[1] == 2 * len([o for o in good if o > 180])
     for r in world.receipts():
-        mine = [o for o in good if r.slice.start <= o < r.slice.end]
+        mine = [o for o in good if r.offset_range.start <= o < r.offset_range.end]
         assert world.feed.contract is not None
         if world.feed.contract.hash in r.format:
             ((checked, unexpected),) = [(t.checked, t.unexpected) for t in r.tallies]
             assert (checked, unexpected) == (len(mine), len([o for o in mine if o > 180]))
         else:
-            assert r.slice.end <= 100, "nothing of it was quarantined by the contract"
+            assert r.offset_range.end <= 100, "nothing of it was quarantined by the contract"
             assert r.tallies in before
     left = world.rows(PartKind.QUARANTINED, windows=(START + HOUR,), partitions=(0,)).to_pylist()
     hashes = {r["contract"] for r in left if r["stage"] == "contract"}
@@ -351,7 +351,11 @@ def test_mended_records_land_and_are_known_as_such(world: Typed) -> None:
     assert (rows[3]["id"], rows[3]["name"], rows[3]["kafka_key"]) == (3, "mended", b"k3")
     assert (done.trial.left, done.trial.mended) == (2 * len(large()), 2 * len(broken()))
     for r in world.receipts():
-        assert r.mended == r.relanded == tuple(Range(o, o + 1) for o in broken(range(r.slice.start, r.slice.end)))
+        assert (
+            r.mended
+            == r.relanded
+            == tuple(Range(o, o + 1) for o in broken(range(r.offset_range.start, r.offset_range.end)))
+        )
     first = seen[0]
     assert (first.offset, first.value, first.key, first.headers) == (3, b"no 3", b"k3", (("h", b"3"),))
     assert (first.topic, first.partition, first.stage, first.reason) == ("orders", 0, "decode", "not_json")
@@ -441,14 +445,14 @@ def test_what_was_re_landed_is_carried_on_by_replays_and_by_compaction(world: Ty
     world.replay(fix=lambda r: {"id": r.offset})
     assert world.where(PartKind.QUARANTINED) == []
     assert all("quarantine" not in p for p in world.visible())
-    both = {r.slice.start: (r.relanded, r.mended) for r in world.receipts() if r.slice.partition == 0}
+    both = {r.offset_range.start: (r.relanded, r.mended) for r in world.receipts() if r.offset_range.partition == 0}
     for start, (relanded, mended) in both.items():
         here = range(start, start + 50)
         assert [o for r in relanded for o in range(*r)] == sorted(large(here) + broken(here))
         assert [o for r in mended for o in range(*r)] == broken(here)
     assert world.compact().merged
     world.check()
-    merged = [r for r in world.receipts() if r.slice.partition == 0]
+    merged = [r for r in world.receipts() if r.offset_range.partition == 0]
     assert [o for r in merged for x in r.relanded for o in range(*x)] == sorted(large() + broken())
     assert [o for r in merged for x in r.mended for o in range(*x)] == broken()
     assert [d.records for d in merged[0].drift] == [2]
@@ -480,7 +484,7 @@ def test_it_is_told_where_a_record_is_and_why_it_had_been_in_quarantine(world: T
 
 
 def test_what_a_fix_function_leaves_alone_says_why_it_does_not_fit_today(world: Typed) -> None:
-    """The slice is written again for those that it mended; what stays beside them is what it is today."""
+    """The offset range is written again for those that it mended; what stays beside them is what it is today."""
     world.land(*pieces(A, 100), *pieces(B, 100))
     world.says({**WIDER, "name": "string", "other": "string not null"})
 
@@ -526,7 +530,7 @@ def test_what_is_in_quarantine_is_counted_by_reason(world: Typed) -> None:
 def test_one_replay_at_a_time(world: Typed) -> None:
     world.land(*pieces(A, 50), *pieces(B, 100))
     world.says(WIDER)
-    rival = world.plan([world.slice(B, 0, 100)], RequestKind.REPLAY, by="rival")
+    rival = world.plan([world.build_range(B, 0, 100)], RequestKind.REPLAY, by="rival")
     with pytest.raises(PlanBusy, match=f"batch {rival} .*replay of quarantined records"):
         world.replay()
     assert world.foreseen().busy == {START: rival}
@@ -564,7 +568,7 @@ def test_it_begins_no_ledger(world: Typed) -> None:
 def test_where_another_batch_is_at_work_is_left_out_and_named(world: Typed) -> None:
     world.land(*pieces(A, 50), *pieces(B, 100))
     world.says(WIDER)
-    rival = world.plan([world.slice(A, 60, 70)], by="replacing")
+    rival = world.plan([world.build_range(A, 60, 70)], by="replacing")
     done = world.replay()
     assert done.busy == {START: rival}
     assert len(done.done) == 5
@@ -628,7 +632,7 @@ def test_a_part_that_is_not_the_ledgers_is_never_used(damage: str, kind: str, wo
 )
 def test_the_audit_holds_what_receipts_say_of_replays(world: Typed, again: dict[str, Any], says: str) -> None:
     world.land((A, 100, 200), *pieces(B, 100))
-    s = world.slice(A, 0, 100)
+    s = world.build_range(A, 0, 100)
     batch = world.plan([s])
     plan = world.ledger.plan(batch)
     publish(world.ledger, batch, owner("landing"), [replace(world.landed(s, batch, plan.hash, 0, 1), **again)], [])

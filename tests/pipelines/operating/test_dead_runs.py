@@ -18,8 +18,8 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Batch, BatchStatus
 from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.model.kafka import Isolation, Key
-from sluice.pipelines.model.plans import AskedRange, Plan, Request, RequestKind, Slice, Task
-from sluice.pipelines.model.receipts import Fate, Met, Outcome, Progress, SliceFailure
+from sluice.pipelines.model.plans import AskedRange, OffsetRange, Plan, Request, RequestKind, Task
+from sluice.pipelines.model.receipts import Fate, Met, Outcome, Progress, RangeFailure
 from sluice.pipelines.ports import Job
 from sluice.testing.engine import MemoryEngine, owner
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, World, feed
@@ -47,7 +47,7 @@ class FindsLost(MemoryEngine):
     """Kafka does not hold any more what is to be read."""
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
-        return [SliceFailure(s, OffsetsLost.__name__, "gone", fatal=True) for s in job.plan.slices]
+        return [RangeFailure(s, OffsetsLost.__name__, "gone", fatal=True) for s in job.plan.offset_ranges]
 
 
 class Refuses(MemoryEngine):
@@ -196,7 +196,7 @@ def test_nothing_of_a_run_that_is_only_suspected_is_touched(landed: World) -> No
 
 
 def test_any_run_gives_up_what_a_dead_one_was_writing_again(landed: World) -> None:
-    s = Slice(*KEY, 0, 4)
+    s = OffsetRange(*KEY, 0, 4)
     plan = Plan("orders", landed.topic.id, Request(RequestKind.COMPACT), Isolation.READ_COMMITTED, (Task(0, -1, (s,)),))
     landed.ledger.append(lambda state: PlanEntry(plan=plan, hash=plan.hash, owner=owner("killed")))
     landed.liveness.dead.add("killed")

@@ -14,7 +14,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.ledger.entries import KeyRange, OwnEntry, RetireEntry
 from sluice.pipelines.model.kafka import TopicPartition
-from sluice.pipelines.model.plans import AskedRange, Request, RequestKind, Slice
+from sluice.pipelines.model.plans import AskedRange, OffsetRange, Request, RequestKind
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Owner, Receipt
 from sluice.pipelines.operating.repairs import STALE_MS, Pretended, RepairFinding, RepairKind, RepairTarget, repair
@@ -28,7 +28,7 @@ from tests.pipelines.publishing.test_publish import KEY
 from tests.pipelines.publishing.test_publish import World as Published
 
 HOUR = 3_600_000
-SLICE = Slice("orders", 0, "id-1", 50, 60)
+RANGE = OffsetRange("orders", 0, "id-1", 50, 60)
 
 
 class World(Published):
@@ -103,7 +103,8 @@ def test_a_dead_run_s_batch_is_left_for_the_next_and_its_standing_told(world: Wo
     (waiting,) = world.repair()
     assert waiting.kind is RepairKind.WAITING
     assert waiting.text == (
-        f"batch {batch} (catch-up) is unfinished, and run run-1 (pid 1 on host) is dead; 1 of 1 slices are finished"
+        f"batch {batch} (catch-up) is unfinished, and run run-1 (pid 1 on host) is dead;"
+        " 1 of 1 offset ranges are finished"
     )
     assert waiting.why == "set by the test"
     finish, give_up = waiting.remedy
@@ -151,7 +152,7 @@ def test_a_dead_run_s_batch_can_be_given_up(world: World) -> None:
     world.bury()
     found = world.repair(batch)
     assert kinds(found) == [RepairKind.ABANDONED, RepairKind.STAGING]
-    assert found[0].text == f"batch {batch} (catch-up); 1 finished slice will be read again"
+    assert found[0].text == f"batch {batch} (catch-up); 1 finished offset range will be read again"
     state = world.fresh_ledger().read()
     assert state.batches[batch].status is BatchStatus.ABANDONED
     assert state.list_reserved(KEY) == ()
@@ -204,7 +205,7 @@ def test_the_command_that_finishes_a_batch_asks_for_the_same(spelled: str, asked
 
 def test_staging_of_no_batch_goes(world: World) -> None:
     world.visible_land(0, 10)
-    world.lake.files[paths.receipt_path("orders", 0, "a", SLICE)] = b"{}"
+    world.lake.files[paths.receipt_path("orders", 0, "a", RANGE)] = b"{}"
     found = world.repair()
     assert [(f.kind, f.act) for f in found] == [(RepairKind.STAGING, "removed")]
     assert world.staged == set()
@@ -212,8 +213,8 @@ def test_staging_of_no_batch_goes(world: World) -> None:
 
 def test_staging_that_is_newer_than_the_ledger_stops_it_with_nothing_touched(world: World) -> None:
     world.visible_land(0, 10)
-    newer = paths.receipt_path("orders", 4711, "a", SLICE)
-    world.lake.files |= {paths.receipt_path("orders", 0, "a", SLICE): b"{}", newer: b"{}"}
+    newer = paths.receipt_path("orders", 4711, "a", RANGE)
+    world.lake.files |= {paths.receipt_path("orders", 0, "a", RANGE): b"{}", newer: b"{}"}
     before = dict(world.lake.files)
     with pytest.raises(EntriesLost, match=f"{newer} is of batch 4711"):
         world.repair()
@@ -324,7 +325,7 @@ def debris(world: World) -> int:
     world.stage(batch)
     world.bury()
     world.heartbeats(owner())
-    world.lake.files[paths.receipt_path("orders", 0, "a", SLICE)] = b"{}"
+    world.lake.files[paths.receipt_path("orders", 0, "a", RANGE)] = b"{}"
     world.lake.files["data/orders/mine.parquet"] = b"?"
     world.lake.begun = {"data/orders/.tmp-old": STALE_MS + 1}
     return batch

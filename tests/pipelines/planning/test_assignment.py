@@ -1,4 +1,4 @@
-"""Which task reads what: Kafka's own worked examples, and what holds for any slices."""
+"""Which task reads what: Kafka's own worked examples, and what holds for any offset ranges."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.pipelines.model.kafka import Isolation, TopicPartition
-from sluice.pipelines.model.plans import SEVERAL, Assignor, Plan, Request, RequestKind, Slice
+from sluice.pipelines.model.plans import SEVERAL, Assignor, OffsetRange, Plan, Request, RequestKind
 from sluice.pipelines.planning.assignment import (
     Sizing,
     assign_ranges,
@@ -21,7 +21,7 @@ from sluice.pipelines.planning.assignment import (
     round_robin,
 )
 
-SIZING = Sizing(slice_bytes=100, task_bytes=100, parallelism=3, max_tasks=64)
+SIZING = Sizing(range_bytes=100, task_bytes=100, parallelism=3, max_tasks=64)
 
 
 def topic(count: int, name: str = "t1") -> list[TopicPartition]:
@@ -32,8 +32,8 @@ def numbers(given: list[list[TopicPartition]]) -> list[list[int]]:
     return [[tp.partition for tp in held] for held in given]
 
 
-def led(partition: int, leader: int = 1, size: int = 10, start: int = 0) -> tuple[int, Slice]:
-    return leader, Slice("t1", partition, "id", start, start + 5, estimated_bytes=size)
+def led(partition: int, leader: int = 1, size: int = 10, start: int = 0) -> tuple[int, OffsetRange]:
+    return leader, OffsetRange("t1", partition, "id", start, start + 5, estimated_bytes=size)
 
 
 # c1 has one thread and c2 two: c1-0, c2-0 and c2-1 are the three tasks.
@@ -86,25 +86,25 @@ def test_sticky_is_even_and_keeps_what_it_can(partitions: int, count: int, stood
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 300)), min_size=1, max_size=30),
     st.sampled_from(Assignor),
 )
-def test_each_slice_is_read_once(world: list[tuple[int, int]], assignor: Assignor) -> None:
-    slices = [led(p, 1 + p % 3, size, 5 * i) for i, (p, size) in enumerate(world)]
-    made = assign_tasks(slices, replace(SIZING, assignor=assignor))
-    assert sorted((s for t in made for s in t.slices), key=lambda s: s.start) == [s for _, s in slices]
+def test_each_range_is_read_once(world: list[tuple[int, int]], assignor: Assignor) -> None:
+    ranges = [led(p, 1 + p % 3, size, 5 * i) for i, (p, size) in enumerate(world)]
+    made = assign_tasks(ranges, replace(SIZING, assignor=assignor))
+    assert sorted((s for t in made for s in t.offset_ranges), key=lambda s: s.start) == [s for _, s in ranges]
     assert [t.index for t in made] == list(range(len(made)))
     for task in made:
-        leaders = {1 + s.partition % 3 for s in task.slices}
+        leaders = {1 + s.partition % 3 for s in task.offset_ranges}
         assert task.leader == (leaders.pop() if len(leaders) == 1 else SEVERAL)
     if assignor is not Assignor.LEADER_BYTES:
-        assert all(n == 1 for n in Counter(tp for t in made for tp in {s.tp for s in t.slices}).values())
+        assert all(n == 1 for n in Counter(tp for t in made for tp in {s.tp for s in t.offset_ranges}).values())
 
 
 def test_a_comparison_says_how_even_how_far_and_what_moved() -> None:
-    slices = [led(0, 1, 80), led(1, 2, 10), led(2, 1, 10), led(3, 2, 80)]
+    ranges = [led(0, 1, 80), led(1, 2, 10), led(2, 1, 10), led(3, 2, 80)]
     sizing = replace(SIZING, parallelism=2, task_bytes=1000)
-    first = assign_tasks(slices, replace(sizing, assignor=Assignor.RANGE))
+    first = assign_tasks(ranges, replace(sizing, assignor=Assignor.RANGE))
     plan = Plan("f", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, first)
-    found = {c.assignor: c for c in compare(slices, replace(sizing, before=map_tasks(plan)))}
-    assert [c.moved for c in compare(slices, sizing)] == [None] * 4
+    found = {c.assignor: c for c in compare(ranges, replace(sizing, before=map_tasks(plan)))}
+    assert [c.moved for c in compare(ranges, sizing)] == [None] * 4
     assert found[Assignor.RANGE].moved == found[Assignor.STICKY].moved == 0
     assert found[Assignor.ROUND_ROBIN].moved == 2
     assert found[Assignor.LEADER_BYTES].leaders == 1

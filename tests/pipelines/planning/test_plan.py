@@ -24,7 +24,7 @@ from tests.examples import examples
 
 CATCH_UP = Request(RequestKind.CATCH_UP)
 HOURLY = WindowSettings()
-SIZING = Sizing(slice_bytes=128 << 20, task_bytes=128 << 20, parallelism=2, max_tasks=64)
+SIZING = Sizing(range_bytes=128 << 20, task_bytes=128 << 20, parallelism=2, max_tasks=64)
 
 
 def key(number: int = 0) -> Key:
@@ -74,15 +74,15 @@ def test_a_plan_covers_exactly_what_is_pending(
         )
         for n, w in enumerate(world)
     }
-    sizing = Sizing(size, size, parallelism, 64, min_slice_bytes=1, assignor=assignor)
+    sizing = Sizing(size, size, parallelism, 64, min_range_bytes=1, assignor=assignor)
     plan = planned(s, parts, sizing=sizing)
     for n, w in enumerate(world):
         frontier = s.frontier(key(n))
         expected = subtract(Range(frontier, max(frontier, w[0] + w[1])), s.list_accounted(key(n)))
-        mine = [x for x in (plan.slices if plan else ()) if x.key == key(n)]
+        mine = [x for x in (plan.offset_ranges if plan else ()) if x.key == key(n)]
         assert union(x.range for x in mine) == expected
-        assert sum(x.span for x in mine) == sum(r.span for r in expected), "slices do not overlap"
-        leaders = {t.leader for t in (plan.tasks if plan else ()) for x in t.slices if x.key == key(n)}
+        assert sum(x.span for x in mine) == sum(r.span for r in expected), "offset ranges do not overlap"
+        leaders = {t.leader for t in (plan.tasks if plan else ()) for x in t.offset_ranges if x.key == key(n)}
         assert leaders <= ({w[3]} if assignor is Assignor.LEADER_BYTES else {w[3], SEVERAL})
     again = planned(s, parts, sizing=sizing)
     assert (plan and plan.hash) == (again and again.hash)
@@ -92,7 +92,7 @@ def test_large_partitions_are_split_over_several_tasks() -> None:
     parts = {key(): partition(last_stable_offset=10**6, high_watermark=10**6, log_bytes=1 << 30)}
     plan = planned(state({0: 0}), parts)
     assert plan is not None
-    assert len(plan.slices) == 8
+    assert len(plan.offset_ranges) == 8
     assert len(plan.tasks) == 8
     assert max(t.estimated_bytes for t in plan.tasks) < 1.1 * min(t.estimated_bytes for t in plan.tasks)
 
@@ -101,7 +101,7 @@ def test_small_work_is_not_cut_to_crumbs() -> None:
     parts = {key(n): partition(number=n, leader=n % 3) for n in range(6)}
     plan = planned(state(dict.fromkeys(range(6), 0)), parts)
     assert plan is not None
-    assert len(plan.slices) == 6
+    assert len(plan.offset_ranges) == 6
     assert [t.leader for t in plan.tasks] == [0, 1, 2]
 
 
@@ -109,21 +109,23 @@ def test_limits_shorten_all_partitions_alike() -> None:
     parts = {key(n): partition(number=n, last_stable_offset=e, high_watermark=e) for n, e in enumerate((1000, 3000))}
     plan = planned(state({0: 0, 1: 0}), parts, sizing=Sizing(128 << 20, 128 << 20, 2, 64, max_records=400))
     assert plan is not None
-    assert {s.key: s.range for s in plan.slices} == {key(0): Range(0, 100), key(1): Range(0, 300)}
+    assert {s.key: s.range for s in plan.offset_ranges} == {key(0): Range(0, 100), key(1): Range(0, 300)}
 
 
 def test_explicit_ranges_have_pending_only_what_is_not_accounted() -> None:
     request = Request(RequestKind.OFFSETS, ranges=(AskedRange("orders", 0, 10, 90),))
     plan = planned(state({0: 50}, {0: [Range(50, 60)]}), {key(): partition()}, request)
     assert plan is not None
-    assert [s.range for s in plan.slices] == [Range(10, 50), Range(60, 90)], "a backfill may reach below the origin"
+    assert [s.range for s in plan.offset_ranges] == [Range(10, 50), Range(60, 90)], (
+        "a backfill may reach below the origin"
+    )
 
 
 def test_ranges_that_overlap_are_asked_for_once() -> None:
     ranges = (AskedRange("orders", 0, 10, 30), AskedRange("orders", 0, 20, 40), AskedRange("orders", 0, 50, 60))
     plan = planned(state({0: 0}), {key(): partition()}, Request(RequestKind.OFFSETS, ranges))
     assert plan is not None
-    assert [s.range for s in plan.slices] == [Range(10, 40), Range(50, 60)]
+    assert [s.range for s in plan.offset_ranges] == [Range(10, 40), Range(50, 60)]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,8 @@ def test_a_position_beyond_the_log_is_refused() -> None:
 def test_a_plans_hash_is_that_of_its_fields_as_canonical_json() -> None:
     plan = planned(state({0: 0}), {key(): partition()})
     assert plan
-    text = json.dumps(asdict(plan), sort_keys=True, separators=(",", ":"))
+    fields = asdict(plan) | {"tasks": [{"slices": t.pop("offset_ranges"), **t} for t in asdict(plan)["tasks"]]}
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     assert to_json(plan) == text
     assert plan.hash == hashlib.sha256(text.encode()).hexdigest()
 

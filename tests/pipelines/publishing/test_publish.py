@@ -8,7 +8,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import AbandonEntry, OriginEntry, OriginItem, PlanEntry
 from sluice.pipelines.model.kafka import Isolation, Key
-from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.publishing.publish import abandon, publish, roll_forward, roll_forward_own
 from sluice.testing.engine import owner
@@ -28,7 +28,7 @@ class World:
         return Ledger(self.lake, "orders", lambda: 1, "run", "c")
 
     def plan(self, start: int, end: int, replaces: tuple[str, ...] = ()) -> int:
-        s = Slice("orders", 0, "id-1", start, end)
+        s = OffsetRange("orders", 0, "id-1", start, end)
         plan = Plan(
             "orders", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, (Task(0, 1, (s,)),), replaces
         )
@@ -37,7 +37,7 @@ class World:
         return appended.number
 
     def stage(self, batch: int, attempt: str = "a") -> Receipt:
-        s = _slice(self.ledger, batch)
+        s = _build_range(self.ledger, batch)
         name = paths.part_name(s, batch)
         staged = paths.staged_path("orders", batch, attempt, PartKind.LANDED, "", name)
         path = paths.part_path("orders", PartKind.LANDED, "", name)
@@ -119,8 +119,8 @@ def test_a_replacement_hides_what_it_replaces_wherever_the_first_run_died() -> N
         assert world.staged == set()
 
 
-def _slice(ledger: Ledger, batch: int) -> Slice:
-    return ledger.plan(batch).slices[0]
+def _build_range(ledger: Ledger, batch: int) -> OffsetRange:
+    return ledger.plan(batch).offset_ranges[0]
 
 
 class _Died(Exception):

@@ -45,7 +45,7 @@ from sluice.pipelines.ledger.entries import (
 )
 from sluice.pipelines.ledger.marks import Mark
 from sluice.pipelines.model.kafka import CommittedOffset, Isolation, Key
-from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.ports import DeadLetter, Member
@@ -105,13 +105,15 @@ class World:
     # -- batches
 
     def land(self, start: int, end: int, bad: Iterable[int] = (), key: Key = KEY, **how: Any) -> int:
-        """Plan and publish one slice; `bad` are the offsets that it quarantines. The number of its publish entry."""
+        """Plan and publish one offset range; `bad` are the offsets that it quarantines. The number of its publish
+        entry.
+        """
         return self.publish(self.plan(start, end, key, **how), bad, **how)
 
     def plan(
         self, start: int, end: int, key: Key = KEY, kind: str = "catch-up", instead: Iterable[Part] = (), **_: Any
-    ) -> tuple[int, Slice]:
-        s = Slice(key.topic, key.partition, key.incarnation, start, end)
+    ) -> tuple[int, OffsetRange]:
+        s = OffsetRange(key.topic, key.partition, key.incarnation, start, end)
         paths = tuple(p.path for p in instead)
         request = Request(RequestKind(kind), replace=kind == "offsets")
         plan = Plan("orders", "cluster-1", request, Isolation.READ_COMMITTED, (Task(0, 1, (s,)),), paths)
@@ -119,7 +121,7 @@ class World:
         assert done
         return done.number, s
 
-    def publish(self, planned: tuple[int, Slice], bad: Iterable[int] = (), rows: Any = None, **_: Any) -> int:
+    def publish(self, planned: tuple[int, OffsetRange], bad: Iterable[int] = (), rows: Any = None, **_: Any) -> int:
         batch, s = planned
         rows = [row(s.key, o) for o in sorted(bad)] if rows is None else rows
         parts = (self.part(batch, s, rows),) if rows else ()
@@ -129,7 +131,7 @@ class World:
         assert done
         return done.number
 
-    def part(self, batch: int, s: Slice, rows: list[dict[str, Any]]) -> Part:
+    def part(self, batch: int, s: OffsetRange, rows: list[dict[str, Any]]) -> Part:
         name = f"{s.topic}-{s.partition}-{s.start}-{s.end}-b{batch}.parquet"
         file = io.BytesIO()
         pq.write_table(pa.Table.from_pylist(rows, QUARANTINED), file, row_group_size=2)
@@ -266,7 +268,7 @@ def test_each_publication_is_read_once_and_no_plan(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(world.ledger, "entry", lambda number: read.append(number) or entry(number))  # type: ignore[func-returns-value]
     found = list_pending_letters(world.ledger, state, mark)
     assert sorted(read) == [told, *newer]
-    assert [(s.slice.start, s.ranges) for s in found] == [(110, (Range(110, 120),))]
+    assert [(s.offset_range.start, s.ranges) for s in found] == [(110, (Range(110, 120),))]
 
 
 # -- parts that are written again
@@ -308,7 +310,8 @@ def test_landed_again_after_the_commit_nothing_is_sent_twice() -> None:
     world.land(100, 110, [103])
     world.land(110, 120)
     world.commit()
-    # 115 comes from a slice of which no letter was sent; 104 from one of which a letter was, and which one nobody knows
+    # 115 comes from an offset range of which no letter was sent; 104 from one of which a letter was, and which one
+    # nobody knows
     world.land(100, 120, [103, 104, 115], kind="offsets", instead=world.parts())
     world.commit()
     assert world.offsets() == [103, 115]
@@ -636,7 +639,9 @@ class Books:
                 self.commit(fault)
 
     def land_again(self, whole: Range, bad: frozenset[int]) -> None:
-        """Letters of slices that quarantined something may have been sent: nobody knows of each offset any more."""
+        """Letters of offset ranges that quarantined something may have been sent: nobody knows of each offset any
+        more.
+        """
         self.doubtful |= {o for r in self.quarantined if r.meets(whole) for o in range(r.start, r.end)}
         old = [p for p in self.world.parts() if whole.start <= int(p.name.split("-")[2]) < whole.end]
         bad_now = {whole.start + b for b in bad if whole.start + b < whole.end}

@@ -1,4 +1,6 @@
-"""Typed slices end to end over logs in memory: quarantined rows have their own files, their proof, and their limit."""
+"""Typed offset ranges end to end over logs in memory: quarantined rows have their own files, their proof, and their
+limit.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from sluice.pipelines.feed.sections import LandingSettings, OnUndecodable, Polic
 from sluice.pipelines.landing.proof import prove
 from sluice.pipelines.landing.task import Assignment, Tools, run_task
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
-from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task
 from sluice.pipelines.model.receipts import Counts, PartKind, Receipt
 from sluice.pipelines.quarantine.limit import MOST_FAULTS, check_quarantine, faults_of
 from sluice.pipelines.records.json.format import JsonFormat
@@ -41,8 +43,8 @@ def values(i: int) -> bytes | None:
 RECORDS = tuple(LogRecord(b"k%d" % i, values(i), 1_700_000_000_000 + i) for i in range(600))
 LOG = log(*[LogBatch(RECORDS[i : i + 100], LZ4) for i in range(0, 600, 100)])
 WORK = Assignment("sales", 12, "hash", Isolation.READ_COMMITTED, "a-1", LandingSettings(), FetchLimits(), 512 << 20)
-SLICE = Slice("orders", 0, "topic-id", 0, LOG.end, estimated_bytes=1000, folder="date=2026-11-20/hour=14")
-PLAN = Plan("sales", "cluster", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, (Task(0, 1, (SLICE,)),))
+RANGE = OffsetRange("orders", 0, "topic-id", 0, LOG.end, estimated_bytes=1000, folder="date=2026-11-20/hour=14")
+PLAN = Plan("sales", "cluster", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, (Task(0, 1, (RANGE,)),))
 
 
 @pytest.fixture

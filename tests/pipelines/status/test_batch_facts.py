@@ -5,44 +5,44 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sluice.pipelines.model.kafka import Isolation
-from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task
 from sluice.pipelines.model.receipts import Counts, Receipt
 from sluice.pipelines.status.batch_facts import ACTIVITIES, WorkTime, by_task, sum_times
 
-SLICES = tuple(Slice("orders", p, "id", 0, 100) for p in range(3))
+RANGES = tuple(OffsetRange("orders", p, "id", 0, 100) for p in range(3))
 PLAN = Plan(
     "sales",
     "c",
     Request(RequestKind.CATCH_UP),
     Isolation.READ_COMMITTED,
-    (Task(0, 1, SLICES[:2]), Task(1, 2, SLICES[2:])),
+    (Task(0, 1, RANGES[:2]), Task(1, 2, RANGES[2:])),
 )
 
 
-def receipt(s: Slice, **ns: int) -> Receipt:
+def receipt(s: OffsetRange, **ns: int) -> Receipt:
     counts = Counts(landed=70, quarantined=20, dropped=5, control=5)
     return Receipt(s, 100, counts, (), "a", input_bytes=1000, timings=ns)
 
 
 def test_activities_stand_in_the_order_of_work_and_add_up() -> None:
-    found = sum_times([receipt(SLICES[0], write=3, wait=1), receipt(SLICES[1], wait=10, crc=5)])
+    found = sum_times([receipt(RANGES[0], write=3, wait=1), receipt(RANGES[1], wait=10, crc=5)])
     assert list(found.ns) == list(ACTIVITIES)
     assert {a: ns for a, ns in found.ns.items() if ns} == {"wait": 11, "crc": 5, "write": 3}
-    assert (found.total, found.records, found.input_bytes, found.slices) == (19, 190, 2000, 2)
+    assert (found.total, found.records, found.input_bytes, found.offset_ranges) == (19, 190, 2000, 2)
     assert found.per_record(found.total) == 0.1
 
 
 def test_what_an_earlier_attempt_finished_took_none_of_it() -> None:
-    assert not sum_times([replace(receipt(SLICES[0], wait=1), adopted=True)]).slices
+    assert not sum_times([replace(receipt(RANGES[0], wait=1), adopted=True)]).offset_ranges
 
 
 def test_an_activity_that_nobody_knows_is_kept_beside_the_others() -> None:
-    assert sum_times([receipt(SLICES[0], dance=4)]).ns["dance"] == 4
+    assert sum_times([receipt(RANGES[0], dance=4)]).ns["dance"] == 4
 
 
-def test_each_task_has_the_time_of_its_own_slices() -> None:
-    found = by_task(PLAN, [receipt(SLICES[2], wait=7), receipt(SLICES[0], wait=1)])
-    assert [(task.index, s.total, s.slices) for task, s in found] == [(0, 1, 1), (1, 7, 1)]
+def test_each_task_has_the_time_of_its_own_ranges() -> None:
+    found = by_task(PLAN, [receipt(RANGES[2], wait=7), receipt(RANGES[0], wait=1)])
+    assert [(task.index, s.total, s.offset_ranges) for task, s in found] == [(0, 1, 1), (1, 7, 1)]
 
 
 def test_no_records_cost_nothing_each() -> None:

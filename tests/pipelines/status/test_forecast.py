@@ -21,7 +21,7 @@ from sluice.pipelines.ledger.entries import (
     SkipEntry,
 )
 from sluice.pipelines.model.kafka import BrokerConfig, Key, OffsetAtTime, TopicConfig, TopicPartition
-from sluice.pipelines.model.plans import Request, RequestKind, Slice
+from sluice.pipelines.model.plans import OffsetRange, Request, RequestKind
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Counts, Receipt
 from sluice.pipelines.status import forecast, outlook
@@ -184,7 +184,7 @@ def test_rates_are_told_by_batches_that_read_all_that_they_published() -> None:
         return Batch(id_, None, Request(kind), "hash", owner(), BatchStatus.PUBLISHED, 0, published=id_ + 1)
 
     def entry(batch: int, *, adopted: bool) -> PublishEntry:
-        read = Receipt(Slice(*KEY, 0, 1000), 1000, Counts(landed=1000), (), "a", adopted=adopted)
+        read = Receipt(OffsetRange(*KEY, 0, 1000), 1000, Counts(landed=1000), (), "a", adopted=adopted)
         return PublishEntry(batch=batch, token="t", at=2_000, receipts=(read,))
 
     entries = {1: entry(1, adopted=True), 3: entry(3, adopted=False), 5: entry(5, adopted=False)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Counts, Receipt
 from sluice.pipelines.model.traffic import BrokerTraffic, Latency, TaskTraffic, Traffic
 from sluice.pipelines.status.broker_traffic import TopicTraffic, by_topic, notable, traffic_of
@@ -12,7 +12,9 @@ from sluice.pipelines.status.broker_traffic import TopicTraffic, by_topic, notab
 
 def receipt(topic: str, partition: int, start: int, end: int) -> Receipt:
     counts = Counts(landed=end - start - 1, compacted=1)
-    return Receipt(Slice(topic, partition, "id", start, end), end, counts, (), "a", input_bytes=10 * (end - start))
+    return Receipt(
+        OffsetRange(topic, partition, "id", start, end), end, counts, (), "a", input_bytes=10 * (end - start)
+    )
 
 
 def answers(node: int, ms: int, count: int = 10, **more: int) -> BrokerTraffic:
@@ -20,8 +22,8 @@ def answers(node: int, ms: int, count: int = 10, **more: int) -> BrokerTraffic:
     return BrokerTraffic(node, f"b{node}:9092", requests=count, bytes=count << 20, latency=seen, **more)
 
 
-def test_a_topic_is_behind_by_what_its_partitions_hold_after_the_last_slice() -> None:
-    """A partition that two tasks read counts once, from where the later slice ends."""
+def test_a_topic_is_behind_by_what_its_partitions_hold_after_the_last_range() -> None:
+    """A partition that two tasks read counts once, from where the later offset range ends."""
     receipts = [receipt("orders", 0, 0, 50), receipt("orders", 0, 50, 100), receipt("orders", 1, 0, 10)]
     sent = [TaskTraffic(ends={"orders:0": 110}), TaskTraffic(ends={"orders:0": 120, "orders:1": 10, "gone:0": 7})]
     traffic = traffic_of(sent, receipts)

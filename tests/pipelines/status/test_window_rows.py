@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from sluice.pipelines.model.kafka import Key
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Part, PartKind
 from sluice.pipelines.records.rows.row_hashes import hash_rows
@@ -46,9 +46,9 @@ def read(root: Path, messages: Sequence[Message], text: str = RAW, by: Sequence[
     (root / "feeds" / "orders.yaml").write_text(text)
     landed = land(root / "feeds" / "orders.yaml", messages, lake=root / "lake", environ={})
     receipts = sorted(
-        (r for b in landed.result.batches for r in b.receipts), key=lambda r: (r.slice.key, r.slice.start)
+        (r for b in landed.result.batches for r in b.receipts), key=lambda r: (r.offset_range.key, r.offset_range.start)
     )
-    parts = [(r.slice, p) for r in receipts for p in r.of(PartKind.LANDED)]
+    parts = [(r.offset_range, p) for r in receipts for p in r.of(PartKind.LANDED)]
     return read_rows(LocalLake(root / "lake"), parts, WINDOW, by, lambda progress: None)
 
 
@@ -139,7 +139,7 @@ def test_a_part_that_is_read_twice_is_reported_as_landed_twice(tmp_path: Path) -
     assert read(tmp_path, [record(b"a", b"1", 1), record(b"b", b"2", 2)]).twice == ()
     (path,) = (tmp_path / "lake" / "data").rglob("*.parquet")
     name = str(path.relative_to(tmp_path / "lake"))
-    part = (Slice("orders", 0, "memory", 0, 2), Part("p", PartKind.LANDED, name, name, 2, 1, ""))
+    part = (OffsetRange("orders", 0, "memory", 0, 2), Part("p", PartKind.LANDED, name, name, 2, 1, ""))
     result = read_rows(LocalLake(tmp_path / "lake"), [part, part], WINDOW, (), lambda progress: None)
     assert [str(c) for c in result.twice] == ["orders:0:0", "orders:0:1"]
 

@@ -28,7 +28,7 @@ from sluice.pipelines.contract.catalogue import ENTRIES, Scope
 from sluice.pipelines.contract.results import Result
 from sluice.pipelines.contract.suite import parse_contract
 from sluice.pipelines.errors import LakeUnavailable
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.records.shape import RAW, Shape
 from sluice.pipelines.schema.schema import parse_schema
@@ -61,14 +61,14 @@ Asked = tuple[str, dict[str, Any]]
 
 
 def receipt(lake: MemoryLake, rows: Sequence[Row], start: int = 0, tombstones: Iterable[int] = ()) -> Receipt:
-    """One slice of `orders:0` with these rows as its one part, and a row group for each three of them."""
+    """A range of `orders:0` with these rows as its one part, and a row group for each three of them."""
     dead = set(tombstones)
     columns = {c: pa.array([None if i in dead else r[c] for i, r in enumerate(rows)], t) for c, t in TYPES.items()}
     columns["kafka_offset"] = pa.array(range(start, start + len(rows)), pa.int64())
     columns["kafka_tombstone"] = pa.array([i in dead for i in range(len(rows))])
     pq.write_table(pa.table(columns), sink := io.BytesIO(), row_group_size=3)
     lake.put(path := f"_staging/{start}-{len(rows)}", sink.getvalue())
-    s = Slice("orders", 0, "id-1", start, start + len(rows))
+    s = OffsetRange("orders", 0, "id-1", start, start + len(rows))
     part = Part(path, PartKind.LANDED, path, path, len(rows), len(sink.getvalue()), "")
     return Receipt(s, s.end, Counts(landed=len(rows)), (part,), "a-1")
 
@@ -326,7 +326,9 @@ def test_nanoseconds_are_not_rounded() -> None:
         ("expect_column_max_to_be_between", {"column": "t", "max_value": "2026-11-18T11:06:40.000000001Z"}),
     ]
     suite = {"name": "x", "expectations": [{"type": t, "kwargs": kw} for t, kw in said]}
-    one = Receipt(Slice("o", 0, "i", 0, 2), 2, Counts(landed=2), (Part("x", PartKind.LANDED, "x", "x", 2, 1, ""),), "a")
+    one = Receipt(
+        OffsetRange("o", 0, "i", 0, 2), 2, Counts(landed=2), (Part("x", PartKind.LANDED, "x", "x", 2, 1, ""),), "a"
+    )
     found = hold_whole(Shape(schema, parse_contract(json.dumps(suite).encode(), schema)), [one], lake)  # type: ignore[arg-type]
     assert [r.passed for r in found] == [True, True, False]
     assert found[1].observed == "2026-11-18T11:06:40.000000002Z"
@@ -371,7 +373,9 @@ def test_raw_feeds_have_the_columns_of_records() -> None:
         ("expect_column_max_to_be_between", {"column": "offset", "max_value": 3}),
         raw=True,
     )
-    one = Receipt(Slice("o", 0, "i", 0, 4), 4, Counts(landed=4), (Part("x", PartKind.LANDED, "x", "x", 4, 1, ""),), "a")
+    one = Receipt(
+        OffsetRange("o", 0, "i", 0, 4), 4, Counts(landed=4), (Part("x", PartKind.LANDED, "x", "x", 4, 1, ""),), "a"
+    )
     found = hold_whole(asked, [one], lake)  # type: ignore[arg-type]
     assert [(r.passed, r.checked, r.unexpected) for r in found] == [(True, 3, 2), (True, 0, 0), (True, 0, 0)]
     assert found[0].first == ("o:0:0", "o:0:1")
@@ -430,7 +434,7 @@ import numpy as np, pyarrow as pa, pyarrow.compute as pc, pyarrow.parquet as pq
 from sluice.testing.lake import MemoryLake
 from tests.pipelines.validation.test_batch_expectations import shape
 from sluice.pipelines.validation.batch_expectations import hold_whole
-from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt, Slice
+from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt, Offset range
 lake, receipts, rows = MemoryLake(), [], 100_000
 asked = shape(
     ("expect_column_values_to_be_unique", {"column": "s"}),
@@ -443,7 +447,7 @@ for i in range(8):
     pq.write_table(pa.table(columns), sink := io.BytesIO(), row_group_size=1 << 14)
     lake.put(name := f"p{i}", sink.getvalue())
     part = Part(name, PartKind.LANDED, name, name, rows, 1, "")
-    s = Slice("o", 0, "i", i * rows, (i + 1) * rows)
+    s = Range("o", 0, "i", i * rows, (i + 1) * rows)
     receipts.append(Receipt(s, s.end, Counts(landed=rows), (part,), "a"))
 del at, text, columns, sink
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -18,7 +18,7 @@ from sluice.pipelines.errors import ContractBroken, QuarantineExceeded
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger.entries import CommitEntry, PublishEntry
-from sluice.pipelines.model.plans import Request, RequestKind, Slice
+from sluice.pipelines.model.plans import OffsetRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Counts, Receipt, Tally
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.records.shape import RAW
@@ -78,7 +78,7 @@ class Shop(World):
     @property
     def read(self) -> int:
         """How many offsets were read of Kafka so far."""
-        return sum(s.span for fetcher in self.fetchers for slices in fetcher.read for s in slices)
+        return sum(s.span for fetcher in self.fetchers for ranges in fetcher.read for s in ranges)
 
     def visible(self) -> list[str]:
         return [*self.lake.list("data/orders"), *self.lake.list("quarantine/orders")]
@@ -229,7 +229,7 @@ def test_without_a_contract_nobody_is_asked() -> None:
 
 
 def receipt(start: int, contract: str, *tallies: Tally) -> Receipt:
-    s = Slice("orders", 0, "id-1", start, start + 10)
+    s = OffsetRange("orders", 0, "id-1", start, start + 10)
     return Receipt(s, s.end, Counts(landed=10), (), "a", format=f"json abc contract {contract}", tallies=tallies)
 
 

@@ -23,7 +23,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger, State, checkpoint
 from sluice.pipelines.ledger.entries import SchemaEntry
-from sluice.pipelines.model.plans import Request, RequestKind, Slice
+from sluice.pipelines.model.plans import OffsetRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, PartKind, Receipt
 from sluice.pipelines.planning.shapes import declare, evolve, evolve_schema, find_shape
 from sluice.pipelines.ports import Ports
@@ -242,15 +242,15 @@ def test_names_are_bounded_in_number_and_length(world: World) -> None:
     assert max(len(name) for _, name in found) <= 201
 
 
-def test_slices_and_pieces_add_up() -> None:
+def test_ranges_and_pieces_add_up() -> None:
     drifts = Drifts()
     drifts.add([Drift(NEW, "a", 2, 7, "int64"), Drift(MISSING, "b", 5, 0)], 5)
     drifts.add([Drift(NEW, "a", 1, 3, "float64")], 5)
     assert drifts.all == (Drift(NEW, "a", 3, 3, "float64"),)
-    slices = [Slice("orders", p, "id-1", 0, 10) for p in (0, 1, 2)]
+    ranges = [OffsetRange("orders", p, "id-1", 0, 10) for p in (0, 1, 2)]
     gone = (Drift(MISSING, "b", 10, 0),)
-    nothing = Receipt(slices[2], 10, Counts(compacted=10), (), "a")
-    whole = [Receipt(s, 10, Counts(landed=10), (), "a", drift=gone) for s in slices[:2]]
+    nothing = Receipt(ranges[2], 10, Counts(compacted=10), (), "a")
+    whole = [Receipt(s, 10, Counts(landed=10), (), "a", drift=gone) for s in ranges[:2]]
     assert sum_drift([*whole, nothing]) == (Drift(MISSING, "b", 20, 0),)
     assert sum_drift([whole[0], replace(whole[1], drift=())]) == ()
 

@@ -15,11 +15,11 @@ from sluice.resources.kafka.connection.connection_settings import KafkaAddress
 from tests.resources.kafka.tools import (
     address,
     admin,
+    build_range,
     consumed,
     describe,
     produce,
     producing,
-    slice_of,
     transaction,
     until,
 )
@@ -93,7 +93,7 @@ def test_offsets_by_time_are_of_records_never_of_markers(kafka, cluster, fresh_t
     written = _lagging(kafka, topic, draw, order == "in order")
     states = cluster.partitions([topic], Isolation.READ_UNCOMMITTED)
     seen = {
-        s.tp: consumed(kafka, slice_of(s, 0, s.high_watermark), Isolation.READ_UNCOMMITTED)
+        s.tp: consumed(kafka, build_range(s, 0, s.high_watermark), Isolation.READ_UNCOMMITTED)
         for s in states
         if s.high_watermark
     }

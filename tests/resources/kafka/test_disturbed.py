@@ -41,20 +41,20 @@ from tests.resources.kafka.proxy import (
 from tests.resources.kafka.tools import (
     address,
     admin,
+    build_range,
+    build_ranges,
     consumed,
     describe,
     fetch,
     produce,
     producing,
-    slice_of,
-    slices,
     transaction,
     unpacked,
     until,
 )
 
 pytestmark = [pytest.mark.kafka, pytest.mark.faults]
-SMALL = FetchLimits(active_slices=3, request_bytes=64 << 10, partition_bytes=16 << 10, ahead_bytes=64 << 10)
+SMALL = FetchLimits(active_ranges=3, request_bytes=64 << 10, partition_bytes=16 << 10, ahead_bytes=64 << 10)
 
 
 # -- lost answers
@@ -125,7 +125,7 @@ def test_a_connection_cut_in_mid_stream_is_made_again(behind, fresh_topic):
     topic = fresh_topic(partitions=2, cluster=behind.cluster)
     for partition in range(2):
         produce(behind.cluster, topic, 2000, partition)
-    pieces = slices(behind.cluster, topic)
+    pieces = build_ranges(behind.cluster, topic)
     with closing(KafkaFetcher(address(behind.cluster), Isolation.READ_COMMITTED)) as fetcher:
         stream = fetcher.stream(pieces, SMALL)
         items = [next(stream)]
@@ -142,7 +142,7 @@ def test_a_connection_cut_in_mid_stream_is_made_again(behind, fresh_topic):
 def test_answers_that_take_long_are_measured_as_long(behind, fresh_topic):
     topic = fresh_topic(cluster=behind.cluster)
     produce(behind.cluster, topic, 1000)
-    pieces = slices(behind.cluster, topic)
+    pieces = build_ranges(behind.cluster, topic)
     with closing(KafkaFetcher(address(behind.cluster), Isolation.READ_COMMITTED)) as fetcher:
         behind.proxy.delay = 0.2
         unpacked(fetcher.stream(pieces, SMALL), pieces)
@@ -193,7 +193,7 @@ def test_everything_over_tls(behind, fresh_topic):
     topic = fresh_topic(partitions=2, cluster=behind.cluster)
     for partition in range(2):
         produce(behind.cluster, topic, 2000, partition, size=500)
-    pieces = slices(behind.cluster, topic)
+    pieces = build_ranges(behind.cluster, topic)
     secure = _secure(behind, str(behind.proxy.certificate))
     with closing(KafkaFetcher(secure, Isolation.READ_COMMITTED)) as fetcher:
         found = unpacked(fetcher.stream(pieces, FetchLimits()), pieces)
@@ -225,7 +225,7 @@ def _secure(behind, cafile):
 def test_what_is_forbidden_is_named(behind, fresh_topic):
     topic = fresh_topic(cluster=behind.cluster)
     produce(behind.cluster, topic, 10)
-    pieces, group_name = slices(behind.cluster, topic), f"g-{topic}"
+    pieces, group_name = build_ranges(behind.cluster, topic), f"g-{topic}"
     spot = TopicPartition(topic, 0)
     with closing(KafkaGroup(address(behind.cluster), group_name)) as group:
         with (
@@ -344,7 +344,7 @@ def _forbidden(behind, kind, name, operation=ACLOperation.ALL):
 
 
 def test_compaction_may_leave_nothing_up_to_the_last_stable_offset(behind, fresh_topic):
-    """No batch covers the end of the slice: the position moves there on the leader's word.
+    """No batch covers the end of the offset range: the position moves there on the leader's word.
 
     Cleaners of old brokers left such logs; today's keep an empty last batch, which we take out of the file.
     """
@@ -361,7 +361,7 @@ def test_compaction_may_leave_nothing_up_to_the_last_stable_offset(behind, fresh
             for n in range(40):
                 producer.send(topic, value=value, key=b"k%d" % n, partition=0)
     (state,) = describe(cluster, topic)
-    piece = slice_of(state, 0, 80)
+    piece = build_range(state, 0, 80)
     with transaction(cluster, topic, 1) as still_open:  # rolls the segment, and holds the last stable offset at 80
         until(lambda: all(record[2] is None for record in consumed(cluster, piece)))
         cluster.kill_broker(1, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Reading slices from real brokers: what comes is what Kafka holds, and what cannot be read says why."""
+"""Reading offset ranges from real brokers: what comes is what Kafka holds, and what cannot be read says why."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kafka.errors import KafkaConnectionError
 
 from sluice.pipelines.errors import KafkaUnavailable, LogTruncated, OffsetsLost, TopicRecreated, UnknownTopic
 from sluice.pipelines.model.kafka import FetchLimits, Isolation
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.ports import Fetched, FetchFailed
 from sluice.pipelines.status.broker_traffic import notable
 from sluice.resources.kafka.connection.connection_settings import KafkaAddress
@@ -23,19 +23,19 @@ from sluice.resources.kafka.protocol import messages
 from tests.resources.kafka.tools import (
     address,
     admin,
+    build_range,
+    build_ranges,
     consumed,
     describe,
     fetch,
     produce,
     producing,
-    slice_of,
-    slices,
     transaction,
     unpacked,
     until,
 )
 
-SMALL = FetchLimits(active_slices=3, request_bytes=64 << 10, partition_bytes=16 << 10, ahead_bytes=64 << 10)
+SMALL = FetchLimits(active_ranges=3, request_bytes=64 << 10, partition_bytes=16 << 10, ahead_bytes=64 << 10)
 
 
 def failures(items):
@@ -48,7 +48,7 @@ def test_three_leaders_give_what_a_plain_consumer_reads(kafka3, fresh_topic, cod
     topic = fresh_topic(partitions=3, cluster=kafka3, assignments={0: [1, 2, 3], 1: [2, 3, 1], 2: [3, 1, 2]})
     for partition in range(3):
         produce(kafka3, topic, 3000, partition, compression_type=codec)
-    pieces = slices(kafka3, topic)
+    pieces = build_ranges(kafka3, topic)
     assert {state.leader for state in describe(kafka3, topic)} == {1, 2, 3}
     found = unpacked(fetch(kafka3, pieces, SMALL), pieces)
     assert found == {index: consumed(kafka3, piece) for index, piece in enumerate(pieces)}
@@ -58,7 +58,7 @@ def test_what_brokers_were_asked_is_counted_by_leader(kafka3, fresh_topic):
     topic = fresh_topic(cluster=kafka3, assignments={0: [1, 2, 3], 1: [1, 2, 3], 2: [3, 1, 2]})
     for partition in range(3):
         produce(kafka3, topic, 2000, partition)
-    whole = slices(kafka3, topic)
+    whole = build_ranges(kafka3, topic)
     pieces = [dataclasses.replace(piece, end=1500) for piece in whole]
     with closing(KafkaFetcher(address(kafka3), Isolation.READ_COMMITTED)) as fetcher:
         assert fetcher.traffic().brokers == ()
@@ -80,7 +80,7 @@ def test_a_consumer_that_takes_nothing_holds_requests_back(kafka, fresh_topic):
     for partition in range(3):
         produce(kafka, topic, 3000, partition, size=300)
     with closing(KafkaFetcher(address(kafka), Isolation.READ_COMMITTED)) as fetcher:
-        stream = fetcher.stream(slices(kafka, topic), SMALL)
+        stream = fetcher.stream(build_ranges(kafka, topic), SMALL)
         next(stream)
         (running,) = fetcher._streams
         until(lambda: running._sources.budget._waiting)
@@ -105,7 +105,7 @@ def test_a_quota_slows_reading_down_and_is_told(kafka, fresh_topic, throttled_cl
     topic = fresh_topic(partitions=2)
     for partition in range(2):
         produce(kafka, topic, 2000, partition, size=500)
-    pieces = slices(kafka, topic)
+    pieces = build_ranges(kafka, topic)
     with closing(KafkaFetcher(address(kafka, client_id=throttled_client), Isolation.READ_COMMITTED)) as fetcher:
         found = unpacked(fetcher.stream(pieces, FetchLimits(partition_bytes=64 << 10)), pieces)
         (told,) = fetcher.traffic().brokers
@@ -116,13 +116,13 @@ def test_a_quota_slows_reading_down_and_is_told(kafka, fresh_topic, throttled_cl
     assert "throttled this client" in notable([told])[0]
 
 
-def test_slices_begin_and_end_anywhere(kafka, fresh_topic):
+def test_ranges_begin_and_end_anywhere(kafka, fresh_topic):
     topic = fresh_topic(partitions=2)
     for partition in range(2):
         produce(kafka, topic, 2000, partition)
     states = describe(kafka, topic)
     cuts = [0, 1, 499, 500, 731, 1998, 2000]
-    pieces = [slice_of(s, a, b) for s in states for a, b in pairwise(cuts)]
+    pieces = [build_range(s, a, b) for s in states for a, b in pairwise(cuts)]
     found = unpacked(fetch(kafka, pieces, SMALL), pieces)
     assert {i: [r[0] for r in records] for i, records in found.items()} == {
         i: list(range(piece.start, piece.end)) for i, piece in enumerate(pieces)
@@ -135,7 +135,7 @@ def test_a_batch_larger_than_every_limit_arrives_whole(kafka, fresh_topic):
         with producing(kafka, max_request_size=9_000_000) as producer:
             for n in range(3):
                 producer.send(topic, value=bytes([65 + n]) * 3_000_000, partition=partition).get(10)
-    pieces = slices(kafka, topic)
+    pieces = build_ranges(kafka, topic)
     found = unpacked(fetch(kafka, pieces, SMALL), pieces)
     assert [[len(r[2] or b"") for r in found[index]] for index in range(3)] == [[3_000_000] * 3] * 3
 
@@ -151,11 +151,11 @@ def test_aborted_transactions_are_told_and_nothing_unstable_comes(kafka, fresh_t
         (state,) = describe(kafka, topic)
         assert state.last_stable_offset == 10 + 3 * 21
         assert state.high_watermark == state.last_stable_offset + 15
-        pieces = slices(kafka, topic)
+        pieces = build_ranges(kafka, topic)
         items = fetch(kafka, pieces)
         assert len({pair for item in items if isinstance(item, Fetched) for pair in item.aborted}) == 2
         assert unpacked(items, pieces)[0] == consumed(kafka, pieces[0])
-        uncommitted = slices(kafka, topic, isolation=Isolation.READ_UNCOMMITTED)
+        uncommitted = build_ranges(kafka, topic, isolation=Isolation.READ_UNCOMMITTED)
         read = unpacked(fetch(kafka, uncommitted, isolation=Isolation.READ_UNCOMMITTED), uncommitted)
         assert len(read[0]) == 10 + 3 * 20 + 15
         still_open.abort_transaction()
@@ -165,7 +165,7 @@ def test_gone_offsets_fail_with_the_exact_range_and_the_others_go_on(kafka, fres
     topic = fresh_topic(partitions=2)
     for partition in range(2):
         produce(kafka, topic, 100, partition)
-    pieces = slices(kafka, topic)
+    pieces = build_ranges(kafka, topic)
     with admin(kafka) as client:
         client.delete_records({Plain(topic, 1): 37})
     items = fetch(kafka, pieces)
@@ -182,7 +182,7 @@ def test_a_recreated_topic_is_another_topic(kafka, fresh_topic, version, monkeyp
     monkeypatch.setattr(messages, "FETCH_VERSIONS", (12, version))
     topic = fresh_topic()
     produce(kafka, topic, 2000)
-    (piece,) = slices(kafka, topic)
+    (piece,) = build_ranges(kafka, topic)
     tiny = FetchLimits(1, 16 << 10, 16 << 10, 16 << 10)
     with closing(KafkaFetcher(address(kafka), Isolation.READ_COMMITTED)) as fetcher:
         stream = fetcher.stream([piece], tiny)
@@ -202,7 +202,7 @@ def test_a_recreated_topic_is_another_topic(kafka, fresh_topic, version, monkeyp
 def test_a_deleted_topic_is_unknown(kafka, fresh_topic):
     topic = fresh_topic()
     produce(kafka, topic, 10)
-    pieces = slices(kafka, topic)
+    pieces = build_ranges(kafka, topic)
     with admin(kafka) as client:
         client.delete_topics([topic])
     (error,) = failures(fetch(kafka, pieces))
@@ -210,12 +210,12 @@ def test_a_deleted_topic_is_unknown(kafka, fresh_topic):
     assert error.topic == topic
 
 
-def test_a_log_that_ends_before_the_slice_was_truncated(kafka, fresh_topic):
+def test_a_log_that_ends_before_the_range_was_truncated(kafka, fresh_topic):
     topic = fresh_topic()
     produce(kafka, topic, 10)
     (state,) = describe(kafka, topic)
     for epoch in (state.leader_epoch, -1):
-        piece = dataclasses.replace(slice_of(state, 5, 15), leader_epoch=epoch)
+        piece = dataclasses.replace(build_range(state, 5, 15), leader_epoch=epoch)
         (error,) = failures(fetch(kafka, [piece]))
         assert isinstance(error, LogTruncated)
         assert (error.start, error.end) == (10, 15)
@@ -227,7 +227,7 @@ def test_a_leader_that_dies_is_followed_and_one_that_stays_away_given_up(kafka3,
     alone = fresh_topic(cluster=kafka3, assignments={0: [3]}, config={"min.insync.replicas": "1"})
     for name, partition in ((topic, 0), (topic, 1), (alone, 0)):
         produce(kafka3, name, 3000, partition, size=100)
-    pieces, lonely = slices(kafka3, topic), slices(kafka3, alone)
+    pieces, lonely = build_ranges(kafka3, topic), build_ranges(kafka3, alone)
     with closing(KafkaFetcher(address(kafka3), Isolation.READ_COMMITTED)) as fetcher:
         stream = fetcher.stream(pieces, SMALL)
         items = [next(stream)]
@@ -248,8 +248,8 @@ def test_a_leader_that_dies_is_followed_and_one_that_stays_away_given_up(kafka3,
     assert unpacked(fetch(kafka3, lonely), lonely)[0] == consumed(kafka3, lonely[0])
 
 
-def test_only_the_first_slice_is_waited_for_while_nobody_answers(monkeypatch):
-    """Otherwise a run without brokers takes as many times its patience as it has slices."""
+def test_only_the_first_range_is_waited_for_while_nobody_answers(monkeypatch):
+    """Otherwise a run without brokers takes as many times its patience as it has offset ranges."""
     given = []
 
     class Stub:
@@ -262,20 +262,20 @@ def test_only_the_first_slice_is_waited_for_while_nobody_answers(monkeypatch):
                 raise KafkaConnectionError("gone")
             self._sources.next_answer()
 
-    monkeypatch.setattr("sluice.resources.kafka.fetch.fetch.SliceReader", Stub)
+    monkeypatch.setattr("sluice.resources.kafka.fetch.fetch.RangeReader", Stub)
     order = ["gone", "gone", "also gone", "healthy", "moved", "gone"]
-    pieces = [Slice(topic, 0, "id", n, n + 1) for n, topic in enumerate(order)]
+    pieces = [OffsetRange(topic, 0, "id", n, n + 1) for n, topic in enumerate(order)]
     with closing(KafkaFetcher(KafkaAddress("127.0.0.1:1"), Isolation.READ_COMMITTED, patience=60.0)) as fetcher:
-        failed = failures(fetcher.stream(pieces, dataclasses.replace(SMALL, active_slices=1)))
+        failed = failures(fetcher.stream(pieces, dataclasses.replace(SMALL, active_ranges=1)))
     assert given == list(zip(order, [60.0, 0.0, 0.0, 0.0, 60.0, 0.0], strict=True))
     assert [type(error) for error in failed] == [KafkaUnavailable] * 5
 
 
-def test_many_slices_with_little_ahead(kafka, fresh_topic):
+def test_many_ranges_with_little_ahead(kafka, fresh_topic):
     topic = fresh_topic(partitions=4)
     for partition in range(4):
         produce(kafka, topic, 1000, partition, size=200)
-    pieces = [slice_of(s, at, at + 50) for at in range(0, 1000, 50) for s in describe(kafka, topic)]
+    pieces = [build_range(s, at, at + 50) for at in range(0, 1000, 50) for s in describe(kafka, topic)]
     found = unpacked(fetch(kafka, pieces, SMALL), pieces)
     assert sum(map(len, found.values())) == 4000
 
@@ -284,7 +284,7 @@ def test_what_is_ahead_of_the_consumer_is_bounded(kafka, fresh_topic):
     topic = fresh_topic(partitions=3)
     for partition in range(3):
         produce(kafka, topic, 3000, partition, size=300)
-    pieces = slices(kafka, topic)
+    pieces = build_ranges(kafka, topic)
     with closing(KafkaFetcher(address(kafka), Isolation.READ_COMMITTED)) as fetcher:
         stream = fetcher.stream(pieces, SMALL)
         next(stream)
@@ -305,7 +305,7 @@ def test_closing_from_another_thread_wakes_the_consumer(kafka, fresh_topic):
     with transaction(kafka, topic, 1) as still_open:
         # Read committed up to where the open transaction begins and beyond: that never ends by itself.
         waiting = KafkaFetcher(address(kafka), Isolation.READ_COMMITTED)
-        stream = waiting.stream([slice_of(state, 0, 11)], FetchLimits())
+        stream = waiting.stream([build_range(state, 0, 11)], FetchLimits())
         assert next(stream).next_position == 10
         threading.Timer(0.2, waiting.close).start()
         with pytest.raises(KafkaUnavailable, match="closed"):
@@ -314,8 +314,8 @@ def test_closing_from_another_thread_wakes_the_consumer(kafka, fresh_topic):
     fetcher.close()
 
 
-def test_an_address_where_nobody_listens_fails_every_slice():
-    pieces = [Slice("t", p, "A" * 22, 0, 10) for p in range(2)]
+def test_an_address_where_nobody_listens_fails_every_range():
+    pieces = [OffsetRange("t", p, "A" * 22, 0, 10) for p in range(2)]
     nowhere = KafkaAddress("127.0.0.1:1", {"bootstrap_timeout_ms": 200})
     with closing(KafkaFetcher(nowhere, Isolation.READ_COMMITTED)) as fetcher:
         errors = failures(fetcher.stream(pieces, FetchLimits()))

@@ -10,7 +10,7 @@ from sluice.pipelines.model.kafka import FetchLimits, Isolation
 from sluice.resources.kafka.fetch.broker_sessions import BrokerSession
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.local.local_kafka import LocalKafka
-from tests.resources.kafka.tools import address, describe, fetch, produce, slices, unpacked
+from tests.resources.kafka.tools import address, build_ranges, describe, fetch, produce, unpacked
 
 pytestmark = [pytest.mark.kafka, pytest.mark.soak]
 SMALL = FetchLimits(4, request_bytes=64 << 10, partition_bytes=32 << 10, ahead_bytes=128 << 10)
@@ -43,7 +43,7 @@ def test_a_replica_nearby_is_read_from_until_it_is_gone(racks, fresh_topic, monk
     monkeypatch.setattr(
         BrokerSession, "_exchange", lambda lane, granted: asked.append(lane._node) or serve(lane, granted)
     )
-    pieces = slices(racks, topic)
+    pieces = build_ranges(racks, topic)
     whole = unpacked(fetch(racks, pieces, SMALL, rack="rack-3"), pieces)
     assert [len(whole[index]) for index in range(2)] == [5000, 5000]
     assert (asked.count(1), asked.count(2)) == (1, 1), "each leader is asked once, and sends us on"

@@ -13,7 +13,7 @@ from kafka import TopicPartition as Plain
 from kafka.record import MemoryRecords
 
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, PartitionState, TopicPartition
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.ports import Fetched, FetchFailed
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.connection.connection_settings import KafkaAddress
@@ -77,22 +77,24 @@ def describe(
         return kafka.partitions(topics, isolation)
 
 
-def slices(cluster: LocalKafka, *topics: str, isolation: Isolation = Isolation.READ_COMMITTED) -> list[Slice]:
-    """One slice for each partition, from its log start to its last stable offset."""
+def build_ranges(
+    cluster: LocalKafka, *topics: str, isolation: Isolation = Isolation.READ_COMMITTED
+) -> list[OffsetRange]:
+    """One offset range for each partition, from its log start to its last stable offset."""
     return [
-        slice_of(state, state.log_start, state.last_stable_offset)
+        build_range(state, state.log_start, state.last_stable_offset)
         for state in describe(cluster, *topics, isolation=isolation)
         if state.last_stable_offset > state.log_start
     ]
 
 
-def slice_of(state: PartitionState, start: int, end: int) -> Slice:
-    return Slice(state.topic, state.partition, state.topic_id, start, end, state.leader_epoch)
+def build_range(state: PartitionState, start: int, end: int) -> OffsetRange:
+    return OffsetRange(state.topic, state.partition, state.topic_id, start, end, state.leader_epoch)
 
 
 def fetch(
     cluster: LocalKafka,
-    pieces: Sequence[Slice],
+    pieces: Sequence[OffsetRange],
     limits: FetchLimits | None = None,
     isolation: Isolation = Isolation.READ_COMMITTED,
     **settings: Any,
@@ -101,8 +103,8 @@ def fetch(
         return list(fetcher.stream(pieces, limits or FetchLimits()))
 
 
-def unpacked(items: Iterable[Fetched | FetchFailed], pieces: Sequence[Slice]) -> dict[int, list[Record]]:
-    """The visible records of each slice, decoded by kafka-python's own reader. Checks what a stream promises."""
+def unpacked(items: Iterable[Fetched | FetchFailed], pieces: Sequence[OffsetRange]) -> dict[int, list[Record]]:
+    """The visible records of each offset range, decoded by kafka-python's own reader. Checks what a stream promises."""
     found: dict[int, list[Record]] = {index: [] for index in range(len(pieces))}
     positions = {index: piece.start for index, piece in enumerate(pieces)}
     ended: set[int] = set()
@@ -138,8 +140,8 @@ def _records(item: Fetched) -> Iterator[Record]:
                 yield (record.offset, record.key, record.value, tuple(record.headers), record.timestamp)
 
 
-def consumed(cluster: LocalKafka, piece: Slice, isolation: Isolation = Isolation.READ_COMMITTED) -> list[Record]:
-    """The records of a slice as kafka-python's consumer gives them."""
+def consumed(cluster: LocalKafka, piece: OffsetRange, isolation: Isolation = Isolation.READ_COMMITTED) -> list[Record]:
+    """The records of an offset range as kafka-python's consumer gives them."""
     tp = Plain(piece.topic, piece.partition)
     with closing(
         KafkaConsumer(
@@ -181,5 +183,5 @@ def free_port() -> int:
         return port
 
 
-def tp(state: PartitionState | Slice) -> TopicPartition:
+def tp(state: PartitionState | OffsetRange) -> TopicPartition:
     return TopicPartition(state.topic, state.partition)

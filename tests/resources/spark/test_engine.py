@@ -1,4 +1,4 @@
-"""The engine on a real Spark: tasks land, die, hang and fail, and the driver hears what became of each slice."""
+"""The engine on a real Spark: tasks land, die, hang and fail, and the driver hears what became of each offset range."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.sections import SparkSettings
 from sluice.pipelines.landing.proof import prove
 from sluice.pipelines.model.kafka import Isolation, TopicPartition
-from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task, to_json
-from sluice.pipelines.model.receipts import Outcome, Receipt, SliceFailure
+from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task, to_json
+from sluice.pipelines.model.receipts import Outcome, RangeFailure, Receipt
 from sluice.pipelines.model.traffic import BrokerTraffic, Latency, TaskTraffic
 from sluice.pipelines.ports import Job
 from sluice.resources.lake.local_lake import LocalLake
@@ -38,8 +38,8 @@ ROOT = Path(__file__).parents[3]
 SECRET = "not-for-everybody"
 LOG = log(*[LogBatch(tuple(LogRecord(b"k%d" % i, b"value %d" % i) for i in range(500)), LZ4) for _ in range(4)])
 LOGS = {TopicPartition("orders", p): LOG for p in range(3)}
-SLICES = tuple(Slice("orders", p, "topic-id", 0, LOG.end, estimated_bytes=1000) for p in range(3))
-TASKS = (Task(0, 1, SLICES[:1]), Task(1, 2, SLICES[1:]))
+RANGES = tuple(OffsetRange("orders", p, "topic-id", 0, LOG.end, estimated_bytes=1000) for p in range(3))
+TASKS = (Task(0, 1, RANGES[:1]), Task(1, 2, RANGES[1:]))
 PLAN = Plan("sales", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, TASKS)
 
 
@@ -67,7 +67,7 @@ def test_tasks_land_and_their_receipts_come_back(settings: SparkSettings, wiring
     lake = LocalLake(wiring.lake)
     receipts, failures = prove(PLAN, 12, run(settings, wiring), lake)
     assert failures == []
-    assert [r.slice for r in receipts] == list(SLICES)
+    assert [r.offset_range for r in receipts] == list(RANGES)
     files = [lake.locate(p.staged) for r in receipts for p in r.parts]
     query = 'select partition, count(*), min("offset"), max("offset") from read_parquet(?) group by 1 order by 1'
     assert duckdb.connect().execute(query, [files]).fetchall() == [(p, 2000, 0, 1999) for p in range(3)]
@@ -102,10 +102,10 @@ def test_what_the_others_landed_survives_a_task_that_never_gets_through(
 ) -> None:
     dying = LogWiring(wiring.lake, wiring.notes, LOGS, dies=99)
     receipts, failures = prove(PLAN, 12, run(settings, dying), LocalLake(wiring.lake))
-    assert [(f.slice, f.error, f.fatal) for f in failures] == [(SLICES[0], "Failed", True)]
+    assert [(f.offset_range, f.error, f.fatal) for f in failures] == [(RANGES[0], "Failed", True)]
     assert "worker exited" in failures[0].message
     assert "\n" not in failures[0].message
-    assert {r.slice for r in receipts} <= set(SLICES[1:])
+    assert {r.offset_range for r in receipts} <= set(RANGES[1:])
 
 
 @pytest.mark.spark
@@ -288,8 +288,8 @@ def test_how_often_a_master_tries(master: str | None, conf: dict[str, str], trie
 
 
 def test_outcomes_survive_the_way_as_rows() -> None:
-    failure = SliceFailure(SLICES[0], "KafkaUnavailable", "no “leader”\n", "run again", fatal=True)
-    assert executor.sent_in("SliceFailure", to_json(failure)) == failure
+    failure = RangeFailure(RANGES[0], "KafkaUnavailable", "no “leader”\n", "run again", fatal=True)
+    assert executor.sent_in("RangeFailure", to_json(failure)) == failure
     asked = TaskTraffic((BrokerTraffic(1, "b1:9092", 2, latency=Latency.of(5000)),), {"orders:0": 7})
     assert executor.sent_in("TaskTraffic", to_json(asked)) == asked
     with pytest.raises(ValueError, match="nothing that a task sends"):

@@ -148,8 +148,8 @@ def _make_headers(c: ChunkBuffers, state: Array, rows: int) -> pa.Array:
     return pa.Array.from_buffers(HEADERS, rows, buffers, children=[pairs])
 
 
-class SliceRows:
-    """Makes the rows of one slice, chunk after chunk."""
+class RangeRows:
+    """Makes the rows of one offset range, chunk after chunk."""
 
     def __init__(
         self, origin: LogPlace, start: int, end: int, chunk_rows: int, chunk_bytes: int, *, check_crc: bool

@@ -21,7 +21,7 @@ from crc32c import crc32c
 from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.kafka_batches.decode import loops
-from sluice.pipelines.records.kafka_batches.decode.columns import SliceRows
+from sluice.pipelines.records.kafka_batches.decode.columns import RangeRows
 from sluice.pipelines.records.kafka_batches.decode.decompression import (
     NoRoom,
     Scratch,
@@ -71,7 +71,7 @@ _CONTROL_BYTES = 64 << 10
 
 
 class Checks:
-    """Checks the responses of one slice, one after another."""
+    """Checks the responses of one offset range, one after another."""
 
     def __init__(self, origin: LogPlace, end: int, *, read_committed: bool, check_crc: bool) -> None:
         self._place, self._end = origin, end
@@ -85,7 +85,7 @@ class Checks:
     def run(self, view: memoryview, table: Array, position: int) -> tuple[int, BatchProblem | None]:
         """Set the modes of these frames. Returns the number before the first bad one, and its error.
 
-        Frames from the slice's end on are left out; the first of them only moves the position.
+        Frames from the offset range's end on are left out; the first of them only moves the position.
         """
         good, problem = self._check_checksums(view, table) if self._check_crc else (len(table), None)
         modes, firsts, lasts = table[:good, loops.MODE], table[:good, loops.BASE], table[:good, loops.LAST]
@@ -216,7 +216,7 @@ class BatchDecoder:
         self._end = end
         self._checks = Checks(self._place, end, read_committed=o.read_committed, check_crc=o.check_crc)
         self._scratch = Scratch(self._place, o.max_batch_bytes)
-        self._rows = SliceRows(self._place, start, end, o.chunk_rows, o.chunk_bytes, check_crc=o.check_crc)
+        self._rows = RangeRows(self._place, start, end, o.chunk_rows, o.chunk_bytes, check_crc=o.check_crc)
         self._crc_ns = 0
         self._decompress_ns = 0
 

@@ -11,7 +11,7 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.records.avro.format import AvroFormat
 from sluice.pipelines.records.avro.reader_schema import AvroReader
 from sluice.pipelines.records.rows.wire_format import Named, WireFormat
@@ -45,7 +45,7 @@ def convert(
 ) -> tuple[pa.Table, pa.Table | None, list[Any]]:
     """Landed and quarantined rows of one chunk, and its drift; all of its records, each once."""
     form = AvroFormat(reader, schemas, **how)
-    pieces = list(form.convert(Slice("orders", 3, "id", FIRST, FIRST + len(values)), chunk(values)))
+    pieces = list(form.convert(OffsetRange("orders", 3, "id", FIRST, FIRST + len(values)), chunk(values)))
     for piece in pieces:
         piece.landed.validate(full=True)
     assert sum(p.total for p in pieces) == len(values)

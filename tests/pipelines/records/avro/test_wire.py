@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.records.avro.format import AvroFormat
 from sluice.pipelines.records.rows.wire_format import ID_HEADER, Named, WireFormat
 from tests.pipelines.records.avro.rows import Schemas, encoded, reader_of
@@ -28,7 +28,7 @@ def bare(i: int, *, new: bool) -> bytes:
 def converted(wire: WireFormat, records: pa.RecordBatch, known: dict[Named, Any]) -> tuple[list[Any], list[Any]]:
     """Landed rows, and the offset, reason and detail of those in quarantine."""
     form = AvroFormat(reader_of(NEW, wire), Schemas(known))
-    pieces = list(form.convert(Slice("orders", 3, "id", FIRST, FIRST + len(records)), records))
+    pieces = list(form.convert(OffsetRange("orders", 3, "id", FIRST, FIRST + len(records)), records))
     landed = [r for p in pieces for r in p.landed.select(["id", "note"]).to_pylist()]
     held = [r for p in pieces if p.quarantined for r in p.quarantined.to_pylist()]
     return landed, [(r["offset"] - FIRST, r["reason"], r["detail"].rpartition("(")[2].strip(")")) for r in held]
@@ -49,7 +49,7 @@ def test_what_apicurios_serializers_write() -> None:
     schema = {"type": "record", "name": "O", "fields": [{"name": "id", "type": "string"}]}
     for wire, value in ((WireFormat.APICURIO, "000000000000000007046f31"), (WireFormat.APICURIO3, "0000000007046f31")):
         form = AvroFormat(reader_of(schema, wire), Schemas({7: schema}))
-        (piece,) = form.convert(Slice("orders", 3, "id", FIRST, FIRST + 1), chunk([bytes.fromhex(value)]))
+        (piece,) = form.convert(OffsetRange("orders", 3, "id", FIRST, FIRST + 1), chunk([bytes.fromhex(value)]))
         assert piece.landed["id"].to_pylist() == ["o1"]
 
 

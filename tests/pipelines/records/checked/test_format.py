@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.suite import parse_contract
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import EXAMPLES, Tally
 from sluice.pipelines.records.rows.row_format import HEADERS, REFUSED, Formatted
 from sluice.pipelines.records.shape import Shape
@@ -26,7 +26,7 @@ SCHEMA = parse_schema({"n": "int64", "s": "string"})
 BETWEEN = {"type": "expect_column_values_to_be_between", "kwargs": {"column": "n", "min_value": 0, "max_value": 9}}
 WORDS = {"type": "expect_column_values_to_be_in_set", "kwargs": {"column": "s", "value_set": ["a", "b"]}}
 THERE = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "n"}}
-SLICE = Slice("orders", 3, "i", 100, 10_000)
+RANGE = OffsetRange("orders", 3, "i", 100, 10_000)
 
 
 def contract(*items: dict[str, Any], schema: Schema | None = SCHEMA) -> Contract:
@@ -52,7 +52,7 @@ def record(**fields: Any) -> bytes:
 
 
 def converted(shape: Shape, records: pa.RecordBatch) -> list[Formatted]:
-    return [*shape.format().convert(SLICE, records)]
+    return [*shape.format().convert(RANGE, records)]
 
 
 def offsets(rows: pa.RecordBatch | None, column: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a slice must yield: every visible record once, in order, as kafka-python's builders wrote it."""
+"""What an offset range must yield: every visible record once, in order, as kafka-python's builders wrote it."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_read_uncommitted_leaves_out_only_markers() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 150, 333, 700, 10_000])
-def test_slices_and_responses_begin_amid_transactions(size: int) -> None:
+def test_ranges_and_responses_begin_amid_transactions(size: int) -> None:
     for start in range(INTERLEAVED.end):
         for end in range(start, INTERLEAVED.end + 1, 5):
             d = decoder(start, end)

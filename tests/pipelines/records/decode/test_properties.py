@@ -1,4 +1,6 @@
-"""Whatever the log, the slices, the cuts and the damage: the right rows, or an error of ours, and never a wild read."""
+"""Whatever the log, the offset ranges, the cuts and the damage: the right rows, or an error of ours, and never a wild
+read.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,7 @@ logs = st.lists(
 
 @settings(max_examples=examples(150))
 @given(st.data(), logs)
-def test_every_slice_of_every_log(data: st.DataObject, batches: list[LogBatch]) -> None:
+def test_every_range_of_every_log(data: st.DataObject, batches: list[LogBatch]) -> None:
     source = log(*batches)
     start = data.draw(st.integers(0, source.end), "start")
     end = data.draw(st.integers(start, source.end), "end")

@@ -66,7 +66,7 @@ def arrow(rows: list[Row]) -> pa.RecordBatch:
 
 
 def sealed(rows: list[Row], **options: Any) -> list[SealedBatch]:
-    """The batches, of rows that come in two chunks, each a slice of a larger one."""
+    """The batches, of rows that come in two chunks, each an offset range of a larger one."""
     out, accumulator = [], Accumulator(**options)
     whole, to = arrow(rows), np.array([r["to"] for r in rows], np.int64)
     middle = len(rows) // 3

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.records.json.format import JsonFormat
 from sluice.pipelines.records.kafka_batches.decode import SCHEMA
 from sluice.pipelines.schema.schema import Schema
@@ -37,7 +37,7 @@ def chunk(values: Sequence[bytes | None]) -> pa.RecordBatch:
 
 def drift(schema: Schema, values: Sequence[bytes | None]) -> dict[tuple[str, str], int]:
     """In how many records of one chunk fields differ from the schema, by kind and path."""
-    pieces = JsonFormat(schema).convert(Slice("orders", 3, "id", FIRST, FIRST + len(values)), chunk(values))
+    pieces = JsonFormat(schema).convert(OffsetRange("orders", 3, "id", FIRST, FIRST + len(values)), chunk(values))
     found: Counter[tuple[str, str]] = Counter()
     for d in (d for p in pieces for d in p.drift):
         found[d.kind, d.field] += d.records
@@ -49,7 +49,7 @@ def convert(
 ) -> tuple[pa.Table, pa.Table | None]:
     """Landed and quarantined rows of one chunk; all of its records, each once."""
     form = JsonFormat(schema, closed=closed)
-    pieces = list(form.convert(Slice("orders", 3, "id", FIRST, FIRST + len(values)), chunk(values)))
+    pieces = list(form.convert(OffsetRange("orders", 3, "id", FIRST, FIRST + len(values)), chunk(values)))
     for piece in pieces:
         piece.landed.validate(full=True)
     assert sum(p.total for p in pieces) == len(values)

@@ -10,7 +10,7 @@ from itertools import islice
 import pyarrow as pa
 import pytest
 
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.records.json import scan_tables, typer
 from sluice.pipelines.records.json.format import JsonFormat
 from sluice.pipelines.records.rows.row_format import REFUSED, landed_schema
@@ -87,7 +87,7 @@ def test_a_format_goes_on_after_anything() -> None:
     huge = b'{"lines":[' + b",".join([b'{"tags":{"a":[1,2,3]}}'] * 50_000) + b'],"x":"' + b"y" * 3_000_000 + b'"}'
     found = []
     for values in (first, [huge, b"[" * 10_000, huge[:-1]], first):
-        pieces = list(form.convert(Slice("t", 0, "i", FIRST, FIRST + len(values)), chunk(values)))
+        pieces = list(form.convert(OffsetRange("t", 0, "i", FIRST, FIRST + len(values)), chunk(values)))
         found.append(pa.Table.from_batches([p.landed for p in pieces]))
     assert found[0].equals(found[2])
     assert found[1].num_rows == 1
@@ -111,7 +111,7 @@ def test_too_many_elements_are_refused_and_their_neighbours_are_not(monkeypatch:
 
 def test_a_piece_is_held_by_nobody_but_its_consumer() -> None:
     records = chunk([e.value for e in orders(Mix(3), 14_000, 0, 10**12)])
-    pieces = JsonFormat(ORDERS).convert(Slice("t", 0, "i", FIRST, FIRST + 14_000), records)
+    pieces = JsonFormat(ORDERS).convert(OffsetRange("t", 0, "i", FIRST, FIRST + 14_000), records)
     piece = next(pieces)
     landed, before = piece.landed.nbytes, pa.total_allocated_bytes()
     del piece
@@ -123,18 +123,20 @@ def test_what_grows_much_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
     values = [b'{"x":[' + b",".join([b"{}"] * 3000) + b"]}" if i % 5 else b"{" for i in range(60)]
     whole = convert(schema, values)
     monkeypatch.setattr(typer, "PIECE_BYTES", 0)
-    pieces = list(JsonFormat(schema).convert(Slice("orders", 3, "id", FIRST, FIRST + 60), chunk(values)))
+    pieces = list(JsonFormat(schema).convert(OffsetRange("orders", 3, "id", FIRST, FIRST + 60), chunk(values)))
     assert len(pieces) > 3
     cut = convert(schema, values)
     assert [t and t.equals(w) for t, w in zip(cut, whole, strict=True)] == [True, True]
 
 
 def test_nothing_in_nothing_out() -> None:
-    assert list(JsonFormat(ORDERS).convert(Slice("t", 0, "i", 0, 5), chunk([]))) == []
+    assert list(JsonFormat(ORDERS).convert(OffsetRange("t", 0, "i", 0, 5), chunk([]))) == []
 
 
 def test_dropping_counts() -> None:
-    (piece,) = JsonFormat(ORDERS, dropping=True).convert(Slice("t", 0, "i", FIRST, FIRST + 3), chunk([b"", b"{", None]))
+    (piece,) = JsonFormat(ORDERS, dropping=True).convert(
+        OffsetRange("t", 0, "i", FIRST, FIRST + 3), chunk([b"", b"{", None])
+    )
     assert (piece.landed.num_rows, piece.quarantined, piece.dropped) == (1, None, 2)
 
 
@@ -153,14 +155,14 @@ from sluice.pipelines.schema.arrays import fixed_width, text_array
 from sluice.pipelines.records.kafka_batches.decode import SCHEMA
 from sluice.pipelines.records.json.format import JsonFormat
 from sluice.pipelines.schema.schema import parse_schema
-from sluice.pipelines.model.receipts import Slice
+from sluice.pipelines.model.receipts import Offset range
 texts = text_array(['{"a": 0.12345678901234567890, "b": 7, "c": "x"}', '{"a": "b"}', '{"b": 300}']).cast(pa.binary())
 numbers = fixed_width(pa.int64(), np.arange(3))
 times, kinds = numbers.cast(SCHEMA.field("timestamp").type), fixed_width(pa.int32(), np.zeros(3, np.int32))
 columns = [texts, texts, numbers, times, kinds, pa.nulls(3, SCHEMA.field("headers").type)]
 chunk = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 form = JsonFormat(parse_schema({"a": "float64", "b": "int8", "c": "string"}))
-(piece,) = form.convert(Slice("t", 0, "i", 0, 3), chunk)
+(piece,) = form.convert(Range("t", 0, "i", 0, 3), chunk)
 assert piece.landed.num_rows == 1 and piece.quarantined.num_rows == 2
 assert "pandas" not in sys.modules
 """

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from sluice.pipelines.contract.expectation import Contract
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
 from sluice.pipelines.records.kafka_batches.decode import SCHEMA
 from sluice.pipelines.records.rows.wire_format import WireFormat
@@ -40,7 +40,7 @@ def convert(
     records = chunk(values)
     if headers is not None:
         records = with_headers(records, headers)
-    pieces = list(form.convert(Slice("orders", 3, "id", FIRST, FIRST + len(values)), records))
+    pieces = list(form.convert(OffsetRange("orders", 3, "id", FIRST, FIRST + len(values)), records))
     for piece in pieces:
         piece.landed.validate(full=True)
     assert sum(p.total for p in pieces) == len(values)

@@ -14,7 +14,7 @@ from google.protobuf import json_format, message_factory
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 
-from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.records.kafka_batches.decode import SCHEMA
 from sluice.pipelines.records.protobuf.format import ProtobufFormat
 from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader, from_file
@@ -72,7 +72,7 @@ def convert(
         held = [[{"key": k, "value": v} for k, v in row] for row in headers]
         at = records.schema.get_field_index("headers")
         records = records.set_column(at, SCHEMA.field("headers"), pa.array(held, SCHEMA.field("headers").type))
-    pieces = list(form.convert(Slice("orders", 3, "id", FIRST, FIRST + len(values)), records))
+    pieces = list(form.convert(OffsetRange("orders", 3, "id", FIRST, FIRST + len(values)), records))
     for piece in pieces:
         piece.landed.validate(full=True)
     assert sum(p.total for p in pieces) == len(values)
