@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -11,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from sluice.pipelines.errors import FeedError, docs_command
 from sluice.pipelines.feed.kafka_section import KAFKA_OWNED
-from sluice.pipelines.feed.yaml_file import FileProblem
+from sluice.pipelines.feed.yaml_file import FileProblem, locate_keys
 from sluice.pipelines.schema.schema import SchemaError
 from sluice.pipelines.util.units import sanitize
 
@@ -137,8 +138,15 @@ def _is_model(kind: Any) -> bool:
 
 
 def raise_problems(problems: Sequence[tuple[str, FileProblem]], keys: str = "feeds") -> NoReturn:
-    """Raise one FeedError for all problems, each given with its file. `keys`: the page that lists the files' keys."""
-    lines = [f"{file}: {p.key}: {p.what}" if p.key else f"{file}: {p.what}" for file, p in problems]
+    """Raise one FeedError for all problems, each given with its file. `keys`: the page that lists the files' keys.
+
+    A problem in a YAML file begins with FILE:LINE:COLUMN of its key.
+    """
+    by_file: dict[str, list[str]] = {}
+    for file, p in problems:
+        by_file.setdefault(file, []).append(p.key)
+    places = {(f, k): f + at for f, ks in by_file.items() for k, at in zip(ks, locate_keys(Path(f), ks), strict=True)}
+    lines = [f"{places[file, p.key]}: {p.key}: {p.what}" if p.key else f"{file}: {p.what}" for file, p in problems]
     if len(problems) == 1:
         raise FeedError(lines[0], remedy=problems[0][1].remedy)
     remedies = [f" ({p.remedy})" if p.remedy else "" for _, p in problems]

@@ -9,7 +9,7 @@ true or false, a number or a string; dates, octals, `yes` and `no` stay strings.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,38 @@ def _read(path: Path) -> str:
     except (OSError, UnicodeDecodeError):
         pass
     raise YamlError(problem)
+
+
+def locate_keys(path: Path, keys: Iterable[str]) -> list[str]:
+    """Returns `:LINE:COLUMN` of each dotted key in the file; of the nearest section around a key that is not there.
+
+    A text is empty without such a section, and for a file that is not readable YAML.
+    """
+    try:
+        root = _Loader(_read(path)).get_single_node() if path.suffix in (".yaml", ".yml") else None
+    except (YamlError, yaml.YAMLError, ValueError, RecursionError):
+        root = None
+    return [_locate(root, key.split(".")) for key in keys]
+
+
+def _locate(node: yaml.Node | None, parts: list[str]) -> str:
+    place = ""
+    while parts and node is not None:
+        children = _marked_children(node)
+        # A key may hold dots itself.
+        length = next((n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in children), len(parts))
+        mark, node = children.get(".".join(parts[:length]), (None, None))
+        place = f":{mark.line + 1}:{mark.column + 1}" if mark else place
+        parts = parts[length:]
+    return place
+
+
+def _marked_children(node: yaml.Node) -> dict[str, tuple[yaml.Mark, yaml.Node]]:
+    if isinstance(node, yaml.MappingNode):
+        return {str(key.value): (key.start_mark, value) for key, value in node.value}
+    if isinstance(node, yaml.SequenceNode):
+        return {str(i): (value.start_mark, value) for i, value in enumerate(node.value)}
+    return {}
 
 
 def parse_yaml(text: str) -> Any:

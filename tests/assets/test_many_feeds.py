@@ -281,7 +281,7 @@ def test_a_wrong_fleet_file_says_what_is_wrong(fleet: Fleet) -> None:
     fleet.limits("feeds_at_once: 0\nfeed_at_once: 2\n")
     with pytest.raises(FeedError) as error:
         fleet.project.fleet()
-    assert "fleet.yaml: feeds_at_once: should be" in str(error.value)
+    assert "fleet.yaml:1:1: feeds_at_once: should be" in str(error.value)
     assert "did you mean `feeds_at_once`?" in str(error.value)
 
 

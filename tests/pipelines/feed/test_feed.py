@@ -20,6 +20,7 @@ from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import CREDENTIALS, KAFKA_OWNED, KafkaSettings
 from sluice.pipelines.feed.load import TUNING, find_feed_file, group_tuning, load_feed, load_feeds
+from sluice.pipelines.feed.project_files import load_fleet, load_notify
 from sluice.pipelines.feed.sections import (
     CommitMode,
     Compression,
@@ -615,9 +616,55 @@ def test_a_folder_tells_the_problems_of_all_its_files(write: Write, tmp_path: Pa
         load_feeds(tmp_path / "feeds", {})
     told = str(caught.value)
     assert [
-        n for n in ("bad.yaml: start", "broken.yaml: is not", "NOPE", "other.yml: does not end") if n not in told
+        n for n in ("bad.yaml:3:1: start", "broken.yaml: is not", "NOPE", "other.yml: does not end") if n not in told
     ] == []
     assert "good" not in told
+
+
+TYPED = """\
+kafka: {bootstrap: 'a:1'}
+topics: orders
+start: earliest
+format: json
+schema:
+  http.method: strng
+  items:
+    - x
+  price: decimal(90, 2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        (TYPED, ["6:3: schema.http.method: ", "7:3: schema.items: ", "9:3: schema.price: "]),
+        ("kafka: {bootstrap: 'a:1'}\ntopics: [orders, 7]\nstart: earliest\n", ["2:18: topics.1: "]),
+        ("kafka:\n    bootstrap: 'a:1'\n    group_id: g\ntopics: orders\n", ["3:5: kafka.group_id: ", "start: is mis"]),
+        ("kafka: {bootstrap: 'a:1'}\ntopics: orders\nstart: earliest\npolicies: {x: 1}\n", ["4:12: policies.x: "]),
+        ("topics: orders\nstart: earliest\ntuning:\n  max_task: 3\n", ["4:3: tuning.max_task: "]),
+        ("topics: orders\nstart: earliest\nkafka: {}\n", ["3:1: kafka.bootstrap: "]),
+    ],
+)
+def test_a_problem_names_the_line_and_the_column_of_its_key(write: Write, text: str, places: list[str]) -> None:
+    path = write(text)
+    with pytest.raises(FeedError) as caught:
+        load_feed(path, {})
+    told = str(caught.value)
+    assert [p for p in places if f"{path}:{p}" not in told and f"{path}: {p}" not in told] == [], told
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("fleet.yaml", "per_kafka: 3\nfeeds_at_once: 0\n", "fleet.yaml:2:1: feeds_at_once: "),
+        ("notify.yaml", "email:\n  server: m\n  sender: a\n  to: [b]\n  prt: 1\n", "notify.yaml:5:3: email.prt: "),
+    ],
+)
+def test_the_projects_own_files_name_lines_too(tmp_path: Path, name: str, text: str, place: str) -> None:
+    (tmp_path / name).write_text(text)
+    load = load_fleet if name == "fleet.yaml" else load_notify
+    with pytest.raises(FeedError, match=place):
+        load(tmp_path, {})
 
 
 def _in(name: str, catalog: object = None, **more: Any) -> dict[str, Any]:
