@@ -96,10 +96,17 @@ class FeedTopics:
 
 
 def feed_definitions(
-    feed: Feed, specs: AssetSpecs, topics: FeedTopics, windows: Partitions, session: RunSession
+    feed: Feed,
+    specs: AssetSpecs,
+    topics: FeedTopics,
+    windows: Partitions,
+    session: RunSession,
+    checks: Collection[str] | None = None,
 ) -> dg.Definitions:
-    """Returns all definitions of one feed."""
-    landed = _build_landed(feed, specs, topics.names, windows, session)
+    """Returns all definitions of one feed. `checks`: names of its contract and schema checks, otherwise today's."""
+    names = contract_checks.list_checks(feed) if checks is None else checks
+    described = {name: contract_checks.describe_check(feed, name) for name in names}
+    landed = _build_landed(feed, specs, topics.names, windows, session, described)
     committed = _build_committed(feed, specs, windows, session)
     observed = [_build_observation(feed.name, specs, topics, session)] if topics.readers else []
     others = [_build_quarantined(specs, topics.names, windows)] if quarantines(feed) else []
@@ -130,7 +137,12 @@ def _build_land_job(feed: Feed, assets: Sequence[dg.AssetsDefinition]) -> dg.Job
 
 
 def _build_landed(
-    feed: Feed, specs: AssetSpecs, topics: Sequence[str], windows: Partitions, session: RunSession
+    feed: Feed,
+    specs: AssetSpecs,
+    topics: Sequence[str],
+    windows: Partitions,
+    session: RunSession,
+    checks: Mapping[str, str],
 ) -> dg.AssetsDefinition:
     key = specs.landed.key
 
@@ -141,7 +153,7 @@ def _build_landed(
             deps=[specs.keys.topic(t) for t in topics],
             check_specs=[
                 *(_build_check(name, key, check.description, windows) for name, check in WINDOW_CHECKS.items()),
-                *(_build_check(name, key, text, windows) for name, text in contract_checks.list_checks(feed).items()),
+                *(_build_check(name, key, text, windows) for name, text in checks.items()),
                 dg.AssetCheckSpec(NO_GAPS, asset=key, description=_NO_GAPS),
             ],
             config_schema={"until": dg.Field(str, default_value="", description=_UNTIL)},
@@ -332,6 +344,9 @@ def feeds_of(
     unread: dict[str, list[str]] = {name: [] for name in targets}
     for topic in sorted(sources.keys() - readers.keys()):
         unread[next(name for name, sent_to in targets.items() if topic in sent_to)].append(topic)
+    checks = internals.loaded_checks(
+        {specs[n].landed.key.to_user_string(): [*contract_checks.list_checks(f)] for n, f in files.feeds.items()}
+    )
     back = [spec for name in targets for spec in build_republished(specs[name], unread[name], sources)]
     return dg.Definitions.merge(
         *(
@@ -341,6 +356,7 @@ def feeds_of(
                 FeedTopics(names, {t: readers[t] for t in names if readers[t][0] == name}, sources),
                 windows[name],
                 session.apart(),
+                checks[specs[name].landed.key.to_user_string()],
             )
             for name, feed in files.feeds.items()
             for names in (topics[name],)

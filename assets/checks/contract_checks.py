@@ -51,6 +51,18 @@ def list_checks(feed: Feed) -> dict[str, str]:
     return checks | ({SCHEMA_DRIFT: _SCHEMA} if feed.columns is not None else {})
 
 
+def describe_check(feed: Feed, name: str) -> str:
+    """Returns the description of a check, which the feed may no longer have."""
+    return list_checks(feed).get(name) or f"{_GONE}: {RELOAD}."
+
+
+_GONE = "The feed has no expectation for this check any more"
+RELOAD = "choose Reload definitions on the page Deployment"
+"""What to do after the contract has changed."""
+
+GONE: CheckResult = {"passed": True, "description": f"{_GONE}: {RELOAD}"}
+"""The result of a check that the code location has loaded and the feed no longer has."""
+
 _SCHEMA = (
     "Passes when all records match the feed's schema. Warns about fields that are new, missing, or of another type:"
     " `sluice schema diff FEED` compares the schema with the registry's."

@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 import dagster as dg
 from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
+from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
 from dagster._core.definitions.repository_definition import SINGLETON_REPOSITORY_NAME
 from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
 from dagster._core.events import AssetMaterializationPlannedData
@@ -179,6 +180,26 @@ def resolve_among(job: dg.UnresolvedAssetJobDefinition, assets: Sequence[dg.Asse
     """
     resolved: dg.JobDefinition = job.resolve(AssetGraph.from_assets(assets), dg.in_process_executor, {})
     return resolved
+
+
+_CHECKS = "sluice/checks"
+"""The key under which a code location hands the names of its checks to the processes of its runs."""
+
+
+def loaded_checks(checks: Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[str]]:
+    """Returns the names of the checks of each asset as the code location loaded them, by the asset's key.
+
+    A run loads the definitions again and must build the same checks: Dagster refuses a selection that lacks a check.
+    Outside a run, `checks` itself, which later runs of the location receive.
+    """
+    context = DefinitionsLoadContext.get()
+    if context.load_type is DefinitionsLoadType.RECONSTRUCTION:
+        loaded = context.reconstruction_metadata.get(_CHECKS)
+        return checks if loaded is None else {key: json.loads(loaded).get(key, ()) for key in checks}
+    earlier = json.loads(context.get_pending_reconstruction_metadata().get(_CHECKS, "{}"))
+    known = {key: [*names] for key, names in (earlier | checks).items() if names}
+    context.add_to_pending_reconstruction_metadata(_CHECKS, json.dumps(known, sort_keys=True))
+    return checks
 
 
 # -- which schedules are on

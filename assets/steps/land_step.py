@@ -218,7 +218,7 @@ class LandStep:
             return
         page = paths.batch_page_path(feed.name, batch.id, batch.owner.token)
         report = edges.lake.locate(page) if edges.lake.size(page) is not None else None
-        yield from _yield_known(context, self._key, contract_checks.evaluate_refused(feed, refused, report))
+        yield from self._yield_known(window, contract_checks.evaluate_refused(feed, refused, report))
 
     def _report_again(self, edges: Ports, again: re_report.Again) -> Events:
         yield from commit_step.report_again(self.context, self.session, self.feed, edges, self._windows, again)
@@ -239,7 +239,28 @@ class LandStep:
         results |= {NO_GAPS: feed_checks.check_gaps(books, landed, self.context.run.run_id)}
         for name, result in results.items():
             yield dg.AssetCheckResult(check_name=name, asset_key=key, **result)
-        yield from _yield_known(self.context, key, contract_checks.evaluate(books, window))
+        evaluated = dict(contract_checks.evaluate(books, window))
+        yield from self._yield_known(window, evaluated.items())
+        for name in sorted(self._selected_checks - results.keys() - evaluated.keys()):
+            yield dg.AssetCheckResult(check_name=name, asset_key=key, **contract_checks.GONE)
+
+    @property
+    def _selected_checks(self) -> set[str]:
+        """The names of the asset's checks as the code location loaded them."""
+        return {k.name for k in self.context.selected_asset_check_keys if k.asset_key == self._key}
+
+    def _yield_known(self, window: int, results: Iterable[tuple[str, CheckResult]]) -> Events:
+        """Yields the results of loaded checks. Those of new ones become an observation, and decide as well."""
+        loaded, new = self._selected_checks, {}
+        for name, result in results:
+            if name in loaded:
+                yield dg.AssetCheckResult(check_name=name, asset_key=self._key, **result)
+            else:
+                new[name] = f"{'passed' if result['passed'] else 'failed'}: {result['description']}"
+        if new:
+            message = f"the contract has checks that are not loaded: {contract_checks.RELOAD} to show them"
+            self.context.log.warning("%s: %s", message, "; ".join(f"{n} {text}" for n, text in new.items()))
+            yield dg.AssetObservation(self._key, partition=show_window(window), description=message, metadata=new)
 
     def _land(self, edges: Ports) -> Generator[Any, None, tuple[LedgerView, FeedRun, Landed]]:
         """Land, and report batches and completed windows, but not the run's only partition."""
@@ -324,20 +345,6 @@ def _build_open_event(feed: Feed, key: dg.AssetKey, window: int) -> dg.AssetObse
         description=open_windows.text,
         metadata={"lands_from": dg.MetadataValue.timestamp(open_windows.lands_from / 1000)},
     )
-
-
-def _yield_known(context: Context, key: dg.AssetKey, results: Iterable[tuple[str, CheckResult]]) -> Events:
-    """Yields the results of checks that Dagster has loaded. New ones of the contract are logged, and decide as well."""
-    defined = {k.name for k in context.selected_asset_check_keys if k.asset_key == key}
-    new = []
-    for name, result in results:
-        if name in defined:
-            yield dg.AssetCheckResult(check_name=name, asset_key=key, **result)
-        else:
-            new.append(name)
-    if new:
-        names = ", ".join(new)
-        context.log.warning("not shown here yet: %s → reload the code location: the contract has changed", names)
 
 
 def _watch_after_landing(context: Context, feed: Feed, edges: Ports, ledger: Ledger) -> WatchResult | None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
+from dagster._utils.test.definitions import scoped_reconstruction_metadata
 
 from sluice.assets.events.ledger_view import Judged, LedgerView
 from sluice.assets.factory import build
@@ -260,6 +262,35 @@ def test_what_landed_again_is_judged_by_the_newer_batch(world: World, instance: 
 
 def replaced(number: int) -> Request:
     return replace(in_hour(number), replace=True)
+
+
+def test_a_run_has_the_checks_that_the_code_location_loaded(world: World, instance: dg.DagsterInstance) -> None:
+    agree(world, OFFSETS)
+    loaded = {"sluice/checks": json.dumps({"orders/landed": ["contract_completeness"]})}
+    with scoped_reconstruction_metadata(loaded):
+        assert groups(world) == {"contract_completeness"}
+        job = build(world.project, world.session()).resolve_job_def("land_orders")
+        run = job.execute_in_process(partition_key=f"{DAY}00:00", instance=instance)
+    gone = said(instance, run.run_id, "contract_completeness")
+    assert gone.passed
+    assert "Reload definitions" in (gone.description or "")
+    observed = [r.asset_observation for r in instance.fetch_observations(LANDED, limit=9).records]
+    texts = {k: v.value for o in observed if o for k, v in o.metadata.items()}
+    assert texts == {"contract_numeric": "passed: 1 expectation met by 50 rows"}
+
+
+@pytest.mark.parametrize("first", [(), (NULLS,)])
+def test_what_a_code_location_loads_reaches_its_runs(world: World, first: tuple[dict[str, Any], ...]) -> None:
+    """As Dagster does it: the definitions of a run are made with what those of the location left."""
+    if first:
+        agree(world, *first)
+    context = DefinitionsLoadContext(DefinitionsLoadType.INITIALIZATION)
+    with DefinitionsLoadContext.scoped(context):
+        before = groups(world)
+    agree(world, OFFSETS, ROWS)
+    assert groups(world) == {"contract_numeric", "contract_volume"}
+    with scoped_reconstruction_metadata(context.get_pending_reconstruction_metadata()):
+        assert groups(world) == before
 
 
 # -- the schema

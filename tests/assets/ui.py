@@ -34,10 +34,10 @@ class Pages:
     """What the pages show, asked as they ask."""
 
     def __init__(self, process: WorkspaceProcessContext) -> None:
-        self._process = process
+        self.process = process
 
     def ask(self, query: str, **variables: Any) -> dict[str, Any]:
-        context = self._process.create_request_context()
+        context = self.process.create_request_context()
         return dict(execute_dagster_graphql(context, query, variables).data)
 
     def asset(self, key: dg.AssetKey) -> dict[str, Any]:
