@@ -344,7 +344,7 @@ def feeds_of(
     unread: dict[str, list[str]] = {name: [] for name in targets}
     for topic in sorted(sources.keys() - readers.keys()):
         unread[next(name for name, sent_to in targets.items() if topic in sent_to)].append(topic)
-    checks = internals.loaded_checks(
+    checks = internals.list_loaded_checks(
         {specs[n].landed.key.to_user_string(): [*contract_checks.list_checks(f)] for n, f in files.feeds.items()}
     )
     back = [spec for name in targets for spec in build_republished(specs[name], unread[name], sources)]

@@ -186,7 +186,7 @@ _CHECKS = "sluice/checks"
 """The key under which a code location hands the names of its checks to the processes of its runs."""
 
 
-def loaded_checks(checks: Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[str]]:
+def list_loaded_checks(checks: Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[str]]:
     """Returns the names of the checks of each asset as the code location loaded them, by the asset's key.
 
     A run loads the definitions again and must build the same checks: Dagster refuses a selection that lacks a check.
@@ -197,8 +197,8 @@ def loaded_checks(checks: Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[
         loaded = context.reconstruction_metadata.get(_CHECKS)
         return checks if loaded is None else {key: json.loads(loaded).get(key, ()) for key in checks}
     earlier = json.loads(context.get_pending_reconstruction_metadata().get(_CHECKS, "{}"))
-    known = {key: [*names] for key, names in (earlier | checks).items() if names}
-    context.add_to_pending_reconstruction_metadata(_CHECKS, json.dumps(known, sort_keys=True))
+    merged = {key: [*names] for key, names in (earlier | checks).items() if names}
+    context.add_to_pending_reconstruction_metadata(_CHECKS, json.dumps(merged, sort_keys=True))
     return checks
 
 

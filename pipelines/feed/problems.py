@@ -145,8 +145,8 @@ def raise_problems(problems: Sequence[tuple[str, FileProblem]], keys: str = "fee
     by_file: dict[str, list[str]] = {}
     for file, p in problems:
         by_file.setdefault(file, []).append(p.key)
-    places = {(f, k): f + at for f, ks in by_file.items() for k, at in zip(ks, locate_keys(Path(f), ks), strict=True)}
-    lines = [f"{places[file, p.key]}: {p.key}: {p.what}" if p.key else f"{file}: {p.what}" for file, p in problems]
+    located = {(f, k): f + at for f, ks in by_file.items() for k, at in zip(ks, locate_keys(Path(f), ks), strict=True)}
+    lines = [f"{located[file, p.key]}: {p.key}: {p.what}" if p.key else f"{file}: {p.what}" for file, p in problems]
     if len(problems) == 1:
         raise FeedError(lines[0], remedy=problems[0][1].remedy)
     remedies = [f" ({p.remedy})" if p.remedy else "" for _, p in problems]

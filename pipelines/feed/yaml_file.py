@@ -105,18 +105,18 @@ def locate_keys(path: Path, keys: Iterable[str]) -> list[str]:
 
 
 def _locate(node: yaml.Node | None, parts: list[str]) -> str:
-    place = ""
+    location = ""
     while parts and node is not None:
-        children = _marked_children(node)
+        children = _list_children(node)
         # A key may hold dots itself.
         length = next((n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in children), len(parts))
         mark, node = children.get(".".join(parts[:length]), (None, None))
-        place = f":{mark.line + 1}:{mark.column + 1}" if mark else place
+        location = f":{mark.line + 1}:{mark.column + 1}" if mark else location
         parts = parts[length:]
-    return place
+    return location
 
 
-def _marked_children(node: yaml.Node) -> dict[str, tuple[yaml.Mark, yaml.Node]]:
+def _list_children(node: yaml.Node) -> dict[str, tuple[yaml.Mark, yaml.Node]]:
     if isinstance(node, yaml.MappingNode):
         return {str(key.value): (key.start_mark, value) for key, value in node.value}
     if isinstance(node, yaml.SequenceNode):

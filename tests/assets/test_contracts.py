@@ -271,9 +271,9 @@ def test_a_run_has_the_checks_that_the_code_location_loaded(world: World, instan
         assert groups(world) == {"contract_completeness"}
         job = build(world.project, world.session()).resolve_job_def("land_orders")
         run = job.execute_in_process(partition_key=f"{DAY}00:00", instance=instance)
-    gone = said(instance, run.run_id, "contract_completeness")
-    assert gone.passed
-    assert "Reload definitions" in (gone.description or "")
+    removed = said(instance, run.run_id, "contract_completeness")
+    assert removed.passed
+    assert "Reload definitions" in (removed.description or "")
     observed = [r.asset_observation for r in instance.fetch_observations(LANDED, limit=9).records]
     texts = {k: v.value for o in observed if o for k, v in o.metadata.items()}
     assert texts == {"contract_numeric": "passed: 1 expectation met by 50 rows"}

@@ -635,7 +635,7 @@ schema:
 
 
 @pytest.mark.parametrize(
-    ("text", "places"),
+    ("text", "positions"),
     [
         (TYPED, ["6:3: schema.http.method: ", "7:3: schema.items: ", "9:3: schema.price: "]),
         ("kafka: {bootstrap: 'a:1'}\ntopics: [orders, 7]\nstart: earliest\n", ["2:18: topics.1: "]),
@@ -645,25 +645,25 @@ schema:
         ("topics: orders\nstart: earliest\nkafka: {}\n", ["3:1: kafka.bootstrap: "]),
     ],
 )
-def test_a_problem_names_the_line_and_the_column_of_its_key(write: Write, text: str, places: list[str]) -> None:
+def test_a_problem_names_the_line_and_the_column_of_its_key(write: Write, text: str, positions: list[str]) -> None:
     path = write(text)
     with pytest.raises(FeedError) as caught:
         load_feed(path, {})
-    told = str(caught.value)
-    assert [p for p in places if f"{path}:{p}" not in told and f"{path}: {p}" not in told] == [], told
+    message = str(caught.value)
+    assert [p for p in positions if f"{path}:{p}" not in message and f"{path}: {p}" not in message] == [], message
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "place"),
+    ("name", "text", "position"),
     [
         ("fleet.yaml", "per_kafka: 3\nfeeds_at_once: 0\n", "fleet.yaml:2:1: feeds_at_once: "),
         ("notify.yaml", "email:\n  server: m\n  sender: a\n  to: [b]\n  prt: 1\n", "notify.yaml:5:3: email.prt: "),
     ],
 )
-def test_the_projects_own_files_name_lines_too(tmp_path: Path, name: str, text: str, place: str) -> None:
+def test_the_projects_own_files_name_lines_too(tmp_path: Path, name: str, text: str, position: str) -> None:
     (tmp_path / name).write_text(text)
     load = load_fleet if name == "fleet.yaml" else load_notify
-    with pytest.raises(FeedError, match=place):
+    with pytest.raises(FeedError, match=position):
         load(tmp_path, {})
 
 
