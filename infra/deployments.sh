@@ -8,28 +8,26 @@ status=0
 .venv/bin/hadolint infra/image/Containerfile || status=1
 said="$(.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec infra/compose/compose.yaml)" ||
     { echo "$said" >&2; status=1; }
-runs=infra/kubernetes/pod-per-run
-.venv/bin/kubernetes-validate --strict --quiet infra/kubernetes/*.yaml infra/kubernetes/spark/*.yaml \
-    "$runs/account.yaml" "$runs/network.yaml" || status=1
+.venv/bin/kubernetes-validate --strict --quiet infra/kubernetes/account.yaml infra/kubernetes/metrics.yaml \
+    infra/kubernetes/namespace.yaml infra/kubernetes/network.yaml infra/kubernetes/spark/*.yaml || status=1
 if [ -x .venv/bin/promtool ]; then  # installed by infra/prometheus.sh
     .venv/bin/promtool check rules infra/prometheus/alerts.yaml >/dev/null || status=1
 else
     echo "no promtool: alert rules are not checked" >&2
 fi
-if command -v kubectl >/dev/null; then
-    kubectl kustomize infra >/dev/null || status=1
-    # The overlay of infra/kubernetes/README.md, with a pod for each run.
-    overlay="$(mktemp -d)"
-    cp -r infra "$overlay/infra"
-    mkdir "$overlay/own"
-    echo "topics: orders" >"$overlay/own/orders.yaml"
-    sed -n '/^```yaml$/,/^```$/{/^```/d;p}' infra/kubernetes/README.md |
-        sed 's#\.\./sluice/infra#../infra#; s#files: \[.*\]#files: [orders.yaml]#' >"$overlay/own/kustomization.yaml"
-    kubectl kustomize "$overlay/own" >"$overlay/made.yaml" &&
-        .venv/bin/kubernetes-validate --strict --quiet "$overlay/made.yaml" || status=1
-    rm -r "$overlay"
+# DAGSTER_CHART is a folder or an archive of Dagster's chart, or its address. Helm checks the values by the chart's schema.
+if command -v helm >/dev/null && [ -n "${DAGSTER_CHART:-}" ]; then
+    made="$(mktemp)"
+    helm template sluice "$DAGSTER_CHART" --namespace sluice -f infra/kubernetes/values.yaml >"$made" &&
+        .venv/bin/kubernetes-validate --strict --quiet "$made" || status=1
+    rm "$made"
 else
-    echo "no kubectl: the output of Kustomize is not checked" >&2
+    echo "no helm, or no DAGSTER_CHART: the chart's output is not checked" >&2
+fi
+if command -v actionlint >/dev/null; then
+    actionlint .github/workflows/*.yml || status=1
+else
+    .venv/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml >/dev/null || status=1
 fi
 if command -v systemd-analyze >/dev/null; then
     # Replace the commands by existing ones: /opt/sluice may be missing.

@@ -25,7 +25,11 @@ ROOT = INFRA.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 IMAGE = (INFRA / "image/Containerfile").read_text()
 COMPOSE = yaml.safe_load((INFRA / "compose/compose.yaml").read_text())
-MANIFESTS = [m for p in sorted((INFRA / "kubernetes").glob("*.yaml")) for m in yaml.safe_load_all(p.read_text())]
+VALUES = yaml.safe_load((INFRA / "kubernetes/values.yaml").read_text())
+(CODE,) = VALUES["dagster-user-deployments"]["deployments"]
+RUNS = VALUES["runLauncher"]["config"]["k8sRunLauncher"]
+_FILES = sorted(p for p in (INFRA / "kubernetes").glob("*.yaml") if p.stem != "values")
+MANIFESTS = [m for p in _FILES for m in yaml.safe_load_all(p.read_text())]
 DEPLOYED = [p for p in INFRA.rglob("*") if p.is_file() and p.parent != INFRA and "__pycache__" not in p.parts]
 LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 
@@ -39,13 +43,10 @@ def commands(where: str) -> dict[str, str]:
     """The command line of each process: code, web, daemon, metrics."""
     if where == "systemd":
         return {name: deployment.command(name) for name in UNITS}
-    if where == "kubernetes":
-        found = {name: " ".join(pod["containers"][0]["command"]) for name, pod in pods().items()}
-        return {name: line.removeprefix("tini -- ") for name, line in found.items()}
     return {name: " ".join(s["command"]) for name, s in COMPOSE["services"].items() if name in UNITS}
 
 
-@pytest.mark.parametrize("where", ["compose", "kubernetes", "systemd"])
+@pytest.mark.parametrize("where", ["compose", "systemd"])
 def test_processes_are_the_same_everywhere(where: str) -> None:
     host = LOOPBACK if where == "systemd" else EVERYWHERE
     serving = "" if where == "systemd" else f" --host {host}"
@@ -75,16 +76,15 @@ def test_the_workspace_is_read_by_dagster(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_code_server_is_where_the_others_look_for_it() -> None:
-    services = {m["metadata"]["name"]: m for m in MANIFESTS if m["kind"] == "Service"}
-    for name, pod in pods().items():
-        (host,) = [e["value"] for e in pod["containers"][0]["env"] if e["name"] == "SLUICE_CODE_HOST"]
-        assert services[host]["spec"]["ports"][0]["port"] == code_port(), name
+    assert CODE["port"] == code_port()
+    assert CODE["codeServerArgs"] == ["-m", MODULE, "--location-name", LOCATION]
+    assert CODE["name"] == LOCATION, "the chart's workspace takes the name of the location from the deployment"
     assert COMPOSE["services"]["web"]["environment"]["SLUICE_CODE_HOST"] in COMPOSE["services"]
     assert all("SLUICE_CODE_HOST=127.0.0.1 " in unit for unit in UNITS.values())
 
 
 def test_services_and_probes_name_the_ports_that_processes_listen_on() -> None:
-    ports = {"code": code_port(), "web": 3000, "metrics": metrics.PORT}
+    ports = {"code": code_port(), "web": VALUES["dagsterWebserver"]["service"]["port"], "metrics": metrics.PORT}
     for m in (m for m in MANIFESTS if m["kind"] == "Service"):
         name = m["metadata"]["name"].removeprefix("sluice-")
         assert [p["port"] for p in m["spec"]["ports"]] == [ports[name]]
@@ -115,7 +115,7 @@ def test_nobody_is_root_and_nothing_more_is_allowed_than_needed() -> None:
     for pod in pods().values():
         who = pod["securityContext"]
         assert (str(who["runAsUser"]), str(who["runAsGroup"]), who["runAsNonRoot"]) == (*user, True)
-        for container in (*pod["containers"], *pod["initContainers"]):
+        for container in pod["containers"]:
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,
                 "readOnlyRootFilesystem": True,
@@ -133,15 +133,7 @@ def test_nobody_is_root_and_nothing_more_is_allowed_than_needed() -> None:
 def test_one_version_everywhere() -> None:
     named = {path.name: set(re.findall(r"\bsluice[:-](\d+\.\d+\.\d+)", path.read_text())) for path in DEPLOYED}
     assert set().union(*named.values()) == {__version__}
-    kustomization = yaml.safe_load((INFRA / "kustomization.yaml").read_text())
-    assert [i["newTag"] for i in kustomization["images"]] == [__version__]
-
-
-def test_kustomize_takes_every_manifest() -> None:
-    kustomization = yaml.safe_load((INFRA / "kustomization.yaml").read_text())
-    assert sorted(kustomization["resources"]) == sorted(
-        f"kubernetes/{p.name}" for p in (INFRA / "kubernetes").glob("*.yaml")
-    )
+    assert {d["image"]["tag"] for d in (VALUES["dagsterWebserver"], VALUES["dagsterDaemon"], CODE)} == {__version__}
 
 
 def pins(path: Path) -> dict[str, tuple[str, frozenset[str]]]:
@@ -164,15 +156,27 @@ def test_the_image_is_locked_as_the_checkout_is() -> None:
     assert {*extras[1].split()} < {*PROJECT["optional-dependencies"]}
 
 
-def values_of_secrets() -> Iterator[str]:
-    for line in (INFRA / "compose/secrets.env.example").read_text().splitlines():
+def values_of_secrets(file: str) -> Iterator[str]:
+    for line in (INFRA / f"compose/{file}.env.example").read_text().splitlines():
         if line and not line.startswith("#"):
             yield line.partition("=")[0]
 
 
 def test_dagster_takes_the_database_from_the_secrets() -> None:
-    said = yaml.safe_load((INFRA / "dagster.yaml").read_text())
-    assert said["storage"]["postgres"]["postgres_url"]["env"] in set(values_of_secrets())
+    instance = yaml.safe_load((INFRA / "dagster.yaml").read_text())
+    assert [instance["storage"]["postgres"]["postgres_url"]["env"]] == [*values_of_secrets("database")]
+
+
+def test_each_process_knows_only_the_secrets_that_it_needs() -> None:
+    """The web server and the daemon reach the database alone, and `sluice metrics` does not reach it."""
+    needed = {"code": {"database", "secrets"}, "web": {"database"}, "daemon": {"database"}, "metrics": {"secrets"}}
+    services = {name: {f.removesuffix(".env") for f in COMPOSE["services"][name]["env_file"]} for name in UNITS}
+    units = {name: {*re.findall(r"^EnvironmentFile=/etc/sluice/(\w+)\.env$", u, re.M)} for name, u in UNITS.items()}
+    assert services == units == needed
+    feeds = [{"name": "sluice-feeds"}]
+    assert (CODE["envSecrets"], RUNS["envSecrets"]) == (feeds, feeds)
+    assert not any("envSecrets" in VALUES[process] for process in ("dagsterWebserver", "dagsterDaemon"))
+    assert pods()["metrics"]["containers"][0]["envFrom"] == [{"secretRef": feeds[0]}]
 
 
 def test_brokers_on_this_host_know_each_other_and_are_where_the_secrets_say() -> None:
@@ -209,24 +213,25 @@ def test_a_readme_is_one_screen(readme: Path) -> None:
         assert (ROOT / path).exists(), path
 
 
-# -- a pod for each run
-
-POD_PER_RUN = INFRA / "kubernetes/pod-per-run"
-RUNS = yaml.safe_load((POD_PER_RUN / "dagster.yaml").read_text())
+# -- Dagster's chart: a pod for each run
 
 
-def test_a_pod_for_each_run_changes_the_launcher_alone() -> None:
-    assert (POD_PER_RUN / "dagster.yaml").read_text().startswith((INFRA / "dagster.yaml").read_text())
-    assert {*RUNS} - {*yaml.safe_load((INFRA / "dagster.yaml").read_text())} == {"run_launcher"}
-    component = yaml.safe_load((POD_PER_RUN / "kustomization.yaml").read_text())
-    made = {g["name"]: g.get("options", {}) for g in component["configMapGenerator"]}
-    assert made[RUNS["run_launcher"]["config"]["instance_config_map"]] == {"disableNameSuffixHash": True}
-    others = {"kustomization.yaml", "dagster.yaml"}
-    assert {*component["resources"]} == {p.name for p in POD_PER_RUN.glob("*.yaml")} - others
+def configure_launcher() -> dict[str, Any]:
+    """The launcher's configuration, as the chart's template writes it into dagster.yaml."""
+    snake = {re.sub("([A-Z])", lambda m: f"_{m[1].lower()}", key): value for key, value in RUNS.items()}
+    snake["env_secrets"] = [secret["name"] for secret in snake["env_secrets"]]
+    sections = snake.pop("run_k8s_config")
+    snake["run_k8s_config"] = {
+        re.sub("([A-Z])", lambda m: f"_{m[1].lower()}", key): value for key, value in sections.items()
+    }
+    home = VALUES["global"]["dagsterHome"]
+    own = {"service_account_name": "sluice-dagster", "instance_config_map": "sluice-dagster-instance"}
+    secret = VALUES["global"]["postgresqlSecretName"]
+    return {**snake, **own, "postgres_password_secret": secret, "dagster_home": home, "job_namespace": "sluice"}
 
 
 def job_of_a_run() -> dict[str, Any]:
-    """What Dagster's launcher asks Kubernetes for, by that configuration."""
+    """Returns the job that Dagster's launcher creates by the chart's values."""
     from dagster import DagsterRun
     from dagster._config import process_config
     from dagster_k8s import K8sRunLauncher
@@ -234,14 +239,14 @@ def job_of_a_run() -> dict[str, Any]:
     from dagster_k8s.job import construct_dagster_k8s_job
     from kubernetes.client import ApiClient
 
-    said = process_config(K8sRunLauncher.config_type(), RUNS["run_launcher"]["config"])
-    assert said.success, said.errors
-    assert said.value
+    config = process_config(K8sRunLauncher.config_type(), configure_launcher())
+    assert config.success, config.errors
+    assert config.value
     with patch("dagster_k8s.launcher.load_kubernetes_config"):  # there is no cluster
-        launcher = K8sRunLauncher(**said.value)
+        launcher = K8sRunLauncher(**config.value)
     context = K8sContainerContext.create_for_run(DagsterRun("land_orders"), launcher, include_run_tags=False)
-    config = context.get_k8s_job_config(job_image="registry.example/sluice:1", run_launcher=launcher)
-    job = construct_dagster_k8s_job(config, ["dagster"], "run-1", context.run_k8s_config, component="run_worker")
+    image = context.get_k8s_job_config(job_image="registry.example/sluice:1", run_launcher=launcher)
+    job = construct_dagster_k8s_job(image, ["dagster"], "run-1", context.run_k8s_config, component="run_worker")
     return dict(ApiClient().sanitize_for_serialization(job))
 
 
@@ -250,23 +255,44 @@ def test_the_pod_of_a_run_is_as_the_code_servers() -> None:
 
     job = job_of_a_run()
     kubernetes_validate.validate(job, kubernetes_validate.latest_version(), strict=True)
-    run, code = job["spec"]["template"]["spec"], pods()["code"]
-    assert run["securityContext"] == code["securityContext"]
-    assert run["serviceAccountName"] == code["serviceAccountName"]
-    assert run["terminationGracePeriodSeconds"] == code["terminationGracePeriodSeconds"]
-    (worker,), (server,) = run["containers"], code["containers"]
-    assert worker["securityContext"] == server["securityContext"] | {"readOnlyRootFilesystem": False}
+    run = job["spec"]["template"]["spec"]
+    assert run["securityContext"] == CODE["podSecurityContext"] == pods()["metrics"]["securityContext"]
+    assert run["serviceAccountName"] == pods()["metrics"]["serviceAccountName"] == "sluice"
+    (worker,) = run["containers"]
+    assert worker["securityContext"].items() <= CODE["securityContext"].items()
     places = {m["mountPath"] for m in worker["volumeMounts"]}
-    assert places == {m["mountPath"] for m in server["volumeMounts"]} - {
-        "/srv/dagster/workspace.yaml",
-        "/var/cache/sluice",
+    assert places - {"/srv/dagster/dagster.yaml"} == {m["mountPath"] for m in CODE["volumeMounts"]}
+    assert "/var/cache/sluice" not in places, "the image's compiled loops"
+    assert worker["envFrom"] == [{"secretRef": {"name": "sluice-feeds"}}]
+    assert {"SLUICE_POD_IP", "SLUICE_LOG_FORMAT", "DAGSTER_HOME"} <= {e["name"] for e in worker["env"]}
+
+
+def test_the_pod_of_the_code_server_is_valid() -> None:
+    """As the chart's template makes it of the values."""
+    import kubernetes_validate
+
+    keys = ("env", "securityContext", "resources", "volumeMounts")
+    container = {key: CODE[key] for key in keys} | {
+        "name": "code",
+        "image": "x",
+        "envFrom": [{"secretRef": CODE["envSecrets"][0]}],
     }
-    assert worker["envFrom"][-1] == server["envFrom"][0]
-    names = {e["name"] for e in worker["env"]}
-    assert {e["name"] for e in server["env"]} - names == {"SLUICE_CODE_HOST"}
+    pod = {"securityContext": CODE["podSecurityContext"], "volumes": CODE["volumes"], "containers": [container]}
+    manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "code"}, "spec": pod}
+    kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_the_policies_of_the_base_reach_runs() -> None:
-    (policy,) = yaml.safe_load_all((POD_PER_RUN / "network.yaml").read_text())
+def test_dagster_takes_the_charts_instance() -> None:
+    """The chart appends additionalInstanceConfig to dagster.yaml, and writes the rest as in infra/dagster.yaml."""
+    instance = yaml.safe_load((INFRA / "dagster.yaml").read_text())
+    more = VALUES["additionalInstanceConfig"]
+    assert more == {key: instance[key] for key in more}
+    days = {kind: VALUES["retention"][kind]["purgeAfterDays"] for kind in ("schedule", "sensor")}
+    assert days == {kind: keep["purge_after_days"] for kind, keep in instance["retention"].items()}
+    assert VALUES["dagsterDaemon"]["runRetries"]["maxRetries"] == instance["run_retries"]["max_retries"]
+
+
+def test_the_policies_reach_the_pods_of_runs() -> None:
+    policy = next(m for m in MANIFESTS if m["kind"] == "NetworkPolicy" and m["metadata"]["name"] == "sluice-run")
     labels = job_of_a_run()["spec"]["template"]["metadata"]["labels"]
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
