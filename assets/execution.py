@@ -24,7 +24,7 @@ from sluice.assets.jobs.report_assets import report_definitions, report_key
 from sluice.assets.runs.run_config import fleet_config
 from sluice.assets.runs.run_session import FEED_TAG, OpenPorts, RunSession, open_real_ports
 from sluice.assets.specs.asset_specs import AssetSpecs
-from sluice.assets.specs.feed_files import FeedFiles, read_feeds, recall, topics_of
+from sluice.assets.specs.feed_files import FeedFiles, Recalled, read_feeds, recall, topics_of
 from sluice.assets.specs.partitions_def import now, partitions_of
 from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.errors import Failed, SluiceError
@@ -80,7 +80,7 @@ def _run_one(
     feed, result = RunSession(project).feed(name), RunResult(name, run_id)
     with _hold_instance(project, run_id) as (instance, cancel):
         session = RunSession(project, open_ports, report=report, on_interrupt=cancel, result=result)
-        job, how = _build_job(project, feed, session, request, skip)
+        job, how = _build_job(feed, session, request, skip)
         with _cancel_on_interrupt(instance, run_id):
             done = job.execute_in_process(
                 **how, instance=instance, raise_on_error=False, run_id=run_id, tags={FEED_TAG: feed.name}
@@ -157,8 +157,8 @@ def run_report(project: Project, name: str, window: int, open_ports: OpenPorts =
     outcome = RunResult(run_id=run_id)
     report = load_report(project.root / "reports" / f"{name}.sql")
     feed = RunSession(project).feed(report.feed)
-    windows = {feed.name: partitions_of(feed, recall(project, feed.name), now())}
     session = RunSession(project, open_ports, result=outcome)
+    windows = {feed.name: partitions_of(feed, recall(feed, session.open_lake(feed)).first_window, now())}
     own = dg.Definitions(
         executor=dg.in_process_executor,
         jobs=[dg.define_asset_job(f"report_{name}", [report_key(name)])],
@@ -182,19 +182,21 @@ def run_report(project: Project, name: str, window: int, open_ports: OpenPorts =
 
 
 def _build_job(
-    project: Project, feed: Feed, session: RunSession, request: Request, skip: Skip | None
+    feed: Feed, session: RunSession, request: Request, skip: Skip | None
 ) -> tuple[dg.JobDefinition, dict[str, Any]]:
     """The job as the code location has it, with this run's session, and how to run it for the request.
 
     A window that is not a partition of the feed goes to the job that lands anything, which reports the problem.
     """
-    windows = partitions_of(feed, recall(project, feed.name), now())
+    one_window = request == Request(RequestKind.WINDOW, window=request.window)
+    recalled = recall(feed, session.open_lake(feed)) if one_window else Recalled()
+    windows = partitions_of(feed, recalled.first_window, now())
     own = dg.Definitions(executor=dg.in_process_executor)
     definitions = dg.Definitions.merge(
-        feed_definitions(feed, AssetSpecs.of(feed), FeedTopics(topics_of(project, feed)), windows, session), own
+        feed_definitions(feed, AssetSpecs.of(feed), FeedTopics(topics_of(feed, recalled)), windows, session), own
     )
     window = None if request.window is None else show_window(request.window)
-    if request == Request(RequestKind.WINDOW, window=request.window) and windows.has_partition_key(window or ""):
+    if one_window and windows.has_partition_key(window or ""):
         return definitions.resolve_job_def(land_job(feed.name)), {"partition_key": window, "run_config": _SILENT}
     return definitions.resolve_job_def(catch_up_job(feed.name)), {
         "run_config": run_config(feed.name, request, skip) | _SILENT

@@ -1,4 +1,4 @@
-"""Builds Dagster's definitions of a project: feeds, reports, schedules, the sensor. Opens no socket.
+"""Builds Dagster's definitions of a project: feeds, reports, schedules, the sensor. Reads ledgers; never asks Kafka.
 
     kafka/<topic>  →  <feed>/landed  →  <feed>/committed
                       <feed>/quarantined      of feeds with a schema or a contract
@@ -41,7 +41,7 @@ from sluice.assets.specs.asset_specs import (
     get_spec,
     landed_key,
 )
-from sluice.assets.specs.feed_files import FeedFiles, read_shapes, recall, topics_of
+from sluice.assets.specs.feed_files import FeedFiles, Recalled, read_shapes, recall_feeds, topics_of
 from sluice.assets.specs.partitions_def import now, partitions_of
 from sluice.assets.steps.commit_step import commit_step
 from sluice.assets.steps.input_rows import LandedRows
@@ -52,7 +52,7 @@ from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.feed import OWN, SHARED, Feed
 from sluice.pipelines.model.plans import Request
-from sluice.pipelines.util.units import show_instant
+from sluice.pipelines.util.units import many, show_instant
 from sluice.resources.project import Project
 
 Partitions = dg.TimeWindowPartitionsDefinition
@@ -279,14 +279,15 @@ def build(project: Project, session: RunSession | None = None) -> dg.Definitions
     files, session = read_shapes(project), session or RunSession(project)
     if files.broken and not files.feeds:
         raise FeedError("no feed can be loaded:\n" + "\n".join(str(e) for e in files.broken.values()))
-    windows = windows_of(project, files.feeds)
     specs = {name: AssetSpecs.of(feed) for name, feed in files.feeds.items()}
+    memory = recall_all(files, specs, session)
+    windows = windows_of(files.feeds, memory)
     reports = read_reports(project, files.feeds)
     broken = [
         broken_asset("report", report_key(_choose_name(p, reports.reports)), e) for p, e in reports.broken.items()
     ]
     return dg.Definitions.merge(
-        feeds_of(project, files, specs, windows, session),
+        feeds_of(files, specs, memory, windows, session),
         report_definitions(reports.reports.values(), windows, session),
         fleets_of(files, windows, session),
         dg.Definitions(assets=broken, sensors=[watch_sensor(session)], executor=dg.in_process_executor),
@@ -310,9 +311,27 @@ def fleets_of(
     )
 
 
-def windows_of(project: Project, feeds: Mapping[str, Feed]) -> FeedPartitions:
+def recall_all(files: FeedFiles, specs: Mapping[str, AssetSpecs], session: RunSession) -> Mapping[str, Recalled]:
+    """Returns the facts of each feed's ledger. A ledger that cannot be read costs a warning: then partitions begin with
+    the first one that Dagster's storage has, or where the feed's `start` points."""
+    recalled, errors = recall_feeds(files, session.open_lake)
+    if errors:
+        firsts = internals.find_first_partitions({name: specs[name].landed.key for name in errors})
+        recalled |= {name: Recalled(first_window=firsts.get(name)) for name in errors}
+        name, error = next(iter(errors.items()))
+        others = f" and {many(len(errors) - 1, 'other feed')}" if len(errors) > 1 else ""
+        dg.get_dagster_logger("sluice").warning(
+            "the ledger of %s was not read, so old windows may be missing here: %s → %s, then reload the code location",
+            f"{name}{others}",
+            error.message,
+            error.remedy or "check the lake",
+        )
+    return recalled
+
+
+def windows_of(feeds: Mapping[str, Feed], memory: Mapping[str, Recalled]) -> FeedPartitions:
     """Returns the partitions of each feed."""
-    return {name: partitions_of(feed, recall(project, name), now()) for name, feed in feeds.items()}
+    return {name: partitions_of(feed, memory[name].first_window, now()) for name, feed in feeds.items()}
 
 
 def knowing(session: RunSession, specs: Mapping[str, AssetSpecs]) -> RunSession:
@@ -322,21 +341,21 @@ def knowing(session: RunSession, specs: Mapping[str, AssetSpecs]) -> RunSession:
 
 
 def feeds_of(
-    project: Project,
     files: FeedFiles,
     specs: Mapping[str, AssetSpecs],
+    memory: Mapping[str, Recalled],
     windows: FeedPartitions,
     session: RunSession,
     translate: Translate = get_spec,
 ) -> dg.Definitions:
     """Returns the assets, checks, jobs and schedules of the feeds, and an asset for each broken file."""
     wrong = [(_find_key(_choose_name(p, files.feeds), translate), e) for p, e in files.broken.items()]
-    topics = {name: topics_of(project, feed) for name, feed in files.feeds.items()}
+    topics = {name: topics_of(feed, memory[name]) for name, feed in files.feeds.items()}
     readers: dict[str, list[str]] = {}
     for name in sorted(topics):
         for topic in topics[name]:
             readers.setdefault(topic, []).append(name)
-    targets = {name: t for name in files.feeds if (t := recall(project, name).targets)}
+    targets = {name: t for name in files.feeds if (t := memory[name].targets)}
     sources: dict[str, list[dg.AssetKey]] = {}
     for name, sent_to in targets.items():
         for topic in sent_to:

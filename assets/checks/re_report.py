@@ -7,7 +7,7 @@ the ledger are reported again with the same data version, so that nothing runs a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import dagster as dg
@@ -70,7 +70,7 @@ def settle(instance: dg.DagsterInstance, feed: Feed, keys: Keys, open_books: Cal
 def find_unreported_windows(instance: dg.DagsterInstance, feed: Feed, keys: Keys) -> dict[dg.AssetKey, set[int]]:
     """Returns, by asset, the windows that a run had planned to materialize and did not."""
     assets = (*evidence.list_reported_assets(feed, keys), keys.committed)
-    return {key: set(_parse_windows(internals.unmaterialized_partitions(instance, key))) for key in assets}
+    return {key: set(internals.parse_windows(internals.unmaterialized_partitions(instance, key))) for key in assets}
 
 
 def _report(instance: dg.DagsterInstance, books: LedgerView, key: dg.AssetKey, windows: set[int]) -> set[int]:
@@ -130,12 +130,3 @@ def _evaluate(instance: dg.DagsterInstance, books: LedgerView, p: PlannedEvaluat
         else feed_checks.evaluate_window(books, window)
     )
     return feed_checks.build_evaluation(key, name, window, results[name], target) if name in results else None
-
-
-def _parse_windows(partitions: Collection[str]) -> Iterator[int]:
-    """Yields the partitions that are windows: the feed may have had windows of another length."""
-    for text in partitions:
-        try:
-            yield parse_window(text)
-        except ValueError:
-            continue

@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -34,6 +35,7 @@ from dagster._core.storage.runs import SqliteRunStorage
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from sluice.pipelines.util import logs
+from sluice.pipelines.util.units import parse_window
 from sluice.resources.project import Project
 
 Target = AssetCheckEvaluationTargetMaterializationData
@@ -250,6 +252,28 @@ def files_of_run(instance: dg.DagsterInstance, run: str) -> list[Path]:
 def list_materialized(instance: dg.DagsterInstance, key: dg.AssetKey) -> set[str] | None:
     """The asset's partitions that are green; None where the storage does not tell."""
     return set(instance.get_materialized_partitions(key))
+
+
+def find_first_partitions(keys: Mapping[str, dg.AssetKey]) -> dict[str, int]:
+    """Returns the start (ms) of the earliest materialized window of each asset, by Dagster's storage; none without it.
+
+    For definitions that load while the lake is away.
+    """
+    firsts: dict[str, int] = {}
+    if "DAGSTER_HOME" not in os.environ:
+        return firsts
+    with optional(), dg.DagsterInstance.get() as instance:
+        for name, key in keys.items():
+            if starts := [*parse_windows(list_materialized(instance, key) or ())]:
+                firsts[name] = min(starts)
+    return firsts
+
+
+def parse_windows(partitions: Iterable[str]) -> Iterator[int]:
+    """Yields the partitions that are windows: the feed may have had windows of another length."""
+    for text in partitions:
+        with suppress(ValueError):
+            yield parse_window(text)
 
 
 # -- planned materializations

@@ -14,7 +14,6 @@ import dagster as dg
 from pydantic import Field
 
 from sluice.assets.runs.run_session import FEED_TAG, RunSession
-from sluice.assets.specs.feed_files import remember_target
 from sluice.pipelines.errors import SluiceError, UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
@@ -150,7 +149,6 @@ def republish_step(context: dg.OpExecutionContext, session: RunSession, name: st
         with session.open_ports(feed) as edges:
             ledger = Ledger(edges.lake, name, edges.clock)
             plan = _plan(feed, config, ledger, edges)
-            remember_target(session.project, name, plan.wishes.to)
             key = session.keys(name).republished
             report = session.reporter(context.log)
             shipping.prepare(feed.spark, report)

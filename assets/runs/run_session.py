@@ -18,7 +18,7 @@ import dagster as dg
 from sluice.assets.instance import internals
 from sluice.assets.instance.instance import holding, home_of
 from sluice.assets.specs.asset_specs import Keys
-from sluice.assets.specs.feed_files import FeedFiles, read_feeds
+from sluice.assets.specs.feed_files import FeedFiles, OpenLake, open_real_lake, read_feeds
 from sluice.pipelines.batch.survey import open_ledger
 from sluice.pipelines.errors import Retryable, SluiceError, WindowHeld, WindowIncomplete
 from sluice.pipelines.feed.feed import Feed
@@ -31,7 +31,7 @@ from sluice.pipelines.ledger.tip import Tip
 from sluice.pipelines.model.receipts import Progress, Reporter
 from sluice.pipelines.planning.origins import check_cluster
 from sluice.pipelines.planning.windows import list_pending_windows
-from sluice.pipelines.ports import Lake, Ports
+from sluice.pipelines.ports import Ports
 from sluice.pipelines.util import logs
 from sluice.pipelines.util.units import MINUTE
 from sluice.resources.observe import tracing
@@ -107,6 +107,7 @@ class _Cached:
     number: int
     pending: list[int]
     until: int
+    retention: int | None
 
 
 class PendingWindowCache:
@@ -129,17 +130,30 @@ class PendingWindowCache:
         if cached is not None and cached.location == location and not _is_newer(cached, feed, edges):
             closed = range(cached.until, until, feed.window.length)
             fresh = _Cached(
-                location, cached.ledger, cached.number, [*cached.pending, *closed], max(until, cached.until)
+                location,
+                cached.ledger,
+                cached.number,
+                [*cached.pending, *closed],
+                max(until, cached.until),
+                cached.retention,
             )
         else:
-            state, now = Ledger(edges.lake, feed.name, edges.clock).read(), edges.clock()
+            ledger = Ledger(edges.lake, feed.name, edges.clock)
+            state, now = ledger.read(), edges.clock()
             pending = list_pending_windows(state, feed.window, now)
-            fresh = _Cached(location, state.ledger_id, state.number, pending, feed.window.last_boundary(now))
+            until, retention = feed.window.last_boundary(now), ledger.facts.retention
+            fresh = _Cached(location, state.ledger_id, state.number, pending, until, retention)
             if not state.known():
                 return pending  # nothing has begun: only the newest window is pending
         with self._lock:
             self._cache[feed.name] = fresh
         return fresh.pending
+
+    def find_retention(self, feed: str) -> int | None:
+        """How long (ms) Kafka keeps the feed's records, as far as its ledger knew at the last look."""
+        with self._lock:
+            cached = self._cache.get(feed)
+        return cached.retention if cached else None
 
 
 def _is_newer(cached: _Cached, feed: Feed, edges: Ports) -> bool:
@@ -160,7 +174,6 @@ ERROR_TAG = "sluice/error"
 PASSES = (Retryable, WindowHeld, WindowIncomplete)
 """Failures that pass by themselves."""
 
-OpenLake = Callable[[Feed], Lake]
 OpenPorts = Callable[[Feed], AbstractContextManager[Ports]]
 Ask = Callable[[Report, "Windows"], "pa.Table"]
 
@@ -175,13 +188,6 @@ def open_real_ports(feed: Feed) -> AbstractContextManager[Ports]:
     from sluice.resources.open_ports import open_ports
 
     return open_ports(feed)
-
-
-def open_real_lake(feed: Feed) -> Lake:
-    """The feed's lake, imported late like its edges."""
-    from sluice.resources.lake import open_lake
-
-    return open_lake(feed)
 
 
 def ask_spark(report: Report, rows: Windows) -> pa.Table:

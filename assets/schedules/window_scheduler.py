@@ -40,7 +40,7 @@ from sluice.assets.runs.run_config import (
 )
 from sluice.assets.runs.run_session import AGAIN_TAG, FEED_TAG, RunSession
 from sluice.assets.runs.tick_policy import MORE_TAG, UNTIL_TAG, TickPolicy
-from sluice.assets.specs.feed_files import FeedFiles, read_feeds, recall
+from sluice.assets.specs.feed_files import FeedFiles, read_feeds
 from sluice.assets.specs.partitions_def import REACH, closing_words
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import SHARED, Feed
@@ -145,7 +145,7 @@ class WindowScheduler(ABC):
         """The reason why the last `request_runs` requested nothing."""
 
     def read_pending(self, instance: dg.DagsterInstance, feed: Feed) -> list[int]:
-        """Returns the feed's pending windows, oldest first, by the ledger alone, as far as they are partitions.
+        """Returns the feed's pending windows, oldest first, by the ledger alone.
 
         Also reports windows that killed runs left unreported.
         """
@@ -154,7 +154,13 @@ class WindowScheduler(ABC):
             ledger = Ledger(ports.lake, feed.name, ports.clock)
             settle(instance, feed, keys, lambda: LedgerView.open(feed, ledger, ports, keys))
             pending = self.session.pending.of(feed, ports)
-        return [w for w in pending if self.partitions[feed.name].has_partition_key(show_window(w))]
+        if any(not self.is_shown(feed, w) for w in pending):
+            self.news.append(f"{feed.name}: its ledger begins earlier than the windows here: reload the code location")
+        return pending
+
+    def is_shown(self, feed: Feed, window: int) -> bool:
+        """Whether the window is a partition here. The first run may find earlier ones: they are at the next load."""
+        return self.partitions[feed.name].has_partition_key(show_window(window))
 
     def find_active(self, instance: dg.DagsterInstance, feeds: Iterable[Feed]) -> dict[str, list[dg.DagsterRun]]:
         """Returns the queued and running runs of feeds, by feed, from any job or backfill."""
@@ -220,13 +226,14 @@ class FeedScheduler(WindowScheduler):
     def _build_request(self, feed: Feed, group: Sequence[int], now: str, tags: Mapping[str, str]) -> dg.RunRequest:
         """Returns a run of the first window, which also lands the others."""
         first = show_window(group[0])
+        if not self.is_shown(feed, group[0]):  # Dagster would refuse the key, but a run knows the ledger's windows
+            tags = {**tags, PARTITION_TAG: first}
+        key = None if PARTITION_TAG in tags else first
         if len(group) == 1:
-            return dg.RunRequest(f"{first} at {now}", partition_key=first, tags=dict(tags))
+            return dg.RunRequest(f"{first} at {now}", partition_key=key, tags=dict(tags))
         until = show_window(group[-1] + feed.window.length)
         config = {"ops": {self.session.keys(feed.name).landed.to_python_identifier(): {"config": {"until": until}}}}
-        return dg.RunRequest(
-            f"{first} at {now}", partition_key=first, run_config=config, tags={**tags, UNTIL_TAG: until}
-        )
+        return dg.RunRequest(f"{first} at {now}", partition_key=key, run_config=config, tags={**tags, UNTIL_TAG: until})
 
 
 def _find_first_of_several(run: dg.DagsterRun) -> str:
@@ -339,7 +346,7 @@ class FleetScheduler(WindowScheduler):
 
     def _estimate_expiry(self, feed: str, request: Request) -> int:
         """Returns when (ms) Kafka deletes the oldest requested records, by the topics' last-seen retention."""
-        retention = recall(self.session.project, feed).retention
+        retention = self.session.pending.find_retention(feed)
         return (request.window or 0) + (REACH if retention is None else retention)
 
 

@@ -1,112 +1,144 @@
 """The project's feed files for Dagster. Each is read by itself, so that a broken one does not take the others down.
 
-Reading opens no socket. If a feed has patterns, its topics are those that the last run saw.
+Reading files opens no socket. The first window of a feed, and the topics that its patterns matched, are in its ledger.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, replace
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from queue import Empty, SimpleQueue
 
-from sluice.pipelines.errors import FeedError
+from sluice.pipelines.errors import FeedError, LakeUnavailable, SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import clashes, list_feed_files, load_feed
 from sluice.pipelines.feed.problems import raise_problems
 from sluice.pipelines.feed.sections import BOOTSTRAP
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger.tip import Facts, Tip
 from sluice.pipelines.model.kafka import is_topic_name
-from sluice.pipelines.util.units import parse_window, show_window
+from sluice.pipelines.ports import Lake
 from sluice.resources.project import Project
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
-    """The topics that the feed's patterns matched, the start (ms) of its first window, how long (ms) Kafka keeps
-    records of its topics, and the topics that its rows were republished to."""
+class Recalled:
+    """A feed as its ledger has it: the topics that its patterns matched, the start (ms) of its first window, and the
+    topics that its rows were republished to."""
 
     topics: tuple[str, ...] = ()
     first_window: int | None = None
-    retention: int | None = None
     targets: tuple[str, ...] = ()
 
 
-def recall(project: Project, feed: str) -> Remembered:
-    """The state that the last run saw."""
+OpenLake = Callable[[Feed], Lake]
+RECALL_SECONDS = 10.0
+"""Seconds after which definitions load without the ledgers that were not read."""
+_READERS = 8
+_MAX_TARGETS = 50
+"""Republishes of a feed whose targets count."""
+
+
+def open_real_lake(feed: Feed) -> Lake:
+    """The feed's lake, imported late: a command that reads none needs none."""
+    from sluice.resources.lake import open_lake
+
+    return open_lake(feed)
+
+
+def recall(feed: Feed, lake: Lake) -> Recalled:
+    """Ask the feed's ledger. Costs a request and a listing; an older ledger, or one without a tip, is read.
+
+    Raises LakeUnavailable, LedgerCorrupt, EntriesLost.
+    """
+    tip = Tip.parse(lake.get(paths.tip_path(feed.name)))
+    facts = tip.facts if tip else None
+    if facts is None or (facts.topics is None and not feed.topics.names):
+        from sluice.pipelines.ledger import Ledger  # late: completion reads tips only
+
+        facts = Facts.of(Ledger(lake, feed.name, lambda: 0, checkpoints=False).read())
+    return Recalled(facts.topics or (), facts.first_window, _read_targets(lake, feed.name))
+
+
+def _read_targets(lake: Lake, feed: str) -> tuple[str, ...]:
+    names = islice(lake.folders(paths.republish_root(feed)), _MAX_TARGETS)
+    plans = (lake.get(paths.republish_plan_path(feed, name)) for name in names)
+    return tuple(sorted({topic for plan in plans if (topic := _parse_target(plan))}))
+
+
+def _parse_target(plan: bytes | None) -> str | None:
     try:
-        document = json.loads(_get_path(project, feed).read_text())
-    except (OSError, ValueError, RecursionError):
-        return Remembered()
-    return (
-        Remembered(
-            _parse_topics(document.get("topics")),
-            _parse_start(document.get("first_window")),
-            _parse_retention(document.get("kept_ms")),
-            _parse_topics(document.get("targets")),
-        )
-        if isinstance(document, dict)
-        else Remembered()
-    )
-
-
-def remember(project: Project, feed: str, **news: Any) -> None:
-    """Keep fields of `Remembered` for the next time definitions load."""
-    before = recall(project, feed)
-    after = replace(before, **news)
-    if after == before:
-        return
-    path = _get_path(project, feed)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(f".{os.getpid()}.tmp")
-    first = None if after.first_window is None else show_window(after.first_window)
-    document = {"topics": after.topics, "first_window": first, "kept_ms": after.retention, "targets": after.targets}
-    fresh.write_text(json.dumps(document))
-    fresh.replace(path)
-
-
-def remember_target(project: Project, feed: str, topic: str) -> None:
-    """Keep that rows of the feed were republished to the topic."""
-    remember(project, feed, targets=tuple(sorted({*recall(project, feed).targets, topic})))
-
-
-def _get_path(project: Project, feed: str) -> Path:
-    return project.state / "seen" / f"{feed}.json"
-
-
-def _parse_topics(value: object) -> tuple[str, ...]:
-    names = value if isinstance(value, list) else []
-    return tuple(n for n in names if isinstance(n, str) and is_topic_name(n))
-
-
-def _parse_start(value: object) -> int | None:
-    try:
-        return parse_window(value)
-    except ValueError:
+        topic = json.loads(plan or b"")["wishes"]["to"]
+    except (ValueError, LookupError, TypeError, RecursionError):
         return None
+    return topic if isinstance(topic, str) and is_topic_name(topic) else None
 
 
-def _parse_retention(value: object) -> int | None:
-    return value if isinstance(value, int) and value > 0 else None
+def recall_feeds(
+    files: FeedFiles, open_lake: OpenLake = open_real_lake, seconds: float = RECALL_SECONDS
+) -> tuple[dict[str, Recalled], dict[str, SluiceError]]:
+    """Ask the ledger of each feed, several at once. Returns what each has, and the errors of the others.
+
+    Takes at most `seconds`. A lake that has not answered by then counts as unavailable.
+    """
+    recalled, errors = dict[str, Recalled](), dict[str, SluiceError]()
+    errors |= {name: error for name, error in files.without_lake.items() if name in files.feeds}
+    waiting = [feed for name, feed in files.feeds.items() if name not in errors]
+    todo, finished = iter(waiting), SimpleQueue[None]()
+    lock = threading.Lock()
+
+    def read_rest() -> None:
+        while True:
+            with lock:
+                feed = next(todo, None)
+            if feed is None:
+                return
+            try:
+                recalled[feed.name] = recall(feed, open_lake(feed))
+            except SluiceError as error:
+                errors[feed.name] = error
+            finally:
+                finished.put(None)
+
+    for _ in range(min(_READERS, len(waiting))):
+        # No pool: its threads would keep this process from ending while a lake does not answer.
+        threading.Thread(target=read_rest, name="sluice-recall", daemon=True).start()
+    until = time.monotonic() + seconds
+    with suppress(Empty):
+        for _ in waiting:
+            finished.get(timeout=max(0.0, until - time.monotonic()))
+    late = LakeUnavailable(f"the lake did not answer within {seconds:.0f} s", remedy="check the lake and its address")
+    answers, failures = dict(recalled), dict(errors)  # a late thread may still write to the others
+    return answers, failures | {f.name: late for f in waiting if f.name not in answers and f.name not in failures}
 
 
 NOWHERE = "127.0.0.1:9"
 """Used for an unset address while definitions load: they need the shape of a feed, not where Kafka is."""
 
-AT_RUN = frozenset({"kafka", "lake", "s3", "spark", "fetch"})
+AT_RUN = frozenset({"kafka", "spark", "fetch"})
 """The sections that only runs need. Their variables and files may be missing where definitions load."""
+LAKE = frozenset({"lake", "s3"})
+"""The sections that say where the ledger is. Without them, definitions load without it."""
 _NAMED = 10
 """A message names no more feeds than these."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedFiles:
-    """The folder's contents: feeds by name, and problems of the other files."""
+    """The folder's contents: feeds by name, and problems of the other files. `without_lake`: why the address of a
+    feed's lake is unknown here."""
 
     feeds: Mapping[str, Feed]
     broken: Mapping[Path, FeedError]
+    without_lake: Mapping[str, FeedError] = field(default_factory=dict)
 
     def feed(self, name: str) -> Feed:
         """One feed. Raises FeedError: the error of its file, or that there is no feed of that name."""
@@ -128,25 +160,37 @@ class FeedFiles:
 
 def read_shapes(project: Project) -> FeedFiles:
     """Every feed file, as definitions need it: without what only runs need, where that is not known here."""
-    return read_feeds(project, offline_environ(), AT_RUN)
+    return read_feeds(project, offline_environ(), shapes=True)
 
 
-def read_feeds(project: Project, environ: Mapping[str, str], at_run: Container[str] = ()) -> FeedFiles:
+def read_feeds(project: Project, environ: Mapping[str, str], *, shapes: bool = False) -> FeedFiles:
     """Every feed file of the project, sound or broken. If two files clash, the later one is broken.
 
-    `at_run`: sections that stay unknown where a variable of theirs is not set.
+    `shapes`: sections that definitions do not need stay unknown where a variable of theirs is not set.
     """
     feeds: dict[str, tuple[Path, Feed]] = {}
     broken: dict[Path, FeedError] = {}
-    for path in list_feed_files(project.feeds_folder):
+    without_lake: dict[str, FeedError] = {}
+    folder = project.feeds_folder
+    for path in list_feed_files(folder):
         try:
-            feed = load_feed(path, environ, at_run, project.feeds_folder)
+            feed, error = _load_shape(path, environ, folder) if shapes else (load_feed(path, environ, (), folder), None)
             if problems := clashes(feed, feeds.values()):
                 raise_problems([(str(path), p) for p in problems])
             feeds[feed.name] = path, feed
+            if error:
+                without_lake[feed.name] = error
         except FeedError as error:
             broken[path] = error
-    return FeedFiles({name: feed for name, (_, feed) in feeds.items()}, broken)
+    return FeedFiles({name: feed for name, (_, feed) in feeds.items()}, broken, without_lake)
+
+
+def _load_shape(path: Path, environ: Mapping[str, str], folder: Path) -> tuple[Feed, FeedError | None]:
+    """Returns the feed, and why the address of its lake is unknown. Raises FeedError."""
+    try:
+        return load_feed(path, environ, AT_RUN, folder), None
+    except FeedError as error:
+        return load_feed(path, environ, AT_RUN | LAKE, folder), error
 
 
 def offline_environ() -> dict[str, str]:
@@ -154,12 +198,6 @@ def offline_environ() -> dict[str, str]:
     return {BOOTSTRAP: NOWHERE, **os.environ}
 
 
-def topics_of(project: Project, feed: Feed) -> tuple[str, ...]:
+def topics_of(feed: Feed, recalled: Recalled) -> tuple[str, ...]:
     """The feed's topics as far as known without asking Kafka, sorted."""
-    return tuple(sorted(set(feed.topics.names))) or recall(project, feed.name).topics
-
-
-def remember_topics(project: Project, feed: Feed, topics: Iterable[str]) -> None:
-    """Keep the topics that the feed's patterns matched, for the next time definitions load."""
-    if not feed.topics.names:
-        remember(project, feed.name, topics=tuple(sorted(set(topics))))
+    return tuple(sorted(set(feed.topics.names))) or recalled.topics

@@ -1,6 +1,6 @@
 """A feed's windows as Dagster's partitions: `2026-11-20T14:00` is the key of the window that begins then, in UTC.
 
-Kafka is not asked. Once a run has seen the feed's first window, partitions begin with it; before that, where the feed's
+Kafka is not asked. Partitions begin with the first window in the feed's ledger; before there is one, where the feed's
 `start` points. They end with the newest window that is over. Feeds may have windows of different lengths.
 """
 
@@ -11,7 +11,6 @@ from functools import cache
 
 import dagster as dg
 
-from sluice.assets.specs.feed_files import Remembered
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import StartKind, WindowSettings
 from sluice.pipelines.util.units import DAY, HOUR, MINUTE, many, show_window
@@ -27,9 +26,9 @@ def now() -> int:
     return time.time_ns() // 1_000_000
 
 
-def partitions_of(feed: Feed, remembered: Remembered, now: int) -> dg.TimeWindowPartitionsDefinition:
-    """The feed's windows. `now` (ms) counts only as long as no run has seen the first window."""
-    first = feed.window.start_of(_find_first(feed, now) if remembered.first_window is None else remembered.first_window)
+def partitions_of(feed: Feed, first_window: int | None, now: int) -> dg.TimeWindowPartitionsDefinition:
+    """The feed's windows. `now` (ms) counts only as long as the ledger has no first window."""
+    first = feed.window.start_of(_find_first(feed, now) if first_window is None else first_window)
     return _build_partitions(show_window(first), cron(feed.window.length))
 
 

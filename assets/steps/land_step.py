@@ -26,7 +26,6 @@ from sluice.assets.instance.internals import executes
 from sluice.assets.runs.run_config import window_start
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.runs.tick_policy import MORE_TAG, OPEN_WINDOWS_TAG
-from sluice.assets.specs.feed_files import remember, remember_topics
 from sluice.assets.specs.partitions_def import now
 from sluice.assets.steps import commit_step
 from sluice.assets.steps.batch_reports import BatchReports, log_tasks
@@ -40,7 +39,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Progress
-from sluice.pipelines.planning.windows import OpenWindows, find_earliest
+from sluice.pipelines.planning.windows import OpenWindows
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.status.watch import WatchResult, view, watch
 from sluice.pipelines.util.units import many, show_duration, show_window
@@ -281,15 +280,13 @@ class LandStep:
         self._log(landed)
         run.report(Progress("tell"))
         books = books_now()
-        remember_topics(session.project, feed, {k.topic for k in landed.frontiers})
-        remember(session.project, feed.name, first_window=find_earliest(books.state))
         watched = None
         if not landed.failures:  # after failures Kafka may be unreachable, and a request would take minutes
             yield from _read_topics(context, edges, landed, books)
             watched = _watch_after_landing(context, feed, edges, ledger)
         outlook = watched.outlook if watched else None
         if outlook:
-            remember(session.project, feed.name, retention=outlook.kept)
+            ledger.note_retention(outlook.kept)
         BatchReports(context, ledger, edges.lake).write_all(landed.batches, outlook)
         yield from self._publish_events(books, landed, rolled)
         yield from self._report_open(landed.open_windows)

@@ -1,8 +1,8 @@
 """Completions of the shell after Tab: feeds, windows and topics.
 
-Promises: nothing is written, no error reaches the prompt, and an answer takes no longer than WAIT where Kafka is asked.
-Feeds come from the names of files, windows from the clock and from state of the last run, the topics of a feed from its
-file. Only `init --topic` asks Kafka. Neither Dagster nor Spark is loaded.
+Promises: nothing is written, no error reaches the prompt, and Kafka or a lake is asked for no longer than WAIT. Feeds
+come from the names of files, windows from the clock and the ledger's tip, the topics of a feed from its file or that
+tip. Only `init --topic` asks Kafka. Neither Dagster nor Spark is loaded.
 """
 
 from __future__ import annotations
@@ -12,17 +12,21 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 from sluice.pipelines.util.units import show_window
 
 if TYPE_CHECKING:
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.ledger.tip import Facts
     from sluice.resources.project import Project
 
+T = TypeVar("T")
+
 WAIT = 1.5
-"""Seconds to wait for Kafka: longer, and people think that Tab is broken."""
+"""Seconds to wait for Kafka or a lake: longer, and people think that Tab is broken."""
 OFFERED = 48
 """The newest windows that are offered: two days of hours."""
 _NAMED = re.compile(r"^feed:\s*[\"']?([a-z][a-z0-9_]*)", re.MULTILINE)
@@ -56,14 +60,12 @@ def complete_feeds(ctx: typer.Context, incomplete: str) -> Iterator[str]:
 
 @_suppress_errors
 def complete_windows(ctx: typer.Context, incomplete: str) -> Iterator[str]:
-    """The feed's newest windows that have ended, newest first, back to the first that a run saw."""
+    """The feed's newest windows that have ended, newest first, back to the first in its ledger."""
     import time
-
-    from sluice.assets.specs.feed_files import recall
 
     project = _find_project(ctx)
     feed = project.readable_feed(_find_feed_name(ctx) or "")
-    first = recall(project, feed.name).first_window
+    first = next((facts.first_window for facts in _call_within(WAIT, lambda: _read_facts(feed))), None)
     start = feed.window.last_boundary(time.time_ns() // 1_000_000)
     for _ in range(OFFERED):
         start -= feed.window.length
@@ -100,9 +102,19 @@ def _list_topics(settings: Any) -> list[str]:
         return sorted(name for name in cluster.topics() if not name.startswith("__"))
 
 
-def _call_within(seconds: float, ask: Callable[[], list[str]]) -> list[str]:
+def _read_facts(feed: Feed) -> list[Facts]:
+    """The facts in the tip of the feed's ledger, if it has any."""
+    from sluice.pipelines.lake import paths
+    from sluice.pipelines.ledger.tip import Tip
+    from sluice.resources.lake import open_lake
+
+    tip = Tip.parse(open_lake(feed).get(paths.tip_path(feed.name)))
+    return [tip.facts] if tip and tip.facts else []
+
+
+def _call_within(seconds: float, ask: Callable[[], list[T]]) -> list[T]:
     """The answer, or nothing when the time is up; what still waits then ends with the process."""
-    answer: list[str] = []
+    answer: list[T] = []
 
     def run() -> None:
         try:
@@ -117,11 +129,13 @@ def _call_within(seconds: float, ask: Callable[[], list[str]]) -> list[str]:
 
 
 def _read_topics(ctx: typer.Context) -> Iterator[str]:
-    from sluice.assets.specs.feed_files import recall
-
     project, feed_name = _find_project(ctx), _find_feed_name(ctx)
     for feed in [project.readable_feed(feed_name)] if feed_name else project.feeds().values():
-        yield from sorted(set(feed.topics.names)) or recall(project, feed.name).topics
+        if names := sorted(set(feed.topics.names)):
+            yield from names
+        else:
+            facts = _call_within(WAIT, functools.partial(_read_facts, feed))
+            yield from (topic for f in facts for topic in f.topics or ())
 
 
 def _find_project(ctx: typer.Context) -> Project:

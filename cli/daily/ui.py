@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,6 +42,7 @@ PORTS = range(3000, 3020)
 START_SECONDS = 300.0
 STOP_SECONDS = 15.0
 _POLL = 0.2  # seconds between checks of servers that are starting or running
+_LEDGER_SECONDS = 15.0  # between readings of ledgers, and how long one may take
 _LOOK = 1.0  # seconds between checks of the project's files
 _SOCKET = 100  # bytes of a longest path of a socket, on every system
 
@@ -262,8 +263,8 @@ def _free_port(wanted: int | None) -> int:
 # -- reload after changes of the project
 
 
-Stamps = Mapping[str, tuple[int, int]]
-"""Modification time in ns and length in bytes of each file, by its path in the project."""
+Stamps = Mapping[str, object]
+"""Modification time in ns and length in bytes of each file, by its path in the project; facts of each ledger."""
 
 _ENDINGS = {".yaml", ".yml", ".json", ".sql"}
 _RELOAD_SECONDS = 120.0
@@ -280,9 +281,9 @@ mutation ($name: String!) {
 
 
 def read_stamps(project: Project) -> Stamps:
-    """A digest of the files that shape Dagster's definitions: feeds, contracts, reports, and last-seen facts."""
-    times: dict[str, tuple[int, int]] = {}
-    for folder in (project.feeds_folder, project.root / "reports", project.state / "seen"):
+    """A digest of the files that shape Dagster's definitions: feeds, contracts and reports."""
+    times: dict[str, object] = {}
+    for folder in (project.feeds_folder, project.root / "reports"):
         for path in folder.rglob("*"):
             if path.suffix in _ENDINGS and not path.name.startswith("."):
                 with suppress(OSError):  # gone since
@@ -291,18 +292,34 @@ def read_stamps(project: Project) -> Stamps:
     return times
 
 
+def read_ledgers(project: Project) -> Stamps:
+    """Returns the facts in ledgers that shape the definitions; nothing of a lake that does not answer."""
+    from sluice.assets.specs.feed_files import read_shapes, recall_feeds
+
+    recalled, _ = recall_feeds(read_shapes(project), seconds=_LEDGER_SECONDS)
+    return {f"the ledger of {name}": facts for name, facts in recalled.items()}
+
+
 @dataclass
 class Changes:
-    """Lists changes since Dagster's servers loaded the project; `loaded` is the state of its files then."""
+    """Lists changes since Dagster's servers loaded the project; `loaded` is the state of its files and ledgers then."""
 
     project: Project
     loaded: Stamps
+    clock: Callable[[], float] = time.monotonic
+    _ledgers: Stamps = field(default_factory=dict)
+    _read_at: float | None = None
     _seen: Stamps | None = None
 
     def take(self) -> list[str]:
-        """The files that were made, changed or removed, if none of them has changed since the last look. They count as
-        loaded from then on."""
-        now = read_stamps(self.project)
+        """The files and ledgers that were made, changed or removed, if none of them has changed since the last look.
+        They count as loaded from then on. Ledgers are read from time to time."""
+        if self._read_at is None or self.clock() - self._read_at > _LEDGER_SECONDS:
+            self._ledgers = {**self._ledgers, **read_ledgers(self.project)}
+            if self._read_at is None:
+                self.loaded = {**self.loaded, **self._ledgers}
+            self._read_at = self.clock()
+        now = {**read_stamps(self.project), **self._ledgers}
         before, self._seen = self._seen, now
         if now == self.loaded or now != before:
             return []

@@ -157,7 +157,6 @@ def republish(
     if resume is not None:
         check_resumed(options.list_given())
     with session.open_ports(definition) as edges:
-        from sluice.assets.specs.feed_files import remember_target
         from sluice.pipelines.ledger import Ledger
         from sluice.pipelines.republishing import republish_plan as plans
         from sluice.pipelines.republishing import where as conditions
@@ -173,7 +172,6 @@ def republish(
         if change.dry_run:
             return
         plan = plans.keep(edges.lake, plan)
-        remember_target(session.project, feed, plan.wishes.to)
         session.compile()
         work = republish_tasks.sending(
             definition, edges.lake, plan, _CODECS.index(sending.compression), pace, session.project.root

@@ -1,4 +1,4 @@
-"""`sluice feeds`: the project's feed files, the problems in them, and the topics that they match."""
+"""`sluice feeds`: the project's feed files and the problems in them."""
 
 from __future__ import annotations
 
@@ -130,22 +130,6 @@ def _compare_schema(session: Session, feed: Feed) -> str | SluiceError:
     return f"{version}, has other columns than its schema_file: sluice schema diff {feed.name}"
 
 
-@command(group)
-def refresh(session: Session) -> int:
-    """Update the topics that each feed matches in Kafka, for Dagster's asset graph.
-
-    $ sluice feeds refresh
-    """
-    with session.terminal.working("querying Kafka"):
-        topics = {name: _match_topics(session, feed) for name, feed in session.files.feeds.items()}
-    rows = [(n, bad(t.message) if isinstance(t, SluiceError) else ", ".join(t)) for n, t in topics.items()]
-    session.terminal.show(table(("feed", "topics"), rows))
-    session.terminal.show(*(bad(e.message) for e in session.files.broken.values()))
-    session.terminal.print_document({"feeds": [_refresh_document(n, t) for n, t in topics.items()]})
-    errors = (t for t in topics.values() if isinstance(t, SluiceError))
-    return choose_exit_code((*session.files.broken.values(), *errors))
-
-
 @command(group, name="schema")
 def print_schema(
     session: Session,
@@ -163,23 +147,6 @@ def print_schema(
     document = build_schema(kind)
     session.terminal.lines(json.dumps(document, indent=2).splitlines())
     session.terminal.print_document(document)
-
-
-def _match_topics(session: Session, feed: Feed) -> tuple[str, ...] | SluiceError:
-    from sluice.assets.specs.feed_files import remember_topics
-    from sluice.pipelines.feed.topic_selection import match
-
-    try:
-        with session.open_ports(feed) as edges:
-            topics = match(feed.topics, edges.cluster.topics())
-    except SluiceError as error:
-        return error
-    remember_topics(session.project, feed, topics)
-    return topics
-
-
-def _refresh_document(name: str, topics: tuple[str, ...] | SluiceError) -> Mapping[str, Any]:
-    return {"feed": name} | (topics.fields() if isinstance(topics, SluiceError) else {"topics": topics})
 
 
 def _contract(feed: Feed) -> str:

@@ -26,7 +26,7 @@ from sluice.pipelines.ledger.entries import Entry, OwnEntry, PlanEntry, PublishE
 from sluice.pipelines.ledger.fold import State, number_after
 from sluice.pipelines.ledger.neighbours import find_feed_of_ledger
 from sluice.pipelines.ledger.segments import Segment
-from sluice.pipelines.ledger.tip import Tip, Trace, build_lost_error, find_lost_entry
+from sluice.pipelines.ledger.tip import Facts, Tip, Trace, build_lost_error, find_lost_entry
 from sluice.pipelines.model.kafka import encode_topic
 from sluice.pipelines.model.plans import Plan
 from sluice.pipelines.model.ranges import Range
@@ -78,6 +78,7 @@ class Ledger:
         self._checkpoints = checkpoints
         self._state = State()
         self._newest: dict[str, bytes] = {}
+        self._facts: tuple[int, Facts] = (-1, Facts())
 
     @classmethod
     def offline(cls, lake: Lake, feed: str, clock: Clock, run: str = "") -> Ledger:
@@ -116,6 +117,8 @@ class Ledger:
     def _first_read(self) -> State:
         """Read tip and checkpoints before the entries: the entries that they imply are older."""
         tip = Tip.parse(self._lake.get(paths.tip_path(self.feed))) if self._whole else None
+        if tip and tip.facts:
+            self._facts = -1, tip.facts
         begun = (self._checkpoint() if self._whole else None) or State()
         data = self._by_number(begun, tip) if tip and begun.number and tip.ledger == begun.ledger_id else None
         if data is None:
@@ -353,10 +356,26 @@ class Ledger:
                 self._leave_tip()
                 return Appended(state.number, entry, self._state)
 
+    @property
+    def facts(self) -> Facts:
+        """The facts of the entries that were read, for the tip."""
+        origins, facts = self._facts
+        if origins != len(self._state.origins):
+            facts = Facts.of(self._state, facts.retention)
+        first = self._state.boundary_times[0] if self._state.boundary_times else None
+        self._facts = len(self._state.origins), facts._replace(first_window=first)
+        return self._facts[1]
+
+    def note_retention(self, retention: int | None) -> None:
+        """Leave in the tip for how long (ms) Kafka keeps the feed's records."""
+        if (facts := self.facts).retention != retention:
+            self._facts = self._facts[0], facts._replace(retention=retention)
+            self._leave_tip()
+
     def _leave_tip(self) -> None:
         """Write the tip, as a best effort: the entry is written in any case."""
         with suppress(SluiceError):
-            tip = Tip(self._state.ledger_id, self._state.number - 1)
+            tip = Tip(self._state.ledger_id, self._state.number - 1, self.facts)
             self._lake.put(paths.tip_path(self.feed), tip.dump())
 
     def _create(self, number: int, entry: Entry) -> bool:

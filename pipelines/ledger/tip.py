@@ -1,39 +1,83 @@
 """The newest number known to be used, stored next to the log to detect that the log lost its newest entries.
 
 It is written after each entry as a best effort; errors are ignored. If it is late or missing, it proves nothing. If it
-is ahead of the log, it proves that entries are lost.
+is ahead of the log, it proves that entries are lost. It repeats the facts that definitions need when they load, so that
+one request to the lake answers for a feed.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sluice.pipelines.errors import EntriesLost
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger.fold import State
+from sluice.pipelines.model.kafka import is_topic_name
+from sluice.pipelines.util.units import parse_window, show_window
 
 BEYOND = 1 << 61
 """Numbers from here on are invalid: no ledger grows to this length."""
 
 
+MAX_TOPICS = 100
+"""A ledger with more topics does not list them in its tip."""
+
+
+class Facts(NamedTuple):
+    """The start of the first known window (ms), the topics, and the time (ms) for which Kafka keeps their records.
+
+    `topics` is None if the tip does not list them, `retention` if it is unknown or Kafka deletes nothing.
+    """
+
+    first_window: int | None = None
+    topics: tuple[str, ...] | None = ()
+    retention: int | None = None
+
+    @classmethod
+    def of(cls, state: State, retention: int | None = None) -> Facts:
+        first = state.boundary_times[0] if state.boundary_times else None
+        return cls(first, tuple(sorted({k.topic for k in state.known()})), retention)
+
+    def to_document(self) -> dict[str, Any]:
+        first = None if self.first_window is None else show_window(self.first_window)
+        topics = None if self.topics is None or len(self.topics) > MAX_TOPICS else self.topics
+        return {"first_window": first, "topics": topics, "kept_ms": self.retention}
+
+    @classmethod
+    def parse(cls, raw: Any) -> Facts | None:
+        """Returns None for anything but the document of facts."""
+        try:
+            first, topics, retention = raw["first_window"], raw["topics"], raw["kept_ms"]
+            start = None if first is None else parse_window(first)
+        except (ValueError, LookupError, TypeError):
+            return None
+        names = tuple(topics) if isinstance(topics, list) else ()
+        sound = all(isinstance(n, str) and is_topic_name(n) for n in names)
+        sound &= topics is None or isinstance(topics, list)
+        sound &= retention is None or (type(retention) is int and retention > 0)
+        return cls(start, None if topics is None else names, retention) if sound else None
+
+
 class Tip(NamedTuple):
-    """Evidence that entry `number` of the ledger with this id was written."""
+    """Evidence that entry `number` of the ledger with this id was written. `facts` is None in older lakes."""
 
     ledger: str
     number: int
+    facts: Facts | None = None
 
     def dump(self) -> bytes:
-        return json.dumps({"ledger": self.ledger, "number": self.number}).encode() + b"\n"
+        facts = {"facts": self.facts.to_document()} if self.facts else {}
+        return json.dumps({"ledger": self.ledger, "number": self.number} | facts).encode() + b"\n"
 
     @classmethod
     def parse(cls, data: bytes | None) -> Tip | None:
         """Returns None if the data is not a tip."""
         try:
             raw = json.loads(data or b"")
-            tip = cls(raw["ledger"], raw["number"])
-        except (ValueError, LookupError, TypeError, RecursionError):
+            tip = cls(raw["ledger"], raw["number"], Facts.parse(raw.get("facts")))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return None
         sound = isinstance(tip.ledger, str) and type(tip.number) is int and 0 <= tip.number < BEYOND
         return tip if sound else None

@@ -1,8 +1,9 @@
-"""What the code location shows, and that loading it asks nobody anything."""
+"""Definitions of the code location. Loading them never asks Kafka."""
 
 from __future__ import annotations
 
 import socket
+import threading
 from pathlib import Path
 
 import dagster as dg
@@ -10,10 +11,14 @@ import pytest
 
 from sluice.assets.factory import build
 from sluice.assets.runs.run_session import RunSession
-from sluice.assets.specs.feed_files import remember_topics
-from sluice.pipelines.errors import FeedError, UsageError
+from sluice.assets.specs import feed_files
+from sluice.assets.specs.asset_specs import landed_key
+from sluice.assets.specs.feed_files import open_real_lake
+from sluice.pipelines.errors import FeedError, LakeUnavailable, UsageError
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger.tip import Facts, Tip
 from sluice.resources.project import Project
-from tests.assets.world import FEED, SECRET
+from tests.assets.world import FEED, SECRET, World, in_hour
 
 
 def project(root: Path, **feeds: str) -> Project:
@@ -110,22 +115,70 @@ def test_no_project_is_a_clear_error(tmp_path: Path) -> None:
         Project.find(tmp_path)
 
 
-def test_patterns_show_the_topics_seen_last(tmp_path: Path) -> None:
-    made = project(tmp_path, orders=FEED.replace("topics: orders", "topics: {include: ['orders.*']}"))
-    assert keys(build(made)) == {"orders/landed", "orders/committed"}
-    remember_topics(made, RunSession(made).feed("orders"), ["orders.eu", "orders.us"])
-    assert {"kafka/orders.eu", "kafka/orders.us"} <= keys(build(made))
+PATTERN = FEED.replace("topics: orders", "topics: {include: ['orders.*']}")
+
+
+def leave_tip(sample: Project, tip: bytes) -> None:
+    open_real_lake(RunSession(sample).feed("orders")).put(paths.tip_path("orders"), tip)
+
+
+def test_patterns_show_the_topics_in_the_ledger(tmp_path: Path) -> None:
+    sample = project(tmp_path, orders=PATTERN)
+    assert keys(build(sample)) == {"orders/landed", "orders/committed"}
+    leave_tip(sample, Tip("id", 3, Facts(0, ("orders.eu", "orders.us"))).dump())
+    assert {"kafka/orders.eu", "kafka/orders.us"} <= keys(build(sample))
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[", '["orders"]', '{"topics": ["../../x", 3, "ok"], "first_window": 3}', "[" * 100_000]
+    "text",
+    [
+        "",
+        "[",
+        '["orders"]',
+        '{"ledger": "id", "number": 3, "facts": {"topics": ["../../x", 3, "ok"], "first_window": 3, "kept_ms": -1}}',
+        '{"ledger": "id", "number": 3, "facts": 7}',
+        "[" * 100_000,
+    ],
 )
-def test_a_damaged_memory_is_as_good_as_none(tmp_path: Path, text: str) -> None:
-    made = project(tmp_path, orders=FEED.replace("topics: orders", "topics: {include: ['.*']}"))
-    path = made.state / "seen" / "orders.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(text)
-    assert keys(build(made)) - {"kafka/ok"} == {"orders/landed", "orders/committed"}
+def test_a_damaged_tip_is_as_good_as_none(tmp_path: Path, text: str) -> None:
+    sample = project(tmp_path, orders=PATTERN)
+    leave_tip(sample, text.encode())
+    assert keys(build(sample)) == {"orders/landed", "orders/committed"}
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_lake_that_is_away_costs_a_warning(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    (world.project.feeds_folder / "orders.yaml").write_text(FEED.replace("2024-05-01T00:00:00Z", "earliest"))
+    world.run(in_hour(2))
+    monkeypatch.setenv("DAGSTER_HOME", str(world.project.dagster_home))
+    monkeypatch.setattr(feed_files.recall_feeds, "__defaults__", (open_real_lake, 0.2 if hangs else 10.0))
+    waiting = threading.Event()
+
+    def refuse(_: str) -> None:
+        if hangs:
+            waiting.wait(60)
+        raise LakeUnavailable("the store does not answer", remedy="start the store")
+
+    world.lake.before["get"] = refuse
+    try:
+        partitions = build(world.project, world.session()).resolve_assets_def(landed_key("orders")).partitions_def
+    finally:
+        waiting.set()
+    assert isinstance(partitions, dg.TimeWindowPartitionsDefinition)
+    assert partitions.get_first_partition_key() == "2024-05-01T02:00", "the first one that Dagster has"
+    (warning,) = (r.getMessage() for r in caplog.records if "ledger" in r.getMessage())
+    expected = "did not answer within 0 s → check the lake" if hangs else "does not answer → start the store"
+    assert expected in warning
+    assert "then reload the code location" in warning
+
+
+def test_an_unknown_address_of_the_lake_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sample = project(tmp_path, orders=FEED + "lake: s3://${LAKE_OF_NOBODY}/x\n")
+    assert "orders/landed" in keys(build(sample))
+    (warning,) = (r.getMessage() for r in caplog.records if "ledger" in r.getMessage())
+    assert "LAKE_OF_NOBODY" in warning
 
 
 def test_definitions_hold_no_secret(tmp_path: Path) -> None:

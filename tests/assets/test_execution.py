@@ -406,7 +406,7 @@ def test_patterns_remember_the_topics_they_met(root: Path) -> None:
     text = FEED.replace("topics: orders", "topics: {include: ['ord.*']}")
     world = World(root, {"orders": text})
     world.run()
-    graph = build(world.project).resolve_asset_graph()
+    graph = build(world.project, world.session()).resolve_asset_graph()
     assert topic_key("orders") in graph.get_all_asset_keys()
 
 

@@ -24,7 +24,7 @@ from sluice.assets.runs.run_config import DONE_TAG, FAILED_TAG, FLEET_TAG, LAND,
 from sluice.assets.runs.run_session import FEED_TAG, RunSession
 from sluice.assets.runs.tick_policy import MORE_TAG
 from sluice.assets.schedules.window_scheduler import FleetScheduler
-from sluice.assets.specs.feed_files import read_feeds, remember
+from sluice.assets.specs.feed_files import read_feeds, recall_feeds
 from sluice.pipelines.batch import land as rounds
 from sluice.pipelines.errors import Failed, FeedError, KafkaUnavailable, LakeUnavailable, WindowOpen
 from sluice.pipelines.feed.feed import SHARED, Feed
@@ -75,6 +75,13 @@ class WatchedEngine(MadeUpEngine):
 
     def cancel(self) -> None:
         self.cancelled.set()
+
+
+def load_windows(fleet: Fleet) -> Mapping[str, dg.TimeWindowPartitionsDefinition]:
+    """The partitions of a code location that has just loaded."""
+    files = read_feeds(fleet.project, {})
+    recalled, _ = recall_feeds(files, lambda feed: fleet.lake)
+    return windows_of(files.feeds, recalled)
 
 
 class Fleet(World):
@@ -410,7 +417,7 @@ def test_a_tick_asks_for_little_where_nothing_came_and_notices_another_ledger(
 ) -> None:
     fleet.land()
     session = RunSession(fleet.project, fleet.open_ports)
-    windows = windows_of(fleet.project, read_feeds(fleet.project, {}).feeds)
+    windows = load_windows(fleet)
 
     def asked() -> list[str]:
         return [name for run in FleetScheduler(session, windows, SHARED).list_requests(instance) for name in run]
@@ -436,7 +443,7 @@ def test_a_tick_where_nothing_came_asks_s3_twice_a_feed_and_kafka_nothing(
         fleet.lake = S3Lake(store.lake, store.settings)  # type: ignore[assignment]
         fleet.land()
         session = RunSession(fleet.project, fleet.open_ports)
-        windows = windows_of(fleet.project, read_feeds(fleet.project, {}).feeds)
+        windows = load_windows(fleet)
         assert FleetScheduler(session, windows, SHARED).list_requests(instance) == []
         before = store.requests()
         fleet.cluster.requests.clear()
@@ -447,9 +454,11 @@ def test_a_tick_where_nothing_came_asks_s3_twice_a_feed_and_kafka_nothing(
 
 
 def test_those_come_first_that_kafka_deletes_first(fleet: Fleet, instance: dg.DagsterInstance) -> None:
-    fleet.land("orders", request=in_hour(3))
+    fleet.land(request=in_hour(3))
     for name, kept in (("orders", 7 * 24), ("refunds", 12), ("returns", 6)):
-        remember(fleet.project, name, retention=kept * HOUR)
+        ledger = Ledger(fleet.lake, name, fleet.clock)
+        ledger.read()
+        ledger.note_retention(kept * HOUR)
     (asked,) = tick(fleet, instance)
     assert [*asked] == ["returns", "refunds", "orders"]
 

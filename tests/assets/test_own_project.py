@@ -14,7 +14,7 @@ import pytest
 from dagster.components.testing import create_defs_folder_sandbox
 
 import sluice.dagster as own
-from sluice.assets.factory import feeds_of, knowing, windows_of
+from sluice.assets.factory import feeds_of, knowing, recall_all, windows_of
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.specs.asset_specs import AssetSpecs
 from sluice.assets.specs.feed_files import read_shapes
@@ -127,7 +127,9 @@ class Project:
         project, files = world.project, read_shapes(world.project)
         shown = {n: AssetSpecs.of(f, RAW.get_asset_spec) for n, f in files.feeds.items()}
         session = knowing(RunSession(project, world.open_ports, open_lake=lambda feed: world.lake), shown)
-        feeds = feeds_of(project, files, shown, windows_of(project, files.feeds), session, RAW.get_asset_spec)
+        memory = recall_all(files, shown, session)
+        windows = windows_of(files.feeds, memory)
+        feeds = feeds_of(files, shown, memory, windows, session, RAW.get_asset_spec)
         self.orders = own.feed_assets("orders", project.root, translator=RAW)
         self.defs = dg.Definitions.merge(feeds, dg.Definitions(assets=[self._downstream()]))
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
 from sluice.assets.factory import build
+from sluice.assets.instance.instance import open_instance
 from sluice.assets.instance.internals import RANGE_TAGS
 from sluice.assets.runs.run_session import AGAIN_TAG, RunSession
 from sluice.assets.runs.tick_policy import MORE_TAG, UNTIL_TAG, TickPolicy
@@ -18,7 +20,7 @@ from sluice.assets.schedules import window_scheduler
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ports import Ports
-from tests.assets.world import World, in_hour
+from tests.assets.world import FEED, World, in_hour, windows
 
 DAY = "2024-05-01T"
 
@@ -38,7 +40,7 @@ def requests(world: World, instance: dg.DagsterInstance) -> Any:
         with world.open_ports(feed) as edges:
             yield replace(edges, cluster=Deaf(), group=Deaf())
 
-    session = RunSession(world.project, without_kafka)
+    session = RunSession(world.project, without_kafka, lambda feed: world.lake)
     defs = build(world.project, session)
     with dg.build_schedule_context(instance, world.time(), repository_def=defs.get_repository_def()) as context:
         return defs.resolve_schedule_def("land_orders_windows").evaluate_tick(context)
@@ -172,3 +174,54 @@ def left_behind(
         tags=({"dagster/partition": DAY + window} if window else {}) | job.tags | (tags or {}),
         asset_selection=frozenset({key}) if backfill else None,
     )
+
+
+# -- windows of the ledger, in another process
+
+
+EARLIEST = FEED.replace("2024-05-01T00:00:00Z", "earliest")
+
+
+def find_first_partition(world: World, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The first partition of a code location that loads now."""
+    monkeypatch.setattr("sluice.assets.factory.now", lambda: world.clock.now)
+    partitions = build(world.project, world.session()).resolve_assets_def(landed_key("orders")).partitions_def
+    assert isinstance(partitions, dg.TimeWindowPartitionsDefinition)
+    return partitions.get_first_partition_key() or ""
+
+
+def test_a_home_that_never_landed_anything_shows_and_lands_by_the_ledger(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs' home and the code server's share the lake alone."""
+    here, there = root / "code-server", root / "run"
+    for home in (here, there):
+        home.mkdir()
+    server, pod = World(here, {"orders": EARLIEST}), World(there, {"orders": EARLIEST})
+    server.lake, server.cluster, server.clock = pod.lake, pod.cluster, pod.clock
+    assert find_first_partition(server, monkeypatch) == "2024-04-24T00:00", "as long as Kafka keeps records by default"
+    pod.land_unrecorded(in_hour(2))
+    assert find_first_partition(server, monkeypatch) == f"{DAY}00:00"
+    pod.at(8 * 24)
+    with open_instance(server.project) as instance:
+        (first, *_) = requests(server, instance).run_requests
+        assert asked(first) == "00:00-2024-05-09T00:00", "owed for eight days"
+        assert first.partition_key == f"{DAY}00:00"
+    pod.at(10 * 24 + 1)
+    assert find_first_partition(server, monkeypatch) == f"{DAY}00:00", "ten days later"
+    assert [*here.rglob("seen")] == []
+
+
+def test_windows_earlier_than_the_loaded_ones_are_requested_by_tag(world: World, instance: dg.DagsterInstance) -> None:
+    """The first run found records that are older than the windows with which the location was loaded."""
+    (world.project.feeds_folder / "orders.yaml").write_text(EARLIEST)
+    session = RunSession(world.project, world.open_ports)  # its lake has no ledger: loaded before the first run
+    world.land_unrecorded(in_hour(3))
+    defs = build(world.project, session)
+    with dg.build_schedule_context(instance, world.time(), repository_def=defs.get_repository_def()) as context:
+        (request,) = defs.resolve_schedule_def("land_orders_windows").evaluate_tick(context).run_requests or ()
+    assert request.partition_key is None
+    assert (request.tags["dagster/partition"], request.tags[UNTIL_TAG]) == (f"{DAY}00:00", f"{DAY}03:00")
+    job = build(world.project, world.session()).resolve_job_def("land_orders")
+    assert job.execute_in_process(instance=instance, run_config=request.run_config, tags=request.tags).success
+    assert {f"{DAY}{n:02}:00" for n in range(4)} <= set(windows(instance, landed_key("orders")))

@@ -475,7 +475,7 @@ def test_partitions_begin_where_the_feed_did(root: Path) -> None:
     world = World(root, {"orders": FEED.replace("2024-05-01T00:00:00Z", "earliest"), "daily": FEED + "window: 1d\n"})
 
     def first(feed: str) -> str:
-        partitions = build(world.project).resolve_assets_def(landed_key(feed)).partitions_def
+        partitions = build(world.project, world.session()).resolve_assets_def(landed_key(feed)).partitions_def
         assert isinstance(partitions, dg.TimeWindowPartitionsDefinition)
         return partitions.get_first_partition_key() or ""
 

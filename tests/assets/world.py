@@ -232,7 +232,7 @@ class World:
             return LedgerView.open(feed, self.ledger(), edges)
 
     def session(self) -> RunSession:
-        return RunSession(self.project, self.open_ports)
+        return RunSession(self.project, self.open_ports, lambda feed: self.lake)
 
     def ledger(self) -> Ledger:
         return Ledger(self.lake, "orders", self.clock, "test", self.cluster.id)

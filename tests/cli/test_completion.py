@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sluice.assets.specs.feed_files import remember
+from sluice.assets.specs.feed_files import open_real_lake
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger.tip import Facts, Tip
 from sluice.pipelines.util.units import HOUR, show_window
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.project import Project
@@ -52,7 +54,8 @@ def test_commands_and_feeds(tab: Tab, project: Path) -> None:
 
 def test_windows_that_have_ended_newest_first(tab: Tab, project: Path) -> None:
     now = time.time_ns() // 1_000_000
-    remember(Project(project), "orders", first_window=now // HOUR * HOUR - 4 * HOUR)
+    lake = open_real_lake(Project(project).readable_feed("orders"))
+    lake.put(paths.tip_path("orders"), Tip("id", 3, Facts(now // HOUR * HOUR - 4 * HOUR, ("orders",))).dump())
     offered = tab("run", "orders", "--window", "")
     assert 3 <= len(offered) <= 4
     assert offered == sorted(offered, reverse=True)

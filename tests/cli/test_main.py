@@ -23,7 +23,7 @@ from tests.cli.conftest import FEED, Sluice
 
 COMMANDS = [
     *(["plan"], ["run"], ["status"], ["audit"], ["explain"], ["peek"], ["produce"], ["ui"], ["demo"]),
-    *(["feeds", name] for name in ("list", "check", "refresh")),
+    *(["feeds", name] for name in ("list", "check")),
     *(["kafka", name] for name in ("start", "stop", "status")),
 ]
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sluice.assets.specs.feed_files import remember
+from sluice.assets.specs.feed_files import open_real_lake, read_shapes
 from sluice.cli.daily.ui import Changes, read_stamps
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger.tip import Facts, Tip
 from sluice.resources.project import Project
 
 
@@ -40,10 +42,17 @@ def test_what_shapes_the_definitions_is_noticed_once_it_has_settled(made: Projec
     assert settled(changes) == ["feeds/orders.yaml", "reports/daily.sql"]
 
 
-def test_what_runs_saw_of_a_feed_counts_and_what_an_editor_leaves_does_not(made: Project) -> None:
-    changes = Changes(made, read_stamps(made))
+def test_new_facts_in_a_ledger_count_and_files_of_an_editor_do_not(made: Project) -> None:
+    now = 0.0
+    changes = Changes(made, read_stamps(made), lambda: now)
     for name in (".orders.yaml.swp", ".orders.yaml", "orders.yaml~", "notes.txt"):
         (made.feeds_folder / name).write_text("x")
     assert settled(changes) == []
-    remember(made, "orders", first_window=0)
-    assert settled(changes) == [".sluice/seen/orders.json"]
+    lake = open_real_lake(read_shapes(made).feeds["orders"])
+    lake.put(paths.tip_path("orders"), Tip("id", 3, Facts(0, ("orders",))).dump())
+    assert settled(changes) == [], "ledgers are read from time to time"
+    now = 20.0
+    assert settled(changes) == ["the ledger of orders"]
+    lake.put(paths.tip_path("orders"), Tip("id", 4, Facts(0, ("orders",), retention=3)).dump())
+    now = 40.0
+    assert settled(changes) == [], "an entry that changes nothing here"

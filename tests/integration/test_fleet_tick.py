@@ -20,7 +20,7 @@ from sluice.assets.factory import windows_of
 from sluice.assets.instance.instance import open_instance
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.schedules.window_scheduler import FleetScheduler
-from sluice.assets.specs.feed_files import read_feeds
+from sluice.assets.specs.feed_files import read_feeds, recall_feeds
 from sluice.pipelines.feed.feed import SHARED
 from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.util.units import DAY
@@ -109,7 +109,8 @@ def test_a_tick_of_200_feeds_asks_s3_twice_a_feed_and_kafka_nothing(tmp_path: Pa
         said = ran(project)
         landed = [sum(b["landed"] for run in feed["runs"] for b in run["batches"]) for feed in said["feeds"]]  # type: ignore[attr-defined]
         assert landed == [PARTITIONS * RECORDS] * FEEDS
-        windows = windows_of(project, read_feeds(project, {}).feeds)
+        files = read_feeds(project, {})
+        windows = windows_of(files.feeds, recall_feeds(files)[0])
         with open_instance(project) as instance:
             session = RunSession(project)
             for tick in (FleetScheduler(session, windows, SHARED), quiet := FleetScheduler(session, windows, SHARED)):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
-from sluice.assets.factory import feeds_of, fleets_of, knowing, windows_of
+from sluice.assets.factory import feeds_of, fleets_of, knowing, recall_all, windows_of
 from sluice.assets.jobs.report_assets import WHEN
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.schedules.sensors import SENSOR, watch_sensor
@@ -79,15 +79,17 @@ def feed_definitions(
     closes, and `sensor` is the name of the sensor that watches all feeds, or None. Both are off until they are turned
     on in Dagster. The definitions have no executor and no resources.
 
-    Opens no socket. Addresses and secrets of Kafka and the lake may be missing until a run needs them. An invalid file
+    Reads each feed's ledger once, for its first window; without the lake it warns and goes on. Never asks Kafka: its
+    addresses and secrets may be missing until a run needs them. An invalid file
     becomes an asset with the error as its description. Raises UsageError if the folder does not exist.
     """
     project = find_feeds(feeds)
     files, translate = read_shapes(project), (translator or FeedTranslator()).get_asset_spec
     specs = {name: AssetSpecs.of(feed, translate) for name, feed in files.feeds.items()}
     session = knowing(RunSession(project), specs)
-    windows = windows_of(project, files.feeds)
-    definitions = feeds_of(project, files, specs, windows, session, translate)
+    memory = recall_all(files, specs, session)
+    windows = windows_of(files.feeds, memory)
+    definitions = feeds_of(files, specs, memory, windows, session, translate)
     shared = fleets_of(files, windows, session, without=[SHARED])
     sensors = [] if sensor is None else [watch_sensor(session, sensor)]
     return dg.Definitions(
@@ -104,10 +106,19 @@ def feed_assets(name: str, feeds: Folder, *, translator: FeedTranslator | None =
 
     Raises FeedError if the feed's file is invalid or missing, and UsageError if the folder does not exist.
     """
-    project = find_feeds(feeds)
-    feed = read_shapes(project).feed(name)
-    keys = AssetSpecs.of(feed, (translator or FeedTranslator()).get_asset_spec).keys
-    return FeedAssets(keys.landed, keys.quarantined, keys.committed, windows_of(project, {name: feed})[name])
+    specs, windows = read_specs(find_feeds(feeds), name, translator)
+    return FeedAssets(specs.keys.landed, specs.keys.quarantined, specs.keys.committed, windows)
+
+
+def read_specs(
+    project: Project, name: str, translator: FeedTranslator | None
+) -> tuple[AssetSpecs, dg.TimeWindowPartitionsDefinition]:
+    """Returns the specs of one feed, and its windows by the ledger. Raises FeedError."""
+    files = read_shapes(project)
+    feed = files.feed(name)
+    specs = AssetSpecs.of(feed, (translator or FeedTranslator()).get_asset_spec)
+    memory = recall_all(replace(files, feeds={name: feed}), {name: specs}, RunSession(project))
+    return specs, windows_of({name: feed}, memory)[name]
 
 
 def when_complete() -> dg.AutomationCondition[Any]:

@@ -9,12 +9,10 @@ import dagster as dg
 from pydantic import Field
 
 import sluice
-from sluice.assets.factory import windows_of
 from sluice.assets.runs.run_session import RunSession, as_failure
-from sluice.assets.specs.asset_specs import AssetOf, AssetSpecs
-from sluice.assets.specs.feed_files import read_shapes
+from sluice.assets.specs.asset_specs import AssetOf
 from sluice.assets.steps.input_rows import load_rows
-from sluice.dagster.definitions import FeedTranslator, Folder, find_feeds
+from sluice.dagster.definitions import FeedTranslator, Folder, find_feeds, read_specs
 from sluice.pipelines.errors import SluiceError, UsageError
 from sluice.pipelines.model.receipts import PartKind
 from sluice.resources.project import Project
@@ -115,11 +113,9 @@ def feed_spec(
     """
     if kind not in (PartKind.LANDED, PartKind.QUARANTINED):
         raise UsageError(f"{kind!r} is no kind of rows", remedy=f"one of {', '.join(PartKind)}")
-    project = find_feeds(feeds)
-    feed = read_shapes(project).feed(name)
-    specs = AssetSpecs.of(feed, (translator or FeedTranslator()).get_asset_spec)
+    specs, windows = read_specs(find_feeds(feeds), name, translator)
     spec = specs.landed if kind == AssetOf.LANDED else specs.quarantined
-    spec = spec.replace_attributes(partitions_def=windows_of(project, {name: feed})[name])
+    spec = spec.replace_attributes(partitions_def=windows)
     return spec.merge_attributes(metadata={_FEED: name, _KIND: kind}).with_io_manager_key(io_manager_key)
 
 
