@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 import numpy as np
 
 from sluice.pipelines.model.kafka import Key
 
 LIMIT = 1 << 22
-"""Rows up to which the numbers are exact. A row takes 56 bytes."""
+"""Rows up to which the numbers are exact. A row takes 65 bytes."""
 EXAMPLES = 3
 NEAR_OFFSETS = 10_000
 """A retry is at most this many offsets behind the first attempt."""
@@ -28,6 +28,8 @@ class Cause(StrEnum):
     RETRIED = "retried"
     WRITTEN_AGAIN = "written again"
     SENT_AGAIN = "sent again"
+    DELETED_AGAIN = "deleted again"
+    BROKER_TIME = "broker time"
 
     @property
     def text(self) -> str:
@@ -39,7 +41,17 @@ _TEXTS = {
     Cause.WRITTEN_AGAIN: "the same record is twice in the topic: one timestamp, offsets far apart or two partitions"
     " (a job ran again, or a mirror copied it again)",
     Cause.SENT_AGAIN: "the application sent it again: equal values, different timestamps",
+    Cause.DELETED_AGAIN: "its key was deleted again: two tombstones, usual in change data capture",
+    Cause.BROKER_TIME: "retried or sent again: the broker's timestamps (LogAppendTime) do not distinguish these",
 }
+
+
+class Kind(IntEnum):
+    """The kind of a row. The coordinates of a record suggest the cause of its copy; other kinds are a cause."""
+
+    RECORD = 0
+    TOMBSTONE = 1
+    BROKER_TIMED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +147,22 @@ class RepeatCounter:
         self._keys, self._values = Sample(limit), Sample(limit)
 
     def add(
-        self, key: Key, offsets: np.ndarray, times: np.ndarray, keys: tuple[np.ndarray, np.ndarray], values: np.ndarray
+        self,
+        key: Key,
+        offsets: np.ndarray,
+        times: np.ndarray,
+        keys: tuple[np.ndarray, np.ndarray],
+        values: tuple[np.ndarray, np.ndarray],
     ) -> None:
         """Add rows of one partition. `times` are in ms, `keys` the hashes of keys and whether there is one, and
-        `values` the hashes of keys with values."""
+        `values` the hashes of keys with values and the `Kind` of each row."""
         if not self._partitions or self._partitions[-1] != key:
             self._partitions.append(key)
         number = np.full(len(offsets), len(self._partitions) - 1, np.int32)
-        hashes, there = keys
+        (hashes, there), (pairs, kinds) = keys, values
         self._rows, self._keyed = self._rows + len(offsets), self._keyed + int(there.sum())
-        self._keys.add(hashes[there], values[there], number[there], offsets[there], times[there])
-        self._values.add(values, number, offsets, times)
+        self._keys.add(hashes[there], pairs[there], number[there], offsets[there], times[there])
+        self._values.add(pairs, number, offsets, times, kinds)
 
     def build(self) -> Repeats:
         """Returns the repeats of all added rows."""
@@ -173,15 +190,19 @@ class RepeatCounter:
 
     def _group_copies(self) -> tuple[Copies, ...]:
         """Returns the copies by cause, the most frequent first. Each is compared with the equal row before it."""
-        hashes, *coordinates = self._values.by_hash()
+        hashes, *coordinates, kinds = self._values.by_hash()
         copies = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
         numbers, offsets, times = coordinates
         near = (numbers[copies] == numbers[copies - 1]) & (offsets[copies] - offsets[copies - 1] <= NEAR_OFFSETS)
         same_time = times[copies] == times[copies - 1]
+        kind = kinds[copies]
+        plain = kind == Kind.RECORD
         of_cause = {
-            Cause.RETRIED: same_time & near,
-            Cause.WRITTEN_AGAIN: same_time & ~near,
-            Cause.SENT_AGAIN: ~same_time,
+            Cause.RETRIED: plain & same_time & near,
+            Cause.WRITTEN_AGAIN: plain & same_time & ~near,
+            Cause.SENT_AGAIN: plain & ~same_time,
+            Cause.DELETED_AGAIN: kind == Kind.TOMBSTONE,
+            Cause.BROKER_TIME: kind == Kind.BROKER_TIMED,
         }
         grouped = [self._build_copies(cause, copies[chosen], coordinates) for cause, chosen in of_cause.items()]
         return tuple(sorted((c for c in grouped if c.records), key=lambda c: -c.records))

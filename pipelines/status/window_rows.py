@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.model.kafka import Key
@@ -21,9 +22,11 @@ from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.rows.row_format import KAFKA_FIELDS, RawFormat, offset_column, time_column
 from sluice.pipelines.records.rows.row_hashes import combine, hash_rows, is_valid
 from sluice.pipelines.schema.arrays import int64s
-from sluice.pipelines.status.repeats import NO_TIME, Coordinate, RepeatCounter, Repeats
+from sluice.pipelines.status.repeats import NO_TIME, Coordinate, Kind, RepeatCounter, Repeats
 
 _ROWS = 1 << 16
+_TYPE, _LOG_APPEND_TIME = "Type", 1
+"""The suffix of the column with a timestamp's type, and the type of a timestamp by the broker."""
 _MOST = 1 << 20
 _WINDOWS = 100
 _TYPED = frozenset(f.name for f in KAFKA_FIELDS[:-1])
@@ -100,7 +103,8 @@ class _RowSums:
 
     def choose_columns(self, schema: pa.Schema) -> list[str]:
         """Returns the columns to read of a file: coordinates, keys and values, but no headers."""
-        wanted = {offset_column(schema), time_column(schema), *(self._by or (_choose_key(schema),))}
+        times = time_column(schema), time_column(schema) + _TYPE
+        wanted = {offset_column(schema), *times, *(self._by or (_choose_key(schema),))}
         return [name for name in schema.names if name in wanted or name not in _list_coordinates(schema)]
 
     def add(self, key: Key, rows: pa.RecordBatch) -> None:
@@ -118,7 +122,7 @@ class _RowSums:
         pairs = zip(rows.schema.names, rows.columns, strict=True)
         payload = [(name, column) for name, column in pairs if name not in _list_coordinates(rows.schema)]
         values = combine(np.where(there, keys, np.uint64(0)), hash_rows(payload, rows.num_rows))
-        self._repeats.add(key, offsets, times, (keys, there), values)
+        self._repeats.add(key, offsets, times, (keys, there), (values, _find_kinds(rows)))
 
     def _hash_keys(self, rows: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
         """Returns the hash of each row's key, and whether it has one: none of its columns is null."""
@@ -219,6 +223,15 @@ def _list_coordinates(schema: pa.Schema) -> frozenset[str]:
 
 def _choose_key(schema: pa.Schema) -> str:
     return "kafka_key" if offset_column(schema) in _TYPED else "key"
+
+
+def _find_kinds(rows: pa.RecordBatch) -> np.ndarray:
+    """Returns the kind of each row. A tombstone has a null for a value, which typed rows note in a column."""
+    typed = offset_column(rows.schema) in _TYPED
+    tombstones = _get_column(rows, KAFKA_FIELDS[-1].name) if typed else pc.is_null(_get_column(rows, "value"))
+    by_broker = pc.equal(_get_column(rows, time_column(rows.schema) + _TYPE), _LOG_APPEND_TIME)
+    kinds = np.where(by_broker.to_numpy(zero_copy_only=False), Kind.BROKER_TIMED, Kind.RECORD)
+    return np.where(tombstones.to_numpy(zero_copy_only=False), Kind.TOMBSTONE, kinds).astype(np.int8)
 
 
 def _read_times(column: pa.Array) -> np.ndarray:

@@ -13,8 +13,13 @@ from kafka import KafkaProducer
 
 import sluice
 from sluice.cli.main import main
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.status.repeats import Cause
+from sluice.pipelines.status.window_rows import read_rows
+from sluice.resources.lake import open_lake
 from sluice.resources.local.local_kafka import LocalKafka
-from tests.integration.support import Place, run
+from tests.integration.support import Place, offsets, run
 
 HOUR, MINUTE = 3_600_000, 60_000
 START = 1_795_183_200_000
@@ -33,13 +38,14 @@ class Producer:
         self._topic = project.topic
         self.kafka = KafkaProducer(bootstrap_servers=project.kafka.bootstrap, **settings)
 
-    def send(self, key: str, value: bytes, minutes: int, partition: int = 0) -> None:
+    def send(self, key: str, value: bytes | None, minutes: int, partition: int = 0) -> None:
         stamp = START + minutes * MINUTE
         self.kafka.send(self._topic, value, key.encode(), partition=partition, timestamp_ms=stamp).get(30)
 
 
 def plant(project: Place) -> None:
-    """Records of two hours: late ones, a retry, an event sent twice, an update, one refused, two transactions."""
+    """Records of two hours: late ones, a retry, an event sent twice, an update, two deletes, one refused, two
+    transactions."""
     producer = Producer(project)
     producer.send("a", b'{"id": 1}', 1)
     producer.send("first", b'{"id": 2}', 61)
@@ -52,6 +58,8 @@ def plant(project: Place) -> None:
         producer.send("sent", b'{"id": 6}', minutes)
     for number in (7, 8):
         producer.send("updated", b'{"id": %d}' % number, 64)
+    for minutes in (65, 66):
+        producer.send("deleted", None, minutes)
     producer.send("bad", b"no json", 65)
     for end in ("commit_transaction", "abort_transaction"):
         writer = Producer(project, transactional_id=f"{project.topic}-{end}")
@@ -96,7 +104,12 @@ def test_the_check_counts_what_duckdb_counts(
     assert document["late"]["windows"] == {"2026-11-20T14:00": 2}
     assert (repeats["keys"], repeats["updates"]) == (keys, pairs - keys)
     assert sum(c["records"] for c in repeats["copies"]) == landed - pairs
-    assert {c["cause"]: c["records"] for c in repeats["copies"]} == {"retried": 1, "written again": 1, "sent again": 1}
+    assert {c["cause"]: c["records"] for c in repeats["copies"]} == {
+        "retried": 1,
+        "written again": 1,
+        "sent again": 1,
+        "deleted again": 1,
+    }
     assert [r["reason"] for r in document["reasons_of_quarantine"]] == ["not_json"]
     assert document["aborted"] == 1
     assert document["control"] in (1, 2), "the last marker may be the boundary, or follow it"
@@ -108,6 +121,27 @@ def test_the_check_counts_what_duckdb_counts(
     _, by_id = answer(capfd, "check", "orders", SECOND, "--key", "id")
     assert by_id["repeats"]["keys"] == duckdb.read_parquet(files).aggregate("count(distinct id)").fetchall()[0][0]
     assert sluice.check("orders", SECOND, project=project.root).rows.late.records == 2
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("schema", [{}, {"format": "json", "schema": "{id: int64}"}])
+def test_copies_that_the_broker_stamped_have_no_cause_by_time(
+    schema: dict[str, str], tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]
+) -> None:
+    topic = fresh_topic(config={"message.timestamp.type": "LogAppendTime"})
+    project = Place(tmp_path, kafka, topic, {})
+    producer = Producer(project)
+    for value in (b'{"id": 1}', b'{"id": 1}', None, None):
+        producer.send("a", value, 0)
+    producer.kafka.close()
+    feed = project.feed(**schema)
+    receipts = [r for b in run(feed, offsets(topic, 0, 0, 4)).batches for r in b.receipts]
+    parts = [(r.offset_range, p) for r in receipts for p in r.of(PartKind.LANDED)]
+    rows = read_rows(open_lake(feed), parts, Range(0, 1), (), lambda progress: None)
+    assert {c.cause: c.records for c in rows.repeats.copies} == {Cause.BROKER_TIME: 1, Cause.DELETED_AGAIN: 1}
+    files = [str(path) for path in (tmp_path / ".sluice/lake/data").rglob("*.parquet")]
+    column = "kafka_timestampType" if schema else "timestampType"
+    assert duckdb.read_parquet(files).aggregate(f'min("{column}")').fetchall() == [(1,)]
 
 
 @pytest.mark.kafka

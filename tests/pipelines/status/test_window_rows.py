@@ -135,6 +135,14 @@ def test_each_copy_has_its_likely_cause_and_an_example(tmp_path: Path) -> None:
     assert [str(c) for c in result.ends[Key("orders", 0, "memory")]] == ["orders:0:0", "orders:0:9"]
 
 
+@pytest.mark.parametrize("text", [RAW, TYPED])
+def test_a_key_that_is_deleted_twice_is_no_record_sent_again(text: str, tmp_path: Path) -> None:
+    deletes = [Message(None, b"k", time=START + minutes * MINUTE) for minutes in (1, 2, 3)]
+    result = read(tmp_path, [record(b"k", b'{"id": 1}', 0), *deletes], text)
+    (copies,) = result.repeats.copies
+    assert (copies.cause, copies.records) == (Cause.DELETED_AGAIN, 2)
+
+
 def test_a_part_that_is_read_twice_is_reported_as_landed_twice(tmp_path: Path) -> None:
     assert read(tmp_path, [record(b"a", b"1", 1), record(b"b", b"2", 2)]).twice == ()
     (path,) = (tmp_path / "lake" / "data").rglob("*.parquet")
@@ -156,7 +164,9 @@ def test_beyond_the_limit_numbers_are_estimates_and_memory_is_bounded() -> None:
         hashes = hash_rows([("key", column)], 1000)
         both = hash_rows([("key", column), ("value", pa.array(values[part]))], 1000)
         offsets = np.arange(at, at + 1000)
-        counter.add(Key("orders", 0, "id"), offsets, offsets, (hashes, np.ones(1000, bool)), both)
+        counter.add(
+            Key("orders", 0, "id"), offsets, offsets, (hashes, np.ones(1000, bool)), (both, np.zeros(1000, np.int8))
+        )
     result = counter.build()
     assert not result.exact
     assert result.keys == pytest.approx(exact[0], rel=0.2)
