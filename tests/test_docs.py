@@ -26,7 +26,7 @@ from sluice.pipelines.feed.settings import Settings
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[a-z]*)[^\n]*\n(?P<text>.*?)^(?P=indent)```$", re.M | re.S)
-LEAST = {"topics": "orders", "start": "earliest", "kafka": {"bootstrap": "127.0.0.1:9"}}
+MINIMUM = {"topics": "orders", "start": "earliest", "kafka": {"bootstrap": "127.0.0.1:9"}}
 OTHERS = {"load_from", "attributes", "expectations"}
 """Keys of YAML that is no feed: a workspace, a component of Dagster's, a contract."""
 SPOKEN = {"COMMAND", "…", "..."}
@@ -66,8 +66,8 @@ def test_a_feed_is_read(text: str, tmp_path: Path) -> None:
     keys = yaml.safe_load(re.sub(r"\$\{[^}]*\}", "127.0.0.1:9", text))
     if OTHERS & {*keys}:
         return
-    kafka = LEAST["kafka"] | (keys.get("kafka") or {})  # type: ignore[operator]
-    whole = LEAST | keys | {"kafka": kafka}
+    kafka = MINIMUM["kafka"] | (keys.get("kafka") or {})  # type: ignore[operator]
+    whole = MINIMUM | keys | {"kafka": kafka}
     if "schema" in keys:
         whole.setdefault("format", "json")
     path = tmp_path / "feeds" / f"{whole.get('feed', 'orders')}.yaml"

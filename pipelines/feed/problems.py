@@ -30,6 +30,7 @@ _REMEDIES = {
     "offsets.connect": "write host:port, several with commas between, and a chroot if there is one: host:2181/kafka",
     "commit": "choose transactional, plain or none; with offsets in ZooKeeper plain or none",
     "lake": "name a folder, or s3://bucket/prefix",
+    "spark.master": "leave the token out, and set SPARK_CONNECT_AUTHENTICATE_TOKEN in the environment",
     "spark.conf": "write it as it is; Spark hides only values of keys like …password, …secret, …token",
     "s3": f'{docs_command("feeds")}, "A lake on S3"',
     "dead_letters": "name a topic for them alone, and leave `commit` at transactional",

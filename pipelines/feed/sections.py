@@ -332,6 +332,12 @@ def _resolve_environment(text: str, info: ValidationInfo) -> str:
     return text if text in (PACK, INSTALLED) or "://" in text or text.startswith("local:") else below_root(text, info)
 
 
+def _check_master(text: str) -> str:
+    if re.search(r";\s*token=", text, re.IGNORECASE):
+        raise ValueError("has a token, and messages show the master")
+    return text
+
+
 class SparkSettings(Settings):
     """Which Spark runs the tasks. `conf` goes to the session unchanged; what looks secret is masked when shown.
 
@@ -341,7 +347,7 @@ class SparkSettings(Settings):
     up after `start_timeout` (ms).
     """
 
-    master: Text | None = None
+    master: Annotated[Text, AfterValidator(_check_master)] | None = None
     environment: Annotated[Text, AfterValidator(_resolve_environment)] = PACK
     modules: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\z")], ...] = ()
     python: Text | None = None

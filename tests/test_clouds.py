@@ -1,0 +1,104 @@
+"""Each block of docs/clouds.md, built with the real clients: kafka-python's login, PySpark's channel. No network."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sluice.pipelines.errors import FeedError
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.load import load_feed
+from tests.test_docs import MINIMUM, SCHEMAS
+
+PAGE = Path(__file__).parents[1] / "docs" / "clouds.md"
+BLOCKS = dict(re.findall(r"^## ([^\n]+)\n(?:(?!^## ).)*?^```yaml\n(.*?)^```$", PAGE.read_text(), re.M | re.S))
+ENVIRONMENT = {
+    **dict.fromkeys(("CONFLUENT_KEY", "REGISTRY_KEY"), "KEY"),
+    **dict.fromkeys(("CONFLUENT_SECRET", "REGISTRY_SECRET"), "SECRET"),
+    "EVENTHUBS_CONNECTION": "Endpoint=sb://acme.servicebus.windows.net/;SharedAccessKeyName=listen;SharedAccessKey=x=",
+}
+
+
+def build_feed(cloud: str, folder: Path, **more: Any) -> Feed:
+    keys = MINIMUM | yaml.safe_load(BLOCKS[cloud]) | more
+    path = folder / "feeds" / "orders.yaml"
+    path.parent.mkdir()
+    path.write_text(yaml.safe_dump(keys))
+    if "schema_file" in keys:
+        (folder / "schemas").mkdir()
+        (folder / keys["schema_file"]).write_text(SCHEMAS["avro"])
+    return load_feed(path, ENVIRONMENT)
+
+
+def test_every_section_has_a_block() -> None:
+    assert [*BLOCKS] == re.findall(r"^## (.*)$", PAGE.read_text(), re.M)
+
+
+LOGINS = {
+    "Amazon MSK with IAM": b'"action":"kafka-cluster:Connect"',
+    "Confluent Cloud": b"KEY\0KEY\0SECRET",
+    "Azure Event Hubs": b"$ConnectionString\0$ConnectionString\0Endpoint=sb://acme.servicebus.windows.net/",
+}
+
+
+@pytest.mark.parametrize("cloud", LOGINS)
+def test_kafka_python_logs_in(cloud: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kafka.net.sasl import get_sasl_mechanism
+    from kafka.net.selector import NetworkSelector
+
+    from sluice.resources.kafka.connection.connection_settings import connecting
+    from sluice.resources.kafka.connection.zero_copy_transport import Manager
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    settings = connecting(build_feed(cloud, tmp_path).kafka, 1 << 20)
+    net = NetworkSelector(client_id="test")
+    try:
+        config = Manager(net, **settings.options).config
+    finally:
+        net.close()
+    host, _, _ = settings.bootstrap.partition(":")
+    login = get_sasl_mechanism(config["sasl_mechanism"])(**{**config, "host": host})
+    assert config["security_protocol"] == "SASL_SSL"
+    assert LOGINS[cloud] in login.auth_bytes()
+
+
+def test_pyspark_takes_the_address_of_databricks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    monkeypatch.setenv("SPARK_CONNECT_AUTHENTICATE_TOKEN", "dapi-secret")
+    spark = build_feed("Databricks", tmp_path).spark
+    channel = DefaultChannelBuilder(spark.master)
+    assert (channel.secure, channel.token, channel.endpoint) == (
+        True,
+        "dapi-secret",
+        "dbc-1.cloud.databricks.com:443",
+    )
+    assert channel.metadata() == [("x-databricks-cluster-id", "0123-456789-abcdefgh")]
+
+
+def test_a_token_in_the_master_is_refused(tmp_path: Path) -> None:
+    """Every error of Spark names the master."""
+    with pytest.raises(FeedError, match=r"spark\.master: has a token") as refused:
+        build_feed("Databricks", tmp_path, spark={"master": "sc://host:443/;token=dapi-secret"})
+    assert "dapi-secret" not in str(refused.value)
+    assert "SPARK_CONNECT_AUTHENTICATE_TOKEN" in refused.value.remedy
+
+
+@pytest.mark.parametrize("cloud", ["EMR and Dataproc", "AWS Glue"])
+def test_spark_takes_the_settings(cloud: str, tmp_path: Path) -> None:
+    from pyspark import SparkConf
+
+    from sluice.resources.spark.executors import get_master, is_connect
+
+    feed = build_feed(cloud, tmp_path)
+    conf = SparkConf(loadDefaults=False).setMaster(get_master(feed.spark)).setAll([*feed.spark.conf.items()])
+    assert re.fullmatch(r"yarn|local\[\d+,\d+\]", conf.get("spark.master") or "")
+    assert not is_connect(feed.spark)
+    assert {key: conf.get(key) for key in feed.spark.conf} == feed.spark.conf
+    assert feed.registry is None or feed.registry.glue == ("eu-central-1", "orders")
