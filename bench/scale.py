@@ -236,7 +236,7 @@ class _World:
 
         land(self.feed, self.edges(), _CATCH_UP, Owner(name, name, "here", 1, 0), report).check()
         report(Progress("end"))
-        self.cpu |= {f"{name}: {s}": round(took, 3) for s, took in spent.items() if s not in ("start Spark", "land")}
+        self.cpu |= {f"{name}: {s}": round(took, 3) for s, took in spent.items() if s not in ("start workers", "land")}
 
     def receipts(self) -> None:
         """Measure a task's search for earlier attempts, and the driver's progress, with all receipts written."""

@@ -14,7 +14,7 @@ from sluice.pipelines.feed.rights import rights_of
 from sluice.pipelines.feed.table_section import QUARANTINE_TABLE, WINDOWS_TABLE
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.operating.migrate_offsets import Stores
-from sluice.pipelines.ports import Groups, Lake, Ports, Table
+from sluice.pipelines.ports import Engine, Groups, Lake, Ports, Table
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.cluster.shared_cluster import SharedKafka
 from sluice.resources.kafka.connection.connections import Wire
@@ -22,6 +22,7 @@ from sluice.resources.kafka.group.all_groups import KafkaGroups
 from sluice.resources.kafka.group.group import KafkaGroup
 from sluice.resources.lake import open_lake
 from sluice.resources.liveness import LakeLiveness, now
+from sluice.resources.local_engine import LocalEngine
 from sluice.resources.registry.confluent import writers_of
 from sluice.resources.spark.engine import SparkEngine
 from sluice.resources.spark.executor import Wiring
@@ -69,13 +70,20 @@ def _open_ports(feed: Feed, shared: SharedKafka | None = None) -> Iterator[Ports
             cluster=cluster,
             group=group,
             lake=lake,
-            engine=SparkEngine(feed.spark, lambda: ExecutorPorts.of(feed.kafka, lake), feed.fetch.tasks_per_broker),
+            engine=_engine(feed, lake),
             liveness=LakeLiveness(lake, feed.name, now),
             clock=now,
             wiring=Wiring.of(feed),
             writers=writers_of(feed, lake),
             parallelism=os.cpu_count() or 1,
         )
+
+
+def _engine(feed: Feed, lake: Lake) -> Engine:
+    per_broker = feed.fetch.tasks_per_broker
+    if feed.spark.is_required:
+        return SparkEngine(feed.spark, lambda: ExecutorPorts.of(feed.kafka, lake), per_broker)
+    return LocalEngine(per_broker)
 
 
 def open_groups(feed: Feed) -> AbstractContextManager[Groups]:

@@ -123,11 +123,12 @@ class Session:
             cache.ready(report)
         return time.monotonic() - began
 
-    def begin_spark(self, feed: Feed, catching_up: Sequence[Feed] = (), open_ports: OpenPorts | None = None) -> None:
-        """Spark starts on this machine while the caller loads Dagster and plans the batch: both take seconds. Where
-        feeds only catch up, it starts if one of them may have something pending, by edges that `open_ports` opens."""
+    def begin_engine(self, feed: Feed, catching_up: Sequence[Feed] = (), open_ports: OpenPorts | None = None) -> None:
+        """Start the feed's engine on this machine while the caller loads Dagster and plans the batch.
+
+        Where feeds only catch up, it starts if one of them may have something pending, by edges of `open_ports`.
+        """
         from sluice.pipelines.batch.survey import has_pending
-        from sluice.resources.spark.engine import begin
 
         def is_pending(one: Feed) -> bool:
             with (open_ports or self.open_ports)(one) as edges:
@@ -137,7 +138,14 @@ class Session:
             alike = [f for f in catching_up if f.spark == feed.spark]
             return not alike or any(map(is_pending, alike))
 
-        begin(feed.spark, is_needed)
+        if feed.spark.is_required:
+            from sluice.resources.spark import engine
+
+            engine.begin(feed.spark, is_needed)
+        else:
+            from sluice.resources import local_engine
+
+            local_engine.begin(is_needed)
 
     @contextmanager
     def open_ports(self, feed: Feed) -> Iterator[Ports]:

@@ -276,7 +276,7 @@ def execute(
         reports = {f.name: meter if len(feeds) == 1 else progress.report_of(f.name) for f in feeds}
         recorders = {name: _RunRecorder(report, before, first) for name, report in reports.items()}
         catching_up = skip is None and all(r == _CATCH_UP for r in requests.values())
-        session.begin_spark(feeds[0], feeds if catching_up else (), open_ports)
+        session.begin_engine(feeds[0], feeds if catching_up else (), open_ports)
         with fast_imports():
             from sluice.assets.execution import run_feeds
 
@@ -312,7 +312,7 @@ def _compile_locally(session: Session, feed: Feed) -> float:
     """Compile loops if tasks run on this machine. Returns the seconds that it took."""
     from sluice.resources.spark.executors import is_local
 
-    extras.require("dagster", "pyspark")  # reported before minutes of compiling
+    extras.require("dagster", *(["pyspark"] if feed.spark.is_required else []))  # before minutes of compiling
     return session.compile() if is_local(feed.spark) else 0.0
 
 

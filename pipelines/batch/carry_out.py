@@ -54,7 +54,7 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
     """Run the batch's tasks, prove their receipts, and publish the batch if limits and contract allow."""
     feed, edges, ledger, owner, report = run.feed, run.edges, run.ledger, run.owner, run.report
     plan, fresh = batch.plan or ledger.plan(batch.id), batch.owner.token == owner.token
-    report(Progress("start Spark"))
+    report(Progress("start workers"))
     edges.engine.start()
     with report_progress(edges.lake, feed.name, batch.id, plan, report):
         job = Job(plan, batch.id, owner.token, edges.wiring, shape, fresh=fresh)

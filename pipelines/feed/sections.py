@@ -354,6 +354,11 @@ class SparkSettings(Settings):
     start_timeout: Duration = 5 * MINUTE
     conf: dict[str, Annotated[str, BeforeValidator(lambda v: _conf_value(v))]] = Field(default_factory=dict)
 
+    @property
+    def is_required(self) -> bool:
+        """True if the feed names a master or session settings: Spark runs its tasks, not processes of this machine."""
+        return self.master is not None or bool(self.conf)
+
     @model_validator(mode="after")
     def _modules_are_packed(self) -> Self:
         if self.modules and self.environment != PACK:

@@ -111,14 +111,19 @@ def _get_needed_python() -> str:
         return ""  # `packages` reports it
 
 
-def java_here(_: Sequence[Feed]) -> Iterator[Diagnosis]:
+def java_here(feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
+    """Check for Java: required by feeds that run on Spark; a warning for others."""
     if find_spec("pyspark") is None:
         yield report_skipped("Java", "not needed to read", install("land"))
         return
     try:
         java_home = java.find_java()
     except SetupError as error:
-        yield of_error("Java", error)
+        if any(feed.spark.is_required for feed in feeds):
+            yield of_error("Java", error)
+        else:
+            needed = "needed for the local Kafka, `.spark()` and feeds with `spark`; these feeds land without it"
+            yield report_warning("Java", f"{error.message}: {needed}", error.remedy)
     else:
         yield report_ok("Java", f"{java.major(java_home)}, {java_home}")
 

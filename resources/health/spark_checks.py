@@ -44,6 +44,9 @@ def master(request: SparkAsked) -> Iterator[Diagnosis]:
     """Check that the master's port is open. For YARN and the like, only Spark knows the address."""
     settings = request.feed.spark
     name = get_master(settings)
+    if not settings.is_required:
+        yield report_ok("master", "none: tasks run in processes of this machine, without Spark")
+        return
     if is_local(settings):
         yield report_ok("master", f"{name}, in this process")
         return

@@ -1,15 +1,14 @@
 """The process from which Spark forks its Python workers (`spark.python.daemon.module`), with imports done.
 
 Loading Arrow and the compiled loops takes seconds. Done here once, every worker starts with them, also one that
-replaces a worker which died or raised, and all share the memory. Nothing here opens a socket or starts a thread.
+replaces a worker which died or raised, and all share the memory. Nothing here opens a socket or starts a thread. The
+pool of workers without Spark (`resources.worker_pool`) loads the same modules.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
-
-from pyspark.daemon import manager
 
 LOADED = (
     "sluice.resources.spark.executor",
@@ -18,7 +17,9 @@ LOADED = (
     "sluice.resources.kafka.fetch.fetch",
 )
 
-if __name__ == "__main__":
+
+def load_modules() -> None:
+    """Import the modules of tasks, before a first fork. Compile missing loops."""
     gc.disable()  # none of the loaded objects is garbage
     for module in LOADED:
         try:
@@ -29,4 +30,10 @@ if __name__ == "__main__":
             break
     gc.freeze()  # collections in the workers would copy every shared page
     gc.enable()
+
+
+if __name__ == "__main__":
+    from pyspark.daemon import manager
+
+    load_modules()
     manager()

@@ -149,7 +149,7 @@ class SparkEngine:
         return self._wait_for(collect) if count else []
 
     def _wait_for(self, call: Callable[[], T]) -> T:
-        done = _elsewhere(call)
+        done = in_thread(call)
         try:
             wait([done])
         except BaseException:
@@ -362,7 +362,7 @@ def has_slow_start() -> bool:
     return any(_slow_starts)
 
 
-def _elsewhere(call: Callable[[], T]) -> Future[T]:
+def in_thread(call: Callable[[], T]) -> Future[T]:
     """Call it in a thread of its own, so that an interrupt ends only Python's wait, and at once.
 
     Amid a call to the JVM an interrupt would break the connection; PySpark's clean-up then raises another error, or

@@ -147,22 +147,23 @@ class TaskWork:
         )
 
 
-def run(work: TaskWork, numbers: Iterable[int]) -> Iterator[Row]:
+def run(work: TaskWork, numbers: Iterable[int], tried: int | None = None) -> Iterator[Row]:
     """Run the tasks at these positions of `work.queues`; yield a row for each outcome and each traffic.
 
-    Spark calls it in a Python worker.
+    An engine calls it in a worker. `tried`: how often these tasks were tried before; None: Spark knows.
     """
+    tried = _count_spark_tries() if tried is None else tried
     for number in numbers:
         for position in work.queues[number]:
             task, began = work.tasks[position], time.time_ns()
-            for sent in _carried_out(work, task):
+            for sent in _carried_out(work, task, tried):
                 yield type(sent).__name__, to_json(sent)
             if work.timed:
-                yield TaskTime.__name__, to_json(_time(task, began))
+                yield TaskTime.__name__, to_json(_time(task, began, tried))
 
 
-def call(called: Callable[[int], str], numbers: Iterable[int]) -> Iterator[Row]:
-    """Run `called` for each number; yield one row with its result. Spark calls it in a Python worker."""
+def call(called: Callable[[int], str], numbers: Iterable[int], tried: int = 0) -> Iterator[Row]:
+    """Run `called` for each number; yield one row with its result. An engine calls it in a worker."""
     cache.ready()
     for number in numbers:
         yield _SAID, called(number)
@@ -181,7 +182,7 @@ def prepare(numbers: Iterable[int]) -> None:
     cache.ready()
 
 
-def _carried_out(work: TaskWork, task: Task) -> list[Outcome | TaskTraffic]:
+def _carried_out(work: TaskWork, task: Task, tried: int) -> list[Outcome | TaskTraffic]:
     # Imported late: workers need the compiled loops, code that only wires a feed does not. On another machine than the
     # driver's, the first worker has them compiled, and the others wait for it.
     cache.ready()
@@ -198,21 +199,21 @@ def _carried_out(work: TaskWork, task: Task) -> list[Outcome | TaskTraffic]:
         wiring.limits,
         wiring.memory,
         work.shape.name,
-        fresh=work.fresh and not _tried_before(),
+        fresh=work.fresh and not tried,
     )
     with wiring.open(work.isolation, work.shape) as tools:
         if work.salvage:
             return [*salvage_task(task, assignment, tools, work.salvage)]
-        outcomes = run_task(task, assignment, tools, last_try=_tried_before() >= work.tries - 1)
+        outcomes = run_task(task, assignment, tools, last_try=tried >= work.tries - 1)
         traffic = tools.fetcher.traffic()
         return [*outcomes, traffic] if traffic.brokers else [*outcomes]
 
 
-def _time(task: Task, began: int) -> TaskTime:
-    return TaskTime(task.index, began, time.time_ns(), _tried_before(), socket.gethostname(), os.getpid())
+def _time(task: Task, began: int, tried: int) -> TaskTime:
+    return TaskTime(task.index, began, time.time_ns(), tried, socket.gethostname(), os.getpid())
 
 
-def _tried_before() -> int:
+def _count_spark_tries() -> int:
     from pyspark import TaskContext
 
     context = TaskContext.get()

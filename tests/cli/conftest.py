@@ -110,7 +110,7 @@ class Over(Session):
     def shared_edges(self, feeds: Iterable[Feed]) -> Iterator[OpenPorts]:
         yield self.open_ports
 
-    def begin_spark(self, feed: Feed, catching_up: Sequence[Feed] = (), open_ports: OpenPorts | None = None) -> None:
+    def begin_engine(self, feed: Feed, catching_up: Sequence[Feed] = (), open_ports: OpenPorts | None = None) -> None:
         """Tasks run in this process."""
 
     def open_groups(self, feed: Feed) -> AbstractContextManager[Groups]:

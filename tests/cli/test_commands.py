@@ -100,7 +100,7 @@ def test_a_profile_says_where_the_time_went(world: World, tell: Tell, capfd: pyt
     assert (profile["ns_per_record"]["wait"], profile["ns_per_record"]["validate"]) == (10.0, 0.0)
     assert sum(t["ns"]["wait"] for t in profile["tasks"]) == 1000
     assert list(told.run["seconds"])[-2:] == ["commit", "finish"]
-    assert "start Spark" in told.run["seconds"]
+    assert "start workers" in told.run["seconds"]
     world.grow(0, 130)
     run_body(
         run.run, Over(CommandOutput(), world.project.root, False, world), ["orders"], only=["orders:0"], profile=True

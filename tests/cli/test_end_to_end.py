@@ -137,7 +137,7 @@ def _is_one_trace(listener: Listener, run: str, offsets: int) -> None:
     steps = [s for s in spans if not s.parent_span_id]
     assert len(steps) == 2, "what lands, and what commits"
     stages = {s.name for s in spans if s.parent_span_id in {x.span_id for x in steps}}
-    assert {"plan", "start Spark", "land", "prove", "publish", "commit"} <= stages
+    assert {"plan", "start workers", "land", "prove", "publish", "commit"} <= stages
     told = 0
     for task in (s for s in spans if s.name == "task"):
         above, about = by_id[task.parent_span_id], {a.key: a.value for a in task.attributes}

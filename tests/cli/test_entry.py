@@ -58,7 +58,7 @@ def test_so_does_one_while_dagster_and_spark_start(
 ) -> None:
     topic = fresh_topic()
     feed = FEED.replace("127.0.0.1:9\n", f"{kafka.bootstrap}\n").replace("topics: orders", f"topics: {topic}")
-    (project / "feeds" / "orders.yaml").write_text(feed)
+    (project / "feeds" / "orders.yaml").write_text(feed + "spark: {master: 'local[2,3]'}\n")
     with closing(KafkaProducer(bootstrap_servers=kafka.bootstrap)) as producer:
         producer.send(topic, b"one").get(30)
     _interrupted("run", "orders", module)

@@ -1,4 +1,5 @@
-"""Runs as users start them, `sluice run` with Dagster and Spark: their processes are killed, stopped, interrupted.
+"""Runs as users start them, `sluice run` with Dagster, on Spark and on workers without it: their processes are killed,
+stopped, interrupted.
 
 In mid-landing, surely: the leaders of some or all partitions keep their answers until the fault is done.
 """
@@ -42,6 +43,14 @@ def draw() -> random.Random:
     return random.Random(SEED)
 
 
+@pytest.fixture(params=["local", "spark"])
+def engine(request: pytest.FixtureRequest, field: Field) -> str:
+    """The engine of the field's feed."""
+    if request.param == "spark":
+        field.settings["spark"] = f"{{master: 'local[{CORES},3]'}}"
+    return str(request.param)
+
+
 def begun(field: Field, processes: Processes, partitions: int = PARTITIONS) -> Running:
     """A run in mid-landing: its workers wait for records of the first partitions; the others may have landed."""
     held(field, partitions)
@@ -52,6 +61,7 @@ def begun(field: Field, processes: Processes, partitions: int = PARTITIONS) -> R
     return running
 
 
+@pytest.mark.usefixtures("engine")
 def test_python_worker_killed_in_mid_task(field: Field, processes: Processes, draw: random.Random) -> None:
     with field.producing():
         field.normal(1)
@@ -62,12 +72,13 @@ def test_python_worker_killed_in_mid_task(field: Field, processes: Processes, dr
         field.account.did(f"Python worker {victim.pid} of {len(before)} was killed (SIGKILL)")
         until(lambda: {p.pid for p in processes.workers(field.arena)} - {p.pid for p in before}, 60)
         healed(field)
-        assert field.ended(running).clean, "Spark tries the task again"
+        assert field.ended(running).clean, "the task is tried again"
         processes.gone()
         field.recovered()
     field.proven()
 
 
+@pytest.mark.usefixtures("engine")
 def test_python_worker_killed_at_every_try(field: Field, processes: Processes) -> None:
     with field.producing():
         field.normal(1)
@@ -87,6 +98,23 @@ def test_python_worker_killed_at_every_try(field: Field, processes: Processes) -
     field.proven()
 
 
+def test_pool_of_workers_killed_in_mid_landing(field: Field, processes: Processes) -> None:
+    with field.producing():
+        field.normal(1)
+        running = begun(field, processes, 1)
+        processes.find_pool().send(signal.SIGKILL)
+        field.account.did("the process that forks workers was killed (SIGKILL)")
+        ran = field.ended(running)
+        assert (ran.code, ran.error) == (1, "Failed"), ran
+        assert "forks workers was killed by SIGKILL" in ran.noise
+        processes.gone()
+        healed(field)
+        field.recovered()
+    field.proven()
+
+
+@pytest.mark.parametrize("engine", ["spark"], indirect=True)
+@pytest.mark.usefixtures("engine")
 def test_jvm_of_spark_killed_in_mid_landing(field: Field, processes: Processes) -> None:
     with field.producing():
         field.normal(1)
@@ -102,6 +130,7 @@ def test_jvm_of_spark_killed_in_mid_landing(field: Field, processes: Processes) 
     field.proven()
 
 
+@pytest.mark.usefixtures("engine")
 def test_run_killed_in_mid_landing(field: Field, processes: Processes) -> None:
     with field.producing():
         field.normal(1)
@@ -116,6 +145,7 @@ def test_run_killed_in_mid_landing(field: Field, processes: Processes) -> None:
     field.proven()
 
 
+@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["terminated", "interrupted"])
 def test_run_asked_to_end_in_mid_landing(field: Field, processes: Processes, number: signal.Signals) -> None:
     with field.producing():
@@ -134,12 +164,15 @@ def test_run_asked_to_end_in_mid_landing(field: Field, processes: Processes, num
     field.proven()
 
 
-def test_engine_stopped_in_mid_landing_and_continued(field: Field, processes: Processes, draw: random.Random) -> None:
-    what = draw.choice(["JVM", "Python worker"])
+def test_engine_stopped_in_mid_landing_and_continued(
+    field: Field, processes: Processes, draw: random.Random, engine: str
+) -> None:
+    what = draw.choice(["JVM" if engine == "spark" else "pool", "Python worker"])
     with field.producing():
         field.normal(1)
         running = begun(field, processes)
-        victim = processes.jvm() if what == "JVM" else draw.choice(processes.workers(field.arena))
+        parents = {"JVM": processes.jvm, "pool": processes.find_pool}
+        victim = parents[what]() if what in parents else draw.choice(processes.workers(field.arena))
         victim.send(signal.SIGSTOP)
         field.account.did(f"its {what} was stopped (SIGSTOP)")
         healed(field)

@@ -1,6 +1,7 @@
-"""The processes of a run through Dagster and Spark: found by a mark that all of them inherit, and what is done to them.
+"""The processes of a run through Dagster: found by a mark that all of them inherit, and what is done to them.
 
 driver (`sluice run`, or the run that Dagster launched)  →  Spark's JVM  →  its Python daemon  →  Python workers
+driver                                                   →  the pool     →  Python workers          without Spark
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tests.resources.kafka.tools import until
 
 MARK = "SLUICE_FAULTS_MARK"
 _JVM, _PYTHON = b"org.apache.spark.deploy.SparkSubmit", b"sluice.resources.spark.daemon"
+_POOL = b"sluice.resources.worker_pool"
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,13 @@ class Process:
 
     @property
     def is_engine(self) -> bool:
-        """Whether it is Spark's: its JVM, its Python daemon, a worker."""
-        return _JVM in self.command or _PYTHON in self.command
+        """True for Spark's JVM, its Python daemon, the pool, and workers."""
+        return _JVM in self.command or self.is_python
+
+    @property
+    def is_python(self) -> bool:
+        """True for Spark's Python daemon, the pool, and their workers."""
+        return _PYTHON in self.command or _POOL in self.command
 
     @property
     def sockets(self) -> set[str]:
@@ -65,10 +72,15 @@ class Processes:
         """Spark's JVM, once it is there; before that a shell and a launcher of the same name may be."""
         return until(lambda: next((p for p in self.alive() if _JVM in p.command and b"/java\0" in p.command), None))
 
+    def find_pool(self) -> Process:
+        """The process that forks workers, once it is there."""
+        driven = until(lambda: [p for p in self.alive() if _POOL in p.command])
+        return next(p for p in driven if p.parent not in {other.pid for other in driven})
+
     def workers(self, arena: Arena) -> list[Process]:
-        """Spark's Python workers that read from the arena's brokers now."""
+        """The Python workers that read from the arena's brokers now."""
         sockets = _sockets({proxy.port for proxy in arena.proxies.values()})
-        return [p for p in self.alive() if _PYTHON in p.command and p.sockets & sockets]
+        return [p for p in self.alive() if p.is_python and p.sockets & sockets]
 
     def gone(self) -> None:
         """Wait until nothing of it is left. AssertionError with what is."""

@@ -10,6 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from sluice.pipelines.errors import SetupError
+from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.model.health import Health
 from sluice.resources.health import examine, machine_checks
@@ -81,3 +83,20 @@ def test_reading_needs_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_checks, "find_spec", lambda name: None)
     (diagnosis,) = machine_checks.java_here(())
     assert (diagnosis.health, diagnosis.remedy) == (Health.SKIPPED, "pip install 'kafka-sluice[land]'")
+
+
+@pytest.mark.parametrize(
+    ("spark", "health"),
+    [({}, Health.WARNING), ({"master": "local[2]"}, Health.FAILED), ({"conf": {"spark.x": "1"}}, Health.FAILED)],
+)
+def test_only_feeds_on_spark_require_java(
+    spark: dict[str, object], health: Health, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise SetupError("no Java", remedy="install one")
+
+    monkeypatch.setattr(machine_checks.java, "find_java", fail)
+    settings = {"feed": "orders", "kafka": {"bootstrap": "a:1"}, "topics": "orders", "start": "earliest"}
+    feed = Feed.model_validate(settings | {"spark": spark})
+    (diagnosis,) = machine_checks.java_here((feed,))
+    assert (diagnosis.health, diagnosis.remedy) == (health, "install one")

@@ -1,0 +1,395 @@
+"""The engine without Spark: workers of this machine, forked from a pool process (`worker_pool`), run the tasks.
+
+    driver ── a socket for each worker ── workers          one thread of the driver waits for each worker at work
+       └───── a socket that asks for them ── pool
+
+`open_ports` chooses it for feeds without `spark.master` and `spark.conf`. As many workers as cores are at work at once
+in a process; feeds that land at once take turns. Promises, as Spark's: a task whose worker dies or raises is tried
+`TRIES` times in all, each time in a new worker, which adopts finished offset ranges. A task that fails each time is
+salvaged: its finished ranges return as receipts, the others as failures; other tasks go on. An engine that is cancelled
+kills its workers. No process outlives the driver.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+
+from sluice.pipelines.errors import Failed, SetupError
+from sluice.pipelines.model.receipts import Outcome, TaskTime
+from sluice.pipelines.model.traffic import TaskTraffic
+from sluice.pipelines.ports import Job
+from sluice.resources import worker_pool
+from sluice.resources.observe import tracing
+from sluice.resources.spark import executor
+from sluice.resources.spark.engine import WORKERS_ENVIRONMENT, in_thread
+from sluice.resources.spark.executors import TRIES
+from sluice.resources.worker_pool import DIED, DONE, FAILED, ROW, Rows
+
+_ADOPTED = "run again: finished slices are adopted"
+_GOES_ON = "run again: it goes on where it ended"
+_MEMORY = "if the system's log shows that memory ran out, give the machine more or lower `limits.task_memory`"
+_CANCEL_SECONDS = 5.0
+_ENDING_SECONDS = 2.0
+"""Seconds to wait for the exit of a pool whose sockets have ended."""
+
+
+class LocalEngine:
+    """`ports.Engine` over workers of this machine. They start with the first `run`."""
+
+    def __init__(self, per_broker: int | None = None) -> None:
+        """`per_broker`: how many tasks of a job may read from one broker at once."""
+        self._per_broker = per_broker
+        self._cancelled, self._lock = False, threading.RLock()  # an interrupted thread may cancel
+        self._jobs: set[_Job] = set()
+
+    def start(self) -> None:
+        """Start the pool if this process has none. Does not wait for it."""
+        _get_pool()
+
+    def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome | TaskTraffic]:
+        """Return an outcome for each offset range of the tasks (positions in the plan), and each task's traffic,
+        unordered.
+
+        Raises SetupError if no worker starts, Failed if it was cancelled or a task can neither run nor be salvaged.
+        """
+        if not tasks:
+            return []
+        step = tracing.current_step()
+        work = executor.TaskWork.of(job, tasks, TRIES, self._per_broker, timed=step is not None)
+        salvage = lambda reason: partial(executor.run, replace(work, salvage=reason))  # noqa: E731
+        one = _Job(partial(executor.run, work), len(work.queues), "the tasks", _ADOPTED, salvage)
+        sent = [executor.sent_in(*row) for row in self._carry_out(one)]
+        if step:
+            step.tasks(job.plan, job.batch, [s for s in sent if isinstance(s, TaskTime)])
+        return [s for s in sent if not isinstance(s, TaskTime)]
+
+    def map(self, feed: str, what: str, call: Callable[[int], str], count: int) -> list[str]:
+        """Return the result of the call for each number, in no particular order.
+
+        Raises as `run`; nothing is salvaged.
+        """
+        job = _Job(partial(executor.call, call), count, f"{what} of {feed}", _GOES_ON)
+        return [answer for _, answer in self._carry_out(job)]
+
+    def cancel(self) -> None:
+        """Kill the workers of this engine: `run` raises Failed. Any thread may call it, at any time."""
+        with self._lock:
+            self._cancelled = True
+            for job in self._jobs:
+                job.end()
+
+    def _carry_out(self, job: _Job) -> list[executor.Row]:
+        with self._lock:
+            self._jobs.add(job)
+            if self._cancelled:
+                job.end()
+        try:
+            return job.carry_out()
+        finally:
+            with self._lock:
+                self._jobs.discard(job)
+
+
+class _Cancelled(Failed):
+    """The job was ended: by its engine, or after an error of another lane."""
+
+
+class _WorkerFailed(Exception):
+    """A worker died, or raised, under a number."""
+
+
+class _Job:
+    """One call for each number below `count`, in as many lanes as cores."""
+
+    def __init__(
+        self, rows: Rows, count: int, what: str, again: str, salvage: Callable[[str], Rows] | None = None
+    ) -> None:
+        """`salvage`: returns the call in place of one that failed on each try for a reason."""
+        self._pickled, self._count, self._salvage = pickle.dumps(rows), count, salvage
+        self._what, self._again = what, again
+        self._numbers, self._lock = iter(range(count)), threading.RLock()
+        self._workers: set[_Worker] = set()
+        self.ended = threading.Event()
+
+    def carry_out(self) -> list[executor.Row]:
+        """Return the rows of all numbers. The first error ends the rest, and is raised. An interrupt ends all."""
+        lanes = [in_thread(self._run_lane) for _ in range(min(_turns.cores, self._count))]
+        try:
+            wait(lanes)
+        except BaseException:
+            self.end()
+            wait(lanes, _CANCEL_SECONDS)
+            raise
+        errors = [error for lane in lanes if (error := lane.exception())]
+        if errors:
+            raise next((e for e in errors if not isinstance(e, _Cancelled)), errors[0])
+        return [row for lane in lanes for row in lane.result()]
+
+    def end(self) -> None:
+        """Kill all workers: their lanes raise _Cancelled."""
+        with self._lock:
+            self.ended.set()
+            for worker in self._workers:
+                worker.shut()
+        _turns.notify()
+
+    def _run_lane(self) -> list[executor.Row]:
+        """Carry out one number after the other, by one worker as long as it lives."""
+        rows = list[executor.Row]()
+        lane = _Lane(self._start_worker, self._end_worker)
+        try:
+            while (number := self._take_number()) is not None:
+                with _turns.take(self):
+                    rows += self._carry_out(lane, number)
+        except BaseException:
+            self.end()
+            raise
+        finally:
+            lane.close()
+        return rows
+
+    def _take_number(self) -> int | None:
+        with self._lock:
+            return next(self._numbers, None)
+
+    def _carry_out(self, lane: _Lane, number: int) -> list[executor.Row]:
+        """Return the rows of the number's first try that succeeds, or else of its salvage. Raises Failed."""
+        try:
+            return lane.carry_out(self._pickled, number)
+        except _WorkerFailed as error:
+            reason = str(error)
+        if self._salvage:
+            with suppress(_WorkerFailed):  # the first reason tells more
+                return lane.carry_out(pickle.dumps(self._salvage(reason)), number)
+        raise Failed(f"{self._what} failed: {reason}", remedy=f"{self._again}; {_MEMORY}")
+
+    def _start_worker(self) -> _Worker:
+        with self._lock:
+            if self.ended.is_set():
+                raise _Cancelled("the tasks were cancelled", remedy=self._again)
+            worker = _Worker(_get_pool())
+            self._workers.add(worker)
+        return worker
+
+    def _end_worker(self, worker: _Worker) -> None:
+        with self._lock:
+            self._workers.discard(worker)
+            worker.close()
+
+
+class _Lane:
+    """Tries numbers in one worker, and in a new one after each failure."""
+
+    def __init__(self, start: Callable[[], _Worker], end: Callable[[_Worker], None]) -> None:
+        self._start_worker, self._end_worker = start, end
+        self._worker: _Worker | None = None
+
+    def carry_out(self, pickled: bytes, number: int) -> list[executor.Row]:
+        """Return the rows of the first try that succeeds. Raises the _WorkerFailed of the last one."""
+        for tried in range(TRIES):
+            self._worker = self._worker or self._start_worker()
+            try:
+                return self._worker.carry_out(pickled, number, tried)
+            except _WorkerFailed:
+                self.close()
+                if tried == TRIES - 1:
+                    raise
+        raise AssertionError("no try")
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._end_worker(self._worker)
+            self._worker = None
+
+
+class _Worker:
+    """A worker process, as its driver sees it. One thread uses it; any may `shut` it."""
+
+    def __init__(self, pool: _PoolProcess) -> None:
+        self._pool, self._given, self._is_shut = pool, b"", False
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            pool.fork(theirs)
+
+    def carry_out(self, pickled: bytes, number: int, tried: int) -> list[executor.Row]:
+        """Return the rows of a number. Raises _WorkerFailed, and SetupError or Failed if the pool is gone."""
+        rows = list[executor.Row]()
+        with suppress(OSError):  # the worker ended before it took everything
+            self._send(pickled, number, tried)
+        kind, body = b"", b""
+        with suppress(OSError):
+            while (message := worker_pool.receive(self._channel))[0] == ROW:
+                name, _, text = message[1].decode().partition("\n")
+                rows.append((name, text))
+            kind, body = message
+        if kind == DONE:
+            return rows
+        if kind == FAILED:
+            raise _WorkerFailed(body.decode())
+        if kind == DIED:
+            raise _WorkerFailed(f"its worker {_describe_exit(int(body))}")
+        if not self._is_shut:
+            self._pool.check()
+        raise _WorkerFailed("its worker ended")
+
+    def _send(self, pickled: bytes, number: int, tried: int) -> None:
+        if not self._given:
+            context = dict(os.environ) | WORKERS_ENVIRONMENT, sys.path
+            worker_pool.send(self._channel, worker_pool.CONTEXT, pickle.dumps(context))
+        if self._given != pickled:
+            worker_pool.send(self._channel, worker_pool.CALL, pickled)
+            self._given = pickled
+        worker_pool.send(self._channel, worker_pool.NUMBER, f"{number} {tried}".encode())
+
+    def shut(self) -> None:
+        """Have the pool kill the process; the thread that waits for it goes on."""
+        self._is_shut = True
+        with suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.shut()
+        self._channel.close()
+
+
+def _describe_exit(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+
+
+class _PoolProcess:
+    """The pool of this process."""
+
+    def __init__(self) -> None:
+        self._driver, self._lock = os.getpid(), threading.Lock()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the pool
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            number = str(theirs.fileno())
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", worker_pool.__name__, str(self._driver), number],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+                pass_fds=[theirs.fileno()],
+                env=os.environ | WORKERS_ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+
+    @property
+    def is_usable(self) -> bool:
+        """True if it lives and this process has started it, not a process that this one was forked from."""
+        return self._driver == os.getpid() and self._process.poll() is None
+
+    def fork(self, channel: socket.socket) -> None:
+        """Ask for a worker that serves the channel. Raises SetupError, Failed."""
+        try:
+            with self._lock:
+                socket.send_fds(self._control, [b"w"], [channel.fileno()])
+        except OSError:
+            self.check()
+            raise
+
+    def check(self) -> None:
+        """Raise the error of a pool that has ended: Failed if it was killed, SetupError if it could not start."""
+        with suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(_ENDING_SECONDS)
+            if code < 0:
+                raise Failed(f"the process that forks workers {_describe_exit(code)}", remedy=f"{_ADOPTED}; {_MEMORY}")
+            self._errors.seek(0)
+            lines = self._errors.read().decode("utf-8", "replace").split("\n")
+            reason = next((line for line in reversed(lines) if line.strip()), f"it ended with {code}")
+            raise SetupError(
+                f"the process that forks workers did not start: {reason[:300]}",
+                remedy="see whether this Python environment is whole: sluice doctor",
+            )
+
+    def end(self) -> None:
+        """End the process and its workers, unless another process started it."""
+        self._control.close()
+        self._errors.close()
+        if self.is_usable:
+            self._process.kill()
+            self._process.wait()
+
+
+class _Turns:
+    """Lets as many lanes work at once as there are cores. The job with the fewest at work is the next."""
+
+    def __init__(self, cores: int) -> None:
+        self.cores = cores
+        self._changed, self._at_work = threading.Condition(), Counter[_Job]()
+        self._waiting: dict[object, _Job] = {}
+
+    @contextmanager
+    def take(self, job: _Job) -> Iterator[None]:
+        """Wait for a turn, which ends with the block. Raises _Cancelled if the job ends first."""
+        ticket = object()
+        with self._changed:
+            self._waiting[ticket] = job
+            self._changed.wait_for(lambda: job.ended.is_set() or self._find_next() is ticket)
+            del self._waiting[ticket]
+            self._changed.notify_all()
+            if job.ended.is_set():
+                raise _Cancelled("the tasks were cancelled", remedy=_ADOPTED)
+            self._at_work[job] += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._at_work[job] -= 1
+                self._at_work += Counter()  # forgets those without work
+                self._changed.notify_all()
+
+    def notify(self) -> None:
+        """Have waiting lanes see that their job has ended."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _find_next(self) -> object | None:
+        if self._at_work.total() >= self.cores or not self._waiting:
+            return None
+        return min(self._waiting, key=lambda ticket: self._at_work[self._waiting[ticket]])
+
+
+_turns = _Turns(os.cpu_count() or 1)
+_lock = threading.Lock()
+_pools: list[_PoolProcess] = []
+
+
+def _get_pool() -> _PoolProcess:
+    with _lock:
+        if not _pools or not _pools[-1].is_usable:
+            end()
+            _pools.append(_PoolProcess())
+        return _pools[-1]
+
+
+def begin(needed: Callable[[], bool] = lambda: True) -> None:
+    """Start the pool in the background if `needed`, which is called there. Errors are left to the first use."""
+
+    def start() -> None:
+        with suppress(Exception):
+            if needed():
+                _get_pool()
+
+    threading.Thread(target=start, name="sluice-pool", daemon=True).start()
+
+
+@atexit.register
+def end() -> None:
+    """End this process's pool, if it has one."""
+    while _pools:
+        _pools.pop().end()

@@ -1,0 +1,213 @@
+"""The process from which `local_engine` forks its workers, with a task's imports done.
+
+    python -P -m sluice.resources.worker_pool DRIVER DESCRIPTOR      started by `local_engine` alone
+
+The pool never has a second thread, so its forks are safe; the driver, which has many, never forks. DESCRIPTOR is one
+end of a socket pair. Each message on it carries one end of another pair: the pool forks a worker that serves it.
+Sockets are SOCK_SEQPACKET: a message arrives whole or not at all, also from a worker that is killed.
+
+Promises: a worker dies when the driver shuts its socket, when the pool dies (PR_SET_PDEATHSIG), and when the driver
+dies (a pidfd, or the end of its sockets). The status of a worker that died is the last message on its socket. Requests
+and results travel on these sockets only, never in arguments or environments.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+
+from sluice.pipelines.records.compiled import cache
+
+PIECE = 32 << 10
+"""Bytes of a message; longer ones travel in pieces."""
+MORE, CONTEXT, CALL, NUMBER = b"m", b"e", b"c", b"n"
+"""The first byte of a message to a worker: more pieces follow; its environment and path; a call; a number for it."""
+ROW, DONE, FAILED, DIED = b"r", b"d", b"f", b"x"
+"""The first byte of a message from it: a row; the number's end; its error; the exit status of the worker."""
+Rows = Callable[[Iterable[int], int], Iterator[tuple[str, str]]]
+"""Carries numbers out that were tried so often before; yields rows: kind and JSON."""
+_SET_PARENT_DEATH_SIGNAL = 1
+_LINE = 500
+
+
+def send(channel: socket.socket, kind: bytes, body: bytes = b"") -> None:
+    """Send one message, in pieces if it is long."""
+    for at in range(0, max(len(body) - PIECE, 0), PIECE):
+        channel.sendall(MORE + body[at : at + PIECE])
+    channel.sendall(kind + body[max(len(body) - 1, 0) // PIECE * PIECE :])
+
+
+def receive(channel: socket.socket) -> tuple[bytes, bytes]:
+    """Return the kind of the next message and its body. The kind is empty at the end of the socket."""
+    body = bytearray()
+    while piece := channel.recv(PIECE + 1):
+        if piece[:1] == DIED:
+            return DIED, piece[1:]  # in place of the rest of a longer one
+        body += piece[1:]
+        if piece[:1] != MORE:
+            return piece[:1], bytes(body)
+    return b"", b""
+
+
+class _Pool:
+    """Forks workers, ends them, and reports how they ended."""
+
+    def __init__(self, control: socket.socket, driver: int) -> None:
+        self._control, self._driver, self._loaded = control, driver, False
+        self._workers: dict[int, tuple[int, socket.socket]] = {}
+        """By the descriptor of its socket, each worker's pid; the pool keeps the socket open to write the status."""
+        self._poll = select.poll()
+
+    def serve(self) -> None:
+        """Fork workers until the driver ends or closes its end."""
+        woken, wakes = os.pipe()
+        os.set_blocking(wakes, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakes)
+        for descriptor in (self._control.fileno(), woken):
+            self._poll.register(descriptor, select.POLLIN)
+        ends = _watch(self._driver)
+        if ends is not None:
+            self._poll.register(ends, select.POLLIN)
+        try:
+            while True:
+                for descriptor, _ in self._poll.poll():
+                    if descriptor == woken:
+                        os.read(woken, PIECE)
+                        self._report_ended()
+                    elif descriptor in self._workers:
+                        self._kill(descriptor)
+                    elif descriptor == ends or not self._fork():
+                        return
+        finally:
+            for pid, _ in self._workers.values():
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def load(self) -> None:
+        """Import what tasks need, once; not while loops are missing: the driver compiles them and shows progress."""
+        if not self._loaded:
+            from sluice.resources.spark import daemon
+
+            daemon.load_modules()
+            self._loaded = True
+
+    def _fork(self) -> bool:
+        """Fork a worker for the socket in the next message. Returns False if there is no message."""
+        message, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
+        if not message or not descriptors:
+            return False
+        channel = socket.socket(fileno=descriptors[0])
+        self.load()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            with suppress(OSError):
+                channel.send(FAILED + f"no process for a worker: {error.strerror}".encode(), socket.MSG_DONTWAIT)
+            channel.close()
+            return True
+        if pid == 0:
+            self._run_worker(channel)
+        self._workers[channel.fileno()] = pid, channel
+        self._poll.register(channel.fileno(), 0)  # 0: only the driver's shutdown of it wakes the pool
+        return True
+
+    def _run_worker(self, channel: socket.socket) -> None:
+        """Serve the channel in the forked process. Never returns."""
+        try:
+            ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._control.close()
+            for _, other in self._workers.values():
+                other.close()  # or its driver's end would not notice its end
+            _serve(channel)
+        except BaseException:  # noqa: BLE001 - the driver is gone, or the status reports it
+            os._exit(1)
+        os._exit(0)
+
+    def _kill(self, descriptor: int) -> None:
+        """Kill a worker whose socket the driver has shut. `_report_ended` forgets it."""
+        self._poll.unregister(descriptor)
+        with suppress(OSError):
+            os.kill(self._workers[descriptor][0], signal.SIGKILL)
+
+    def _report_ended(self) -> None:
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = ended
+                descriptor = next((d for d, (p, _) in self._workers.items() if p == pid), None)
+                if descriptor is None:
+                    continue
+                _, channel = self._workers.pop(descriptor)
+                with suppress(KeyError):
+                    self._poll.unregister(descriptor)
+                with suppress(OSError):
+                    channel.send(DIED + str(os.waitstatus_to_exitcode(status)).encode(), socket.MSG_DONTWAIT)
+                channel.close()
+
+
+def _watch(driver: int) -> int | None:
+    """Return a descriptor that is readable once the driver has ended; None where the system has none."""
+    if os.getppid() != driver:
+        sys.exit()
+    with suppress(OSError, AttributeError):
+        return os.pidfd_open(driver)
+    return None
+
+
+def _serve(channel: socket.socket) -> None:
+    """Carry out numbers until the driver shuts the channel, or one fails."""
+    rows: Rows | None = None
+    pickled = b""
+    while (message := receive(channel))[0]:
+        kind, body = message
+        if kind == CONTEXT:
+            _set_context(*pickle.loads(body))
+        elif kind == CALL:
+            pickled, rows = body, None
+        else:
+            try:
+                rows = rows or pickle.loads(pickled)
+                position, tried = map(int, body.split())
+                for name, text in rows((position,), tried):
+                    send(channel, ROW, f"{name}\n{text}".encode())
+            except Exception as error:  # noqa: BLE001 - the driver tries again, in another worker
+                send(channel, FAILED, describe(error).encode("utf-8", "replace"))
+                return
+            send(channel, DONE)
+
+
+def _set_context(environment: Mapping[str, str], path: Sequence[str]) -> None:
+    """Take over the driver's environment and path of modules."""
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
+    sys.path[:] = path
+
+
+def describe(error: BaseException) -> str:
+    """Return the error's class and the first line of its text, at most 500 characters."""
+    line = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}{': ' if line else ''}{line}"[:_LINE]
+
+
+def main(driver: int, descriptor: int) -> None:
+    """Serve the driver. An interrupt of the terminal is the driver's: the pool ends with it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    pool = _Pool(socket.socket(fileno=descriptor), driver)
+    if cache.is_ready():
+        pool.load()
+    pool.serve()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,278 @@
+"""The engine without Spark, on real processes: tasks land, die, hang and fail; nothing outlives the driver."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from sluice.pipelines.errors import Failed, SetupError
+from sluice.pipelines.landing.proof import prove
+from sluice.pipelines.model.kafka import Isolation, TopicPartition
+from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.model.receipts import Outcome, Receipt
+from sluice.pipelines.model.traffic import TaskTraffic
+from sluice.pipelines.ports import Job
+from sluice.resources import local_engine, worker_pool
+from sluice.resources.lake.local_lake import LocalLake
+from sluice.resources.local_engine import LocalEngine
+from sluice.testing.logs import LZ4, LogBatch, LogRecord, log
+from tests.resources.kafka.tools import until
+from tests.resources.log_wiring import LogWiring
+
+ROOT = Path(__file__).parents[2]
+LOG = log(*[LogBatch(tuple(LogRecord(b"k%d" % i, b"value %d" % i) for i in range(500)), LZ4) for _ in range(4)])
+LOGS = {TopicPartition("orders", p): LOG for p in range(3)}
+SLICES = tuple(Slice("orders", p, "topic-id", 0, LOG.end, estimated_bytes=1000) for p in range(3))
+TASKS = (Task(0, 1, SLICES[:1]), Task(1, 2, SLICES[1:]))
+PLAN = Plan("sales", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, TASKS)
+SECRET = "not-for-everybody"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_pool() -> Iterator[None]:
+    yield
+    local_engine.end()
+    assert list_processes() == []
+
+
+@pytest.fixture
+def wiring(tmp_path: Path) -> LogWiring:
+    (tmp_path / "notes").mkdir()
+    return LogWiring(tmp_path / "lake", tmp_path / "notes", LOGS)
+
+
+def run(wiring: LogWiring, attempt: str = "token", *, fresh: bool = False) -> list[Outcome]:
+    sent = LocalEngine().run(Job(PLAN, 12, attempt, wiring, fresh=fresh), [0, 1])
+    return [o for o in sent if not isinstance(o, TaskTraffic)]
+
+
+def list_processes(parent: int | None = None) -> list[int]:
+    """The pools below a process, and their workers: those that are no zombies."""
+    pids = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _ = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            command = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if state != "Z" and worker_pool.__name__.encode() in command and str(parent or os.getpid()).encode() in command:
+            pids.append(int(folder.name))
+    return sorted(pids)
+
+
+def list_workers() -> list[int]:
+    return [pid for pid in list_processes() if pid != local_engine._pools[-1]._process.pid]
+
+
+def in_the_meantime(does: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=does, daemon=True)
+    thread.start()
+    return thread
+
+
+def wait_for_begun(wiring: LogWiring, count: int = 1) -> list[int]:
+    """Wait until this number of processes began partition 0; return their pids."""
+    return until(lambda: (p := [int(n.name) for n in wiring.notes.iterdir()]) and len(p) >= count and p)
+
+
+def test_tasks_land_and_their_receipts_come_back(wiring: LogWiring) -> None:
+    lake = LocalLake(wiring.lake)
+    receipts, failures = prove(PLAN, 12, run(wiring), lake)
+    assert failures == []
+    assert [r.slice for r in receipts] == list(SLICES)
+    files = [lake.locate(p.staged) for r in receipts for p in r.parts]
+    query = 'select partition, count(*), min("offset"), max("offset") from read_parquet(?) group by 1 order by 1'
+    assert duckdb.connect().execute(query, [files]).fetchall() == [(p, 2000, 0, 1999) for p in range(3)]
+    assert [r.adopted for r in run(wiring, "next") if isinstance(r, Receipt)] == [True] * 3
+    assert list_workers() == [], "workers end with their job"
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_task_whose_process_dies_is_tried_again(wiring: LogWiring, fresh: bool) -> None:
+    dying = LogWiring(wiring.lake, wiring.notes, LOGS, dies=2)
+    receipts, failures = prove(PLAN, 12, run(dying, fresh=fresh), LocalLake(wiring.lake))
+    assert failures == []
+    assert len(list(wiring.notes.iterdir())) == 3, "two processes died, the third landed"
+    assert len(receipts) == 3
+
+
+def test_a_fresh_try_adopts_what_the_one_before_it_finished(wiring: LogWiring) -> None:
+    task = (Task(0, 1, (SLICES[1], SLICES[2], SLICES[0])),)
+    plan = Plan("sales", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, task)
+    dying = LogWiring(wiring.lake, wiring.notes, LOGS, dies=1)
+    sent = LocalEngine().run(Job(plan, 12, "token", dying, fresh=True), [0])
+    adopted = {r.slice.partition: r.adopted for r in sent if isinstance(r, Receipt)}
+    assert adopted.keys() == {0, 1, 2}
+    assert not adopted[0]
+    assert prove(plan, 12, [s for s in sent if not isinstance(s, TaskTraffic)], LocalLake(wiring.lake))[1] == []
+
+
+def test_a_task_that_dies_on_each_try_is_salvaged_and_the_others_land(wiring: LogWiring) -> None:
+    dying = LogWiring(wiring.lake, wiring.notes, LOGS, dies=99)
+    receipts, failures = prove(PLAN, 12, run(dying), LocalLake(wiring.lake))
+    assert [(f.slice, f.error, f.fatal) for f in failures] == [(SLICES[0], "Failed", True)]
+    assert failures[0].message == "not finished when its task failed: its worker was killed by SIGKILL"
+    assert [r.slice for r in receipts] == list(SLICES[1:])
+    assert len(list(wiring.notes.iterdir())) == 3
+
+
+def test_a_job_that_cannot_run_reports_why_in_one_line(wiring: LogWiring) -> None:
+    with pytest.raises(Failed) as e:
+        run(LogWiring(wiring.lake, wiring.notes, LOGS, broken=True))
+    assert e.value.message == "the tasks failed: ModuleNotFoundError: No module named 'elsewhere'"
+
+
+def test_workers_take_memory_from_the_allocator_that_was_measured() -> None:
+    assert LocalEngine().map("sales", "test", _name_allocator, 2) == ["system"] * 2
+
+
+def _name_allocator(_: int) -> str:
+    return str(pa.default_memory_pool().backend_name)
+
+
+def test_secrets_reach_workers_by_their_socket_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    local_engine._get_pool()
+    monkeypatch.setenv("SLUICE_TEST_SECRET", SECRET)
+    (answer,) = LocalEngine().map("sales", "test", _show_process, 1)
+    assert answer == f"{SECRET}, texts to all: False"
+
+
+def _show_process(_: int) -> str:
+    texts = [Path("/proc/self", name).read_bytes() for name in ("cmdline", "environ")]
+    open_to_all = any(SECRET.encode() in text for text in texts)
+    return f"{os.environ['SLUICE_TEST_SECRET']}, texts to all: {open_to_all}"
+
+
+def test_long_messages_arrive_whole() -> None:
+    sizes = (0, 1, worker_pool.PIECE - 1, worker_pool.PIECE, worker_pool.PIECE + 1, 5 * worker_pool.PIECE)
+    answers = LocalEngine().map("sales", "test", _Long(sizes), len(sizes))
+    assert Counter(map(len, answers)) == Counter(sizes)
+
+
+class _Long:
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.sizes, self.ballast = sizes, bytes(300_000)
+
+    def __call__(self, number: int) -> str:
+        return "x" * self.sizes[number]
+
+
+def test_cancelling_kills_the_workers(wiring: LogWiring) -> None:
+    hanging = LogWiring(wiring.lake, wiring.notes, LOGS, hangs=True)
+    engine = LocalEngine()
+    canceller = in_the_meantime(lambda: (wait_for_begun(hanging), engine.cancel()))
+    with pytest.raises(Failed, match="the tasks were cancelled"):
+        engine.run(Job(PLAN, 12, "token", hanging), [0, 1])
+    canceller.join()
+    until(lambda: not list_workers())
+    with pytest.raises(Failed, match="the tasks were cancelled"):
+        engine.run(Job(PLAN, 12, "token", wiring), [0, 1])
+    assert len(prove(PLAN, 12, run(wiring), LocalLake(wiring.lake))[0]) == 3
+
+
+def test_an_interrupt_reaches_the_waiting_thread_and_kills_the_workers(wiring: LogWiring) -> None:
+    hanging = LogWiring(wiring.lake, wiring.notes, LOGS, hangs=True)
+    main = threading.main_thread().ident or 0
+    interrupter = in_the_meantime(lambda: (wait_for_begun(hanging), signal.pthread_kill(main, signal.SIGINT)))
+    with pytest.raises(KeyboardInterrupt):
+        run(hanging)
+    interrupter.join()
+    until(lambda: not list_workers())
+    assert len(prove(PLAN, 12, run(wiring), LocalLake(wiring.lake))[0]) == 3
+
+
+def test_a_killed_pool_fails_its_job_and_the_next_job_starts_another(wiring: LogWiring) -> None:
+    hanging = LogWiring(wiring.lake, wiring.notes, LOGS, hangs=True)
+    killer = in_the_meantime(lambda: (wait_for_begun(hanging), local_engine._pools[-1]._process.kill()))
+    with pytest.raises(Failed) as e:
+        run(hanging)
+    killer.join()
+    assert e.value.message == "the process that forks workers was killed by SIGKILL"
+    until(lambda: not list_processes())
+    assert len(prove(PLAN, 12, run(wiring), LocalLake(wiring.lake))[0]) == 3
+
+
+def test_a_pool_that_cannot_start_is_one_clear_error(wiring: LogWiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    local_engine.end()
+    monkeypatch.setattr(worker_pool, "__name__", "sluice.resources.elsewhere")
+    with pytest.raises(SetupError, match=r"did not start: .*No module named sluice.resources.elsewhere"):
+        run(wiring)
+
+
+_DRIVER = """
+import sys
+from pathlib import Path
+from tests.resources.test_local_engine import *
+hanging = LogWiring(Path(sys.argv[1]), Path(sys.argv[2]), LOGS, hangs=True)
+if sys.argv[3:]:
+    import multiprocessing
+    local_engine._get_pool()
+    multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True).start()
+run(hanging)
+"""
+
+
+@pytest.mark.parametrize("forks", [(), ("forks",)], ids=["alone", "with a forked process"])
+def test_nothing_outlives_a_killed_driver(wiring: LogWiring, forks: tuple[str, ...]) -> None:
+    arguments = [sys.executable, "-c", _DRIVER, str(wiring.lake), str(wiring.notes), *forks]
+    with subprocess.Popen(arguments, cwd=ROOT, start_new_session=True) as driver:
+        wait_for_begun(wiring)
+        assert len(list_processes(driver.pid)) >= 2
+        driver.kill()
+        driver.wait()
+        until(lambda: not list_processes(driver.pid))
+        try:
+            os.killpg(driver.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            assert not forks
+
+
+def test_an_interrupt_of_the_terminal_is_the_drivers(wiring: LogWiring) -> None:
+    arguments = [sys.executable, "-c", _DRIVER, str(wiring.lake), str(wiring.notes)]
+    with subprocess.Popen(arguments, cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True) as driver:
+        wait_for_begun(wiring)
+        os.killpg(driver.pid, signal.SIGINT)
+        errors = driver.communicate()[1]
+    assert errors.strip().endswith("KeyboardInterrupt")
+    assert list_processes(driver.pid) == []
+
+
+def test_jobs_of_several_feeds_take_turns(wiring: LogWiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_engine, "_turns", local_engine._Turns(1))
+    order: list[str] = []
+
+    def land(feed: str, calls: int) -> None:
+        order.extend(LocalEngine().map(feed, "ask", _Slow(feed, wiring.notes), calls))
+
+    many = in_the_meantime(lambda: land("many", 8))
+    until(lambda: list(wiring.notes.iterdir()))
+    land("few", 1)
+    done = [n.name.partition("-")[2] for n in sorted(wiring.notes.iterdir(), key=lambda n: n.stat().st_mtime_ns)]
+    many.join()
+    assert "few" in done[:4], "the second feed does not wait for all tasks of the first"
+
+
+class _Slow:
+    def __init__(self, feed: str, notes: Path) -> None:
+        self.feed, self.notes = feed, notes
+
+    def __call__(self, number: int) -> str:
+        (self.notes / f"{number}-{self.feed}").touch()
+        time.sleep(0.05)
+        return self.feed
+
+
+def test_no_tasks_need_no_pool(wiring: LogWiring) -> None:
+    assert LocalEngine().run(Job(PLAN, 12, "token", wiring), []) == []
+    assert LocalEngine().map("sales", "test", _name_allocator, 0) == []
