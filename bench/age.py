@@ -33,7 +33,7 @@ from sluice.cli.terminal.output import heading, table
 from sluice.pipelines.audit import audit_cache
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.audit.audit_cache import Audited
-from sluice.pipelines.batch.land import land
+from sluice.pipelines.batch.land import LandingOptions, land
 from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.batch.survey import open_ledger
 from sluice.pipelines.committing.commit import CommitSettings, commit
@@ -251,7 +251,8 @@ class _World:
         ledger = open_ledger(self.feed, edges, token)
         window = self.feed.window.last_boundary(self.cluster.now) - HOUR
         request = Request(RequestKind.WINDOW, window=window) if self.group.offsets else _CATCH_UP
-        land(self.feed, edges, request, Owner(token, token, "here", 1, 0), _quiet, ledger=ledger).check()
+        options = LandingOptions(ledger)
+        land(self.feed, edges, request, Owner(token, token, "here", 1, 0), _quiet, options).check()
         settings = CommitSettings(self.feed.commit, self.feed.transactional_id, self.feed.policies.on_group_moved)
         commit(ledger, edges.group, settings, None, edges.cluster)
 

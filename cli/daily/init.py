@@ -51,25 +51,23 @@ def register(app: typer.Typer) -> None:
     command(app)(init)
 
 
-def init(
-    session: Session,
-    feed: Annotated[
-        str | None,
-        typer.Argument(metavar="FEED", help="The new feed's name.", show_default="after the topic"),
-    ] = None,
+@dataclass(frozen=True)
+class InitOptions:
+    """Options of `sluice init`."""
+
     bootstrap: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="Kafka's addresses.", show_default="$KAFKA_BOOTSTRAP, or asked for"),
-    ] = None,
+    ] = None
     topic: Annotated[
         str | None,
         typer.Option(
             metavar="TOPIC", help="What to read.", show_default="asked for", autocompletion=completers.complete_topics
         ),
-    ] = None,
+    ] = None
     local: Annotated[
         bool, typer.Option("--local", help="Start a local Kafka here, with sample events in the topic `orders`.")
-    ] = False,
+    ] = False
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -78,9 +76,18 @@ def init(
             help="Another key of the feed's `kafka:` section, such as sasl_plain_password='${PASSWORD}'; repeatable.",
             show_default=False,
         ),
+    ] = None
+    group: Annotated[str, typer.Option(metavar="GROUP", help="The consumer group.", show_default="sluice-FEED")] = ""
+    raw: Annotated[bool, typer.Option("--raw", help="Land bytes as they are, without a schema.")] = False
+
+
+def init(
+    session: Session,
+    feed: Annotated[
+        str | None,
+        typer.Argument(metavar="FEED", help="The new feed's name.", show_default="after the topic"),
     ] = None,
-    group: Annotated[str, typer.Option(metavar="GROUP", help="The consumer group.", show_default="sluice-FEED")] = "",
-    raw: Annotated[bool, typer.Option("--raw", help="Land bytes as they are, without a schema.")] = False,
+    options: InitOptions = InitOptions(),
 ) -> None:
     """Write a feed file for a topic, from a sample of its records.
 
@@ -97,14 +104,15 @@ def init(
     from sluice.resources.kafka.cluster.cluster import KafkaCluster
 
     root = (session.folder or Path.cwd()).resolve()
-    section = _kafka_section(session, root, bootstrap, settings or [], local)
+    section = _kafka_section(session, root, options)
     session.compile()
     with _feeds_folder(root):
-        if local:
+        if options.local:
             _start_local(session, root)
         probe = _probe(root, section)
         with closing(KafkaCluster(probe.kafka)) as cluster:
-            chosen = _choose_topic(session, cluster, probe.kafka, LOCAL_TOPIC if local and topic is None else topic)
+            topic = LOCAL_TOPIC if options.local and options.topic is None else options.topic
+            chosen = _choose_topic(session, cluster, probe.kafka, topic)
             name = feed or feed_name(chosen)
             path = root / "feeds" / f"{name}.yaml"
             if path.exists():
@@ -112,8 +120,8 @@ def init(
             with session.terminal.working(f"looking at {chosen}"):
                 sample_places = _places(cluster, chosen)
                 look = _look(_reading(probe, chosen), chosen, sample_places)
-        format_ = Proposed("raw", "asked for") if raw else format_of(look)
-        text = feed_text(look, section, group, format_, time.strftime("%Y-%m-%d", time.gmtime()))
+        format_ = Proposed("raw", "asked for") if options.raw else format_of(look)
+        text = feed_text(look, section, options.group, format_, time.strftime("%Y-%m-%d", time.gmtime()))
         made = _create_feed(root, path, text)
         with session.terminal.working("landing the sample in memory"):
             (fits, beyond), warning = _fits(made, sample_places), _describe_overrides(made)
@@ -139,12 +147,10 @@ def init(
         raise typer.Exit(1)
 
 
-def _kafka_section(
-    session: Session, root: Path, bootstrap: str | None, settings: list[str], local: bool
-) -> dict[str, str]:
+def _kafka_section(session: Session, root: Path, options: InitOptions) -> dict[str, str]:
     """The feed's `kafka:` section as it will be written; empty where the project's local Kafka serves."""
-    section = dict(_pair(setting) for setting in settings)
-    if local:
+    section, bootstrap = dict(_pair(setting) for setting in options.settings or ()), options.bootstrap
+    if options.local:
         if bootstrap or section:
             raise UsageError("--local names the Kafka by itself", remedy="leave out --bootstrap and --kafka")
         return {}
@@ -307,11 +313,11 @@ def _look(feed: Feed, topic: str, sample_places: _SamplePlaces) -> TopicLook:
 
 
 def _batches(feed: Feed, sample_places: _SamplePlaces, *, typed: bool) -> Iterator[pa.RecordBatch]:
-    from sluice.streaming import of_feed
+    from sluice.streaming import StreamOptions, of_feed
 
     if not sample_places.starts:
         return
-    (stream,) = of_feed(feed, 1, sample_places.starts, sample_places.ends, typed=typed)
+    (stream,) = of_feed(feed, 1, sample_places.starts, sample_places.ends, StreamOptions(typed=typed))
     with stream:
         yield from stream
 
@@ -344,9 +350,9 @@ def _fits(feed: Feed, sample_places: _SamplePlaces) -> tuple[int | None, list[Re
         return None if feed.columns is None else 0, []
     from sluice.pipelines.model.receipts import Counts
     from sluice.pipelines.quarantine.limit import list_faults_beyond, show_share
-    from sluice.streaming import of_feed
+    from sluice.streaming import StreamOptions, of_feed
 
-    (stream,) = of_feed(feed, 1, sample_places.starts, sample_places.ends, typed=True)
+    (stream,) = of_feed(feed, 1, sample_places.starts, sample_places.ends, StreamOptions(typed=True))
     with stream:
         fitting = sum(batch.num_rows for batch in stream)
     counts, limit = Counts(landed=fitting, quarantined=stream.refused), feed.policies.quarantine_limit

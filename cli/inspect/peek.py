@@ -108,10 +108,10 @@ def _follow(session: Session, feed: Feed, tp: TopicPartition, offset: int, numbe
     import pyarrow as pa
 
     from sluice.pipelines.feed.topic_selection import TopicFilter
-    from sluice.streaming import of_feed
+    from sluice.streaming import StreamOptions, of_feed
 
     here = feed.model_copy(update={"topics": TopicFilter(names=(tp.topic,))})
-    (stream,) = of_feed(here, 1, {str(tp): offset}, follow=True)
+    (stream,) = of_feed(here, 1, {str(tp): offset}, options=StreamOptions(follow=True))
     session.terminal.show(heading(str(tp), f"from {count(offset)} on; Ctrl-C stops it"))
     printed = 0
     with stream:

@@ -71,33 +71,40 @@ MAX_ROUNDS = 6
 """How often one call plans again after taking over a dead run's batch or losing records to Kafka's retention."""
 
 
+@dataclass(frozen=True)
+class LandingOptions:
+    """Options of a call. `ledger` is the feed's, if the caller has opened it for the owner's run. `skip` skips offsets
+    first. `enough` is called after each batch: True leaves the rest to another run."""
+
+    ledger: Ledger | None = None
+    skip: Skip | None = None
+    enough: Callable[[], bool] = lambda: False
+
+
 def land(
     feed: Feed,
     edges: Ports,
     request: Request,
     owner: Owner,
     report: Reporter,
-    skip: Skip | None = None,
-    ledger: Ledger | None = None,
-    enough: Callable[[], bool] = lambda: False,
+    options: LandingOptions = LandingOptions(),
 ) -> Landed:
     """Land the request's pending offsets. A partial result is returned, not raised: see `Landed.check`.
 
-    `ledger` is the feed's, if the caller has opened it for the owner's run. `enough` is called after each batch: True
-    leaves the rest to another run. Takes over and finishes a conflicting batch if its run is known to be dead; a
+    Takes over and finishes a conflicting batch if its run is known to be dead; a
     catch-up of the whole feed finishes every such batch. Each is reported. Of several requested windows, those within
     their grace period are not landed. Raises WindowOpen if all are, PlanBusy if the conflicting batch is alive, and
     any error that prevents planning.
     """
     request, open_windows = windows.split_settled(request, feed.window, edges.clock())
     with edges.liveness.send_heartbeats(owner):
-        ledger = ledger or open_ledger(feed, edges, owner.run)
+        ledger = options.ledger or open_ledger(feed, edges, owner.run)
         run = LandingRun(feed, edges, ledger, request, owner, report)
         _check_whole(run)
         report(Progress("roll forward"))
         roll_forward(ledger, edges.lake, feed.name)
-        skipped = _skip(run, skip) if skip else ()
-        return replace(_land(run, enough), skipped=skipped, open_windows=open_windows)
+        skipped = _skip(run, options.skip) if options.skip else ()
+        return replace(_land(run, options.enough), skipped=skipped, open_windows=open_windows)
 
 
 def _check_whole(run: LandingRun) -> None:

@@ -138,7 +138,7 @@ def status(feed: str, *, windows: int = 24, project: str | os.PathLike[str] | No
     return reading.read_status(feed, windows, project=project)
 
 
-def stream(
+def stream(  # noqa: PLR0913 - keyword-only options, as in `pandas.read_csv`
     feed: str,
     start: Place = "earliest",
     end: Place | None = None,
@@ -165,7 +165,7 @@ def stream(
     return single
 
 
-def streams(
+def streams(  # noqa: PLR0913 - as `stream`
     feed: str,
     count: int,
     start: Place = "earliest",
@@ -185,7 +185,7 @@ def streams(
     from pathlib import Path  # late: `import sluice` stays cheap
 
     from sluice.resources.project import Project
-    from sluice.streaming import of_feed
+    from sluice.streaming import StreamOptions, of_feed
 
     feed_settings = Project.find(Path(project) if project else None).feed(feed)
-    return of_feed(feed_settings, count, start, end, follow=follow, typed=typed, timeout=timeout, assignor=assignor)
+    return of_feed(feed_settings, count, start, end, StreamOptions(follow, typed, timeout), assignor)

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sluice.pipelines.batch.land import land
+from sluice.pipelines.batch.land import LandingOptions, land
 from sluice.pipelines.batch.result import BatchResult, Landed, Skip
 from sluice.pipelines.batch.survey import find_changed_partitions, open_ledger
 from sluice.pipelines.committing.commit import CommitResult, CommitSettings, CommitStatus, commit
@@ -108,7 +108,7 @@ class FeedRun:
         with _cancel_on_interrupt(ports):
             shipping.prepare(feed.spark, self.report)
             owner = new_owner(self.run_id)
-            landed = land(feed, ports, request, owner, self.report, skip, self.ledger, enough)
+            landed = land(feed, ports, request, owner, self.report, LandingOptions(self.ledger, skip, enough))
         result.landed, result.stopped, result.open_windows = landed, landed.stopped, landed.open_windows
         return landed
 

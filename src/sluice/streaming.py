@@ -60,19 +60,25 @@ class StreamPosition:
     consumed: int
 
 
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """Options of `sluice.stream`: `follow` new records, for up to `timeout` seconds without any; `typed` columns."""
+
+    follow: bool = False
+    typed: bool = False
+    timeout: float | None = None
+
+
 def of_feed(
     feed: Feed,
     count: int,
     start: Place = "earliest",
     end: Place | None = None,
-    *,
-    follow: bool = False,
-    typed: bool = False,
-    timeout: float | None = None,
+    options: StreamOptions = StreamOptions(),
     assignor: str = Assignor.RANGE,
 ) -> list[Stream]:
     """`count` streams of a feed that share the partitions of its topics; see `sluice.streams`."""
-    if follow and end is not None:
+    if options.follow and end is not None:
         raise UsageError("a stream that follows its topics has no end", remedy="leave out `end`, or `follow`")
     if count < 1:
         raise UsageError(f"{count} streams", remedy="ask for one or more")
@@ -89,7 +95,7 @@ def of_feed(
     chosen = sorted(starts.keys() & ends.keys())
     pieces = {tp: _piece(states[tp], starts[tp], max(starts[tp], ends[tp])) for tp in chosen}
     shares = _SHARES[Assignor(assignor)](chosen, count)
-    return [Stream(feed, [pieces[tp] for tp in share], follow, typed, timeout) for share in shares]
+    return [Stream(feed, [pieces[tp] for tp in share], options) for share in shares]
 
 
 class Stream:
@@ -99,12 +105,10 @@ class Stream:
     do not fit (`refused` counts these). Not for two threads at once, but for `stop`.
     """
 
-    def __init__(
-        self, feed: Feed, pieces: Sequence[OffsetRange], follow: bool, typed: bool, timeout: float | None
-    ) -> None:
-        self._feed, self._pieces, self._follow, self._timeout = feed, list(pieces), follow, timeout
-        self._format = (feed.shape if typed else RAW).format(
-            writers_of(feed, open_lake(feed), keep=False) if typed else None
+    def __init__(self, feed: Feed, pieces: Sequence[OffsetRange], options: StreamOptions) -> None:
+        self._feed, self._pieces, self._options = feed, list(pieces), options
+        self._format = (feed.shape if options.typed else RAW).format(
+            writers_of(feed, open_lake(feed), keep=False) if options.typed else None
         )
         self._fetcher = KafkaFetcher(feed.kafka, feed.isolation, rack=feed.fetch.rack or "")
         self._stopped = threading.Event()
@@ -162,13 +166,13 @@ class Stream:
                     yield batch
                     if self._stopped.is_set():
                         return
-                if not self._follow or self._stopped.is_set():
+                if not self._options.follow or self._stopped.is_set():
                     return
                 began = time.monotonic()
                 self._stopped.wait(_LOOK_SECONDS)
                 pieces = self._grown(cluster, pieces)
                 waited = 0.0 if any(s.span for s in pieces) else waited + time.monotonic() - began
-                if self._timeout is not None and waited >= self._timeout:
+                if self._options.timeout is not None and waited >= self._options.timeout:
                     return
 
     def _records(self, pieces: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:

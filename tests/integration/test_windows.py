@@ -17,7 +17,7 @@ from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.audit.explain_offset import Class, explain
 from sluice.pipelines.audit.rescan import CurrentLog, rescan
 from sluice.pipelines.batch import land as rounds
-from sluice.pipelines.batch.land import land
+from sluice.pipelines.batch.land import LandingOptions, land
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.errors import BatchIncomplete, WindowHeld, WindowIncomplete
 from sluice.pipelines.feed.feed import Feed
@@ -75,7 +75,8 @@ class World:
     ) -> Landed:
         with self.edges() as opened:
             clumsy = replace(opened, engine=Clumsy(drops))
-            return land(self.feed, clumsy, request, new_owner("test"), lambda progress: None, enough=enough)
+            options = LandingOptions(enough=enough)
+            return land(self.feed, clumsy, request, new_owner("test"), lambda progress: None, options)
 
     def window(self, start: int) -> Landed:
         return self.land(Request(RequestKind.WINDOW, window=start))

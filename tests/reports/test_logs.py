@@ -26,6 +26,7 @@ from sluice.testing.logs import (
     NONE,
     SNAPPY,
     ZSTD,
+    BatchHeader,
     Log,
     LogBatch,
     LogRecord,
@@ -64,7 +65,9 @@ def recompress(compress: Callable[[bytes], bytes], codec: int, count: int = 3, s
     """A log of one batch of format v2 that another compressor wrote."""
     source = log(LogBatch(records(count, size)))
     (stored,) = source.batches
-    data = encode_raw_v2(0, count - 1, codec, TIME, TIME + count - 1, -1, count, compress(stored.data[61:]))
+    data = encode_raw_v2(
+        BatchHeader(0, count - 1, codec, TIME, TIME + count - 1, count=count), compress(stored.data[61:])
+    )
     return replace(source, batches=[replace(stored, data=data)])
 
 

@@ -195,15 +195,28 @@ def encode_v2(batch: LogBatch, base: int, last: int, offsets: Sequence[int]) -> 
     attributes |= 0x20 if batch.marker is not None else 0
     attributes |= 0x40 if batch.delete_horizon else 0
     records = compress(payload, attributes & 7, batch.xerial)
-    return encode_raw_v2(base, last - base, attributes, first, newest, batch.producer, len(batch.records), records)
+    header = BatchHeader(base, last - base, attributes, first, newest, batch.producer, len(batch.records))
+    return encode_raw_v2(header, records)
 
 
-def encode_raw_v2(
-    base: int, delta: int, attributes: int, first: int, newest: int, producer: int, count: int, records: bytes
-) -> bytes:
-    """Returns a batch of format v2 with these header fields and a valid checksum."""
-    body = struct.pack(">hiqqqhii", attributes, delta, first, newest, producer, 0, -1, count) + records
-    return struct.pack(">qiibI", base, len(body) + 9, 3, 2, crc32c(body)) + body
+@dataclass(frozen=True)
+class BatchHeader:
+    """Fields of a batch's header of format v2, as it is encoded: `delta` is the last offset's, times are in ms."""
+
+    base: int = 0
+    delta: int = 0
+    attributes: int = 0
+    first: int = 0
+    newest: int = 0
+    producer: int = -1
+    count: int = 1
+
+
+def encode_raw_v2(header: BatchHeader, records: bytes) -> bytes:
+    """Returns a batch of format v2 with this header and a valid checksum."""
+    h = header
+    body = struct.pack(">hiqqqhii", h.attributes, h.delta, h.first, h.newest, h.producer, 0, -1, h.count) + records
+    return struct.pack(">qiibI", h.base, len(body) + 9, 3, 2, crc32c(body)) + body
 
 
 def with_checksum(batch: bytes) -> bytes:

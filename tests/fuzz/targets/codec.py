@@ -12,7 +12,7 @@ import cramjam
 
 from sluice.pipelines.errors import CorruptBatch
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, decompression
-from sluice.testing.logs import compress, encode_raw_v2
+from sluice.testing.logs import BatchHeader, compress, encode_raw_v2
 from tests.fuzz.mutation import mutated
 from tests.fuzz.target import Target
 from tests.guarded import Guarded
@@ -92,7 +92,7 @@ def _named(error: CorruptBatch) -> str:
 
 def _run_bomb(data: bytes) -> str:
     """A batch of one record, says its header; the codec's bytes are the input's."""
-    batch = encode_raw_v2(0, 0, data[0], 0, 0, -1, 1, data[1:])
+    batch = encode_raw_v2(BatchHeader(attributes=data[0]), data[1:])
     decoder = BatchDecoder("orders", 3, 0, 1)
     try:
         list(decoder.feed(batch))

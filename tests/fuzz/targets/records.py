@@ -36,6 +36,7 @@ from sluice.testing.logs import (
     NONE,
     SNAPPY,
     ZSTD,
+    BatchHeader,
     LogBatch,
     LogRecord,
     compress,
@@ -110,7 +111,7 @@ def _seeds() -> list[bytes]:
             LogBatch(some[:1]),
         ),
     ]
-    framed = [encode_raw_v2(0, 0, 0, 0, 0, -1, 1, r) for r in _ODD_RECORDS]
+    framed = [encode_raw_v2(BatchHeader(), r) for r in _ODD_RECORDS]
     inner = [log(LogBatch(some, NONE, magic)).data for magic in (0, 1)]
     wrapped = [
         inner[0][:-3],

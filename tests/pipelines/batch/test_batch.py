@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from sluice.pipelines.audit.audit import audit, list_live_receipts
 from sluice.pipelines.batch import land as rounds
-from sluice.pipelines.batch.land import land
+from sluice.pipelines.batch.land import LandingOptions, land
 from sluice.pipelines.batch.result import Landed, Skip
 from sluice.pipelines.errors import BatchIncomplete, LogTruncated, OffsetsLost, Refused, UsageError, WindowHeld
 from sluice.pipelines.feed.feed import Feed
@@ -136,7 +136,8 @@ class World:
         self.runs += 1
         edges = self.edges(drops)
         try:
-            done = land(self.feed, edges, request, owner(f"token-{self.runs}"), report, skip, enough=enough)
+            options = LandingOptions(skip=skip, enough=enough)
+            done = land(self.feed, edges, request, owner(f"token-{self.runs}"), report, options)
             assert manifest.write_manifests(self.ledger, self.lake, "orders", self.feed.window, everywhere=True) == ()  # type: ignore[arg-type]
             return done
         finally:

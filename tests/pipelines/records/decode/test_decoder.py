@@ -19,6 +19,7 @@ from sluice.testing.logs import (
     NONE,
     SNAPPY,
     ZSTD,
+    BatchHeader,
     Log,
     LogBatch,
     LogRecord,
@@ -366,7 +367,7 @@ def test_unknown_formats_and_codecs_are_unsupported() -> None:
     with pytest.raises(UnsupportedBatch, match="format 3"):
         decode(bytes(newer))
     with pytest.raises(UnsupportedBatch, match="codec 6"):
-        decode(encode_raw_v2(0, 0, 6, 0, 0, -1, 1, b"whatever"))
+        decode(encode_raw_v2(BatchHeader(attributes=6), b"whatever"))
 
 
 @pytest.mark.parametrize(
@@ -392,11 +393,11 @@ def test_unknown_formats_and_codecs_are_unsupported() -> None:
 )
 def test_counts_and_lengths_that_lie(count: int, delta: int, records: bytes) -> None:
     with pytest.raises(CorruptBatch):
-        decode(encode_raw_v2(0, delta, 0, 0, 0, -1, count, records))
+        decode(encode_raw_v2(BatchHeader(delta=delta, count=count), records))
 
 
 def test_negative_lengths_are_null_as_in_java() -> None:
-    assert decode(encode_raw_v2(0, 0, 0, 5, 5, -1, 1, b"\x0c\0\0\0\x03\x05\0"))[0]["key"] is None
+    assert decode(encode_raw_v2(BatchHeader(first=5, newest=5), b"\x0c\0\0\0\x03\x05\0"))[0]["key"] is None
 
 
 @pytest.mark.parametrize("size", [-1, 0, 13, 48])
@@ -449,7 +450,8 @@ def test_lz4_frames_of_other_writers() -> None:
     sized = sized[:4] + b"\x68\x40" + struct.pack("<Q", len(plain) - 61) + b"\x00" + sized[7:]
     stored = compress_lz4(plain[61:65])[:-4] + compress_lz4(plain[65:])[7:]
     for frame in (linked, sized, stored):
-        batch = encode_raw_v2(0, len(SOME) - 1, LZ4, SOME[0].time, SOME[0].time, -1, len(SOME), frame)
+        header = BatchHeader(0, len(SOME) - 1, LZ4, SOME[0].time, SOME[0].time, count=len(SOME))
+        batch = encode_raw_v2(header, frame)
         assert decode(batch) == decode(plain)
 
 
@@ -469,7 +471,7 @@ def test_a_wrapper_may_end_above_what_it_still_holds() -> None:
 @pytest.mark.parametrize("base", [-1, (1 << 63) - 1, (1 << 63) - 3])
 def test_offsets_out_of_bounds(base: int) -> None:
     with pytest.raises(CorruptBatch, match="offsets"):
-        decode(encode_raw_v2(base, 2, 0, 0, 0, -1, 1, b"\x0c\0\0\0\1\1\0"))
+        decode(encode_raw_v2(BatchHeader(base, 2), b"\x0c\0\0\0\1\1\0"))
 
 
 # --- what the fetcher asks ----------------------------------------------------------------------------------------
