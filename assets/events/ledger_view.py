@@ -22,7 +22,7 @@ from sluice.pipelines.model.ranges import Range, subtract, union
 from sluice.pipelines.model.receipts import Met, Receipt
 from sluice.pipelines.model.traffic import Traffic
 from sluice.pipelines.planning import windows
-from sluice.pipelines.planning.shapes import shape_named
+from sluice.pipelines.planning.schema_changes import shape_named
 from sluice.pipelines.ports import Lake, Liveness, Ports
 from sluice.pipelines.publishing import owners
 from sluice.pipelines.records.shape import Shape

@@ -167,7 +167,7 @@ def republish_step(context: dg.OpExecutionContext, session: RunSession, name: st
 
 def _plan(feed: Feed, config: RepublishConfig, ledger: Ledger, edges: Ports) -> "Republish":
     from sluice.pipelines.republishing import republish_plan as plans
-    from sluice.pipelines.republishing import where as conditions
+    from sluice.pipelines.republishing import row_filter
     from sluice.pipelines.republishing.lanes import name_of
     from sluice.resources.open_ports import open_target
 
@@ -176,7 +176,7 @@ def _plan(feed: Feed, config: RepublishConfig, ledger: Ledger, edges: Ports) -> 
     state = ledger.read()
     with open_target(feed, config.to) as target:
         plan = config.build_plan(feed, state, edges, target.partitions())
-    conditions.check(plan.wishes, feed.columns)
+    row_filter.check(plan.wishes, feed.columns)
     return plans.keep(edges.lake, plan)
 
 

@@ -159,14 +159,14 @@ def republish(
     with session.open_ports(definition) as edges:
         from sluice.pipelines.ledger import Ledger
         from sluice.pipelines.republishing import republish_plan as plans
-        from sluice.pipelines.republishing import where as conditions
+        from sluice.pipelines.republishing import row_filter
 
         ledger = Ledger(edges.lake, feed, edges.clock)
         if resume is not None:
             plan = plans.load(edges.lake, feed, name_of(resume))
         else:
             plan = _make_plan(session, definition, ledger, edges, options)
-        conditions.check(plan.wishes, definition.columns)
+        row_filter.check(plan.wishes, definition.columns)
         if change.dry_run or not change.yes:
             _preview(session, plan, ledger, edges, dry_run=change.dry_run)
         if change.dry_run:

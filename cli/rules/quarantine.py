@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from sluice.pipelines.maintenance.sorter import Trial
     from sluice.pipelines.model.receipts import Met
     from sluice.pipelines.ports import Ports
-    from sluice.pipelines.quarantine.held import Filter, Listing
     from sluice.pipelines.quarantine.limit import QuarantineKind
+    from sluice.pipelines.quarantine.listing import Filter, Listing
 
 group = make_group(
     "Count, show and land records that did not fit the schema or the contract.",
@@ -74,7 +74,7 @@ class RecordOptions:
     def build_filter(self, session: Session, feed: Feed) -> Filter:
         """Raises UsageError."""
         from sluice.pipelines.planning.windows import check_aligned
-        from sluice.pipelines.quarantine.held import Filter
+        from sluice.pipelines.quarantine.listing import Filter
 
         chosen: frozenset[int] | None = None
         if self.windows.any:
@@ -101,7 +101,7 @@ def list_(session: Session, feed: FeedName, windows: WindowOptions) -> None:
     $ sluice quarantine list orders --from 2026-11-20 --json
     """
     from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.quarantine.held import listing, listings_staged
+    from sluice.pipelines.quarantine.listing import listing, listings_staged
 
     definition = session.feed(feed)
     criteria = RecordOptions(windows).build_filter(session, definition)
@@ -220,7 +220,7 @@ def show(
     $ sluice quarantine show orders --offset orders:0:150 --json | jq -r '.records[].value | @base64d'
     """
     from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.quarantine.held import samples
+    from sluice.pipelines.quarantine.listing import samples
 
     definition = session.feed(feed)
     criteria = options.build_filter(session, definition)

@@ -199,7 +199,7 @@ def _list_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[t
 def _build_refusal(feed: Feed, columns: Schema) -> SchemaChanged | None:
     """Returns the reason why rows of the registry's schema would not fit one table with landed rows."""
     from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.planning.shapes import check_one_table
+    from sluice.pipelines.planning.schema_changes import check_one_table
     from sluice.resources.lake import open_lake
     from sluice.resources.liveness import now
 

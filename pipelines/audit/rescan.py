@@ -25,7 +25,7 @@ from sluice.pipelines.model.kafka import FetchLimits, Isolation, Key, PartitionS
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import PartKind, Receipt
-from sluice.pipelines.planning.shapes import shape_named
+from sluice.pipelines.planning.schema_changes import shape_named
 from sluice.pipelines.ports import Fetcher, FetchFailed, Lake
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.json.schema_reader import JsonSchemaReader

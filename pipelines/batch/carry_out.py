@@ -25,7 +25,7 @@ from sluice.pipelines.ledger.entries import (
 from sluice.pipelines.model.plans import Plan, Request, RequestKind
 from sluice.pipelines.model.receipts import Fate, Outcome, Progress, RangeFailure, Reporter, Verdict
 from sluice.pipelines.model.traffic import TaskTraffic
-from sluice.pipelines.planning import shapes
+from sluice.pipelines.planning import schema_changes
 from sluice.pipelines.ports import Job, Lake, Ports
 from sluice.pipelines.publishing import owners
 from sluice.pipelines.publishing.publish import abandon, check_owner, publish, roll_forward, roll_forward_own
@@ -74,7 +74,7 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
     results = check_contract(shape, ledger, batch, receipts, edges.lake, len(failures))
     report(Progress("publish", plan.span, plan.span))
     publish(ledger, batch.id, owner, [*receipts, *failures], results, traffic)
-    shapes.evolve(feed, ledger, receipts)
+    schema_changes.evolve(feed, ledger, receipts)
     number = ledger.read().batches[batch.id].published
     if fresh and not (plan.replaces or failures or any(r.adopted for r in receipts)):
         roll_forward_own(ledger, edges.lake, feed.name, batch.id, receipts)

@@ -55,7 +55,7 @@ from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.model.plans import OffsetRange, Plan, Request
 from sluice.pipelines.model.ranges import Range, subtract, union
 from sluice.pipelines.model.receipts import Fate, Owner, Progress, Reporter, Verdict
-from sluice.pipelines.planning import origins, shapes, windows
+from sluice.pipelines.planning import origins, schema_changes, windows
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.planning.assignment import Sizing
 from sluice.pipelines.planning.origins import Refusal
@@ -131,7 +131,7 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
         edges.group.own(lambda: list_partitions(feed, edges.cluster), edges.engine.cancel)
         snapshot = _limit_to_first_ends(take_survey(feed, edges, ledger), ends)
         check_sound(snapshot, request)
-        shape = shapes.declare(feed, ledger)
+        shape = schema_changes.declare(feed, ledger)
         begins = begins or start_not_used(feed, snapshot)
         _pin_origins(ledger, snapshot)
         _pin_boundaries(run, snapshot)
@@ -153,7 +153,7 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
     refused, on_hold = with_holders(run, refusals, snapshot), find_held_back(run, snapshot)
     results = tuple(done), refused, tuple(losses), tuple(complete), state.frontiers()
     landed = Landed(*results, held=on_hold, stopped=stopped, start_not_used=begins)
-    landed = replace(landed, overridden=shapes.describe_overridden(feed, state))
+    landed = replace(landed, overridden=schema_changes.describe_overridden(feed, state))
     return landed if landed.failures else replace(landed, left=_count_offsets_left(run, state, snapshot, stopped))
 
 

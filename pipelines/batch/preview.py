@@ -32,7 +32,7 @@ from sluice.pipelines.ledger.entries import (
 from sluice.pipelines.model.kafka import Key, PartitionState
 from sluice.pipelines.model.plans import Plan, Request
 from sluice.pipelines.model.receipts import Fate, Met
-from sluice.pipelines.planning import assignment, shapes, windows
+from sluice.pipelines.planning import assignment, schema_changes, windows
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.planning.assignment import Comparison
 from sluice.pipelines.planning.held_back import HeldBack
@@ -69,7 +69,7 @@ def preview(feed: Feed, edges: Ports, request: Request) -> Preview:
     snapshot = take_survey(feed, edges, ledger)
     lost_entries.check_names(ledger, snapshot.state, edges.lake.list(paths.staging_root(feed.name)))
     check_sound(snapshot, request)
-    shapes.check_one_table(feed, shapes.find_shape(feed, snapshot.state), snapshot.state)
+    schema_changes.check_one_table(feed, schema_changes.find_shape(feed, snapshot.state), snapshot.state)
     state = _with_origins(snapshot)
     state = _with_boundaries(call, state, snapshot.partitions)
     replaced = find_receipts_replaced(call, snapshot, state)

@@ -17,9 +17,9 @@ from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.model.plans import Plan
 from sluice.pipelines.model.receipts import RangeFailure, Receipt
 from sluice.pipelines.model.traffic import NO_TRAFFIC
-from sluice.pipelines.planning.shapes import shape_named
+from sluice.pipelines.planning.schema_changes import shape_named
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.quarantine.held import receipts_in_staging
+from sluice.pipelines.quarantine.listing import receipts_in_staging
 from sluice.pipelines.records.shape import RAW, Shape
 from sluice.pipelines.status.batch_facts import BatchFacts
 from sluice.pipelines.status.outlook import Outlook

@@ -17,10 +17,10 @@ from sluice.pipelines.maintenance.fixers import Fixer
 from sluice.pipelines.maintenance.sorter import Sorter, Trial
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Part, PartKind, Progress, Receipt, Reporter, group_by_sharing
-from sluice.pipelines.planning.shapes import find_shape
+from sluice.pipelines.planning.schema_changes import find_shape
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing import manifest
-from sluice.pipelines.quarantine.held import Filter
+from sluice.pipelines.quarantine.listing import Filter
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.arrays import unfit
 

@@ -49,12 +49,12 @@ from sluice.pipelines.model.receipts import (
     Reporter,
     group_by_sharing,
 )
-from sluice.pipelines.planning.shapes import check_one_table, declare, find_shape
+from sluice.pipelines.planning.schema_changes import check_one_table, declare, find_shape
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing import owners
 from sluice.pipelines.publishing.publish import roll_forward
-from sluice.pipelines.quarantine.held import Filter, flags, without
 from sluice.pipelines.quarantine.limit import QuarantineKind
+from sluice.pipelines.quarantine.listing import Filter, flags, without
 from sluice.pipelines.records.contract_rows.contract_format import RowChecks
 from sluice.pipelines.records.rows.row_format import QUARANTINED, Formatted, RawFormat
 from sluice.pipelines.records.rows.value_reader import WriterSchemas

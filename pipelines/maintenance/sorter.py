@@ -15,8 +15,8 @@ from sluice.pipelines.landing.task import RowFindings
 from sluice.pipelines.maintenance.fixers import Botched, Fixer, Record
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Drift, DriftKind
-from sluice.pipelines.quarantine.held import without
 from sluice.pipelines.quarantine.limit import QuarantineKind, kinds_of
+from sluice.pipelines.quarantine.listing import without
 from sluice.pipelines.records.rows.row_format import QUARANTINED, Formatted, RawFormat, quarantine_rows
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape

@@ -16,12 +16,12 @@ from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Counts, PartKind, Reporter
 from sluice.pipelines.operating.feed_status import FeedStatus, read_status_through
 from sluice.pipelines.planning import windows
-from sluice.pipelines.planning.shapes import find_columns
+from sluice.pipelines.planning.schema_changes import find_columns
 from sluice.pipelines.planning.windows import OpenWindows
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.publishing.published_files import File, build_file
-from sluice.pipelines.quarantine.held import Filter, QuarantineGroup, listing
+from sluice.pipelines.quarantine.listing import Filter, QuarantineGroup, listing
 from sluice.pipelines.records.rows.row_format import landed_schema
 from sluice.pipelines.status import strip
 from sluice.pipelines.status.window_account import PartitionAccount, build_accounts

@@ -175,7 +175,7 @@ def _refused_batches(
     feed: Feed, edges: Ports, ledger: Ledger, reading: _FeedReading, dead: Sequence[Batch]
 ) -> Mapping[int, BatchRefused]:
     """The refused batches, judged as the next run would judge them. If the lake fails, its error is kept."""
-    from sluice.pipelines.quarantine.held import refusals_of_staged
+    from sluice.pipelines.quarantine.listing import refusals_of_staged
 
     try:
         return refusals_of_staged(feed, ledger, reading.state, edges.lake, {b.id for b in dead})

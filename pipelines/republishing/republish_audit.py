@@ -29,7 +29,7 @@ from sluice.pipelines.records.compiled.take_rows import take_rows
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
 from sluice.pipelines.records.rows.row_format import HEADERS, TO_SEND, inside
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.republishing import coordinates, where
+from sluice.pipelines.republishing import coordinates, row_filter
 from sluice.pipelines.republishing.republish_plan import Republish, check_still_there
 from sluice.pipelines.republishing.republish_rows import CHUNK_ROWS, RowCursor, Shelf, records_of
 from sluice.pipelines.republishing.values import check_schema
@@ -103,7 +103,7 @@ def audit(
     state = ledger.read()
     check_still_there(state, plan)
     check_schema(plan.wishes, shape, plan.feed)
-    with where.open_condition(plan.wishes) as condition:
+    with row_filter.open_condition(plan.wishes) as condition:
         shelf = Shelf(lake, ledger, state, plan, condition)
         comparison = _Comparison(plan, shelf, shape, target)
         for name in summary["files"]:

@@ -24,8 +24,8 @@ from sluice.pipelines.records.rows.row_format import HEADERS, TO_SEND
 from sluice.pipelines.records.rows.row_items import NotWritable
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.republishing.republish_plan import Republish, Source
+from sluice.pipelines.republishing.row_filter import Condition
 from sluice.pipelines.republishing.values import typed_values
-from sluice.pipelines.republishing.where import Condition
 from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
 from sluice.pipelines.schema.schema import KAFKA
 

@@ -35,7 +35,7 @@ from sluice.pipelines.republishing import coordinates
 from sluice.pipelines.republishing.partitioner import Partitioner
 from sluice.pipelines.republishing.republish_plan import PartitionBy, Piece, Republish, check_still_there, pieces
 from sluice.pipelines.republishing.republish_rows import CHUNK_ROWS, RowCursor, Shelf, records_of
-from sluice.pipelines.republishing.where import open_condition
+from sluice.pipelines.republishing.row_filter import open_condition
 from sluice.pipelines.util.units import DAY
 
 if TYPE_CHECKING:  # it loads compiled loops

@@ -25,7 +25,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake.parquet import read_batches, wrap_read_errors
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.receipts import PartKind
-from sluice.pipelines.planning.shapes import describe_overridden, find_columns
+from sluice.pipelines.planning.schema_changes import describe_overridden, find_columns
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import published_files as reading
 from sluice.pipelines.publishing.published_files import File

@@ -17,7 +17,7 @@ from sluice.pipelines.maintenance.compaction import compact
 from sluice.pipelines.maintenance.fixers import Fixer, Record
 from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.quarantine.held import Filter
+from sluice.pipelines.quarantine.listing import Filter
 from sluice.pipelines.tables.sync import sync
 from sluice.pipelines.util.units import MINUTE
 from sluice.resources.liveness import new_owner

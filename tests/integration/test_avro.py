@@ -26,7 +26,7 @@ from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.registry_section import RegistrySettings
 from sluice.pipelines.maintenance.replay import replay
-from sluice.pipelines.quarantine.held import Filter
+from sluice.pipelines.quarantine.listing import Filter
 from sluice.resources.lake import open_lake
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka

@@ -17,7 +17,7 @@ from sluice.pipelines.audit.rescan import CurrentLog, rescan
 from sluice.pipelines.errors import SchemaDrifted
 from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.receipts import Counts, DriftKind
-from sluice.pipelines.quarantine.held import Filter
+from sluice.pipelines.quarantine.listing import Filter
 from sluice.pipelines.validation.drift import sum_drift
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner

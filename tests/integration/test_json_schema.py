@@ -19,7 +19,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from sluice.cli.main import main
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.maintenance.replay import replay
-from sluice.pipelines.quarantine.held import Filter
+from sluice.pipelines.quarantine.listing import Filter
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.local_registry import LocalRegistry

@@ -18,7 +18,7 @@ from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.receipts import DriftKind
-from sluice.pipelines.quarantine.held import Filter
+from sluice.pipelines.quarantine.listing import Filter
 from sluice.pipelines.records.protobuf.reader_schema import from_file
 from sluice.pipelines.validation.drift import sum_drift
 from sluice.resources.liveness import new_owner

@@ -20,7 +20,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.maintenance.fixers import Fixer, Record
 from sluice.pipelines.maintenance.replay import Replayed, Replayer, replay
 from sluice.pipelines.model.kafka import TopicPartition
-from sluice.pipelines.quarantine.held import Filter, listing
+from sluice.pipelines.quarantine.listing import Filter, listing
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka

@@ -32,7 +32,7 @@ from sluice.pipelines.maintenance.fixers import Fixer, Record
 from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Receipt
-from sluice.pipelines.quarantine.held import Filter
+from sluice.pipelines.quarantine.listing import Filter
 from sluice.pipelines.tables.sync import Synced, sync
 from sluice.pipelines.util.units import show_window
 from sluice.resources.liveness import new_owner

@@ -19,7 +19,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.maintenance.fixers import Fixer, Record
 from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.quarantine.held import Filter
+from sluice.pipelines.quarantine.listing import Filter
 from sluice.pipelines.tables.check import compare
 from sluice.pipelines.tables.sync import sync
 from sluice.pipelines.tables.table_windows import FeedTables

@@ -39,7 +39,7 @@ from sluice.pipelines.operating.acceptance import (
 from sluice.pipelines.planning import windows
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.quarantine.dead_letters import Outlet
-from sluice.pipelines.quarantine.held import Filter
+from sluice.pipelines.quarantine.listing import Filter
 from sluice.pipelines.records.kafka_batches.decode import columns as decoded_rows
 from sluice.pipelines.records.kafka_batches.decode import decoder
 from sluice.pipelines.util import parallel

@@ -35,7 +35,7 @@ from sluice.pipelines.model.receipts import Met, Progress
 from sluice.pipelines.operating.repairs import RepairTarget, repair
 from sluice.pipelines.planning import plan
 from sluice.pipelines.publishing import owners
-from sluice.pipelines.quarantine.held import Filter
+from sluice.pipelines.quarantine.listing import Filter
 from sluice.pipelines.util.units import parse_window
 from tests.model.explore import Scenario, prepared
 from tests.model.programs import Spec, _calm, as_one, owner, program

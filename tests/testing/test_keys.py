@@ -13,7 +13,7 @@ from sluice.pipelines.errors import FeedError
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.registered_schema import AVRO, RegisteredSchema
-from sluice.pipelines.planning.shapes import find_newest_name, shape_named
+from sluice.pipelines.planning.schema_changes import find_newest_name, shape_named
 from sluice.pipelines.records.rows.wire_format import KEY_ID_HEADER
 from sluice.testing import LandedMessages, Message, land
 from sluice.testing.lake import MemoryLake

@@ -31,7 +31,7 @@ from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Counts, Drift, PartKind, Receipt
-from sluice.pipelines.planning.shapes import find_columns
+from sluice.pipelines.planning.schema_changes import find_columns
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing.publish import abandon
 from sluice.pipelines.records.compiled import cache

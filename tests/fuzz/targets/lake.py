@@ -39,7 +39,7 @@ from sluice.pipelines.model.kafka import Key, decode_topic
 from sluice.pipelines.model.plans import RequestKind, to_json
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import PartKind, Tally
-from sluice.pipelines.planning.shapes import find_columns, shape_named
+from sluice.pipelines.planning.schema_changes import find_columns, shape_named
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.resources import liveness
 from sluice.testing.engine import owner

@@ -26,7 +26,7 @@ from sluice.pipelines.lake import parquet, paths
 from sluice.pipelines.model.kafka import TopicPartition, encode_topic
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.quarantine import held
+from sluice.pipelines.quarantine import listing
 from sluice.pipelines.quarantine.limit import faults_of
 from tests.pipelines.batch.test_batch import HOUR
 from tests.pipelines.landed_world import START, A, B, pieces
@@ -185,12 +185,12 @@ def test_readers_name_the_file(world: World, feed: Feed) -> None:
 def test_readers_of_the_quarantine_name_the_file(world: World, feed: Feed, how: Damage) -> None:
     (path,) = files(world, "quarantine")
     damage(world.lake, path, how)
-    everything, settings = held.Filter(), feed.window
+    everything, settings = listing.Filter(), feed.window
     with pytest.raises(PartUnreadable, match=path):
-        held.listing(world.ledger, world.lake, everything, settings)
+        listing.listing(world.ledger, world.lake, everything, settings)
     receipts = everything.receipts(world.ledger, world.ledger.read(), settings)
     with pytest.raises(PartUnreadable, match=path):
-        list(held.samples(world.lake, receipts, everything, 5))
+        list(listing.samples(world.lake, receipts, everything, 5))
     with pytest.raises(PartUnreadable, match=path):
         faults_of([path], world.lake)
     parts = [(r, p) for r in receipts for p in r.parts if p.kind is PartKind.QUARANTINED]
@@ -202,7 +202,7 @@ def test_columns_that_are_not_there_are_damage_too(world: World, feed: Feed) -> 
     (path,) = files(world, "quarantine")
     damage(world.lake, path, _renamed)
     with pytest.raises(PartUnreadable, match=path):
-        held.listing(world.ledger, world.lake, held.Filter(), feed.window)
+        listing.listing(world.ledger, world.lake, listing.Filter(), feed.window)
     with pytest.raises(PartUnreadable, match=path):
         faults_of([path], world.lake)
 

@@ -13,7 +13,7 @@ from sluice.pipelines.errors import LakeUnavailable
 from sluice.pipelines.model.receipts import Progress
 from sluice.testing.lake import MemoryLake
 
-PLAN = Mock(ranges=())
+PLAN = Mock(offset_ranges=())
 
 
 class Ended(BaseException):

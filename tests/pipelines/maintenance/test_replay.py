@@ -30,11 +30,11 @@ from sluice.pipelines.maintenance.replay import Replayed, foresee_replay, replay
 from sluice.pipelines.model.plans import RequestKind
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, PartKind, Receipt
-from sluice.pipelines.planning.shapes import declare
+from sluice.pipelines.planning.schema_changes import declare
 from sluice.pipelines.publishing import published_files as reading
 from sluice.pipelines.publishing.publish import publish, roll_forward
-from sluice.pipelines.quarantine.held import Filter, Listing, listing
 from sluice.pipelines.quarantine.limit import QuarantineKind
+from sluice.pipelines.quarantine.listing import Filter, Listing, listing
 from sluice.pipelines.records.rows.row_format import quarantine_rows
 from sluice.testing.engine import owner
 from tests.pipelines.landed_world import FEED, HOUR, START, A, B, Died, World, decoded, dying, pieces

@@ -25,7 +25,7 @@ from sluice.pipelines.ledger import Ledger, State, checkpoint
 from sluice.pipelines.ledger.entries import SchemaEntry
 from sluice.pipelines.model.plans import OffsetRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, PartKind, Receipt
-from sluice.pipelines.planning.shapes import declare, evolve, evolve_schema, find_shape
+from sluice.pipelines.planning.schema_changes import declare, evolve, evolve_schema, find_shape
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.records.json.typer import PieceBuilder
 from sluice.pipelines.schema.schema import Kind, Type, arrow_type, parse_schema

@@ -25,7 +25,7 @@ from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import Plan
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt, group_by_sharing
-from sluice.pipelines.planning.shapes import find_shape
+from sluice.pipelines.planning.schema_changes import find_shape
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.quarantine.limit import ROWS_AT_ONCE, QuarantineKind, check_quarantine, kinds_of

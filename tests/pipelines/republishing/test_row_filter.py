@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.republishing import where
-from sluice.pipelines.republishing.where import Condition
+from sluice.pipelines.republishing import row_filter
+from sluice.pipelines.republishing.row_filter import Condition
 
 SCHEMA = pa.schema(
     [
@@ -92,6 +92,6 @@ def test_a_value_that_does_not_fit_is_not_shown() -> None:
 
 
 def test_one_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(where, "SECONDS", 0.2)
+    monkeypatch.setattr(row_filter, "SECONDS", 0.2)
     with pytest.raises(UsageError, match="takes more than"):
         passed("(select count(*) from range(100000000000)) > 0")
