@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 
+from sluice import testing as sluice_testing
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.audit.explain_offset import Class, explain
 from sluice.pipelines.committing.commit import CommitSettings, CommitStatus, commit
+from sluice.pipelines.errors import LedgerTooNew
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.sections import Layout
 from sluice.pipelines.lake import paths, receipt_files
-from sluice.pipelines.ledger import BatchStatus
+from sluice.pipelines.ledger import BatchStatus, entries
 from sluice.pipelines.maintenance.compaction import compact
 from sluice.pipelines.maintenance.expiry import RetireRequest, expire
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
@@ -171,3 +173,20 @@ def test_windows_and_reports_without_a_level_are_found_and_new_ones_get_one(old:
 
 def test_one_offset_is_explained(old: World) -> None:
     assert explain(old.ledger, old.lake, A, 3).found is Class.LANDED  # type: ignore[arg-type]
+
+
+def test_columns_under_other_names_make_a_ledger_that_0_1_0_refuses(tmp_path: Path) -> None:
+    """0.1.0 reads format 1 alone. Its code, run once on such a ledger, raised LedgerTooNew and changed nothing."""
+    path = tmp_path / "feeds" / "orders.yaml"
+    path.parent.mkdir()
+    text = "kafka: {bootstrap: 'a:1'}\ntopics: orders\nstart: earliest\nformat: json\n"
+    path.write_text(text + "schema: {id: int64, http_method: 'string from \"http.method\"'}\n")
+    sluice_testing.land(path, [sluice_testing.Message(b'{"id": 1}')], lake=tmp_path / "lake", environ={})
+    first = tmp_path / "lake" / paths.log_path("orders", 0)
+    entry = json.loads(first.read_text())
+    assert (entry["kind"], entry["format"]) == ("schema", 5)
+    entries.parse(first.read_bytes(), "0.json")
+    newer = json.dumps(entry | {"format": 6}).encode()
+    with pytest.raises(LedgerTooNew, match=r"newer Sluice .format 6, .*reads format 5") as caught:
+        entries.parse(newer, "0.json")
+    assert "upgrade Sluice" in caught.value.remedy
