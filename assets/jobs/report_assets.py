@@ -11,7 +11,7 @@ each window in the lake; the next run for the same window replaces it.
 
 import re
 import time
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ import dagster as dg
 import pyarrow as pa
 
 from sluice.assets.events.ledger_view import LedgerView
+from sluice.assets.instance import internals
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.specs.metadata_tables import Metadata, columns_of, plain
 from sluice.pipelines.errors import FeedError
@@ -27,7 +28,8 @@ from sluice.pipelines.feed.sql_report import Report, load_report
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.receipts import PartKind
-from sluice.pipelines.util.units import parse_window, show_window
+from sluice.pipelines.publishing.manifest import is_retired
+from sluice.pipelines.util.units import many, parse_window, show_window
 from sluice.resources.project import Project
 
 if TYPE_CHECKING:
@@ -128,8 +130,31 @@ def report_step(context: dg.AssetExecutionContext, session: RunSession, name: st
             data = _write_parquet(result, report, window, version)
             edges.lake.put(path, data)
             where: Metadata = {"dagster/uri": edges.lake.locate(path), "bytes": len(data)}
+            missing = _list_missing(books, name, window)
+    if missing:
+        message = _describe_missing(name, missing)
+        context.log.warning("%s", message)
+        where |= {"missing_windows": len(missing), "missing": message}
     metadata = _build_metadata(result) | {"rows_read": rows.rows, "seconds": seconds}
     return dg.MaterializeResult(metadata=metadata | where, data_version=dg.DataVersion(version))
+
+
+def _list_missing(books: LedgerView, report: str, window: int) -> list[int]:
+    """Returns the complete windows before this one that have no result and whose rows are still in the lake."""
+    results = {*books.lake.list(f"reports/{report}")}
+    length, state = books.feed.window.length, books.state
+    missing = (w for w in books.complete if paths.report_path(report, w, length, state.folder_prefix) not in results)
+    return sorted(w for w in missing if w < window and not is_retired(state, w, length))
+
+
+def _describe_missing(report: str, missing: Sequence[int]) -> str:
+    first, last = show_window(missing[0]), show_window(missing[-1])
+    return (
+        f"{many(len(missing), 'earlier complete window')} ({first} to {last}) have no result: Dagster requests only"
+        f" windows that complete after the report was added → choose Materialize on the page reports/{report}, and the"
+        f" missing partitions; or for each: dagster asset materialize -m {internals.MODULE}"
+        f" --select key:reports/{report} --partition {first}"
+    )
 
 
 def _read_rows(books: LedgerView, window: int) -> "Windows":

@@ -76,6 +76,20 @@ def test_a_report_of_a_whole_window(reporting: World, instance: dg.DagsterInstan
     assert len(set(versions(instance, REPORT, f"{DAY}00:00"))) == 1
 
 
+def test_hours_that_landed_before_the_report_are_named_with_the_command(
+    reporting: World, instance: dg.DagsterInstance
+) -> None:
+    """Dagster's automation asks for windows that are new since its first tick."""
+    reporting.run()
+    run_report(reporting, instance, f"{DAY}00:00")
+    assert "missing" not in windows(instance, REPORT)[f"{DAY}00:00"]
+    run_report(reporting, instance, f"{DAY}03:00")
+    metadata = windows(instance, REPORT)[f"{DAY}03:00"]
+    assert metadata["missing_windows"] == 2
+    assert "2 earlier complete windows (2024-05-01T01:00 to 2024-05-01T02:00) have no result" in metadata["missing"]
+    assert "--select key:reports/rows --partition 2024-05-01T01:00" in metadata["missing"]
+
+
 def test_columns_that_came_since_are_in_an_older_window_s_rows(tmp_path: Path) -> None:
     drifting = Drifting(tmp_path)
     feed = drifting.feed(SCHEMA, "evolve")
