@@ -20,7 +20,7 @@ from typing import Any
 import dagster as dg
 
 from sluice.assets.checks import contract_checks
-from sluice.assets.checks.feed_checks import NO_GAPS, OFFSETS_COMMITTED, WINDOW_CHECKS
+from sluice.assets.checks.feed_checks import NO_GAPS, OFFSETS_COMMITTED, WINDOW_CHECKS, WINDOW_COMPLETE
 from sluice.assets.events.ledger_view import quarantines
 from sluice.assets.instance import internals
 from sluice.assets.jobs.compaction_job import compact_job
@@ -28,7 +28,7 @@ from sluice.assets.jobs.fleet_job import Fleet, many_job
 from sluice.assets.jobs.report_assets import read_reports, report_definitions, report_key
 from sluice.assets.jobs.republish_job import republish_job
 from sluice.assets.runs.run_config import LandConfig, request_config
-from sluice.assets.runs.run_session import FEED_TAG, RunSession, pool
+from sluice.assets.runs.run_session import FEED_TAG, RunSession
 from sluice.assets.schedules.sensors import watch_check, watch_sensor
 from sluice.assets.schedules.window_scheduler import WINDOWS, feed_schedule, fleet_schedule
 from sluice.assets.specs.asset_specs import (
@@ -38,8 +38,10 @@ from sluice.assets.specs.asset_specs import (
     Keys,
     Translate,
     attributes,
+    find_source,
     get_spec,
     landed_key,
+    trace_columns,
 )
 from sluice.assets.specs.feed_files import FeedFiles, Recalled, read_shapes, recall_feeds, topics_of
 from sluice.assets.specs.partitions_def import now, partitions_of
@@ -111,15 +113,14 @@ def feed_definitions(
     observed = [_build_observation(feed.name, specs, topics, session)] if topics.readers else []
     others = [_build_quarantined(specs, topics.names, windows)] if quarantines(feed) else []
     if feed.table:
-        others.append(specs.table.replace_attributes(deps=[specs.landed.key]))
+        table = trace_columns(specs.table, [specs.landed.key])
+        others.append(table.replace_attributes(deps=[specs.landed.key]))
+    assets: list[dg.AssetsDefinition | dg.AssetSpec] = [*observed, landed, *others, committed]
+    if not session.steps.lone and feed.schedule != OWN:
+        return dg.Definitions(assets=assets)
     return dg.Definitions(
-        assets=[*observed, landed, *others, committed],
-        jobs=[
-            _build_land_job(feed, [landed, committed]),
-            _build_catch_up(feed, session),
-            compact_job(feed.name, session),
-            republish_job(feed.name, session),
-        ],
+        assets=assets,
+        jobs=[_build_land_job(feed, [landed, committed]), _build_catch_up(feed, session)],
         schedules=[feed_schedule(feed, land_job(feed.name), windows, session)]
         if feed.schedule in (SHARED, OWN)
         else [],
@@ -144,20 +145,23 @@ def _build_landed(
     session: RunSession,
     checks: Mapping[str, str],
 ) -> dg.AssetsDefinition:
-    key = specs.landed.key
+    key, spec = specs.landed.key, specs.landed
+    if feed.columns is not None:
+        spec = trace_columns(spec, map(specs.keys.topic, topics), find_source)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
         decorate = dg.asset(
-            **attributes(specs.landed),
+            **attributes(spec),
             deps=[specs.keys.topic(t) for t in topics],
             check_specs=[
                 *(_build_check(name, key, check.description, windows) for name, check in WINDOW_CHECKS.items()),
                 *(_build_check(name, key, text, windows) for name, text in checks.items()),
                 dg.AssetCheckSpec(NO_GAPS, asset=key, description=_NO_GAPS),
             ],
+            op_tags=session.steps.tags,
             config_schema={"until": dg.Field(str, default_value="", description=_UNTIL)},
-            pool=pool(feed.name),
+            pool=session.get_pool(feed.name),
             partitions_def=windows,
             backfill_policy=_BACKFILL,
             io_manager_def=LandedRows(session, feed.name),
@@ -166,7 +170,7 @@ def _build_landed(
 
     def landed(context: dg.AssetExecutionContext) -> Iterator[Any]:
         until = context.op_execution_context.op_config["until"]
-        yield from land_step(context, session, feed.name, until=until)
+        yield from session.steps.execute(context, land_step(context, session, feed.name, until=until))
 
     asset: dg.AssetsDefinition = decorate(landed)
     return asset
@@ -184,7 +188,7 @@ def _build_committed(feed: Feed, specs: AssetSpecs, windows: Partitions, session
             **attributes(specs.committed),
             deps=[specs.landed.key],
             check_specs=[_build_check(OFFSETS_COMMITTED, specs.committed.key, _OFFSETS_COMMITTED, windows)],
-            pool=pool(feed.name),
+            pool=session.get_pool(feed.name),
             partitions_def=windows,
             backfill_policy=_BACKFILL,
         )
@@ -212,13 +216,16 @@ def _build_catch_up(feed: Feed, session: RunSession) -> dg.JobDefinition:
 
 
 def _build_catch_up_ops(feed: Feed, session: RunSession) -> tuple[dg.OpDefinition, dg.OpDefinition]:
-    @dg.op(name=_land_op(feed.name), config_schema=_LAND_CONFIG, pool=pool(feed.name), out=dg.Out(dg.Nothing))
+    @dg.op(
+        name=_land_op(feed.name), config_schema=_LAND_CONFIG, pool=session.get_pool(feed.name), out=dg.Out(dg.Nothing)
+    )
     def land(context: dg.OpExecutionContext) -> Iterator[Any]:
-        yield from land_step(context, session, feed.name, LandConfig(**context.op_config))
+        config = LandConfig(**context.op_config)
+        yield from session.steps.execute(context, land_step(context, session, feed.name, config))
 
     @dg.op(
         name=f"{feed.name}__commit",
-        pool=pool(feed.name),
+        pool=session.get_pool(feed.name),
         ins={"landed": dg.In(dg.Nothing)},
         out=dg.Out(dg.Nothing),
     )
@@ -257,7 +264,8 @@ def build_republished(
 def _build_check(name: str, key: dg.AssetKey, description: str, windows: Partitions) -> dg.AssetCheckSpec:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.PreviewWarning)
-        return dg.AssetCheckSpec(name, asset=key, description=description, partitions_def=windows)
+        blocking = name == WINDOW_COMPLETE  # the step fails, too
+        return dg.AssetCheckSpec(name, asset=key, description=description, partitions_def=windows, blocking=blocking)
 
 
 _UNTIL = (
@@ -294,20 +302,20 @@ def build(project: Project, session: RunSession | None = None) -> dg.Definitions
     )
 
 
-def fleets_of(
-    files: FeedFiles, windows: FeedPartitions, session: RunSession, without: Collection[str] = ()
-) -> dg.Definitions:
-    """Returns a job and a schedule for each shared schedule, except those in `without`.
+def fleets_of(files: FeedFiles, windows: FeedPartitions, session: RunSession) -> dg.Definitions:
+    """Returns the jobs over the feeds of each schedule: landing with the schedule itself, compaction, republishing.
 
-    A single feed shares its schedule only if it names one.
+    If each feed also has jobs of its own, a schedule of one feed, or of `schedule: own`, lands by them.
     """
+    lone = session.steps.lone
     by_name: dict[str, list[Feed]] = {}
     for feed in files.feeds.values():
-        if feed.schedule not in (OWN, *without) and (feed.schedule != SHARED or len(files.feeds) > 1):
-            by_name.setdefault(feed.schedule, []).append(feed)
+        by_name.setdefault(feed.schedule, []).append(feed)
+    landing = [n for n in by_name if not lone or (n != OWN and (n != SHARED or len(files.feeds) > 1))]
+    others = [job(name, session.apart()) for name in by_name for job in (compact_job, republish_job)]
     return dg.Definitions(
-        jobs=[many_job(Fleet(session, name), name) for name in by_name],
-        schedules=[fleet_schedule(name, feeds, windows, session) for name, feeds in by_name.items()],
+        jobs=[*(many_job(Fleet(session, name), name) for name in landing), *others],
+        schedules=[fleet_schedule(name, by_name[name], windows, session) for name in landing if name != OWN],
     )
 
 
@@ -348,7 +356,7 @@ def feeds_of(
     session: RunSession,
     translate: Translate = get_spec,
 ) -> dg.Definitions:
-    """Returns the assets, checks, jobs and schedules of the feeds, and an asset for each broken file."""
+    """Returns the assets and checks of the feeds, their own jobs and schedules, and an asset for each broken file."""
     wrong = [(_find_key(_choose_name(p, files.feeds), translate), e) for p, e in files.broken.items()]
     topics = {name: topics_of(feed, memory[name]) for name, feed in files.feeds.items()}
     readers: dict[str, list[str]] = {}

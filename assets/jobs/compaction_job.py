@@ -1,4 +1,4 @@
-"""The job `compact_<feed>`: merges small files of complete windows. It changes no asset and no row.
+"""The job `compact_<schedule>_feeds`: merges small files of complete windows of a feed. It changes no asset and no row.
 
 It neither waits for runs of the feed nor delays them: the ledger's reservation is the guard. One compaction runs at a
 time, over all feeds, since each takes the memory that its feed allows.
@@ -13,7 +13,7 @@ import dagster as dg
 from pydantic import Field
 
 from sluice.assets.instance.instance import with_dagster_liveness
-from sluice.assets.runs.run_session import FEED_TAG, RunSession
+from sluice.assets.runs.run_session import RunSession
 from sluice.assets.steps.table_step import sync_table
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.sections import WindowSettings
@@ -27,8 +27,9 @@ POOL = "sluice_compaction"
 
 
 class CompactConfig(dg.Config):
-    """The windows to compact. By default: all complete ones, and rows outside windows."""
+    """The windows of a feed to compact. By default: all complete ones, and rows outside windows."""
 
+    feed: str = Field(description="The feed.")
     since: str = Field(default="", description="The first window, such as 2026-11-20T14:00.")
     until: str = Field(default="", description="The end (exclusive).")
 
@@ -53,22 +54,17 @@ _CONFIG = CompactConfig.to_config_schema().as_field()
 """Built once: otherwise Dagster would infer it for each op."""
 
 
-def compact_job(feed: str, session: RunSession) -> dg.JobDefinition:
-    """Returns the job that merges the feed's small files."""
+def compact_job(schedule: str, session: RunSession) -> dg.JobDefinition:
+    """Returns the job that merges the small files of a feed of this schedule."""
+    name = f"compact_{schedule}_feeds"
 
-    @dg.op(
-        name=f"{feed}__compact",
-        config_schema=_CONFIG,
-        pool=POOL,
-        out=dg.Out(dg.Nothing),
-    )
+    @dg.op(name=f"{name}__compact", config_schema=_CONFIG, pool=POOL, out=dg.Out(dg.Nothing))
     def merge(context: dg.OpExecutionContext) -> Iterator[Any]:
-        yield from compact_step(context, session, feed)
+        yield from compact_step(context, session)
 
     @dg.job(
-        name=f"compact_{feed}",
-        description=f"Merge the small files of {feed}'s complete windows. Rows stay the same. It needs no Kafka.",
-        tags={FEED_TAG: feed},
+        name=name,
+        description="Merge the small files of a feed's complete windows. Rows stay the same. It needs no Kafka.",
         executor_def=dg.in_process_executor,
     )
     def job() -> None:
@@ -77,11 +73,14 @@ def compact_job(feed: str, session: RunSession) -> dg.JobDefinition:
     return job
 
 
-def compact_step(context: dg.OpExecutionContext, session: RunSession, name: str) -> Iterator[Any]:
+def compact_step(context: dg.OpExecutionContext, session: RunSession) -> Iterator[Any]:
     """Merge small files, and report their number. Raises dagster.Failure, or an interrupt."""
+    config = CompactConfig(**context.op_config)
+    name = config.feed
+    session.tag_feed(context, name)
     with session.step(context, name):
         feed = session.feed(name)
-        windows = CompactConfig(**context.op_config).windows(feed.window)
+        windows = config.windows(feed.window)
         with session.open_ports(feed) as opened:
             edges, report = with_dagster_liveness(opened, context.instance), session.reporter(context.log)
             done = compact(feed, edges, windows, new_owner(context.run.run_id), report)

@@ -252,7 +252,8 @@ def many_job(fleet: Fleet, schedule: str = SHARED) -> dg.JobDefinition:
     def land(context: dg.OpExecutionContext) -> Iterator[Any]:
         name = context.get_mapping_key() or ""
         config = LandConfig(**asked_of_feed(context.run, name))
-        yield from land_step(context, fleet.session(name), name, config)
+        session = fleet.session(name)
+        yield from session.steps.execute(context, land_step(context, session, name, config))
 
     @dg.op(name=op(COMMIT), ins={"landed": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing), description="Commits it.")
     def commit(context: dg.OpExecutionContext) -> Iterator[Any]:

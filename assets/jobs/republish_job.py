@@ -1,4 +1,5 @@
-"""The job `republish_<feed>`: landed or quarantined rows go to a topic again. It materializes `<feed>/republished`.
+"""The job `republish_<schedule>_feeds`: landed or quarantined rows of a feed go to a topic again. It
+materializes `<feed>/republished`.
 
 That asset, and the lineage from it to the topics, show once something was republished: only then it is known where to.
 It waits for no run of the feed and delays none: it reads what is published, and changes neither ledger nor rows.
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field
 
-from sluice.assets.runs.run_session import FEED_TAG, RunSession
+from sluice.assets.runs.run_session import RunSession
 from sluice.pipelines.errors import SluiceError, UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
@@ -30,7 +31,7 @@ if TYPE_CHECKING:  # only who sends needs them, not who loads definitions
 
 POOL = "sluice_republish"
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-_UNPLANNED = ("resume", "rate", "compression", "here")
+_UNPLANNED = ("feed", "resume", "rate", "compression", "here")
 """Settings of a run that are not part of the plan."""
 
 
@@ -46,6 +47,7 @@ class SentOffsets(dg.Config):
 class RepublishConfig(dg.Config):
     """The rows to send, and their target. Equal requests are one republish: the next run continues an ended one."""
 
+    feed: str = Field(description="The feed.")
     to: str = Field(default="", description="The topic to send to. It must be there.")
     window: str = Field(default="", description="Send this window, such as 2026-11-20T14:00.")
     until: str = Field(default="", description="With `window`: all windows up to this one, which is not included.")
@@ -113,18 +115,18 @@ _CONFIG = RepublishConfig.to_config_schema().as_field()
 """Made once: otherwise Dagster would infer it again for each op that is annotated with it."""
 
 
-def republish_job(feed: str, session: RunSession) -> dg.JobDefinition:
-    """Send rows of the feed to a topic again, when somebody runs the job and says what."""
+def republish_job(schedule: str, session: RunSession) -> dg.JobDefinition:
+    """Returns the job that sends rows of a feed of this schedule to a topic again."""
+    name = f"republish_{schedule}_feeds"
 
-    @dg.op(name=f"{feed}__republish", config_schema=_CONFIG, pool=POOL, out=dg.Out(dg.Nothing))
+    @dg.op(name=f"{name}__republish", config_schema=_CONFIG, pool=POOL, out=dg.Out(dg.Nothing))
     def send(context: dg.OpExecutionContext) -> Iterator[Any]:
-        yield from republish_step(context, session, feed)
+        yield from republish_step(context, session)
 
     @dg.job(
-        name=f"republish_{feed}",
-        description=f"Send landed or quarantined rows of {feed} to a topic again, each once and in order. Say in the"
-        " Launchpad what and where to; run the same again to go on after a failure.",
-        tags={FEED_TAG: feed},
+        name=name,
+        description="Send landed or quarantined rows of a feed to a topic again, each once and in order. Configure the"
+        " rows and the topic in the Launchpad; run the same again to go on after a failure.",
         executor_def=dg.in_process_executor,
     )
     def job() -> None:
@@ -133,14 +135,17 @@ def republish_job(feed: str, session: RunSession) -> dg.JobDefinition:
     return job
 
 
-def republish_step(context: dg.OpExecutionContext, session: RunSession, name: str) -> Iterator[Any]:
+def republish_step(context: dg.OpExecutionContext, session: RunSession) -> Iterator[Any]:
     """Send the rows of the run's configuration, and report it. Raises dagster.Failure, or an interrupt."""
     from sluice.pipelines.republishing.lanes import carry_out, check_resumed, pace_of
     from sluice.resources.republish_tasks import sending
     from sluice.resources.spark import shipping
 
+    config = RepublishConfig(**context.op_config)
+    name = config.feed
+    session.tag_feed(context, name)
     with session.step(context, name):
-        feed, config = session.feed(name), RepublishConfig(**context.op_config)
+        feed = session.feed(name)
         if bool(config.to) is bool(config.resume):
             raise UsageError("`to` or `resume`, and not both", remedy="say where to send, or which republish goes on")
         if config.resume:

@@ -7,11 +7,11 @@ Dagster launched reports to its own log.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from logging import Logger
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -197,6 +197,22 @@ def ask_spark(report: Report, rows: Windows) -> pa.Table:
     return run_report(report, rows)
 
 
+Execute = Callable[[dg.AssetExecutionContext | dg.OpExecutionContext, Iterator[Any]], Iterator[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepSettings:
+    """Settings of the steps that land. `pool` replaces the feed's own; `execute` passes on the step's events.
+
+    `lone`: each feed has jobs of its own, not only one with `schedule: own`.
+    """
+
+    tags: Mapping[str, Any] = field(default_factory=dict)
+    pool: str | None = None
+    execute: Execute = lambda context, events: events
+    lone: bool = True
+
+
 @dataclass(frozen=True)
 class RunSession:
     """How a run finds its feed, opens its edges, and reports progress.
@@ -222,6 +238,11 @@ class RunSession:
     ledgers: RunLedgers = field(default_factory=RunLedgers)
     pending: PendingWindowCache = field(default_factory=PendingWindowCache)
     catch_up: int = 30 * MINUTE
+    steps: StepSettings = StepSettings()
+
+    def get_pool(self, feed: str) -> str:
+        """Returns the Dagster pool of the feed's steps."""
+        return self.steps.pool or pool(feed)
 
     @contextmanager
     def sharing(self, feeds: Iterable[Feed]) -> Iterator[RunSession]:
@@ -307,6 +328,11 @@ class RunSession:
             if (why := self.stop.why) is not None and why is not error:
                 raise why from error
             raise
+
+    def tag_feed(self, context: dg.OpExecutionContext, feed: str) -> None:
+        """Tag the run of a job over several feeds with the feed that its configuration names."""
+        with internals.optional():
+            context.instance.add_run_tags(context.run.run_id, {FEED_TAG: feed})
 
     def _tag(self, context: dg.AssetExecutionContext | dg.OpExecutionContext, error: Exception) -> None:
         """Tag the run with its error, and whether it is transient. Before, a re-executed run has its parent's tags."""

@@ -5,8 +5,9 @@ A project of one's own may translate all of it (`sluice.dagster`). Runs need the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -15,6 +16,7 @@ import dagster as dg
 from sluice.assets.specs.metadata_tables import columns_of, plain
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.records.rows.row_format import QUARANTINED, landed_schema
+from sluice.pipelines.schema.schema import KAFKA
 
 
 def landed_key(feed: str) -> dg.AssetKey:
@@ -132,28 +134,55 @@ def attributes(spec: dg.AssetSpec) -> dict[str, Any]:
         "owners": spec.owners,
         "tags": {k: v for k, v in spec.tags.items() if not k.startswith(_KIND)},
         "automation_condition": spec.automation_condition,
+        "freshness_policy": spec.freshness_policy,
     }
 
 
 _KIND = "dagster/kind/"
 
 
+def trace_columns(
+    spec: dg.AssetSpec, upstream: Iterable[dg.AssetKey], source: Callable[[str], str] = str
+) -> dg.AssetSpec:
+    """Returns the spec with the lineage of its columns; `source` is the name of a column in each upstream asset."""
+    keys, columns = [*upstream], spec.metadata["dagster/column_schema"].columns
+    lineage = {c.name: [dg.TableColumnDep(key, source(c.name)) for key in keys] for c in columns}
+    return spec.merge_attributes(metadata={"dagster/column_lineage": dg.TableColumnLineage(lineage)})
+
+
+def find_source(column: str) -> str:
+    """Returns the name of a column's source in Kafka's records: `value`, or the part of a record."""
+    return column.removeprefix(KAFKA) if column.startswith(KAFKA) else "value"
+
+
+def _describe_feed(feed: Feed) -> dict[str, Any]:
+    """Returns the attributes that all assets of a feed share."""
+    return {"group_name": feed.group_name, "owners": list(feed.owners), "tags": dict(feed.tags)}
+
+
+def _build_freshness(feed: Feed) -> dg.FreshnessPolicy:
+    """A policy by the feed's windows: an asset without the last two windows warns, without the last three fails."""
+    length, grace = timedelta(milliseconds=feed.window.length), timedelta(milliseconds=feed.window.grace)
+    return dg.FreshnessPolicy.time_window(fail_window=3 * length + grace, warn_window=2 * length + grace)
+
+
 def _build_landed(feed: Feed) -> dg.AssetSpec:
     columns = columns_of(landed_schema(feed.columns), feed.descriptions, own=feed.columns is None)
     return dg.AssetSpec(
         landed_key(feed.name),
-        group_name=feed.name,
+        **_describe_feed(feed),
         description=f"{f'{plain(feed.description)} ' if feed.description else ''}"
         f"The records of `{feed.topics}` as Parquet, each exactly once.",
         kinds={"parquet", "kafka"},
         metadata={"dagster/column_schema": columns},
+        freshness_policy=_build_freshness(feed),
     )
 
 
 def _build_quarantined(feed: Feed) -> dg.AssetSpec:
     return dg.AssetSpec(
         quarantined_key(feed.name),
-        group_name=feed.name,
+        **_describe_feed(feed),
         description=f"Records of `{feed.topics}` that violate {_name_conditions(feed)}, unchanged, with the reason.",
         kinds={"parquet", "kafka"},
         metadata={"dagster/column_schema": columns_of(QUARANTINED, own=True)},
@@ -167,7 +196,7 @@ def _name_conditions(feed: Feed) -> str:
 def _build_committed(feed: Feed) -> dg.AssetSpec:
     return dg.AssetSpec(
         committed_key(feed.name),
-        group_name=feed.name,
+        **_describe_feed(feed),
         description=f"The committed offsets of group `{feed.group}`, never beyond landed rows.",
         kinds={"kafka"},
     )
@@ -176,21 +205,24 @@ def _build_committed(feed: Feed) -> dg.AssetSpec:
 def _build_republished(feed: Feed) -> dg.AssetSpec:
     return dg.AssetSpec(
         republished_key(feed.name),
-        group_name=feed.name,
-        description=f"Rows of {feed.name} that went back into Kafka. The job `republish_{feed.name}` sends them.",
+        **_describe_feed(feed),
+        description=f"Rows of {feed.name} that went back into Kafka. The job `republish_{feed.schedule}_feeds` sends"
+        " them.",
         kinds={"kafka"},
     )
 
 
 def _build_table(feed: Feed) -> dg.AssetSpec:
     names = feed.table.names if feed.table else ()
+    columns = columns_of(landed_schema(feed.columns), feed.descriptions, own=feed.columns is None)
     called = f" `{names[0]}`" if names else ""
     return dg.AssetSpec(
         table_key(feed.name),
-        group_name=feed.name,
+        **_describe_feed(feed),
         description=f"The landed rows as a table{called} with snapshots: the same files, by name and by SQL."
         f" Each run brings it up to date; by hand: `sluice table sync {feed.name}`.",
         kinds={feed.table.format.lower()} if feed.table else None,
+        metadata={"dagster/column_schema": columns} | ({"dagster/table_name": names[0]} if names else {}),
     )
 
 

@@ -42,7 +42,19 @@ from sluice.pipelines.feed.sections import (
     WindowSettings,
     parse_start,
 )
-from sluice.pipelines.feed.settings import Description, GroupName, LocalFile, Name, Settings, Text, below_root
+from sluice.pipelines.feed.settings import (
+    AssetGroup,
+    Description,
+    GroupName,
+    LocalFile,
+    Name,
+    Owner,
+    Settings,
+    TagKey,
+    TagValue,
+    Text,
+    below_root,
+)
 from sluice.pipelines.feed.table_section import TableSettings, check_address, check_holds
 from sluice.pipelines.feed.topic_selection import TopicFilter
 from sluice.pipelines.model.kafka import Isolation
@@ -164,6 +176,10 @@ class Feed(Settings):
     )
     description: Description | None = None
     descriptions: Annotated[dict[str, Description], AfterValidator(_check_described)] = Field(default_factory=dict)
+    owners: tuple[Owner, ...] = ()
+    tags: dict[TagKey, TagValue] = Field(default_factory=dict)
+    group_name: AssetGroup = Field(default_factory=lambda data: data["name"])
+    """Of the feed's assets in Dagster; `group` is the consumer group."""
     lake: Annotated[Text, AfterValidator(_lake)] = Field(default=".sluice/lake", validate_default=True)
     s3: S3Settings = S3Settings()
     window: WindowSettings = WindowSettings()

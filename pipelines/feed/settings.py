@@ -53,6 +53,13 @@ Text = Annotated[str, StringConstraints(min_length=1, max_length=1000), AfterVal
 Description = Annotated[str, StringConstraints(min_length=1, max_length=500), AfterValidator(printable)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}\z")]
 GroupName = Annotated[str, StringConstraints(min_length=1, max_length=249), AfterValidator(printable)]
+Owner = Annotated[
+    str, StringConstraints(pattern=r"^(team:.+|[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7})\z", max_length=200)
+]
+"""By Dagster's rules, like the following ones: an email address, or a team."""
+TagKey = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9_.-]{1,63}/)?[A-Za-z0-9_.-]{1,63}\z")]
+TagValue = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{0,63}\z")]
+AssetGroup = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]+\z", max_length=200)]
 LocalFile = Annotated[Text, AfterValidator(below_root)]
 
 

@@ -1,5 +1,5 @@
-"""The job `compact_<feed>`: files become few; no asset's version changes, no report runs again, and nothing is
-pending an event for it. And what Dagster makes of a window that was retired.
+"""The job `compact_<schedule>_feeds`: files become few; no asset's version changes, no report runs again, and nothing
+is pending an event for it. And what Dagster makes of a window that was retired.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def land_in_pieces(world: World) -> None:
 
 
 def compact(world: World, instance: dg.DagsterInstance, **config: str) -> dg.ExecuteInProcessResult:
-    job = build(world.project, RunSession(world.project, world.open_ports)).resolve_job_def("compact_orders")
-    run_config = {"ops": {"orders__compact": {"config": config}}} if config else None
+    job = build(world.project, RunSession(world.project, world.open_ports)).resolve_job_def("compact_many_feeds")
+    run_config = {"ops": {"compact_many_feeds__compact": {"config": {"feed": "orders"} | config}}}
     return job.execute_in_process(instance=instance, run_config=run_config, raise_on_error=False)
 
 

@@ -3,7 +3,7 @@
 # No `from __future__ import annotations` here: Dagster reads the annotations of assets themselves, not as text.
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster.components.resolved.core_models import OpSpec
 from dagster.components.testing import create_defs_folder_sandbox
 
 import sluice.dagster as own
@@ -62,12 +63,27 @@ def test_two_folders_stand_side_by_side(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     eu = own.feed_definitions(folder(tmp_path / "eu", orders_eu=FEED))
     us = own.feed_definitions(
-        tmp_path / folder(tmp_path / "us", orders_us=FEED), translator=RAW, schedules=False, sensor="watch_us"
+        tmp_path / folder(tmp_path / "us", orders_us=FEED + "schedule: us\n"),
+        translator=RAW,
+        schedules=False,
+        sensor="watch_us",
     )
     both = dg.Definitions.merge(eu, us)
     dg.Definitions.validate_loadable(both)
     assert {s.name for s in both.sensors or ()} == {"watch_feeds", "watch_us"}
-    assert [s.name for s in both.schedules or ()] == ["land_orders_eu_windows"]
+    assert [s.name for s in both.schedules or ()] == ["pending_of_many_feeds_windows"]
+
+
+def test_each_schedule_has_three_jobs_and_a_feed_of_its_own_schedule_one_more(tmp_path: Path) -> None:
+    feeds = {f"orders{i}": FEED + f"group: g{i}\ntransactional_id: t{i}\n" for i in range(20)}
+    feeds["alone"] = FEED + "group: a\nschedule: own\n"
+    defs = own.feed_definitions(folder(tmp_path, **feeds))
+    assert {j.name for j in defs.jobs or ()} == {
+        *(f"{work}_{name}_feeds" for work in ("pending_of", "compact", "republish") for name in ("many", "own")),
+        "land_alone",
+        "catch_up_alone",
+    }
+    assert {s.name for s in defs.schedules or ()} == {"pending_of_many_feeds_windows", "land_alone_windows"}
 
 
 def test_what_only_runs_need_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,9 +232,53 @@ def test_what_came_since_the_definitions_loaded_says_that_a_reload_is_needed(
     done = project.run("land_orders", 1)
     assert done.success
     said = [e.message for e in instance.all_logs(done.run_id) if e.level == logging.WARNING]
-    assert any("contract_volume" in m and "reload" in m for m in said), said
+    assert any("contract_volume" in m and "Reload definitions" in m for m in said), said
     (project.world.project.feeds_folder / "orders.contract.json").unlink()
     assert project.run("land_orders", 2).success
+
+
+def test_a_component_wraps_the_steps_that_land(world: World, instance: dg.DagsterInstance) -> None:
+    calls: list[str] = []
+
+    class Wrapped(own.FeedsComponent):
+        def execute(self, context: Any, events: Iterator[Any]) -> Iterator[Any]:
+            calls.append(context.partition_key)
+            yield from super().execute(context, events)
+
+    session = RunSession(
+        world.project, world.open_ports, open_lake=lambda feed: world.lake, steps=Wrapped()._build_steps()
+    )
+    files = read_shapes(world.project)
+    specs = {n: AssetSpecs.of(f) for n, f in files.feeds.items()}
+    memory = recall_all(files, specs, session)
+    defs = feeds_of(files, specs, memory, windows_of(files.feeds, memory), session)
+    job = defs.resolve_job_def("land_orders")
+    assert job.execute_in_process(instance=instance, partition_key=f"{DAY}01:00").success
+    assert calls == [f"{DAY}01:00"]
+    with pytest.raises(UsageError, match="`tags` and `pool` only"):
+        own.FeedsComponent(op=OpSpec(name="land"))._build_steps()
+
+
+def test_owners_tags_and_group_come_from_the_feed_file(tmp_path: Path) -> None:
+    words = "owners: [team:data, ann@example.com]\ntags: {tier: '1'}\ngroup_name: shop\n"
+    typed = "format: json\nschema: {amount: float64}\ntable: {iceberg: {name: shop.orders}}\n"
+    graph = nodes(own.feed_definitions(folder(tmp_path, orders=FEED + words + typed)))
+    for name in ("landed", "committed", "table"):
+        asset = graph[f"orders/{name}"]
+        assert (asset.group_name, asset.owners) == ("shop", ["team:data", "ann@example.com"])
+        assert asset.tags["tier"] == "1"
+    landed, table = graph["orders/landed"], graph["orders/table"]
+    assert table.metadata["dagster/table_name"] == "shop.orders"
+    lineage = table.metadata["dagster/column_lineage"].deps_by_column
+    assert lineage["amount"] == [dg.TableColumnDep(landed.key, "amount")]
+    lineage = landed.metadata["dagster/column_lineage"].deps_by_column
+    topic = dg.AssetKey(["kafka", "orders"])
+    assert lineage["amount"] == [dg.TableColumnDep(topic, "value")]
+    assert lineage["kafka_offset"] == [dg.TableColumnDep(topic, "offset")]
+    for wrong in ("owners: [ann]", "tags: {'a b': c}", "group_name: our shop"):
+        (tmp_path / "feeds" / "orders.yaml").write_text(FEED + wrong)
+        with pytest.raises(FeedError, match=wrong.partition(":")[0]):
+            own.feed_assets("orders", tmp_path)
 
 
 def test_columns_have_descriptions(tmp_path: Path) -> None:
@@ -242,7 +302,13 @@ def test_columns_have_descriptions(tmp_path: Path) -> None:
 def test_dg_finds_the_component() -> None:
     (found,) = entry_points(group="dagster_dg_cli.registry_modules", name="sluice")
     assert found.load().FeedsComponent is own.FeedsComponent
-    assert {"feeds", "translation", "schedules", "sensor"} == own.FeedsComponent.get_model_cls().model_fields.keys()
+    assert {
+        "feeds",
+        "translation",
+        "schedules",
+        "sensor",
+        "op",
+    } == own.FeedsComponent.get_model_cls().model_fields.keys()
 
 
 def test_the_component_translates_in_yaml(tmp_path: Path) -> None:
@@ -259,7 +325,11 @@ def test_the_component_translates_in_yaml(tmp_path: Path) -> None:
             defs_path="ingest",
             defs_yaml_contents={
                 "type": "sluice.dagster.FeedsComponent",
-                "attributes": {"feeds": str(tmp_path / "feeds"), "translation": dict(translation)},
+                "attributes": {
+                    "feeds": str(tmp_path / "feeds"),
+                    "translation": dict(translation),
+                    "op": {"pool": "kafka", "tags": {"team": "data"}},
+                },
             },
         )
         _, defs = stack.enter_context(sandbox.load_component_and_build_defs("ingest"))
@@ -267,3 +337,5 @@ def test_the_component_translates_in_yaml(tmp_path: Path) -> None:
     assert shown.keys() == {"raw/kafka/orders", "raw/orders/landed", "raw/orders/committed"}
     assert [shown[k].group_name for k in ("raw/kafka/orders", "raw/orders/landed")] == ["topics", "orders"]
     assert shown["raw/orders/landed"].owners == ["team:data"]
+    landed = defs.resolve_assets_def(dg.AssetKey(["raw", "orders", "landed"])).op
+    assert (landed.pool, landed.tags["team"]) == ("kafka", "data")

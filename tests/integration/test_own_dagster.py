@@ -53,8 +53,7 @@ def test_definitions_with_an_asset_of_ones_own(tmp_path: Path, hour: str, monkey
     defs = load_definitions(project)
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
         before = dg.evaluate_automation_conditions(defs, instance)
-        landed = defs.resolve_job_def("land_orders").execute_in_process(instance=instance, partition_key=hour)
-        assert landed.success
+        assert land_hour(defs, instance, hour).success
         due = dg.evaluate_automation_conditions(defs, instance, cursor=before.cursor)
         assert hour in due.get_requested_partitions(dg.AssetKey("revenue"))
         job = defs.resolve_implicit_job_def_def_for_assets([dg.AssetKey("revenue")])
@@ -74,6 +73,14 @@ def load_definitions(project: Path) -> dg.Definitions:
     spec.loader.exec_module(module)
     definitions: dg.Definitions = module.defs
     return definitions
+
+
+def land_hour(defs: dg.Definitions, instance: dg.DagsterInstance, hour: str) -> dg.ExecuteInProcessResult:
+    """Land an hour as the page of its assets does."""
+    keys = [dg.AssetKey(["orders", name]) for name in ("landed", "committed")]
+    job = defs.resolve_implicit_job_def_def_for_assets(keys)
+    assert job
+    return job.execute_in_process(instance=instance, partition_key=hour, asset_selection=keys)
 
 
 def build_other_location(feeds: Path) -> dg.Definitions:
@@ -163,8 +170,7 @@ def test_another_code_location_reads_an_hour(tmp_path: Path, hour: str, monkeypa
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
         assert "window" in get_error(make("in_windows", instance)), "the hour has not landed"
         for partition in (hour, later):
-            landed = first.resolve_job_def("land_orders").execute_in_process(instance=instance, partition_key=partition)
-            assert landed.success
+            assert land_hour(first, instance, partition).success
         expected = {
             "in_windows": "Windows 10",
             "in_pandas": "DataFrame 10",

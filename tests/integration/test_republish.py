@@ -41,6 +41,7 @@ from tests.resources.kafka.tools import until
 
 ROOT = Path(__file__).parents[2]
 STAMP = 1_700_000_000_000
+REPUBLISH = "republish_many_feeds__republish"
 RESUME = "sluice republish orders --resume bad"
 CUT = (sys.executable, "-m", "tests.integration.republish_cut")
 
@@ -457,8 +458,8 @@ def test_in_dagster_with_lineage_to_the_target(
     with dg.DagsterInstance.ephemeral() as instance:
 
         def carried_out(**changes: Any) -> dg.ExecuteInProcessResult:
-            run_config = {"ops": {"orders__republish": {"config": config | changes}}}
-            job = build(project).resolve_job_def("republish_orders")
+            run_config = {"ops": {REPUBLISH: {"config": {"feed": "orders"} | config | changes}}}
+            job = build(project).resolve_job_def("republish_many_feeds")
             return job.execute_in_process(instance=instance, run_config=run_config, raise_on_error=False)
 
         assert not carried_out(keep_partitions=False, partition_by="nowhere.py:f", name="bad").success
@@ -474,8 +475,8 @@ def test_in_dagster_with_lineage_to_the_target(
         metadata = {k: v.value for k, v in event.materialization.metadata.items()}
         assert (event.asset_key, metadata["to"], metadata["records"]) == (sent, again, 200)
         assert not carried_out(resume=metadata["republish"], to="").success, "it repeats what is planned"
-        resumed = {"ops": {"orders__republish": {"config": {"resume": metadata["republish"]}}}}
-        job = build(project).resolve_job_def("republish_orders")
+        resumed = {"ops": {REPUBLISH: {"config": {"feed": "orders", "resume": metadata["republish"]}}}}
+        job = build(project).resolve_job_def("republish_many_feeds")
         assert job.execute_in_process(instance=instance, run_config=resumed).success
         assert not carried_out(to="").success
     graph = build(project).resolve_asset_graph()

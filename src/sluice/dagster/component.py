@@ -2,18 +2,21 @@
 
 # No `from __future__ import annotations`: Dagster evaluates the annotations of a component.
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import dagster as dg
+from dagster.components.resolved.core_models import OpSpec
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
 from pydantic import BaseModel, Field
 
+from sluice.assets.runs.run_session import StepSettings
 from sluice.assets.schedules.sensors import SENSOR
 from sluice.assets.specs.asset_specs import FeedAsset
 from sluice.dagster.definitions import FeedTranslator, feed_definitions
+from sluice.pipelines.errors import UsageError
 
 
 class FeedsScaffoldParams(BaseModel):
@@ -65,7 +68,8 @@ class FeedsComponent(dg.Component, dg.Resolvable):
     `feeds` is the folder `feeds/` or its parent, relative to the folder of defs.yaml; the default is in the project's
     folder. `translation` changes the specs of the assets; in it, `kind` is topic, landed, quarantined, committed or
     table, and `name` is that of the feed or topic. `schedules` land each window when it closes. `sensor` is the name of
-    the sensor that watches all feeds, or null for none. Both are off until they are turned on in Dagster.
+    the sensor that watches all feeds, or null for none. Both are off until they are turned on in Dagster. `op` has the
+    `tags` of the steps that land, and a `pool` in place of one for each feed.
     """
 
     feeds: str | None = None
@@ -75,6 +79,7 @@ class FeedsComponent(dg.Component, dg.Resolvable):
     ) = None
     schedules: bool = True
     sensor: str | None = SENSOR
+    op: OpSpec | None = None
 
     def get_asset_spec(self, asset: FeedAsset) -> dg.AssetSpec:
         """Returns the spec of an asset. Override it for changes beyond `translation`."""
@@ -82,8 +87,28 @@ class FeedsComponent(dg.Component, dg.Resolvable):
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         feeds = context.project_root / "feeds" if self.feeds is None else Path(context.path) / self.feeds
-        translator = _Component(by=self.get_asset_spec)
-        return feed_definitions(feeds, translator=translator, schedules=self.schedules, sensor=self.sensor)
+        return feed_definitions(
+            feeds,
+            translator=_Component(by=self.get_asset_spec),
+            schedules=self.schedules,
+            sensor=self.sensor,
+            steps=self._build_steps(),
+        )
+
+    def _build_steps(self) -> StepSettings:
+        op = self.op or OpSpec()
+        if op.name or op.description or op.backfill_policy:
+            raise UsageError("`op` of FeedsComponent has `tags` and `pool` only", remedy="remove its other keys")
+        return StepSettings(op.tags or {}, op.pool, self.execute)
+
+    def execute(
+        self, context: dg.AssetExecutionContext | dg.OpExecutionContext, events: Iterator[Any]
+    ) -> Iterator[Any]:
+        """Run a step that lands one feed: iterating over `events` lands, and they must all be yielded.
+
+        Override it for work before and after, with `yield from super().execute(context, events)` between.
+        """
+        yield from events
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,11 @@ import dagster as dg
 
 from sluice.assets.factory import feeds_of, fleets_of, knowing, recall_all, windows_of
 from sluice.assets.jobs.report_assets import WHEN
-from sluice.assets.runs.run_session import RunSession
+from sluice.assets.runs.run_session import RunSession, StepSettings
 from sluice.assets.schedules.sensors import SENSOR, watch_sensor
 from sluice.assets.specs.asset_specs import AssetSpecs, FeedAsset
 from sluice.assets.specs.feed_files import read_shapes
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.feed.feed import SHARED
 from sluice.resources.project import Project
 
 
@@ -72,12 +71,14 @@ def feed_definitions(
     translator: FeedTranslator | None = None,
     schedules: bool = True,
     sensor: str | None = SENSOR,
+    steps: StepSettings | None = None,
 ) -> dg.Definitions:
-    """Returns assets, checks, jobs and schedules of every feed in a folder, for `dg.Definitions.merge`.
+    """Returns assets and checks of every feed in a folder, and jobs for each schedule, for `dg.Definitions.merge`.
 
     `feeds` is the folder `feeds/` or its parent, relative to the current folder. `schedules` land each window when it
     closes, and `sensor` is the name of the sensor that watches all feeds, or None. Both are off until they are turned
-    on in Dagster. The definitions have no executor and no resources.
+    on in Dagster. `steps` has tags, pool and a wrapper of the steps that land. The definitions have no executor and no
+    resources.
 
     Reads each feed's ledger once, for its first window; without the lake it warns and goes on. Never asks Kafka: its
     addresses and secrets may be missing until a run needs them. An invalid file
@@ -86,11 +87,12 @@ def feed_definitions(
     project = find_feeds(feeds)
     files, translate = read_shapes(project), (translator or FeedTranslator()).get_asset_spec
     specs = {name: AssetSpecs.of(feed, translate) for name, feed in files.feeds.items()}
-    session = knowing(RunSession(project), specs)
+    steps = replace(steps or StepSettings(), lone=False)
+    session = knowing(RunSession(project, steps=steps), specs)
     memory = recall_all(files, specs, session)
     windows = windows_of(files.feeds, memory)
     definitions = feeds_of(files, specs, memory, windows, session, translate)
-    shared = fleets_of(files, windows, session, without=[SHARED])
+    shared = fleets_of(files, windows, session)
     sensors = [] if sensor is None else [watch_sensor(session, sensor)]
     return dg.Definitions(
         assets=definitions.assets,
