@@ -15,8 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from sluice.pipelines.records.formats import READERS
 from sluice.pipelines.records.rows.wire_format import PREFIX, WireFormat
+from sluice.pipelines.records.shape import READERS
 from sluice.resources.local.registered_events import (
     AVRO_SCHEMA,
     PROTOBUF_INDEXES,

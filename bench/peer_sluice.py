@@ -28,9 +28,8 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Owner, Progress
-from sluice.pipelines.model.registered_schema import RegisteredSchema
-from sluice.pipelines.records.formats import READERS
-from sluice.pipelines.records.rows.wire_format import WireFormat
+from sluice.pipelines.records.rows.wire_format import RegisteredSchema, WireFormat
+from sluice.pipelines.records.shape import READERS
 from sluice.pipelines.status.batch_facts import sum_times
 from sluice.resources.lake import open_lake
 from sluice.resources.liveness import now

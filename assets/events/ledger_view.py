@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from sluice.assets.specs.asset_specs import Keys
+from sluice.pipelines.contract.catalogue import ExpectationOutcome, contract_results
 from sluice.pipelines.contract.expectation import Contract
-from sluice.pipelines.contract.results import ExpectationOutcome, contract_results
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import receipt_files
 from sluice.pipelines.ledger import Batch, Ledger, State

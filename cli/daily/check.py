@@ -18,9 +18,8 @@ from sluice.cli.terminal.output import bad, facts, good, heading, limit_rows, sa
 from sluice.pipelines.util.units import many, show_about, show_instant, show_window
 
 if TYPE_CHECKING:
-    from sluice.pipelines.operating.check_window import WindowCheck
+    from sluice.pipelines.operating.check_window import PartitionAccount, WindowCheck
     from sluice.pipelines.status.repeats import Coordinate, Repeats
-    from sluice.pipelines.status.window_account import PartitionAccount
     from sluice.pipelines.status.window_rows import Outside
 
 WindowArgument = Annotated[

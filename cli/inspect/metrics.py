@@ -256,7 +256,7 @@ def _of_outlook(feed: str, outlook: Outlook) -> Iterator[Figure]:
 
 def _of_ledger(ledger: Ledger, lake: Lake) -> Iterator[Figure]:
     """Totals, and the newest batch that landed something. Raises LakeUnavailable."""
-    from sluice.pipelines.status.ledger_figures import newest_landed, of_batch, of_batches
+    from sluice.pipelines.status.batch_facts import newest_landed, of_batch, of_batches
 
     batches = [b for b in ledger.read().batches.values() if not b.rewrites]
     yield from of_batches(ledger.feed, batches)

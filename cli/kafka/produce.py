@@ -161,7 +161,7 @@ def in_format(session: Session, feed: Feed, stream: Iterator[SampleEvent]) -> It
     if reader is None:
         return stream
     from sluice.pipelines.feed.load import schema_asked
-    from sluice.pipelines.records.formats import READERS
+    from sluice.pipelines.records.shape import READERS
     from sluice.resources.local.registered_events import SAMPLES, WIRES, as_registered
     from sluice.resources.registry.confluent import RegistryClient
 

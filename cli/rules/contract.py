@@ -33,9 +33,9 @@ from sluice.pipelines.util.units import many
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from sluice.pipelines.contract.catalogue import ExpectationOutcome, Result
     from sluice.pipelines.contract.contract_proposal import Proposal
     from sluice.pipelines.contract.expectation import Contract
-    from sluice.pipelines.contract.results import ExpectationOutcome, Result
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.model.kafka import TopicPartition
     from sluice.pipelines.model.plans import OffsetRange
@@ -165,7 +165,7 @@ def _choose_ranges(
     from sluice.pipelines.landing.sample import choose_newest, find_window_ranges, to_offset_ranges
     from sluice.pipelines.ledger import Ledger, State
     from sluice.pipelines.model.plans import Request, RequestKind
-    from sluice.pipelines.validation.volume import count_earlier_rows
+    from sluice.pipelines.validation.batch_expectations import count_earlier_rows
 
     if request.offsets and request.windows.any:
         raise UsageError("--offsets together with windows", remedy="use either --offsets or windows")
@@ -471,7 +471,7 @@ def _try_contract(
     sample: _SampleRead,
     results: Sequence[Result],
 ) -> _ContractTrial:
-    from sluice.pipelines.contract.results import contract_results
+    from sluice.pipelines.contract.catalogue import contract_results
     from sluice.pipelines.landing.sample import read_rows_at
     from sluice.pipelines.quarantine.limit import check_quarantine, faults_of
     from sluice.pipelines.validation.drift import check_drift

@@ -19,8 +19,8 @@ from sluice.pipelines.util.units import sanitize
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.feed.load import SchemaAsked
-    from sluice.pipelines.model.registered_schema import RegisteredSchema
     from sluice.pipelines.records.rows.value_reader import Reader
+    from sluice.pipelines.records.rows.wire_format import RegisteredSchema
     from sluice.pipelines.schema.schema import Schema
 
 group = make_group(
@@ -166,9 +166,9 @@ def _of_registry(session: Session, feed: str) -> tuple[Reader, str, dict[str, An
 
 def _of_file(feed: Feed, file: Path) -> tuple[Reader, str, dict[str, Any]]:
     """The same for a schema in a file."""
-    from sluice.pipelines.records.formats import READERS
     from sluice.pipelines.records.rows.value_reader import UnusableSchema
     from sluice.pipelines.records.rows.wire_format import WireFormat
+    from sluice.pipelines.records.shape import READERS
 
     reader = READERS[feed.format]
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sluice.pipelines.contract.results import Result
+from sluice.pipelines.contract.catalogue import Result
 from sluice.pipelines.errors import (
     BatchIncomplete,
     CorruptBatch,

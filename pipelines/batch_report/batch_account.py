@@ -24,8 +24,7 @@ from sluice.pipelines.records.shape import RAW, Shape
 from sluice.pipelines.status.batch_facts import BatchFacts
 from sluice.pipelines.status.outlook import Outlook
 from sluice.pipelines.util.parallel import map_parallel
-from sluice.pipelines.validation.batch_expectations import hold_whole
-from sluice.pipelines.validation.volume import count_earlier_rows
+from sluice.pipelines.validation.batch_expectations import count_earlier_rows, hold_whole
 
 PAST = 30
 """Batches of the history, this one included."""

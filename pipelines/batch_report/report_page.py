@@ -13,7 +13,7 @@ from sluice.pipelines.batch_report import amounts, quality
 from sluice.pipelines.batch_report.batch_account import BatchAccount, PartitionLag, read_account, windows
 from sluice.pipelines.batch_report.column_profiles import Profiles, profiles
 from sluice.pipelines.batch_report.markup import CSS, Html, cut, number, plain, section, share, size, table, tag
-from sluice.pipelines.batch_report.rejects import Rejects, rejects
+from sluice.pipelines.batch_report.quality import Rejects, rejects
 from sluice.pipelines.contract import catalogue
 from sluice.pipelines.errors import BatchRefused
 from sluice.pipelines.feed.sections import Policies

@@ -19,8 +19,7 @@ from pydantic import (
 )
 
 from sluice.pipelines.contract.expectation import Contract
-from sluice.pipelines.feed.kafka_section import KafkaSettings
-from sluice.pipelines.feed.registry_section import RegistrySettings
+from sluice.pipelines.feed.kafka_section import KafkaSettings, RegistrySettings
 from sluice.pipelines.feed.s3_section import S3Settings, s3_address
 from sluice.pipelines.feed.sections import (
     Alerts,
@@ -58,10 +57,9 @@ from sluice.pipelines.feed.settings import (
 from sluice.pipelines.feed.table_section import TableSettings, check_address, check_holds
 from sluice.pipelines.feed.topic_selection import TopicFilter
 from sluice.pipelines.model.kafka import Isolation
-from sluice.pipelines.records.formats import READERS
 from sluice.pipelines.records.rows.value_reader import KeyReader, Reader
 from sluice.pipelines.records.rows.wire_format import WireFormat
-from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.records.shape import READERS, Shape
 from sluice.pipelines.schema.schema import EXTRA, KAFKA, Schema, parse_schema
 
 SHARED, OWN = "many", "own"

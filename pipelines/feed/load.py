@@ -13,13 +13,13 @@ from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.suite import CONTRACT, ContractError, read_contract
 from sluice.pipelines.errors import FeedError, docs_command
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.kafka_section import RegistrySettings
 from sluice.pipelines.feed.problems import problems_of, raise_problems
-from sluice.pipelines.feed.registry_section import RegistrySettings
 from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN, LOCAL_REGISTRY, REGISTRY, UNKNOWN_KAFKA
 from sluice.pipelines.feed.yaml_file import FileProblem, YamlError, read_yaml
-from sluice.pipelines.records.formats import READERS
 from sluice.pipelines.records.rows.value_reader import KEY_PREFIX, KeyReader, Reader, UnusableSchema
 from sluice.pipelines.records.rows.wire_format import WireFormat
+from sluice.pipelines.records.shape import READERS
 from sluice.pipelines.schema.schema import SchemaError
 from sluice.pipelines.util.units import sanitize
 

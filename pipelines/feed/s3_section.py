@@ -9,15 +9,13 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from sluice.pipelines.feed.settings import LocalFile, Millis, Settings, Size, Text, number
+from sluice.pipelines.feed.settings import LocalFile, Millis, Secret, Settings, Size, Text, number
 
 MIB = 1 << 20
 _ADDRESS = re.compile(r"s3://([A-Za-z0-9][A-Za-z0-9._-]{1,254})((?:/[^/]+)*)/?")
 _ENDPOINT = re.compile(r"https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?/?")
-
-Secret = Annotated[SecretStr, Field(min_length=1)]
 
 
 def s3_address(text: str) -> str:

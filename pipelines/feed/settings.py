@@ -11,6 +11,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SecretStr,
     StringConstraints,
     ValidationInfo,
     WithJsonSchema,
@@ -49,6 +50,7 @@ _DURATION = {"type": "string", "pattern": "^ *[0-9]+ *(ms|s|m|h|d) *$"}
 Duration = Annotated[int, BeforeValidator(parse_duration), Field(lt=1 << 40), WithJsonSchema(_DURATION)]
 """Milliseconds."""
 Millis = Annotated[int, BeforeValidator(number), Field(ge=1, lt=1 << 31)]
+Secret = Annotated[SecretStr, Field(min_length=1)]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=1000), AfterValidator(printable)]
 Description = Annotated[str, StringConstraints(min_length=1, max_length=500), AfterValidator(printable)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}\z")]

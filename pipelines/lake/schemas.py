@@ -13,11 +13,10 @@ from contextlib import suppress
 
 from sluice.pipelines.errors import Failed, LedgerCorrupt, RegistryForbidden, RegistryUnavailable, SluiceError
 from sluice.pipelines.lake.paths import schema_path
-from sluice.pipelines.model.registered_schema import RegisteredSchema
 from sluice.pipelines.ports import Lake, Registry
-from sluice.pipelines.records.formats import prepare_schema
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
-from sluice.pipelines.records.rows.wire_format import Named
+from sluice.pipelines.records.rows.wire_format import Named, RegisteredSchema
+from sluice.pipelines.records.shape import prepare_schema
 from sluice.pipelines.util.units import sanitize
 
 MOST_UNKNOWN = 1000

@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from sluice.pipelines.contract.results import Result
+from sluice.pipelines.contract.catalogue import Result
 from sluice.pipelines.contract.suite import recall
 from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew
 from sluice.pipelines.lake.paths import FORMER_PREFIX, FolderPrefix
@@ -33,9 +33,9 @@ from sluice.pipelines.model.plans import Plan
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Owner, RangeFailure, Receipt
 from sluice.pipelines.model.traffic import Traffic
-from sluice.pipelines.records.formats import READERS
 from sluice.pipelines.records.rows.value_reader import Reader
 from sluice.pipelines.records.rows.wire_format import WireFormat
+from sluice.pipelines.records.shape import READERS
 from sluice.pipelines.schema.schema import parse_schema
 
 FORMAT: Literal[1] = 1

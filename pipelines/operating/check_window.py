@@ -5,15 +5,18 @@ It uses the ledger and exactly the window's files. Kafka is asked only about a w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from sluice.pipelines.errors import Failed, NotYet, SluiceError, UsageError, WindowRetired
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.model.ranges import Range
-from sluice.pipelines.model.receipts import Counts, PartKind, Reporter
+from sluice.pipelines.ledger.fold import Accounted
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.ranges import Range, intersect
+from sluice.pipelines.model.receipts import Counts, PartKind, Receipt, Reporter
 from sluice.pipelines.operating.feed_status import FeedStatus, read_status_through
 from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.schema_changes import find_columns
@@ -24,12 +27,66 @@ from sluice.pipelines.publishing.published_files import File, build_file
 from sluice.pipelines.quarantine.listing import Filter, QuarantineGroup, listing
 from sluice.pipelines.records.rows.row_format import landed_schema
 from sluice.pipelines.status import strip
-from sluice.pipelines.status.window_account import PartitionAccount, build_accounts
 from sluice.pipelines.status.window_rows import WindowRows, read_rows
 from sluice.pipelines.status.window_state import Standing, WindowStanding
 from sluice.pipelines.util.units import many, show_instant, show_window
 
 _WAITING = (Standing.OPEN, Standing.HELD, Standing.RUNNING)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionAccount:
+    """Offsets of one partition in the window. `start` and `end` are None while the boundary is not pinned.
+
+    `counts` are those of the receipts; `lost`, `skipped` and `retired` are numbers of offsets. `pending` is the rest of
+    the range; None while its end is not pinned.
+    """
+
+    key: Key
+    start: int | None
+    end: int | None
+    counts: Counts
+    lost: int = 0
+    skipped: int = 0
+    retired: int = 0
+
+    @property
+    def span(self) -> int | None:
+        """The number of offsets in the range."""
+        return None if self.start is None or self.end is None else self.end - self.start
+
+    @property
+    def pending(self) -> int | None:
+        return None if self.span is None else self.span - self.accounted_offsets
+
+    @property
+    def accounted_offsets(self) -> int:
+        return self.counts.total + self.lost + self.skipped + self.retired
+
+
+def build_accounts(
+    state: State, settings: WindowSettings, window: int, receipts: Iterable[Receipt]
+) -> tuple[PartitionAccount, ...]:
+    """Returns the account of each partition that the window (its start, ms) has offsets of, from its receipts."""
+    counts: dict[Key, Counts] = {}
+    for r in receipts:
+        counts[r.offset_range.key] = counts.get(r.offset_range.key, Counts()) + r.counts
+    keys = sorted({*state.known(), *counts})
+    return tuple(_build_account(state, key, settings, window, counts) for key in keys)
+
+
+def _build_account(
+    state: State, key: Key, settings: WindowSettings, window: int, counts: Mapping[Key, Counts]
+) -> PartitionAccount:
+    start = windows.find_boundary(state, key, window)
+    end = windows.find_boundary(state, key, window + settings.length)
+
+    def count(ranges: Accounted) -> int:
+        within = () if start is None or end is None else intersect(ranges.get(key, ()), Range(start, end))
+        return sum(r.span for r in within)
+
+    lost, skipped, retired = (count(ranges) for ranges in (state.lost, state.skipped, state.retired))
+    return PartitionAccount(key, start, end, counts.get(key, Counts()), lost, skipped, retired)
 
 
 class Reason(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sluice.pipelines.contract.results import Result
+from sluice.pipelines.contract.catalogue import Result
 from sluice.pipelines.errors import LedgerCorrupt, OwnershipLost
 from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.ledger import Appended, Batch, BatchStatus, Ledger, State

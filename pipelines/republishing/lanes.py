@@ -26,7 +26,6 @@ from sluice.pipelines.model.plans import to_json
 from sluice.pipelines.model.receipts import Progress, Reporter
 from sluice.pipelines.ports import Clock, Engine, Lake, Target
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.republishing.partitioner import load
 from sluice.pipelines.republishing.republish_plan import PartitionBy, Republish, pieces
 from sluice.pipelines.republishing.send_lane import (
     FREELY,
@@ -37,6 +36,7 @@ from sluice.pipelines.republishing.send_lane import (
     Run,
     claim,
     finish,
+    load,
     progress_of,
 )
 from sluice.pipelines.republishing.values import check_schema

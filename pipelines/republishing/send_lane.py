@@ -13,12 +13,14 @@ alone. Which run goes on where two meet is settled by a token in the lake: the o
 
 from __future__ import annotations
 
+import inspect
 import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,11 +30,11 @@ from sluice.pipelines.errors import CommitFenced, Refused, UsageError
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.landed_rows import get_offsets
 from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.maintenance.fixers import module_of
 from sluice.pipelines.model.kafka import CommittedOffset
 from sluice.pipelines.ports import Clock, Delivered, Lake, Target
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.republishing import coordinates
-from sluice.pipelines.republishing.partitioner import Partitioner
 from sluice.pipelines.republishing.republish_plan import PartitionBy, Piece, Republish, check_still_there, pieces
 from sluice.pipelines.republishing.republish_rows import CHUNK_ROWS, RowCursor, Shelf, records_of
 from sluice.pipelines.republishing.row_filter import open_condition
@@ -49,6 +51,74 @@ TRANSACTION_SECONDS = 10.0
 _USUAL_ROW_BYTES = 1000
 _TRIES = 3
 """Retries of a lane that was fenced by a run that has ended, or by a timeout."""
+_REMEDY = "fix it; nothing of this transaction was sent: def NAME(rows, partitions) returns a number for each row"
+
+
+class Partitioner:
+    """A user's function that chooses partitions, `--partition-by MODULE:FUNCTION`. `name` is as it was given.
+
+    It is called as `function(rows, partitions)`: rows as they are sent (a `pyarrow.RecordBatch` of `key`, `value`,
+    `timestamp` in ms, and `headers`), and the number of the target's partitions. It returns a partition for each row: a
+    list, a numpy array or an Arrow array of integers from 0 to `partitions` - 1. Its results are checked.
+    """
+
+    def __init__(self, name: str, function: Callable[[pa.RecordBatch, int], Any]) -> None:
+        self.name, self._function = name, function
+
+    def __call__(self, rows: pa.RecordBatch, partitions: int) -> np.ndarray:
+        """The partition of each row. Raises UsageError for whatever else the function does."""
+        try:
+            answer = self._function(rows, partitions)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of user code
+            raise self._wrong(f"raised {type(error).__name__}") from None
+        chosen = self._numbers(answer)
+        if len(chosen) != rows.num_rows:
+            raise self._wrong(f"returned {len(chosen)} numbers for {rows.num_rows} rows")
+        outside = chosen[(chosen < 0) | (chosen >= partitions)]
+        if len(outside):
+            raise self._wrong(f"returned {outside[0]}, and the target has partitions 0 to {partitions - 1}")
+        return chosen
+
+    def _numbers(self, answer: Any) -> np.ndarray:
+        try:
+            column = answer if isinstance(answer, pa.Array | pa.ChunkedArray) else pa.array(answer)
+        except (pa.ArrowException, TypeError, ValueError):
+            raise self._wrong(f"returned {type(answer).__name__}, which are no numbers") from None
+        if isinstance(column, pa.ChunkedArray):
+            column = column.combine_chunks()
+        if not pa.types.is_integer(column.type) and len(column):
+            raise self._wrong(f"returned {column.type}, and no integers")
+        if column.null_count:
+            raise self._wrong("returned nothing for some rows")
+        try:
+            return np.array(column.cast(pa.int64()).to_numpy(zero_copy_only=False), np.int64)
+        except pa.ArrowInvalid:
+            raise self._wrong("returned a number that is no partition") from None
+
+    def _wrong(self, what: str) -> UsageError:
+        return UsageError(f"--partition-by {self.name} {what}", remedy=_REMEDY)
+
+
+def load(text: str, root: Path) -> Partitioner:
+    """The function that `FILE.py:FUNCTION` or `MODULE:FUNCTION` names, both looked for in the folder `root`.
+
+    Raises UsageError with the file and the line that is wrong.
+    """
+    module, name = module_of(text, root)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UsageError(
+            f"{module.__file__} has no function {name}", remedy="name one that it defines at its top level"
+        )
+    try:
+        inspect.signature(function).bind(None, 1)
+    except TypeError:
+        raise UsageError(
+            f"{module.__file__}: {name} does not take rows and a number", remedy=f"def {name}(rows, partitions): ..."
+        ) from None
+    except ValueError:  # a builtin that tells nothing of itself
+        pass
+    return Partitioner(text, function)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,16 @@ The terminal, Dagster's metadata, metrics and the batch report show these values
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
+from sluice.pipelines.contract.catalogue import ExpectationOutcome, Result, contract_results
 from sluice.pipelines.contract.expectation import Contract
-from sluice.pipelines.contract.results import ExpectationOutcome, Result, contract_results
+from sluice.pipelines.ledger import Batch, BatchStatus
+from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.model.figures import Figure, build_figure
 from sluice.pipelines.model.plans import Plan, Task
 from sluice.pipelines.model.ranges import Range, union
 from sluice.pipelines.model.receipts import Counts, Drift, Part, PartKind, Receipt, count_files
@@ -169,3 +172,32 @@ def by_task(plan: Plan, receipts: Iterable[Receipt]) -> list[tuple[Task, WorkTim
     """Returns each task of the plan with the time of its finished offset ranges."""
     by_range = {r.offset_range: r for r in receipts}
     return [(task, sum_times(by_range[s] for s in task.offset_ranges if s in by_range)) for task in plan.tasks]
+
+
+def of_batches(feed: str, batches: Sequence[Batch]) -> Iterator[Figure]:
+    """Totals of these batches."""
+    for outcome in (BatchStatus.PUBLISHED, BatchStatus.ABANDONED):
+        yield build_figure("batches_total", sum(b.status is outcome for b in batches), feed, str(outcome))
+    yield build_figure("landed_rows_total", sum(b.rows for b in batches if b.published is not None), feed)
+
+
+def newest_landed(batches: Iterable[Batch]) -> Batch | None:
+    """The batch that was published last, of these."""
+    published = ((b.published, b) for b in batches if b.published is not None)
+    return max(published, key=lambda p: p[0], default=(0, None))[1]
+
+
+def of_batch(feed: str, batch: Batch, entry: PublishEntry) -> Iterator[Figure]:
+    """Returns the figures of a finished batch, by its publish entry."""
+    facts = BatchFacts(entry.receipts, entry.traffic)
+    yield build_figure("last_batch_published_timestamp_seconds", entry.at / 1000, feed)
+    yield build_figure("last_batch_duration_seconds", max(0, entry.at - batch.planned_at) / 1000, feed)
+    for outcome in ("landed", "quarantined", "dropped", "no_record"):
+        yield build_figure("last_batch_offsets", getattr(facts.counts, outcome), feed, outcome)
+    yield build_figure("last_batch_bytes", facts.bytes, feed)
+    yield build_figure("last_batch_files", facts.files, feed)
+    yield build_figure("last_batch_input_bytes", facts.task_time.input_bytes, feed)
+    for activity, ns in facts.task_time.ns.items():
+        yield build_figure("last_batch_task_seconds", ns / 1e9, feed, activity)
+    yield build_figure("last_batch_throttled_seconds", facts.all_brokers.throttle_ms / 1000, feed)
+    yield build_figure("last_batch_failed_offset_ranges", len(entry.failures), feed)

@@ -12,6 +12,7 @@ never text or bytes. Memory is bounded for any batch (`duckdb_table`).
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -22,20 +23,88 @@ from typing import Any
 import numpy as np
 
 from sluice.pipelines.contract import literals
-from sluice.pipelines.contract.catalogue import ENTRIES, Scope, column_types, columns, get_argument, text
+from sluice.pipelines.contract.catalogue import (
+    ENTRIES,
+    ExpectationOutcome,
+    Result,
+    Scope,
+    column_types,
+    columns,
+    contract_results,
+    enough,
+    get_argument,
+    text,
+)
 from sluice.pipelines.contract.expectation import Expectation
 from sluice.pipelines.contract.literals import TypeFamily
-from sluice.pipelines.contract.results import ExpectationOutcome, Result, contract_results, enough
 from sluice.pipelines.errors import Breach, ContractBroken
-from sluice.pipelines.ledger import Batch, Ledger
+from sluice.pipelines.ledger import Batch, Ledger, State
+from sluice.pipelines.model.plans import Request
 from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import Kind, Type
 from sluice.pipelines.util.units import many
-from sluice.pipelines.validation import volume
 from sluice.pipelines.validation.duckdb_table import MEMORY, Counted, StagedTable
-from sluice.pipelines.validation.volume import count_earlier_rows
+
+PARAMETER = "$PARAMETER"
+FUNCTIONS: Mapping[str, Callable[[Sequence[int]], float]] = {
+    "mean": statistics.fmean,
+    "median": statistics.median,
+    "min": min,
+    "max": max,
+}
+"""The values of `constraint_fn`, and their functions."""
+
+
+class NoHistoryError(Exception):
+    """A parameter has no value yet: it needs `needed` batches, and there are `there`. `strict`: what needs it fails."""
+
+    def __init__(self, strict: bool, needed: int, there: int) -> None:
+        super().__init__(f"no history yet: {there} of {needed} batches")
+        self.strict = strict
+
+
+def find_bounds(e: Expectation, earlier: Sequence[int]) -> tuple[float | None, float | None]:
+    """Returns the least and the most rows that the expectation allows; None where there is no bound.
+
+    Bounds may be parameters (Great Expectations' `windows`, docs/contracts.md). A parameter's value is `constraint_fn`
+    of the last `range` row counts in `earlier`, the newest first: a lower bound is that value less the share
+    `negative`, an upper bound that value plus the share `positive`. Raises NoHistoryError when there are too few.
+    The expectation then passes, or fails if the window is `strict`; in Great Expectations it always fails.
+    """
+    minimum = _compute_bound(e, "min_value", earlier, lambda w: 1 - float(w["offset"]["negative"]))
+    maximum = _compute_bound(e, "max_value", earlier, lambda w: 1 + float(w["offset"]["positive"]))
+    return minimum, maximum
+
+
+def _compute_bound(
+    e: Expectation, name: str, earlier: Sequence[int], factor: Callable[[Mapping[str, Any]], float]
+) -> float | None:
+    value = e.kwargs.get(name)
+    if not isinstance(value, Mapping):
+        return value
+    window = next(w for w in e.kwargs.get("windows") or () if w["parameter_name"] == value[PARAMETER])
+    rows = earlier[: window["range"]]
+    if len(rows) < window["range"]:
+        raise NoHistoryError(bool(window.get("strict")), window["range"], len(rows))
+    return FUNCTIONS[window["constraint_fn"]](rows) * factor(window)
+
+
+def count_earlier_rows(state: State, request: Request, before: int) -> list[int]:
+    """How many rows each earlier batch landed, the newest first.
+
+    Counts batches that were planned before ledger number `before`, for the same kind of request and the same
+    partitions, and that landed as a whole.
+    """
+    like = (b for b in state.batches.newest_first(before) if _get_kind(b.request) == _get_kind(request))
+    return [b.rows for b in like if b.published is not None and not b.failed]
+
+
+def _get_kind(request: Request) -> tuple[object, ...]:
+    """What requests must have in common to be compared: one window or several, and the same partitions."""
+    return request.kind, request.until is None, request.only
+
 
 Number = int | float | Decimal
 NO_ROWS = "no rows"
@@ -47,7 +116,7 @@ def hold_whole(
 ) -> tuple[Result, ...]:
     """Returns the results of the batch's expectations, in the contract's order, from the receipts' staged parts.
 
-    `earlier` are the row counts of earlier batches (`volume.count_earlier_rows`). `memory` (bytes) limits DuckDB.
+    `earlier` are the row counts of earlier batches (`count_earlier_rows`). `memory` (bytes) limits DuckDB.
     Raises Failed if the local disk is full, LakeUnavailable, PartUnreadable.
     """
     expectations = [
@@ -86,8 +155,8 @@ class BatchContext:
 
 def _check_row_count(e: Expectation, batch: BatchContext) -> Result:
     try:
-        low, high = volume.find_bounds(e, batch.earlier)
-    except volume.NoHistoryError as none:
+        low, high = find_bounds(e, batch.earlier)
+    except NoHistoryError as none:
         return Result(e.place, not none.strict, f"{batch.rows:,} rows; {none}")
     return Result(e.place, is_between(batch.rows, e, low, high), f"{batch.rows:,} rows")
 

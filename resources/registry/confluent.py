@@ -25,16 +25,15 @@ from urllib.parse import quote, urlsplit
 
 from sluice.pipelines.errors import Failed, Refused, RegistryForbidden, RegistryUnavailable, SetupError
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.kafka_section import RegistrySettings
 from sluice.pipelines.feed.load import SchemaAsked
-from sluice.pipelines.feed.registry_section import RegistrySettings
 from sluice.pipelines.lake.schemas import KeptSchemas
-from sluice.pipelines.model.registered_schema import AVRO, RegisteredSchema, build_unavailable_error
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.avro.reader_schema import AvroReader
-from sluice.pipelines.records.formats import READERS
 from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader
 from sluice.pipelines.records.rows.value_reader import Reader, UnusableSchema
-from sluice.pipelines.records.rows.wire_format import WireFormat
+from sluice.pipelines.records.rows.wire_format import AVRO, RegisteredSchema, WireFormat, build_unavailable_error
+from sluice.pipelines.records.shape import READERS
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.units import sanitize
 

@@ -17,8 +17,8 @@ from botocore import exceptions as boto
 from botocore.config import Config
 
 from sluice.pipelines.errors import Failed, RegistryForbidden, RegistryUnavailable, SluiceError
-from sluice.pipelines.feed.registry_section import RegistrySettings
-from sluice.pipelines.model.registered_schema import AVRO, JSON, PROTOBUF, RegisteredSchema, build_unavailable_error
+from sluice.pipelines.feed.kafka_section import RegistrySettings
+from sluice.pipelines.records.rows.wire_format import AVRO, JSON, PROTOBUF, RegisteredSchema, build_unavailable_error
 
 TRIES = 3
 _NOBODY = "EntityNotFoundException"

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sluice.pipelines.lake import parquet
-from sluice.pipelines.lake.bounds import Bounds, in_milliseconds, read_bounds
+from sluice.pipelines.lake.parquet import Bounds, in_milliseconds, read_bounds
 from sluice.pipelines.ports import Lake
 
 if TYPE_CHECKING:

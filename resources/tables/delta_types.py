@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines.lake.bounds import Bounds, read_bounds
+from sluice.pipelines.lake.parquet import Bounds, read_bounds
 from sluice.pipelines.schema.schema import Kind, Type
 from sluice.pipelines.schema.wider import parse_type
 

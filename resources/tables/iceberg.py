@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from sluice.pipelines.errors import CatalogUnavailable, PartUnreadable, SetupError, SluiceError
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.lake.bounds import is_misread_by_iceberg, read_bounds
+from sluice.pipelines.lake.parquet import is_misread_by_iceberg, read_bounds
 from sluice.pipelines.model.tables import (
     BATCHES,
     COMPLETE,

@@ -11,8 +11,8 @@ import pytest
 
 from bench.formats import BEGIN, FORMATS, HEADER, as_sent
 from bench.workloads import AVRO_ORDERS, JSON_SCHEMA_ORDERS, PROTOBUF_ORDERS, TYPED_ORDERS
-from sluice.pipelines.records.formats import READERS
 from sluice.pipelines.records.rows.wire_format import WireFormat
+from sluice.pipelines.records.shape import READERS
 
 ROWS = next(TYPED_ORDERS.of(40).chunks(0))
 

@@ -14,7 +14,7 @@ from sluice.cli.daily import audit, run
 from sluice.cli.inspect import table
 from sluice.cli.maintain import compact
 from sluice.pipelines.errors import TableDiffers, UsageError
-from sluice.pipelines.landing import encoding
+from sluice.pipelines.landing import writer
 from sluice.resources.lake.local_lake import LocalLake
 from tests.assets.world import FEED, MadeUpEngine, World
 from tests.cli.conftest import Tell
@@ -91,7 +91,7 @@ def test_old_files_that_spark_misreads_are_written_again_by_a_repair(
     world: World, tell: Tell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as earlier:
-        earlier.setattr(encoding, "in_milliseconds", lambda schema: [])
+        earlier.setattr(writer, "in_milliseconds", lambda schema: [])
         world.land_unrecorded()
     tell(table.sync, "orders", text=False)
     told = tell(table.check, "orders")

@@ -12,12 +12,11 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from sluice.pipelines.errors import Failed
-from sluice.pipelines.feed.registry_section import RegistrySettings
+from sluice.pipelines.feed.kafka_section import RegistrySettings
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.model.plans import OffsetRange
-from sluice.pipelines.model.registered_schema import AVRO, PROTOBUF
 from sluice.pipelines.records.avro.format import AvroFormat
-from sluice.pipelines.records.rows.wire_format import APICURIO_IDS, WireFormat, reference
+from sluice.pipelines.records.rows.wire_format import APICURIO_IDS, AVRO, PROTOBUF, WireFormat, reference
 from sluice.resources.local.local_registry import LocalRegistry
 from sluice.resources.registry.confluent import RegistryClient
 from sluice.testing.lake import MemoryLake

@@ -24,7 +24,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from sluice.cli.main import main
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.registry_section import RegistrySettings
+from sluice.pipelines.feed.kafka_section import RegistrySettings
 from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.quarantine.listing import Filter
 from sluice.resources.lake import open_lake

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import fastavro
 import pytest
 
-from sluice.pipelines.model.registered_schema import AVRO
+from sluice.pipelines.records.rows.wire_format import AVRO
 from sluice.testing import LandedMessages
 from sluice.testing.lake import MemoryLake
 from tests.reports.world import keep_schema, land_values, reasons

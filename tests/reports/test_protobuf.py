@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sluice.pipelines.model.registered_schema import PROTOBUF
 from sluice.pipelines.records.protobuf.reader_schema import from_file
+from sluice.pipelines.records.rows.wire_format import PROTOBUF
 from sluice.testing import LandedMessages
 from sluice.testing.lake import MemoryLake
 from tests.pipelines.records.protobuf.rows import (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sluice.pipelines.errors import FeedError
-from sluice.pipelines.model.registered_schema import AVRO
+from sluice.pipelines.records.rows.wire_format import AVRO
 from sluice.pipelines.schema.inference import sample_values
 from sluice.testing import LandedMessages, Message, land
 from sluice.testing.lake import MemoryLake

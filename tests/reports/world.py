@@ -13,10 +13,10 @@ from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.registered_schema import RegisteredSchema
 from sluice.pipelines.operating.acceptance import AcceptEvent, accept_log
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.records.compiled import cache
+from sluice.pipelines.records.rows.wire_format import RegisteredSchema
 from sluice.resources.liveness import new_owner
 from sluice.testing import LandedMessages, Message, land
 from sluice.testing.cluster import MemoryCluster, MemoryFetcher, partition

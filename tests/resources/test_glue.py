@@ -14,8 +14,8 @@ from botocore.exceptions import ClientError
 from moto import mock_aws
 
 from sluice.pipelines.errors import Failed, FeedError, NotAuthorized, RegistryUnavailable, SluiceError
+from sluice.pipelines.feed.kafka_section import RegistrySettings
 from sluice.pipelines.feed.load import load_feed, schema_asked
-from sluice.pipelines.feed.registry_section import RegistrySettings
 from sluice.resources.health.kafka_checks import examine_registry
 from sluice.resources.registry.confluent import client_of, file_of, find_registered, reader_of, writers_of
 from sluice.resources.registry.glue import GlueClient

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from sluice.pipelines.errors import Failed, NotAuthorized, Refused, RegistryUnavailable, SluiceError
+from sluice.pipelines.feed.kafka_section import RegistrySettings
 from sluice.pipelines.feed.load import load_feed
-from sluice.pipelines.feed.registry_section import RegistrySettings
 from sluice.pipelines.lake.schemas import MOST_UNKNOWN, KeptSchemas
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
 from sluice.resources.registry import confluent

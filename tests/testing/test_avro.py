@@ -14,12 +14,11 @@ from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import SchemaEntry, dump, parse
 from sluice.pipelines.maintenance.replay import replay
-from sluice.pipelines.model.registered_schema import AVRO, RegisteredSchema
 from sluice.pipelines.planning.schema_changes import shape_named
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.quarantine.listing import Filter
 from sluice.pipelines.records.avro.reader_schema import AvroReader
-from sluice.pipelines.records.rows.wire_format import WireFormat
+from sluice.pipelines.records.rows.wire_format import AVRO, RegisteredSchema, WireFormat
 from sluice.resources.liveness import new_owner
 from sluice.testing import LandedMessages, Message, land
 from sluice.testing.engine import MemoryClock, MemoryEngine, MemoryLiveness

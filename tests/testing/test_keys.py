@@ -12,9 +12,8 @@ import pytest
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.model.registered_schema import AVRO, RegisteredSchema
 from sluice.pipelines.planning.schema_changes import find_newest_name, shape_named
-from sluice.pipelines.records.rows.wire_format import KEY_ID_HEADER
+from sluice.pipelines.records.rows.wire_format import AVRO, KEY_ID_HEADER, RegisteredSchema
 from sluice.testing import LandedMessages, Message, land
 from sluice.testing.lake import MemoryLake
 from tests.pipelines.records.avro.rows import encoded

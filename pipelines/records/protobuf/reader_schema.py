@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from sluice.pipelines.contract.expectation import Expectation
-from sluice.pipelines.model.registered_schema import RegisteredSchema
 from sluice.pipelines.records.protobuf.compiling import WELL_KNOWN, compile_schema, load_imports
 from sluice.pipelines.records.protobuf.schema import (
     Meaning,
@@ -28,7 +27,7 @@ from sluice.pipelines.records.protobuf.schema import (
     write_text,
 )
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
-from sluice.pipelines.records.rows.wire_format import WireFormat, reference, varint
+from sluice.pipelines.records.rows.wire_format import RegisteredSchema, WireFormat, reference, varint
 from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema
 
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from sluice.pipelines.batch.land import land as land_batch
 from sluice.pipelines.batch.result import Landed
-from sluice.pipelines.contract.results import ExpectationOutcome, contract_results
+from sluice.pipelines.contract.catalogue import ExpectationOutcome, contract_results
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed

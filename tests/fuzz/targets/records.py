@@ -21,7 +21,6 @@ from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
 from sluice.pipelines.records.kafka_batches.decode import (
     BatchDecoder,
     DecodeOptions,
-    bytes_needed,
     columns,
     loops,
     next_position,
@@ -401,7 +400,6 @@ def _sound(chunk: pa.RecordBatch) -> list[int]:
 
 def _probed(raw: memoryview, start: int) -> None:
     """What the fetcher asks of it."""
-    assert bytes_needed(raw) >= 0
     try:
         assert next_position(raw, start, "orders", 3) >= start
     except (CorruptBatch, UnsupportedBatch) as error:

@@ -19,7 +19,7 @@ from sluice.pipelines.audit import explain_offset, strict_audit
 from sluice.pipelines.audit.audit import AuditReport, audit
 from sluice.pipelines.audit.rescan import CurrentLog, rescan
 from sluice.pipelines.batch_report.column_profiles import profiles
-from sluice.pipelines.batch_report.rejects import rejects
+from sluice.pipelines.batch_report.quality import rejects
 from sluice.pipelines.errors import PartUnreadable, ProofFailed, SluiceError, Terminal
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import parquet, paths

@@ -20,9 +20,9 @@ from sluice.pipelines.errors import BatchIncomplete
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.registered_schema import AVRO, RegisteredSchema
 from sluice.pipelines.ports import Job, Ports
 from sluice.pipelines.records.rows.row_format import Format
+from sluice.pipelines.records.rows.wire_format import AVRO, RegisteredSchema
 from sluice.resources.registry import confluent
 from sluice.resources.registry.confluent import LATE_TRIES, TRIES, writers_of
 from sluice.testing.engine import MemoryEngine

@@ -32,8 +32,7 @@ from sluice.pipelines.publishing.publish import publish, roll_forward
 from sluice.pipelines.records.rows.row_format import HEADERS, quarantine_rows
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import parse_schema
-from sluice.pipelines.validation.batch_expectations import hold_whole
-from sluice.pipelines.validation.volume import count_earlier_rows
+from sluice.pipelines.validation.batch_expectations import count_earlier_rows, hold_whole
 from sluice.testing.engine import owner
 from sluice.testing.lake import MemoryLake
 from tests.pipelines.landed_world import A, B, World, pieces

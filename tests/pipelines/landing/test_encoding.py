@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.pipelines.feed.sections import LandingSettings
-from sluice.pipelines.landing.encoding import SAMPLE_ROWS, choose_options
+from sluice.pipelines.landing.writer import SAMPLE_ROWS, choose_options
 from tests.examples import examples
 
 SETTINGS = LandingSettings()

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("pyiceberg")
 
-from sluice.pipelines.landing import encoding
+from sluice.pipelines.landing import writer
 from sluice.pipelines.maintenance.compaction import renew
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.tables.check import comparison
@@ -32,7 +32,7 @@ def _renew(world: IcebergWorld) -> int:
 def test_old_files_of_a_table_are_replaced_and_the_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = IcebergWorld(tmp_path)
     with monkeypatch.context() as earlier:
-        earlier.setattr(encoding, "in_milliseconds", lambda schema: [])
+        earlier.setattr(writer, "in_milliseconds", lambda schema: [])
         world.land(*pieces(A, 50), bad=3)
     world.sync()
     old = world.files()

@@ -23,10 +23,10 @@ from sluice.pipelines.errors import LakeUnavailable, PartUnreadable, PlanBusy, P
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus
-from sluice.pipelines.maintenance import candidates, sorter
-from sluice.pipelines.maintenance.candidates import find
+from sluice.pipelines.maintenance import replay as replaying
+from sluice.pipelines.maintenance import sorter
 from sluice.pipelines.maintenance.fixers import Fixer, Record
-from sluice.pipelines.maintenance.replay import Replayed, foresee_replay, replay
+from sluice.pipelines.maintenance.replay import Replayed, find, foresee_replay, replay
 from sluice.pipelines.model.plans import RequestKind
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, PartKind, Receipt
@@ -545,15 +545,15 @@ def test_records_that_another_replay_landed_while_they_were_tried(
 ) -> None:
     world.land((A, 0, 100))
     world.says(WIDER)
-    check_source = candidates.check_source
+    check_source = replaying.check_source
 
     def overtaken(lake: Any, feed: str, part: Any) -> None:
         check_source(lake, feed, part)
-        monkeypatch.setattr(candidates, "check_source", check_source)
+        monkeypatch.setattr(replaying, "check_source", check_source)
         world.replay(by="another")
 
-    monkeypatch.setattr(candidates, "check_source", overtaken)
-    with pytest.raises(LakeUnavailable, match="were removed"):
+    monkeypatch.setattr(replaying, "check_source", overtaken)
+    with pytest.raises(LakeUnavailable, match="were merged"):
         world.replay()
     world.check()
 

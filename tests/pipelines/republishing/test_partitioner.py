@@ -11,7 +11,7 @@ import pytest
 
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.records.rows.row_format import TO_SEND
-from sluice.pipelines.republishing.partitioner import Partitioner, load
+from sluice.pipelines.republishing.send_lane import Partitioner, load
 
 ROWS = pa.RecordBatch.from_pylist(
     [{"key": b"%d" % n, "value": None, "timestamp": n, "headers": None} for n in range(4)], schema=TO_SEND

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.pipelines.feed.sections import LandingSettings
-from sluice.pipelines.lake.bounds import TimeBounds
-from sluice.pipelines.landing.encoding import choose_options
+from sluice.pipelines.lake.parquet import TimeBounds
+from sluice.pipelines.landing.writer import choose_options
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.schema import arrow_type
 from sluice.pipelines.schema.wider import parse_type

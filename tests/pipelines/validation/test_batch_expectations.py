@@ -24,8 +24,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from sluice.pipelines.contract.catalogue import ENTRIES, Scope
-from sluice.pipelines.contract.results import Result
+from sluice.pipelines.contract.catalogue import ENTRIES, Result, Scope
 from sluice.pipelines.contract.suite import parse_contract
 from sluice.pipelines.errors import LakeUnavailable
 from sluice.pipelines.model.plans import OffsetRange

@@ -13,7 +13,7 @@ import pytest
 
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.batch.result import BatchResult
-from sluice.pipelines.contract.results import ExpectationOutcome, Result, contract_results, enough
+from sluice.pipelines.contract.catalogue import ExpectationOutcome, Result, contract_results, enough
 from sluice.pipelines.errors import ContractBroken, QuarantineExceeded
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
@@ -22,8 +22,7 @@ from sluice.pipelines.model.plans import OffsetRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Counts, Receipt, Tally
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.records.shape import RAW
-from sluice.pipelines.validation.batch_expectations import check_contract
-from sluice.pipelines.validation.volume import count_earlier_rows
+from sluice.pipelines.validation.batch_expectations import check_contract, count_earlier_rows
 from sluice.testing.cluster import MemoryFetcher
 from sluice.testing.engine import MemoryEngine
 from sluice.testing.logs import LogBatch, LogRecord

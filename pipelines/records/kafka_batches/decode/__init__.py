@@ -2,13 +2,13 @@
 
     response ─► frames (headers) ─► decoder (CRC, transactions) ─► decompression ─► columns (rows) ─► chunks
 
-`BatchDecoder` takes the responses of one offset range. `next_position` and `bytes_needed` tell the fetcher how far a
-response reaches. Importing this package loads the compiled loops from numba's cache, or compiles them, which takes
+`BatchDecoder` takes the responses of one offset range. `next_position` tells the fetcher how far a response
+reaches. Importing this package loads the compiled loops from numba's cache, or compiles them, which takes
 seconds.
 """
 
 from sluice.pipelines.records.kafka_batches.decode.columns import SCHEMA
 from sluice.pipelines.records.kafka_batches.decode.decoder import BatchDecoder, DecodeOptions, OffsetCounts
-from sluice.pipelines.records.kafka_batches.decode.frames import bytes_needed, next_position
+from sluice.pipelines.records.kafka_batches.decode.frames import next_position
 
-__all__ = ["SCHEMA", "BatchDecoder", "DecodeOptions", "OffsetCounts", "bytes_needed", "next_position"]
+__all__ = ["SCHEMA", "BatchDecoder", "DecodeOptions", "OffsetCounts", "next_position"]

@@ -109,7 +109,7 @@ def next_position(
     """The position after the last complete batch of a response that was fetched at `position`.
 
     Reads headers only: nothing is decompressed and no checksum is computed. Returns `position` unchanged when there is
-    no complete batch; ask `bytes_needed` then. Raises CorruptBatch or UnsupportedBatch when the first batch is bad. A
+    no complete batch. Raises CorruptBatch or UnsupportedBatch when the first batch is bad. A
     bad batch further on ends the walk, and is found again at its own position.
     """
     if not len(records):
@@ -120,11 +120,3 @@ def next_position(
     if problem:
         raise problem
     return position
-
-
-def bytes_needed(records: bytes | memoryview) -> int:
-    """The size of the first batch if the response has only its beginning; otherwise 0."""
-    if len(records) >= loops.LOG_OVERHEAD:
-        size = loops.LOG_OVERHEAD + int.from_bytes(records[8:12], "big", signed=True)
-        return size if size > len(records) else 0
-    return loops.BATCH_OVERHEAD if len(records) else 0

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sluice.pipelines.model.registered_schema import PROTOBUF, RegisteredSchema
 from sluice.pipelines.records.protobuf.compiling import compile_schema
 from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader, as_file, compile_registered, from_file
 from sluice.pipelines.records.protobuf.schema import read_files, read_message, write_text
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
-from sluice.pipelines.records.rows.wire_format import WireFormat
+from sluice.pipelines.records.rows.wire_format import PROTOBUF, RegisteredSchema, WireFormat
 from sluice.pipelines.schema.schema import SchemaError
 from tests.pipelines.records.protobuf.rows import NOWHERE, message_class, read_by_google, reader_of, rows_of, whole
 

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.pipelines.model.registered_schema import PROTOBUF, RegisteredSchema
 from sluice.pipelines.records.protobuf.encode import encode_rows
 from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader, from_file
 from sluice.pipelines.records.rows.row_items import NotWritable
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
-from sluice.pipelines.records.rows.wire_format import WireFormat
+from sluice.pipelines.records.rows.wire_format import PROTOBUF, RegisteredSchema, WireFormat
 from tests.examples import examples
 from tests.pipelines.records.json.rows import FIRST
 from tests.pipelines.records.protobuf import wild
