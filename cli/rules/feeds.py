@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from enum import StrEnum
+from importlib import resources
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -142,9 +143,11 @@ def print_schema(
     $ sluice feeds schema > feed.schema.json
     $ sluice feeds schema --kind fleet
     """
-    from sluice.pipelines.feed.json_schema import build_schema
+    from sluice.pipelines.feed.json_schema import build_schema, describe_keys
 
     document = build_schema(kind)
+    if kind is FileKind.FEED:
+        describe_keys(document, (resources.files("sluice") / "docs" / "feeds.md").read_text("utf-8"))
     session.terminal.lines(json.dumps(document, indent=2).splitlines())
     session.terminal.print_document(document)
 

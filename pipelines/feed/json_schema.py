@@ -7,6 +7,7 @@ files, except numbers in quotes. Rules over several keys are the parser's alone.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -126,3 +127,30 @@ def _build_tuning(properties: dict[str, Any], parts: dict[str, Any]) -> dict[str
         former[name] = {**former[name], "deprecated": True}
     properties["compaction"]["deprecated"] = True
     return {"anyOf": [{"type": "object", "properties": tuning, "additionalProperties": False}, _NOTHING]}
+
+
+_COMMENTED = re.compile(r"^( *)([a-z_0-9]+):(?: .*?)?(?: +# (.*))?$")
+
+
+def describe_keys(schema: dict[str, Any], page: str) -> None:
+    """Add the comments of the example of all keys in docs/feeds.md to the schema, as descriptions."""
+    example = page.partition("\n## Every key\n")[2].partition("```yaml\n")[2].partition("```")[0]
+    path: list[tuple[int, str]] = []
+    for line in example.splitlines():
+        if match := _COMMENTED.match(line):
+            indent = len(match[1])
+            path = [*(p for p in path if p[0] < indent), (indent, match[2])]
+            if match[3] and (key := _find_key(schema, [name for _, name in path])):
+                key["description"] = match[3]
+
+
+def _find_key(schema: dict[str, Any], path: list[str]) -> dict[str, Any] | None:
+    """Returns the schema of the key at that path of a feed file."""
+    section: dict[str, Any] = schema
+    for name in path:
+        values = [schema["$defs"][v["$ref"].rpartition("/")[2]] if "$ref" in v else v for v in section.get("anyOf", ())]
+        holder = next((v for v in (section, *values) if name in v.get("properties", {})), None)
+        if holder is None:
+            return None
+        section = holder["properties"][name]
+    return section

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 from sluice.cli.more import demo
 from sluice.pipelines.errors import FeedError
-from sluice.pipelines.feed.json_schema import MODELS, build_schema
+from sluice.pipelines.feed.json_schema import MODELS, build_schema, describe_keys
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.project_files import load_fleet, load_notify
 from tests.test_docs import OTHERS, blocks
@@ -53,6 +53,17 @@ def test_every_key_of_the_docs_page_is_in_the_schema_and_its_old_places_are_depr
     assert schema["$defs"]["FetchSettings"]["properties"]["active_slices"]["deprecated"]
     assert "deprecated" not in schema["properties"]["tuning"]["anyOf"][0]["properties"]["active_ranges"]
     assert {"url", "token", "subject"} <= {*schema["$defs"]["RegistrySettings"]["properties"]}
+
+
+def test_keys_have_the_comments_of_the_page() -> None:
+    schema = build_schema("feed")
+    describe_keys(schema, (ROOT / "docs/feeds.md").read_text())
+    tuning = schema["properties"]["tuning"]["anyOf"][0]["properties"]
+    assert schema["properties"]["lake"]["description"] == "a folder, relative to the project, or s3://bucket/prefix"
+    assert tuning["range_bytes"]["description"] == "planned size of one offset range"
+    assert schema["$defs"]["QuarantineLimit"]["properties"]["at_most"]["description"].startswith("records, whatever")
+    assert schema["$defs"]["WindowSettings"]["properties"]["length"]["description"].startswith("divides an hour")
+    Draft202012Validator.check_schema(schema)
 
 
 WRONG = [
