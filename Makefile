@@ -88,10 +88,10 @@ wheel:           ## the package with its compiled loops, as dist/kafka_sluice-*.
 first-row:       ## seconds from an empty folder to a first row, next to dlt; KAFKA=FOLDER has Kafka's jars
 	"$${PYTHON:-python3.11}" infra/first_row.py
 
-lock: pyproject.toml  ## lock the requirements of pyproject.toml; ARGS=--upgrade for newer versions (needs uv)
-	UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet $(ARGS) --universal --python-version 3.11 \
+lock: $(READY)   ## lock the requirements of pyproject.toml; ARGS=--upgrade for newer versions
+	UV_CUSTOM_COMPILE_COMMAND="make lock" .venv/bin/uv pip compile --quiet $(ARGS) --universal --python-version 3.11 \
 		--all-extras --generate-hashes --no-strip-extras --no-emit-index-url --no-emit-find-links pyproject.toml -o requirements.lock
-	UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --python-version 3.11 $(IMAGE:%=--extra %) \
+	UV_CUSTOM_COMPILE_COMMAND="make lock" .venv/bin/uv pip compile --quiet --universal --python-version 3.11 $(IMAGE:%=--extra %) \
 		--constraint requirements.lock --generate-hashes --no-strip-extras --no-emit-index-url --no-emit-find-links \
 		pyproject.toml -o infra/image/requirements.lock
 

@@ -1,17 +1,17 @@
 #!/bin/sh
-# Create .venv from requirements.lock, with hashes, with the first Python 3.11 or 3.12.
+# Create .venv from requirements.lock, with hashes, with the first Python 3.11 to 3.13.
 set -eu
 cd "$(dirname "$0")/.."
 
-fits() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null; }
+fits() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; }
 
 if ! [ -x .venv/bin/pip ]; then
     python=
-    for candidate in ${PYTHON:-python3.11 python3.12 python3 python}; do
+    for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3 python}; do
         if fits "$candidate"; then python=$candidate; break; fi
     done
     if [ -z "$python" ]; then
-        echo "no Python 3.11 or 3.12: install it, or name it: make PYTHON=/path/to/python3.11" >&2
+        echo "no Python 3.11 to 3.13: install it, or name it: make PYTHON=/path/to/python3.11" >&2
         exit 1
     fi
     # Debian has a separate package for venv.

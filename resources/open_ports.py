@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from sluice.pipelines.errors import UsageError, docs_command
@@ -15,23 +16,23 @@ from sluice.pipelines.feed.table_section import QUARANTINE_TABLE, WINDOWS_TABLE
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.operating.migrate_offsets import Stores
 from sluice.pipelines.ports import Engine, Groups, Lake, Ports, Table
-from sluice.resources.kafka.cluster.cluster import KafkaCluster
-from sluice.resources.kafka.cluster.shared_cluster import SharedKafka
-from sluice.resources.kafka.connection.connections import Wire
-from sluice.resources.kafka.group.all_groups import KafkaGroups
-from sluice.resources.kafka.group.group import KafkaGroup
+from sluice.pipelines.util.extras import build_missing_error
 from sluice.resources.lake import open_lake
 from sluice.resources.liveness import LakeLiveness, now
 from sluice.resources.local_engine import LocalEngine
 from sluice.resources.registry.confluent import writers_of
 from sluice.resources.spark.engine import SparkEngine
 from sluice.resources.spark.executor import Wiring
-from sluice.resources.spark.preflight import ExecutorPorts
 from sluice.resources.zookeeper.zookeeper_group import BothGroup, BothGroups, ZooKeeperGroup, ZooKeeperGroups
 
 if TYPE_CHECKING:
     from sluice.pipelines.tables.table_windows import FeedTables
+    from sluice.resources.kafka.cluster.shared_cluster import SharedKafka
+    from sluice.resources.kafka.connection.connections import Wire
+    from sluice.resources.kafka.group.all_groups import KafkaGroups
+    from sluice.resources.kafka.group.group import KafkaGroup
     from sluice.resources.kafka.produce.sender import KafkaTarget
+    from sluice.resources.spark.preflight import ExecutorPorts
 
 
 @contextmanager
@@ -46,6 +47,11 @@ def shared_edges(feeds: Iterable[Feed]) -> Iterator[Callable[[Feed], AbstractCon
     """`open_ports` for feeds that one command or tick inspects. Feeds with the same Kafka settings share its
     connections and cached answers (`kafka/shared.py`) until the block ends. Any thread may call it; other feeds
     get edges of their own."""
+    if find_spec("kafka") is None:
+        yield _open_ports
+        return
+    from sluice.resources.kafka.cluster.shared_cluster import SharedKafka
+
     alike: dict[KafkaSettings, list[Feed]] = {}
     for feed in feeds:
         alike.setdefault(feed.kafka, []).append(feed)
@@ -61,28 +67,51 @@ def shared_edges(feeds: Iterable[Feed]) -> Iterator[Callable[[Feed], AbstractCon
 @contextmanager
 def _open_ports(feed: Feed, shared: SharedKafka | None = None) -> Iterator[Ports]:
     lake = open_lake(feed)
+    if find_spec("kafka") is None:
+        yield _make_ports(feed, lake, _NoKafka(), _NoKafka())
+        return
+    from sluice.resources.kafka.cluster.cluster import KafkaCluster
+    from sluice.resources.kafka.connection.connections import Wire
+
     with (
         nullcontext(shared.wire) if shared else closing(Wire(feed.kafka)) as wire,
         closing(shared.cluster() if shared else KafkaCluster(feed.kafka, wire=wire)) as cluster,
         closing(_group(feed, shared, wire)) as group,
     ):
-        yield Ports(
-            cluster=cluster,
-            group=group,
-            lake=lake,
-            engine=_engine(feed, lake),
-            liveness=LakeLiveness(lake, feed.name, now),
-            clock=now,
-            wiring=Wiring.of(feed),
-            writers=writers_of(feed, lake),
-            parallelism=os.cpu_count() or 1,
-        )
+        yield _make_ports(feed, lake, cluster, group)
+
+
+def _make_ports(feed: Feed, lake: Lake, cluster: Any, group: Any) -> Ports:
+    return Ports(
+        cluster=cluster,
+        group=group,
+        lake=lake,
+        engine=_engine(feed, lake),
+        liveness=LakeLiveness(lake, feed.name, now),
+        clock=now,
+        wiring=Wiring.of(feed),
+        writers=writers_of(feed, lake),
+        parallelism=os.cpu_count() or 1,
+    )
+
+
+def _open_executor_ports(feed: Feed, lake: Lake) -> ExecutorPorts:
+    from sluice.resources.spark.preflight import ExecutorPorts
+
+    return ExecutorPorts.of(feed.kafka, lake)
+
+
+class _NoKafka:
+    """Kafka for installations without the extra `kafka`: commands that need only the lake work."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise build_missing_error("kafka")
 
 
 def _engine(feed: Feed, lake: Lake) -> Engine:
     per_broker = feed.fetch.tasks_per_broker
     if feed.spark.is_required:
-        return SparkEngine(feed.spark, lambda: ExecutorPorts.of(feed.kafka, lake), per_broker)
+        return SparkEngine(feed.spark, lambda: _open_executor_ports(feed, lake), per_broker)
     return LocalEngine(per_broker)
 
 
@@ -94,6 +123,8 @@ def open_groups(feed: Feed) -> AbstractContextManager[Groups]:
 @contextmanager
 def open_stores(feed: Feed) -> Iterator[Stores]:
     """Both stores of the feed's group, whichever its offsets are in. Raises UsageError without ZooKeeper's address."""
+    from sluice.resources.kafka.group.all_groups import KafkaGroups
+
     with closing(_zookeeper_group(feed)) as zookeeper, closing(KafkaGroups(feed.kafka)) as kafka:
         yield Stores(feed.group, zookeeper, kafka)
 
@@ -159,6 +190,8 @@ def _group(feed: Feed, shared: SharedKafka | None, wire: Wire) -> KafkaGroup | Z
 
 
 def _groups(feed: Feed) -> KafkaGroups | ZooKeeperGroups | BothGroups:
+    from sluice.resources.kafka.group.all_groups import KafkaGroups
+
     if feed.offsets.dual_commit:
         kafka, zookeeper = KafkaGroups(feed.kafka), ZooKeeperGroups(_connect(feed))
         return BothGroups(kafka, zookeeper, _both(kafka.close, zookeeper.close))
@@ -167,6 +200,8 @@ def _groups(feed: Feed) -> KafkaGroups | ZooKeeperGroups | BothGroups:
 
 def _kafka_group(feed: Feed, shared: SharedKafka | None, wire: Wire) -> KafkaGroup:
     """`wire`: the cluster's. A connection of its own would be the same brokers looked for and greeted once more."""
+    from sluice.resources.kafka.group.group import KafkaGroup
+
     milliseconds = {"session": feed.kafka.session_timeout_ms, "transaction": feed.kafka.transaction_timeout_ms}
     seconds: dict[str, Any] = {name: ms / 1000 for name, ms in milliseconds.items() if ms is not None}
     if shared:

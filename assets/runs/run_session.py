@@ -192,7 +192,7 @@ def open_real_ports(feed: Feed) -> AbstractContextManager[Ports]:
 
 def ask_spark(report: Report, rows: Windows) -> pa.Table:
     """Returns the report's result, by Spark."""
-    from sluice.spark_source import run_report
+    from sluice.reading import run_report
 
     return run_report(report, rows)
 

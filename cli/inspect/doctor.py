@@ -24,6 +24,7 @@ from sluice.pipelines.util.units import many
 if TYPE_CHECKING:
     from sluice.assets.specs.feed_files import FeedFiles
     from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.feed.kafka_section import KafkaSettings
 
 WRONG = 1
 
@@ -115,7 +116,7 @@ def _project(session: Session, files: FeedFiles) -> list[Diagnosis]:
     try:
         with extras.name_missing():
             from sluice.assets.operations.dagster_health import examine_project  # late: it loads Dagster
-    except SetupError as error:  # who only reads needs none
+    except SetupError as error:  # readers need none
         return [
             *(of_error("feeds", e) for e in files.broken.values()),
             report_skipped("Dagster", error.message, error.remedy),
@@ -123,13 +124,21 @@ def _project(session: Session, files: FeedFiles) -> list[Diagnosis]:
     return examine_project(session.project, files)
 
 
+def _check_kafka(settings: KafkaSettings, feeds: tuple[Feed, ...]) -> list[Diagnosis]:
+    try:
+        with extras.name_missing():
+            from sluice.resources.health.kafka_checks import examine_kafka
+    except SetupError as error:  # readers need none
+        return [report_skipped("Kafka", error.message, error.remedy)]
+    return examine_kafka(settings, feeds)
+
+
 def _of_feeds(feeds: Sequence[Feed], names: Collection[str], *, spark: bool) -> Iterator[CheckGroup]:
-    from sluice.resources.health.kafka_checks import examine_kafka
     from sluice.resources.health.spark_checks import examine_spark
 
     for of in _alike(feeds, lambda f: f.kafka):
         kafka = of[0].kafka
-        yield CheckGroup(f"Kafka {kafka.bootstrap}", partial(examine_kafka, kafka, tuple(of)), _names(of))
+        yield CheckGroup(f"Kafka {kafka.bootstrap}", partial(_check_kafka, kafka, tuple(of)), _names(of))
     for of in _alike(feeds, lambda f: (f.lake, f.s3)):
         yield CheckGroup(f"Lake {of[0].lake}", partial(_lake, of, names), _names(of))
     for of in _alike(feeds, lambda f: f.spark):

@@ -1,7 +1,7 @@
-"""What not everybody needs, and so is not installed with Sluice alone: pyproject.toml's extras.
+"""The extras of pyproject.toml: which one installs a package.
 
-Sluice alone reads: `sluice.read`, `sluice.stream`, `status`, `files`, `explain`, `audit`. The rest is named here.
-A missing package raises SetupError, which names the extra that installs it.
+Sluice without extras reads: `sluice.read`, `files`, `explain`, `audit`, `report`. A missing package raises SetupError,
+which names its extra.
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ DISTRIBUTION = "kafka-sluice"
 """The name to install by. `sluice` on the public index is another project."""
 
 BRINGS = {
+    "kafka": "kafka",
+    "numba": "kafka",
+    "llvmlite": "kafka",
+    "cramjam": "kafka",
+    "crc32c": "kafka",
+    "cryptography": "kafka",
     "dagster": "land",
     "pyspark": "land",
     "py4j": "land",

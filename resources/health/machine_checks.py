@@ -55,7 +55,7 @@ def packages(feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
     )
     present = {e for e, brought in extras.items() if e in needed or all(_version(r) for r in brought)}
     if "land" in present:
-        needed, present = needed | {"land", "duckdb"}, present | {"duckdb"}
+        needed, present = needed | {"land", "kafka", "duckdb"}, present | {"kafka", "duckdb"}
     checked = {r.name: r for r in (*own, *(r for e in present for r in extras[e]))}
     if wrong := {name: problem for name, r in checked.items() if (problem := _wrong(r))}:
         lacking = sorted(e for e in present if any(r.name in wrong for r in extras[e]))

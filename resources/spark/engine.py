@@ -658,6 +658,13 @@ def _session(settings: SparkSettings) -> SparkSession:
 
     builder: Any = SparkSession.builder
     if is_connect(settings):
+        from sluice.resources.spark.parts import is_spark_4  # late: it takes a while
+
+        if not is_spark_4():
+            raise SetupError(
+                "Spark Connect needs PySpark 4.0 or newer",
+                remedy="install it, as on the server; or set `spark.master` of the feed to spark://… or yarn",
+            )
         builder = builder.remote(settings.master)
     for key, value in settings.conf.items():
         builder = builder.config(key, value)

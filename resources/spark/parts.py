@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +19,7 @@ from sluice.pipelines.lake.parquet import Bounds, in_milliseconds, read_bounds
 from sluice.pipelines.ports import Lake
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
     from sluice.pipelines.publishing.published_files import File
@@ -135,8 +136,26 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     """Return the Arrow schema in which Spark takes rows of `schema` from Python."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    arrow: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+    convert: Any = to_arrow_schema
+    # PySpark 3.5 has no `timezone`; its times are in UTC.
+    arrow: pa.Schema = convert(schema, timezone="UTC") if is_spark_4() else convert(schema)
     return arrow
+
+
+def collect(frame: DataFrame) -> pa.Table:
+    """Return all rows of the frame, in the memory of Spark's driver."""
+    if is_spark_4():
+        return frame.toArrow()
+    # PySpark 3.5: without a schema, a result without rows would have no columns.
+    rows: Any = frame
+    return pa.Table.from_batches(rows._collect_as_arrow(), arrow_schema(frame.schema))
+
+
+def is_spark_4() -> bool:
+    """Return whether this is PySpark 4.0 or newer. 3.5 has no Arrow tables, and its Connect client no sessions."""
+    from pyspark import __version__
+
+    return int(__version__.partition(".")[0]) >= 4
 
 
 def _type(kind: pa.DataType) -> pa.DataType:

@@ -28,7 +28,6 @@ from typing import Any
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.util.extras import VERSION
-from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
 from sluice.resources.spark import executor_probe, spark_errors
 
@@ -115,6 +114,8 @@ class ExecutorPorts:
         files = {k: v for k, v in self.access.client_settings().items() if k in _FILES}
         if away := [f"{path} ({name})" for name, path in files.items() if not Path(path).is_file()]:
             raise FileNotFoundError(f"there is no {' and no '.join(away)}")
+        from sluice.resources.kafka.cluster.cluster import KafkaCluster  # late: it takes the extra `kafka`
+
         with closing(KafkaCluster(self.access)) as cluster:
             return {address: _probe(address) for address in cluster.addresses()}
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines.errors import SluiceError, UsageError
+from sluice.pipelines.errors import Failed, SluiceError, UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake.parquet import read_batches, wrap_read_errors
 from sluice.pipelines.ledger import Ledger, State
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
     from pyspark.sql import DataFrame, SparkSession
 
+    from sluice.pipelines.feed.sql_report import Report
     from sluice.pipelines.operating.check_window import WindowCheck
     from sluice.pipelines.operating.feed_status import FeedStatus
 
@@ -345,3 +346,29 @@ def _escape_pattern(path: str) -> str:
 def _escape_glob(path: str) -> str:
     """The path, escaped: Hadoop would take some of its characters for a pattern."""
     return "".join(f"\\{c}" if c in "*?[]{}\\" else c for c in path)
+
+
+def run_report(report: Report, windows: Windows) -> pa.Table:
+    """Return the result of a report's SQL over one complete window, in the memory of Spark's driver.
+
+    The table of the feed's name has exactly the window's rows; times are in UTC. Raises Failed with Spark's reason, and
+    SetupError without Spark.
+    """
+    from sluice.resources.spark import engine, parts, spark_errors
+
+    session = engine.session(windows.feed.spark).newSession()
+    session.conf.set("spark.sql.session.timeZone", "UTC")
+    begin, end = windows.starts[0], windows.starts[-1] + windows.feed.window.length
+    try:
+        windows.spark(session).createOrReplaceTempView(report.feed)
+        bounds = {"window_start": _utc(begin), "window_end": _utc(end)}
+        return parts.collect(session.sql(report.sql, args=bounds))
+    except Exception as error:  # noqa: BLE001 - Spark has no common error over classic, Py4J and Connect
+        raise Failed(
+            f"report {report.name} failed: {spark_errors.cause(error)}",
+            remedy=f"fix reports/{report.name}.sql, then run it again for this window",
+        ) from None
+
+
+def _utc(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)

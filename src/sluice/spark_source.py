@@ -10,8 +10,7 @@ feed's isolation says, with the columns of Spark's Kafka source; a range that Ka
 yet, is refused. Both are planned where the driver is and carried out on the executors, a task at a time in bounded
 memory. Nothing is written, no group is joined, no offset committed.
 
-`run_report` runs a report's SQL over one complete window. The table of the feed's name is exactly the window's rows, by
-the ledger; times are in UTC. The result comes back whole (Spark's `spark.driver.maxResultSize` bounds it).
+Needs PySpark 4.0 or newer: 3.5 has no data sources in Python.
 """
 
 from __future__ import annotations
@@ -20,19 +19,23 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+try:
+    from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+except ModuleNotFoundError as error:
+    raise ImportError(
+        "sluice.spark_source needs PySpark 4.0 or newer; sluice.read(…).spark(session) works with 3.5, too",
+        name=error.name,
+    ) from None
 
-from sluice.pipelines.errors import Failed, UsageError
+from sluice.pipelines.errors import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.feed.sql_report import Report
     from sluice.pipelines.model.kafka import Isolation
     from sluice.pipelines.model.plans import Plan, Request, Task
     from sluice.reading import Windows
@@ -220,24 +223,3 @@ def _records(task: Task, wiring: Wiring, isolation: Isolation) -> Iterator[pa.Re
         for s, _, chunk in decode_ranges(tools.fetcher, task.offset_ranges, wiring.limits, isolation):
             if chunk is not None:
                 yield from (piece.landed for piece in tools.format.convert(s, chunk))
-
-
-def run_report(report: Report, windows: Windows) -> pa.Table:
-    """Returns the report's result. Raises Failed with Spark's reason, SetupError without Spark."""
-    from sluice.resources.spark import engine, spark_errors
-
-    session = engine.session(windows.feed.spark).newSession()
-    session.conf.set("spark.sql.session.timeZone", "UTC")
-    begin, end = windows.starts[0], windows.starts[-1] + windows.feed.window.length
-    try:
-        windows.spark(session).createOrReplaceTempView(report.feed)
-        return session.sql(report.sql, args={"window_start": _utc(begin), "window_end": _utc(end)}).toArrow()
-    except Exception as error:  # noqa: BLE001 - Spark has no common error over classic, Py4J and Connect
-        raise Failed(
-            f"report {report.name} failed: {spark_errors.cause(error)}",
-            remedy=f"fix reports/{report.name}.sql, then run it again for this window",
-        ) from None
-
-
-def _utc(ms: int) -> datetime:
-    return datetime.fromtimestamp(ms / 1000, UTC)

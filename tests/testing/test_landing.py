@@ -157,7 +157,7 @@ def test_a_report_needs_files_and_its_own_feed(orders: Path, tmp_path: Path) -> 
 
 def test_a_report_is_over_one_complete_window(orders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr("sluice.spark_source.run_report", lambda report, windows: asked.append(windows))
+    monkeypatch.setattr("sluice.reading.run_report", lambda report, windows: asked.append(windows))
     (report := tmp_path / "r.sql").write_text("-- feed: orders\nSELECT 1\n")
     hours = [datetime(2026, 1, 1, h, tzinfo=UTC) for h in (5, 6)]
     landed = land(orders, [Message(order(h.hour), time=h) for h in hours], lake=tmp_path / "lake")

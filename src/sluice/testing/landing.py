@@ -120,7 +120,7 @@ class LandedMessages:
         FeedError for an invalid report, WindowIncomplete, Failed with Spark's error in the SQL, and SetupError without
         Spark.
         """
-        from sluice.spark_source import run_report  # late: landing needs no Spark
+        from sluice.reading import run_report  # late: landing needs no Spark
 
         report = load_report(Path(path))
         if report.feed != self.feed.name:

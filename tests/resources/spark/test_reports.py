@@ -17,8 +17,7 @@ from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.publishing.published_files import File
 from sluice.pipelines.records.rows.row_format import RawFormat
 from sluice.pipelines.schema.arrays import plain
-from sluice.reading import Windows
-from sluice.spark_source import run_report
+from sluice.reading import Windows, run_report
 
 pytestmark = pytest.mark.spark
 

@@ -1,0 +1,260 @@
+"""One environment of the matrix: what users do, with the versions that it has. `make matrix` runs this in each.
+
+Tests run in order, share a project with a local Kafka, and use only the installed package, pytest and `bench`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from bench.spark_cluster import LocalSpark
+
+ROOT = Path(__file__).parents[2]
+COMMAND = Path(sys.executable).with_name("sluice")
+SPARK = int(version("pyspark").partition(".")[0])
+SECONDS = 400
+OWN = ("PYTHONPATH", "DAGSTER_HOME", "SLUICE_PROJECT", "KAFKA_BOOTSTRAP")
+pytestmark = pytest.mark.matrix
+
+NODE = """query ($keys: [AssetKeyInput!]) {
+  assetNodes(assetKeys: $keys) { partitionStats { numMaterialized numFailed } } }"""
+FAILED = "{ runsOrError(filter: {statuses: [FAILURE]}) { ... on Runs { results { runId } } } }"
+AGAIN = """mutation ($id: String!) {
+  launchPipelineReexecution(reexecutionParams: {parentRunId: $id, strategy: ALL_STEPS}) {
+    __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
+STATUS = "query ($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
+
+
+class Project:
+    """A folder with the feed `orders` and its local Kafka."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.environ = {name: value for name, value in os.environ.items() if name not in OWN}
+        self.hours: list[str] = []
+        """Closed windows with records, in order: three or more."""
+
+    def run(self, *words: str, code: int = 0) -> dict[str, Any]:
+        """Return the document of `sluice WORDS --json`, which must end with `code`."""
+        return dict(json.loads(self.call(COMMAND, *words, "--json", code=code)))
+
+    def call(self, *words: str | Path, code: int = 0, cwd: Path | None = None, **environ: str) -> str:
+        """Return the output of a command, which must end with `code`."""
+        result = subprocess.run(
+            words,
+            cwd=cwd or self.root,
+            env=self.environ | environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        assert result.returncode == code, (
+            f"{words}: {result.returncode}\n{result.stdout[-6000:]}\n{result.stderr[-6000:]}"
+        )
+        return result.stdout
+
+    def evaluate(self, code: str, feed: str = "orders") -> Any:
+        """Return the value of an expression in which `hours` are the feed's windows."""
+        read = f"hours = sluice.read({feed!r}, {self.hours[0]!r}, to={self.hours[-1]!r})"
+        script = f"import json, sluice, pyarrow.compute as pc\n{read}\nprint('=', json.dumps({code}))"
+        return json.loads(self.call(sys.executable, "-c", script).rpartition("= ")[2])
+
+    def add_feed(self, name: str, *lines: str) -> None:
+        """Write a feed of the same topic with a group of its own."""
+        text = (self.root / "feeds" / "orders.yaml").read_text()
+        common = [line for line in text.splitlines() if not re.match("group:|spark:", line)]
+        (self.root / "feeds" / f"{name}.yaml").write_text("\n".join([*common, f"group: sluice-{name}", *lines, ""]))
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    shop = Project(tmp_path_factory.mktemp("shop"))
+    try:
+        shop.run("init", "--local")
+        yield shop
+    finally:
+        shop.call(COMMAND, "kafka", "stop")
+
+
+def count_landed(document: dict[str, Any]) -> int:
+    """Return the number of rows that a run landed."""
+    return sum(batch["landed"] for feed in document["feeds"] for run in feed["runs"] for batch in run["batches"])
+
+
+def test_land(project: Project) -> None:
+    """A first run lands all pending records and commits them."""
+    assert count_landed(project.run("run", "orders")) > 0
+    (status,) = project.run("status", "orders")["feeds"]
+    assert (status["lag"], status["uncommitted"]) == (0, 0)
+    now = time.time()
+    starts = (time.gmtime(now - 3600 * back) for back in (4, 3, 2, 1))
+    project.hours = [time.strftime("%Y-%m-%dT%H", start) for start in starts]
+
+
+def test_backfill(project: Project) -> None:
+    """Another feed lands a range of windows, and the same range again."""
+    project.add_feed("backfilled")
+    first, last = project.hours[0], project.hours[-1]
+    words = ("run", "backfilled", "--from", first, "--to", last, "--windows-per-run", "2")
+    rows = count_landed(project.run(*words))
+    assert rows > 0
+    assert project.evaluate("hours.arrow().num_rows", "backfilled") == rows
+    assert count_landed(project.run(*words, "--replace")) == rows
+    assert project.evaluate("hours.arrow().num_rows", "backfilled") == rows
+
+
+def test_read(project: Project) -> None:
+    """Landed rows are the same in every reader, whole and filtered."""
+    rows = project.evaluate("hours.arrow().num_rows")
+    assert project.evaluate("len(hours.pandas())") == project.evaluate("hours.polars().collect().height") == rows
+    assert project.evaluate("hours.duckdb().aggregate('count(*)').fetchall()[0][0]") == rows
+    filtered = project.evaluate("hours.duckdb().filter(\"currency = 'EUR'\").aggregate('count(*)').fetchall()[0][0]")
+    dataset = (
+        "hours.dataset().to_table(filter=__import__('pyarrow.dataset').dataset.field('currency') == 'EUR').num_rows"
+    )
+    assert 0 < filtered == project.evaluate(dataset) < rows
+
+
+def test_read_by_spark(project: Project) -> None:
+    """`.spark()` has the same rows, by Spark's own reader and by Arrow in its tasks."""
+    rows = project.evaluate("hours.arrow().num_rows")
+    assert project.evaluate("hours.spark().count()") == rows
+    assert project.evaluate("hours.spark().filter(\"currency = 'EUR'\").count()") < rows
+
+
+def test_report(project: Project) -> None:
+    """A report in SQL runs over a window."""
+    (project.root / "reports").mkdir()
+    (project.root / "reports" / "sums.sql").write_text(
+        "-- feed: orders\nSELECT currency, count(*) AS n, sum(amount) AS revenue FROM orders GROUP BY currency\n"
+    )
+    code = "from pathlib import Path\nfrom sluice.pipelines.feed.sql_report import load_report\n"
+    code += "import sluice\nfrom sluice.reading import run_report\n"
+    code += f"rows = sluice.read('orders', {project.hours[0]!r})\n"
+    code += "table = run_report(load_report(Path('reports/sums.sql')), rows)\n"
+    code += "assert sum(table['n'].to_pylist()) == rows.arrow().num_rows, table\n"
+    project.call(sys.executable, "-c", code)
+
+
+@pytest.mark.skipif(SPARK < 4, reason="needs PySpark 4")
+def test_spark_source(project: Project) -> None:
+    """`spark.read.format("sluice")` reads a window."""
+    code = "from pyspark.sql import SparkSession\nimport sluice\nfrom sluice.spark_source import SluiceSource\n"
+    code += "spark = SparkSession.builder.master('local[1]').getOrCreate()\nspark.dataSource.register(SluiceSource)\n"
+    code += (
+        f"frame = spark.read.format('sluice').option('feed', 'orders').option('window', {project.hours[0]!r}).load()\n"
+    )
+    code += f"assert frame.count() == sluice.read('orders', {project.hours[0]!r}).arrow().num_rows\n"
+    project.call(sys.executable, "-c", code)
+
+
+def test_audit(project: Project) -> None:
+    """Every offset is accounted for, with files and Kafka read again."""
+    for feed in ("orders", "backfilled"):
+        assert project.run("audit", feed, "--rescan", "--hashes")["reconciled"] is True
+
+
+@contextmanager
+def serve(project: Project) -> Iterator[str]:
+    """`sluice ui` while the block lasts; the address of its GraphQL."""
+    log = project.root / "ui.log"
+    with log.open("wb") as output:
+        words = [COMMAND, "ui", "--json"]
+        server = subprocess.Popen(words, cwd=project.root, env=project.environ, stdout=output, stderr=output)
+    try:
+        until = time.monotonic() + SECONDS
+        while not (address := re.search(r"http://127\.0\.0\.1:\d+", log.read_text())):
+            assert server.poll() is None, log.read_text()
+            assert time.monotonic() < until, log.read_text()
+            time.sleep(0.2)
+        yield f"{address[0]}/graphql"
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(60)
+
+
+def ask(address: str, query: str, **variables: Any) -> dict[str, Any]:
+    body = json.dumps({"query": query, "variables": variables}).encode()
+    with urlopen(Request(address, body, {"content-type": "application/json"}), timeout=60) as answer:
+        document = json.load(answer)
+    assert "errors" not in document, document
+    return dict(document["data"])
+
+
+def test_rerun_in_ui(project: Project) -> None:
+    """The UI counts a failed partition, runs it again, and counts it as landed."""
+    lake = project.root / ".sluice" / "blocked"
+    lake.write_text("a file where the lake should be")
+    project.add_feed("blocked", f"lake: {lake}")
+    hour = project.hours[0]
+    project.call(COMMAND, "run", "blocked", "--window", hour, "--json", code=1)
+    lake.unlink()
+    with serve(project) as address:
+        keys = [{"path": ["blocked", "landed"]}]
+        assert ask(address, NODE, keys=keys)["assetNodes"][0]["partitionStats"]["numFailed"] == 1
+        run = ask(address, FAILED)["runsOrError"]["results"][0]["runId"]
+        launched = ask(address, AGAIN, id=run)["launchPipelineReexecution"]
+        assert launched["__typename"] == "LaunchRunSuccess", launched
+        until = time.monotonic() + SECONDS
+        while (status := ask(address, STATUS, id=launched["run"]["runId"])["runOrError"]["status"]) != "SUCCESS":
+            assert status not in ("FAILURE", "CANCELED"), status
+            assert time.monotonic() < until, status
+            time.sleep(0.5)
+        stats = ask(address, NODE, keys=keys)["assetNodes"][0]["partitionStats"]
+    assert stats == {"numMaterialized": 1, "numFailed": 0}
+
+
+def test_dg(project: Project, tmp_path: Path) -> None:
+    """A `dg` project with Sluice's component is checked and listed, and lands an hour."""
+    shop = shutil.copytree(ROOT / "examples" / "dg_project", tmp_path / "shop")
+    text = (shop / "feeds" / "orders.yaml").read_text()
+    (shop / "feeds" / "orders.yaml").write_text(text.replace("sluice-orders", "sluice-dg"))
+    (shop / ".sluice" / "dagster").mkdir(parents=True)
+    bootstrap = re.search(r"127\.0\.0\.1:\d+", project.call(COMMAND, "kafka", "status", "--json"))
+    assert bootstrap
+    environ = {
+        "KAFKA_BOOTSTRAP": bootstrap[0],
+        "DAGSTER_HOME": str(shop / ".sluice" / "dagster"),
+        "PYTHONPATH": str(shop / "src"),
+        "PATH": f"{COMMAND.parent}:{os.environ['PATH']}",
+    }
+    dg = COMMAND.with_name("dg")
+    project.call(dg, "check", "defs", cwd=shop, **environ)
+    assert "orders/landed" in project.call(dg, "list", "defs", cwd=shop, **environ)
+    assets = ("--assets", "orders/landed,orders/committed", "--partition", f"{project.hours[0]}:00")
+    project.call(dg, "launch", *assets, cwd=shop, **environ)
+
+
+def test_cluster(project: Project, tmp_path: Path) -> None:
+    """A standalone Spark lands a feed; its worker's Python has nothing but the standard library."""
+    with LocalSpark(tmp_path / "spark", workers=1) as cluster:
+        conf = ", ".join(f"'{key}': '{value}'" for key, value in cluster.conf.items())
+        project.add_feed("clustered", f"spark: {{master: '{cluster.master}', conf: {{{conf}}}}}")
+        assert count_landed(project.run("run", "clustered", "--window", project.hours[0])) > 0
+    assert project.run("audit", "clustered", "--rescan")["reconciled"] is True
+
+
+@pytest.mark.skipif(SPARK < 4, reason="needs PySpark 4")
+def test_connect(project: Project, tmp_path: Path) -> None:
+    """A Spark Connect server lands a feed."""
+    with LocalSpark(tmp_path / "spark", workers=0) as cluster:
+        project.add_feed("connected", f"spark: {{master: '{cluster.start_connect()}'}}")
+        assert count_landed(project.run("run", "connected", "--window", project.hours[0])) > 0
+    assert project.run("audit", "connected", "--rescan")["reconciled"] is True
