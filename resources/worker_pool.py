@@ -2,9 +2,10 @@
 
     python -P -m sluice.resources.worker_pool DRIVER DESCRIPTOR      started by `local_engine` alone
 
-The pool never has a second thread, so its forks are safe; the driver, which has many, never forks. DESCRIPTOR is one
-end of a socket pair. Each message on it carries one end of another pair: the pool forks a worker that serves it.
-Sockets are SOCK_SEQPACKET: a message arrives whole or not at all, also from a worker that is killed.
+The pool runs Python in one thread, so its forks are safe (Arrow's jemalloc has a thread of its own, and handlers for
+forks); the driver, which has many, never forks. DESCRIPTOR is one end of a socket pair. Each message on it carries one
+end of another pair: the pool forks a worker that serves it. Sockets are SOCK_SEQPACKET: a message arrives whole or not
+at all, also from a worker that is killed.
 
 Promises: a worker dies when the driver shuts its socket, when the pool dies (PR_SET_PDEATHSIG), and when the driver
 dies (a pidfd, or the end of its sockets). The status of a worker that died is the last message on its socket. Requests
