@@ -94,7 +94,7 @@ def status(
 
 def _without_files(session: Session) -> dict[str, list[str]]:
     """By lake, its ledgers that no feed file of the project is of. A lake that does not answer has none."""
-    from sluice.pipelines.ledger.neighbours import list_feeds_without_files
+    from sluice.pipelines.ledger.log import list_feeds_without_files
     from sluice.resources.lake import open_lake
 
     names = {*session.files.feeds, *(path.stem for path in session.files.broken)}

@@ -11,20 +11,19 @@ file, the write may still arrive, and its outcome is Unknown.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, islice
 from typing import NamedTuple
 
-from sluice.pipelines.errors import LedgerCorrupt, SluiceError, Unknown
+from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew, SluiceError, Unknown
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import checkpoint, segments
 from sluice.pipelines.ledger.batches import FORGOTTEN, Batch
 from sluice.pipelines.ledger.entries import Entry, OwnEntry, PlanEntry, PublishEntry, dump, parse
 from sluice.pipelines.ledger.fold import State, number_after
-from sluice.pipelines.ledger.neighbours import find_feed_of_ledger
 from sluice.pipelines.ledger.segments import Segment
 from sluice.pipelines.ledger.tip import Facts, Tip, Trace, build_lost_error, find_lost_entry
 from sluice.pipelines.model.kafka import encode_topic
@@ -429,3 +428,29 @@ def _find_next_number(number: int, path: str, data: bytes) -> int:
 
 
 _GAP = b'"gap"'
+
+
+def list_feeds_without_files(lake: Lake, names: Collection[str]) -> list[str]:
+    """Returns the feeds, in order, that have a ledger in the lake and are not among `names`."""
+    return [feed for feed in lake.folders(paths.SLUICE) if feed not in names and _has_entries(lake, feed)]
+
+
+def _has_entries(lake: Lake, feed: str) -> bool:
+    return next(iter(lake.list(paths.log_folder(feed))), None) is not None
+
+
+def read_ledger_id(lake: Lake, feed: str) -> str:
+    """Returns the identity of the feed's ledger; empty if its first entry is missing or unreadable."""
+    path = paths.log_path(feed, 0)
+    try:
+        data = lake.get(path)
+        return parse(data, path).write if data else ""
+    except (LedgerCorrupt, LedgerTooNew):
+        return ""
+
+
+def find_feed_of_ledger(lake: Lake, identity: str) -> str:
+    """Returns the name of the feed that has this ledger in the lake; empty if none has."""
+    feeds = list(lake.folders(paths.SLUICE))
+    identities = map_parallel(lambda feed: read_ledger_id(lake, feed), feeds)
+    return next((feed for feed, other in zip(feeds, identities, strict=True) if other == identity), "")

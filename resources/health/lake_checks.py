@@ -21,8 +21,8 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.s3_section import S3Settings, bucket_and_prefix
 from sluice.pipelines.feed.sections import CommitMode
 from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger.log import list_feeds_without_files
 from sluice.pipelines.ledger.marks import check_marks, check_owner
-from sluice.pipelines.ledger.neighbours import list_feeds_without_files
 from sluice.pipelines.model.health import (
     Diagnosis,
     Health,

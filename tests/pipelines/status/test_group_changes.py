@@ -7,9 +7,16 @@ from itertools import pairwise, product
 
 import pytest
 
-from sluice.pipelines.model.consumer_groups import Broker, GroupMember, GroupState, GroupView
+from sluice.pipelines.model.consumer_groups import (
+    PREDECESSORS,
+    Broker,
+    GroupMember,
+    GroupState,
+    GroupView,
+    changes,
+    way,
+)
 from sluice.pipelines.model.kafka import TopicPartition
-from sluice.pipelines.status.group_changes import PREDECESSORS, changes, way
 
 HERE = Broker(1, "127.0.0.1:9092")
 EMPTY = GroupView("g", "classic", GroupState.EMPTY, "consumer", "", HERE, ())
