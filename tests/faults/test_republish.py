@@ -11,13 +11,14 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from kafka import KafkaProducer
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
+from kafka.errors import KafkaConnectionError
 
 from sluice.pipelines.errors import CommitFenced, KafkaUnavailable, NotAuthorized, UsageError
 from tests.checker import tools, way_back
@@ -53,14 +54,14 @@ class WayBack:
     lane_offsets: int
 
     @classmethod
-    def ready(cls, field: Field, lane_offsets: int = 250_000, more: int = 0) -> WayBack:
+    def ready(cls, field: Field, lane_offsets: int = 250_000, more: int = 0, replicas: int = 3) -> WayBack:
         """Rows landed, each with so many bytes `more`, and a target that is empty; the seed says whether partitions are
         kept."""
         _written(field, more)
         field.normal(1)
         kept = random.Random(f"{SEED} {field.topic}").random() < 0.5
         topic = f"{field.topic}-again"
-        field.arena.create(topic, PARTITIONS if kept else 2, first=next(_numbers))
+        field.arena.create(topic, PARTITIONS if kept else 2, first=next(_numbers), replicas=replicas)
         field.account.did(f"{ROWS:,} rows landed; they go to {topic}, {'as they lay' if kept else 'by their keys'}")
         return cls(field, replace(field, topic=topic), kept, lane_offsets)
 
@@ -272,6 +273,27 @@ def test_republish_while_a_broker(field: Field, what: str) -> None:
             assert ran.clean, ran
         endured(ran)
     back.proven()
+
+
+@pytest.mark.parametrize("api", ["AddOffsetsToTxn", "EndTxn"], ids=["aborted", "committed"])
+def test_republish_while_a_partition_has_no_leader(field: Field, api: str) -> None:
+    """Kafka drops a transaction's marker where no leader is. When the leader is back, its records end as it ended."""
+    back = WayBack.ready(field, replicas=1)
+    with ExitStack() as stack:
+        with back.caught(api) as running:
+            running.process.kill()
+            running.process.wait()
+            stack.enter_context(brokers.killed(back.target, leader(back)))
+        back.ended(running, "a republish that has sent a transaction's records")
+        until(lambda: _leaderless(back), 60)
+        endured(back.ended(back.start(), "a republish without the leader"))
+    back.proven()
+
+
+def _leaderless(back: WayBack) -> bool:
+    with suppress(KafkaConnectionError):  # the admin client may ask the dead broker
+        return -1 in back.target.arena.leaders(back.target.topic).values()
+    return False
 
 
 def test_republish_whose_answers_are_lost(field: Field) -> None:

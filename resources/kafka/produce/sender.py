@@ -93,10 +93,15 @@ class KafkaSender:
 
         return self.wire.run(f"looking for {what}, {topic}", count, rights=rights_to_produce([topic]))
 
-    def begin(self) -> None:
-        """Get a producer id. A transactional id fences other producers of it and aborts their open transaction."""
+    def begin(self, topic: str = "", group: str = "") -> None:
+        """Get a producer id. A transactional id fences other producers of it and aborts their open transaction.
+
+        With `topic` and `group`, also write the markers that Kafka may have dropped there: it skips those of partitions
+        without a leader (seen in 4.3), and their records would share the outcome of this producer's next transaction.
+        """
         doing = f"starting transactions as {self._name}" if self._name else "asking for a producer id"
-        self._producer, self._queues = self.wire.run(doing, self._new_producer), {}
+        beginning = partial(self._take_over, topic, group) if topic else self._new_producer
+        self._producer, self._queues = self.wire.run(doing, beginning), {}
 
     def send(self, topic: str, batches: Iterable[SealedBatch], describe: Describe = str) -> None:
         """Send batches, reading them as the queue has space. Call `begin` first.
@@ -184,6 +189,32 @@ class KafkaSender:
 
     # -- on the background thread
 
+    async def _take_over(self, topic: str, group: str) -> ProducerId:
+        """Get a producer id; end the records of the id's last transaction once more, as that transaction ended."""
+        partitions = await self._led_partitions(topic)
+        describing = partial(group_api.ask_transaction, self._name)
+        described = await self.coordinators.ask(TRANSACTION, self._name, describing, group_api.transaction_errors)
+        committed = group_api.read_committed_last(described)
+        producer = await self._new_producer()
+        if committed is not None and partitions:
+            adding = partial(group_api.ask_add_partitions, producer, topic, partitions)
+            await self.coordinators.ask(TRANSACTION, self._name, adding, group_api.added_errors)
+            await self.coordinators.ask(
+                TRANSACTION, self._name, partial(group_api.ask_add_offsets, producer, group), top_error
+            )
+            await self._end(producer, committed)
+        return producer
+
+    async def _led_partitions(self, topic: str) -> list[int]:
+        """Return the topic's partitions, as soon as each has a leader; none if the topic does not exist."""
+        patience = Patience(self.wire, self._seconds)
+        while True:
+            layout = await self.wire.layout([topic])
+            leaders = {tp.partition: at.leader for tp, at in layout.leaders.items() if tp.topic == topic}
+            if all(leader >= 0 for leader in leaders.values()):
+                return sorted(leaders)
+            await patience.trouble(kafka_errors.LeaderNotAvailableError())
+
     async def _new_producer(self) -> ProducerId:
         request = partial(group_api.ask_producer, self._name, int(self._seconds * 1000))
         if self._name:
@@ -248,7 +279,7 @@ class KafkaTarget:
         return self._sender.partitions(self._topic)
 
     def begin(self) -> CommittedOffset | None:
-        self._sender.begin()
+        self._sender.begin(self._topic, self._name)
         doing = f"reading the committed offsets of group {self._name}"
         return self._sender.wire.run(
             doing, self._sender.coordinators.fetch_offsets, self._name, [self._mark_place]

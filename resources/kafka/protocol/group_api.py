@@ -11,8 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kafka.errors import GroupIdNotFoundError, KafkaError, OperationNotAttemptedError
-from kafka.protocol.admin import DescribeGroupsRequest, ListGroupsRequest
+from kafka.errors import (
+    GroupIdNotFoundError,
+    KafkaError,
+    OperationNotAttemptedError,
+    TransactionalIdNotFoundError,
+)
+from kafka.protocol.admin import DescribeGroupsRequest, DescribeTransactionsRequest, ListGroupsRequest
 from kafka.protocol.consumer import (
     HeartbeatRequest,
     JoinGroupRequest,
@@ -269,6 +274,25 @@ def ask_producer(transactional_id: str, timeout_ms: int) -> Any:
         producer_epoch=-1,
         max_version=4,
     )
+
+
+def ask_transaction(transactional_id: str) -> Any:
+    """Build a request for the state of the id's last transaction (KIP-664, brokers of 3.0 and newer)."""
+    return DescribeTransactionsRequest(transactional_ids=[transactional_id])
+
+
+def transaction_errors(response: Any) -> set[type[KafkaError]]:
+    """Return the errors, except that the id is new."""
+    errors = {error_of(state.error_code) for state in response.transaction_states}
+    return {e for e in errors if e and e is not TransactionalIdNotFoundError}
+
+
+def read_committed_last(response: Any) -> bool | None:
+    """Return whether the id's last transaction is committed, or will be; None if it had none."""
+    (state,) = response.transaction_states
+    if state.error_code or state.transaction_state in ("Empty", "Dead"):
+        return None
+    return str(state.transaction_state).endswith("Commit")
 
 
 def ask_add_offsets(producer: ProducerId, group: str) -> Any:
