@@ -285,12 +285,12 @@ def test_republish_while_a_partition_has_no_leader(field: Field, api: str) -> No
             running.process.wait()
             stack.enter_context(brokers.killed(back.target, leader(back)))
         back.ended(running, "a republish that has sent a transaction's records")
-        until(lambda: _leaderless(back), 60)
+        until(lambda: _has_no_leader(back), 60)
         endured(back.ended(back.start(), "a republish without the leader"))
     back.proven()
 
 
-def _leaderless(back: WayBack) -> bool:
+def _has_no_leader(back: WayBack) -> bool:
     with suppress(KafkaConnectionError):  # the admin client may ask the dead broker
         return -1 in back.target.arena.leaders(back.target.topic).values()
     return False

@@ -191,9 +191,11 @@ class KafkaSender:
 
     async def _take_over(self, topic: str, group: str) -> ProducerId:
         """Get a producer id; end the records of the id's last transaction once more, as that transaction ended."""
-        partitions = await self._led_partitions(topic)
+        partitions = await self._wait_for_leaders(topic)
         describing = partial(group_api.ask_transaction, self._name)
-        described = await self.coordinators.ask(TRANSACTION, self._name, describing, group_api.transaction_errors)
+        described = await self.coordinators.ask(
+            TRANSACTION, self._name, describing, group_api.collect_transaction_errors
+        )
         committed = group_api.read_committed_last(described)
         producer = await self._new_producer()
         if committed is not None and partitions:
@@ -205,7 +207,7 @@ class KafkaSender:
             await self._end(producer, committed)
         return producer
 
-    async def _led_partitions(self, topic: str) -> list[int]:
+    async def _wait_for_leaders(self, topic: str) -> list[int]:
         """Return the topic's partitions, as soon as each has a leader; none if the topic does not exist."""
         patience = Patience(self.wire, self._seconds)
         while True:

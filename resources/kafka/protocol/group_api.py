@@ -281,7 +281,7 @@ def ask_transaction(transactional_id: str) -> Any:
     return DescribeTransactionsRequest(transactional_ids=[transactional_id])
 
 
-def transaction_errors(response: Any) -> set[type[KafkaError]]:
+def collect_transaction_errors(response: Any) -> set[type[KafkaError]]:
     """Return the errors, except that the id is new."""
     errors = {error_of(state.error_code) for state in response.transaction_states}
     return {e for e in errors if e and e is not TransactionalIdNotFoundError}
