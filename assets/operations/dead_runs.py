@@ -15,7 +15,7 @@ from time import time as clock
 import dagster as dg
 
 from sluice.assets.instance.instance import end_run, is_held, let_go
-from sluice.assets.instance.internals import PARTITION_TAG, RANGE_TAGS, keeps_runs_here
+from sluice.assets.instance.internals import PARTITION_TAG, RANGE_TAGS, keeps_runs_here, optional
 from sluice.assets.runs.run_config import find_feeds
 from sluice.assets.runs.run_session import OpenPorts
 from sluice.assets.specs.asset_specs import landed_key
@@ -89,7 +89,9 @@ def pools(instance: dg.DagsterInstance, run: dg.DagsterRun) -> tuple[str, ...]:
 def free_leaked_slots(instance: dg.DagsterInstance) -> tuple[str, ...]:
     """Free the slots of runs that have ended or are no longer known. Returns the ids of those runs."""
     log = instance.event_log_storage
-    holding = sorted(log.get_concurrency_run_ids()) if log.supports_global_concurrency_limits else []
+    holding: list[str] = []
+    with optional():  # Dagster+ frees slots itself, and refuses the question
+        holding = sorted(log.get_concurrency_run_ids()) if log.supports_global_concurrency_limits else []
     ended = [i for i in holding if (run := instance.get_run_by_id(i)) is None or run.is_finished]
     for run_id in ended:
         log.free_concurrency_slots_for_run(run_id)

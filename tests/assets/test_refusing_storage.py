@@ -8,7 +8,8 @@ import dagster as dg
 import pytest
 from dagster._core.storage.event_log import SqliteEventLogStorage
 
-from sluice.assets.runs.run_session import ERROR_TAG
+from sluice.assets.operations.dead_runs import free_leaked_slots
+from sluice.assets.runs.run_session import AGAIN_TAG, ERROR_TAG
 from sluice.assets.specs.asset_specs import committed_key, landed_key
 from sluice.pipelines.errors import BatchIncomplete, GroupHeld, KafkaUnavailable
 from sluice.pipelines.ports import Member
@@ -20,8 +21,8 @@ from tests.assets.world import CATCH_UP, P0, World, in_hour, windows
 
 pytestmark = ON_FILES
 LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
-REFUSED_BY_AGENTS = ("get_asset_check_execution_history", "get_asset_check_partition_info")
-"""The calls that dagster-cloud 1.13.27 refuses to user code, of those that concern checks."""
+REFUSED_BY_AGENTS = ("get_asset_check_execution_history", "get_asset_check_partition_info", "get_concurrency_run_ids")
+"""The calls that dagster-cloud 1.13.27 refuses to user code, of those that Sluice makes."""
 FOR_PICTURES = (
     *REFUSED_BY_AGENTS,
     "get_latest_asset_check_execution_by_key",
@@ -55,7 +56,7 @@ def test_a_run_keeps_its_result_and_its_cause(
             assert isinstance(lost.error, KafkaUnavailable)
             run = instance.get_run_by_id(lost.run_id)
             assert run is not None
-            assert run.tags[ERROR_TAG] == "KafkaUnavailable"
+            assert (run.tags[ERROR_TAG], run.tags[AGAIN_TAG]) == ("KafkaUnavailable", "KafkaUnavailable")
     world.grow(0, 130)
     world.engine.failing = {P0}
     assert isinstance(world.run().error, BatchIncomplete)
@@ -73,6 +74,7 @@ def test_schedule_and_sensor_tick(world: World, instance: dg.DagsterInstance, mo
     refuse(monkeypatch, *FOR_PICTURES)
     assert tick(world, instance) == ["01:00-04:00"]
     assert "findings" in Sensor(world, instance).tick()[0]
+    assert free_leaked_slots(instance) == ()
 
 
 def test_the_failure_shows_in_the_check(
