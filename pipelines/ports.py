@@ -111,7 +111,7 @@ class Cluster(Protocol):
     def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
         """The offset at which each leader epoch ends in today's log (KIP-101).
 
-        An end below what was read means that the log was truncated.
+        An end below the read offsets means that the log was truncated.
         """
         ...
 

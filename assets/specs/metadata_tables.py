@@ -1,7 +1,7 @@
 """What every event's metadata is made of: numbers that Dagster plots, and bounded tables.
 
 No setting of a client goes in, and of records no more than the names of fields. A table shows the first
-`MAX_ROWS` rows, and one row that says how many more there are.
+`MAX_ROWS` rows, and one row with the number of others.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def doctor(
 
 @dataclass
 class CheckGroup:
-    """What is looked at together, for these feeds or for all. `found` stands there when the look is over."""
+    """Checks that run together, for these feeds or for all. `found` is set when they end."""
 
     title: str
     look: Callable[[], list[Diagnosis]]

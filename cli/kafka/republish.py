@@ -312,7 +312,7 @@ def _format_sent(sent: Sent) -> Iterator[RenderableType]:
     plan = sent.plan
     yield heading(f"Republish of {plan.feed}", plan.id)
     if sent.before:
-        yield good(f"already done: {many(sent.in_all, 'record')} are in {plan.wishes.to}")
+        yield good(f"already done: {many(sent.in_all, 'record')} in {plan.wishes.to}")
         return
     yield good(f"{many(sent.records, 'record')} sent to {plan.wishes.to}")
     yield facts(

@@ -136,7 +136,7 @@ def view(feed: Feed, retirement: Retirement) -> Iterator[RenderableType]:
         names = ("window", "files", "rows", "bytes")
         yield table(names, [*limit_rows(rows), ["in all", *_build_row(retirement.receipts)]], right="files rows bytes")
     if retirement.across:
-        yield warn(f"{many(len(retirement.across), 'offset range')} outside windows spans that time, and stays")
+        yield warn(f"kept: {many(len(retirement.across), 'offset range')} outside windows, across that time")
 
 
 def _build_row(receipts: Sequence[Receipt]) -> list[str]:

@@ -128,7 +128,7 @@ def render_lag(behind: Sequence[PartitionLag] | None) -> Html:
     if rest := ranked[LAGGING:]:
         table_rows.append([f"{len(rest):,} more", "", number(sum(b.offsets for b in rest)), ""])
     columns = ["partition", "", "offsets behind", "oldest pending record"]
-    note = f"When the batch was done, {many(all_, 'offset')} in {many(len(ranked), 'partition')} were pending."
+    note = f"Pending at the end of the batch: {many(all_, 'offset')} in {many(len(ranked), 'partition')}."
     return section("lag", "Lag", table("Lag by partition", columns, table_rows, right=columns[2:]), note=note)
 
 
@@ -160,7 +160,7 @@ def render_timings(a: BatchAccount) -> Html:
     columns = ["activity", "", "time", "share"]
     note = f"{_show_seconds(all_)} of all tasks together, for {size(a.facts.input_bytes)} read from Kafka."
     if adopted := a.facts.adopted_receipts:
-        note += f" {many(len(adopted), 'offset range')} were finished by an earlier attempt."
+        note += f" An earlier attempt finished {many(len(adopted), 'offset range')}."
     return section(
         "time",
         "Where task time went",

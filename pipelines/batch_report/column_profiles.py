@@ -157,7 +157,7 @@ class _SampleColumn(NamedTuple):
 
 
 class _SampleTable:
-    """The sample: numbers as doubles, times and days as whole numbers, texts cut, with their length beside them."""
+    """The sample: numbers as doubles, times and days as whole numbers, texts cut, with their lengths."""
 
     def __init__(self, db: duckdb.DuckDBPyConnection, wanted: Sequence[str]) -> None:
         self._db, self._wanted = db, wanted

@@ -73,7 +73,7 @@ def find(feed: Feed, ledger: Ledger, windows_wanted: Sequence[int] | None = None
 
 
 def _find(feed: Feed, ledger: Ledger, windows_wanted: Sequence[int] | None, previous: _Seen | None) -> PendingMerges:
-    """As `find`. What was `seen` before, and nothing was published in since, is left out."""
+    """As `find`, without windows that were `seen` before and have nothing new."""
     state, window = ledger.read(), feed.window
     if windows_wanted is not None:
         lie_in = _lying_in(state, windows_wanted, window)

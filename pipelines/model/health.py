@@ -15,12 +15,12 @@ class Health(StrEnum):
     FAILED = "failed"
     """Runs fail, or will."""
     SKIPPED = "skipped"
-    """It could not be told, or was not asked; `remedy` says how to find out, if there is a way."""
+    """It is unknown, or was not checked; `remedy` is a way to find out, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One thing that was looked at: how it is, what was found, and what fixes it (empty: nothing to do).
+    """One check: its state, its finding, and the fix (empty: nothing to do).
 
     It never holds a secret.
     """

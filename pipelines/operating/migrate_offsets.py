@@ -176,7 +176,7 @@ def migrate(feed: str, stores: Stores, source: OffsetStore, logs: Sequence[Parti
         raise held_error(stores.group, f"in Kafka {view.who()}, it is {view.state}")
     topics = sorted({tp.topic for tp in tps})
     with stores.zookeeper.join(topics, None) as owner:
-        owner.fetch_committed(tps)  # what a write to ZooKeeper rests on
+        owner.fetch_committed(tps)  # a write to ZooKeeper depends on it
         migration = plan(stores, source, logs)
         if refused := refusal(feed, stores.group, migration):
             raise refused

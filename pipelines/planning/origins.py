@@ -63,7 +63,7 @@ def check_incarnation(
 ) -> Refusal | None:
     """Returns the error if the partition's log is no longer the one in the ledger; else None.
 
-    The topic was deleted and created again, or the log was truncated below what has landed.
+    The topic was deleted and created again, or the log was truncated below the landed offsets.
     """
     current = state.current.get(partition.tp)
     if current is None:

@@ -258,7 +258,7 @@ def evolve(feed: Feed, ledger: Ledger, receipts: Sequence[Receipt]) -> None:
 
 
 def _filter_addable(found: Iterable[Drift], shape: Shape) -> Iterator[Drift]:
-    """The drift without new members of structs, where only a schema says how their bytes are read."""
+    """The drift without new members of structs, where only a schema explains their bytes."""
     bound = shape.reader is not None and shape.reader.asks
     return (d for d in found if not (bound and d.kind is DriftKind.NEW and "." in d.field))
 

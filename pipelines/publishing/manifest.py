@@ -2,7 +2,7 @@
 
 It says that every partition's range of the window is accounted for. It names the boundaries and never the parts, since
 a replacement or a compaction changes those. It is written once, because a complete window stays complete, and removed
-when rows of the window are retired. Parts come from the ledger, so a reader never sees half of what is being shown.
+when rows of the window are retired. Parts come from the ledger, so a reader never sees half of a change.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class _Declared(NamedTuple):
 
     @classmethod
     def read(cls, lake: Lake, feed: str) -> _Declared | None:
-        """Returns None for anything that is not such a note."""
+        """Returns None for anything but a note."""
         try:
             return cls(**json.loads(lake.get(paths.declared_path(feed)) or b""))
         except (ValueError, TypeError, RecursionError):
@@ -184,7 +184,7 @@ def withdraw(state: State, lake: Lake, feed: str) -> tuple[str, ...]:
 
 
 def is_retired(state: State, window: int, length: int) -> bool:
-    """Returns whether rows of the window have been retired: what is left is no longer the window."""
+    """Returns whether rows of the window have been retired: the rest is no longer the window."""
     return next(_list_retired(state, window, length), None) is not None
 
 
@@ -288,7 +288,7 @@ def read_receipts_meeting(ledger: Ledger, state: State, wanted: Iterable[tuple[K
 def with_sharers(ledger: Ledger, state: State, receipts: Sequence[Receipt]) -> list[Receipt]:
     """The receipts, and every other that counts and shares a file with one of them, directly or through others.
 
-    The offset ranges of a file lie in one window, so those of its window are looked at.
+    The offset ranges of a file lie in one window, so those of its window are read.
     """
     if not any(p.shared for r in receipts for p in r.parts):
         return list(receipts)

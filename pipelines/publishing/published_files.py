@@ -55,7 +55,7 @@ class File:
 def order_files(files: Sequence[File]) -> list[File]:
     """Returns one entry for each Parquet file, ordered so that the rows of each partition are in offset order.
 
-    If offset ranges share files, there may be no such order. Then the files have the order of their first ranges.
+    If offset ranges share files, there may be no log order. Then the files have the order of their first ranges.
     """
     first: dict[str, File] = {}
     for f in files:

@@ -88,7 +88,7 @@ def list_pending_letters(ledger: Ledger, state: State, since: int) -> tuple[Lett
 
 
 def build_letters(outlet: Outlet, ledger: Ledger, state: State, since: int, partitions: int) -> Letters | None:
-    """The pending letters, for a topic with so many partitions; None when there are none."""
+    """The pending letters, for a topic of `partitions` partitions; None when there are none."""
     sources = list_pending_letters(ledger, state, since)
     return Letters(outlet, sources, partitions) if sources else None
 
@@ -137,7 +137,7 @@ class Letters:
         self.taken = 0
 
     def __iter__(self) -> Iterator[DeadLetter]:
-        """Raises LakeUnavailable for a part that is gone, ProofFailed for one that is not what the ledger says."""
+        """Raises LakeUnavailable for a part that is gone, ProofFailed for one that the ledger contradicts."""
         for source in self._sources:
             files = [_rows(self._outlet.lake, part, source.ranges) for part in source.parts]
             # Files cut by record time overlap in offsets and are merged; all others follow one another.

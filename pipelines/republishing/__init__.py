@@ -2,6 +2,6 @@
 
     plan (ranges of offsets, where to) ─► rows in log order ─► records ─► transactions, each with its mark ─► map
 
-A republish touches neither ledger nor rows. Its plan, and the map from old coordinates to new ones, lie beside the
-ledger in a folder of their own; how far it is stands in Kafka, in the transactions of the records.
+A republish touches neither ledger nor rows. Its plan, and the map from old coordinates to new ones, lie in a
+folder of their own next to the ledger; its progress is in Kafka, in the transactions of the records.
 """

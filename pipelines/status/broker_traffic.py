@@ -12,9 +12,9 @@ from sluice.pipelines.util.units import many
 THROTTLED_SHARE = 0.1
 """The share of the time with a broker from which throttling is worth a word."""
 SLOW_MS, SLOW_TIMES = 1000.0, 4.0
-"""A broker is slow whose median answer takes this long, and so many times as long as the median of all others."""
+"""A broker is slow whose median answer takes this long, and this many times the median of all others."""
 SMALL_BYTES, MANY_REQUESTS = 64 << 10, 200
-"""So many requests that bring no more than this each cost more than what they bring."""
+"""This many requests with no more than this each cost more than their records."""
 
 
 @dataclass(frozen=True, slots=True)

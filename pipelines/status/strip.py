@@ -1,7 +1,7 @@
 """The strip of a feed's windows: how each of them stands, at a glance.
 
 From the folded ledger alone, and, where somebody asked Kafka anyway, from the last stable offsets: then a window that
-an open transaction holds is told from one that is only pending. Pure, and linear in windows × partitions.
+an open transaction holds differs from one that is only pending. Pure, and linear in windows × partitions.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def is_between(value: Any, e: Expectation, low: Any, high: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BatchContext:
-    """What is known about a batch before its rows are read: rows, columns, and the rows of earlier batches."""
+    """The facts about a batch before its rows are read: rows, columns, and the rows of earlier batches."""
 
     rows: int
     columns: tuple[str, ...]

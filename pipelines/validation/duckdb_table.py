@@ -1,7 +1,7 @@
 """The landed rows of a batch as one DuckDB table, and the questions asked of it.
 
 The needed columns of the staged parts are read once, from whatever lake. Promise: memory is bounded by DuckDB's limit
-and one row group, whatever the batch holds; the rest spills to a folder that is removed afterwards. Tombstones do not
+and one row group, for any batch; the rest spills to a folder that is removed afterwards. Tombstones do not
 count as rows; nulls and NaN do not count as values.
 """
 

@@ -63,7 +63,7 @@ def read(
     """A window of a feed; with `to`, all windows from `window` up to `to`, which is not included.
 
     `project` is the folder that holds `feeds/`, or one below it (the current one, or `$SLUICE_PROJECT`). `kind` is
-    `landed` or `quarantined`. Raises FeedError, UsageError if the feed has no such window, WindowIncomplete.
+    `landed` or `quarantined`. Raises FeedError, UsageError if the feed lacks the window, WindowIncomplete.
     """
     return of_feed(Project.find(Path(project) if project else None).readable_feed(feed), window, to=to, kind=kind)
 
