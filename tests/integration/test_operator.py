@@ -13,7 +13,7 @@ from kafka import TopicPartition as Plain
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.audit.explain_offset import Class, explain
 from sluice.pipelines.audit.rescan import CurrentLog, rescan
-from sluice.pipelines.batch.land import land
+from sluice.pipelines.batch.land import LandingOptions, land
 from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.errors import NothingToAccept, OffsetsLost, TopicRecreated, UsageError
 from sluice.pipelines.feed.feed import Feed
@@ -104,7 +104,7 @@ def test_backfill_below_the_origin_again_and_after_a_skip(place: Place) -> None:
     fill(place, start + 6 * HOUR, hours=1)
     with edges(feed) as opened:
         skip = Skip(None, "a load test")
-        done = land(feed, opened, CATCH_UP, new_owner("test"), lambda progress: None, skip)
+        done = land(feed, opened, CATCH_UP, new_owner("test"), lambda progress: None, LandingOptions(skip=skip))
         key = next(s.key for s in done.skipped if s.key.partition == 0)
         assert explain(ledger(feed, opened), opened.lake, key.tp, at[key.tp].offset).found is Class.SKIPPED  # type: ignore[union-attr]
     assert [s.range.span for s in done.skipped] == [10, 10]

@@ -14,7 +14,7 @@ from unittest.mock import patch
 from sluice.pipelines.audit import audit_cache, receipt_rows
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.batch import carry_out
-from sluice.pipelines.batch.land import land
+from sluice.pipelines.batch.land import LandingOptions, land
 from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.committing.commit import CommitSettings, commit
 from sluice.pipelines.errors import BatchIncomplete, NothingToAccept, OffsetsLost, SluiceError
@@ -71,7 +71,7 @@ def program(world: World, name: str, spec: Spec) -> Callable[[], object]:
 
 def _land(world: World, name: str, request: Request, skip: Skip | None = None, commits: bool = True) -> str:
     """A run: land, and commit unless some of it failed."""
-    landed = land(world.feed, world.edges(name), request, owner(name), lambda p: None, skip)
+    landed = land(world.feed, world.edges(name), request, owner(name), lambda p: None, LandingOptions(skip=skip))
     landed.check()
     return _commit(world, name) if commits else "landed"
 
