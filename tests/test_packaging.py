@@ -34,7 +34,7 @@ ASKED = {
     **dict.fromkeys(("status orders", "peek orders:0:1", "audit orders --rescan"), 2),
     **dict.fromkeys(("run orders", "run --all", "ui", "demo", "repair", "prune", "metrics", "audit cloud"), 2),
     **dict.fromkeys(("contract init orders", "contract check orders"), 2),
-    "files orders --window 2026-11-20T14": 3,
+    "files orders --window 2026-11-20T14": 75,
 }
 """What is asked of a plain install, and how each ends: 2 where an extra is missing."""
 
