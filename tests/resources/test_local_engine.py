@@ -19,7 +19,7 @@ import pytest
 from sluice.pipelines.errors import Failed, SetupError
 from sluice.pipelines.landing.proof import prove
 from sluice.pipelines.model.kafka import Isolation, TopicPartition
-from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task
 from sluice.pipelines.model.receipts import Outcome, Receipt
 from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.ports import Job
@@ -33,8 +33,8 @@ from tests.resources.log_wiring import LogWiring
 ROOT = Path(__file__).parents[2]
 LOG = log(*[LogBatch(tuple(LogRecord(b"k%d" % i, b"value %d" % i) for i in range(500)), LZ4) for _ in range(4)])
 LOGS = {TopicPartition("orders", p): LOG for p in range(3)}
-SLICES = tuple(Slice("orders", p, "topic-id", 0, LOG.end, estimated_bytes=1000) for p in range(3))
-TASKS = (Task(0, 1, SLICES[:1]), Task(1, 2, SLICES[1:]))
+RANGES = tuple(OffsetRange("orders", p, "topic-id", 0, LOG.end, estimated_bytes=1000) for p in range(3))
+TASKS = (Task(0, 1, RANGES[:1]), Task(1, 2, RANGES[1:]))
 PLAN = Plan("sales", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, TASKS)
 SECRET = "not-for-everybody"
 
@@ -90,7 +90,7 @@ def test_tasks_land_and_their_receipts_come_back(wiring: LogWiring) -> None:
     lake = LocalLake(wiring.lake)
     receipts, failures = prove(PLAN, 12, run(wiring), lake)
     assert failures == []
-    assert [r.slice for r in receipts] == list(SLICES)
+    assert [r.offset_range for r in receipts] == list(RANGES)
     files = [lake.locate(p.staged) for r in receipts for p in r.parts]
     query = 'select partition, count(*), min("offset"), max("offset") from read_parquet(?) group by 1 order by 1'
     assert duckdb.connect().execute(query, [files]).fetchall() == [(p, 2000, 0, 1999) for p in range(3)]
@@ -108,11 +108,11 @@ def test_a_task_whose_process_dies_is_tried_again(wiring: LogWiring, fresh: bool
 
 
 def test_a_fresh_try_adopts_what_the_one_before_it_finished(wiring: LogWiring) -> None:
-    task = (Task(0, 1, (SLICES[1], SLICES[2], SLICES[0])),)
+    task = (Task(0, 1, (RANGES[1], RANGES[2], RANGES[0])),)
     plan = Plan("sales", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, task)
     dying = LogWiring(wiring.lake, wiring.notes, LOGS, dies=1)
     sent = LocalEngine().run(Job(plan, 12, "token", dying, fresh=True), [0])
-    adopted = {r.slice.partition: r.adopted for r in sent if isinstance(r, Receipt)}
+    adopted = {r.offset_range.partition: r.adopted for r in sent if isinstance(r, Receipt)}
     assert adopted.keys() == {0, 1, 2}
     assert not adopted[0]
     assert prove(plan, 12, [s for s in sent if not isinstance(s, TaskTraffic)], LocalLake(wiring.lake))[1] == []
@@ -121,9 +121,9 @@ def test_a_fresh_try_adopts_what_the_one_before_it_finished(wiring: LogWiring) -
 def test_a_task_that_dies_on_each_try_is_salvaged_and_the_others_land(wiring: LogWiring) -> None:
     dying = LogWiring(wiring.lake, wiring.notes, LOGS, dies=99)
     receipts, failures = prove(PLAN, 12, run(dying), LocalLake(wiring.lake))
-    assert [(f.slice, f.error, f.fatal) for f in failures] == [(SLICES[0], "Failed", True)]
+    assert [(f.offset_range, f.error, f.fatal) for f in failures] == [(RANGES[0], "Failed", True)]
     assert failures[0].message == "not finished when its task failed: its worker was killed by SIGKILL"
-    assert [r.slice for r in receipts] == list(SLICES[1:])
+    assert [r.offset_range for r in receipts] == list(RANGES[1:])
     assert len(list(wiring.notes.iterdir())) == 3
 
 
