@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.pipelines.errors import UsageError, WindowHeld
+from sluice.pipelines.errors import SluiceError, UsageError, WindowHeld, WindowOpen
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import Ledger, State, checkpoint
 from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginEntry, OriginItem
@@ -280,15 +280,15 @@ def test_pieces_are_cut_at_boundaries_and_named_by_window() -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "says"),
+    ("window", "error", "says"),
     [
-        (START + 1, "is not the start of a window"),
-        (START + 3 * HOUR, "not closed yet"),
+        (START + 1, UsageError, "is not the start of a window"),
+        (START + 3 * HOUR, WindowOpen, "not closed yet"),
     ],
 )
-def test_windows_that_cannot_be_landed_are_refused(window: int, says: str) -> None:
+def test_windows_that_cannot_be_landed_are_refused(window: int, error: type[SluiceError], says: str) -> None:
     world = World([START], START + 4 * HOUR + 60_000, opens=START)
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(error, match=says):
         check_window(window, SETTINGS, world.now)
 
 
