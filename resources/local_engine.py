@@ -39,7 +39,7 @@ from sluice.resources.spark.engine import WORKERS_ENVIRONMENT, in_thread
 from sluice.resources.spark.executors import TRIES
 from sluice.resources.worker_pool import DIED, DONE, FAILED, ROW, Rows
 
-_ADOPTED = "run again: finished slices are adopted"
+_ADOPTED = "run again: finished offset ranges are adopted"
 _GOES_ON = "run again: it goes on where it ended"
 _MEMORY = "if the system's log shows that memory ran out, give the machine more or lower `limits.task_memory`"
 _CANCEL_SECONDS = 5.0
