@@ -49,6 +49,8 @@ MAY_REACH_INTO = {
     "resources/kafka/connection/connections.py": {"_brokers", "_conns", "_coordinator_brokers", "_io_thread"},
     "resources/kafka/connection/zero_copy_transport.py": {"_close"},
     "resources/spark/executors.py": {"_jsc"},
+    # PySpark 3.5 has no `toArrow`
+    "resources/spark/parts.py": {"_collect_as_arrow"},
     "resources/spark/spark_errors.py": {"_jsc"},
     "resources/spark/engine.py": {
         "_active_spark_context",

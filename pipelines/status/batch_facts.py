@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sluice.pipelines.contract.catalogue import ExpectationOutcome, Result, contract_results
 from sluice.pipelines.contract.expectation import Contract
-from sluice.pipelines.ledger import Batch, BatchStatus
-from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.model.figures import Figure, build_figure
 from sluice.pipelines.model.plans import Plan, Task
 from sluice.pipelines.model.ranges import Range, union
@@ -21,6 +19,10 @@ from sluice.pipelines.model.receipts import Counts, Drift, Part, PartKind, Recei
 from sluice.pipelines.model.traffic import NO_TRAFFIC, BrokerTraffic, Traffic, sum_brokers
 from sluice.pipelines.status.broker_traffic import TopicTraffic, by_topic, notable
 from sluice.pipelines.validation.drift import sum_drift
+
+if TYPE_CHECKING:  # light commands load no pydantic
+    from sluice.pipelines.ledger import Batch
+    from sluice.pipelines.ledger.entries import PublishEntry
 
 K = TypeVar("K")
 
@@ -176,6 +178,8 @@ def by_task(plan: Plan, receipts: Iterable[Receipt]) -> list[tuple[Task, WorkTim
 
 def of_batches(feed: str, batches: Sequence[Batch]) -> Iterator[Figure]:
     """Totals of these batches."""
+    from sluice.pipelines.ledger import BatchStatus
+
     for outcome in (BatchStatus.PUBLISHED, BatchStatus.ABANDONED):
         yield build_figure("batches_total", sum(b.status is outcome for b in batches), feed, str(outcome))
     yield build_figure("landed_rows_total", sum(b.rows for b in batches if b.published is not None), feed)

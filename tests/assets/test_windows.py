@@ -18,7 +18,14 @@ from sluice.assets.runs.run_session import AGAIN_TAG
 from sluice.assets.runs.tick_policy import OPEN_WINDOWS_TAG
 from sluice.assets.specs.asset_specs import committed_key, landed_key, quarantined_key
 from sluice.assets.steps import land_step
-from sluice.pipelines.errors import BatchIncomplete, KafkaUnavailable, UsageError, WindowHeld, WindowIncomplete
+from sluice.pipelines.errors import (
+    BatchIncomplete,
+    KafkaUnavailable,
+    UsageError,
+    WindowHeld,
+    WindowIncomplete,
+    WindowOpen,
+)
 from sluice.pipelines.model.kafka import CommittedOffset
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.planning.windows import LISTED
@@ -230,7 +237,7 @@ def test_some_partitions_of_a_window(world: World, instance: dg.DagsterInstance)
 def test_a_window_that_is_none_is_refused_with_the_reason(world: World, window: int, said: str) -> None:
     world.land_unrecorded(in_hour(0))
     outcome = world.run(in_hour(0).__class__(in_hour(0).kind, window=window))
-    assert isinstance(outcome.error, UsageError)
+    assert isinstance(outcome.error, UsageError | WindowOpen)
     assert said in outcome.error.message
 
 

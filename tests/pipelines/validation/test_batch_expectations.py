@@ -433,7 +433,7 @@ import numpy as np, pyarrow as pa, pyarrow.compute as pc, pyarrow.parquet as pq
 from sluice.testing.lake import MemoryLake
 from tests.pipelines.validation.test_batch_expectations import shape
 from sluice.pipelines.validation.batch_expectations import hold_whole
-from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt, Offset range
+from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt, OffsetRange
 lake, receipts, rows = MemoryLake(), [], 100_000
 asked = shape(
     ("expect_column_values_to_be_unique", {"column": "s"}),
@@ -446,7 +446,7 @@ for i in range(8):
     pq.write_table(pa.table(columns), sink := io.BytesIO(), row_group_size=1 << 14)
     lake.put(name := f"p{i}", sink.getvalue())
     part = Part(name, PartKind.LANDED, name, name, rows, 1, "")
-    s = Range("o", 0, "i", i * rows, (i + 1) * rows)
+    s = OffsetRange("o", 0, "i", i * rows, (i + 1) * rows)
     receipts.append(Receipt(s, s.end, Counts(landed=rows), (part,), "a"))
 del at, text, columns, sink
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

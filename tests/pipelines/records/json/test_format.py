@@ -155,14 +155,14 @@ from sluice.pipelines.schema.arrays import fixed_width, text_array
 from sluice.pipelines.records.kafka_batches.decode import SCHEMA
 from sluice.pipelines.records.json.format import JsonFormat
 from sluice.pipelines.schema.schema import parse_schema
-from sluice.pipelines.model.receipts import Offset range
+from sluice.pipelines.model.receipts import OffsetRange
 texts = text_array(['{"a": 0.12345678901234567890, "b": 7, "c": "x"}', '{"a": "b"}', '{"b": 300}']).cast(pa.binary())
 numbers = fixed_width(pa.int64(), np.arange(3))
 times, kinds = numbers.cast(SCHEMA.field("timestamp").type), fixed_width(pa.int32(), np.zeros(3, np.int32))
 columns = [texts, texts, numbers, times, kinds, pa.nulls(3, SCHEMA.field("headers").type)]
 chunk = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 form = JsonFormat(parse_schema({"a": "float64", "b": "int8", "c": "string"}))
-(piece,) = form.convert(Range("t", 0, "i", 0, 3), chunk)
+(piece,) = form.convert(OffsetRange("t", 0, "i", 0, 3), chunk)
 assert piece.landed.num_rows == 1 and piece.quarantined.num_rows == 2
 assert "pandas" not in sys.modules
 """
