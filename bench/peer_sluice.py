@@ -1,6 +1,7 @@
 """Sluice as a peer: the product's own path from plan to visible Parquet, ledger and proof included, nothing left out.
 
-Each landing goes into a lake of its own, so that everything is pending; the Spark session stays, as in a service.
+Each landing goes into a lake of its own, so that everything is pending; the workers' pool, or with SLUICE_BENCH_SPARK
+the Spark session, stays, as in a service.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def feed_of(task: PeerTask, out: Path) -> Feed:
         "start": "earliest",
         "lake": str(out),
         "commit": "none",
-        "spark": {"master": f"local[{task.cores},3]"},
+        "spark": {"master": f"local[{task.cores},3]"} if os.environ.get("SLUICE_BENCH_SPARK") else {},
         "landing": {"shared_files": False} if os.environ.get("SLUICE_BENCH_FILES_APART") else {},
     }
     if task.format:
