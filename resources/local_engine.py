@@ -4,10 +4,10 @@
        └───── a socket that asks for them ── pool
 
 `open_ports` chooses it for feeds without `spark.master` and `spark.conf`. As many workers as cores are at work at once
-in a process; feeds that land at once take turns. Promises, as Spark's: a task whose worker dies or raises is tried
-`TRIES` times in all, each time in a new worker, which adopts finished offset ranges. A task that fails each time is
-salvaged: its finished ranges return as receipts, the others as failures; other tasks go on. An engine that is cancelled
-kills its workers. No process outlives the driver.
+in a process; feeds that land at once take turns. Idle workers stay a minute for the next job. Promises, as Spark's: a
+task whose worker dies or raises is tried `TRIES` times in all, each time in another worker, which adopts finished
+offset ranges. A task that fails each time is salvaged: its finished ranges return as receipts, the others as failures;
+other tasks go on. An engine that is cancelled kills its workers. No process outlives the driver.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import os
 import pickle
+import select
 import signal
 import socket
 import subprocess
@@ -181,14 +182,17 @@ class _Job:
         with self._lock:
             if self.ended.is_set():
                 raise _Cancelled("the tasks were cancelled", remedy=self._again)
-            worker = _Worker(_get_pool())
+            worker = _take_idle(pool := _get_pool()) or _Worker(pool)
             self._workers.add(worker)
         return worker
 
     def _end_worker(self, worker: _Worker) -> None:
         with self._lock:
             self._workers.discard(worker)
-            worker.close()
+            if worker.is_idle and len(_idle) < _turns.cores:
+                _idle.append(worker)
+            else:
+                worker.close()
 
 
 class _Lane:
@@ -200,6 +204,8 @@ class _Lane:
 
     def carry_out(self, pickled: bytes, number: int) -> list[executor.Row]:
         """Return the rows of the first try that succeeds. Raises the _WorkerFailed of the last one."""
+        if self._worker is not None and not self._worker.is_idle:
+            self.close()  # it ended while it waited, which is no try of this number
         for tried in range(TRIES):
             self._worker = self._worker or self._start_worker()
             try:
@@ -220,14 +226,15 @@ class _Worker:
     """A worker process, as its driver sees it. One thread uses it; any may `shut` it."""
 
     def __init__(self, pool: _PoolProcess) -> None:
-        self._pool, self._given, self._is_shut = pool, b"", False
+        self.pool, self._context, self._call = pool, b"", b""
+        self._is_shut, self._has_finished = False, False
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             pool.fork(theirs)
 
     def carry_out(self, pickled: bytes, number: int, tried: int) -> list[executor.Row]:
         """Return the rows of a number. Raises _WorkerFailed, and SetupError or Failed if the pool is gone."""
-        rows = list[executor.Row]()
+        rows, self._has_finished = list[executor.Row](), False
         with suppress(OSError):  # the worker ended before it took everything
             self._send(pickled, number, tried)
         kind, body = b"", b""
@@ -237,22 +244,33 @@ class _Worker:
                 rows.append((name, text))
             kind, body = message
         if kind == DONE:
+            self._has_finished = True
             return rows
         if kind == FAILED:
             raise _WorkerFailed(body.decode())
         if kind == DIED:
             raise _WorkerFailed(f"its worker {_describe_exit(int(body))}")
         if not self._is_shut:
-            self._pool.check()
+            self.pool.check()
         raise _WorkerFailed("its worker ended")
 
+    @property
+    def is_idle(self) -> bool:
+        """True if it lives and waits for a number."""
+        if self._is_shut or not self._has_finished:
+            return False
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        return not poll.poll(0)
+
     def _send(self, pickled: bytes, number: int, tried: int) -> None:
-        if not self._given:
-            context = dict(os.environ) | WORKERS_ENVIRONMENT, sys.path
-            worker_pool.send(self._channel, worker_pool.CONTEXT, pickle.dumps(context))
-        if self._given != pickled:
+        context = pickle.dumps((dict(os.environ) | WORKERS_ENVIRONMENT, sys.path))
+        if self._context != context:
+            worker_pool.send(self._channel, worker_pool.CONTEXT, context)
+            self._context = context
+        if self._call != pickled:
             worker_pool.send(self._channel, worker_pool.CALL, pickled)
-            self._given = pickled
+            self._call = pickled
         worker_pool.send(self._channel, worker_pool.NUMBER, f"{number} {tried}".encode())
 
     def shut(self) -> None:
@@ -263,6 +281,10 @@ class _Worker:
 
     def close(self) -> None:
         self.shut()
+        self._channel.close()
+
+    def release(self) -> None:
+        """Close this process's end. The worker ends, unless the process that this one was forked from has it, too."""
         self._channel.close()
 
 
@@ -367,6 +389,18 @@ class _Turns:
 _turns = _Turns(os.cpu_count() or 1)
 _lock = threading.Lock()
 _pools: list[_PoolProcess] = []
+_idle: list[_Worker] = []
+"""Workers that wait for a next job."""
+
+
+def _take_idle(pool: _PoolProcess) -> _Worker | None:
+    """Return a worker of the pool that waits for a job, if there is one. Ends those that are of no use."""
+    with suppress(IndexError):
+        while worker := _idle.pop():
+            if worker.pool is pool and worker.is_idle:
+                return worker
+            worker.release()
+    return None
 
 
 def _get_pool() -> _PoolProcess:
@@ -391,5 +425,7 @@ def begin(needed: Callable[[], bool] = lambda: True) -> None:
 @atexit.register
 def end() -> None:
     """End this process's pool, if it has one."""
+    while _idle:
+        _idle.pop().release()
     while _pools:
         _pools.pop().end()

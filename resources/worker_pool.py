@@ -35,6 +35,8 @@ ROW, DONE, FAILED, DIED = b"r", b"d", b"f", b"x"
 Rows = Callable[[Iterable[int], int], Iterator[tuple[str, str]]]
 """Carries numbers out that were tried so often before; yields rows: kind and JSON."""
 _SET_PARENT_DEATH_SIGNAL = 1
+_IDLE_MS = 60_000
+"""How long a worker waits for its next number, as Spark's do."""
 _LINE = 500
 
 
@@ -165,10 +167,12 @@ def _watch(driver: int) -> int | None:
 
 
 def _serve(channel: socket.socket) -> None:
-    """Carry out numbers until the driver shuts the channel, or one fails."""
+    """Carry out numbers until the driver shuts the channel, one fails, or none comes for a minute."""
     rows: Rows | None = None
     pickled = b""
-    while (message := receive(channel))[0]:
+    waiting = select.poll()
+    waiting.register(channel, select.POLLIN)
+    while waiting.poll(_IDLE_MS) and (message := receive(channel))[0]:
         kind, body = message
         if kind == CONTEXT:
             _set_context(*pickle.loads(body))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -94,8 +95,41 @@ def test_tasks_land_and_their_receipts_come_back(wiring: LogWiring) -> None:
     files = [lake.locate(p.staged) for r in receipts for p in r.parts]
     query = 'select partition, count(*), min("offset"), max("offset") from read_parquet(?) group by 1 order by 1'
     assert duckdb.connect().execute(query, [files]).fetchall() == [(p, 2000, 0, 1999) for p in range(3)]
+    workers = list_workers()
+    assert len(workers) == len(PLAN.tasks)
     assert [r.adopted for r in run(wiring, "next") if isinstance(r, Receipt)] == [True] * 3
-    assert list_workers() == [], "workers end with their job"
+    assert list_workers() == workers, "workers serve the next job"
+
+
+def test_a_worker_that_ends_while_idle_costs_no_try(wiring: LogWiring) -> None:
+    run(wiring)
+    for pid in list_workers():
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: list_workers() == [])
+    other = wiring.lake.with_name("other")
+    dying = LogWiring(other, wiring.notes, LOGS, dies=len(list(wiring.notes.iterdir())) + 2)
+    assert prove(PLAN, 12, run(dying), LocalLake(other))[1] == []
+
+
+def test_an_idle_worker_takes_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_TEST_FIRST", "1")
+    before = LocalEngine().map("sales", "test", _name_process, 1)
+    monkeypatch.delenv("SLUICE_TEST_FIRST")
+    monkeypatch.setenv("SLUICE_TEST_SECOND", "2")
+    after = LocalEngine().map("sales", "test", _name_process, 1)
+    assert before[0].split()[0] == after[0].split()[0], "the same worker"
+    assert [row[0].split()[1:] for row in (before, after)] == [["SLUICE_TEST_FIRST"], ["SLUICE_TEST_SECOND"]]
+
+
+def _name_process(_: int) -> str:
+    return " ".join([str(os.getpid()), *(n for n in sorted(os.environ) if n.startswith("SLUICE_TEST_"))])
+
+
+def test_idle_workers_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    monkeypatch.setattr(worker_pool, "_IDLE_MS", 1)
+    with ours, theirs:
+        worker_pool._serve(theirs)
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -175,7 +209,7 @@ def test_cancelling_kills_the_workers(wiring: LogWiring) -> None:
     with pytest.raises(Failed, match="the tasks were cancelled"):
         engine.run(Job(PLAN, 12, "token", hanging), [0, 1])
     canceller.join()
-    until(lambda: not list_workers())
+    until(lambda: not set(list_workers()) & set(wait_for_begun(hanging)))
     with pytest.raises(Failed, match="the tasks were cancelled"):
         engine.run(Job(PLAN, 12, "token", wiring), [0, 1])
     assert len(prove(PLAN, 12, run(wiring), LocalLake(wiring.lake))[0]) == 3
@@ -188,7 +222,7 @@ def test_an_interrupt_reaches_the_waiting_thread_and_kills_the_workers(wiring: L
     with pytest.raises(KeyboardInterrupt):
         run(hanging)
     interrupter.join()
-    until(lambda: not list_workers())
+    until(lambda: not set(list_workers()) & set(wait_for_begun(hanging)))
     assert len(prove(PLAN, 12, run(wiring), LocalLake(wiring.lake))[0]) == 3
 
 
