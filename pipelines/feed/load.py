@@ -65,7 +65,11 @@ def load_feed(
 
 def list_feed_files(folder: Path) -> list[Path]:
     """Returns the `*.yaml` and `*.yml` files in the folder and below, sorted, without hidden files and folders."""
-    files = (p for p in folder.rglob("*") if p.suffix in (".yaml", ".yml"))
+    return _list_visible(folder, ".yaml", ".yml")
+
+
+def _list_visible(folder: Path, *endings: str) -> list[Path]:
+    files = (p for p in folder.rglob("*") if p.name.endswith(endings))
     return sorted(p for p in files if not any(part.startswith(".") for part in p.relative_to(folder).parts))
 
 
@@ -116,8 +120,7 @@ def _under_contract(feed: Feed, path: Path) -> Feed | tuple[tuple[str, FileProbl
 
 def _orphans(folder: Path) -> list[tuple[str, FileProblem]]:
     """Contract files without a feed. Somebody believes that these contracts hold."""
-    files = sorted(p for p in folder.rglob(f"*{CONTRACT}") if not p.name.startswith("."))
-    names = [(p, f"{p.name.removesuffix(CONTRACT)}.yaml") for p in files]
+    names = [(p, f"{p.name.removesuffix(CONTRACT)}.yaml") for p in _list_visible(folder, CONTRACT)]
     missing = [(p, name) for p, name in names if not (p.parent / name).exists()]
     return [
         (str(p), FileProblem("", f"has no {name} in its folder", "name it as the feed's file")) for p, name in missing

@@ -797,6 +797,7 @@ def test_feeds_lie_in_folders_too(tmp_path: Path) -> None:
     text = 'kafka: {bootstrap: "127.0.0.1:9"}\ntopics: x\nstart: earliest\n'
     (team / "orders.yaml").write_text(text)
     (hidden / "clicks.yaml").write_text(text)
+    (hidden / "views.contract.json").write_text("{}")
     (tmp_path / "feeds" / "clicks.yaml").symlink_to(hidden / "clicks.yaml")
     feeds = load_feeds(tmp_path / "feeds", {})
     assert {name: feed.lake for name, feed in feeds.items()} == dict.fromkeys(
