@@ -104,7 +104,7 @@ def _run_alike(
             result = thread_executor.execute(job, config, instance, run_id)
             if any(fleet.result(name).interrupted for name in requests) or _is_interrupted(result):
                 raise KeyboardInterrupt
-    unexplained = not result.success and not fleet.failed_feeds
+    unexplained = not result.success and not any(fleet.error(name) for name in requests)
     other = _build_unexplained(run_id, result) if unexplained else None
     return {name: _build_result(run_id, name, fleet, other) for name in requests}
 

@@ -1,13 +1,15 @@
 """Things for which Dagster has no public API: where a run belongs, what it executes, what it planned and did not do.
 
-Three other modules use internals, each for one purpose: `storage` and `thread_executor`.
-`tests/test_internals.py` checks that there are no others. Dagster's version is pinned. Tests ask the instance, and
-GraphQL as the UI does, whether all of this still works.
+`PRIVATE` lists the private names with their reasons. Where a Dagster lacks one, its pages show less, and runs go on.
+One other module uses internals, for one purpose: `storage`.
+`tests/test_internals.py` checks that there are no others. Tests ask the instance, and GraphQL as the UI does, whether
+all of this still works.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import logging
 import os
@@ -19,27 +21,54 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import dagster as dg
-from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
-from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
-from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
-from dagster._core.definitions.repository_definition import SINGLETON_REPOSITORY_NAME
-from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
-from dagster._core.events import AssetMaterializationPlannedData
-from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
-from dagster._core.scheduler.instigation import InstigatorStatus, InstigatorType
-from dagster._core.storage.asset_check_execution_record import (
-    AssetCheckExecutionRecordStatus,
-)
-from dagster._core.storage.event_log import SqliteEventLogStorage
-from dagster._core.storage.runs import SqliteRunStorage
-from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from sluice.pipelines.util import logs
 from sluice.pipelines.util.units import parse_window
 from sluice.resources.project import Project
 
-Target = AssetCheckEvaluationTargetMaterializationData
+PRIVATE = {
+    # the materialization that an evaluation is about; without it, checks of partitions show as not evaluated
+    "AssetCheckEvaluationTargetMaterializationData": "_core.definitions.asset_checks.asset_check_evaluation",
+    # a job among its own assets; without it, each is resolved with more work
+    "AssetGraph": "_core.definitions.assets.graph.asset_graph",
+    # the checks that a location loaded, for its runs; without them, a new check needs a reload before a run
+    "DefinitionsLoadContext": "_core.definitions.definitions_load_context",
+    # windows that a run is to land; without it, they are not red after a failure
+    "AssetMaterializationPlannedData": "_core.events",
+    # the code location of a run from the command line; without these three, the UI does not offer to repeat it
+    "ManagedGrpcPythonEnvCodeLocationOrigin": "_core.remote_origin",
+    "RemoteRepositoryOrigin": "_core.remote_origin",
+    "LoadableTargetOrigin": "_core.types.loadable_target_origin",
+    # steps of several feeds in threads of one process; without these, they run one after the other
+    "EngineEventData": "_core.events",
+    "ExecuteRunWithPlanIterable": "_core.execution.api",
+    "InMemoryJob": "_core.definitions.job_base",
+    "PlanExecutionContextManager": "_core.execution.context_creation_job",
+    "RetryMode": "_core.execution.retries",
+    "SerializableErrorInfo": "_utils.error",
+    "StepFailureData": "_core.execution.plan.objects",
+    "core_execute_in_process": "_core.execution.execute_in_process",
+    "dagster_event_sequence_for_step": "_core.execution.plan.execute_plan",
+    "raise_execution_interrupts": "_core.errors",
+}
+"""Dagster's private names here, by module, with their use and the loss without them."""
+
+
+def find_private(name: str) -> Any:
+    """Returns a private name of Dagster; None where the installed Dagster lacks it."""
+    try:
+        return getattr(importlib.import_module(f"dagster.{PRIVATE[name]}"), name, None)
+    except ImportError:
+        return None
+
+
+Target = Any
 """The materialization that an evaluation of a check is about."""
+
+_OBSERVATION = "__source_asset_observation__"
+"""Metadata by which Dagster stores a result of an asset as no materialization."""
+_REPOSITORY = "__repository__"
+"""The name of the repository of definitions."""
 
 LOCATION, MODULE = "sluice", "sluice.assets.definitions"
 """The code location's name, and what it loads: as in the `workspace.yaml` for Dagster's own commands."""
@@ -117,6 +146,8 @@ def belong(instance: dg.DagsterInstance, project: Project) -> None:
     By this, Dagster's UI lists runs and finds the job for a re-execution. No location is loaded for it.
     """
     create = instance.create_run_for_job
+    if job_origin(project, "") is None:
+        return
 
     @functools.wraps(create)
     def create_run(job_def: dg.JobDefinition, **how: object) -> dg.DagsterRun:
@@ -126,14 +157,15 @@ def belong(instance: dg.DagsterInstance, project: Project) -> None:
     instance.create_run_for_job = create_run  # type: ignore[method-assign, assignment]
 
 
-def job_origin(project: Project, job: str) -> RemoteJobOrigin:
+def job_origin(project: Project, job: str) -> Any:
     """The origin that Dagster's servers give a job that they loaded from the project's `workspace.yaml`. They find the
-    job by the names in it, also where a code server loads the project."""
-    target = LoadableTargetOrigin(
-        executable_path=sys.executable, module_name=MODULE, working_directory=str(project.root)
-    )
-    location = ManagedGrpcPythonEnvCodeLocationOrigin(target, LOCATION)
-    return RemoteRepositoryOrigin(location, SINGLETON_REPOSITORY_NAME).get_job_origin(job)
+    job by the names in it, also where a code server loads the project. None where Dagster has other origins."""
+    names = ("LoadableTargetOrigin", "ManagedGrpcPythonEnvCodeLocationOrigin", "RemoteRepositoryOrigin")
+    target, location, repository = map(find_private, names)
+    if target is None or location is None or repository is None:
+        return None
+    code = target(executable_path=sys.executable, module_name=MODULE, working_directory=str(project.root))
+    return repository(location(code, LOCATION), _REPOSITORY).get_job_origin(job)
 
 
 def shows_nothing(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
@@ -153,7 +185,7 @@ def executes(context: dg.OpExecutionContext | dg.AssetExecutionContext, key: dg.
 def report_without_results(context: dg.AssetExecutionContext, key: dg.AssetKey) -> Iterator[object]:
     """The results of a step over a range of partitions that reports each of them and its checks itself. Dagster would
     otherwise materialize all of them, with one metadata and one data version, those that are not complete as well."""
-    yield dg.MaterializeResult(asset_key=key, metadata={SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION: True})
+    yield dg.MaterializeResult(asset_key=key, metadata={_OBSERVATION: True})
     yield from no_results(context, key)
 
 
@@ -180,7 +212,11 @@ def resolve_among(job: dg.UnresolvedAssetJobDefinition, assets: Sequence[dg.Asse
 
     Resolved among all of a project's assets, each job would cost as much as there are assets.
     """
-    resolved: dg.JobDefinition = job.resolve(AssetGraph.from_assets(assets), dg.in_process_executor, {})
+    graph = find_private("AssetGraph")
+    if graph is None:
+        alone = dg.Definitions(assets, jobs=[job], executor=dg.in_process_executor)
+        return alone.resolve_job_def(job.name)
+    resolved: dg.JobDefinition = job.resolve(graph.from_assets(assets), dg.in_process_executor, {})
     return resolved
 
 
@@ -194,8 +230,10 @@ def list_loaded_checks(checks: Mapping[str, Sequence[str]]) -> Mapping[str, Sequ
     A run loads the definitions again and must build the same checks: Dagster refuses a selection that lacks a check.
     Outside a run, `checks` itself, which later runs of the location receive.
     """
-    context = DefinitionsLoadContext.get()
-    if context.load_type is DefinitionsLoadType.RECONSTRUCTION:
+    if (loads := find_private("DefinitionsLoadContext")) is None:
+        return checks
+    context = loads.get()
+    if context.load_type.name == "RECONSTRUCTION":
         loaded = context.reconstruction_metadata.get(_CHECKS)
         return checks if loaded is None else {key: json.loads(loaded).get(key, ()) for key in checks}
     earlier = json.loads(context.get_pending_reconstruction_metadata().get(_CHECKS, "{}"))
@@ -209,11 +247,8 @@ def list_loaded_checks(checks: Mapping[str, Sequence[str]]) -> Mapping[str, Sequ
 
 def running_schedules(instance: dg.DagsterInstance) -> set[str]:
     """The names of the schedules that somebody switched on, of whatever code location."""
-    return {
-        s.name
-        for s in instance.all_instigator_state(instigator_type=InstigatorType.SCHEDULE)
-        if s.status is InstigatorStatus.RUNNING
-    }
+    states = instance.all_instigator_state()
+    return {s.name for s in states if s.instigator_type.name == "SCHEDULE" and s.status.name == "RUNNING"}
 
 
 # -- where runs are kept
@@ -221,25 +256,29 @@ def running_schedules(instance: dg.DagsterInstance) -> set[str]:
 
 def keeps_runs_here(instance: dg.DagsterInstance) -> bool:
     """Whether the instance keeps its runs in a file of this machine."""
-    return isinstance(instance.run_storage, SqliteRunStorage)
+    return _is_a(instance.run_storage, "SqliteRunStorage")
 
 
 def keeps_events_here(instance: dg.DagsterInstance) -> bool:
     """Whether the instance keeps the events of each run in a file of this machine."""
-    return isinstance(instance.event_log_storage, SqliteEventLogStorage)
+    return _is_a(instance.event_log_storage, "SqliteEventLogStorage")
+
+
+def _is_a(storage: object, name: str) -> bool:
+    return any(c.__name__ == name for c in type(storage).__mro__)
 
 
 def run_logs(instance: dg.DagsterInstance) -> list[str]:
     """The runs that have a file of events, if the instance keeps them here."""
-    log = instance.event_log_storage
-    return sorted(set(log.get_all_run_ids()) - {"index"}) if isinstance(log, SqliteEventLogStorage) else []
+    log: Any = instance.event_log_storage
+    return sorted(set(log.get_all_run_ids()) - {"index"}) if keeps_events_here(instance) else []
 
 
 def files_of_run(instance: dg.DagsterInstance, run: str) -> list[Path]:
     """A run's file of events, and those that SQLite keeps beside it. What concerns assets and checks, and how the run
     ended, Dagster has in one more file, for all runs."""
-    log = instance.event_log_storage
-    if not isinstance(log, SqliteEventLogStorage):
+    log: Any = instance.event_log_storage
+    if not keeps_events_here(instance):
         return []
     path = Path(log.path_for_shard(run))
     return [p for p in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))) if p.exists()]
@@ -312,7 +351,7 @@ def planned_evaluations(
     else:
         latest = log.get_latest_asset_check_execution_by_key(checks).values()
         latest_statuses = [(PlannedEvaluation(r.key, r.partition, r.run_id), r.status) for r in latest]
-    planned = [p for p, status in latest_statuses if status is AssetCheckExecutionRecordStatus.PLANNED]
+    planned = [p for p, status in latest_statuses if status and status.name == "PLANNED"]
     ended = _filter_ended(instance, {p.run for p in planned})
     return [p for p in planned if p.run in ended]
 
@@ -323,10 +362,13 @@ def plan_partitions(
 ) -> None:
     """Note that the step is to materialize these partitions. Dagster does so for a run of assets, which has one
     partition: it shows what is missing when the run has failed as red."""
-    run, step = context.run, context.get_step_execution_context().step.key
+    run, planned_data = context.run, find_private("AssetMaterializationPlannedData")
+    if planned_data is None:
+        return
+    step = context.get_step_execution_context().step.key
     for key in keys:
         for partition in partitions:
-            planned = AssetMaterializationPlannedData(key, partition=partition)
+            planned = planned_data(key, partition=partition)
             event = dg.DagsterEvent.build_asset_materialization_planned_event(run.job_name, step, planned)
             context.instance.report_dagster_event(event, run.run_id)
 
@@ -352,7 +394,8 @@ def newest(instance: dg.DagsterInstance, key: dg.AssetKey) -> Target | None:
 
 
 def _build_target(record: dg.EventLogRecord) -> Target:
-    return Target(storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp)
+    target = find_private("AssetCheckEvaluationTargetMaterializationData")
+    return target and target(storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp)
 
 
 _CHUNK = 100
@@ -374,9 +417,7 @@ def _read_targets(instance: dg.DagsterInstance, key: dg.AssetKey, partitions: Co
         page = instance.fetch_materializations(of, limit=2 * _CHUNK, cursor=cursor)
         for r in page.records:  # the newest first
             if r.partition_key is not None:
-                by_partition.setdefault(
-                    r.partition_key, Target(storage_id=r.storage_id, run_id=r.run_id, timestamp=r.timestamp)
-                )
+                by_partition.setdefault(r.partition_key, _build_target(r))
         if not page.has_more:
             break
         cursor = page.cursor

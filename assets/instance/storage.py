@@ -26,12 +26,9 @@ from alembic.script import ScriptDirectory
 from dagster._core.execution.compute_logs import redirect_to_file
 from dagster._core.instance.ref import InstanceRef
 from dagster._core.storage import sql
-from dagster._core.storage.compute_log_manager import CapturedLogContext, ComputeIOType
-from dagster._core.storage.event_log import SqliteEventLogStorage
-from dagster._core.storage.local_compute_log_manager import IO_TYPE_EXTENSION, LocalComputeLogManager
-from dagster._core.storage.runs import SqliteRunStorage
+from dagster._core.storage.compute_log_manager import CapturedLogContext
+from dagster._core.storage.local_compute_log_manager import LocalComputeLogManager
 from dagster._serdes import ConfigurableClassData
-from dagster._utils import ensure_file, touch_file
 from sqlalchemy import Connection, Engine, create_engine
 
 from sluice.assets.instance import internals
@@ -65,24 +62,25 @@ def kept_open(instance: dg.DagsterInstance, run: str | None = None) -> Iterator[
     """Until the block ends, this process holds one connection to each file that the run writes to, or a tick: those of
     all runs. An instance that keeps them elsewhere is left as it is."""
     with ExitStack() as stack:
-        events, runs = instance.event_log_storage, instance.run_storage
-        if isinstance(events, SqliteEventLogStorage) and "index_connection" not in vars(events):
+        events: Any = instance.event_log_storage
+        runs: Any = instance.run_storage
+        if internals.keeps_events_here(instance) and "index_connection" not in vars(events):
             _keep_index(events, stack)
             if run is not None:
                 _keep_run(events, run, stack)
-        if isinstance(runs, SqliteRunStorage) and "connect" not in vars(runs):
+        if internals.keeps_runs_here(instance) and "connect" not in vars(runs):
             _replace(stack, runs, "connect", stack.enter_context(_open_file(runs._conn_string, nullcontext())).connect)
         yield
 
 
-def _keep_index(events: SqliteEventLogStorage, stack: ExitStack) -> None:
+def _keep_index(events: Any, stack: ExitStack) -> None:
     with events.index_connection():  # Dagster opens it for the first time: it may have to make it
         index = stack.enter_context(_open_file(events.conn_string_for_shard("index"), Lock()))
     _replace(stack, events, "index_connection", index.connect)
     _replace(stack, events, "has_table", lru_cache(events.has_table))  # requested for each check; all tables exist here
 
 
-def _keep_run(events: SqliteEventLogStorage, run: str, stack: ExitStack) -> None:
+def _keep_run(events: Any, run: str, stack: ExitStack) -> None:
     others = events.run_connection
     with others(run):
         own = stack.enter_context(_open_file(events.conn_string_for_shard(run), Lock()))
@@ -141,15 +139,13 @@ class QuietLogs(LocalComputeLogManager):
 
     @contextmanager
     def capture_logs(self, log_key: Sequence[str]) -> Iterator[CapturedLogContext]:
-        out, err = (
-            self.get_captured_local_path(log_key, IO_TYPE_EXTENSION[kind])
-            for kind in (ComputeIOType.STDOUT, ComputeIOType.STDERR)
-        )
-        ensure_file(out)
-        ensure_file(err)
+        out, err = (self.get_captured_local_path(log_key, end) for end in ("out", "err"))
+        for path in map(Path, (out, err)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
         with redirect_to_file(sys.stdout, out), redirect_to_file(sys.stderr, err):
             yield CapturedLogContext(log_key)
-        touch_file(str(self.get_captured_local_path(log_key, "complete")))
+        Path(self.get_captured_local_path(log_key, "complete")).touch()
 
 
 _CHUNK = 100

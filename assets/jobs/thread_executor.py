@@ -2,7 +2,8 @@
 
 Dagster itself has steps in one process one after the other, or in a process each, with a Spark each. This one keeps
 what its own executors promise: every event is stored as it happens, a step that fails ends no other, an interrupt ends
-the run, and what a step waits for is in the plan. It uses Dagster's internals, as `internals` does.
+the run, and what a step waits for is in the plan. It uses private names of Dagster, by `internals`. Where Dagster lacks
+one of them, its own executor runs the steps one after the other.
 
 A thread takes no signal: the main thread takes it, and asks each step to stop (`stopping.Stop`). A step that does not
 obey is given up: the run goes on, or ends, without it.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import contextvars
 import os
+import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -22,27 +24,29 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 import dagster as dg
-from dagster._core.definitions.job_base import InMemoryJob
-from dagster._core.errors import raise_execution_interrupts
-from dagster._core.events import DagsterEvent, EngineEventData
-from dagster._core.execution.api import ExecuteRunWithPlanIterable
-from dagster._core.execution.compute_logs import create_compute_log_file_key
-from dagster._core.execution.context.system import PlanExecutionContext, PlanOrchestrationContext, StepExecutionContext
-from dagster._core.execution.context_creation_job import PlanExecutionContextManager
-from dagster._core.execution.execute_in_process import core_execute_in_process
-from dagster._core.execution.plan.active import ActiveExecution
-from dagster._core.execution.plan.execute_plan import dagster_event_sequence_for_step
-from dagster._core.execution.plan.objects import StepFailureData
-from dagster._core.execution.plan.plan import ExecutionPlan
-from dagster._core.execution.plan.step import ExecutionStep
-from dagster._core.execution.retries import RetryMode
-from dagster_shared.error import SerializableErrorInfo
 
+from sluice.assets.instance.internals import find_private
 from sluice.assets.runs.run_session import Stop
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.project_files import FleetSettings
 from sluice.pipelines.util.units import show_duration
 
+_NAMES = (
+    *("EngineEventData", "ExecuteRunWithPlanIterable", "InMemoryJob", "PlanExecutionContextManager", "RetryMode"),
+    *("SerializableErrorInfo", "StepFailureData"),
+    *("core_execute_in_process", "dagster_event_sequence_for_step", "raise_execution_interrupts"),
+)
+"""Private names that the executor needs."""
+
+
+class _Private:
+    """The private names, as attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        return find_private(name)
+
+
+private = _Private()
 _WAIT_SECONDS = 0.25
 _GRACE_SECONDS = 15.0
 """How long a step may take to stop when it is asked to."""
@@ -90,6 +94,8 @@ class Work(Protocol):
 
 def executor(work: Work) -> dg.ExecutorDefinition:
     """The executor of a job whose steps belong to that work."""
+    if not _is_possible():
+        return dg.in_process_executor
     return dg.ExecutorDefinition(
         name="side_by_side",
         executor_creation_fn=lambda init: SideBySide(work),
@@ -101,7 +107,16 @@ def execute(
     job: dg.JobDefinition, config: Mapping[str, object], instance: dg.DagsterInstance, run: str
 ) -> dg.ExecuteInProcessResult:
     """Run the job in this process, by its own executor: `JobDefinition.execute_in_process` would take another one."""
-    return core_execute_in_process(config, InMemoryJob(job), instance, False, False, run_id=run)
+    if not _is_possible():
+        return job.execute_in_process(run_config=dict(config), instance=instance, raise_on_error=False, run_id=run)
+    result: dg.ExecuteInProcessResult = private.core_execute_in_process(
+        config, private.InMemoryJob(job), instance, False, False, run_id=run
+    )
+    return result
+
+
+def _is_possible() -> bool:
+    return all(find_private(name) is not None for name in _NAMES)
 
 
 class SideBySide(dg.Executor):
@@ -111,19 +126,21 @@ class SideBySide(dg.Executor):
         self._work = work
 
     @property
-    def retries(self) -> RetryMode:
-        return RetryMode.DISABLED
+    def retries(self) -> Any:
+        return private.RetryMode.DISABLED
 
-    def execute(self, plan_context: PlanOrchestrationContext, execution_plan: ExecutionPlan) -> Iterator[DagsterEvent]:
+    def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[dg.DagsterEvent]:
         pid, steps = os.getpid(), execution_plan.step_keys_to_execute
-        yield DagsterEvent.engine_event(
-            plan_context, f"Steps side by side in one process (pid: {pid})", EngineEventData.in_process(pid, steps)
+        yield dg.DagsterEvent.engine_event(
+            plan_context,
+            f"Steps side by side in one process (pid: {pid})",
+            private.EngineEventData.in_process(pid, steps),
         )
         with self._work.attend(plan_context.instance, plan_context.run_id):
-            yield from ExecuteRunWithPlanIterable(
+            yield from private.ExecuteRunWithPlanIterable(
                 execution_plan=execution_plan,
                 iterator=partial(_run_steps, self._work),
-                execution_context_manager=PlanExecutionContextManager(
+                execution_context_manager=private.PlanExecutionContextManager(
                     job=plan_context.job,
                     retry_mode=plan_context.retry_mode,
                     execution_plan=execution_plan,
@@ -136,10 +153,10 @@ class SideBySide(dg.Executor):
                 ),
             )
         text, metadata = self._work.summary(plan_context.instance, plan_context.run_id)
-        yield DagsterEvent.engine_event(plan_context, text, EngineEventData(metadata=metadata))
+        yield dg.DagsterEvent.engine_event(plan_context, text, private.EngineEventData(metadata=metadata))
 
 
-def _run_steps(work: Work, job_context: PlanExecutionContext, execution_plan: ExecutionPlan) -> Iterator[DagsterEvent]:
+def _run_steps(work: Work, job_context: Any, execution_plan: Any) -> Iterator[dg.DagsterEvent]:
     with (
         execution_plan.start(
             retry_mode=job_context.retry_mode,
@@ -151,22 +168,20 @@ def _run_steps(work: Work, job_context: PlanExecutionContext, execution_plan: Ex
         yield from _Threads(work, job_context, active).run()
 
 
-def _capture_output(
-    job_context: PlanExecutionContext, execution_plan: ExecutionPlan, stack: ExitStack
-) -> Iterator[DagsterEvent]:
+def _capture_output(job_context: Any, execution_plan: Any, stack: ExitStack) -> Iterator[dg.DagsterEvent]:
     """What steps print goes to one log for the process."""
     logs, keys = job_context.instance.compute_log_manager, [*execution_plan.step_keys_to_execute]
-    log_key = logs.build_log_key_for_run(job_context.run_id, create_compute_log_file_key())  # type: ignore[no-untyped-call]
+    log_key = logs.build_log_key_for_run(job_context.run_id, secrets.token_hex(4))
     with suppress(OSError):  # a run without its output is still a run
         context = stack.enter_context(logs.capture_logs(log_key))
-        yield DagsterEvent.capture_logs(job_context, keys, [*log_key], context)
+        yield dg.DagsterEvent.capture_logs(job_context, keys, [*log_key], context)
 
 
 @dataclass
 class _Step:
     """A step at work. `asked`: when it was asked to stop (seconds); `over`: it ended, or was given up."""
 
-    context: StepExecutionContext
+    context: Any
     lane: RunningFeed | None
     since: float = field(default_factory=time.monotonic)
     stop_requested_at: float | None = None
@@ -174,25 +189,25 @@ class _Step:
 
     @property
     def key(self) -> str:
-        return self.context.step.key
+        return str(self.context.step.key)
 
 
-_Message = tuple[_Step, DagsterEvent | BaseException | None]
+_Message = tuple[_Step, dg.DagsterEvent | BaseException | None]
 """A step's event, the error that ended its thread, or that the thread has ended."""
 
 
 class _Threads:
     """The steps at work, and those that wait for room."""
 
-    def __init__(self, work: Work, job_context: PlanExecutionContext, active: ActiveExecution) -> None:
+    def __init__(self, work: Work, job_context: Any, active: Any) -> None:
         self._work, self._context, self._active = work, job_context, active
         self._began = time.monotonic()
-        self._waiting: list[ExecutionStep] = []
+        self._waiting: list[Any] = []
         self._running: dict[str, _Step] = {}
         self._messages: SimpleQueue[_Message] = SimpleQueue()
         self._given_up = 0
 
-    def run(self) -> Iterator[DagsterEvent]:
+    def run(self) -> Iterator[dg.DagsterEvent]:
         try:
             while self._running or not self._active.is_complete:
                 yield from self._active.plan_events_iterator(self._context)
@@ -201,7 +216,7 @@ class _Threads:
                 self._begin()
                 if not self._running:
                     continue  # the step left out may have been the last
-                with raise_execution_interrupts():
+                with private.raise_execution_interrupts():
                     message = self._wait_for_message()
                 yield from self._handle(message)
                 yield from self._stop_overdue()
@@ -237,14 +252,14 @@ class _Threads:
 
     def _run_step(self, step: _Step) -> None:
         try:
-            for event in dagster_event_sequence_for_step(step.context):
+            for event in private.dagster_event_sequence_for_step(step.context):
                 self._messages.put((step, event))
         except BaseException as error:  # noqa: BLE001 - the main thread judges it
             self._messages.put((step, error))
         finally:
             self._messages.put((step, None))
 
-    def _skip_late(self) -> Iterator[DagsterEvent]:
+    def _skip_late(self) -> Iterator[dg.DagsterEvent]:
         """Feeds that do not begin any more: their steps are skipped, not failed."""
         if not self._is_late() and self._given_up < self._work.limits.feeds_at_once:
             return
@@ -253,7 +268,7 @@ class _Threads:
             if lane and lane.begins:
                 self._waiting.remove(step)
                 self._work.leave(lane.feed)
-                yield DagsterEvent.step_skipped_event(self._context.for_step(step))
+                yield dg.DagsterEvent.step_skipped_event(self._context.for_step(step))
                 self._active.mark_skipped(step.key)
 
     def _is_late(self) -> bool:
@@ -261,11 +276,11 @@ class _Threads:
 
     # -- messages
 
-    def _handle(self, message: _Message | None) -> Iterator[DagsterEvent]:
+    def _handle(self, message: _Message | None) -> Iterator[dg.DagsterEvent]:
         if message is None or message[0].over:
             return
         step, what = message
-        if isinstance(what, DagsterEvent):
+        if isinstance(what, dg.DagsterEvent):
             self._active.handle_event(what)
             if what.is_step_failure and step.lane:
                 self._work.fail(step.lane.feed)
@@ -284,7 +299,7 @@ class _Threads:
 
     # -- ending steps
 
-    def _stop_overdue(self) -> Iterator[DagsterEvent]:
+    def _stop_overdue(self) -> Iterator[dg.DagsterEvent]:
         limit, now = self._work.limits.feed_time, time.monotonic()
         for step in [*self._running.values()]:
             if step.lane is None:
@@ -295,10 +310,10 @@ class _Threads:
             if step.stop_requested_at is not None and now - step.stop_requested_at > _GRACE_SECONDS:
                 yield from self._give_up(step)
 
-    def _give_up(self, step: _Step) -> Iterator[DagsterEvent]:
+    def _give_up(self, step: _Step) -> Iterator[dg.DagsterEvent]:
         why = step.lane.stop.why if step.lane else None
-        error = SerializableErrorInfo(f"{why}\n", [], type(why).__name__)
-        event = DagsterEvent.step_failure_event(step.context, StepFailureData(error, None))  # type: ignore[no-untyped-call]
+        error = private.SerializableErrorInfo(f"{why}\n", [], type(why).__name__)
+        event = dg.DagsterEvent.step_failure_event(step.context, private.StepFailureData(error, None))
         self._remove(step)
         self._given_up += 1
         if step.lane:
@@ -306,7 +321,7 @@ class _Threads:
         self._active.handle_event(event)
         yield event
 
-    def _stop_all(self, interrupt: BaseException) -> Iterator[DagsterEvent]:
+    def _stop_all(self, interrupt: BaseException) -> Iterator[dg.DagsterEvent]:
         """Ask every step to stop, and forward their events until they have stopped or time is up."""
         until = time.monotonic() + _GRACE_SECONDS
         for step in self._running.values():

@@ -1,4 +1,4 @@
-"""Dagster+: its agent's storage refuses some calls to user code. A run keeps its result, and its own error."""
+"""Dagster+ refuses some calls to user code, and a new Dagster may lack private names. A run keeps its own result."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import dagster as dg
 import pytest
 from dagster._core.storage.event_log import SqliteEventLogStorage
 
+from sluice.assets.factory import build
+from sluice.assets.instance import internals
+from sluice.assets.instance.instance import open_instance
 from sluice.assets.operations.dead_runs import free_leaked_slots
 from sluice.assets.runs.run_session import AGAIN_TAG, ERROR_TAG
 from sluice.assets.specs.asset_specs import committed_key, landed_key
 from sluice.pipelines.errors import BatchIncomplete, GroupHeld, KafkaUnavailable
 from sluice.pipelines.ports import Member
 from tests.assets.conftest import ON_FILES
+from tests.assets.test_many_feeds import Fleet, fleet  # noqa: F401 - a fixture
 from tests.assets.test_schedule import tick
 from tests.assets.test_sensors import Sensor
 from tests.assets.test_ui import kafka_is_away, latest
@@ -86,3 +90,20 @@ def test_the_failure_shows_in_the_check(
         kafka_is_away(world, refusing)
         world.run(in_hour(1))
     assert "no broker answers" in (latest(instance, "feed_health").description or "")
+
+
+def test_a_dagster_without_the_private_names_lands_all_the_same(
+    fleet: Fleet,  # noqa: F811 - the fixture
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(internals, "PRIVATE", dict.fromkeys(internals.PRIVATE, "_core.gone"))
+    assert [name for name, result in fleet.land().items() if result.error] == []
+    fleet.at(7)
+    assert fleet.run(in_hour(5)).error is None
+    fleet.away = frozenset({"orders"})
+    results = fleet.land()
+    assert {name for name, result in results.items() if result.error} == {"orders"}
+    assert isinstance(results["orders"].error, KafkaUnavailable)
+    with open_instance(fleet.project) as instance:
+        assert "2024-05-01T05:00" in windows(instance, LANDED)
+    assert build(fleet.project, fleet.session()).resolve_job_def("land_orders").name == "land_orders"
