@@ -1,8 +1,10 @@
-"""Each block of docs/clouds.md, built with the real clients: kafka-python's login, PySpark's channel. No network."""
+"""Each block of docs/clouds.md, taken by its real client: kafka-python, boto3, PySpark, Databricks' SDK. No network."""
 
 from __future__ import annotations
 
+import json
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,13 @@ from tests.test_docs import MINIMUM, SCHEMAS
 
 PAGE = Path(__file__).parents[1] / "docs" / "clouds.md"
 BLOCKS = dict(re.findall(r"^## ([^\n]+)\n(?:(?!^## ).)*?^```yaml\n(.*?)^```$", PAGE.read_text(), re.M | re.S))
+JOBS = {
+    cloud: json.loads(text)
+    for cloud, text in re.findall(r"^## ([^\n]+)\n(?:(?!^## ).)*?^```json\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+}
 ENVIRONMENT = {
-    **dict.fromkeys(("CONFLUENT_KEY", "REGISTRY_KEY"), "KEY"),
-    **dict.fromkeys(("CONFLUENT_SECRET", "REGISTRY_SECRET"), "SECRET"),
+    **dict.fromkeys(("CONFLUENT_KEY", "REGISTRY_KEY", "HMAC_KEY"), "KEY"),
+    **dict.fromkeys(("CONFLUENT_SECRET", "REGISTRY_SECRET", "HMAC_SECRET"), "SECRET"),
     "EVENTHUBS_CONNECTION": "Endpoint=sb://acme.servicebus.windows.net/;SharedAccessKeyName=listen;SharedAccessKey=x=",
 }
 
@@ -90,7 +96,7 @@ def test_a_token_in_the_master_is_refused(tmp_path: Path) -> None:
     assert "SPARK_CONNECT_AUTHENTICATE_TOKEN" in refused.value.remedy
 
 
-@pytest.mark.parametrize("cloud", ["EMR and Dataproc", "AWS Glue"])
+@pytest.mark.parametrize("cloud", ["EMR", "Dataproc"])
 def test_spark_takes_the_settings(cloud: str, tmp_path: Path) -> None:
     from pyspark import SparkConf
 
@@ -98,7 +104,69 @@ def test_spark_takes_the_settings(cloud: str, tmp_path: Path) -> None:
 
     feed = build_feed(cloud, tmp_path)
     conf = SparkConf(loadDefaults=False).setMaster(get_master(feed.spark)).setAll([*feed.spark.conf.items()])
-    assert re.fullmatch(r"yarn|local\[\d+,\d+\]", conf.get("spark.master") or "")
+    assert conf.get("spark.master") == "yarn"
     assert not is_connect(feed.spark)
     assert {key: conf.get(key) for key in feed.spark.conf} == feed.spark.conf
-    assert feed.registry is None or feed.registry.glue == ("eu-central-1", "orders")
+
+
+LAKES = {
+    **dict.fromkeys(("Amazon MSK with IAM", "EMR", "AWS Glue"), "https://acme-lake.s3.amazonaws.com/kafka"),
+    "Dataproc": "https://storage.googleapis.com/acme-lake/kafka",
+}
+
+
+@pytest.mark.parametrize("cloud", LAKES)
+def test_boto3_signs_requests_to_the_lake(cloud: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sluice.resources.lake.s3_client import Bucket
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "KEY")
+    settings = build_feed(cloud, tmp_path).s3
+    client = Bucket("acme-lake", settings).client
+    url = client.generate_presigned_url("get_object", {"Bucket": "acme-lake", "Key": "kafka"})
+    assert url.startswith(f"{LAKES[cloud]}?")
+    assert client.meta.region_name == settings.region
+
+
+def test_confluents_client_takes_the_registry(tmp_path: Path) -> None:
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+
+    registry = build_feed("Confluent Cloud", tmp_path).registry
+    assert registry is not None
+    user = f"{registry.username}:{registry.password}"
+    SchemaRegistryClient({"url": registry.url, "basic.auth.user.info": user})
+
+
+def test_boto3_takes_the_registry_of_glue(tmp_path: Path) -> None:
+    from sluice.resources.registry.confluent import client_of
+
+    registry = build_feed("AWS Glue", tmp_path).registry
+    assert registry is not None
+    assert registry.glue == ("eu-central-1", "orders")
+    assert type(client_of(registry)).__name__ == "GlueClient"
+
+
+REQUESTS = {"AWS Glue": ("glue", "CreateJob"), "EMR": ("emr", "AddJobFlowSteps")}
+
+
+@pytest.mark.parametrize("cloud", REQUESTS)
+def test_botocore_takes_the_job(cloud: str) -> None:
+    import botocore.session
+    from botocore.validate import ParamValidator
+
+    service, operation = REQUESTS[cloud]
+    shape = botocore.session.get_session().get_service_model(service).operation_model(operation).input_shape
+    request = JOBS[cloud] if cloud == "AWS Glue" else {"JobFlowId": "j-1", "Steps": [JOBS[cloud]]}
+    assert not (errors := ParamValidator().validate(request, shape)).has_errors(), errors.generate_report()
+
+
+def test_the_sdk_of_databricks_takes_the_job() -> None:
+    """It drops keys that it does not know."""
+    sdk = pytest.importorskip("databricks.sdk", reason="make matrix ARGS=clouds installs databricks-sdk")
+    assert sdk.__name__
+    jobs = import_module("databricks.sdk.service.jobs")
+    assert jobs.JobSettings.from_dict(JOBS["Databricks"]).as_dict() == JOBS["Databricks"]
+
+
+def test_every_job_is_tested() -> None:
+    assert {*JOBS} == {*REQUESTS, "Databricks"}
