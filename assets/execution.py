@@ -23,9 +23,8 @@ from sluice.assets.jobs.fleet_job import Fleet, many_job
 from sluice.assets.jobs.report_assets import report_definitions, report_key
 from sluice.assets.runs.run_config import fleet_config
 from sluice.assets.runs.run_session import FEED_TAG, OpenPorts, RunSession, open_real_ports
-from sluice.assets.specs.asset_specs import AssetSpecs
+from sluice.assets.specs.asset_specs import AssetSpecs, now, partitions_of
 from sluice.assets.specs.feed_files import FeedFiles, Recalled, read_feeds, recall, topics_of
-from sluice.assets.specs.partitions_def import now, partitions_of
 from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.errors import Failed, SluiceError
 from sluice.pipelines.feed.feed import SHARED, Feed

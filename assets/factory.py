@@ -41,10 +41,11 @@ from sluice.assets.specs.asset_specs import (
     find_source,
     get_spec,
     landed_key,
+    now,
+    partitions_of,
     trace_columns,
 )
 from sluice.assets.specs.feed_files import FeedFiles, Recalled, read_shapes, recall_feeds, topics_of
-from sluice.assets.specs.partitions_def import now, partitions_of
 from sluice.assets.steps.commit_step import commit_step
 from sluice.assets.steps.input_rows import LandedRows
 from sluice.assets.steps.land_step import land_step

@@ -28,8 +28,8 @@ from unittest.mock import patch
 from rich.console import RenderableType
 
 from bench.simulated_cluster import EvenCluster, UnreadEngine
-from sluice.cli.terminal.number_format import count, size
 from sluice.cli.terminal.output import heading, table
+from sluice.cli.terminal.text_layout import count, size
 from sluice.pipelines.audit import audit_cache
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.audit.audit_cache import Audited

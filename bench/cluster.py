@@ -20,8 +20,8 @@ from bench.load import ensure
 from bench.measure import Cost, metering
 from bench.spark_cluster import LocalSpark
 from bench.workloads import TYPED_ORDERS
-from sluice.cli.terminal.number_format import size
 from sluice.cli.terminal.output import heading, table
+from sluice.cli.terminal.text_layout import size
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.plans import Request, RequestKind

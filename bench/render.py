@@ -17,8 +17,8 @@ from bench.peers import SPARK
 from bench.plot import plot
 from bench.results import BenchReport, PeerResult, Provenance, RaceResult
 from bench.suite import FLAT, SUITE
-from sluice.cli.terminal.number_format import size
 from sluice.cli.terminal.output import facts, heading, table
+from sluice.cli.terminal.text_layout import size
 from sluice.pipelines.errors import UsageError
 
 PAGE, DATA, PLOT = "performance.md", "performance.json", "images/performance.svg"

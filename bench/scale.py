@@ -22,8 +22,8 @@ import pyarrow as pa
 from rich.console import RenderableType
 
 from bench.simulated_cluster import EvenCluster, UnreadEngine
-from sluice.cli.terminal.number_format import count, size
 from sluice.cli.terminal.output import heading, table
+from sluice.cli.terminal.text_layout import count, size
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.preview import Preview, preview
 from sluice.pipelines.feed.feed import Feed

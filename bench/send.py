@@ -29,8 +29,8 @@ from bench import machine, whole_republish
 from bench.measure import metering
 from bench.packages import make_python_path, packages
 from bench.peers import CONFLUENT_KAFKA, KAFKA_PYTHON
-from sluice.cli.terminal.number_format import count, size
 from sluice.cli.terminal.output import facts, heading, table
+from sluice.cli.terminal.text_layout import count, size
 from sluice.pipelines.errors import Failed, ProofFailed
 from sluice.pipelines.records.kafka_batches.encode.accumulator import BATCH_BYTES
 from sluice.resources.local import events, java

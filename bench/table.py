@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import RenderableType
 
-from sluice.cli.terminal.number_format import count, size
 from sluice.cli.terminal.output import heading, table
+from sluice.cli.terminal.text_layout import count, size
 from sluice.pipelines.model.tables import DELTA, ICEBERG, LEDGER, TableChange, TableOperation
 from sluice.pipelines.ports import Table
 from sluice.pipelines.records.rows.row_format import RawFormat

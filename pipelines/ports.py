@@ -25,9 +25,8 @@ from sluice.pipelines.model.kafka import (
     TopicPartition,
 )
 from sluice.pipelines.model.plans import OffsetRange, Plan
-from sluice.pipelines.model.receipts import Outcome, Owner, Verdict
+from sluice.pipelines.model.receipts import Outcome, Owner, TaskTraffic, Verdict
 from sluice.pipelines.model.tables import TableChange, TableFile, TableHead
-from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.rows.wire_format import RegisteredSchema
 from sluice.pipelines.records.shape import RAW, Shape

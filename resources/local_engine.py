@@ -30,8 +30,7 @@ from dataclasses import replace
 from functools import partial
 
 from sluice.pipelines.errors import Failed, SetupError
-from sluice.pipelines.model.receipts import Outcome, TaskTime
-from sluice.pipelines.model.traffic import TaskTraffic
+from sluice.pipelines.model.receipts import Outcome, TaskTime, TaskTraffic
 from sluice.pipelines.ports import Job
 from sluice.resources import worker_pool
 from sluice.resources.observe import tracing

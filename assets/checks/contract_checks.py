@@ -14,7 +14,7 @@ import dagster as dg
 
 from sluice.assets.events.landed_metadata import build_column_schema, count_breaches
 from sluice.assets.events.ledger_view import Judged, LedgerView
-from sluice.assets.specs.metadata_tables import Metadata, plain, table
+from sluice.assets.specs.asset_specs import Metadata, plain, table
 from sluice.pipelines.contract.catalogue import ENTRIES, ExpectationOutcome, Issue, text
 from sluice.pipelines.contract.expectation import Expectation, Severity
 from sluice.pipelines.errors import BatchRefused, Breach

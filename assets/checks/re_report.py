@@ -14,7 +14,7 @@ import dagster as dg
 
 from sluice.assets.checks import contract_checks, feed_checks
 from sluice.assets.checks.feed_checks import FEED_HEALTH, NO_GAPS, OFFSETS_COMMITTED
-from sluice.assets.events import evidence
+from sluice.assets.events import landed_metadata
 from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.instance import internals
 from sluice.assets.instance.internals import PlannedEvaluation
@@ -32,7 +32,7 @@ Again = Callable[[dg.DagsterInstance, LedgerView, Sequence[int]], Iterator[Any]]
 def report_landed_again(instance: dg.DagsterInstance, books: LedgerView, windows: Sequence[int]) -> Iterator[Any]:
     """Yields the complete windows again, and the feed's checks."""
     key, complete = books.keys.landed, [w for w in windows if books.is_complete(w)]
-    yield from (evidence.build_window_event(books, key, window, WHY) for window in complete)
+    yield from (landed_metadata.build_window_event(books, key, window, WHY) for window in complete)
     yield from feed_checks.evaluate_windows(instance, books, key, complete)
     yield feed_checks.evaluate_feed(instance, key, NO_GAPS, feed_checks.check_gaps(books))
 
@@ -69,7 +69,7 @@ def settle(instance: dg.DagsterInstance, feed: Feed, keys: Keys, open_books: Cal
 
 def find_unreported_windows(instance: dg.DagsterInstance, feed: Feed, keys: Keys) -> dict[dg.AssetKey, set[int]]:
     """Returns, by asset, the windows that a run had planned to materialize and did not."""
-    assets = (*evidence.list_reported_assets(feed, keys), keys.committed)
+    assets = (*landed_metadata.list_reported_assets(feed, keys), keys.committed)
     return {key: set(internals.parse_windows(internals.unmaterialized_partitions(instance, key))) for key in assets}
 
 
@@ -86,7 +86,7 @@ def _build_event(
 ) -> dg.AssetMaterialization | None:
     if key == books.keys.committed:
         return _read_last_commit(instance, books.keys, window)
-    return evidence.build_window_event(books, key, window, WHY)
+    return landed_metadata.build_window_event(books, key, window, WHY)
 
 
 def _read_last_commit(instance: dg.DagsterInstance, keys: Keys, window: int) -> dg.AssetMaterialization | None:

@@ -19,12 +19,11 @@ from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.model.ranges import Range, subtract, union
-from sluice.pipelines.model.receipts import Met, Receipt
-from sluice.pipelines.model.traffic import Traffic
+from sluice.pipelines.model.receipts import Met, Receipt, Traffic
 from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.schema_changes import shape_named
 from sluice.pipelines.ports import Lake, Liveness, Ports
-from sluice.pipelines.publishing import owners
+from sluice.pipelines.publishing import publish
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.status.batch_facts import BatchFacts
 
@@ -59,8 +58,8 @@ class LedgerView:
     @cached_property
     def live(self) -> tuple[Met, ...]:
         """The live batches, and whether their runs are alive, as far as that is known without waiting."""
-        verdicts = owners.judge_batches(self.liveness, self.state.live(), watch=False)
-        return tuple(owners.report_met(self.feed.name, b, verdicts[b.id]) for b in self.state.live())
+        verdicts = publish.judge_batches(self.liveness, self.state.live(), watch=False)
+        return tuple(publish.report_met(self.feed.name, b, verdicts[b.id]) for b in self.state.live())
 
     @cached_property
     def complete(self) -> frozenset[int]:

@@ -31,6 +31,7 @@ from sluice.assets.runs.run_config import (
     FLEET_TAG,
     LAND,
     LEFT_TAG,
+    MORE_TAG,
     PASSES_TAG,
     PENDING,
     LandConfig,
@@ -41,7 +42,6 @@ from sluice.assets.runs.run_config import (
     op_name,
 )
 from sluice.assets.runs.run_session import PASSES, OpenPorts, RunSession, as_failure
-from sluice.assets.runs.tick_policy import MORE_TAG
 from sluice.assets.specs.feed_files import FeedFiles, read_feeds
 from sluice.assets.steps.commit_step import commit_step
 from sluice.assets.steps.land_step import land_step

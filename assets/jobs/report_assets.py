@@ -22,7 +22,7 @@ import pyarrow as pa
 from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.instance import internals
 from sluice.assets.runs.run_session import RunSession
-from sluice.assets.specs.metadata_tables import Metadata, columns_of, plain
+from sluice.assets.specs.asset_specs import Metadata, columns_of, plain
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.sql_report import Report, load_report
 from sluice.pipelines.lake import paths

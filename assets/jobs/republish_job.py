@@ -139,7 +139,7 @@ def republish_step(context: dg.OpExecutionContext, session: RunSession) -> Itera
     """Send the rows of the run's configuration, and report it. Raises dagster.Failure, or an interrupt."""
     from sluice.pipelines.republishing.lanes import carry_out, check_resumed, pace_of
     from sluice.resources.republish_tasks import sending
-    from sluice.resources.spark import shipping
+    from sluice.resources.spark import executors
 
     config = RepublishConfig(**context.op_config)
     name = config.feed
@@ -156,7 +156,7 @@ def republish_step(context: dg.OpExecutionContext, session: RunSession) -> Itera
             plan = _plan(feed, config, ledger, edges)
             key = session.keys(name).republished
             report = session.reporter(context.log)
-            shipping.prepare(feed.spark, report)
+            executors.prepare(feed.spark, report)
             work = sending(feed, edges.lake, plan, codec, pace, session.project.root)
             try:
                 with _cancel_on_interrupt(edges.engine):

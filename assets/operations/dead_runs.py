@@ -22,7 +22,7 @@ from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.receipts import Life, Verdict
-from sluice.pipelines.publishing.owners import describe_outlook
+from sluice.pipelines.publishing.publish import describe_outlook
 from sluice.resources.liveness import process_gone
 from sluice.resources.project import Project
 

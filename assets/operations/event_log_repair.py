@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import dagster as dg
 
 from sluice.assets.checks import re_report
-from sluice.assets.events import evidence
-from sluice.assets.events.evidence import list_reported_assets
+from sluice.assets.events import landed_metadata
+from sluice.assets.events.landed_metadata import list_reported_assets
 from sluice.assets.events.ledger_view import LedgerView
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Reporter
 from sluice.pipelines.operating.repairs import RepairFinding, RepairKind, ends
-from sluice.pipelines.publishing.owners import format_request
+from sluice.pipelines.publishing.publish import format_request
 from sluice.pipelines.util.units import many, parse_window, show_window
 
 
@@ -34,14 +34,14 @@ def _report_missing(
     instance: dg.DagsterInstance, books: LedgerView, report: Reporter, dry_run: bool
 ) -> Iterator[RepairFinding]:
     key = books.keys.landed
-    batches = evidence.find_unreported_batches(instance, books)
+    batches = landed_metadata.find_unreported_batches(instance, books)
     again = books.list_complete(batches)  # reported again if they were reported for another batch
     windows = {
-        key: evidence.find_unreported_windows(instance, books, key) | again
+        key: landed_metadata.find_unreported_windows(instance, books, key) | again
         for key in list_reported_assets(books.feed, books.keys)
     }
     if not dry_run:
-        evidence.roll_forward(instance, books, report=report)
+        landed_metadata.roll_forward(instance, books, report=report)
         _report_quarantined(instance, books, windows.get(books.keys.quarantined, set()) - windows[key])
     if batches:
         text = many(len(batches), "published batch", "published batches")
@@ -63,7 +63,7 @@ def _settle_windows(instance: dg.DagsterInstance, books: LedgerView, dry_run: bo
 def _report_quarantined(instance: dg.DagsterInstance, books: LedgerView, windows: set[int]) -> None:
     """Windows whose landed rows were reported by a run that ended before it reported their quarantine."""
     key = books.keys.quarantined
-    for event in evidence.build_landing_events(books, (), windows, "rolled forward by `sluice repair`"):
+    for event in landed_metadata.build_landing_events(books, (), windows, "rolled forward by `sluice repair`"):
         if event.asset_key == key:
             instance.report_runless_asset_event(event)
 

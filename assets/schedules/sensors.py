@@ -23,8 +23,8 @@ from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.instance import internals
 from sluice.assets.instance.storage import kept_open
 from sluice.assets.runs.run_session import RunSession
+from sluice.assets.specs.asset_specs import plain
 from sluice.assets.specs.feed_files import read_feeds
-from sluice.assets.specs.metadata_tables import plain
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import KafkaSettings

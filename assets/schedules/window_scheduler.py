@@ -30,7 +30,10 @@ from sluice.assets.runs.run_config import (
     DONE_TAG,
     FAILED_TAG,
     LEFT_TAG,
+    MORE_TAG,
     PASSES_TAG,
+    UNTIL_TAG,
+    TickPolicy,
     asked_of,
     at_work_at_the_end,
     find_feeds,
@@ -39,9 +42,8 @@ from sluice.assets.runs.run_config import (
     named_in,
 )
 from sluice.assets.runs.run_session import AGAIN_TAG, FEED_TAG, RunSession
-from sluice.assets.runs.tick_policy import MORE_TAG, UNTIL_TAG, TickPolicy
+from sluice.assets.specs.asset_specs import REACH, closing_words
 from sluice.assets.specs.feed_files import FeedFiles, read_feeds
-from sluice.assets.specs.partitions_def import REACH, closing_words
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.feed.sections import SparkSettings, WindowSettings

@@ -1,22 +1,28 @@
 """How Dagster shows a feed's assets: keys, groups, descriptions, kinds, columns.
 
-A project of one's own may translate all of it (`sluice.dagster`). Runs need the keys only.
+A project of one's own may translate all of it (`sluice.dagster`). Runs need the keys only. Metadata holds numbers that
+Dagster plots and tables of at most `MAX_ROWS` rows; it never holds a client's settings or values of records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 import dagster as dg
+import pyarrow as pa
 
-from sluice.assets.specs.metadata_tables import columns_of, plain
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import StartKind, WindowSettings
 from sluice.pipelines.records.rows.row_format import QUARANTINED, landed_schema
-from sluice.pipelines.schema.schema import KAFKA
+from sluice.pipelines.schema.schema import EXTRA, KAFKA
+from sluice.pipelines.util.units import DAY, HOUR, MINUTE, many, show_window
 
 
 def landed_key(feed: str) -> dg.AssetKey:
@@ -238,3 +244,147 @@ _SPECS: dict[AssetOf, Callable[[Feed], dg.AssetSpec]] = {
     AssetOf.REPUBLISHED: _build_republished,
     AssetOf.TABLE: _build_table,
 }
+
+
+KEY_FORMAT = "%Y-%m-%dT%H:%M"
+
+REACH = 7 * DAY
+"""How far back partitions reach if nothing is known: as long as Kafka keeps records by default."""
+
+
+def now() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+def partitions_of(feed: Feed, first_window: int | None, now: int) -> dg.TimeWindowPartitionsDefinition:
+    """The feed's windows. `now` (ms) counts only as long as the ledger has no first window."""
+    first = feed.window.start_of(_find_first(feed, now) if first_window is None else first_window)
+    return _build_partitions(show_window(first), cron(feed.window.length))
+
+
+@cache  # feeds with the same windows share what Dagster computes of them
+def _build_partitions(start: str, every: str) -> dg.TimeWindowPartitionsDefinition:
+    return dg.TimeWindowPartitionsDefinition(start=start, fmt=KEY_FORMAT, cron_schedule=every, timezone="UTC")
+
+
+def _find_first(feed: Feed, now: int) -> int:
+    """The earliest time that may be requested; a whole day, so that it does not move with every load."""
+    if feed.start.kind is StartKind.TIME:
+        return feed.start.ms
+    first = feed.start.earliest(now)
+    begin = now - REACH if first is None else first
+    return begin - begin % DAY
+
+
+def cron(length: int) -> str:
+    """When windows of that length (ms) begin, in UTC."""
+    if length < HOUR:
+        return f"*/{length // MINUTE} * * * *"
+    return {HOUR: "0 * * * *", DAY: "0 0 * * *"}.get(length, f"0 */{length // HOUR} * * *")
+
+
+def closing_words(window: WindowSettings) -> str:
+    """The same in words: `every hour, 5 minutes past`."""
+    every, first = _compute_closing(window)
+    length = "hour" if every == 60 else many(every, "minute")
+    return f"every {length}, {many(first, 'minute')} past" if first else f"every {length}, on the dot"
+
+
+def closing_cron(window: WindowSettings) -> str:
+    """When windows have closed; once an hour for longer ones, so that a failed window does not wait for a day."""
+    every, first = _compute_closing(window)
+    return f"{first} * * * *" if every == 60 else f"{first}-59/{every} * * * *"
+
+
+def closings_until(window: WindowSettings, time: int) -> int:
+    """How often, since the epoch, `closing_cron` has been due at a time (ms)."""
+    every, first = _compute_closing(window)
+    return (time // MINUTE - first) // every
+
+
+def _compute_closing(window: WindowSettings) -> tuple[int, int]:
+    """How often, and how long after that, in minutes."""
+    every = min(window.length, HOUR) // MINUTE
+    return every, -(-window.grace // MINUTE) % every
+
+
+_MARKUP = re.compile(
+    r"""[<`*]                                           # HTML, code, emphasis
+    |(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])|~(?=~)         # emphasis
+    |\](?=[(\[:])                                      # what makes links and images of brackets
+    |(?<=:)/(?=/)|(?<=www)\.|@                         # addresses, which become links by themselves
+    |\\(?=[!-/:-@\[-`{-~])|&(?=\#?[0-9A-Za-z]+;)       # an escape, an entity
+    |^[-#>+=]                                          # a list, a heading, a quotation
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_NUMBERED = re.compile(r"^([0-9]+)(?=[.)])")
+
+
+def plain(text: str) -> str:
+    """One line of text as Markdown that shows exactly this text: no image, no link, no emphasis.
+
+    Usual text stays as it is, for the places where the UI shows a description without rendering it.
+    """
+    return _NUMBERED.sub(r"\1\\", _MARKUP.sub(r"\\\g<0>", text))
+
+
+Metadata = dict[str, Any]
+
+MAX_ROWS = 200
+"""Rows of a table: an event is read whole by every page that shows it."""
+
+
+_OWN = {
+    "key": "the record's key",
+    "value": "the record's value, as it is in Kafka",
+    "topic": "the topic that the record is in",
+    "partition": "the topic's partition",
+    "offset": "the record's offset in its partition",
+    "timestamp": "the record's time",
+    "timestampType": "0: the producer stamped it, 1: the broker did",
+    "headers": "the record's headers, in their order",
+    "tombstone": "whether the record has no value",
+    "_extra": "the fields that the schema does not name, as JSON",
+    "stage": "what refused the record: decode, schema or contract",
+    "reason": "why, in one word",
+    "expectation": "the contract's expectation that it broke",
+    "field": "the field's path",
+    "detail": "why, in a sentence",
+    "byte": "where in the value",
+    "batch": "the batch that read the record",
+    "contract": "the hash of the contract that it was checked against",
+}
+"""Descriptions of Sluice's own columns."""
+
+
+def columns_of(schema: pa.Schema, described: Mapping[str, str] | None = None, own: bool = False) -> dg.TableSchema:
+    """Returns an Arrow schema as Dagster's columns. `described`: their descriptions. `own`: all are Sluice's own."""
+    descriptions = described or {}
+    kinds = ((f, f.type.value_type if pa.types.is_dictionary(f.type) else f.type) for f in schema)
+    return dg.TableSchema(
+        [
+            dg.TableColumn(
+                f.name,
+                str(kind),
+                description=descriptions.get(f.name) or _find_description(f.name, own),
+                constraints=dg.TableColumnConstraints(nullable=f.nullable),
+            )
+            for f, kind in kinds
+        ]
+    )
+
+
+def _find_description(name: str, own: bool) -> str | None:
+    plain = name.removeprefix(KAFKA)
+    return _OWN.get(plain) if own or plain != name or name == EXTRA else None
+
+
+def table(rows: Sequence[Mapping[str, str | int | float]], columns: Mapping[str, str]) -> dg.TableMetadataValue:
+    """A bounded table; `columns` maps name to Dagster's type (`string`, `int`, `float`)."""
+    records = [dg.TableRecord(dict(r)) for r in rows[:MAX_ROWS]]
+    if len(rows) > MAX_ROWS:
+        rest = {c: f"… and {len(rows) - MAX_ROWS} more" if i == 0 else "" for i, c in enumerate(columns)}
+        records.append(dg.TableRecord(rest))
+    return dg.MetadataValue.table(records, dg.TableSchema([dg.TableColumn(n, t) for n, t in columns.items()]))

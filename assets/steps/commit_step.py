@@ -12,13 +12,13 @@ import dagster as dg
 
 from sluice.assets.checks import feed_checks, re_report
 from sluice.assets.checks.feed_checks import FEED_HEALTH, OFFSETS_COMMITTED, build_evaluation
-from sluice.assets.events import evidence
-from sluice.assets.events.evidence import Portion
+from sluice.assets.events import landed_metadata
+from sluice.assets.events.landed_metadata import Portion
 from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.instance import internals
 from sluice.assets.instance.instance import with_dagster_liveness
 from sluice.assets.runs.run_session import RunSession
-from sluice.assets.specs.metadata_tables import Metadata, table
+from sluice.assets.specs.asset_specs import Metadata, table
 from sluice.assets.steps.table_step import sync_table
 from sluice.pipelines.committing.commit import CommitResult, CommitStatus
 from sluice.pipelines.errors import SluiceError
@@ -151,8 +151,8 @@ def _commit_landed(
     run = open_run(context, session, feed, edges)
     run.report(Progress("commit"))
     books = open_books(session, feed, run.ledger, run.ports)
-    evidence.roll_forward(context.instance, books, 0 if session.result.landed else evidence.PORTION)
-    evidence.require_reported(context.instance, books)
+    landed_metadata.roll_forward(context.instance, books, 0 if session.result.landed else landed_metadata.PORTION)
+    landed_metadata.require_reported(context.instance, books)
     result = run.commit(changed)
     for moved in result.put_by_others:
         context.log.warning("%s: somebody else had committed %s, which landing has reached", moved.key, moved.after)
@@ -193,9 +193,9 @@ def _report_others(
 
     Also evaluate the check of windows that were just passed. `reported`: windows without their check yet."""
     key, landed = books.keys.committed, session.result.landed
-    unreported = evidence.find_unreported_windows(context.instance, books, key) - {own}
+    unreported = landed_metadata.find_unreported_windows(context.instance, books, key) - {own}
     mine = unreported & {*landed.windows} if landed else set()
-    portion = Portion.of(unreported - mine, evidence.PORTION)
+    portion = Portion.of(unreported - mine, landed_metadata.PORTION)
     windows = sorted(mine | portion.windows)
     for window in windows:
         yield _build_event(books, result, window)
@@ -212,7 +212,7 @@ def _build_event(books: LedgerView, result: CommitResult, window: int | None) ->
         books.keys.committed,
         partition=None if window is None else show_window(window),
         metadata=_build_metadata(books.feed.group, result),
-        tags={evidence.VERSION: books.version},
+        tags={landed_metadata.VERSION: books.version},
     )
 
 

@@ -6,6 +6,7 @@ failures. Events that an earlier run could not report are reported before anythi
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -15,33 +16,39 @@ from typing import Any, Protocol
 import dagster as dg
 
 from sluice.assets.checks import contract_checks, feed_checks, re_report
-from sluice.assets.checks.check_metadata import build_failures_metadata
 from sluice.assets.checks.contract_checks import CheckResult
-from sluice.assets.checks.feed_checks import FEED_HEALTH, NO_GAPS, WINDOW_COMPLETE, build_evaluation
-from sluice.assets.events import evidence
-from sluice.assets.events.evidence import Portion
+from sluice.assets.checks.feed_checks import (
+    FEED_HEALTH,
+    NO_GAPS,
+    WINDOW_COMPLETE,
+    build_evaluation,
+    build_failures_metadata,
+)
+from sluice.assets.events import landed_metadata
+from sluice.assets.events.landed_metadata import Portion
 from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.instance import internals
 from sluice.assets.instance.internals import executes
-from sluice.assets.runs.run_config import window_start
+from sluice.assets.runs.run_config import MORE_TAG, OPEN_WINDOWS_TAG, window_start
 from sluice.assets.runs.run_session import RunSession
-from sluice.assets.runs.tick_policy import MORE_TAG, OPEN_WINDOWS_TAG
-from sluice.assets.specs.partitions_def import now
+from sluice.assets.specs.asset_specs import now
 from sluice.assets.steps import commit_step
-from sluice.assets.steps.batch_reports import BatchReports, log_tasks
 from sluice.assets.steps.commit_step import Context, Events
 from sluice.assets.steps.observe_step import build_topic_metadata, outlook_of, partitions_of, reader_of
-from sluice.pipelines.batch.result import Landed, Skip
+from sluice.pipelines.batch.result import BatchResult, Landed, Skip
 from sluice.pipelines.batch.survey import open_ledger
 from sluice.pipelines.errors import BatchRefused, SluiceError, WindowOpen
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.receipts import Progress
+from sluice.pipelines.model.plans import Request, RequestKind, Task
+from sluice.pipelines.model.receipts import Progress, RangeFailure
 from sluice.pipelines.planning.windows import OpenWindows
-from sluice.pipelines.ports import Ports
+from sluice.pipelines.ports import Lake, Ports
+from sluice.pipelines.status.batch_facts import WorkTime, by_task
+from sluice.pipelines.status.outlook import Outlook
 from sluice.pipelines.status.watch import WatchResult, view, watch
+from sluice.pipelines.util import logs
 from sluice.pipelines.util.units import many, show_duration, show_window
 from sluice.resources.observe import lineage
 from sluice.running import FeedRun, find_open_error, list_requested, list_settled
@@ -187,7 +194,7 @@ class LandStep:
         """Make requested windows red until they are complete, except open ones. Dagster does so for partitions."""
         if not self._windows and self.session.alone:
             return
-        keys, at = evidence.list_reported_assets(self.feed, self.session.keys(self.feed.name)), now()
+        keys, at = landed_metadata.list_reported_assets(self.feed, self.session.keys(self.feed.name)), now()
         windows = [w for w in list_requested(self.feed, self.request)[: _PLANNED + 1] if w not in self._windows]
         planned = [show_window(w) for w in windows[:_PLANNED] if self.feed.window.is_closed(w, at)]
         internals.plan_partitions(self.context, keys, planned)
@@ -226,10 +233,10 @@ class LandStep:
         """Report the run's only partition, and its checks."""
         feed, key, complete = books.feed, books.keys.landed, books.is_complete(window)
         if complete:
-            yield evidence.build_window_result(books, window)
+            yield landed_metadata.build_window_result(books, window)
             yield from (
-                evidence.build_window_event(books, k, window)
-                for k in evidence.list_reported_assets(feed, books.keys)
+                landed_metadata.build_window_event(books, k, window)
+                for k in landed_metadata.list_reported_assets(feed, books.keys)
                 if k != key
             )
         results = {name: check.evaluate(books, window) for name, check in feed_checks.WINDOW_CHECKS.items()}
@@ -270,7 +277,7 @@ class LandStep:
         def books_now() -> LedgerView:
             return commit_step.open_books(session, feed, ledger, edges)
 
-        rolled = evidence.roll_forward(context.instance, books_now(), evidence.PORTION, run.report)
+        rolled = landed_metadata.roll_forward(context.instance, books_now(), landed_metadata.PORTION, run.report)
         if message := rolled.describe(feed.name):
             context.log.info(message)
         re_report.settle(context.instance, feed, session.keys(feed.name), books_now)
@@ -287,7 +294,7 @@ class LandStep:
         outlook = watched.outlook if watched else None
         if outlook:
             ledger.note_retention(outlook.kept)
-        BatchReports(context, ledger, edges.lake).write_all(landed.batches, outlook)
+        BatchReports(context.log, ledger, edges.lake).write_all(landed.batches, outlook)
         yield from self._publish_events(books, landed, rolled)
         yield from self._report_open(landed.open_windows)
         if watched:
@@ -327,8 +334,8 @@ class LandStep:
         context, key, own = self.context, books.keys.landed, self._own
         batches = [books.state.batches[b.batch] for b in landed.batches if b.number is not None]
         windows = {*landed.windows, *self._windows} & books.complete | books.list_complete(batches)
-        windows |= evidence.find_unreported_windows(context.instance, books, key) - rolled.remaining
-        for event in evidence.build_landing_events(books, batches, windows):
+        windows |= landed_metadata.find_unreported_windows(context.instance, books, key) - rolled.remaining
+        for event in landed_metadata.build_landing_events(books, batches, windows):
             if own is None or event.partition != show_window(own):
                 yield from internals.to_yield(context, event)
         yield from feed_checks.evaluate_windows(context.instance, books, key, (windows | rolled.windows) - {own})
@@ -359,7 +366,7 @@ def _keep_refused_report(context: Context, ledger: Ledger, edges: Ports) -> Iter
     try:
         yield
     except BatchRefused as refused:
-        BatchReports(context, ledger, edges.lake).write_refused(context.run.run_id, refused)
+        BatchReports(context.log, ledger, edges.lake).write_refused(context.run.run_id, refused)
         raise
 
 
@@ -385,3 +392,89 @@ def _read_topics(context: Context, edges: Ports, landed: Landed, books: LedgerVi
     for topic, partitions in sorted(states.items()):
         metadata = build_topic_metadata(partitions, [reader_of(feed.name, state, topic, outlook)])
         yield dg.AssetObservation(books.keys.topic(topic), metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReports:
+    """Writes the reports of a feed's batches. Errors are logged only."""
+
+    log: dg.DagsterLogManager
+    ledger: Ledger
+    lake: Lake
+
+    def write_all(self, batches: Sequence[BatchResult], outlook: Outlook | None) -> None:
+        """Write reports of batches, whatever their outcome. `outlook`: the feed's now, if known."""
+        for b in batches:
+            failed = f"{many(len(b.failures), 'offset range')} failed, and nothing is published."
+            why = b.refused or ("" if b.number is not None else failed)
+            self._write(b.batch, why, b.failures, outlook)
+
+    def write_refused(self, run: str, refused: BatchRefused) -> None:
+        """Write the report of the batch that was refused in this run."""
+        for b in self.ledger.read().live():
+            if b.owner.run == run:
+                self._write(b.id, refused.message)
+
+    def _write(
+        self, batch: int, why: str, failures: Sequence[RangeFailure] = (), outlook: Outlook | None = None
+    ) -> None:
+        from sluice.pipelines.batch_report import report_page
+        from sluice.pipelines.batch_report.batch_account import behind
+
+        try:
+            path = report_page.keep(self.ledger, self.lake, batch, behind(outlook) if outlook else None, why, failures)
+        except Exception as error:  # noqa: BLE001 - the batch is decided, and its report is optional
+            self.log.warning("the report of batch %d was not written: %s: %s", batch, type(error).__name__, error)
+            return
+        self.log.info("the report of batch %d: %s", batch, self.lake.locate(path))
+
+
+log = logging.getLogger(f"{logs.OURS}.tasks")
+
+
+def log_tasks(landed: Landed) -> None:
+    """Log a line for each task, each failed offset range and each batch, if logs are JSON."""
+    if not logs.as_json():
+        return
+    for batch in landed.batches:
+        with logs.log_context(batch=batch.batch):
+            _log_batch(batch)
+
+
+def _log_batch(batch: BatchResult) -> None:
+    failed = {f.offset_range: f for f in batch.failures}
+    for task, spent in by_task(batch.plan, batch.receipts):
+        with logs.log_context(task=task.index, window=_find_window(task)):
+            _log_task(task, spent)
+            for f in (failed[s] for s in task.offset_ranges if s in failed):
+                _log_failure(f)
+    counts = batch.counts
+    fields = {"rows": counts.landed, "quarantined": counts.quarantined, "bytes": batch.bytes, "entry": batch.number}
+    published = "published" if batch.number is not None else "not published"
+    log.info("%s: %s", published, many(counts.landed, "row"), extra={"about": fields})
+
+
+def _log_task(task: Task, spent: WorkTime) -> None:
+    fields: dict[str, Any] = {
+        "leader": task.leader,
+        "offset_ranges": spent.offset_ranges,
+        "records": spent.records,
+        "bytes": spent.input_bytes,
+        "seconds": round(spent.total / 1e9, 6),
+        "activities": {a: round(ns / 1e9, 6) for a, ns in spent.ns.items()},
+    }
+    log.info(
+        "landed %s of %s", many(spent.offset_ranges, "offset range"), len(task.offset_ranges), extra={"about": fields}
+    )
+
+
+def _log_failure(f: RangeFailure) -> None:
+    fields = {"offset_range": str(f.offset_range), "error": f.error, "remedy": f.remedy}
+    log.error("%s: %s", f.offset_range, f.message, extra={"about": fields})
+
+
+def _find_window(task: Task) -> str | None:
+    """Returns the window of the task's offset ranges if all have the same one."""
+    windows = {s.window for s in task.offset_ranges}
+    only = windows.pop() if len(windows) == 1 else None
+    return None if only is None else show_window(only)

@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 
 from sluice.assets.runs.run_session import RunSession
-from sluice.assets.specs.metadata_tables import Metadata, table
+from sluice.assets.specs.asset_specs import Metadata, table
 from sluice.pipelines.errors import UnknownTopic
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger, State

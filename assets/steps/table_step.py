@@ -15,7 +15,7 @@ from sluice.assets.checks.contract_checks import CheckResult
 from sluice.assets.checks.feed_checks import evaluate_feed
 from sluice.assets.instance import internals
 from sluice.assets.runs.run_session import RunSession
-from sluice.assets.specs.metadata_tables import Metadata, table
+from sluice.assets.specs.asset_specs import Metadata, table
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger

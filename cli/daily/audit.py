@@ -15,8 +15,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.app.invocation import FeedName, Session, command
-from sluice.cli.terminal.number_format import count, label_partitions
 from sluice.cli.terminal.output import bad, facts, good, heading, indent, limit_rows, table, warn
+from sluice.cli.terminal.text_layout import count, label_partitions
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.util.documents import document_of

@@ -13,8 +13,8 @@ from rich.text import Text
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options import parsing, window_options
-from sluice.cli.terminal.number_format import count, label_partitions, size
 from sluice.cli.terminal.output import bad, facts, good, heading, limit_rows, safe, table, warn
+from sluice.cli.terminal.text_layout import count, label_partitions, size
 from sluice.pipelines.util.units import many, show_about, show_instant, show_window
 
 if TYPE_CHECKING:

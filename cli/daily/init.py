@@ -18,8 +18,8 @@ from rich.console import RenderableType
 
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
-from sluice.cli.terminal.number_format import count, size
 from sluice.cli.terminal.output import facts, good, heading, indent, limit_rows, table, warn
+from sluice.cli.terminal.text_layout import count, size
 from sluice.pipelines.errors import FeedError, UnknownTopic, UsageError
 from sluice.pipelines.model.kafka import Isolation, PartitionState
 from sluice.pipelines.util.units import HOUR, many, show_instant

@@ -17,8 +17,8 @@ from rich.text import Text
 from sluice.cli.options import window_options
 from sluice.cli.shared import other_batches, run_profile
 from sluice.cli.shared import outlook_text as outlooks
-from sluice.cli.terminal.number_format import count, format_percent, label_partitions, rate, seconds, size
 from sluice.cli.terminal.output import bad, facts, good, heading, limit_rows, remedy, table, warn
+from sluice.cli.terminal.text_layout import count, format_percent, label_partitions, rate, seconds, size
 from sluice.pipelines.contract.catalogue import text
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.errors import NotReached, SluiceError, UsageError, WindowIncomplete, WindowOpen

@@ -15,8 +15,8 @@ from sluice.cli.app.invocation import Session, command
 from sluice.cli.options import window_options
 from sluice.cli.shared import other_batches
 from sluice.cli.shared import outlook_text as outlooks
-from sluice.cli.terminal.number_format import count, label_partitions
 from sluice.cli.terminal.output import bad, facts, good, heading, limit_rows, safe, table, warn
+from sluice.cli.terminal.text_layout import count, label_partitions
 from sluice.pipelines.errors import (
     BatchRefused,
     ContractBroken,

@@ -14,11 +14,11 @@ from rich.console import RenderableType
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
 from sluice.cli.options import parsing
-from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.output import heading
 from sluice.cli.terminal.record_view import build_document as record_document
 from sluice.cli.terminal.record_view import rows, typed_fields
 from sluice.cli.terminal.record_view import view as record_view
+from sluice.cli.terminal.text_layout import count
 from sluice.pipelines.errors import FeedError, UnknownTopic, UsageError
 from sluice.pipelines.model.kafka import Isolation, PartitionState, TopicPartition
 from sluice.pipelines.model.plans import OffsetRange

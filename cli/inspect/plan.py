@@ -15,8 +15,8 @@ from sluice.cli.options import window_options
 from sluice.cli.options.request_options import WorkOptions
 from sluice.cli.shared import other_batches
 from sluice.cli.shared import outlook_text as outlooks
-from sluice.cli.terminal.number_format import count, list_ranges, size
 from sluice.cli.terminal.output import bad, good, heading, limit_rows, remedy, table, warn
+from sluice.cli.terminal.text_layout import count, list_ranges, size
 from sluice.pipelines.errors import SluiceError, choose_exit_code
 from sluice.pipelines.model.kafka import Key, PartitionState
 from sluice.pipelines.model.plans import SEVERAL, Assignor, Plan, Request, Task

@@ -11,8 +11,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.app.invocation import FeedName, Session, command, make_group
-from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.output import bad, facts, good, heading, indent, warn
+from sluice.cli.terminal.text_layout import count
 from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many, show_instant
 

@@ -16,9 +16,9 @@ from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command, make_group
 from sluice.cli.kafka.offsets_context import describe_store, list_owners, list_strangers
 from sluice.cli.options import parsing
-from sluice.cli.terminal import number_format as numbers
-from sluice.cli.terminal.number_format import count
+from sluice.cli.terminal import text_layout as numbers
 from sluice.cli.terminal.output import SHOWN_ROWS, facts, heading, indent, limit_rows, table, warn
+from sluice.cli.terminal.text_layout import count
 from sluice.pipelines.errors import NotAuthorized, UnknownTopic, UsageError
 from sluice.pipelines.model.consumer_groups import (
     KINDS,

@@ -17,8 +17,8 @@ from sluice.cli.kafka.offsets_context import OffsetsContext, OtherGroup, group, 
 from sluice.cli.options import parsing
 from sluice.cli.options.request_options import DryRun, Only, Yes
 from sluice.cli.terminal import output
-from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.output import SHOWN_ROWS, facts, good, heading, indent, limit_rows, table, warn
+from sluice.cli.terminal.text_layout import count
 from sluice.pipelines.errors import SluiceError, UsageError
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.util.units import many

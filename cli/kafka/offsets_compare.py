@@ -15,8 +15,8 @@ from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.kafka.offsets_context import OffsetsContext, OtherGroup, group, open_context, read_offsets
 from sluice.cli.options import parsing
 from sluice.cli.options.request_options import Only
-from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.output import good, heading, limit_rows, table
+from sluice.cli.terminal.text_layout import count
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.kafka import OffsetAtTime, TopicPartition
 from sluice.pipelines.util.units import many, show_instant

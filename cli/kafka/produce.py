@@ -12,8 +12,8 @@ import typer
 from rich.console import RenderableType
 
 from sluice.cli.app.invocation import FeedName, Session, command
-from sluice.cli.terminal.number_format import count, rate, seconds, size
 from sluice.cli.terminal.output import facts, good
+from sluice.cli.terminal.text_layout import count, rate, seconds, size
 from sluice.pipelines.errors import NotLocal, UsageError
 from sluice.pipelines.util.units import many, parse_duration
 

@@ -15,8 +15,8 @@ from sluice.cli.options import parsing
 from sluice.cli.options.request_options import ChangeOptions, Offsets
 from sluice.cli.options.window_options import WindowOptions
 from sluice.cli.terminal import output
-from sluice.cli.terminal.number_format import count, rate, seconds, size
 from sluice.cli.terminal.output import copyable, facts, good, heading, limit_rows, table, warn
+from sluice.cli.terminal.text_layout import count, rate, seconds, size
 from sluice.pipelines.errors import Failed, Unknown, UsageError
 from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many

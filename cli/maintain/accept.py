@@ -12,8 +12,8 @@ from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options import parsing
 from sluice.cli.options.request_options import DryRun, Only, Yes
 from sluice.cli.terminal import output
-from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.output import facts, good, heading, warn
+from sluice.cli.terminal.text_layout import count
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many

@@ -17,8 +17,8 @@ from sluice.cli.options.request_options import DryRun
 from sluice.cli.options.window_options import WindowOptions
 from sluice.cli.shared import other_batches
 from sluice.cli.shared.rewrite_summary import FileSums, by_window, name, table_after
-from sluice.cli.terminal.number_format import count, rate, seconds, size
 from sluice.cli.terminal.output import good, heading, limit_rows, table, warn
+from sluice.cli.terminal.text_layout import count, rate, seconds, size
 from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many, show_window
 

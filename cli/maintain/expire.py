@@ -17,8 +17,8 @@ from sluice.cli.options.request_options import DryRun, Yes
 from sluice.cli.shared import other_batches
 from sluice.cli.shared.rewrite_summary import name, table_after
 from sluice.cli.terminal import output
-from sluice.cli.terminal.number_format import count, size
 from sluice.cli.terminal.output import good, heading, limit_rows, table, warn
+from sluice.cli.terminal.text_layout import count, size
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.receipts import count_files
 from sluice.pipelines.util.units import many, show_window

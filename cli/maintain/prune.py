@@ -11,8 +11,8 @@ from rich.text import Text
 
 from sluice.cli.app.invocation import Session, command
 from sluice.cli.options.request_options import DryRun
-from sluice.cli.terminal.number_format import size
 from sluice.cli.terminal.output import good, heading
+from sluice.cli.terminal.text_layout import size
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.util.documents import document_of

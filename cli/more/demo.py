@@ -28,8 +28,8 @@ from sluice.cli.app.invocation import Session, command
 from sluice.cli.daily import audit, run, run_view
 from sluice.cli.inspect import plan
 from sluice.cli.kafka import produce
-from sluice.cli.terminal.number_format import count, seconds
 from sluice.cli.terminal.output import facts, good, table
+from sluice.cli.terminal.text_layout import count, seconds
 from sluice.pipelines.contract.suite import CONTRACT
 from sluice.pipelines.errors import ProofFailed, UsageError
 from sluice.pipelines.model.plans import Request, RequestKind

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from sluice.cli.app.invocation import Session, command
-from sluice.cli.terminal.number_format import size
 from sluice.cli.terminal.output import facts, good
+from sluice.cli.terminal.text_layout import size
 
 Output = Annotated[
     Path | None,

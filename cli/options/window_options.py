@@ -14,8 +14,8 @@ from rich.text import Text
 
 from sluice.cli.app import completers
 from sluice.cli.options import parsing
-from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.output import bad, good, warn, work
+from sluice.cli.terminal.text_layout import count
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.status.window_state import PendingPart, Standing, WindowStanding
 from sluice.pipelines.util.units import DAY, HOUR, many, show_duration, show_window

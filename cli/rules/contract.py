@@ -23,8 +23,8 @@ from sluice.cli.app.invocation import FeedName, Session, command, make_group
 from sluice.cli.options import parsing, window_options
 from sluice.cli.options.request_options import Offsets
 from sluice.cli.options.window_options import WindowOptions
-from sluice.cli.terminal.number_format import count, format_percent
 from sluice.cli.terminal.output import bad, copyable, good, heading, safe, table, warn
+from sluice.cli.terminal.text_layout import count, format_percent
 from sluice.pipelines.errors import Failed, FeedError, QuarantineExceeded, SchemaDrifted, UsageError
 from sluice.pipelines.model.ranges import Range, union
 from sluice.pipelines.util import extras, scratch

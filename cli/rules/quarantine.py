@@ -17,11 +17,11 @@ from sluice.cli.options.request_options import DryRun
 from sluice.cli.options.window_options import WindowOptions
 from sluice.cli.shared import other_batches
 from sluice.cli.shared.rewrite_summary import name, table_after
-from sluice.cli.terminal.number_format import count, seconds
 from sluice.cli.terminal.output import bad, good, heading, limit_rows, safe, table, warn
 from sluice.cli.terminal.record_view import build_document as record_document
 from sluice.cli.terminal.record_view import rows as record_rows
 from sluice.cli.terminal.record_view import view as record_view
+from sluice.cli.terminal.text_layout import count, seconds
 from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many, show_window
 
@@ -347,14 +347,14 @@ def _replay(session: Session, feed: Feed, criteria: Filter, fixer: Any) -> Done:
 
 def _tell(session: Session, feed: Feed, edges: Ports) -> None:
     """Report the batches to Dagster; commits wait for that."""
-    from sluice.assets.events import evidence
+    from sluice.assets.events import landed_metadata
     from sluice.assets.events.ledger_view import LedgerView
     from sluice.assets.instance.instance import open_instance
     from sluice.pipelines.ledger import Ledger
 
     with session.terminal.working("reporting to Dagster"), open_instance(session.project) as instance:
         ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
-        evidence.roll_forward(instance, LedgerView.open(feed, ledger, edges), evidence.PORTION)
+        landed_metadata.roll_forward(instance, LedgerView.open(feed, ledger, edges), landed_metadata.PORTION)
 
 
 def replay_view(ran: ReplayRun) -> Iterator[RenderableType]:

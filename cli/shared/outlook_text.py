@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.output import bad, safe, warn
+from sluice.cli.terminal.text_layout import count
 from sluice.pipelines.util.units import DAY, many, show_about, show_instant
 
 if TYPE_CHECKING:

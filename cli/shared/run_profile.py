@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli.terminal.number_format import count, seconds, size
 from sluice.cli.terminal.output import heading, table
+from sluice.cli.terminal.text_layout import count, seconds, size
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.model.plans import Task
-from sluice.pipelines.model.traffic import SHARES, BrokerTraffic, Traffic, get_bound_us, sum_brokers
+from sluice.pipelines.model.receipts import SHARES, BrokerTraffic, Traffic, get_bound_us, sum_brokers
 from sluice.pipelines.status.batch_facts import BatchFacts, WorkTime, by_task
 from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many

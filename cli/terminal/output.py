@@ -19,8 +19,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from sluice.cli.terminal import process
-from sluice.cli.terminal.number_format import count
-from sluice.cli.terminal.text_layout import Facts, Flowing, TextTable, Whole, wrap
+from sluice.cli.terminal.text_layout import Facts, Flowing, TextTable, Whole, count, wrap
 from sluice.pipelines.errors import Failed, NotYet, Refused, SluiceError, UsageError
 from sluice.pipelines.util import logs
 

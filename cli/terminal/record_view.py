@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.output import facts, safe, table
+from sluice.cli.terminal.text_layout import count
 from sluice.pipelines.util.units import show_instant
 
 if TYPE_CHECKING:

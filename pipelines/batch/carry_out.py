@@ -23,15 +23,14 @@ from sluice.pipelines.ledger.entries import (
     OwnEntry,
 )
 from sluice.pipelines.model.plans import Plan, Request, RequestKind
-from sluice.pipelines.model.receipts import Fate, Outcome, Progress, RangeFailure, Reporter, Verdict
-from sluice.pipelines.model.traffic import TaskTraffic
+from sluice.pipelines.model.receipts import Fate, Outcome, Progress, RangeFailure, Reporter, TaskTraffic, Verdict
 from sluice.pipelines.planning import schema_changes
 from sluice.pipelines.ports import Job, Lake, Ports
-from sluice.pipelines.publishing import owners
+from sluice.pipelines.publishing import publish as owners
 from sluice.pipelines.publishing.publish import abandon, check_owner, publish, roll_forward, roll_forward_own
 from sluice.pipelines.quarantine.limit import check_quarantine
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.status.broker_traffic import traffic_of
+from sluice.pipelines.status.batch_facts import traffic_of
 from sluice.pipelines.validation.batch_expectations import check_contract
 from sluice.pipelines.validation.drift import check_drift
 

@@ -61,7 +61,7 @@ from sluice.pipelines.planning.assignment import Sizing
 from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.planning.plan import PendingRanges
 from sluice.pipelines.ports import Ports
-from sluice.pipelines.publishing import lost_entries, owners
+from sluice.pipelines.publishing import lost_entries, publish
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.records.shape import Shape
@@ -184,9 +184,9 @@ def _conclude_take_over(run: LandingRun, batch: Batch, dead: Verdict, result: Ba
     """
     if run.ledger.read().batches[batch.id].status is not BatchStatus.ABANDONED:
         return result
-    owners.tell(
+    publish.tell(
         run.report,
-        owners.report_met(run.feed.name, batch, dead, Fate.GIVEN_UP, describe_first_failure(result.failures)),
+        publish.report_met(run.feed.name, batch, dead, Fate.GIVEN_UP, describe_first_failure(result.failures)),
     )
     return result if run.request.replace and result.plan.request == run.request else replace(result, foreign=True)
 
@@ -331,15 +331,15 @@ def _pin_plan(
         return None, None, refusals
     batch, s = in_the_way
     run.report(Progress("wait", note=f"is {batch.owner.describe()}, which holds batch {batch.id}, still at work?"))
-    verdicts = owners.judge_batches(run.edges.liveness, [batch])
+    verdicts = publish.judge_batches(run.edges.liveness, [batch])
     if not verdicts[batch.id].dead:
-        raise owners.build_busy_error(feed.name, batch, s, verdicts[batch.id])
+        raise publish.build_busy_error(feed.name, batch, s, verdicts[batch.id])
     if batch.rewrites:
-        owners.give_up(ledger, [batch], verdicts, run.report)
+        publish.give_up(ledger, [batch], verdicts, run.report)
         return _pin_plan(run, snapshot, rounds)
     if not take_over(run, batch):
-        raise owners.build_busy_error(feed.name, ledger.read().batches[batch.id], s, owners.NEW)
-    owners.tell(run.report, owners.report_met(feed.name, batch, verdicts[batch.id], Fate.TAKEN_OVER))
+        raise publish.build_busy_error(feed.name, ledger.read().batches[batch.id], s, publish.NEW)
+    publish.tell(run.report, publish.report_met(feed.name, batch, verdicts[batch.id], Fate.TAKEN_OVER))
     return batch, verdicts[batch.id], refusals
 
 

@@ -40,7 +40,7 @@ from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.planning.plan import PendingRanges
 from sluice.pipelines.planning.windows import OpenWindows
 from sluice.pipelines.ports import Ports
-from sluice.pipelines.publishing import lost_entries, owners
+from sluice.pipelines.publishing import lost_entries, publish
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +120,11 @@ def _find_conflicts(
 ) -> tuple[SluiceError | None, tuple[Met, ...]]:
     """Returns the error for a conflicting batch that is alive, and the fates of dead runs' batches."""
     feed = call.feed.name
-    verdicts = owners.judge_batches(call.edges.liveness, state.live())
+    verdicts = publish.judge_batches(call.edges.liveness, state.live())
     dead = {i for i, verdict in verdicts.items() if verdict.dead}
     conflicts = list(planning.find_overlapping(state, call.request, pending))
     blocked = next((x for x in conflicts if x[0].id not in dead), None)
     in_the_way = {batch.id for batch, _ in conflicts}
     fates = ((b, decide_fate(call, b, in_the_way)) for b in state.live() if b.id in dead)
-    met = tuple(owners.report_met(feed, b, verdicts[b.id], *fate) for b, fate in fates)
-    return (owners.build_busy_error(feed, *blocked, verdicts[blocked[0].id]) if blocked else None), met
+    met = tuple(publish.report_met(feed, b, verdicts[b.id], *fate) for b, fate in fates)
+    return (publish.build_busy_error(feed, *blocked, verdicts[blocked[0].id]) if blocked else None), met

@@ -24,8 +24,7 @@ from sluice.pipelines.ledger.entries import (
 )
 from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.model.plans import Plan, Request
-from sluice.pipelines.model.receipts import Counts, Owner, RangeFailure, Receipt, Reporter
-from sluice.pipelines.model.traffic import NO_TRAFFIC, Traffic
+from sluice.pipelines.model.receipts import NO_TRAFFIC, Counts, Owner, RangeFailure, Receipt, Reporter, Traffic
 from sluice.pipelines.planning import origins
 from sluice.pipelines.planning.held_back import HeldBack
 from sluice.pipelines.planning.origins import Refusal

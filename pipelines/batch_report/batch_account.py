@@ -15,8 +15,7 @@ from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.batches import reverse_batches
 from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.model.plans import Plan
-from sluice.pipelines.model.receipts import RangeFailure, Receipt
-from sluice.pipelines.model.traffic import NO_TRAFFIC
+from sluice.pipelines.model.receipts import NO_TRAFFIC, RangeFailure, Receipt
 from sluice.pipelines.planning.schema_changes import shape_named
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.quarantine.listing import receipts_in_staging

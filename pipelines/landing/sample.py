@@ -23,8 +23,7 @@ from sluice.pipelines.ledger import State
 from sluice.pipelines.model.kafka import FetchLimits, PartitionState, TopicPartition
 from sluice.pipelines.model.plans import OffsetRange, Task
 from sluice.pipelines.model.ranges import Range
-from sluice.pipelines.model.receipts import Part, PartKind, Progress, RangeFailure, Receipt, Reporter
-from sluice.pipelines.model.traffic import TaskTraffic
+from sluice.pipelines.model.receipts import Part, PartKind, Progress, RangeFailure, Receipt, Reporter, TaskTraffic
 from sluice.pipelines.planning.windows import find_range_between
 from sluice.pipelines.ports import Cluster, Fetched, Fetcher, FetchFailed, Lake
 from sluice.pipelines.records.rows.row_format import offset_column

@@ -31,8 +31,7 @@ from sluice.pipelines.lake.paths import FORMER_PREFIX, FolderPrefix
 from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.model.plans import Plan
 from sluice.pipelines.model.ranges import Range
-from sluice.pipelines.model.receipts import Owner, RangeFailure, Receipt
-from sluice.pipelines.model.traffic import Traffic
+from sluice.pipelines.model.receipts import Owner, RangeFailure, Receipt, Traffic
 from sluice.pipelines.records.rows.value_reader import Reader
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.shape import READERS

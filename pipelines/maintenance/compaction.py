@@ -31,7 +31,7 @@ from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Met, Owner, Progress, Receipt, Reporter
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake, Ports
-from sluice.pipelines.publishing import manifest, owners
+from sluice.pipelines.publishing import manifest, publish
 from sluice.pipelines.publishing.publish import roll_forward
 
 REQUEST = Request(RequestKind.COMPACT)
@@ -174,7 +174,7 @@ def foresee_compaction(feed: Feed, edges: Ports, windows_wanted: Sequence[int] |
         dict[int | None, int](),
     )
     state = ledger.read()
-    dead = {i for i, verdict in owners.judge_batches(edges.liveness, rewriting(state)).items() if verdict.dead}
+    dead = {i for i, verdict in publish.judge_batches(edges.liveness, rewriting(state)).items() if verdict.dead}
     free = [m for m in merges.merges if is_free(state, m.offset_range, merges.number, busy, dead)]
     met = company(feed.name, ledger, edges.liveness, busy.values())
     return Compacted(tuple((m, None) for m in free), (), busy, merges.incomplete, met)

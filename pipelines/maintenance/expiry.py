@@ -25,7 +25,7 @@ from sluice.pipelines.model.ranges import Range, union
 from sluice.pipelines.model.receipts import Receipt, Reporter, group_by_sharing
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake, Liveness
-from sluice.pipelines.publishing import manifest, owners, published_files
+from sluice.pipelines.publishing import manifest, publish, published_files
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.util.units import show_window
 
@@ -242,10 +242,10 @@ def _asking(starts: Sequence[int], settings: WindowSettings) -> str:
 
 def _check_free(state: State, feed: str, ends: dict[Key, int], liveness: Liveness) -> None:
     overlapping = {b.id: (b, s) for b, s in state.list_live_ranges() if s.start < ends.get(s.key, 0)}
-    verdicts = owners.judge_batches(liveness, (b for b, _ in overlapping.values()))
+    verdicts = publish.judge_batches(liveness, (b for b, _ in overlapping.values()))
     for batch, s in overlapping.values():
         if not (batch.rewrites and verdicts[batch.id].dead):
-            raise owners.build_busy_error(feed, batch, s, verdicts[batch.id])
+            raise publish.build_busy_error(feed, batch, s, verdicts[batch.id])
 
 
 def windows_of(expiry: Retirement, settings: WindowSettings) -> Iterator[tuple[int | None, list[Receipt]]]:

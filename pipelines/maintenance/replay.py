@@ -50,7 +50,7 @@ from sluice.pipelines.model.receipts import (
 )
 from sluice.pipelines.planning.schema_changes import check_one_table, declare, find_shape
 from sluice.pipelines.ports import Lake, Ports
-from sluice.pipelines.publishing import manifest, owners
+from sluice.pipelines.publishing import manifest, publish
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.quarantine.limit import QuarantineKind
 from sluice.pipelines.quarantine.listing import Filter, flags, without
@@ -219,7 +219,7 @@ def foresee_replay(feed: Feed, edges: Ports, wanted: Filter, fixer: Fixer | None
     check_one_table(feed, find_shape(feed, ledger.read()), ledger.read())
     candidates, busy = find(feed, edges, ledger, wanted, fixer, report), dict[int | None, int]()
     state = ledger.read()
-    dead = {i for i, verdict in owners.judge_batches(edges.liveness, rewriting(state)).items() if verdict.dead}
+    dead = {i for i, verdict in publish.judge_batches(edges.liveness, rewriting(state)).items() if verdict.dead}
     groups = group_by_sharing(candidates.fitting)
     free = [c for g in groups if are_free(state, g, candidates.number, busy, dead) for c in g]
     met = company(feed.name, ledger, edges.liveness, busy.values())

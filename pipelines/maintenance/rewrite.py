@@ -25,7 +25,7 @@ from sluice.pipelines.maintenance.merging import RewriteContext
 from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task
 from sluice.pipelines.model.receipts import Met, Owner, Part, Progress, Receipt, Reporter, Verdict, group_by_sharing
 from sluice.pipelines.ports import Liveness, Ports
-from sluice.pipelines.publishing import owners
+from sluice.pipelines.publishing import publish as owners
 from sluice.pipelines.publishing.publish import abandon, check_owner, publish, roll_forward
 
 MAX_PIECES = 1000

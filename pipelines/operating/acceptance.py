@@ -72,7 +72,7 @@ from sluice.pipelines.model.ranges import Range, intersect, subtract, union
 from sluice.pipelines.planning import origins
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.ports import Fetcher, FetchFailed, Lake, Ports
-from sluice.pipelines.publishing import lost_entries, owners
+from sluice.pipelines.publishing import lost_entries, publish
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions
 
 
@@ -134,7 +134,7 @@ def accept_lost(feed: Feed, edges: Ports, reason: str, only: Only = ()) -> Accep
     def decide(state: State) -> LossEntry | None:
         lost_ranges = _lost(feed, state, partitions)
         if in_the_way := _reserving(state, lost_ranges):
-            raise owners.build_busy_error(feed.name, *in_the_way[0], owners.NEW)
+            raise publish.build_busy_error(feed.name, *in_the_way[0], publish.NEW)
         return LossEntry(ranges=lost_ranges, reason=reason) if lost_ranges else None
 
     appended = ledger.append(decide)
@@ -164,11 +164,11 @@ def _abandon_dead(edges: Ports, ledger: Ledger, ranges: Iterable[KeyRange]) -> t
     """Abandon the batches that reserve some of the ranges. Raises PlanBusy when one is at work."""
     reserving = {b.id: (b, s) for b, s in _reserving(ledger.read(), ranges)}
     batches = [b for b, _ in reserving.values()]
-    verdicts = owners.judge_batches(edges.liveness, batches)
+    verdicts = publish.judge_batches(edges.liveness, batches)
     for batch, s in reserving.values():
         if not verdicts[batch.id].dead:
-            raise owners.build_busy_error(ledger.feed, batch, s, verdicts[batch.id])
-    return owners.give_up(ledger, batches, verdicts, lambda p: None, "some of it was accepted as lost")
+            raise publish.build_busy_error(ledger.feed, batch, s, verdicts[batch.id])
+    return publish.give_up(ledger, batches, verdicts, lambda p: None, "some of it was accepted as lost")
 
 
 # -- another log

@@ -143,14 +143,14 @@ class _FeedReading:
 
 
 def _status(feed: Feed, edges: Ports, ledger: Ledger, reading: _FeedReading, chosen: int | Sequence[int]) -> FeedStatus:
-    from sluice.pipelines.publishing import owners
+    from sluice.pipelines.publishing import publish
 
     state = reading.state
     keys = sorted({*reading.partitions, *state.known()})
     heartbeats = {
         b.id: edges.clock() - at for b in state.live() if (at := edges.liveness.last_heartbeat(b.owner)) is not None
     }
-    verdicts = owners.judge_batches(edges.liveness, state.live(), watch=False)
+    verdicts = publish.judge_batches(edges.liveness, state.live(), watch=False)
     dead = [b for b in state.live() if verdicts[b.id].dead]
     refused = _refused_batches(feed, edges, ledger, reading, dead)
     return FeedStatus(
@@ -165,7 +165,7 @@ def _status(feed: Feed, edges: Ports, ledger: Ledger, reading: _FeedReading, cho
         losses=_losses(feed, reading.outlook),
         held=_held_back(feed, reading, edges.clock()),
         heartbeats=heartbeats,
-        met={b.id: owners.report_met(feed.name, b, verdicts[b.id]) for b in state.live()},
+        met={b.id: publish.report_met(feed.name, b, verdicts[b.id]) for b in state.live()},
         refused=refused,
         start_not_used=reading.start_not_used,
     )

@@ -24,7 +24,8 @@ from sluice.pipelines.maintenance.expiry import remove_retired
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Met, Owner, Part, Receipt, Verdict
 from sluice.pipelines.ports import Lake, Liveness, Stat
-from sluice.pipelines.publishing import lost_entries, owners, published_files
+from sluice.pipelines.publishing import lost_entries, published_files
+from sluice.pipelines.publishing import publish as owners
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.publishing.publish import abandon, roll_forward
 from sluice.pipelines.util.units import many, show_window

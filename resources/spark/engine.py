@@ -30,13 +30,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 
 from sluice.pipelines.errors import Failed, SetupError
 from sluice.pipelines.feed.sections import SparkSettings
-from sluice.pipelines.model.receipts import Outcome, TaskTime
-from sluice.pipelines.model.traffic import TaskTraffic
+from sluice.pipelines.model.receipts import Outcome, TaskTime, TaskTraffic
 from sluice.pipelines.ports import Job
 from sluice.pipelines.util import scratch, units
 from sluice.resources.local import java
 from sluice.resources.observe import tracing
-from sluice.resources.spark import executor, executors, jvm, shipping, spark_errors
+from sluice.resources.spark import executor, executors, jvm, spark_errors
 from sluice.resources.spark.executors import get_master, is_connect, is_local, tries
 
 if TYPE_CHECKING:
@@ -178,7 +177,7 @@ class SparkEngine:
 
         try:
             with self._watch_jobs(spark):
-                result = preflight.preflight(spark, ports, shipping.python(self._settings))
+                result = preflight.preflight(spark, ports, executors.python(self._settings))
         except Exception as error:
             if spark_errors.is_ended(str(error)) and not self._cancelled.is_set():
                 reason, way = executors.given_up(self._settings, self._ended)
@@ -451,11 +450,11 @@ class _ConnectJobs:
     def __init__(self, spark: SparkSession, settings: SparkSettings) -> None:
         self._spark = spark.newSession()
         _shorten_waits(self._spark)
-        shipping.add_to(self._spark, settings)
+        executors.add_to(self._spark, settings)
 
     def rows(self, work: _Work) -> list[executor.Row]:
         numbers = self._spark.range(0, work.count, 1, work.count)
-        rows = numbers.mapInArrow(shipping.Carried(partial(executor.in_arrow, work.call)), executor.SCHEMA).collect()
+        rows = numbers.mapInArrow(executors.Carried(partial(executor.in_arrow, work.call)), executor.SCHEMA).collect()
         return [(row["kind"], row["body"]) for row in rows]
 
     def cancel(self) -> None:
@@ -612,7 +611,7 @@ def _context(settings: SparkSettings, output: BinaryIO) -> SparkContext:
     _environment(settings)
     conf = {"spark.master": get_master(settings), "spark.app.name": "sluice"} | _conf(settings)
     if not is_local(settings):
-        conf |= shipping.conf(settings, conf)
+        conf |= executors.conf(settings, conf)
         _keep(output)
     # The JVM's launch settings are in its command line, which everybody can read: secrets follow later.
     masked = settings.model_dump()["conf"]
@@ -703,7 +702,7 @@ def _environment(settings: SparkSettings) -> None:
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ["SPARK_LOCAL_IP"] = _LOOPBACK
     else:
-        os.environ["PYSPARK_PYTHON"] = shipping.python(settings)
+        os.environ["PYSPARK_PYTHON"] = executors.python(settings)
 
 
 def _conf(settings: SparkSettings) -> dict[str, str]:

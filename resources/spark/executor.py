@@ -28,8 +28,7 @@ from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.model.kafka import FetchLimits, Isolation
 from sluice.pipelines.model.plans import Task, to_json
-from sluice.pipelines.model.receipts import Outcome, RangeFailure, Receipt, TaskTime
-from sluice.pipelines.model.traffic import TaskTraffic
+from sluice.pipelines.model.receipts import Outcome, RangeFailure, Receipt, TaskTime, TaskTraffic
 from sluice.pipelines.ports import Job, Lake
 from sluice.pipelines.records.compiled import cache
 from sluice.pipelines.records.rows.value_reader import WriterSchemas

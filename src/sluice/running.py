@@ -34,7 +34,7 @@ from sluice.pipelines.util.units import show_window
 from sluice.reading import When, instant
 from sluice.resources.liveness import new_owner
 from sluice.resources.project import Project
-from sluice.resources.spark import shipping
+from sluice.resources.spark import executors
 
 if TYPE_CHECKING:
     from sluice.pipelines.tables.sync import Synced
@@ -106,7 +106,7 @@ class FeedRun:
         """
         feed, ports, result = self.feed, self.ports, self.result
         with _cancel_on_interrupt(ports):
-            shipping.prepare(feed.spark, self.report)
+            executors.prepare(feed.spark, self.report)
             owner = new_owner(self.run_id)
             landed = land(feed, ports, request, owner, self.report, LandingOptions(self.ledger, skip, enough))
         result.landed, result.stopped, result.open_windows = landed, landed.stopped, landed.open_windows

@@ -13,10 +13,10 @@ import dagster as dg
 import pytest
 
 from sluice.assets.checks.feed_checks import NO_GAPS
-from sluice.assets.events import evidence
+from sluice.assets.events import landed_metadata
 from sluice.assets.factory import build
 from sluice.assets.instance.instance import DAGSTER_YAML, bury_dead_runs, holding, open_instance, prepare_home
-from sluice.assets.specs import metadata_tables
+from sluice.assets.specs import asset_specs
 from sluice.assets.specs.asset_specs import committed_key, landed_key, topic_key
 from sluice.pipelines.committing.commit import CommitStatus
 from sluice.pipelines.errors import (
@@ -31,7 +31,7 @@ from sluice.pipelines.errors import (
 )
 from sluice.pipelines.model.kafka import Configs, TopicConfig, TopicPartition
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.model.traffic import BrokerTraffic, Latency, TaskTraffic
+from sluice.pipelines.model.receipts import BrokerTraffic, Latency, TaskTraffic
 from sluice.pipelines.ports import Member
 from tests.assets.conftest import ON_FILES
 from tests.assets.world import FEED, HOUR, P0, P1, SECRET, World, cells, checks, in_hour, stored, windows
@@ -267,9 +267,9 @@ def test_rolled_forward_metadata_is_what_the_run_would_have_said(world: World, i
 def test_no_commit_without_the_evidence(world: World, instance: dg.DagsterInstance) -> None:
     world.land_unrecorded()
     with pytest.raises(Failed, match="no materialization of orders/landed for batch"):
-        evidence.require_reported(instance, world.books())
-    evidence.roll_forward(instance, world.books())
-    evidence.require_reported(instance, world.books())
+        landed_metadata.require_reported(instance, world.books())
+    landed_metadata.roll_forward(instance, world.books())
+    landed_metadata.require_reported(instance, world.books())
 
 
 def test_evidence_of_another_ledger_does_not_count(world: World, instance: dg.DagsterInstance) -> None:
@@ -277,7 +277,7 @@ def test_evidence_of_another_ledger_does_not_count(world: World, instance: dg.Da
     world.lake.files.clear()
     world.group.offsets.clear()
     world.land_unrecorded()
-    assert evidence.find_unreported_batches(instance, world.books()) != []
+    assert landed_metadata.find_unreported_batches(instance, world.books()) != []
 
 
 def test_a_held_group_fails_the_commit_only(world: World, instance: dg.DagsterInstance) -> None:
@@ -491,7 +491,7 @@ def test_a_run_whose_process_is_gone_is_buried(world: World, instance: dg.Dagste
 
 
 def test_tables_are_bounded(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata_tables, "MAX_ROWS", 3)
+    monkeypatch.setattr(asset_specs, "MAX_ROWS", 3)
     world = World(root)
     for i in range(5):
         world.cluster.write(TopicPartition("orders", i), [world.clock()])

@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 
 from sluice.assets.checks import contract_checks, feed_checks
 from sluice.assets.jobs import report_assets
-from sluice.assets.specs.metadata_tables import plain
+from sluice.assets.specs.asset_specs import plain
 from sluice.pipelines.errors import Breach, SchemaDrifted
 from sluice.pipelines.model.kafka import OpenTransaction
 from sluice.pipelines.model.receipts import Drift, DriftKind

@@ -20,9 +20,17 @@ from sluice.assets.instance.instance import open_instance
 from sluice.assets.jobs.fleet_job import Fleet as Feeds
 from sluice.assets.jobs.fleet_job import many_job
 from sluice.assets.operations.dagster_health import recent_runs
-from sluice.assets.runs.run_config import DONE_TAG, FAILED_TAG, FLEET_TAG, LAND, LEFT_TAG, fleet_config, fleet_job
+from sluice.assets.runs.run_config import (
+    DONE_TAG,
+    FAILED_TAG,
+    FLEET_TAG,
+    LAND,
+    LEFT_TAG,
+    MORE_TAG,
+    fleet_config,
+    fleet_job,
+)
 from sluice.assets.runs.run_session import FEED_TAG, RunSession
-from sluice.assets.runs.tick_policy import MORE_TAG
 from sluice.assets.schedules.window_scheduler import FleetScheduler
 from sluice.assets.specs.feed_files import read_feeds, recall_feeds
 from sluice.pipelines.batch import land as rounds

@@ -14,8 +14,8 @@ import pytest
 from sluice.assets.factory import build
 from sluice.assets.instance.instance import open_instance
 from sluice.assets.instance.internals import RANGE_TAGS
+from sluice.assets.runs.run_config import MORE_TAG, UNTIL_TAG, TickPolicy
 from sluice.assets.runs.run_session import AGAIN_TAG, RunSession
-from sluice.assets.runs.tick_policy import MORE_TAG, UNTIL_TAG, TickPolicy
 from sluice.assets.schedules import window_scheduler
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.feed.feed import Feed

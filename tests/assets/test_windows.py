@@ -9,13 +9,13 @@ import dagster as dg
 import pytest
 
 from sluice.assets.checks.feed_checks import BOUNDARIES, NO_GAPS, OFFSETS_COMMITTED, WINDOW_COMPLETE
-from sluice.assets.events import evidence
+from sluice.assets.events import landed_metadata
 from sluice.assets.factory import build, run_config
 from sluice.assets.instance.instance import open_instance
 from sluice.assets.instance.internals import BACKFILL_TAG, RANGE_TAGS, planned_evaluations, unmaterialized_partitions
 from sluice.assets.operations.event_log_repair import reconcile
+from sluice.assets.runs.run_config import OPEN_WINDOWS_TAG
 from sluice.assets.runs.run_session import AGAIN_TAG
-from sluice.assets.runs.tick_policy import OPEN_WINDOWS_TAG
 from sluice.assets.specs.asset_specs import committed_key, landed_key, quarantined_key
 from sluice.assets.steps import land_step
 from sluice.pipelines.errors import (
@@ -71,7 +71,7 @@ def test_a_window_is_a_run_of_its_partition(world: World, instance: dg.DagsterIn
     assert checks(instance, outcome.run_id, WINDOW_COMPLETE)[f"{DAY}00:00"].passed
     assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 25, P1: 25}
     assert checks(instance, outcome.run_id, OFFSETS_COMMITTED)[f"{DAY}00:00"].passed
-    evidence.require_reported(instance, world.books())
+    landed_metadata.require_reported(instance, world.books())
 
 
 def test_the_log_reports_offsets_of_another_committer(world: World, instance: dg.DagsterInstance) -> None:
@@ -330,7 +330,7 @@ def test_a_backfill_of_windows_in_a_row_is_one_run(
     asked = [dg.AssetCheckKey(LANDED, WINDOW_COMPLETE), dg.AssetCheckKey(COMMITTED, OFFSETS_COMMITTED)]
     assert planned_evaluations(instance, asked, of_day) == []
     assert stored(instance, COMMITTED) == []
-    evidence.require_reported(instance, world.books())
+    landed_metadata.require_reported(instance, world.books())
 
 
 def test_of_a_backfill_that_fails_the_windows_that_are_complete_are_green(
@@ -573,7 +573,7 @@ def test_of_windows_that_were_asked_for_and_did_not_land_the_first_are_red(
 def test_a_new_dagster_is_told_of_the_past_in_portions_the_newest_first(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evidence, "PORTION", 2)
+    monkeypatch.setattr(landed_metadata, "PORTION", 2)
     world.land_unrecorded()
     past, now = [f"{DAY}{n:02}:00" for n in range(5)], {f"{DAY}05:00", f"{DAY}06:00"}
     world.at(7)

@@ -36,8 +36,8 @@ from sluice.pipelines.model.receipts import (
     RangeFailure,
     Receipt,
     Tally,
+    TaskTraffic,
 )
-from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.ports import Group, Job, Ports
 from sluice.pipelines.records.rows.row_format import HEADERS, REFUSED, RawFormat, quarantine_rows
 from sluice.resources.project import Project

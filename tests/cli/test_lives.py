@@ -9,7 +9,7 @@ import pytest
 from sluice.cli.daily import audit, run, status
 from sluice.cli.inspect import explain
 from sluice.cli.maintain import accept
-from sluice.cli.terminal.number_format import label_partitions
+from sluice.cli.terminal.text_layout import label_partitions
 from sluice.pipelines.model.kafka import Key
 from tests.assets.world import P0, P1, World
 from tests.cli.conftest import Tell

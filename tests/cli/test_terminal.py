@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.cli.app.invocation import Harmless
-from sluice.cli.terminal.number_format import format_percent, size
 from sluice.cli.terminal.output import CommandOutput, facts, safe, table
+from sluice.cli.terminal.text_layout import format_percent, size
 from sluice.pipelines.errors import Refused, UsageError
 
 

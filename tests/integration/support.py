@@ -27,8 +27,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.model.receipts import Outcome, Owner
-from sluice.pipelines.model.traffic import TaskTraffic
+from sluice.pipelines.model.receipts import Outcome, Owner, TaskTraffic
 from sluice.pipelines.ports import Job, Ports
 from sluice.pipelines.quarantine.dead_letters import Outlet
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher

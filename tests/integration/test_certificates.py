@@ -13,8 +13,7 @@ from kafka import KafkaProducer
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.rights import rights_of
-from sluice.pipelines.model.receipts import Outcome
-from sluice.pipelines.model.traffic import TaskTraffic
+from sluice.pipelines.model.receipts import Outcome, TaskTraffic
 from sluice.pipelines.ports import Job
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.liveness import new_owner

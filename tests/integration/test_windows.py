@@ -23,8 +23,7 @@ from sluice.pipelines.errors import BatchIncomplete, WindowHeld, WindowIncomplet
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import OffsetRange, Request, RequestKind
-from sluice.pipelines.model.receipts import Outcome, RangeFailure
-from sluice.pipelines.model.traffic import TaskTraffic
+from sluice.pipelines.model.receipts import Outcome, RangeFailure, TaskTraffic
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Job, Ports
 from sluice.pipelines.publishing import manifest

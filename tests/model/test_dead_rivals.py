@@ -34,7 +34,7 @@ from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Met, Progress
 from sluice.pipelines.operating.repairs import RepairTarget, repair
 from sluice.pipelines.planning import plan
-from sluice.pipelines.publishing import owners
+from sluice.pipelines.publishing import publish
 from sluice.pipelines.quarantine.listing import Filter
 from sluice.pipelines.util.units import parse_window
 from tests.model.explore import Scenario, prepared
@@ -229,7 +229,7 @@ def _check_all(worlds: list[World]) -> None:
 
 def check(world: World, left: Batch) -> None:
     _catch_up_leaves_nothing(world.clone())
-    for command, _ in owners.list_commands(FEED, left):
+    for command, _ in publish.list_commands(FEED, left):
         _ends_it(world.clone(), command)
     for name, ask in ASKED.items():
         _goes_on(world, name, ask, left)

@@ -21,8 +21,7 @@ from sluice.pipelines.errors import Failed, SetupError
 from sluice.pipelines.landing.proof import prove
 from sluice.pipelines.model.kafka import Isolation, TopicPartition
 from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task
-from sluice.pipelines.model.receipts import Outcome, Receipt
-from sluice.pipelines.model.traffic import TaskTraffic
+from sluice.pipelines.model.receipts import Outcome, Receipt, TaskTraffic
 from sluice.pipelines.ports import Job
 from sluice.resources import local_engine, worker_pool
 from sluice.resources.lake.local_lake import LocalLake

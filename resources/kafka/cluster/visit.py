@@ -19,8 +19,7 @@ from sluice.pipelines.model.consumer_groups import Broker, GroupView
 from sluice.pipelines.model.kafka import BrokerConfig
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess, KafkaAddress
-from sluice.resources.kafka.connection.connections import Wire
-from sluice.resources.kafka.connection.coordinators import Coordinators
+from sluice.resources.kafka.connection.connections import Coordinators, Wire
 from sluice.resources.kafka.group.all_groups import KafkaGroups
 from sluice.resources.kafka.protocol import group_api
 from sluice.resources.kafka.protocol.admin_api import (

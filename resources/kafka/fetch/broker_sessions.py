@@ -17,7 +17,7 @@ from kafka.errors import KafkaError
 from kafka.future import Future
 
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
-from sluice.pipelines.model.traffic import BrokerTraffic, Latency, TaskTraffic
+from sluice.pipelines.model.receipts import BrokerTraffic, Latency, TaskTraffic
 from sluice.resources.kafka.connection.connections import Wire
 from sluice.resources.kafka.protocol import messages
 from sluice.resources.kafka.protocol.kafka_errors import AnswerLost, error_name

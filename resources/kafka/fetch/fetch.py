@@ -27,7 +27,7 @@ from kafka.errors import (
 from sluice.pipelines.errors import KafkaUnavailable, LogTruncated, OffsetsLost, SluiceError, TopicRecreated
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
 from sluice.pipelines.model.plans import OffsetRange
-from sluice.pipelines.model.traffic import BrokerTraffic, TaskTraffic
+from sluice.pipelines.model.receipts import BrokerTraffic, TaskTraffic
 from sluice.pipelines.ports import Fetched, FetchFailed
 from sluice.pipelines.records.kafka_batches.decode import next_position
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess

@@ -20,8 +20,7 @@ from sluice.pipelines.feed.rights import right_to_see, rights_to_commit
 from sluice.pipelines.model.consumer_groups import GroupState, GroupView, ListedGroup
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
-from sluice.resources.kafka.connection.connections import Patience, Wire
-from sluice.resources.kafka.connection.coordinators import Coordinators, Errors
+from sluice.resources.kafka.connection.connections import Coordinators, Errors, Patience, Wire
 from sluice.resources.kafka.protocol import admin_api, group_api
 from sluice.resources.kafka.protocol.group_api import GROUP
 from sluice.resources.kafka.protocol.messages import partition_errors, top_error

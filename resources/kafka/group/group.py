@@ -19,8 +19,7 @@ from sluice.pipelines.errors import FeedError, GroupHeld, SluiceError
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.ports import Member
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
-from sluice.resources.kafka.connection.connections import Wire
-from sluice.resources.kafka.connection.coordinators import Coordinators
+from sluice.resources.kafka.connection.connections import Coordinators, Wire
 from sluice.resources.kafka.group.membership import Heart, KafkaMembership
 from sluice.resources.kafka.protocol import group_api
 from sluice.resources.kafka.protocol.group_api import GROUP, Seat

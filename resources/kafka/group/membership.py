@@ -19,7 +19,7 @@ from kafka.errors import KafkaError
 from sluice.pipelines.errors import CommitFenced, ProofFailed, UsageError
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.ports import DeadLetter
-from sluice.resources.kafka.connection.coordinators import Coordinators
+from sluice.resources.kafka.connection.connections import Coordinators
 from sluice.resources.kafka.produce.sender import KafkaSender
 from sluice.resources.kafka.protocol import group_api
 from sluice.resources.kafka.protocol.group_api import GROUP, TRANSACTION, ProducerId, Seat

@@ -23,8 +23,7 @@ from kafka.errors import KafkaConnectionError, KafkaError, LeaderNotAvailableErr
 
 from sluice.pipelines.errors import Unknown
 from sluice.pipelines.ports import Delivered
-from sluice.resources.kafka.connection.connections import Patience
-from sluice.resources.kafka.connection.coordinators import Coordinators
+from sluice.resources.kafka.connection.connections import Coordinators, Patience
 from sluice.resources.kafka.protocol import group_api
 from sluice.resources.kafka.protocol.group_api import TRANSACTION, Produced, ProducerId
 from sluice.resources.kafka.protocol.kafka_errors import AnswerLost, error_text

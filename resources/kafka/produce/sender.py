@@ -19,8 +19,7 @@ from sluice.pipelines.feed.rights import Right, rights_to_produce, rights_to_rep
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.ports import Delivered
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
-from sluice.resources.kafka.connection.connections import Patience, Wire
-from sluice.resources.kafka.connection.coordinators import Coordinators
+from sluice.resources.kafka.connection.connections import Coordinators, Patience, Wire
 from sluice.resources.kafka.produce.send_queue import NOT_TAKEN, Backpressure, NotTaken, SendQueue
 from sluice.resources.kafka.protocol import group_api
 from sluice.resources.kafka.protocol.group_api import GROUP, TRANSACTION, ProducerId, Seat

@@ -17,7 +17,7 @@ from sluice.pipelines.model.kafka import (
     TopicPartition,
 )
 from sluice.pipelines.model.plans import OffsetRange
-from sluice.pipelines.model.traffic import TaskTraffic
+from sluice.pipelines.model.receipts import TaskTraffic
 from sluice.pipelines.ports import Fetched, FetchFailed
 from sluice.testing.logs import Log
 

@@ -26,8 +26,18 @@ from sluice.pipelines.ledger.entries import OriginEntry, OriginItem, PlanEntry, 
 from sluice.pipelines.model.kafka import Isolation, Key
 from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task, to_json
 from sluice.pipelines.model.ranges import Range
-from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, PartKind, RangeFailure, Receipt, Tally
-from sluice.pipelines.model.traffic import BrokerTraffic, Latency, Traffic
+from sluice.pipelines.model.receipts import (
+    BrokerTraffic,
+    Counts,
+    Drift,
+    DriftKind,
+    Latency,
+    PartKind,
+    RangeFailure,
+    Receipt,
+    Tally,
+    Traffic,
+)
 from sluice.pipelines.publishing.publish import publish, roll_forward
 from sluice.pipelines.records.rows.row_format import HEADERS, quarantine_rows
 from sluice.pipelines.records.shape import Shape

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from sluice.pipelines.model.plans import to_json
-from sluice.pipelines.model.traffic import (
+from sluice.pipelines.model.receipts import (
     BUCKETS,
     BrokerTraffic,
     Latency,

@@ -19,8 +19,7 @@ from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Owner, Receipt
 from sluice.pipelines.operating.repairs import STALE_MS, Pretended, RepairFinding, RepairKind, RepairTarget, repair
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.publishing.owners import format_request
-from sluice.pipelines.publishing.publish import publish
+from sluice.pipelines.publishing.publish import format_request, publish
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.testing.engine import MemoryLiveness, owner
 from sluice.testing.lake import MemoryLake

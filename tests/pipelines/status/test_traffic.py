@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sluice.pipelines.model.plans import OffsetRange
-from sluice.pipelines.model.receipts import Counts, Receipt
-from sluice.pipelines.model.traffic import BrokerTraffic, Latency, TaskTraffic, Traffic
-from sluice.pipelines.status.broker_traffic import TopicTraffic, by_topic, notable, traffic_of
+from sluice.pipelines.model.receipts import BrokerTraffic, Counts, Latency, Receipt, TaskTraffic, Traffic
+from sluice.pipelines.status.batch_facts import TopicTraffic, by_topic, notable, traffic_of
 
 
 def receipt(topic: str, partition: int, start: int, end: int) -> Receipt:

@@ -16,7 +16,7 @@ from sluice.pipelines.errors import KafkaUnavailable, LogTruncated, OffsetsLost,
 from sluice.pipelines.model.kafka import FetchLimits, Isolation
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.ports import Fetched, FetchFailed
-from sluice.pipelines.status.broker_traffic import notable
+from sluice.pipelines.status.batch_facts import notable
 from sluice.resources.kafka.connection.connection_settings import KafkaAddress
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.kafka.protocol import messages

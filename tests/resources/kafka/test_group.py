@@ -14,8 +14,7 @@ from kafka import TopicPartition as Plain
 from sluice.pipelines.errors import CommitFenced, GroupHeld, KafkaUnavailable, ProofFailed, UsageError
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka.connection.connection_settings import KafkaAddress
-from sluice.resources.kafka.connection.connections import Wire
-from sluice.resources.kafka.connection.coordinators import Coordinators
+from sluice.resources.kafka.connection.connections import Coordinators, Wire
 from sluice.resources.kafka.group.group import KafkaGroup
 from sluice.resources.kafka.group.membership import Heart
 from sluice.resources.kafka.protocol.group_api import Seat

@@ -22,8 +22,7 @@ from sluice.pipelines.feed.sections import SparkSettings
 from sluice.pipelines.landing.proof import prove
 from sluice.pipelines.model.kafka import Isolation, TopicPartition
 from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task, to_json
-from sluice.pipelines.model.receipts import Outcome, RangeFailure, Receipt
-from sluice.pipelines.model.traffic import BrokerTraffic, Latency, TaskTraffic
+from sluice.pipelines.model.receipts import BrokerTraffic, Latency, Outcome, RangeFailure, Receipt, TaskTraffic
 from sluice.pipelines.ports import Job
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.spark import engine as spark

@@ -14,7 +14,7 @@ import pytest
 from sluice.cli.main import main
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.sections import SparkSettings
-from sluice.resources.spark import pack_archive, shipping
+from sluice.resources.spark import executors, pack_archive
 
 
 @pytest.mark.cluster
@@ -80,25 +80,25 @@ def test_a_pack_by_another_name_than_sparks_is_refused(capsys: pytest.CaptureFix
 def test_what_the_feed_says_of_archives_and_paths_stays() -> None:
     settings = SparkSettings(master="yarn", environment="hdfs:///sluice/pack.tar.gz")
     given = {"spark.archives": "/my.zip#mine", "spark.executorEnv.PYTHONPATH": "./mine"}
-    assert shipping.conf(settings, given) == {
+    assert executors.conf(settings, given) == {
         "spark.archives": "/my.zip#mine,hdfs:///sluice/pack.tar.gz#sluice-env",
         "spark.executorEnv.PYTHONPATH": "./sluice-env:./mine",
     }
 
 
 def test_where_sluice_is_installed_nothing_is_sent() -> None:
-    assert shipping.conf(SparkSettings(master="yarn", environment="installed"), {}) == {}
+    assert executors.conf(SparkSettings(master="yarn", environment="installed"), {}) == {}
 
 
 def test_an_archive_that_is_not_there_is_told(tmp_path: Path) -> None:
     settings = SparkSettings(master="yarn", environment=str(tmp_path / "p.tar.gz"))
     with pytest.raises(SetupError) as e:
-        shipping.conf(settings, {})
+        executors.conf(settings, {})
     assert e.value.remedy.startswith(f"make it: sluice pack --output {tmp_path}")
 
 
 def test_executors_run_the_python_that_is_named() -> None:
-    assert shipping.python(SparkSettings(python="/opt/python/bin/python3")) == "/opt/python/bin/python3"
+    assert executors.python(SparkSettings(python="/opt/python/bin/python3")) == "/opt/python/bin/python3"
     assert pack_archive.python() == f"python3.{sys.version_info[1]}"
 
 
