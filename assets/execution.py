@@ -33,7 +33,7 @@ from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Reporter
 from sluice.pipelines.util.units import show_window
 from sluice.resources.project import Project
-from sluice.running import RunResult
+from sluice.running import RunResult, build_unforeseen
 
 _SILENT = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 """The event log keeps every line; the terminal belongs to the caller of the run."""
@@ -111,10 +111,7 @@ def _run_alike(
 def _build_result(run_id: str, name: str, fleet: Fleet, other: SluiceError | None) -> RunResult:
     result, error = fleet.result(name), fleet.error(name)
     if error is not None and not isinstance(error, SluiceError):
-        error = Failed(
-            f"unforeseen {type(error).__name__}: {error}",
-            remedy=f"run it by itself, with the traceback: sluice run {name} --debug",
-        )
+        error = build_unforeseen(name, error)
     return replace(result, feed=name, run_id=run_id, error=error or other)
 
 

@@ -20,7 +20,7 @@ from sluice.pipelines.feed.feed import SHARED
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.util.units import parse_instant, parse_window, show_window
+from sluice.pipelines.util.units import parse_window, show_window
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of `Config` themselves, not as text.
 
@@ -70,7 +70,7 @@ class LandConfig(dg.Config):
 
     def skip(self) -> Skip | None:
         """What to skip first. Raises UsageError."""
-        return skip_of(self.skip_to, self.reason)
+        return Skip.parse(self.skip_to, self.reason)
 
 
 def window_start(text: str) -> int:
@@ -78,18 +78,6 @@ def window_start(text: str) -> int:
         return parse_window(text)
     except ValueError as error:
         raise UsageError(f"{text!r} {error}") from None
-
-
-def skip_of(to: str, reason: str) -> Skip | None:
-    """The skip that these words ask for. Raises UsageError."""
-    if not to:
-        return None
-    if not reason.strip():
-        raise UsageError("skipping records needs a reason", remedy="say why; the ledger keeps the reason")
-    try:
-        return Skip(None if to == "latest" else parse_instant(to), reason)
-    except ValueError as error:
-        raise UsageError(f"{to!r} {error}", remedy="skip to `latest`, or to such a time") from None
 
 
 def request_config(request: Request) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from sluice.pipelines.util import logs
 from sluice.pipelines.util.units import MINUTE
 from sluice.resources.observe import tracing
 from sluice.resources.project import Project
-from sluice.running import RunResult
+from sluice.running import RunResult, log_stages
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -276,7 +276,7 @@ class RunSession:
         if step:
             reports.append(step.progress)
         if self.report is None or logs.as_json():
-            reports.append(_log_stages(log))
+            reports.append(log_stages(log))
 
         here = logs.get_context()
 
@@ -354,17 +354,3 @@ def as_failure(error: SluiceError) -> dg.Failure:
     """The error as Dagster shows it: message, remedy and coordinates."""
     fields = {k: v for k, v in error.fields().items() if k != "message"}
     return dg.Failure(error.message, metadata=fields, allow_retries=isinstance(error, Retryable))
-
-
-def _log_stages(log: Logger) -> Reporter:
-    last = ""
-
-    def report(progress: Progress) -> None:
-        nonlocal last
-        if met := progress.met:
-            log.info("%s: %s%s", met.fate, met, f"; {met.why}" if met.why else "")
-        elif progress.stage != last:
-            last = progress.stage
-            log.info(f"{progress.stage} {progress.note}".strip())
-
-    return report

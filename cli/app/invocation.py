@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -86,6 +86,8 @@ class Session:
     terminal: CommandOutput
     folder: Path | None
     debug: bool
+    dagster: bool = field(default=True, kw_only=True)
+    """Whether the command may load Dagster: its runs use it, and it knows runs that have ended."""
 
     @functools.cached_property
     def project(self) -> Project:
@@ -171,6 +173,8 @@ class Session:
             yield open_informed
 
     def _add_dagster_runs(self, edges: Ports) -> Ports:
+        if not self.dagster:
+            return edges
         from sluice.resources.liveness import Informed
 
         return replace(edges, liveness=Informed(edges.liveness, self._list_ended_runs))
@@ -243,8 +247,8 @@ def _expand(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
     if not is_dataclass(parameter.annotation):
         yield parameter
         return
-    for field in _list_fields(parameter):
-        yield from _expand(field)
+    for option in _list_fields(parameter):
+        yield from _expand(option)
 
 
 def build_arguments(body: Body, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,14 @@
-"""`sluice run`: lands and commits pending offsets of feeds through Dagster, and reports the outcome."""
+"""`sluice run`: lands and commits pending offsets of feeds, through Dagster or without, and reports the outcome."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import zip_longest
 from threading import Lock
 from typing import TYPE_CHECKING, Annotated
@@ -26,7 +27,7 @@ from sluice.cli.terminal.output import heading
 from sluice.cli.terminal.process import fast_imports
 from sluice.pipelines.errors import FeedError, SluiceError, UsageError, WindowHeld, WindowOpen, choose_exit_code
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.receipts import Progress, Reporter
+from sluice.pipelines.model.receipts import Progress, Reporter, Scheduler
 from sluice.pipelines.records.compiled import cache
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.units import many
@@ -37,9 +38,10 @@ if TYPE_CHECKING:
     from sluice.pipelines.batch.result import Skip
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.status.window_state import WindowStanding
+    from sluice.running import RunResult
 
 _CATCH_UP = Request(RequestKind.CATCH_UP)
-_EXECUTION = "sluice.assets.execution"
+_EXECUTION = "sluice.running"
 """The module that the first run of a process loads."""
 _LAST_STAGE = "finish"
 """The stage that a feed's run reports when it has committed."""
@@ -68,6 +70,15 @@ SkipTo = Annotated[
         show_default=False,
     ),
 ]
+Dagster = Annotated[
+    bool | None,
+    typer.Option(
+        "--dagster/--no-dagster",
+        metavar=" ",
+        help="Run the feed's Dagster job, or run without Dagster.",
+        show_default="`scheduler` in fleet.yaml, or with Dagster",
+    ),
+]
 Reason = Annotated[
     str | None, typer.Option("--reason", metavar="TEXT", help="The reason; the ledger keeps it.", show_default=False)
 ]
@@ -81,6 +92,14 @@ class SkipOptions:
     reason: Reason = None
 
 
+@dataclass(frozen=True, slots=True)
+class HowOptions:
+    """How to run, as typed."""
+
+    profile: Profile = False
+    dagster: Dagster = None
+
+
 def register(app: typer.Typer) -> None:
     command(app)(run)
 
@@ -92,7 +111,7 @@ def run(
     *,
     options: WorkOptions,
     skip: SkipOptions,
-    profile: Profile = False,
+    how: HowOptions,
 ) -> int:
     """Land pending offsets, publish them, and commit.
 
@@ -106,6 +125,9 @@ def run(
     After a crash, the next run finishes the batch: no record is read twice, and no row is visible twice. Windows and
     offsets may lie below the origin. If the feed's limits end a run, the next run continues.
 
+    With --no-dagster, the same run lands and commits without loading Dagster, for cron, systemd timers and other
+    schedulers. `scheduler: none` in fleet.yaml makes that the default.
+
     $ sluice run orders
     $ sluice run orders --window 2026-11-20T14
     $ sluice run orders --from 2026-11-20 --to 2026-11-21 --windows-per-run 6
@@ -117,10 +139,15 @@ def run(
     $ sluice run --all
     $ sluice run orders 'clicks_*'
     $ sluice run --all --from 2026-11-20 --to 2026-11-21
+    $ sluice run --all --no-dagster
     """
     began = time.monotonic() - _measure_wait()
+    if how.dagster is None:
+        session = replace(session, dagster=session.project.fleet().scheduler is Scheduler.DAGSTER)
+    else:
+        session = replace(session, dagster=how.dagster)
     names = choose_feeds(session.files, feeds or (), everything=everything)
-    if len(names) > 1 and (options.offsets or options.only or skip.skip_to or skip.reason or profile):
+    if len(names) > 1 and (options.offsets or options.only or skip.skip_to or skip.reason or how.profile):
         raise UsageError(
             "options for a single feed, with several feeds",
             remedy="run one feed, or use only --window, --from, --to and --replace",
@@ -128,14 +155,14 @@ def run(
     of_feeds = _make_requests(session, names, options)
     skipped = _build_skip(options, skip.skip_to, skip.reason)
     broken = list(session.files.broken.values()) if everything else []
-    view = _RunView(session, of_feeds, in_lines=options.windows.start is not None, profile=profile)
+    view = _RunView(session, of_feeds, in_lines=options.windows.start is not None, profile=how.profile)
     _run_all(session, of_feeds, skipped, view)
     took = time.monotonic() - began
     view.finish(took)
     for error in broken:
         session.terminal.fail(error)
     code = choose_exit_code((*broken, *(e for f in of_feeds for e in f.errors)))
-    document = run_view.build_document(of_feeds, took, broken, profile=profile)
+    document = run_view.build_document(of_feeds, took, broken, profile=how.profile)
     session.terminal.print_document(document | {"exit_code": code})
     archive_classes()
     return code
@@ -188,9 +215,9 @@ def _build_skip(options: WorkOptions, to: str | None, reason: str | None) -> Ski
             "--skip-to together with windows or offsets",
             remedy="skip first (with --only for some partitions), then land the range",
         )
-    from sluice.assets.runs.run_config import skip_of
+    from sluice.pipelines.batch.result import Skip
 
-    return skip_of(to, reason or "")
+    return Skip.parse(to, reason or "")
 
 
 def _run_all(session: Session, feeds: Sequence[FeedRuns], skip: Skip | None, view: _RunView) -> None:
@@ -264,23 +291,21 @@ def _measure_wait() -> float:
 def execute(
     session: Session, requests: Mapping[str, Request], skip: Skip | None = None, waited: float = 0.0
 ) -> list[TimedRun]:
-    """Run one request of each feed together, in one run of Dagster, with a progress meter on a terminal.
+    """Run one request of each feed together, through Dagster or without, with a progress meter.
 
     `waited` are the seconds that the run has waited for. Raises as `run_feeds`.
     """
     feeds = [session.feed(name) for name in requests]
     before = {"start": waited, cache.STAGE: _compile_locally(session, feeds[0])}
-    first = "start Dagster" if len(feeds) == 1 else "wait"
+    first = "wait" if len(feeds) > 1 else "start Dagster" if session.dagster else "connect"
     with session.terminal.progress() as meter, _open_ports(session, feeds) as open_ports:
         progress = _FeedsProgress(meter, len(feeds))
         reports = {f.name: meter if len(feeds) == 1 else progress.report_of(f.name) for f in feeds}
         recorders = {name: _RunRecorder(report, before, first) for name, report in reports.items()}
         catching_up = skip is None and all(r == _CATCH_UP for r in requests.values())
         session.begin_engine(feeds[0], feeds if catching_up else (), open_ports)
-        with fast_imports():
-            from sluice.assets.execution import run_feeds
-
-        results = run_feeds(session.project, requests, recorders.__getitem__, open_ports, skip)
+        run_feeds = _load_engine(session, feeds)
+        results = run_feeds(requests, recorders.__getitem__, open_ports, skip)
     runs = [
         TimedRun(f.name, requests[f.name], results[f.name], r.stop(), f.contract, r.met)
         for f, r in ((f, recorders[f.name]) for f in feeds)
@@ -288,6 +313,17 @@ def execute(
     if len(runs) > 1:
         return runs
     return [replace(runs[0], window=_find_window(session, feeds[0], runs[0]))]
+
+
+def _load_engine(session: Session, feeds: Sequence[Feed]) -> Callable[..., Mapping[str, RunResult]]:
+    with fast_imports():
+        if session.dagster:
+            from sluice.assets import execution
+
+            return partial(execution.run_feeds, session.project)
+        from sluice import running
+
+        return partial(running.run_feeds, {f.name: f for f in feeds})
 
 
 def _open_ports(session: Session, feeds: Sequence[Feed]) -> AbstractContextManager[OpenPorts]:
@@ -312,7 +348,8 @@ def _compile_locally(session: Session, feed: Feed) -> float:
     """Compile loops if tasks run on this machine. Returns the seconds that it took."""
     from sluice.resources.spark.executors import is_local
 
-    extras.require("dagster", *(["pyspark"] if feed.spark.is_required else []))  # before minutes of compiling
+    needed = {"dagster": session.dagster, "pyspark": feed.spark.is_required}
+    extras.require(*(name for name, is_needed in needed.items() if is_needed))  # before minutes of compiling
     return session.compile() if is_local(feed.spark) else 0.0
 
 

@@ -25,7 +25,7 @@ from sluice.pipelines.errors import NotReached, SluiceError, UsageError, WindowI
 from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.ranges import Range
-from sluice.pipelines.model.receipts import DriftKind, Met
+from sluice.pipelines.model.receipts import DriftKind, Met, Scheduler, find_scheduler
 from sluice.pipelines.status.batch_facts import BatchFacts
 from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many
@@ -210,7 +210,7 @@ def _list_summary(run: TimedRun) -> Iterator[tuple[str, str]]:
         yield from _commit_facts(run.result.committed)
     stages = ", ".join(f"{name} {spent:.1f}" for name, spent in run.stages.items() if spent >= 0.05)
     yield "took", f"{seconds(sum(run.stages.values()))} ({stages})"
-    yield "Dagster run", run.result.run_id
+    yield ("Dagster run" if find_scheduler(run.result.run_id) is Scheduler.DAGSTER else "run"), run.result.run_id
 
 
 def _describe_amount(run: BatchFacts) -> str:

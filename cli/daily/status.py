@@ -25,7 +25,7 @@ from sluice.pipelines.errors import (
     SluiceError,
     choose_exit_code,
 )
-from sluice.pipelines.model.receipts import Life, Met
+from sluice.pipelines.model.receipts import Life, Met, Scheduler, describe_run, find_scheduler
 from sluice.pipelines.operating.feed_status import FeedStatus, read_status, try_read_status
 from sluice.pipelines.status.window_state import Standing
 from sluice.pipelines.util.documents import document_of
@@ -198,9 +198,11 @@ def _format_batch(batch: Batch | None, *, brief: bool = False) -> str:
     if batch is None:
         return "–"
     landed = f"{count(batch.rows)} rows" if batch.published is not None else str(batch.status)
-    return (
-        f"{batch.id}, {landed}" if brief else f"{batch.id}, {landed}, {show_instant(batch.planned_at // 1000 * 1000)}"
-    )
+    if brief:
+        return f"{batch.id}, {landed}"
+    scheduler = find_scheduler(batch.owner.run)
+    by = "" if scheduler is Scheduler.DAGSTER else f", {describe_run(batch.owner.run)}"
+    return f"{batch.id}, {landed}, {show_instant(batch.planned_at // 1000 * 1000)}{by}"
 
 
 def _format_detail(status: FeedStatus, terminal: CommandOutput) -> list[RenderableType]:

@@ -14,6 +14,7 @@ from sluice.pipelines.errors import (
     RegistryForbidden,
     RegistryUnavailable,
     UnsupportedBatch,
+    UsageError,
     WindowHeld,
 )
 from sluice.pipelines.feed.feed import Feed
@@ -30,6 +31,7 @@ from sluice.pipelines.planning.held_back import HeldBack
 from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.planning.windows import OpenWindows
 from sluice.pipelines.ports import Ports
+from sluice.pipelines.util.units import parse_instant
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,18 @@ class Skip:
 
     to: int | None
     reason: str
+
+    @classmethod
+    def parse(cls, to: str, reason: str) -> Skip | None:
+        """Returns the skip to `latest` or to an ISO time with zone; None if `to` is empty. Raises UsageError."""
+        if not to:
+            return None
+        if not reason.strip():
+            raise UsageError("skipping records needs a reason", remedy="say why; the ledger keeps the reason")
+        try:
+            return cls(None if to == "latest" else parse_instant(to), reason)
+        except ValueError as error:
+            raise UsageError(f"{to!r} {error}", remedy="skip to `latest`, or to such a time") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,9 +246,35 @@ class TaskTime:
     pid: int
 
 
+class Scheduler(StrEnum):
+    """The program that starts a project's runs."""
+
+    DAGSTER = "dagster"
+    AIRFLOW = "airflow"
+    NONE = "none"
+
+
+def find_scheduler(run: str) -> Scheduler:
+    """Returns the scheduler of a run by its id: `airflow:DAG.TASK:RUN`, `none:UUID`, or Dagster's plain UUID."""
+    prefix, colon, _ = run.partition(":")
+    return Scheduler(prefix) if colon and prefix in {*Scheduler} else Scheduler.DAGSTER
+
+
+def describe_run(run: str) -> str:
+    """Returns the name of a run by its id, for messages: `Airflow run scheduled__2026-11-20 of land_orders.land`."""
+    scheduler, (_, _, rest) = find_scheduler(run), run.partition(":")
+    match scheduler:
+        case Scheduler.AIRFLOW:
+            task, _, of = rest.partition(":")
+            return f"Airflow run {of} of {task}"
+        case Scheduler.NONE:
+            return f"run {rest[:8]} without a scheduler"
+    return f"run {run[:8]}"
+
+
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who works on a batch. `token` is unique to a run's process, `run` is the Dagster run id, `started` is in ms."""
+    """Who works on a batch. `token` is unique to a run's process, `run` is the run's id, `started` is in ms."""
 
     token: str
     run: str
@@ -257,7 +283,7 @@ class Owner:
     started: int
 
     def describe(self) -> str:
-        return f"run {self.run[:8]} (pid {self.pid} on {self.host})"
+        return f"{describe_run(self.run)} (pid {self.pid} on {self.host})"
 
 
 class Life(StrEnum):

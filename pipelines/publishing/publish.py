@@ -31,8 +31,10 @@ from sluice.pipelines.model.receipts import (
     RangeFailure,
     Receipt,
     Reporter,
+    Scheduler,
     Traffic,
     Verdict,
+    find_scheduler,
 )
 from sluice.pipelines.ports import Lake, Liveness
 from sluice.pipelines.publishing import lost_entries, published_files
@@ -255,7 +257,9 @@ def find_remedy(feed: str, batch: Batch, verdict: Verdict) -> str:
 
 def _wait(owner: Owner) -> str:
     wait = f"wait for it to end, or cancel it where it runs ({owner.host})"
-    return f"{wait}; if Dagster only thinks so: sluice unstick --run {owner.run[:8]} --force" if owner.run else wait
+    if owner.run and find_scheduler(owner.run) is Scheduler.DAGSTER:
+        return f"{wait}; if Dagster only thinks so: sluice unstick --run {owner.run[:8]} --force"
+    return wait
 
 
 def list_commands(feed: str, batch: Batch) -> tuple[tuple[str, str], ...]:

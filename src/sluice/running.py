@@ -1,6 +1,6 @@
 """Runs feeds: plans, lands, proves, publishes and commits. Knows no orchestrator.
 
-    results = run({"orders": Request(RequestKind.CATCH_UP)}, project)
+    results = run({"orders": Request(RequestKind.CATCH_UP)}, project, on_progress)
 
 `FeedRun` has landing and committing as separate steps, so that an orchestrator can store its record of the landed rows
 in between. Guarantee: offsets are committed only after the rows below them are published.
@@ -8,10 +8,11 @@ in between. Guarantee: offsets are committed only after the rows below them are 
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,23 +22,27 @@ from sluice.pipelines.batch.land import LandingOptions, land
 from sluice.pipelines.batch.result import BatchResult, Landed, Skip
 from sluice.pipelines.batch.survey import find_changed_partitions, open_ledger
 from sluice.pipelines.committing.commit import CommitResult, CommitSettings, CommitStatus, commit
-from sluice.pipelines.errors import BatchRefused, SluiceError, UsageError, WindowIncomplete, WindowOpen
+from sluice.pipelines.errors import BatchRefused, Failed, SluiceError, UsageError, WindowIncomplete, WindowOpen
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.receipts import Progress, Reporter
+from sluice.pipelines.model.receipts import Progress, Reporter, Scheduler, find_scheduler
 from sluice.pipelines.planning.windows import OpenWindows, complete_of, split_settled
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.quarantine.dead_letters import Outlet
+from sluice.pipelines.util import logs
 from sluice.pipelines.util.units import show_window
 from sluice.reading import When, instant
 from sluice.resources.liveness import new_owner
+from sluice.resources.observe import lineage, tracing
 from sluice.resources.project import Project
 from sluice.resources.spark import executors
 
 if TYPE_CHECKING:
     from sluice.pipelines.tables.sync import Synced
+
+log = logging.getLogger(logs.OURS)
 
 OpenPorts = Callable[[Feed], AbstractContextManager[Ports]]
 OnProgress = Callable[[str, Progress], None]
@@ -174,33 +179,70 @@ def list_settled(feed: Feed, request: Request, landed: Landed) -> Sequence[int]:
 def run(requests: Mapping[str, Request], project: Project, on_progress: OnProgress) -> dict[str, RunResult]:
     """Run feeds one after the other. Returns the result of each, in order; one feed's error stops no other.
 
-    Raises FeedError before anything runs, KeyboardInterrupt, and errors that are not Sluice's.
+    Raises FeedError before anything runs, KeyboardInterrupt, and for one feed errors that are not Sluice's.
     """
     from sluice.resources.open_ports import shared_edges
-    from sluice.resources.spark import engine
 
     feeds = {name: project.feed(name) for name in requests}
-    results = dict[str, RunResult]()
     with shared_edges(feeds.values()) as open_ports:
-        spark = None
-        for name in sorted(feeds, key=lambda name: repr(feeds[name].spark)):
-            if spark not in (None, feeds[name].spark):
-                engine.end()  # a process has one Spark
-            spark = feeds[name].spark
-            results[name] = run_feed(feeds[name], requests[name], open_ports, partial(on_progress, name))
+        return run_feeds(feeds, requests, lambda name: partial(on_progress, name), open_ports)
+
+
+def run_feeds(
+    feeds: Mapping[str, Feed],
+    requests: Mapping[str, Request],
+    report_of: Callable[[str], Reporter],
+    open_ports: OpenPorts,
+    skip: Skip | None = None,
+) -> dict[str, RunResult]:
+    """As `run`, with open ports. `skip` needs a single feed."""
+    from sluice.resources.spark import engine
+
+    results, spark = dict[str, RunResult](), None
+    for name in sorted(requests, key=lambda name: repr(feeds[name].spark)):
+        if spark not in (None, feeds[name].spark):
+            engine.end()  # a process has one Spark
+        spark = feeds[name].spark
+        try:
+            results[name] = run_feed(feeds[name], requests[name], open_ports, report_of(name), skip=skip)
+        except Exception as error:
+            if len(requests) == 1:
+                raise
+            results[name] = RunResult(name, error=build_unforeseen(name, error))
     return {name: results[name] for name in requests}
 
 
-def run_feed(feed: Feed, request: Request, open_ports: OpenPorts, report: Reporter) -> RunResult:
-    """Land, commit and bring up the table of one feed. Its error is in the result."""
-    result = RunResult(feed.name, str(uuid.uuid4()))
+def build_unforeseen(feed: str, error: BaseException) -> Failed:
+    """Returns the result of one of several feeds for an error that is not one of Sluice's."""
+    return Failed(
+        f"unforeseen {type(error).__name__}: {error}",
+        remedy=f"run it by itself, with the traceback: sluice run {feed} --debug",
+    )
+
+
+def run_feed(
+    feed: Feed,
+    request: Request,
+    open_ports: OpenPorts,
+    report: Reporter,
+    skip: Skip | None = None,
+    run_id: str = "",
+) -> RunResult:
+    """Land, commit and bring up the table of one feed. Its error is in the result.
+
+    `run_id` names the run in the ledger (default: a new id of `Scheduler.NONE`).
+    """
+    result = RunResult(feed.name, run_id or f"{Scheduler.NONE}:{uuid.uuid4()}")
+    about = {"run": result.run_id, "feed": feed.name}
     try:
-        with open_ports(feed) as ports:
+        with logs.log_context(**about), tracing.step("run", **about), open_ports(feed) as ports:
             if open_windows := find_open_error(feed, ports, request):
                 result.open_windows = OpenWindows.of_request(request, feed.window)
                 raise open_windows
-            of_feed = FeedRun(feed, ports, open_ledger(feed, ports, result.run_id), result.run_id, report, result)
-            _land_and_commit(of_feed, request)
+            ledger = open_ledger(feed, ports, result.run_id)
+            of_feed = FeedRun(feed, ports, ledger, result.run_id, observe(report), result)
+            with _report_lineage(of_feed, request):
+                _land_and_commit(of_feed, request, skip)
             _sync_table(of_feed)
     except SluiceError as error:
         result.error = error
@@ -208,10 +250,52 @@ def run_feed(feed: Feed, request: Request, open_ports: OpenPorts, report: Report
     return result
 
 
-def _land_and_commit(of_feed: FeedRun, request: Request) -> None:
+def observe(report: Reporter) -> Reporter:
+    """Returns a reporter that passes progress to the step's trace, and to JSON logs, too."""
+    reports, step, about = [report], tracing.current_step(), logs.get_context()
+    if step:
+        reports.append(step.progress)
+    if logs.as_json():
+        reports.append(log_stages(log))
+
+    def report_to_all(progress: Progress) -> None:
+        with logs.log_context(**about):  # batches report from threads of their own
+            for reporter in reports:
+                reporter(progress)
+
+    return report_to_all
+
+
+def log_stages(log: logging.Logger) -> Reporter:
+    """Returns a reporter that logs a line for reporter stage, and for reporter batch of another run."""
+    last = ""
+
+    def report(progress: Progress) -> None:
+        nonlocal last
+        if met := progress.met:
+            log.info("%s: %s%s", met.fate, met, f"; {met.why}" if met.why else "")
+        elif progress.stage != last:
+            last = progress.stage
+            log.info(f"{progress.stage} {progress.note}".strip())
+
+    return report
+
+
+def _report_lineage(of_feed: FeedRun, request: Request) -> AbstractContextManager[None]:
+    """Report the rows that the block lands to OpenLineage, if configured. Airflow reports those of its runs."""
+    run, feed = of_feed.run_id, of_feed.feed
+    if find_scheduler(run) is Scheduler.AIRFLOW or not lineage.is_configured(os.environ):
+        return nullcontext()
+    windows = list_requested(feed, request)
+    window = (windows[0], windows[-1] + feed.window.length) if windows else None
+    landing = lineage.Landing(feed, run.rpartition(":")[2], window)
+    return lineage.report_landing(landing, lambda: of_feed.result.landed)
+
+
+def _land_and_commit(of_feed: FeedRun, request: Request, skip: Skip | None) -> None:
     report, result = of_feed.report, of_feed.result
     try:
-        landed = of_feed.land(request)
+        landed = of_feed.land(request, skip)
         of_feed.check(list_settled(of_feed.feed, request, landed))
     except SluiceError as error:
         if result.can_commit_after(error):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import secrets
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,43 @@ from sluice.resources.local.local_kafka import LocalKafka
 from tests.cli.conftest import Sluice
 
 FEED = "kafka: {{bootstrap: '{kafka}'}}\ntopics: {topic}\nstart: earliest\ngroup: g-{topic}\n"
+_LISTING = (
+    "import json, sys; from sluice.cli.main import main; code = main(sys.argv[2:]);"
+    " open(sys.argv[1], 'w').write(json.dumps(sorted(sys.modules))); sys.exit(code)"
+)
+"""Runs a command, and writes the names of the modules that it imported."""
+
+
+@pytest.mark.slow
+def test_run_without_dagster_imports_none(project: Path, kafka: LocalKafka, sluice: Sluice) -> None:
+    topic = f"orders-{secrets.token_hex(4)}"
+    (project / "feeds" / "orders.yaml").write_text(FEED.format(kafka=kafka.bootstrap, topic=topic))
+    there = ("--bootstrap", kafka.bootstrap, "--create", "--partitions", "2", "--seed", "7", "--json")
+    sent = sluice("produce", "orders", "-n", "1000", *there).document
+
+    def run_apart(*arguments: str) -> tuple[int, str, set[str]]:
+        listed = project / "modules.json"
+        command = [sys.executable, "-c", _LISTING, str(listed), "run", "orders", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout or done.stderr, set(json.loads(listed.read_text()))
+
+    code, out, imported = run_apart("--no-dagster", "--json")
+    ((run,),) = [feed["runs"] for feed in json.loads(out)["feeds"]]
+    assert (code, sum(b["landed"] for b in run["batches"])) == (0, sent["committed"])
+    assert run["committed"]["status"] == "committed"
+    assert not {m.split(".")[0] for m in imported} & {"dagster", "pyspark", "sqlalchemy"}
+    assert not (project / ".sluice" / "dagster").exists()
+
+    code, out, _ = run_apart("--no-dagster", "--json", "--window", show_window(now() // HOUR * HOUR))
+    assert (code, json.loads(out)["error"]) == (75, "WindowOpen")
+    (project / "fleet.yaml").write_text("scheduler: none\n")
+    code, out, imported = run_apart("--skip-to", "latest", "--reason", "nothing is pending")
+    assert (code, "dagster" in imported) == (0, False)
+    (status,) = sluice("status", "orders", "--json").document["feeds"]
+    assert (status["lag"], status["uncommitted"]) == (0, 0)
+    assert f"run {run['run'][5:13]} without a scheduler" in sluice("status", "orders").out
+    audit = sluice("audit", "orders", "--rescan", "--json").document
+    assert (audit["reconciled"], audit["compared"]) == (True, sent["committed"])
 
 
 @pytest.mark.spark
