@@ -1,6 +1,6 @@
 # Targets for developers. Each sets up .venv from the lock, and Java for Kafka and Spark.
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check pytest bench faults readers cluster-test production-like soak fuzz lakes postgres lock clean setup wheel first-row docs
+.PHONY: help demo test quick check pytest bench faults readers matrix cluster-test production-like soak fuzz lakes postgres lock clean setup wheel first-row docs
 
 READY := .venv/.ready
 # If it is set, every process compiles all its imports, for seconds.
@@ -65,6 +65,9 @@ cluster-test: setup  ## landings on a standalone Spark with bare workers, while 
 production-like: setup  ## a deployment of infra/: hours land on schedule while processes are killed
 	@infra/postgres.sh
 	.venv/bin/python -m pytest -m production -v -n 0 tests/faults/test_production.py $(ARGS)
+
+matrix: setup    ## a suite with each corner of the supported versions; ARGS="oldest newest" are corners
+	.venv/bin/python infra/matrix.py $(ARGS)
 
 soak: setup      ## random combinations of faults for MINUTES=30, and the other long tests
 	SLUICE_FAULTS_SEED=$(SEED) SLUICE_SOAK_MINUTES=$(MINUTES) .venv/bin/python -m pytest -m soak $(ARGS)

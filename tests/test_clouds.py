@@ -1,10 +1,9 @@
-"""Each block of docs/clouds.md, taken by its real client: kafka-python, boto3, PySpark, Databricks' SDK. No network."""
+"""Each block of docs/clouds.md, taken by its real client: kafka-python, boto3, PySpark, Confluent's. No network."""
 
 from __future__ import annotations
 
 import json
 import re
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -160,13 +159,6 @@ def test_botocore_takes_the_job(cloud: str) -> None:
     assert not (errors := ParamValidator().validate(request, shape)).has_errors(), errors.generate_report()
 
 
-def test_the_sdk_of_databricks_takes_the_job() -> None:
-    """It drops keys that it does not know."""
-    sdk = pytest.importorskip("databricks.sdk", reason="make matrix ARGS=clouds installs databricks-sdk")
-    assert sdk.__name__
-    jobs = import_module("databricks.sdk.service.jobs")
-    assert jobs.JobSettings.from_dict(JOBS["Databricks"]).as_dict() == JOBS["Databricks"]
-
-
 def test_every_job_is_tested() -> None:
+    """That of Databricks by its SDK, in tests/matrix."""
     assert {*JOBS} == {*REQUESTS, "Databricks"}

@@ -161,6 +161,13 @@ def test_a_plain_install_into_a_fresh_environment(tmp_path: Path) -> None:
     assert 'sluice_up{feed="orders"} 0' in ask("metrics").stdout
 
 
+def test_a_missing_distutils_names_setuptools() -> None:
+    """PySpark 3.5 imports it, and Python 3.12 has none."""
+    error = extras.explain_import_error(ModuleNotFoundError("No module named 'distutils'", name="distutils"))
+    assert error is not None
+    assert "pip install setuptools" in error.remedy
+
+
 def not_brought() -> list[str]:
     """The modules of this environment that a plain install would not have."""
     brought, left = {DISTRIBUTION}, [_plain(Requirement(w).name) for w in PROJECT["project"]["dependencies"]]

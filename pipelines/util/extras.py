@@ -51,6 +51,11 @@ BRINGS = {
 def explain_import_error(error: ImportError) -> SetupError | None:
     """Returns the error with the extra's name; None if no extra installs the missing package."""
     package = (error.name or "").partition(".")[0]
+    if package == "distutils":
+        return SetupError(
+            "PySpark 3.5 needs setuptools on Python 3.12 and newer",
+            remedy="pip install setuptools; or install PySpark 4.0 or newer",
+        )
     if package not in BRINGS:
         return None
     return build_missing_error(package)

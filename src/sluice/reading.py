@@ -281,8 +281,10 @@ class Windows:
         shares = tuple(parts.shares(lake, self.files))
         if not shares:
             return session.createDataFrame([], schema)
+        extras.require("pandas")  # PySpark needs it for `mapInArrow`, and fails with an error of its own.
         numbers = session.range(0, len(shares), 1, len(shares))
-        return numbers.mapInArrow(parts.ReadShares(lake, shares, schema), schema)
+        with extras.name_missing():
+            return numbers.mapInArrow(parts.ReadShares(lake, shares, schema), schema)
 
 
 def schema_of(feed: Feed, kind: PartKind) -> pa.Schema:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from importlib import metadata
@@ -27,10 +28,8 @@ def test_this_machine_runs_sluice() -> None:
 def test_packages_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     set_versions(monkeypatch, pyarrow=None, dagster="1.0.0")
     (diagnosis,) = machine_checks.packages(())
-    assert (diagnosis.health, diagnosis.found) == (
-        Health.FAILED,
-        "dagster is 1.0.0, not dagster<2,>=1.12; pyarrow is missing",
-    )
+    assert diagnosis.health is Health.FAILED
+    assert re.fullmatch(r"dagster is 1\.0\.0, not dagster[<>=,.\d]+; pyarrow is missing", diagnosis.found)
 
 
 @pytest.mark.parametrize(
