@@ -125,7 +125,7 @@ def _render_section(settings: Any, prefix: str, title: str, tuned: dict[str, str
 
 def _find_settings(annotation: Any) -> Any:
     """Returns the settings class of a key, optional or not, or None for a plain value."""
-    from sluice.pipelines.feed.settings import Settings
+    from sluice.pipelines.feed.sections import Settings
 
     kinds = [annotation, *typing.get_args(annotation)]
     return next((k for k in kinds if inspect.isclass(k) and issubclass(k, Settings)), None)

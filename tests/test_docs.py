@@ -21,7 +21,7 @@ import yaml
 from sluice.cli.main import app
 from sluice.pipelines.feed.json_schema import build_schema
 from sluice.pipelines.feed.load import TUNING, load_feed
-from sluice.pipelines.feed.settings import Settings
+from sluice.pipelines.feed.sections import Settings
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])

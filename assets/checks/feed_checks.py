@@ -18,8 +18,7 @@ from sluice.assets.specs.asset_specs import Metadata, plain, table
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.sections import CommitMode
-from sluice.pipelines.model.kafka import Key
-from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.receipts import Met
 from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.windows import count_marker_searches

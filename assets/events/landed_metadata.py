@@ -24,8 +24,7 @@ from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Batch, State
-from sluice.pipelines.model.kafka import Key
-from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.receipts import (
     SHARES,
     BrokerTraffic,

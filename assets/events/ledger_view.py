@@ -17,8 +17,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import receipt_files
 from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
-from sluice.pipelines.model.kafka import Key
-from sluice.pipelines.model.ranges import Range, subtract, union
+from sluice.pipelines.model.kafka import Key, Range, subtract, union
 from sluice.pipelines.model.receipts import Met, Receipt, Traffic
 from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.schema_changes import shape_named

@@ -22,9 +22,8 @@ from sluice.cli.terminal.text_layout import count, format_percent, label_partiti
 from sluice.pipelines.contract.catalogue import text
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.errors import NotReached, SluiceError, UsageError, WindowIncomplete, WindowOpen
-from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import DriftKind, Met, Scheduler, find_scheduler
 from sluice.pipelines.status.batch_facts import BatchFacts
 from sluice.pipelines.util.documents import document_of

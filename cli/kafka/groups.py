@@ -32,8 +32,7 @@ from sluice.pipelines.model.consumer_groups import (
     estimate_expiry,
     format_kind,
 )
-from sluice.pipelines.model.kafka import CommittedOffset, Isolation, TopicPartition
-from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.model.kafka import CommittedOffset, Isolation, Range, TopicPartition, union
 from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many, show_duration, show_instant
 

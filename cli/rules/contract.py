@@ -26,7 +26,7 @@ from sluice.cli.options.window_options import WindowOptions
 from sluice.cli.terminal.output import bad, copyable, good, heading, safe, table, warn
 from sluice.cli.terminal.text_layout import count, format_percent
 from sluice.pipelines.errors import Failed, FeedError, QuarantineExceeded, SchemaDrifted, UsageError
-from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.model.kafka import Range, union
 from sluice.pipelines.util import extras, scratch
 from sluice.pipelines.util.units import many
 

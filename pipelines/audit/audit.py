@@ -36,8 +36,7 @@ from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.proof import hash_file
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import Entry, PublishEntry, parse
-from sluice.pipelines.model.kafka import Key
-from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.model.kafka import Key, Range, union
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.ports import Lake, Stat
 from sluice.pipelines.publishing import published_files

@@ -24,7 +24,7 @@ from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.columns import MOST, inflate
-from sluice.pipelines.model.ranges import union
+from sluice.pipelines.model.kafka import union
 from sluice.pipelines.ports import Lake, Stat
 
 FORMAT = 1

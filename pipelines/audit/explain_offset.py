@@ -18,8 +18,7 @@ from sluice.pipelines.lake import parquet, paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ledger.fold import Accounted
-from sluice.pipelines.model.kafka import Key, TopicPartition
-from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.kafka import Key, Range, TopicPartition
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake

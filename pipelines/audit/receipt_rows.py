@@ -21,8 +21,7 @@ import numpy as np
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import State
 from sluice.pipelines.ledger.columns import MOST, inflate, pack, unpack
-from sluice.pipelines.model.kafka import Key
-from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.receipts import Counts, Receipt
 from sluice.pipelines.ports import Lake
 

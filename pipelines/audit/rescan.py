@@ -21,9 +21,8 @@ from sluice.pipelines.lake import parquet
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import PublishEntry
-from sluice.pipelines.model.kafka import FetchLimits, Isolation, Key, PartitionState
+from sluice.pipelines.model.kafka import FetchLimits, Isolation, Key, PartitionState, Range
 from sluice.pipelines.model.plans import OffsetRange
-from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import PartKind, Receipt
 from sluice.pipelines.planning.schema_changes import shape_named
 from sluice.pipelines.ports import Fetcher, FetchFailed, Lake

@@ -23,8 +23,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State, checkpoint
 from sluice.pipelines.ledger.entries import CommitEntry, Entry, IntentEntry
 from sluice.pipelines.ledger.marks import Mark
-from sluice.pipelines.model.kafka import CommittedOffset, Key, PartitionState
-from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.model.kafka import CommittedOffset, Key, PartitionState, Range, union
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake, Table

@@ -51,9 +51,8 @@ from sluice.pipelines.ledger.entries import (
     PlanEntry,
 )
 from sluice.pipelines.ledger.marks import check_marks, check_owner
-from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.kafka import Key, Range, subtract, union
 from sluice.pipelines.model.plans import OffsetRange, Plan, Request
-from sluice.pipelines.model.ranges import Range, subtract, union
 from sluice.pipelines.model.receipts import Fate, Owner, Progress, Reporter, Verdict
 from sluice.pipelines.planning import origins, schema_changes, windows
 from sluice.pipelines.planning import plan as planning

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, SecretStr, StringConstraints, model_validator
 
 from sluice.pipelines.errors import FeedError
-from sluice.pipelines.feed.settings import Count, Duration, LocalFile, Millis, Secret, Settings, Size, Text
+from sluice.pipelines.feed.sections import Count, Duration, LocalFile, Millis, Secret, Settings, Size, Text
 
 KAFKA_OWNED = {
     "bootstrap_servers": "write kafka.bootstrap",

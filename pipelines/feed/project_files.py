@@ -10,7 +10,7 @@ from typing import Annotated, Self, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from sluice.pipelines.feed.problems import problems_of, raise_problems
-from sluice.pipelines.feed.settings import Count, Duration, Settings, Text, number
+from sluice.pipelines.feed.sections import Count, Duration, Settings, Text, number
 from sluice.pipelines.feed.yaml_file import YamlError, read_yaml
 from sluice.pipelines.model.receipts import Scheduler
 from sluice.pipelines.util.units import HOUR, MINUTE

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from sluice.pipelines.feed.settings import LocalFile, Millis, Secret, Settings, Size, Text, number
+from sluice.pipelines.feed.sections import LocalFile, Millis, Secret, Settings, Size, Text, number
 
 MIB = 1 << 20
 _ADDRESS = re.compile(r"s3://([A-Za-z0-9][A-Za-z0-9._-]{1,254})((?:/[^/]+)*)/?")

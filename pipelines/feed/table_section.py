@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, model_validator
 
-from sluice.pipelines.feed.settings import Duration, Settings, Text
+from sluice.pipelines.feed.sections import Duration, Settings, Text
 from sluice.pipelines.model.tables import DELTA, ICEBERG
 from sluice.pipelines.schema.schema import Field as Column
 from sluice.pipelines.schema.schema import Kind, Schema, Type, path_below

@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 from sluice.pipelines.errors import PartUnreadable, ProofFailed, Retryable, SluiceError, Unknown
 from sluice.pipelines.lake import parquet, paths, receipt_files
 from sluice.pipelines.landing.writer import build_metadata, build_shared_metadata, split_shared_part
+from sluice.pipelines.model.kafka import Range
 from sluice.pipelines.model.plans import OffsetRange, Plan
-from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Counts, Outcome, Part, PartKind, RangeFailure, Receipt, group_by_sharing
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.arrays import int64s

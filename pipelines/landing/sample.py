@@ -20,9 +20,8 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.task import Assignment, Tools, run_task
 from sluice.pipelines.ledger import State
-from sluice.pipelines.model.kafka import FetchLimits, PartitionState, TopicPartition
+from sluice.pipelines.model.kafka import FetchLimits, PartitionState, Range, TopicPartition
 from sluice.pipelines.model.plans import OffsetRange, Task
-from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Part, PartKind, Progress, RangeFailure, Receipt, Reporter, TaskTraffic
 from sluice.pipelines.planning.windows import find_range_between
 from sluice.pipelines.ports import Cluster, Fetched, Fetcher, FetchFailed, Lake

@@ -36,9 +36,8 @@ from sluice.pipelines.ledger.columns import (
 )
 from sluice.pipelines.ledger.entries import OriginItem
 from sluice.pipelines.ledger.fold import NO_PINS, State
-from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.plans import Request
-from sluice.pipelines.model.ranges import Range
 
 FORMAT = 6
 """A Sluice that only knows earlier formats ignores it, and folds the log."""

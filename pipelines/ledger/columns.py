@@ -20,7 +20,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.kafka import Range
 
 NONE = -(1 << 63)
 """Stands for None in a column."""

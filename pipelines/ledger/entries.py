@@ -28,9 +28,8 @@ from sluice.pipelines.contract.catalogue import Result
 from sluice.pipelines.contract.suite import recall
 from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew
 from sluice.pipelines.lake.paths import FORMER_PREFIX, FolderPrefix
-from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.plans import Plan
-from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Owner, RangeFailure, Receipt, Traffic
 from sluice.pipelines.records.rows.value_reader import Reader
 from sluice.pipelines.records.rows.wire_format import WireFormat

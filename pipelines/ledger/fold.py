@@ -38,9 +38,8 @@ from sluice.pipelines.ledger.entries import (
     SkipEntry,
     TakeEntry,
 )
-from sluice.pipelines.model.kafka import Key, TopicPartition
+from sluice.pipelines.model.kafka import Key, Range, TopicPartition, find_contiguous_end, subtract, union
 from sluice.pipelines.model.plans import OffsetRange
-from sluice.pipelines.model.ranges import Range, find_contiguous_end, subtract, union
 from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.schema.wider import RAW_TYPES, one_table
 

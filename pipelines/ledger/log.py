@@ -26,9 +26,8 @@ from sluice.pipelines.ledger.entries import Entry, OwnEntry, PlanEntry, PublishE
 from sluice.pipelines.ledger.fold import State, number_after
 from sluice.pipelines.ledger.segments import Segment
 from sluice.pipelines.ledger.tip import Facts, Tip, Trace, build_lost_error, find_lost_entry
-from sluice.pipelines.model.kafka import encode_topic
+from sluice.pipelines.model.kafka import Range, encode_topic
 from sluice.pipelines.model.plans import Plan
-from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.ports import Clock, Lake, Stat
 from sluice.pipelines.util.parallel import AT_ONCE, map_parallel
 

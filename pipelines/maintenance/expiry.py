@@ -20,8 +20,7 @@ from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import KeyRange, RetireEntry
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.maintenance.rewrite import give_up_dead
-from sluice.pipelines.model.kafka import Key
-from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.model.kafka import Key, Range, union
 from sluice.pipelines.model.receipts import Receipt, Reporter, group_by_sharing
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake, Liveness

@@ -21,8 +21,8 @@ from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.landing.landed_rows import Rows, check_source, compare_rows, in_order, read_part_at
 from sluice.pipelines.landing.proof import check_account
 from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartTarget, PartWriter
+from sluice.pipelines.model.kafka import union
 from sluice.pipelines.model.plans import OffsetRange
-from sluice.pipelines.model.ranges import union
 from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, Part, PartKind, Receipt, Tally
 from sluice.pipelines.ports import Lake
 

@@ -33,8 +33,8 @@ from sluice.pipelines.maintenance.fixers import Fixer
 from sluice.pipelines.maintenance.merging import RewriteContext, staged_path, sum_tallies_and_drift, visible_path
 from sluice.pipelines.maintenance.rewrite import RewriteMethod, Rewriting, are_free, company, give_up_dead, rewriting
 from sluice.pipelines.maintenance.sorter import NO_OFFSETS, Sorted, Sorter, Trial, total, with_offsets
+from sluice.pipelines.model.kafka import Range, union
 from sluice.pipelines.model.plans import OffsetRange, Request, RequestKind
-from sluice.pipelines.model.ranges import Range, union
 from sluice.pipelines.model.receipts import (
     Counts,
     Drift,

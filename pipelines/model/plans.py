@@ -11,8 +11,7 @@ from functools import cache
 from typing import Any
 
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.model.kafka import Isolation, Key, TopicPartition
-from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.kafka import Isolation, Key, Range, TopicPartition
 from sluice.pipelines.util.units import show_window
 
 

@@ -11,8 +11,8 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import Protocol, TypeVar
 
+from sluice.pipelines.model.kafka import Range
 from sluice.pipelines.model.plans import JSON_CONFIG, OffsetRange, Request
-from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.schema.wider import join_texts
 
 

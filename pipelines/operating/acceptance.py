@@ -64,11 +64,14 @@ from sluice.pipelines.model.kafka import (
     Isolation,
     Key,
     PartitionState,
+    Range,
     TopicPartition,
     encode_topic,
+    intersect,
+    subtract,
+    union,
 )
 from sluice.pipelines.model.plans import AskedRange, OffsetRange, Request, RequestKind
-from sluice.pipelines.model.ranges import Range, intersect, subtract, union
 from sluice.pipelines.planning import origins
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.ports import Fetcher, FetchFailed, Lake, Ports

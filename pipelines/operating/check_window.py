@@ -14,8 +14,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.fold import Accounted
-from sluice.pipelines.model.kafka import Key
-from sluice.pipelines.model.ranges import Range, intersect
+from sluice.pipelines.model.kafka import Key, Range, intersect
 from sluice.pipelines.model.receipts import Counts, PartKind, Receipt, Reporter
 from sluice.pipelines.operating.feed_status import FeedStatus, read_status_through
 from sluice.pipelines.planning import windows

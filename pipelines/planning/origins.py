@@ -22,8 +22,7 @@ from sluice.pipelines.feed.sections import Start, StartKind
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import KeyRange, OriginItem, SkipEntry
 from sluice.pipelines.ledger.marks import Committed
-from sluice.pipelines.model.kafka import CommittedOffset, Key, PartitionState, TopicPartition
-from sluice.pipelines.model.ranges import Range, subtract
+from sluice.pipelines.model.kafka import CommittedOffset, Key, PartitionState, Range, TopicPartition, subtract
 from sluice.pipelines.ports import Clock, Cluster
 
 

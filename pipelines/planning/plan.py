@@ -17,9 +17,8 @@ from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Batch, State
 from sluice.pipelines.ledger.fold import by_key
-from sluice.pipelines.model.kafka import Key, PartitionState, TopicPartition
+from sluice.pipelines.model.kafka import Key, PartitionState, Range, TopicPartition, cut, intersect, subtract, union
 from sluice.pipelines.model.plans import AskedRange, OffsetRange, Plan, Request, RequestKind
-from sluice.pipelines.model.ranges import Range, cut, intersect, subtract, union
 from sluice.pipelines.model.receipts import Receipt, group_by_sharing
 from sluice.pipelines.planning import assignment, windows
 from sluice.pipelines.planning.assignment import Sizing

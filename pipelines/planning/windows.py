@@ -21,9 +21,8 @@ from sluice.pipelines.ledger import State
 from sluice.pipelines.ledger.columns import Pins
 from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginItem
 from sluice.pipelines.ledger.fold import NO_PINS
-from sluice.pipelines.model.kafka import Key, OffsetAtTime, PartitionState
+from sluice.pipelines.model.kafka import Key, OffsetAtTime, PartitionState, Range, cut, is_covered
 from sluice.pipelines.model.plans import Request
-from sluice.pipelines.model.ranges import Range, cut, is_covered
 from sluice.pipelines.ports import Clock, Cluster
 from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import many, show_duration, show_instant, show_window

@@ -22,9 +22,8 @@ from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.columns import NOTHING_SUPERSEDED
 from sluice.pipelines.ledger.entries import PublishEntry, RetireEntry
 from sluice.pipelines.ledger.fold import by_key
-from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.plans import OffsetRange
-from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt, group_by_sharing
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake

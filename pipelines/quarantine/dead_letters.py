@@ -30,9 +30,8 @@ from sluice.pipelines.landing.proof import hash_file
 from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ledger.fold import by_key
-from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.kafka import Key, Range, intersect, subtract
 from sluice.pipelines.model.plans import OffsetRange
-from sluice.pipelines.model.ranges import Range, intersect, subtract
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt
 from sluice.pipelines.ports import DeadLetter, Lake
 from sluice.pipelines.records.rows.row_format import inside

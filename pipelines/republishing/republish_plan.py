@@ -20,9 +20,8 @@ from sluice.pipelines.errors import LedgerCorrupt, Refused, UsageError, WindowIn
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import State
-from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.kafka import Key, Range, intersect, subtract, union
 from sluice.pipelines.model.plans import AskedRange, to_json
-from sluice.pipelines.model.ranges import Range, intersect, subtract, union
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake

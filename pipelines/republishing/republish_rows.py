@@ -17,7 +17,7 @@ from sluice.pipelines.errors import Refused, UsageError
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.landed_rows import Rows, check_source, get_offsets, in_order, read_rows
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.model.kafka import Range, union
 from sluice.pipelines.model.receipts import Part, Receipt
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.rows.row_format import HEADERS, TO_SEND

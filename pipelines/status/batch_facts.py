@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 from sluice.pipelines.contract.catalogue import ExpectationOutcome, Result, contract_results
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.model.figures import Figure, build_figure
+from sluice.pipelines.model.kafka import Range, union
 from sluice.pipelines.model.plans import Plan, Task
-from sluice.pipelines.model.ranges import Range, union
 from sluice.pipelines.model.receipts import (
     NO_TRAFFIC,
     BrokerTraffic,

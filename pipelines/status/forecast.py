@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from sluice.pipelines.ledger import State
 from sluice.pipelines.ledger.fold import NO_PINS
-from sluice.pipelines.model.kafka import BrokerConfig, Key, PartitionState, TopicConfig
-from sluice.pipelines.model.ranges import Range, intersect
+from sluice.pipelines.model.kafka import BrokerConfig, Key, PartitionState, Range, TopicConfig, intersect
 from sluice.pipelines.util.units import DAY, show_about, show_duration
 
 # -- pending offsets

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import Batch, Ledger, State
-from sluice.pipelines.model.kafka import Key, OpenTransaction, TopicPartition
-from sluice.pipelines.model.ranges import Range, intersect, subtract
+from sluice.pipelines.model.kafka import Key, OpenTransaction, Range, TopicPartition, intersect, subtract
 from sluice.pipelines.planning import windows
 from sluice.pipelines.publishing.manifest import is_retired
 from sluice.pipelines.status.window_state import PendingPart, Standing, WindowStanding

@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.pipelines.lake import parquet
-from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.plans import OffsetRange
-from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Part, Progress, Reporter
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.rows.row_format import KAFKA_FIELDS, RawFormat, offset_column, time_column

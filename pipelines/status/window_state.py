@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sluice.pipelines.model.kafka import Key, OpenTransaction
-from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.kafka import Key, OpenTransaction, Range
 
 
 class Standing(StrEnum):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry, RetireEntry
 from sluice.pipelines.ledger.fold import NO_PINS
-from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.model.kafka import Range, union
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt
 from sluice.pipelines.model.tables import BATCHES, FEED, LEDGER, OFFSETS, WINDOWS
 from sluice.pipelines.ports import Lake

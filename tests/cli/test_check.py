@@ -7,8 +7,7 @@ import pytest
 from sluice.cli.daily import check
 from sluice.pipelines.errors import KafkaUnavailable, UsageError
 from sluice.pipelines.ledger.entries import KeyRange, LossEntry
-from sluice.pipelines.model.kafka import OpenTransaction
-from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.kafka import OpenTransaction, Range
 from tests.assets.world import P0, P1, World, in_hour
 from tests.cli.conftest import Tell
 

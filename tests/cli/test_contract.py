@@ -15,8 +15,7 @@ from sluice.pipelines.contract.suite import read_contract
 from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.landing.sample import choose_newest, to_offset_ranges
-from sluice.pipelines.model.kafka import TopicPartition
-from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.kafka import Range, TopicPartition
 from sluice.pipelines.util.scratch import get_root
 from sluice.resources.great_expectations import refusals
 from sluice.resources.local.events import Mix, SampleEvent, SendOptions, orders, send

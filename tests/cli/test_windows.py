@@ -13,8 +13,7 @@ from sluice.cli.inspect import files, plan, wait
 from sluice.cli.options import window_options
 from sluice.cli.terminal.output import CommandOutput
 from sluice.pipelines.errors import UsageError, WindowIncomplete, WindowOpen
-from sluice.pipelines.model.kafka import CommittedOffset, Key, OpenTransaction
-from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.kafka import CommittedOffset, Key, OpenTransaction, Range
 from sluice.pipelines.status.window_state import PendingPart, Standing, WindowStanding
 from sluice.pipelines.util.units import show_window
 from sluice.testing.group import MemoryGroups

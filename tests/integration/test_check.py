@@ -13,7 +13,7 @@ from kafka import KafkaProducer
 
 import sluice
 from sluice.cli.main import main
-from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.kafka import Range
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.status.repeats import Cause
 from sluice.pipelines.status.window_rows import read_rows

@@ -15,8 +15,7 @@ from sluice.pipelines.audit.explain_offset import Class, explain
 from sluice.pipelines.audit.rescan import CurrentLog, rescan
 from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.errors import Refused, UnknownTopic, UsageError
-from sluice.pipelines.model.kafka import TopicPartition
-from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.kafka import Range, TopicPartition
 from sluice.pipelines.records.shape import RAW
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.lake import open_lake

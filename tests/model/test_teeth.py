@@ -44,8 +44,7 @@ import pytest
 from sluice.pipelines.batch import carry_out, land, survey
 from sluice.pipelines.committing import commit
 from sluice.pipelines.ledger import Appended, Ledger, State
-from sluice.pipelines.model.kafka import Key, OffsetAtTime
-from sluice.pipelines.model.ranges import find_contiguous_end
+from sluice.pipelines.model.kafka import Key, OffsetAtTime, find_contiguous_end
 from sluice.pipelines.operating import acceptance
 from sluice.pipelines.planning import plan, windows
 from sluice.pipelines.publishing import manifest

@@ -6,8 +6,7 @@ import json
 from dataclasses import asdict
 from types import MappingProxyType
 
-from sluice.pipelines.model.kafka import Key
-from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.receipts import Drift, DriftKind
 from sluice.pipelines.util.documents import document_of
 

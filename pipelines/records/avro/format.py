@@ -22,8 +22,7 @@ from sluice.pipelines.records.avro.programs import IncompatibleSchema, Pool, com
 from sluice.pipelines.records.avro.reader_schema import AvroReader, get_nullable, list_branches
 from sluice.pipelines.records.avro.schema import AvroKind, AvroType, parse
 from sluice.pipelines.records.compiled.jit import Array
-from sluice.pipelines.records.json.columns import NO_FAULTS, ColumnBuilder, Faults, Lists, Structs
-from sluice.pipelines.records.json.reasons import Reason
+from sluice.pipelines.records.json.columns import NO_FAULTS, ColumnBuilder, Faults, Lists, Reason, Structs
 from sluice.pipelines.records.json.scan_tables import SchemaNode
 from sluice.pipelines.records.rows.value_reader import UnusableSchema, WriterSchemas
 from sluice.pipelines.records.rows.wire_format import Named, WireFormat

@@ -19,7 +19,7 @@ from sluice.pipelines.model.receipts import Drift
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.compiled.take_rows import take_rows
 from sluice.pipelines.records.json import scan
-from sluice.pipelines.records.json.reasons import UNKNOWN, WIDE_TEXT, Reason, get_detail, get_reason, stage_of
+from sluice.pipelines.records.json.columns import UNKNOWN, WIDE_TEXT, Reason, get_detail, get_reason, stage_of
 from sluice.pipelines.records.json.typer import Fallback, RefusedRecords, TypedPiece, Typer
 from sluice.pipelines.records.json.unfit import NewFields, UnknownFields, find_misfits, find_missing
 from sluice.pipelines.records.rows import wire_format as wire

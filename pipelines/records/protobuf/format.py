@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 
 from sluice.pipelines.model.receipts import DriftKind
 from sluice.pipelines.records.compiled.jit import Array
-from sluice.pipelines.records.json.columns import Faults, Lists
-from sluice.pipelines.records.json.reasons import Reason
+from sluice.pipelines.records.json.columns import Faults, Lists, Reason
 from sluice.pipelines.records.json.scan_tables import SchemaNode, find_holder
 from sluice.pipelines.records.json.typer import TypedPiece
 from sluice.pipelines.records.protobuf import loops

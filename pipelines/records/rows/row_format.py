@@ -23,8 +23,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.pipelines.model.kafka import Range, intersect
 from sluice.pipelines.model.plans import OffsetRange
-from sluice.pipelines.model.ranges import Range, intersect
 from sluice.pipelines.model.receipts import Drift, Tally
 from sluice.pipelines.schema.arrays import fixed_width, text_array
 from sluice.pipelines.schema.schema import EXTRA, KAFKA, Schema, arrow_type

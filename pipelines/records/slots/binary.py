@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from sluice.pipelines.model.receipts import Drift, DriftKind
 from sluice.pipelines.records.compiled.jit import Array
-from sluice.pipelines.records.json import reasons
+from sluice.pipelines.records.json import columns
+from sluice.pipelines.records.json.columns import Reason
 from sluice.pipelines.records.json.format import Records, TypedFormat, make_refused_by_schema
-from sluice.pipelines.records.json.reasons import Reason
 from sluice.pipelines.records.json.scan_tables import BLOCK_ROWS, BLOCK_SLOTS, SchemaNode, find_holder, make_nodes
 from sluice.pipelines.records.json.typer import KEPT_SLOTS, PIECE_BYTES, RefusedRecords, TypedPiece
 from sluice.pipelines.records.json.unfit import find_missing
@@ -54,13 +54,13 @@ class Reasons:
     def reason(self, code: int) -> Reason:
         """The reason that a code stands for."""
         entry = self._find_entry(code)
-        return entry[0] if entry else reasons.get_reason(code)
+        return entry[0] if entry else columns.get_reason(code)
 
     def detail(self, code: int, node: SchemaNode | None, schema: Named | None, why: str = "") -> str:
         """A sentence about the field, with the writer's schema (None: not known) and why that does not fit. It never
         holds the field's value."""
         entry = self._find_entry(code)
-        text = entry[1].format(type=node.type if node else "null") if entry else reasons.get_detail(code, node)
+        text = entry[1].format(type=node.type if node else "null") if entry else columns.get_detail(code, node)
         text = f"{text}: {why}" if why else text
         return text if schema is None else f"{text} (schema {schema})"
 

@@ -35,9 +35,8 @@ from sluice.pipelines.ledger.entries import (
     SchemaEntry,
     SkipEntry,
 )
-from sluice.pipelines.model.kafka import Key, decode_topic
+from sluice.pipelines.model.kafka import Key, Range, decode_topic
 from sluice.pipelines.model.plans import RequestKind, to_json
-from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import PartKind, Tally
 from sluice.pipelines.planning.schema_changes import find_columns, shape_named
 from sluice.pipelines.publishing.publish import roll_forward

@@ -25,8 +25,7 @@ from sluice.pipelines.records.kafka_batches.decode import (
     loops,
     next_position,
 )
-from sluice.pipelines.records.kafka_batches.decode.decompression import Scratch
-from sluice.pipelines.records.kafka_batches.decode.frames import BatchProblem
+from sluice.pipelines.records.kafka_batches.decode.decompression import BatchProblem, Scratch
 from sluice.testing.logs import (
     ABORT,
     COMMIT,

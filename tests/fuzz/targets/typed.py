@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.pipelines.records.json import columns, typer
-from sluice.pipelines.records.json.reasons import get_detail, get_reason
+from sluice.pipelines.records.json.columns import get_detail, get_reason
 from sluice.pipelines.records.json.typer import TypedPiece, Typer
 from sluice.pipelines.schema.schema import Schema, parse_schema
 from tests.fuzz.mutation import mutated, mutated_json

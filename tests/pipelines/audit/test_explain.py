@@ -22,9 +22,8 @@ from sluice.pipelines.ledger.entries import (
     PublishEntry,
     SkipEntry,
 )
-from sluice.pipelines.model.kafka import Isolation, Key, TopicPartition
+from sluice.pipelines.model.kafka import Isolation, Key, Range, TopicPartition
 from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task
-from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.testing.engine import owner
 from sluice.testing.lake import MemoryLake

@@ -16,7 +16,7 @@ from sluice.pipelines.audit.rescan import equal_rows
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger.entries import PublishEntry, dump
-from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.kafka import Range
 from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.records.rows.row_format import HEADERS
 from tests.pipelines.validation.test_drift import SCHEMA, World

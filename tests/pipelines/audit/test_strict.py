@@ -19,9 +19,8 @@ from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger.entries import CommitEntry, KeyOffset, KeyRange, RetireEntry
 from sluice.pipelines.ledger.marks import Mark
-from sluice.pipelines.model.kafka import CommittedOffset, Key
+from sluice.pipelines.model.kafka import CommittedOffset, Key, Range
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.operating.acceptance import AcceptEvent, accept_log
 from sluice.pipelines.operating.repairs import RepairKind, RepairTarget, repair
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, World

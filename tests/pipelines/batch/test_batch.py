@@ -26,9 +26,16 @@ from sluice.pipelines.feed.sections import OnLoss, parse_start
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.ledger.entries import AcceptEntry, Entering, OriginItem, PlanEntry
-from sluice.pipelines.model.kafka import CommittedOffset, Isolation, Key, OffsetAtTime, PartitionState, TopicPartition
+from sluice.pipelines.model.kafka import (
+    CommittedOffset,
+    Isolation,
+    Key,
+    OffsetAtTime,
+    PartitionState,
+    Range,
+    TopicPartition,
+)
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Outcome, Progress, RangeFailure, Reporter
 from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.origins import Refusal

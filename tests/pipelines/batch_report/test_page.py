@@ -23,9 +23,8 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.writer import PartTarget, PartWriter
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import OriginEntry, OriginItem, PlanEntry, SchemaEntry
-from sluice.pipelines.model.kafka import Isolation, Key
+from sluice.pipelines.model.kafka import Isolation, Key, Range
 from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task, to_json
-from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import (
     BrokerTraffic,
     Counts,

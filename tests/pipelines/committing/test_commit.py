@@ -23,8 +23,7 @@ from sluice.pipelines.ledger.entries import (
     OriginItem,
 )
 from sluice.pipelines.ledger.marks import Mark
-from sluice.pipelines.model.kafka import CommittedOffset, Key, TopicPartition
-from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.kafka import CommittedOffset, Key, Range, TopicPartition
 from sluice.pipelines.ports import Member
 from sluice.testing.cluster import MemoryCluster, partition
 from sluice.testing.group import MemoryGroup

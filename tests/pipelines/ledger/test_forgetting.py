@@ -23,7 +23,7 @@ from sluice.pipelines.ledger import Ledger, State, batches, checkpoint, log
 from sluice.pipelines.ledger.batches import FORGOTTEN, Batches
 from sluice.pipelines.ledger.columns import NONE, Published, Superseded, pack, unpack, unpack_all
 from sluice.pipelines.ledger.entries import Entry, PublishEntry, parse
-from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.kafka import Range
 from sluice.testing.lake import MemoryLake
 
 FORMER = json.loads((Path(__file__).parent / "former.json").read_text())

@@ -35,9 +35,8 @@ from sluice.pipelines.ledger.entries import (
     parse,
 )
 from sluice.pipelines.ledger.log import CHECKPOINT_BYTES, CHECKPOINTS_KEPT
-from sluice.pipelines.model.kafka import Isolation, Key
+from sluice.pipelines.model.kafka import Isolation, Key, Range
 from sluice.pipelines.model.plans import AskedRange, OffsetRange, Plan, Request, RequestKind, Task
-from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Counts, Owner, Receipt
 from sluice.pipelines.publishing.publish import publish
 from sluice.testing.engine import owner

@@ -27,8 +27,8 @@ from sluice.pipelines.maintenance import replay as replaying
 from sluice.pipelines.maintenance import sorter
 from sluice.pipelines.maintenance.fixers import Fixer, Record
 from sluice.pipelines.maintenance.replay import Replayed, find, foresee_replay, replay
+from sluice.pipelines.model.kafka import Range
 from sluice.pipelines.model.plans import RequestKind
-from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, PartKind, Receipt
 from sluice.pipelines.planning.schema_changes import declare
 from sluice.pipelines.publishing import published_files as reading

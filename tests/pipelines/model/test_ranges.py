@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.pipelines.model.ranges import Range, cut, find_contiguous_end, intersect, is_covered, subtract, union
+from sluice.pipelines.model.kafka import Range, cut, find_contiguous_end, intersect, is_covered, subtract, union
 from sluice.pipelines.records.rows.row_format import inside
 
 ranges = st.builds(lambda a, n: Range(a, a + n), st.integers(0, 40), st.integers(0, 12))

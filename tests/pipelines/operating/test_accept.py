@@ -25,9 +25,8 @@ from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import BatchStatus
 from sluice.pipelines.ledger.entries import KeyRange
-from sluice.pipelines.model.kafka import CommittedOffset, Key, TopicPartition
+from sluice.pipelines.model.kafka import CommittedOffset, Key, Range, TopicPartition
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.operating.acceptance import (
     Accepted,
     AcceptEvent,

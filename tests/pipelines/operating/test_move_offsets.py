@@ -15,8 +15,7 @@ from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import KeyRange, LossEntry, MovedEntry, OriginEntry, OriginItem
 from sluice.pipelines.ledger.marks import Beside, Mark, by_hand
-from sluice.pipelines.model.kafka import CommittedOffset, Key, OffsetAtTime, TopicPartition
-from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.kafka import CommittedOffset, Key, OffsetAtTime, Range, TopicPartition
 from sluice.pipelines.operating.move_offsets import (
     Aim,
     Done,

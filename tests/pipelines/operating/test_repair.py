@@ -13,9 +13,8 @@ from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.ledger.entries import KeyRange, OwnEntry, RetireEntry
-from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.kafka import Range, TopicPartition
 from sluice.pipelines.model.plans import AskedRange, OffsetRange, Request, RequestKind
-from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Owner, Receipt
 from sluice.pipelines.operating.repairs import STALE_MS, Pretended, RepairFinding, RepairKind, RepairTarget, repair
 from sluice.pipelines.ports import Lake

@@ -14,9 +14,8 @@ from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import State
 from sluice.pipelines.ledger.entries import KeyRange, LossEntry, OriginEntry, OriginItem
-from sluice.pipelines.model.kafka import Isolation, Key, PartitionState, TopicPartition
+from sluice.pipelines.model.kafka import Isolation, Key, PartitionState, Range, TopicPartition, subtract, union
 from sluice.pipelines.model.plans import SEVERAL, AskedRange, Assignor, Plan, Request, RequestKind, to_json
-from sluice.pipelines.model.ranges import Range, subtract, union
 from sluice.pipelines.planning.assignment import Sizing
 from sluice.pipelines.planning.plan import build, find_pending_ranges
 from sluice.testing.cluster import partition

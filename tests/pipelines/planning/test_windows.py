@@ -14,9 +14,8 @@ from sluice.pipelines.errors import SluiceError, UsageError, WindowHeld, WindowO
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import Ledger, State, checkpoint
 from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginEntry, OriginItem
-from sluice.pipelines.model.kafka import Key, OffsetAtTime, PartitionState, TopicPartition
+from sluice.pipelines.model.kafka import Key, OffsetAtTime, PartitionState, Range, TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.planning.plan import find_pending_ranges
 from sluice.pipelines.planning.windows import (
     LISTED,

@@ -44,9 +44,8 @@ from sluice.pipelines.ledger.entries import (
     RetireEntry,
 )
 from sluice.pipelines.ledger.marks import Mark
-from sluice.pipelines.model.kafka import CommittedOffset, Isolation, Key
+from sluice.pipelines.model.kafka import CommittedOffset, Isolation, Key, Range
 from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task
-from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.ports import DeadLetter, Member
 from sluice.pipelines.quarantine.dead_letters import Outlet, list_pending_letters

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.kafka import Range
 from sluice.pipelines.records.rows.row_format import HEADERS
 from sluice.pipelines.republishing.republish_plan import PIECE, Republish, Source, Wishes, pieces
 from sluice.pipelines.republishing.republish_rows import RowCursor, with_coordinates

@@ -20,9 +20,8 @@ from sluice.pipelines.ledger.entries import (
     PublishEntry,
     SkipEntry,
 )
-from sluice.pipelines.model.kafka import BrokerConfig, Key, OffsetAtTime, TopicConfig, TopicPartition
+from sluice.pipelines.model.kafka import BrokerConfig, Key, OffsetAtTime, Range, TopicConfig, TopicPartition
 from sluice.pipelines.model.plans import OffsetRange, Request, RequestKind
-from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Counts, Receipt
 from sluice.pipelines.status import forecast, outlook
 from sluice.pipelines.status.forecast import Backlog, BatchPace

@@ -14,8 +14,7 @@ from sluice.pipelines.ledger.entries import (
     OriginItem,
     SkipEntry,
 )
-from sluice.pipelines.model.kafka import Key, OpenTransaction
-from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.kafka import Key, OpenTransaction, Range
 from sluice.pipelines.status.strip import OutsideFacts, last_windows, standing, standings
 from sluice.pipelines.status.window_state import Standing
 

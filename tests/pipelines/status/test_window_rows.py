@@ -13,9 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.plans import OffsetRange
-from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Part, PartKind
 from sluice.pipelines.records.rows.row_hashes import hash_rows
 from sluice.pipelines.status.repeats import Cause, RepeatCounter

@@ -9,6 +9,6 @@ seconds.
 
 from sluice.pipelines.records.kafka_batches.decode.columns import SCHEMA
 from sluice.pipelines.records.kafka_batches.decode.decoder import BatchDecoder, DecodeOptions, OffsetCounts
-from sluice.pipelines.records.kafka_batches.decode.frames import next_position
+from sluice.pipelines.records.kafka_batches.decode.decompression import next_position
 
 __all__ = ["SCHEMA", "BatchDecoder", "DecodeOptions", "OffsetCounts", "next_position"]

@@ -20,7 +20,7 @@ import pyarrow as pa
 from sluice.pipelines.errors import CorruptBatch
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.kafka_batches.decode import loops
-from sluice.pipelines.records.kafka_batches.decode.frames import REASONS, LogPlace
+from sluice.pipelines.records.kafka_batches.decode.decompression import REASONS, LogPlace
 from sluice.pipelines.records.kafka_batches.decode.loops import ChunkBuffers, Frame
 from sluice.pipelines.records.rows.row_format import escape_keys
 

@@ -23,13 +23,17 @@ from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.kafka_batches.decode import loops
 from sluice.pipelines.records.kafka_batches.decode.columns import RangeRows
 from sluice.pipelines.records.kafka_batches.decode.decompression import (
+    REASONS,
+    BatchProblem,
+    LogPlace,
     NoRoom,
     Scratch,
     Undecodable,
     decompress,
     is_known_codec,
+    read_frames,
+    read_only,
 )
-from sluice.pipelines.records.kafka_batches.decode.frames import REASONS, BatchProblem, LogPlace, read_frames, read_only
 from sluice.pipelines.records.kafka_batches.decode.loops import Frame
 
 
