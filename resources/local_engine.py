@@ -30,7 +30,7 @@ from dataclasses import replace
 from functools import partial
 
 from sluice.pipelines.errors import Failed, SetupError
-from sluice.pipelines.model.receipts import Outcome, TaskTime, TaskTraffic
+from sluice.pipelines.model.receipts import Outcome, TaskTraffic
 from sluice.pipelines.ports import Job
 from sluice.resources import worker_pool
 from sluice.resources.observe import tracing
@@ -68,14 +68,12 @@ class LocalEngine:
         """
         if not tasks:
             return []
-        step = tracing.current_step()
-        work = executor.TaskWork.of(job, tasks, TRIES, self._per_broker, timed=step is not None)
+        timed = tracing.current_step() is not None
+        work = executor.TaskWork.of(job, tasks, TRIES, self._per_broker, timed=timed)
         salvage = lambda reason: partial(executor.run, replace(work, salvage=reason))  # noqa: E731
         one = _Job(partial(executor.run, work), len(work.queues), "the tasks", _ADOPTED, salvage)
         sent = [executor.sent_in(*row) for row in self._carry_out(one)]
-        if step:
-            step.tasks(job.plan, job.batch, [s for s in sent if isinstance(s, TaskTime)])
-        return [s for s in sent if not isinstance(s, TaskTime)]
+        return tracing.trace_tasks(job.plan, job.batch, sent)
 
     def map(self, feed: str, what: str, call: Callable[[int], str], count: int) -> list[str]:
         """Return the result of the call for each number, in no particular order.

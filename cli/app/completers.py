@@ -53,7 +53,9 @@ def _suppress_errors(offer: Offer) -> Callable[[typer.Context, str], list[str]]:
 @_suppress_errors
 def complete_feeds(ctx: typer.Context, incomplete: str) -> Iterator[str]:
     """The feeds of the project, by their files: none of them has to be right."""
-    for path in sorted(_find_project(ctx).feeds_folder.rglob("[!.]*.y*ml")):
+    from sluice.pipelines.feed.load import list_feed_files
+
+    for path in list_feed_files(_find_project(ctx).feeds_folder):
         match = _NAMED.search(path.read_text(errors="replace"))
         yield match.group(1) if match else path.stem
 

@@ -15,7 +15,7 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -25,7 +25,7 @@ from typing import Any
 
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.model.plans import Plan
-from sluice.pipelines.model.receipts import Progress, TaskTime
+from sluice.pipelines.model.receipts import Outcome, Progress, TaskTime, TaskTraffic
 from sluice.pipelines.util import logs
 
 log = logging.getLogger(f"{logs.OURS}.tracing")
@@ -117,6 +117,22 @@ def step(name: str, run: str, **about: str | int | None) -> Iterator[None]:
 def current_step() -> StepSpan | None:
     """The step that this thread works on; None where nothing is traced."""
     return _current.get()
+
+
+def trace_tasks(
+    plan: Plan, batch: int, sent: Iterable[Outcome | TaskTraffic | TaskTime]
+) -> list[Outcome | TaskTraffic]:
+    """Add the tasks' times to this thread's step, where it is traced, and return everything else."""
+    others: list[Outcome | TaskTraffic] = []
+    times: list[TaskTime] = []
+    for s in sent:
+        if isinstance(s, TaskTime):
+            times.append(s)
+        else:
+            others.append(s)
+    if step := current_step():
+        step.tasks(plan, batch, times)
+    return others
 
 
 def is_configured(environ: Mapping[str, str]) -> bool:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 
 from sluice.pipelines.errors import Failed, SetupError
 from sluice.pipelines.feed.sections import SparkSettings
-from sluice.pipelines.model.receipts import Outcome, TaskTime, TaskTraffic
+from sluice.pipelines.model.receipts import Outcome, TaskTraffic
 from sluice.pipelines.ports import Job
 from sluice.pipelines.util import scratch, units
 from sluice.resources.local import java
@@ -122,12 +122,10 @@ class SparkEngine:
         """
         if not tasks:
             return []
-        step = tracing.current_step()
-        work = executor.TaskWork.of(job, tasks, tries(self._settings), self._per_broker, timed=step is not None)
+        timed = tracing.current_step() is not None
+        work = executor.TaskWork.of(job, tasks, tries(self._settings), self._per_broker, timed=timed)
         sent = self._wait_for(lambda: self._with_jobs(lambda jobs: self._land(jobs, work)))
-        if step:
-            step.tasks(job.plan, job.batch, [s for s in sent if isinstance(s, TaskTime)])
-        return [s for s in sent if not isinstance(s, TaskTime)]
+        return tracing.trace_tasks(job.plan, job.batch, sent)
 
     def map(self, feed: str, what: str, call: Callable[[int], str], count: int) -> list[str]:
         """Return the result of the call for each number, in no particular order.

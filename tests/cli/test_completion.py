@@ -46,6 +46,8 @@ def tab(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFix
 
 def test_commands_and_feeds(tab: Tab, project: Path) -> None:
     (project / "feeds" / "other.yaml").write_text("feed: payments\n]broken")
+    (project / "feeds" / ".git").mkdir()
+    (project / "feeds" / ".git" / "hidden.yaml").write_text("feed: hidden")
     assert tab("ru") == ["run"]
     for line in (["run", ""], ["status", ""], ["repair", ""], ["peek", "--feed", ""], ["doctor", ""]):
         assert tab(*line) == ["orders", "payments"]
