@@ -7,7 +7,7 @@ and an error of ours as itself. An interrupt cancels the Spark job and the run, 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,13 +16,12 @@ import dagster as dg
 
 from sluice.assets.factory import FeedTopics, catch_up_job, feed_definitions, land_job, run_config
 from sluice.assets.instance.instance import bury_dead_runs, holding, open_instance, prepare_home
-from sluice.assets.instance.internals import belong
+from sluice.assets.instance.internals import execute_job
 from sluice.assets.instance.storage import kept_open
-from sluice.assets.jobs import thread_executor
 from sluice.assets.jobs.fleet_job import Fleet, many_job
 from sluice.assets.jobs.report_assets import report_definitions, report_key
 from sluice.assets.runs.run_config import fleet_config
-from sluice.assets.runs.run_session import FEED_TAG, OpenPorts, RunSession, open_real_ports
+from sluice.assets.runs.run_session import OpenPorts, RunSession, open_real_ports
 from sluice.assets.specs.asset_specs import AssetSpecs, now, partitions_of
 from sluice.assets.specs.feed_files import FeedFiles, Recalled, read_feeds, recall, topics_of
 from sluice.pipelines.batch.result import Skip
@@ -81,10 +80,8 @@ def _run_one(
         session = RunSession(project, open_ports, report=report, on_interrupt=cancel, result=result)
         job, how = _build_job(feed, session, request, skip)
         with _cancel_on_interrupt(instance, run_id):
-            done = job.execute_in_process(
-                **how, instance=instance, raise_on_error=False, run_id=run_id, tags={FEED_TAG: feed.name}
-            )
-            result.error = _get_error(run_id, result, done)
+            events = execute_job(project, instance, job, run_id, **how)
+            result.error = _get_error(run_id, result, events)
     return result
 
 
@@ -100,11 +97,11 @@ def _run_alike(
         fleet = Fleet(RunSession(project, open_ports, on_interrupt=cancel, files=files), report_of=report_of)
         with _cancel_on_interrupt(instance, run_id):
             job, config = many_job(fleet), fleet_config(SHARED, requests) | _SILENT
-            result = thread_executor.execute(job, config, instance, run_id)
-            if any(fleet.result(name).interrupted for name in requests) or _is_interrupted(result):
+            events = execute_job(project, instance, job, run_id, config)
+            if any(fleet.result(name).interrupted for name in requests) or _is_interrupted(events):
                 raise KeyboardInterrupt
-    unexplained = not result.success and not any(fleet.error(name) for name in requests)
-    other = _build_unexplained(run_id, result) if unexplained else None
+    unexplained = not _is_success(events) and not any(fleet.error(name) for name in requests)
+    other = _build_unexplained(run_id, events) if unexplained else None
     return {name: _build_result(run_id, name, fleet, other) for name in requests}
 
 
@@ -121,7 +118,6 @@ def _hold_instance(project: Project, run_id: str) -> Iterator[tuple[dg.DagsterIn
     Dead runs are told first."""
     home = prepare_home(project)
     with open_instance(project) as instance, holding(home, run_id), kept_open(instance, run_id):
-        belong(instance, project)
         bury_dead_runs(instance, home)
 
         def cancel(run: str) -> None:
@@ -160,20 +156,14 @@ def run_report(project: Project, name: str, window: int, open_ports: OpenPorts =
         jobs=[dg.define_asset_job(f"report_{name}", [report_key(name)])],
     )
     with open_instance(project) as instance, holding(home, run_id):
-        belong(instance, project)
         job = dg.Definitions.merge(report_definitions([report], windows, session), own).resolve_job_def(
             f"report_{name}"
         )
-        result = job.execute_in_process(
-            instance=instance,
-            partition_key=show_window(window),
-            run_config=_SILENT,
-            raise_on_error=False,
-            run_id=run_id,
-        )
-    if (error := _get_error(run_id, outcome, result)) is not None:
+        events = execute_job(project, instance, job, run_id, _SILENT, show_window(window))
+    if (error := _get_error(run_id, outcome, events)) is not None:
         raise error
-    materializations = (e.step_materialization_data.materialization for e in result.get_asset_materialization_events())
+    landed = (e for e in events if e.event_type is dg.DagsterEventType.ASSET_MATERIALIZATION)
+    materializations = (e.step_materialization_data.materialization for e in landed)
     return next(str(m.metadata["dagster/uri"].value) for m in materializations)
 
 
@@ -193,24 +183,28 @@ def _build_job(
     )
     window = None if request.window is None else show_window(request.window)
     if one_window and windows.has_partition_key(window or ""):
-        return definitions.resolve_job_def(land_job(feed.name)), {"partition_key": window, "run_config": _SILENT}
+        return definitions.resolve_job_def(land_job(feed.name)), {"partition": window, "config": _SILENT}
     return definitions.resolve_job_def(catch_up_job(feed.name)), {
-        "run_config": run_config(feed.name, request, skip) | _SILENT
+        "config": run_config(feed.name, request, skip) | _SILENT
     }
 
 
-def _get_error(run_id: str, result: RunResult, done: dg.ExecuteInProcessResult) -> SluiceError | None:
+def _get_error(run_id: str, result: RunResult, events: Sequence[dg.DagsterEvent]) -> SluiceError | None:
     """The error that ended the run. Raises KeyboardInterrupt, and any error that is not Sluice's."""
-    if result.interrupted or _is_interrupted(done):
+    if result.interrupted or _is_interrupted(events):
         raise KeyboardInterrupt
     if result.crash is not None:
         raise result.crash
-    return _build_unexplained(run_id, done) if result.error is None and not done.success else result.error
+    return _build_unexplained(run_id, events) if result.error is None and not _is_success(events) else result.error
 
 
-def _is_interrupted(result: dg.ExecuteInProcessResult) -> bool:
+def _is_success(events: Sequence[dg.DagsterEvent]) -> bool:
+    return any(e.event_type is dg.DagsterEventType.RUN_SUCCESS for e in events)
+
+
+def _is_interrupted(events: Sequence[dg.DagsterEvent]) -> bool:
     """Whether Dagster was interrupted between the steps' bodies, which only events show."""
-    data = (e.event_specific_data for e in result.all_events if e.is_failure)
+    data = (e.event_specific_data for e in events if e.is_failure)
     errors = (getattr(d, "error", None) or getattr(d, "error_info", None) for d in data)
     return any(dg.DagsterExecutionInterruptedError.__name__ in _list_class_names(e) for e in errors)
 
@@ -222,8 +216,8 @@ def _list_class_names(error: Any) -> Iterator[str]:
         error = error.cause
 
 
-def _build_unexplained(run_id: str, result: dg.ExecuteInProcessResult) -> Failed:
-    messages = [e.message for e in result.all_events if e.is_failure and e.message]
+def _build_unexplained(run_id: str, events: Sequence[dg.DagsterEvent]) -> Failed:
+    messages = [e.message for e in events if e.is_failure and e.message]
     return Failed(
         f"Dagster run {run_id} failed outside its steps: {messages[-1] if messages else 'it does not say why'}",
         remedy="the run's page in `sluice ui` shows its events; published rows stay published",

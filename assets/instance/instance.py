@@ -22,7 +22,7 @@ import dagster as dg
 from sqlalchemy.exc import OperationalError
 
 from sluice.assets.instance.internals import shows_nothing
-from sluice.assets.instance.storage import quiet_ref, read_migrations_once
+from sluice.assets.instance.storage import open_quietly, read_migrations_once
 from sluice.pipelines.errors import DagsterUnavailable, UsageError
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.util import extras
@@ -87,7 +87,7 @@ def open_instance(project: Project) -> Iterator[dg.DagsterInstance]:
     """
     read_migrations_once()
     home = prepare_home(project)
-    with _translate_storage_errors(home), dg.DagsterInstance.from_ref(quiet_ref(home)) as instance:
+    with _translate_storage_errors(home), open_quietly(home) as instance:
         yield instance
 
 

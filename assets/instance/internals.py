@@ -1,9 +1,8 @@
 """Things for which Dagster has no public API: where a run belongs, what it executes, what it planned and did not do.
 
 `PRIVATE` lists the private names with their reasons. Where a Dagster lacks one, its pages show less, and runs go on.
-One other module uses internals, for one purpose: `storage`.
-`tests/test_internals.py` checks that there are no others. Tests ask the instance, and GraphQL as the UI does, whether
-all of this still works.
+`tests/test_internals.py` checks that there are no others, and that they become fewer. Tests ask the instance, and
+GraphQL as the UI does, whether all of this still works.
 """
 
 from __future__ import annotations
@@ -27,29 +26,26 @@ from sluice.pipelines.util.units import parse_window
 from sluice.resources.project import Project
 
 PRIVATE = {
-    # the materialization that an evaluation is about; without it, checks of partitions show as not evaluated
-    "AssetCheckEvaluationTargetMaterializationData": "_core.definitions.asset_checks.asset_check_evaluation",
     # a job among its own assets; without it, each is resolved with more work
     "AssetGraph": "_core.definitions.assets.graph.asset_graph",
     # the checks that a location loaded, for its runs; without them, a new check needs a reload before a run
     "DefinitionsLoadContext": "_core.definitions.definitions_load_context",
-    # windows that a run is to land; without it, they are not red after a failure
-    "AssetMaterializationPlannedData": "_core.events",
-    # the code location of a run from the command line; without these three, the UI does not offer to repeat it
-    "ManagedGrpcPythonEnvCodeLocationOrigin": "_core.remote_origin",
-    "RemoteRepositoryOrigin": "_core.remote_origin",
-    "LoadableTargetOrigin": "_core.types.loadable_target_origin",
+    # a run with the code location to which it belongs; without these two, the UI does not offer to repeat runs of
+    # the command line, and steps of several feeds run one after the other
+    "InMemoryJob": "_core.definitions.job_base",
+    "execute_run_iterator": "_core.execution.api",
     # steps of several feeds in threads of one process; without these, they run one after the other
     "EngineEventData": "_core.events",
     "ExecuteRunWithPlanIterable": "_core.execution.api",
-    "InMemoryJob": "_core.definitions.job_base",
     "PlanExecutionContextManager": "_core.execution.context_creation_job",
-    "RetryMode": "_core.execution.retries",
-    "SerializableErrorInfo": "_utils.error",
-    "StepFailureData": "_core.execution.plan.objects",
-    "core_execute_in_process": "_core.execution.execute_in_process",
     "dagster_event_sequence_for_step": "_core.execution.plan.execute_plan",
     "raise_execution_interrupts": "_core.errors",
+    # output of steps in files alone; without these, the terminal repeats it
+    "CapturedLogContext": "_core.storage.compute_log_manager",
+    "InstanceRef": "_core.instance.ref",
+    "LocalComputeLogManager": "_core.storage.local_compute_log_manager",
+    # migrations that a process reads once; without it, a run starts later
+    "ScriptDirectory": "_core.storage.sql",
 }
 """Dagster's private names here, by module, with their use and the loss without them."""
 
@@ -60,6 +56,16 @@ def find_private(name: str) -> Any:
         return getattr(importlib.import_module(f"dagster.{PRIVATE[name]}"), name, None)
     except ImportError:
         return None
+
+
+def build_stored(kind: str, **fields: object) -> Any:
+    """Returns a value of Dagster by the form in which its database has it; None where Dagster lacks it.
+
+    Releases of Dagster read each other's databases, so these names outlast those of its modules.
+    """
+    with suppress(Exception):  # a class that is gone, fields that it refuses
+        return dg.deserialize_value(json.dumps({"__class__": kind} | fields))
+    return None
 
 
 Target = Any
@@ -140,32 +146,54 @@ def workspace(code: Path) -> str:
     return json.dumps({"load_from": [{"grpc_server": server}]}, indent=2) + "\n"
 
 
-def belong(instance: dg.DagsterInstance, project: Project) -> None:
-    """From now on, runs that this process creates on the instance belong to the project's code location.
+def execute_job(
+    project: Project,
+    instance: dg.DagsterInstance,
+    job: dg.JobDefinition,
+    run_id: str,
+    config: Mapping[str, Any],
+    partition: str | None = None,
+) -> Sequence[dg.DagsterEvent]:
+    """Run the job in this process, by its own executor. Returns the events.
 
-    By this, Dagster's UI lists runs and finds the job for a re-execution. No location is loaded for it.
+    The run belongs to the project's code location, which is not loaded for it: Dagster's UI lists it there, and finds
+    the job for a re-execution.
     """
-    create = instance.create_run_for_job
-    if job_origin(project, "") is None:
-        return
-
-    @functools.wraps(create)
-    def create_run(job_def: dg.JobDefinition, **how: object) -> dg.DagsterRun:
-        how["asset_selection"] = how.get("asset_selection") or None  # as the UI says `all of the job's`
-        return create(job_def=job_def, remote_job_origin=job_origin(project, job_def.name), **how)  # type: ignore[arg-type]
-
-    instance.create_run_for_job = create_run  # type: ignore[method-assign, assignment]
+    execute, in_memory = find_private("execute_run_iterator"), find_private("InMemoryJob")
+    if execute is None or in_memory is None:
+        return job.execute_in_process(
+            run_config=dict(config),
+            instance=instance,
+            partition_key=partition,
+            raise_on_error=False,
+            run_id=run_id,
+        ).all_events
+    of_partition = {} if partition is None else job.get_tags_for_partition_key(partition, None)
+    run = instance.create_run_for_job(
+        job_def=job,
+        run_id=run_id,
+        run_config=config,
+        tags={**job.run_tags, **of_partition},
+        remote_job_origin=job_origin(project, job.name),
+    )
+    return [*execute(in_memory(job), run, instance)]
 
 
 def job_origin(project: Project, job: str) -> Any:
     """The origin that Dagster's servers give a job that they loaded from the project's `workspace.yaml`. They find the
     job by the names in it, also where a code server loads the project. None where Dagster has other origins."""
-    names = ("LoadableTargetOrigin", "ManagedGrpcPythonEnvCodeLocationOrigin", "RemoteRepositoryOrigin")
-    target, location, repository = map(find_private, names)
-    if target is None or location is None or repository is None:
-        return None
-    code = target(executable_path=sys.executable, module_name=MODULE, working_directory=str(project.root))
-    return repository(location(code, LOCATION), _REPOSITORY).get_job_origin(job)
+    target = {"executable_path": sys.executable, "module_name": MODULE, "working_directory": str(project.root)}
+    location = {
+        "__class__": "ManagedGrpcPythonEnvRepositoryLocationOrigin",
+        "loadable_target_origin": {"__class__": "LoadableTargetOrigin"} | target,
+        "location_name": LOCATION,
+    }
+    repository = {
+        "__class__": "ExternalRepositoryOrigin",
+        "repository_location_origin": location,
+        "repository_name": _REPOSITORY,
+    }
+    return build_stored("ExternalPipelineOrigin", external_repository_origin=repository, pipeline_name=job)
 
 
 def shows_nothing(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
@@ -362,13 +390,13 @@ def plan_partitions(
 ) -> None:
     """Note that the step is to materialize these partitions. Dagster does so for a run of assets, which has one
     partition: it shows what is missing when the run has failed as red."""
-    run, planned_data = context.run, find_private("AssetMaterializationPlannedData")
-    if planned_data is None:
-        return
-    step = context.get_step_execution_context().step.key
+    run, step = context.run, context.get_step_execution_context().step.key
     for key in keys:
         for partition in partitions:
-            planned = planned_data(key, partition=partition)
+            asset = {"__class__": "AssetKey", "path": [*key.path]}
+            planned = build_stored("AssetMaterializationPlannedData", asset_key=asset, partition=partition)
+            if planned is None:
+                return
             event = dg.DagsterEvent.build_asset_materialization_planned_event(run.job_name, step, planned)
             context.instance.report_dagster_event(event, run.run_id)
 
@@ -394,8 +422,12 @@ def newest(instance: dg.DagsterInstance, key: dg.AssetKey) -> Target | None:
 
 
 def _build_target(record: dg.EventLogRecord) -> Target:
-    target = find_private("AssetCheckEvaluationTargetMaterializationData")
-    return target and target(storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp)
+    return build_stored(
+        "AssetCheckEvaluationTargetMaterializationData",
+        storage_id=record.storage_id,
+        run_id=record.run_id,
+        timestamp=record.timestamp,
+    )
 
 
 _CHUNK = 100

@@ -4,12 +4,13 @@ For each event that it stores, Dagster opens files, compiles statements again, a
 it closes them. A run of one small feed stores some forty events: that was most of its CPU. And to know whether a file's
 tables are its newest, it reads all of its migrations, some ninety files, for each file that it opens.
 
-This uses Dagster's internals, as `internals` does. Promises: what is stored is stored as before, each event by a
+Promises: what is stored is stored as before, each event by a
 transaction of its own, on disk when it is said to be. Other processes read and write the files as ever.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -18,17 +19,11 @@ from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, TextIO
 
 import dagster as dg
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from dagster._core.execution.compute_logs import redirect_to_file
-from dagster._core.instance.ref import InstanceRef
-from dagster._core.storage import sql
-from dagster._core.storage.compute_log_manager import CapturedLogContext
-from dagster._core.storage.local_compute_log_manager import LocalComputeLogManager
-from dagster._serdes import ConfigurableClassData
 from sqlalchemy import Connection, Engine, create_engine
 
 from sluice.assets.instance import internals
@@ -46,7 +41,7 @@ class _ReadOnce(ScriptDirectory):
 
     @classmethod
     def from_config(cls, config: Config) -> ScriptDirectory:
-        if config.get_main_option("script_location") != sql.ALEMBIC_SCRIPTS_LOCATION:
+        if not (config.get_main_option("script_location") or "").startswith("dagster:"):
             return ScriptDirectory.from_config(config)
         cls._dagsters = cls._dagsters or ScriptDirectory.from_config(config)
         return cls._dagsters
@@ -54,23 +49,33 @@ class _ReadOnce(ScriptDirectory):
 
 def read_migrations_once() -> None:
     """From now on, Dagster reads its migrations once in this process, where it holds a file against them."""
-    sql.ScriptDirectory = _ReadOnce  # type: ignore[attr-defined]
+    if internals.find_private("ScriptDirectory") is not None:
+        sys.modules[f"dagster.{internals.PRIVATE['ScriptDirectory']}"].ScriptDirectory = _ReadOnce  # type: ignore[attr-defined]
+
+
+_EVENTS = "index_connection", "conn_string_for_shard", "has_table", "run_connection"
+_RUNS = "connect", "_conn_string"
+"""What `kept_open` uses of the storages of Dagster."""
 
 
 @contextmanager
 def kept_open(instance: dg.DagsterInstance, run: str | None = None) -> Iterator[None]:
     """Until the block ends, this process holds one connection to each file that the run writes to, or a tick: those of
-    all runs. An instance that keeps them elsewhere is left as it is."""
+    all runs. An instance that keeps them elsewhere, or in another way, is left as it is."""
     with ExitStack() as stack:
         events: Any = instance.event_log_storage
         runs: Any = instance.run_storage
-        if internals.keeps_events_here(instance) and "index_connection" not in vars(events):
+        if internals.keeps_events_here(instance) and "index_connection" not in vars(events) and _has(events, *_EVENTS):
             _keep_index(events, stack)
             if run is not None:
                 _keep_run(events, run, stack)
-        if internals.keeps_runs_here(instance) and "connect" not in vars(runs):
+        if internals.keeps_runs_here(instance) and "connect" not in vars(runs) and _has(runs, *_RUNS):
             _replace(stack, runs, "connect", stack.enter_context(_open_file(runs._conn_string, nullcontext())).connect)
         yield
+
+
+def _has(storage: object, *names: str) -> bool:
+    return all(hasattr(storage, name) for name in names)
 
 
 def _keep_index(events: Any, stack: ExitStack) -> None:
@@ -120,32 +125,60 @@ def _open_file(url: str, lock: AbstractContextManager[object]) -> Iterator[_Open
         engine.dispose()
 
 
-def quiet_ref(home: Path) -> InstanceRef:
-    """The instance in that folder. If it has Dagster's own local logs, these are quiet."""
-    ref = InstanceRef.from_dir(str(home))
-    if ref.compute_logs_data.class_name == LocalComputeLogManager.__name__:
-        quiet = ConfigurableClassData(__name__, QuietLogs.__name__, ref.compute_logs_data.config_yaml)
-        ref = ref._replace(compute_logs_data=quiet)
-    return ref
+_LocalLogs: Any = internals.find_private("LocalComputeLogManager") or object
+_LogContext: Any = internals.find_private("CapturedLogContext")
 
 
-class QuietLogs(LocalComputeLogManager):
+def open_quietly(home: Path) -> dg.DagsterInstance:
+    """Opens the instance in that folder. If it has Dagster's own local logs, these are quiet."""
+    refs = internals.find_private("InstanceRef")
+    if refs is None or _LogContext is None:
+        return dg.DagsterInstance.from_config(str(home))
+    ref = refs.from_dir(str(home))
+    logs = ref.compute_logs_data
+    if logs.class_name == _LocalLogs.__name__:
+        ref = ref._replace(compute_logs_data=type(logs)(__name__, QuietLogs.__name__, logs.config_yaml))
+    return dg.DagsterInstance.from_ref(ref)
+
+
+class QuietLogs(_LocalLogs):  # type: ignore[misc]
     """Dagster's local logs of stdout and stderr, without repeating every line on the terminal."""
 
     @classmethod
-    def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Any) -> QuietLogs:
+    def from_config_value(cls, inst_data: Any, config_value: Any) -> QuietLogs:
         """Dagster's own method would make its own class."""
         return cls(inst_data=inst_data, **config_value)
 
     @contextmanager
-    def capture_logs(self, log_key: Sequence[str]) -> Iterator[CapturedLogContext]:
+    def capture_logs(self, log_key: Sequence[str]) -> Iterator[Any]:
         out, err = (self.get_captured_local_path(log_key, end) for end in ("out", "err"))
         for path in map(Path, (out, err)):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
-        with redirect_to_file(sys.stdout, out), redirect_to_file(sys.stderr, err):
-            yield CapturedLogContext(log_key)
+        with _redirect(sys.stdout, out), _redirect(sys.stderr, err):
+            yield _LogContext(log_key)
         Path(self.get_captured_local_path(log_key, "complete")).touch()
+
+
+@contextmanager
+def _redirect(stream: TextIO, path: str) -> Iterator[None]:
+    """Write to the end of the file what this process, and those that it starts, write to the stream.
+
+    A stream without a descriptor, as a test may set one, stays as it is.
+    """
+    try:
+        descriptor = stream.fileno()
+    except (AttributeError, OSError, ValueError):
+        yield
+        return
+    with Path(path).open("ab") as file, os.fdopen(os.dup(descriptor), "wb") as original:
+        stream.flush()
+        os.dup2(file.fileno(), descriptor)
+        try:
+            yield
+        finally:
+            stream.flush()
+            os.dup2(original.fileno(), descriptor)
 
 
 _CHUNK = 100

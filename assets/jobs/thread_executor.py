@@ -25,16 +25,15 @@ from typing import Any, Protocol
 
 import dagster as dg
 
-from sluice.assets.instance.internals import find_private
+from sluice.assets.instance.internals import build_stored, find_private
 from sluice.assets.runs.run_session import Stop
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.project_files import FleetSettings
 from sluice.pipelines.util.units import show_duration
 
 _NAMES = (
-    *("EngineEventData", "ExecuteRunWithPlanIterable", "InMemoryJob", "PlanExecutionContextManager", "RetryMode"),
-    *("SerializableErrorInfo", "StepFailureData"),
-    *("core_execute_in_process", "dagster_event_sequence_for_step", "raise_execution_interrupts"),
+    *("EngineEventData", "ExecuteRunWithPlanIterable", "PlanExecutionContextManager"),
+    *("dagster_event_sequence_for_step", "raise_execution_interrupts"),
 )
 """Private names that the executor needs."""
 
@@ -98,36 +97,39 @@ def executor(work: Work) -> dg.ExecutorDefinition:
         return dg.in_process_executor
     return dg.ExecutorDefinition(
         name="side_by_side",
-        executor_creation_fn=lambda init: SideBySide(work),
+        executor_creation_fn=lambda init: SideBySide(work, init),
         description="Steps of several feeds at once, in threads of one process.",
     )
 
 
-def execute(
-    job: dg.JobDefinition, config: Mapping[str, object], instance: dg.DagsterInstance, run: str
-) -> dg.ExecuteInProcessResult:
-    """Run the job in this process, by its own executor: `JobDefinition.execute_in_process` would take another one."""
-    if not _is_possible():
-        return job.execute_in_process(run_config=dict(config), instance=instance, raise_on_error=False, run_id=run)
-    result: dg.ExecuteInProcessResult = private.core_execute_in_process(
-        config, private.InMemoryJob(job), instance, False, False, run_id=run
-    )
-    return result
-
-
 def _is_possible() -> bool:
-    return all(find_private(name) is not None for name in _NAMES)
+    names = all(find_private(name) is not None for name in _NAMES)
+    return names and _build_failure(None) is not None
+
+
+def _build_failure(error: BaseException | None) -> Any:
+    """The data of a failed step; None where Dagster has other ones."""
+    info = {
+        "__class__": "SerializableErrorInfo",
+        "message": f"{error}\n",
+        "stack": [],
+        "cls_name": type(error).__name__,
+    }
+    return build_stored("StepFailureData", error=info, user_failure_data=None)
 
 
 class SideBySide(dg.Executor):
     """The executor. Steps of a feed run one after the other, those of several feeds at once within the limits."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, init: dg.InitExecutorContext) -> None:
         self._work = work
+        without_retries = init._replace(executor_config={"retries": {"disabled": {}}})
+        create: Any = dg.in_process_executor.executor_creation_fn
+        self._dagsters: dg.Executor = create(without_retries)
 
     @property
     def retries(self) -> Any:
-        return private.RetryMode.DISABLED
+        return self._dagsters.retries
 
     def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[dg.DagsterEvent]:
         pid, steps = os.getpid(), execution_plan.step_keys_to_execute
@@ -312,8 +314,7 @@ class _Threads:
 
     def _give_up(self, step: _Step) -> Iterator[dg.DagsterEvent]:
         why = step.lane.stop.why if step.lane else None
-        error = private.SerializableErrorInfo(f"{why}\n", [], type(why).__name__)
-        event = dg.DagsterEvent.step_failure_event(step.context, private.StepFailureData(error, None))
+        event = dg.DagsterEvent.step_failure_event(step.context, _build_failure(why))
         self._remove(step)
         self._given_up += 1
         if step.lane:

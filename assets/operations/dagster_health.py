@@ -18,7 +18,7 @@ import dagster as dg
 
 from sluice.assets.instance.instance import open_instance
 from sluice.assets.instance.internals import keeps_runs_here
-from sluice.assets.instance.storage import quiet_ref
+from sluice.assets.instance.storage import open_quietly
 from sluice.assets.jobs.report_assets import read_reports
 from sluice.assets.operations.dead_runs import under_way
 from sluice.assets.runs.run_config import (
@@ -55,7 +55,7 @@ def examine_project(project: Project, files: FeedFiles) -> list[Diagnosis]:
     if not home.is_used:
         return [*diagnoses, report_skipped("Dagster", f"{home.folder} is not in use yet; the first run makes it")]
     try:
-        with dg.DagsterInstance.from_ref(quiet_ref(home.folder)) as instance:
+        with open_quietly(home.folder) as instance:
             used = Used(project, instance, tuple(sorted(files.feeds)))
             return [
                 *diagnoses,

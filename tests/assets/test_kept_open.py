@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from types import SimpleNamespace
+from typing import Any
 
 import alembic.util
 import dagster as dg
@@ -16,6 +18,19 @@ from tests.assets.world import World
 
 pytestmark = ON_FILES
 KEY = dg.AssetKey("shown")
+
+
+class SqliteEventLogStorage:
+    """Storages of another Dagster."""
+
+
+class SqliteRunStorage: ...
+
+
+def test_storages_of_another_dagster_stay_as_they_are() -> None:
+    instance: Any = SimpleNamespace(event_log_storage=SqliteEventLogStorage(), run_storage=SqliteRunStorage())
+    with kept_open(instance, "a-run"):
+        assert (vars(instance.event_log_storage), vars(instance.run_storage)) == ({}, {})
 
 
 class Opened:

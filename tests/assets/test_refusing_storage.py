@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -25,8 +28,11 @@ from tests.assets.world import CATCH_UP, P0, World, in_hour, windows
 
 pytestmark = ON_FILES
 LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
-REFUSED_BY_AGENTS = ("get_asset_check_execution_history", "get_asset_check_partition_info", "get_concurrency_run_ids")
-"""The calls that dagster-cloud 1.13.27 refuses to user code, of those that Sluice makes."""
+REFUSED_BY_AGENTS = (
+    *("get_asset_check_execution_history", "get_asset_check_partition_info", "get_concurrency_run_ids"),
+    *("get_freshness_state_records", "update_asset_cached_status_data", "watch", "end_watch"),
+)
+"""The calls of an event log that dagster-cloud 1.13.27 refuses to user code."""
 FOR_PICTURES = (
     *REFUSED_BY_AGENTS,
     "get_latest_asset_check_execution_by_key",
@@ -43,6 +49,20 @@ def refuse(monkeypatch: pytest.MonkeyPatch, *calls: str) -> None:
     for call in calls:
         assert hasattr(SqliteEventLogStorage, call)
         monkeypatch.setattr(SqliteEventLogStorage, call, refused)
+
+
+def test_the_refusals_are_those_of_the_package_of_dagster_plus() -> None:
+    """Where dagster-cloud is installed. Its agent is not started: it needs an account."""
+    if (package := importlib.util.find_spec("dagster_cloud")) is None or package.origin is None:
+        pytest.skip("dagster-cloud is not installed")
+    source = (Path(package.origin).parent / "storage" / "event_logs" / "storage.py").read_text()
+    refused = {
+        function.name
+        for function in ast.walk(ast.parse(source))
+        if isinstance(function, ast.FunctionDef)
+        and any(isinstance(n, ast.Name) and n.id == "NotImplementedError" for n in ast.walk(function))
+    }
+    assert refused == {*REFUSED_BY_AGENTS}
 
 
 @pytest.mark.slow
@@ -77,6 +97,10 @@ def test_schedule_and_sensor_tick(world: World, instance: dg.DagsterInstance, mo
     world.run(in_hour(0))
     refuse(monkeypatch, *FOR_PICTURES)
     assert tick(world, instance) == ["01:00-04:00"]
+    with monkeypatch.context() as away:
+        kafka_is_away(world, away)
+        assert isinstance(world.run(in_hour(1)).error, KafkaUnavailable)
+    assert tick(world, instance) == ["01:00-04:00"]  # the lost window is requested again
     assert "findings" in Sensor(world, instance).tick()[0]
     assert free_leaked_slots(instance) == ()
 
@@ -92,11 +116,25 @@ def test_the_failure_shows_in_the_check(
     assert "no broker answers" in (latest(instance, "feed_health").description or "")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", internals.PRIVATE)
+def test_without_any_one_private_name_feeds_land(
+    name: str,
+    fleet: Fleet,  # noqa: F811 - the fixture
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(internals, "PRIVATE", internals.PRIVATE | {name: "_core.gone"})
+    assert [n for n, result in fleet.land().items() if result.error] == []
+    fleet.at(7)
+    assert fleet.run(in_hour(5)).error is None
+
+
 def test_a_dagster_without_the_private_names_lands_all_the_same(
     fleet: Fleet,  # noqa: F811 - the fixture
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(internals, "PRIVATE", dict.fromkeys(internals.PRIVATE, "_core.gone"))
+    monkeypatch.setattr(dg, "deserialize_value", lambda _: 1 / 0)  # nor the stored forms
     assert [name for name, result in fleet.land().items() if result.error] == []
     fleet.at(7)
     assert fleet.run(in_hour(5)).error is None
