@@ -115,11 +115,21 @@ def _list_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def limit_pools(instance: dg.DagsterInstance, pools: Iterable[str]) -> None:
-    """Give new pools the instance's default limit now: Dagster does so only after their first runs have started."""
-    if instance.global_op_concurrency_default_limit and instance.event_log_storage.supports_global_concurrency_limits:
-        limited = instance.event_log_storage.get_concurrency_keys()
-        for pool in sorted(set(pools) - limited):
-            instance.event_log_storage.initialize_concurrency_limit_to_default(pool)
+    """Give pools without a limit the instance's default now: Dagster does so only after their first runs have started.
+
+    Without a default, the limit is one run, where pools count runs. Where they count steps, a killed run would keep the
+    only slot.
+    """
+    log, default = instance.event_log_storage, instance.global_op_concurrency_default_limit
+    granularity = instance.get_concurrency_config().pool_config.pool_granularity
+    counts_runs = granularity is not None and granularity.value == "run"
+    if not log.supports_global_concurrency_limits or not (default or counts_runs):
+        return
+    for pool in sorted(set(pools) - log.get_concurrency_keys()):
+        if default:
+            log.initialize_concurrency_limit_to_default(pool)
+        else:
+            log.set_concurrency_slots(pool, 1)
 
 
 # -- whether a run's process lives

@@ -24,6 +24,7 @@ import dagster as dg
 from sluice.assets.checks.re_report import settle
 from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.instance import internals
+from sluice.assets.instance.instance import limit_pools
 from sluice.assets.instance.internals import ENDED, PARTITION_TAG, RANGE_TAGS
 from sluice.assets.instance.storage import kept_open
 from sluice.assets.runs.run_config import (
@@ -39,9 +40,10 @@ from sluice.assets.runs.run_config import (
     find_feeds,
     fleet_config,
     fleet_job,
+    fleet_pool,
     named_in,
 )
-from sluice.assets.runs.run_session import AGAIN_TAG, FEED_TAG, RunSession
+from sluice.assets.runs.run_session import AGAIN_TAG, FEED_TAG, RunSession, pool
 from sluice.assets.specs.asset_specs import REACH, closing_words
 from sluice.assets.specs.feed_files import FeedFiles, read_feeds
 from sluice.pipelines.errors import SluiceError
@@ -125,6 +127,9 @@ def _build_schedule(
         requests = tick.request_runs(context.instance, now)
         for line in tick.news:
             context.log.warning(line)
+        if requests:
+            with internals.optional():
+                limit_pools(context.instance, tick.pools)
         return requests or dg.SkipReason(tick.skip_reason)
 
     return request_windows
@@ -140,6 +145,11 @@ class WindowScheduler(ABC):
     @abstractmethod
     def request_runs(self, instance: dg.DagsterInstance, now: str) -> RunRequests:
         """Returns the tick's requests, with run keys that contain `now`; empty: see `skip_reason`."""
+
+    @property
+    @abstractmethod
+    def pools(self) -> list[str]:
+        """The schedule's pools that get a limit; not those that a project chose for the steps."""
 
     @property
     @abstractmethod
@@ -202,6 +212,10 @@ class FeedScheduler(WindowScheduler):
         self._feed, self._job, self._reason = feed, job, ""
 
     @property
+    def pools(self) -> list[str]:
+        return [] if self.session.steps.pool else [pool(self._feed)]
+
+    @property
     def skip_reason(self) -> str:
         return self._reason
 
@@ -259,6 +273,11 @@ class FleetScheduler(WindowScheduler):
         self._schedule, self._job = schedule, fleet_job(schedule)
         self._more: set[str] = set()
         self.checked = 0
+
+    @property
+    def pools(self) -> list[str]:
+        feeds = [] if self.session.steps.pool else self.partitions
+        return [fleet_pool(self._schedule), *map(pool, feeds)]
 
     @property
     def skip_reason(self) -> str:

@@ -225,3 +225,21 @@ def test_windows_earlier_than_the_loaded_ones_are_requested_by_tag(world: World,
     job = build(world.project, world.session()).resolve_job_def("land_orders")
     assert job.execute_in_process(instance=instance, run_config=request.run_config, tags=request.tags).success
     assert {f"{DAY}{n:02}:00" for n in range(4)} <= set(windows(instance, landed_key("orders")))
+
+
+@pytest.mark.parametrize(
+    ("pools", "limits"),
+    [
+        ("{granularity: run}", {"sluice_orders": 1, "others": 5}),
+        ("{granularity: run, default_limit: 3}", {"sluice_orders": 3, "others": 5}),
+        ("{granularity: op}", {"others": 5}),  # a killed run would keep the only slot
+    ],
+)
+def test_a_tick_limits_the_pools_of_its_feeds_alone(
+    pools: str, limits: dict[str, int], world: World, tmp_path: Path
+) -> None:
+    (tmp_path / "dagster.yaml").write_text(f"concurrency: {{pools: {pools}}}\n")
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        instance.event_log_storage.set_concurrency_slots("others", 5)
+        assert tick(world, instance) == hours(4)
+        assert {p.name: p.limit for p in instance.event_log_storage.get_pool_limits()} == limits
