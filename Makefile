@@ -8,6 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SEED ?= 1
 MINUTES ?= 30
 HOW ?= all
+LAKES ?= local,s3,azure,google
 # The extras of the image: infra/image.
 IMAGE := land ui s3 postgres k8s metrics otel openlineage protobuf
 
@@ -75,8 +76,14 @@ soak: setup      ## random combinations of faults for MINUTES=30, and the other 
 fuzz: setup      ## millions of malformed inputs for every parser; ARGS="--minutes 10 --target records"
 	.venv/bin/python -m tests.fuzz $(ARGS)
 
-lakes: setup     ## the integration tests on a local lake and on S3
-	SLUICE_TEST_LAKES=both .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/integration $(ARGS)
+lakes: setup build/lakes/bin/fake-gcs-server  ## the tests of lakes on a local one, S3, Azurite and fake-gcs-server; LAKES=azure
+	SLUICE_TEST_LAKES=$(LAKES) .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/resources/lake tests/integration $(ARGS)
+
+build/lakes/node_modules/.bin/azurite-blob:
+	npm install --prefix build/lakes --no-audit --no-fund azurite@3.35.0
+
+build/lakes/bin/fake-gcs-server: build/lakes/node_modules/.bin/azurite-blob
+	GOBIN=$(CURDIR)/build/lakes/bin go install github.com/fsouza/fake-gcs-server@v1.56.1
 
 postgres: setup  ## the Dagster tests, with runs and events in a real PostgreSQL
 	@infra/postgres.sh

@@ -20,6 +20,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 
 from sluice.resources.kafka.connection.zero_copy_transport import ClosingClient
 from sluice.resources.local.local_kafka import LocalKafka
+from tests.clouds import CloudStore, run_azurite, run_google
 from tests.stores import Store, store
 from tests.zookeepers import LocalZooKeeper
 
@@ -113,6 +114,20 @@ def s3_store() -> Iterator[Store]:
     """A bucket for the whole session; each lake in it has a prefix of its own."""
     with store() as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def azure_store() -> Iterator[CloudStore]:
+    """A container of Azurite for the whole session; each lake in it has a prefix of its own."""
+    with run_azurite() as container:
+        yield container
+
+
+@pytest.fixture(scope="session")
+def google_store() -> Iterator[CloudStore]:
+    """A bucket of fake-gcs-server for the whole session; each lake in it has a prefix of its own."""
+    with run_google() as bucket:
+        yield bucket
 
 
 def _lead(admin: KafkaAdminClient, topic: str, leaders: Mapping[int, int]) -> None:

@@ -139,7 +139,7 @@ def _of_feeds(feeds: Sequence[Feed], names: Collection[str], *, spark: bool) -> 
     for of in _alike(feeds, lambda f: f.kafka):
         kafka = of[0].kafka
         yield CheckGroup(f"Kafka {kafka.bootstrap}", partial(_check_kafka, kafka, tuple(of)), _names(of))
-    for of in _alike(feeds, lambda f: (f.lake, f.s3)):
+    for of in _alike(feeds, lambda f: (f.lake, f.store)):
         yield CheckGroup(f"Lake {of[0].lake}", partial(_lake, of, names), _names(of))
     for of in _alike(feeds, lambda f: f.spark):
         yield CheckGroup(
@@ -151,7 +151,7 @@ def _lake(feeds: Sequence[Feed], names: Collection[str]) -> list[Diagnosis]:
     """The lake, and the ledgers in it where it answers. `names` are those of all feed files of the project."""
     from sluice.resources.health.lake_checks import examine_lake
 
-    lake = examine_lake(feeds[0].lake, feeds[0].s3)
+    lake = examine_lake(feeds[0].lake, feeds[0].store)
     if any(one.health is Health.FAILED for one in lake):
         return [*lake, report_skipped("ledger", "not read: see above")]
     try:

@@ -437,11 +437,11 @@ class _Show:
         import pyarrow.parquet as pq
 
         from sluice.assets.execution import run_report
-        from sluice.resources.lake import arrow_files
+        from sluice.resources.lake import arrow_files, strip_scheme
 
         with self.session.terminal.working("querying Spark"):
             path = run_report(self.session.project, REPORT, hour, self.session.open_ports)
-        rows = pq.read_table(path.removeprefix("s3://"), filesystem=arrow_files(self.feed)).to_pylist()
+        rows = pq.read_table(strip_scheme(path), filesystem=arrow_files(self.feed)).to_pylist()
         cells = [[r["hour"].strftime("%Y-%m-%d %H:%M"), r["currency"], r["orders"], r["revenue"]] for r in rows]
         self._say(
             _step(number, f"The report reports/{REPORT}.sql on that hour, by Spark SQL"),

@@ -106,7 +106,7 @@ def _list_overridden(feeds: Mapping[str, Feed], offline: bool) -> dict[str, str]
         name: feed
         for name, feed in feeds.items()
         if any(f.name.casefold() in former for f in (feed.columns.fields if feed.columns else ()))
-        and not (offline and feed.lake.startswith("s3://"))
+        and not (offline and feed.store is not None)
     }
     return {name: note for name, feed in checked.items() if (note := list_overridden(feed))}
 

@@ -20,7 +20,7 @@ from pydantic import (
 
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.feed.kafka_section import KafkaSettings, RegistrySettings
-from sluice.pipelines.feed.s3_section import S3Settings, s3_address
+from sluice.pipelines.feed.s3_section import S3Settings
 from sluice.pipelines.feed.sections import (
     Alerts,
     AssetGroup,
@@ -52,6 +52,14 @@ from sluice.pipelines.feed.sections import (
     below_root,
     parse_start,
 )
+from sluice.pipelines.feed.stores import (
+    SECTIONS,
+    AzureSettings,
+    GcsSettings,
+    StoreSettings,
+    scheme,
+    store_address,
+)
 from sluice.pipelines.feed.table_section import TableSettings, check_address, check_holds
 from sluice.pipelines.feed.topic_selection import TopicFilter
 from sluice.pipelines.model.kafka import Isolation
@@ -65,10 +73,10 @@ SHARED, OWN = "many", "own"
 
 
 def _lake(text: str, info: ValidationInfo) -> str:
-    if text.startswith("s3://"):
-        return s3_address(text)
+    if scheme(text):
+        return store_address(text)
     if "://" in text:
-        raise ValueError("is neither a folder nor s3://bucket/prefix")
+        raise ValueError("is neither a folder nor an address of a store")
     return below_root(text, info)
 
 
@@ -178,6 +186,8 @@ class Feed(Settings):
     """Of the feed's assets in Dagster; `group` is the consumer group."""
     lake: Annotated[Text, AfterValidator(_lake)] = Field(default=".sluice/lake", validate_default=True)
     s3: S3Settings = S3Settings()
+    gcs: GcsSettings = GcsSettings()
+    azure: AzureSettings = AzureSettings()
     window: WindowSettings = WindowSettings()
     schedule: Name = SHARED
     publish: PublishPolicy = PublishPolicy.BY_PARTITION
@@ -200,6 +210,13 @@ class Feed(Settings):
     @field_serializer("columns")
     def _serialize_columns(self, columns: Schema | None) -> dict[str, str] | None:
         return columns.texts() if columns else None
+
+    @property
+    def store(self) -> StoreSettings | None:
+        """The settings of the lake's object store; None for a folder."""
+        section = SECTIONS.get(scheme(self.lake))
+        settings: StoreSettings | None = getattr(self, section) if section else None
+        return settings
 
     @property
     def shape(self) -> Shape:

@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from sluice.pipelines.errors import FeedError, docs_command
 from sluice.pipelines.feed.kafka_section import KAFKA_OWNED
+from sluice.pipelines.feed.stores import EXAMPLES
 from sluice.pipelines.feed.yaml_file import FileProblem, locate_keys
 from sluice.pipelines.schema.schema import SchemaError
 from sluice.pipelines.util.units import sanitize
@@ -29,10 +30,12 @@ _REMEDIES = {
     "offsets": "write {store: zookeeper, connect: host:2181/chroot}, or {connect: …, dual_commit: true} for both",
     "offsets.connect": "write host:port, several with commas between, and a chroot if there is one: host:2181/kafka",
     "commit": "choose transactional, plain or none; with offsets in ZooKeeper plain or none",
-    "lake": "name a folder, or s3://bucket/prefix",
+    "lake": f"name a folder, or {EXAMPLES}",
     "spark.master": "leave the token out, and set SPARK_CONNECT_AUTHENTICATE_TOKEN in the environment",
     "spark.conf": "write it as it is; Spark hides only values of keys like …password, …secret, …token",
     "s3": f'{docs_command("feeds")}, "A lake on S3"',
+    "gcs": f'{docs_command("feeds")}, "A lake on Google Cloud or Azure"',
+    "azure": f'{docs_command("feeds")}, "A lake on Google Cloud or Azure"',
     "dead_letters": "name a topic for them alone, and leave `commit` at transactional",
     "table": f"write {{iceberg: {{name: db.orders}}}} or {{delta: {{}}}}; {docs_command('tables')} says more",
     "table.delta": "write {delta: {}}: it needs no settings",

@@ -6,36 +6,12 @@ files and the machine's role.
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from sluice.pipelines.feed.sections import LocalFile, Millis, Secret, Settings, Size, Text, number
-
-MIB = 1 << 20
-_ADDRESS = re.compile(r"s3://([A-Za-z0-9][A-Za-z0-9._-]{1,254})((?:/[^/]+)*)/?")
-_ENDPOINT = re.compile(r"https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?/?")
-
-
-def s3_address(text: str) -> str:
-    """The address `s3://bucket` or `s3://bucket/prefix`, without a slash at the end. Raises ValueError."""
-    match = _ADDRESS.fullmatch(text)
-    if match is None or any(part in (".", "..") for part in match[2].split("/")):
-        raise ValueError("is not s3://bucket/prefix")
-    return text.rstrip("/")
-
-
-def bucket_and_prefix(address: str) -> tuple[str, str]:
-    """The bucket and the prefix in an address from `s3_address`. The prefix is empty or ends in a slash."""
-    bucket, _, prefix = address.removeprefix("s3://").partition("/")
-    return bucket, f"{prefix}/" if prefix else ""
-
-
-def _endpoint(text: str) -> str:
-    if not _ENDPOINT.fullmatch(text):
-        raise ValueError("is not an address such as https://s3.example:9000")
-    return text.rstrip("/")
+from sluice.pipelines.feed.sections import LocalFile, Secret, Size, Text
+from sluice.pipelines.feed.stores import MIB, StoreSettings
 
 
 def _tags(tags: dict[str, str]) -> dict[str, str]:
@@ -45,14 +21,9 @@ def _tags(tags: dict[str, str]) -> dict[str, str]:
     return tags
 
 
-class S3Settings(Settings):
-    """Access to the bucket.
+class S3Settings(StoreSettings):
+    """Access to the bucket. One upload request carries `part_bytes`."""
 
-    `retries` count per request. One upload request carries `part_bytes`. At most `buffer_bytes` wait for upload in a
-    process's memory; the rest waits on its disk.
-    """
-
-    endpoint: Annotated[Text, AfterValidator(_endpoint)] | None = None
     region: Text | None = None
     path_style: bool | None = None
     """Use `endpoint/bucket/key` instead of `bucket.endpoint/key`. None: do so if the feed names an endpoint."""
@@ -69,11 +40,7 @@ class S3Settings(Settings):
         dict[str, Annotated[str, BeforeValidator(lambda v: v if isinstance(v, str) else str(v))]], AfterValidator(_tags)
     ] = Field(default_factory=dict)
 
-    connect_timeout_ms: Millis = 5_000
-    read_timeout_ms: Millis = 60_000
-    retries: Annotated[int, BeforeValidator(number), Field(ge=0, le=100)] = 8
     part_bytes: Annotated[Size, Field(ge=5 * MIB, le=1024 * MIB)] = 8 * MIB
-    buffer_bytes: Size = 64 * MIB
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -86,6 +53,3 @@ class S3Settings(Settings):
         if self.kms_key and not (self.sse or "").startswith("aws:kms"):
             raise ValueError("has a kms_key without `sse: aws:kms`")
         return self
-
-    def __repr_args__(self) -> Any:
-        return [(k, v) for k, v in super().__repr_args__() if v not in (None, {})]

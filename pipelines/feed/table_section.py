@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, model_validator
 
 from sluice.pipelines.feed.sections import Duration, Settings, Text
+from sluice.pipelines.feed.stores import scheme
 from sluice.pipelines.model.tables import DELTA, ICEBERG
 from sluice.pipelines.schema.schema import Field as Column
 from sluice.pipelines.schema.schema import Kind, Schema, Type, path_below
@@ -189,12 +190,12 @@ _ESCAPE = re.compile("%[0-9A-Fa-f]{2}")
 
 def check_address(table: TableSettings, lake: str) -> None:
     """Raises ValueError if the format's library would write outside of the lake at this address."""
-    on_s3, wrong = lake.startswith("s3://"), ""
+    in_store, wrong = bool(scheme(lake)), ""
     if table.delta and (escape := _ESCAPE.search(lake)):
         wrong = f"deltalake takes {escape[0]} for another character"
-    elif table.delta and not on_s3 and "\\" in lake:
+    elif table.delta and not in_store and "\\" in lake:
         wrong = "deltalake takes \\ for /"
-    elif table.iceberg and on_s3 and (sign := next((c for c in "#?" if c in lake), "")):
+    elif table.iceberg and in_store and (sign := next((c for c in "#?" if c in lake), "")):
         wrong = f"PyIceberg takes {sign} for the end of the address"
     if wrong:
         raise ValueError(f"cannot lie in the lake {lake}: {wrong}; give the lake another name")

@@ -30,6 +30,7 @@ BRINGS = {
     "dagster_webserver": "ui",
     "boto3": "s3",
     "botocore": "s3",
+    "obstore": "gcs",
     "great_expectations": "contracts",
     "pandas": "pandas",
     "polars": "polars",

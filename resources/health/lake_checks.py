@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 from sluice.pipelines.batch.survey import list_topics
 from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew, Refused, SluiceError, docs_command
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.s3_section import S3Settings, bucket_and_prefix
+from sluice.pipelines.feed.s3_section import S3Settings
 from sluice.pipelines.feed.sections import CommitMode
+from sluice.pipelines.feed.stores import StoreSettings, place
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.log import list_feeds_without_files
 from sluice.pipelines.ledger.marks import check_marks, check_owner
@@ -32,7 +33,7 @@ from sluice.pipelines.model.health import (
     report_skipped,
     report_warning,
 )
-from sluice.pipelines.ports import Ports
+from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing import lost_entries
 from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import many
@@ -49,11 +50,16 @@ LEDGERS = "_sluice"
 _HASTY_MS = 5_000
 
 
-def examine_lake(address: str, settings: S3Settings) -> list[Diagnosis]:
-    """Returns all diagnoses of one lake."""
-    if address.startswith("s3://"):
+def examine_lake(address: str, settings: StoreSettings | None) -> list[Diagnosis]:
+    """Returns all diagnoses of one lake. `settings` are those of its object store; None: it is a folder."""
+    if settings is None:
+        return examine(Path(os.path.realpath(address)), IN_A_FOLDER)
+    if isinstance(settings, S3Settings):
         return examine(Bucketed(address, settings), ON_S3)
-    return examine(Path(os.path.realpath(address)), IN_A_FOLDER)
+    from sluice.resources.lake import open_store
+
+    hasty = {n: min(_HASTY_MS, getattr(settings, n)) for n in ("connect_timeout_ms", "read_timeout_ms")}
+    return examine(open_store(address, settings.model_copy(update=hasty | {"retries": 1})), IN_A_CLOUD)
 
 
 # -- in a folder
@@ -125,7 +131,7 @@ class Bucketed:
 
     @cached_property
     def prefix(self) -> str:
-        return bucket_and_prefix(self.address)[1]
+        return place(self.address).prefix
 
     @cached_property
     def bucket(self) -> Bucket:
@@ -133,30 +139,30 @@ class Bucketed:
 
         s = self.settings
         hasty = {n: min(_HASTY_MS, getattr(s, n)) for n in ("connect_timeout_ms", "read_timeout_ms")}
-        return Bucket(bucket_and_prefix(self.address)[0], s.model_copy(update=hasty | {"retries": 1}))
+        return Bucket(place(self.address).bucket, s.model_copy(update=hasty | {"retries": 1}))
 
 
 def check_access(lake: Bucketed) -> Iterator[Diagnosis]:
     """List once: checks address, region, credentials, bucket and the right to list."""
-    from sluice.resources.lake.s3_client import skew, told_skew
-    from sluice.resources.lake.s3_lake import MAX_SKEW_S
+    from sluice.resources.lake.object_lake import MAX_SKEW_S, describe_skew
+    from sluice.resources.lake.s3_client import skew
 
     answer = lake.bucket.call("list_objects_v2", "", Prefix=f"{lake.prefix}{LEDGERS}/", MaxKeys=1)
     summary = "the ledger can be listed" if answer.get("KeyCount") else "it can be listed, and nothing has landed yet"
     yield report_ok("listing", f"{lake.address}: {summary}")
     ahead = skew(answer)
     if abs(ahead) > MAX_SKEW_S:
-        yield report_failure("clock", f"{told_skew(ahead)} of the store's", "set this machine's clock (NTP)")
+        yield report_failure("clock", f"{describe_skew(ahead)} of the store's", "set this machine's clock (NTP)")
     else:
         yield report_ok(
-            "clock", "as the store's, to the second" if abs(ahead) < 2 else f"{told_skew(ahead)} of the store's"
+            "clock", "as the store's, to the second" if abs(ahead) < 2 else f"{describe_skew(ahead)} of the store's"
         )
 
 
 def conditional_writes(lake: Bucketed) -> Iterator[Diagnosis]:
     """Check for the note of the first writing process, which shows that the store passed the probe."""
-    from sluice.resources.lake.s3_client import NotThere
-    from sluice.resources.lake.s3_lake import PROBE_NOTE
+    from sluice.resources.lake.object_lake import PROBE_NOTE
+    from sluice.resources.lake.streams import NotThere
 
     with suppress(NotThere):
         lake.bucket.call("head_object", lake.prefix + PROBE_NOTE)
@@ -170,6 +176,34 @@ def conditional_writes(lake: Bucketed) -> Iterator[Diagnosis]:
 ON_S3: tuple[Check[Bucketed], ...] = (
     Check("listing", check_access),
     Check("conditional writes", conditional_writes),
+)
+
+
+# -- on Google Cloud and Azure
+
+
+def check_cloud_access(lake: Lake) -> Iterator[Diagnosis]:
+    """List once: checks address, credentials, bucket and the right to list."""
+    first = next(iter(lake.list(LEDGERS)), None)
+    summary = "the ledger can be listed" if first else "it can be listed, and nothing has landed yet"
+    yield report_ok("listing", f"{lake.uri}: {summary}")
+
+
+def check_cloud_probe(lake: Lake) -> Iterator[Diagnosis]:
+    """Check for the note of the first writing process, which shows that the store passed the probe."""
+    from sluice.resources.lake.object_lake import PROBE_NOTE
+
+    if lake.get(PROBE_NOTE) is not None:
+        yield report_ok("conditional writes", f"the store keeps them: tested by a run, which left {PROBE_NOTE}")
+    else:
+        yield report_skipped(
+            "conditional writes", "only a write shows it; the first run tests them before it writes anything else"
+        )
+
+
+IN_A_CLOUD: tuple[Check[Lake], ...] = (
+    Check("listing", check_cloud_access),
+    Check("conditional writes", check_cloud_probe),
 )
 
 

@@ -1,11 +1,13 @@
-"""The lake: a local folder or a bucket on S3, behind one port."""
+"""The lake: a local folder, or a bucket of an object store, behind one port."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.stores import StoreSettings, place, scheme
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.util import extras
 from sluice.resources.lake.local_lake import LocalLake
@@ -15,28 +17,46 @@ if TYPE_CHECKING:
 
 
 CLIENT_BYTES = 48 << 20
-"""Bytes that boto3 and its connections take in a process."""
+"""Bytes that a store's client and its connections take in a process."""
+_LAKES = {
+    "s3": ("s3_lake", "S3Lake"),
+    "gs": ("cloud_lake", "CloudLake"),
+    "az": ("cloud_lake", "CloudLake"),
+    "abfss": ("cloud_lake", "CloudLake"),
+}
+"""Modules and classes by the scheme of their addresses; imported late, since each needs an extra."""
 
 
 def open_lake(feed: Feed) -> Lake:
     """The feed's lake. Picklable; it opens nothing before the first call."""
-    if not feed.lake.startswith("s3://"):
-        return LocalLake(Path(feed.lake))
-    with extras.name_missing():
-        from sluice.resources.lake.s3_lake import S3Lake  # imported late: a local lake needs no boto3
+    return open_store(feed.lake, feed.store) if feed.store else LocalLake(Path(feed.lake))
 
-    return S3Lake(feed.lake, feed.s3)
+
+def open_store(address: str, settings: StoreSettings) -> Lake:
+    """The lake at that address of an object store."""
+    module, name = _LAKES[scheme(address)]
+    with extras.name_missing():
+        lake: Lake = getattr(import_module(f"{__name__}.{module}"), name)(address, settings)
+    return lake
 
 
 def memory_of(feed: Feed) -> int:
-    """Bytes of a task's memory that its lake takes: on S3, the client and the data that waits for upload."""
-    return CLIENT_BYTES + feed.s3.buffer_bytes if feed.lake.startswith("s3://") else 0
+    """Bytes of a task's memory that its lake takes: in a store, the client and the data that waits for upload."""
+    return CLIENT_BYTES + feed.store.buffer_bytes if feed.store else 0
+
+
+def strip_scheme(address: str) -> str:
+    """The path of a file for `arrow_files`: `bucket/key`, or the address itself outside of a store."""
+    if not scheme(address):
+        return address
+    root = place(address)
+    return f"{root.bucket}/{address.removeprefix(f'{root.root}/')}"
 
 
 def arrow_files(feed: Feed) -> FileSystem | None:
     """The file system by which Arrow reads addresses in the feed's lake; None if they are paths."""
-    if not feed.lake.startswith("s3://"):
+    if feed.store is None:
         return None
-    from sluice.resources.lake.s3_lake import filesystem
-
-    return filesystem(feed.lake, feed.s3)
+    module = import_module(f"{__name__}.{_LAKES[scheme(feed.lake)][0]}")
+    files: FileSystem = module.open_filesystem(feed.lake, feed.store)
+    return files

@@ -28,39 +28,13 @@ from pydantic import SecretStr
 
 from sluice.pipelines.errors import LakeFull, LakeUnavailable, NotAuthorized, SetupError, SluiceError, Terminal
 from sluice.pipelines.feed.s3_section import S3Settings
+from sluice.resources.lake.object_lake import describe_skew
+from sluice.resources.lake.streams import Block, NotKnown, NotThere, OutOfRange, Signal, Taken
 
 _CONNECTIONS = 32
 Answer = TypeVar("Answer")
 _ACCESS = ("endpoint", "region", "path_style", "ca_bundle", "profile", "access_key_id", "secret_access_key",
            "session_token", "connect_timeout_ms", "read_timeout_ms", "retries")  # fmt: skip
-
-
-class Signal(Terminal):
-    """An answer that its caller expects. A caller that does not expect it has met a store with a fault."""
-
-
-class NotThere(Signal): ...
-
-
-class Taken(Signal):
-    """The condition of the request does not hold: an object exists, or another one than expected."""
-
-
-class OutOfRange(Signal): ...
-
-
-class NotKnown(Signal):
-    """The store does not know the requested object."""
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Bytes of an object from `start` on, its size, and the tag of exactly that content."""
-
-    start: int
-    data: bytes
-    size: int
-    etag: str
 
 
 @dataclass(frozen=True)
@@ -391,7 +365,7 @@ def _region(error: boto.ClientError) -> str:
 
 
 def _apart(error: boto.ClientError) -> str:
-    return f"{told_skew(skew(error.response))} of its own"
+    return f"{describe_skew(skew(error.response))} of its own"
 
 
 def date(answer: Mapping[str, Any]) -> datetime:
@@ -409,8 +383,3 @@ def skew(answer: Mapping[str, Any]) -> float:
     Accurate to about a second plus the time that the answer took.
     """
     return (datetime.now(UTC) - date(answer)).total_seconds()
-
-
-def told_skew(seconds: float) -> str:
-    amount, way = round(abs(seconds)), "ahead" if seconds > 0 else "behind"
-    return f"this machine's clock is {amount // 60} min {amount % 60} s {way}"

@@ -10,24 +10,32 @@ uploads that never ended.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime
-from itertools import compress
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from sluice.pipelines.errors import LakeUnavailable, ProofFailed, SetupError, SluiceError, Terminal, Unknown
-from sluice.pipelines.feed.s3_section import S3Settings, bucket_and_prefix
+from sluice.pipelines.errors import SluiceError, Terminal
+from sluice.pipelines.feed.s3_section import S3Settings
+from sluice.pipelines.feed.stores import place
 from sluice.pipelines.ports import Stat
-from sluice.pipelines.util.parallel import map_parallel
-from sluice.resources.lake.s3_client import Bucket, NotKnown, NotThere, Taken, date, skew, told_skew
-from sluice.resources.lake.s3_streams import UPLOADS, WRITE_ID, ObjectReader, Upload, new_write, written_by
+from sluice.resources.lake.object_lake import (
+    PROBE_FOLDER,
+    PROBE_NOTE,
+    ObjectLake,
+    build_conditions_error,
+    build_listing_error,
+    check_skew,
+    is_path,
+)
+from sluice.resources.lake.s3_client import Bucket, date, skew
+from sluice.resources.lake.s3_streams import UPLOADS, WRITE_ID, Upload, written_by
+from sluice.resources.lake.streams import NotKnown, NotThere, Taken
 
 if TYPE_CHECKING:
     from pyarrow.fs import S3FileSystem
@@ -35,58 +43,30 @@ if TYPE_CHECKING:
 COPIED_AT_ONCE = 5 << 30
 """S3's limit for one copy: a larger object is copied by ranges."""
 COPY_RANGE = 512 << 20
-_KEY_BYTES = 1024
 
 
-class S3Lake:
-    """`ports.Lake` below `s3://bucket/prefix`. Safe across processes and threads; picklable; opens nothing itself."""
+class S3Lake(ObjectLake):
+    """The lake below `s3://bucket/prefix`."""
 
     def __init__(self, address: str, settings: S3Settings) -> None:
-        name, self._prefix = bucket_and_prefix(address)
-        self.uri, self.settings = address, settings
-        self.bucket = Bucket(name, settings)
+        super().__init__(address, settings)
+        self.settings = settings
+        self.bucket: Bucket = Bucket(self.place.bucket, settings)
 
-    def locate(self, path: str) -> str:
-        return f"s3://{self.bucket.name}/{self._key(path)}"
-
-    def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Create the object; False if it exists. Of several writers exactly one gets True.
-
-        Raises Unknown if no answer came, SetupError if the store cannot promise it.
-        """
-        key, write = self._key(path), new_write()
+    def _check_store(self) -> None:
         check_store(self.bucket, self._prefix)
-        try:
-            return create(self.bucket, key, data, write)
-        except LakeUnavailable as error:
-            raise Unknown(
-                f"no answer confirmed whether {path} was created in the lake: {error.message}",
-                remedy="run again: the ledger is read back first",
-            ) from error
 
-    def put_each_if_absent(self, files: Mapping[str, bytes]) -> frozenset[str]:
-        created = map_parallel(lambda path: self.put_if_absent(path, files[path]), tuple(files), patience=0)
-        return frozenset(compress(files, created))
+    def _create(self, key: str, data: bytes, write: str) -> bool:
+        return create(self.bucket, key, data, write)
 
     def put(self, path: str, data: bytes) -> None:
         self.bucket.send("put_object", self._key(path), bytes(data), **self.bucket.written_with)
-
-    def get(self, path: str) -> bytes | None:
-        key = self._key(path)
-        with suppress(NotThere):
-            return self.bucket.fetch(key).data
-        return None
-
-    def list(self, prefix: str, after: str = "") -> Iterator[str]:
-        """Objects below `prefix`, in the order of their keys, without other tools' folder objects and keys that are not
-        paths."""
-        return (stat.path for stat in self.stats(prefix, after))
 
     def folders(self, prefix: str) -> Iterator[str]:
         folder = f"{self._key(prefix.strip('/'))}/"
         for page in self.bucket.pages("list_objects_v2", Prefix=folder, Delimiter="/"):
             for one in page.get("CommonPrefixes", ()):
-                if _is_path(name := one["Prefix"].removeprefix(folder).rstrip("/")):
+                if is_path(name := one["Prefix"].removeprefix(folder).rstrip("/")):
                     yield name
 
     def stats(self, prefix: str, after: str = "") -> Iterator[Stat]:
@@ -95,64 +75,25 @@ class S3Lake:
         parameters = {"StartAfter": self._prefix + after} if after else {}
         for page in self.bucket.pages("list_objects_v2", Prefix=folder, **parameters):
             for one in page.get("Contents", ()):
-                if _is_path(path := one["Key"].removeprefix(self._prefix)):
+                if is_path(path := one["Key"].removeprefix(self._prefix)):
                     yield Stat(path, int(one.get("Size", 0)), one.get("ETag", ""))
 
-    def size(self, path: str) -> int | None:
-        return self._size(self._key(path))
-
-    def _size(self, key: str) -> int | None:
+    def _find_size(self, key: str) -> int | None:
         with suppress(NotThere):
             return int(self.bucket.call("head_object", key)["ContentLength"])
         return None
 
-    @contextmanager
-    def create(self, path: str) -> Iterator[BinaryIO]:
-        """An object that appears when the block ends. Raises Unknown if no answer confirmed it."""
-        upload = Upload(self.bucket, self._key(path))
-        try:
-            yield cast(BinaryIO, upload)
-            upload.finish()
-        except Unknown:
-            raise  # and nothing is cleaned up
-        except BaseException:
-            upload.abort()
-            raise
+    def _upload(self, key: str) -> Upload:
+        return Upload(self.bucket, key)
 
-    def open(self, path: str) -> BinaryIO:
-        """The object, read by ranges. If it is replaced during reading, reads raise LakeUnavailable."""
-        key = self._key(path)
-        with suppress(NotThere):
-            return cast(BinaryIO, ObjectReader(self.bucket, key))
-        raise FileNotFoundError(errno.ENOENT, "the file is not in the lake", path)
-
-    def show(self, source: str, target: str) -> None:
-        """Copy the object within the store.
-
-        Raises FileNotFoundError without a source, ProofFailed if something else is at the target.
-        """
-        origin, key = self._key(source), self._key(target)
-        there, here = self._size(key), self._size(origin)
-        if here is None:
-            raise FileNotFoundError(errno.ENOENT, "the file is not in the lake", source)
-        if there is not None and there != here:
-            raise ProofFailed(
-                f"{target} is visible already, with another size than the staged file",
-                remedy="another writer wrote into the lake's data folder: move that file away and run again",
-            )
-        if there is None:
-            try:
-                self._copy(origin, key, here)
-            except NotThere:
-                raise FileNotFoundError(errno.ENOENT, "the file is not in the lake", source) from None
-
-    def _copy(self, origin: str, key: str, size: int) -> None:
+    def _copy(self, origin: str, key: str, size: int) -> int:
         parameters: dict[str, Any] = {"CopySource": {"Bucket": self.bucket.name, "Key": origin}}
         if size > COPIED_AT_ONCE:
             self._copy_by_ranges(key, size, parameters)
-            return
+            return size
         tagged = {"TaggingDirective": "REPLACE"} if self.settings.tags else {}
         self.bucket.call("copy_object", key, **parameters, **tagged, **self.bucket.written_with)
+        return size
 
     def _copy_by_ranges(self, key: str, size: int, parameters: dict[str, Any]) -> None:
         upload = self.bucket.call("create_multipart_upload", key, **self.bucket.written_with)["UploadId"]
@@ -182,7 +123,7 @@ class S3Lake:
         for page in self.bucket.pages("list_multipart_uploads", Prefix=f"{self._key(prefix.strip('/'))}/"):
             now = date(page)
             for one in page.get("Uploads", ()):
-                if not _is_path(one["Key"].removeprefix(self._prefix)):
+                if not is_path(one["Key"].removeprefix(self._prefix)):
                     continue
                 with suppress(NotThere):  # it has ended since
                     newest = max(self._parts_of(one["Key"], one["UploadId"]), default=one["Initiated"])
@@ -200,23 +141,6 @@ class S3Lake:
         with suppress(NotThere):
             self.bucket.call("abort_multipart_upload", self._key(path), UploadId=upload)
 
-    def _key(self, path: str) -> str:
-        with suppress(UnicodeEncodeError):
-            key = self._prefix + path
-            if len(key.encode()) > _KEY_BYTES:
-                raise Terminal(f"{path[:300]}… is too long a name for S3", remedy="give the lake a shorter prefix")
-            if _is_path(path):
-                return key
-        raise Terminal(
-            f"{ascii(path)[:300]} is no path inside the lake {self.uri}",
-            remedy="look for `..`, an empty name, or a slash at the beginning or the end",
-        )
-
-
-def _is_path(name: str) -> bool:
-    """Returns whether the key names something inside the lake, also when it is read as a folder's path."""
-    return not any(p in ("", ".", "..") or "\0" in p for p in name.split("/"))
-
 
 def create(bucket: Bucket, key: str, data: bytes, write: str) -> bool:
     """Returns whether this write created the object. If its answer was lost, a second try returns "taken".
@@ -231,10 +155,6 @@ def create(bucket: Bucket, key: str, data: bytes, write: str) -> bool:
     return True
 
 
-MAX_SKEW_S = 300
-PROBE_NOTE = "_sluice/.probe.json"
-PROBE_FOLDER = "_sluice/.probe/"
-
 _checked_lakes: set[tuple[object, ...]] = set()
 
 
@@ -248,10 +168,10 @@ def check_store(bucket: Bucket, prefix: str) -> None:
 
 def _probe_store(bucket: Bucket, prefix: str) -> None:
     with suppress(NotThere):
-        return _check_clock(bucket.call("head_object", prefix + PROBE_NOTE))
+        return check_skew(skew(bucket.call("head_object", prefix + PROBE_NOTE)))
     key = f"{prefix}{PROBE_FOLDER}{secrets.token_hex(8)}"
     try:
-        _check_clock(_check_condition(bucket, key))
+        check_skew(skew(_check_condition(bucket, key)))
         _check_sight(bucket, key)
     finally:
         with suppress(SluiceError, NotThere):
@@ -270,11 +190,7 @@ def _check_condition(bucket: Bucket, key: str) -> Any:
             return first
     except NotKnown:
         pass
-    raise SetupError(
-        f"the store of s3://{bucket.name} does not honour conditional writes (If-None-Match): two runs could write "
-        "the same ledger entry",
-        remedy="use a store that does (Amazon S3, MinIO, Ceph, R2 of today), or a lake in a folder",
-    )
+    raise build_conditions_error(f"s3://{bucket.name}")
 
 
 def _check_sight(bucket: Bucket, key: str) -> None:
@@ -283,32 +199,20 @@ def _check_sight(bucket: Bucket, key: str) -> None:
     pages = bucket.pages("list_objects_v2", Prefix=folder, StartAfter=key[:-1])
     listed = any(one["Key"] == key for page in pages for one in page.get("Contents", ()))
     if not listed:
-        raise SetupError(
-            f"the store of s3://{bucket.name} does not list new objects: a reader could miss ledger entries",
-            remedy="use a store whose listings are consistent, or a lake in a folder",
-        )
-
-
-def _check_clock(answer: Any) -> None:
-    ahead = skew(answer)
-    if abs(ahead) > MAX_SKEW_S:
-        raise SetupError(
-            f"{told_skew(ahead)} of the store's: windows would be closed by a wrong time",
-            remedy="set this machine's clock (NTP), then run again",
-        )
+        raise build_listing_error(f"s3://{bucket.name}")
 
 
 _FIRST, _SECOND = b"first", b"second"
 
 
-def filesystem(address: str, settings: S3Settings) -> S3FileSystem:
+def open_filesystem(address: str, settings: S3Settings) -> S3FileSystem:
     """Returns Arrow's file system for paths `bucket/key`: it reads in parallel, outside Python.
 
     It uses boto3's endpoint, region and credentials of this moment. Raises NotAuthorized, SetupError.
     """
     from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem  # late: only readers use it
 
-    bucket = Bucket(bucket_and_prefix(address)[0], settings)
+    bucket = Bucket(place(address).bucket, settings)
     client, credentials = bucket.client, bucket.credentials
     endpoint = urlsplit(client.meta.endpoint_url)
     elsewhere = {"scheme": endpoint.scheme, "endpoint_override": endpoint.netloc}

@@ -25,6 +25,7 @@ from typing import Any
 from sluice.pipelines.batch.result import BatchResult, Landed
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.stores import place, scheme
 from sluice.pipelines.lake import paths
 from sluice.pipelines.model.receipts import count_files
 from sluice.pipelines.records.rows.row_format import landed_schema
@@ -171,10 +172,10 @@ def kafka_namespace(feed: Feed) -> str:
 def lake_name(feed: Feed) -> tuple[str, str]:
     """Namespace and name of the folder with the feed's rows."""
     location = open_lake(feed).locate(paths.visible_roots(feed.name)[0])
-    if not location.startswith("s3://"):
+    if not scheme(location):
         return "file", location
-    bucket, _, key = location.removeprefix("s3://").partition("/")
-    return f"s3://{bucket}", key
+    root = place(location).root
+    return root, location.removeprefix(f"{root}/")
 
 
 def _datasets(feed: Feed, landed: Landed) -> tuple[list[Any], list[Any]]:

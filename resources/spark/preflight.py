@@ -181,7 +181,7 @@ def _of(driver: ExecutorAnswer, answer: ExecutorAnswer) -> Iterator[tuple[str, s
         if why:
             yield f"do not reach Kafka{' at ' if address else ''}{address}: {why}", _way_to_kafka(why), True
     if answer.lake:
-        remedy = "a cluster needs a lake that every host reaches: s3://…, or a folder that all of them mount alike"
+        remedy = "a cluster needs a lake that every host reaches: a bucket, or a folder that all of them mount alike"
         yield f"do not reach the lake: {answer.lake}", remedy, True
     if abs(answer.skew) > CLOCK_MS:
         ahead = "ahead of" if answer.skew > 0 else "behind"

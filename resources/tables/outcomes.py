@@ -24,7 +24,7 @@ from sluice.pipelines.errors import (
     Unknown,
 )
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.s3_section import bucket_and_prefix
+from sluice.pipelines.feed.stores import place, scheme
 from sluice.pipelines.util import extras
 
 _AWAY = {"SQLAlchemyError", "OSError", "RESTError", "RequestException", "BotoCoreError", "ClientError", "TException"}
@@ -142,11 +142,11 @@ class StoreAccess:
 
 def access_of(feed: Feed) -> StoreAccess | None:
     """How to reach the feed's lake on S3; None for a lake in a folder. Raises NotAuthorized, SetupError."""
-    if not feed.lake.startswith("s3://"):
+    if scheme(feed.lake) != "s3":
         return None
     with extras.name_missing():
         from sluice.resources.lake.s3_client import Bucket
-    bucket = Bucket(bucket_and_prefix(feed.lake)[0], feed.s3)
+    bucket = Bucket(place(feed.lake).bucket, feed.s3)
     credentials, meta = bucket.credentials, bucket.client.meta
     return StoreAccess(
         meta.endpoint_url, meta.region_name, credentials.access_key, credentials.secret_key, credentials.token

@@ -33,7 +33,7 @@ from sluice.pipelines.records.rows.row_format import QUARANTINED, landed_schema
 from sluice.pipelines.schema.arrays import plain
 from sluice.pipelines.util import extras, units
 from sluice.pipelines.util.units import show_window
-from sluice.resources.lake import arrow_files, open_lake
+from sluice.resources.lake import arrow_files, open_lake, strip_scheme
 from sluice.resources.project import Project
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class Windows:
 
     @property
     def _arrow_paths(self) -> list[str]:
-        return [path.removeprefix("s3://") for path in self.paths]
+        return [strip_scheme(path) for path in self.paths]
 
     def dataset(self) -> pyarrow.dataset.Dataset:
         """A dataset, scanned on demand: for rows that do not fit into memory, or if you need only a few columns."""

@@ -16,7 +16,7 @@ from tests.faults.account import SEED, Account
 from tests.faults.arena import Arena, opened
 from tests.faults.field import Field
 from tests.faults.nemeses.lakes import on_s3
-from tests.resources.lake.s3_faults import Proxy, proxy
+from tests.resources.lake.s3_faults import Proxy, run_proxy
 from tests.stores import Store
 
 
@@ -108,7 +108,7 @@ def store(s3_store: Store) -> Iterator[Proxy]:
     """A store that speaks S3 as runs see it: its bad days are the proxy's."""
     if not s3_store.local:
         pytest.skip("faults are played before moto's server")
-    with proxy(s3_store.settings.endpoint or "") as found:
+    with run_proxy(s3_store.settings.endpoint or "") as found:
         yield found
 
 

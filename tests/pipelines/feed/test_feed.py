@@ -259,7 +259,7 @@ def test_start_has_no_default(write: Write, text: str) -> None:
         ({"s3": {"tags": dict.fromkeys("abcdefghijk", "x")}}, "s3.tags: has more than 10 tags"),
         ({"s3": {"part_bytes": "1MiB"}}, "s3.part_bytes: should be greater than or equal to 5242880"),
         ({"s3": {"acces_key_id": "x"}}, "s3.acces_key_id: is unknown\n  → did you mean `access_key_id`?"),
-        ({"lake": "gs://bucket"}, "lake: is neither a folder nor s3://"),
+        ({"lake": "hdfs://bucket"}, "lake: is neither a folder nor an address of a store"),
         ({"lake": "~nobody-of-this-name/x"}, "lake: starts with ~"),
         ({"group": "a\nb"}, "group: has characters that cannot be printed"),
         ({"landing": {"compression": "brotli"}}, "landing.compression: should be"),
@@ -758,6 +758,9 @@ def keys_of(model: type[BaseModel]) -> set[str]:
 def test_a_lake_on_s3_is_named_as_it_is(write: Write) -> None:
     for written, meant in (("s3://bucket", "s3://bucket"), ("s3://bucket/a/b/", "s3://bucket/a/b")):
         assert load_feed(write(lake=written), {}).lake == meant
+    clouds = ("gs://bucket/a", "az://container/a", "abfss://container@account.dfs.core.windows.net/a")
+    for written in clouds:
+        assert load_feed(write(lake=f"{written}/"), {}).lake == written
     feed = load_feed(write(s3={"tags": {"cost": 7}, "endpoint": "http://127.0.0.1:9000/"}), {})
     assert (feed.s3.tags, feed.s3.endpoint) == ({"cost": "7"}, "http://127.0.0.1:9000")
 
@@ -786,7 +789,7 @@ def test_the_examples_of_the_docs_are_feeds_and_the_full_one_shows_the_defaults(
         for text in re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)
     )
     assert full == least
-    assert len(others) == 2
+    assert len(others) == 3
 
 
 def test_feeds_lie_in_folders_too(tmp_path: Path) -> None:

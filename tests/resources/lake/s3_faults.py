@@ -38,7 +38,7 @@ class Rule:
     seconds: float = 0
     then: Callable[[], None] = lambda: None
 
-    def fits(self, line: str) -> bool:
+    def matches(self, line: str) -> bool:
         return self.times != 0 and re.search(self.match, line) is not None
 
 
@@ -53,16 +53,16 @@ class Proxy:
         with self.lock:
             self.seen.append(line)
             for rule in self.rules:
-                if rule.fits(line):
+                if rule.matches(line):
                     rule.times -= 1
                     return rule
         return None
 
 
 @contextmanager
-def proxy(upstream: str) -> Iterator[Proxy]:
+def run_proxy(upstream: str) -> Iterator[Proxy]:
     """A proxy on loopback before the endpoint, while the block lasts."""
-    handler = type("Handler", (_Handler,), {"upstream": upstream.removeprefix("http://")})
+    handler = type("Proxied", (Handler,), {"upstream": upstream.removeprefix("http://")})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     handler.proxy = found = Proxy(f"http://127.0.0.1:{server.server_port}")  # type: ignore[attr-defined]
@@ -76,10 +76,10 @@ def proxy(upstream: str) -> Iterator[Proxy]:
         thread.join()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     upstream = ""
-    proxy: Proxy
+    proxy: Proxy | None = None
 
     def log_message(self, *_: Any) -> None: ...
 
@@ -87,14 +87,14 @@ class _Handler(BaseHTTPRequestHandler):
         with suppress(ConnectionError):  # nobody waits for the answer any more
             super().handle()
 
-    def _any(self) -> None:
-        rule = self.proxy.take(f"{self.command} {self.path}")
+    def _handle_any(self) -> None:
+        rule = self.proxy.take(f"{self.command} {self.path}") if self.proxy else None
         chunked = "chunked" in self.headers.get("Transfer-Encoding", "")
         length = int(self.headers.get("Content-Length") or 0)
         if rule and rule.how == "reset":
             self.rfile.read(1 if chunked else length // 2)
             return self._cut_off()
-        body = b"".join(self._chunks()) if chunked else self.rfile.read(length)
+        body = b"".join(self._read_chunks()) if chunked else self.rfile.read(length)
         if rule and rule.how == "slow":
             time.sleep(rule.seconds)
         if rule and rule.how == "refuse":
@@ -107,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(rule.status, {"Content-Type": "application/xml"}, text)
         if rule and rule.how == "ignore":
             del self.headers["If-None-Match"]
-        status, headers, data = self._upstream(body)
+        status, headers, data = self._ask_upstream(body)
         if rule:
             rule.then()
         if rule and rule.how == "lose":
@@ -117,16 +117,16 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Date"] = formatdate(then, usegmt=True)
         self._answer(status, headers, data, cut=bool(rule and rule.how == "cut"))
 
-    def _chunks(self) -> Iterator[bytes]:
+    def _read_chunks(self) -> Iterator[bytes]:
         while size := int(self.rfile.readline().split(b";")[0], 16):
             yield self.rfile.read(size)
             self.rfile.readline()
         while self.rfile.readline().strip():  # what trails the last chunk
             pass
 
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _any
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _handle_any
 
-    def _upstream(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
+    def _ask_upstream(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection(self.upstream, timeout=30)
         ours = ("expect", "connection", "transfer-encoding")
         passed = {k: v for k, v in self.headers.items() if k.lower() not in ours}

@@ -17,19 +17,25 @@ from sluice.pipelines.errors import ProofFailed, Terminal
 from sluice.pipelines.ports import Lake
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.lake.s3_lake import S3Lake
+from tests.clouds import CloudStore
 from tests.stores import Store
 
 _numbers = itertools.count()
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(params=["local", "s3", "azure", "google"])
 def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Lake]]:
-    """Makes an empty lake of the one kind or the other."""
+    """Makes an empty lake of each kind."""
     if request.param == "local":
         yield lambda: LocalLake(tmp_path / f"lake-{next(_numbers)}" / "of" / "ours")
         return
-    store: Store = request.getfixturevalue("s3_store")
-    yield lambda: S3Lake(store.lake(), store.settings)
+    if request.param == "s3":
+        store: Store = request.getfixturevalue("s3_store")
+        yield lambda: S3Lake(store.lake(), store.settings)
+        return
+    cloud: CloudStore = request.getfixturevalue(f"{request.param}_store")
+    module = pytest.importorskip("sluice.resources.lake.cloud_lake")
+    yield lambda: module.CloudLake(cloud.lake(), cloud.settings)
 
 
 @pytest.fixture

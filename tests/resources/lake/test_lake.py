@@ -28,14 +28,14 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import OriginEntry, OriginItem, SkipEntry
 from sluice.pipelines.operating.repairs import RepairKind
 from sluice.pipelines.publishing.publish import abandon
-from sluice.resources.lake import s3_client, s3_lake, s3_streams
+from sluice.resources.lake import s3_client, s3_lake, s3_streams, streams
 from sluice.resources.lake import s3_lake as lake_s3
 from sluice.resources.lake.s3_client import Bucket
 from sluice.resources.lake.s3_lake import S3Lake
 from sluice.testing.engine import MemoryLiveness
 from tests.pipelines.operating.test_repair import World
 from tests.pipelines.publishing.test_publish import KEY
-from tests.resources.lake.s3_faults import Proxy, Rule, proxy
+from tests.resources.lake.s3_faults import Proxy, Rule, run_proxy
 from tests.stores import Store
 
 MIB = 1 << 20
@@ -53,7 +53,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 def one_proxy(s3_store: Store) -> Iterator[Proxy]:
     if not s3_store.local:
         pytest.skip("faults are played before moto's server")
-    with proxy(s3_store.settings.endpoint or "") as found:
+    with run_proxy(s3_store.settings.endpoint or "") as found:
         yield found
 
 
@@ -358,12 +358,12 @@ def test_memory_is_bounded_whatever_waits(lake: S3Lake, s3_store: Store) -> None
             upload.write(bytes(MIB))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert s3_streams._memory._held <= 16 * MIB
+    assert streams._memory._held <= 16 * MIB
     assert peak < 32 * MIB
     begun[0].finish()
     for upload in begun[1:]:
         upload.abort()
-    assert s3_streams._memory._held == 0
+    assert streams._memory._held == 0
     assert [bounded.size("x/0"), bounded.size("x/1")] == [6 * MIB, None]
 
 
@@ -372,7 +372,7 @@ def test_a_disk_without_room_for_what_waits_is_told_where_it_is_written(
 ) -> None:
     """Also the few bytes that a buffer would have kept until the upload."""
     monkeypatch.setattr("tempfile.TemporaryFile", partial(open, "/dev/full", "w+b"))
-    monkeypatch.setattr(s3_streams._memory, "_held", MIB)
+    monkeypatch.setattr(streams._memory, "_held", MIB)
     bounded = S3Lake(lake.uri, s3_store.settings.model_copy(update={"buffer_bytes": MIB, "part_bytes": 8 * MIB}))
     with pytest.raises(LakeFull) as refused, bounded.create("x") as file:
         file.write(b"a few")
@@ -384,7 +384,7 @@ def test_parts_grow_so_that_any_object_fits_into_ten_thousand() -> None:
     upload = s3_streams.Upload(Bucket("b", S3Settings(part_bytes=8 * MIB)), "x")
     sizes = []
     for upload._sent in range(10_000):
-        sizes.append(upload._part_size())
+        sizes.append(upload._choose_part_size())
     assert sizes[0] == sizes[999] == 8 * MIB
     assert sizes[1000] == 16 * MIB
     assert sum(sizes) > 5 << 40, "5 TiB, S3's limit of one object"

@@ -1,0 +1,207 @@
+"""Emulators of Azure's and Google's stores on loopback, as `make lakes` installs them: Azurite, and fake-gcs-server.
+
+object_store speaks Google's XML API, of which fake-gcs-server knows reads and listings only: a front translates writes
+and copies to the JSON API, conditions included. Each emulator's data ends with it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import http.client
+import json
+import os
+import re
+import secrets
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.utils import formatdate
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any
+from urllib.parse import quote, unquote
+from urllib.request import Request, urlopen
+
+import pytest
+
+from sluice.pipelines.feed.stores import AzureSettings, GcsSettings, StoreSettings
+from tests.resources.lake.s3_faults import Handler
+
+BUILT = Path(__file__).parents[1] / "build" / "lakes"
+AZURITE = BUILT / "node_modules" / ".bin" / "azurite-blob"
+FAKE_GCS = BUILT / "bin" / "fake-gcs-server"
+ACCOUNT = "devstoreaccount1"
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""Azurite's, the same for everyone."""
+BUCKET = "lake"
+
+
+@dataclass(frozen=True)
+class CloudStore:
+    """A bucket, and the settings that reach it."""
+
+    scheme: str
+    settings: StoreSettings
+
+    def lake(self) -> str:
+        """The address of a lake that nobody else has."""
+        return f"{self.scheme}://{BUCKET}/{secrets.token_hex(6)}"
+
+    @property
+    def section(self) -> str:
+        return {"az": "azure", "gs": "gcs"}[self.scheme]
+
+    def lines(self) -> dict[str, str]:
+        """The values of `lake` and of the store's section, as YAML."""
+        access = {"endpoint": self.settings.endpoint, "retries": self.settings.retries}
+        access |= {"account": ACCOUNT, "account_key": KEY} if self.scheme == "az" else {"token": "emulator"}
+        return {"lake": self.lake(), self.section: json.dumps(access)}
+
+    def pass_through(self, endpoint: str) -> CloudStore:
+        """The same, through a proxy."""
+        return CloudStore(self.scheme, self.settings.model_copy(update={"endpoint": endpoint}))
+
+
+@contextmanager
+def run_azurite() -> Iterator[CloudStore]:
+    """Azurite with an empty container. Skips the test without it."""
+    _require(AZURITE)
+    port = _free_port()
+    command = [str(AZURITE), "--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence", "--silent"]
+    endpoint = f"http://127.0.0.1:{port}"
+    with _run_server([*command, "--skipApiVersionCheck", "--disableTelemetry"], port):
+        create_container(endpoint, BUCKET)
+        settings = {"endpoint": endpoint, "account": ACCOUNT, "account_key": KEY, "retries": 3}
+        yield CloudStore("az", AzureSettings.model_validate(settings))
+
+
+@contextmanager
+def run_google() -> Iterator[CloudStore]:
+    """fake-gcs-server with an empty bucket, behind its front. Skips the test without it."""
+    _require(FAKE_GCS)
+    port = _free_port()
+    host = ["-host", "127.0.0.1", "-port", str(port), "-public-host", f"127.0.0.1:{port}"]
+    with (
+        _run_server([str(FAKE_GCS), "-backend", "memory", "-scheme", "http", *host, "-log-level", "error"], port),
+        _serve_front(port) as endpoint,
+    ):
+        body = json.dumps({"name": BUCKET}).encode()
+        urlopen(Request(f"http://127.0.0.1:{port}/storage/v1/b?project=p", body, {"Content-Type": "application/json"}))
+        settings = {"endpoint": endpoint, "token": "emulator", "retries": 3}
+        yield CloudStore("gs", GcsSettings.model_validate(settings))
+
+
+def _require(program: Path) -> None:
+    if not program.exists():
+        pytest.skip(f"{program.name} is not installed: make lakes does it")
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@contextmanager
+def _run_server(command: list[str], port: int) -> Iterator[None]:
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ))
+    try:
+        until = time.monotonic() + 60
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            assert process.poll() is None, f"{command[0]} does not start"
+            assert time.monotonic() < until, f"{command[0]} does not answer"
+            time.sleep(0.1)
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def create_container(endpoint: str, name: str) -> None:
+    date, version = formatdate(usegmt=True), "2021-08-06"
+    signed = (
+        f"PUT{chr(10) * 12}x-ms-date:{date}\nx-ms-version:{version}\n/{ACCOUNT}/{ACCOUNT}/{name}\nrestype:container"
+    )
+    signature = base64.b64encode(hmac.digest(base64.b64decode(KEY), signed.encode(), hashlib.sha256)).decode()
+    headers = {"x-ms-date": date, "x-ms-version": version, "Authorization": f"SharedKey {ACCOUNT}:{signature}"}
+    address = f"{endpoint}/{ACCOUNT}/{name}?restype=container"
+    urlopen(Request(address, method="PUT", data=b"", headers=headers | {"Content-Type": ""}))
+
+
+# -- Google's XML API before its JSON API
+
+
+class _Front(Handler):
+    """Passes requests on as they are, but writes and copies."""
+
+    alone = Lock()
+
+    def _ask_upstream(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        path, _, _ = self.path.partition("?")
+        parts = re.fullmatch(r"/([^/]+)/(.+)", path)
+        del self.headers["Host"]  # fake-gcs-server answers to its own name alone
+        if self.command != "PUT" or parts is None or path.startswith(("/storage/", "/upload/")):
+            status, headers, data = super()._ask_upstream(body)
+            if status == 500 and b"no bucket named" in data:
+                return 404, headers, b"<Error><Code>NoSuchBucket</Code><Message>nobody made it</Message></Error>"
+            return status, headers, data
+        bucket, key = parts[1], unquote(parts[2])
+        generation = self.headers.get("x-goog-if-generation-match")
+        condition = f"ifGenerationMatch={generation}" if generation else ""
+        with self.alone:
+            if source := self.headers.get("x-goog-copy-source"):
+                return self._copy(source, bucket, key, condition)
+            return self._write(bucket, key, condition, body)
+
+    def _copy(self, source: str, bucket: str, key: str, condition: str) -> tuple[int, dict[str, str], bytes]:
+        before, _, origin = unquote(source).strip("/").partition("/")
+        to = f"rewriteTo/b/{bucket}/o/{quote(key, safe='')}?{condition}"
+        return self._send_json(
+            "POST", f"/storage/v1/b/{before}/o/{quote(origin, safe='')}/{to}", b"{}", "application/json"
+        )
+
+    def _write(self, bucket: str, key: str, condition: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        mark, own = "x-goog-meta-", {k.lower(): v for k, v in self.headers.items()}
+        about = {"name": key, "metadata": {k.removeprefix(mark): v for k, v in own.items() if k.startswith(mark)}}
+        cut = secrets.token_hex(16)
+        text = f"--{cut}\r\nContent-Type: application/json\r\n\r\n{json.dumps(about)}\r\n--{cut}\r\n"
+        text += "Content-Type: application/octet-stream\r\n\r\n"
+        message = text.encode() + body + f"\r\n--{cut}--".encode()
+        path = f"/upload/storage/v1/b/{bucket}/o?uploadType=multipart&{condition}"
+        return self._send_json("POST", path, message, f"multipart/related; boundary={cut}")
+
+    def _send_json(self, method: str, path: str, body: bytes, kind: str) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection(self.upstream, timeout=30)
+        connection.request(method, path, body, {"Content-Type": kind})
+        answer = connection.getresponse()
+        data = answer.read()
+        connection.close()
+        if answer.status >= 300:
+            return answer.status, {}, data
+        about: Mapping[str, Any] = json.loads(data)
+        about = about.get("resource", about)
+        return 200, {"ETag": f'"{about["etag"].strip(chr(34))}"', "x-goog-generation": about["generation"]}, b""
+
+
+@contextmanager
+def _serve_front(port: int) -> Iterator[str]:
+    handler = type("Front", (_Front,), {"upstream": f"127.0.0.1:{port}"})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
