@@ -77,7 +77,6 @@ _SPEED: Mapping[str, _Cell] = {
 _RATIOS = ("speed ratio", "CPU ns/record", "CPU ratio")
 _PROCESSES: Mapping[str, _Cell] = {name: _process(kind) for kind, name in _KINDS.items()}
 _ELSEWHERE: Mapping[str, _Cell] = {"CPU elsewhere": lambda race, r: _number(r.elsewhere, "{:.0%}")}
-_PEERS: Mapping[str, _Cell] = {"benchmark": lambda race, r: race.name, **_SPEED, **_PROCESSES, **_ELSEWHERE}
 _FLAT: Mapping[str, _Cell] = {
     "records": lambda race, r: f"{race.records:,}",
     "partitions": lambda race, r: str(race.partitions),
@@ -198,17 +197,20 @@ def _provenance(run: Provenance, races: Sequence[RaceResult]) -> list[tuple[str,
 
 
 def to_markdown(report: BenchReport) -> str:
-    """Returns every result as Markdown: an overview, the plot, then a table each for peers, parts, sizes and calls."""
+    """Returns results as Markdown: Sluice and Spark, the plot, then tables of other peers, parts, sizes and calls."""
     races, flat = _split(report)
     parts = []
     if races:
         parts += [_overview(races), f"![Speed next to Spark's Kafka connector]({PLOT})"]
-        parts += ["### Each peer", _table(_PEERS, races)]
+        others = [_list_cells(race, r) for race in races for r in race.results[1:] if r.peer != SPARK.name]
+        names = ("benchmark", "peer", "records/s", *_RATIOS)
+        parts += ["### Other peers", _lines(names, ["---"] * 2 + ["--:"] * 4, others)] if others else []
         parts += ["### Parts alone", _list_parts(races)] if any(race.over_budget for race in races) else []
     if flat:
         parts += [f"### {FLAT}", _sentence(_about_flat(flat)), _table(_FLAT, flat)]
-    for names, facts_of_call in _provenances(report):
-        parts += [f"### Measured: {', '.join(names)}", "\n".join(f"- {name}: {text}" for name, text in facts_of_call)]
+    calls = [(", ".join(names), dict(call)) for names, call in _provenances(report)]
+    rows = [[names, call["when"][:10], call["machine"], f"`{call['command']}`"] for names, call in calls]
+    parts += ["### Measured", _lines(("benchmarks", "on", "machine", "command"), ["---"] * 4, rows)]
     return "\n\n".join(parts)
 
 
@@ -222,6 +224,10 @@ def _overview(races: Sequence[RaceResult]) -> str:
         row += [f"{spark.rate:,.0f}", _ratio(race, spark)] if spark else ["", ""]
         rows.append([*row, _number(ours.cpu_ns), _cpu_ratio(race, spark) if spark else ""])
     return _lines(names, ["---"] + ["--:"] * (len(names) - 1), rows)
+
+
+def _list_cells(race: RaceResult, result: PeerResult) -> list[str]:
+    return [race.name, *(_SPEED[name](race, result) for name in ("peer", "records/s", *_RATIOS))]
 
 
 def _list_parts(races: Sequence[RaceResult]) -> str:
