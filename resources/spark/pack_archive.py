@@ -76,12 +76,13 @@ _LEFT_OUT = re.compile(
     r"""(^|/)(tests?|testing|include|__pycache__)/ | \.(pyc|pyi|pxd|pxi|pyx|h|hpp|c|cc|cpp|a|cmake|f2py_f2cmap)$
     | ^pyarrow/(src|vendored/tests)/
     | ^pyarrow/(lib)?_?(arrow_flight|gandiva|arrow_s3|flight|orc|s3fs|gcsfs|azurefs|hdfs|cuda)[._]
-    | ^pyarrow/libarrow_python\.so(\.\d+\.\d+\.\d+)?$
     | ^numpy/(f2py|distutils|doc)/ | ^numba/(cuda|pycc)/ | ^boto3/(data|examples)/
     | ^botocore/data/(?!s3/|glue/|sts/|sso/|sso-oidc/|signin/|[^/]+$)
     | \.dist-info/(?!METADATA$)""",
     re.VERBOSE,
 )
+_COPIES = re.compile(r"^pyarrow/libarrow_python\.so(\.\d+\.\d+\.\d+)?$")
+"""Copies of libarrow_python.so.NNNN, by which libraries load it. pyarrow 18 has no number."""
 _NOT_CODE = re.compile(r"(^|/)(__pycache__|\..*)(/|$)|\.(pyc|pyi)$")
 _BLOCK = 4 << 20
 _KEPT = 3
@@ -264,7 +265,9 @@ def _theirs(distribution: metadata.Distribution) -> list[_PackedFile]:
             f"{distribution.metadata['Name']} does not list its files",
             remedy="install it by pip or uv, or name an archive of your own: `spark: {environment: PATH}`",
         )
-    names = (str(PurePosixPath(f)) for f in distribution.files)
+    names = [str(PurePosixPath(f)) for f in distribution.files]
+    if any(n.startswith("pyarrow/libarrow_python.so.") for n in names):
+        names = [n for n in names if not _COPIES.search(n)]
     inside = sorted(n for n in names if not n.startswith(("..", "/")) and not _LEFT_OUT.search(n))
     files = [_PackedFile(n, Path(str(distribution.locate_file(n)))) for n in inside]
     return [f for f in files if f.source.is_file()]

@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import tarfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,6 +32,23 @@ def test_a_pack_serves_a_python_that_has_nothing(tmp_path: Path) -> None:
     bare = {"PYTHONPATH": str(tmp_path), "HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     said = subprocess.run([sys.executable, "-S", "-c", ask], env=bare, capture_output=True, text=True, check=True)
     assert said.stdout == "True\n", "what was compiled here is not compiled there"
+
+
+@pytest.mark.parametrize(
+    ("names", "packed"),
+    [
+        (("libarrow_python.so",), "libarrow_python.so"),
+        (("libarrow_python.so", "libarrow_python.so.2600", "libarrow_python.so.2600.1.0"), "libarrow_python.so.2600"),
+    ],
+)
+def test_a_pack_has_one_libarrow_python(names: tuple[str, ...], packed: str, tmp_path: Path) -> None:
+    """By the name that other libraries load: pyarrow 18 has no number in it."""
+    (tmp_path / "pyarrow").mkdir()
+    files = [PurePosixPath("pyarrow", name) for name in names]
+    for file in files:
+        (tmp_path / file).touch()
+    pyarrow = SimpleNamespace(files=files, locate_file=lambda name: tmp_path / name)
+    assert [file.path for file in pack_archive._theirs(pyarrow)] == [f"pyarrow/{packed}"]
 
 
 def test_protoc_runs_where_only_pythonpath_leads_to_packages(tmp_path: Path) -> None:
