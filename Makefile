@@ -1,6 +1,6 @@
 # Targets for developers. Each sets up .venv from the lock, and Java for Kafka and Spark.
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check pytest bench faults readers matrix cluster-test production-like soak fuzz lakes postgres lock clean setup wheel first-row docs
+.PHONY: help demo test quick check pytest bench faults readers matrix cluster-test production-like soak fuzz lakes airflow postgres lock clean setup wheel first-row docs
 
 READY := .venv/.ready
 # If it is set, every process compiles all its imports, for seconds.
@@ -59,6 +59,13 @@ build/readers/spark41: $(READY)
 
 build/readers/chdb: $(READY)
 	rm -rf $@ && .venv/bin/python -m venv $@ && $@/bin/pip install -q chdb==4.4.0 pyarrow==26.0.1 && touch $@
+
+airflow: setup build/airflow/3.3 build/airflow/2.10  ## DAGs of feeds in Airflow 3 and 2.10, headless, on a real Kafka
+	SLUICE_AIRFLOW=build/airflow/3.3:build/airflow/2.10 .venv/bin/python -m pytest -m airflow -v -n 0 tests/airflow $(ARGS)
+
+build/airflow/%: tests/airflow/constraints-%.txt $(READY)
+	rm -rf $@ && .venv/bin/python -m venv $@
+	$@/bin/pip install -q apache-airflow -e '.[kafka,duckdb]' -c $< && touch $@
 
 cluster-test: setup  ## landings on a standalone Spark with bare workers, while its processes are killed
 	.venv/bin/python -m pytest -m cluster -v tests/cluster tests/faults/test_cluster.py tests/resources/spark $(ARGS)

@@ -5,7 +5,7 @@ It uses the ledger and exactly the window's files. Kafka is asked only about a w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -286,3 +286,31 @@ def _describe_pending(s: WindowStanding) -> str:
 
 
 _NAMED = 3
+
+
+LookAtWindow = Callable[[], tuple[WindowStanding, bool]]
+"""Returns a window's state, and True if it is complete and readers can read its files."""
+
+
+def watch_window(feed: Feed, ports: Ports, start: int) -> LookAtWindow:
+    """Returns a function that reads new ledger entries at each call. Reads the lake only.
+
+    Raises UsageError for no start of a window; the function raises it for one before the feed's first, and
+    WindowRetired.
+    """
+    windows.check_aligned(start, feed.window)
+    ledger = Ledger(ports.lake, feed.name, ports.clock)
+
+    def look() -> tuple[WindowStanding, bool]:
+        state = ledger.read()
+        windows.check_begun(start, feed.window, state)
+        manifest.demand_kept(ledger, state, feed.name, start, feed.window)
+        window = strip.standing(state, feed.window, start, ports.clock())
+        if window.standing is not Standing.LANDED:
+            return window, False
+        if manifest.is_declared(ports.lake, feed.name, start, feed.window):
+            return window, True
+        parts = manifest.read_window_files(ledger, start, feed.window).parts
+        return window, not manifest.find_missing(ports.lake, parts)
+
+    return look

@@ -112,7 +112,7 @@ class _Events:
     def make(self, kind: str, landed: Landed | None = None, error: BaseException | None = None) -> Any:
         from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
 
-        inputs, outputs = _datasets(self._landing.feed, landed) if landed else ([], [])
+        inputs, outputs = list_datasets(self._landing.feed, landed) if landed else ([], [])
         return RunEvent(
             eventType=RunState[kind],
             eventTime=_time(datetime.now(UTC)),
@@ -178,7 +178,8 @@ def lake_name(feed: Feed) -> tuple[str, str]:
     return root, location.removeprefix(f"{root}/")
 
 
-def _datasets(feed: Feed, landed: Landed) -> tuple[list[Any], list[Any]]:
+def list_datasets(feed: Feed, landed: Landed) -> tuple[list[Any], list[Any]]:
+    """Returns the topics and the rows of a landing, as OpenLineage's inputs and outputs."""
     batches = [b for b in landed.batches if b.number is not None]
     topics = sorted({s.topic for b in batches for s in b.plan.offset_ranges})
     return [_topic(feed, topic, batches) for topic in topics], [_rows(feed, batches)] if batches else []

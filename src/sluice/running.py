@@ -50,6 +50,16 @@ OnProgress = Callable[[str, Progress], None]
 Feeds = str | Iterable[str] | Mapping[str, Request]
 
 
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of the run of one feed. `run_id` names it in the ledger (default: a new id of `Scheduler.NONE`)."""
+
+    skip: Skip | None = None
+    run_id: str = ""
+    commit: bool = True
+    """False: the rows are published, and `commit_feed` commits them."""
+
+
 @dataclass
 class RunResult:
     """The result of a run of one feed. After an error, `landed` and `committed` are the results before it.
@@ -204,7 +214,7 @@ def run_feeds(
             engine.end()  # a process has one Spark
         spark = feeds[name].spark
         try:
-            results[name] = run_feed(feeds[name], requests[name], open_ports, report_of(name), skip=skip)
+            results[name] = run_feed(feeds[name], requests[name], open_ports, report_of(name), RunOptions(skip))
         except Exception as error:
             if len(requests) == 1:
                 raise
@@ -225,14 +235,10 @@ def run_feed(
     request: Request,
     open_ports: OpenPorts,
     report: Reporter,
-    skip: Skip | None = None,
-    run_id: str = "",
+    options: RunOptions = RunOptions(),
 ) -> RunResult:
-    """Land, commit and bring up the table of one feed. Its error is in the result.
-
-    `run_id` names the run in the ledger (default: a new id of `Scheduler.NONE`).
-    """
-    result = RunResult(feed.name, run_id or f"{Scheduler.NONE}:{uuid.uuid4()}")
+    """Land, commit and bring up the table of one feed. Its error is in the result."""
+    result = RunResult(feed.name, options.run_id or f"{Scheduler.NONE}:{uuid.uuid4()}")
     about = {"run": result.run_id, "feed": feed.name}
     try:
         with logs.log_context(**about), tracing.step("run", **about), open_ports(feed) as ports:
@@ -242,8 +248,9 @@ def run_feed(
             ledger = open_ledger(feed, ports, result.run_id)
             of_feed = FeedRun(feed, ports, ledger, result.run_id, observe(report), result)
             with _report_lineage(of_feed, request):
-                _land_and_commit(of_feed, request, skip)
-            _sync_table(of_feed)
+                _land_and_commit(of_feed, request, options)
+            if options.commit:
+                _sync_table(of_feed)
     except SluiceError as error:
         result.error = error
     report(Progress("finish"))
@@ -292,21 +299,35 @@ def _report_lineage(of_feed: FeedRun, request: Request) -> AbstractContextManage
     return lineage.report_landing(landing, lambda: of_feed.result.landed)
 
 
-def _land_and_commit(of_feed: FeedRun, request: Request, skip: Skip | None) -> None:
+def _land_and_commit(of_feed: FeedRun, request: Request, options: RunOptions) -> None:
     report, result = of_feed.report, of_feed.result
     try:
-        landed = of_feed.land(request, skip)
+        landed = of_feed.land(request, options.skip)
         of_feed.check(list_settled(of_feed.feed, request, landed))
     except SluiceError as error:
-        if result.can_commit_after(error):
+        if options.commit and result.can_commit_after(error):
             try:
                 report(Progress("commit"))
                 of_feed.commit(of_feed.find_changed())
             except SluiceError as reason:
                 result.uncommitted = reason
         raise
-    report(Progress("commit"))
-    of_feed.commit()
+    if options.commit:
+        report(Progress("commit"))
+        of_feed.commit()
+
+
+def commit_feed(feed: Feed, open_ports: OpenPorts, report: Reporter, run_id: str) -> CommitResult:
+    """Commit the frontier of one feed, and bring up its table. Raises as `commit` of committing."""
+    result = RunResult(feed.name, run_id)
+    with open_ports(feed) as ports:
+        of_feed = FeedRun(feed, ports, open_ledger(feed, ports, run_id), run_id, report, result)
+        report(Progress("commit"))
+        committed = of_feed.commit(of_feed.find_changed())
+        _sync_table(of_feed)
+    if result.table:
+        raise result.table
+    return committed
 
 
 def _sync_table(of_feed: FeedRun) -> None:

@@ -1,0 +1,161 @@
+"""The hook of a project, the windows of a DAG run, and the asset of a feed; the only module that differs by version.
+
+A connection of type `sluice` has the project's folder in its extra: `{"project": "/srv/sluice"}`. Without the default
+connection, the project is found as `sluice` finds it: by `$SLUICE_PROJECT`, or from the current folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+try:
+    from airflow.sdk import Asset, BaseHook, BaseOperator, BaseOperatorLink, BaseSensorOperator
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+    from airflow.sdk.execution_time.xcom import XCom
+except ImportError:  # Airflow 2, or before 3.2
+    from airflow.datasets import Dataset as Asset
+    from airflow.hooks.base import BaseHook
+    from airflow.models import BaseOperator, XCom
+    from airflow.models.baseoperatorlink import BaseOperatorLink
+    from airflow.sensors.base import BaseSensorOperator
+from airflow.exceptions import AirflowException, AirflowFailException, AirflowNotFoundException, AirflowSkipException
+
+from sluice.pipelines.errors import FeedError, PlanBusy, Refused, SluiceError, UsageError
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.receipts import Scheduler
+from sluice.pipelines.util.units import parse_window, show_window
+from sluice.resources.project import Project
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.feed.sections import WindowSettings
+
+__all__ = [
+    "AirflowException",
+    "AirflowSkipException",
+    "BaseOperator",
+    "BaseOperatorLink",
+    "BaseSensorOperator",
+    "SluiceHook",
+    "XCom",
+    "as_airflow_error",
+    "build_request",
+    "make_asset",
+    "name_run",
+]
+
+Context = Mapping[str, Any]
+
+
+class SluiceHook(BaseHook):
+    """The project of a connection."""
+
+    conn_name_attr = "sluice_conn_id"
+    default_conn_name = "sluice_default"
+    conn_type = "sluice"
+    hook_name = "Sluice"
+
+    def __init__(self, sluice_conn_id: str = default_conn_name, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.sluice_conn_id = sluice_conn_id
+
+    def get_conn(self) -> Project:
+        """Returns the project. Raises UsageError without a folder `feeds/`, AirflowNotFoundException."""
+        try:
+            folder = self.get_connection(self.sluice_conn_id).extra_dejson.get("project")
+        except AirflowNotFoundException:
+            if self.sluice_conn_id != self.default_conn_name:
+                raise
+            return Project.find(None)
+        if not isinstance(folder, str) or not folder:
+            raise UsageError(
+                f"connection {self.sluice_conn_id} names no project",
+                remedy='set its extra: {"project": "/srv/sluice"}, the folder with feeds/',
+            )
+        return Project.find(Path(folder))
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Returns whether all feed files are valid, and a message for the web page of the connection."""
+        try:
+            feeds = self.get_conn().feeds()
+        except SluiceError as error:
+            return False, f"{error.message} → {error.remedy}"
+        return True, f"{len(feeds)} feeds: {', '.join(sorted(feeds))}"
+
+    @classmethod
+    def get_ui_field_behaviour(cls) -> dict[str, Any]:
+        """Returns the fields of the web form: only the extra."""
+        hidden = ["host", "schema", "login", "password", "port"]
+        return {"hidden_fields": hidden, "relabeling": {}, "placeholders": {"extra": '{"project": "/srv/sluice"}'}}
+
+
+def make_asset(feed: str, sluice_conn_id: str = SluiceHook.default_conn_name) -> Any:
+    """Returns the asset (Airflow 2: dataset) of a feed, for `schedule` of DAGs that read it."""
+    return Asset(f"sluice://{sluice_conn_id}/{feed}")
+
+
+def name_run(context: Context) -> str:
+    """Returns the run id for the ledger: `airflow:DAG.TASK:RUN`."""
+    ti = context["ti"]
+    index = f"[{ti.map_index}]" if getattr(ti, "map_index", -1) >= 0 else ""
+    return f"{Scheduler.AIRFLOW}:{ti.dag_id}.{ti.task_id}{index}:{ti.run_id}"
+
+
+def build_request(feed: Feed, window: str | None, context: Context, *, replace: bool = False) -> Request:
+    """Returns the request for `window`, or for the DAG run's windows. Raises UsageError.
+
+    Those are, in this order: the window of the run's partition key; the windows that begin in its data interval; the
+    last window that ended when the run was due.
+    """
+    key = window or getattr(context.get("dag_run"), "partition_key", None)
+    if key:
+        start = _parse_key(key)
+        return Request(RequestKind.WINDOW, window=start, replace=replace)
+    settings = feed.window
+    first, end = context.get("data_interval_start"), context.get("data_interval_end")
+    if first is not None and end is not None and first < end:
+        return _of_interval(settings, _to_ms(first), _to_ms(end), replace=replace)
+    due = first or getattr(context.get("dag_run"), "run_after", None)
+    if due is None:
+        raise UsageError("the DAG run has no data interval", remedy="set `window` of the task, such as 2026-11-20T14")
+    boundary = settings.start_of(_to_ms(due))
+    return Request(RequestKind.WINDOW, window=boundary - settings.length, replace=replace)
+
+
+def _of_interval(settings: WindowSettings, start: int, end: int, *, replace: bool) -> Request:
+    first = -(-start // settings.length) * settings.length
+    after = -(-end // settings.length) * settings.length
+    if first >= after:
+        raise UsageError(
+            f"no window of the feed begins in the data interval from {show_window(start)} to {show_window(end)}",
+            remedy="schedule the DAG at least as rarely as the feed's windows, or set `window` of the task",
+        )
+    until = after if after > first + settings.length else None
+    return Request(RequestKind.WINDOW, window=first, until=until, replace=replace)
+
+
+def _parse_key(key: str) -> int:
+    """Returns a window's start (ms) from text in UTC, or in ISO format with a zone or seconds. Raises UsageError."""
+    try:
+        return parse_window(key)
+    except ValueError as error:
+        try:
+            at = datetime.fromisoformat(key)
+        except ValueError:
+            raise UsageError(f"{key!r} {error}") from None
+        return _to_ms(at) if at.tzinfo else parse_window(at.strftime("%Y-%m-%dT%H:%M"))
+
+
+def _to_ms(at: datetime) -> int:
+    """Returns ms since the epoch. Airflow's times are pendulum's, whose differences are not timedeltas."""
+    return round(at.timestamp() * 1000)
+
+
+def as_airflow_error(error: SluiceError) -> Exception:
+    """Returns the error with its remedy: one that Airflow retries, or that no retry can fix."""
+    is_permanent = isinstance(error, UsageError | FeedError | Refused) and not isinstance(error, PlanBusy)
+    kind = AirflowFailException if is_permanent else AirflowException
+    return kind(f"{type(error).__name__}: {error.message} → {error.remedy}")  # type: ignore[no-any-return]

@@ -1,0 +1,212 @@
+"""DAGs of `sluice.airflow` in real Airflow environments, headless, on a real Kafka: `make airflow`.
+
+Each environment has a Python of its own (`SLUICE_AIRFLOW`: their folders, separated by colons). Each test has a
+project, a topic and a lake; `sluice audit --rescan` compares the lake with Kafka at its end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sluice.pipelines.util.units import HOUR, show_window
+from sluice.resources.liveness import now
+from sluice.resources.local.local_kafka import LocalKafka
+from tests.cli.conftest import Said, Sluice
+from tests.cli.conftest import project as project
+from tests.cli.conftest import sluice as sluice
+
+pytestmark = pytest.mark.airflow
+ENVIRONMENTS = [Path(p).resolve() for p in os.environ.get("SLUICE_AIRFLOW", "").split(":") if p]
+RECORDS = 6000
+SECONDS = 500
+
+DAGS = """
+import datetime, os
+from sluice.airflow import CommitOperator, LandWindowOperator, WindowCompleteSensor, make_dags, make_asset
+
+try:
+    from airflow.sdk import DAG
+except ImportError:
+    from airflow.models.dag import DAG
+
+globals().update(make_dags(os.environ["SLUICE_PROJECT"], default_args={"retries": 0}))
+HOURS = os.environ["HOURS"].split()
+START = {"schedule": None, "start_date": datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)}
+with DAG("two_steps", **START):
+    land = LandWindowOperator(task_id="land", feed="orders", window=HOURS[0], commit=False)
+    commit = CommitOperator(task_id="commit", feed="orders")
+    complete = WindowCompleteSensor(task_id="complete", feed="orders", window=HOURS[0], poke_interval=1)
+    land >> commit
+with DAG("mapped", **START):
+    LandWindowOperator.partial(task_id="land", feed="orders").expand(window=HOURS)
+with DAG("replaced", **START):
+    LandWindowOperator(task_id="land", feed="orders", window=HOURS[0], replace=True)
+with DAG("wrong_window", **START):
+    LandWindowOperator(task_id="land", feed="orders", window="yesterday")
+with DAG("wrong_connection", **START):
+    LandWindowOperator(task_id="land", feed="orders", window=HOURS[0], sluice_conn_id="elsewhere")
+with DAG("feed_gone", **START):
+    LandWindowOperator(task_id="land", feed="clicks", window=HOURS[0])
+"""
+
+
+@dataclass
+class Airflow:
+    """An Airflow environment with a home of its own."""
+
+    bin: Path
+    home: Path
+    project: Path
+    hours: list[str]
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return os.environ | {
+            "AIRFLOW_HOME": str(self.home),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__DAGS_FOLDER": str(self.home / "dags"),
+            "SLUICE_PROJECT": str(self.project),
+            "HOURS": " ".join(self.hours),
+            "AIRFLOW_CONN_ELSEWHERE": '{"conn_type": "sluice", "extra": {"project": "/nowhere"}}',
+        }
+
+    def begin(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [self.bin / "airflow", *words],
+            env=self.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def call(self, *words: str) -> str:
+        """Return the output of a command, which must end in time."""
+        process = self.begin(*words)
+        try:
+            return process.communicate(timeout=SECONDS)[0]
+        finally:
+            _kill_session(process)
+
+    def test(self, dag: str, hour: int = 0) -> str:
+        """Return the log of one headless run of the DAG, due in this hour."""
+        return self.call("dags", "test", dag, f"{self.hours[hour]}:00+00:00")
+
+
+def _kill_session(process: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.fixture(params=ENVIRONMENTS, ids=lambda p: p.name)
+def airflow(
+    request: pytest.FixtureRequest, tmp_path: Path, project: Path, kafka: LocalKafka, sluice: Sluice
+) -> Airflow:
+    """Airflow with a project whose topic has records of some hours, all closed but the last."""
+    topic = f"orders-{secrets.token_hex(4)}"
+    (project / "feeds" / "orders.yaml").write_text(
+        f"kafka: {{bootstrap: '{kafka.bootstrap}'}}\ntopics: {topic}\nstart: earliest\ngroup: g-{topic}\n"
+        "window: {length: 1h, grace: 1s}\n"
+    )
+    there = ("--bootstrap", kafka.bootstrap, "--create", "--partitions", "3", "--seed", "7", "--spread", "5h")
+    assert sluice("produce", "orders", "-n", str(RECORDS), *there).code == 0
+    (tmp_path / "home" / "dags").mkdir(parents=True)
+    (tmp_path / "home" / "dags" / "feeds.py").write_text(DAGS)
+    last = now() // HOUR * HOUR
+    environment = Airflow(
+        request.param / "bin", tmp_path / "home", project, [show_window(last - n * HOUR) for n in (4, 3, 2)]
+    )
+    environment.call("db", "migrate")
+    return environment
+
+
+def audit(sluice: Sluice) -> Said:
+    """The audit of the lake against Kafka, which must agree."""
+    result = sluice("audit", "orders", "--rescan", "--json")
+    assert result.code == 0, result.out
+    assert result.document["reconciled"]
+    return result
+
+
+def count_landed(sluice: Sluice) -> int:
+    """The rows that the audit compared with Kafka's records."""
+    return int(audit(sluice).document["compared"])
+
+
+def test_an_hour_lands_and_a_second_run_is_skipped(airflow: Airflow, sluice: Sluice) -> None:
+    log = airflow.test("land_orders", hour=1)
+    assert "state=success" in log, log
+    landed = count_landed(sluice)
+    assert landed > 0
+    log = airflow.test("land_orders", hour=1)
+    assert "is complete already" in log, log
+    assert count_landed(sluice) == landed
+    status = sluice("status", "orders", "--json").document["feeds"][0]
+    assert status["last_batch"]["owner"]["run"].startswith("airflow:land_orders.land:manual__")
+    assert status["uncommitted"] == 0
+
+
+def test_hours_are_mapped_and_replaced_on_request(airflow: Airflow, sluice: Sluice) -> None:
+    log = airflow.test("two_steps")
+    assert "state=success" in log, log
+    landed = count_landed(sluice)
+    log = airflow.test("mapped")
+    assert "state=success" in log, log
+    assert log.count("is complete already") >= 1
+    assert count_landed(sluice) > landed
+    log = airflow.test("replaced")
+    assert "state=success" in log, log
+    audit(sluice)
+
+
+@pytest.mark.parametrize(
+    ("dag", "message"),
+    [
+        ("wrong_window", "'yesterday' is not a window: write its start in UTC, such as 2026-11-20T14"),
+        ("wrong_connection", "no folder `feeds/` in /nowhere or above it → run sluice in your project's folder"),
+        ("feed_gone", "no feed 'clicks' in"),
+    ],
+)
+def test_a_wrong_task_fails_with_the_remedy(dag: str, message: str, airflow: Airflow, sluice: Sluice) -> None:
+    log = airflow.test(dag)
+    assert message in log, log
+    assert "state=failed" in log
+    assert sluice("status", "orders", "--json").document["feeds"][0]["last_batch"] is None
+
+
+@pytest.mark.parametrize("kill", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_task_is_finished_by_the_next_run(kill: signal.Signals, airflow: Airflow, sluice: Sluice) -> None:
+    process = airflow.begin("dags", "test", "land_orders", f"{airflow.hours[1]}:00+00:00")
+    try:
+        _wait_for(lambda: [*airflow.project.glob("**/owners/*.json")] or process.poll() is not None)
+        process.send_signal(kill)
+        process.communicate(timeout=SECONDS)
+    finally:
+        _kill_session(process)
+    log = airflow.test("land_orders", hour=1)
+    assert "state=success" in log or "is complete already" in log, log
+    assert count_landed(sluice) > 0
+
+
+def _wait_for(condition: Callable[[], object]) -> None:
+    until = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_the_provider_is_known(airflow: Airflow) -> None:
+    listed = json.loads(airflow.call("providers", "list", "--output", "json").strip().splitlines()[-1])
+    assert "kafka-sluice" in {p["package_name"] for p in listed}
