@@ -57,26 +57,34 @@ class Container:
         try:
             return _make_client(os.getpid(), self.home, self.settings, seconds)
         except (refusals.BaseError, ValueError) as error:
-            raise self._translate(error, "") from None
+            failure = error
+        raise self._translate(failure, "")
 
     def create(self, key: str, data: bytes, write: str) -> bool:
         """Create the object. Returns False if the key is taken, also by a write of this id. Raises LakeUnavailable."""
         taken = (refusals.AlreadyExistsError, refusals.PreconditionError)
         try:
             self._call(key, lambda: self._put(key, data, write, "create"), once=True, expected=taken)
+            return True
         except taken as error:
-            owner = self.find_writer(key)
-            if owner is None:  # a conflict of another kind, or the object is gone again
-                raise self._translate(error, key) from None
-            return owner == write
-        return True
+            conflict = error
+        owner = self.find_writer(key)
+        if owner is None:  # a conflict of another kind, or the object is gone again
+            raise self._translate(conflict, key)
+        return owner == write
 
     def put(self, key: str, data: Any, write: str = "") -> None:
         self._call(key, lambda: self._put(key, data, write, "overwrite"))
 
     def _put(self, key: str, data: Any, write: str, mode: Any) -> None:
         attributes: Any = {WRITE_ID: write} if write else {}
-        obstore.put(self.make_client(len(data)), key, data, attributes=attributes, mode=mode, use_multipart=False)
+        client, missing = self.make_client(len(data)), False
+        try:
+            obstore.put(client, key, data, attributes=attributes, mode=mode, use_multipart=False)
+        except FileNotFoundError:
+            missing = True
+        if missing:  # a write needs nothing but the bucket
+            raise self._explain_missing_bucket()
 
     def find_writer(self, key: str) -> str | None:
         """The id of the write that made the object; None if there is no object."""
@@ -125,9 +133,11 @@ class Container:
             self._call(
                 key, lambda: obstore.copy(self.make_client(), origin, key, overwrite=False), once=True, expected=taken
             )
+            return
         except taken as error:
-            if self.find_writer(key) is None:
-                raise self._translate(error, key) from None
+            conflict = error
+        if self.find_writer(key) is None:
+            raise self._translate(conflict, key)
 
     def remove(self, key: str) -> None:
         """Raises NotThere."""
@@ -160,12 +170,18 @@ class Container:
                 return ask()
             except expected:
                 raise
-            except (refusals.BaseError, FileNotFoundError, ValueError, OSError) as error:
-                again = once and attempt < self.settings.retries and _KIND.search(str(error))
-                if not again:
-                    raise self._translate(error, key) from None
+            except (refusals.BaseError, ValueError, OSError) as error:
+                failure = error
+            if not (once and attempt < self.settings.retries and _KIND.search(str(failure))):
+                raise self._translate(failure, key)  # outside of the handler: its text may hold a secret
             time.sleep(choose_pause(attempt))
         raise AssertionError
+
+    def _explain_missing_bucket(self) -> SetupError:
+        return SetupError(
+            f"there is no bucket or container {self.home.bucket}",
+            remedy="create it, or fix `lake` and the account or endpoint in the feed",
+        )
 
     def _make_signal(self, kind: type[Terminal], key: str) -> Terminal:
         return kind(f"{self.home.root}/{key}: the store answered {kind.__name__}", remedy="check `lake` in the feed")
@@ -177,10 +193,7 @@ class Container:
         status = int(match[1] or match[2]) if match else 0
         code, detail = _find_first(_CODE, text), self._mask(_find_first(_DETAIL, text))
         if code in _NO_BUCKET or (status == 404 and "list request" in text):
-            return SetupError(
-                f"there is no bucket or container {self.home.bucket}",
-                remedy="create it, or fix `lake` and the account or endpoint in the feed",
-            )
+            return self._explain_missing_bucket()
         if isinstance(error, FileNotFoundError):
             return self._make_signal(NotThere, key)
         if isinstance(error, refusals.PreconditionError):

@@ -106,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
             )
             return self._answer(rule.status, {"Content-Type": "application/xml"}, text)
         if rule and rule.how == "ignore":
-            del self.headers["If-None-Match"]
+            del self.headers["If-None-Match"], self.headers["x-goog-if-generation-match"]
         status, headers, data = self._ask_upstream(body)
         if rule:
             rule.then()

@@ -1,0 +1,210 @@
+"""Lakes on Azure and Google Cloud on a bad day: lost answers, refusals, other writers, and secrets in errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from sluice.pipelines.errors import (
+    LakeUnavailable,
+    NotAuthorized,
+    ProofFailed,
+    SetupError,
+    SluiceError,
+    Unknown,
+)
+from tests.clouds import KEY, CloudStore
+from tests.resources.lake.s3_faults import Proxy, Rule, run_proxy
+
+cloud_lake = pytest.importorskip("sluice.resources.lake.cloud_lake")
+cloud_client = pytest.importorskip("sluice.resources.lake.cloud_client")
+
+ENTRY = "_sluice/f/log/1.json"
+WRITES = r"^PUT .*1(\.|%2E)json"
+
+
+@pytest.fixture(params=["azure", "google"])
+def store(request: pytest.FixtureRequest) -> CloudStore:
+    chosen: CloudStore = request.getfixturevalue(f"{request.param}_store")
+    return chosen
+
+
+@pytest.fixture
+def proxy(store: CloudStore) -> Iterator[Proxy]:
+    with run_proxy(store.settings.endpoint or "") as between:
+        yield between
+
+
+@pytest.fixture
+def lake(store: CloudStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Through the proxy; it has passed the probe."""
+    monkeypatch.setattr(cloud_client, "choose_pause", lambda _: 0)
+    behind = store.pass_through(proxy.endpoint)
+    probed = cloud_lake.CloudLake(behind.lake(), behind.settings.model_copy(update={"retries": 1}))
+    probed.put_if_absent("before", b"")
+    proxy.seen.clear()
+    return probed
+
+
+def count(proxy: Proxy, start: str) -> int:
+    return sum(line.startswith(start) for line in proxy.seen)
+
+
+def test_a_lost_answer_is_told_from_a_refusal(lake: Any, proxy: Proxy) -> None:
+    proxy.rules[:] = [Rule(WRITES, "lose")]
+    assert lake.put_if_absent(ENTRY, b"ours"), "the second try meets the first one's object, and knows its id"
+    assert count(proxy, "PUT") == 2
+    assert not lake.put_if_absent(ENTRY, b"ours")
+    assert lake.get(ENTRY) == b"ours"
+
+
+def test_another_writer_wins_behind_a_lost_answer(lake: Any, proxy: Proxy, store: CloudStore) -> None:
+    other = cloud_lake.CloudLake(lake.uri, store.settings)
+    proxy.rules[:] = [Rule(WRITES, "reset")]
+    assert other.put_if_absent(ENTRY, b"theirs")
+    assert not lake.put_if_absent(ENTRY, b"ours")
+    assert lake.get(ENTRY) == b"theirs"
+
+
+def test_no_answer_at_all_is_unknown(lake: Any, proxy: Proxy) -> None:
+    proxy.rules[:] = [Rule(WRITES, "lose", times=-1)]
+    with pytest.raises(Unknown, match="no answer confirmed"):
+        lake.put_if_absent(ENTRY, b"ours")
+    proxy.rules.clear()
+    assert lake.get(ENTRY) == b"ours"
+
+
+def test_of_many_writers_one_wins(lake: Any, store: CloudStore) -> None:
+    lakes = [cloud_lake.CloudLake(lake.uri, store.settings) for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda n: lakes[n].put_if_absent(ENTRY, str(n).encode()), range(8)))
+    assert won.count(True) == 1
+    assert lake.get(ENTRY) == str(won.index(True)).encode()
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_store_that_says_later_is_asked_again_and_then_reported(lake: Any, proxy: Proxy, status: int) -> None:
+    proxy.rules[:] = [Rule(WRITES, "refuse", status=status, code="ServerBusy")]
+    assert lake.put_if_absent(ENTRY, b"ours")
+    proxy.rules[:] = [Rule("^GET", "refuse", times=-1, status=status, code="ServerBusy")]
+    with pytest.raises(LakeUnavailable, match="later"):
+        lake.get(ENTRY)
+
+
+def test_a_store_that_is_away_is_unavailable(lake: Any, proxy: Proxy) -> None:
+    proxy.rules[:] = [Rule(".", "reset", times=-1)]
+    with pytest.raises(LakeUnavailable):
+        lake.get(ENTRY)
+    with pytest.raises(Unknown):
+        lake.put_if_absent(ENTRY, b"ours")
+    proxy.rules.clear()
+    assert lake.get(ENTRY) is None
+
+
+def test_an_upload_whose_answer_is_lost_is_there_once(lake: Any, proxy: Proxy) -> None:
+    proxy.rules[:] = [Rule("^PUT .*part", "lose")]
+    with lake.create("data/part") as file:
+        file.write(b"rows")
+    assert lake.get("data/part") == b"rows"
+    proxy.rules[:] = [Rule("^PUT .*other", "lose", times=-1), Rule("^HEAD .*other", "reset", times=-1)]
+    with pytest.raises(Unknown), lake.create("data/other") as file:
+        file.write(b"rows")
+    proxy.rules.clear()
+    assert lake.get("data/other") == b"rows"
+
+
+def test_a_copy_whose_answer_is_lost_is_there_once(lake: Any, proxy: Proxy) -> None:
+    lake.put("staging/p", b"rows")
+    proxy.rules[:] = [Rule("^PUT .*data", "lose")]
+    lake.show("staging/p", "data/p")
+    assert lake.get("data/p") == b"rows"
+    lake.put("staging/q", b"more rows")
+    with pytest.raises(ProofFailed):
+        lake.show("staging/q", "data/p")
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_an_error(lake: Any) -> None:
+    lake.put("x", bytes(3 << 20))
+    with lake.open("x") as file:
+        file.read(10)
+        lake.put("x", b"1" * (3 << 20))
+        with pytest.raises(LakeUnavailable, match="replaced or removed"):
+            file.read()
+
+
+def test_an_answer_that_breaks_off_is_read_again(lake: Any, proxy: Proxy) -> None:
+    lake.put("x", bytes(1 << 20))
+    proxy.rules[:] = [Rule("^GET", "cut")]
+    assert lake.get("x") == bytes(1 << 20)
+
+
+REFUSALS = [
+    (401, "AuthenticationFailed", NotAuthorized, "wrong or expired"),
+    (403, "AuthenticationFailed", NotAuthorized, "wrong or expired"),
+    (403, "AuthorizationPermissionMismatch", NotAuthorized, "forbids"),
+    (403, "AccessDenied", NotAuthorized, "forbids"),
+    (409, "BlobImmutableDueToPolicy", SetupError, "retention policy"),
+    (403, "RetentionPolicyNotMet", SetupError, "retention policy"),
+    (404, "ContainerNotFound", SetupError, "no bucket or container"),
+    (404, "NoSuchBucket", SetupError, "no bucket or container"),
+]
+
+
+@pytest.mark.parametrize(("status", "code", "kind", "message"), REFUSALS)
+def test_a_refusal_is_one_clear_error(
+    lake: Any, proxy: Proxy, status: int, code: str, kind: type[SluiceError], message: str
+) -> None:
+    proxy.rules[:] = [Rule("^PUT", "refuse", times=-1, status=status, code=code)]
+    with pytest.raises(kind, match=message) as refused:
+        lake.put(ENTRY, b"ours")
+    assert refused.value.remedy
+    with pytest.raises(kind, match=message):
+        lake.put_if_absent(ENTRY, b"ours")
+    proxy.rules.clear()
+    assert lake.get(ENTRY) is None
+
+
+def test_no_right_to_list_is_an_error_and_no_empty_ledger(lake: Any, proxy: Proxy) -> None:
+    proxy.rules[:] = [Rule(r"^GET .*(comp=list|list-type)", "refuse", times=-1, status=403, code="AccessDenied")]
+    with pytest.raises(NotAuthorized, match="forbids"):
+        list(lake.list("_sluice/f/log"))
+
+
+def test_a_bucket_that_is_not_there(store: CloudStore) -> None:
+    nowhere = cloud_lake.CloudLake(f"{store.scheme}://nowhere/x", store.settings)
+    for ask in (lambda: list(nowhere.list("a")), lambda: nowhere.put_if_absent(ENTRY, b"")):
+        with pytest.raises(SetupError, match="no bucket or container nowhere"):
+            ask()
+
+
+def test_a_store_that_ignores_conditions_is_refused(store: CloudStore, proxy: Proxy) -> None:
+    if store.scheme == "az":
+        pytest.skip("a request to Azure is signed with its condition")
+    fresh = cloud_lake.CloudLake(store.lake(), store.pass_through(proxy.endpoint).settings)
+    proxy.rules[:] = [Rule("^PUT", "ignore", times=-1)]
+    with pytest.raises(SetupError, match="conditional writes"):
+        fresh.put_if_absent(ENTRY, b"")
+    proxy.rules.clear()
+    assert [p for p in fresh.list("") if not p.startswith("_sluice/.probe")] == []
+
+
+def test_a_store_that_removes_nothing_is_refused_before_the_first_entry(store: CloudStore, proxy: Proxy) -> None:
+    fresh = cloud_lake.CloudLake(store.lake(), store.pass_through(proxy.endpoint).settings)
+    deletes = r"^(DELETE|POST .*comp=batch)"
+    proxy.rules[:] = [Rule(deletes, "refuse", times=-1, status=409, code="BlobImmutableDueToPolicy")]
+    with pytest.raises(SetupError, match="retention policy"):
+        fresh.put_if_absent(ENTRY, b"")
+
+
+def test_no_secret_is_in_an_error_or_a_repr(lake: Any, store: CloudStore, proxy: Proxy) -> None:
+    secret = "emulator" if store.scheme == "gs" else KEY
+    detail = f"token {secret} is bad, sig=abc%2Fdef"
+    proxy.rules[:] = [Rule("^PUT", "refuse", times=-1, status=403, code="AccessDenied", said=detail)]
+    with pytest.raises(NotAuthorized) as refused:
+        lake.put("x", b"")
+    for text in (str(refused.value), repr(refused.value.__context__), repr(lake.bucket), repr(lake.bucket.settings)):
+        assert secret not in text
+        assert "abc%2Fdef" not in text
