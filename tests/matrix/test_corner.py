@@ -77,11 +77,11 @@ class Project:
         )
         return result.stdout
 
-    def evaluate(self, code: str, feed: str = "orders") -> Any:
-        """Return the value of an expression in which `hours` are the feed's windows."""
+    def evaluate(self, *expressions: str, feed: str = "orders") -> list[Any]:
+        """Return the values of expressions in one process, in which `hours` are the feed's windows."""
         read = f"hours = sluice.read({feed!r}, {self.hours[0]!r}, to={self.hours[-1]!r})"
-        script = f"import json, sluice, pyarrow.compute as pc\n{read}\nprint('=', json.dumps({code}))"
-        return json.loads(self.call(sys.executable, "-c", script).rpartition("= ")[2])
+        script = f"import json, sluice, pyarrow.dataset\n{read}\nprint('=', json.dumps([{', '.join(expressions)}]))"
+        return list(json.loads(self.call(sys.executable, "-c", script).rpartition("= ")[2]))
 
     def add_feed(self, name: str, *lines: str) -> None:
         """Write a feed of the same topic with a group of its own."""
@@ -122,34 +122,35 @@ def test_backfill(project: Project) -> None:
     words = ("run", "backfilled", "--from", first, "--to", last, "--windows-per-run", "2")
     rows = count_landed(project.run(*words))
     assert rows > 0
-    assert project.evaluate("hours.arrow().num_rows", "backfilled") == rows
     assert count_landed(project.run(*words, "--replace")) == rows
-    assert project.evaluate("hours.arrow().num_rows", "backfilled") == rows
+    assert project.evaluate("hours.arrow().num_rows", feed="backfilled") == [rows]
 
 
 def test_read(project: Project) -> None:
     """Landed rows are the same in every reader, whole and filtered."""
-    rows = project.evaluate("hours.arrow().num_rows")
-    assert project.evaluate("len(hours.pandas())") == project.evaluate("hours.polars().collect().height") == rows
-    assert project.evaluate("hours.duckdb().aggregate('count(*)').fetchall()[0][0]") == rows
-    filtered = project.evaluate("hours.duckdb().filter(\"currency = 'EUR'\").aggregate('count(*)').fetchall()[0][0]")
-    dataset = (
-        "hours.dataset().to_table(filter=__import__('pyarrow.dataset').dataset.field('currency') == 'EUR').num_rows"
+    rows, pandas, polars, duckdb, filtered, dataset = project.evaluate(
+        "hours.arrow().num_rows",
+        "len(hours.pandas())",
+        "hours.polars().collect().height",
+        "hours.duckdb().aggregate('count(*)').fetchall()[0][0]",
+        "hours.duckdb().filter(\"currency = 'EUR'\").aggregate('count(*)').fetchall()[0][0]",
+        "hours.dataset().to_table(filter=pyarrow.dataset.field('currency') == 'EUR').num_rows",
     )
-    assert 0 < filtered == project.evaluate(dataset) < rows
+    assert rows == pandas == polars == duckdb
+    assert 0 < filtered == dataset < rows
 
 
 def test_read_by_spark(project: Project) -> None:
     """`.spark()` has the same rows, by Spark's own reader and by Arrow in its tasks."""
-    rows = project.evaluate("hours.arrow().num_rows")
-    assert project.evaluate("hours.spark().count()") == rows
-    assert project.evaluate("hours.spark().filter(\"currency = 'EUR'\").count()") < rows
+    filtered = "hours.spark().filter(\"currency = 'EUR'\").count()"
+    rows, spark, in_euros = project.evaluate("hours.arrow().num_rows", "hours.spark().count()", filtered)
+    assert rows == spark > in_euros
     by_arrow = "vars(hours).update(_alike=False) or hours.spark().count()"
     if SPARK < 4 and find_spec("distutils") is None:
         with pytest.raises(AssertionError, match="needs setuptools"):
             project.evaluate(by_arrow)
     else:
-        assert project.evaluate(by_arrow) == rows
+        assert project.evaluate(by_arrow) == [rows]
 
 
 def test_report(project: Project) -> None:
@@ -175,7 +176,7 @@ def test_spark_source(project: Project) -> None:
         f"frame = spark.read.format('sluice').option('feed', 'orders').option('window', {project.hours[0]!r}).load()\n"
     )
     code += f"assert frame.count() == sluice.read('orders', {project.hours[0]!r}).arrow().num_rows\n"
-    project.call(sys.executable, "-c", code)
+    project.call(sys.executable, "-c", code, PYSPARK_PYTHON=sys.executable)
 
 
 def test_audit(project: Project) -> None:
