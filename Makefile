@@ -72,7 +72,7 @@ cluster-test: setup  ## landings on a standalone Spark with bare workers, while 
 
 production-like: setup  ## a deployment of infra/: hours land on schedule while processes are killed
 	@infra/postgres.sh
-	.venv/bin/python -m pytest -m production -v -n 0 tests/faults/test_production.py $(ARGS)
+	.venv/bin/python -m pytest -m production -v -n 0 tests/faults/test_production.py tests/faults/test_pods.py $(ARGS)
 
 matrix: setup    ## a suite with each corner of the supported versions; ARGS="oldest newest" are corners
 	.venv/bin/python infra/matrix.py $(ARGS)
