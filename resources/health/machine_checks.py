@@ -18,7 +18,7 @@ from packaging.specifiers import SpecifierSet
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import OffsetStore, RecordFormat
-from sluice.pipelines.feed.stores import SECTIONS, scheme
+from sluice.pipelines.feed.stores import scheme
 from sluice.pipelines.model.health import Diagnosis, of_error, report_failure, report_ok, report_skipped, report_warning
 from sluice.pipelines.util.extras import BRINGS, DISTRIBUTION, VERSION, install
 from sluice.resources.health import Check
@@ -71,7 +71,8 @@ def packages(feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
 def list_needed_extras(feeds: Sequence[Feed]) -> frozenset[str]:
     """Return the extras without which a command on these feeds fails."""
     needs = {
-        **{section: any(SECTIONS.get(scheme(f.lake)) == section for f in feeds) for section in SECTIONS.values()},
+        "s3": any(scheme(f.lake) == "s3" for f in feeds),
+        "gcs": any(scheme(f.lake) in ("gs", "az", "abfss") for f in feeds),
         "zookeeper": any(f.offsets.store is OffsetStore.ZOOKEEPER for f in feeds),
         "protobuf": any(RecordFormat.PROTOBUF in (f.format, f.key and f.key.format) for f in feeds),
         "iceberg": any(f.table and f.table.iceberg for f in feeds),

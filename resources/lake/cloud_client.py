@@ -7,6 +7,7 @@ and shares them among its threads; nothing is opened before the first request.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -23,7 +24,7 @@ from obstore.store import AzureStore, GCSStore
 from pydantic import SecretStr
 
 from sluice.pipelines.errors import LakeFull, LakeUnavailable, NotAuthorized, SetupError, SluiceError, Terminal
-from sluice.pipelines.feed.stores import AzureSettings, GcsSettings, Place, StoreSettings
+from sluice.pipelines.feed.stores import AzureSettings, GcsSettings, Place, StoreSettings, place
 from sluice.resources.lake.streams import Block, NotThere, OutOfRange, Taken
 
 WRITE_ID = "sluice_write"
@@ -248,6 +249,25 @@ def _make_client(_process: int, home: Place, settings: StoreSettings, seconds: f
         config = _of_azure(home, settings)
         return AzureStore(home.bucket, config=config, client_options=options, retry_config=again)
     raise AssertionError
+
+
+def build_delta_options(address: str, settings: StoreSettings) -> dict[str, str]:
+    """The options by which deltalake, which uses the same Rust library, reaches the lake."""
+    options: dict[str, Any] = {"timeout": f"{settings.read_timeout_ms}ms", "max_retries": str(settings.retries)}
+    options |= {"connect_timeout": f"{settings.connect_timeout_ms}ms"}
+    if (settings.endpoint or "").startswith("http://"):
+        options["allow_http"] = "true"
+    if isinstance(settings, AzureSettings):
+        names = {"account_name": "azure_storage_account_name", "account_key": "azure_storage_account_key",
+                 "sas_key": "azure_storage_sas_key", "endpoint": "azure_storage_endpoint"}  # fmt: skip
+        return options | {names[k]: v for k, v in _of_azure(place(address), settings).items()}
+    if isinstance(settings, GcsSettings) and settings.endpoint:  # an emulator: deltalake takes no token
+        key = {"gcs_base_url": settings.endpoint, "disable_oauth": True, "client_email": "", "private_key": ""}
+        return options | {"google_service_account_key": json.dumps(key | {"private_key_id": ""})}
+    if isinstance(settings, GcsSettings) and settings.token:
+        raise SetupError("deltalake takes no token of Google", remedy="set gcs.service_account, or leave gcs.token out")
+    account = settings.service_account if isinstance(settings, GcsSettings) else None
+    return options | ({"google_service_account": account} if account else {})
 
 
 def _of_gcs(s: GcsSettings) -> Any:

@@ -16,12 +16,10 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from sluice.pipelines.errors import LakeUnavailable, SluiceError, Terminal, Unknown
-from sluice.pipelines.feed.stores import AzureSettings, GcsSettings, StoreSettings, place
+from sluice.pipelines.feed.stores import StoreSettings, place
 from sluice.pipelines.ports import Stat
 from sluice.resources.lake.cloud_client import Container, measure_skew
 from sluice.resources.lake.object_lake import (
@@ -38,7 +36,6 @@ from sluice.resources.lake.streams import NotThere, PartBuffer, make_write_id
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-_DAY = timedelta(days=1)
 LARGEST = {"az": 5000 << 20, "abfss": 5000 << 20}
 """Bytes that one request writes on Azure."""
 
@@ -199,22 +196,10 @@ class Upload(io.RawIOBase):
 
 
 def open_filesystem(address: str, settings: StoreSettings) -> FileSystem:
-    """Returns Arrow's file system for paths `bucket/key`: it reads in parallel, outside Python, and finds credentials
-    as the lake does."""
-    from pyarrow.fs import AzureFileSystem, GcsFileSystem  # late: only readers use it
+    """Returns Arrow's file system for paths `bucket/key`, which reads as the lake does: Arrow's own ones know fewer
+    credentials, and try for a quarter of an hour."""
+    from pyarrow.fs import PyFileSystem  # late: only readers use it
 
-    elsewhere = urlsplit(settings.endpoint or "")
-    if isinstance(settings, AzureSettings):
-        account = place(address).account or settings.account or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
-        at = {"blob_storage_authority": elsewhere.netloc, "blob_storage_scheme": elsewhere.scheme}
-        at |= {"dfs_storage_authority": elsewhere.netloc, "dfs_storage_scheme": elsewhere.scheme}
-        names = ("account_key", "sas_token")
-        secret = {n: v.get_secret_value() for n in names if (v := getattr(settings, n))}
-        return AzureFileSystem(account, **secret, **(at if settings.endpoint else {}))
-    options: dict[str, Any] = (
-        {"endpoint_override": elsewhere.netloc, "scheme": elsewhere.scheme} if settings.endpoint else {}
-    )
-    token = settings.token if isinstance(settings, GcsSettings) else None
-    if token:
-        options |= {"access_token": token.get_secret_value(), "credential_token_expiration": datetime.now(UTC) + _DAY}
-    return GcsFileSystem(**options)
+    from sluice.resources.lake.arrow_files import ArrowFiles
+
+    return PyFileSystem(ArrowFiles(Container(place(address), settings)))

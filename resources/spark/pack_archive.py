@@ -44,6 +44,8 @@ _LAYOUT = 1
 """Part of the hash: it changes when packs are made differently."""
 _S3 = importlib.util.find_spec("boto3") is not None
 """True if the extra `s3` is installed here; without it, executors need it no more than we do."""
+_CLOUDS = importlib.util.find_spec("obstore") is not None
+"""The same for the extras `gcs` and `azure`."""
 _PROTOBUF = {
     name: module
     for name, module in (("protobuf", "google.protobuf.descriptor_pb2"), ("grpcio-tools", "grpc_tools.protoc"))
@@ -52,6 +54,7 @@ _PROTOBUF = {
 """Installed packages of the extra `protobuf`, and its modules: tasks compile new schemas at first use."""
 _ROOTS = (
     *(("boto3",) if _S3 else ()),
+    *(("obstore",) if _CLOUDS else ()),
     *_PROTOBUF,
     *("cramjam", "crc32c", "kafka-python", "numba", "numpy", "pyarrow", "pydantic", "pyyaml"),
 )
@@ -69,6 +72,7 @@ _IMPORTED = (
     "sluice.resources.kafka.fetch.fetch",
     *_PROTOBUF.values(),
     *(("sluice.resources.lake.s3_lake", "sluice.resources.registry.glue", "boto3") if _S3 else ()),
+    *(("sluice.resources.lake.cloud_lake",) if _CLOUDS else ()),
 )
 # Tests, headers, sources of compiled modules and stubs are for building and typing; the large libraries are of parts
 # of Arrow that no task imports. Of AWS, tasks use S3, Glue and the services that issue credentials.

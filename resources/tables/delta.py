@@ -27,6 +27,8 @@ import pyarrow.compute as pc
 
 from sluice.pipelines.errors import CatalogUnavailable, NotAuthorized, SluiceError, TableDiffers, TableMoved
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.s3_section import S3Settings
+from sluice.pipelines.feed.stores import place
 from sluice.pipelines.lake import paths
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.model.tables import (
@@ -105,8 +107,8 @@ class DeltaLakeTable:
     def _url(self) -> str:
         """The address for deltalake, which takes `#` and `?` for the end of a path, and `%20` for a blank."""
         if self._options:
-            bucket, _, key = self.address.removeprefix("s3://").partition("/")
-            return f"s3://{bucket}/{quote(key)}"
+            root = place(self.address).root
+            return f"{root}/{quote(self.address.removeprefix(f'{root}/'))}"
         return Path(self.address).as_uri()
 
     def __repr__(self) -> str:
@@ -483,7 +485,11 @@ def _hooks() -> PostCommitHookProperties:
 
 
 def _storage(feed: Feed) -> dict[str, str]:
-    """How deltalake reaches the feed's lake on S3: as the feed itself does."""
+    """How deltalake reaches the feed's lake in a store: as the feed itself does."""
+    if feed.store and not isinstance(feed.store, S3Settings):
+        with extras.name_missing():
+            from sluice.resources.lake.cloud_client import build_delta_options
+        return build_delta_options(feed.lake, feed.store)
     if (access := access_of(feed)) is None:
         return {}
     options = {
