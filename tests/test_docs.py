@@ -112,7 +112,11 @@ def test_a_command_in_the_text_is_one_and_has_its_options(words: list[str]) -> N
         if words[0].startswith("-"):
             break
         command, words = command.commands[words[0]], words[1:]
-    options = {option for parameter in command.params for option in parameter.opts} | {"--help", "-h", "--version"}
+    options = {option for p in command.params for option in (*p.opts, *p.secondary_opts)} | {
+        "--help",
+        "-h",
+        "--version",
+    }
     plain = [word.strip("[](),.;").partition("=")[0] for word in words]
     assert [word for word in plain if word.startswith("-") and word.strip("-") and word not in options] == []
 
