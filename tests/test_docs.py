@@ -179,9 +179,20 @@ def test_every_key_of_a_feed_has_the_keys_of_each_section_that_the_parser_knows(
     assert {"kafka.bootstrap", "registry.url", "key.schema_file", "table.iceberg.name"} <= named
 
 
-SECTIONS = {"kafka", "registry", "key", "s3", "window", "offsets", "dead_letters", "landing", "compaction", "table"} | {
-    *("limits", "policies", "alerts", "fetch", "spark", "iceberg", "delta", "quarantine_limit")
-}
+SECTIONS = {
+    "kafka",
+    "registry",
+    "key",
+    "s3",
+    "gcs",
+    "azure",
+    "window",
+    "offsets",
+    "dead_letters",
+    "landing",
+    "compaction",
+    "table",
+} | {*("limits", "policies", "alerts", "fetch", "spark", "iceberg", "delta", "quarantine_limit")}
 """Keys of a feed file that hold others."""
 
 
