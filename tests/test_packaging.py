@@ -43,7 +43,7 @@ def modules_at_the_root() -> set[str]:
     """Every file that a wheel should hold, as it should be named there."""
     found = {f"sluice/{path.name}" for path in OWN.glob("*.py")} | {"sluice/py.typed"}
     found |= {f"sluice/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "docs").rglob("*.md")}
-    for own in ("dagster", "testing"):
+    for own in ("airflow", "dagster", "testing"):
         found |= {f"sluice/{path.relative_to(OWN).as_posix()}" for path in (OWN / own).rglob("*.py")}
     for folder in SHIPPED:
         paths = (*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.json"))
