@@ -368,6 +368,10 @@ def _damaged_range(feed: Feed, fetcher: Fetcher, key: Key, p: PartitionState, r:
 # -- a ledger that lost entries
 
 
+_UNTRACED = 100
+"""Numbers that are skipped where lost entries may have left no trace."""
+
+
 @dataclass(frozen=True, slots=True)
 class _LedgerRemains:
     """A ledger without its newest entries, and the state of Kafka. `ledger_id` is its own, or that of a ledger
@@ -395,7 +399,7 @@ def accept_ledger(feed: Feed, edges: Ports, reason: str) -> Accepted:
             remedy=f"compare all of it with Kafka: sluice audit {feed.name} --strict --rescan",
         )
     _check_idle(feed, edges, remains.state)
-    after = max(remains.state.number, *(t.number for t in remains.traces)) + 1
+    after = _find_unused_number(feed, edges, remains)
     # From here on the loss is known, even if this process dies.
     edges.lake.put(paths.tip_path(feed.name), Tip(remains.ledger_id, after - 1).dump())
     aside = lost_entries.list_strays(feed, edges.lake, remains.state)
@@ -409,6 +413,17 @@ def accept_ledger(feed: Feed, edges: Ports, reason: str) -> Accepted:
     _originate(feed, edges, ledger, remains, begun)
     ended = tuple(b.id for b in remains.state.live())
     return Accepted(AcceptEvent.LEDGER, appended.number, abandoned=ended, next=after, aside=tuple(aside), gone=missing)
+
+
+def _find_unused_number(feed: Feed, edges: Ports, remains: _LedgerRemains) -> int:
+    """Returns the number of the next entry.
+
+    The entry of a finished commit is known from the tip alone. So if other evidence is newer, or the tip is lost,
+    numbers directly above may have been used.
+    """
+    after = max(remains.state.number, *(t.number for t in remains.traces)) + 1
+    tip = lost_entries.read_tip(edges.lake, feed.name)
+    return after if tip and tip.ledger == remains.ledger_id and tip.number == after - 1 else after + _UNTRACED
 
 
 def _ledger_remains(feed: Feed, edges: Ports, state: State) -> _LedgerRemains:

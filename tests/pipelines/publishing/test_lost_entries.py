@@ -245,6 +245,23 @@ def test_what_lost_entries_told_of_is_set_aside_and_nothing_is_deleted() -> None
     assert "_sluice/orders/tip.json names entry 10" in entry.evidence
 
 
+@pytest.mark.parametrize("count", range(1, 8))
+@pytest.mark.parametrize("kept_tip", [True, False])
+def test_no_number_of_a_lost_entry_is_used_again(count: int, kept_tip: bool) -> None:
+    """The entry of a commit is known from the tip alone; its intent has a mark in Kafka."""
+    world = copied(landed(CommitMode.TRANSACTIONAL))
+    before = {p: world.files[p] for p in entries(world)}
+    lose(world, count, Kept(tip=kept_tip, fold=False))
+    if not kept_tip and count == 1:
+        with pytest.raises(NothingToAccept):
+            accept(world)
+        return
+    accept(world)
+    run(world, "next")
+    again = {p for p in before if world.files.get(p, before[p]) != before[p]}
+    assert again <= {entries(world)[len(before) - count]}, "only the gap's own entry"
+
+
 def test_what_has_not_happened_is_not_accepted() -> None:
     world = copied(landed(CommitMode.TRANSACTIONAL))
     before = dict(world.files)
