@@ -197,7 +197,7 @@ def _provenance(run: Provenance, races: Sequence[RaceResult]) -> list[tuple[str,
 
 
 def to_markdown(report: BenchReport) -> str:
-    """Returns results as Markdown: Sluice and Spark, the plot, then tables of other peers, parts, sizes and calls."""
+    """Returns results as Markdown: Sluice and Spark, the plot, then tables of other peers, sizes and calls."""
     races, flat = _split(report)
     parts = []
     if races:
@@ -205,7 +205,6 @@ def to_markdown(report: BenchReport) -> str:
         others = [_list_cells(race, r) for race in races for r in race.results[1:] if r.peer != SPARK.name]
         names = ("benchmark", "peer", "records/s", *_RATIOS)
         parts += ["### Other peers", _lines(names, ["---"] * 2 + ["--:"] * 4, others)] if others else []
-        parts += ["### Parts alone", _list_parts(races)] if any(race.over_budget for race in races) else []
     if flat:
         parts += [f"### {FLAT}", _sentence(_about_flat(flat)), _table(_FLAT, flat)]
     calls = [(", ".join(names), dict(call)) for names, call in _provenances(report)]
@@ -228,18 +227,6 @@ def _overview(races: Sequence[RaceResult]) -> str:
 
 def _list_cells(race: RaceResult, result: PeerResult) -> list[str]:
     return [race.name, *(_SPEED[name](race, result) for name in ("peer", "records/s", *_RATIOS))]
-
-
-def _list_parts(races: Sequence[RaceResult]) -> str:
-    """Returns a line for each race: CPU nanoseconds a record of each part, their sum, a landing over the sum."""
-    rows = []
-    for race in races:
-        if race.budget and (over := race.over_budget):
-            parts = [_number(race.budget.parts.get(name), unknown="") for name in _PARTS]
-            rows.append([race.name, *parts, f"{race.budget.sum:,.0f}", *map(_times, over)])
-    titles = (_PARTS | {"type": "typing"}).values()
-    names = ("ns a record", *titles, "sum", "CPU over sum", "time over sum")
-    return _lines(names, ["---"] + ["--:"] * (len(names) - 1), rows)
 
 
 def _table(columns: Mapping[str, _Cell], races: Sequence[RaceResult]) -> str:
