@@ -52,6 +52,7 @@ def test_a_bounded_range_is_what_a_plain_consumer_gets(kafka: LocalKafka, projec
         produce(kafka, topic, 500, partition)
     with transaction(kafka, topic, 20) as aborted:
         aborted.abort_transaction()
+    until(lambda: all(s.last_stable_offset == s.high_watermark for s in describe(kafka, topic)))  # the marker is in
     stream = sluice.stream("orders", project=project)
     table = pa.Table.from_batches(list(stream), schema=stream.schema)
     for state in describe(kafka, topic):
