@@ -74,7 +74,7 @@ def test_a_pack_is_made_once(capfd: pytest.CaptureFixture[str], tmp_path: Path) 
     pack_archive.pack()
     assert main(["pack", "--json", "--output", str(tmp_path / "p.tar.gz")]) == 0
     said = json.loads(capfd.readouterr().out)
-    assert (said["made"], said["path"]) == (False, str(tmp_path / "p.tar.gz"))
+    assert (said["created"], said["path"]) == (False, str(tmp_path / "p.tar.gz"))
     assert said["bytes"] == (tmp_path / "p.tar.gz").stat().st_size
     assert "kafka-python 3.0.12" in said["distributions"]
 
