@@ -260,7 +260,7 @@ def now() -> int:
 def partitions_of(feed: Feed, first_window: int | None, now: int) -> dg.TimeWindowPartitionsDefinition:
     """The feed's windows. `now` (ms) counts only as long as the ledger has no first window."""
     first = feed.window.start_of(_find_first(feed, now) if first_window is None else first_window)
-    return _build_partitions(show_window(first), cron(feed.window.length))
+    return _build_partitions(show_window(first), feed.window.cron)
 
 
 @cache  # feeds with the same windows share what Dagster computes of them
@@ -275,13 +275,6 @@ def _find_first(feed: Feed, now: int) -> int:
     first = feed.start.earliest(now)
     begin = now - REACH if first is None else first
     return begin - begin % DAY
-
-
-def cron(length: int) -> str:
-    """When windows of that length (ms) begin, in UTC."""
-    if length < HOUR:
-        return f"*/{length // MINUTE} * * * *"
-    return {HOUR: "0 * * * *", DAY: "0 0 * * *"}.get(length, f"0 */{length // HOUR} * * *")
 
 
 def closing_words(window: WindowSettings) -> str:

@@ -485,6 +485,13 @@ class WindowSettings(Settings):
         """The start of the window that holds `time`. Windows are aligned to the epoch, in UTC."""
         return time - time % self.length
 
+    @property
+    def cron(self) -> str:
+        """When windows begin, in UTC, as a cron expression."""
+        if self.length < HOUR:
+            return f"*/{self.length // MINUTE} * * * *"
+        return {HOUR: "0 * * * *", DAY: "0 0 * * *"}.get(self.length, f"0 */{self.length // HOUR} * * *")
+
     def last_boundary(self, now: int) -> int:
         """The newest boundary that may be resolved at `now`."""
         return self.start_of(now - self.grace)

@@ -379,6 +379,7 @@ class _LedgerRemains:
 
     state: State
     ledger_id: str
+    tip: Tip | None
     partitions: tuple[PartitionState, ...]
     committed: Mapping[TopicPartition, CommittedOffset | None]
     traces: tuple[Trace, ...]
@@ -399,7 +400,7 @@ def accept_ledger(feed: Feed, edges: Ports, reason: str) -> Accepted:
             remedy=f"compare all of it with Kafka: sluice audit {feed.name} --strict --rescan",
         )
     _check_idle(feed, edges, remains.state)
-    after = _find_unused_number(feed, edges, remains)
+    after = _find_unused_number(remains)
     # From here on the loss is known, even if this process dies.
     edges.lake.put(paths.tip_path(feed.name), Tip(remains.ledger_id, after - 1).dump())
     aside = lost_entries.list_strays(feed, edges.lake, remains.state)
@@ -415,15 +416,16 @@ def accept_ledger(feed: Feed, edges: Ports, reason: str) -> Accepted:
     return Accepted(AcceptEvent.LEDGER, appended.number, abandoned=ended, next=after, aside=tuple(aside), gone=missing)
 
 
-def _find_unused_number(feed: Feed, edges: Ports, remains: _LedgerRemains) -> int:
+def _find_unused_number(remains: _LedgerRemains) -> int:
     """Returns the number of the next entry.
 
     The entry of a finished commit is known from the tip alone. So if other evidence is newer, or the tip is lost,
     numbers directly above may have been used.
     """
     after = max(remains.state.number, *(t.number for t in remains.traces)) + 1
-    tip = lost_entries.read_tip(edges.lake, feed.name)
-    return after if tip and tip.ledger == remains.ledger_id and tip.number == after - 1 else after + _UNTRACED
+    tip = remains.tip
+    is_newest = tip is not None and (tip.ledger, tip.number) == (remains.ledger_id, after - 1)
+    return after if is_newest else after + _UNTRACED
 
 
 def _ledger_remains(feed: Feed, edges: Ports, state: State) -> _LedgerRemains:
@@ -434,7 +436,7 @@ def _ledger_remains(feed: Feed, edges: Ports, state: State) -> _LedgerRemains:
     marks = [m.ledger for c in committed.values() if c and (m := Mark.parse(c.metadata))]
     ledger_id = state.ledger_id or (tip.ledger if tip else "") or (marks[0] if marks and evidence else "")
     return _LedgerRemains(
-        state, ledger_id, partitions, committed, (*evidence, *find_traces(state, committed, ledger_id))
+        state, ledger_id, tip, partitions, committed, (*evidence, *find_traces(state, committed, ledger_id))
     )
 
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sluice.pipelines.batch.survey import list_topics
 from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew, Refused, SluiceError, docs_command
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
     from sluice.resources.lake.s3_client import Bucket
 
+S = TypeVar("S", bound=StoreSettings)
+
 LEDGERS = "_sluice"
 _HASTY_MS = 5_000
 
@@ -58,8 +60,12 @@ def examine_lake(address: str, settings: StoreSettings | None) -> list[Diagnosis
         return examine(Bucketed(address, settings), ON_S3)
     from sluice.resources.lake import open_store
 
-    hasty = {n: min(_HASTY_MS, getattr(settings, n)) for n in ("connect_timeout_ms", "read_timeout_ms")}
-    return examine(open_store(address, settings.model_copy(update=hasty | {"retries": 1})), IN_A_CLOUD)
+    return examine(open_store(address, _shorten_waits(settings)), IN_A_CLOUD)
+
+
+def _shorten_waits(settings: S) -> S:
+    waits = {n: min(_HASTY_MS, getattr(settings, n)) for n in ("connect_timeout_ms", "read_timeout_ms")}
+    return settings.model_copy(update=waits | {"retries": 1})
 
 
 # -- in a folder
@@ -137,9 +143,7 @@ class Bucketed:
     def bucket(self) -> Bucket:
         from sluice.resources.lake.s3_client import Bucket  # late: a local lake does without boto3
 
-        s = self.settings
-        hasty = {n: min(_HASTY_MS, getattr(s, n)) for n in ("connect_timeout_ms", "read_timeout_ms")}
-        return Bucket(place(self.address).bucket, s.model_copy(update=hasty | {"retries": 1}))
+        return Bucket(place(self.address).bucket, _shorten_waits(self.settings))
 
 
 def check_access(lake: Bucketed) -> Iterator[Diagnosis]:
@@ -164,13 +168,19 @@ def conditional_writes(lake: Bucketed) -> Iterator[Diagnosis]:
     from sluice.resources.lake.object_lake import PROBE_NOTE
     from sluice.resources.lake.streams import NotThere
 
+    is_tested = False
     with suppress(NotThere):
         lake.bucket.call("head_object", lake.prefix + PROBE_NOTE)
-        yield report_ok("conditional writes", f"the store keeps them: tested by a run, which left {PROBE_NOTE}")
-        return
-    yield report_skipped(
-        "conditional writes", "only a write shows it; the first run tests them before it writes anything else"
-    )
+        is_tested = True
+    yield _report_probe(PROBE_NOTE if is_tested else "")
+
+
+def _report_probe(note: str) -> Diagnosis:
+    """Returns the diagnosis of a store that left this note; empty: it was not tested yet."""
+    title = "conditional writes"
+    if note:
+        return report_ok(title, f"the store keeps them: tested by a run, which left {note}")
+    return report_skipped(title, "only a write shows it; the first run tests them before it writes anything else")
 
 
 ON_S3: tuple[Check[Bucketed], ...] = (
@@ -193,12 +203,7 @@ def check_cloud_probe(lake: Lake) -> Iterator[Diagnosis]:
     """Check for the note of the first writing process, which shows that the store passed the probe."""
     from sluice.resources.lake.object_lake import PROBE_NOTE
 
-    if lake.get(PROBE_NOTE) is not None:
-        yield report_ok("conditional writes", f"the store keeps them: tested by a run, which left {PROBE_NOTE}")
-    else:
-        yield report_skipped(
-            "conditional writes", "only a write shows it; the first run tests them before it writes anything else"
-        )
+    yield _report_probe("" if lake.get(PROBE_NOTE) is None else PROBE_NOTE)
 
 
 IN_A_CLOUD: tuple[Check[Lake], ...] = (

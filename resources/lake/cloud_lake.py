@@ -10,28 +10,27 @@ copy within the store.
 from __future__ import annotations
 
 import io
-import json
-import os
 import secrets
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from sluice.pipelines.errors import LakeUnavailable, SluiceError, Terminal, Unknown
+from sluice.pipelines.errors import LakeUnavailable, SluiceError, Terminal
 from sluice.pipelines.feed.stores import StoreSettings, place
 from sluice.pipelines.ports import Stat
 from sluice.resources.lake.cloud_client import Container, measure_skew
 from sluice.resources.lake.object_lake import (
     PROBE_FOLDER,
     PROBE_NOTE,
+    PROBE_RESULT,
     ObjectLake,
     build_conditions_error,
     build_listing_error,
     check_skew,
     is_path,
 )
-from sluice.resources.lake.streams import NotThere, PartBuffer, make_write_id
+from sluice.resources.lake.streams import NotThere, PartBuffer, is_written, make_write_id
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -109,12 +108,6 @@ class CloudLake(ObjectLake):
             raise LakeUnavailable(f"the store did not finish the copy to {key}", remedy="run again")
         return there or 0
 
-    def _check_store(self) -> None:
-        lake = (os.getpid(), self.uri, self.bucket.settings.endpoint)
-        if lake not in _checked_lakes:
-            self._probe()
-            _checked_lakes.add(lake)
-
     def _probe(self) -> None:
         """The note is written by each process: a store that lets nothing be replaced is refused, and a clock that is
         wrong."""
@@ -129,8 +122,7 @@ class CloudLake(ObjectLake):
                     self.bucket.remove(key)
                 raise
             self.bucket.remove(key)
-        text = json.dumps({"format": 1, "conditional_writes": True, "fresh_listings": True})
-        self.bucket.put(note, text.encode(), make_write_id())
+        self.bucket.put(note, PROBE_RESULT, make_write_id())
         check_skew(measure_skew(self.bucket.read_meta(note)))
 
     def _check_conditions(self, key: str) -> None:
@@ -144,9 +136,6 @@ class CloudLake(ObjectLake):
         folder = key.rpartition("/")[0] + "/"
         if not any(one["path"] == key for one in self.bucket.list_below(folder, key[:-1])):
             raise build_listing_error(self.place.root)
-
-
-_checked_lakes: set[tuple[object, ...]] = set()
 
 
 class Upload(io.RawIOBase):
@@ -177,22 +166,12 @@ class Upload(io.RawIOBase):
         try:
             self._bucket.put(self._key, self._part.view(), self._write)
         except LakeUnavailable as error:
-            self._resolve(error)
+            if not is_written(self._key, self._write, self._bucket.find_writer, error):
+                raise
         self._part.close()
 
     def abort(self) -> None:
         self._part.close()
-
-    def _resolve(self, error: LakeUnavailable) -> None:
-        try:
-            ours = self._bucket.find_writer(self._key) == self._write
-        except SluiceError as unread:
-            raise Unknown(
-                f"no answer confirmed whether {self._key} is complete in the lake ({unread.message})",
-                remedy="run again: the existing file is checked first",
-            ) from error
-        if not ours:
-            raise error
 
 
 def open_filesystem(address: str, settings: StoreSettings) -> FileSystem:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,6 +21,10 @@ _KEY_BYTES = 1024
 MAX_SKEW_S = 300
 PROBE_NOTE = "_sluice/.probe.json"
 PROBE_FOLDER = "_sluice/.probe/"
+PROBE_RESULT = json.dumps({"format": 1, "conditional_writes": True, "fresh_listings": True}).encode()
+"""The note of a store that passed."""
+
+_checked_lakes: set[tuple[object, ...]] = set()
 
 
 class ObjectLake(ABC):
@@ -30,6 +36,7 @@ class ObjectLake(ABC):
         self.uri = address
         self.place = place(address)
         self._prefix = self.place.prefix
+        self._endpoint = settings.endpoint
 
     def locate(self, path: str) -> str:
         return f"{self.place.root}/{self._key(path)}"
@@ -124,10 +131,17 @@ class ObjectLake(ABC):
     @abstractmethod
     def stats(self, prefix: str, after: str = "") -> Iterator[Stat]: ...
 
-    @abstractmethod
     def _check_store(self) -> None:
         """Check each lake once in a process. Raises SetupError for a store, or a clock, that would lose or double
         data."""
+        lake = (os.getpid(), self.uri, self._endpoint)
+        if lake not in _checked_lakes:
+            self._probe()
+            _checked_lakes.add(lake)
+
+    @abstractmethod
+    def _probe(self) -> None:
+        """Test the promises of the store, unless the note of a test exists. Raises as `_check_store`."""
 
     @abstractmethod
     def _create(self, key: str, data: bytes, write: str) -> bool:

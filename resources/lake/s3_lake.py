@@ -2,7 +2,7 @@
 
 The ledger relies on conditional writes (`If-None-Match: *`): of several writers exactly one gets True. If the answer is
 "taken", an earlier try of ours may have written the object and lost its answer; the write id tells. Before a process
-writes its first entry, `check_store` tests these promises: a store that answered "created" twice, listings that lag, or
+writes its first entry, `_probe` tests these promises: a store that answered "created" twice, listings that lag, or
 a clock that is off are refused. A store that passes gets a note, which later processes read in one request. Parts are
 staged by multipart uploads in bounded memory and made visible by copies within the store. `unfinished` lists multipart
 uploads that never ended.
@@ -10,8 +10,6 @@ uploads that never ended.
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +25,7 @@ from sluice.pipelines.ports import Stat
 from sluice.resources.lake.object_lake import (
     PROBE_FOLDER,
     PROBE_NOTE,
+    PROBE_RESULT,
     ObjectLake,
     build_conditions_error,
     build_listing_error,
@@ -53,8 +52,8 @@ class S3Lake(ObjectLake):
         self.settings = settings
         self.bucket: Bucket = Bucket(self.place.bucket, settings)
 
-    def _check_store(self) -> None:
-        check_store(self.bucket, self._prefix)
+    def _probe(self) -> None:
+        _probe_store(self.bucket, self._prefix)
 
     def _create(self, key: str, data: bytes, write: str) -> bool:
         return create(self.bucket, key, data, write)
@@ -155,17 +154,6 @@ def create(bucket: Bucket, key: str, data: bytes, write: str) -> bool:
     return True
 
 
-_checked_lakes: set[tuple[object, ...]] = set()
-
-
-def check_store(bucket: Bucket, prefix: str) -> None:
-    """Check each lake once in a process. Raises SetupError for a store, or a clock, that would lose or double data."""
-    lake = (os.getpid(), bucket.settings.endpoint, bucket.name, prefix)
-    if lake not in _checked_lakes:
-        _probe_store(bucket, prefix)
-        _checked_lakes.add(lake)
-
-
 def _probe_store(bucket: Bucket, prefix: str) -> None:
     with suppress(NotThere):
         return check_skew(skew(bucket.call("head_object", prefix + PROBE_NOTE)))
@@ -176,8 +164,7 @@ def _probe_store(bucket: Bucket, prefix: str) -> None:
     finally:
         with suppress(SluiceError, NotThere):
             bucket.call("delete_object", key)
-    note = {"format": 1, "conditional_writes": True, "fresh_listings": True}
-    bucket.send("put_object", prefix + PROBE_NOTE, json.dumps(note).encode(), **bucket.written_with)
+    bucket.send("put_object", prefix + PROBE_NOTE, PROBE_RESULT, **bucket.written_with)
 
 
 def _check_condition(bucket: Bucket, key: str) -> Any:

@@ -7,12 +7,12 @@ import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
-from sluice.pipelines.errors import LakeUnavailable, SluiceError, Unknown
+from sluice.pipelines.errors import LakeUnavailable, SluiceError
 from sluice.resources.lake.s3_client import Bucket
-from sluice.resources.lake.streams import NotThere, PartBuffer, make_write_id
+from sluice.resources.lake.streams import NotThere, PartBuffer, is_written, make_write_id
 
 WRITE_ID = "sluice-write"
 """The key in an object's own metadata for the id of the write that made it."""
@@ -137,14 +137,7 @@ class Upload(io.RawIOBase):
     def _resolve(self, error: Exception) -> None:
         """Find out what happened if nobody answered, or if the upload is gone: this process may have completed it."""
         upload, self._id = self._id, ""
-        try:
-            ours = written_by(self._bucket, self._key) == self._write
-        except SluiceError as unread:
-            raise Unknown(
-                f"no answer confirmed whether {self._key} is complete in the lake ({unread.message})",
-                remedy="run again: the existing file is checked first",
-            ) from error
-        if not ours:
+        if not is_written(self._key, self._write, partial(written_by, self._bucket), error):
             self._id = upload
             raise self._discard_error() if isinstance(error, NotThere) else error
 

@@ -10,12 +10,13 @@ import io
 import mmap
 import secrets
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, BinaryIO, Protocol
 
-from sluice.pipelines.errors import LakeFull, LakeUnavailable, Terminal
+from sluice.pipelines.errors import LakeFull, LakeUnavailable, SluiceError, Terminal, Unknown
 
 
 class Signal(Terminal):
@@ -52,6 +53,19 @@ def make_write_id() -> str:
 
 
 # -- writing
+
+
+def is_written(key: str, write: str, find_writer: Callable[[str], str | None], error: Exception) -> bool:
+    """Returns whether this write made the object, after `error` hid its answer. Raises Unknown if it cannot be
+    read.
+    """
+    try:
+        return find_writer(key) == write
+    except SluiceError as unread:
+        raise Unknown(
+            f"no answer confirmed whether {key} is complete in the lake ({unread.message})",
+            remedy="run again: the existing file is checked first",
+        ) from error
 
 
 class _Memory:

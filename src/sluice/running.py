@@ -274,7 +274,7 @@ def observe(report: Reporter) -> Reporter:
 
 
 def log_stages(log: logging.Logger) -> Reporter:
-    """Returns a reporter that logs a line for reporter stage, and for reporter batch of another run."""
+    """Returns a reporter that logs a line for each stage, and for each batch of another run."""
     last = ""
 
     def report(progress: Progress) -> None:

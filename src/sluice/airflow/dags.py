@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,6 @@ from sluice.airflow.operators import LandWindowOperator
 from sluice.assets.specs.feed_files import read_shapes
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.sections import UNKNOWN_KAFKA
-from sluice.pipelines.util.units import DAY, HOUR, MINUTE
 from sluice.resources.project import NOWHERE, Project
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def make_dags(
 
 def _make_dag(name: str, feeds: list[Feed], pools: bool, conn_id: str, arguments: Mapping[str, Any]) -> DAG:
     defaults = {
-        "schedule": arguments.get("schedule") or make_timetable({f.window.length for f in feeds}),
+        "schedule": arguments.get("schedule") or make_timetable({f.window.cron for f in feeds}),
         "start_date": _START,
         "catchup": False,
         "max_active_runs": 1,
@@ -91,13 +90,13 @@ def name_pool(feed: Feed) -> str:
     return "sluice_" + re.sub(r"[^A-Za-z0-9_.-]", "_", address) if is_known else "default_pool"
 
 
-def make_timetable(lengths: set[int]) -> Any:
-    """Returns the timetable whose runs stand for one window each, of feeds with this length (ms) of windows.
+def make_timetable(crons: set[str]) -> Any:
+    """Returns the timetable whose runs stand for one window each, of feeds whose windows begin at these times.
 
     Runs have a partition key where Airflow has them (3.2), and a data interval before. Raises UsageError.
     """
-    cron = next(iter(_list_crons(lengths)), None)
-    if cron is None or len(lengths) > 1:
+    cron, *others = crons
+    if others:
         raise UsageError(
             "no cron expression fits the windows of these feeds",
             remedy="pass `schedule`, or make a DAG for each feed",
@@ -109,13 +108,3 @@ def make_timetable(lengths: set[int]) -> Any:
 
         return CronDataIntervalTimetable(cron, timezone="UTC")
     return CronPartitionTimetable(cron, timezone="UTC", run_offset=-1, key_format="%Y-%m-%dT%H:%M")
-
-
-def _list_crons(lengths: set[int]) -> Iterator[str]:
-    for length in lengths:
-        if length == DAY:
-            yield "0 0 * * *"
-        elif length % HOUR == 0 and DAY % length == 0:
-            yield f"0 */{length // HOUR} * * *" if length > HOUR else "0 * * * *"
-        elif length % MINUTE == 0 and HOUR % length == 0:
-            yield f"*/{length // MINUTE} * * * *"

@@ -28,7 +28,7 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import OriginEntry, OriginItem, SkipEntry
 from sluice.pipelines.operating.repairs import RepairKind
 from sluice.pipelines.publishing.publish import abandon
-from sluice.resources.lake import s3_client, s3_lake, s3_streams, streams
+from sluice.resources.lake import object_lake, s3_client, s3_streams, streams
 from sluice.resources.lake import s3_lake as lake_s3
 from sluice.resources.lake.s3_client import Bucket
 from sluice.resources.lake.s3_lake import S3Lake
@@ -46,7 +46,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses between tries are for networks."""
     monkeypatch.setattr(s3_client.time, "sleep", lambda _: None)
     monkeypatch.setattr("sluice.resources.lake.s3_client.patience", lambda *_: 0)
-    monkeypatch.setattr(s3_lake, "_checked_lakes", set())
+    monkeypatch.setattr(object_lake, "_checked_lakes", set())
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def test_a_clock_an_hour_off_is_refused_by_a_store_that_does_not_care(
 def test_the_probe_costs_one_request_where_it_was_made(s3_store: Store, between: Proxy) -> None:
     lake = lake_at(s3_store, between.endpoint)
     assert lake.put_if_absent("log/1", b"")
-    s3_lake._checked_lakes.clear()  # as in another process
+    object_lake._checked_lakes.clear()  # as in another process
     between.seen.clear()
     assert lake.put_if_absent("log/2", b"")
     assert lake.put_if_absent("log/3", b"")
