@@ -1,8 +1,8 @@
 """One bucket of Google Cloud Storage or one container of Azure, through obstore.
 
-Promises: a failure that cannot pass is raised at once and names the way out. A failure that may pass is tried again, as
-often as the settings say, and is then LakeUnavailable. No error contains a secret. Each process makes its clients once
-and shares them among its threads; nothing is opened before the first request.
+Guarantees: a permanent failure is raised at once, with its remedy. A transient one is retried up to `retries` times,
+and is then LakeUnavailable. No error contains a secret. Each process makes its clients once and shares them among its
+threads; nothing is opened before the first request.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ def _find_first(pattern: re.Pattern[str], text: str) -> str:
 
 
 def measure_skew(meta: Any) -> float:
-    """By how many seconds this machine's clock is ahead of the store's, by an object that was just written."""
+    """Returns how many seconds this machine's clock is ahead of the store's, by an object just written."""
     return float((datetime.now(UTC) - meta["last_modified"]).total_seconds())
 
 

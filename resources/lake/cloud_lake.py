@@ -59,8 +59,10 @@ class CloudLake(ObjectLake):
         return iter(sorted(stats)) if self.bucket.on_azure else stats
 
     def _begin(self, above: str, after: str) -> str:
-        """The key from which the store may list. Azure's order is by folders where they are real: there, the order of
-        names is the same only inside of one folder."""
+        """Returns the key after which the store lists; empty for all keys.
+
+        With a hierarchical namespace Azure sorts by folder: keys are in order only within one folder.
+        """
         flat = after.rpartition("/")[0] == above
         return self._prefix + after if after and (flat or not self.bucket.on_azure) else ""
 
@@ -97,7 +99,7 @@ class CloudLake(ObjectLake):
         return Upload(self.bucket, key, LARGEST.get(self.place.scheme, 5 << 40))
 
     def _copy(self, origin: str, key: str, size: int) -> int:
-        """Azure may answer before it has copied: the object is there, empty, until then."""
+        """Copy, and wait: Azure may answer before the copy is done, and shows an empty object until then."""
         self.bucket.copy(origin, key)
         until = time.monotonic() + self.bucket.settings.read_timeout_ms / 1000
         while (there := self._find_size(key)) == 0 < size and time.monotonic() < until:
@@ -109,8 +111,7 @@ class CloudLake(ObjectLake):
         return there or 0
 
     def _probe(self) -> None:
-        """The note is written by each process: a store that lets nothing be replaced is refused, and a clock that is
-        wrong."""
+        """Also refuses a store in which objects cannot be replaced: each process writes the note again."""
         note = self._prefix + PROBE_NOTE
         if self._find_size(note) is None:
             key = f"{self._prefix}{PROBE_FOLDER}{secrets.token_hex(8)}"
@@ -175,8 +176,10 @@ class Upload(io.RawIOBase):
 
 
 def open_filesystem(address: str, settings: StoreSettings) -> FileSystem:
-    """Returns Arrow's file system for paths `bucket/key`, which reads as the lake does: Arrow's own ones know fewer
-    credentials, and try for a quarter of an hour."""
+    """Returns a file system for Arrow with paths `bucket/key`, which reads through the lake's client.
+
+    Arrow's own file systems support fewer credentials, and retry for 15 minutes.
+    """
     from pyarrow.fs import PyFileSystem  # late: only readers use it
 
     from sluice.resources.lake.arrow_files import ArrowFiles
