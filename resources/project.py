@@ -30,13 +30,16 @@ class Project:
     root: Path
 
     @classmethod
-    def find(cls, start: Path | None = None) -> Project:
-        """The project around `start` (the current folder). Raises UsageError when there is none."""
+    def find(cls, start: Path | None = None, *, needs_feeds: bool = True) -> Project:
+        """Return the project around `start` (the current folder). Without any, raises UsageError, or returns `start`
+        as the project if it needs no feeds."""
         configured = os.environ.get("SLUICE_PROJECT")
         here = Path(configured) if configured and start is None else (start or Path.cwd())
         for folder in (here.resolve(), *here.resolve().parents):
             if (folder / "feeds").is_dir():
                 return cls(folder)
+        if not needs_feeds:
+            return cls(here.resolve())
         raise UsageError(
             f"no folder `feeds/` in {here} or above it",
             remedy="run sluice in your project's folder, or set SLUICE_PROJECT; a feed is a file feeds/NAME.yaml",

@@ -13,6 +13,7 @@ from sluice.cli.terminal.output import bad, copyable, facts, good, table
 
 if TYPE_CHECKING:
     from sluice.resources.local.local_kafka import ClusterStatus, LocalKafka
+    from sluice.resources.project import Project
 
 group = make_group(
     "Start and stop a local Apache Kafka (KRaft) for this project.",
@@ -75,17 +76,18 @@ def start(session: Session, brokers: Brokers = None, secure: Secure = False, reg
     """
     from sluice.resources.local.local_kafka import LocalKafka
 
-    folder = session.project.kafka_folder
+    project = _find_project(session)
+    folder = project.kafka_folder
     if (folder / "cluster.json").exists():
         standing = LocalKafka.attach(folder)
         brokers, secure = brokers or len(standing.broker_ids), secure or standing.secured is not None
     with session.terminal.progress() as report:
         kafka = LocalKafka(folder, brokers or 1, secure=secure).start(report)
-    registry_server = session.project.local_registry
+    registry_server = project.local_registry
     if registry or registry_server.there:
         with session.terminal.working("starting the schema registry"):
             registry_server.start()
-    _show(session, kafka)
+    _show(session, project, kafka)
 
 
 @command(group)
@@ -118,7 +120,7 @@ def renew(session: Session) -> None:
     """
     from sluice.resources.local.local_kafka import LocalKafka
 
-    kafka = LocalKafka.attach(session.project.kafka_folder)
+    kafka = LocalKafka.attach(_find_project(session).kafka_folder)
     with session.terminal.working("renewing certificates"):
         kafka.renew()
     session.terminal.show(good("certificates renewed"))
@@ -133,10 +135,11 @@ def stop(session: Session) -> None:
     """
     from sluice.resources.local.local_kafka import LocalKafka
 
-    cluster = LocalKafka.attach(session.project.kafka_folder)
+    project = _find_project(session)
+    cluster = LocalKafka.attach(project.kafka_folder)
     with session.terminal.working("stopping Kafka"):
         cluster.stop()
-        session.project.local_registry.stop()
+        project.local_registry.stop()
     status = cluster.status()
     session.terminal.show(good(f"stopped; its data stays in {status.root}"))
     session.terminal.print_document(_build_document(status))
@@ -152,17 +155,25 @@ def status(session: Session) -> int:
     """
     from sluice.resources.local.local_kafka import LocalKafka
 
-    folder = session.project.kafka_folder
+    project = _find_project(session)
+    folder = project.kafka_folder
     if not (folder / "cluster.json").exists():
         session.terminal.show(bad("no local Kafka"), "  → sluice kafka start")
         session.terminal.print_document({"root": str(folder), "answering": False, "brokers": []})
         return 1
-    return 0 if _show(session, LocalKafka.attach(folder)) else 1
+    return 0 if _show(session, project, LocalKafka.attach(folder)) else 1
 
 
-def _show(session: Session, kafka: LocalKafka) -> bool:
-    """Tell how the cluster stands; whether it answers."""
-    status, registry_server = kafka.status(), session.project.local_registry
+def _find_project(session: Session) -> Project:
+    """Return the project, or one in the current folder if it has no feeds yet."""
+    from sluice.resources.project import Project
+
+    return Project.find(session.folder, needs_feeds=False)
+
+
+def _show(session: Session, project: Project, kafka: LocalKafka) -> bool:
+    """Report the state of the cluster. Returns whether it answers."""
+    status, registry_server = kafka.status(), project.local_registry
     brokers = "\n".join(
         f"{b.id} at {b.address}" + (f", pid {b.pid}" if b.running else ", not running") for b in status.brokers
     )
@@ -175,7 +186,7 @@ def _show(session: Session, kafka: LocalKafka) -> bool:
             ("data", str(status.root)),
             *([("registry", registry_server.url)] if registry_server.running else []),
         ),
-        *_format_section(session, kafka),
+        *_format_section(project, kafka),
     )
     session.terminal.print_document(
         _build_document(status) | ({"registry": registry_server.url} if registry_server.running else {})
@@ -194,11 +205,11 @@ def _list_addresses(kafka: LocalKafka, status: ClusterStatus) -> list[tuple[str,
     ]
 
 
-def _format_section(session: Session, kafka: LocalKafka) -> list[RenderableType]:
+def _format_section(project: Project, kafka: LocalKafka) -> list[RenderableType]:
     """Returns a feed's login settings, ready to paste."""
     if kafka.secured is None:
         return []
-    lines = kafka.secured.section(kafka.bootstrap, session.project.root)
+    lines = kafka.secured.section(kafka.bootstrap, project.root)
     return ["", "  Feeds without security settings use these:", *map(copyable, lines)]
 
 

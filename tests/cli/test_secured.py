@@ -51,8 +51,14 @@ def test_nothing_is_granted_until_somebody_grants_it(ours: Path, sluice: Sluice)
 
 
 @pytest.mark.kafka
-def test_a_plain_one_has_nothing_to_grant_or_renew(ours: Path, sluice: Sluice) -> None:
+def test_a_plain_one_starts_before_there_are_feeds_and_has_nothing_to_grant_or_renew(
+    ours: Path, sluice: Sluice
+) -> None:
+    (ours / "feeds").rename(ours / "later")
+    assert sluice("kafka", "status", "--json").code == 1
     assert sluice("kafka", "start").code == 0
+    (ours / "later").rename(ours / "feeds")
+    assert sluice("kafka", "status", "--json").document["answering"]
     for command in (["grant", "orders"], ["renew"]):
         told = sluice("kafka", *command, "--json")
         assert (told.code, told.document["error"]) == (2, "SetupError"), command
