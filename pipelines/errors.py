@@ -320,6 +320,10 @@ class Unknown(SluiceError):
     """Nobody saw the outcome. The only way on is to read back."""
 
 
+TRANSIENT = (Retryable, WindowHeld, WindowIncomplete)
+"""Errors that pass by themselves."""
+
+
 def choose_exit_code(errors: Iterable[SluiceError]) -> int:
     """Returns the exit code of the worst error; 0 without one. That of NotYet is the mildest."""
     codes = sorted({e.exit_code for e in errors})

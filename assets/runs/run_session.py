@@ -20,7 +20,7 @@ from sluice.assets.instance.instance import holding, home_of
 from sluice.assets.specs.asset_specs import Keys
 from sluice.assets.specs.feed_files import FeedFiles, OpenLake, open_real_lake, read_feeds
 from sluice.pipelines.batch.survey import open_ledger
-from sluice.pipelines.errors import Retryable, SluiceError, WindowHeld, WindowIncomplete
+from sluice.pipelines.errors import TRANSIENT, Retryable, SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.s3_section import S3Settings
 from sluice.pipelines.feed.sections import WindowSettings
@@ -170,9 +170,6 @@ AGAIN_TAG = "sluice/again"
 
 ERROR_TAG = "sluice/error"
 """Tag of a run that failed: the class of the error that ended it."""
-
-PASSES = (Retryable, WindowHeld, WindowIncomplete)
-"""Failures that pass by themselves."""
 
 OpenPorts = Callable[[Feed], AbstractContextManager[Ports]]
 Ask = Callable[[Report, "Windows"], "pa.Table"]
@@ -339,7 +336,7 @@ class RunSession:
         if not self.alone:
             return
         tags = {ERROR_TAG: type(error).__name__}
-        again = type(error).__name__ if isinstance(error, PASSES) else ""
+        again = type(error).__name__ if isinstance(error, TRANSIENT) else ""
         if again or context.run.tags.get(AGAIN_TAG):
             tags[AGAIN_TAG] = again
         with internals.optional():  # else the refusal would stand in the error's place

@@ -11,8 +11,7 @@ import os
 import secrets
 import signal
 import subprocess
-import time
-from collections.abc import Callable
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +29,24 @@ pytestmark = pytest.mark.airflow
 ENVIRONMENTS = [Path(p).resolve() for p in os.environ.get("SLUICE_AIRFLOW", "").split(":") if p]
 RECORDS = 6000
 SECONDS = 500
+ROOT = Path(__file__).parents[2]
+OTHER = """
+import signal, sys
+from tests.faults.points import planted
+from sluice.cli.main import main
+
+with planted("before publish", signal.SIGSTOP):
+    sys.exit(main(sys.argv[1:]))
+"""
 
 DAGS = """
-import datetime, os
+import datetime, os, signal, sys
+
+if os.environ.get("KILL"):
+    sys.path.append(os.environ["TESTS"])
+    from tests.faults.points import planted
+
+    planted(os.environ["KILL"], signal.Signals(int(os.environ["SIGNAL"]))).__enter__()
 from sluice.airflow import CommitOperator, LandWindowOperator, WindowCompleteSensor, make_dags, make_asset
 
 try:
@@ -45,11 +59,11 @@ HOURS = os.environ["HOURS"].split()
 START = {"schedule": None, "start_date": datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)}
 with DAG("two_steps", **START):
     land = LandWindowOperator(task_id="land", feed="orders", window=HOURS[0], commit=False)
-    commit = CommitOperator(task_id="commit", feed="orders")
-    complete = WindowCompleteSensor(task_id="complete", feed="orders", window=HOURS[0], poke_interval=1)
-    land >> commit
+    land >> CommitOperator(task_id="commit", feed="orders")
+with DAG("waiting", **START):
+    WindowCompleteSensor(task_id="wait", feed="orders", window=HOURS[0], poke_interval=1)
 with DAG("mapped", **START):
-    LandWindowOperator.partial(task_id="land", feed="orders").expand(window=HOURS)
+    LandWindowOperator.partial(task_id="land", feed="orders", skip_when_complete=True).expand(window=HOURS)
 with DAG("replaced", **START):
     LandWindowOperator(task_id="land", feed="orders", window=HOURS[0], replace=True)
 with DAG("wrong_window", **START):
@@ -81,27 +95,35 @@ class Airflow:
             "AIRFLOW_CONN_ELSEWHERE": '{"conn_type": "sluice", "extra": {"project": "/nowhere"}}',
         }
 
-    def begin(self, *words: str) -> subprocess.Popen[str]:
+    def begin(self, *words: str, **environ: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [self.bin / "airflow", *words],
-            env=self.environ,
+            env=self.environ | environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
         )
 
+    def begin_test(self, dag: str, hour: int = 0, **environ: str) -> subprocess.Popen[str]:
+        """Start a headless run of the DAG, due in this hour."""
+        return self.begin("dags", "test", dag, f"{self.hours[hour]}:00+00:00", **environ)
+
     def call(self, *words: str) -> str:
         """Return the output of a command, which must end in time."""
-        process = self.begin(*words)
-        try:
-            return process.communicate(timeout=SECONDS)[0]
-        finally:
-            _kill_session(process)
+        return end(self.begin(*words))
 
     def test(self, dag: str, hour: int = 0) -> str:
-        """Return the log of one headless run of the DAG, due in this hour."""
-        return self.call("dags", "test", dag, f"{self.hours[hour]}:00+00:00")
+        """Return the log of a headless run of the DAG, due in this hour."""
+        return end(self.begin_test(dag, hour))
+
+
+def end(process: subprocess.Popen[str]) -> str:
+    """Return the output of a process, which must end in time."""
+    try:
+        return process.communicate(timeout=SECONDS)[0]
+    finally:
+        _kill_session(process)
 
 
 def _kill_session(process: subprocess.Popen[str]) -> None:
@@ -145,13 +167,14 @@ def count_compared(sluice: Sluice) -> int:
     return int(audit(sluice).document["compared"])
 
 
-def test_an_hour_lands_and_a_second_run_is_skipped(airflow: Airflow, sluice: Sluice) -> None:
+def test_an_hour_lands_once(airflow: Airflow, sluice: Sluice) -> None:
     log = airflow.test("land_orders", hour=1)
     assert "state=success" in log, log
     assert count_compared(sluice) > 0
     before = sluice("status", "orders", "--json").document["feeds"][0]["last_batch"]
     log = airflow.test("land_orders", hour=1)
-    assert "is complete already" in log, log
+    assert "was complete before" in log, log
+    assert "state=success" in log
     status = sluice("status", "orders", "--json").document["feeds"][0]
     assert status["last_batch"]["owner"]["run"].startswith("airflow:land_orders.land:manual__")
     assert (status["last_batch"], status["uncommitted"]) == (before, 0)
@@ -163,7 +186,7 @@ def test_hours_are_mapped_and_replaced_on_request(airflow: Airflow, sluice: Slui
     assert count_compared(sluice) > 0
     log = airflow.test("mapped")
     assert "state=success" in log, log
-    assert log.count("is complete already") >= 1
+    assert log.count("was complete before") == 1  # that of `two_steps`
     assert count_compared(sluice) > 0
     log = airflow.test("replaced")
     assert "state=success" in log, log
@@ -185,25 +208,58 @@ def test_a_wrong_task_fails_with_the_remedy(dag: str, message: str, airflow: Air
     assert sluice("status", "orders", "--json").document["feeds"][0]["last_batch"] is None
 
 
-@pytest.mark.parametrize("kill", [signal.SIGTERM, signal.SIGKILL])
-def test_a_killed_task_is_finished_by_the_next_run(kill: signal.Signals, airflow: Airflow, sluice: Sluice) -> None:
-    process = airflow.begin("dags", "test", "land_orders", f"{airflow.hours[1]}:00+00:00")
-    try:
-        _wait_for(lambda: [*airflow.project.glob("**/owners/*.json")] or process.poll() is not None)
-        process.send_signal(kill)
-        process.communicate(timeout=SECONDS)
-    finally:
-        _kill_session(process)
+@pytest.mark.parametrize(
+    ("point", "sign"),
+    [("before publish", signal.SIGTERM), ("after show", signal.SIGKILL), ("before record", signal.SIGKILL)],
+)
+def test_the_next_run_finishes_a_killed_one(point: str, sign: signal.Signals, airflow: Airflow, sluice: Sluice) -> None:
+    killed = airflow.begin_test("land_orders", hour=1, KILL=point, SIGNAL=str(int(sign)), TESTS=str(ROOT))
+    log = end(killed)
+    assert killed.returncode == -sign, log
     log = airflow.test("land_orders", hour=1)
-    assert "state=success" in log or "is complete already" in log, log
+    assert "state=success" in log, log
     assert count_compared(sluice) > 0
 
 
-def _wait_for(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
+def test_of_two_runs_of_a_task_one_lands(airflow: Airflow, sluice: Sluice) -> None:
+    both = [airflow.begin_test("land_orders", hour=1) for _ in range(2)]
+    logs = [end(process) for process in both]
+    assert any("state=success" in log for log in logs), logs
+    for log in logs:
+        assert "state=success" in log or "PlanBusy: batch " in log, log
+    assert count_compared(sluice) > 0
+
+
+def test_a_sensor_waits_for_another_scheduler(airflow: Airflow, sluice: Sluice) -> None:
+    waiting = airflow.begin_test("waiting")
+    lines = list[str]()
+    assert waiting.stdout
+    for line in waiting.stdout:
+        lines.append(line)
+        if "DEFERRED" in line or "defer" in line:
+            break
+    else:
+        raise AssertionError(lines)
+    assert sluice("run", "orders", "--window", airflow.hours[0], "--no-dagster").code == 0
+    log = end(waiting)
+    assert "state=success" in log, (lines, log)
+
+
+def test_a_run_names_the_other_scheduler(airflow: Airflow, sluice: Sluice) -> None:
+    """A run without Airflow is stopped while it owns the hour."""
+    command = [sys.executable, "-c", OTHER, "run", "orders", "--window", airflow.hours[1], "--no-dagster"]
+    other = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, start_new_session=True)
+    try:
+        os.waitid(os.P_PID, other.pid, os.WSTOPPED)
+        log = airflow.test("land_orders", hour=1)
+        assert "PlanBusy: batch " in log, log
+        assert "without a scheduler" in log
+        assert f"(pid {other.pid} on " in log
+        os.kill(other.pid, signal.SIGCONT)
+        assert other.wait(SECONDS) == 0
+    finally:
+        _kill_session(other)
+    assert count_compared(sluice) > 0
 
 
 def test_the_provider_is_known(airflow: Airflow) -> None:

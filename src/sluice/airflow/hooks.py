@@ -23,7 +23,7 @@ except ImportError:  # Airflow 2, or before 3.2
     from airflow.sensors.base import BaseSensorOperator
 from airflow.exceptions import AirflowException, AirflowFailException, AirflowNotFoundException, AirflowSkipException
 
-from sluice.pipelines.errors import FeedError, PlanBusy, Refused, SluiceError, UsageError
+from sluice.pipelines.errors import TRANSIENT, BatchIncomplete, PlanBusy, SluiceError, Unknown, UsageError
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Scheduler
 from sluice.pipelines.util.units import parse_window, show_window
@@ -48,6 +48,8 @@ __all__ = [
 ]
 
 Context = Mapping[str, Any]
+_RETRIED = (*TRANSIENT, PlanBusy, BatchIncomplete, Unknown)
+"""Errors after which another attempt may succeed: it adopts finished offset ranges."""
 
 
 class SluiceHook(BaseHook):
@@ -155,7 +157,6 @@ def _to_ms(at: datetime) -> int:
 
 
 def as_airflow_error(error: SluiceError) -> Exception:
-    """Returns the error with its remedy: one that Airflow retries, or that no retry can fix."""
-    is_permanent = isinstance(error, UsageError | FeedError | Refused) and not isinstance(error, PlanBusy)
-    kind = AirflowFailException if is_permanent else AirflowException
+    """Returns the error with its remedy: AirflowFailException, which Airflow does not retry, if no retry helps."""
+    kind = AirflowException if isinstance(error, _RETRIED) else AirflowFailException
     return kind(f"{type(error).__name__}: {error.message} → {error.remedy}")  # type: ignore[no-any-return]

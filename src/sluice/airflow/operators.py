@@ -2,7 +2,7 @@
 
 Promises: those of `sluice run`. A task that is killed, cleared or started twice reads and publishes nothing twice: the
 ledger decides, and a task that meets another run fails with that run's name and retries. A task of a complete window
-is skipped.
+succeeds, so that the readers behind it run after a retry, too.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 _REPORT = "batch_report"
 """The XCom with the place of the newest batch's report."""
+_EVENT = ("feed", "outcome", "windows", "records", "files", "offsets", "report")
+"""The keys of the outcome that an asset event has."""
 
 
 class BatchReportLink(BaseOperatorLink):
@@ -76,7 +78,8 @@ class LandWindowOperator(_FeedOperator):
 
     `window` is the start of a window, such as `2026-11-20T14`; by default the DAG run's partition key, or the windows
     of its data interval. Map several: `.partial(feed=…).expand(window=[…])`. While the window's grace period lasts, the
-    task is deferred. `replace` lands the windows again. With `commit=False`, a `CommitOperator` commits.
+    task is deferred. `replace` lands the windows again. With `commit=False`, a `CommitOperator` commits. With
+    `skip_when_complete`, a task with nothing pending is skipped, and makes no asset event.
     """
 
     template_fields: Sequence[str] = (*_FeedOperator.template_fields, "window", "replace")
@@ -84,13 +87,20 @@ class LandWindowOperator(_FeedOperator):
     ui_color = "#d5e8f5"
 
     def __init__(
-        self, *, window: str | None = None, replace: bool | str = False, commit: bool = True, **kwargs: Any
+        self,
+        *,
+        window: str | None = None,
+        replace: bool | str = False,
+        commit: bool = True,
+        skip_when_complete: bool = False,
+        **kwargs: Any,
     ) -> None:
         if "outlets" not in kwargs:
             conn_id = kwargs.get("sluice_conn_id", SluiceHook.default_conn_name)
             kwargs["outlets"] = [make_asset(kwargs["feed"], conn_id)]
         super().__init__(**kwargs)
         self.window, self.replace, self.commit = window, replace, commit
+        self.skip_when_complete = skip_when_complete
         self._result: RunResult | None = None
 
     def execute_again(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
@@ -98,7 +108,7 @@ class LandWindowOperator(_FeedOperator):
         return self.execute(context)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Land. Raises AirflowSkipException if nothing was pending, and the run's error with its remedy."""
+        """Land. Raises the run's error with its remedy, AirflowSkipException with `skip_when_complete`."""
         self._is_running = True
         try:
             feed = self._load_feed()
@@ -122,9 +132,12 @@ class LandWindowOperator(_FeedOperator):
             raise as_airflow_error(result.error) from None
         if result.uncommitted or result.table:
             self.log.warning("%s", result.uncommitted or result.table)
+        if outcome["outcome"] == "complete":
+            message = f"{request} of {feed.name} was complete before"
+            if self.skip_when_complete:
+                raise AirflowSkipException(message)
+            self.log.info("%s", message)
         self._add_event(context, feed, request, outcome)
-        if not result.batches and not (result.committed and result.committed.status is CommitStatus.COMMITTED):
-            raise AirflowSkipException(f"{request} of {feed.name} is complete already")
         return outcome
 
     def _wait(self, feed: Feed, request: Request) -> None:
@@ -139,7 +152,7 @@ class LandWindowOperator(_FeedOperator):
         """Give the asset's event the metadata of the outcome, and the windows as partition keys (Airflow 3.2)."""
         for asset in self.outlets:
             event = context["outlet_events"][asset]
-            event.extra = {k: outcome[k] for k in ("feed", "windows", "records", "files", "offsets", "report")}
+            event.extra = {k: outcome[k] for k in _EVENT}
             if hasattr(event, "add_partitions"):
                 event.add_partitions(outcome["windows"])
 
@@ -173,12 +186,17 @@ class CommitOperator(_FeedOperator):
 
 
 def build_outcome(feed: Feed, request: Request, result: RunResult) -> dict[str, Any]:
-    """Returns the JSON document of a run for XCom: sums of its batches, and the place of the newest batch's report."""
+    """Returns the JSON document of a run for XCom: sums of its batches, and the place of the newest batch's report.
+
+    `outcome` is `landed`, or `complete` if nothing was pending.
+    """
     facts = BatchFacts([r for b in result.batches for r in b.receipts])
     published = [b.batch for b in result.batches if b.number is not None]
     committed = result.committed
+    was_pending = result.batches or (committed and committed.status is CommitStatus.COMMITTED)
     return {
         "feed": feed.name,
+        "outcome": "landed" if was_pending else "complete",
         "run": result.run_id,
         "windows": [show_window(w) for w in running.list_requested(feed, request)],
         "records": facts.counts.landed,

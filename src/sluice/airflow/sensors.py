@@ -11,7 +11,7 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from sluice.airflow.hooks import BaseSensorOperator, Context, SluiceHook, as_airflow_error, build_request
-from sluice.pipelines.errors import SluiceError, UsageError
+from sluice.pipelines.errors import Retryable, SluiceError, UsageError
 from sluice.pipelines.operating.check_window import watch_window
 from sluice.resources.open_ports import open_ports
 from sluice.resources.project import Project
@@ -48,7 +48,11 @@ class WindowTrigger(BaseTrigger):
     async def _is_due(self) -> bool:
         if self.at is not None:
             return time.time() >= self.at
-        return await asyncio.to_thread(is_complete, self.project, self.feed, self.windows)
+        try:
+            return await asyncio.to_thread(is_complete, self.project, self.feed, self.windows)
+        except Retryable as error:
+            self.log.warning("%s: %s", type(error).__name__, error.message)
+            return False
 
 
 def is_complete(project: str, feed: str, windows: Sequence[int]) -> bool:
