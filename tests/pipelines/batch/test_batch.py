@@ -426,6 +426,32 @@ def test_a_window_older_than_all_that_kafka_holds_is_refused_and_nothing_written
     assert world.lake.files == before
 
 
+@pytest.mark.parametrize("deleted", [0, 1])
+def test_the_last_closed_window_of_a_new_topic_is_empty_if_nothing_was_deleted(feed: Feed, deleted: int) -> None:
+    """A schedule requests it on its first tick: all records of the topic are in the window that is still open."""
+    world = World(feed)
+    for tp in PARTITIONS:
+        world.topic.write(tp, [START + HOUR + i for i in range(3)], False)
+    world.topic.log_start = deleted
+    world.now = START + HOUR + HOUR // 6
+    first = Request(RequestKind.WINDOW, window=START)
+    if deleted:
+        with pytest.raises(UsageError, match="holds no record of window"):
+            world.land(first)
+        return
+    landed = world.land(first)
+    landed.check()
+    assert (landed.batches, visible(world)) == ((), [])
+    assert windows.complete(world.ledger.read(), START, world.feed.window)
+    with pytest.raises(UsageError, match="holds no record of window"):
+        world.land(Request(RequestKind.WINDOW, window=START - HOUR))
+    world.now = START + 2 * HOUR + HOUR // 6
+    assert windows.list_pending_windows(world.ledger.read(), world.feed.window, world.now) == [START + HOUR]
+    world.land(Request(RequestKind.WINDOW, window=START + HOUR)).check()
+    assert visible(world) == [(p, o) for p in (0, 1) for o in range(3)]
+    check(world)
+
+
 def test_what_is_skipped_is_read_only_when_it_is_named(feed: Feed) -> None:
     world = World(feed)
     for tp in PARTITIONS:
