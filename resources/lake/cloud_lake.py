@@ -169,7 +169,8 @@ class Upload(io.RawIOBase):
         except LakeUnavailable as error:
             if not is_written(self._key, self._write, self._bucket.find_writer, error):
                 raise
-        self._part.close()
+        finally:
+            self._part.close()
 
     def abort(self) -> None:
         self._part.close()

@@ -94,7 +94,8 @@ class Upload(io.RawIOBase):
             self._bucket.send("put_object", self._key, self._part.file, **fields)
         except LakeUnavailable as error:
             self._resolve(error)
-        self._part.close()
+        finally:
+            self._part.close()
 
     def _make_part(self) -> PartBuffer:
         return PartBuffer(self._bucket.settings.buffer_bytes, self._key)
