@@ -6,7 +6,10 @@ Each store's own environment variables, files and machine identities supply miss
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Annotated, Any, NamedTuple, Self
+from urllib.parse import parse_qs
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -105,6 +108,20 @@ class AzureSettings(StoreSettings):
     account: Annotated[Text, Field(pattern=r"^[a-z0-9]{3,24}\z")] | None = None
     account_key: Secret | None = None
     sas_token: Secret | None = None
+
+    @property
+    def token_fields(self) -> dict[str, str]:
+        """The fields of the SAS token, such as `sp`, its letters."""
+        token = self.sas_token.get_secret_value() if self.sas_token else ""
+        return {name: values[0] for name, values in parse_qs(token.lstrip("?")).items()}
+
+    @property
+    def token_end(self) -> datetime | None:
+        """The end of the SAS token; None if there is none, or a stored access policy has it."""
+        with suppress(KeyError, ValueError):
+            end = datetime.fromisoformat(self.token_fields["se"])
+            return end if end.tzinfo else end.replace(tzinfo=UTC)
+        return None
 
     @model_validator(mode="after")
     def _one_credential(self) -> Self:

@@ -9,18 +9,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
-from functools import cached_property, partial
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from sluice.pipelines.batch.survey import list_topics
 from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew, Refused, SluiceError, docs_command
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.s3_section import S3Settings
 from sluice.pipelines.feed.sections import CommitMode
-from sluice.pipelines.feed.stores import StoreSettings, place
+from sluice.pipelines.feed.stores import StoreSettings
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.log import list_feeds_without_files
 from sluice.pipelines.ledger.marks import check_marks, check_owner
@@ -33,7 +31,7 @@ from sluice.pipelines.model.health import (
     report_skipped,
     report_warning,
 )
-from sluice.pipelines.ports import Lake, Ports
+from sluice.pipelines.ports import Ports
 from sluice.pipelines.publishing import lost_entries
 from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import many
@@ -44,28 +42,17 @@ from sluice.resources.lake.local_lake import LocalLake
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sluice.resources.lake.s3_client import Bucket
-
-S = TypeVar("S", bound=StoreSettings)
 
 LEDGERS = "_sluice"
-_HASTY_MS = 5_000
 
 
 def examine_lake(address: str, settings: StoreSettings | None) -> list[Diagnosis]:
     """Returns all diagnoses of one lake. `settings` are those of its object store; None: it is a folder."""
     if settings is None:
         return examine(Path(os.path.realpath(address)), IN_A_FOLDER)
-    if isinstance(settings, S3Settings):
-        return examine(Bucketed(address, settings), ON_S3)
-    from sluice.resources.lake import open_store
+    from sluice.resources.health.store_checks import IN_A_STORE, open_hastily  # late: a folder needs none of it
 
-    return examine(open_store(address, _shorten_waits(settings)), IN_A_CLOUD)
-
-
-def _shorten_waits(settings: S) -> S:
-    waits = {n: min(_HASTY_MS, getattr(settings, n)) for n in ("connect_timeout_ms", "read_timeout_ms")}
-    return settings.model_copy(update=waits | {"retries": 1})
+    return examine(open_hastily(address, settings), IN_A_STORE)
 
 
 # -- in a folder
@@ -123,93 +110,6 @@ IN_A_FOLDER: tuple[Check[Path], ...] = (
 def _nearest(path: Path) -> Path:
     """Returns the folder itself, or its nearest existing parent."""
     return next(p for p in (path, *path.parents) if p.exists())
-
-
-# -- on S3
-
-
-@dataclass(frozen=True)
-class Bucketed:
-    """A lake on S3. Requests use short timeouts, regardless of the feed's settings."""
-
-    address: str
-    settings: S3Settings
-
-    @cached_property
-    def prefix(self) -> str:
-        return place(self.address).prefix
-
-    @cached_property
-    def bucket(self) -> Bucket:
-        from sluice.resources.lake.s3_client import Bucket  # late: a local lake does without boto3
-
-        return Bucket(place(self.address).bucket, _shorten_waits(self.settings))
-
-
-def check_access(lake: Bucketed) -> Iterator[Diagnosis]:
-    """List once: checks address, region, credentials, bucket and the right to list."""
-    from sluice.resources.lake.object_lake import MAX_SKEW_S, describe_skew
-    from sluice.resources.lake.s3_client import skew
-
-    answer = lake.bucket.call("list_objects_v2", "", Prefix=f"{lake.prefix}{LEDGERS}/", MaxKeys=1)
-    summary = "the ledger can be listed" if answer.get("KeyCount") else "it can be listed, and nothing has landed yet"
-    yield report_ok("listing", f"{lake.address}: {summary}")
-    ahead = skew(answer)
-    if abs(ahead) > MAX_SKEW_S:
-        yield report_failure("clock", f"{describe_skew(ahead)} of the store's", "set this machine's clock (NTP)")
-    else:
-        yield report_ok(
-            "clock", "as the store's, to the second" if abs(ahead) < 2 else f"{describe_skew(ahead)} of the store's"
-        )
-
-
-def conditional_writes(lake: Bucketed) -> Iterator[Diagnosis]:
-    """Check for the note of the first writing process, which shows that the store passed the probe."""
-    from sluice.resources.lake.object_lake import PROBE_NOTE
-    from sluice.resources.lake.streams import NotThere
-
-    is_tested = False
-    with suppress(NotThere):
-        lake.bucket.call("head_object", lake.prefix + PROBE_NOTE)
-        is_tested = True
-    yield _report_probe(PROBE_NOTE if is_tested else "")
-
-
-def _report_probe(note: str) -> Diagnosis:
-    """Returns the diagnosis of a store that left this note; empty: it was not tested yet."""
-    title = "conditional writes"
-    if note:
-        return report_ok(title, f"the store keeps them: tested by a run, which left {note}")
-    return report_skipped(title, "only a write shows it; the first run tests them before it writes anything else")
-
-
-ON_S3: tuple[Check[Bucketed], ...] = (
-    Check("listing", check_access),
-    Check("conditional writes", conditional_writes),
-)
-
-
-# -- on Google Cloud and Azure
-
-
-def check_cloud_access(lake: Lake) -> Iterator[Diagnosis]:
-    """List once: checks address, credentials, bucket and the right to list."""
-    first = next(iter(lake.list(LEDGERS)), None)
-    summary = "the ledger can be listed" if first else "it can be listed, and nothing has landed yet"
-    yield report_ok("listing", f"{lake.uri}: {summary}")
-
-
-def check_cloud_probe(lake: Lake) -> Iterator[Diagnosis]:
-    """Check for the note of the first writing process, which shows that the store passed the probe."""
-    from sluice.resources.lake.object_lake import PROBE_NOTE
-
-    yield _report_probe("" if lake.get(PROBE_NOTE) is None else PROBE_NOTE)
-
-
-IN_A_CLOUD: tuple[Check[Lake], ...] = (
-    Check("listing", check_cloud_access),
-    Check("conditional writes", check_cloud_probe),
-)
 
 
 TITLE = "ledger"

@@ -13,10 +13,15 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from functools import lru_cache
+from http.client import HTTPException
 from typing import Any, TypeVar
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import obstore
 from obstore import exceptions as refusals
@@ -33,6 +38,8 @@ SLOWEST = 1 << 20
 """Bytes a second: a request may take its time-out, and as long as its body takes at this speed."""
 
 Answer = TypeVar("Answer")
+_AZURE = "https://{}.blob.core.windows.net"
+_ADDRESSES = {"gs": "https://storage.googleapis.com", "az": _AZURE, "abfss": _AZURE}
 _STATUS = re.compile(r"status code: (\d{3})|\(code: (\d{3})\)")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]+)</Code>|\"reason\": ?\"(\w+)\"")
 _DETAIL = re.compile(r"<(?:Message|Details)>([^<\n]{1,300})|\"message\": ?\"([^\"]{1,300})\"")
@@ -144,6 +151,38 @@ class Container:
         """Raises NotThere."""
         self._call(key, lambda: obstore.delete(self.make_client(), key), once=True)
 
+    def try_replace(self, key: str) -> None:
+        """Replace a version of the object that never existed. Raises Taken with the right to write: nothing changes."""
+        never: Any = {"e_tag": '"0x0"', "version": "1"}
+        self._call(key, lambda: obstore.put(self.make_client(), key, b"", mode=never, use_multipart=False))
+
+    def read_headers(self, key: str) -> Mapping[str, str]:
+        """Azure's own headers of the blob, by lower-case name; empty if no address of it can be signed here."""
+        if not self.on_azure:
+            return {}
+        with suppress(refusals.BaseError, OSError, ValueError):  # their texts hold signatures
+            address = obstore.sign(self.make_client(), "GET", key, timedelta(minutes=5))
+            with urlopen(address, timeout=self.settings.connect_timeout_ms / 1000) as answer:
+                return {name.lower(): value for name, value in answer.headers.items()}
+        return {}
+
+    def measure_skew(self) -> float | None:
+        """Returns how many seconds this machine's clock is ahead of the store's; None if the store does not say.
+
+        Any answer has a date, so the request needs no credentials.
+        """
+        address = self.settings.endpoint or _ADDRESSES[self.home.scheme]
+        if "{}" in address:
+            account = self.home.account or getattr(self.settings, "account", None)
+            address = address.format(account or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", ""))
+        with suppress(OSError, ValueError, TypeError, HTTPException):
+            try:
+                headers: Any = urlopen(address, timeout=self.settings.connect_timeout_ms / 1000).headers
+            except HTTPError as refused:
+                headers = refused.headers
+            return (datetime.now(UTC) - parsedate_to_datetime(headers["Date"])).total_seconds()
+        return None
+
     def list_below(self, folder: str, after: str = "") -> Any:
         """The objects below the folder, which is empty or ends in a slash, page by page."""
         pages = iter(obstore.list(self.make_client(), folder.rstrip("/"), offset=after or None, chunk_size=1000))
@@ -184,6 +223,15 @@ class Container:
             remedy="create it, or fix `lake` and the account or endpoint in the feed",
         )
 
+    def _explain_token(self, where: str) -> NotAuthorized | None:
+        end = self.settings.token_end if isinstance(self.settings, AzureSettings) else None
+        if end is None or end > datetime.now(UTC):
+            return None
+        return NotAuthorized(
+            f"the SAS token for {where} expired at {end:%Y-%m-%dT%H:%M:%SZ}",
+            remedy="put a new one into azure.sas_token, then run again",
+        )
+
     def _make_signal(self, kind: type[Terminal], key: str) -> Terminal:
         return kind(f"{self.home.root}/{key}: the store answered {kind.__name__}", remedy="check `lake` in the feed")
 
@@ -203,6 +251,8 @@ class Container:
             return self._make_signal(OutOfRange, key)
         if isinstance(error, refusals.UnauthenticatedError) or status in (401, 403):
             _make_client.cache_clear()
+            if error_of_token := self._explain_token(where):
+                return error_of_token
         message = ": ".join(filter(None, [code or (f"status {status}" if status else ""), detail]))
         if status:
             return _translate_refusal(status, code, where, message)

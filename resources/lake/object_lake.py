@@ -36,7 +36,7 @@ class ObjectLake(ABC):
         self.uri = address
         self.place = place(address)
         self._prefix = self.place.prefix
-        self._endpoint = settings.endpoint
+        self.settings = settings
 
     def locate(self, path: str) -> str:
         return f"{self.place.root}/{self._key(path)}"
@@ -134,7 +134,7 @@ class ObjectLake(ABC):
     def _check_store(self) -> None:
         """Check each lake once in a process. Raises SetupError for a store, or a clock, that would lose or double
         data."""
-        lake = (os.getpid(), self.uri, self._endpoint)
+        lake = (os.getpid(), self.uri, self.settings.endpoint)
         if lake not in _checked_lakes:
             self._probe()
             _checked_lakes.add(lake)

@@ -49,7 +49,6 @@ class S3Lake(ObjectLake):
 
     def __init__(self, address: str, settings: S3Settings) -> None:
         super().__init__(address, settings)
-        self.settings = settings
         self.bucket: Bucket = Bucket(self.place.bucket, settings)
 
     def _probe(self) -> None:
@@ -90,7 +89,7 @@ class S3Lake(ObjectLake):
         if size > COPIED_AT_ONCE:
             self._copy_by_ranges(key, size, parameters)
             return size
-        tagged = {"TaggingDirective": "REPLACE"} if self.settings.tags else {}
+        tagged = {"TaggingDirective": "REPLACE"} if self.bucket.settings.tags else {}
         self.bucket.call("copy_object", key, **parameters, **tagged, **self.bucket.written_with)
         return size
 

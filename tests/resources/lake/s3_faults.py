@@ -11,7 +11,7 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate, parsedate_to_datetime
@@ -26,7 +26,8 @@ class Rule:
 
     `how`: `refuse` (the store never sees it), `lose` (it is done, and nobody answers), `reset` (cut while the body is
     on its way), `cut` (the answer's body breaks off), `ignore` (conditions are taken out), `skew` (another time),
-    `slow` (it comes to the store so many `seconds` late). `then` is called before anybody is answered.
+    `slow` (it comes to the store so many `seconds` late), `add` (the answer has more `headers`). `then` is called
+    before anybody is answered.
     """
 
     match: str
@@ -36,6 +37,7 @@ class Rule:
     code: str = "SlowDown"
     said: str = "as asked for"
     seconds: float = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
     then: Callable[[], None] = lambda: None
 
     def matches(self, line: str) -> bool:
@@ -115,6 +117,8 @@ class Handler(BaseHTTPRequestHandler):
         if rule and rule.how == "skew":
             then = parsedate_to_datetime(headers["Date"]).timestamp() + rule.seconds
             headers["Date"] = formatdate(then, usegmt=True)
+        if rule:
+            headers |= rule.headers
         self._answer(status, headers, data, cut=bool(rule and rule.how == "cut"))
 
     def _read_chunks(self) -> Iterator[bytes]:
