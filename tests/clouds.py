@@ -1,7 +1,9 @@
 """Emulators of Azure's and Google's stores on loopback, as `make lakes` installs them: Azurite, and fake-gcs-server.
 
-object_store speaks Google's XML API, of which fake-gcs-server knows reads and listings only: a front translates writes
-and copies to the JSON API, conditions included. Each emulator's data ends with it.
+Each has a front in a process of its own (deltalake keeps the GIL while it waits). Both emulators ignore the name after
+which a listing begins: the front drops the names before it. object_store speaks Google's XML API, of which
+fake-gcs-server knows reads and listings only: the front translates writes and copies to the JSON API, conditions
+included. Each emulator's data ends with it.
 """
 
 from __future__ import annotations
@@ -11,22 +13,23 @@ import hashlib
 import hmac
 import http.client
 import json
-import os
 import re
 import secrets
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import formatdate
+from html import unescape
 from http.server import ThreadingHTTPServer
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
-from urllib.parse import quote, unquote, urlencode
+from urllib.parse import parse_qs, quote, unquote, urlencode
 from urllib.request import Request, urlopen
 
 import pytest
@@ -70,6 +73,16 @@ class CloudStore:
         """Azure's, with a SAS token of these letters alone."""
         return CloudStore(self.scheme, self.settings.model_copy(update=_by_token(sign_token(letters, seconds, scope))))
 
+    @property
+    def delta_access(self) -> dict[str, str]:
+        """Options by which deltalake and Polars reach it."""
+        endpoint = self.settings.endpoint
+        if self.scheme == "az":
+            access = {"azure_storage_account_name": ACCOUNT, "azure_storage_account_key": KEY}
+            return access | {"azure_storage_endpoint": f"{endpoint}/{ACCOUNT}", "allow_http": "true"}
+        key = {"gcs_base_url": endpoint, "disable_oauth": True, **dict.fromkeys(("client_email", "private_key"), "")}
+        return {"google_service_account_key": json.dumps(key | {"private_key_id": ""}), "allow_http": "true"}
+
     def pass_through(self, endpoint: str) -> CloudStore:
         """The same, through a proxy."""
         return CloudStore(self.scheme, self.settings.model_copy(update={"endpoint": endpoint}))
@@ -85,8 +98,10 @@ def run_azurite() -> Iterator[CloudStore]:
     _require(AZURITE)
     port = _free_port()
     command = [str(AZURITE), "--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence", "--silent"]
-    endpoint = f"http://127.0.0.1:{port}"
-    with _run_server([*command, "--skipApiVersionCheck", "--disableTelemetry"], port):
+    with (
+        _run_server([*command, "--skipApiVersionCheck", "--disableTelemetry"], port),
+        _run_front("azure", port) as endpoint,
+    ):
         create_container(endpoint, BUCKET)
         settings = {"endpoint": endpoint, "account": ACCOUNT, "account_key": KEY, "retries": 3}
         yield CloudStore("az", AzureSettings.model_validate(settings))
@@ -100,7 +115,7 @@ def run_google() -> Iterator[CloudStore]:
     host = ["-host", "127.0.0.1", "-port", str(port), "-public-host", f"127.0.0.1:{port}"]
     with (
         _run_server([str(FAKE_GCS), "-backend", "memory", "-scheme", "http", *host, "-log-level", "error"], port),
-        _serve_front(port) as endpoint,
+        _run_front("google", port) as endpoint,
     ):
         body = json.dumps({"name": BUCKET}).encode()
         urlopen(Request(f"http://127.0.0.1:{port}/storage/v1/b?project=p", body, {"Content-Type": "application/json"}))
@@ -120,8 +135,8 @@ def _free_port() -> int:
 
 
 @contextmanager
-def _run_server(command: list[str], port: int) -> Iterator[None]:
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ))
+def _run_server(command: list[str], port: int, folder: Path | None = None) -> Iterator[None]:
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder)
     try:
         until = time.monotonic() + 60
         while True:
@@ -157,13 +172,35 @@ def sign_token(letters: str, seconds: float = 3600, scope: str = "c") -> str:
     return urlencode({"sp": letters, "se": end, "sv": version, "sr": scope, "sig": signature})
 
 
-# -- Google's XML API before its JSON API
+# -- before the emulators
 
 
 class _Front(Handler):
-    """Passes requests on as they are, but writes and copies."""
+    """Passes requests on as they are; of a listing, it drops the names before the one to begin with."""
 
+    begin = "startFrom"
+    listed = re.compile(rb"<Blob><Name>(.*?)</Name>.*?</Blob>", re.DOTALL)
+
+    def _is_dropped(self, name: str, begin: str) -> bool:
+        return name < begin
+
+    def _ask_upstream(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        status, headers, data = super()._ask_upstream(body)
+        query = parse_qs(self.path.partition("?")[2])
+        if self.command == "GET" and (begin := query.get(self.begin, [""])[0]):
+            data = self.listed.sub(lambda m: b"" if self._is_dropped(unescape(m[1].decode()), begin) else m[0], data)
+        return status, headers, data
+
+
+class _GoogleFront(_Front):
+    """Also translates writes and copies."""
+
+    begin = "start-after"
+    listed = re.compile(rb"<Contents><Key>(.*?)</Key>.*?</Contents>", re.DOTALL)
     alone = Lock()
+
+    def _is_dropped(self, name: str, begin: str) -> bool:
+        return name <= begin
 
     def _ask_upstream(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
         path, _, _ = self.path.partition("?")
@@ -213,15 +250,19 @@ class _Front(Handler):
 
 
 @contextmanager
-def _serve_front(port: int) -> Iterator[str]:
-    handler = type("Front", (_Front,), {"upstream": f"127.0.0.1:{port}"})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+def _run_front(kind: str, upstream: int) -> Iterator[str]:
+    port = _free_port()
+    root = Path(__file__).parents[1]
+    with _run_server([sys.executable, "-m", "tests.clouds", kind, str(upstream), str(port)], port, root):
+        yield f"http://127.0.0.1:{port}"
+
+
+def main(kind: str, upstream: str, port: str) -> None:
+    handler = type("Front", (_GoogleFront if kind == "google" else _Front,), {"upstream": f"127.0.0.1:{upstream}"})
+    server = ThreadingHTTPServer(("127.0.0.1", int(port)), handler)
     server.daemon_threads = True
-    thread = Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,19 +1,22 @@
-"""Tables on S3, an Iceberg one with its catalog in PostgreSQL: what landed, merged and retired is in each once."""
+"""Tables in stores, an Iceberg one with its catalog in PostgreSQL: what landed, merged and retired is in each once."""
 
 from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
 
+import polars
 import pytest
 
 from sluice.pipelines.lake.paths import is_table_log
 from sluice.pipelines.maintenance.expiry import RetireRequest, expire
 from sluice.pipelines.tables.sync import sync
 from sluice.pipelines.tables.table_windows import FeedTables
+from sluice.resources.lake import open_store
 from sluice.resources.lake.s3_lake import S3Lake
 from sluice.resources.open_ports import open_table, open_tables
 from tests import postgres
+from tests.clouds import CloudStore
 from tests.pipelines.landed_world import HOUR, START, A, B, World, pieces
 from tests.stores import Store
 from tests.table_readers import delta_access, iceberg_access
@@ -55,13 +58,15 @@ def test_a_table_over_s3_with_its_catalog_in_postgresql(s3_store: Store, tmp_pat
             assert "secret" not in str(read.metadata.properties).lower()
 
 
-def test_a_delta_table_over_s3(s3_store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["s3", "azure", "google"])
+def test_a_delta_table_over_a_store(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     deltalake = pytest.importorskip("deltalake")
-    lines = s3_store.lines()
+    store: Store | CloudStore = request.getfixturevalue(f"{kind}_store")
+    lines = store.lines()
     world = World(
         tmp_path,
         "".join(f"{k}: {v}\n" for k, v in lines.items()) + "table: {delta: {}}\n",
-        lake=S3Lake(lines["lake"], s3_store.settings),
+        lake=open_store(lines["lake"], store.settings),
     )
 
     def bring_up(expire_before: int | None = None) -> tuple[int, int]:
@@ -76,16 +81,21 @@ def test_a_delta_table_over_s3(s3_store: Store, tmp_path: Path) -> None:
     expire(world.ledger, world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
     assert bring_up() == (0, 2)
     world.check()
-    access = delta_access(s3_store)
+    access = store.delta_access if isinstance(store, CloudStore) else delta_access(store)
 
     def offsets(version: int | None = None) -> list[int]:
         read = deltalake.DeltaTable(f"{lines['lake']}/data/orders", version, storage_options=access)
         return sorted(read.to_pyarrow_table(columns=["offset"]).column("offset").to_pylist())
 
+    def count_by_polars() -> int:
+        scan = polars.scan_delta(f"{lines['lake']}/data/orders", storage_options=access)
+        return scan.filter(polars.col("offset") >= 150).select("offset").collect().height
+
     assert offsets() == sorted([*range(100, 200)] * 2)
     assert len(offsets(1)) == 400, "time travel finds every file"
-    told = deltalake.DeltaTable(f"{lines['lake']}/tables/orders_windows", storage_options=access)
-    assert told.to_pyarrow_table().num_rows == 1
+    windows = deltalake.DeltaTable(f"{lines['lake']}/tables/orders_windows", storage_options=access)
+    assert windows.to_pyarrow_table().num_rows == 1
     bring_up(expire_before=world.now + (1 << 40))
     assert offsets() == sorted([*range(100, 200)] * 2)
     assert len([p for p in world.visible() if not is_table_log(p)]) == 2
+    assert count_by_polars() == 100
