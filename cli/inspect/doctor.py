@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -16,8 +17,8 @@ from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
 from sluice.cli.terminal.output import bad, good, heading, safe, warn
 from sluice.pipelines.errors import SetupError, SluiceError, UsageError
-from sluice.pipelines.model.health import Diagnosis, Health, of_error, report_skipped
-from sluice.pipelines.model.receipts import Progress
+from sluice.pipelines.model.health import Diagnosis, Health, of_error, report_ok, report_skipped
+from sluice.pipelines.model.receipts import Progress, Scheduler
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.units import many
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from sluice.assets.specs.feed_files import FeedFiles
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.feed.kafka_section import KafkaSettings
+    from sluice.resources.project import Project
 
 WRONG = 1
 
@@ -113,6 +115,32 @@ def _only(files: FeedFiles, names: Sequence[str]) -> FeedFiles:
 
 
 def _project(session: Session, files: FeedFiles) -> list[Diagnosis]:
+    return [_check_scheduler(session.project), *_check_dagster(session, files)]
+
+
+def _check_scheduler(project: Project) -> Diagnosis:
+    """Returns the scheduler that the project names, and Airflow's version if it is installed."""
+    try:
+        scheduler = project.fleet().scheduler
+    except SluiceError as error:
+        return of_error("scheduler", error)
+    version = _find_airflow()
+    if not version and scheduler is Scheduler.AIRFLOW:
+        return report_ok("scheduler", "airflow, which is not in this environment")
+    return report_ok("scheduler", f"{scheduler}; Airflow {version} is installed" if version else scheduler.value)
+
+
+def _find_airflow() -> str:
+    """Returns Airflow's version without importing it; empty if it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    for name in ("apache-airflow-core", "apache-airflow"):  # Airflow 3, Airflow 2
+        with suppress(PackageNotFoundError):
+            return version(name)
+    return ""
+
+
+def _check_dagster(session: Session, files: FeedFiles) -> list[Diagnosis]:
     try:
         with extras.name_missing():
             from sluice.assets.operations.dagster_health import examine_project  # late: it loads Dagster

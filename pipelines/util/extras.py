@@ -36,6 +36,7 @@ BRINGS = {
     "polars": "polars",
     "kazoo": "zookeeper",
     "dagster_postgres": "postgres",
+    "airflow": "airflow",
     "dagster_k8s": "k8s",
     "prometheus_client": "metrics",
     "pyiceberg": "iceberg",

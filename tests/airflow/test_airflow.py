@@ -31,11 +31,17 @@ RECORDS = 6000
 SECONDS = 500
 ROOT = Path(__file__).parents[2]
 OTHER = """
-import signal, sys
-from tests.faults.points import planted
+import sys
+from unittest.mock import patch
+from tests.faults import points
 from sluice.cli.main import main
 
-with planted("before publish", signal.SIGSTOP):
+def wait(trap, when, effect):
+    if (when, effect) == ("before", "publish"):
+        print("waiting", flush=True)
+        sys.stdin.readline()
+
+with patch.object(points._Trap, "strike", wait), points.planted("before publish"):
     sys.exit(main(sys.argv[1:]))
 """
 
@@ -46,7 +52,8 @@ if os.environ.get("KILL"):
     sys.path.append(os.environ["TESTS"])
     from tests.faults.points import planted
 
-    planted(os.environ["KILL"], signal.Signals(int(os.environ["SIGNAL"]))).__enter__()
+    sys.trap = planted(os.environ["KILL"], signal.Signals(int(os.environ["SIGNAL"])))  # no context ends it
+    sys.trap.__enter__()
 from sluice.airflow import CommitOperator, LandWindowOperator, WindowCompleteSensor, make_dags, make_asset
 
 try:
@@ -246,17 +253,25 @@ def test_a_sensor_waits_for_another_scheduler(airflow: Airflow, sluice: Sluice) 
 
 
 def test_a_run_names_the_other_scheduler(airflow: Airflow, sluice: Sluice) -> None:
-    """A run without Airflow is stopped while it owns the hour."""
+    """A run without Airflow waits before it publishes the hour."""
     command = [sys.executable, "-c", OTHER, "run", "orders", "--window", airflow.hours[1], "--no-dagster"]
-    other = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, start_new_session=True)
+    other = subprocess.Popen(
+        command,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        os.waitid(os.P_PID, other.pid, os.WSTOPPED)
+        assert other.stdout
+        assert other.stdout.readline() == "waiting\n"
         log = airflow.test("land_orders", hour=1)
         assert "PlanBusy: batch " in log, log
         assert "without a scheduler" in log
         assert f"(pid {other.pid} on " in log
-        os.kill(other.pid, signal.SIGCONT)
-        assert other.wait(SECONDS) == 0
+        other.communicate("\n", timeout=SECONDS)
+        assert other.returncode == 0
     finally:
         _kill_session(other)
     assert count_compared(sluice) > 0

@@ -69,8 +69,24 @@ def test_all_is_well(feed: str, kafka: LocalKafka, project: Path, sluice: Sluice
     assert "answers, protocol of Kafka 4" in broker["found"]
     assert clock["found"] == "as the brokers', to the second"
     assert f"{feed} (2 partitions, id " in topics["found"]
+    assert found(told.document, "scheduler")[0]["found"] == "dagster"
     assert health(told.document, "Dagster") == ["skipped"], "nobody has used it yet, and looking makes none"
     assert sorted(str(p) for p in project.rglob("*")) == before, "it reads only"
+
+
+def test_the_scheduler_of_the_project(project: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read() -> str:
+        return str(found(sluice("doctor", "--json").document, "scheduler", "Project")[0]["found"])
+
+    (project / "fleet.yaml").write_text("scheduler: airflow\n")
+    assert read() == "airflow, which is not in this environment"
+    folder = project / "installed" / "apache_airflow-2.10.5.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: apache-airflow\nVersion: 2.10.5\n")
+    monkeypatch.syspath_prepend(str(folder.parent))
+    assert read() == "airflow; Airflow 2.10.5 is installed"
+    (project / "fleet.yaml").write_text("scheduler: cron\n")
+    assert "fleet.yaml" in read()
 
 
 def test_for_people_on_narrow_and_wide_screens(

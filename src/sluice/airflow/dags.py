@@ -58,12 +58,19 @@ def make_dags(
             raise error
         log.warning("no DAG for %s: %s", path.name, error.message)
     groups = {together: [*files.feeds.values()]} if together else {f"land_{n}": [f] for n, f in files.feeds.items()}
-    return {name: _make_dag(name, feeds, pools, sluice_conn_id, dag_arguments) for name, feeds in groups.items()}
+    common = {"sluice_conn_id": sluice_conn_id, "project": project}
+    tasks = {f.name: {**common, "feed": f.name, "doc_md": f.description} for f in files.feeds.values()}
+    for feed in files.feeds.values() if pools else ():
+        tasks[feed.name]["pool"] = name_pool(feed)
+    return {name: _make_dag(name, feeds, tasks, dag_arguments) for name, feeds in groups.items()}
 
 
-def _make_dag(name: str, feeds: list[Feed], pools: bool, conn_id: str, arguments: Mapping[str, Any]) -> DAG:
+def _make_dag(
+    name: str, feeds: list[Feed], tasks: Mapping[str, Mapping[str, Any]], arguments: Mapping[str, Any]
+) -> DAG:
+    if "schedule" not in arguments:
+        arguments = {**arguments, "schedule": make_timetable({f.window.cron for f in feeds})}
     defaults = {
-        "schedule": arguments.get("schedule") or make_timetable({f.window.cron for f in feeds}),
         "start_date": _START,
         "catchup": False,
         "max_active_runs": 1,
@@ -72,14 +79,7 @@ def _make_dag(name: str, feeds: list[Feed], pools: bool, conn_id: str, arguments
     }
     with DAG(name, **{**defaults, **arguments, "default_args": {**_RETRY, **arguments.get("default_args", {})}}) as dag:
         for feed in feeds:
-            pool: dict[str, Any] = {"pool": name_pool(feed)} if pools else {}
-            LandWindowOperator(
-                task_id="land" if len(feeds) == 1 else f"land_{feed.name}",
-                feed=feed.name,
-                sluice_conn_id=conn_id,
-                doc_md=feed.description,
-                **pool,
-            )
+            LandWindowOperator(task_id="land" if len(feeds) == 1 else f"land_{feed.name}", **tasks[feed.name])
     return dag
 
 

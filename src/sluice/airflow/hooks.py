@@ -1,7 +1,8 @@
 """The hook of a project, the windows of a DAG run, and the asset of a feed; the only module that differs by version.
 
 A connection of type `sluice` has the project's folder in its extra: `{"project": "/srv/sluice"}`. Without the default
-connection, the project is found as `sluice` finds it: by `$SLUICE_PROJECT`, or from the current folder.
+connection, it is the folder `project` of the task; without one, `sluice` finds it by `$SLUICE_PROJECT`, or from the
+current folder.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 try:
     from airflow.sdk import Asset, BaseHook, BaseOperator, BaseOperatorLink, BaseSensorOperator
-    from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
     from airflow.sdk.execution_time.xcom import XCom
-except ImportError:  # Airflow 2, or before 3.2
+except ImportError:  # Airflow 2
     from airflow.datasets import Dataset as Asset
     from airflow.hooks.base import BaseHook
     from airflow.models import BaseOperator, XCom
     from airflow.models.baseoperatorlink import BaseOperatorLink
     from airflow.sensors.base import BaseSensorOperator
-from airflow.exceptions import AirflowException, AirflowFailException, AirflowNotFoundException, AirflowSkipException
+try:
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+except ImportError:  # before 3.2
+    from airflow.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+from airflow.exceptions import AirflowNotFoundException
 
 from sluice.pipelines.errors import TRANSIENT, BatchIncomplete, PlanBusy, SluiceError, Unknown, UsageError
 from sluice.pipelines.model.plans import Request, RequestKind
@@ -60,9 +64,9 @@ class SluiceHook(BaseHook):
     conn_type = "sluice"
     hook_name = "Sluice"
 
-    def __init__(self, sluice_conn_id: str = default_conn_name, **kwargs: Any) -> None:
+    def __init__(self, sluice_conn_id: str = default_conn_name, project: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.sluice_conn_id = sluice_conn_id
+        self.sluice_conn_id, self.project = sluice_conn_id, project
 
     def get_conn(self) -> Project:
         """Returns the project. Raises UsageError without a folder `feeds/`, AirflowNotFoundException."""
@@ -71,7 +75,7 @@ class SluiceHook(BaseHook):
         except AirflowNotFoundException:
             if self.sluice_conn_id != self.default_conn_name:
                 raise
-            return Project.find(None)
+            return Project.find(Path(self.project) if self.project else None)
         if not isinstance(folder, str) or not folder:
             raise UsageError(
                 f"connection {self.sluice_conn_id} names no project",

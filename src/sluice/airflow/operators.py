@@ -56,15 +56,22 @@ class BatchReportLink(BaseOperatorLink):
 class _FeedOperator(BaseOperator):
     """A task that works on a feed of a project."""
 
-    template_fields: Sequence[str] = ("feed", "sluice_conn_id")
+    template_fields: Sequence[str] = ("feed", "sluice_conn_id", "project")
 
-    def __init__(self, *, feed: str, sluice_conn_id: str = SluiceHook.default_conn_name, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        feed: str,
+        sluice_conn_id: str = SluiceHook.default_conn_name,
+        project: str | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
-        self.feed, self.sluice_conn_id = feed, sluice_conn_id
+        self.feed, self.sluice_conn_id, self.project = feed, sluice_conn_id, project
         self._is_running = False
 
     def _load_feed(self) -> Feed:
-        return SluiceHook(self.sluice_conn_id).get_conn().feed(self.feed)
+        return SluiceHook(self.sluice_conn_id, self.project).get_conn().feed(self.feed)
 
     def on_kill(self) -> None:
         """End the run as Ctrl-C does: its tasks are cancelled, and the next run continues."""
@@ -110,6 +117,7 @@ class LandWindowOperator(_FeedOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Land. Raises the run's error with its remedy, AirflowSkipException with `skip_when_complete`."""
         self._is_running = True
+        context["ti"].xcom_push(key=_REPORT, value="")  # Airflow logs an error for a link without its XCom
         try:
             feed = self._load_feed()
             request = build_request(feed, self.window, context, replace=str(self.replace).lower() == "true")

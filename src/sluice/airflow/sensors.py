@@ -65,7 +65,7 @@ def is_complete(project: str, feed: str, windows: Sequence[int]) -> bool:
 class WindowCompleteSensor(BaseSensorOperator):
     """Waits until the windows are complete: `window`, or those of the DAG run as for `LandWindowOperator`."""
 
-    template_fields: Sequence[str] = ("feed", "sluice_conn_id", "window")
+    template_fields: Sequence[str] = ("feed", "sluice_conn_id", "project", "window")
 
     def __init__(
         self,
@@ -73,11 +73,13 @@ class WindowCompleteSensor(BaseSensorOperator):
         feed: str,
         window: str | None = None,
         sluice_conn_id: str = SluiceHook.default_conn_name,
+        project: str | None = None,
         deferrable: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.feed, self.window, self.sluice_conn_id, self.deferrable = feed, window, sluice_conn_id, deferrable
+        self.feed, self.window, self.sluice_conn_id, self.project = feed, window, sluice_conn_id, project
+        self.deferrable = deferrable
 
     def poke(self, context: Context) -> bool:
         """Returns whether the windows are complete."""
@@ -101,7 +103,7 @@ class WindowCompleteSensor(BaseSensorOperator):
             raise as_airflow_error(UsageError(event["error"]))
 
     def _resolve(self, context: Context) -> tuple[str, str, list[int]]:
-        project = SluiceHook(self.sluice_conn_id).get_conn()
+        project = SluiceHook(self.sluice_conn_id, self.project).get_conn()
         feed = project.readable_feed(self.feed)
         request = build_request(feed, self.window, context)
         return str(project.root), feed.name, [*list_requested(feed, request)]
