@@ -47,6 +47,23 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 BUCKET = "lake"
 
 
+DELETES = r"^(DELETE|POST .*comp=batch)"
+"""Azure's are batches of one."""
+RETENTION: Mapping[str, dict[str, Any]] = {
+    "az": {
+        "status": 409,
+        "code": "BlobImmutableDueToPolicy",
+        "said": "This operation is not permitted because the blob is immutable due to a policy.",
+    },
+    "gs": {
+        "status": 403,
+        "code": "AccessDenied",
+        "said": "Object 'lake/x' is subject to bucket's retention policy and cannot be deleted, overwritten or",
+    },
+}
+"""Refusals of removals, as the services send them."""
+
+
 @dataclass(frozen=True)
 class CloudStore:
     """A bucket, and the settings that reach it."""

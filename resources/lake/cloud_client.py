@@ -42,7 +42,11 @@ _AZURE = "https://{}.blob.core.windows.net"
 _ADDRESSES = {"gs": "https://storage.googleapis.com", "az": _AZURE, "abfss": _AZURE}
 _STATUS = re.compile(r"status code: (\d{3})|\(code: (\d{3})\)")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]+)</Code>|\"reason\": ?\"(\w+)\"")
-_DETAIL = re.compile(r"<(?:Message|Details)>([^<\n]{1,300})|\"message\": ?\"([^\"]{1,300})\"")
+_DETAIL = re.compile(
+    r"<(?:Message|Details)>([^<\n]{1,300})|\"message\": ?\"([^\"]{1,300})\""
+    r"|Bulk delete request failed for key .{1,1100}?: ([^:\n]{1,300}) \(code"
+)
+_IS_KEPT = re.compile(r"immutable due to|cannot be deleted, overwritten|under active .{1,20} hold")
 _KIND = re.compile(r"kind: (Timeout|Interrupted|Unknown|Decode)\b")
 
 
@@ -240,7 +244,8 @@ class Container:
         text, _, debug = str(error).partition("\n\nDebug source")
         match = _STATUS.search(text)
         status = int(match[1] or match[2]) if match else 0
-        code, detail = _find_first(_CODE, text), self._mask(_find_first(_DETAIL, text))
+        code = _find_first(_CODE, text)
+        detail = self._mask(" ".join("".join(match) for match in _DETAIL.findall(text)))
         if code in _NO_BUCKET or (status == 404 and "list request" in text):
             return self._explain_missing_bucket()
         if isinstance(error, FileNotFoundError):
@@ -368,7 +373,7 @@ _CREDENTIALS = (
 
 def _translate_refusal(status: int, code: str, where: str, message: str) -> SluiceError:
     """The error for a refusal, by status and the store's own code."""
-    if code in _KEPT:
+    if code in _KEPT or _IS_KEPT.search(message):
         return SetupError(
             f"a retention policy keeps {where} from being replaced or removed ({message})",
             remedy="give the lake a bucket or container without retention or legal holds",

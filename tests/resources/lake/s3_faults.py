@@ -101,6 +101,8 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(rule.seconds)
         if rule and rule.how == "refuse":
             rule.then()
+            if "comp=batch" in self.path and rule.status in (403, 409):
+                return self._refuse_each(rule, body)
             text = (
                 rule.said.encode()
                 if rule.status == 200
@@ -120,6 +122,16 @@ class Handler(BaseHTTPRequestHandler):
         if rule:
             headers |= rule.headers
         self._answer(status, headers, data, cut=bool(rule and rule.how == "cut"))
+
+    def _refuse_each(self, rule: Rule, body: bytes) -> None:
+        """Azure's answer to a batch, in which each request is refused."""
+        cut = body.split(b"\r\n", 1)[0]
+        numbers = re.findall(rb"Content-ID: (\d+)", body)
+        part = b"%b\r\nContent-Type: application/http\r\nContent-ID: %b\r\n\r\nHTTP/1.1 %d %b\r\n"
+        part += b"x-ms-error-code: %b\r\n\r\n\r\n"
+        parts = [part % (cut, n, rule.status, rule.said.encode(), rule.code.encode()) for n in numbers]
+        kind = f"multipart/mixed; boundary={cut.decode().removeprefix('--')}"
+        self._answer(202, {"Content-Type": kind}, b"".join(parts) + cut + b"--")
 
     def _read_chunks(self) -> Iterator[bytes]:
         while size := int(self.rfile.readline().split(b";")[0], 16):

@@ -16,7 +16,7 @@ from sluice.pipelines.errors import (
     SluiceError,
     Unknown,
 )
-from tests.clouds import KEY, CloudStore
+from tests.clouds import DELETES, KEY, RETENTION, CloudStore
 from tests.resources.lake.s3_faults import Proxy, Rule, run_proxy
 
 cloud_lake = pytest.importorskip("sluice.resources.lake.cloud_lake")
@@ -193,8 +193,7 @@ def test_a_store_that_ignores_conditions_is_refused(store: CloudStore, proxy: Pr
 
 def test_a_store_that_removes_nothing_is_refused_before_the_first_entry(store: CloudStore, proxy: Proxy) -> None:
     fresh = cloud_lake.CloudLake(store.lake(), store.pass_through(proxy.endpoint).settings)
-    deletes = r"^(DELETE|POST .*comp=batch)"
-    proxy.rules[:] = [Rule(deletes, "refuse", times=-1, status=409, code="BlobImmutableDueToPolicy")]
+    proxy.rules[:] = [Rule(DELETES, "refuse", times=-1, **RETENTION[store.scheme])]
     with pytest.raises(SetupError, match="retention policy"):
         fresh.put_if_absent(ENTRY, b"")
 
