@@ -22,7 +22,7 @@ from bench.packages import make_python_path, packages
 from bench.stand import PeerTask
 from sluice.pipelines.errors import Failed, UsageError
 from sluice.resources.local import java
-from sluice.resources.spark.engine import WORKERS_ENVIRONMENT
+from sluice.resources.spark.daemon import WORKERS_ENVIRONMENT
 
 _GRACE_SECONDS = 20.0
 _SPARK = "org.apache.spark"

@@ -35,7 +35,7 @@ from sluice.pipelines.errors import Failed, ProofFailed
 from sluice.pipelines.records.kafka_batches.encode.accumulator import BATCH_BYTES
 from sluice.resources.local import events, java
 from sluice.resources.local.local_kafka import ARTIFACTS, VERSION, LocalKafka
-from sluice.resources.spark.engine import WORKERS_ENVIRONMENT
+from sluice.resources.spark.daemon import WORKERS_ENVIRONMENT
 
 Note = Callable[[str], None]
 

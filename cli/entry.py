@@ -9,6 +9,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -21,6 +24,7 @@ def main() -> int:
     process.end_at_once()
     try:
         process.handle_signals()
+        _start_pool(sys.argv[1:])
         with process.fast_imports():
             from sluice.cli.main import main as command
 
@@ -30,6 +34,24 @@ def main() -> int:
     signal.signal(signal.SIGINT, _exit_now)
     process.Ending.code = code
     return code
+
+
+def _start_pool(words: Sequence[str]) -> None:
+    """Start the pool of workers for a run of one feed without Spark: it loads while this process does.
+
+    Runs of several feeds start it once something is known to be pending.
+    """
+    if len(words) < 2 or words[0] != "run" or (words[2:3] and not words[2].startswith("-")):
+        return
+    try:
+        needs_spark = b"\nspark" in Path("feeds", f"{words[1]}.yaml").read_bytes()
+    except (OSError, ValueError):
+        return  # not in the project's folder, or no feed: the command finds out
+    if not needs_spark:
+        from sluice.resources import worker_pool
+
+        with suppress(Exception):
+            worker_pool.get_pool()
 
 
 def _exit_now(signum: int, frame: FrameType | None) -> NoReturn:

@@ -8,6 +8,7 @@ them.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -15,40 +16,16 @@ from typing import Annotated
 
 import typer
 
-from sluice.cli.app.invocation import Menu
-from sluice.cli.daily import audit as audit_command
-from sluice.cli.daily import check, init, run, status, ui
-from sluice.cli.inspect import doctor, explain, files, metrics, peek, plan, report, table, wait
-from sluice.cli.kafka import (
-    acls,
-    groups,
-    local,
-    offsets,
-    offsets_compare,
-    offsets_migrate,
-    produce,
-    republish,
-)
-from sluice.cli.maintain import accept, compact, expire, prune, repair, unstick
-from sluice.cli.more import completion, demo, docs, pack
-from sluice.cli.rules import contract, feeds, quarantine, schema
+from sluice.cli.app import completers
+from sluice.cli.app.invocation import SECTIONS, Menu
 from sluice.cli.terminal import process
 from sluice.cli.terminal.output import CommandOutput, claimed_stdout
 from sluice.pipelines.errors import Failed, SluiceError, UsageError
 from sluice.pipelines.util import extras
 
-app = typer.Typer(
-    name="sluice",
-    cls=Menu,
-    help="Land Kafka topics as Parquet, hour by hour, and prove that nothing is missing.",
-    epilog="sluice COMMAND --help has examples. "
-    "Exit codes: 0 done · 1 failed · 2 usage or configuration · 3 refused to protect data · "
-    "75 not yet, retry later",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
+_FOLDERS = dict(zip(SECTIONS, ("daily", "inspect", "rules", "maintain", "kafka", "more"), strict=True))
+_MODULES = {"kafka": ("local",), "offsets": ("offsets", "offsets_compare", "offsets_migrate")}
+"""The modules of commands that are not in a module of their name."""
 
 
 def _tell_version(requested: bool) -> None:
@@ -66,39 +43,35 @@ _Version = Annotated[
 ]
 
 
-@app.callback()
 def _common(version: _Version = False) -> None: ...
 
 
-_LANDING = (init, demo, plan, run, status, check, wait, files, audit_command, explain, peek, report, contract)
-_MAINTAIN = (accept, unstick, repair, quarantine, compact, expire, prune, republish)
-for module in (
-    *_LANDING,
-    *_MAINTAIN,
-    offsets,
-    offsets_compare,
-    offsets_migrate,
-    groups,
-    feeds,
-    schema,
-    acls,
-    local,
-    produce,
-    pack,
-    ui,
-    doctor,
-    metrics,
-    table,
-    docs,
-    completion,
-):
-    module.register(app)
+def build_app(*names: str) -> typer.Typer:
+    """Return the application with these commands. Without names, or with an unknown one, it has all commands."""
+    app = typer.Typer(
+        name="sluice",
+        cls=Menu,
+        help="Land Kafka topics as Parquet, hour by hour, and prove that nothing is missing.",
+        epilog="sluice COMMAND --help has examples. "
+        "Exit codes: 0 done · 1 failed · 2 usage or configuration · 3 refused to protect data · "
+        "75 not yet, retry later",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    )
+    app.callback()(_common)
+    folders = {command: _FOLDERS[title] for title, commands in SECTIONS.items() for command in commands}
+    for name in names if names and {*names} <= {*folders} else folders:
+        for module in _MODULES.get(name, (name,)):
+            importlib.import_module(f"sluice.cli.{folders[name]}.{module}").register(app)
+    return app
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    completion.prepare()
-    return run_app(app, "sluice", arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    return run_app(build_app(*([] if completers.prepare() else words[:1])), "sluice", arguments)
 
 
 def run_app(commands: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> int:

@@ -16,11 +16,8 @@ import atexit
 import os
 import pickle
 import select
-import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -29,22 +26,30 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
-from sluice.pipelines.errors import Failed, SetupError
+from sluice.pipelines.errors import Failed
 from sluice.pipelines.model.receipts import Outcome, TaskTraffic
 from sluice.pipelines.ports import Job
 from sluice.resources import worker_pool
 from sluice.resources.observe import tracing
 from sluice.resources.spark import executor
-from sluice.resources.spark.engine import WORKERS_ENVIRONMENT, in_thread
+from sluice.resources.spark.daemon import WORKERS_ENVIRONMENT
+from sluice.resources.spark.engine import in_thread
 from sluice.resources.spark.executors import TRIES
-from sluice.resources.worker_pool import DIED, DONE, FAILED, ROW, Rows
+from sluice.resources.worker_pool import (
+    ADOPTED,
+    DIED,
+    DONE,
+    FAILED,
+    MEMORY,
+    ROW,
+    PoolProcess,
+    Rows,
+    describe_exit,
+    get_pool,
+)
 
-_ADOPTED = "run again: finished offset ranges are adopted"
 _GOES_ON = "run again: it goes on where it ended"
-_MEMORY = "if the system's log shows that memory ran out, give the machine more or lower `limits.task_memory`"
 _CANCEL_SECONDS = 5.0
-_ENDING_SECONDS = 2.0
-"""Seconds to wait for the exit of a pool whose sockets have ended."""
 
 
 class LocalEngine:
@@ -58,7 +63,7 @@ class LocalEngine:
 
     def start(self) -> None:
         """Start the pool if this process has none. Does not wait for it."""
-        _get_pool()
+        get_pool()
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome | TaskTraffic]:
         """Return an outcome for each offset range of the tasks (positions in the plan), and each task's traffic,
@@ -71,7 +76,7 @@ class LocalEngine:
         timed = tracing.current_step() is not None
         work = executor.TaskWork.of(job, tasks, TRIES, self._per_broker, timed=timed)
         salvage = lambda reason: partial(executor.run, replace(work, salvage=reason))  # noqa: E731
-        one = _Job(partial(executor.run, work), len(work.queues), "the tasks", _ADOPTED, salvage)
+        one = _Job(partial(executor.run, work), len(work.queues), "the tasks", ADOPTED, salvage)
         sent = [executor.sent_in(*row) for row in self._carry_out(one)]
         return tracing.trace_tasks(job.plan, job.batch, sent)
 
@@ -173,13 +178,13 @@ class _Job:
         if self._salvage:
             with suppress(_WorkerFailed):  # the first reason tells more
                 return lane.carry_out(pickle.dumps(self._salvage(reason)), number)
-        raise Failed(f"{self._what} failed: {reason}", remedy=f"{self._again}; {_MEMORY}")
+        raise Failed(f"{self._what} failed: {reason}", remedy=f"{self._again}; {MEMORY}")
 
     def _start_worker(self) -> _Worker:
         with self._lock:
             if self.ended.is_set():
                 raise _Cancelled("the tasks were cancelled", remedy=self._again)
-            worker = _take_idle(pool := _get_pool()) or _Worker(pool)
+            worker = _take_idle(pool := get_pool()) or _Worker(pool)
             self._workers.add(worker)
         return worker
 
@@ -222,7 +227,7 @@ class _Lane:
 class _Worker:
     """A worker process, as its driver sees it. One thread uses it; any may `shut` it."""
 
-    def __init__(self, pool: _PoolProcess) -> None:
+    def __init__(self, pool: PoolProcess) -> None:
         self.pool, self._context, self._call = pool, b"", b""
         self._is_shut, self._has_finished = False, False
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -246,7 +251,7 @@ class _Worker:
         if kind == FAILED:
             raise _WorkerFailed(body.decode())
         if kind == DIED:
-            raise _WorkerFailed(f"its worker {_describe_exit(int(body))}")
+            raise _WorkerFailed(f"its worker {describe_exit(int(body))}")
         if not self._is_shut:
             self.pool.check()
         raise _WorkerFailed("its worker ended")
@@ -285,65 +290,6 @@ class _Worker:
         self._channel.close()
 
 
-def _describe_exit(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-
-
-class _PoolProcess:
-    """The pool of this process."""
-
-    def __init__(self) -> None:
-        self._driver, self._lock = os.getpid(), threading.Lock()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the pool
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            number = str(theirs.fileno())
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", worker_pool.__name__, str(self._driver), number],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._errors,
-                pass_fds=[theirs.fileno()],
-                env=os.environ | WORKERS_ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
-
-    @property
-    def is_usable(self) -> bool:
-        """True if it lives and this process has started it, not a process that this one was forked from."""
-        return self._driver == os.getpid() and self._process.poll() is None
-
-    def fork(self, channel: socket.socket) -> None:
-        """Ask for a worker that serves the channel. Raises SetupError, Failed."""
-        try:
-            with self._lock:
-                socket.send_fds(self._control, [b"w"], [channel.fileno()])
-        except OSError:
-            self.check()
-            raise
-
-    def check(self) -> None:
-        """Raise the error of a pool that has ended: Failed if it was killed, SetupError if it could not start."""
-        with suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(_ENDING_SECONDS)
-            if code < 0:
-                raise Failed(f"the process that forks workers {_describe_exit(code)}", remedy=f"{_ADOPTED}; {_MEMORY}")
-            self._errors.seek(0)
-            lines = self._errors.read().decode("utf-8", "replace").split("\n")
-            reason = next((line for line in reversed(lines) if line.strip()), f"it ended with {code}")
-            raise SetupError(
-                f"the process that forks workers did not start: {reason[:300]}",
-                remedy="see whether this Python environment is whole: sluice doctor",
-            )
-
-    def end(self) -> None:
-        """End the process and its workers, unless another process started it."""
-        self._control.close()
-        self._errors.close()
-        if self.is_usable:
-            self._process.kill()
-            self._process.wait()
-
-
 class _Turns:
     """Lets as many lanes work at once as there are cores. The job with the fewest at work is the next."""
 
@@ -362,7 +308,7 @@ class _Turns:
             del self._waiting[ticket]
             self._changed.notify_all()
             if job.ended.is_set():
-                raise _Cancelled("the tasks were cancelled", remedy=_ADOPTED)
+                raise _Cancelled("the tasks were cancelled", remedy=ADOPTED)
             self._at_work[job] += 1
         try:
             yield
@@ -384,13 +330,11 @@ class _Turns:
 
 
 _turns = _Turns(os.cpu_count() or 1)
-_lock = threading.Lock()
-_pools: list[_PoolProcess] = []
 _idle: list[_Worker] = []
 """Workers that wait for a next job."""
 
 
-def _take_idle(pool: _PoolProcess) -> _Worker | None:
+def _take_idle(pool: PoolProcess) -> _Worker | None:
     """Return a worker of the pool that waits for a job, if there is one. Ends those that are of no use."""
     with suppress(IndexError):
         while worker := _idle.pop():
@@ -400,21 +344,13 @@ def _take_idle(pool: _PoolProcess) -> _Worker | None:
     return None
 
 
-def _get_pool() -> _PoolProcess:
-    with _lock:
-        if not _pools or not _pools[-1].is_usable:
-            end()
-            _pools.append(_PoolProcess())
-        return _pools[-1]
-
-
 def begin(needed: Callable[[], bool] = lambda: True) -> None:
     """Start the pool in the background if `needed`, which is called there. Errors are left to the first use."""
 
     def start() -> None:
         with suppress(Exception):
             if needed():
-                _get_pool()
+                get_pool()
 
     threading.Thread(target=start, name="sluice-pool", daemon=True).start()
 
@@ -424,5 +360,4 @@ def end() -> None:
     """End this process's pool, if it has one."""
     while _idle:
         _idle.pop().release()
-    while _pools:
-        _pools.pop().end()
+    worker_pool.end()

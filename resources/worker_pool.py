@@ -14,17 +14,22 @@ and results travel on these sockets only, never in arguments or environments.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import pickle
 import select
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from sluice.pipelines.records.compiled import cache
+from sluice.pipelines.errors import Failed, SetupError
+from sluice.resources.spark.daemon import WORKERS_ENVIRONMENT, load_modules
 
 PIECE = 32 << 10
 """Bytes of a message; longer ones travel in pieces."""
@@ -35,6 +40,11 @@ ROW, DONE, FAILED, DIED = b"r", b"d", b"f", b"x"
 Rows = Callable[[Iterable[int], int], Iterator[tuple[str, str]]]
 """Carries numbers out that were tried so often before; yields rows: kind and JSON."""
 _SET_PARENT_DEATH_SIGNAL = 1
+MODULE = "sluice.resources.worker_pool"
+ADOPTED = "run again: finished offset ranges are adopted"
+MEMORY = "if the system's log shows that memory ran out, give the machine more or lower `limits.task_memory`"
+_ENDING_SECONDS = 2.0
+"""Seconds to wait for the exit of a pool whose sockets have ended."""
 _IDLE_MS = 60_000
 """How long a worker waits for its next number, as Spark's do."""
 _LINE = 500
@@ -57,6 +67,85 @@ def receive(channel: socket.socket) -> tuple[bytes, bytes]:
         if piece[:1] != MORE:
             return piece[:1], bytes(body)
     return b"", b""
+
+
+def describe_exit(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+
+
+class PoolProcess:
+    """The pool of this process, as its driver sees it."""
+
+    def __init__(self) -> None:
+        self._driver, self._lock = os.getpid(), threading.Lock()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the pool
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            number = str(theirs.fileno())
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", MODULE, str(self._driver), number],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+                pass_fds=[theirs.fileno()],
+                env=os.environ | WORKERS_ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+
+    @property
+    def is_usable(self) -> bool:
+        """True if it lives and this process has started it, not a process that this one was forked from."""
+        return self._driver == os.getpid() and self._process.poll() is None
+
+    def fork(self, channel: socket.socket) -> None:
+        """Ask for a worker that serves the channel. Raises SetupError, Failed."""
+        try:
+            with self._lock:
+                socket.send_fds(self._control, [b"w"], [channel.fileno()])
+        except OSError:
+            self.check()
+            raise
+
+    def check(self) -> None:
+        """Raise the error of a pool that has ended: Failed if it was killed, SetupError if it could not start."""
+        with suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(_ENDING_SECONDS)
+            if code < 0:
+                raise Failed(f"the process that forks workers {describe_exit(code)}", remedy=f"{ADOPTED}; {MEMORY}")
+            self._errors.seek(0)
+            lines = self._errors.read().decode("utf-8", "replace").split("\n")
+            reason = next((line for line in reversed(lines) if line.strip()), f"it ended with {code}")
+            raise SetupError(
+                f"the process that forks workers did not start: {reason[:300]}",
+                remedy="see whether this Python environment is whole: sluice doctor",
+            )
+
+    def end(self) -> None:
+        """End the process and its workers, unless another process started it."""
+        self._control.close()
+        self._errors.close()
+        if self.is_usable:
+            self._process.kill()
+            self._process.wait()
+
+
+_pools: list[PoolProcess] = []
+_lock = threading.Lock()
+
+
+def get_pool() -> PoolProcess:
+    """Return the pool of this process. Starts it if there is none; does not wait for it."""
+    with _lock:
+        if not _pools or not _pools[-1].is_usable:
+            end()
+            _pools.append(PoolProcess())
+        return _pools[-1]
+
+
+@atexit.register
+def end() -> None:
+    """End this process's pool, if it has one."""
+    while _pools:
+        _pools.pop().end()
 
 
 class _Pool:
@@ -97,9 +186,7 @@ class _Pool:
     def load(self) -> None:
         """Import what tasks need, once; not while loops are missing: the driver compiles them and shows progress."""
         if not self._loaded:
-            from sluice.resources.spark import daemon
-
-            daemon.load_modules()
+            load_modules()
             self._loaded = True
 
     def _fork(self) -> bool:
@@ -208,6 +295,8 @@ def main(driver: int, descriptor: int) -> None:
     """Serve the driver. An interrupt of the terminal is the driver's: the pool ends with it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    from sluice.pipelines.records.compiled import cache
+
     pool = _Pool(socket.socket(fileno=descriptor), driver)
     if cache.is_ready():
         pool.load()

@@ -18,7 +18,7 @@ import pytest
 import typer
 import yaml
 
-from sluice.cli.main import app
+from sluice.cli.main import build_app
 from sluice.pipelines.feed.json_schema import build_schema
 from sluice.pipelines.feed.load import TUNING, load_feed
 from sluice.pipelines.feed.sections import Settings
@@ -82,7 +82,7 @@ def test_a_feed_is_read(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", list(shell_lines()))
 def test_a_command_is_one(words: list[str]) -> None:
-    command: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(build_app())
     context = None
     while hasattr(command, "commands") and words and words[0] in command.commands:
         context = command.context_class(command, info_name=words[0], parent=context)
@@ -106,7 +106,7 @@ def list_mentions() -> Iterator[Any]:
 
 @pytest.mark.parametrize("words", list(list_mentions()))
 def test_a_command_in_the_text_is_one_and_has_its_options(words: list[str]) -> None:
-    command: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(build_app())
     while hasattr(command, "commands") and words and words[0] not in SPOKEN:
         assert words[0].startswith("-") or words[0] in command.commands, words
         if words[0].startswith("-"):

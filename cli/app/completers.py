@@ -8,6 +8,7 @@ tip. Only `init --topic` asks Kafka. Neither Dagster nor Spark is loaded.
 from __future__ import annotations
 
 import functools
+import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+VARIABLE = "_SLUICE_COMPLETE"
 WAIT = 1.5
 """Seconds to wait for Kafka or a lake: longer, and people think that Tab is broken."""
 OFFERED = 48
@@ -32,6 +34,16 @@ OFFERED = 48
 _NAMED = re.compile(r"^feed:\s*[\"']?([a-z][a-z0-9_]*)", re.MULTILINE)
 
 Offer = Callable[[typer.Context, str], Iterable[str]]
+
+
+def prepare() -> bool:
+    """Let typer answer if this process is a completion request of a shell. Returns whether it is."""
+    if VARIABLE not in os.environ:
+        return False
+    from typer.completion import completion_init  # type: ignore[attr-defined]
+
+    completion_init()
+    return True
 
 
 def _suppress_errors(offer: Offer) -> Callable[[typer.Context, str], list[str]]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
+from sluice.cli.app.completers import VARIABLE
 from sluice.cli.app.invocation import Session, command
-
-VARIABLE = "_SLUICE_COMPLETE"
 
 
 class Shell(StrEnum):
@@ -21,14 +19,6 @@ class Shell(StrEnum):
 
 def register(app: typer.Typer) -> None:
     command(app)(completion)
-
-
-def prepare() -> None:
-    """Let typer answer completion requests of a shell. Costs nothing otherwise."""
-    if VARIABLE in os.environ:
-        from typer.completion import completion_init  # type: ignore[attr-defined]
-
-        completion_init()
 
 
 def completion(

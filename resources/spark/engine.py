@@ -36,6 +36,7 @@ from sluice.pipelines.util import scratch, units
 from sluice.resources.local import java
 from sluice.resources.observe import tracing
 from sluice.resources.spark import executor, executors, jvm, spark_errors
+from sluice.resources.spark.daemon import WORKERS_ENVIRONMENT
 from sluice.resources.spark.executors import get_master, is_connect, is_local, tries
 
 if TYPE_CHECKING:
@@ -53,13 +54,6 @@ _CONNECT_TRIES, _CONNECT_PAUSE_MS = 8, 4000
 """How often Spark Connect's client retries a silent server: for about 20 seconds."""
 _ENDING_SECONDS = 2.0
 """Seconds to wait for the JVM's exit: a killed JVM's connections break before it is gone."""
-# Memory of a chunk is kept for the next one: by default glibc returns buffers of some megabytes each time, for
-# the system to clear new ones. With Arrow's own allocator, Parquet of raw records takes longer to encode.
-WORKERS_ENVIRONMENT = {
-    "ARROW_DEFAULT_MEMORY_POOL": "system",
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
-}
 _OURS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os.path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ if os.path.isfile(_LINK):
 
 
 def __getattr__(name: str) -> Any:
-    """Import `__version__` and `errors` on first use, so that `import sluice` stays cheap."""
+    """Import `__version__`, `errors` and `dagster` on first use, so that `import sluice` stays cheap."""
     if name == "__version__":
         from sluice.pipelines.util.extras import VERSION
 
@@ -41,6 +42,8 @@ def __getattr__(name: str) -> Any:
         from sluice.pipelines import errors
 
         return errors
+    if name == "dagster":
+        return importlib.import_module("sluice.dagster")
     raise AttributeError(f"module 'sluice' has no attribute {name!r}")
 
 

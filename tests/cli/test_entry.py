@@ -40,7 +40,7 @@ def _interrupted(*arguments: str) -> None:
     assert (said.returncode, said.stdout, said.stderr) == (130, "", "interrupted\n")
 
 
-EARLY = ["sluice.cli.main", "typer", "rich.console", "sluice.cli.daily.status", "sluice.cli.more.pack"]
+EARLY = ["sluice.cli.main", "typer", "rich.console", "sluice.cli.daily.run_view", "sluice.cli.app.completers"]
 LATER = ["sluice.assets.execution", "dagster", "sqlalchemy", "kafka.admin"]
 
 
@@ -99,7 +99,7 @@ def load() -> None:
     except KeyboardInterrupt:
         raise ImportError("cannot load module more than once") from None
 
-main.app = app
+main.build_app = lambda *names: app
 sys.exit(entry.main())
 """
 

@@ -235,7 +235,7 @@ def test_a_refusal_exits_with_3_and_a_surprise_with_1(
     def surprise() -> None:
         raise KeyError("odd")
 
-    monkeypatch.setattr(main_module, "app", app)
+    monkeypatch.setattr(main_module, "build_app", lambda *names: app)
     refused = sluice("refuse")
     assert (refused.code, refused.err) == (3, "refused: held by x\n  → stop x\n")
     odd = sluice("surprise")

@@ -72,7 +72,7 @@ def list_processes(parent: int | None = None) -> list[int]:
 
 
 def list_workers() -> list[int]:
-    return [pid for pid in list_processes() if pid != local_engine._pools[-1]._process.pid]
+    return [pid for pid in list_processes() if pid != worker_pool._pools[-1]._process.pid]
 
 
 def in_the_meantime(does: Callable[[], object]) -> threading.Thread:
@@ -175,7 +175,7 @@ def _name_allocator(_: int) -> str:
 
 
 def test_secrets_reach_workers_by_their_socket_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    local_engine._get_pool()
+    worker_pool.get_pool()
     monkeypatch.setenv("SLUICE_TEST_SECRET", SECRET)
     (answer,) = LocalEngine().map("sales", "test", _show_process, 1)
     assert answer == f"{SECRET}, texts to all: False"
@@ -227,7 +227,7 @@ def test_an_interrupt_reaches_the_waiting_thread_and_kills_the_workers(wiring: L
 
 def test_a_killed_pool_fails_its_job_and_the_next_job_starts_another(wiring: LogWiring) -> None:
     hanging = LogWiring(wiring.lake, wiring.notes, LOGS, hangs=True)
-    killer = in_the_meantime(lambda: (wait_for_begun(hanging), local_engine._pools[-1]._process.kill()))
+    killer = in_the_meantime(lambda: (wait_for_begun(hanging), worker_pool._pools[-1]._process.kill()))
     with pytest.raises(Failed) as e:
         run(hanging)
     killer.join()
@@ -238,7 +238,7 @@ def test_a_killed_pool_fails_its_job_and_the_next_job_starts_another(wiring: Log
 
 def test_a_pool_that_cannot_start_is_one_clear_error(wiring: LogWiring, monkeypatch: pytest.MonkeyPatch) -> None:
     local_engine.end()
-    monkeypatch.setattr(worker_pool, "__name__", "sluice.resources.elsewhere")
+    monkeypatch.setattr(worker_pool, "MODULE", "sluice.resources.elsewhere")
     with pytest.raises(SetupError, match=r"did not start: .*No module named sluice.resources.elsewhere"):
         run(wiring)
 
@@ -250,7 +250,7 @@ from tests.resources.test_local_engine import *
 hanging = LogWiring(Path(sys.argv[1]), Path(sys.argv[2]), LOGS, hangs=True)
 if sys.argv[3:]:
     import multiprocessing
-    local_engine._get_pool()
+    worker_pool.get_pool()
     multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True).start()
 run(hanging)
 """
