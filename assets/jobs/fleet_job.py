@@ -51,15 +51,12 @@ from sluice.pipelines.feed.project_files import FleetSettings
 from sluice.pipelines.model.receipts import Reporter
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.util.units import many
-from sluice.running import RunResult
+from sluice.running import NOT_REACHED, RunResult
 
 _ABOUT = (
     "Land the pending offsets of each feed, then commit, in one process with one Spark, several feeds in parallel."
     " A feed that fails stops no other."
 )
-
-
-_NOT_REACHED = "it stays pending: run it again; `deadline` and others in fleet.yaml limit a run"
 
 
 class FeedConfig(LandConfig):
@@ -171,7 +168,7 @@ class Fleet:
     def error(self, feed: str) -> BaseException | None:
         """Returns the error of a failed feed, or the reason why it was left out."""
         if feed in self._left:
-            return NotReached("not reached in this run", remedy=_NOT_REACHED)
+            return NotReached("not reached in this run", remedy=NOT_REACHED)
         return self.result(feed).failure or (self.session(feed).stop.why if feed in self._failed else None)
 
     @property

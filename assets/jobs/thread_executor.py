@@ -26,10 +26,8 @@ from typing import Any, Protocol
 import dagster as dg
 
 from sluice.assets.instance.internals import build_stored, find_private
-from sluice.assets.runs.run_session import Stop
-from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.project_files import FleetSettings
-from sluice.pipelines.util.units import show_duration
+from sluice.running import STOP_SECONDS, Stop, build_feed_timeout
 
 _NAMES = (
     *("EngineEventData", "ExecuteRunWithPlanIterable", "PlanExecutionContextManager"),
@@ -47,8 +45,6 @@ class _Private:
 
 private = _Private()
 _WAIT_SECONDS = 0.25
-_GRACE_SECONDS = 15.0
-"""How long a step may take to stop when it is asked to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,8 +304,8 @@ class _Threads:
                 continue
             if step.stop_requested_at is None and now - step.since > limit / 1000:
                 step.stop_requested_at = now
-                step.lane.stop.ask(_build_timeout(step.lane.feed, limit))
-            if step.stop_requested_at is not None and now - step.stop_requested_at > _GRACE_SECONDS:
+                step.lane.stop.ask(build_feed_timeout(step.lane.feed, limit))
+            if step.stop_requested_at is not None and now - step.stop_requested_at > STOP_SECONDS:
                 yield from self._give_up(step)
 
     def _give_up(self, step: _Step) -> Iterator[dg.DagsterEvent]:
@@ -324,18 +320,10 @@ class _Threads:
 
     def _stop_all(self, interrupt: BaseException) -> Iterator[dg.DagsterEvent]:
         """Ask every step to stop, and forward their events until they have stopped or time is up."""
-        until = time.monotonic() + _GRACE_SECONDS
+        until = time.monotonic() + STOP_SECONDS
         for step in self._running.values():
             if step.lane:
                 step.lane.stop.ask(interrupt)
         while self._running and time.monotonic() < until:
             with suppress(KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
                 yield from self._handle(self._wait_for_message())
-
-
-def _build_timeout(feed: str, limit: int) -> Failed:
-    return Failed(
-        f"{feed} was ended after {show_duration(limit)}, the `feed_time` of a run over many feeds",
-        remedy="the next run goes on and adopts the finished offset ranges. A run of one feed has no limit:"
-        f" sluice run {feed}",
-    )

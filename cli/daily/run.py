@@ -323,7 +323,8 @@ def _load_engine(session: Session, feeds: Sequence[Feed]) -> Callable[..., Mappi
             return partial(execution.run_feeds, session.project)
         from sluice import running
 
-        return partial(running.run_feeds, {f.name: f for f in feeds})
+        limits = session.project.fleet() if len(feeds) > 1 else None
+        return partial(running.run_feeds, {f.name: f for f in feeds}, limits=limits)
 
 
 def _open_ports(session: Session, feeds: Sequence[Feed]) -> AbstractContextManager[OpenPorts]:

@@ -8,21 +8,34 @@ in between. Guarantee: offsets are committed only after the rows below them are 
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import os
+import threading
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from sluice.pipelines.batch.land import LandingOptions, land
 from sluice.pipelines.batch.result import BatchResult, Landed, Skip
 from sluice.pipelines.batch.survey import find_changed_partitions, open_ledger
 from sluice.pipelines.committing.commit import CommitResult, CommitSettings, CommitStatus, commit
-from sluice.pipelines.errors import BatchRefused, Failed, SluiceError, UsageError, WindowIncomplete, WindowOpen
+from sluice.pipelines.errors import (
+    BatchRefused,
+    Failed,
+    NotReached,
+    SluiceError,
+    UsageError,
+    WindowIncomplete,
+    WindowOpen,
+)
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.kafka import TopicPartition
@@ -32,7 +45,7 @@ from sluice.pipelines.planning.windows import OpenWindows, complete_of, split_se
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.quarantine.dead_letters import Outlet
 from sluice.pipelines.util import logs
-from sluice.pipelines.util.units import show_window
+from sluice.pipelines.util.units import show_duration, show_window
 from sluice.reading import When, instant
 from sluice.resources.liveness import new_owner
 from sluice.resources.observe import lineage, tracing
@@ -40,6 +53,7 @@ from sluice.resources.project import Project
 from sluice.resources.spark import executors
 
 if TYPE_CHECKING:
+    from sluice.pipelines.feed.project_files import FleetSettings
     from sluice.pipelines.tables.sync import Synced
 
 log = logging.getLogger(logs.OURS)
@@ -204,22 +218,185 @@ def run_feeds(
     report_of: Callable[[str], Reporter],
     open_ports: OpenPorts,
     skip: Skip | None = None,
+    limits: FleetSettings | None = None,
 ) -> dict[str, RunResult]:
-    """As `run`, with open ports. `skip` needs a single feed."""
+    """As `run`, with open ports. `skip` needs a single feed. With `limits`, several feeds run side by side."""
     from sluice.resources.spark import engine
 
-    results, spark = dict[str, RunResult](), None
-    for name in sorted(requests, key=lambda name: repr(feeds[name].spark)):
-        if spark not in (None, feeds[name].spark):
+    results, began = dict[str, RunResult](), time.monotonic()
+    by_spark = sorted(requests, key=lambda name: repr(feeds[name].spark))
+    for _, group in groupby(by_spark, key=lambda name: feeds[name].spark):
+        if results:
             engine.end()  # a process has one Spark
-        spark = feeds[name].spark
-        try:
-            results[name] = run_feed(feeds[name], requests[name], open_ports, report_of(name), RunOptions(skip))
-        except Exception as error:
-            if len(requests) == 1:
-                raise
-            results[name] = RunResult(name, error=build_unforeseen(name, error))
+        names = [*group]
+        if limits and len(requests) > 1:
+            crew = _Crew(feeds, requests, report_of, open_ports, limits)
+            results |= crew.run(names, began + limits.deadline / 1000)
+            continue
+        for name in names:
+            try:
+                results[name] = run_feed(feeds[name], requests[name], open_ports, report_of(name), RunOptions(skip))
+            except Exception as error:
+                if len(requests) == 1:
+                    raise
+                results[name] = RunResult(name, error=build_unforeseen(name, error))
     return {name: results[name] for name in requests}
+
+
+class Stop:
+    """Ends a feed's run from another thread: at its next stage, or at once where it waits for the engine."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cancels: list[Callable[[], None]] = []
+        self.why: BaseException | None = None
+
+    def ask(self, why: BaseException) -> None:
+        """End the run with this error. Any thread may call it; the first error holds."""
+        with self._lock:
+            self.why = self.why or why
+            cancels = tuple(self._cancels)
+        for cancel in cancels:
+            cancel()
+
+    def check(self) -> None:
+        """Raise the error if the run was asked to stop."""
+        if self.why is not None:
+            raise self.why
+
+    @contextmanager
+    def cancel_on_stop(self, cancel: Callable[[], None]) -> Iterator[None]:
+        """Call `cancel` if the run is asked to stop while the block runs."""
+        with self._lock:
+            self._cancels.append(cancel)
+        try:
+            self.check()
+            yield
+        finally:
+            with self._lock:
+                self._cancels.remove(cancel)
+
+
+_WAIT_SECONDS = 0.25
+STOP_SECONDS = 15.0
+"""How long a feed may take to stop when it is asked to."""
+NOT_REACHED = "it stays pending: run it again; `deadline` and others in fleet.yaml limit a run"
+
+
+@dataclass
+class _Member:
+    """A feed at work in a thread: since when (seconds), and since when it was asked to stop."""
+
+    stop: Stop = field(default_factory=Stop)
+    since: float = field(default_factory=time.monotonic)
+    asked_at: float | None = None
+
+
+class _Crew:
+    """Runs feeds side by side, in a daemon thread each: one that hangs delays neither the others nor the exit."""
+
+    def __init__(
+        self,
+        feeds: Mapping[str, Feed],
+        requests: Mapping[str, Request],
+        report_of: Callable[[str], Reporter],
+        open_ports: OpenPorts,
+        limits: FleetSettings,
+    ) -> None:
+        self._feeds, self._requests, self._report_of = feeds, requests, report_of
+        self._open_ports, self._limits = open_ports, limits
+        self._running: dict[str, _Member] = {}
+        self._ended: SimpleQueue[tuple[_Member, RunResult]] = SimpleQueue()
+
+    def run(self, names: Sequence[str], deadline: float) -> dict[str, RunResult]:
+        """Returns the result of each feed. Feeds that have not begun at `deadline` (seconds) are left out."""
+        results, waiting = dict[str, RunResult](), [*names]
+        try:
+            while waiting or self._running:
+                if time.monotonic() > deadline:
+                    error = NotReached("not reached in this run", remedy=NOT_REACHED)
+                    results |= {name: RunResult(name, error=error) for name in waiting}
+                    waiting = []
+                for name in [n for n in waiting if self._has_room(n)]:
+                    if self._has_room(name):
+                        waiting.remove(name)
+                        self._start(name, min(self._limits.feeds_at_once, len(names)))
+                results |= self._collect()
+                results |= self._stop_overdue()
+        except KeyboardInterrupt as interrupt:
+            self._stop_all(interrupt)
+            raise
+        return results
+
+    def _has_room(self, name: str) -> bool:
+        kafka = self._feeds[name].kafka.bootstrap
+        with_it = sum(self._feeds[other].kafka.bootstrap == kafka for other in self._running)
+        return len(self._running) < self._limits.feeds_at_once and with_it < self._limits.per_kafka
+
+    def _start(self, name: str, share: int) -> None:
+        member = self._running[name] = _Member()
+        body = partial(contextvars.copy_context().run, self._run_member, name, member, share)
+        threading.Thread(target=body, name=f"sluice-{name}", daemon=True).start()
+
+    def _run_member(self, name: str, member: _Member, share: int) -> None:
+        report = self._report_of(name)
+
+        @contextmanager
+        def open_share(feed: Feed) -> Iterator[Ports]:
+            with self._open_ports(feed) as ports, member.stop.cancel_on_stop(ports.engine.cancel):
+                yield replace(ports, parallelism=max(1, ports.parallelism // share))
+
+        def pass_on(progress: Progress) -> None:
+            member.stop.check()
+            report(progress)
+
+        try:
+            result = run_feed(self._feeds[name], self._requests[name], open_share, pass_on)
+        except BaseException as error:  # noqa: BLE001 - one feed's error stops no other
+            result = RunResult(name, error=build_unforeseen(name, error))
+        if member.stop.why is not None and result.error:
+            result.error = self._build_timeout(name)
+        self._ended.put((member, result))
+
+    def _collect(self) -> dict[str, RunResult]:
+        """Returns the result of the next feed that ends within a moment, if it was not given up."""
+        with suppress(Empty):
+            member, result = self._ended.get(timeout=_WAIT_SECONDS)
+            if self._running.get(result.feed) is member:
+                del self._running[result.feed]
+                return {result.feed: result}
+        return {}
+
+    def _stop_overdue(self) -> dict[str, RunResult]:
+        """Ask feeds to stop after `feed_time`. Returns those that do not stop, as failed."""
+        now, given_up = time.monotonic(), dict[str, RunResult]()
+        for name, member in [*self._running.items()]:
+            if member.asked_at is None and now - member.since > self._limits.feed_time / 1000:
+                member.asked_at = now
+                member.stop.ask(self._build_timeout(name))
+            if member.asked_at is not None and now - member.asked_at > STOP_SECONDS:
+                del self._running[name]
+                given_up[name] = RunResult(name, error=self._build_timeout(name))
+        return given_up
+
+    def _stop_all(self, interrupt: BaseException) -> None:
+        until = time.monotonic() + STOP_SECONDS
+        for member in self._running.values():
+            member.stop.ask(interrupt)
+        while self._running and time.monotonic() < until:
+            self._collect()
+
+    def _build_timeout(self, name: str) -> Failed:
+        return build_feed_timeout(name, self._limits.feed_time)
+
+
+def build_feed_timeout(feed: str, limit: int) -> Failed:
+    """Returns the error of a feed that was ended after `limit` (ms)."""
+    return Failed(
+        f"{feed} was ended after {show_duration(limit)}, the `feed_time` of a run over many feeds",
+        remedy="the next run goes on and adopts the finished offset ranges. A run of one feed has no limit:"
+        f" sluice run {feed}",
+    )
 
 
 def build_unforeseen(feed: str, error: BaseException) -> Failed:

@@ -13,6 +13,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from sluice import running
 from sluice.assets.execution import run_feeds
 from sluice.assets.factory import build, land_job, windows_of
 from sluice.assets.instance import internals
@@ -34,7 +35,7 @@ from sluice.assets.runs.run_session import FEED_TAG, RunSession
 from sluice.assets.schedules.window_scheduler import FleetScheduler
 from sluice.assets.specs.feed_files import read_feeds, recall_feeds
 from sluice.pipelines.batch import land as rounds
-from sluice.pipelines.errors import Failed, FeedError, KafkaUnavailable, LakeUnavailable, WindowOpen
+from sluice.pipelines.errors import Failed, FeedError, KafkaUnavailable, LakeUnavailable, NotReached, WindowOpen
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import Request, RequestKind
@@ -134,6 +135,12 @@ class Fleet(World):
     def land(self, *names: str, request: Request = CATCH_UP) -> Mapping[str, RunResult]:
         asked = dict.fromkeys(names or NAMES, request)
         return run_feeds(self.project, asked, lambda name: self.progress.append, self.open_ports)
+
+    def land_without_dagster(self, *names: str, request: Request = CATCH_UP) -> Mapping[str, RunResult]:
+        requests = dict.fromkeys(names or NAMES, request)
+        feeds = {name: self.project.feed(name) for name in requests}
+        limits = self.project.fleet()
+        return running.run_feeds(feeds, requests, lambda name: self.progress.append, self.open_ports, limits=limits)
 
     def bury_all(self) -> None:
         """Every run that has left a plan behind is known dead."""
@@ -261,6 +268,50 @@ def test_an_interrupt_reaches_every_feed(fleet: Fleet, instance: dg.DagsterInsta
     with pytest.raises(KeyboardInterrupt):
         fleet.land()
     assert only_run(instance).status is dg.DagsterRunStatus.CANCELED
+    assert not fleet.at_work
+
+
+# -- without Dagster
+
+
+def test_without_dagster_feeds_land_side_by_side(fleet: Fleet) -> None:
+    fleet.gate = threading.Barrier(3)
+    outcomes = fleet.land_without_dagster()
+    assert [*outcomes] == [*NAMES]
+    assert [o.error for o in outcomes.values()] == [None] * 3
+    assert [sum(b.counts.landed for b in o.batches) for o in outcomes.values()] == [200] * 3
+    assert all(o.committed for o in outcomes.values())
+
+
+def test_without_dagster_a_feed_that_fails_stops_no_other(fleet: Fleet) -> None:
+    fleet.limits("per_kafka: 1\n")
+    fleet.away, fleet.bug = frozenset({"orders"}), "refunds"
+    outcomes = fleet.land_without_dagster()
+    assert isinstance(outcomes["orders"].error, KafkaUnavailable)
+    assert "ZeroDivisionError: a mistake of ours" in str(outcomes["refunds"].error)
+    assert outcomes["returns"].committed
+    assert fleet.most == 1
+
+
+def test_without_dagster_a_run_ends_in_time(fleet: Fleet) -> None:
+    fleet.limits("deadline: 1s\nfeeds_at_once: 1\nfeed_time: 2s\n")
+    fleet.hung = "orders"
+    outcomes = fleet.land_without_dagster(request=in_hour(0))
+    assert "orders was ended after 2s" in str(outcomes["orders"].error)
+    assert isinstance(outcomes["refunds"].error, NotReached)
+    assert isinstance(outcomes["returns"].error, NotReached)
+
+
+def test_without_dagster_an_interrupt_reaches_every_feed(fleet: Fleet) -> None:
+    fleet.hung = "refunds"
+
+    def interrupt() -> None:
+        assert fleet.hanging.wait(20)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        fleet.land_without_dagster()
     assert not fleet.at_work
 
 
