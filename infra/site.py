@@ -58,7 +58,7 @@ def render_commands() -> str:
     """Returns the page with the help of every command."""
     import typer
 
-    from sluice.cli.main import app
+    from sluice.cli.main import build_app
 
     out = [
         "# Every command",
@@ -66,7 +66,7 @@ def render_commands() -> str:
         "Output of `sluice COMMAND --help`. [Commands by task](../commands.md) is shorter.",
         "",
     ]
-    for path, command, context in _walk(typer.main.get_command(app)):
+    for path, command, context in _walk(typer.main.get_command(build_app())):
         out += [
             f"{'#' * (len(path) + 1)} {' '.join(path)}",
             "",
