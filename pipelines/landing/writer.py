@@ -37,6 +37,8 @@ from sluice.pipelines.schema.arrays import fixed_width, int64s
 # Limits of the choice of encodings, found by measuring.
 PAGE_BYTES = 1 << 17
 """Bytes of values in a page, before compression. zstd is faster on pages this short."""
+MESSAGE_PAGE_BYTES = 1 << 16
+"""The same in files of undecoded messages, which are 1.2 % smaller for it. Typed ones would be 0.5 % larger."""
 SAMPLE_ROWS = 4096
 """The number of rows that decide a column's encoding. With fewer than a quarter of them, a text column stays plain."""
 REPEATS = 0.75
@@ -66,6 +68,8 @@ def choose_options(rows: pa.Table, settings: LandingSettings) -> dict[str, Any]:
     deltas = {name: "DELTA_BINARY_PACKED" for name in numbers if _has_changes(rows.column(name))}
     texts = [f.name for f in schema if _is_text(f.type) and f.name not in repeating]
     fronts = {name: "DELTA_BYTE_ARRAY" for name in texts if _shares_beginnings(rows.column(name))}
+    message = schema.field("value").type if "value" in schema.names else None
+    page_bytes = MESSAGE_PAGE_BYTES if message == pa.binary() else PAGE_BYTES
     return {
         "compression": settings.compression.value,
         "compression_level": settings.compression_level,
@@ -73,8 +77,10 @@ def choose_options(rows: pa.Table, settings: LandingSettings) -> dict[str, Any]:
         "column_encoding": deltas | fronts,
         "write_statistics": [name for name in numbers if name not in unbounded],
         # A page's size is checked once per batch of rows: with large rows it would take the complete row group.
-        "write_batch_size": min(max(PAGE_BYTES // max(row_bytes, 1), 1), 4096),
-        "data_page_size": PAGE_BYTES,
+        "write_batch_size": min(max(page_bytes // max(row_bytes, 1), 1), 4096),
+        "data_page_size": page_bytes,
+        # Readers that filter by offset or time skip pages. Costs 0.1 % of the size, and no time.
+        "write_page_index": True,
         # As Spark writes them: a third of the time of fixed-length bytes.
         "store_decimal_as_integer": True,
         # The Arrow schema would bring the dictionary type back for some readers and not for others.

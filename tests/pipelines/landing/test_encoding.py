@@ -52,6 +52,15 @@ def test_numbers_that_change_are_deltas_and_others_plain() -> None:
     assert written([None for _ in ROWS], pa.int32()) == {"PLAIN"}
 
 
+def test_numbers_have_a_page_index_that_readers_use_to_skip_pages() -> None:
+    table = pa.table({"offset": pa.array(ROWS, pa.int64()), "value": pa.array([b"%0200d" % i for i in ROWS])})
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, table.schema, **choose_options(table, SETTINGS)) as writer:
+        writer.write_table(table)
+    columns = [pq.ParquetFile(sink.getvalue()).metadata.row_group(0).column(i) for i in range(2)]
+    assert [(c.has_offset_index, c.has_column_index) for c in columns] == [(True, True), (True, False)]
+
+
 def test_few_rows_are_plain() -> None:
     assert written(["a", "a"], pa.string()) == {"PLAIN"}
     assert written([None], pa.string()) == {"PLAIN"}
