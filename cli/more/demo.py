@@ -8,11 +8,13 @@ inspection. Kafka is stopped at the end, unless you keep it.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
+import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
@@ -31,7 +33,7 @@ from sluice.cli.kafka import produce
 from sluice.cli.terminal.output import facts, good, table
 from sluice.cli.terminal.text_layout import count, seconds
 from sluice.pipelines.contract.suite import CONTRACT
-from sluice.pipelines.errors import ProofFailed, UsageError
+from sluice.pipelines.errors import Failed, ProofFailed, UsageError
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.util import extras
@@ -164,6 +166,9 @@ class DemoOptions:
             help="json, avro, json_schema or protobuf. All but json start a schema registry, too.",
         ),
     ] = EventFormat.JSON
+    airflow: Annotated[
+        bool, typer.Option("--airflow", help="Land the hour by a DAG of Airflow, in an Airflow of the demo's own.")
+    ] = False
 
 
 def demo(session: Session, options: DemoOptions) -> int:
@@ -179,13 +184,14 @@ def demo(session: Session, options: DemoOptions) -> int:
     $ sluice demo --table iceberg
     $ sluice demo --table delta
     $ sluice demo --format avro
+    $ sluice demo --airflow
     $ sluice demo --keep && sluice ui --project .sluice/demo
     """
     if options.keep and options.lake is LakeKind.S3:
         raise UsageError(
             "--keep together with --lake s3: the S3 server stops with the demo", remedy="leave out --keep or --lake s3"
         )
-    extras.require("dagster", "pyspark")
+    extras.require(*(("airflow", "kafka", "duckdb") if options.airflow else ("dagster", "pyspark")))
     if options.table:
         extras.require("pyiceberg" if options.table is TableKind.ICEBERG else "deltalake")
     began = time.monotonic()
@@ -193,12 +199,12 @@ def demo(session: Session, options: DemoOptions) -> int:
     with _own_environment(), _store(session, options.lake) as lines, ExitStack() as stack:
         lines += _TABLE_LINES[options.table] if options.table else ""
         stack.enter_context(_start_kafka(session, folder, options, lines))
-        own = Session(session.terminal, folder, session.debug)
-        report = _Show(own, own.feed(FEED)).all(options.records)
+        own = Session(session.terminal, folder, session.debug, dagster=not options.airflow)
+        report = (_AirflowShow if options.airflow else _Show)(own, own.feed(FEED)).all(options.records)
     run.archive_classes()
     took = time.monotonic() - began
     session.terminal.show(
-        *([_format_gone(took)] if options.lake is LakeKind.S3 else _list_closing(folder, options.keep, took))
+        *([_format_gone(took)] if options.lake is LakeKind.S3 else _list_closing(folder, options, took))
     )
     session.terminal.print_document({"project": str(folder), "seconds": time.monotonic() - began, **report})
     return 0
@@ -327,7 +333,7 @@ class _Show:
         name = show_window(hour)
         produced = self.produce(2, f"{count(records)} order events, some malformed", records, 0, hour - HOUR // 3)
         planned = self.plan(3, f"The plan for the hour {name}: no record is read yet", window)
-        first = self.run(4, f"The hour {name}, through Dagster and Spark", window)
+        first = self.run_hour(4, name, window)
         landed = self.preview(5, hour)
         quarantined = self.show_quarantine(6, hour)
         report = self.report(7, hour)
@@ -384,6 +390,9 @@ class _Show:
         self._say(_step(number, title), *plan.view(result, FEED, request)[1:])
         return plan.build_document(result, FEED, request)
 
+    def run_hour(self, number: int, hour: str, request: Request) -> Mapping[str, Any]:
+        return self.run(number, f"The hour {hour}, through Dagster and Spark", request)
+
     def run(self, number: int, title: str, request: Request) -> dict[str, Any]:
         """A run that did not do all ends the demo with its error."""
         self._say(_step(number, title))
@@ -432,7 +441,7 @@ class _Show:
         )
         return [{"reason": reason, "records": n} for reason, n, _, _ in rows]
 
-    def report(self, number: int, hour: int) -> list[dict[str, Any]]:
+    def report(self, number: int, hour: int) -> Any:
         """The sample report, as Dagster runs it by itself when an hour is complete."""
         import pyarrow.parquet as pq
 
@@ -503,6 +512,66 @@ class _Show:
         self.session.terminal.show(*what)
 
 
+class _AirflowShow(_Show):
+    """The same with a DAG of the feed, and a second run of it in place of the report."""
+
+    def run_hour(self, number: int, hour: str, request: Request) -> Mapping[str, Any]:
+        self._say(_step(number, f"The hour {hour}, by the DAG land_{FEED} of Airflow"))
+        with self.session.terminal.working("making Airflow's database"):
+            (self.session.project.root / "fleet.yaml").write_text("scheduler: airflow\n")
+            (self._home / "dags").mkdir(parents=True)
+            (self._home / "dags" / "feeds.py").write_text(_DAGS.format(project=str(self.session.project.root)))
+            self._call("db", "migrate")
+        return self._test_dag(request.window or 0)
+
+    def report(self, number: int, hour: int) -> Mapping[str, Any]:
+        self._say(_step(number, "A second run of the DAG: nothing is read twice"))
+        return self._test_dag(hour)
+
+    @property
+    def _home(self) -> Path:
+        return self.session.project.root / "airflow"
+
+    def _test_dag(self, hour: int) -> Mapping[str, Any]:
+        """Run the DAG headless, due at the end of the hour, and show its stages. Raises Failed."""
+        words = ("dags", "test", f"land_{FEED}", f"{show_window(hour + HOUR)}:00+00:00")
+        self._say(f"  $ airflow {' '.join(words)}")
+        with self.session.terminal.working("running the DAG"):
+            log = self._call(*words)
+        ended = _DAG_RUN.findall(log)
+        if not ended or ended[-1][1] != "success":
+            raise Failed("the DAG run failed", remedy="\n".join(log.splitlines()[-20:]))
+        for stage in dict.fromkeys(a or b for a, b in _STAGES.findall(log)):
+            self._say(f"  {stage}")
+        run, state = ended[-1]
+        self._say(good(f"DAG run {run}: {state}"))
+        return {"dag_run": run, "state": state}
+
+    def _call(self, *words: str) -> str:
+        """Returns the output of a command of Airflow, which has a database of its own."""
+        own = {
+            "AIRFLOW_HOME": str(self._home),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(self._home / "dags"),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+        }
+        outer = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
+        command = [sys.executable, "-P", "-m", "airflow", *words]
+        return subprocess.run(command, env=outer | own, capture_output=True, text=True, check=False).stdout
+
+
+_DAGS = """\
+# Written by `sluice demo --airflow`.
+from sluice.airflow import make_dags
+
+globals().update(make_dags({project!r}))
+"""
+_DAG_RUN = re.compile(r"DagRun Finished: .*?run_id=([^,]+), .*?\bstate=(\w+)")
+_STAGES = re.compile(
+    r"\{(?:running|operators)\.py:\d+\} INFO - (.+)|\[info +\] (.+?) +\[airflow\.task\.operators\.sluice"
+)
+"""Lines of the operator in a log: of Airflow 2, and of Airflow 3."""
+
 _SOME = """select kafka_partition, kafka_offset, order_id, strftime(ts, '%H:%M:%S.%g'), amount, currency, status
 from landed where not kafka_tombstone
 qualify row_number() over (partition by kafka_partition order by kafka_offset) = 100 order by 1 limit 5"""
@@ -523,19 +592,19 @@ def _format_text(cell: Any) -> str:
     return f"{cell:,}" if isinstance(cell, int | Decimal) else str(cell)
 
 
-def _list_closing(folder: Path, keep: bool, took: float) -> list[RenderableType]:
+def _list_closing(folder: Path, options: DemoOptions, took: float) -> list[RenderableType]:
     try:
         path = folder.relative_to(Path.cwd())
     except ValueError:
         path = folder
     sluice, project = _format_command(), f"--project {shlex.quote(str(path))}"
-    kafka = ("stop Kafka", "stop") if keep else ("Kafka again", "start")
+    kafka = ("stop Kafka", "stop") if options.keep else ("Kafka again", "start")
     return [
         Text.assemble(
             "\n", (" ✓ ", "bold reverse green"), (f" done in {seconds(took)}", "bold"), ". Everything is still there:"
         ),
         facts(
-            ("Dagster's UI", f"{sluice} ui {project}"),
+            *([] if options.airflow else [("Dagster's UI", f"{sluice} ui {project}")]),
             ("the audit", f"{sluice} audit {FEED} {project}"),
             ("the hours", f"{sluice} status {FEED} {project}"),
             ("a batch's report", f"{sluice} report {FEED} {project}"),

@@ -113,7 +113,7 @@ class Airflow:
         )
 
     def begin_test(self, dag: str, hour: int = 0, **environ: str) -> subprocess.Popen[str]:
-        """Start a headless run of the DAG, due in this hour."""
+        """Start a headless run of the DAG, due at the begin of this hour."""
         return self.begin("dags", "test", dag, f"{self.hours[hour]}:00+00:00", **environ)
 
     def call(self, *words: str) -> str:
@@ -121,7 +121,7 @@ class Airflow:
         return end(self.begin(*words))
 
     def test(self, dag: str, hour: int = 0) -> str:
-        """Return the log of a headless run of the DAG, due in this hour."""
+        """Return the log of a headless run of the DAG, due at the begin of this hour."""
         return end(self.begin_test(dag, hour))
 
 
@@ -217,12 +217,13 @@ def test_a_wrong_task_fails_with_the_remedy(dag: str, message: str, airflow: Air
 
 @pytest.mark.parametrize(
     ("point", "sign"),
-    [("before publish", signal.SIGTERM), ("after show", signal.SIGKILL), ("before record", signal.SIGKILL)],
+    [("before publish", signal.SIGTERM), ("after show", signal.SIGKILL), ("after publish", signal.SIGKILL)],
 )
 def test_the_next_run_finishes_a_killed_one(point: str, sign: signal.Signals, airflow: Airflow, sluice: Sluice) -> None:
     killed = airflow.begin_test("land_orders", hour=1, KILL=point, SIGNAL=str(int(sign)), TESTS=str(ROOT))
     log = end(killed)
-    assert killed.returncode == -sign, log
+    assert killed.returncode == -sign or "KeyboardInterrupt" in log, log  # Airflow may handle SIGTERM
+    assert "state=success" not in log
     log = airflow.test("land_orders", hour=1)
     assert "state=success" in log, log
     assert count_compared(sluice) > 0
@@ -243,7 +244,7 @@ def test_a_sensor_waits_for_another_scheduler(airflow: Airflow, sluice: Sluice) 
     assert waiting.stdout
     for line in waiting.stdout:
         lines.append(line)
-        if "DEFERRED" in line or "defer" in line:
+        if f"waiting for {airflow.hours[0]} of orders" in line:
             break
     else:
         raise AssertionError(lines)
@@ -254,7 +255,7 @@ def test_a_sensor_waits_for_another_scheduler(airflow: Airflow, sluice: Sluice) 
 
 def test_a_run_names_the_other_scheduler(airflow: Airflow, sluice: Sluice) -> None:
     """A run without Airflow waits before it publishes the hour."""
-    command = [sys.executable, "-c", OTHER, "run", "orders", "--window", airflow.hours[1], "--no-dagster"]
+    command = [sys.executable, "-c", OTHER, "run", "orders", "--window", airflow.hours[0], "--no-dagster"]
     other = subprocess.Popen(
         command,
         env=os.environ | {"PYTHONPATH": str(ROOT)},

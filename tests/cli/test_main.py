@@ -319,6 +319,8 @@ def test_an_audit_before_anything_has_landed_says_so(project: Path, sluice: Slui
 
 
 def test_a_wrong_value_is_told_in_the_words_of_the_command(project: Path, sluice: Sluice) -> None:
+    missing = "error: airflow is not installed\n  → pip install 'kafka-sluice[airflow]'"
+    assert sluice("demo", "--airflow").err.startswith(missing)
     assert sluice("demo", "--table", "foo").err.startswith("error: Invalid value for '--table': 'foo' is not one of")
     assert "or how long ago: 90d" in sluice("expire", "orders", "--before", "yesterday").err
     assert "sluice republish orders --topic TOPIC begins one" in sluice("republish", "orders", "--resume", "zzz").err

@@ -13,6 +13,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from sluice.airflow.hooks import BaseSensorOperator, Context, SluiceHook, as_airflow_error, build_request
 from sluice.pipelines.errors import Retryable, SluiceError, UsageError
 from sluice.pipelines.operating.check_window import watch_window
+from sluice.pipelines.util.units import show_window
 from sluice.resources.open_ports import open_ports
 from sluice.resources.project import Project
 from sluice.running import list_requested
@@ -92,6 +93,7 @@ class WindowCompleteSensor(BaseSensorOperator):
             if not self.deferrable:
                 super().execute(context)
             elif not is_complete(project, feed, windows):
+                self.log.info("waiting for %s of %s", ", ".join(map(show_window, windows)), feed)
                 trigger = WindowTrigger(feed, windows, project, poll=self.poke_interval)
                 self.defer(trigger=trigger, method_name="execute_complete")
         except SluiceError as error:
