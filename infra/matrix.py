@@ -47,8 +47,8 @@ CORNERS = (
     Corner("spark-3.5", "3.13", ("pyspark==3.5.*",), tests="not extra"),
     Corner("spark-4.0", "3.11", ("pyspark==4.0.*",), tests="not extra"),
     Corner("spark-4.1", "3.13", ("pyspark==4.1.*",), tests="not extra"),
-    # Packages that companies install next to Sluice. dbt-core 2 downloads its parser from GitHub.
-    Corner("neighbours", "3.11", ("apache-airflow", "dbt-core<2", "dlt", "pandas>=3")),
+    # Packages that companies install next to Sluice. dbt-core 1.12 downloads its parser from GitHub.
+    Corner("neighbours", "3.11", ("apache-airflow", "dbt-core<1.12", "dlt", "pandas>=3")),
 )
 
 

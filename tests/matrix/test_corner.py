@@ -14,19 +14,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.request import Request, urlopen
 
+import psycopg2
 import pytest
 
 from bench.spark_cluster import LocalSpark
-from tests.postgres import programs, started
+from tests.postgres import Postgres, started
+from tests.postgres import programs as find_programs
 from tests.zookeepers import LocalZooKeeper
 
 ROOT = Path(__file__).parents[2]
@@ -143,14 +145,15 @@ def test_read(project: Project) -> None:
 def test_read_by_spark(project: Project) -> None:
     """`.spark()` has the same rows, by Spark's own reader and by Arrow in its tasks."""
     filtered = "hours.spark().filter(\"currency = 'EUR'\").count()"
-    rows, spark, in_euros = project.evaluate("hours.arrow().num_rows", "hours.spark().count()", filtered)
-    assert rows == spark > in_euros
     by_arrow = "vars(hours).update(_alike=False) or hours.spark().count()"
+    values = ["hours.arrow().num_rows", "hours.spark().count()", filtered]
     if SPARK < 4 and find_spec("distutils") is None:
         with pytest.raises(AssertionError, match="needs setuptools"):
             project.evaluate(by_arrow)
-    else:
-        assert project.evaluate(by_arrow) == [rows]
+        by_arrow = "None"
+    rows, spark, in_euros, arrow = project.evaluate(*values, by_arrow)
+    assert rows == spark > in_euros
+    assert arrow in (rows, None)
 
 
 def test_report(project: Project) -> None:
@@ -270,20 +273,99 @@ def test_cluster(project: Project, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(SPARK < 4, reason="needs PySpark 4")
 def test_connect(project: Project, tmp_path: Path) -> None:
-    """A Spark Connect server lands a feed."""
+    """A Spark Connect server lands a feed and reads it, by its own reader and by Arrow in its tasks."""
+    window = f"sluice.read('connected', {project.hours[0]!r})"
+    by_arrow = f"(vars(w := {window}).update(_alike=False), w.spark().count())[1]"
     with LocalSpark(tmp_path / "spark", workers=0) as cluster:
         project.add_feed("connected", f"spark: {{master: '{cluster.start_connect()}'}}")
-        assert count_landed(project.run("run", "connected", "--window", project.hours[0])) > 0
+        rows = count_landed(project.run("run", "connected", "--window", project.hours[0]))
+        assert project.evaluate(f"{window}.spark().count()", by_arrow) == [rows, rows]
     assert project.run("audit", "connected", "--rescan")["reconciled"] is True
 
 
-@pytest.mark.parametrize("table", ["iceberg: {name: db.orders}", "delta: {}"], ids=["iceberg", "delta"])
-def test_extra_table(project: Project, table: str) -> None:
+class Extras(NamedTuple):
+    """One run of three feeds with extras."""
+
+    landed: dict[str, int]
+    """Rows of each feed."""
+    offsets: dict[int, str]
+    """Committed offsets in ZooKeeper."""
+    stored: int | None
+    """Number of Dagster's runs in PostgreSQL. None without PostgreSQL's programs."""
+    requests: set[str]
+    """Paths of requests to a collector of traces and a lineage server."""
+
+
+@pytest.fixture(scope="session")
+def extras(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Extras:
+    """Land an hour with all extras in one process: starting one takes longer than its work."""
+    folder, requests = tmp_path_factory.mktemp("extras"), set[str]()
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length") or 0))
+            requests.add(self.path)
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Log nothing."""
+
+    with ExitStack() as stack:
+        zookeeper = LocalZooKeeper(folder / "zookeeper").start()
+        stack.callback(zookeeper.stop)
+        server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Collector))
+        stack.callback(server.shutdown)
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": address, "OPENLINEAGE_URL": address}
+        if programs := find_programs():
+            postgres = stack.enter_context(started(programs))
+            # Older releases of dagster-postgres require a password.
+            storage = postgres.storage(database := postgres.database())
+            storage = storage.replace("hostname: ''", "hostname: ''\n      password: none")
+            (folder / "dagster.yaml").write_text(storage)
+            environ["DAGSTER_HOME"] = str(folder)
+        project.add_feed("iceberg", "table: {iceberg: {name: db.orders}}")
+        project.add_feed("delta", "table: {delta: {}}")
+        project.add_feed("old", f"offsets: {{store: zookeeper, connect: '{zookeeper.connect}'}}")
+        words = ("run", "iceberg", "delta", "old", "--window", project.hours[0], "--json")
+        document = json.loads(project.call(COMMAND, *words, **environ))
+        landed = {feed["feed"]: count_landed({"feeds": [feed]}) for feed in document["feeds"]}
+        stored = count_runs(postgres, database) if programs else None
+        return Extras(landed, zookeeper.held("sluice-old", "orders"), stored, requests)
+
+
+def count_runs(server: Postgres, database: str) -> int:
+    with closing(psycopg2.connect(host=str(server.folder), user=server.user, dbname=database)) as connection:
+        cursor = connection.cursor()
+        cursor.execute("SELECT count(*) FROM runs")
+        return int(cursor.fetchone()[0])
+
+
+@pytest.mark.parametrize("feed", ["iceberg", "delta"])
+def test_extra_table(project: Project, extras: Extras, feed: str) -> None:
     """A run adds its files to a table; the table's rows are those of the ledger."""
-    name = table.partition(":")[0]
-    project.add_feed(name, f"table: {{{table}}}")
-    assert count_landed(project.run("run", name, "--window", project.hours[0])) > 0
-    project.run("table", "check", name)
+    assert extras.landed[feed] > 0
+    project.run("table", "check", feed)
+
+
+def test_extra_traces_and_lineage(extras: Extras) -> None:
+    """A run reports to a collector and to a lineage server."""
+    assert extras.requests >= {"/v1/traces", "/api/v1/lineage"}
+
+
+def test_extra_zookeeper(extras: Extras) -> None:
+    """A run commits its offsets to ZooKeeper."""
+    assert extras.landed["old"] > 0
+    assert extras.offsets
+
+
+@pytest.mark.skipif(find_programs() is None, reason="needs PostgreSQL's programs")
+def test_extra_postgres(extras: Extras) -> None:
+    """Dagster's runs and events are in PostgreSQL."""
+    assert extras.stored
 
 
 def test_extra_contract(project: Project) -> None:
@@ -312,55 +394,6 @@ def test_extra_protobuf(project: Project) -> None:
 
 def test_extra_metrics(project: Project) -> None:
     assert 'sluice_up{feed="orders"} 1' in project.call(COMMAND, "metrics")
-
-
-def test_extra_traces_and_lineage(project: Project) -> None:
-    """A run reports to a collector and to a lineage server."""
-    paths = set[str]()
-
-    class Collector(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers.get("content-length") or 0))
-            paths.add(self.path)
-            self.send_response(200)
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            """Log nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}"
-        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": address, "OPENLINEAGE_URL": address}
-        project.add_feed("observed")
-        project.call(COMMAND, "run", "observed", "--window", project.hours[0], **environ)
-        server.shutdown()
-    assert paths >= {"/v1/traces", "/api/v1/lineage"}
-
-
-def test_extra_zookeeper(project: Project, tmp_path: Path) -> None:
-    """A run commits its offsets to ZooKeeper."""
-    server = LocalZooKeeper(tmp_path).start()
-    try:
-        project.add_feed("old", f"offsets: {{store: zookeeper, connect: '{server.connect}'}}")
-        assert count_landed(project.run("run", "old", "--window", project.hours[0])) > 0
-        assert server.held("sluice-old", "orders")
-    finally:
-        server.stop()
-
-
-@pytest.mark.skipif(programs() is None, reason="needs PostgreSQL's programs")
-def test_extra_postgres(project: Project, tmp_path: Path) -> None:
-    """Dagster's runs and events are in PostgreSQL."""
-    with started(programs() or Path()) as server:
-        # Older releases of dagster-postgres require a password.
-        storage = server.storage(server.database()).replace("hostname: ''", "hostname: ''\n      password: none")
-        (tmp_path / "dagster.yaml").write_text(storage)
-        project.add_feed("stored")
-        words = ("run", "stored", "--window", project.hours[0], "--json")
-        document = project.call(COMMAND, *words, DAGSTER_HOME=str(tmp_path))
-    assert count_landed(json.loads(document)) > 0
 
 
 def test_extra_kubernetes() -> None:
