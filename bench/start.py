@@ -81,7 +81,10 @@ class PlanTiming:
 
 @dataclass(frozen=True, slots=True)
 class StartReport:
+    """`cold` are runs through Dagster, the first of a project before the others; `plain` are runs without it."""
+
     cold: tuple[Cold, ...]
+    plain: tuple[Cold, ...]
     warm: tuple[Warm, ...]
     planned: tuple[PlanTiming, ...]
 
@@ -90,14 +93,16 @@ class StartReport:
 
 
 def run(repeat: int, folder: Path, note: Note) -> StartReport:
-    """Measure each of the three `repeat` times, in `folder`. Raises SetupError, Failed."""
+    """Measure each of them `repeat` times, in `folder`. Raises SetupError, Failed."""
     with LocalKafka(folder / "kafka-1") as kafka, removing(folder / f"start-{secrets.token_hex(4)}") as scratch:
         topic = ensure(TYPED_ORDERS.of(RECORDS), kafka.bootstrap, folder / "topics", note).topic
-        window = _project(scratch, kafka.bootstrap, repeat + 1)
+        window = _project(scratch, kafka.bootstrap, 2 * repeat + 1)
         adopting_orphans()
         cold = tuple(_cold(scratch, number, window, note) for number in range(repeat + 1))
+        rest = range(repeat + 1, 2 * repeat + 1)
+        plain = tuple(_cold(scratch, number, window, note, "--no-dagster") for number in rest)
         warm = tuple(_warm(scratch, kafka.bootstrap, topic, repeat, note))
-        return StartReport(cold, warm, tuple(_time_plans(scratch, kafka.bootstrap, repeat, note)))
+        return StartReport(cold, plain, warm, tuple(_time_plans(scratch, kafka.bootstrap, repeat, note)))
 
 
 @contextmanager
@@ -139,10 +144,10 @@ def _project(folder: Path, bootstrap: str, feeds: int) -> str:
     return show_window(now - now % HOUR - 2 * HOUR)
 
 
-def _cold(folder: Path, number: int, window: str, note: Note) -> Cold:
+def _cold(folder: Path, number: int, window: str, note: Note, *options: str) -> Cold:
     note(f"a run in a new process ({'the first of a project' if number == 0 else number})")
     sluice = Path(sys.executable).with_name("sluice")
-    command = [str(sluice), "run", f"cold{number}", "--window", window, "--json"]
+    command = [str(sluice), "run", f"cold{number}", "--window", window, "--json", *options]
     with metering(os.getpid()) as meter:
         began = time.perf_counter()
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment(), check=False)
@@ -258,13 +263,13 @@ def start_view(report: StartReport) -> Iterator[RenderableType]:
     yield heading(
         "start", f"a run of {RECORDS:,} records in a new process: medians of {len(others)}, and a project's first"
     )
-    stages = [
-        (name, f"{_median(c.stages.get(name, 0.0) for c in others):.2f}", f"{took:.2f}")
-        for name, took in first.stages.items()
-    ]
-    totals = [("all", f"{_median(c.seconds for c in others):.2f}", f"{first.seconds:.2f}")]
-    cpu = [("CPU, all processes", f"{_median(c.cpu or 0.0 for c in others):.2f}", f"{first.cpu or 0.0:.2f}")]
-    yield table(("stage", "seconds", "first"), [*stages, *totals, *cpu], right="seconds first")
+    names = dict.fromkeys((*first.stages, *(name for c in report.plain for name in c.stages)))
+    groups = (others, report.plain, (first,))
+    stages = [(name, *(f"{_median(c.stages.get(name, 0.0) for c in of):.2f}" for of in groups)) for name in names]
+    totals = ("all", *(f"{_median(c.seconds for c in of):.2f}" for of in groups))
+    cpu = ("CPU, all processes", *(f"{_median(c.cpu or 0.0 for c in of):.2f}" for of in groups))
+    columns = ("stage", "seconds", "without Dagster", "first")
+    yield table(columns, [*stages, totals, cpu], right="seconds without first")
     yield heading(f"a catch-up of {RECORDS:,} records, warm")
     warm, bare = _median(w.seconds for w in report.warm), _median(w.bare for w in report.warm)
     yield facts(("catch-up", f"{warm:.2f} s"), ("Spark's own", f"{bare:.2f} s"), ("besides", f"{warm - bare:.2f} s"))

@@ -229,8 +229,8 @@ def test_the_next_run_finishes_a_killed_one(point: str, sign: signal.Signals, ai
     assert count_compared(sluice) > 0
 
 
-def test_of_two_runs_of_a_task_one_lands(airflow: Airflow, sluice: Sluice) -> None:
-    both = [airflow.begin_test("land_orders", hour=1) for _ in range(2)]
+def test_of_two_runs_of_an_hour_one_lands(airflow: Airflow, sluice: Sluice) -> None:
+    both = [airflow.begin_test("land_orders", hour=1), airflow.begin_test("two_steps")]
     logs = [end(process) for process in both]
     assert any("state=success" in log for log in logs), logs
     for log in logs:

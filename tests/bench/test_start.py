@@ -29,10 +29,12 @@ def test_a_timed_port_answers_as_before_and_adds_up() -> None:
 
 def test_medians_are_shown_beside_a_projects_first_run() -> None:
     cold = tuple(Cold(s, s / 2, {"start": 1.0, "leave": s - 1}) for s in (30.0, 10.0, 12.0))
-    report = StartReport(cold, (Warm(1.2, 0.4), Warm(1.0, 0.4)), (PlanTiming(2.0, 0.5, 0.4),))
+    plain = (Cold(2.0, 1.0, {"connect": 0.5, "leave": 1.5}),)
+    report = StartReport(cold, plain, (Warm(1.2, 0.4), Warm(1.0, 0.4)), (PlanTiming(2.0, 0.5, 0.4),))
     console = Console(file=io.StringIO(), width=100)
     console.print(*start_view(report), sep="\n")
     said = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
-    assert "all 11.00 30.00" in said
+    assert "all 11.00 2.00 30.00" in said
+    assert "connect 0.00 0.50 0.00" in said
     assert "besides 0.70 s" in said
     assert report.document()["cold"][0]["stages"]["start"] == 1.0
