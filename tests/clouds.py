@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import http.client
 import json
+import os
 import re
 import secrets
 import socket
@@ -45,6 +46,9 @@ ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """Azurite's, the same for everyone."""
 BUCKET = "lake"
+LAKES = os.environ.get("SLUICE_TEST_LAKES", "").split(",")
+CLOUDS = [kind for kind in ("azure", "google") if kind in LAKES]
+"""The emulators of `make lakes`, for tests that take long."""
 
 
 DELETES = r"^(DELETE|POST .*comp=batch)"
@@ -89,6 +93,21 @@ class CloudStore:
     def with_token(self, letters: str, seconds: float = 3600, scope: str = "c") -> CloudStore:
         """Azure's, with a SAS token of these letters alone."""
         return CloudStore(self.scheme, self.settings.model_copy(update=_by_token(sign_token(letters, seconds, scope))))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables by which `sluice demo` reaches it."""
+        endpoint = self.settings.endpoint or ""
+        if self.scheme == "gs":
+            return {"STORAGE_EMULATOR_HOST": endpoint}
+        names = ("AZURE_STORAGE_ENDPOINT", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY")
+        return dict(zip(names, (endpoint, ACCOUNT, KEY), strict=True))
+
+    @property
+    def pyiceberg_access(self) -> dict[str, str]:
+        """Properties by which PyIceberg's own files on Google's store, PyArrow's, reach it."""
+        token = {"gcs.oauth2.token": "emulator", "gcs.oauth2.token-expires-at": "4102444800000"}
+        return token | {"gcs.service.host": self.settings.endpoint or ""}
 
     @property
     def delta_access(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ inspection. Kafka is stopped at the end, unless you keep it.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -17,12 +18,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import ValidationError
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -96,6 +99,7 @@ _LAKE_LINES = """\
 lake: {lake}
 s3: {{endpoint: "{endpoint}", region: {region}, access_key_id: local, secret_access_key: local}}
 """
+_PROBE = "_sluice/.probe/demo"
 _REPORT_FILE = """\
 -- Revenue by hour and currency.
 -- feed: {feed}
@@ -107,9 +111,9 @@ ORDER BY hour, revenue DESC
 """
 
 
-class LakeKind(StrEnum):
-    LOCAL = "local"
-    S3 = "s3"
+LOCAL, LOCAL_S3 = "local", "s3"
+_ENDPOINTS = {"azure": "AZURE_STORAGE_ENDPOINT", "gcs": "STORAGE_EMULATOR_HOST"}
+"""Variables with the address of an emulator, by the section of a feed."""
 
 
 class TableKind(StrEnum):
@@ -143,9 +147,12 @@ class DemoOptions:
     ] = 300_000
     keep: Annotated[bool, typer.Option("--keep", help="Leave Kafka running at the end.")] = False
     lake: Annotated[
-        LakeKind,
-        typer.Option(metavar="local|s3", help="The lake: a folder, or a local S3 server that stops with the demo."),
-    ] = LakeKind.LOCAL
+        str,
+        typer.Option(
+            metavar="local|s3|ADDRESS",
+            help="The lake: a folder, a local S3 server that stops with the demo, or a store that you have.",
+        ),
+    ] = LOCAL
     secure: Annotated[
         bool, typer.Option("--secure", help="Use a Kafka with TLS, users and ACLs, and only the rights that it needs.")
     ] = False
@@ -180,6 +187,7 @@ def demo(session: Session, options: DemoOptions) -> int:
 
     $ sluice demo
     $ sluice demo --lake s3
+    $ sluice demo --lake az://container/prefix
     $ sluice demo --secure
     $ sluice demo --table iceberg
     $ sluice demo --table delta
@@ -187,7 +195,7 @@ def demo(session: Session, options: DemoOptions) -> int:
     $ sluice demo --airflow
     $ sluice demo --keep && sluice ui --project .sluice/demo
     """
-    if options.keep and options.lake is LakeKind.S3:
+    if options.keep and options.lake == LOCAL_S3:
         raise UsageError(
             "--keep together with --lake s3: the S3 server stops with the demo", remedy="leave out --keep or --lake s3"
         )
@@ -196,24 +204,22 @@ def demo(session: Session, options: DemoOptions) -> int:
         extras.require("pyiceberg" if options.table is TableKind.ICEBERG else "deltalake")
     began = time.monotonic()
     folder = (session.folder or Path.cwd()).resolve() / ".sluice" / "demo"
-    with _own_environment(), _store(session, options.lake) as lines, ExitStack() as stack:
+    with _own_environment(options.lake), _store(options.lake) as lines, ExitStack() as stack:
         lines += _TABLE_LINES[options.table] if options.table else ""
         stack.enter_context(_start_kafka(session, folder, options, lines))
         own = Session(session.terminal, folder, session.debug, dagster=not options.airflow)
         report = (_AirflowShow if options.airflow else _Show)(own, own.feed(FEED)).all(options.records)
     run.archive_classes()
     took = time.monotonic() - began
-    session.terminal.show(
-        *([_format_gone(took)] if options.lake is LakeKind.S3 else _list_closing(folder, options, took))
-    )
+    session.terminal.show(*([_format_gone(took)] if options.lake == LOCAL_S3 else _list_closing(own, options, took)))
     session.terminal.print_document({"project": str(folder), "seconds": time.monotonic() - began, **report})
     return 0
 
 
 @contextmanager
-def _own_environment() -> Iterator[None]:
+def _own_environment(lake: str) -> Iterator[None]:
     """Without the variables that would lead a feed or Dagster elsewhere."""
-    aws = (name for name in os.environ if name.startswith("AWS_"))
+    aws = [] if lake.startswith("s3:") else [name for name in os.environ if name.startswith("AWS_")]
     names = ("DAGSTER_HOME", "KAFKA_BOOTSTRAP", "SCHEMA_REGISTRY_URL", "SLUICE_PROJECT", *aws)
     saved = {name: os.environ.pop(name) for name in names if name in os.environ}
     try:
@@ -223,15 +229,57 @@ def _own_environment() -> Iterator[None]:
 
 
 @contextmanager
-def _store(session: Session, kind: LakeKind) -> Iterator[str]:
-    """The feed's settings for its lake; the server runs while the block lasts."""
-    if kind is LakeKind.LOCAL:
+def _store(lake: str) -> Iterator[str]:
+    """The feed's settings for its lake; the local server runs while the block lasts. Raises UsageError."""
+    if lake == LOCAL:
         yield ""
-        return
-    from sluice.resources.local.local_s3 import LocalS3
+    elif lake == LOCAL_S3:
+        from sluice.resources.local.local_s3 import LocalS3
 
-    with LocalS3() as store:
-        yield _LAKE_LINES.format(lake=store.lake, endpoint=store.endpoint, region=store.settings.region)
+        with LocalS3() as store:
+            yield _LAKE_LINES.format(lake=store.lake, endpoint=store.endpoint, region=store.settings.region)
+    else:
+        yield _describe_store(lake)
+
+
+def _describe_store(lake: str) -> str:
+    """The settings for a new folder below the address, to which an object was written. Each store's own variables and
+    files have the credentials."""
+    from sluice.pipelines.feed.s3_section import S3Settings
+    from sluice.pipelines.feed.stores import (
+        EXAMPLES,
+        SECTIONS,
+        AzureSettings,
+        GcsSettings,
+        StoreSettings,
+        scheme,
+        store_address,
+    )
+    from sluice.resources.lake import open_store
+
+    section = SECTIONS.get(scheme(lake), "")
+    try:
+        address = f"{store_address(lake)}/demo-{datetime.now(UTC):%Y%m%dT%H%M%S}"
+    except (KeyError, ValueError):
+        raise UsageError(f"--lake {lake} is no lake", remedy=f"local, s3, or {EXAMPLES}") from None
+    access: dict[str, str] = {}
+    if endpoint := os.environ.get(_ENDPOINTS.get(section, "")):
+        access = {"endpoint": endpoint if "://" in endpoint else f"http://{endpoint}"}
+        access |= {"token": "emulator"} if section == "gcs" else {}
+    if section == "azure" and (account := os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")):
+        access |= {"account": account}
+    kinds: dict[str, type[StoreSettings]] = {"azure": AzureSettings, "gcs": GcsSettings, "s3": S3Settings}
+    try:
+        settings = kinds[section].model_validate({**access, "retries": 1})
+    except ValidationError as error:
+        name = error.errors()[0]["loc"][0]
+        raise UsageError(
+            f"the environment has no valid {name} for {lake}", remedy="see the variables of the store"
+        ) from None
+    store = open_store(address, settings)
+    store.put(_PROBE, b"")
+    store.remove(_PROBE)
+    return f"lake: {address}\n" + (f"{section}: {json.dumps(access)}\n" if access else "")
 
 
 @contextmanager
@@ -592,7 +640,8 @@ def _format_text(cell: Any) -> str:
     return f"{cell:,}" if isinstance(cell, int | Decimal) else str(cell)
 
 
-def _list_closing(folder: Path, options: DemoOptions, took: float) -> list[RenderableType]:
+def _list_closing(session: Session, options: DemoOptions, took: float) -> list[RenderableType]:
+    folder, lake = session.project.root, session.feed(FEED).lake
     try:
         path = folder.relative_to(Path.cwd())
     except ValueError:
@@ -611,6 +660,7 @@ def _list_closing(folder: Path, options: DemoOptions, took: float) -> list[Rende
             ("the quarantine", f"{sluice} quarantine list {FEED} {project}"),
             ("one record", f"{sluice} explain {FEED} {FEED}:0:150 {project}"),
             (kafka[0], f"{sluice} kafka {kafka[1]} {project}"),
+            *([("the lake", lake)] if "://" in lake else []),
         ),
     ]
 

@@ -190,8 +190,6 @@ _ESCAPE = re.compile("%[0-9A-Fa-f]{2}")
 
 def check_address(table: TableSettings, lake: str) -> None:
     """Raises ValueError if the format's library would write outside of the lake at this address."""
-    if table.iceberg and scheme(lake) not in ("", "s3"):
-        raise ValueError(f"is Iceberg's, whose lake is a folder or on S3, not {lake}; write {{delta: {{}}}}")
     in_store, wrong = bool(scheme(lake)), ""
     if table.delta and (escape := _ESCAPE.search(lake)):
         wrong = f"deltalake takes {escape[0]} for another character"

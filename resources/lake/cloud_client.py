@@ -259,6 +259,8 @@ class Container:
             if error_of_token := self._explain_token(where):
                 return error_of_token
         message = ": ".join(filter(None, [code or (f"status {status}" if status else ""), detail]))
+        if 400 <= status < 500 and "TokenRequest" in debug:
+            return NotAuthorized(f"no credentials for {where}: {message}", remedy=_CREDENTIALS)
         if status:
             return _translate_refusal(status, code, where, message)
         return self._explain_silence(where, text, debug)
@@ -272,7 +274,7 @@ class Container:
             )
         if any(word in debug for word in ("TokenRequest", "Credential", "MissingToken", "metadata")):
             return NotAuthorized(f"no credentials for {where}: {detail}", remedy=_CREDENTIALS)
-        return SetupError(f"{where} cannot be asked for: {detail}", remedy="check the section of the lake's store")
+        return SetupError(f"{where} cannot be asked for: {detail}", remedy=_SECTION)
 
     def _mask(self, text: str) -> str:
         """The message of the other side or a library, on one line, without anything secret."""
@@ -365,6 +367,7 @@ _KEPT = {"retentionPolicyNotMet", "objectUnderActiveHold", "BlobImmutableDueToPo
 _LATER = {"ServerBusy", "OperationTimedOut", "InternalError", "SlowDown", "rateLimitExceeded", "backendError",
           "PendingCopyOperation"}  # fmt: skip
 _FULL = {"AccountLimitExceeded", "InsufficientStorage", "quotaExceeded"}
+_SECTION = "check the section of the lake's store, or its variables, such as AZURE_STORAGE_ACCOUNT_NAME"
 _CREDENTIALS = (
     "name account_key, sas_token, service_account or token in the feed's section, or set up the environment "
     "(GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY, a managed or workload identity)"

@@ -183,6 +183,6 @@ def open_filesystem(address: str, settings: StoreSettings) -> FileSystem:
     """
     from pyarrow.fs import PyFileSystem  # late: only readers use it
 
-    from sluice.resources.lake.arrow_files import ArrowFiles
+    from sluice.resources.lake.arrow_handler import ArrowFiles
 
     return PyFileSystem(ArrowFiles(Container(place(address), settings)))

@@ -82,13 +82,13 @@ class DeltaLakeTable:
     def of(cls, feed: Feed, lake: Lake, kind: PartKind = PartKind.LANDED) -> DeltaLakeTable:
         """The table over the feed's parts of this kind. Raises SetupError."""
         extras.require("deltalake")
-        return cls(lake, paths.delta_root(feed.name, kind), _storage(feed))
+        return cls(lake, paths.delta_root(feed.name, kind), _build_options(feed))
 
     @classmethod
     def of_windows(cls, feed: Feed, lake: Lake) -> DeltaLakeTable:
         """The table of the feed's complete windows."""
         extras.require("deltalake")
-        return cls(lake, paths.windows_table_root(feed.name), _storage(feed))
+        return cls(lake, paths.windows_table_root(feed.name), _build_options(feed))
 
     @property
     def name(self) -> str:
@@ -131,7 +131,7 @@ class DeltaLakeTable:
 
     def _load_head(self) -> TableHead | None:
         with self._asking():
-            self._table = self._open()
+            self._table = self._open_table()
             self._version = -1 if self._table is None else self._table.version()
             return None if self._table is None else self._head(self._table)
 
@@ -154,7 +154,7 @@ class DeltaLakeTable:
         wanted = frozenset(addresses)
         with self._asking():
             log = self._log()
-            oldest = self._open(log.oldest)
+            oldest = self._open_table(log.oldest)
             before = set() if oldest is None else set(_live(oldest).column("path").to_pylist())
             later = {path for v in range(log.oldest + 1, self._version + 1) for path in log.list_added(v)}
             later |= {path for v in range(log.oldest, self._version + 1) for path in log.changes(v)}
@@ -182,7 +182,7 @@ class DeltaLakeTable:
                     raise_if_key_not_exists=False,
                 )
             except Exception:
-                if self._open() is None:
+                if self._open_table() is None:
                     raise
 
     def commit(self, change: TableChange) -> int:
@@ -241,7 +241,7 @@ class DeltaLakeTable:
             return 0
         with self._asking():
             if end not in log.checkpoints:
-                (self._open(end) or table).create_checkpoint()
+                (self._open_table(end) or table).create_checkpoint()
         map_parallel(self._lake.remove, log.below(end))
         return end - log.oldest
 
@@ -252,11 +252,11 @@ class DeltaLakeTable:
             schema=table.schema(),
             partition_by=[],
             commit_properties=about,
-            post_commithook_properties=_hooks(),
+            post_commithook_properties=_build_hooks(),
         )
 
     def _adding(self, change: TableChange) -> list[AddAction]:
-        columns = _names(self._known.metadata().configuration.get(_BOUNDED, ""))
+        columns = _split_names(self._known.metadata().configuration.get(_BOUNDED, ""))
         return map_parallel(lambda a: self._action(a, columns, changes=_changes_rows(change)), change.add)
 
     def _action(self, address: str, columns: Sequence[str], *, changes: bool) -> AddAction:
@@ -291,7 +291,9 @@ class DeltaLakeTable:
         if lacking:
             properties = {MARK: str(_mark(table))}
             fields = [Field.from_json(json.dumps(f)) for f in lacking]
-            table.alter.add_columns(fields, commit_properties=_commit(properties), post_commithook_properties=_hooks())
+            table.alter.add_columns(
+                fields, commit_properties=_commit(properties), post_commithook_properties=_build_hooks()
+            )
 
     # -- the log
 
@@ -301,7 +303,7 @@ class DeltaLakeTable:
             raise ValueError("look first")
         return self._table
 
-    def _open(self, version: int | None = None) -> DeltaTable | None:
+    def _open_table(self, version: int | None = None) -> DeltaTable | None:
         with extras.name_missing():
             from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
@@ -325,7 +327,7 @@ class DeltaLakeTable:
             pc.sum(live.column("num_records")).as_py() or 0,
             live.num_rows,
             self._version - log.oldest + 1,
-            _deletes(table),
+            _count_deletes(table),
             properties.get(COMPLETE, ""),
         )
 
@@ -365,7 +367,7 @@ class DeltaLakeTable:
             raise
         except Exception as error:  # noqa: BLE001 - the log shows the outcome
             try:
-                now = self._open()
+                now = self._open_table()
             except Exception:  # noqa: BLE001 - it does not answer
                 raise self._outcomes.unknown(error) from None
             if now is None or now.version() != self._version:
@@ -446,7 +448,7 @@ def _live(table: DeltaTable) -> pa.Table:
     return pa.table(table.get_add_actions(flatten=True))
 
 
-def _deletes(table: DeltaTable) -> int:
+def _count_deletes(table: DeltaTable) -> int:
     """Returns the number of files with deletion vectors."""
     if "deletionVectors" not in (table.protocol().reader_features or ()):
         return 0
@@ -458,7 +460,7 @@ def _join_columns(columns: Iterable[str]) -> str:
     return ",".join(f"`{name}`" for name in columns)
 
 
-def _names(listed: str) -> tuple[str, ...]:
+def _split_names(listed: str) -> tuple[str, ...]:
     return tuple(quoted or plain.strip() for quoted, plain in _NAME.findall(listed))
 
 
@@ -478,13 +480,13 @@ def _commit(about: Mapping[str, str], mark: tuple[str, int] | None = None) -> Co
     return CommitProperties(custom_metadata=dict(about), max_commit_retries=0, app_transactions=marks)
 
 
-def _hooks() -> PostCommitHookProperties:
+def _build_hooks() -> PostCommitHookProperties:
     from deltalake import PostCommitHookProperties
 
     return PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
 
 
-def _storage(feed: Feed) -> dict[str, str]:
+def _build_options(feed: Feed) -> dict[str, str]:
     """How deltalake reaches the feed's lake in a store: as the feed itself does."""
     if feed.store and not isinstance(feed.store, S3Settings):
         with extras.name_missing():

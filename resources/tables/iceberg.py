@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 
 from sluice.pipelines.errors import CatalogUnavailable, PartUnreadable, SetupError, SluiceError
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.s3_section import S3Settings
 from sluice.pipelines.lake.parquet import is_misread_by_iceberg, read_bounds
 from sluice.pipelines.model.tables import (
     BATCHES,
@@ -72,7 +73,7 @@ _PROPERTIES = {
 class IcebergTable:
     """`ports.Table` in a catalog of Iceberg. Nothing is opened before the first call."""
 
-    def __init__(self, name: str, properties: Mapping[str, str], defaults: Mapping[str, str]) -> None:
+    def __init__(self, name: str, properties: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
         self._identifier = name
         self._properties, self._defaults = dict(properties), dict(defaults)
         self._table: Table | None = None
@@ -86,7 +87,9 @@ class IcebergTable:
             raise ValueError("the feed names no Iceberg table")
         extras.require("pyiceberg")
         settings = feed.table.iceberg
-        return cls(settings.name + suffix, settings.properties(), {"warehouse": lake.locate("tables"), **_s3(feed)})
+        return cls(
+            settings.name + suffix, settings.properties(), {"warehouse": lake.locate("tables"), **_build_options(feed)}
+        )
 
     @property
     def name(self) -> str:
@@ -465,8 +468,12 @@ def _producer(transaction: Transaction, table: Table, operation: TableOperation,
     return Replacing(operation=Operation.OVERWRITE, transaction=transaction, io=table.io, snapshot_properties=about)
 
 
-def _s3(feed: Feed) -> dict[str, str]:
-    """How PyIceberg reaches the feed's lake on S3: as the feed itself does."""
+def _build_options(feed: Feed) -> dict[str, Any]:
+    """How PyIceberg reaches the feed's lake in a store: as the feed itself does."""
+    if feed.store and not isinstance(feed.store, S3Settings):
+        with extras.name_missing():
+            from sluice.resources.tables.iceberg_files import build_properties
+        return build_properties(feed.store)
     if (access := access_of(feed)) is None:
         return {}
     options = {

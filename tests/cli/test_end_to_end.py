@@ -27,6 +27,7 @@ from sluice.assets.instance.instance import open_instance, prepare_home
 from sluice.assets.runs.run_config import fleet_job
 from sluice.pipelines.feed.feed import SHARED
 from sluice.pipelines.feed.sections import WindowSettings
+from sluice.pipelines.feed.stores import AzureSettings
 from sluice.pipelines.util.units import HOUR, show_window
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.observe import tracing
@@ -34,6 +35,7 @@ from sluice.resources.project import Project
 from tests import collectors
 from tests.checker.producers import Noting
 from tests.cli.conftest import Sluice
+from tests.clouds import CLOUDS, CloudStore
 from tests.collectors import Listener, listening
 from tests.resources.kafka.tools import until
 
@@ -246,9 +248,18 @@ def _session_lives(pid: int) -> bool:
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.parametrize("lake", ["local", pytest.param("s3", marks=pytest.mark.soak)])
-def test_the_demo_proves_what_it_shows(project: Path, monkeypatch: pytest.MonkeyPatch, lake: str) -> None:
+@pytest.mark.parametrize("lake", ["local", *CLOUDS, pytest.param("s3", marks=pytest.mark.soak)])
+def test_the_demo_proves_what_it_shows(
+    project: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, lake: str
+) -> None:
     monkeypatch.setenv("KAFKA_BOOTSTRAP", "203.0.113.1:9092")  # somebody's own Kafka, which the demo must not touch
+    before = {"local": "/", "s3": "s3://lake/data/"}.get(lake)
+    if lake in CLOUDS:
+        store: CloudStore = request.getfixturevalue(f"{lake}_store")
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
+        lake = store.lake()
+        before = f"{lake}/demo-"
     told = run_apart("demo", "-n", "9000", "--lake", lake)
     (hour,), (rest,) = (r["batches"] for r in told["runs"])
     sent = [p["committed"] for p in told["produced"]]
@@ -261,7 +272,7 @@ def test_the_demo_proves_what_it_shows(project: Path, monkeypatch: pytest.Monkey
     assert [c["committed"] for c in told["committed"]] == [c["end"] for c in told["committed"]]
     landed = {c["currency"]: (c["orders"], c["revenue"]) for c in told["preview"]["by_currency"] if c["currency"]}
     assert {r["currency"]: (r["orders"], r["revenue"]) for r in told["report"]} == landed
-    assert all(p.startswith("s3://lake/data/" if lake == "s3" else "/") for p in told["preview"]["files"])
+    assert all(p.startswith(before or "") for p in told["preview"]["files"])
     demo = project / ".sluice" / "demo"
     assert Path(told["project"]) == demo
     assert not any(b.running for b in LocalKafka.attach(demo / ".sluice" / "kafka").status().brokers)
@@ -280,6 +291,28 @@ def test_the_demo_of_a_format_asks_its_own_registry(
     assert told["audit"]["reconciled"] is True
     (feed,) = (project / ".sluice" / "demo" / ".sluice" / "lake" / "_sluice").glob("*")
     assert [p.name for p in feed.glob("schemas/*")] == ([] if format_ == "json_schema" else ["1.json"])
+
+
+@pytest.mark.parametrize(
+    ("lake", "message"),
+    [
+        ("there", "--lake there is no lake"),
+        ("az://lake", "no answer for az://lake/demo-"),
+        ("gs://lake", "no answer for gs://lake/demo-"),
+    ],
+)
+def test_the_demo_asks_the_store_before_it_starts(
+    project: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch, lake: str, message: str
+) -> None:
+    if "://" in lake:
+        pytest.importorskip("obstore")
+    nowhere = "http://127.0.0.1:9"
+    for name, value in {**CloudStore("az", AzureSettings()).environment, "AZURE_STORAGE_ENDPOINT": nowhere}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", nowhere)
+    refused = sluice("demo", "--lake", lake, "--json")
+    assert refused.document["message"].startswith(message)
+    assert not (project / ".sluice" / "demo").exists()
 
 
 def test_the_demo_keeps_no_s3_server(project: Path, sluice: Sluice) -> None:

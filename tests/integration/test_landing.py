@@ -13,13 +13,16 @@ from kafka import KafkaAdminClient, KafkaProducer
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.audit.explain_offset import Class, explain
 from sluice.pipelines.audit.rescan import CurrentLog, rescan
+from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.errors import Refused, UnknownTopic, UsageError
 from sluice.pipelines.model.kafka import Range, TopicPartition
 from sluice.pipelines.records.shape import RAW
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.lake import open_lake
+from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.open_ports import open_ports
 from tests.integration.conftest import Lines
 from tests.integration.support import (
     CATCH_UP,
@@ -62,6 +65,17 @@ def test_every_codec_lands_as_a_plain_consumer_reads_it(place: Place) -> None:
     feed = place.feed()
     landed = run(feed)
     assert landed.batches[0].counts.landed == 1500
+    assert rows(feed) == consumed(place.kafka, place.topic)
+
+
+@pytest.mark.each_lake
+@pytest.mark.spark
+@pytest.mark.slow
+def test_spark_tasks_write_into_the_lake(place: Place) -> None:
+    produce(place.kafka, place.topic, 300)
+    feed = place.feed(spark="{master: 'local[2]'}")
+    with open_ports(feed) as ports:
+        land(feed, ports, CATCH_UP, new_owner("test"), lambda progress: None).check()
     assert rows(feed) == consumed(place.kafka, place.topic)
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import polars
 import pyarrow as pa
+import pyarrow.dataset
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 import sluice
 from sluice.cli.main import main
@@ -23,6 +24,7 @@ from sluice.pipelines.errors import WindowIncomplete
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.util.units import show_window
+from sluice.reading import Windows
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.spark import engine
 from sluice.spark_source import SluiceSource
@@ -103,8 +105,7 @@ def test_a_window_read_each_way_is_what_a_consumer_sees(landed: Landed) -> None:
         assert _arrow(window.arrow()) == expected
         assert _arrow(window.duckdb().order('partition, "offset"').to_arrow_table(), duckdb=True) == expected
         assert _spark(window.spark(session)) == _on_spark(expected)
-        frame = window.polars().filter(polars.col("offset") >= 5).select("partition", "offset").collect()
-        assert frame.rows() == [_place(r) for r in expected if r["offset"] >= 5]
+        _check_filters(window, [_place(r) for r in expected if r["offset"] >= 5], session)
     both = sluice.read("orders", landed.hour(0), to=landed.hour(2), project=landed.root)
     assert sorted(_arrow(both.arrow()), key=_place) == list(landed.seen)
     held = f"{len(both.files)} files, {both.rows:,} rows"
@@ -123,6 +124,22 @@ def test_a_window_read_each_way_is_what_a_consumer_sees(landed: Landed) -> None:
     incomplete = session.read.format("sluice").options(**options, window=landed.hour(6))
     with pytest.raises(Exception, match="WindowIncomplete"):
         incomplete.load().count()
+
+
+def _check_filters(window: Windows, expected: list[tuple[int, int]], session: SparkSession) -> None:
+    """Each way to read gives these places of the rows from offset 5 on."""
+    names = ["partition", "offset"]
+    few = window.dataset().to_table(columns=names, filter=pyarrow.dataset.field("offset") >= 5)
+    frame = window.pandas(names)
+    by_pandas = frame[frame["offset"] >= 5]
+    by_polars = window.polars().filter(polars.col("offset") >= 5).select(names).collect()
+    assert by_polars.rows() == expected
+    assert [*zip(*few.to_pydict().values(), strict=True)] == expected
+    assert [*by_pandas.itertuples(index=False, name=None)] == expected
+    by_duckdb = window.duckdb().filter('"offset" >= 5').project('partition, "offset"')
+    assert sorted(by_duckdb.fetchall()) == expected
+    by_spark = window.spark(session).filter("offset >= 5").select(names)
+    assert sorted(tuple(r) for r in by_spark.collect()) == expected
 
 
 def _place(row: dict[str, Any]) -> tuple[int, int]:

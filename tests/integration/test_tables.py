@@ -16,7 +16,7 @@ from sluice.resources.lake import open_store
 from sluice.resources.lake.s3_lake import S3Lake
 from sluice.resources.open_ports import open_table, open_tables
 from tests import postgres
-from tests.clouds import CloudStore
+from tests.clouds import ACCOUNT, KEY, CloudStore
 from tests.pipelines.landed_world import HOUR, START, A, B, World, pieces
 from tests.stores import Store
 from tests.table_readers import delta_access, iceberg_access
@@ -26,10 +26,10 @@ def test_a_table_over_s3_with_its_catalog_in_postgresql(s3_store: Store, tmp_pat
     pytest.importorskip("pyiceberg")
     from pyiceberg.catalog import load_catalog
 
-    found = postgres.programs()
-    if found is None:
+    programs = postgres.programs()
+    if programs is None:
         pytest.skip("no PostgreSQL here: infra/postgres.sh installs one")
-    with postgres.started(found) as server:
+    with postgres.started(programs) as server:
         uri = f"postgresql+psycopg2://{server.user}@/{server.database()}?host={server.folder}"
         lines = s3_store.lines()
         table = f"table: {{iceberg: {{name: db.orders, catalog: {{type: sql, uri: '{uri}'}}}}}}\n"
@@ -99,3 +99,46 @@ def test_a_delta_table_over_a_store(kind: str, request: pytest.FixtureRequest, t
     assert offsets() == sorted([*range(100, 200)] * 2)
     assert len([p for p in world.visible() if not is_table_log(p)]) == 2
     assert count_by_polars() == 100
+
+
+@pytest.mark.parametrize("scheme", ["az", "abfss", "gs"])
+def test_an_iceberg_table_on_azure_and_google(scheme: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    pytest.importorskip("pyiceberg")
+    from pyiceberg.catalog import load_catalog
+
+    from sluice.resources.tables.iceberg_files import build_properties
+
+    store: CloudStore = request.getfixturevalue("google_store" if scheme == "gs" else "azure_store")
+    lines, uri = store.lines(), f"sqlite:///{tmp_path}/catalog.db"
+    if scheme == "abfss":
+        lines["lake"] = lines["lake"].replace("az://lake", f"abfss://lake@{ACCOUNT}.dfs.core.windows.net")
+    table = f"table: {{iceberg: {{name: db.orders, catalog: {{type: sql, uri: '{uri}'}}}}}}\n"
+    more = "".join(f"{k}: {v}\n" for k, v in lines.items()) + table
+    world = World(tmp_path, more, lake=open_store(lines["lake"], store.settings))
+
+    def bring_up(expire_before: int | None = None) -> tuple[int, int]:
+        with open_tables(world.feed, world.lake) as tables:
+            done = sync(world.fresh_ledger(), world.lake, tables, expire_before=expire_before)
+        return done.added, done.removed
+
+    world.land(*pieces(A, 20), *pieces(B, 50))
+    assert bring_up() == (14, 0)
+    world.compact()
+    assert bring_up() == (4, 14)
+    expire(world.ledger, world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
+    assert bring_up() == (0, 2)
+    world.check()
+    files = build_properties(store.settings) if scheme != "gs" else store.pyiceberg_access
+    with closing(load_catalog("sluice", type="sql", uri=uri, **files)) as catalog:
+        read = catalog.load_table("db.orders")
+        if scheme == "gs":  # by PyArrow's client
+            scan = read.scan(row_filter="offset >= 150", selected_fields=("offset",)).to_arrow()
+            assert scan.num_rows == 100
+        else:  # by Polars' client
+            lazy = polars.scan_iceberg(read, storage_options=store.delta_access, reader_override="native")
+            assert lazy.filter(polars.col("offset") >= 150).select("offset").collect().height == 100
+        first = read.metadata.snapshots[0].snapshot_id
+        assert read.scan(snapshot_id=first).to_arrow().num_rows == 400, "time travel finds every file"
+        assert KEY not in str(read.metadata) + repr(catalog.properties if scheme != "gs" else "")
+    bring_up(expire_before=world.now + (1 << 40))
+    assert len([p for p in world.visible() if not is_table_log(p)]) == 2

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import sluice.resources.lake
 from sluice.pipelines.errors import (
     LakeUnavailable,
     NotAuthorized,
@@ -196,6 +197,21 @@ def test_a_store_that_removes_nothing_is_refused_before_the_first_entry(store: C
     proxy.rules[:] = [Rule(DELETES, "refuse", times=-1, **RETENTION[store.scheme])]
     with pytest.raises(SetupError, match="retention policy"):
         fresh.put_if_absent(ENTRY, b"")
+
+
+def test_no_credentials_is_an_error(azure_store: CloudStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    with run_proxy(azure_store.settings.endpoint or "") as metadata:
+        metadata.rules[:] = [Rule(".", "refuse", times=-1, status=403, code="no", said="no identity here")]
+        monkeypatch.setenv("AZURE_MSI_ENDPOINT", metadata.endpoint)
+        settings = azure_store.settings.model_copy(update={"account_key": None, "retries": 0})
+        with pytest.raises(NotAuthorized, match="no credentials for az://lake") as refused:
+            cloud_lake.CloudLake(azure_store.lake(), settings).get("x")
+    assert "AZURE_STORAGE_ACCOUNT_KEY" in refused.value.remedy
+
+
+def test_a_module_does_not_hide_the_function_that_imports_it(store: CloudStore) -> None:
+    cloud_lake.open_filesystem(store.lake(), store.settings)
+    assert callable(sluice.resources.lake.arrow_files)
 
 
 def test_no_secret_is_in_an_error_or_a_repr(lake: Any, store: CloudStore, proxy: Proxy) -> None:

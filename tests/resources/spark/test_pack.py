@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tarfile
@@ -15,13 +16,15 @@ import pytest
 from sluice.cli.main import main
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.sections import SparkSettings
+from sluice.resources.lake import open_store
 from sluice.resources.spark import executors, pack_archive
+from tests.clouds import CLOUDS, CloudStore
 
 
 @pytest.mark.cluster
 def test_a_pack_serves_a_python_that_has_nothing(tmp_path: Path) -> None:
-    made = pack_archive.pack()
-    with tarfile.open(made.path) as archive:
+    pack = pack_archive.pack()
+    with tarfile.open(pack.path) as archive:
         names = archive.getnames()
         archive.extractall(tmp_path, filter="data")
     assert not [
@@ -30,8 +33,31 @@ def test_a_pack_serves_a_python_that_has_nothing(tmp_path: Path) -> None:
     assert not [n for n in names if n.endswith("-0.1.0.dist-info/RECORD") or "/tests/" in n]
     ask = "import sluice.resources.spark.executor as e; print(e.cache.is_ready())"
     bare = {"PYTHONPATH": str(tmp_path), "HOME": str(tmp_path), "PATH": os.environ["PATH"]}
-    said = subprocess.run([sys.executable, "-S", "-c", ask], env=bare, capture_output=True, text=True, check=True)
-    assert said.stdout == "True\n", "what was compiled here is not compiled there"
+    answer = subprocess.run([sys.executable, "-S", "-c", ask], env=bare, capture_output=True, text=True, check=True)
+    assert answer.stdout == "True\n", "what was compiled here is not compiled there"
+
+
+_ASK = """
+import pickle, sys
+lake = pickle.load(open(sys.argv[1], "rb"))
+assert lake.put_if_absent("entry", b"ours") and not lake.put_if_absent("entry", b"theirs")
+with lake.create("staged") as file:
+    file.write(b"rows")
+lake.show("staged", "data/part")
+print(lake.open("data/part").read(), obstore.__file__.startswith(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("kind", CLOUDS)
+def test_a_pack_reaches_a_lake_in_a_store(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    store: CloudStore = request.getfixturevalue(f"{kind}_store")
+    with tarfile.open(pack_archive.pack().path) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (tmp_path / "lake").write_bytes(pickle.dumps(open_store(store.lake(), store.settings)))
+    bare = {"PYTHONPATH": str(tmp_path), "HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    command = [sys.executable, "-S", "-c", f"import obstore\n{_ASK}", str(tmp_path / "lake"), str(tmp_path)]
+    answer = subprocess.run(command, env=bare, capture_output=True, text=True, check=True)
+    assert answer.stdout == "b'rows' True\n"
 
 
 @pytest.mark.parametrize(
