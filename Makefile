@@ -1,6 +1,6 @@
 # Targets for developers. Each sets up .venv from the lock, and Java for Kafka and Spark.
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check pytest bench faults readers matrix cluster-test production-like soak fuzz lakes airflow postgres lock clean setup wheel first-row docs
+.PHONY: help demo test quick check pytest bench faults readers matrix cluster-test production-like soak fuzz lakes airflow postgres lock clean setup wheel release-check first-row docs
 
 READY := .venv/.ready
 # If it is set, every process compiles all its imports, for seconds.
@@ -102,6 +102,9 @@ docs: $(READY)   ## the docs site, as build/site
 
 wheel:           ## the package with its compiled loops, as dist/kafka_sluice-*.whl
 	infra/wheel.sh
+
+release-check: setup  ## build and check what a release publishes: packages, changelog, README and tutorial, SBOM
+	.venv/bin/python infra/release.py $(ARGS)
 
 first-row:       ## seconds from an empty folder to a first row, next to dlt; KAFKA=FOLDER has Kafka's jars
 	"$${PYTHON:-python3.11}" infra/first_row.py
