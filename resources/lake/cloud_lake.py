@@ -110,10 +110,13 @@ class CloudLake(ObjectLake):
             raise LakeUnavailable(f"the store did not finish the copy to {key}", remedy="run again")
         return there or 0
 
+    def is_tested(self) -> bool:
+        return self.bucket.find_writer(self._prefix + PROBE_NOTE) == self._note_id
+
     def _probe(self) -> None:
         """Also refuses a store in which objects cannot be replaced: each process writes the note again."""
         note = self._prefix + PROBE_NOTE
-        if self._find_size(note) is None:
+        if not self.is_tested():
             key = f"{self._prefix}{PROBE_FOLDER}{secrets.token_hex(8)}"
             try:
                 self._check_conditions(key)
@@ -123,7 +126,7 @@ class CloudLake(ObjectLake):
                     self.bucket.remove(key)
                 raise
             self.bucket.remove(key)
-        self.bucket.put(note, PROBE_RESULT, make_write_id())
+        self.bucket.put(note, PROBE_RESULT, self._note_id)
         check_skew(measure_skew(self.bucket.read_meta(note)))
 
     def _check_conditions(self, key: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
@@ -138,6 +139,15 @@ class ObjectLake(ABC):
         if lake not in _checked_lakes:
             self._probe()
             _checked_lakes.add(lake)
+
+    @property
+    def _note_id(self) -> str:
+        """The write id of the probe's note: a note that was copied with the lake from another store has another."""
+        return hashlib.sha256(f"{self.uri} {self.settings.endpoint}".encode()).hexdigest()[:16]
+
+    @abstractmethod
+    def is_tested(self) -> bool:
+        """Returns whether a process has tested this store, by its note. Raises SetupError for a clock that is off."""
 
     @abstractmethod
     def _probe(self) -> None:

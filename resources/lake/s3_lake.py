@@ -51,8 +51,25 @@ class S3Lake(ObjectLake):
         super().__init__(address, settings)
         self.bucket: Bucket = Bucket(self.place.bucket, settings)
 
+    def is_tested(self) -> bool:
+        with suppress(NotThere):
+            answer = self.bucket.call("head_object", self._prefix + PROBE_NOTE)
+            check_skew(skew(answer))
+            return bool(answer.get("Metadata", {}).get(WRITE_ID) == self._note_id)
+        return False
+
     def _probe(self) -> None:
-        _probe_store(self.bucket, self._prefix)
+        if self.is_tested():
+            return
+        bucket, key = self.bucket, f"{self._prefix}{PROBE_FOLDER}{secrets.token_hex(8)}"
+        try:
+            check_skew(skew(_check_condition(bucket, key)))
+            _check_sight(bucket, key)
+        finally:
+            with suppress(SluiceError, NotThere):
+                bucket.call("delete_object", key)
+        fields = {"Metadata": {WRITE_ID: self._note_id}, **bucket.written_with}
+        bucket.send("put_object", self._prefix + PROBE_NOTE, PROBE_RESULT, **fields)
 
     def _create(self, key: str, data: bytes, write: str) -> bool:
         return create(self.bucket, key, data, write)
@@ -151,19 +168,6 @@ def create(bucket: Bucket, key: str, data: bytes, write: str) -> bool:
     except Taken:
         return written_by(bucket, key) == write
     return True
-
-
-def _probe_store(bucket: Bucket, prefix: str) -> None:
-    with suppress(NotThere):
-        return check_skew(skew(bucket.call("head_object", prefix + PROBE_NOTE)))
-    key = f"{prefix}{PROBE_FOLDER}{secrets.token_hex(8)}"
-    try:
-        check_skew(skew(_check_condition(bucket, key)))
-        _check_sight(bucket, key)
-    finally:
-        with suppress(SluiceError, NotThere):
-            bucket.call("delete_object", key)
-    bucket.send("put_object", prefix + PROBE_NOTE, PROBE_RESULT, **bucket.written_with)
 
 
 def _check_condition(bucket: Bucket, key: str) -> Any:

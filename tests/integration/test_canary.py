@@ -18,13 +18,14 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote
 
 import pytest
 
 from sluice.pipelines.feed.load import load_feed
 from sluice.resources.lake import open_lake
 from sluice.resources.local.local_kafka import LocalKafka
+from tests.clouds import CloudStore, sign_token
 from tests.resources.kafka.tools import producing
 from tests.stores import Store
 
@@ -62,9 +63,7 @@ topics: '%s'
 start: earliest
 format: json
 schema: {id: int32 not null, name: string}
-lake: '%s'
-s3: {endpoint: '%s', region: '%s', access_key_id: visible, secret_access_key: "${file:secrets/s3}",
-     session_token: "${CANARY_TOKEN}"}
+%s
 landing: {compression: none}
 policies: {quarantine_limit: {share: 1}}
 spark:
@@ -75,6 +74,19 @@ spark:
     spark.eventLog.enabled: true
     spark.eventLog.compress: false
     spark.eventLog.dir: '%s'
+"""
+S3 = """
+lake: %s
+s3: {endpoint: '%s', region: '%s', access_key_id: visible, secret_access_key: "${file:secrets/s3}",
+     session_token: "${CANARY_TOKEN}"}
+"""
+AZURE = """
+lake: %s
+azure: {endpoint: '%s', account: devstoreaccount1, sas_token: "${file:secrets/azure}"}
+"""
+GOOGLE = """
+lake: %s
+gcs: {endpoint: '%s', token: "${CANARY_TOKEN}"}
 """
 LOCKED = """
 kafka:
@@ -154,11 +166,36 @@ CONTRACT = {
 }
 
 
-@pytest.fixture
-def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], s3_store: Store) -> Path:
-    if not s3_store.local:
+def build_s3(request: pytest.FixtureRequest, _: pytest.MonkeyPatch) -> str:
+    store: Store = request.getfixturevalue("s3_store")
+    if not store.local:
         pytest.skip("a real store takes no made-up keys")
-    topic, s3 = fresh_topic(), s3_store.settings
+    return S3 % (store.lake(), store.settings.endpoint, store.settings.region)
+
+
+def build_azure(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A real token; its signature is a canary, too."""
+    store: CloudStore = request.getfixturevalue("azure_store")
+    token = sign_token("rcwdl")
+    monkeypatch.setitem(IN_FILES, "azure", token)
+    monkeypatch.setitem(IN_FILES, "signature", parse_qs(token)["sig"][0])
+    return AZURE % (store.lake(), store.settings.endpoint)
+
+
+def build_google(request: pytest.FixtureRequest, _: pytest.MonkeyPatch) -> str:
+    store: CloudStore = request.getfixturevalue("google_store")
+    return GOOGLE % (store.lake(), store.settings.endpoint)
+
+
+@pytest.fixture(params=[build_s3, build_azure, build_google], ids=["s3", "azure", "google"])
+def project(
+    tmp_path: Path,
+    kafka: LocalKafka,
+    fresh_topic: Callable[..., str],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
+    topic, lake = fresh_topic(), request.param(request, monkeypatch)
     with producing(kafka) as producer:
         for value in (b'{"id": -1, "name": "a"}', b'{"id": 2}', b"no json"):
             producer.send(topic, value)
@@ -167,7 +204,7 @@ def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], 
     events = tmp_path / "scratch" / "events"
     events.mkdir(parents=True)
     texts = {
-        "orders": ORDERS % (kafka.bootstrap, topic, s3_store.lake(), s3.endpoint, s3.region, events),
+        "orders": ORDERS % (kafka.bootstrap, topic, lake, events),
         "locked": LOCKED % kafka.bootstrap,
         "locked_too": LOCKED.replace("${CANARY_KAFKA}", "${file:secrets/kafka}") % kafka.bootstrap,
         "mounted": MOUNTED % kafka.bootstrap,

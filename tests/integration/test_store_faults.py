@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from kafka import KafkaProducer
 
+from sluice.cli.main import main
 from sluice.pipelines.errors import LakeUnavailable, NotAuthorized, SetupError, SluiceError, Unknown
 from sluice.pipelines.feed.feed import Feed
 from sluice.resources.liveness import new_owner
@@ -153,3 +154,13 @@ def test_a_retention_lock_set_on_a_lake(project: Project) -> None:
     assert "a retention policy keeps" in failed.message
     assert "without retention" in failed.remedy
     project.recover()
+
+
+@pytest.mark.parametrize("project", ["azure"], indirect=True)
+def test_a_reader_needs_two_letters(project: Project) -> None:
+    feed = project.make_feed(project.store.with_token("rl"))
+    folder = ["--project", str(project.folder.root)]
+    assert main(["status", "orders", *folder]) == 0
+    assert len(rows(feed)) == COUNT
+    assert main(["audit", "orders", *folder]) == 0
+    assert main(["doctor", "orders", *folder]) == 1, "it lacks the rights of a writer"

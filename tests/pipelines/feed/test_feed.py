@@ -481,8 +481,11 @@ def test_secrets_show_nowhere(write: Write) -> None:
     kafka = {**SASL, "ssl_password": SECRET, "proxy_url": f"socks5://u:{SECRET}@p:1"}
     conf = {"fs.s3a.secret.key": SECRET, "spark.password": SECRET, "my.Token": SECRET, "spark.shown": "plain"}
     s3 = dict.fromkeys(("access_key_id", "secret_access_key", "session_token"), SECRET)
-    feed = load_feed(write(kafka=kafka, spark={"conf": conf}, s3=s3), {})
+    clouds = {"gcs": {"token": SECRET}, "azure": {"account": "acme", "sas_token": f"?sp=r&sig={SECRET}"}}
+    feed = load_feed(write(kafka=kafka, spark={"conf": conf}, s3=s3, **clouds), {})
     shown = [
+        str(feed.gcs),
+        repr(feed.azure),
         repr(feed),
         str(feed),
         feed.model_dump_json(),
@@ -491,7 +494,7 @@ def test_secrets_show_nowhere(write: Write) -> None:
         str(feed.kafka),
     ]
     assert not [text for text in shown if SECRET in text]
-    assert all("plain" in text for text in shown[:3])
+    assert all("plain" in text for text in shown[2:5])
     assert feed.spark.conf == conf
     assert feed.kafka.client_settings()["ssl_password"] == SECRET
     assert feed.kafka.client_settings()["proxy_url"].endswith("@p:1")
