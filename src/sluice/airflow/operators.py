@@ -134,7 +134,7 @@ class LandWindowOperator(_FeedOperator):
         outcome = build_outcome(feed, request, result)
         if outcome["report"]:
             context["ti"].xcom_push(key=_REPORT, value=outcome["report"])
-        if isinstance(result.error, WindowOpen):
+        if result.open_windows and isinstance(result.error, WindowOpen | None):
             self._wait(feed, request)
         if result.error:
             raise as_airflow_error(result.error) from None
