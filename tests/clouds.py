@@ -36,7 +36,7 @@ from urllib.request import Request, urlopen
 import pytest
 from pydantic import SecretStr
 
-from sluice.pipelines.feed.stores import AzureSettings, GcsSettings, StoreSettings
+from sluice.pipelines.feed.stores import AzureSettings, GcsSettings, StoreSettings, place
 from tests.resources.lake.s3_faults import Handler
 
 BUILT = Path(__file__).parents[1] / "build" / "lakes"
@@ -157,6 +157,29 @@ def run_google() -> Iterator[CloudStore]:
         urlopen(Request(f"http://127.0.0.1:{port}/storage/v1/b?project=p", body, {"Content-Type": "application/json"}))
         settings = {"endpoint": endpoint, "token": "emulator", "retries": 3}
         yield CloudStore("gs", GcsSettings.model_validate(settings))
+
+
+def fetch_cloud(address: str, into: Path, below: str = "") -> Path:
+    """The files below a path of the lake, as a folder. `CloudStore.environment` says where it is."""
+    import obstore
+    from obstore.store import AzureStore, GCSStore
+
+    home, root, found = place(address), into / "lake", os.environ.get
+    options: Any = {"allow_http": True}
+    client: Any
+    if home.scheme == "az":
+        endpoint = f"{found('AZURE_STORAGE_ENDPOINT')}/{ACCOUNT}"
+        config: Any = {"account_name": ACCOUNT, "account_key": KEY, "endpoint": endpoint}
+        client = AzureStore(home.bucket, config=config, client_options=options)
+    else:
+        config = {"base_url": found("STORAGE_EMULATOR_HOST"), "bearer_token": "emulator"}
+        client = GCSStore(home.bucket, config=config, client_options=options)
+    for page in obstore.list(client, (home.prefix + below).rstrip("/")):
+        for item in page:
+            file = root / item["path"].removeprefix(home.prefix)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(bytes(obstore.get(client, item["path"]).bytes()))
+    return root
 
 
 def _require(program: Path) -> None:

@@ -34,6 +34,13 @@ class Store:
         return {"lake": self.lake(), "s3": f"{{{inside}, retries: {self.settings.retries}}}"}
 
     @property
+    def environment(self) -> dict[str, str]:
+        """Variables by which boto3 reaches moto's server."""
+        keys = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "local")
+        region, endpoint = self.settings.region or "", self.settings.endpoint or ""
+        return keys | {"AWS_DEFAULT_REGION": region, "AWS_ENDPOINT_URL_S3": endpoint}
+
+    @property
     def access(self) -> dict[str, str]:
         """How to reach it, by the names of S3Settings, without what is not set."""
         s = self.settings

@@ -47,6 +47,7 @@ _DETAIL = re.compile(
     r"|Bulk delete request failed for key .{1,1100}?: ([^:\n]{1,300}) \(code"
 )
 _IS_KEPT = re.compile(r"immutable due to|cannot be deleted, overwritten|under active .{1,20} hold")
+_BROKEN = "response body"
 _KIND = re.compile(r"kind: (Timeout|Interrupted|Unknown|Decode)\b")
 
 
@@ -188,10 +189,30 @@ class Container:
         return None
 
     def list_below(self, folder: str, after: str = "") -> Any:
-        """The objects below the folder, which is empty or ends in a slash, page by page."""
-        pages = iter(obstore.list(self.make_client(), folder.rstrip("/"), offset=after or None, chunk_size=1000))
-        while page := self._call(folder, lambda: next(pages, None)):
-            yield from page
+        """The objects below the folder, which is empty or ends in a slash. A listing that breaks off goes on after its
+        last object; on Azure, whose order may be another one, it begins again."""
+        pages, listed = None, set[str]()
+
+        def read_page() -> Any:
+            nonlocal pages
+            if pages is None:
+                offset = after or None
+                pages = iter(obstore.list(self.make_client(), folder.rstrip("/"), offset=offset, chunk_size=1000))
+            try:
+                return next(pages, None)
+            except Exception:
+                pages = None
+                raise
+
+        while page := self._call(folder, read_page):
+            for one in page:
+                if one["path"] in listed:
+                    continue
+                if self.on_azure:
+                    listed.add(one["path"])
+                else:
+                    after = one["path"]
+                yield one
 
     def list_folders(self, folder: str) -> list[str]:
         answer = self._call(folder, lambda: obstore.list_with_delimiter(self.make_client(), folder.rstrip("/")))
@@ -207,7 +228,7 @@ class Container:
     ) -> Answer:
         """The answer. Raises errors that are `expected`, a Signal, or the error that the failure means.
 
-        obstore tries again by itself unless a request is sent only `once`: then this does it, if no answer came.
+        obstore tries again by itself unless a request is sent only `once`, or an answer broke off: then this does it.
         """
         for attempt in range(self.settings.retries + 1):
             try:
@@ -216,7 +237,8 @@ class Container:
                 raise
             except (refusals.BaseError, ValueError, OSError) as error:
                 failure = error
-            if not (once and attempt < self.settings.retries and _KIND.search(str(failure))):
+            unanswered = _BROKEN in str(failure) or (once and _KIND.search(str(failure)))
+            if not unanswered or attempt == self.settings.retries:
                 raise self._translate(failure, key)  # outside of the handler: its text may hold a secret
             time.sleep(choose_pause(attempt))
         raise AssertionError

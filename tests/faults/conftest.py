@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.clouds import LAKES, CloudStore
 from tests.faults.account import SEED, Account
 from tests.faults.arena import Arena, opened
 from tests.faults.field import Field
-from tests.faults.nemeses.lakes import on_s3
+from tests.faults.nemeses.lakes import in_store
 from tests.resources.lake.s3_faults import Proxy, run_proxy
 from tests.stores import Store
 
@@ -103,20 +104,31 @@ def crowd(arena: Arena, account: Account, tmp_path: Path) -> Field:
     return Field.fresh(arena, tmp_path, account, partitions=24)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Courses of lakes run on S3, or on the stores of `SLUICE_TEST_LAKES` (`make lakes`)."""
+    if "bucket" in metafunc.fixturenames and metafunc.module.__name__.endswith("test_lakes"):
+        kinds = [kind for kind in LAKES if kind in ("s3", "azure", "google")]
+        metafunc.parametrize("bucket", kinds or ["s3"], indirect=True)
+
+
 @pytest.fixture
-def store(s3_store: Store) -> Iterator[Proxy]:
-    """A store that speaks S3 as runs see it: its bad days are the proxy's."""
-    if not s3_store.local:
+def bucket(request: pytest.FixtureRequest) -> Store | CloudStore:
+    bucket: Store | CloudStore = request.getfixturevalue(f"{getattr(request, 'param', 's3')}_store")
+    if isinstance(bucket, Store) and not bucket.local:
         pytest.skip("faults are played before moto's server")
-    with run_proxy(s3_store.settings.endpoint or "") as found:
-        yield found
+    return bucket
 
 
 @pytest.fixture
-def remote(field: Field, s3_store: Store, store: Proxy, monkeypatch: pytest.MonkeyPatch) -> Field:
-    """A feed whose lake is in that store. Whoever checks it reaches the store itself."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "local")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", s3_store.settings.region or "")
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_store.settings.endpoint or "")
-    return on_s3(field.with_settings(lake=s3_store.lake()), store.endpoint)
+def store(bucket: Store | CloudStore) -> Iterator[Proxy]:
+    """A store as runs see it: its bad days are the proxy's."""
+    with run_proxy(bucket.settings.endpoint or "") as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def remote(field: Field, bucket: Store | CloudStore, store: Proxy, monkeypatch: pytest.MonkeyPatch) -> Field:
+    """A feed whose lake is in that store. The checker reaches the store itself."""
+    for name, value in bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    return in_store(field.with_settings(lake=bucket.lake()), store.endpoint)

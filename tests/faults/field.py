@@ -23,10 +23,12 @@ from sluice.pipelines import errors
 from sluice.pipelines.errors import BatchIncomplete, SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.feed.stores import scheme
 from tests.checker.facts import TP
 from tests.checker.gather import checked, seen
 from tests.checker.invariants import NAMES, Settings, Verdict
 from tests.checker.lake import Folder, fetch_s3
+from tests.clouds import fetch_cloud
 from tests.faults.account import SEED, Account
 from tests.faults.arena import Arena, words
 from tests.faults.producers import transactions, verifiable
@@ -196,10 +198,11 @@ class Field:
         return self._brought("")
 
     def _brought(self, below: str) -> Folder:
-        """One on S3 is brought here, what is below a path of it; its address and keys are boto3's to find."""
+        """Returns the files below a path of the lake. Variables have a store's address and keys."""
         lake = self.feed().lake
-        if lake.startswith("s3://"):
-            return Folder(fetch_s3(lake, Path(tempfile.mkdtemp(dir=self.root)), below=below), self.name)
+        if scheme(lake):
+            fetch = fetch_s3 if lake.startswith("s3://") else fetch_cloud
+            return Folder(fetch(lake, Path(tempfile.mkdtemp(dir=self.root)), below=below), self.name)
         return Folder(Path(lake), self.name)
 
     @contextmanager

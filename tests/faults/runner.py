@@ -6,7 +6,7 @@ Spark.
 With a POINT of `points` it is killed there. Says what it did as JSON lines; a run that fails says why, and ends with 1.
 `Forked` is the same from a server that has loaded everything: that takes seconds of a core. The environment may ask for
 another SIGNAL than SIGKILL, a shorter BOUND_MS of its liveness, a shorter SESSION with ZooKeeper (seconds), another
-CLOCK, and that it be taken for a run of another MACHINE. A store on S3 is asked again at once: pauses are for networks.
+CLOCK, and that it be taken for a run of another MACHINE. A store is asked again at once: pauses are for networks.
 """
 
 from __future__ import annotations
@@ -125,6 +125,8 @@ def main(path: str, point: str = "") -> int:
         if feed.lake.startswith("s3://"):
             stack.enter_context(patch("sluice.resources.lake.s3_client.pause", lambda attempt: None))
             stack.enter_context(patch("sluice.resources.lake.s3_client.patience", lambda *_: 0))
+        elif "://" in feed.lake:
+            stack.enter_context(patch("sluice.resources.lake.cloud_client.choose_pause", lambda _: 0))
         if point:
             sign = signal.Signals[os.environ.get(SIGNAL, "SIGKILL")]
             stack.enter_context(planted(point, sign, type(open_lake(feed))))

@@ -6,6 +6,7 @@ import itertools
 import random
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -30,10 +31,11 @@ from tests.faults.nemeses.lakes import (
     REQUESTS,
     disk_full,
     drawn,
+    in_store,
     ledger_loses,
+    list_requests,
     mounted,
     no_inodes,
-    on_s3,
     read_all_the_time,
     read_only,
     rights_taken,
@@ -153,7 +155,7 @@ def test_right_to_write_is_taken_away(field: Field) -> None:
     field.proven()
 
 
-# -- S3
+# -- a store
 
 
 def large(field: Field) -> None:
@@ -172,11 +174,11 @@ def requests_of(field: Field, store: Proxy) -> int:
 
 def test_store_is_disturbed_no_more_often_than_it_is_asked(remote: Field, store: Proxy, draw: random.Random) -> None:
     """Throttling, resets, lost and late answers to every kind of request: nobody notices."""
-    remote = on_s3(remote, store.endpoint, retries=12, read_timeout_ms=int(LATE_S * 800))
+    remote = in_store(remote, store.endpoint, retries=12, read_timeout_ms=int(LATE_S * 800))
     with remote.producing():
         remote.normal(1)
-        store.rules = [rule(r, f, draw.choice((1, 1, 2, 3)), LATE_S) for r, f in drawn()]
-        remote.account.did("; ".join(f"{request} is {fault}" for request, fault in drawn()))
+        store.rules = [rule(r, f, draw.choice((1, 1, 2, 3)), LATE_S) for r, f in drawn(remote)]
+        remote.account.did("; ".join(f"{request} is {fault}" for request, fault in drawn(remote)))
         for _ in range(TRIES):
             large(remote)
             assert remote.run().clean
@@ -188,11 +190,11 @@ def test_store_is_disturbed_no_more_often_than_it_is_asked(remote: Field, store:
 
 def test_store_is_disturbed_more_often_than_it_is_asked(remote: Field, store: Proxy, draw: random.Random) -> None:
     """A kind of request that never gets through: the run says so, and the next one goes on."""
-    kinds = draw.sample(sorted(REQUESTS), 4)
-    remote = on_s3(remote, store.endpoint, read_timeout_ms=1000)
+    kinds = draw.sample(sorted(list_requests(remote)), 4)
+    remote = in_store(remote, store.endpoint, read_timeout_ms=1000)
     with remote.producing():
         remote.normal(1)
-        for request, fault in ((r, next(f for k, f in drawn() if k == r)) for r in kinds):
+        for request, fault in ((r, next(f for k, f in drawn(remote) if k == r)) for r in kinds):
             large(remote)
             store.rules = [rule(request, fault, -1, 1.2)]
             remote.account.did(f"{request} is {fault}, always")
@@ -216,8 +218,8 @@ def test_store_goes_away_in_mid_run(remote: Field, store: Proxy, draw: random.Ra
     remote.proven()
 
 
-SAYS = {"forbidden": (NotAuthorized, "grant s3:GetObject, PutObject"), "expired": (NotAuthorized, "renew them"),
-        "full": (LakeFull, "raise the quota")}  # fmt: skip
+SAYS = {"forbidden": (NotAuthorized, "grant "), "expired": (NotAuthorized, "renew them"),
+        "refused": (NotAuthorized, "renew them"), "full": (LakeFull, "raise the quota")}  # fmt: skip
 
 
 def test_store_forbids_finds_keys_expired_or_is_full_in_mid_run(
@@ -225,7 +227,10 @@ def test_store_forbids_finds_keys_expired_or_is_full_in_mid_run(
 ) -> None:
     with remote.producing():
         count = requests_of(remote, store)
+        other = "refused" if "s3" in remote.settings else "expired"  # by the other stores
         for name, refusal in REFUSALS.items():
+            if name == other:
+                continue
             kind, says = SAYS[name]
             at = int(count * draw.uniform(0.05, 0.8))
             store.rules = [Rule(".", "pass", times=at), Rule(".", times=-1, **refusal)]
@@ -254,9 +259,10 @@ def test_run_killed_before_the_store_answered(remote: Field, store: Proxy, draw:
     lost, refused = "done, and nobody answered", "500"
     with remote.producing():
         remote.normal(1)
-        for request in ("a ledger entry", "a ledger entry", "the end of an upload", "a copy", "a deletion"):
+        upload = "the end of an upload" if "s3" in remote.settings else "a staged file"
+        for request in ("a ledger entry", "a ledger entry", upload, "a copy", "a deletion"):
             large(remote)
-            most = 4 if request == "a ledger entry" else 1 if request == "the end of an upload" else 3
+            most = 4 if request == "a ledger entry" else 1 if request == upload else 3
             killed_at(remote, store, request, draw.randrange(most), draw.choice((lost, refused)))
             if draw.random() < 0.5:
                 remote.recovered()
@@ -267,10 +273,26 @@ def test_run_killed_before_the_store_answered(remote: Field, store: Proxy, draw:
     remote.proven()
 
 
+def test_two_runs_at_once_of_which_one_is_killed(remote: Field, draw: random.Random) -> None:
+    """At any moment of it. The other one lands, or is refused while the first may live."""
+    with remote.producing():
+        remote.normal(1)
+        took = remote.account.numbers["normal_s"]
+        for _ in range(4):
+            large(remote)
+            first, second = remote.start(), remote.start()
+            time.sleep(draw.uniform(0, took))
+            draw.choice((first, second)).process.kill()
+            for running in (first, second):
+                remote.ended(running)
+            remote.recovered()
+    remote.proven()
+
+
 def test_temporary_folder_has_no_room_for_what_waits_to_be_uploaded(
     remote: Field, store: Proxy, tmp_path: Path
 ) -> None:
-    remote = on_s3(remote, store.endpoint, buffer_bytes="1MiB")
+    remote = in_store(remote, store.endpoint, buffer_bytes="1MiB")
     try:
         block = mounted(tmp_path / "temporary", "1m")
         block.__enter__()

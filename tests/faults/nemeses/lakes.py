@@ -17,10 +17,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from sluice.pipelines.feed.stores import SECTIONS, scheme
 from sluice.pipelines.lake import paths
 from sluice.resources.lake import open_lake
 from sluice.resources.local.local_s3 import REGION
 from tests.checker.facts import EvidenceError
+from tests.clouds import ACCOUNT, KEY
 from tests.faults.account import SEED
 from tests.faults.field import Field, Running
 from tests.resources.lake.s3_faults import Proxy, Rule
@@ -168,12 +170,25 @@ def ledger_loses(field: Field, count: int, *, note: bool) -> None:
 # -- a store
 
 
-def on_s3(field: Field, endpoint: str, **settings: Any) -> Field:
-    """The feed with its lake's store at the endpoint, and these settings of it; large parts go there in pieces."""
-    said = {"endpoint": endpoint, "region": REGION, "access_key_id": "local", "secret_access_key": "local"}
-    said |= {"retries": 1, "part_bytes": "5MiB", **settings}
-    inside = ", ".join(f"{k}: '{v}'" for k, v in said.items())
-    return field.with_settings(s3=f"{{{inside}}}", landing="{compression: none}")
+ACCESS = {
+    "s3": {"region": REGION, "access_key_id": "local", "secret_access_key": "local", "part_bytes": "5MiB"},
+    "azure": {"account": ACCOUNT, "account_key": KEY},
+    "gcs": {"token": "emulator"},
+}
+
+
+def in_store(field: Field, endpoint: str, **settings: Any) -> Field:
+    """Returns the feed with its store at the endpoint, and these settings. On S3, large parts go in pieces."""
+    section = SECTIONS[scheme(field.settings["lake"])]
+    access = {"endpoint": endpoint, "retries": 1, **ACCESS[section], **settings}
+    inside = ", ".join(f"{k}: '{v}'" for k, v in access.items())
+    return field.with_settings(**{section: f"{{{inside}}}"}, landing="{compression: none}")
+
+
+def list_requests(field: Field) -> list[str]:
+    """Returns the names of the requests that a run makes to its store: only S3 has uploads of several requests."""
+    on_s3 = field.settings["lake"].startswith("s3:")
+    return [name for name in REQUESTS if on_s3 or "upload" not in name]
 
 
 REQUESTS = {
@@ -183,8 +198,8 @@ REQUESTS = {
     "a part of an upload": r"^PUT \S+partNumber=",
     "the end of an upload": r"^POST \S+uploadId=",
     "a copy": r"^PUT (?!\S*/staging/)\S+/data/",
-    "a deletion": r"^DELETE ",
-    "a listing": r"^GET \S+list-type=",
+    "a deletion": r"^(DELETE |POST \S+comp=batch)",
+    "a listing": r"^GET \S+(list-type=|comp=list)",
     "a reading": r"^GET [^?]+$",
     "a size": r"^HEAD ",
 }
@@ -201,6 +216,7 @@ FAULTS: dict[str, dict[str, Any]] = {
 REFUSALS: dict[str, dict[str, Any]] = {
     "forbidden": {"how": "refuse", "status": 403, "code": "AccessDenied"},
     "expired": {"how": "refuse", "status": 400, "code": "ExpiredToken"},
+    "refused": {"how": "refuse", "status": 401, "code": "AuthenticationFailed"},
     "full": {"how": "refuse", "status": 507, "code": "QuotaExceeded"},
 }
 """What no trying again helps against."""
@@ -208,9 +224,9 @@ BODIES = {"a listing", "a reading", "the beginning of an upload", "the end of an
 """What is answered with a body, which can break off."""
 
 
-def drawn() -> Sequence[tuple[str, str]]:
+def drawn(field: Field) -> Sequence[tuple[str, str]]:
     """(request, fault): this seed's half of all that there are; the other half is its neighbour's."""
-    pairs = [(r, f) for r in REQUESTS for f in FAULTS if f != "answered in half" or r in BODIES]
+    pairs = [(r, f) for r in list_requests(field) for f in FAULTS if f != "answered in half" or r in BODIES]
     random.Random((SEED + 1) // 2).shuffle(pairs)
     return pairs[SEED % 2 :: 2]
 

@@ -18,6 +18,7 @@ from email.utils import formatdate, parsedate_to_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
 from typing import Any
+from urllib.parse import unquote
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Rule:
     then: Callable[[], None] = lambda: None
 
     def matches(self, line: str) -> bool:
-        return self.times != 0 and re.search(self.match, line) is not None
+        return self.times != 0 and re.search(self.match, unquote(line)) is not None
 
 
 @dataclass

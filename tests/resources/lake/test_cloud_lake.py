@@ -142,6 +142,16 @@ def test_an_answer_that_breaks_off_is_read_again(lake: Any, proxy: Proxy) -> Non
     assert lake.get("x") == bytes(1 << 20)
 
 
+def test_a_listing_that_breaks_off_is_read_again(lake: Any, proxy: Proxy) -> None:
+    for name in "abc":
+        lake.put(f"x/{name}", b"")
+    proxy.rules[:] = [Rule(r"^GET .*(comp=list|list-type)", "cut")]
+    assert [*lake.list("x")] == ["x/a", "x/b", "x/c"]
+    proxy.rules[:] = [Rule(r"^GET .*(comp=list|list-type)", "cut", times=-1)]
+    with pytest.raises(LakeUnavailable):
+        list(lake.list("x"))
+
+
 REFUSALS = [
     (401, "AuthenticationFailed", NotAuthorized, "wrong or expired"),
     (403, "AuthenticationFailed", NotAuthorized, "wrong or expired"),
