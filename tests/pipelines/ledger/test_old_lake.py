@@ -1,8 +1,14 @@
-"""A lake that version 0.1.0 wrote is read, appended to, rewritten and audited.
+"""Lakes that earlier code wrote are read, appended to, rewritten and audited.
 
-`lake_0_1_0/` was written by the code of that version: four catch-ups over logs in memory, one of which kept an offset
-range pending, offsets landed again, two commits, a checkpoint. It has neither `tip.json` nor `by_marker`. `group.json`
-has the committed offsets.
+Each folder of `lakes/` was written by the code of one commit: catch-ups over logs in memory, some of which kept an
+offset range pending, offsets landed again, two commits, checkpoints. `logs.json` has the steps that filled Kafka,
+`group.json` the committed offsets.
+
+    0_1_0          version 0.1.0: neither `tip.json` nor `by_marker`
+    shared_files   78a81496: publish entries of format 2
+    segments       bd569c0a: checkpoints of format 3, old entries in a segment
+    checkpoint_4   9d3e4f4b: checkpoints of format 4
+    folder_keys    4a1edeb2: schema entries of format 4 with the prefix of folders, checkpoints of format 6
 """
 
 from __future__ import annotations
@@ -32,36 +38,30 @@ from sluice.testing.engine import owner
 from sluice.testing.logs import COMMIT
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, World, act
 
-OLD = Path(__file__).parent / "lake_0_1_0"
+LAKES = Path(__file__).parent / "lakes"
 A, B = PARTITIONS
-LOGS: tuple[tuple[Any, ...], ...] = (
-    ("write", A, [-2 * HOUR, -2 * HOUR + 1, -HOUR], False),
-    ("write", B, [-2 * HOUR, -HOUR, -1], True),
-    ("end", B, COMMIT),
-    ("pass", 2 * HOUR),
-    ("write", A, [-1, 0], False),
-    ("write", A, [0, 0, 0], False),
-    ("write", B, [-HOUR, 0], False),
-    ("pass", 6 * HOUR),
-    ("write", B, [0, 0], False),
-    ("pass", HOUR),
-    ("write", A, [-HOUR], False),
-)
-"""What Kafka held when the lake was written. The last record came late: its hour had been complete."""
 
 
 @pytest.fixture
-def old(tmp_path: Path) -> World:
-    """The old lake, and Kafka as it was."""
-    path = tmp_path / "orders.yaml"
-    path.write_text("kafka: {bootstrap: 'a:1'}\ntopics: orders\nstart: earliest\n")
-    world = World(load_feed(path, {}))
-    for step in LOGS:
-        act(world, step)
-    lake = OLD / "lake"
+def old() -> World:
+    """The lake of 0.1.0, and Kafka as it was."""
+    return open_old("0_1_0")
+
+
+@pytest.fixture(params=sorted(p.name for p in LAKES.iterdir()))
+def each(request: pytest.FixtureRequest) -> World:
+    """Each old lake, and Kafka as it was."""
+    return open_old(request.param)
+
+
+def open_old(name: str) -> World:
+    world = World(load_feed(LAKES / name / "orders.yaml", {}))
+    for kind, *step in json.loads((LAKES / name / "logs.json").read_text()):
+        act(world, (kind, *step) if kind == "pass" else (kind, PARTITIONS[step[0]], *step[1:]))
+    lake = LAKES / name / "lake"
     for file in sorted(p for p in lake.rglob("*") if p.is_file()):
         world.lake.put(file.relative_to(lake).as_posix(), file.read_bytes())
-    for held in json.loads((OLD / "group.json").read_text()):
+    for held in json.loads((LAKES / name / "group.json").read_text()):
         tp = TopicPartition(held["topic"], held["partition"])
         world.group.offsets[tp] = CommittedOffset(held["offset"], held["epoch"], held["metadata"])
     return world
@@ -84,29 +84,44 @@ def assert_former_folders(world: World) -> None:
     assert {tuple(level.partition("=")[0] for level in folder) for folder in found} == {("date", "hour")}
 
 
-def test_it_is_read_and_closes(old: World) -> None:
-    assert audit(old.ledger, old.lake, hashes=True).problems == ()  # type: ignore[arg-type]
-    assert read(old) == in_kafka(old)
-    assert all(windows.complete(old.ledger.read(), w, old.feed.window) for w in old.windows())
-    assert {b.status for b in old.ledger.read().batches.values()} == {BatchStatus.PUBLISHED}
+def test_it_is_read_and_closes(each: World) -> None:
+    assert audit(each.ledger, each.lake, hashes=True).problems == ()  # type: ignore[arg-type]
+    assert read(each) == in_kafka(each)
+    assert all(windows.complete(each.ledger.read(), w, each.feed.window) for w in each.windows())
+    assert {b.status for b in each.ledger.read().batches.values()} == {BatchStatus.PUBLISHED}
 
 
-def test_it_is_appended_to_and_committed(old: World) -> None:
-    before = old.ledger.read().number
-    act(old, ("write", A, [0, 0], False))
-    act(old, ("write", B, [0], True))
-    act(old, ("end", B, COMMIT))
-    act(old, ("pass", 2 * HOUR))
-    landed = old.land(Request(RequestKind.CATCH_UP))
+def test_it_is_appended_to_and_committed(each: World) -> None:
+    before, prefix = each.ledger.read().number, each.ledger.read().folder_prefix
+    act(each, ("write", A, [0, 0], False))
+    act(each, ("write", B, [0], True))
+    act(each, ("end", B, COMMIT))
+    act(each, ("pass", 2 * HOUR))
+    landed = each.land(Request(RequestKind.CATCH_UP))
     landed.check()
-    assert old.ledger.read().number > before
-    assert read(old) == in_kafka(old)
-    settings = CommitSettings(old.feed.commit, old.feed.transactional_id, old.feed.policies.on_group_moved)
-    assert commit(old.ledger, old.group, settings).status is CommitStatus.COMMITTED
-    assert [old.group.offsets[tp].offset for tp in PARTITIONS] == [old.topic.log(tp).end for tp in PARTITIONS]
-    assert audit(old.ledger, old.lake, hashes=True).problems == ()  # type: ignore[arg-type]
-    assert_former_folders(old)
-    assert old.ledger.read().folder_prefix == paths.FORMER_PREFIX
+    assert each.ledger.read().number > before
+    assert read(each) == in_kafka(each)
+    settings = CommitSettings(each.feed.commit, each.feed.transactional_id, each.feed.policies.on_group_moved)
+    assert commit(each.ledger, each.group, settings).status is CommitStatus.COMMITTED
+    assert [each.group.offsets[tp].offset for tp in PARTITIONS] == [each.topic.log(tp).end for tp in PARTITIONS]
+    assert audit(each.ledger, each.lake, hashes=True).problems == ()  # type: ignore[arg-type]
+    assert each.ledger.read().folder_prefix == prefix
+
+
+def test_its_ranges_are_landed_again_and_its_files_merged(each: World) -> None:
+    act(each, ("offsets", A, 3, 2, True, frozenset()))
+    compact(each.feed, each.edges(), None, owner("merging", "compact"), lambda progress: None)
+    assert read(each) == in_kafka(each)
+    assert audit(each.ledger, each.lake, hashes=True).problems == ()  # type: ignore[arg-type]
+
+
+def test_it_is_read_without_its_checkpoints_and_segments(each: World) -> None:
+    known = each.ledger.read()
+    for folder in (paths.checkpoint_folder("orders"), "_sluice/orders/segments"):
+        for path in list(each.lake.list(folder)):
+            each.lake.remove(path)
+    again = each.ledger.read()
+    assert (again.number, again.frontiers(), again.batches) == (known.number, known.frontiers(), known.batches)
 
 
 def test_it_stays_with_its_folders_when_its_schema_changes_and_without_checkpoints(old: World) -> None:
@@ -132,14 +147,6 @@ def test_it_stays_with_its_folders_by_record_time(old: World) -> None:
     assert read(old) == in_kafka(old)
     assert_former_folders(old)
     assert audit(old.ledger, old.lake, hashes=True).problems == ()  # type: ignore[arg-type]
-
-
-def test_what_is_there_is_landed_again_and_merged(old: World) -> None:
-    act(old, ("offsets", A, 3, 2, True, frozenset()))
-    compact(old.feed, old.edges(), None, owner("merging", "compact"), lambda progress: None)
-    assert read(old) == in_kafka(old)
-    assert audit(old.ledger, old.lake, hashes=True).problems == ()  # type: ignore[arg-type]
-    assert_former_folders(old)
 
 
 def test_windows_and_reports_without_a_level_are_found_and_new_ones_get_one(old: World) -> None:
