@@ -49,7 +49,7 @@ def old() -> World:
 
 
 @pytest.fixture(params=sorted(p.name for p in LAKES.iterdir()))
-def each(request: pytest.FixtureRequest) -> World:
+def lake(request: pytest.FixtureRequest) -> World:
     """Each old lake, and Kafka as it was."""
     return open_old(request.param)
 
@@ -61,9 +61,9 @@ def open_old(name: str) -> World:
     lake = LAKES / name / "lake"
     for file in sorted(p for p in lake.rglob("*") if p.is_file()):
         world.lake.put(file.relative_to(lake).as_posix(), file.read_bytes())
-    for held in json.loads((LAKES / name / "group.json").read_text()):
-        tp = TopicPartition(held["topic"], held["partition"])
-        world.group.offsets[tp] = CommittedOffset(held["offset"], held["epoch"], held["metadata"])
+    for offset in json.loads((LAKES / name / "group.json").read_text()):
+        tp = TopicPartition(offset["topic"], offset["partition"])
+        world.group.offsets[tp] = CommittedOffset(offset["offset"], offset["epoch"], offset["metadata"])
     return world
 
 
@@ -84,44 +84,44 @@ def assert_former_folders(world: World) -> None:
     assert {tuple(level.partition("=")[0] for level in folder) for folder in found} == {("date", "hour")}
 
 
-def test_it_is_read_and_closes(each: World) -> None:
-    assert audit(each.ledger, each.lake, hashes=True).problems == ()  # type: ignore[arg-type]
-    assert read(each) == in_kafka(each)
-    assert all(windows.complete(each.ledger.read(), w, each.feed.window) for w in each.windows())
-    assert {b.status for b in each.ledger.read().batches.values()} == {BatchStatus.PUBLISHED}
+def test_it_is_read_and_closes(lake: World) -> None:
+    assert audit(lake.ledger, lake.lake, hashes=True).problems == ()  # type: ignore[arg-type]
+    assert read(lake) == in_kafka(lake)
+    assert all(windows.complete(lake.ledger.read(), w, lake.feed.window) for w in lake.windows())
+    assert {b.status for b in lake.ledger.read().batches.values()} == {BatchStatus.PUBLISHED}
 
 
-def test_it_is_appended_to_and_committed(each: World) -> None:
-    before, prefix = each.ledger.read().number, each.ledger.read().folder_prefix
-    act(each, ("write", A, [0, 0], False))
-    act(each, ("write", B, [0], True))
-    act(each, ("end", B, COMMIT))
-    act(each, ("pass", 2 * HOUR))
-    landed = each.land(Request(RequestKind.CATCH_UP))
+def test_it_is_appended_to_and_committed(lake: World) -> None:
+    before, prefix = lake.ledger.read().number, lake.ledger.read().folder_prefix
+    act(lake, ("write", A, [0, 0], False))
+    act(lake, ("write", B, [0], True))
+    act(lake, ("end", B, COMMIT))
+    act(lake, ("pass", 2 * HOUR))
+    landed = lake.land(Request(RequestKind.CATCH_UP))
     landed.check()
-    assert each.ledger.read().number > before
-    assert read(each) == in_kafka(each)
-    settings = CommitSettings(each.feed.commit, each.feed.transactional_id, each.feed.policies.on_group_moved)
-    assert commit(each.ledger, each.group, settings).status is CommitStatus.COMMITTED
-    assert [each.group.offsets[tp].offset for tp in PARTITIONS] == [each.topic.log(tp).end for tp in PARTITIONS]
-    assert audit(each.ledger, each.lake, hashes=True).problems == ()  # type: ignore[arg-type]
-    assert each.ledger.read().folder_prefix == prefix
+    assert lake.ledger.read().number > before
+    assert read(lake) == in_kafka(lake)
+    settings = CommitSettings(lake.feed.commit, lake.feed.transactional_id, lake.feed.policies.on_group_moved)
+    assert commit(lake.ledger, lake.group, settings).status is CommitStatus.COMMITTED
+    assert [lake.group.offsets[tp].offset for tp in PARTITIONS] == [lake.topic.log(tp).end for tp in PARTITIONS]
+    assert audit(lake.ledger, lake.lake, hashes=True).problems == ()  # type: ignore[arg-type]
+    assert lake.ledger.read().folder_prefix == prefix
 
 
-def test_its_ranges_are_landed_again_and_its_files_merged(each: World) -> None:
-    act(each, ("offsets", A, 3, 2, True, frozenset()))
-    compact(each.feed, each.edges(), None, owner("merging", "compact"), lambda progress: None)
-    assert read(each) == in_kafka(each)
-    assert audit(each.ledger, each.lake, hashes=True).problems == ()  # type: ignore[arg-type]
+def test_its_ranges_are_landed_again_and_its_files_merged(lake: World) -> None:
+    act(lake, ("offsets", A, 3, 2, True, frozenset()))
+    compact(lake.feed, lake.edges(), None, owner("merging", "compact"), lambda progress: None)
+    assert read(lake) == in_kafka(lake)
+    assert audit(lake.ledger, lake.lake, hashes=True).problems == ()  # type: ignore[arg-type]
 
 
-def test_it_is_read_without_its_checkpoints_and_segments(each: World) -> None:
-    known = each.ledger.read()
+def test_it_is_read_without_its_checkpoints_and_segments(lake: World) -> None:
+    state = lake.ledger.read()
     for folder in (paths.checkpoint_folder("orders"), "_sluice/orders/segments"):
-        for path in list(each.lake.list(folder)):
-            each.lake.remove(path)
-    again = each.ledger.read()
-    assert (again.number, again.frontiers(), again.batches) == (known.number, known.frontiers(), known.batches)
+        for path in list(lake.lake.list(folder)):
+            lake.lake.remove(path)
+    again = lake.ledger.read()
+    assert (again.number, again.frontiers(), again.batches) == (state.number, state.frontiers(), state.batches)
 
 
 def test_it_stays_with_its_folders_when_its_schema_changes_and_without_checkpoints(old: World) -> None:
