@@ -216,14 +216,15 @@ def test_a_readme_is_one_screen(readme: Path) -> None:
 # -- Dagster's chart: a pod for each run
 
 
+def rename_to_snake_case(values: dict[str, Any]) -> dict[str, Any]:
+    return {re.sub("([A-Z])", lambda m: f"_{m[1].lower()}", key): value for key, value in values.items()}
+
+
 def configure_launcher() -> dict[str, Any]:
     """The launcher's configuration, as the chart's template writes it into dagster.yaml."""
-    snake = {re.sub("([A-Z])", lambda m: f"_{m[1].lower()}", key): value for key, value in RUNS.items()}
+    snake = rename_to_snake_case(RUNS)
     snake["env_secrets"] = [secret["name"] for secret in snake["env_secrets"]]
-    sections = snake.pop("run_k8s_config")
-    snake["run_k8s_config"] = {
-        re.sub("([A-Z])", lambda m: f"_{m[1].lower()}", key): value for key, value in sections.items()
-    }
+    snake["run_k8s_config"] = rename_to_snake_case(snake["run_k8s_config"])
     home = VALUES["global"]["dagsterHome"]
     own = {"service_account_name": "sluice-dagster", "instance_config_map": "sluice-dagster-instance"}
     secret = VALUES["global"]["postgresqlSecretName"]
@@ -287,9 +288,20 @@ def test_dagster_takes_the_charts_instance() -> None:
     instance = yaml.safe_load((INFRA / "dagster.yaml").read_text())
     more = VALUES["additionalInstanceConfig"]
     assert more == {key: instance[key] for key in more}
+    concurrency = {kind: rename_to_snake_case(VALUES["concurrency"][kind]) for kind in ("runs", "pools")}
+    assert VALUES["concurrency"]["enabled"]
+    assert concurrency == instance["concurrency"]
+    # The chart's default is a queue. Without one, Dagster ignores the limits; a limit of its own conflicts with them.
+    assert "runCoordinator" not in VALUES["dagsterDaemon"]
     days = {kind: VALUES["retention"][kind]["purgeAfterDays"] for kind in ("schedule", "sensor")}
     assert days == {kind: keep["purge_after_days"] for kind, keep in instance["retention"].items()}
     assert VALUES["dagsterDaemon"]["runRetries"]["maxRetries"] == instance["run_retries"]["max_retries"]
+
+
+def test_the_web_servers_probe_has_the_services_port() -> None:
+    """The chart's probe has port 80 by default, for any port of the service."""
+    web = VALUES["dagsterWebserver"]
+    assert web["readinessProbe"]["httpGet"]["port"] == web["service"]["port"]
 
 
 def test_the_policies_reach_the_pods_of_runs() -> None:
