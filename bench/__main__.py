@@ -89,7 +89,7 @@ def run_benchmarks(
     partitions. `all` runs all of these. Sluice's parts are measured alone as well, on the same bytes: checksums, codec,
     decoding, JSON, contract and Parquet.
 
-    `lake` compares a lake on S3 (a server on this machine) with a local one and counts requests. `cluster` compares a
+    `lake` compares lakes in stores (emulated here) with a local one and counts requests. `cluster` compares a
     local Spark with a standalone one of two workers. `start` measures the phases of a run in a new process, a small
     catch-up on a warm session, and a plan over 1,000 partitions. `fleet` lands one window of many small feeds, one by
     one and in one run, and counts requests to Kafka. `scale` runs the planner over up to 100,000 partitions on 1,000

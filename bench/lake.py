@@ -1,12 +1,13 @@
-"""The lake on S3 compared with a local one: speed, memory of a task, and requests by kind of work.
+"""Lakes in object stores compared with a local one: speed, memory of a task, and requests by kind of work.
 
-moto's server on this machine stands for S3: it says nothing of a real one's speed, but it counts every request, and
-the memory of a task is the same. Promises: requests are counted by the server, whoever makes them; before each
-count the ledger is brought to its age by entries that mean nothing.
+Emulators on this machine stand for the stores: moto for S3, Azurite, fake-gcs-server. They do not show a real store's
+speed, but requests and the memory of a task are the same. Promises: requests are counted before the server, whoever
+makes them; before each count the ledger is brought to its age by entries that mean nothing.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from os import getpid
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.load import ensure
 from bench.measure import Cost, metering
@@ -31,6 +32,9 @@ from sluice.resources.liveness import new_owner, now
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.local_s3 import LocalS3
 from sluice.resources.open_ports import open_ports
+
+if TYPE_CHECKING:
+    from tests.clouds import CloudStore
 
 Note = Callable[[str], None]
 
@@ -74,8 +78,11 @@ class RequestCounts:
 
 @dataclass(frozen=True, slots=True)
 class LakeReport:
+    """`requests`: those of one landing of the whole topic, by store."""
+
     speeds: tuple[Speed, ...]
     counts: tuple[RequestCounts, ...]
+    requests: Mapping[str, int]
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
@@ -86,9 +93,24 @@ def run(records: int, folder: Path, note: Note) -> LakeReport:
     workload = ORDERS.of(records)
     with LocalKafka(folder / "kafka-1") as kafka, LocalS3() as store:
         topic = ensure(workload, kafka.bootstrap, folder / "topics", note).topic
-        bench_lake = _BenchLake(kafka.bootstrap, topic, store, folder)
-        speeds = tuple(_measure_speed(bench_lake, kind, records, note) for kind in ("local", "s3"))
-        return LakeReport(speeds, tuple(_count_requests(bench_lake, age, note) for age in AGES))
+        with _start_emulators(note) as emulators:
+            bench_lake = _BenchLake(kafka.bootstrap, topic, store, folder, emulators)
+            speeds = tuple(_measure_speed(bench_lake, kind, records, note) for kind in ("local", "s3", *emulators))
+            requests = {kind: _count_landing(bench_lake, kind, note) for kind in ("s3", *emulators)}
+        return LakeReport(speeds, tuple(_count_requests(bench_lake, age, note) for age in AGES), requests)
+
+
+@contextmanager
+def _start_emulators(note: Note) -> Iterator[Mapping[str, CloudStore]]:
+    """Yields Azurite and fake-gcs-server in a checkout where `make lakes` has installed them."""
+    from tests import clouds  # late: the checkout has it, not the package
+
+    if not (clouds.AZURITE.exists() and clouds.FAKE_GCS.exists()):
+        note("without Azurite and fake-gcs-server: make lakes installs them")
+        yield {}
+        return
+    with clouds.run_azurite() as azure, clouds.run_google() as google:
+        yield {"azure": azure, "google": google}
 
 
 @dataclass(frozen=True)
@@ -97,24 +119,34 @@ class _BenchLake:
     topic: str
     store: LocalS3
     folder: Path
+    emulators: Mapping[str, CloudStore]
 
     @contextmanager
-    def feed(self, kind: str) -> Iterator[Feed]:
-        """A feed with a lake of its own."""
+    def feed(self, kind: str, endpoint: str = "") -> Iterator[Feed]:
+        """A feed with a lake of its own; `endpoint` is a proxy's before the store."""
         name = secrets.token_hex(4)
         with _removing_lake(self.folder / f"lake-{name}") as folder:
-            s = self.store.settings
             settings = {
                 "feed": "bench",
                 "kafka": {"bootstrap": self.bootstrap},
                 "topics": self.topic,
                 "start": "earliest",
                 "commit": "none",
-                "lake": f"{self.store.lake}/{name}" if kind == "s3" else str(folder),
-                "s3": {"endpoint": s.endpoint, "region": s.region},
+                "lake": str(folder),
+                **self._build_store(kind, name, endpoint),
             }
-            feed = Feed.model_validate(settings, context={"root": self.folder})
-            yield feed.model_copy(update={"s3": s})
+            yield Feed.model_validate(settings, context={"root": self.folder})
+
+    def _build_store(self, kind: str, name: str, endpoint: str) -> dict[str, Any]:
+        if kind == "s3":
+            s = self.store.settings
+            keys = {"access_key_id": "local", "secret_access_key": "local", "region": s.region}
+            return {"lake": f"{self.store.lake}/{name}", "s3": {"endpoint": endpoint or s.endpoint, **keys}}
+        if kind in self.emulators:
+            store = self.emulators[kind]
+            lines = (store.pass_through(endpoint) if endpoint else store).lines()
+            return {"lake": lines["lake"], store.section: json.loads(lines[store.section])}
+        return {}
 
 
 @contextmanager
@@ -140,6 +172,17 @@ def _measure_speed(bench_lake: _BenchLake, kind: str, records: int, note: Note) 
             cost = _landing(feed)
     session(feed.spark).stop()
     return Speed(kind, records, cost.seconds, cost.peaks.get("worker", 0))
+
+
+def _count_landing(bench_lake: _BenchLake, kind: str, note: Note) -> int:
+    """Returns the requests of a landing into an empty lake, the test of the store included."""
+    from tests.resources.lake.s3_faults import run_proxy
+
+    note(f"{kind}: counting requests")
+    store = bench_lake.emulators.get(kind, bench_lake.store)
+    with run_proxy(store.settings.endpoint or "") as proxy, bench_lake.feed(kind, proxy.endpoint) as feed:
+        _landing(feed)
+        return len(proxy.seen)
 
 
 def _landing(feed: Feed) -> Cost:

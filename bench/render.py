@@ -132,10 +132,14 @@ def _peer_table(columns: Mapping[str, _Cell], races: Sequence[RaceResult]) -> Re
 
 
 def lake_view(report: lake.LakeReport) -> Iterator[RenderableType]:
-    """Returns the comparison of S3 with a local lake, for the terminal."""
-    yield heading("lake", f"{report.speeds[0].records:,} records raw into Parquet; S3 is moto's server on this machine")
-    speeds = [(s.lake, f"{s.rate:,.0f}", f"{s.seconds:.1f}", size(s.worker_bytes)) for s in report.speeds]
-    yield table(("lake", "records/s", "seconds", "task's process"), speeds, right="records/s seconds task's")
+    """Returns the comparison of stores with a local lake, for the terminal."""
+    yield heading("lake", f"{report.speeds[0].records:,} records raw into Parquet; emulators on this machine")
+    speeds = [
+        (s.lake, f"{s.rate:,.0f}", f"{s.seconds:.1f}", size(s.worker_bytes), str(report.requests.get(s.lake, "")))
+        for s in report.speeds
+    ]
+    columns: tuple[str, ...] = ("lake", "records/s", "seconds", "task's process", "requests")
+    yield table(columns, speeds, right="records/s seconds task's requests")
     yield heading("requests to S3", "counted by the server; a part is put, read, copied and removed")
     requests = {
         "a first read of the ledger": "first_read",
