@@ -32,6 +32,7 @@ HOST = "127.0.0.1"
 _MASTER, _WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
 _CONNECT = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _START_SECONDS = 60.0
+"""Limit on the time in which a daemon that starts adds nothing to its log."""
 _END_SECONDS = 10.0
 _POLL = 0.05
 _CLEANUP = {"enabled": "true", "interval": 20, "appDataTtl": 30}
@@ -195,8 +196,10 @@ class LocalSpark:
         return folder / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
 
     def _wait_until(self, done: Callable[[], bool], daemon: Daemon) -> None:
-        deadline = time.monotonic() + _START_SECONDS
+        deadline, size = time.monotonic() + _START_SECONDS, -1
         while not done():
+            if size != (size := daemon.log.stat().st_size):
+                deadline = time.monotonic() + _START_SECONDS
             if daemon.process.poll() is not None or time.monotonic() > deadline:
                 tail = daemon.log.read_text(errors="replace").strip().splitlines()[-3:]
                 raise SetupError(f"{daemon.log.stem} does not start: {' '.join(tail)}", remedy=f"see {daemon.log}")
