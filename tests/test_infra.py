@@ -262,7 +262,7 @@ def test_the_pod_of_a_run_is_as_the_code_servers() -> None:
     (worker,) = run["containers"]
     assert worker["securityContext"].items() <= CODE["securityContext"].items()
     places = {m["mountPath"] for m in worker["volumeMounts"]}
-    assert places - {"/srv/dagster/dagster.yaml"} == {m["mountPath"] for m in CODE["volumeMounts"]}
+    assert places == {m["mountPath"] for m in CODE["volumeMounts"]}
     assert "/var/cache/sluice" not in places, "the image's compiled loops"
     assert worker["envFrom"] == [{"secretRef": {"name": "sluice-feeds"}}]
     assert {"SLUICE_POD_IP", "SLUICE_LOG_FORMAT", "DAGSTER_HOME"} <= {e["name"] for e in worker["env"]}
