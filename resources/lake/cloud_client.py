@@ -36,6 +36,7 @@ WRITE_ID = "sluice_write"
 """The key in an object's own metadata for the id of the write that made it: Azure takes identifiers alone."""
 SLOWEST = 1 << 20
 """Bytes a second: a request may take its time-out, and as long as its body takes at this speed."""
+_BACKOFF: Any = {"init_backoff": timedelta(seconds=0.5), "max_backoff": timedelta(seconds=20), "base": 2}
 
 Answer = TypeVar("Answer")
 _AZURE = "https://{}.blob.core.windows.net"
@@ -320,8 +321,7 @@ def _make_client(_process: int, home: Place, settings: StoreSettings, seconds: f
         "user_agent": "sluice",
         "allow_http": (settings.endpoint or "").startswith("http://"),
     }
-    backoff: Any = {"init_backoff": timedelta(seconds=0.5), "max_backoff": timedelta(seconds=20), "base": 2}
-    again: Any = {"max_retries": settings.retries, "backoff": backoff, "retry_timeout": timedelta(minutes=5)}
+    again: Any = {"max_retries": settings.retries, "backoff": _BACKOFF, "retry_timeout": timedelta(minutes=5)}
     if isinstance(settings, GcsSettings):
         return GCSStore(home.bucket, config=_of_gcs(settings), client_options=options, retry_config=again)
     if isinstance(settings, AzureSettings):

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,8 @@ def main(path: str, point: str = "") -> int:
             stack.enter_context(patch("sluice.resources.lake.s3_client.patience", lambda *_: 0))
         elif "://" in feed.lake:
             stack.enter_context(patch("sluice.resources.lake.cloud_client.choose_pause", lambda _: 0))
+            backoff = {"init_backoff": timedelta(milliseconds=10), "max_backoff": timedelta(milliseconds=100)}
+            stack.enter_context(patch.dict("sluice.resources.lake.cloud_client._BACKOFF", backoff))
         if point:
             sign = signal.Signals[os.environ.get(SIGNAL, "SIGKILL")]
             stack.enter_context(planted(point, sign, type(open_lake(feed))))
