@@ -26,7 +26,7 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar, cast
 
 from sluice.pipelines.errors import Failed, SetupError
 from sluice.pipelines.feed.sections import SparkSettings
@@ -440,7 +440,7 @@ class _ConnectJobs:
     """Jobs of Spark Connect, in a session of their own."""
 
     def __init__(self, spark: SparkSession, settings: SparkSettings) -> None:
-        self._spark = spark.newSession()
+        self._spark = open_another(spark, settings)
         _shorten_waits(self._spark)
         executors.add_to(self._spark, settings)
 
@@ -519,6 +519,15 @@ def session(settings: SparkSettings) -> SparkSession:
         executors.check_answers(settings)
     with _lock:
         return SparkSession.getActiveSession() or _capturing_output(settings, lambda _: _session(settings))
+
+
+def open_another(spark: SparkSession, settings: SparkSettings) -> SparkSession:
+    """Return a new session of the same Spark, without this one's views and settings."""
+    if not is_connect(settings) or hasattr(type(spark), "newSession"):
+        return spark.newSession()
+    from pyspark.sql.connect.session import SparkSession as ConnectSession  # PySpark 4.0 and 4.1 have no newSession
+
+    return cast("SparkSession", ConnectSession(str(settings.master)))
 
 
 def _running() -> SparkContext | None:

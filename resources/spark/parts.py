@@ -6,6 +6,7 @@ unsigned integers widen, and times are in microseconds; a time outside Spark's r
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -137,8 +138,9 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     convert: Any = to_arrow_schema
-    # PySpark 3.5 has no `timezone`; its times are in UTC.
-    arrow: pa.Schema = convert(schema, timezone="UTC") if is_spark_4() else convert(schema)
+    # PySpark 3.5 to 4.1 have no `timezone`; their times are in UTC.
+    has_timezone = "timezone" in inspect.signature(convert).parameters
+    arrow: pa.Schema = convert(schema, timezone="UTC") if has_timezone else convert(schema)
     return arrow
 
 

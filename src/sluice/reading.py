@@ -358,7 +358,7 @@ def run_report(report: Report, windows: Windows) -> pa.Table:
     """
     from sluice.resources.spark import engine, parts, spark_errors
 
-    session = engine.session(windows.feed.spark).newSession()
+    session = engine.open_another(engine.session(windows.feed.spark), windows.feed.spark)
     session.conf.set("spark.sql.session.timeZone", "UTC")
     begin, end = windows.starts[0], windows.starts[-1] + windows.feed.window.length
     try:
