@@ -191,8 +191,9 @@ def find_before(
     """The boundaries from `window` up to the earliest known one, in the partitions that have that one.
 
     With them a backfill below the origins finds windows, and these tile too. Empty when `window` is not earlier than
-    the earliest known one. Raises UsageError when Kafka holds no records that old, except for the window directly
-    before the first records of logs that begin at offset 0: it is empty. A schedule requests it of a new topic.
+    the earliest known one. Raises UsageError when Kafka holds no records that old. A feed that has landed nothing may
+    get the window directly before its first one if logs begin at offset 0: it is empty. A schedule's first run on a
+    new topic requests it.
     """
     first = find_earliest(state)
     if first is None or window >= first:
@@ -206,9 +207,9 @@ def find_before(
     oldest_held = next(
         (t for t, k, b in ends if b.offset > oldest[k].log_start), first if below else first + settings.length
     )
-    begins = settings.start_of(state.first_window or first)
-    is_before_new_logs = window + settings.length >= begins and not any(p.log_start for p in oldest.values())
-    if oldest_held > window + settings.length and not is_before_new_logs:
+    is_new = not state.batches and not any(p.log_start for p in oldest.values())
+    is_last = window + settings.length >= settings.start_of(state.first_window or first)
+    if oldest_held > window + settings.length and not (is_new and is_last):
         raise UsageError(
             f"Kafka holds no record of window {show_window(window)} any more, nor an older one",
             remedy=f"the oldest window that it holds records of is {show_window(oldest_held - settings.length)}",
