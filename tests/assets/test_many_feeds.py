@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -257,7 +257,8 @@ def test_what_a_run_does_not_reach_stays_pending_and_is_not_red(fleet: Fleet, in
     assert {(name, status) for name, status, _ in counted(fleet)} == {("orders", "failure")}
 
 
-def test_an_interrupt_reaches_every_feed(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def interrupt_while_one_hangs(fleet: Fleet, land: Callable[[], object]) -> None:
+    """Land, and interrupt the process while a feed hangs."""
     fleet.hung = "refunds"
 
     def interrupt() -> None:
@@ -266,7 +267,11 @@ def test_an_interrupt_reaches_every_feed(fleet: Fleet, instance: dg.DagsterInsta
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        fleet.land()
+        land()
+
+
+def test_an_interrupt_reaches_every_feed(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+    interrupt_while_one_hangs(fleet, fleet.land)
     assert only_run(instance).status is dg.DagsterRunStatus.CANCELED
     assert not fleet.at_work
 
@@ -303,15 +308,7 @@ def test_without_dagster_a_run_ends_in_time(fleet: Fleet) -> None:
 
 
 def test_without_dagster_an_interrupt_reaches_every_feed(fleet: Fleet) -> None:
-    fleet.hung = "refunds"
-
-    def interrupt() -> None:
-        assert fleet.hanging.wait(20)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        fleet.land_without_dagster()
+    interrupt_while_one_hangs(fleet, fleet.land_without_dagster)
     assert not fleet.at_work
 
 

@@ -58,6 +58,24 @@ def test_a_table_over_s3_with_its_catalog_in_postgresql(s3_store: Store, tmp_pat
             assert "secret" not in str(read.metadata.properties).lower()
 
 
+def bring_up(world: World, expire_before: int | None = None) -> tuple[int, int]:
+    """Bring the table up to the ledger. Returns the numbers of added and removed files."""
+    with open_tables(world.feed, world.lake) as tables:
+        done = sync(world.fresh_ledger(), world.lake, tables, expire_before=expire_before)
+    return done.added, done.removed
+
+
+def bring_up_to_changes(world: World) -> None:
+    """Land, merge and retire rows, and bring the table up after each."""
+    world.land(*pieces(A, 20), *pieces(B, 50))
+    assert bring_up(world) == (14, 0)
+    world.compact()
+    assert bring_up(world) == (4, 14)
+    expire(world.ledger, world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
+    assert bring_up(world) == (0, 2)
+    world.check()
+
+
 @pytest.mark.parametrize("kind", ["s3", "azure", "google"])
 def test_a_delta_table_over_a_store(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     deltalake = pytest.importorskip("deltalake")
@@ -68,19 +86,7 @@ def test_a_delta_table_over_a_store(kind: str, request: pytest.FixtureRequest, t
         "".join(f"{k}: {v}\n" for k, v in lines.items()) + "table: {delta: {}}\n",
         lake=open_store(lines["lake"], store.settings),
     )
-
-    def bring_up(expire_before: int | None = None) -> tuple[int, int]:
-        with open_tables(world.feed, world.lake) as tables:
-            done = sync(world.fresh_ledger(), world.lake, tables, expire_before=expire_before)
-        return done.added, done.removed
-
-    world.land(*pieces(A, 20), *pieces(B, 50))
-    assert bring_up() == (14, 0)
-    world.compact()
-    assert bring_up() == (4, 14)
-    expire(world.ledger, world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
-    assert bring_up() == (0, 2)
-    world.check()
+    bring_up_to_changes(world)
     access = store.delta_access if isinstance(store, CloudStore) else delta_access(store)
 
     def offsets(version: int | None = None) -> list[int]:
@@ -95,7 +101,7 @@ def test_a_delta_table_over_a_store(kind: str, request: pytest.FixtureRequest, t
     assert len(offsets(1)) == 400, "time travel finds every file"
     windows = deltalake.DeltaTable(f"{lines['lake']}/tables/orders_windows", storage_options=access)
     assert windows.to_pyarrow_table().num_rows == 1
-    bring_up(expire_before=world.now + (1 << 40))
+    bring_up(world, expire_before=world.now + (1 << 40))
     assert offsets() == sorted([*range(100, 200)] * 2)
     assert len([p for p in world.visible() if not is_table_log(p)]) == 2
     assert count_by_polars() == 100
@@ -115,19 +121,7 @@ def test_an_iceberg_table_on_azure_and_google(scheme: str, request: pytest.Fixtu
     table = f"table: {{iceberg: {{name: db.orders, catalog: {{type: sql, uri: '{uri}'}}}}}}\n"
     more = "".join(f"{k}: {v}\n" for k, v in lines.items()) + table
     world = World(tmp_path, more, lake=open_store(lines["lake"], store.settings))
-
-    def bring_up(expire_before: int | None = None) -> tuple[int, int]:
-        with open_tables(world.feed, world.lake) as tables:
-            done = sync(world.fresh_ledger(), world.lake, tables, expire_before=expire_before)
-        return done.added, done.removed
-
-    world.land(*pieces(A, 20), *pieces(B, 50))
-    assert bring_up() == (14, 0)
-    world.compact()
-    assert bring_up() == (4, 14)
-    expire(world.ledger, world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
-    assert bring_up() == (0, 2)
-    world.check()
+    bring_up_to_changes(world)
     files = build_properties(store.settings) if scheme != "gs" else store.pyiceberg_access
     with closing(load_catalog("sluice", type="sql", uri=uri, **files)) as catalog:
         read = catalog.load_table("db.orders")
@@ -140,5 +134,5 @@ def test_an_iceberg_table_on_azure_and_google(scheme: str, request: pytest.Fixtu
         first = read.metadata.snapshots[0].snapshot_id
         assert read.scan(snapshot_id=first).to_arrow().num_rows == 400, "time travel finds every file"
         assert KEY not in str(read.metadata) + repr(catalog.properties if scheme != "gs" else "")
-    bring_up(expire_before=world.now + (1 << 40))
+    bring_up(world, expire_before=world.now + (1 << 40))
     assert len([p for p in world.visible() if not is_table_log(p)]) == 2
