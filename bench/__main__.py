@@ -36,8 +36,8 @@ Peers = Annotated[
     list[str] | None,
     typer.Option(
         "--peer",
-        help="Only this peer (again for more): sluice, spark, dlt, daft, sluice-apart, spark-avro, confluent-kafka,"
-        " confluent-avro, confluent-protobuf, kafka-python.",
+        help="Only this peer (again for more): sluice, spark, rust, polars, confluent-kafka, kafka-python, dlt, daft,"
+        " sluice-apart.",
     ),
 ]
 Data = Annotated[
@@ -89,17 +89,19 @@ def run_benchmarks(
     partitions. `all` runs all of these. Sluice's parts are measured alone as well, on the same bytes: checksums, codec,
     decoding, JSON, contract and Parquet.
 
-    `lake` compares lakes in stores (emulated here) with a local one and counts requests. `cluster` compares a
-    local Spark with a standalone one of two workers. `start` measures the phases of a run in a new process, a small
-    catch-up on a warm session, and a plan over 1,000 partitions. `fleet` lands one window of many small feeds, one by
-    one and in one run, and counts requests to Kafka. `scale` runs the planner over up to 100,000 partitions on 1,000
-    brokers, in memory. `age` measures an hour of a feed that has run for months. `table` measures a batch for an old
-    table. `republish` compares sending with the producers of Kafka, confluent-kafka and kafka-python.
+    `lake` compares lakes in stores (emulated here) with a local one and counts requests. `cluster` compares a local
+    Spark with a standalone one of two workers. `start` measures the phases of a run in a new process, a small
+    catch-up on a warm session, and a plan over 1,000 partitions; with --peer, new processes of Sluice and of peers.
+    `fleet` lands one window of many small feeds, one by one and in one run, and counts requests to Kafka. `scale`
+    runs the planner over up to 100,000 partitions on 1,000 brokers, in memory. `age` measures an hour of a feed
+    that has run for months. `table` measures a batch for an old table. `republish` compares sending with the
+    producers of Kafka, confluent-kafka and kafka-python.
 
     $ python -m bench
     $ python -m bench gzip nested --repeat 3
     $ python -m bench all --write
     $ python -m bench raw --records 500000 --peer sluice --peer spark
+    $ python -m bench start --peer rust --peer polars
     $ python -m bench fleet --feeds 200
     $ python -m bench age --months 12
     """

@@ -75,9 +75,14 @@ def run_cluster(request: BenchRequest, note: Note) -> cluster.ClusterReport:
 
 
 def run_start(request: BenchRequest, note: Note) -> start.StartReport:
-    """What starting costs. Raises as `run`."""
+    """What starting costs, next to peers of `typed`. Raises as `run`, and ProofFailed."""
+    typed = suite.SUITE["typed"]
+    chosen = [peers.find_peer(name) for name in request.peers]
+    if others := [peer.name for peer in chosen if peer not in (*typed.peers[1:], *typed.also)]:
+        raise UsageError(f"{', '.join(others)} takes no part in start", remedy="name other peers of typed")
+    able = peers.select_available(chosen, note) if chosen else []
     with _alone(request.folder or default_folder()) as folder:
-        return start.run(request.repeat, folder, note)
+        return start.run(request.repeat, folder, note, able)
 
 
 def run_fleet(request: BenchRequest, note: Note) -> fleet.FleetReport:

@@ -20,7 +20,7 @@ READ_AHEAD = {
 
 
 def message_lots(task: PeerTask, limit: int) -> Iterator[list[Any]]:
-    """Lots of up to `most` messages, until all that was assigned is read. Raises KafkaException when nothing comes."""
+    """Lots of up to `limit` messages, until all that was assigned is read. Raises KafkaException when nothing comes."""
     settings = {
         "bootstrap.servers": task.bootstrap,
         "group.id": "bench",  # it must have one; nothing is committed to it

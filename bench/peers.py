@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,10 +45,21 @@ _IN_SPARK = (
 
 
 @dataclass(frozen=True, slots=True)
+class Needs:
+    """Jars and packages."""
+
+    artifacts: tuple[java.Artifact, ...] = ()
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Peer:
     """One way to land a topic. `module` runs it; `warms_up` is false if the first landing is as fast as later ones; one
     that `validates` checks rows against the workload's contract: it lands below `data` and `quarantine`. `layout` is
     how its rows lie, unless they lie as Spark's connector would have them; `environment` is its process's own.
+
+    A `program` lands in a new process each time, which the peer's own only starts. `tool` is a required command.
+    `for_format` has additional needs by the format of values.
     """
 
     name: str
@@ -59,6 +71,17 @@ class Peer:
     artifacts: tuple[java.Artifact, ...] = ()
     packages: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
+    program: bool = False
+    tool: str = ""
+    for_format: Mapping[str, Needs] = field(default_factory=dict, hash=False)
+
+    def of(self, format_: str) -> Peer:
+        """Returns the peer with all that it needs for values of this format."""
+        if format_ not in self.for_format:
+            return self
+        more = self.for_format[format_]
+        artifacts, needed = (*self.artifacts, *more.artifacts), (*self.packages, *more.packages)
+        return replace(self, artifacts=artifacts, packages=needed)
 
 
 SLUICE = Peer("sluice", "Sluice", "bench.peer_sluice", validates=True)
@@ -77,12 +100,9 @@ SPARK = Peer(
         java.Artifact(_SPARK, "spark-sql-kafka-0-10_2.13", "4.2.0", (*_IN_SPARK, f"{_SPARK}:{_TOKENS}")),
         java.Artifact(_SPARK, _TOKENS, "4.0.0", (*_IN_SPARK, "org.apache.kafka:kafka-clients")),
     ),
-)
-SPARK_AVRO = replace(
-    SPARK,
-    name="spark-avro",
-    title="Spark's Kafka connector and from_avro",
-    artifacts=(*SPARK.artifacts, java.Artifact(_SPARK, "spark-avro_2.13", "4.1.1", (*_IN_SPARK, "org.tukaani:xz"))),
+    for_format={
+        "avro": Needs((java.Artifact(_SPARK, "spark-avro_2.13", "4.1.1", (*_IN_SPARK, "org.tukaani:xz")),)),
+    },
 )
 _CONFLUENT, _ORJSON = "confluent-kafka==2.16.1", "orjson==3.13.0"
 CONFLUENT_KAFKA = Peer(
@@ -91,18 +111,16 @@ CONFLUENT_KAFKA = Peer(
     "bench.peer_confluent_kafka",
     warms_up=False,
     packages=(_CONFLUENT, _ORJSON),
+    for_format={"avro": Needs(packages=("fastavro==1.13.1",))},
 )
-CONFLUENT_AVRO = replace(
-    CONFLUENT_KAFKA,
-    name="confluent-avro",
-    title="confluent-kafka loop and fastavro",
-    packages=(_CONFLUENT, "fastavro==1.13.1"),
-)
-CONFLUENT_PROTOBUF = replace(
-    CONFLUENT_KAFKA,
-    name="confluent-protobuf",
-    title="confluent-kafka loop and Google's protobuf",
-    packages=(_CONFLUENT,),
+RUST = Peer("rust", "Rust: rdkafka, arrow, parquet", "bench.peer_rust", warms_up=False, program=True, tool="cargo")
+POLARS = Peer(
+    "polars",
+    "confluent-kafka and Polars, a process for each core",
+    "bench.peer_polars",
+    warms_up=False,
+    program=True,
+    packages=(_CONFLUENT, "polars==2.1.0", "polars-runtime-32==2.1.0"),
 )
 KAFKA_PYTHON = Peer(
     "kafka-python",
@@ -164,10 +182,7 @@ BUDGET = Peer("budget", "Sluice's parts by themselves", "bench.budget", environm
 """Not a peer that lands: it measures the parts of Sluice's work."""
 PEERS: Mapping[str, Peer] = {
     peer.name: peer
-    for peer in (
-        *(SLUICE, SLUICE_APART, SPARK, SPARK_AVRO, CONFLUENT_KAFKA, CONFLUENT_AVRO, CONFLUENT_PROTOBUF),
-        *(KAFKA_PYTHON, DAFT, DLT),
-    )
+    for peer in (*(SLUICE, SLUICE_APART, SPARK, RUST, POLARS, CONFLUENT_KAFKA, KAFKA_PYTHON, DAFT, DLT),)
 }
 
 
@@ -176,6 +191,18 @@ def find_peer(name: str) -> Peer:
     if name not in PEERS:
         raise UsageError(f"no peer {name!r}", remedy=f"peers: {', '.join(PEERS)}")
     return PEERS[name]
+
+
+def select_available(peers: Iterable[Peer], note: Callable[[str], None]) -> list[Peer]:
+    """The peers whose tools are on this machine; a note names each that is left out. Raises UsageError for none."""
+    chosen = list(peers)
+    able = [peer for peer in chosen if not peer.tool or shutil.which(peer.tool)]
+    for peer in chosen:
+        if peer not in able:
+            note(f"{peer.title}: left out, since {peer.tool} is not on this machine")
+    if not able:
+        raise UsageError("no peer is left", remedy=f"install {chosen[0].tool}, or name other peers")
+    return able
 
 
 class Running:

@@ -18,7 +18,7 @@ from statistics import fmean
 from bench.check import check_landed
 from bench.load import Loaded, ensure
 from bench.measure import metering
-from bench.peers import BUDGET, SLUICE, Peer, Running, connector_jars, running
+from bench.peers import BUDGET, SLUICE, Peer, Running, connector_jars, running, select_available
 from bench.results import CheckedLanding, PartTimes, Pass, PeerResult, RaceResult
 from bench.stand import PeerTask
 from bench.workloads import Workload
@@ -58,7 +58,7 @@ def run(race: Race, terms: Terms, folder: Path, note: Note) -> RaceResult:
     Raises SetupError, Failed (a peer ended) or ProofFailed (a peer landed something else than was sent).
     """
     workload = race.workload
-    peers = [p for p in (*race.peers, *race.also) if p in (terms.peers or race.peers)]
+    peers = select_available((p for p in (*race.peers, *race.also) if p in (terms.peers or race.peers)), note)
     with LocalKafka(folder / f"kafka-{workload.brokers}", brokers=workload.brokers) as kafka:
         loaded = ensure(workload, kafka.bootstrap, folder / "topics", note)
         track = _Track(kafka, loaded, workload, folder, terms, note)
@@ -113,7 +113,8 @@ class _Track:
         return {part: fmean(one[part] for one in took) for part in took[0]}
 
     @contextmanager
-    def _standing_by(self, peer: Peer) -> Iterator[Running]:
+    def _standing_by(self, race_peer: Peer) -> Iterator[Running]:
+        peer = race_peer.of(self.workload.format)
         self.note(f"{peer.title}: getting ready")
         jars = connector_jars(peer)
         loaded, schema = self.loaded, dict(self.workload.schema)

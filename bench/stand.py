@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sluice.cli.terminal.output import claimed_stdout
-
 
 @dataclass(frozen=True, slots=True)
 class PeerTask:
@@ -57,6 +55,8 @@ class Ready:
 
 def serve(stand: Callable[[PeerTask], AbstractContextManager[Ready]]) -> None:
     """Be a peer. A landing that raises ends the process; its traceback is on stderr."""
+    from sluice.cli.terminal.output import claimed_stdout  # programs take only the task from here
+
     with claimed_stdout() as answers, stand(PeerTask.from_json(sys.stdin.readline())) as ready:
         print(json.dumps({"versions": ready.versions}), file=answers, flush=True)
         for line in sys.stdin:

@@ -1,4 +1,5 @@
-"""What starting costs: a whole run in a new process, stage by stage; a small catch-up on a warm session; planning.
+"""What starting costs: a whole run in a new process, stage by stage, or next to peers; a small catch-up on a warm
+session; planning.
 
 Each is the product's own path on a real Kafka of this machine. Beside the catch-up stands a Spark job of as many tasks
 that does nothing: Spark's own scheduling. Of planning, the time in calls to Kafka is reported separately.
@@ -15,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,8 +26,12 @@ from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 from rich.console import RenderableType
 
-from bench.load import ensure
+from bench import machine
+from bench.check import check_landed
+from bench.load import Loaded, ensure
 from bench.measure import metering
+from bench.peers import Peer, connector_jars, running
+from bench.stand import PeerTask
 from bench.workloads import TYPED_ORDERS
 from sluice.cli.terminal.output import facts, heading, table
 from sluice.pipelines.batch.land import land
@@ -45,7 +50,7 @@ from sluice.resources.spark.engine import context
 
 Note = Callable[[str], None]
 
-RECORDS = 10_000
+RECORDS = 20_000
 PARTITIONS = 1000
 """Of the topic that is planned."""
 _CATCH_UP = Request(RequestKind.CATCH_UP)
@@ -55,7 +60,7 @@ _SET_CHILD_SUBREAPER = 36
 @dataclass(frozen=True, slots=True)
 class Cold:
     """One `sluice run` in a new process: seconds from its start to its end, CPU of all its processes, and the stages;
-    "leave" is the time after the last of them."""
+    "leave" is the time after the last of them. A peer has no stages."""
 
     seconds: float
     cpu: float | None
@@ -81,27 +86,35 @@ class PlanTiming:
 
 @dataclass(frozen=True, slots=True)
 class StartReport:
-    """`cold` are runs through Dagster, the first of a project before the others; `plain` are runs without it."""
+    """`cold` are runs through Dagster, the first of a project before the others; `plain` are runs without it. `peers`
+    are those of other tools, by title."""
 
     cold: tuple[Cold, ...]
     plain: tuple[Cold, ...]
     warm: tuple[Warm, ...]
     planned: tuple[PlanTiming, ...]
+    peers: Mapping[str, tuple[Cold, ...]] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def run(repeat: int, folder: Path, note: Note) -> StartReport:
-    """Measure each of them `repeat` times, in `folder`. Raises SetupError, Failed."""
+def run(repeat: int, folder: Path, note: Note, peers: Sequence[Peer] = ()) -> StartReport:
+    """Measure each of them `repeat` times, in `folder`; with `peers`, only whole runs and theirs.
+
+    Raises SetupError, Failed, and ProofFailed (a peer landed something else than was sent).
+    """
     with LocalKafka(folder / "kafka-1") as kafka, removing(folder / f"start-{secrets.token_hex(4)}") as scratch:
-        topic = ensure(TYPED_ORDERS.of(RECORDS), kafka.bootstrap, folder / "topics", note).topic
+        loaded = ensure(TYPED_ORDERS.of(RECORDS), kafka.bootstrap, folder / "topics", note)
         window = _project(scratch, kafka.bootstrap, 2 * repeat + 1)
         adopting_orphans()
         cold = tuple(_cold(scratch, number, window, note) for number in range(repeat + 1))
         rest = range(repeat + 1, 2 * repeat + 1)
         plain = tuple(_cold(scratch, number, window, note, "--no-dagster") for number in rest)
-        warm = tuple(_warm(scratch, kafka.bootstrap, topic, repeat, note))
+        if peers:
+            others = {p.title: _measure_peer(p, kafka.bootstrap, loaded, folder, repeat, note) for p in peers}
+            return StartReport(cold, plain, (), (), others)
+        warm = tuple(_warm(scratch, kafka.bootstrap, loaded.topic, repeat, note))
         return StartReport(cold, plain, warm, tuple(_time_plans(scratch, kafka.bootstrap, repeat, note)))
 
 
@@ -157,6 +170,28 @@ def _cold(folder: Path, number: int, window: str, note: Note, *options: str) -> 
         raise Failed(f"sluice run ended with {done.returncode}: {done.stderr[-500:]}")
     stages = json.loads(done.stdout)["feeds"][0]["runs"][0]["seconds"]
     return Cold(seconds, meter.cost.cpu, stages | {"leave": round(seconds - sum(stages.values()), 3)})
+
+
+def _measure_peer(
+    peer: Peer, bootstrap: str, loaded: Loaded, folder: Path, repeat: int, note: Note
+) -> tuple[Cold, ...]:
+    """Landings of the topic by new processes of the peer, after one that does not count: it may fetch and build."""
+    schema = dict(TYPED_ORDERS.schema)
+    task = PeerTask(bootstrap, loaded.topic, loaded.ends, machine.cores(), connector_jars(peer), schema)
+    cold = []
+    for number in range(repeat + 1):
+        note(f"{peer.title} in a new process ({number})")
+        with removing(folder / "out" / peer.name) as out:
+            cold.append(_land_cold(peer, task, folder, out))
+            check_landed(peer.title, out, loaded.topic, loaded.digests, TYPED_ORDERS.schema, peer.layout)
+    return tuple(cold[1:])
+
+
+def _land_cold(peer: Peer, task: PeerTask, folder: Path, out: Path) -> Cold:
+    with metering(os.getpid()) as total, running(peer, task, folder) as ready, metering(ready.pid) as program:
+        ready.land(out)
+    cost = (program if peer.program else total).cost
+    return Cold(cost.seconds, cost.cpu, {})
 
 
 def environment() -> dict[str, str]:
@@ -259,6 +294,9 @@ class Timed:
 
 def start_view(report: StartReport) -> Iterator[RenderableType]:
     """Medians, for the terminal."""
+    if report.peers:
+        yield from _show_peers(report)
+        return
     first, *others = report.cold
     yield heading(
         "start", f"a run of {RECORDS:,} records in a new process: medians of {len(others)}, and a project's first"
@@ -276,6 +314,16 @@ def start_view(report: StartReport) -> Iterator[RenderableType]:
     yield heading(f"a plan over {PARTITIONS:,} partitions")
     kafka, ours, cpu_ = (_median(getattr(p, name) for p in report.planned) for name in ("kafka", "ours", "cpu"))
     yield facts(("in Kafka", f"{kafka:.2f} s"), ("besides", f"{ours:.2f} s"), ("CPU", f"{cpu_:.2f} s"))
+
+
+def _show_peers(report: StartReport) -> Iterator[RenderableType]:
+    runs = {"Sluice through Dagster": report.cold[1:], "Sluice without Dagster": report.plain, **report.peers}
+    yield heading("start", f"{RECORDS:,} typed records landed by new processes: medians of {len(report.plain)}")
+    rows = [
+        (title, f"{_median(c.seconds for c in of):.2f}", f"{_median(c.cpu or 0.0 for c in of):.2f}")
+        for title, of in runs.items()
+    ]
+    yield table(("", "seconds", "CPU, all processes"), rows, right="seconds CPU")
 
 
 def _median(values: Iterable[float]) -> float:

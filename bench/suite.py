@@ -8,16 +8,15 @@ from dataclasses import replace
 
 from bench import workloads
 from bench.peers import (
-    CONFLUENT_AVRO,
     CONFLUENT_KAFKA,
-    CONFLUENT_PROTOBUF,
     DAFT,
     DLT,
     KAFKA_PYTHON,
+    POLARS,
+    RUST,
     SLUICE,
     SLUICE_APART,
     SPARK,
-    SPARK_AVRO,
     Peer,
 )
 from bench.race import Race
@@ -26,13 +25,22 @@ from sluice.pipelines.errors import UsageError
 
 ALL, FLAT = "all", "flat"
 _LOOPS = (CONFLUENT_KAFKA, KAFKA_PYTHON)
+_BY_NAME = (RUST, POLARS)
+"""Other tools, which take part where they are asked for."""
 _MAIN = (
-    Race("raw", "all of Kafka's columns into Parquet (zstd 1)", workloads.ORDERS, (SLUICE, SPARK, *_LOOPS), (DAFT,)),
+    Race(
+        "raw",
+        "all of Kafka's columns into Parquet (zstd 1)",
+        workloads.ORDERS,
+        (SLUICE, SPARK, *_LOOPS),
+        (*_BY_NAME, DAFT),
+    ),
     Race(
         "typed",
         "9 fields of JSON typed, and Kafka's other columns, into Parquet (zstd 1)",
         workloads.TYPED_ORDERS,
         (SLUICE, SPARK, *_LOOPS),
+        _BY_NAME,
     ),
     Race(
         "contract",
@@ -47,10 +55,10 @@ def _typed_race(name: str, workload: Workload, *more: Peer) -> Race:
     return Race(name, f"{len(workload.schema)} fields of JSON typed", workload, (SLUICE, SPARK, *more))
 
 
-def _race_of(name: str, title: str, workload: Workload, *others: Peer) -> Race:
+def _race_of(name: str, title: str, workload: Workload, *others: Peer, also: tuple[Peer, ...] = ()) -> Race:
     """The nine fields of `typed` in a format with schemas of its own."""
     about = f"9 fields of {title} typed, and Kafka's other columns, into Parquet (zstd 1)"
-    return Race(name, about, workload, (SLUICE, *others))
+    return Race(name, about, workload, (SLUICE, *others), also)
 
 
 _OTHERS = (
@@ -65,8 +73,8 @@ _OTHERS = (
     _typed_race("partitions", workloads.PARTITIONS, SLUICE_APART),
     _typed_race("skewed", workloads.SKEWED),
     _typed_race("brokers", workloads.BROKERS),
-    _race_of("avro", "Avro", workloads.AVRO_ORDERS, SPARK_AVRO, CONFLUENT_AVRO),
-    _race_of("protobuf", "Protobuf", workloads.PROTOBUF_ORDERS, CONFLUENT_PROTOBUF),
+    _race_of("avro", "Avro", workloads.AVRO_ORDERS, SPARK, CONFLUENT_KAFKA, also=(RUST,)),
+    _race_of("protobuf", "Protobuf", workloads.PROTOBUF_ORDERS, CONFLUENT_KAFKA),
     _race_of("json_schema", "JSON Schema", workloads.JSON_SCHEMA_ORDERS, SPARK, CONFLUENT_KAFKA),
     Race("dlt", "Kafka's columns into Parquet; dlt's are without headers", workloads.FEW_ORDERS, (SLUICE, SPARK, DLT)),
 )

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from bench import suite
 from bench.__main__ import app
-from bench.command import BenchRequest, run
+from bench.command import BenchRequest, run, run_start
 from bench.load import ensure
-from bench.peers import PEERS, Peer, find_peer, running
+from bench.peers import PEERS, Peer, find_peer, running, select_available
 from bench.results import BenchReport
 from bench.stand import PeerTask
 from bench.workloads import ORDERS
@@ -42,6 +42,30 @@ def test_unknown_names_are_refused_before_anything_starts(asked: BenchRequest, t
 def test_a_peer_that_takes_no_part_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="dlt takes no part"):
         run(BenchRequest(names=("gzip", "flat"), peers=("dlt",), folder=tmp_path / "data"), [], print, print)
+
+
+def test_a_peer_without_its_tool_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    notes: list[str] = []
+    sluice, rust = find_peer("sluice"), find_peer("rust")
+    assert select_available((sluice, rust), notes.append) == [sluice]
+    assert notes == [f"{rust.title}: left out, since cargo is not on this machine"]
+    with pytest.raises(UsageError, match="no peer is left") as refused:
+        select_available((rust,), notes.append)
+    assert "install cargo" in refused.value.remedy
+
+
+def test_a_format_adds_what_its_values_need() -> None:
+    spark, loop = find_peer("spark"), find_peer("confluent-kafka")
+    assert spark.of("") is spark
+    assert [a.name for a in spark.of("avro").artifacts] == [*(a.name for a in spark.artifacts), "spark-avro_2.13"]
+    assert {*loop.of("avro").packages} - {*loop.packages} == {"fastavro==1.13.1"}
+
+
+def test_a_start_refuses_peers_that_cannot_land_typed_records(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="daft takes no part in start"):
+        run_start(BenchRequest(peers=("rust", "daft"), folder=tmp_path / "data"), print)
+    assert not (tmp_path / "data").exists()
 
 
 def test_an_assignment_survives_the_pipe() -> None:

@@ -1,4 +1,4 @@
-"""What is pure of measuring a start: time in a port, medians, and how it is shown."""
+"""What is pure of measuring a start: time in a port, medians, and how it is text."""
 
 from __future__ import annotations
 
@@ -38,3 +38,14 @@ def test_medians_are_shown_beside_a_projects_first_run() -> None:
     assert "connect 0.00 0.50 0.00" in said
     assert "besides 0.70 s" in said
     assert report.document()["cold"][0]["stages"]["start"] == 1.0
+
+
+def test_peers_appear_next_to_sluice() -> None:
+    cold = (Cold(9.0, 9.0, {}), Cold(4.0, 5.0, {}))
+    report = StartReport(cold, (Cold(2.0, 3.0, {}),), (), (), {"Rust": (Cold(0.5, 0.0625, {}),)})
+    console = Console(file=io.StringIO(), width=100)
+    console.print(*start_view(report), sep="\n")
+    text = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    assert "through Dagster 4.00 5.00" in text
+    assert "without Dagster 2.00 3.00" in text
+    assert "Rust 0.50 0.06" in text
