@@ -190,6 +190,65 @@ def trailing_zeros(typingctx, x):  # type: ignore[no-untyped-def]
     return types.int64(types.uint64), emit
 
 
+def _load_bytes(context: Any, builder: Any, kind: Any, array: Any, at: Any, count: int) -> Any:
+    """A vector of `count` bytes of a byte array from `at` on."""
+    data = context.make_array(kind)(context, builder, array).data
+    vector = ir.VectorType(ir.IntType(8), count)
+    loaded = builder.load(builder.bitcast(builder.gep(data, [at]), vector.as_pointer()))
+    loaded.align = 1
+    return loaded
+
+
+def _fill_vector(byte: int, count: int) -> Any:
+    return ir.Constant(ir.VectorType(ir.IntType(8), count), [byte] * count)
+
+
+def _as_bits(builder: Any, flags: Any, count: int) -> Any:
+    """A vector of flags as a uint64, the first in the lowest bit."""
+    return builder.zext(builder.bitcast(flags, ir.IntType(count)), ir.IntType(64))
+
+
+@intrinsic
+def find_text_stops(typingctx, buf, at):  # type: ignore[no-untyped-def]
+    """A bit for each of 32 bytes from `at`: a quote, a backslash, below 0x20 or not ASCII. The caller has checked that
+    the bytes are there."""
+
+    def emit(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        loaded = _load_bytes(context, builder, signature.args[0], args[0], args[1], 32)
+        special = builder.icmp_signed(
+            "<", loaded, _fill_vector(0x20, 32)
+        )  # as a signed byte, none but ASCII is positive
+        for byte in b'"\\':
+            special = builder.or_(special, builder.icmp_signed("==", loaded, _fill_vector(byte, 32)))
+        return _as_bits(builder, special, 32)
+
+    return types.uint64(buf, types.int64), emit
+
+
+@intrinsic
+def find_digit_stops(typingctx, buf, at):  # type: ignore[no-untyped-def]
+    """A bit for each of 16 bytes from `at` that is no digit. The caller has checked that the bytes are there."""
+
+    def emit(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        loaded = _load_bytes(context, builder, signature.args[0], args[0], args[1], 16)
+        values = builder.sub(loaded, _fill_vector(0x30, 16))
+        return _as_bits(builder, builder.icmp_unsigned(">", values, _fill_vector(9, 16)), 16)
+
+    return types.uint64(buf, types.int64), emit
+
+
+@intrinsic
+def find_differences(typingctx, one, one_at, other, other_at):  # type: ignore[no-untyped-def]
+    """A bit for each of 32 bytes that differs. The caller has checked that the bytes are there."""
+
+    def emit(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        first = _load_bytes(context, builder, signature.args[0], args[0], args[1], 32)
+        second = _load_bytes(context, builder, signature.args[2], args[2], args[3], 32)
+        return _as_bits(builder, builder.icmp_signed("!=", first, second), 32)
+
+    return types.uint64(one, types.int64, other, types.int64), emit
+
+
 @intrinsic
 def prefetch(typingctx, buf, at):  # type: ignore[no-untyped-def]
     """Ask for the byte at `at`, and those around it, to be read soon; it need not be there."""

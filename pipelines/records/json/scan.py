@@ -45,6 +45,9 @@ from sluice.pipelines.records.compiled.jit import (
     cell,
     compiled,
     copy,
+    find_differences,
+    find_digit_stops,
+    find_text_stops,
     inlined,
     inner,
     int64,
@@ -88,11 +91,12 @@ MISSING, NULL, PLAIN, ODD = 0, 1, 2, 3  # ODD: a text with escapes, a number wit
 STEP_NODE = 0
 STEP_SHAPE = 1
 STEP_REQUIRED = 2
-STEP_SIZE = 3  # bytes before the value; their first word in `words`; the bytes of their last word that count
-STEP_WORD = 4
+STEP_SIZE = 3  # bytes before the value; where they begin in `template`; which of their last 32 count, a bit each
+STEP_AT = 4
 STEP_MASK = 5
 STEP_DEPTH = 6  # objects that it is in
-TEMPLATE_WORDS = 512
+TEMPLATE_BYTES = 4096
+BEYOND = 128  # bytes behind a record that may be read with it
 DOUBT, MOST_DOUBT = 8, 128
 """A record that does not fit adds DOUBT, one that fits takes one away. Beyond MOST_DOUBT, the rest of the block does
 without a template."""
@@ -135,7 +139,7 @@ _CROWDED = 99  # a level is full: no fault of the record
 class ScanTables(NamedTuple):
     """A schema as arrays, and the room that scanning needs. `follow`, `counts` and all after them are written.
 
-    `trail` has node and place of each value of the record at hand, `steps` and `words` are the template.
+    `trail` has node and place of each value of the record at hand, `steps` and `template` are the template.
     """
 
     nodes: Array
@@ -151,7 +155,7 @@ class ScanTables(NamedTuple):
     scratch: Array
     trail: Array
     steps: Array
-    words: Array
+    template: Array
     state: Array
 
 
@@ -172,7 +176,7 @@ class ScanResults(NamedTuple):
     bad_at: Array
 
 
-TABLES = types.NamedTuple([TABLE, U8, I32, I32, I64, I64, I64, I64, I64, U8, U8, I64, TABLE, I64, I64], ScanTables)
+TABLES = types.NamedTuple([TABLE, U8, I32, I32, I64, I64, I64, I64, I64, U8, U8, I64, TABLE, U8, I64], ScanTables)
 _RESULTS = types.NamedTuple([I32, U8, I32, I32, I32, I32, I32, I32], ScanResults)
 
 _HEX = np.full(256, -1, np.int64)
@@ -180,8 +184,6 @@ for _i, _c in enumerate(b"0123456789abcdef"):
     _HEX[_c] = _HEX[ord(chr(_c).upper())] = _i
 
 _LITERALS = np.array([list(b"true\0"), list(b"false"), list(b"null\0")], np.int64)
-_ONES = 0x0101010101010101
-_TOPS = 0x8080808080808080
 
 
 @inner
@@ -266,21 +268,15 @@ def _escape(buf: Array, at: int, end: int) -> tuple[int, int]:
 def string(buf: Array, at: int, end: int) -> tuple[int, int]:
     """From the byte after a quote: (the closing quote, PLAIN, ODD or SURROGATE), or (−1 − byte, code)."""
     kind = PLAIN
-    # Words may reach beyond `end`, but never beyond the buffer; `end` is checked when a special byte stops them.
-    last_word = buf.size - 8
+    # 32 bytes may reach beyond `end`, but never beyond the buffer; `end` is checked when a special byte stops them.
+    last = buf.size - 32
     while True:
-        while at <= last_word:
-            # A byte's top bit is set if it is a quote, a backslash, below 0x20 or not ASCII. A borrow can set bits
-            # above the first such byte, never below it, so the lowest bit is exact.
-            x = word(buf, at)
-            y = x ^ uint64(0x2222222222222222)
-            z = x ^ uint64(0x5C5C5C5C5C5C5C5C)
-            special = (y - uint64(_ONES)) & ~y | (z - uint64(_ONES)) & ~z | (x - uint64(0x2020202020202020)) & ~x | x
-            special &= uint64(_TOPS)
-            if special != uint64(0):
-                at += trailing_zeros(special) >> 3
+        while at <= last:
+            stops = find_text_stops(buf, at)
+            if stops != uint64(0):
+                at += trailing_zeros(stops)
                 break
-            at += 8
+            at += 32
         else:
             while at < end:
                 b = byte(buf, at)
@@ -321,6 +317,20 @@ def _digits(buf: Array, at: int, end: int) -> int:
 @inner
 def number(buf: Array, at: int, end: int) -> tuple[int, int]:
     """The number at `at`: (next byte, PLAIN or ODD), or (−1 − byte, code)."""
+    # At once: up to 15 digits and a point, which end within the value.
+    begin = at + int64(byte(buf, at) == 0x2D)
+    if begin <= buf.size - 16:
+        stops = find_digit_stops(buf, begin) | uint64(0x10000)
+        digits = trailing_zeros(stops)
+        stop = begin + digits
+        if 0 < digits < 16 and stop < end and (digits == 1 or byte(buf, begin) != 0x30):
+            kind = PLAIN
+            if byte(buf, stop) == 0x2E:
+                kind = ODD
+                point_end = trailing_zeros(stops & (stops - uint64(1)))
+                stop = begin + point_end if digits + 1 < point_end < 16 else end
+            if stop < end and byte(buf, stop) | 0x20 != 0x65:
+                return stop, kind
     kind = PLAIN
     if byte(buf, at) == 0x2D:
         at += 1
@@ -810,23 +820,17 @@ def _learn(buf: Array, at: int, end: int, t: ScanTables) -> None:
         if k < values:
             node, stop = item(t.trail, 2 * k), item(t.trail, 2 * k + 1)
         size = stop - at
-        words = (size + 7) >> 3
-        if words > TEMPLATE_WORDS - used:
+        if size > TEMPLATE_BYTES - 32 - used:
             return
-        bits = uint64(0)
         for i in range(size):
-            bits |= uint64(byte(buf, at + i)) << uint64(8 * (i & 7))
-            if i & 7 == 7 or i == size - 1:
-                put(t.words, used + (i >> 3), int64(bits))
-                bits = uint64(0)
+            t.template[used + i] = byte(buf, at + i)
         step = t.steps[k]
         step[STEP_NODE] = node
         step[STEP_SHAPE] = cell(t.nodes, node, SHAPE)
         step[STEP_REQUIRED] = cell(t.nodes, node, REQUIRED)
-        step[STEP_SIZE], step[STEP_WORD] = size, used
-        step[STEP_MASK] = int64(~uint64(0) >> uint64(8 * (8 * words - size)))
-        step[STEP_DEPTH] = depth
-        used += words
+        step[STEP_SIZE], step[STEP_AT], step[STEP_DEPTH] = size, used, depth
+        step[STEP_MASK] = (int64(1) << (size if size <= 32 else ((size - 1) & 31) + 1)) - 1
+        used += size
         at = stop
         if k < values:
             span = t.spans[cell(t.nodes, node, BASE) + t.counts[0]]
@@ -842,28 +846,21 @@ def _learn(buf: Array, at: int, end: int, t: ScanTables) -> None:
     t.state[STEPS] = values
 
 
-@inlined
-def _as_before(buf: Array, at: int, end: int, t: ScanTables, k: int) -> int:
-    """The byte after the template's bytes before its value `k`; −1 when other bytes are at `at`."""
-    size: int = cell(t.steps, k, STEP_SIZE)
-    if size == 0:
-        return at
-    words = (size + 7) >> 3
-    if size > end - at or 8 * words > buf.size - at:
-        return int64(-1)
-    first = cell(t.steps, k, STEP_WORD)
-    for i in range(words - 1):
-        if word(buf, at + 8 * i) != uint64(item(t.words, first + i)):
-            return int64(-1)
-    last = words - 1
-    different = word(buf, at + 8 * last) ^ uint64(item(t.words, first + last))
-    if different & uint64(cell(t.steps, k, STEP_MASK)) != uint64(0):
-        return int64(-1)
-    return at + size
+@inner
+def _match_long(buf: Array, at: int, end: int, t: ScanTables, k: int) -> bool:
+    """Returns whether the template's bytes before its value `k`, more than 32, are at `at`."""
+    size, same = cell(t.steps, k, STEP_SIZE), cell(t.steps, k, STEP_AT)
+    if size > end - at:
+        return False
+    last = (size - 1) & ~31
+    for i in range(0, last, 32):
+        if find_differences(buf, at + i, t.template, same + i) != uint64(0):
+            return False
+    different = find_differences(buf, at + last, t.template, same + last) & uint64(cell(t.steps, k, STEP_MASK))
+    return bool(different == uint64(0))
 
 
 # Where most values are read, a call takes as long as they do.
-_string = inlined(string)
 _number = inlined(number)
 
 
@@ -872,16 +869,6 @@ def _value_like_before(buf: Array, at: int, end: int, t: ScanTables, k: int) -> 
     """A value where the template has its value `k`: (the byte after it, its span), or −1 when it is unusual."""
     want = cell(t.steps, k, STEP_SHAPE)
     b = byte(buf, at)
-    if want == TEXT and b == 0x22:
-        stop, kind = _string(buf, at + 1, end)
-        if stop < 0 or kind == SURROGATE:
-            return int64(-1), int64(0)
-        return stop + 1, pack(at + 1, stop, kind & ODD)
-    if want == NUMBER and (uint64(b - 0x30) < uint64(10) or b == 0x2D):
-        stop, kind = _number(buf, at, end)
-        if stop < 0:
-            return int64(-1), int64(0)
-        return stop, pack(at, stop, kind)
     if want == STRUCT:
         return (at + 1 if b == 0x7B else int64(-1)), pack(0, 0, PLAIN)
     if b == 0x6E and not cell(t.steps, k, STEP_REQUIRED):
@@ -899,18 +886,51 @@ def _value_like_before(buf: Array, at: int, end: int, t: ScanTables, k: int) -> 
 
 @inlined
 def _fits_template(buf: Array, at: int, end: int, t: ScanTables) -> bool:
-    """Returns whether the record matches the template. Its spans are noted then, and none otherwise."""
+    """Returns whether the record matches the template. Its spans are noted then, and none otherwise.
+
+    Most reads need no check of their own: a step begins before `end`, compares up to 32 bytes and reads up to 34 more,
+    and the buffer has BEYOND bytes behind `end`.
+    """
+    if end > buf.size - BEYOND:
+        return False
     values, out = t.state[STEPS], t.counts[0]
     k = int64(0)
-    while True:
-        at = _as_before(buf, at, end, t, k)
-        if k == values and at == end:
-            return True
-        if at < 0 or at >= end or k == values:
+    while at < end:
+        size = cell(t.steps, k, STEP_SIZE)
+        # A branch, not a choice between two values of `at`: the processor then reads on while it compares.
+        if size <= 32:
+            if find_differences(buf, at, t.template, cell(t.steps, k, STEP_AT)) & uint64(cell(t.steps, k, STEP_MASK)):
+                break
+        elif not _match_long(buf, at, end, t, k):
             break
-        at, span = _value_like_before(buf, at, end, t, k)
-        if at < 0:
+        at += size
+        if k == values:
+            if at == end:
+                return True
             break
+        want = cell(t.steps, k, STEP_SHAPE)
+        b = byte(buf, at)
+        kind = PLAIN
+        if want == TEXT and b == 0x22:
+            at += 1
+            stops = find_text_stops(buf, at)
+            stop = at + trailing_zeros(stops | uint64(1 << 32))
+            if byte(buf, stop) != 0x22:
+                stop, kind = string(buf, at, end)
+                if stop < 0 or kind == SURROGATE:
+                    break
+            span = pack(at, stop, kind & ODD)
+            at = stop + 1
+        elif want == NUMBER and (uint64(b - 0x30) < uint64(10) or b == 0x2D):
+            stop, kind = _number(buf, at, end)
+            if stop < 0:
+                break
+            span = pack(at, stop, kind)
+            at = stop
+        else:
+            at, span = _value_like_before(buf, at, end, t, k)
+            if at < 0:
+                break
         put(t.spans, cell(t.nodes, cell(t.steps, k, STEP_NODE), BASE) + out, span)
         k += 1
     for done in range(k):  # `_record` reads it next, and takes a span that is there for a second value
@@ -948,7 +968,7 @@ def scan(values: Array, ends: Array, valid: Array, t: ScanTables, results: ScanR
         base = cell(t.nodes, node, BASE)
         used = state[OUT] if cell(t.nodes, node, LEVEL) == 0 else item(t.counts, cell(t.nodes, node, LEVEL))
         for slot in range(base, base + used):
-            t.spans[slot] = 0
+            put(t.spans, slot, 0)
     state[OUT] = state[BAD] = state[EXTRAS] = state[DOUBTS] = state[INSIDES] = 0
     for level in range(t.counts.size):
         t.counts[level] = 0

@@ -130,7 +130,7 @@ def make_tables(nodes: tuple[SchemaNode, ...]) -> ScanTables:
         scratch=np.zeros(scan.LONGEST_KEY, np.uint8),
         trail=np.zeros(2 * len(nodes), np.int64),
         steps=np.zeros((len(nodes) + 1, scan.NODE_FIELDS), np.int64),
-        words=np.zeros(scan.TEMPLATE_WORDS, np.int64),
+        template=np.zeros(scan.TEMPLATE_BYTES, np.uint8),
         state=state,
     )
     return with_room(tables, room)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sluice.pipelines.records.json import columns
 from sluice.pipelines.records.json.typer import Typer
-from sluice.pipelines.schema.schema import parse_schema
+from sluice.pipelines.schema.schema import Schema, parse_schema
 from tests.examples import examples
 from tests.guarded import Guarded
 from tests.pipelines.records.json.test_properties import mutated
@@ -56,14 +56,31 @@ records = st.one_of(
 )
 
 
+FLAT = parse_schema({"id": "int64", "a": "string", "d": "decimal(20,3)", "t": "timestamp", "n": {"x": "int32"}})
+ALIKE = b'{"id":12345,"a":"hello world","d":-123.45,"t":"2024-02-29T12:00:00.123Z","n":{"x":5}}'
+alike = st.one_of(st.just(ALIKE), st.just(ALIKE), mutated(ALIKE), st.integers(0, len(ALIKE)).map(lambda n: ALIKE[:n]))
+
+
+@pytest.mark.parametrize(
+    ("schema", "records"),
+    [(SCHEMA, st.lists(records, min_size=1, max_size=6)), (FLAT, st.lists(alike, min_size=4, max_size=20))],
+    ids=["lists and maps", "read by a template"],
+)
 @settings(max_examples=examples(300), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-@given(st.lists(records, min_size=1, max_size=6), st.booleans())
-def test_nothing_is_touched_beyond(monkeypatch: pytest.MonkeyPatch, values: list[bytes], at_end: bool) -> None:
+@given(chosen=st.data(), at_end=st.booleans())
+def test_nothing_is_touched_beyond(
+    monkeypatch: pytest.MonkeyPatch,
+    schema: Schema,
+    records: st.SearchStrategy[list[bytes]],
+    chosen: st.DataObject,
+    at_end: bool,
+) -> None:
+    values = chosen.draw(records)
     monkeypatch.setattr(columns, "allocate", GUARDED.buffer)
     data = GUARDED.filled(b"".join(values), at_end=at_end)
     ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
     buffers = [None, pa.py_buffer(ends), pa.py_buffer(data)]
-    (piece,) = Typer(SCHEMA).pieces(pa.Array.from_buffers(pa.binary(), len(values), buffers))
+    (piece,) = Typer(schema).pieces(pa.Array.from_buffers(pa.binary(), len(values), buffers))
     assert len(piece.rows) + len(piece.refused.rows) == len(values)
     for array in piece.arrays:
         array.validate(full=True)

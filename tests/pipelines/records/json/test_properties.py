@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.pipelines.records.json.counting import values_of_rows, values_of_texts
+from sluice.pipelines.records.json.scan import BEYOND
 from sluice.pipelines.records.json.unfit import OTHERS, escape_name
 from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema
 from tests.examples import examples
@@ -245,6 +246,10 @@ def layouts(draw: st.DrawFn, fields: tuple[Field, ...]) -> list[str | Type]:
     return [*pieces, "}"]
 
 
+LAST = b"-" * BEYOND
+"""No JSON. Records are read by their template only where a chunk has this number of bytes more."""
+
+
 @st.composite
 def alike(draw: st.DrawFn) -> tuple[Schema, list[bytes | None]]:
     """Records of one or two producers, each of which writes all of its records in the same way."""
@@ -255,7 +260,7 @@ def alike(draw: st.DrawFn) -> tuple[Schema, list[bytes | None]]:
         text = "".join(piece if isinstance(piece, str) else draw(fitting(piece)) for piece in producer)
         value = text.encode("utf-8", "surrogatepass")
         values.append(draw(mutated(value)) if draw(st.integers(0, 9)) == 0 else value)
-    return schema, values
+    return schema, [*values, *draw(st.sampled_from([[], [LAST]]))]
 
 
 def same(t: Type, ours: Any, theirs: Any) -> bool:
@@ -391,7 +396,31 @@ USUAL = b'{"n":1,"s":{"t":"a","j":[1]},"b":true}'
 )
 def test_one_that_is_unlike_the_others(unlike: bytes) -> None:
     schema = parse_schema({"n": "int32 not null", "s": "struct<t:string, j:json not null>", "b": "bool"})
-    check(schema, [USUAL, USUAL, USUAL, unlike, USUAL, unlike, unlike, USUAL, unlike])
+    check(schema, [USUAL, USUAL, USUAL, unlike, USUAL, unlike, unlike, USUAL, unlike, LAST])
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 31, 32, 33, 63, 64, 65, 200])
+def test_texts_names_and_numbers_of_any_length(size: int) -> None:
+    name, text, digits = "n" * min(size + 1, 128), "t" * size, ("1234567890" * 20)[: size + 1]
+    schema = parse_schema({name: "string", "d": "decimal(38,2)", "i": "int64", "t": "timestamp", "f": "float64"})
+    numbers = [
+        digits,
+        f"-{digits}",
+        f"{digits}.5",
+        f"-{digits}.25",
+        f"0.{digits}",
+        "0",
+        "-0.0",
+        f"{digits}e0",
+        f"0{digits}",
+    ]
+    values = [
+        f'{{"{name}":"{text}{more}","d":{number},"i":{digits},"t":"2024-02-29T23:59:{second}Z","f":{number}}}'.encode()
+        for more in ("", "\\n", "é", '"', "\x1f")
+        for number in numbers
+        for second in ("59.123", "60.000", "0a.000", "59.99", "00.1234567", "5:.000", "00,000")
+    ]
+    check(schema, [*values, LAST])
 
 
 @settings(max_examples=examples(100))
