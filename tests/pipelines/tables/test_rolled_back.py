@@ -1,0 +1,144 @@
+"""Tables that somebody moved to an older state: rolled back, restored, fast-forwarded, or a catalog restored from a
+backup. Each is either named and repaired on request, or brought up to the ledger by the next sync, never doubled."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sluice.pipelines.errors import TableDiffers
+from sluice.pipelines.maintenance.expiry import RetireRequest, expire
+from sluice.pipelines.tables.check import comparison
+from tests.pipelines.landed_world import HOUR, START, A, B, pieces
+from tests.pipelines.tables.worlds import DeltaWorld, IcebergWorld, TableWorld
+
+pytest.importorskip("pyiceberg")
+
+
+@pytest.fixture(params=[IcebergWorld, DeltaWorld], ids=["iceberg", "delta"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> TableWorld:
+    """A table of two partitions, in small files."""
+    table_world: TableWorld = request.param(tmp_path)
+    table_world.land(*pieces(A, 20), *pieces(B, 50))
+    table_world.sync()
+    return table_world
+
+
+def _retire(world: TableWorld) -> None:
+    expire(world.ledger, world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
+
+
+def _land(world: TableWorld) -> None:
+    """The next records of one partition, whichever is behind."""
+    next_offset = {key: max(o for partition, o in world.landed_rows() if partition == key.partition) for key in (A, B)}
+    key = min(next_offset, key=lambda k: next_offset[k])
+    world.land(*pieces(key, 50, 200, 300))
+
+
+def _append_strange(world: TableWorld) -> None:
+    world.append(world.read().slice(0, 7))
+    with pytest.raises(TableDiffers):
+        world.sync()
+
+
+CHANGES: dict[str, Callable[[TableWorld], object]] = {
+    "merged": lambda world: world.compact(),
+    "landed": _land,
+    "retired": _retire,
+}
+
+
+@pytest.mark.parametrize("later", [(), ("landed",), ("merged", "retired")], ids="-".join)
+@pytest.mark.parametrize("lost", CHANGES)
+def test_a_table_without_its_newest_commits_is_named_and_repaired(
+    world: TableWorld, lost: str, later: tuple[str, ...]
+) -> None:
+    before, rows = world.snapshot, world.offsets()
+    CHANGES[lost](world)
+    world.sync()
+    world.roll_back(before)
+    assert world.offsets() == rows
+    for change in later:
+        if change != lost:
+            CHANGES[change](world)
+    compared = comparison(world.fresh_ledger(), world.lake, world.table())
+    assert not compared.same
+    if not compared.is_sound:
+        with pytest.raises(TableDiffers, match="missing in it"):
+            world.sync()
+        assert world.offsets() == rows, "nothing is added to a table that somebody changed"
+    world.sync(repair=True)
+    world.check_same()
+    _land(world)
+    world.sync()
+    world.check_same()
+    world.sync(expire_before=world.said()[-1][1] + 1)
+    world.check_same()
+    world.check()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_rows_of_others_are_rolled_back_by_hand(world: TableWorld, when: str) -> None:
+    """To the last snapshot of ours: the remedy for files that delete rows."""
+    if when == "after":
+        world.compact()
+        world.sync()
+    ours = world.snapshot
+    _append_strange(world)
+    world.roll_back(ours)
+    _land(world)
+    world.sync(repair=True)
+    world.check_same()
+    world.check()
+
+
+@pytest.mark.parametrize("strange", [False, True], ids=["ours", "with rows of others"])
+def test_a_branch_that_became_the_table(tmp_path: Path, strange: bool) -> None:
+    """A fast-forward, or a replaced main branch: Iceberg's way to publish rows after checks."""
+    world = IcebergWorld(tmp_path)
+    world.land(*pieces(A, 20))
+    world.sync()
+    table = world.iceberg
+    table.manage_snapshots().create_branch(world.snapshot, "audited").commit()
+    if strange:
+        table.append(world.read().slice(0, 7), branch="audited")
+    world.land(*pieces(B, 50))
+    world.sync()
+    head = world.iceberg.refs()["audited"].snapshot_id
+    world.iceberg.manage_snapshots().set_current_snapshot(head).commit()
+    with pytest.raises(TableDiffers, match="4 files of the feed are missing in it"):
+        world.sync()
+    world.sync(repair=True)
+    world.check_same()
+    _land(world)
+    world.sync()
+    world.check_same()
+
+
+@pytest.mark.parametrize("repair", [False, True], ids=["synced", "repaired"])
+@pytest.mark.parametrize("expired", [False, True], ids=["all files there", "files of it expired"])
+@pytest.mark.parametrize("lost", CHANGES)
+def test_a_catalog_that_names_an_older_metadata_file(tmp_path: Path, lost: str, expired: bool, repair: bool) -> None:
+    """As after its database was restored from a backup. The table is one of our own older states, with its mark: what
+    it lacks is pending, and the next sync adds it."""
+    world = IcebergWorld(tmp_path)
+    world.land(*pieces(A, 20), *pieces(B, 50))
+    world.sync()
+    older = world.iceberg.metadata_location
+    CHANGES[lost](world)
+    world.sync()
+    _land(world)
+    world.sync(expire_before=world.said()[-1][1] + 1 if expired else None)
+    with sqlite3.connect(tmp_path / "catalog.db") as db:
+        db.execute("update iceberg_tables set metadata_location = ?", (older,))
+    compared = comparison(world.fresh_ledger(), world.lake, world.table())
+    assert compared.is_sound
+    assert not compared.same
+    world.sync(repair=repair)
+    world.check_same()
+    world.sync(expire_before=world.said()[-1][1] + 1)
+    world.check_same()
+    world.check()
