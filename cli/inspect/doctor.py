@@ -17,7 +17,7 @@ from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
 from sluice.cli.terminal.output import bad, good, heading, safe, warn
 from sluice.pipelines.errors import SetupError, SluiceError, UsageError
-from sluice.pipelines.model.health import Diagnosis, Health, of_error, report_ok, report_skipped
+from sluice.pipelines.model.health import Diagnosis, Health, of_error, report_ok, report_skipped, report_warning
 from sluice.pipelines.model.receipts import Progress, Scheduler
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.units import many
@@ -115,7 +115,24 @@ def _only(files: FeedFiles, names: Sequence[str]) -> FeedFiles:
 
 
 def _project(session: Session, files: FeedFiles) -> list[Diagnosis]:
-    return [_check_scheduler(session.project), *_check_dagster(session, files)]
+    keys = _check_keys(session.project, files)
+    return [_check_scheduler(session.project), *keys, *_check_dagster(session, files)]
+
+
+def _check_keys(project: Project, files: FeedFiles) -> list[Diagnosis]:
+    """Returns a warning for each feed file with deprecated keys."""
+    from sluice.pipelines.feed.load import find_feed_file, list_deprecated_keys
+
+    deprecated = {name: list_deprecated_keys(find_feed_file(project.feeds_folder, name)) for name in files.feeds}
+    return [
+        report_warning(
+            f"{name}: deprecated keys",
+            f"{', '.join(keys)}: a later minor version refuses them",
+            f"write {', '.join(keys.values())}",
+        )
+        for name, keys in deprecated.items()
+        if keys
+    ]
 
 
 def _check_scheduler(project: Project) -> Diagnosis:

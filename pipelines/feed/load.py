@@ -16,7 +16,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import RegistrySettings
 from sluice.pipelines.feed.problems import problems_of, raise_problems
 from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN, LOCAL_REGISTRY, REGISTRY, UNKNOWN_KAFKA
-from sluice.pipelines.feed.yaml_file import FileProblem, YamlError, read_yaml
+from sluice.pipelines.feed.yaml_file import FileProblem, YamlError, parse_yaml, read_yaml
 from sluice.pipelines.records.rows.value_reader import KEY_PREFIX, KeyReader, Reader, UnusableSchema
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.shape import READERS
@@ -172,6 +172,14 @@ def _read(
         return result
     spellings = {TUNING[key]: f"tuning.{key}" for key in read.data.get("tuning", {})}
     return tuple(replace(p, key=spellings.get(p.key, p.key)) for p in result)
+
+
+def list_deprecated_keys(path: Path) -> dict[str, str]:
+    """Returns the deprecated keys of a valid feed file, each with the key that replaces it."""
+    data = parse_yaml(path.read_text())
+    keys = {f"{section}.{key}" for section, values in data.items() if isinstance(values, dict) for key in values}
+    replacements = {old_key: f"tuning.{key}" for key, old_key in TUNING.items()} | {"window.settle": "window.grace"}
+    return {old_key: new for old_key, new in replacements.items() if old_key in keys}
 
 
 def move_tuning(data: Mapping[str, Any]) -> dict[str, Any] | tuple[FileProblem, ...]:

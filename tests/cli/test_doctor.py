@@ -89,6 +89,15 @@ def test_the_scheduler_of_the_project(project: Path, sluice: Sluice, monkeypatch
     assert "fleet.yaml" in read()
 
 
+def test_deprecated_keys(project: Path, sluice: Sluice) -> None:
+    feed = FEED.format("127.0.0.1:9", "orders") + "window: {settle: 1m}\nlimits: {task_bytes: 64MiB}\n"
+    (project / "feeds" / "orders.yaml").write_text(feed)
+    (problem,) = found(sluice("doctor", "--json").document, "orders: deprecated keys", "Project")
+    assert problem["health"] == "warning"
+    assert problem["found"] == "limits.task_bytes, window.settle: a later minor version refuses them"
+    assert problem["remedy"] == "write tuning.task_bytes, window.grace"
+
+
 def test_for_people_on_narrow_and_wide_screens(
     feed: str, sluice: Sluice, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
