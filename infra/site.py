@@ -1,6 +1,8 @@
 """Build the docs site from docs/ and a reference generated from the code, with Zensical. Downloads nothing.
 
-    python infra/site.py            builds build/site; exits 1 if a link or an anchor is broken
+    python infra/site.py                  builds build/site; exits 1 if a link or an anchor is broken
+    python infra/site.py FOLDER VERSION   also copies it to FOLDER/X.Y and FOLDER/latest, and lists it in FOLDER's
+                                          versions.json, which the selector of versions reads
 
 Pages are copied to build/docs first, so that generated pages stay out of docs/.
 """
@@ -8,6 +10,7 @@ Pages are copied to build/docs first, so that generated pages stay out of docs/.
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import shutil
 import subprocess
@@ -43,7 +46,24 @@ def main() -> int:
     result = subprocess.run([zensical, "build", "--strict"], cwd=ROOT, capture_output=True, text=True, check=False)
     if result.returncode:
         print(result.stdout, result.stderr.partition("Traceback")[0], sep="", file=sys.stderr)
+    elif sys.argv[1:]:
+        folder, version = sys.argv[1:]
+        add_version(ROOT / "build" / "site", Path(folder), version)
     return result.returncode
+
+
+def add_version(site: Path, folder: Path, version: str) -> None:
+    """Add the site to the folder of all versions, in place of an earlier patch of it. `latest` is the newest."""
+    minor = ".".join(version.removeprefix("v").split(".")[:2])
+    listing = folder / "versions.json"
+    versions = {entry["version"] for entry in json.loads(listing.read_text())} if listing.exists() else set()
+    newest_first = sorted({minor, *versions}, key=lambda v: [*map(int, v.split("."))], reverse=True)
+    for name in (minor, "latest") if newest_first[0] == minor else (minor,):
+        shutil.rmtree(folder / name, ignore_errors=True)
+        shutil.copytree(site, folder / name)
+    entries = [{"version": v, "title": v, "aliases": ["latest"] if v == newest_first[0] else []} for v in newest_first]
+    listing.write_text(json.dumps(entries, indent=2) + "\n")
+    (folder / "index.html").write_text('<!doctype html><meta http-equiv="refresh" content="0; url=latest/">\n')
 
 
 def _drop_outside_links(text: str, levels: int) -> str:

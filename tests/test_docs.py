@@ -10,6 +10,7 @@ import importlib.util
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -155,12 +156,33 @@ def test_the_site_is_where_the_settings_say() -> None:
     assert f"builds it into {folder}." in lines[0]
 
 
-def test_every_key_of_a_feed_has_the_keys_of_each_section_that_the_parser_knows() -> None:
+def _import_site() -> Any:
     spec = importlib.util.spec_from_file_location("sluice_site", ROOT / "infra" / "site.py")
     assert spec
     assert spec.loader
     site = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(site)
+    return site
+
+
+def test_the_site_of_each_version_stays_and_the_newest_is_latest(tmp_path: Path) -> None:
+    pages, folder = tmp_path / "site", tmp_path / "all"
+    for version in ("0.9.0", "v0.10.0", "v0.9.1"):
+        pages.mkdir()
+        (pages / "index.html").write_text(version)
+        folder.mkdir(exist_ok=True)
+        _import_site().add_version(pages, folder, version)
+        shutil.rmtree(pages)
+    assert [(e["version"], e["aliases"]) for e in json.loads((folder / "versions.json").read_text())] == [
+        ("0.10", ["latest"]),
+        ("0.9", []),
+    ]
+    texts = {name: (folder / name / "index.html").read_text() for name in ("0.9", "0.10", "latest")}
+    assert texts == {"0.9": "v0.9.1", "0.10": "v0.10.0", "latest": "v0.10.0"}
+
+
+def test_every_key_of_a_feed_has_the_keys_of_each_section_that_the_parser_knows() -> None:
+    site = _import_site()
     named = {line.split("`")[1] for line in site.render_keys().splitlines() if line.startswith("| `")}
     in_files_of_their_own = {"sluice.pipelines.feed.project_files"}
     modules = {s: s.__module__ for s in Settings.__subclasses__()}
