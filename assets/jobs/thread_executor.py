@@ -16,7 +16,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -200,7 +201,7 @@ class _Threads:
     def __init__(self, work: Work, job_context: Any, active: Any) -> None:
         self._work, self._context, self._active = work, job_context, active
         self._began = time.monotonic()
-        self._waiting: list[Any] = []
+        self._waiting: list[tuple[Any, RunningFeed | None]] = []
         self._running: dict[str, _Step] = {}
         self._messages: SimpleQueue[_Message] = SimpleQueue()
         self._given_up = 0
@@ -209,7 +210,7 @@ class _Threads:
         try:
             while self._running or not self._active.is_complete:
                 yield from self._active.plan_events_iterator(self._context)
-                self._waiting += self._active.get_steps_to_execute()
+                self._queue(self._active.get_steps_to_execute())
                 yield from self._skip_late()
                 self._begin()
                 if not self._running:
@@ -229,18 +230,27 @@ class _Threads:
 
     # -- what begins
 
-    def _begin(self) -> None:
-        """A feed that has landed commits before another one begins."""
-        waiting = [(step, self._work.lane(step.key)) for step in self._waiting]
-        for step, lane in sorted(waiting, key=lambda of: bool(of[1] and of[1].begins)):
-            if lane is None or self._has_room(lane):
-                self._waiting.remove(step)
-                self._start(_Step(self._context.for_step(step, self._active.get_known_state()), lane))
+    def _queue(self, steps: Sequence[Any]) -> None:
+        """Have steps wait: those of no feed come first, then those that commit, then the first ones of feeds."""
+        if steps:
+            self._waiting += [(step, self._work.lane(step.key)) for step in steps]
+            self._waiting.sort(key=lambda of: 0 if of[1] is None else 2 if of[1].begins else 1)
 
-    def _has_room(self, lane: RunningFeed) -> bool:
-        others = [s.lane for s in self._running.values() if s.lane]
-        with_it = sum(other.kafka == lane.kafka for other in others)
-        return len(others) < self._work.limits.feeds_at_once and with_it < self._work.limits.per_kafka
+    def _begin(self) -> None:
+        """Start the steps for which there is room. Runs for each event, so it costs little while there is none."""
+        limits, at_work = self._work.limits, Counter(s.lane.kafka for s in self._running.values() if s.lane)
+        still = list[tuple[Any, RunningFeed | None]]()
+        for number, (step, lane) in enumerate(self._waiting):
+            if lane is not None:
+                if at_work.total() >= limits.feeds_at_once:
+                    still += self._waiting[number:]
+                    break
+                if at_work[lane.kafka] >= limits.per_kafka:
+                    still.append((step, lane))
+                    continue
+                at_work[lane.kafka] += 1
+            self._start(_Step(self._context.for_step(step, self._active.get_known_state()), lane))
+        self._waiting = still
 
     def _start(self, step: _Step) -> None:
         self._running[step.key] = step
@@ -261,10 +271,10 @@ class _Threads:
         """Feeds that do not begin any more: their steps are skipped, not failed."""
         if not self._is_late() and self._given_up < self._work.limits.feeds_at_once:
             return
-        for step in [*self._waiting]:
-            lane = self._work.lane(step.key)
+        for waiting in [*self._waiting]:
+            step, lane = waiting
             if lane and lane.begins:
-                self._waiting.remove(step)
+                self._waiting.remove(waiting)
                 self._work.leave(lane.feed)
                 yield dg.DagsterEvent.step_skipped_event(self._context.for_step(step))
                 self._active.mark_skipped(step.key)
