@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -470,6 +472,16 @@ def test_of_a_large_batch_a_sample_is_read() -> None:
     assert (found.rows, found.all_, found.is_sampled) == (1000, 10_000, True)
     (v,) = found.columns
     assert [b.rows > 0 for b in v.bins].count(True) >= 10, "from everywhere"
+
+
+def test_pages_side_by_side_share_a_database_and_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    offsets = pa.array(range(500), pa.int64())
+    tables = [pa.table({"v": pa.array([n] * 500, pa.int64()), "offset": offsets}) for n in range(8)]
+    _profile(tables[0], ["v"])
+    monkeypatch.setattr(duckdb, "connect", lambda **how: pytest.fail("another database"))
+    with ThreadPoolExecutor(4) as threads:
+        pages = [*threads.map(lambda table: _profile(table, ["v"]), tables)]
+    assert [v.bins for (v,) in pages] == [(column_profiles.Bin(str(n), 500),) for n in range(8)]
 
 
 def _profile(table: pa.Table, wanted: list[str]) -> tuple[column_profiles.Profile, ...]:
