@@ -411,7 +411,27 @@ def roll_forward(
     windows without any event (None: all). A run still has to report the checks of the returned windows: for a check and
     partition, Dagster keeps one evaluation for each run, and one without a run.
     """
+    return _store(instance, books, find_unreported_batches(instance, books), limit, report)
+
+
+def reconcile(instance: dg.DagsterInstance, books: LedgerView, limit: int | None) -> None:
+    """Roll forward, and raise Failed if any batch that a commit would cover has no stored materialization.
+
+    Asks the event log a second time only if it had lacked one.
+    """
     batches = find_unreported_batches(instance, books)
+    _store(instance, books, batches, limit)
+    if batches:
+        require_reported(instance, books)
+
+
+def _store(
+    instance: dg.DagsterInstance,
+    books: LedgerView,
+    batches: Sequence[Batch],
+    limit: int | None,
+    report: Reporter = lambda progress: None,
+) -> Portion:
     runs = " and ".join({b.owner.run: b.owner.describe() for b in batches}.values()) or "a run"
     why = f"rolled forward: {runs} ended before this was recorded here" if batches else REPORTED_LATE
     unknown = find_unreported_windows(instance, books, books.keys.landed)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -54,6 +54,8 @@ def read_migrations_once() -> None:
 
 
 _EVENTS = "index_connection", "conn_string_for_shard", "has_table", "run_connection"
+_COLUMNS = "_has_asset_key_col_on_connection"
+_TABLES = "SqlEventLogStorage"
 _RUNS = "connect", "_conn_string"
 """What `kept_open` uses of the storages of Dagster."""
 
@@ -83,6 +85,56 @@ def _keep_index(events: Any, stack: ExitStack) -> None:
         index = stack.enter_context(_open_file(events.conn_string_for_shard("index"), Lock()))
     _replace(stack, events, "index_connection", index.connect)
     _replace(stack, events, "has_table", lru_cache(events.has_table))  # requested for each check; all tables exist here
+    if _has(events, _COLUMNS):  # as has_table, for each event of an asset
+        _replace(stack, events, _COLUMNS, _remember_columns(getattr(events, _COLUMNS)))
+    _serialize_once(events)
+
+
+def _remember_columns(has_column: Callable[[Connection, str], bool]) -> Callable[[Connection, str], bool]:
+    columns: dict[str, bool] = {}
+
+    def read(connection: Connection, name: str) -> bool:
+        if name not in columns:
+            columns[name] = has_column(connection, name)
+        return columns[name]
+
+    return read
+
+
+class _Serializer:
+    """Dagster's serializer for its tables, which store an event of an asset twice: its text is made once.
+
+    The second time the event is part of a record. Whether its text is part of the record's is tried with the first one.
+    """
+
+    def __init__(self, serialize: Callable[[Any], str]) -> None:
+        self._serialize = serialize
+        self._last: tuple[Any, str] = None, ""
+        self._is_part: bool | None = None
+
+    def __call__(self, value: Any) -> str:
+        if isinstance(value, dg.EventLogEntry):
+            event, text = self._last
+            if event is not value:
+                text = self._serialize(value)
+                self._last = value, text
+            return text
+        if isinstance(value, dg.EventLogRecord) and self._is_part is not False:
+            text = self(value.event_log_entry)
+            joined = f'{{"__class__": "EventLogRecord", "event_log_entry": {text}, "storage_id": {value.storage_id}}}'
+            if self._is_part is None:
+                self._is_part = joined == self._serialize(value)
+            if self._is_part:
+                return joined
+        return self._serialize(value)
+
+
+def _serialize_once(events: Any) -> None:
+    """From now on, this process makes the text of an event once."""
+    module = next((sys.modules[c.__module__] for c in type(events).__mro__ if c.__name__ == _TABLES), None)
+    serialize = getattr(module, "serialize_value", None)
+    if serialize is not None and not isinstance(serialize, _Serializer):
+        module.serialize_value = _Serializer(serialize)  # type: ignore[union-attr]
 
 
 def _keep_run(events: Any, run: str, stack: ExitStack) -> None:

@@ -151,8 +151,7 @@ def _commit_landed(
     run = open_run(context, session, feed, edges)
     run.report(Progress("commit"))
     books = open_books(session, feed, run.ledger, run.ports)
-    landed_metadata.roll_forward(context.instance, books, 0 if session.result.landed else landed_metadata.PORTION)
-    landed_metadata.require_reported(context.instance, books)
+    landed_metadata.reconcile(context.instance, books, 0 if session.result.landed else landed_metadata.PORTION)
     result = run.commit(changed)
     for moved in result.put_by_others:
         context.log.warning("%s: somebody else had committed %s, which landing has reached", moved.key, moved.after)

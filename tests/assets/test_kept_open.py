@@ -9,6 +9,7 @@ from typing import Any
 import alembic.util
 import dagster as dg
 import pytest
+from dagster._core.storage.event_log import sql_event_log
 
 from sluice.assets.instance.instance import open_instance
 from sluice.assets.instance.storage import kept_open
@@ -80,3 +81,25 @@ def test_others_see_what_is_stored_and_then_files_are_dagster_s_again(world: Wor
             assert ours.get_materialized_partitions(KEY) == {"one", "two"}
         ours.report_runless_asset_event(dg.AssetMaterialization(KEY, partition="three"))
         assert other.get_materialized_partitions(KEY) == {"one", "two", "three"}
+
+
+def test_the_text_of_an_event_is_made_once_and_read_by_dagster(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = list[object]()
+    serialize = sql_event_log.serialize_value
+
+    def count(value: object) -> str:
+        texts.append(value)
+        return serialize(value)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sql_event_log, "serialize_value", count)
+    with open_instance(world.project) as ours, kept_open(ours, "a-run"), open_instance(world.project) as other:
+        for partition in ("one", "two", "three"):
+            metadata = {"quoted": '"' + partition, "rows": 3}
+            ours.report_runless_asset_event(dg.AssetMaterialization(KEY, partition=partition, metadata=metadata))
+        entries = [e for e in texts if isinstance(e, dg.EventLogEntry)]
+        assert len(entries) == 3, "once for each event"
+        assert len([e for e in texts if isinstance(e, dg.EventLogRecord)]) <= 1, "once in a process"
+        newest = other.fetch_materializations(KEY, limit=1).records[0]
+        assert newest.event_log_entry == entries[-1]
+        (by_asset,) = other.get_asset_records([KEY])
+        assert by_asset.asset_entry.last_materialization_record == newest

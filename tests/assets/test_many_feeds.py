@@ -233,15 +233,15 @@ def test_no_more_feeds_than_the_file_allows_read_from_one_kafka(fleet: Fleet) ->
 
 
 def test_each_step_is_looked_up_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, lane = list[str](), Feeds.lane
+    steps, lane = list[str](), Feeds.lane
 
-    def counted(work: Feeds, step: str) -> object:
-        asked.append(step)
+    def count(work: Feeds, step: str) -> object:
+        steps.append(step)
         return lane(work, step)
 
-    monkeypatch.setattr(Feeds, "lane", counted)
+    monkeypatch.setattr(Feeds, "lane", count)
     assert not any(o.error for o in fleet.land(*NAMES).values())
-    assert len(asked) == len({*asked}) == 1 + 2 * len(NAMES), "not with each event: that grows with feeds squared"
+    assert len(steps) == len({*steps}) == 1 + 2 * len(NAMES), "not with each event: that grows with feeds squared"
 
 
 def test_a_feed_that_hangs_is_ended_and_the_others_are_done(fleet: Fleet, instance: dg.DagsterInstance) -> None:
