@@ -1,0 +1,91 @@
+"""Modules that a cold run imports: with each more, every small hour starts later. Counts instead of times.
+
+`cold_modules.json` has the modules of each package, by process. HOW=write counts them again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pytest
+
+from sluice.resources import local_engine
+from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.local_engine import LocalEngine
+from tests.cli.conftest import Sluice
+from tests.modules import list_modules
+
+CEILINGS = Path(__file__).with_name("cold_modules.json")
+FEED = "kafka: {{bootstrap: '{kafka}'}}\ntopics: {topic}\nstart: earliest\nformat: json\nschema: {{order_id: string}}\n"
+LISTING = (
+    "import sys; from sluice.cli.main import main; code = main(sys.argv[2:]);"
+    " from tests.modules import list_modules; open(sys.argv[1], 'w').write(list_modules()); sys.exit(code)"
+)
+PYTHON = "python"
+"""In the place of a package, for the standard library."""
+
+
+def count(modules: Iterable[str]) -> Mapping[str, list[str]]:
+    """Return modules by their package, without those that compilers and launchers add."""
+    by_package = defaultdict[str, list[str]](list)
+    for module in sorted(m for m in modules if not m.startswith("_") or m.partition(".")[0] in sys.stdlib_module_names):
+        package = module.partition(".")[0]
+        by_package[PYTHON if package in sys.stdlib_module_names else package].append(module)
+    return by_package
+
+
+def check(process: str, modules: Iterable[str]) -> None:
+    """Fail if a package has more modules than at the last count, and some for other versions; name them."""
+    ceilings, by_package = json.loads(CEILINGS.read_text()), count(modules)
+    if os.environ.get("HOW") == "write":
+        ceilings[process] = {package: len(names) for package, names in sorted(by_package.items())}
+        CEILINGS.write_text(json.dumps(ceilings, indent=1) + "\n")
+        return
+    ceiling = ceilings[process]
+    more = {
+        package: names
+        for package, names in by_package.items()
+        if package not in ceiling or len(names) > ceiling[package] + 3 + ceiling[package] // 10
+    }
+    lines = [f"{p}: {len(names)}, and {ceiling.get(p, 0)} before: {' '.join(names)}" for p, names in more.items()]
+    assert not more, "\n".join([f"{process} imports more; import it where it is needed:", *lines])
+
+
+def run(project: Path, *options: str) -> set[str]:
+    """Run the feed in a new process. Return its modules."""
+    modules = project / "modules"
+    command = [sys.executable, "-c", LISTING, str(modules), "run", "orders", "--json", *options]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    (feed,) = json.loads(done.stdout)["feeds"]
+    assert sum(batch["landed"] for batch in feed["runs"][0]["batches"])
+    return set(modules.read_text().split())
+
+
+@pytest.mark.slow
+def test_a_cold_run_imports_no_more_modules(project: Path, kafka: LocalKafka, sluice: Sluice) -> None:
+    topic = f"orders-{secrets.token_hex(4)}"
+    (project / "feeds" / "orders.yaml").write_text(FEED.format(kafka=kafka.bootstrap, topic=topic))
+    produce = ("produce", "orders", "-n", "300", "--seed", "7", "--bootstrap", kafka.bootstrap)
+    assert sluice(*produce, "--create").code == 0
+    without = run(project, "--no-dagster")
+    check("without Dagster", without)
+    assert sluice(*produce).code == 0
+    check("through Dagster", run(project, "--dagster") - without)
+
+
+@pytest.mark.slow
+def test_a_worker_imports_no_more_modules() -> None:
+    try:
+        (modules,) = LocalEngine().map("orders", "the modules", list_modules, 1)
+    finally:
+        local_engine.end()
+    check("worker", modules.split())
