@@ -14,7 +14,7 @@ from sluice import __version__
 from sluice.resources.local import java
 from sluice.resources.local.local_kafka import VERSION
 
-_SHOWN = ("pyspark", "pyarrow", "numba", "duckdb", "kafka-python")
+_SHOWN = ("pyspark", "pyarrow", "duckdb", "kafka-python")
 
 
 def cores() -> int:

@@ -41,7 +41,7 @@ from sluice.resources.open_ports import open_ports
 def stand(task: PeerTask) -> Iterator[Ready]:
     with fast_imports():  # as every command that lands: loaded objects are no garbage
         import pyspark  # noqa: F401 - an engine would load it later
-    versions = {name: version(name) for name in ("pyspark", "pyarrow", "numba")}
+    versions = {name: version(name) for name in ("pyspark", "pyarrow")}
     yield Ready(partial(_land, task), {"sluice": __version__, **versions})
 
 

@@ -97,7 +97,11 @@ def install(uv: str, corner: Corner, wheel: Path) -> Path:
         subprocess.run([uv, "venv", "--quiet", "--clear", "--python", find_python(corner.python), folder], check=True)
     more.write_text("\n".join((*TOOLS, *corner.requirements)))
     resolved = ("--quiet", "--upgrade", "--python", python, "--resolution", corner.resolution, "-o", locked)
-    subprocess.run([uv, "pip", "compile", *resolved, "--extra", "all", "pyproject.toml", more], cwd=ROOT, check=True)
+    subprocess.run(
+        [uv, "pip", "compile", *resolved, "--extra", "all", "--extra", "compile", "pyproject.toml", more],
+        cwd=ROOT,
+        check=True,
+    )
     subprocess.run([uv, "pip", "sync", "--quiet", "--python", python, locked], check=True)
     subprocess.run([uv, "pip", "install", "--quiet", "--python", python, "--no-deps", wheel], check=True)
     subprocess.run([uv, "pip", "check", "--python", python], check=True)
@@ -119,7 +123,8 @@ def run(corner: Corner, python: Path) -> tuple[tuple[str, ...], bool]:
     report.unlink(missing_ok=True)
     words = ("-q", "--noconftest", "-m", "matrix", "-k", corner.tests, "-p", "no:cacheprovider", f"--junitxml={report}")
     options = ("-o", "addopts=--import-mode=importlib", "-o", "filterwarnings=")
-    environ = os.environ | {"NUMBA_CACHE_DIR": str(BUILD / "loops")}
+    # A setting of numba's own: the corner's numba compiles the loops, and the checkout's library is not used.
+    environ = os.environ | {"NUMBA_CACHE_DIR": str(BUILD / "loops"), "NUMBA_OPT": "3"}
     # Minutes once: no test has to wait for it.
     subprocess.run([python, "-m", "sluice.pipelines.records.compiled.cache"], cwd=BUILD, env=environ, check=True)
     command = (python, "-m", "pytest", *words, *options, "tests/matrix/test_corner.py")

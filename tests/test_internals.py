@@ -57,8 +57,8 @@ MAY_REACH_INTO = {
     # reads how PySpark launched the JVM that it trains
     "resources/spark/train_jvm.py": {"_gateway", "_jvm"},
     "src/sluice/testing/logs.py": {"_buffer"},
-    # what numba's own cache calls, to keep compiled loops in files
-    "pipelines/records/compiled/jit.py": {"_cache", "_reduce"},
+    # what numba's own compiler of C callbacks calls
+    "pipelines/records/compiled/build.py": {"_final_module", "_getvalue"},
     # a peer of the benchmark: dlt has no setting for its folder
     "bench/peer_dlt.py": {"_global_dir"},
 }

@@ -18,8 +18,8 @@ DISTRIBUTION = "kafka-sluice"
 
 BRINGS = {
     "kafka": "kafka",
-    "numba": "kafka",
-    "llvmlite": "kafka",
+    "numba": "compile",
+    "llvmlite": "compile",
     "cramjam": "kafka",
     "crc32c": "kafka",
     "cryptography": "kafka",

@@ -4,9 +4,9 @@
 
 Executors need a Python of the same minor version on the same kind of machine, and nothing else. The hash is over
 Sluice's own files, the names and releases of all that they import, Python's minor version and the platform: packs of
-one environment have one name, are made once for a user, and serve every project. Loops that take a minute to compile
-are compiled in the pack: executors with the same processor load them. Promises: a pack appears whole, and its own
-packages suffice for all imports of tasks.
+one environment have one name, are made once for a user, and serve every project. The pack has the compiled loops, and
+numba only without a library of them. Promises: a pack appears whole, and its own packages suffice for all imports of
+tasks.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ _ROOTS = (
     *(("boto3",) if _S3 else ()),
     *(("obstore",) if _CLOUDS else ()),
     *_PROTOBUF,
-    *("cramjam", "crc32c", "kafka-python", "numba", "numpy", "pyarrow", "pydantic", "pyyaml"),
+    *(() if loops.find_library() else ("numba",)),
+    *("cramjam", "crc32c", "kafka-python", "numpy", "pyarrow", "pydantic", "pyyaml"),
 )
 """The imports of Sluice's tasks; their requirements are found."""
 _PACKAGE = Path(__file__).parents[2]

@@ -38,7 +38,7 @@ CLOCK_MS = 60_000
 _CONNECT_SECONDS = 5.0
 _SAME = ("sluice", "pyspark")
 """Packages whose release must be the driver's."""
-_LIKE = ("pyarrow", "numba", "numpy", "kafka-python", "pydantic")
+_LIKE = ("pyarrow", "numpy", "kafka-python", "pydantic")
 """Packages whose release should be the driver's."""
 _FILES = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
 """Kafka settings of a feed that name a file, which each host has for itself."""

@@ -12,7 +12,6 @@ import argparse
 import faulthandler
 import json
 import mmap
-import os
 import resource
 import signal
 import time
@@ -23,8 +22,6 @@ from importlib import import_module
 from pathlib import Path
 from random import Random
 
-from tests.fuzz import checked
-from tests.fuzz.processes import CHECKED
 from tests.fuzz.target import SECONDS, Target
 
 PLACES = {
@@ -56,8 +53,6 @@ _KEPT = 500
 
 def target(name: str) -> Target:
     """The target of that name; only its readers are imported."""
-    if os.environ.get(CHECKED):
-        checked.install()
     module, _, attribute = PLACES[name].partition(".")
     found = import_module(f"tests.fuzz.targets.{module}")
     if guard := getattr(found, "guard", None):

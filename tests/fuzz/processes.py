@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-CHECKED = "SLUICE_FUZZ_CHECKED"
-"""The variable that asks a hunt for checked loops."""
 
 
 @dataclass
@@ -27,11 +25,11 @@ class Found:
 
 
 def hunt(*names: str, seed: int = 0, inputs: int = 0, seconds: float = 0, checked: Path | None = None) -> Found:
-    """Run these hunts in one process to the end. `checked`: numba's cache of loops that check every index, which are
-    used then."""
+    """Run these hunts in one process to the end. `checked`: the folder of loops that check every index and
+    address, which are used then."""
     env = dict(os.environ)
     if checked:
-        env |= {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(checked), CHECKED: "1"}
+        env |= {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(checked)}
     with tempfile.TemporaryDirectory() as folder:
         now = Path(folder) / "now"
         command = [sys.executable, "-m", "tests.fuzz.hunt", *names, "--seed", str(seed), "--now", str(now)]

@@ -35,6 +35,7 @@ from sluice.pipelines.records.compiled.jit import (
     I8,
     I32,
     I64,
+    INTEGER,
     TABLE,
     U8,
     Array,
@@ -46,9 +47,9 @@ from sluice.pipelines.records.compiled.jit import (
     int64,
     item,
     put,
-    types,
     uint64,
 )
+from sluice.pipelines.records.compiled.loop import Arrays
 from sluice.pipelines.records.json.scan import NULL, PLAIN, SIZE_BITS, START_MASK, pack
 from sluice.pipelines.records.slots.binary_loops import (
     AT_BYTE,
@@ -153,7 +154,7 @@ class AvroTables(NamedTuple):
     state: Array
 
 
-_TABLES = types.NamedTuple([TABLE, I64, I64, I64, TABLE, TABLE, I64, I64, U8, I64, I64, I64, I64, I64, I64], AvroTables)
+_TABLES = Arrays((TABLE, I64, I64, I64, TABLE, TABLE, I64, I64, U8, I64, I64, I64, I64, I64, I64), AvroTables)
 FRAME = 4  # numbers of a list's frame: its operation, elements left in this block, elements read, unused; of a call's
 # frame: the operation behind it
 
@@ -423,7 +424,7 @@ def _find_program(t: AvroTables, schema: int) -> int:
     return int64(-1)
 
 
-@compiled(types.int64(BYTES, I32, U8, I64, _TABLES, RESULTS))
+@compiled(BYTES, I32, U8, I64, _TABLES, RESULTS, results=1)
 def scan(data: Array, ends: Array, valid: Array, schemas: Array, t: AvroTables, results: BlockResults) -> int:
     """Read records from state[ROW] on, up to a block: DONE, FULL, GROW_LEVEL (state[NEED]: which), or WANT
     (state[NEED]: the id of a schema without a program).
@@ -483,7 +484,7 @@ def _too_wide(high: int, low: int, most_high: int, most_low: int) -> bool:
     return a > b or (a == b and uint64(low) > uint64(most_low))
 
 
-@compiled(types.int64(BYTES, I64, types.int64, I64, types.int64, types.int64, I32, I8))
+@compiled(BYTES, I64, INTEGER, I64, INTEGER, INTEGER, I32, I8, results=1)
 def decimals(
     data: Array, spans: Array, at: int, out: Array, most_high: int, most_low: int, bad_item: Array, bad_code: Array
 ) -> int:

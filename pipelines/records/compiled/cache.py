@@ -1,54 +1,58 @@
-"""Compiles the loops in advance, side by side, and keeps them in files that serve other machines as well.
+"""Finds the machine code of the loops: in the library that came with the package, else in objects compiled here.
 
     ready(report)                                   the driver before it plans, a worker before its first task
     python -m sluice.pipelines.records.compiled.cache                the same from a shell, in an installation
-    python -m sluice.pipelines.records.compiled.cache json.scan     one share of the work: what `ready` starts
 
-Compiling takes more than a minute of one core. A wheel of `make wheel` has the loops already. Promises: once they are
-ready, this checks one file. No two processes of a machine compile the same loops. Where no file can be written, this
-reports it and does not wait. Only a share imports numba itself. A loop is loaded only where the processor executes it:
-on x86-64, loops are compiled for the level v3 (AVX2, 2013 and later), elsewhere for the processor at hand.
+The wheel for x86-64 has the library: nothing is compiled, and numba is not needed. Elsewhere `ready` compiles each
+module of loops in a process of its own, by numba, which takes more than a minute of one core. Without a C compiler to
+link a library, llvmlite loads the objects. Promises: once loops are ready, this checks a few files. No two processes
+of a machine compile the same loops at once. Machine code is loaded only where the processor executes it: on x86-64,
+loops are compiled for the level v3 (AVX2, 2013 and later), elsewhere for the processor at hand.
 
-The name of a loop's file has a hash of all that its code depends on (`stamp`), and none of times or places.
+The names of files have a hash of all that their code depends on, and none of times or places.
 """
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
-import importlib
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from sluice.pipelines.model.receipts import Progress, Reporter
 
+PACKAGE = "sluice.pipelines.records"
 ROOM = Path(__file__).parents[1]
 """The folder of `sluice.pipelines.records`."""
-_THIS = "compiled.cache"
+_THIS, _BUILD = "compiled.cache", "compiled.build"
 _IMPORT = re.compile(r"^from sluice\.pipelines\.records\.([\w.]+) import", re.MULTILINE)
 
 
-def source_stamp(module: str) -> str:
-    """Return a hash of a module's source and of all sources of this room that it imports, less this module's.
+def source_stamp(*modules: str) -> str:
+    """Return a hash of these modules' sources and of all sources of this room that they import, less this module's.
 
-    `module` is relative to `sluice.pipelines.records`, such as `json.scan`.
+    `modules` are relative to `sluice.pipelines.records`, such as `json.scan`.
     """
-    modules = [module]
+    names = [_BUILD, *modules]
     digest = hashlib.sha256()
-    for name in modules:  # grows while it is walked
+    for name in names:  # grows while it is walked
         text = (ROOM / f"{name.replace('.', '/')}.py").read_bytes()
         digest.update(hashlib.sha256(text).digest())
-        modules += [n for n in dict.fromkeys(_IMPORT.findall(text.decode())) if n not in (*modules, _THIS)]
+        names += [n for n in dict.fromkeys(_IMPORT.findall(text.decode())) if n not in (*names, _THIS)]
     return digest.hexdigest()
 
 
@@ -91,30 +95,110 @@ def ready(report: Reporter = lambda progress: None) -> None:
     if folder is None:
         report(Progress(STAGE, note=NOWHERE))
         return
-    mark = folder / mark_name()
     with _alone(folder):
-        if mark.exists():
+        if is_ready():
             return
         report(Progress(STAGE, 0, len(SHARES), describe_compiling()))
-        if _side_by_side(lambda done: report(Progress(STAGE, done, len(SHARES)))):
+        if _side_by_side(folder, lambda done: report(Progress(STAGE, done, len(SHARES)))):
             with suppress(OSError):
-                mark.touch()
-                if folder == LOOPS:
-                    _remove_stale()
+                _link(folder)
 
 
 def is_ready() -> bool:
-    """Returns whether all loops are compiled, judged by one file."""
-    return any((folder / mark_name()).exists() for folder in get_folders())
+    """Returns whether all loops are compiled."""
+    return bool(list_files())
 
 
 def list_files() -> list[Path]:
-    """Return the files of all loops and their mark. Empty unless all are compiled."""
-    folder = next((folder for folder in get_folders() if (folder / mark_name()).exists()), None)
-    if folder is None:
-        return []
-    current = {stamp(share, find_targets()[0]) for share in SHARES}
-    return [folder / mark_name(), *(p for p in sorted(folder.glob("*.loop")) if _stamp_of(p) in current)]
+    """Return the library, or the objects of all loops. Empty unless all are compiled."""
+    if library := find_library():
+        return [library]
+    objects = [path for share in SHARES if (path := find_object(share))]
+    return objects if len(objects) == len(SHARES) else []
+
+
+@cache
+def find_library() -> Path | None:
+    """Return the library of all loops. None if there is none for these sources and this processor."""
+    if any(name in os.environ for name in _SETTINGS):
+        return None
+    return _find(_make_library_name)
+
+
+def _make_library_name(target: str) -> str:
+    return f"loops-{_hash(source_stamp(*SHARES), _describe_processor(target))}.so"
+
+
+def find_object(share: str) -> Path | None:
+    """Return the object of a share's loops. None if it was never compiled."""
+    return _find(lambda target: make_object_name(share, target))
+
+
+def _find(name: Callable[[str], str]) -> Path | None:
+    names = map(name, find_targets())
+    return next((path for n in names for folder in get_folders() if (path := folder / n).exists()), None)
+
+
+def find_address(share: str, function: str) -> int:
+    """Return the address of an entry point's C function. Compiles its share if it was never compiled.
+
+    Raises ModuleNotFoundError if that needs numba, which is not installed, and ImportError if it fails.
+    """
+    name = f"{share}.{function}"
+    if library := _load_library():
+        return ctypes.cast(library[name], ctypes.c_void_p).value or 0
+    return int(_load_object(share).get_function_address(name))
+
+
+@cache
+def _load_library() -> ctypes.CDLL | None:
+    path = find_library()
+    return ctypes.CDLL(str(path)) if path else None
+
+
+@cache
+def _load_object(share: str) -> Any:
+    if find_spec("numba") is None:
+        raise ModuleNotFoundError(_NEEDS_NUMBA, name="numba")
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    with tempfile.TemporaryDirectory() as scratch:
+        path = find_object(share) or _compile(share, find_writable_folder() or Path(scratch))
+        engine.add_object_file(llvm.object_file.ObjectFileRef.from_data(path.read_bytes()))
+    engine.finalize_object()
+    return engine
+
+
+_NEEDS_NUMBA = "no compiled loops for this processor came with Sluice, and numba, which compiles them, is not installed"
+
+
+def _compile(share: str, folder: Path) -> Path:
+    path = folder / make_object_name(share, find_targets()[0])
+    with _alone(folder):
+        if not path.exists():
+            done = subprocess.run(_command(share, folder), capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise ImportError(f"{share} cannot be compiled: {done.stderr.strip().rpartition(chr(10))[2]}")
+    return path
+
+
+def _link(folder: Path) -> None:
+    """Link the objects into a library, which loads without llvmlite. Without a C compiler, there is none. Remove the
+    package's loops of earlier sources."""
+    compiler, objects = shutil.which("cc"), list_files()
+    if compiler and objects and find_library() is None and not any(name in os.environ for name in _SETTINGS):
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            library = Path(scratch, _make_library_name(find_targets()[0]))
+            command = [compiler, "-shared", "-nostdlib", "-Wl,-s", "-o", str(library), *map(str, objects)]
+            if subprocess.run(command, **_QUIET, check=False).returncode == 0:
+                library.replace(folder / library.name)
+        find_library.cache_clear()
+    if folder == LOOPS:
+        _remove_stale()
 
 
 def describe_compiling() -> str:
@@ -158,18 +242,30 @@ def _writable(folder: Path) -> bool:
     return False
 
 
-def make_file_name(module: str, function: str, target: str) -> str:
-    """Return the name of a compiled loop's file. `module` is relative to `sluice.pipelines.records`."""
-    return f"{module}.{function}-{stamp(module, target)}.loop"
+def make_object_name(share: str, target: str) -> str:
+    """Return the name of the object of a share's loops."""
+    return f"{share}-{stamp(share, target)}.o"
 
 
 @cache
-def stamp(module: str, target: str) -> str:
-    """Return a hash of sources, numba, Python, the target and numba's settings: the inputs of a module's loops."""
-    versions = version("numba"), version("llvmlite"), sys.implementation.cache_tag, platform.machine()
+def stamp(share: str, target: str) -> str:
+    """Return a hash of sources, numba, the target and numba's settings: the inputs of a share's loops."""
     settings = [(name, os.environ.get(name)) for name in _SETTINGS]
-    processor = LEVEL if target == LEVEL else _processor()
-    return hashlib.sha256(repr((source_stamp(module), versions, settings, processor)).encode()).hexdigest()[:16]
+    return _hash(source_stamp(share), _version("numba"), _version("llvmlite"), settings, _describe_processor(target))
+
+
+def _hash(*inputs: object) -> str:
+    return hashlib.sha256(repr(inputs).encode()).hexdigest()[:16]
+
+
+def _version(package: str) -> str:
+    with suppress(PackageNotFoundError):
+        return version(package)
+    return ""
+
+
+def _describe_processor(target: str) -> tuple[str, str]:
+    return platform.machine(), LEVEL if target == LEVEL else _processor()
 
 
 _SETTINGS = [
@@ -185,25 +281,13 @@ def find_targets() -> tuple[str, ...]:
     return (LEVEL, HOST) if not chosen and _FLAGS.issubset(_processor().split()) else (HOST,)
 
 
-def mark_name() -> str:
-    """Return the name of the file that exists when all loops are compiled."""
-    stamps = [stamp(share, find_targets()[0]) for share in SHARES]
-    return f"sluice-loops-{hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]}"
-
-
 def _remove_stale() -> None:
     """Remove the package's loops of earlier sources."""
-    current = {stamp(share, target) for share in SHARES for target in find_targets()}
-    for path in LOOPS.glob("*.loop"):
-        if _stamp_of(path) not in current:
+    targets = find_targets()
+    current = {make_object_name(share, target) for share in SHARES for target in targets}
+    for path in LOOPS.iterdir():
+        if path.name not in {*current, *map(_make_library_name, targets), _LOCK}:
             path.unlink(missing_ok=True)
-    for path in LOOPS.glob("sluice-loops-*"):
-        if path.name not in (mark_name(), _LOCK):
-            path.unlink(missing_ok=True)
-
-
-def _stamp_of(path: Path) -> str:
-    return path.stem.rpartition("-")[2]
 
 
 @cache
@@ -227,13 +311,15 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _side_by_side(done: Callable[[int], None]) -> bool:
-    """Compile each share in its own process, as many at once as there are cores. Returns whether all succeeded."""
-    waiting, running, ended = list(SHARES), list[subprocess.Popen[bytes]](), list[int]()
+def _side_by_side(folder: Path, done: Callable[[int], None]) -> bool:
+    """Compile each missing share in its own process, as many at once as there are cores. Returns whether all
+    succeeded."""
+    waiting, running = [s for s in SHARES if find_object(s) is None], list[subprocess.Popen[bytes]]()
+    ended = [0] * (len(SHARES) - len(waiting))
     try:
         while waiting or running:
             while waiting and len(running) < _cores():
-                running.append(subprocess.Popen(_command(waiting.pop(0)), **_QUIET))
+                running.append(subprocess.Popen(_command(waiting.pop(0), folder), **_QUIET))
             time.sleep(_LOOK)
             if codes := [code for child in running if (code := child.poll()) is not None]:
                 running = [child for child in running if child.returncode is None]
@@ -245,8 +331,10 @@ def _side_by_side(done: Callable[[int], None]) -> bool:
             child.terminate()
 
 
-def _command(share: str) -> list[str]:
-    return [sys.executable, "-m", "sluice.pipelines.records.compiled.cache", share]
+def _command(share: str, folder: Path) -> list[str]:
+    target = find_targets()[0]
+    path = folder / make_object_name(share, target)
+    return [sys.executable, "-m", f"{PACKAGE}.{_BUILD}", share, str(path), target]
 
 
 _QUIET: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
@@ -256,32 +344,12 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _compile(share: str) -> None:
-    """Compile the entry points of one module, and none of the modules that it imports."""
-    import numba
-
-    settings: Any = numba.config
-    if find_targets()[0] == LEVEL:  # before a first function of ours makes numba's code generator
-        settings.CPU_NAME, settings.CPU_FEATURES = LEVEL, ""
-    from sluice.pipelines.records.compiled import jit
-
-    folder = find_writable_folder()
-    vars(jit)["get_folders"] = lambda: (
-        (folder,) if folder else ()
-    )  # loops of other folders would be missing in this one
-    module, one = f"sluice.pipelines.records.{share}", jit.compiled
-
-    def only(signature: Any) -> Callable[[Any], Any]:
-        return lambda f: one(signature)(f) if f.__module__ == module else f
-
-    jit.compiled = only
-    importlib.import_module(module)
-
-
 def _say(progress: Progress) -> None:
     if progress.note:
         print(progress.note, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
-    _compile(sys.argv[1]) if sys.argv[1:] else ready(_say)
+    ready(_say)
+    if folder := find_writable_folder():
+        _link(folder)

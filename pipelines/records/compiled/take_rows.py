@@ -15,13 +15,13 @@ from sluice.pipelines.records.compiled.jit import (
     ENDS,
     I32,
     I64,
+    INTEGER,
     U8,
     Array,
     compiled,
     copy,
     int32,
     int64,
-    types,
 )
 from sluice.pipelines.schema.arrays import fixed_width
 
@@ -119,7 +119,7 @@ def _copy_ranges(buffer: Any, runs: _Runs, width: int) -> pa.Buffer:
     return pa.py_buffer(out)
 
 
-@compiled(types.void(BYTES, I64, I64, types.int64, U8))
+@compiled(BYTES, I64, I64, INTEGER, U8)
 def _copy_runs(data: Array, starts: Array, sizes: Array, width: int, out: Array) -> None:
     at = int64(0)
     for i in range(starts.size):
@@ -128,7 +128,7 @@ def _copy_runs(data: Array, starts: Array, sizes: Array, width: int, out: Array)
         at += size
 
 
-@compiled(types.void(ENDS, I64, I64, I32))
+@compiled(ENDS, I64, I64, I32)
 def _move_ends(ends: Array, starts: Array, sizes: Array, out: Array) -> None:
     out[0], at = 0, int64(0)
     for i in range(starts.size):

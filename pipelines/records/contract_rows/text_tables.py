@@ -18,15 +18,17 @@ from sluice.pipelines.records.compiled.jit import (
     BYTES,
     ENDS,
     I64,
+    INTEGER,
     U8,
+    UNSIGNED,
     Array,
     byte,
     compiled,
     int64,
-    types,
     uint64,
     word,
 )
+from sluice.pipelines.records.compiled.loop import Numbers
 from sluice.pipelines.records.contract_rows.check_arrays import as_bools, text_buffers
 
 LONGEST_FORM = 128
@@ -96,7 +98,7 @@ def _match_column(column: pa.Array, table: Array, size: int) -> pa.BooleanArray:
     return pa.Array.from_buffers(pa.bool_(), n, [valid, pa.py_buffer(out)])
 
 
-@compiled(types.void(BYTES, ENDS, U8, types.int64, U8))
+@compiled(BYTES, ENDS, U8, INTEGER, U8)
 def _forms(data: Array, ends: Array, table: Array, size: int, out: Array) -> None:
     for i in range(ends.size - 1):
         at, end = int64(ends[i]), int64(ends[i + 1])
@@ -116,7 +118,7 @@ _MOST = 64
 _TRIES = 200
 """Multipliers that are tried, to find one by which no two members meet. Half of them do, in a table of that room."""
 _SPREAD = 0x9E3779B97F4A7C15
-_U64 = types.Array(types.uint64, 1, "C")
+_U64 = Numbers("uint64")
 _MASKS = np.array([(1 << (8 * size)) - 1 for size in range(LONGEST + 1)], np.uint64)
 
 
@@ -148,7 +150,7 @@ def _find_members(column: pa.Array, multiplier: int, shift: int, words: Array, s
     return pa.Array.from_buffers(pa.bool_(), len(column), [None, pa.py_buffer(out)])
 
 
-@compiled(types.void(BYTES, ENDS, types.uint64, types.uint64, _U64, I64, _U64, U8))
+@compiled(BYTES, ENDS, UNSIGNED, UNSIGNED, _U64, I64, _U64, U8)
 def _among(
     data: Array, ends: Array, multiplier: int, shift: int, words: Array, sizes: Array, masks: Array, out: Array
 ) -> None:

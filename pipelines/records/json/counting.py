@@ -12,12 +12,12 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines.records.compiled.jit import BYTES, ENDS, I64, Array, byte, compiled, int64, types
+from sluice.pipelines.records.compiled.jit import BYTES, ENDS, I64, Array, byte, compiled, int64
 from sluice.pipelines.schema.arrays import int64s
 from sluice.pipelines.schema.schema import EXTRA, Kind, Schema, Type
 
 
-@compiled(types.void(BYTES, ENDS, I64))
+@compiled(BYTES, ENDS, I64)
 def _count(texts: Array, ends: Array, counts: Array) -> None:
     """The numbers, strings and truths of texts that are JSON, without the names of members."""
     for row in range(counts.size):

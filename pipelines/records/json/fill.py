@@ -24,7 +24,9 @@ from sluice.pipelines.records.compiled.jit import (
     I8,
     I32,
     I64,
+    INTEGER,
     U8,
+    UNSIGNED,
     Array,
     byte,
     clear,
@@ -32,7 +34,6 @@ from sluice.pipelines.records.compiled.jit import (
     copy,
     inner,
     int64,
-    types,
     uint64,
     word,
 )
@@ -52,7 +53,7 @@ TIME_SCRATCH = 6 * MOST_TIME_TEXT
 """Bytes of such a text with each character escaped."""
 
 _FAR = 1 << 40
-_U64 = types.uint64
+_U64 = UNSIGNED
 _POWERS = np.array([10**i for i in range(20)], np.uint64)
 _EXACT = np.array([10.0**i for i in range(23)], np.float64)
 _DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31], np.int64)
@@ -91,7 +92,7 @@ def _bad(state: Array, bad_item: Array, bad_code: Array, item: int, code: int) -
 # --- texts -------------------------------------------------------------------------------------------------------
 
 
-@compiled(types.void(BYTES, I64, types.int64, U8, I32, U8, I64))
+@compiled(BYTES, I64, INTEGER, U8, I32, U8, I64)
 def texts(values: Array, spans: Array, at: int, data: Array, ends: Array, valid: Array, state: Array) -> None:
     """Strings, escapes resolved. `data` has room for all that the spans say."""
     to = int64(ends[at])
@@ -164,7 +165,7 @@ def _base64(values: Array, at: int, end: int, data: Array, to: int) -> int:
     return to + 2
 
 
-@compiled(types.void(BYTES, I64, types.int64, U8, I32, U8, I64, I32, I8))
+@compiled(BYTES, I64, INTEGER, U8, I32, U8, I64, I32, I8)
 def binaries(
     values: Array,
     spans: Array,
@@ -292,7 +293,7 @@ def _parse_exponent(values: Array, at: int, end: int) -> int:
     return -n if negative else n
 
 
-@compiled(types.void(BYTES, I64, types.int64, I64, U8, I64, I32, I8, _U64, _U64, types.int64))
+@compiled(BYTES, I64, INTEGER, I64, U8, I64, I32, I8, _U64, _U64, INTEGER)
 def integers(
     values: Array,
     spans: Array,
@@ -362,7 +363,7 @@ def _short_decimal(values: Array, at: int, end: int, precision: int, scale: int)
     return m * _POWERS[missing], True
 
 
-@compiled(types.void(BYTES, I64, types.int64, I64, U8, I64, I32, I8, types.int64, types.int64))
+@compiled(BYTES, I64, INTEGER, I64, U8, I64, I32, I8, INTEGER, INTEGER)
 def decimals(
     values: Array,
     spans: Array,
@@ -444,7 +445,7 @@ def _parts(values: Array, at: int, end: int) -> tuple[int, int, bool]:
     return m, power + exponent, exact
 
 
-@compiled(types.void(BYTES, I64, types.int64, F64, U8, I64, I32, types.int64))
+@compiled(BYTES, I64, INTEGER, F64, U8, I64, I32, INTEGER)
 def floats(
     values: Array, spans: Array, at: int, out: Array, valid: Array, state: Array, later: Array, single: int
 ) -> None:
@@ -480,7 +481,7 @@ def floats(
         out[at + i] = -number if negative else number
 
 
-@compiled(types.void(BYTES, I64, types.int64, U8, U8, I64))
+@compiled(BYTES, I64, INTEGER, U8, U8, I64)
 def truths(values: Array, spans: Array, at: int, out: Array, valid: Array, state: Array) -> None:
     """Booleans, a bit each; `out` begins as all ones."""
     for i in range(spans.size):
@@ -621,7 +622,7 @@ def _time(buf: Array, at: int, end: int, digits: int) -> tuple[int, int]:
     return _instant(_minute(buf, at), buf, at + 16, end, digits)
 
 
-@compiled(types.void(BYTES, I64, types.int64, I64, U8, I64, I32, I8, U8, types.int64))
+@compiled(BYTES, I64, INTEGER, I64, U8, I64, I32, I8, U8, INTEGER)
 def times(
     values: Array,
     spans: Array,
@@ -672,7 +673,7 @@ def times(
 # --- what holds others -------------------------------------------------------------------------------------------
 
 
-@compiled(types.void(I64, types.int64, U8, I64))
+@compiled(I64, INTEGER, U8, I64)
 def presence(spans: Array, at: int, valid: Array, state: Array) -> None:
     """Structs: there or not."""
     for i in range(spans.size):
@@ -681,7 +682,7 @@ def presence(spans: Array, at: int, valid: Array, state: Array) -> None:
             state[NULLS] += 1
 
 
-@compiled(types.void(I64, types.int64, I32, U8, I64))
+@compiled(I64, INTEGER, I32, U8, I64)
 def lengths(spans: Array, at: int, ends: Array, valid: Array, state: Array) -> None:
     """Lists and maps: where the elements of each end."""
     to = int64(ends[at])
@@ -694,7 +695,7 @@ def lengths(spans: Array, at: int, ends: Array, valid: Array, state: Array) -> N
         ends[at + i + 1] = to
 
 
-@compiled(types.int64(I64))
+@compiled(I64, results=1)
 def measure(spans: Array) -> int:
     """Bytes that the texts of the spans take at most."""
     total = int64(0)
@@ -734,7 +735,7 @@ def _same(data: Array, ends: Array, a: int, b: int) -> bool:
     return True
 
 
-@compiled(types.int64(I32, types.int64, types.int64, I32, U8, I32, types.int64, I32))
+@compiled(I32, INTEGER, INTEGER, I32, U8, I32, INTEGER, I32, results=1)
 def find_repeated(
     lists: Array, first: int, last: int, ends: Array, data: Array, table: Array, seed: int, duplicates: Array
 ) -> int:

@@ -54,10 +54,10 @@ from sluice.pipelines.records.compiled.jit import (
     item,
     put,
     trailing_zeros,
-    types,
     uint64,
     word,
 )
+from sluice.pipelines.records.compiled.loop import Arrays
 
 MOST_DEPTH = 100
 """Objects and arrays inside one another, those of unknown fields included."""
@@ -176,8 +176,8 @@ class ScanResults(NamedTuple):
     bad_at: Array
 
 
-TABLES = types.NamedTuple([TABLE, U8, I32, I32, I64, I64, I64, I64, I64, U8, U8, I64, TABLE, U8, I64], ScanTables)
-_RESULTS = types.NamedTuple([I32, U8, I32, I32, I32, I32, I32, I32], ScanResults)
+TABLES = Arrays((TABLE, U8, I32, I32, I64, I64, I64, I64, I64, U8, U8, I64, TABLE, U8, I64), ScanTables)
+_RESULTS = Arrays((I32, U8, I32, I32, I32, I32, I32, I32), ScanResults)
 
 _HEX = np.full(256, -1, np.int64)
 for _i, _c in enumerate(b"0123456789abcdef"):
@@ -953,7 +953,7 @@ def _wipe(t: ScanTables) -> None:
         t.counts[level] = t.saved[level]
 
 
-@compiled(types.int64(BYTES, I32, BYTES, TABLES, _RESULTS))
+@compiled(BYTES, I32, BYTES, TABLES, _RESULTS, results=1)
 def scan(values: Array, ends: Array, valid: Array, t: ScanTables, results: ScanResults) -> int:
     """The records from `state[ROW]` on → a block of spans.
 

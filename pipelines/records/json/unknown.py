@@ -23,6 +23,7 @@ import numpy as np
 
 from sluice.pipelines.records.compiled.jit import (
     BYTES,
+    FLAG,
     I32,
     I64,
     U8,
@@ -33,9 +34,9 @@ from sluice.pipelines.records.compiled.jit import (
     inlined,
     inner,
     int64,
-    types,
     uint64,
 )
+from sluice.pipelines.records.compiled.loop import Arrays, Numbers
 from sluice.pipelines.records.json.scan import (
     CHILD,
     LIST,
@@ -183,7 +184,7 @@ def _copy_record(out: Array, to: int, values: Array, at: int, end: int, t: ScanT
     return to
 
 
-@compiled(types.void(BYTES, I32, I32, TABLES, I64, U8, I32))
+@compiled(BYTES, I32, I32, TABLES, I64, U8, I32)
 def copy_members(
     values: Array, value_ends: Array, rows: Array, t: ScanTables, stack: Array, out: Array, ends: Array
 ) -> None:
@@ -238,8 +239,8 @@ def no_names() -> Names:
     )
 
 
-_USAGE = types.Array(types.int64, 2, "C")
-_NAMES = types.NamedTuple([_USAGE, U8, U8, I64, U8, I64], Names)
+_USAGE = Numbers("int64", dims=2)
+_NAMES = Arrays((_USAGE, U8, U8, I64, U8, I64), Names)
 
 
 @inner
@@ -317,7 +318,7 @@ def _count(usage: Array, slot: int, row: int, kind: int) -> None:
     usage[slot, KINDS] |= kind
 
 
-@compiled(types.void(BYTES, I32, TABLES, U8, _NAMES, I32))
+@compiled(BYTES, I32, TABLES, U8, _NAMES, I32)
 def collect_names(buf: Array, ends: Array, t: ScanTables, closed: Array, unknown: Names, firsts: Array) -> None:
     """Count the members that no field has a name for, at every depth: texts of `_extra` as `scan` writes them, empty
     where there are none.
@@ -389,7 +390,7 @@ def _in_number(b: int) -> bool:
     return 0x30 <= b <= 0x39 or b == 0x2D or b == 0x2B or b == 0x2E or (b | 0x20) == 0x65
 
 
-@compiled(types.void(BYTES, I64, I64, types.boolean, I64))
+@compiled(BYTES, I64, I64, FLAG, I64)
 def spans_at(buf: Array, starts: Array, ends: Array, texts: bool, spans: Array) -> None:
     """The spans of values that were scanned once: numbers that begin at `starts`, or texts, whose quote is before."""
     for i in range(starts.size):
@@ -415,7 +416,7 @@ def spans_at(buf: Array, starts: Array, ends: Array, texts: bool, spans: Array) 
         spans[i] = pack(begin, min(at, end), kind)
 
 
-@compiled(types.void(BYTES, I64, I64, I64, I64))
+@compiled(BYTES, I64, I64, I64, I64)
 def digits_of(buf: Array, starts: Array, ends: Array, integral: Array, scale: Array) -> None:
     """How many digits the numbers need before and after the point."""
     for i in range(starts.size):

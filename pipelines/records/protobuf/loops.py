@@ -38,6 +38,7 @@ from sluice.pipelines.records.compiled.jit import (
     BYTES,
     I32,
     I64,
+    INTEGER,
     TABLE,
     U8,
     Array,
@@ -50,9 +51,9 @@ from sluice.pipelines.records.compiled.jit import (
     int64,
     item,
     put,
-    types,
     uint64,
 )
+from sluice.pipelines.records.compiled.loop import Arrays
 from sluice.pipelines.records.json.scan import PLAIN, SIZE_BITS, START_MASK, pack
 from sluice.pipelines.records.rows.wire_format import NO_HEADER
 from sluice.pipelines.records.slots.binary_loops import (
@@ -170,8 +171,8 @@ class ProtobufTables(NamedTuple):
     state: Array
 
 
-_TABLES = types.NamedTuple(
-    [TABLE, TABLE, I64, I64, TABLE, I64, I64, I64, TABLE, BYTES, TABLE, TABLE, I64, I64, U8, *[I64] * 7], ProtobufTables
+_TABLES = Arrays(
+    (TABLE, TABLE, I64, I64, TABLE, I64, I64, I64, TABLE, BYTES, TABLE, TABLE, I64, I64, U8, *[I64] * 7), ProtobufTables
 )
 
 
@@ -588,7 +589,7 @@ def _behind_name(data: Array, p: int, end: int, name: Array) -> int:
     return p + name.size
 
 
-@compiled(types.int64(BYTES, I32, U8, I64, I64, _TABLES, RESULTS))
+@compiled(BYTES, I32, U8, I64, I64, _TABLES, RESULTS, results=1)
 def scan(
     data: Array, ends: Array, valid: Array, schemas: Array, paths: Array, t: ProtobufTables, results: BlockResults
 ) -> int:
@@ -677,7 +678,7 @@ def scan(
     return int64(DONE)
 
 
-@compiled(types.int64(_TABLES, types.int64, I64, I32))
+@compiled(_TABLES, INTEGER, I64, I32, results=1)
 def settle(t: ProtobufTables, rows: int, bad_item: Array, bad_node: Array) -> int:
     """Write defaults into empty slots whose parent is there.
 

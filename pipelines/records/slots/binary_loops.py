@@ -14,19 +14,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sluice.pipelines.records.compiled.jit import (
-    I32,
-    Array,
-    bit_of,
-    byte,
-    cell,
-    inlined,
-    inner,
-    int64,
-    types,
-    uint64,
-    word,
-)
+from sluice.pipelines.records.compiled.jit import I32, Array, bit_of, byte, cell, inlined, inner, int64, uint64, word
+from sluice.pipelines.records.compiled.loop import Arrays
 from sluice.pipelines.records.rows.wire_format import NO_HEADER
 
 _TOPS = 0x8080808080808080
@@ -77,7 +66,7 @@ class BlockResults(NamedTuple):
     bad_at: Array
 
 
-RESULTS = types.NamedUniTuple(I32, 5, BlockResults)
+RESULTS = Arrays((I32,) * 5, BlockResults)
 
 
 @inlined

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import platform
 import re
 import shutil
@@ -34,17 +33,18 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def fresh_stamps() -> Any:
+    clear()
     yield
     clear()
 
 
 def clear() -> None:
-    for computed in (cache.stamp, cache.find_targets, cache._processor):
+    for computed in (cache.stamp, cache.find_targets, cache.find_library, cache._processor):
         computed.cache_clear()
 
 
 def test_every_module_with_entry_points_is_a_share() -> None:
-    sources = {p: p.read_text() for p in PIPELINES.rglob("*.py") if p.name != "jit.py"}
+    sources = {p: p.read_text() for p in PIPELINES.rglob("*.py")}
     found = {p for p, text in sources.items() if re.search(r"^@compiled\(", text, re.MULTILINE)}
     assert {".".join(p.relative_to(PIPELINES).with_suffix("").parts) for p in found} == set(cache.SHARES)
 
@@ -55,30 +55,22 @@ def test_what_is_compiled_is_compiled_once_and_said_before(kept: Path, monkeypat
     cache.ready(told.append)
     assert [(p.stage, p.done, p.total) for p in told] == [("compile", 0, 1), ("compile", 1, 1)]
     assert "once for this version of Sluice and numba; about" in told[0].note
-    assert {p.name.partition("-")[0] for p in cache.list_files()[1:]} == {f"{QUICK}._among", f"{QUICK}._forms"}
+    assert [p.name.partition("-")[0] for p in cache.list_files()] == [QUICK]
     assert cache.is_ready()
     monkeypatch.setattr(subprocess, "Popen", None)
     cache.ready(told.append)
     assert len(told) == 2
 
 
-@pytest.mark.slow
-def test_a_share_compiles_its_own_entry_points_alone(kept: Path) -> None:
-    """The module of names imports the one that scans, whose loop takes half a minute."""
-    subprocess.run([sys.executable, "-m", "sluice.pipelines.records.compiled.cache", "json.unknown"], check=True)
-    files = {p.name.rpartition(".loop")[0].rpartition(".")[0] for p in kept.glob("*.loop")}
-    assert files == {"json.unknown"}
-
-
 def test_a_share_that_fails_leaves_it_to_whoever_needs_it(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "SHARES", {"checked.nowhere": 1})
-    monkeypatch.setattr(cache, "mark_name", lambda: "mark")
+    monkeypatch.setattr(cache, "SHARES", {"compiled": 1})
+    monkeypatch.setattr(cache, "source_stamp", lambda *shares: "")
     cache.ready()
     assert not cache.is_ready()
 
 
 def test_a_change_of_what_loops_share_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """numba looks at the file of an entry point alone."""
+    """The modules that a share imports count as well."""
     shutil.copytree(cache.ROOM, tmp_path / "records")
     monkeypatch.setattr(cache, "ROOM", tmp_path / "records")
     before = {share: cache.source_stamp(share) for share in cache.SHARES}
@@ -90,21 +82,21 @@ def test_a_change_of_what_loops_share_is_compiled_again(tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-def test_loops_are_loaded_from_files_and_compiled_again_for_other_sources(kept: Path) -> None:
-    command = [sys.executable, "-m", "sluice.pipelines.records.compiled.cache", QUICK]
+def test_loops_are_loaded_from_objects_and_compiled_again_for_other_sources(kept: Path) -> None:
+    """The settings of `kept` are not those of the library."""
+    script = """import sys
+from sluice.pipelines.records.contract_rows import text_tables
+assert not cache.find_library() and not text_tables.__name__ in ()
+assert "numba" not in sys.modules and "llvmlite" in sys.modules"""
+    command = [sys.executable, "-c", f"from sluice.pipelines.records.compiled import cache\n{script}"]
     subprocess.run(command, check=True)
-    (path,) = kept.glob(f"{QUICK}._forms-*.loop")
+    (path,) = kept.glob("*.o")
     written = path.stat().st_mtime_ns
     subprocess.run(command, check=True)
     assert path.stat().st_mtime_ns == written
-    path.rename(path.with_name(f"{QUICK}._forms-{'0' * 16}.loop"))
+    path.rename(path.with_name(f"{QUICK}-{'0' * 16}.o"))
     subprocess.run(command, check=True)
     assert path.exists(), "compiled again"
-    complete = path.stat().st_size
-    for cut in (100, 0):
-        os.truncate(path, cut)
-        subprocess.run(command, check=True)
-        assert path.stat().st_size == complete, "compiled again"
 
 
 def test_two_processes_do_not_compile_the_same(kept: Path) -> None:
@@ -114,9 +106,10 @@ def test_two_processes_do_not_compile_the_same(kept: Path) -> None:
     with (kept / "sluice-loops.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         waiting.start()
-        (kept / cache.mark_name()).touch()  # the other one is done
+        path = kept / cache.make_object_name(QUICK, cache.find_targets()[0])
+        path.touch()  # the other one is done
     waiting.join()
-    assert (told, list(kept.glob("*.loop"))) == ([], [])
+    assert (told, list(kept.glob("*.o"))) == ([], [path])
 
 
 @pytest.mark.parametrize("what", ["sources", "numba", "processor", "settings"])
@@ -124,11 +117,11 @@ def test_another_version_is_compiled_again(
     what: str, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "find_targets", lambda: [cache.HOST])
-    before = cache.mark_name()
+    before = cache.stamp(QUICK, cache.HOST)
     cache.stamp.cache_clear()
     match what:
         case "sources":
-            for name in ("compiled.py", "pieces.py", f"{QUICK.replace('.', '/')}.py"):
+            for name in ("compiled/build.py", f"{QUICK.replace('.', '/')}.py"):
                 (tmp_path / name).parent.mkdir(exist_ok=True)
                 (tmp_path / name).write_text("changed")
             monkeypatch.setattr(cache, "ROOM", tmp_path)
@@ -138,15 +131,15 @@ def test_another_version_is_compiled_again(
             monkeypatch.setenv("NUMBA_BOUNDSCHECK", "1")
         case _:
             monkeypatch.setattr(cache, "_processor", lambda: "another")
-    assert cache.mark_name() != before
+    assert cache.stamp(QUICK, cache.HOST) != before
 
 
 def test_loops_serve_the_same_sources_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = cache.mark_name()
+    before = cache.stamp(QUICK, cache.LEVEL)
     shutil.copytree(cache.ROOM, tmp_path / "moved", ignore=shutil.ignore_patterns("__pycache__", "loops"))
     monkeypatch.setattr(cache, "ROOM", tmp_path / "moved")
     cache.stamp.cache_clear()
-    assert cache.mark_name() == before
+    assert cache.stamp(QUICK, cache.LEVEL) == before
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="levels are those of x86-64")
@@ -158,7 +151,7 @@ def test_a_processor_below_the_level_gets_loops_of_its_own(monkeypatch: pytest.M
         monkeypatch.setattr(cache, "_processor", lambda processor=processor: processor)
         cache.find_targets.cache_clear()
         cache.stamp.cache_clear()
-        marks[processor] = cache.find_targets(), cache.mark_name()
+        marks[processor] = cache.find_targets(), cache.stamp(QUICK, cache.find_targets()[0])
     one, other, older = marks.values()
     assert one == other
     assert one[0] == (cache.LEVEL, cache.HOST)
@@ -177,8 +170,8 @@ def test_loops_of_earlier_sources_are_removed_from_the_package(
 ) -> None:
     monkeypatch.setattr(cache, "LOOPS", tmp_path / "loops")
     cache.LOOPS.mkdir()
-    current = [cache.make_file_name(QUICK, "f", cache.HOST), cache.mark_name(), "sluice-loops.lock"]
-    for name in (*current, "json.scan.scan-0123456789abcdef.loop", "sluice-loops-0123456789abcdef"):
+    current = [cache.make_object_name(QUICK, cache.HOST), "sluice-loops.lock"]
+    for name in (*current, "json.scan-0123456789abcdef.o", "loops-0123456789abcdef.so"):
         (cache.LOOPS / name).touch()
     cache._remove_stale()
     assert {p.name for p in cache.LOOPS.iterdir()} == {*current}

@@ -29,6 +29,7 @@ from sluice.pipelines.records.compiled.jit import (
     BYTES,
     I32,
     I64,
+    INTEGER,
     TABLE,
     U8,
     Array,
@@ -38,9 +39,9 @@ from sluice.pipelines.records.compiled.jit import (
     inner,
     int32,
     int64,
-    types,
     uint64,
 )
+from sluice.pipelines.records.compiled.loop import Arrays
 
 # --- the table of frames: one row for each batch, wrapper message or run of plain messages ------------------
 
@@ -179,7 +180,7 @@ class ChunkBuffers(NamedTuple):
     header_values_valid: Array
 
 
-_COLUMNS = types.NamedTuple([U8, I32, U8, U8, I32, U8, I64, I64, I32, I32, U8, U8, I32, U8, I32, U8], ChunkBuffers)
+_COLUMNS = Arrays((U8, I32, U8, U8, I32, U8, I64, I64, I32, I32, U8, U8, I32, U8, I32, U8), ChunkBuffers)
 
 
 def _crc32_tables() -> Array:
@@ -302,7 +303,7 @@ def _message_header(raw: Array, at: int, row: Array) -> bool:
     return bool(row[FROM] <= row[TO] <= row[STOP])
 
 
-@compiled(types.UniTuple(types.int64, 3)(BYTES, TABLE))
+@compiled(BYTES, TABLE, results=3)
 def scan(raw: Array, table: Array) -> tuple[int, int, int]:
     """Write the headers of the complete frames of `raw` into `table`.
 
@@ -355,7 +356,7 @@ def scan(raw: Array, table: Array) -> tuple[int, int, int]:
     return rows, at, DONE
 
 
-@compiled(types.int64(BYTES, types.int64, types.int64))
+@compiled(BYTES, INTEGER, INTEGER, results=1)
 def control_type(buf: Array, at: int, stop: int) -> int:
     """Type of the first record of a control batch (0 abort, 1 commit); −1 when it does not parse."""
     length, at = _varint32(buf, at, stop)
@@ -748,7 +749,7 @@ def _go_back(columns: ChunkBuffers, state: Array) -> None:
     state[AT] = -1
 
 
-@compiled(types.int64(BYTES, BYTES, TABLE, _COLUMNS, I64))
+@compiled(BYTES, BYTES, TABLE, _COLUMNS, I64, results=1)
 def decode(raw: Array, scratch: Array, table: Array, columns: ChunkBuffers, state: Array) -> int:
     """Records of the frames from `state[FRAME]` on → rows of `columns`, in order.
 

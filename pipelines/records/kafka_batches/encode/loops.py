@@ -26,6 +26,7 @@ import numpy as np
 from sluice.pipelines.records.compiled.jit import (
     BYTES,
     I64,
+    INTEGER,
     U8,
     Array,
     compiled,
@@ -34,9 +35,9 @@ from sluice.pipelines.records.compiled.jit import (
     inner,
     int64,
     prefetch,
-    types,
     uint64,
 )
+from sluice.pipelines.records.compiled.loop import Arrays, Numbers
 
 # --- `state` of an open batch, kept between calls -------------------------------------------------------------
 
@@ -73,10 +74,10 @@ class RowBuffers(NamedTuple):
     header_values_valid: Array
 
 
-_I32R = types.Array(types.int32, 1, "C", readonly=True)
-_I64R = types.Array(types.int64, 1, "C", readonly=True)
+_I32R = Numbers("int32", readonly=True)
+_I64R = Numbers("int64", readonly=True)
 _BINARY = [BYTES, _I32R, BYTES]
-_ROWS = types.NamedTuple([*_BINARY, *_BINARY, _I64R, _I32R, BYTES, _I32R, *_BINARY], RowBuffers)
+_ROWS = Arrays((*_BINARY, *_BINARY, _I64R, _I32R, BYTES, _I32R, *_BINARY), RowBuffers)
 
 
 @inner
@@ -161,7 +162,7 @@ def _put_record(rows: RowBuffers, row: int, time_delta: int, offset_delta: int, 
     return at
 
 
-@compiled(types.int64(_ROWS, I64, types.int64, U8, I64))
+@compiled(_ROWS, I64, INTEGER, U8, I64, results=1)
 def append(rows: RowBuffers, chosen: Array, first: int, out: Array, state: Array) -> int:
     """Append the rows `chosen[first:]` to the open batch in `out`; where in `chosen` it stopped.
 
@@ -195,7 +196,7 @@ def append(rows: RowBuffers, chosen: Array, first: int, out: Array, state: Array
     return int64(chosen.size)
 
 
-@compiled(types.void(I64, I64, I64))
+@compiled(I64, I64, I64)
 def group(partitions: Array, ends: Array, order: Array) -> None:
     """The rows of each partition in their order, one partition behind the other. `ends`: where each ends in `order`, if
     all are there; where each begins, afterwards."""
@@ -234,7 +235,7 @@ def _murmur2(data: Array, at: int, length: int) -> int:
     return int64(h ^ (h >> uint64(15)))
 
 
-@compiled(types.void(BYTES, _I32R, BYTES, I64))
+@compiled(BYTES, _I32R, BYTES, I64)
 def hash_keys(keys: Array, offsets: Array, valid: Array, out: Array) -> None:
     """The hash of each key, made positive as Java's `Utils.toPositive` does; −1 for a key that is null."""
     for row in range(out.size):
@@ -269,15 +270,15 @@ class TextColumns(NamedTuple):
     valid: Array
 
 
-_TEXTS = types.NamedTuple(
-    [
+_TEXTS = Arrays(
+    (
         BYTES,
         _I64R,
         _I64R,
         BYTES,
-        types.Array(types.int64, 2, "C", readonly=True),
-        types.Array(types.uint8, 2, "C", readonly=True),
-    ],
+        Numbers("int64", dims=2, readonly=True),
+        Numbers("uint8", dims=2, readonly=True),
+    ),
     TextColumns,
 )
 
@@ -320,7 +321,7 @@ def _put_escaped(out: Array, at: int, data: Array, start: int, stop: int) -> int
     return at
 
 
-@compiled(types.int64(_TEXTS, types.int64, U8, types.Array(types.int32, 1, "C")))
+@compiled(_TEXTS, INTEGER, U8, Numbers("int32"), results=1)
 def weave(t: TextColumns, first: int, out: Array, ends: Array) -> int:
     """Write a JSON object for each row from `first` on, `ends[row]` being where it begins; the row where it stopped.
 
