@@ -36,8 +36,8 @@ Peers = Annotated[
     list[str] | None,
     typer.Option(
         "--peer",
-        help="Only this peer (again for more): sluice, spark, rust, polars, confluent-kafka, kafka-python, dlt, daft,"
-        " sluice-apart.",
+        help="Only this peer (again for more): sluice, spark, rust, polars, chdb, flink, connect, confluent-kafka,"
+        " kafka-python, dlt, daft, sluice-apart.",
     ),
 ]
 Data = Annotated[

@@ -51,6 +51,7 @@ class PeerLayout:
     """How a peer's rows lie: SQL for the compared values, and which files below its folder hold them.
 
     `value` is for rows that are not typed; typed fields are columns by their names. `headers` empty: none are landed.
+    `typed_key` replaces `key` next to typed fields.
     """
 
     topic: str
@@ -62,6 +63,7 @@ class PeerLayout:
     time_type: str
     headers: str
     files: str = "**/*.parquet"
+    typed_key: str = ""
 
 
 def _of_spark(prefix: str) -> PeerLayout:
@@ -106,6 +108,7 @@ def digests_of_landed(
     lies = layout or (TYPED if columns else RAW)
     value = _row([f'"{f.name}"' for f in columns], columns) if columns else f"({lies.value})::BLOB"
     renames = {name: getattr(lies, name) for name in ("topic", "partition", "offset", "key", "time", "time_type")}
+    renames["key"] = (lies.typed_key if columns else "") or lies.key
     with _database() as db:
         landed = _LANDED.format(**renames, value=value, headers=lies.headers or "NULL")
         return _digests(db, landed, {"files": [str(f) for f in files], "topic": topic})

@@ -122,6 +122,67 @@ POLARS = Peer(
     program=True,
     packages=(_CONFLUENT, "polars==2.1.0", "polars-runtime-32==2.1.0"),
 )
+_KAFKA_COLUMNS = PeerLayout(
+    topic="kafka_topic",
+    partition="kafka_partition",
+    offset="kafka_offset",
+    key="kafka_key",
+    value="value",
+    time="kafka_timestamp",
+    time_type="0",
+    headers="kafka_headers",
+)
+CHDB = Peer(
+    "chdb",
+    "chDB (ClickHouse's Kafka engine)",
+    "bench.peer_chdb",
+    warms_up=False,
+    program=True,
+    layout=_KAFKA_COLUMNS,
+    # The newest whose Kafka engine starts: 4.4 shuts its background threads down before.
+    packages=("chdb==3.6.0",),
+)
+_FLINK, _FLINK_VERSION = "org.apache.flink", "2.2.0"
+FLINK = Peer(
+    "flink",
+    "Flink, batch SQL",
+    "bench.peer_flink",
+    layout=replace(
+        _KAFKA_COLUMNS,
+        time_type="CASE kafka_timestampType WHEN 'CreateTime' THEN 0 END",
+        headers="map_entries(kafka_headers)",
+        files="part-*",
+    ),
+    artifacts=(
+        *(
+            java.Artifact(_FLINK, f"flink-{name}", _FLINK_VERSION)
+            for name in ("clients", "table-planner-loader", "table-runtime", "table-api-java-bridge")
+        ),
+        *(java.Artifact(_FLINK, f"flink-{name}", _FLINK_VERSION) for name in ("connector-files", "json", "parquet")),
+        java.Artifact(_FLINK, "flink-connector-kafka", "5.0.0-2.2"),
+    ),
+)
+_CONNECT, _ICEBERG = "org.apache.kafka", "org.apache.iceberg"
+CONNECT = Peer(
+    "connect",
+    "Kafka Connect, Iceberg's sink",
+    "bench.peer_connect",
+    warms_up=False,
+    program=True,
+    # A record's key is its customer.
+    layout=replace(
+        _KAFKA_COLUMNS,
+        key="encode(json_extract_string(decode(value), '$.customer'))",
+        typed_key="encode(customer)",
+        headers="",
+    ),
+    artifacts=(
+        *(java.Artifact(_CONNECT, f"connect-{name}", "4.3.1") for name in ("runtime", "json", "transforms")),
+        *(java.Artifact(_ICEBERG, f"iceberg-{name}", "1.12.0") for name in ("kafka-connect", "parquet", "orc")),
+        java.Artifact("org.xerial", "sqlite-jdbc", "3.54.1.0"),
+        java.Artifact("org.slf4j", "slf4j-simple", "2.0.18"),  # its words for the log
+    ),
+)
 KAFKA_PYTHON = Peer(
     "kafka-python",
     "kafka-python loop",
@@ -182,7 +243,9 @@ BUDGET = Peer("budget", "Sluice's parts by themselves", "bench.budget", environm
 """Not a peer that lands: it measures the parts of Sluice's work."""
 PEERS: Mapping[str, Peer] = {
     peer.name: peer
-    for peer in (*(SLUICE, SLUICE_APART, SPARK, RUST, POLARS, CONFLUENT_KAFKA, KAFKA_PYTHON, DAFT, DLT),)
+    for peer in (
+        *(SLUICE, SLUICE_APART, SPARK, RUST, POLARS, CHDB, FLINK, CONNECT, CONFLUENT_KAFKA, KAFKA_PYTHON, DAFT, DLT),
+    )
 }
 
 

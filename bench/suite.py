@@ -8,9 +8,12 @@ from dataclasses import replace
 
 from bench import workloads
 from bench.peers import (
+    CHDB,
     CONFLUENT_KAFKA,
+    CONNECT,
     DAFT,
     DLT,
+    FLINK,
     KAFKA_PYTHON,
     POLARS,
     RUST,
@@ -25,7 +28,7 @@ from sluice.pipelines.errors import UsageError
 
 ALL, FLAT = "all", "flat"
 _LOOPS = (CONFLUENT_KAFKA, KAFKA_PYTHON)
-_BY_NAME = (RUST, POLARS)
+_BY_NAME = (RUST, POLARS, CHDB, FLINK, CONNECT)
 """Other tools, which take part where they are asked for."""
 _MAIN = (
     Race(

@@ -1,4 +1,4 @@
-"""What is pure of measuring a start: time in a port, medians, and how it is text."""
+"""What is pure of measuring a start: time in a port, medians, and how it is shown."""
 
 from __future__ import annotations
 
