@@ -171,6 +171,15 @@ def find_differences(typingctx, one, one_at, other, other_at):  # type: ignore[n
 
 
 @intrinsic
+def keep_branch(typingctx, number):  # type: ignore[no-untyped-def]
+    def emit(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        kind = ir.FunctionType(ir.IntType(64), [ir.IntType(64)])
+        return builder.asm(kind, "", "=r,0", [args[0]], True)
+
+    return types.int64(types.int64), emit
+
+
+@intrinsic
 def prefetch(typingctx, buf, at):  # type: ignore[no-untyped-def]
     def emit(context, builder, signature, args):  # type: ignore[no-untyped-def]
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
@@ -424,7 +433,9 @@ def main(name: str, path: Path, target: str) -> None:
         checks = {"byte": check_byte, "word": check_word, "cell": check_cell, "item": check_item, "put": check_put}
         functions = {n: compile_inner(f) for n, f in checks.items()}
     shared = {f.__name__: compile_inner(f) for f in (copy, jit.clear, jit.bit_of)}
-    vars(jit).update(functions | shared, trailing_zeros=count_trailing_zeros, prefetch=prefetch)
+    vars(jit).update(
+        functions | shared, trailing_zeros=count_trailing_zeros, keep_branch=keep_branch, prefetch=prefetch
+    )
     vars(jit).update({f.__name__: f for f in (find_text_stops, find_digit_stops, find_differences)})
     vars(jit).update(compiled=share.compile_entry, inner=compile_inner, inlined=compile_inlined)
     with global_compiler_lock:

@@ -113,6 +113,11 @@ def _pack_bits(flags: Array) -> int:
     return uint64(int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little"))
 
 
+def keep_branch(number: int) -> int:
+    """Returns the number. The compiler knows nothing of it, so it keeps the branch that chose it."""
+    return number
+
+
 def prefetch(buf: Array, at: int) -> None:
     """Ask for the byte at `at`, and those around it, to be read soon; it need not be there."""
 

@@ -52,6 +52,7 @@ from sluice.pipelines.records.compiled.jit import (
     inner,
     int64,
     item,
+    keep_branch,
     put,
     trailing_zeros,
     uint64,
@@ -95,6 +96,10 @@ STEP_SIZE = 3  # bytes before the value; where they begin in `template`; which o
 STEP_AT = 4
 STEP_MASK = 5
 STEP_DEPTH = 6  # objects that it is in
+STEP_LENGTH = 7  # bytes of the text before; a bit for each and for the quote, 0: they vary
+STEP_ENDS = 8
+STEP_MISSES = 9  # texts of this block with another length than the one before
+MOST_MISSES = 16
 TEMPLATE_BYTES = 4096
 BEYOND = 128  # bytes behind a record that may be read with it
 DOUBT, MOST_DOUBT = 8, 128
@@ -829,6 +834,7 @@ def _learn(buf: Array, at: int, end: int, t: ScanTables) -> None:
         step[STEP_SHAPE] = cell(t.nodes, node, SHAPE)
         step[STEP_REQUIRED] = cell(t.nodes, node, REQUIRED)
         step[STEP_SIZE], step[STEP_AT], step[STEP_DEPTH] = size, used, depth
+        step[STEP_LENGTH], step[STEP_ENDS], step[STEP_MISSES] = 0, 0, 0
         step[STEP_MASK] = (int64(1) << (size if size <= 32 else ((size - 1) & 31) + 1)) - 1
         used += size
         at = stop
@@ -885,6 +891,17 @@ def _value_like_before(buf: Array, at: int, end: int, t: ScanTables, k: int) -> 
 
 
 @inlined
+def _expect(t: ScanTables, k: int, size: int) -> None:
+    """Expect texts of this size for value `k` of the template, unless the size changed often in this block."""
+    misses = cell(t.steps, k, STEP_MISSES)
+    if misses < MOST_MISSES:
+        step, is_expected = t.steps[k], size < 32 and misses + 1 < MOST_MISSES
+        step[STEP_MISSES] = misses + 1
+        step[STEP_LENGTH] = size if is_expected else 0
+        step[STEP_ENDS] = (int64(2) << size) - 1 if is_expected else 0
+
+
+@inlined
 def _fits_template(buf: Array, at: int, end: int, t: ScanTables) -> bool:
     """Returns whether the record matches the template. Its spans are noted then, and none otherwise.
 
@@ -914,13 +931,23 @@ def _fits_template(buf: Array, at: int, end: int, t: ScanTables) -> bool:
         if want == TEXT and b == 0x22:
             at += 1
             stops = find_text_stops(buf, at)
-            stop = at + trailing_zeros(stops | uint64(1 << 32))
-            if byte(buf, stop) != 0x22:
-                stop, kind = string(buf, at, end)
-                if stop < 0 or kind == SURROGATE:
-                    break
-            span = pack(at, stop, kind & ODD)
-            at = stop + 1
+            size = cell(t.steps, k, STEP_LENGTH)
+            if (
+                stops & uint64(cell(t.steps, k, STEP_ENDS)) == uint64(1) << uint64(size)
+                and byte(buf, at + size) == 0x22
+            ):
+                span = pack(at, at + size, PLAIN)
+                # Its place depends on no byte of the text, so that the processor need not wait for them.
+                at = keep_branch(at + size + 1)
+            else:
+                stop = at + trailing_zeros(stops | uint64(1 << 32))
+                if byte(buf, stop) != 0x22:
+                    stop, kind = string(buf, at, end)
+                    if stop < 0 or kind == SURROGATE:
+                        break
+                _expect(t, k, stop - at)
+                span = pack(at, stop, kind & ODD)
+                at = stop + 1
         elif want == NUMBER and (uint64(b - 0x30) < uint64(10) or b == 0x2D):
             stop, kind = _number(buf, at, end)
             if stop < 0:
@@ -969,6 +996,8 @@ def scan(values: Array, ends: Array, valid: Array, t: ScanTables, results: ScanR
         used = state[OUT] if cell(t.nodes, node, LEVEL) == 0 else item(t.counts, cell(t.nodes, node, LEVEL))
         for slot in range(base, base + used):
             put(t.spans, slot, 0)
+    for k in range(state[STEPS]):
+        t.steps[k, STEP_MISSES] = 0
     state[OUT] = state[BAD] = state[EXTRAS] = state[DOUBTS] = state[INSIDES] = 0
     for level in range(t.counts.size):
         t.counts[level] = 0
