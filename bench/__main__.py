@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bench import age, cluster, fleet, scale, send, start
+from bench import age, cluster, fleet, scale, send, start, timeline
 from bench import command as calls
 from bench import table as old_table
 from bench.render import PAGE, lake_view, race_view
@@ -91,7 +91,8 @@ def run_benchmarks(
 
     `lake` compares lakes in stores (emulated here) with a local one and counts requests. `cluster` compares a local
     Spark with a standalone one of two workers. `start` measures the phases of a run in a new process, a small
-    catch-up on a warm session, and a plan over 1,000 partitions; with --peer, new processes of Sluice and of peers.
+    catch-up on a warm session, and a plan over 1,000 partitions; with --peer, new processes of Sluice and of peers;
+    with --write, only the picture of a run's timeline.
     `fleet` lands one window of many small feeds, one by one and in one run, and counts requests to Kafka. `scale`
     runs the planner over up to 100,000 partitions on 1,000 brokers, in memory. `age` measures an hour of a feed
     that has run for months. `table` measures a batch for an old table. `republish` compares sending with the
@@ -117,6 +118,11 @@ def run_benchmarks(
         ("republish",): (calls.run_send, send.send_view),
         ("table",): (calls.run_table, old_table.table_view),
     }
+    docs = Path(__file__).parents[1] / "docs" / "developers"
+    if request.names == ("start",) and write:
+        picture = docs / timeline.PICTURE
+        picture.write_text(calls.draw_start(request, session.terminal.note))
+        return session.terminal.show(good(f"written to {picture}"))
     if request.names in alone:
         if write:
             raise UsageError(
@@ -127,7 +133,6 @@ def run_benchmarks(
         measured = measure(request, session.terminal.note)
         session.terminal.show(*show(measured))
         return session.terminal.print_document(measured.document())
-    docs = Path(__file__).parents[1] / "docs" / "developers"
 
     def keep(report: BenchReport) -> None:
         if write:

@@ -85,6 +85,12 @@ def run_start(request: BenchRequest, note: Note) -> start.StartReport:
         return start.run(request.repeat, folder, note, able)
 
 
+def draw_start(request: BenchRequest, note: Note) -> str:
+    """The timeline of a cold run, as a picture. Raises as `run`."""
+    with _alone(request.folder or default_folder()) as folder:
+        return start.draw(folder, note)
+
+
 def run_fleet(request: BenchRequest, note: Note) -> fleet.FleetReport:
     """Many small feeds, each by itself and in one run. Raises as `run`, and ProofFailed."""
     with _alone(request.folder or default_folder()) as folder:

@@ -65,15 +65,15 @@ class Meter:
 
     def look(self) -> None:
         """Take note of every process of the tree and its highest size until now."""
-        for pid in _tree(self._root):
+        for pid in list_tree(self._root):
             kind = self._kind(pid)
             self._peaks[kind] = max(self._peaks.get(kind, 0), _peak(pid))
 
     def _clocks(self) -> _Clocks | None:
         if not _measurable():
             return None
-        stats, cpus = _stats(), Counter[str]()
-        for pid in _tree(self._root, stats):
+        stats, cpus = read_stats(), Counter[str]()
+        for pid in list_tree(self._root, stats):
             cpus[self._kind(pid)] += stats[pid].cpu  # type: ignore[assignment]
         return _Clocks(cpus, _machine_cpu(), sum(stats[pid].cpu for pid in self._beside if pid in stats))
 
@@ -124,30 +124,30 @@ def _measurable() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stat:
+class Stat:
     parent: int
     cpu: float
     """Seconds of its own and of the children that it has waited for."""
 
 
-def _stats() -> dict[int, _Stat]:
+def read_stats() -> dict[int, Stat]:
     if not _measurable():
         return {}
     pids = (int(name) for name in os.listdir(_PROC) if _PID.fullmatch(name))
     return {pid: stat for pid in pids if (stat := _stat(pid))}
 
 
-def _stat(pid: int) -> _Stat | None:
+def _stat(pid: int) -> Stat | None:
     try:
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return _Stat(int(fields[1]), sum(map(int, fields[11:15])) / _TICKS)
+    return Stat(int(fields[1]), sum(map(int, fields[11:15])) / _TICKS)
 
 
-def _tree(root: int, stats: Mapping[int, _Stat] | None = None) -> list[int]:
+def list_tree(root: int, stats: Mapping[int, Stat] | None = None) -> list[int]:
     """The root and all below it, those that live."""
-    stats = _stats() if stats is None else stats
+    stats = read_stats() if stats is None else stats
     children: dict[int, list[int]] = {}
     for pid, stat in stats.items():
         children.setdefault(stat.parent, []).append(pid)

@@ -4,7 +4,7 @@ dark where the reader's is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from bench.peers import SLUICE, SPARK
 from bench.results import PeerResult, RaceResult
@@ -29,7 +29,7 @@ def plot(races: Sequence[RaceResult]) -> Html:
     scale = (_WIDTH - _LEFT - _RIGHT) / max(largest, 1.0)
     drawn, y = [], _TOP
     for race, spark in pairs:
-        drawn.append(_text(race.name, _LEFT - 10, y + _BAR - 2, text_anchor="end"))
+        drawn.append(text(race.name, _LEFT - 10, y + _BAR - 2, text_anchor="end"))
         for result in race.results:
             drawn += _bar(result, spark, y, scale)
             y += _STEP
@@ -37,18 +37,21 @@ def plot(races: Sequence[RaceResult]) -> Html:
     at = f"{_LEFT + scale:.1f}"
     line = tag("line", x1=at, x2=at, y1=str(_TOP - 6), y2=str(y - _BETWEEN), class_="line")
     title = "Records a second, as multiples of Spark's Kafka connector"
+    return picture(title, [text(title, 16, 26, class_="title"), *drawn, line], _WIDTH, y)
+
+
+def picture(title: str, drawn: Iterable[Html], width: int, height: int) -> Html:
+    """Return an SVG of that size, in pixels."""
     return tag(
         "svg",
         tag("title", title),
         tag("style", Html(_STYLE)),
-        tag("rect", x="0.5", y="0.5", width=str(_WIDTH - 1), height=str(y - 1), rx="8", class_="ground"),
-        _text(title, 16, 26, class_="title"),
+        tag("rect", x="0.5", y="0.5", width=str(width - 1), height=str(height - 1), rx="8", class_="ground"),
         *drawn,
-        line,
         xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {_WIDTH} {y}",
-        width=str(_WIDTH),
-        height=str(y),
+        viewBox=f"0 0 {width} {height}",
+        width=str(width),
+        height=str(height),
         role="img",
     )
 
@@ -58,10 +61,10 @@ def _bar(result: PeerResult, spark: PeerResult, y: int, scale: float) -> Iterato
     kind, width = "ours" if result.peer == SLUICE.name else "others", max(times * scale, 1.0)
     yield tag("rect", x=str(_LEFT), y=str(y), width=f"{width:.1f}", height=str(_BAR), class_=kind)
     label = "" if result is spark else f"{times:.1f}× " if times < 9.95 else f"{times:.0f}× "
-    yield _text(
+    yield text(
         f"{label}{result.title}, {result.rate:,.0f}/s", _LEFT + max(width, scale) + 6, y + _BAR - 2, class_="note"
     )
 
 
-def _text(text: str, x: float, y: float, **attributes: str) -> Html:
-    return tag("text", text, x=f"{x:.1f}", y=f"{y:.1f}", **attributes)
+def text(words: str, x: float, y: float, **attributes: str) -> Html:
+    return tag("text", words, x=f"{x:.1f}", y=f"{y:.1f}", **attributes)

@@ -26,7 +26,7 @@ from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 from rich.console import RenderableType
 
-from bench import machine
+from bench import machine, timeline
 from bench.check import check_landed
 from bench.load import Loaded, ensure
 from bench.measure import metering
@@ -99,6 +99,16 @@ class StartReport:
         return asdict(self)
 
 
+def draw(folder: Path, note: Note) -> str:
+    """Return the picture of a run's timeline, after a first run of the project. Raises SetupError, Failed."""
+    with LocalKafka(folder / "kafka-1") as kafka, removing(folder / f"start-{secrets.token_hex(4)}") as scratch:
+        window = _project(scratch, kafka.bootstrap, 2)
+        _cold(scratch, 0, window, note)
+        note("a run in a new process, watched")
+        run = timeline.watch(_build_command(1, window), scratch, environment())
+    return f"{timeline.draw(run)}\n"
+
+
 def run(repeat: int, folder: Path, note: Note, peers: Sequence[Peer] = ()) -> StartReport:
     """Measure each of them `repeat` times, in `folder`; with `peers`, only whole runs and theirs.
 
@@ -159,8 +169,7 @@ def _project(folder: Path, bootstrap: str, feeds: int) -> str:
 
 def _cold(folder: Path, number: int, window: str, note: Note, *options: str) -> Cold:
     note(f"a run in a new process ({'the first of a project' if number == 0 else number})")
-    sluice = Path(sys.executable).with_name("sluice")
-    command = [str(sluice), "run", f"cold{number}", "--window", window, "--json", *options]
+    command = _build_command(number, window, *options)
     with metering(os.getpid()) as meter:
         began = time.perf_counter()
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment(), check=False)
@@ -170,6 +179,11 @@ def _cold(folder: Path, number: int, window: str, note: Note, *options: str) -> 
         raise Failed(f"sluice run ended with {done.returncode}: {done.stderr[-500:]}")
     stages = json.loads(done.stdout)["feeds"][0]["runs"][0]["seconds"]
     return Cold(seconds, meter.cost.cpu, stages | {"leave": round(seconds - sum(stages.values()), 3)})
+
+
+def _build_command(number: int, window: str, *options: str) -> list[str]:
+    sluice = Path(sys.executable).with_name("sluice")
+    return [str(sluice), "run", f"cold{number}", "--window", window, "--json", *options]
 
 
 def _measure_peer(
