@@ -163,10 +163,14 @@ class Ledger:
         return state
 
     def _leave_checkpoint(self) -> None:
-        """Write a checkpoint, replacing an unreadable one of this number. Retain a few older ones for other readers."""
-        self._lake.put(paths.checkpoint_path(self.feed, self._state.number), checkpoint.dump(self._state))
-        for old in list(self._lake.list(paths.checkpoint_folder(self.feed)))[:-CHECKPOINTS_KEPT]:
-            self._lake.remove(old)
+        """Write a checkpoint, replacing an unreadable one of this number. Retain a few older ones for other readers.
+
+        A best effort: a reader may have no right to write.
+        """
+        with suppress(SluiceError):
+            self._lake.put(paths.checkpoint_path(self.feed, self._state.number), checkpoint.dump(self._state))
+            for old in list(self._lake.list(paths.checkpoint_folder(self.feed)))[:-CHECKPOINTS_KEPT]:
+                self._lake.remove(old)
 
     def _checkpoint(self) -> State | None:
         """Returns the state of the newest readable checkpoint."""

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.pipelines.audit.audit import audit
-from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew, OwnershipLost, Unknown
+from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew, NotAuthorized, OwnershipLost, Unknown
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger, checkpoint
 from sluice.pipelines.ledger.entries import (
@@ -34,7 +34,7 @@ from sluice.pipelines.ledger.entries import (
     dump,
     parse,
 )
-from sluice.pipelines.ledger.log import CHECKPOINT_BYTES, CHECKPOINTS_KEPT
+from sluice.pipelines.ledger.log import CHECKPOINT_BYTES, CHECKPOINT_EVERY, CHECKPOINTS_KEPT
 from sluice.pipelines.model.kafka import Isolation, Key, Range
 from sluice.pipelines.model.plans import AskedRange, OffsetRange, Plan, Request, RequestKind, Task
 from sluice.pipelines.model.receipts import Counts, Owner, Receipt
@@ -462,6 +462,19 @@ def test_large_entries_leave_checkpoints_sooner_and_old_ones_go() -> None:
     stand = [p for p in lake.files if "/checkpoints/" in p]
     assert len(stand) == CHECKPOINTS_KEPT
     assert stand[-1].endswith(f"{ledger.read().number:020d}.json")
+
+
+def test_who_may_not_write_reads_without_leaving_a_checkpoint() -> None:
+    lake = MemoryLake()
+    ledger = begun(lake)
+    for _ in range(CHECKPOINT_EVERY):
+        ledger.append(lambda state: LossEntry(ranges=(), reason="x"))
+
+    def refuse(path: str) -> None:
+        raise NotAuthorized(f"{path} may not be written")
+
+    lake.before["put"] = refuse
+    assert Ledger(lake, "orders", lambda: 0).read() == ledger.read()
 
 
 def test_boundaries_survive_a_checkpoint_whatever_partitions_have_them() -> None:
