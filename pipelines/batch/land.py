@@ -142,6 +142,7 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
         done.append(_conclude_take_over(run, batch, dead, result) if dead else result)
         if _must_plan_again(run, result, taken_over=dead is not None):
             for_others += 1
+            rounds.give_back(result)
         elif dead or not rounds.goes_on(result) or (stopped := enough()):
             break
         complete += write_manifests(ledger, edges.lake, feed.name, feed.window)
@@ -368,8 +369,8 @@ class Rounds:
         sizes = build_sizing(self.feed, self.edges)
         return replace(
             sizes,
-            max_records=sizes.max_records and sizes.max_records - sum(p.span for p in self.taken),
-            max_bytes=sizes.max_bytes and sizes.max_bytes - sum(p.estimated_bytes for p in self.taken),
+            max_records=sizes.max_records and max(sizes.max_records - sum(p.span for p in self.taken), 1),
+            max_bytes=sizes.max_bytes and max(sizes.max_bytes - sum(p.estimated_bytes for p in self.taken), 1),
             max_ranges=max(BATCH_RANGES, RANGES_PER_CORE * sizes.parallelism),
         )
 
@@ -395,6 +396,11 @@ class Rounds:
         for f in result.failures:
             self.failed[f.offset_range.key] = union((*self.failed.get(f.offset_range.key, ()), f.offset_range.range))
         return self.rest and result.number is not None and not has_registry_failure(result)
+
+    def give_back(self, result: BatchResult) -> None:
+        """Do not count a batch of which nothing landed: another plan takes its place."""
+        if result.number is None:
+            self.taken = [p for p in self.taken if p != result.plan]
 
     @property
     def note(self) -> str:

@@ -36,7 +36,7 @@ from sluice.pipelines.model.kafka import (
     TopicPartition,
 )
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.model.receipts import Outcome, Progress, RangeFailure, Reporter
+from sluice.pipelines.model.receipts import Outcome, Progress, RangeFailure, Reporter, TaskTraffic
 from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.ports import Job, Ports
@@ -717,3 +717,25 @@ def test_partitions_that_only_wait_for_transactions_are_no_refusal() -> None:
         Landed((), waiting, ()).check()
     with pytest.raises(Refused, match="3 partitions"):
         Landed((), (*waiting, Refusal(TopicPartition("t", 2), Refused("t:2 went back"))), ()).check()
+
+
+def test_a_run_with_limits_does_not_land_all_after_its_first_plan_came_to_nothing(feed: Feed) -> None:
+    policies = feed.policies.model_copy(update={"on_loss": OnLoss.ACCEPT})
+    limits = feed.limits.model_copy(update={"records": 4})
+    world = World(feed.model_copy(update={"policies": policies, "limits": limits}))
+    world.topic.write(PARTITIONS[0], [START + i for i in range(16)], False)
+    edges, planned = world.edges(), list[int]()
+    engine = edges.engine
+
+    class Overtaken(MemoryEngine):
+        def run(self, job: Job, tasks: Sequence[int]) -> Sequence[Outcome | TaskTraffic]:  # type: ignore[override]
+            planned.append(job.plan.span)
+            if len(planned) > 1:
+                return engine.run(job, tasks)
+            world.topic.log_start = 8
+            return [RangeFailure(s, OffsetsLost.__name__, "gone", fatal=True) for s in job.plan.offset_ranges]
+
+    edges = replace(edges, engine=Overtaken())
+    landed = land(world.feed, edges, Request(RequestKind.CATCH_UP), owner("limited"), lambda progress: None)
+    assert planned == [4, 4]
+    assert landed.left == 4
