@@ -109,3 +109,5 @@ class Line(logging.Handler):
                 os.write(self._also, data)
         except (OSError, ValueError):  # nobody reads it any more; a run does not end for that
             pass
+        except Exception:  # noqa: BLE001 - a message that does not fit its arguments: reported as by any handler
+            self.handleError(record)

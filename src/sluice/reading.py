@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 When = str | int | datetime
 """A window's start: `2026-11-20T14` in UTC, ms since the epoch, or a datetime with its zone."""
+_CALENDAR_ENDS = 253_402_300_800_000
 
 
 def read(
@@ -113,9 +114,15 @@ def instant(when: When) -> int:
     try:
         if isinstance(when, datetime):
             return units.parse_instant(when)
-        return when if isinstance(when, int) else units.parse_window(when)
+        return _check_ms(when) if isinstance(when, int) else units.parse_window(when)
     except ValueError as error:
         raise UsageError(f"{when!r} {error}", remedy="a datetime needs its zone") from None
+
+
+def _check_ms(when: int) -> int:
+    if not 0 <= when < _CALENDAR_ENDS:
+        raise ValueError("is no time in ms since the epoch that the calendar has")
+    return when
 
 
 @dataclass(frozen=True, repr=False)

@@ -277,6 +277,8 @@ class Stop:
                 self._cancels.remove(cancel)
 
 
+FINISH = "finish"
+"""The last stage of a feed's run."""
 _WAIT_SECONDS = 0.25
 STOP_SECONDS = 15.0
 """How long a feed may take to stop when it is asked to."""
@@ -347,7 +349,8 @@ class _Crew:
                 yield replace(ports, parallelism=max(1, ports.parallelism // share))
 
         def pass_on(progress: Progress) -> None:
-            member.stop.check()
+            if progress.stage != FINISH:  # the result is there
+                member.stop.check()
             report(progress)
 
         try:
@@ -430,7 +433,7 @@ def run_feed(
                 _sync_table(of_feed)
     except SluiceError as error:
         result.error = error
-    report(Progress("finish"))
+    report(Progress(FINISH))
     return result
 
 

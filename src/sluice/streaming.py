@@ -195,7 +195,7 @@ class Stream:
         if not pieces:
             return []
         states = {p.tp: p for p in cluster.partitions(sorted({s.topic for s in pieces}), self._feed.isolation)}
-        return [_next_piece(s, states[s.tp]) for s in pieces]
+        return [_next_piece(s, states.get(s.tp)) for s in pieces]
 
 
 def decode_ranges(
@@ -259,10 +259,11 @@ def _piece(p: PartitionState, start: int, end: int) -> OffsetRange:
     return OffsetRange(p.topic, p.partition, p.topic_id, start, end, p.leader_epoch)
 
 
-def _next_piece(s: OffsetRange, p: PartitionState) -> OffsetRange:
-    if p.topic_id != s.incarnation:
+def _next_piece(s: OffsetRange, p: PartitionState | None) -> OffsetRange:
+    if p is None or p.topic_id != s.incarnation:
+        now = f"is {p.topic_id}" if p else f"it has no partition {s.partition} any more"
         raise TopicRecreated(
-            f"{s.topic} is another topic now: its id was {s.incarnation} and is {p.topic_id}",
+            f"{s.topic} is another topic now: its id was {s.incarnation} and {now}",
             remedy="start a new stream",
             topic=s.topic,
             partition=s.partition,

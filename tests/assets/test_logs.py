@@ -94,3 +94,14 @@ def test_text_stays_text(world: World, monkeypatch: pytest.MonkeyPatch, capfd: p
     monkeypatch.setenv(logs.VARIABLE, "text")
     world.run(in_hour(0))
     assert "{" not in capfd.readouterr().err
+
+
+def test_a_message_that_does_not_fit_its_arguments_ends_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    log = logging.getLogger("a library's")
+    log.propagate = False  # pytest's own handler raises
+    log.addHandler(logs.Line())
+    log.warning("%d records", "no")
+    log.warning("after")
+    output = capfd.readouterr().err
+    assert "Logging error" in output
+    assert '"message": "after"' in output

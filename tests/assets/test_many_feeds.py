@@ -315,6 +315,7 @@ def test_without_dagster_a_run_ends_in_time(fleet: Fleet) -> None:
     fleet.hung = "orders"
     outcomes = fleet.land_without_dagster(request=in_hour(0))
     assert "orders was ended after 2s" in str(outcomes["orders"].error)
+    assert outcomes["orders"].run_id.startswith("none:")
     assert isinstance(outcomes["refunds"].error, NotReached)
     assert isinstance(outcomes["returns"].error, NotReached)
 

@@ -45,6 +45,8 @@ def test_a_window_in_its_spellings(when: reading.When) -> None:
     [
         ({"window": "hour 3"}, "is not a window"),
         ({"window": datetime(1970, 1, 2)}, "datetime needs its zone"),  # noqa: DTZ001
+        ({"window": 10**20}, "is no time in ms"),
+        ({"window": -HOUR}, "is no time in ms"),
         ({"window": "1970-01-02T03:30"}, "windows of this feed last 1h"),
         ({"window": "1970-01-02T03", "to": "1970-01-02T03"}, "no whole windows"),
         ({"window": "1970-01-02T03", "to": "1970-01-02T04:30"}, "no whole windows"),

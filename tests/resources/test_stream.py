@@ -16,7 +16,7 @@ from kafka import TopicPartition as Plain
 import sluice
 from sluice.pipelines.errors import OffsetsLost, TopicRecreated, UsageError
 from sluice.resources.local.local_kafka import LocalKafka
-from sluice.streaming import Stream
+from sluice.streaming import Place, Stream
 from tests.resources.kafka.tools import admin, build_range, consumed, describe, produce, transaction, until
 
 pytestmark = pytest.mark.kafka
@@ -120,16 +120,16 @@ def test_streams_share_the_partitions(kafka: LocalKafka, project: Path, topic: s
         sluice.streams("orders", 2, assignor="sticky", project=project)
 
 
-def following(project: Path, topic: str) -> Stream:
+def following(project: Path, start: Place = "earliest") -> Stream:
     """A stream that has read what is there and waits for more."""
-    stream = sluice.stream("orders", follow=True, timeout=60, project=project)
+    stream = sluice.stream("orders", start, follow=True, timeout=60, project=project)
     assert next(stream).num_rows == 10
     return stream
 
 
 def test_a_jump_is_an_error_not_a_gap(kafka: LocalKafka, project: Path, topic: str) -> None:
     produce(kafka, topic, 10, 0)
-    with following(project, topic) as stream:
+    with following(project) as stream:
         produce(kafka, topic, 10, 0)
         with admin(kafka) as client:
             client.delete_records({Plain(topic, 0): 15})
@@ -137,14 +137,15 @@ def test_a_jump_is_an_error_not_a_gap(kafka: LocalKafka, project: Path, topic: s
             list(stream)
 
 
-def test_another_topic_of_that_name_is_an_error(kafka: LocalKafka, project: Path, topic: str) -> None:
-    produce(kafka, topic, 10, 0)
-    with following(project, topic) as stream:
+@pytest.mark.parametrize("partitions", [3, 1])
+def test_another_topic_of_that_name_is_an_error(kafka: LocalKafka, project: Path, topic: str, partitions: int) -> None:
+    produce(kafka, topic, 10, 2)
+    with following(project, {f"{topic}:2": 0}) as stream:
         with admin(kafka) as client:
             client.delete_topics([topic])
             until(lambda: topic not in client.list_topics())
-            client.create_topics({topic: {"num_partitions": 3}}, wait_for_metadata=True)
-        until(lambda: len(describe(kafka, topic)) == 3)
+            client.create_topics({topic: {"num_partitions": partitions}}, wait_for_metadata=True)
+        until(lambda: len(describe(kafka, topic)) == partitions)
         with pytest.raises(TopicRecreated, match="another topic now"):
             list(stream)
 
