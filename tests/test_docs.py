@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,15 @@ def test_a_feed_is_read(text: str, tmp_path: Path) -> None:
     load_feed(path, {})
 
 
+@cache
+def build_command() -> Any:
+    """Returns the command line, built once for all mentions."""
+    return typer.main.get_command(build_app())
+
+
 @pytest.mark.parametrize("words", list(shell_lines()))
 def test_a_command_is_one(words: list[str]) -> None:
-    command: Any = typer.main.get_command(build_app())
+    command = build_command()
     context = None
     while hasattr(command, "commands") and words and words[0] in command.commands:
         context = command.context_class(command, info_name=words[0], parent=context)
@@ -107,7 +114,7 @@ def list_mentions() -> Iterator[Any]:
 
 @pytest.mark.parametrize("words", list(list_mentions()))
 def test_a_command_in_the_text_is_one_and_has_its_options(words: list[str]) -> None:
-    command: Any = typer.main.get_command(build_app())
+    command = build_command()
     while hasattr(command, "commands") and words and words[0] not in SPOKEN:
         assert words[0].startswith("-") or words[0] in command.commands, words
         if words[0].startswith("-"):
