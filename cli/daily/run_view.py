@@ -246,7 +246,7 @@ def _commit_facts(commit: CommitResult) -> Iterator[tuple[str, str]]:
         more = " …" if len(commit.waiting) > 6 else ""
         yield (
             "not committed",
-            f"{partitions}{more}: committed by entries that the ledger lost; landing reaches it again",
+            f"{partitions}{more}: landing has not reached it yet",
         )
     if commit.letters:
         yield "dead letters", f"{count(commit.letters)} to {commit.letters_to}"

@@ -66,8 +66,8 @@ class CommitResult:
 
     `letters` dead letters went to the topic `letters_to` with them. `left_out` are partitions whose log was replaced;
     their offsets stay. `put_by_others` are offsets that others had committed ahead of landing, and that landing has
-    reached. `waiting` are partitions whose committed offset (`before`) comes from lost entries of the ledger: landing
-    has reached `after`, and must reach `before` first.
+    reached. `waiting` are partitions whose committed offset (`before`) comes from lost entries of the ledger, or was
+    adopted beyond a live batch: landing has reached `after`, and must reach `before` first.
     """
 
     status: CommitStatus
@@ -158,6 +158,12 @@ def _commit_as(
     state, before = _compare(member, ledger, settings, cluster, changed)
     partitions = member.partitions_of(outlet.topic) if outlet else 0
     verdicts = {k: judge(state, k, o, before.get(k.tp)) for k, o in _choose_targets(state, changed).items()}
+    if settings.on_group_moved is OnGroupMoved.ADOPT:  # a live batch reserves offsets that the move passed over
+        verdicts |= {
+            k: CommitVerdict.WAITS
+            for k, v in verdicts.items()
+            if v is CommitVerdict.MOVED and _is_ahead(state, k, before)
+        }
     targets = {k: o for k, o in _choose_targets(state, changed).items() if verdicts[k] is not CommitVerdict.WAITS}
     newest = _find_newest_mark(state, before)
     going = {
@@ -186,6 +192,10 @@ def _commit_as(
     moved = tuple(CommittedMove(k, _get_offset(before.get(k.tp)), o) for k, o in targets.items())
     sent, to = (post.taken, post.topic) if post else (0, "")
     return CommitResult(status, moved, mark, sent, to, put_by_others=others, waiting=waiting)
+
+
+def _is_ahead(state: State, key: Key, committed: Committed) -> bool:
+    return (_get_offset(committed.get(key.tp)) or 0) > state.frontier(key)
 
 
 def _put_by_others(state: State, targets: Mapping[Key, int], committed: Committed) -> tuple[CommittedMove, ...]:

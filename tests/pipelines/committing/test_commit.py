@@ -21,11 +21,16 @@ from sluice.pipelines.ledger.entries import (
     MovedEntry,
     OriginEntry,
     OriginItem,
+    PlanEntry,
 )
 from sluice.pipelines.ledger.marks import Mark
-from sluice.pipelines.model.kafka import CommittedOffset, Key, Range, TopicPartition
+from sluice.pipelines.model.kafka import CommittedOffset, Isolation, Key, Range, TopicPartition
+from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task
+from sluice.pipelines.model.receipts import Counts, Receipt
 from sluice.pipelines.ports import Member
+from sluice.pipelines.publishing.publish import publish
 from sluice.testing.cluster import MemoryCluster, partition
+from sluice.testing.engine import owner
 from sluice.testing.group import MemoryGroup
 from sluice.testing.lake import MemoryLake
 
@@ -218,6 +223,25 @@ def test_adopt_records_what_was_passed_over_as_skipped() -> None:
     state = world.ledger.read()
     assert state.skipped == {KEY: (Range(50, 70),)}
     assert (state.frontier(KEY), world.held) == (70, 70)
+
+
+def test_adopting_beyond_a_live_batch_moves_nothing_back() -> None:
+    world = World()
+    world.account(0, 50)
+    world.commit()
+    task = Task(0, 1, (OffsetRange(*KEY, 50, 55),))
+    plan = Plan("orders", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, (task,))
+    live = PlanEntry(plan=plan, hash=plan.hash, owner=owner("another"))
+    batch = world.ledger.append(lambda s: live)
+    assert batch is not None
+    world.group.offsets[TP] = CommittedOffset(60)
+    result = world.commit(moved="adopt")
+    assert result.waiting == (CommittedMove(KEY, 60, 50),)
+    assert (world.held, world.ledger.read().skipped) == (60, {KEY: (Range(55, 60),)})
+    receipt = Receipt(task.offset_ranges[0], 55, Counts(landed=5), (), "a")
+    publish(world.ledger, batch.number, live.owner, [receipt])
+    world.commit(moved="adopt")
+    assert (world.held, world.ledger.read().commits) == (60, {KEY: 60})
 
 
 def test_what_is_beyond_the_end_of_the_log_was_passed_over_by_nobody() -> None:
