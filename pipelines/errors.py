@@ -39,7 +39,8 @@
     │   │   ├── LakeUnavailable    the store said "later" or did not answer
     │   │   ├── CatalogUnavailable the catalog of tables does not answer
     │   │   ├── TableMoved         somebody else committed to the table first
-    │   │   └── DagsterUnavailable the database of Dagster's instance does not answer
+    │   │   ├── DagsterUnavailable the database of Dagster's instance does not answer
+    │   │   └── RegistryUnavailable  the schema registry does not answer
     │   └── Terminal               it will fail again until somebody changes something
     │       ├── BrokerTooOld       no topic ids (< 2.8)
     │       ├── UnknownTopic
@@ -331,5 +332,5 @@ def choose_exit_code(errors: Iterable[SluiceError]) -> int:
 
 
 def docs_command(name: str) -> str:
-    """The command that opens a page: `page("feeds")` for docs/feeds.md."""
+    """The command that opens a page: `docs_command("feeds")` for docs/feeds.md."""
     return f"sluice docs {name}"

@@ -378,7 +378,7 @@ class Lake(Protocol):
         ...
 
     def discard(self, name: str) -> None:
-        """End a write that `unfinished` named. If its process goes on after all, its write fails. Idempotent."""
+        """End a write that `list_unfinished` named. If its process goes on after all, its write fails. Idempotent."""
         ...
 
     def locate(self, path: str) -> str:

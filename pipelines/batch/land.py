@@ -359,7 +359,7 @@ class Rounds:
     total: int = 0
     """The pending offsets at the first plan."""
     rest: bool = False
-    """Returns whether the last plan left a rest to the next."""
+    """Whether the last plan left a rest to the next."""
     windows: int = 0
     """The number of pending windows without those of the last plan."""
 

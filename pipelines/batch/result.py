@@ -121,7 +121,7 @@ class Landed:
     held: tuple[HeldBack, ...] = ()
     """Offsets that open transactions hold back."""
     stopped: bool = False
-    """Returns whether the caller ended the run between two batches: the rest is left to another run."""
+    """Whether the caller ended the run between two batches: the rest is left to another run."""
     open_windows: OpenWindows | None = None
     """The requested windows within their grace period: nothing of them was landed."""
     overridden: str = ""

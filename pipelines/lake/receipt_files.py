@@ -56,7 +56,8 @@ def read(path: str, lake: Lake) -> tuple[Receipt, ...]:
 
 
 def read_finished(lake: Lake, feed: str, batch: int, read_receipts: dict[str, frozenset[str]]) -> frozenset[str]:
-    """The names of the ranges that have a receipt in the batch's staging. `known`: what earlier calls read, by path."""
+    """The names of the ranges that have a receipt in the batch's staging. `read_receipts`: the names read by earlier
+    calls, by path."""
     receipt_paths = [path for path in lake.list(paths.staging_folder(feed, batch)) if paths.parse_receipt_path(path)]
     for path in receipt_paths:
         if path not in read_receipts:

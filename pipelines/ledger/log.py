@@ -317,7 +317,7 @@ class Ledger:
         return replace(batch, hash=entry.hash, owner=[entry.owner, *owners][-1], planned_at=entry.at)
 
     def list_replaced(self, files: Iterable[str], state: State | None = None) -> frozenset[str]:
-        """Returns the lake paths among `names` whose parts were landed again, merged or retired at any time.
+        """Returns the lake paths among `files` whose parts were landed again, merged or retired at any time.
 
         If the state has forgotten a part, its publish entry is read.
         """

@@ -68,12 +68,12 @@ class Compacted:
 
 
 def find(feed: Feed, ledger: Ledger, windows_wanted: Sequence[int] | None = None) -> PendingMerges:
-    """Small parts of complete windows (those that start at `asked`; None: all, and rows outside windows)."""
+    """Small parts of complete windows (those that start at `windows_wanted`; None: all, and rows outside windows)."""
     return _find(feed, ledger, windows_wanted, None)
 
 
 def _find(feed: Feed, ledger: Ledger, windows_wanted: Sequence[int] | None, previous: _Seen | None) -> PendingMerges:
-    """As `find`, without windows that were `seen` before and have nothing new."""
+    """As `find`, without windows that a `previous` compaction has checked and that have nothing new."""
     state, window = ledger.read(), feed.window
     if windows_wanted is not None:
         lie_in = _lying_in(state, windows_wanted, window)

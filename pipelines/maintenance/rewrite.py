@@ -206,7 +206,7 @@ class Rewriting(Generic[P]):
 
 
 def _batches(pieces: Iterable[P], limit: int) -> Iterator[list[P]]:
-    """The pieces in order, in groups of at most `most` bytes, or of one shared file."""
+    """The pieces in order, in groups of at most `limit` bytes, or of one shared file."""
     batch: list[P] = []
     for group in group_by_sharing(list(pieces)):
         size = sum(p.bytes for p in group)

@@ -149,7 +149,7 @@ def check_window(feed: Feed, edges: Ports, window: int | None, by: Sequence[str]
     state, settings = ledger.read(), feed.window
     start = settings.last_boundary(edges.clock()) - settings.length if window is None else window
     windows.check_aligned(start, settings)
-    windows.check_begun(start, settings, state)
+    windows.check_begun(feed.name, start, settings, state)
     _check_columns(feed, state, by)
     receipts = sorted(
         manifest.group_receipts(ledger, state, (start,), settings)[start],
@@ -303,7 +303,7 @@ def watch_window(feed: Feed, ports: Ports, start: int) -> LookAtWindow:
 
     def look() -> tuple[WindowStanding, bool]:
         state = ledger.read()
-        windows.check_begun(start, feed.window, state)
+        windows.check_begun(feed.name, start, feed.window, state)
         manifest.demand_kept(ledger, state, feed.name, start, feed.window)
         window = strip.standing(state, feed.window, start, ports.clock())
         if window.standing is not Standing.LANDED:

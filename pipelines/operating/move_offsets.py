@@ -143,7 +143,7 @@ TimeHits = Mapping[TopicPartition, OffsetAtTime | None]
 
 
 def resolve(target: OffsetTarget, spots: Sequence[Spot], hits: TimeHits, now: int) -> tuple[Move, ...]:
-    """The move of each spot, clamped into the log, with a note. `found` has the look-ups for a TIME."""
+    """The move of each spot, clamped into the log, with a note. `hits` has the look-ups for a TIME."""
     return tuple(_clamp_move(spot, *_wanted_offset(target, spot, hits, now)) for spot in spots)
 
 
@@ -377,7 +377,7 @@ def dump_offsets(offsets: Mapping[TopicPartition, int]) -> Iterator[str]:
 def parse_offsets(
     data: bytes, name: str, group: str, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, int]:
-    """The offsets in a file, of `known` partitions. Raises UsageError, which names file and line."""
+    """The offsets in a file, of these partitions. Raises UsageError, which names file and line."""
     out: dict[TopicPartition, int] = {}
     for line, row in _rows(data, name):
         tp, offset = _line(row, name, line, group)

@@ -81,7 +81,7 @@ def compare(ranges: Sequence[Led], sizing: Sizing) -> tuple[Comparison, ...]:
 def assign_ranges(partitions: Iterable[TopicPartition], count: int) -> list[list[TopicPartition]]:
     """Each topic's partitions in a row, cut into `count` runs of equal length; the first ones get one more.
 
-    >>> [len(held) for held in range_([TopicPartition("t", p) for p in range(10)], 3)]
+    >>> [len(run) for run in assign_ranges([TopicPartition("t", p) for p in range(10)], 3)]
     [4, 3, 3]
     """
     runs: list[list[TopicPartition]] = [[] for _ in range(count)]

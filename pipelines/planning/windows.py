@@ -115,13 +115,13 @@ def check_aligned(window: int, settings: WindowSettings) -> None:
         )
 
 
-def check_begun(window: int, settings: WindowSettings, state: State) -> None:
+def check_begun(feed: str, window: int, settings: WindowSettings, state: State) -> None:
     """Raises UsageError for a window that ends before the first known one begins."""
     first = find_earliest(state)
     if first is not None and window + settings.length <= first:
         raise UsageError(
             f"window {show_window(window)} is before the feed's first window {show_window(first)}",
-            remedy="a run that asks for it lands it, if Kafka still holds it: sluice run FEED --window "
+            remedy=f"a run that asks for it lands it, if Kafka still holds it: sluice run {feed} --window "
             + show_window(window),
         )
 

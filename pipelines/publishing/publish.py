@@ -124,7 +124,7 @@ def roll_forward(ledger: Ledger, lake: Lake, feed: str) -> RolledForward:
 
     Order matters. Staged files of replaced parts go first, so that nobody can bring one back. Then replaced parts are
     hidden and live ones shown. A part that was replaced while it was being shown is hidden again. Names that the fold
-    does not know are newer than it and are left alone. Where a table may name replaced parts, they stay (`kept`).
+    does not know are newer than it and are left alone. Where a table may name replaced parts, they stay.
     Raises EntriesLost, with nothing touched, if staging proves it.
     """
     state = ledger.read()

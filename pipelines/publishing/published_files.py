@@ -104,7 +104,7 @@ def list_files(
     """
     feed, state = ledger.feed, ledger.read()
     for window in windows:
-        check_begun(window, settings, state)
+        check_begun(feed, window, settings, state)
         if not partial:
             manifest.demand_kept(ledger, state, feed, window, settings)
     window_files = manifest.read_windows(ledger, windows, settings)

@@ -80,7 +80,7 @@ def load_both(ledger: Ledger, table: Table) -> tuple[TableHead | None, State]:
 def comparison(ledger: Ledger, lake: Lake, table: Table, kind: PartKind = PartKind.LANDED) -> TableComparison:
     """Compare the current table with the ledger's entries for files of this kind. Opens all of its files.
 
-    Raises as `looked`."""
+    Raises as `load_both`."""
     head, state = load_both(ledger, table)
     compared = compare(ledger, lake, table, head, state, kind)
     is_empty = head is None or head.snapshot is None
@@ -95,7 +95,7 @@ def compare(
     state: State,
     kind: PartKind = PartKind.LANDED,
 ) -> TableComparison:
-    """Compare the table that `look` found with the ledger's entries for files of this kind. Reads the whole log."""
+    """Compare the table of this `head` with the ledger's entries for files of this kind. Reads the whole log."""
     batches = since(ledger, state, 0, kind=kind).batches
     live = addresses(lake, batches)
     if head is None:

@@ -56,7 +56,7 @@ class PendingBatch:
 
 @dataclass(frozen=True, slots=True)
 class PendingFiles:
-    """Changes from a mark on: `batches` with files, oldest first, and `gone`, lake paths that no longer count.
+    """Changes from a mark on: `batches` with files, oldest first, and `removed`, lake paths that no longer count.
 
     `end` is the mark once all of this is in the table. With `merged`, files are gone only because others have their
     rows.
@@ -82,7 +82,7 @@ def since(
 ) -> PendingFiles:
     """Returns the changes that entries from number `mark` on, up to the state, require of a table of such files.
 
-    With `limit`, only those up to that many batches with files. Files in `gone` may be of either kind.
+    With `limit`, only those up to that many batches with files. Files in `removed` may be of either kind.
     """
     batches: list[PendingBatch] = []
     removed: set[str] = set()

@@ -191,8 +191,8 @@ class _Publisher:
         return pending.end, changes, never
 
     def _changes(self, state: State, pending: PendingFiles, present: frozenset[str]) -> Iterator[TableChange]:
-        """One change with all that takes files out and what takes their place; then what only adds files. `known` are
-        the files in the table, if any of them may be pending."""
+        """One change with all that takes files out and what takes their place; then what only adds files. `present`
+        are the files in the table, if any of them may be pending."""
         adding: Sequence[PendingBatch] = pending.batches
         if out := present.intersection(map(self.lake.locate, pending.removed)):
             rewriting = [b for b in pending.batches if b.rewrites]

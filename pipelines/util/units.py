@@ -111,5 +111,5 @@ def many(n: int, thing: str, things: str = "") -> str:
 
 
 def sanitize(text: str, limit: int = 80) -> str:
-    """Text from outside, for an error: at most `most` characters, on one line, all printable."""
+    """Text from outside, for an error: at most `limit` characters, on one line, all printable."""
     return "".join(c if c.isprintable() else "�" for c in text[:limit])

@@ -197,6 +197,7 @@ def _plan_ranges(feed: Feed, offsets: str) -> Plan:
         )
         for o in pending:
             if o.lost and (lost := explain_out_of_range(o.lost[0].start, o.key, o.partition)):
+                lost.remedy = f"read {o.key} from offset {o.partition.log_start} on"
                 raise lost
         sizing = Sizing(RANGE_BYTES, RANGE_BYTES, os.cpu_count() or 1, feed.limits.max_tasks)
         blank = Plan(feed.name, cluster.cluster_id(), request, feed.isolation, ())

@@ -77,8 +77,9 @@ def test_a_window_before_the_first_is_refused_once_that_is_known(world: World, t
     world.run(in_hour(1))
     for body in (files.files, wait.wait):
         window: Any = "2024-04-30T23" if body is wait.wait else ["2024-04-30T23"]
-        with pytest.raises(UsageError, match="before the feed's first window"):
+        with pytest.raises(UsageError, match="before the feed's first window") as error:
             tell(body, "orders", window=window)
+        assert "sluice run orders --window 2024-04-30T23:00" in error.value.remedy
     with pytest.raises(UsageError, match="Kafka holds no record"):
         tell(plan.plan, "orders", window=["2024-04-30T23"])
     told = tell(run.run, ["orders"], window=["2024-04-30T23"], text=False)
