@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from bench.check import RAW, Digest, check_landed, digest_of_sent
+from bench.check import RAW, TYPED, Digest, check_landed, digest_of_sent
 from bench.workloads import ESCAPES, NESTED, ORDERS, SMALL, TYPED_ORDERS, Workload
 from sluice.pipelines.errors import ProofFailed, UsageError
 
@@ -156,6 +156,16 @@ def test_a_peer_without_headers_is_held_to_all_else(tmp_path: Path) -> None:
     wrong = put(tmp_path / "wrong", first("value", b"{}").drop_columns("headers"), *bare[1:])
     with pytest.raises(ProofFailed, match="other rows than were sent"):
         check_landed("peer", wrong, "t", EXPECTED, layout=without)
+
+
+def test_a_peer_without_keys_is_held_to_all_else(tmp_path: Path) -> None:
+    schema = TYPED_ORDERS.schema
+    expected = {p: digest_of_sent(p, chunk, schema) for p in PARTITIONS for chunk in WORKLOAD.chunks(p)}
+    folder = put(tmp_path, *(typed(p).drop_columns("kafka_key") for p in PARTITIONS))
+    layout = replace(TYPED, key="no_such_column", typed_key="encode(customer)")
+    check_landed("peer", folder, "t", expected, schema, layout)
+    with pytest.raises(ProofFailed, match="other rows than were sent"):
+        check_landed("peer", folder, "t", expected, schema, replace(layout, typed_key="encode(country)"))
 
 
 LINES = pa.list_(pa.struct([("sku", pa.string()), ("quantity", pa.int32()), ("price", pa.decimal128(9, 2))]))
