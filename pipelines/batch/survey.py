@@ -67,7 +67,8 @@ def take_survey(feed: Feed, edges: Ports, ledger: Ledger) -> Survey:
     if refusals := find_changed_logs(feed.name, state, partitions, edges.cluster):
         # Others may have landed more between our request to Kafka and the read of the ledger: ask Kafka again.
         edges.cluster.forget()
-        partitions = edges.cluster.partitions(topics, feed.isolation)
+        surveyed = {p.tp for p in partitions}  # a newer one waits for the next survey: its committed offset is not here
+        partitions = tuple(p for p in edges.cluster.partitions(topics, feed.isolation) if p.tp in surveyed)
         refusals = find_changed_logs(feed.name, state, partitions, edges.cluster)
     sound = [p for p in partitions if p.tp not in {r.tp for r in refusals}]
     keyed = {origins.find_key(state, p): p for p in sound}

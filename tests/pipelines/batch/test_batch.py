@@ -654,6 +654,30 @@ def test_what_another_run_landed_between_two_looks_is_no_truncation(feed: Feed) 
     check(world)
 
 
+def test_a_partition_added_during_a_survey_keeps_its_committed_offset(feed: Feed) -> None:
+    world, numbers = World(feed), {0}
+    real = world.topic.partitions
+
+    def filter_partitions(topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
+        return tuple(p for p in real(topics, isolation) if p.partition in numbers)
+
+    def answer_late(topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
+        first = filter_partitions(topics, isolation)
+        world.topic.partitions = filter_partitions  # type: ignore[method-assign]
+        landed_meanwhile(world)
+        numbers.add(1)
+        return first
+
+    world.topic.partitions = filter_partitions  # type: ignore[method-assign]
+    landed_meanwhile(world)
+    world.topic.write(PARTITIONS[1], [START, START + 1, START + 2], False)
+    world.group.offsets[PARTITIONS[1]] = CommittedOffset(2)
+    world.topic.partitions = answer_late  # type: ignore[method-assign]
+    for _ in range(2):
+        world.land(Request(RequestKind.CATCH_UP)).check()
+    assert {k.tp: o.offset for k, o in world.ledger.read().origins.items()}[PARTITIONS[1]] == 2
+
+
 def test_what_another_run_landed_between_survey_and_plan_is_pending_no_more(feed: Feed) -> None:
     world = World(feed)
     landed_meanwhile(world)
