@@ -147,7 +147,7 @@ def holding(home: Path, run: str) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(machine())
         file.flush()
-        ours = _place_lock(fresh, path)
+        ours = _place_lock(home, run, fresh)
         try:
             yield
         finally:
@@ -155,15 +155,18 @@ def holding(home: Path, run: str) -> Iterator[None]:
                 path.unlink(missing_ok=True)
 
 
-def _place_lock(fresh: Path, path: Path) -> bool:
+def _place_lock(home: Path, run: str, fresh: Path) -> bool:
     """Make the lock visible when it is already held, so that nobody ever sees it free. False if this run's process
-    holds one already."""
+    holds one already. A lock that a killed process of this run left is replaced."""
+    path = fresh.with_name(run)
     try:
         path.hardlink_to(fresh)
     except FileExistsError:
-        return False
+        if is_held(home, run) is not False:
+            return False
+        fresh.replace(path)
     finally:
-        fresh.unlink()
+        fresh.unlink(missing_ok=True)
     return True
 
 

@@ -158,6 +158,23 @@ def test_a_lock_is_never_seen_free_while_its_run_lives(world: World, instance: d
     assert list((home / "attended").iterdir()) == []
 
 
+def test_a_lock_that_a_killed_step_left_is_taken_over_by_the_next_of_its_run(
+    world: World, instance: dg.DagsterInstance
+) -> None:
+    home, run = prepare_home(world.project), begun(instance)
+    holder = (
+        "import os, signal, sys\nfrom pathlib import Path\nfrom sluice.assets.instance.instance import holding\n"
+        "with holding(Path(sys.argv[1]), sys.argv[2]):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", holder, str(home), run], check=False)
+    assert is_held(home, run) is False
+    with holding(home, run):
+        assert is_held(home, run)
+        assert bury_dead_runs(instance, home) == []
+    assert is_held(home, run) is None
+    assert list((home / "attended").iterdir()) == []
+
+
 def test_a_step_that_dagster_launched_holds_its_run_s_lock(world: World, instance: dg.DagsterInstance) -> None:
     """The runs of the UI and of schedules are not wrapped by us: each step holds the lock."""
     from sluice.assets.factory import build
