@@ -201,9 +201,13 @@ BETWEEN = "*/5 * * * *"
 
 
 class TickPolicy:
-    """When the schedule of a job looks. `windows`: those of its feeds."""
+    """When the schedule of a job looks. `windows`: those of its feeds.
+
+    `unread`: the feeds whose ledgers the last look could not read. The next tick looks at them again.
+    """
 
     def __init__(self, job: str, windows: Iterable[WindowSettings]) -> None:
+        self.unread: frozenset[str] = frozenset()
         self._job, self._windows = job, [*dict.fromkeys(windows)]
         self._last: int | None = None
         self._newest: dg.DagsterRun | None = None
@@ -213,12 +217,20 @@ class TickPolicy:
         return [*dict.fromkeys((*sorted(map(closing_cron, self._windows)), BETWEEN))]
 
     def is_due(self, instance: dg.DagsterInstance, at: datetime) -> bool:
-        """Whether windows have closed since the last look of this process, or the job's last run left something."""
+        """Whether windows have closed since the last look of this process, or that look or the job's last run left
+        something."""
         now = int(at.timestamp() * 1000)
         last, self._last = self._last, now
         closed = last is None or any(closings_until(w, last) < closings_until(w, now) for w in self._windows)
         self._newest = None if closed else _read_newest_run(instance, self._job)
-        return closed or _is_unfinished(self._newest)
+        if closed or _is_unfinished(self._newest):
+            self.unread = frozenset()  # all feeds
+            return True
+        return bool(self.unread) and (self._newest is None or self._newest.is_finished)  # else it may leave more
+
+    def forget_look(self) -> None:
+        """Make the next tick look: this one's look failed."""
+        self._last = None
 
     @property
     def skip_reason(self) -> dg.SkipReason:

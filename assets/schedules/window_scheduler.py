@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
@@ -83,7 +83,7 @@ def feed_schedule(
         [feed.window],
         f"Lands the closed windows of {feed.name} that are pending, {closing_words(feed.window)}."
         " Oldest first; a run for those in a row. While more are pending, it goes on a few minutes after each run.",
-        lambda: FeedScheduler(session, {feed.name: partitions}, feed.name, job),
+        lambda _: FeedScheduler(session, {feed.name: partitions}, feed.name, job),
     )
 
 
@@ -97,7 +97,7 @@ def fleet_schedule(
         (f.window for f in feeds),
         f"Lands in one run the pending closed windows of {which}, whenever windows have closed."
         " Those come first that Kafka deletes first. While more is pending, it goes on a few minutes after each run.",
-        lambda: FleetScheduler(session, partitions, schedule),
+        lambda only: FleetScheduler(session, partitions, schedule, only),
     )
 
 
@@ -107,7 +107,7 @@ def schedule_name(job: str) -> str:
 
 
 def _build_schedule(
-    job: str, windows: Iterable[WindowSettings], description: str, scheduler: Callable[[], WindowScheduler]
+    job: str, windows: Iterable[WindowSettings], description: str, scheduler: Callable[[Collection[str]], WindowScheduler]
 ) -> dg.ScheduleDefinition:
     policy = TickPolicy(job, windows)
 
@@ -122,9 +122,14 @@ def _build_schedule(
     def request_windows(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | RunRequests:
         if not policy.is_due(context.instance, context.scheduled_execution_time):
             return policy.skip_reason
-        tick = scheduler()
+        tick = scheduler(policy.unread)
         now = context.scheduled_execution_time.isoformat()  # in the run keys: a repeated tick requests nothing twice
-        requests = tick.request_runs(context.instance, now)
+        try:
+            requests = tick.request_runs(context.instance, now)
+        except Exception:
+            policy.forget_look()
+            raise
+        policy.unread = frozenset(tick.unread)
         for line in tick.news:
             context.log.warning(line)
         if requests:
@@ -136,11 +141,12 @@ def _build_schedule(
 
 
 class WindowScheduler(ABC):
-    """One tick of a schedule. `news`: lines for the tick's log."""
+    """One tick of a schedule. `news`: lines for the tick's log. `unread`: feeds whose ledgers could not be read."""
 
     def __init__(self, session: RunSession, partitions: FeedPartitions) -> None:
         self.session, self.partitions = session, partitions
         self.news: list[str] = []
+        self.unread: set[str] = set()
 
     @abstractmethod
     def request_runs(self, instance: dg.DagsterInstance, now: str) -> RunRequests:
@@ -266,11 +272,14 @@ def _describe_pending(feed: str, pending: Sequence[int]) -> str:
 
 
 class FleetScheduler(WindowScheduler):
-    """One tick over all feeds of a schedule: a run over all of them, and one more for each other Spark."""
+    """One tick over all feeds of a schedule, or over `only` some: a run over all of them, and one more for each other
+    Spark."""
 
-    def __init__(self, session: RunSession, partitions: FeedPartitions, schedule: str) -> None:
+    def __init__(
+        self, session: RunSession, partitions: FeedPartitions, schedule: str, only: Collection[str] = ()
+    ) -> None:
         super().__init__(session, partitions)
-        self._schedule, self._job = schedule, fleet_job(schedule)
+        self._schedule, self._job, self._only = schedule, fleet_job(schedule), only
         self._more: set[str] = set()
         self.checked = 0
 
@@ -322,7 +331,8 @@ class FleetScheduler(WindowScheduler):
 
     def _list_feeds(self, instance: dg.DagsterInstance, files: FeedFiles) -> Iterator[Feed]:
         """Yields the schedule's feeds without an active run and without a running schedule of their own."""
-        feeds = [f for f in files.feeds.values() if f.schedule == self._schedule]
+        of_schedule = (f for f in files.feeds.values() if f.schedule == self._schedule)
+        feeds = [f for f in of_schedule if not self._only or f.name in self._only]
         active, own = self.find_active(instance, feeds), internals.running_schedules(instance)
         for feed in feeds:
             if feed.name in active:
@@ -344,8 +354,10 @@ class FleetScheduler(WindowScheduler):
         pool.shutdown(wait=False, cancel_futures=True)
         for feed, future in reads:
             if not future.done() or future.cancelled():
+                self.unread.add(feed.name)
                 self.news.append(f"{feed.name}: its ledger was not read in time; the next tick reads it again")
             elif error := future.exception():
+                self.unread.add(feed.name)
                 text = error.message if isinstance(error, SluiceError) else f"{type(error).__name__}: {error}"
                 self.news.append(f"{feed.name} could not be checked: {text}")
             else:

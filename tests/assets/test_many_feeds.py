@@ -561,6 +561,29 @@ def test_a_wrong_file_and_a_lake_that_is_away_stop_no_other_feed(fleet: Fleet, i
     assert "orders could not be checked: the store does not answer" in said
 
 
+def test_a_lake_that_was_away_is_read_at_the_next_tick_and_no_other_with_it(
+    fleet: Fleet, instance: dg.DagsterInstance
+) -> None:
+    """Not only when a window closes again, which may take an hour."""
+    fleet.land(request=in_hour(3))
+    defs = build(fleet.project, RunSession(fleet.project, fleet.open_ports))
+
+    def ask(minutes: int) -> str:
+        fleet.at(5, minutes)
+        with dg.build_schedule_context(instance, fleet.time(), repository_def=defs.get_repository_def()) as context:
+            data = defs.resolve_schedule_def(f"{MANY}_windows").evaluate_tick(context)
+        feeds = (f["feed"] for r in data.run_requests or () for op in r.run_config["ops"].values()
+                 for f in op["config"]["feeds"])  # fmt: skip
+        return ", ".join(feeds) or data.skip_message or ""
+
+    fleet.no_lake = frozenset({"orders"})
+    assert ask(10) == "refunds, returns"
+    assert "orders could not be checked" in ask(15)
+    fleet.no_lake = frozenset()
+    assert ask(20) == "orders"
+    assert "no window has closed since the last look" in ask(25)
+
+
 def test_feeds_under_way_and_those_with_a_schedule_of_their_own_are_left_alone(
     fleet: Fleet, instance: dg.DagsterInstance
 ) -> None:

@@ -18,6 +18,7 @@ from sluice.assets.runs.run_config import MORE_TAG, UNTIL_TAG, TickPolicy
 from sluice.assets.runs.run_session import AGAIN_TAG, RunSession
 from sluice.assets.schedules import window_scheduler
 from sluice.assets.specs.asset_specs import landed_key
+from sluice.pipelines.errors import LakeUnavailable
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ports import Ports
 from tests.assets.world import FEED, World, in_hour, windows
@@ -153,6 +154,32 @@ def test_it_looks_when_windows_close_and_soon_after_a_run_that_left_something(
     said = looks.skip_reason.skip_message or ""
     assert "did not succeed: the next look, when a window closes, requests the remaining windows again" in said
     assert due(14, 40), "ticks were missed"
+
+
+def test_after_a_look_that_failed_the_next_tick_looks_again(world: World, instance: dg.DagsterInstance) -> None:
+    away = True
+
+    @contextmanager
+    def open_ports(feed: Feed) -> Iterator[Ports]:
+        if away:
+            raise LakeUnavailable("the store does not answer", remedy="wait for it")
+        with world.open_ports(feed) as edges:
+            yield edges
+
+    defs = build(world.project, RunSession(world.project, open_ports, lambda feed: world.lake))
+
+    def look() -> Any:
+        with dg.build_schedule_context(instance, world.time(), repository_def=defs.get_repository_def()) as context:
+            return defs.resolve_schedule_def("land_orders_windows").evaluate_tick(context)
+
+    world.at(5, minutes=10)
+    with pytest.raises(dg.DagsterError, match="land_orders_windows"):
+        look()
+    away = False
+    world.at(5, minutes=15)
+    assert look().run_requests
+    world.at(5, minutes=20)
+    assert "no window has closed since the last look" in look().skip_message
 
 
 def left_behind(
