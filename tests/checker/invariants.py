@@ -807,7 +807,7 @@ class _Commits:
             return
         for tp, life in sorted(self.book.current.items()):
             last, frontier = self.standing.get(tp), self.book.frontier(life)
-            if self.highest and (last is None or last.offset != frontier):
+            if (self.highest or self.book.intents) and (last is None or last.offset != frontier):
                 at = last.offset if last else None
                 yield Broken(14, f"{life} is committed at {at}, and landed up to {frontier}", _at(life, frontier or 0))
 

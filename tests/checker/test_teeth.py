@@ -332,6 +332,10 @@ def not_committed(s: Sound) -> None:
     s.offsets.pop(4)
 
 
+def never_committed(s: Sound) -> None:
+    s.offsets.clear()
+
+
 def pinned_again(s: Sound, offset: int, *by: str) -> None:
     """The newest boundary of partition 0 at another offset than 15, marked so."""
     (number,) = s.numbers("boundary")[-1:]
@@ -445,6 +449,7 @@ ONCE_HEALED: list[tuple[int, Plant, Where]] = [
     (12, another_topic_id, {"topic": "orders"}),
     (14, not_landed, {"partition": 1, "offset": 9}),
     (14, not_committed, {"partition": 0, "offset": 18}),
+    (14, never_committed, {"partition": 0, "offset": 18}),
 ]
 
 
