@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -180,7 +181,10 @@ class Session:
         return replace(edges, liveness=Informed(edges.liveness, self._list_ended_runs))
 
     def _list_ended_runs(self, runs: Iterable[str]) -> Mapping[str, str]:
-        """The runs, of those given, that the project's Dagster knows as ended. Dagster is loaded only for this."""
+        """The runs, of those given, that the project's Dagster knows as ended. Dagster is loaded only for this, if it is
+        installed and in use."""
+        if find_spec("dagster") is None or not self.project.dagster_home.is_dir():
+            return {}
         from sluice.assets.instance.instance import ended_runs
 
         return ended_runs(self.project, runs)

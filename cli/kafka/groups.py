@@ -242,8 +242,8 @@ def watch(
     """Follow the changes of a group: state, members and their partitions.
 
     It asks the coordinator once a second, without effect on members. Each change of state is printed with the duration
-    of the previous state, and with states that must have come between. --json prints one document per line. Exit 1 at
-    the end of --timeout.
+    of the previous state, and with states that must have come between. --json prints one document per line. With
+    --until, exit 1 at the end of --timeout.
 
     $ sluice groups watch sluice-orders
     $ sluice groups watch legacy-loader --until Empty --timeout 10m && sluice run orders

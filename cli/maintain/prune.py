@@ -47,7 +47,7 @@ def prune(
     from sluice.assets.instance.storage import old_logs, remove
 
     now = datetime.now(UTC).timestamp() * 1000
-    before = int(now - _parse_span(older))
+    before = max(0, int(now - _parse_span(older)))
     old: list[RunLog] = []
     with open_instance(session.project) as instance, session.terminal.progress() as meter:
         meter(Progress("find old runs"))

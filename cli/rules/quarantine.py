@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -346,7 +347,9 @@ def _replay(session: Session, feed: Feed, criteria: Filter, fixer: Any) -> Done:
 
 
 def _tell(session: Session, feed: Feed, edges: Ports) -> None:
-    """Report the batches to Dagster; commits wait for that."""
+    """Report the batches to Dagster, if it is installed; its commits wait for that."""
+    if find_spec("dagster") is None:
+        return
     from sluice.assets.events import landed_metadata
     from sluice.assets.events.ledger_view import LedgerView
     from sluice.assets.instance.instance import open_instance

@@ -324,3 +324,21 @@ def test_a_wrong_value_is_told_in_the_words_of_the_command(project: Path, sluice
     assert sluice("demo", "--table", "foo").err.startswith("error: Invalid value for '--table': 'foo' is not one of")
     assert "or how long ago: 90d" in sluice("expire", "orders", "--before", "yesterday").err
     assert "sluice republish orders --topic TOPIC begins one" in sluice("republish", "orders", "--resume", "zzz").err
+
+
+_ALIVE = """
+import sys
+sys.modules["dagster"] = None
+from sluice.cli.app.invocation import Session
+from sluice.cli.terminal.output import CommandOutput
+from sluice.resources.liveness import new_owner
+session, owner = Session(CommandOutput(), None, False), new_owner("airflow:land_orders.land:1")
+with session.open_ports(session.feed("orders")) as ports, ports.liveness.send_heartbeats(owner):
+    print(ports.liveness.judge([owner])[owner.token].life)
+"""
+
+
+def test_where_dagster_is_not_installed_a_run_at_work_stops_no_command(project: Path) -> None:
+    """As next to Airflow: `status`, `compact` and others judge the owners of live batches."""
+    judged = subprocess.run([sys.executable, "-c", _ALIVE], cwd=project, capture_output=True, text=True, check=False)
+    assert judged.stdout.strip() == "alive", judged.stderr

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from sluice.assets import events
 from sluice.assets.instance.instance import open_instance
 from sluice.assets.specs.asset_specs import landed_key, quarantined_key
 from sluice.cli.daily import audit
@@ -153,6 +155,14 @@ def test_what_was_re_landed_is_told_to_dagster_and_closes_the_account(landed: Wo
     again = tell(quarantine.replay, "orders", window=[f"{DAY}T01"])
     assert (again.code, again.document["tried"]) == (0, 0)
     assert "no quarantined record matches" in again.text
+
+
+def test_a_replay_needs_no_dagster(landed: World, tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dagster", None)  # as where it is not installed
+    monkeypatch.delitem(sys.modules, "sluice.assets.events.landed_metadata")
+    monkeypatch.delattr(events, "landed_metadata")
+    told = tell(quarantine.replay, "orders", window=[f"{DAY}T01"], text=False)
+    assert (told.code, told.document["landed"]) == (0, 10)
 
 
 def test_a_replay_for_people(landed: World, tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:

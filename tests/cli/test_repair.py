@@ -160,5 +160,6 @@ def test_prune_says_what_goes_and_removes_it(world: World, tell: Tell) -> None:
     gone = tell(prune, older="0s", text=False)
     assert [r["job"] for r in gone.document["runs"]] == ["land_orders"]
     assert tell(prune, older="0s").document["runs"] == []
+    assert tell(prune, older="999999d").document["before"] == "1970-01-01T00:00:00Z"
     with pytest.raises(UsageError, match="--older 'soon'"):
         tell(prune, older="soon")
