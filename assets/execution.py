@@ -100,16 +100,19 @@ def _run_alike(
             events = execute_job(project, instance, job, run_id, config)
             if any(fleet.result(name).interrupted for name in requests) or _is_interrupted(events):
                 raise KeyboardInterrupt
-    unexplained = not _is_success(events) and not any(fleet.error(name) for name in requests)
-    other = _build_unexplained(run_id, events) if unexplained else None
-    return {name: _build_result(run_id, name, fleet, other) for name in requests}
+    other = None if _is_success(events) else _build_unexplained(run_id, events)
+    explained = any(fleet.error(name) for name in requests)
+    return {name: _build_result(run_id, name, fleet, other, explained) for name in requests}
 
 
-def _build_result(run_id: str, name: str, fleet: Fleet, other: SluiceError | None) -> RunResult:
+def _build_result(run_id: str, name: str, fleet: Fleet, other: SluiceError | None, explained: bool) -> RunResult:
+    """Returns the feed's result. `other`: the error of a failed run, which is that of feeds that it did not finish, or
+    of all if no feed's error has `explained` it."""
     result, error = fleet.result(name), fleet.error(name)
     if error is not None and not isinstance(error, SluiceError):
         error = build_unforeseen(name, error)
-    return replace(result, feed=name, run_id=run_id, error=error or other)
+    is_done = explained and result.committed is not None
+    return replace(result, feed=name, run_id=run_id, error=error or (None if is_done else other))
 
 
 @contextmanager

@@ -226,6 +226,22 @@ def test_a_feed_that_fails_stops_no_other_and_lands_with_the_next_run(
     assert counted(fleet) == first | {(name, "success", ""): 1 for name in NAMES}
 
 
+def test_what_a_broken_run_did_not_commit_is_not_done(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run breaks between its steps when the first feed fails: the others have no error of their own."""
+
+    def fail(self: Feeds, feed: str) -> None:
+        raise RuntimeError("planted")
+
+    fleet.limits("feeds_at_once: 1\n")
+    fleet.away = frozenset({"orders"})
+    monkeypatch.setattr(Feeds, "fail", fail)
+    outcomes = fleet.land()
+    assert isinstance(outcomes["orders"].error, KafkaUnavailable)
+    for name in ("refunds", "returns"):
+        assert outcomes[name].committed is None
+        assert "failed outside its steps" in str(outcomes[name].error)
+
+
 def test_no_more_feeds_than_the_file_allows_read_from_one_kafka(fleet: Fleet) -> None:
     fleet.limits("per_kafka: 1\n")
     assert [o.error for o in fleet.land(request=in_hour(0)).values()] == [None] * 3
