@@ -203,7 +203,7 @@ BETWEEN = "*/5 * * * *"
 class TickPolicy:
     """When the schedule of a job looks. `windows`: those of its feeds.
 
-    `unread`: the feeds whose ledgers the last look could not read. The next tick looks at them again.
+    `unread`: the feeds whose ledgers the last look could not read. The next tick reads them again.
     """
 
     def __init__(self, job: str, windows: Iterable[WindowSettings]) -> None:

@@ -107,7 +107,10 @@ def schedule_name(job: str) -> str:
 
 
 def _build_schedule(
-    job: str, windows: Iterable[WindowSettings], description: str, scheduler: Callable[[Collection[str]], WindowScheduler]
+    job: str,
+    windows: Iterable[WindowSettings],
+    description: str,
+    scheduler: Callable[[Collection[str]], WindowScheduler],
 ) -> dg.ScheduleDefinition:
     policy = TickPolicy(job, windows)
 

@@ -181,8 +181,10 @@ class Session:
         return replace(edges, liveness=Informed(edges.liveness, self._list_ended_runs))
 
     def _list_ended_runs(self, runs: Iterable[str]) -> Mapping[str, str]:
-        """The runs, of those given, that the project's Dagster knows as ended. Dagster is loaded only for this, if it is
-        installed and in use."""
+        """Returns the final statuses of runs that the project's Dagster knows as ended.
+
+        Dagster is loaded only for this, if it is installed and in use.
+        """
         if find_spec("dagster") is None or not self.project.dagster_home.is_dir():
             return {}
         from sluice.assets.instance.instance import ended_runs

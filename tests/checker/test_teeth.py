@@ -332,7 +332,7 @@ def not_committed(s: Sound) -> None:
     s.offsets.pop(4)
 
 
-def never_committed(s: Sound) -> None:
+def drop_commits(s: Sound) -> None:
     s.offsets.clear()
 
 
@@ -449,7 +449,7 @@ ONCE_HEALED: list[tuple[int, Plant, Where]] = [
     (12, another_topic_id, {"topic": "orders"}),
     (14, not_landed, {"partition": 1, "offset": 9}),
     (14, not_committed, {"partition": 0, "offset": 18}),
-    (14, never_committed, {"partition": 0, "offset": 18}),
+    (14, drop_commits, {"partition": 0, "offset": 18}),
 ]
 
 

@@ -340,5 +340,5 @@ with session.open_ports(session.feed("orders")) as ports, ports.liveness.send_he
 
 def test_where_dagster_is_not_installed_a_run_at_work_stops_no_command(project: Path) -> None:
     """As next to Airflow: `status`, `compact` and others judge the owners of live batches."""
-    judged = subprocess.run([sys.executable, "-c", _ALIVE], cwd=project, capture_output=True, text=True, check=False)
-    assert judged.stdout.strip() == "alive", judged.stderr
+    done = subprocess.run([sys.executable, "-c", _ALIVE], cwd=project, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "alive", done.stderr

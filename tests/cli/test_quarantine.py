@@ -161,8 +161,8 @@ def test_a_replay_needs_no_dagster(landed: World, tell: Tell, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "dagster", None)  # as where it is not installed
     monkeypatch.delitem(sys.modules, "sluice.assets.events.landed_metadata")
     monkeypatch.delattr(events, "landed_metadata")
-    told = tell(quarantine.replay, "orders", window=[f"{DAY}T01"], text=False)
-    assert (told.code, told.document["landed"]) == (0, 10)
+    replay = tell(quarantine.replay, "orders", window=[f"{DAY}T01"], text=False)
+    assert (replay.code, replay.document["landed"]) == (0, 10)
 
 
 def test_a_replay_for_people(landed: World, tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
