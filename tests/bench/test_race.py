@@ -93,7 +93,7 @@ def test_flat_grows_in_records_then_in_partitions(most: int | None, records: lis
 
 
 def test_help_names_every_benchmark_and_peer() -> None:
-    said = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).stdout
+    said = re.sub(r"-\s+", "-", CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).stdout)
     assert all(re.search(rf"\b{name}\b", said) for name in (*suite.SUITE, *PEERS, suite.FLAT, suite.ALL, "lake"))
 
 
