@@ -97,7 +97,7 @@ def test_help_names_every_benchmark_and_peer() -> None:
     assert all(re.search(rf"\b{name}\b", said) for name in (*suite.SUITE, *PEERS, suite.FLAT, suite.ALL, "lake"))
 
 
-@pytest.mark.parametrize("name", ["lake", "start", "scale", "age"])
+@pytest.mark.parametrize("name", ["lake", "scale", "age"])
 def test_what_has_no_table_is_not_written(name: str) -> None:
     refused = CliRunner().invoke(app, [name, "--write"]).exception
     assert isinstance(refused, UsageError)
