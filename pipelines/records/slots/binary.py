@@ -183,7 +183,7 @@ class BinaryTyper:
             room = grow_room(self.nodes, self._tables.room, level) if level >= 0 else None
             if room is not None:
                 self._make_room(room)
-            elif level >= 0 or not state[pieces.OUT]:
+            elif not state[pieces.OUT]:  # else it begins the next block, without the elements of the rows before it
                 out.refuse(int(state[pieces.ROW]), pieces.MANY, find_holder(self.nodes, level) if level >= 0 else -1)
                 state[pieces.ROW] += 1
 

@@ -9,9 +9,11 @@ import pytest
 from sluice.pipelines.model.receipts import DriftKind
 from sluice.pipelines.records.avro.reader_schema import AvroReader
 from sluice.pipelines.records.avro.schema import AvroSchemaError
+from sluice.pipelines.records.json import scan_tables
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import SchemaError
 from tests.pipelines.records.avro.rows import Schemas, convert, encoded, reader_of
+from tests.pipelines.records.json.rows import FIRST
 
 ORDER: dict[str, Any] = {
     "type": "record",
@@ -164,3 +166,15 @@ def test_a_schema_bomb_is_refused() -> None:
         texts.append(f'{{"type": "record", "name": "A{i}", "fields": {fields}}}')
     with pytest.raises(AvroSchemaError, match="more than"):
         AvroReader(tuple(texts), WireFormat.BARE)
+
+
+def test_too_many_elements_are_refused_and_their_neighbours_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_tables, "MOST_SLOTS", 30_000)
+    schema = of({"type": "array", "items": "int"})
+    short, long = (encoded(schema, {"x": [1] * n}, None) for n in (30_000, 30_001))
+    landed, held, _ = convert(reader_of(schema, WireFormat.BARE), [short, short, long, short])
+    assert landed["kafka_offset"].to_pylist() == [FIRST, FIRST + 1, FIRST + 3]
+    assert held is not None
+    assert held.select(["offset", "reason", "field"]).to_pylist() == [
+        {"offset": FIRST + 2, "reason": "too_large", "field": "x"}
+    ]
