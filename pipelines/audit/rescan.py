@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sluice.pipelines.audit.audit import AuditProblem, AuditReport
 from sluice.pipelines.audit.receipt_rows import NEVER, ReceiptRow
@@ -33,7 +32,7 @@ from sluice.pipelines.records.rows.row_format import HEADERS, Format, RawFormat,
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.rows.writer_schema_lookup import Opener, without_prefix
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.schema.arrays import fixed_width, int64s
+from sluice.pipelines.schema.arrays import find_equal, fixed_width, int64s
 from sluice.pipelines.schema.schema import Schema
 
 
@@ -335,9 +334,9 @@ def equal_rows(mine: pa.Table, remade: pa.Table) -> Array:
             return np.zeros(mine.num_rows, np.bool_)
         if column.equals(other):
             continue
-        equal = _equal_items(column, other)
+        equal = find_equal(column, other)
         if field.type.equals(HEADERS) and not equal.all():  # a file written before keys of headers were escaped
-            equal |= _equal_items(column, pa.chunked_array([_former_headers(other)]))
+            equal |= find_equal(column, pa.chunked_array([_former_headers(other)]))
         same &= equal
     return same
 
@@ -345,12 +344,6 @@ def equal_rows(mine: pa.Table, remade: pa.Table) -> Array:
 def different_columns(mine: pa.Table, remade: pa.Table) -> list[str]:
     """Returns the columns of `mine` in which any row differs."""
     return [name for name in mine.schema.names if not equal_rows(mine.select([name]), remade).all()]
-
-
-def _equal_items(a: pa.ChunkedArray, b: pa.ChunkedArray) -> Array:
-    if pa.types.is_nested(a.type):
-        return np.array([x == y for x, y in zip(a.to_pylist(), b.to_pylist(), strict=True)], np.bool_)
-    return _mask(pc.or_(pc.fill_null(pc.equal(a, b), False), pc.and_(a.is_null(), b.is_null())))
 
 
 def _former_headers(column: pa.ChunkedArray) -> pa.Array:

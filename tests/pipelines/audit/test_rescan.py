@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from sluice.pipelines.audit.rescan import equal_rows
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
+from sluice.pipelines.landing.landed_rows import compare_rows
 from sluice.pipelines.ledger.entries import PublishEntry, dump
 from sluice.pipelines.model.kafka import Range
 from sluice.pipelines.model.receipts import Receipt
@@ -134,3 +136,17 @@ def test_keys_of_headers_in_files_from_before_they_were_escaped_are_the_logs(tmp
     made = rows("sluice.hex:41ff42", "plain", "sluice.hex:41ff42")
     assert equal_rows(rows("A\ufffdB", "plain", "A\ufffdC"), made).tolist() == [True, True, False, True]
     assert equal_rows(made, made).all()
+
+
+def test_nan_equals_nan_at_any_depth_and_nothing_else() -> None:
+    kind = pa.list_(pa.struct([("x", pa.float64()), ("m", pa.map_(pa.string(), pa.float32()))]))
+    items = [[{"x": x, "m": [("a", x)]}, None] for x in (math.nan, 1.0, None)]
+    rows = pa.table({"x": pa.array([math.nan, 1.0, None]), "n": pa.array(items, kind)})
+    again = pa.table({"x": pa.array([math.nan, 1.0, None]), "n": pa.array(items, kind)})
+    assert equal_rows(rows, again).all()
+    assert compare_rows(iter(rows.to_batches()), iter(again.to_batches()))
+    for order in ([1, 0, 2], [2, 1, 0], [0, 2, 1]):
+        assert equal_rows(rows, rows.take(order)).sum() == 1
+        for name in rows.schema.names:
+            own, other = (iter(t.select([name]).combine_chunks().to_batches()) for t in (rows, rows.take(order)))
+            assert not compare_rows(own, other)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 from sluice.pipelines.audit.explain_offset import Class, explain
 from sluice.pipelines.errors import Failed, LakeUnavailable, OwnershipLost, PlanBusy, ProofFailed
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.sections import CompactionSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.writer import PartWriter
@@ -38,7 +40,9 @@ from sluice.pipelines.records.shape import Shape
 from sluice.testing.engine import owner
 from sluice.testing.lake import MemoryLake
 from tests.examples import examples
-from tests.pipelines.landed_world import HOUR, START, A, B, Died, World, decoded, dying, pieces
+from tests.pipelines.landed_world import FEED, HOUR, START, A, B, Died, World, decoded, dying, pieces
+from tests.pipelines.records.avro.rows import encoded
+from tests.pipelines.validation import test_drift
 
 
 @pytest.fixture
@@ -62,6 +66,22 @@ def test_small_parts_of_a_window_become_one_and_every_row_stays(world: World) ->
     assert world.state().frontiers() == {A: 200, B: 200}
     found = explain(world.ledger, world.lake, A.tp, 44)  # type: ignore[arg-type]
     assert (found.found, found.row) == (Class.LANDED, 14)
+
+
+def test_rows_with_nan_are_merged_and_are_those_of_the_log(tmp_path: Path) -> None:
+    world = test_drift.World(tmp_path)
+    kind: Any = {"type": "record", "name": "R", "fields": [{"name": "x", "type": "double"}]}
+    kind["fields"].append({"name": "l", "type": {"type": "array", "items": "float"}})
+    (tmp_path / "orders.avsc").write_text(json.dumps(kind))
+    text = FEED + "lake: lake\nwindow: 1h\nformat: avro\nschema_file: orders.avsc\nwire_format: bare\n"
+    (tmp_path / "feeds" / "orders.yaml").write_text(text)
+    feed = load_feed(tmp_path / "feeds" / "orders.yaml", {})
+    for x in (1.5, math.nan):
+        world.landed(feed, encoded(kind, {"x": x, "l": [x]}, None), encoded(kind, {"x": math.nan, "l": []}, None))
+    world.window(feed)
+    done = compact(feed, world.edges(feed), None, owner("merging", "compact"), lambda progress: None)
+    assert [len(m.parts) for m, receipt in done.merged if receipt] == [2]
+    assert world.audited(feed) == []
 
 
 def test_a_merged_file_is_as_landing_would_have_made_it(world: World) -> None:
