@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines.records.avro.reader_schema import DURATION, list_branches
+from sluice.pipelines.records.avro.reader_schema import DURATION, get_column_type, list_branches
 from sluice.pipelines.records.avro.schema import AvroField, AvroKind, AvroType
 from sluice.pipelines.records.rows.row_items import (
     NotWritable,
@@ -29,6 +29,7 @@ from sluice.pipelines.records.rows.row_items import (
     write_symbols,
 )
 from sluice.pipelines.schema.arrays import int64s
+from sluice.pipelines.schema.schema import arrow_type
 
 _FEW = 128  # numbers whose bytes are made once
 
@@ -64,6 +65,8 @@ def _write_present(column: pa.Array, t: AvroType, path: str) -> Written:
         column = column.dictionary_decode()
     if t.logical == "decimal":
         return _write_decimals(column, t, path)
+    if "timestamp" in t.logical:  # rows that landed before the schema had a finer unit
+        column = column.cast(arrow_type(get_column_type(t)))
     if t.logical == "duration":
         months, days, millis = (column.field(name).to_pylist() for name in DURATION)
         return [struct.pack("<III", *one) for one in zip(months, days, millis, strict=True)]

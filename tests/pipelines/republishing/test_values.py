@@ -183,6 +183,20 @@ def test_what_the_schema_has_no_room_for_is_named() -> None:
     assert raised.value.item == 1
 
 
+def test_times_in_avro_have_the_unit_of_the_schema_of_now() -> None:
+    old, new = (
+        {"type": "record", "name": "R", "fields": [{"name": "at", "type": ["null", {"type": "long", **unit}]}]}
+        for unit in ({"logicalType": "timestamp-millis"}, {"logicalType": "timestamp-micros"})
+    )
+    moments = [dt.datetime(2024, 2, 29, 12, 0, 0, 250_000, dt.UTC), None, dt.datetime(1, 1, 1, tzinfo=dt.UTC)]
+    records: list[bytes | None] = [avro.encoded(old, {"at": moment}) for moment in moments]
+    landed, _, _ = avro.convert(avro.reader_of(old), records, avro.Schemas({1: old}))
+    (rows,) = landed.combine_chunks().to_batches()
+    reader = avro.reader_of(new)
+    written = typed_values(rows, Shape(reader.columns, reader=reader), 1).to_pylist()
+    assert written == [avro.encoded(new, {"at": moment}) for moment in moments]
+
+
 def test_protobuf_names_its_schema_and_its_message() -> None:
     text = "package p; message A { int32 x = 1; } message B { int32 x = 1; string y = 2; }"
     made = protobuf.message_class(protobuf.reader_of(text, "p.B").texts[0])
