@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
+from datetime import date
 from functools import cached_property
 from typing import Any
 
@@ -28,8 +29,10 @@ from sluice.pipelines.schema.schema import (
 MOST_VALUE_BYTES = 1 << 20
 """A larger value is counted and not looked into."""
 _DEPTH = 8
-_DAY = r"\d{4}-\d\d-\d\d"
-_DATE, _TIME = re.compile(_DAY), re.compile(rf"{_DAY}[Tt ]\d\d:\d\d(:\d\d([.,]\d{{1,9}})?)?([Zz]|[+-]\d\d(:?\d\d)?)?")
+_DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+_HOUR, _SIXTY = r"([01]\d|2[0-3])", r"[0-5]\d"
+_TIME = re.compile(rf"[Tt ]{_HOUR}:{_SIXTY}(:{_SIXTY}(\.\d{{1,9}})?)?([Zz]|[+-]{_HOUR}(:?{_SIXTY})?)?", re.ASCII)
+"""What follows the day in a text that lands as a time."""
 _INT64 = range(-(1 << 63), 1 << 63)
 _TEXTS = {"date", "string", "timestamp"}
 _ITEMS = 1000
@@ -266,8 +269,19 @@ def _word(value: Any) -> str:
         case float():
             return "float64"
         case str():
-            return "timestamp" if _TIME.fullmatch(value) else "date" if _DATE.fullmatch(value) else "string"
+            return _find_text_type(value)
     return "json"
+
+
+def _find_text_type(text: str) -> str:
+    day = _DAY.match(text)
+    try:
+        date.fromisoformat(day[0] if day else "")
+    except ValueError:
+        return "string"
+    if len(text) == 10:
+        return "date"
+    return "timestamp" if _TIME.fullmatch(text, 10) else "string"
 
 
 def name_columns(fields: Iterable[str], *, top: bool = False) -> dict[str, str]:
