@@ -299,10 +299,14 @@ class RangeReader:
         node = leadership.leader if self._replica is None else self._replica
         lane = self._sources.lane(node, "" if self._leader_only else self._sources.rack)
         part, first = await lane.fetch(FetchAsk(leadership, self._position, self._appetite()), self._fed)
-        if part.error:
-            raise part.error()
-        self._sources.counter.saw_end(self._range.tp, part.high_watermark)
-        position = next_position(part.records, self._position, self._range.topic, self._range.partition)
+        try:
+            if part.error:
+                raise part.error()
+            self._sources.counter.saw_end(self._range.tp, part.high_watermark)
+            position = next_position(part.records, self._position, self._range.topic, self._range.partition)
+        except BaseException:
+            self._sources.budget.change(-len(part.records))  # the consumer never gets them
+            raise
         if position > self._position:
             self._advance(part, position)
         else:

@@ -12,13 +12,21 @@ import pytest
 from kafka import TopicPartition as Plain
 from kafka.errors import KafkaConnectionError
 
-from sluice.pipelines.errors import KafkaUnavailable, LogTruncated, OffsetsLost, TopicRecreated, UnknownTopic
+from sluice.pipelines.errors import (
+    CorruptBatch,
+    KafkaUnavailable,
+    LogTruncated,
+    OffsetsLost,
+    TopicRecreated,
+    UnknownTopic,
+)
 from sluice.pipelines.model.kafka import FetchLimits, Isolation
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.ports import Fetched, FetchFailed
 from sluice.pipelines.status.batch_facts import notable
 from sluice.resources.kafka.connection.connection_settings import KafkaAddress
-from sluice.resources.kafka.fetch.fetch import KafkaFetcher
+from sluice.resources.kafka.connection.connections import Wire
+from sluice.resources.kafka.fetch.fetch import KafkaFetcher, RangeReader
 from sluice.resources.kafka.protocol import messages
 from tests.resources.kafka.tools import (
     address,
@@ -312,6 +320,34 @@ def test_closing_from_another_thread_wakes_the_consumer(kafka, fresh_topic):
             next(stream)
         still_open.abort_transaction()
     fetcher.close()
+
+
+def test_damaged_answers_do_not_use_up_what_may_be_ahead(monkeypatch):
+    """Each is larger than a third of it: unless they give it back, the fourth reader waits without end."""
+    damaged = memoryview(bytes(SMALL.ahead_bytes // 3))
+
+    async def settle(reader):
+        return messages.Leadership(reader._range.tp, "A" * 22, 1, 0, None)
+
+    async def reach(wire, node):
+        return "made:up", 1
+
+    async def send(wire, node, request, seconds=None):
+        parts = {(t.topic, p.partition): part for t in request.topics for p in t.partitions}
+        parts |= {(messages.printed_id(t.topic_id), p.partition): part for t in request.topics for p in t.partitions}
+        return messages.FetchAnswer(0, None, len(damaged), parts)
+
+    part = messages.FetchPart(None, 10, 10, -1, (), damaged)
+    monkeypatch.setattr(RangeReader, "_settle", settle)
+    monkeypatch.setattr(Wire, "reach", reach)
+    monkeypatch.setattr(Wire, "send", send)
+    pieces = [OffsetRange("t", p, "A" * 22, 0, 10) for p in range(8)]
+    with closing(KafkaFetcher(KafkaAddress("127.0.0.1:1"), Isolation.READ_COMMITTED)) as fetcher:
+        giving_up = threading.Timer(10, fetcher.close)
+        giving_up.start()
+        errors = failures(fetcher.stream(pieces, SMALL))
+        giving_up.cancel()
+    assert [type(e) for e in errors] == [CorruptBatch] * 8
 
 
 def test_an_address_where_nobody_listens_fails_every_range():
