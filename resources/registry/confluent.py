@@ -184,7 +184,7 @@ class RegistryClient:
 
     def subjects(self) -> tuple[str, ...]:
         """The subjects that the registry shows us, sorted."""
-        document = self._get("/subjects")
+        document = self._parse(self._send(f"{urlsplit(self.settings.url).path}/subjects"))
         if not isinstance(document, list):
             raise self._nonsense("no list of subjects")
         return tuple(sorted(str(s) for s in document))
@@ -278,8 +278,11 @@ class RegistryClient:
     # -- requests
 
     def _get(self, path: str, body: bytes | None = None) -> Any:
-        """The JSON at the path of the compatible API, to which a body is posted; None for 404."""
-        return self._parse(self._send(urlsplit(self.settings.url).path + path, body))
+        """The JSON object at the path of the compatible API, to which a body is posted; None for 404."""
+        document = self._parse(self._send(urlsplit(self.settings.url).path + path, body))
+        if isinstance(document, list):
+            raise self._nonsense("an answer that is no JSON object")
+        return document
 
     def _send(self, path: str, body: bytes | None = None) -> bytes | None:
         """The bytes at the path; None for 404."""
@@ -359,7 +362,13 @@ class RegistryClient:
     def _login(self) -> dict[str, str]:
         s = self.settings
         if s.token:
-            return {"Authorization": f"Bearer {s.token.get_secret_value()}"}
+            token = s.token.get_secret_value()
+            if not (token.isascii() and token.isprintable()):  # http.client's error would repeat it
+                raise SetupError(
+                    "registry.token has a line break, or another character that no header holds",
+                    remedy="give the token alone: see the variable or file that it comes from",
+                )
+            return {"Authorization": f"Bearer {token}"}
         if s.username and s.password:
             pair = f"{s.username}:{s.password.get_secret_value()}".encode()
             return {"Authorization": f"Basic {base64.b64encode(pair).decode()}"}

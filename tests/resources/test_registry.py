@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sluice.pipelines.errors import Failed, NotAuthorized, Refused, RegistryUnavailable, SluiceError
+from sluice.pipelines.errors import Failed, NotAuthorized, Refused, RegistryUnavailable, SetupError, SluiceError
 from sluice.pipelines.feed.kafka_section import RegistrySettings
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.lake.schemas import MOST_UNKNOWN, KeptSchemas
@@ -99,6 +99,8 @@ REFUSED: list[tuple[Answers, type[SluiceError], str]] = [
     ({"/api/schemas/ids/1": b"<html>"}, Failed, "not JSON"),
     ({"/api/schemas/ids/1": b"[" * 100_000}, Failed, "not JSON"),
     ({"/api/schemas/ids/1": b'"' + b"x" * (5 << 20)}, Failed, "larger than"),
+    ({"/api/schemas/ids/1": ["a"]}, Failed, "no JSON object"),
+    ({"/api/schemas/ids/1": refers("a"), "/api/subjects/a/versions/1": []}, Failed, "no JSON object"),
     ({"/api/schemas/ids/1": {"id": 3}}, Failed, "without a schema"),
     ({"/api/schemas/ids/1": {"schema": "x", "references": 3}}, Failed, "no list"),
     ({"/api/schemas/ids/1": refers("a")}, Failed, "does not exist"),
@@ -125,6 +127,15 @@ def test_what_fails_is_one_clear_error(serve: Serve, answers: Answers, kind: typ
         client.schema(1)
     assert error.value.remedy
     assert SECRET not in str(error.value)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "€"])
+def test_a_token_that_no_header_holds_shows_nowhere(serve: Serve, end: str) -> None:
+    url = serve({"/api/schemas/ids/1": {"schema": '"int"'}}).settings.url
+    client = RegistryClient(RegistrySettings(url=url, token=SECRET + end))
+    with pytest.raises(SetupError, match="token has a line break") as error:
+        client.schema(1)
+    assert SECRET not in str(error.getrepr(style="long", showlocals=False))
 
 
 def test_a_registry_that_nobody_reaches() -> None:
