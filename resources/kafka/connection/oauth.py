@@ -9,7 +9,9 @@ error contains a token or the secret.
 from __future__ import annotations
 
 import base64
+import http.client
 import json
+import math
 import re
 import ssl
 import threading
@@ -124,10 +126,11 @@ def _answer(credentials: Credentials) -> bytes:
             body: bytes = answer.read(_MAX_BYTES + 1)
             return body
     except urllib.error.HTTPError as error:
-        with error:
+        reason = ""
+        with error, suppress(OSError, http.client.HTTPException):  # the status alone says enough
             reason = _reason(error.read(_MAX_BYTES))
         raise _refusal(error.code, reason, credentials) from None
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         raise _silence(error, credentials) from None
 
 
@@ -135,7 +138,7 @@ def _reason(body: bytes) -> str:
     """Return OAuth's error code (RFC 6749); empty if there is none."""
     try:
         reason = json.loads(body)["error"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return ""
     return reason if isinstance(reason, str) and re.fullmatch(r"[a-z_]{1,40}", reason) else ""
 
@@ -152,7 +155,7 @@ def _refusal(code: int, reason: str, credentials: Credentials) -> SluiceError:
     return NotAuthorized(text, remedy=f"check {_ENDPOINT} in the feed: the token endpoint's own address, no other")
 
 
-def _silence(error: OSError, credentials: Credentials) -> SluiceError:
+def _silence(error: OSError | http.client.HTTPException, credentials: Credentials) -> SluiceError:
     reason = getattr(error, "reason", error)
     if isinstance(reason, ssl.SSLCertVerificationError):
         authority = "set `sasl_oauth_cafile` in the feed's `kafka:` section to a file with the certificate of its CA"
@@ -161,8 +164,9 @@ def _silence(error: OSError, credentials: Credentials) -> SluiceError:
             f"the certificate of the token endpoint {_shown(credentials)} is not believed: {reason.verify_message}",
             remedy=advice if reason.verify_code in _OTHER_HOST else authority,
         )
+    why = getattr(reason, "strerror", None) or (reason if isinstance(reason, OSError | str) else type(reason).__name__)
     return KafkaUnavailable(
-        f"the token endpoint {_shown(credentials)} does not answer: {getattr(reason, 'strerror', None) or reason}",
+        f"the token endpoint {_shown(credentials)} does not answer: {why}",
         remedy=f"check {_ENDPOINT} in the feed, and that it can be reached from here and from where tasks run",
     )
 
@@ -171,9 +175,9 @@ def _read(answer: bytes, began: float, credentials: Credentials) -> _Token:
     try:
         document = json.loads(answer) if len(answer) <= _MAX_BYTES else {}
         text, life = document["access_token"], float(document.get("expires_in") or _LIFETIME)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         text, life = "", 0.0
-    if not isinstance(text, str) or not _TOKEN.fullmatch(text) or life <= 0:
+    if not isinstance(text, str) or not _TOKEN.fullmatch(text) or not 0 < life < math.inf:
         raise NotAuthorized(
             f"what answers at {_shown(credentials)} gives no token",
             remedy=f"check {_ENDPOINT} in the feed: the token endpoint of the OIDC provider's configuration",

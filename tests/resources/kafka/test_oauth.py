@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 import ssl
 import threading
 import time
@@ -86,6 +87,14 @@ class Issuer:
                 return 503, {}
             case "page":
                 return 200, b"<html>log in</html>"
+            case "deep":
+                return 200, b"[" * 60_000
+            case "deep refusal":
+                return 401, b"[" * 60_000
+            case "long life":
+                return 200, b'{"access_token": "t", "expires_in": 1' + b"0" * 400 + b"}"
+            case "no life":
+                return 200, b'{"access_token": "t", "expires_in": NaN}'
             case "moved":
                 return 302, {}
         given = base64.b64decode(login.removeprefix("Basic ")).decode()
@@ -101,6 +110,23 @@ class Issuer:
         claims = {"sub": "ingest", "aud": "kafka", "iss": "test", "iat": now, "exp": now + self.life}
         body = ".".join(_b64(json.dumps(part).encode()) for part in ({"alg": "RS256", "kid": "one"}, claims))
         return f"{body}.{_b64(self.key.sign(body.encode(), padding.PKCS1v15(), hashes.SHA256()))}"
+
+
+def test_a_server_that_speaks_no_http_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oauth, "_PAUSE", 0.0)
+
+    def send_greeting(listening: socket.socket) -> None:
+        for _ in range(3):
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"SSH-2.0-other\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=send_greeting, args=[listening], daemon=True).start()
+        provider = ClientCredentials(f"http://127.0.0.1:{listening.getsockname()[1]}/token", "ingest", SECRET)
+        with pytest.raises(KafkaUnavailable, match="does not answer: BadStatusLine"):
+            provider.token()
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +172,10 @@ def test_a_token_serves_until_it_is_old(issuer: Issuer, monkeypatch: pytest.Monk
     [
         ("down", {}, KafkaUnavailable, "HTTP 503"),
         ("page", {}, NotAuthorized, "gives no token"),
+        ("deep", {}, NotAuthorized, "gives no token"),
+        ("deep refusal", {}, NotAuthorized, "HTTP 401"),
+        ("long life", {}, NotAuthorized, "gives no token"),
+        ("no life", {}, NotAuthorized, "gives no token"),
         ("moved", {}, NotAuthorized, "HTTP 302"),
         ("", {"client_secret": "wrong"}, NotAuthorized, "check sasl_oauth_client_id"),
         ("", {"scope": "other"}, NotAuthorized, "set `sasl_oauth_scope`"),
