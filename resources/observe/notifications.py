@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from email.message import EmailMessage
 from email.utils import formatdate
 from html import escape
+from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -43,7 +44,7 @@ def _post(settings: NotifySettings, title: str, lines: Sequence[str]) -> str:
     except HTTPError as error:
         error.close()
         return f"the webhook answers {error.code}"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:  # whose text may hold the address
         return f"the webhook does not answer ({type(error).__name__})"
 
 

@@ -16,8 +16,9 @@ import pytest
 
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.schedules.sensors import SensorCursor, Tick
-from sluice.pipelines.errors import FeedError
+from sluice.pipelines.errors import Failed, FeedError
 from sluice.pipelines.feed.project_files import NotifySettings
+from sluice.resources.observe.notifications import notify
 from tests import mail
 from tests.assets.world import World
 
@@ -103,6 +104,15 @@ def test_what_nobody_took_is_sent_with_the_next_look_and_the_address_is_never_to
     assert len(chat.heard) == 1
     assert "the oldest record" in chat.heard[0]
     assert second.cursor.unsent == ()
+
+
+def test_an_address_that_cannot_be_asked_shows_nowhere_and_stops_no_other_way(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", f"open({str(tmp_path / 'lines')!r}, 'w').write(open(0).read())"]
+    settings = NotifySettings.model_validate({"webhook": f"http://127.0.0.1:9/{TOKEN} x", "command": command})
+    with pytest.raises(Failed, match="does not answer") as failure:
+        notify(settings, "Sluice:", ["a line"])
+    assert TOKEN not in str(failure.value)
+    assert (tmp_path / "lines").read_text() == "a line\n"
 
 
 @pytest.mark.parametrize("security", ["tls", "starttls", "none"])
