@@ -92,6 +92,7 @@ _NOT_CODE = re.compile(r"(^|/)(__pycache__|\..*)(/|$)|\.(pyc|pyi)$")
 _BLOCK = 4 << 20
 _KEPT = 3
 """Packs that stay in the cache: the last ones used."""
+_MAKING = "making-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,9 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _forget(folder: Path) -> None:
+    """Remove old packs, and what killed processes left of theirs: under the lock nobody makes one."""
+    for unfinished in folder.glob(f"{_MAKING}*/"):
+        shutil.rmtree(unfinished, ignore_errors=True)
     packs = sorted(folder.glob("sluice-pack-*.tar.gz"), key=lambda p: p.stat().st_mtime, reverse=True)
     for old in packs[_KEPT:]:
         old.unlink(missing_ok=True)
@@ -300,7 +304,7 @@ def _make(
     imported: Iterable[str],
 ) -> None:
     report(Progress(STAGE, note="what executors need, once for this version of Sluice"))
-    with tempfile.TemporaryDirectory(prefix="making-", dir=path.parent) as scratch:
+    with tempfile.TemporaryDirectory(prefix=_MAKING, dir=path.parent) as scratch:
         stage = Path(scratch, "stage")
         for file in [*ours, *_list_caches(), *(f for d in distributions.values() for f in _theirs(d))]:
             target = stage / file.path

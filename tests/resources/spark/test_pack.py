@@ -37,6 +37,16 @@ def test_a_pack_serves_a_python_that_has_nothing(tmp_path: Path) -> None:
     assert answer.stdout == "True\n", "what was compiled here is not compiled there"
 
 
+def test_what_a_killed_process_left_of_a_pack_goes(tmp_path: Path) -> None:
+    (tmp_path / "making-abc" / "stage").mkdir(parents=True)
+    for number in range(5):
+        pack = tmp_path / f"sluice-pack-{number}.tar.gz"
+        pack.touch()
+        os.utime(pack, (number, number))
+    pack_archive._forget(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"sluice-pack-{number}.tar.gz" for number in (2, 3, 4)]
+
+
 _ASK = """
 import pickle, sys
 lake = pickle.load(open(sys.argv[1], "rb"))
