@@ -67,7 +67,7 @@ def parse_mark(offset: int, data: bytes) -> CommittedOffset:
         document = json.loads(data)
         if document["offset"] == offset:
             return CommittedOffset(offset, int(document["epoch"]), str(document["metadata"]))
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         pass
     return CommittedOffset(offset)
 
@@ -127,7 +127,7 @@ def parse_consumer(name: str, data: bytes) -> Consumer:
         document = json.loads(data)
         if document.get("pattern", "static") == "static":
             return Consumer(name, {str(t): int(n) for t, n in document["subscription"].items()})
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         pass
     return Consumer(name, {})
 

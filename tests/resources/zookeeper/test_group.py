@@ -63,6 +63,11 @@ def test_many_partitions_go_in_transactions_that_a_server_takes(
         assert group.fetch_committed(tps) == {tp: marked(tp.partition) for tp in tps}
 
 
+def test_numbers_without_end_in_nodes_are_unreadable() -> None:
+    assert layout.parse_consumer("c", b'{"subscription": {"orders": Infinity}}').topics == {}
+    assert layout.parse_mark(5, b'{"offset": 5, "epoch": Infinity, "metadata": ""}') == CommittedOffset(5)
+
+
 def test_partitions_that_come_later_are_owned_too(zookeeper: LocalZooKeeper) -> None:
     with closing(ZooKeeperGroup(zookeeper.connect, "later")) as group:
         group.own(lambda: TPS[:1], lambda: None)
