@@ -138,7 +138,10 @@ class ZooKeeperGroup:
         self._seat = seat
         try:
             self._tree.transact([registering, *owning], f"registering in group {group}")
-        except Changed:
+        except Changed as changed:
+            if self._owned and changed.path == at:  # somebody removed our registration: it never comes back
+                self._lose()
+                raise lost_error(group) from None
             self._seat = seat if self._owned else None
             return
         self._still_ours()

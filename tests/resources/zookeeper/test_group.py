@@ -79,6 +79,16 @@ def test_partitions_that_come_later_are_owned_too(zookeeper: LocalZooKeeper) -> 
         assert (consumer.ours, consumer.topics, bool(consumer.host)) == (True, {"orders": 3}, True)
 
 
+def test_a_registration_that_somebody_removed_is_lost(zookeeper: LocalZooKeeper) -> None:
+    with closing(ZooKeeperGroup(zookeeper.connect, "removed")) as group:
+        group.own(lambda: TPS[:1], lambda: None)
+        (name,) = zookeeper.names("/consumers/removed/ids")
+        with zookeeper.client() as old:
+            old.delete(f"/consumers/removed/ids/{name}")
+        with pytest.raises(CommitFenced):
+            group.own(lambda: TPS, lambda: None)
+
+
 def test_a_group_is_shown_with_who_owns_what(zookeeper: LocalZooKeeper) -> None:
     with closing(ZooKeeperGroups(zookeeper.connect)) as groups:
         assert groups.view("shown").state == GroupState.DEAD
