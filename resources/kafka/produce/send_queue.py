@@ -11,6 +11,7 @@ record that the topic refuses is an error that names the record.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -70,6 +71,7 @@ ROUNDS = 2
 WORTH_BYTES = 1 << 20
 """Queued bytes that start a round. Fewer wait for more, unless a caller waits for them."""
 _LAYOUT_SECONDS = 300.0  # maximum age of cached leaders
+_NEVER = -math.inf  # 0 would be a moment ago on a machine that has just booted
 _MOST_SEQUENCE = 0x7FFFFFFF
 _STRANGE = (  # the leader has lost the producer's state
     kafka_errors.OutOfOrderSequenceNumberError,
@@ -126,7 +128,7 @@ class SendQueue:
         self._maybe_there: set[int] = set()
         self._added: set[int] = set()
         self._leaders: dict[int, int] = {}
-        self._looked = 0.0
+        self._looked = _NEVER
         self._changed = threading.Condition()
         # shared by both threads, under `_changed`
         self._waiting: dict[int, deque[SealedBatch]] = {}
@@ -252,7 +254,7 @@ class SendQueue:
                     elif failed := answer if isinstance(answer, KafkaError) else answer.error and answer.error():
                         trouble = await self._handle_error(partition, failed) or trouble
             if trouble is not None:
-                self._looked = 0.0
+                self._looked = _NEVER
                 await patience.trouble(trouble)
 
     async def _handle_error(self, partition: int, error: KafkaError) -> KafkaError | None:
@@ -294,7 +296,7 @@ class SendQueue:
             if (leader := self._leaders.get(partition, -1)) >= 0:
                 by_leader.setdefault(leader, []).append(batch)
         if sum(map(len, by_leader.values())) < len(heads):
-            self._looked = 0.0
+            self._looked = _NEVER
         if not by_leader:
             raise LeaderNotAvailableError() if self._leaders else UnknownTopicOrPartitionError()
         return by_leader
