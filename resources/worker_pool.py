@@ -163,7 +163,8 @@ class _Pool:
         os.set_blocking(wakes, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakes)
-        for descriptor in (self._control.fileno(), woken):
+        requests = self._control.fileno()
+        for descriptor in (requests, woken):
             self._poll.register(descriptor, select.POLLIN)
         ends = _watch(self._driver)
         if ends is not None:
@@ -176,8 +177,8 @@ class _Pool:
                         self._report_ended()
                     elif descriptor in self._workers:
                         self._kill(descriptor)
-                    elif descriptor == ends or not self._fork():
-                        return
+                    elif descriptor == ends or (descriptor == requests and not self._fork()):
+                        return  # any other is of a worker whose end was just reported
         finally:
             for pid, _ in self._workers.values():
                 with suppress(OSError):

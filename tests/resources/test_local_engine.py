@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import duckdb
@@ -26,6 +28,7 @@ from sluice.pipelines.ports import Job
 from sluice.resources import local_engine, worker_pool
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.local_engine import LocalEngine
+from sluice.resources.spark import executor
 from sluice.testing.logs import LZ4, LogBatch, LogRecord, log
 from tests.resources.kafka.tools import until
 from tests.resources.log_wiring import LogWiring
@@ -108,6 +111,23 @@ def test_a_worker_that_ends_while_idle_costs_no_try(wiring: LogWiring) -> None:
     other = wiring.lake.with_name("other")
     dying = LogWiring(other, wiring.notes, LOGS, dies=len(list(wiring.notes.iterdir())) + 2)
     assert prove(PLAN, 12, run(dying), LocalLake(other))[1] == []
+
+
+def test_a_pool_that_sees_two_ends_of_a_worker_at_once_reports_the_next_one() -> None:
+    """The process ends and the driver shuts its socket before the pool has looked at either."""
+    pool, job = worker_pool.get_pool(), pickle.dumps(partial(executor.call, _name_process))
+    first, second = local_engine._Worker(pool), local_engine._Worker(pool)
+    first_pid, second_pid = (int(w.carry_out(job, 0, 0)[0][1].split()[0]) for w in (first, second))
+    os.kill(pool._process.pid, signal.SIGSTOP)
+    try:
+        os.kill(first_pid, signal.SIGKILL)
+        until(lambda: first_pid not in list_processes())
+        first.close()
+    finally:
+        os.kill(pool._process.pid, signal.SIGCONT)
+    os.kill(second_pid, signal.SIGKILL)
+    until(lambda: not second.is_idle)
+    second.close()
 
 
 def test_an_idle_worker_takes_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
