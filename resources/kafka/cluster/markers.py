@@ -159,7 +159,9 @@ def _answer_of(o: _PendingRead, part: FetchPart, *, first: bool, room: int) -> t
     if part.error:
         return part.error, None
     heard = Answer(part.records, part.high_watermark, end=o.want.position >= part.high_watermark)
-    if heard.end or len(part.records) >= (o.want.size if o.want.complete else 1):
+    # The first one's batch is whole: one that is smaller than expected was compacted since its header was read.
+    enough = o.want.size if o.want.complete and not first else 1
+    if heard.end or len(part.records) >= enough:
         return None, heard
     if o.want.may_lack and not first and room >= o.want.size:
         return None, heard

@@ -226,6 +226,18 @@ def test_a_batch_that_takes_all_that_a_broker_gives_at_once() -> None:
     assert found == {tps[0]: OffsetAtTime(0, CLOCK)} | dict.fromkeys(tps[1:], OffsetAtTime(3, 60))
 
 
+def test_a_batch_that_compaction_shrank_after_its_header_was_read() -> None:
+    """The batch is all that the broker gives: it ends its segment, or the log."""
+    large, small = (log(data(1), marker(), data(50, 60, 70, size=size)) for size in (500, 1))
+    brokers = Brokers({TP: large})
+
+    def compacted(kind: str) -> None:
+        brokers.logs[TP] = small if kind == "Fetch" else large
+
+    brokers.after = compacted
+    assert asked(brokers, 55) == [OffsetAtTime(3, 60)]
+
+
 def test_a_leader_that_moved_is_asked_again() -> None:
     brokers = Brokers({TP: transactions(3)}, count=1)
     refused = [NotLeaderForPartitionError]
