@@ -147,16 +147,20 @@ class SharedKafka:
             return None
         mine = _Question(times)
         self._questions.append(mine)
-        if not self._asking.acquire(timeout=PATIENCE):
-            with contextlib.suppress(ValueError):
-                self._questions.remove(mine)
-            return mine.answer
         try:
-            if mine.answer is None and not mine.failed:
-                self._ask_together()
+            if self._asking.acquire(timeout=PATIENCE):
+                try:
+                    if mine.answer is None and not mine.failed:
+                        self._ask_together()
+                finally:
+                    self._asking.release()
         finally:
-            self._asking.release()
+            self._withdraw(mine)
         return mine.answer
+
+    def _withdraw(self, question: _Question) -> None:
+        with contextlib.suppress(ValueError):  # whoever asked it, or waited for it, has withdrawn it
+            self._questions.remove(question)
 
     def _ask_together(self) -> None:
         began = time.monotonic()
@@ -165,7 +169,7 @@ class SharedKafka:
             if merged.keys().isdisjoint(question.times):
                 merged |= question.times
                 questions.append(question)
-                self._questions.remove(question)
+                self._withdraw(question)
         try:
             self._cluster.begin(self.look().layout)
             offsets = self._cluster.offsets_at(merged)
