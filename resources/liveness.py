@@ -36,6 +36,7 @@ _GRACE_S = 10
 """How long the end of a run waits for a heartbeat under way: a heartbeat written after the file is removed would stay.
 Also how far apart two times of this machine may be that mean the same moment.
 """
+_END_OF_TIME = 253_402_300_800_000  # the year 10000, in ms
 
 
 def new_owner(run: str) -> Owner:
@@ -229,7 +230,7 @@ def _parse_heartbeat(heartbeat: bytes) -> dict[str, Any]:
 
 def _stamp(heartbeat: bytes) -> int | None:
     at = _parse_heartbeat(heartbeat).get("at")
-    return at if isinstance(at, int) else None
+    return at if isinstance(at, int) and 0 <= at < _END_OF_TIME else None
 
 
 def _owner(path: str, heartbeat: bytes) -> Owner | None:

@@ -233,13 +233,17 @@ def test_a_run_that_hangs_on_this_machine_is_dead_after_the_bound(
         assert sum(watcher.pauses) * 1000 == BOUND
 
 
-@pytest.mark.parametrize("heartbeat", [b"", b"{", b"[]", b'{"at": "soon", "pid": -1}', b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "heartbeat",
+    [b"", b"{", b"[]", b'{"at": "soon", "pid": -1}', b'{"at": 1%s}' % (b"0" * 400), b"\xff", b"[" * 100_000],
+)
 def test_a_heartbeat_that_cannot_be_read_is_watched_like_any_other(
     lake: LocalLake, watcher: Watcher, heartbeat: bytes
 ) -> None:
     owner = new_owner("run-1")
     lake.put(PATH.format(owner.token), heartbeat)
     assert watcher.liveness.last_heartbeat(owner) is None
+    assert watcher.liveness.judge([owner], watch=False)[owner.token].life is Life.UNKNOWN
     watcher.meanwhile = lambda: lake.put(PATH.format(owner.token), heartbeat + b" ")
     assert not watcher.is_dead(owner)
     watcher.meanwhile = lambda: None
