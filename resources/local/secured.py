@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -355,19 +355,22 @@ class AdministeredKafka(Protocol):
 
 def grant(kafka: AdministeredKafka, rights: Iterable[Right], user: str = USER) -> None:
     """Give the user the rights. Raises SetupError for a plain cluster, KafkaUnavailable."""
-    _change_rights(kafka, rights, user, "create_acls")
+    _change_rights(kafka, rights, user, lambda admin, acls: admin.create_acls(acls)["failed"])
 
 
 def revoke(kafka: AdministeredKafka, rights: Iterable[Right], user: str = USER) -> None:
     """Take the rights from the user; those that it does not have are passed over."""
-    _change_rights(kafka, rights, user, "delete_acls")
+    _change_rights(kafka, rights, user, lambda admin, acls: [error for _, _, error in admin.delete_acls(acls)])
 
 
-def _change_rights(kafka: AdministeredKafka, rights: Iterable[Right], user: str, change: str) -> None:
+def _change_rights(
+    kafka: AdministeredKafka, rights: Iterable[Right], user: str, change: Callable[[Any, list[Any]], Iterable[Any]]
+) -> None:
+    """`change` returns the error classes of Kafka's answer, which is a success for every right without one."""
     # Late, since commands only ask for addresses: the client takes 0.3 s to import.
     from kafka import KafkaAdminClient
     from kafka.admin import ACL, ACLOperation, ACLPermissionType, ACLResourcePatternType, ResourcePattern, ResourceType
-    from kafka.errors import KafkaError
+    from kafka.errors import KafkaError, NoError
 
     from sluice.resources.kafka.connection.connection_settings import KafkaAddress, connecting
     from sluice.resources.kafka.connection.zero_copy_transport import client_of
@@ -389,6 +392,8 @@ def _change_rights(kafka: AdministeredKafka, rights: Iterable[Right], user: str,
     try:
         client = client_of(KafkaAdminClient, bootstrap_servers=access.bootstrap, **access.client_settings())
         with closing(client):
-            getattr(client, change)(acls)
+            for error in change(client, acls):
+                if error is not NoError:
+                    raise error()
     except (KafkaError, OSError) as error:
         raise explain(error, connecting(access, 1).grantee, f"changing the rights of {user}") from None

@@ -9,10 +9,11 @@ import pytest
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError, TopicAuthorizationFailedError
 
-from sluice.pipelines.errors import SetupError
+from sluice.pipelines.errors import KafkaUnavailable, SetupError
+from sluice.pipelines.feed.rights import Operation, ResourceKind, Right
 from sluice.resources.kafka.connection.zero_copy_transport import client_of
 from sluice.resources.local.local_kafka import LocalKafka
-from sluice.resources.local.secured import ADMIN, USER, USERS, Secured
+from sluice.resources.local.secured import ADMIN, USER, USERS, Secured, grant
 
 
 def _guard(cluster: LocalKafka) -> Secured:
@@ -60,6 +61,12 @@ def test_what_is_secret_is_its_owners_alone_and_on_no_command_line(secured: Loca
         assert _guard(secured).password(user).encode() not in shown
         assert _guard(secured).password(user) not in repr(_guard(secured))
     assert not (folder / "scram.arguments").exists()
+
+
+def test_a_right_that_kafka_does_not_take_is_an_error(secured: LocalKafka) -> None:
+    right = Right(Operation.DESCRIBE, ResourceKind.CLUSTER, "of-another-name", "")
+    with pytest.raises(KafkaUnavailable, match=f"changing the rights of {USER}"):
+        grant(secured, [right])
 
 
 def test_a_cluster_stays_of_its_kind(secured: LocalKafka, kafka: LocalKafka) -> None:
