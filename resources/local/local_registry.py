@@ -91,12 +91,17 @@ class LocalRegistry:
             ((port, management),) = free_ports(1, 2)
             record = self._read() or _Record(VERSION, port, management)
             process = spawn(_command(with_java, home, record, self._root), self._root, self._root / _LOG)
-            self._write(_Record(record.version, record.port, record.management_port, process.pid, process.born))
-            if not self._keep:
-                # Its standard input closes when we end.
-                guard = ["/bin/sh", "-c", 'read _; kill "$0"', str(process.pid)]
-                self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True)
-            self._await_answer(process, record.port)
+            try:
+                self._write(_Record(record.version, record.port, record.management_port, process.pid, process.born))
+                if not self._keep:
+                    # Its standard input closes when we end.
+                    guard = ["/bin/sh", "-c", 'read _; kill "$0"', str(process.pid)]
+                    self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True)
+                self._await_answer(process, record.port)
+            except BaseException:
+                process.end(STOP_SECONDS)
+                self._dismiss_guard()
+                raise
         return self
 
     def stop(self) -> None:
@@ -104,6 +109,9 @@ class LocalRegistry:
         record = self._read()
         if record is not None:
             record.process.end(STOP_SECONDS)
+        self._dismiss_guard()
+
+    def _dismiss_guard(self) -> None:
         if self._guard is not None:
             self._guard.kill()
             self._guard.communicate()
@@ -113,7 +121,6 @@ class LocalRegistry:
         deadline = time.monotonic() + START_SECONDS
         while not _answers(port):
             if not process.alive or time.monotonic() > deadline:
-                process.end(STOP_SECONDS)
                 lines = (self._root / _LOG).read_text("utf-8", "replace").splitlines()[-15:]
                 raise SetupError(
                     "the local schema registry does not start\n" + "\n".join(lines),

@@ -32,6 +32,14 @@ class LocalS3:
         self.endpoint = ""
 
     def __enter__(self) -> LocalS3:
+        try:
+            self._start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def _start(self) -> None:
         command = [sys.executable, "-m", __name__]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
@@ -42,7 +50,6 @@ class LocalS3:
             )
         self.endpoint = f"http://{HOST}:{port}"
         Bucket(BUCKET, self.settings).call("create_bucket", "")
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._end()

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,8 @@ class Process:
     def send(self, number: signal.Signals) -> None:
         """Signal it; nothing happens when it has ended."""
         if self.alive:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it ended after this look
+                os.kill(self.pid, number)
 
     def wait(self, seconds: float) -> bool:
         """Returns whether it ended within that number of seconds."""
