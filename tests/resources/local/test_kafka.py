@@ -69,9 +69,24 @@ def test_what_is_produced_is_read_by_kafkas_own_consumer(kafka: LocalKafka, fres
     assert said.stdout.splitlines() == ["one", "two", "drei ü"], said.stderr
 
 
+LOOPBACK = ("0100007F", "0000000000000000FFFF00000100007F")
+"""127.0.0.1 as Linux shows it, and as an IPv6 socket has it."""
+
+
+def list_listeners(pid: int) -> list[str]:
+    """The addresses on which a process listens, as the system has them; none where it shows none."""
+    descriptors = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").glob("*") if path.is_symlink()}
+    tables = [path.read_text().splitlines()[1:] for path in Path(f"/proc/{pid}/net").glob("tcp*")]
+    sockets = [line.split() for table in tables for line in table]
+    return [s[1].partition(":")[0] for s in sockets if s[3] == "0A" and f"socket:[{s[9]}]" in descriptors]
+
+
 def test_it_listens_on_loopback_only_and_creates_no_topic_unasked(kafka: LocalKafka) -> None:
     for broker in kafka.status().brokers:
         assert broker.address.startswith("127.0.0.1:")
+        assert broker.pid is not None
+        assert {address in LOOPBACK for address in list_listeners(broker.pid)} <= {True}
+        assert len(list_listeners(broker.pid)) == 2 or not Path("/proc/self/net/tcp").exists()
     with KafkaAdminClient(bootstrap_servers=kafka.bootstrap) as admin:
         admin.describe_topics(["never-made"])
         assert "never-made" not in admin.list_topics()
