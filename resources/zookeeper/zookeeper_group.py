@@ -185,7 +185,8 @@ class ZooKeeperMembership:
         """Commit all offsets and marks in one transaction.
 
         Thousands of partitions need several; each is all or nothing. Raises CommitFenced if another client wrote an
-        offset since `fetch_committed`, or our session has ended: nothing was committed. Raises Unknown if unanswered.
+        offset since `fetch_committed`, or our session has ended: that transaction and later ones committed nothing.
+        Raises Unknown if unanswered.
         """
         for tp in offsets:
             if tp not in self._held:
@@ -193,16 +194,19 @@ class ZooKeeperMembership:
         self._tree.ensure(_above(layout.offset_path(self._group, tp)) for tp in offsets)
         self._tree.ensure(_above(layout.mark_path(self._group, tp)) for tp in offsets)
         doing = f"committing the offsets of group {self._group} in ZooKeeper"
+        done = 0
         for chunk in chunks(writes(self._group, offsets, self._held)):
             try:
                 self._tree.transact([("check", self._registered, b"", -1), *chunk], doing)
             except Changed as changed:
                 if changed.path == self._registered:
                     raise lost_error(self._group) from None
+                committed = f"only {done:,} of {len(offsets):,} offsets were" if done else "nothing was"
                 raise CommitFenced(
-                    f"{doing}: {changed.path}: {changed.what} since it was read; nothing was committed",
+                    f"{doing}: {changed.path}: {changed.what} since it was read; {committed} committed",
                     remedy="nothing is lost; the next run compares again. See which program commits for this group",
                 ) from None
+            done += len(chunk) // 2  # an offset and its mark
 
 
 def lost_error(group: str) -> CommitFenced:

@@ -61,6 +61,12 @@ def test_many_partitions_go_in_transactions_that_a_server_takes(
             member.fetch_committed(tps)
             member.commit_plain({tp: marked(tp.partition) for tp in tps})
         assert group.fetch_committed(tps) == {tp: marked(tp.partition) for tp in tps}
+        with group.join(["many"], None) as member:
+            member.fetch_committed(tps)
+            zookeeper.put("many", "many", {59: "7"})
+            with pytest.raises(CommitFenced, match=r"only \d+ of 60 offsets were committed"):
+                member.commit_plain({tp: marked(1) for tp in tps})
+        assert group.fetch_committed(tps[:1]) == {tps[0]: marked(1)}
 
 
 def test_numbers_without_end_in_nodes_are_unreadable() -> None:
