@@ -38,6 +38,8 @@ class CompactConfig(dg.Config):
         if not (self.since or self.until):
             return None
         first, last = _parse_window(self.since, "since", settings), _parse_window(self.until, "until", settings)
+        if first >= last:
+            raise UsageError(f"no window lies between {self.since} and {self.until}", remedy="`until` must be later")
         return list(range(first, last, settings.length))
 
 

@@ -59,7 +59,8 @@ def test_the_job_merges_and_tells_how_much(landed: World, instance: dg.DagsterIn
 def test_windows_that_are_asked_for(landed: World, instance: dg.DagsterInstance) -> None:
     told = said(compact(landed, instance, since=H0, until="2024-05-01T01"))
     assert (told["files_before"], told["files_after"]) == (10, 2)
-    for wrong in ({"since": H0}, {"since": H0, "until": "2024-05-01T01:30"}, {"since": "dawn", "until": H0}):
+    wrong_ends = ("", "2024-05-01T01:30", H0)
+    for wrong in (*({"since": H0, "until": end} for end in wrong_ends), {"since": "dawn", "until": H0}):
         assert not compact(landed, instance, **wrong).success
 
 
