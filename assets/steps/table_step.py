@@ -15,7 +15,7 @@ from sluice.assets.checks.contract_checks import CheckResult
 from sluice.assets.checks.feed_checks import evaluate_feed
 from sluice.assets.instance import internals
 from sluice.assets.runs.run_session import RunSession
-from sluice.assets.specs.asset_specs import Metadata, table
+from sluice.assets.specs.asset_specs import Metadata, plain, table
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
@@ -99,7 +99,7 @@ def _judge(tables: list[tuple[str, TableComparison]]) -> CheckResult:
     return {
         "passed": all(compared.is_sound and not compared.misread for _, compared in tables),
         "severity": dg.AssetCheckSeverity.ERROR,
-        "description": "; ".join(texts),
+        "description": plain("; ".join(texts)),
         "metadata": _build_metadata(first.head) if first.head else {},
     }
 
@@ -117,7 +117,7 @@ def _report_failure(error: SluiceError) -> CheckResult:
     return {
         "passed": False,
         "severity": dg.AssetCheckSeverity.WARN,
-        "description": f"{error.message} → {error.remedy}",
+        "description": plain(f"{error.message} → {error.remedy}"),
         "metadata": {},
     }
 

@@ -13,7 +13,8 @@ from markdown_it import MarkdownIt
 from sluice.assets.checks import contract_checks, feed_checks
 from sluice.assets.jobs import report_assets
 from sluice.assets.specs.asset_specs import plain
-from sluice.pipelines.errors import Breach, SchemaDrifted
+from sluice.assets.steps import table_step
+from sluice.pipelines.errors import Breach, CatalogUnavailable, SchemaDrifted
 from sluice.pipelines.model.kafka import OpenTransaction
 from sluice.pipelines.model.receipts import Drift, DriftKind
 from sluice.pipelines.status.watch import Finding, WatchResult
@@ -80,6 +81,13 @@ def test_a_field_of_a_record_is_no_markup_in_a_check(tmp_path_factory: pytest.Te
     refused = SchemaDrifted("no", breaches=[Breach("schema", name, "", 1, 0, ())])
     ((_, said),) = contract_checks.evaluate_refused(world.session().feed("orders"), refused, None)
     assert kinds(said["description"]) == set()
+
+
+@pytest.mark.parametrize("text", EVIL)
+def test_an_error_of_a_catalog_is_no_markup_in_a_check(text: str) -> None:
+    said = table_step._report_failure(CatalogUnavailable(f"the catalog answers {text}", remedy=f"see {text}"))
+    assert kinds(said["description"]) == set()
+    assert shown(said["description"]) == f"the catalog answers {text} → see {text}"
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z"), include_characters=" "), max_size=60))
