@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,8 +57,8 @@ def repair(
 ) -> int:
     """Clean up after dead runs.
 
-    Published files become visible. Replaced files, and staged files without an owner, are removed. Dagster gets missing
-    events. The next run finishes the batch of a dead run, unless you abandon it here.
+    Published files become visible. Replaced files, and staged files without an owner, are removed. Dagster, where it is
+    installed, gets missing events. The next run finishes the batch of a dead run, unless you abandon it here.
 
     Files of live runs, and files under data/ that the ledger does not list, stay. Kafka is not read. Exit 1 if
     published files are missing, which cannot be repaired.
@@ -65,18 +67,17 @@ def repair(
     $ sluice repair orders --dry-run
     $ sluice repair orders --abandon 57
     """
-    from sluice.assets.instance.instance import open_instance
-
     if abandon and feed is None:
         raise UsageError(
             "--abandon without a feed", remedy="add the feed of the batch: sluice repair FEED --abandon BATCH"
         )
     feeds = [session.feed(feed)] if feed else list(session.files.feeds.values())
     findings: dict[str, list[RepairFinding]] = {}
-    with open_instance(session.project) as instance:
+    with _open_dagster(session) as instance:
+        dagster = "" if instance is None else ", Dagster's event log"
         for one in feeds:
             with session.terminal.progress() as meter:
-                meter(Progress(f"checking {one.name}: ledger, lake, Dagster's event log"))
+                meter(Progress(f"checking {one.name}: ledger, lake{dagster}"))
                 findings[one.name] = look(session, one, instance, abandon or (), meter, dry_run=dry_run)
             session.terminal.show(*view(one.name, findings[one.name], dry_run=dry_run))
     temporary = scratch.dead() if dry_run else scratch.clear()
@@ -88,30 +89,44 @@ def repair(
     return max([choose_exit_code(broken.values()), *(_choose_exit_code(f) for f in findings.values())])
 
 
+def _open_dagster(session: Session) -> AbstractContextManager[dg.DagsterInstance | None]:
+    """The project's Dagster; None where it is not installed."""
+    if find_spec("dagster") is None:
+        return nullcontext()
+    from sluice.assets.instance.instance import open_instance
+
+    return open_instance(session.project)
+
+
 def look(
     session: Session,
     feed: Feed,
-    instance: dg.DagsterInstance,
+    instance: dg.DagsterInstance | None,
     abandon: Sequence[int],
     report: Reporter,
     *,
     dry_run: bool,
 ) -> list[RepairFinding]:
     """Repair one feed, or show the repairs. Raises PlanBusy, UsageError."""
-    from sluice.assets.events.ledger_view import LedgerView
-    from sluice.assets.instance.instance import with_dagster_liveness
-    from sluice.assets.operations.event_log_repair import reconcile
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.operating.repairs import Pretended, RepairTarget
     from sluice.pipelines.operating.repairs import repair as fix
 
-    with session.open_ports(feed) as opened:
-        edges = with_dagster_liveness(opened, instance)
+    with session.open_ports(feed) as edges:
+        if instance is not None:
+            from sluice.assets.instance.instance import with_dagster_liveness
+
+            edges = with_dagster_liveness(edges, instance)
         edges = replace(edges, lake=Pretended(edges.lake)) if dry_run else edges
         cluster = Ledger(edges.lake, feed.name, edges.clock).read().cluster
         ledger = Ledger(edges.lake, feed.name, edges.clock, "repair", cluster)
         target = RepairTarget(feed.name, ledger, edges.lake, edges.liveness, feed.window)
         findings = list(fix(target, abandon))
+        if instance is None:
+            return findings
+        from sluice.assets.events.ledger_view import LedgerView
+        from sluice.assets.operations.event_log_repair import reconcile
+
         return [*findings, *reconcile(instance, LedgerView.open(feed, ledger, edges), report, dry_run=dry_run)]
 
 

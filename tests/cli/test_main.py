@@ -342,3 +342,17 @@ def test_where_dagster_is_not_installed_a_run_at_work_stops_no_command(project: 
     """As next to Airflow: `status`, `compact` and others judge the owners of live batches."""
     done = subprocess.run([sys.executable, "-c", _ALIVE], cwd=project, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "alive", done.stderr
+
+
+_REPAIR = """
+import sys
+sys.modules["dagster"] = None
+from sluice.cli.main import main
+sys.exit(main(["repair", "orders"]))
+"""
+
+
+def test_where_dagster_is_not_installed_repair_does_without(project: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", _REPAIR], cwd=project, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "nothing to repair" in done.stdout
