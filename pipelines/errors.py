@@ -5,7 +5,6 @@
     │   ├── FeedError              a feed file is missing or wrong
     │   └── SetupError             Java, the local Kafka or an extra is missing
     ├── Refused                    exit 3: going on could lose or duplicate data
-    │   ├── PlanBusy               another run's live plan reserves these ranges
     │   ├── OwnershipLost          another run took this batch over; ours must not be published
     │   ├── OffsetsLost            pending offsets are gone from Kafka
     │   ├── IncarnationChanged     Kafka is no longer what the ledger knows
@@ -29,7 +28,8 @@
     ├── NotYet                     exit 75 (EX_TEMPFAIL): the same call succeeds later
     │   ├── WindowOpen             no window of the request is past its grace period yet
     │   ├── WindowHeld             an open transaction reaches into the window
-    │   └── WindowIncomplete       reading the window now would miss records
+    │   ├── WindowIncomplete       reading the window now would miss records
+    │   └── PlanBusy               another run's live plan reserves these ranges
     ├── Failed                     exit 1: it did not work this time
     │   ├── NotReached             a run over many feeds ended before it began with this one
     │   ├── Retryable              the same call may succeed later
@@ -138,13 +138,13 @@ class WindowHeld(NotYet): ...
 class WindowIncomplete(NotYet): ...
 
 
+class PlanBusy(NotYet): ...
+
+
 class Refused(SluiceError):
     """Stopped to protect data. `remedy` holds the command that accepts the consequence."""
 
     exit_code = 3
-
-
-class PlanBusy(Refused): ...
 
 
 class OwnershipLost(Refused): ...

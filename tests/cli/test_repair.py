@@ -10,6 +10,7 @@ import pytest
 
 from sluice.assets.instance.instance import holding, open_instance, prepare_home
 from sluice.assets.runs.run_session import FEED_TAG
+from sluice.cli.daily import run as runs
 from sluice.cli.maintain.prune import prune
 from sluice.cli.maintain.repair import repair
 from sluice.cli.maintain.unstick import unstick
@@ -126,6 +127,8 @@ def test_repair_gives_up_what_is_dead_and_nothing_else(world: World, tell: Tell)
     batch = left_behind(world, "some-run")
     with pytest.raises(PlanBusy, match="is at work"):
         tell(repair, "orders", abandon=[batch])
+    busy = tell(runs.run, ["orders"], text=False)
+    assert (busy.code, busy.run["error"]) == (75, "PlanBusy"), "it goes on once the other run has ended"
     world.bury()
     waiting = tell(repair, "orders")
     assert f"sluice repair orders --abandon {batch}   gives it up" in waiting.text
