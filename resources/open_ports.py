@@ -45,7 +45,7 @@ def open_ports(feed: Feed) -> Iterator[Ports]:
 @contextmanager
 def shared_edges(feeds: Iterable[Feed]) -> Iterator[Callable[[Feed], AbstractContextManager[Ports]]]:
     """`open_ports` for feeds that one command or tick inspects. Feeds with the same Kafka settings share its
-    connections and cached answers (`kafka/shared.py`) until the block ends. Any thread may call it; other feeds
+    connections and cached answers (`shared_cluster`) until the block ends. Any thread may call it; other feeds
     get edges of their own."""
     if find_spec("kafka") is None:
         yield _open_ports

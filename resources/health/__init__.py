@@ -50,8 +50,9 @@ class _Look:
 
     def end(self, until: float, seconds: float) -> list[Diagnosis]:
         self._thread.join(max(0.0, until - time.monotonic()))
+        hangs = self._thread.is_alive()
         diagnoses = list(self.diagnoses)
-        if self._thread.is_alive():
+        if hangs:
             diagnoses.append(
                 report_failure(self.title, f"no answer within {seconds:.0f} s", "check that the service is up")
             )
