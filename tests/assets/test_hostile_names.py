@@ -85,9 +85,10 @@ def test_a_field_of_a_record_is_no_markup_in_a_check(tmp_path_factory: pytest.Te
 
 @pytest.mark.parametrize("text", EVIL)
 def test_an_error_of_a_catalog_is_no_markup_in_a_check(text: str) -> None:
-    said = table_step._report_failure(CatalogUnavailable(f"the catalog answers {text}", remedy=f"see {text}"))
-    assert kinds(said["description"]) == set()
-    assert shown(said["description"]) == f"the catalog answers {text} → see {text}"
+    error = CatalogUnavailable(f"the catalog answers {text}", remedy=f"see {text}")
+    description = table_step._report_failure(error)["description"]
+    assert kinds(description) == set()
+    assert shown(description) == f"the catalog answers {text} → see {text}"
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z"), include_characters=" "), max_size=60))

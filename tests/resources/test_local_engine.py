@@ -114,7 +114,7 @@ def test_a_worker_that_ends_while_idle_costs_no_try(wiring: LogWiring) -> None:
 
 
 def test_a_pool_that_sees_two_ends_of_a_worker_at_once_reports_the_next_one() -> None:
-    """The process ends and the driver shuts its socket before the pool has looked at either."""
+    """The process ends and the driver shuts its socket before the pool sees either."""
     pool, job = worker_pool.get_pool(), pickle.dumps(partial(executor.call, _name_process))
     first, second = local_engine._Worker(pool), local_engine._Worker(pool)
     first_pid, second_pid = (int(w.carry_out(job, 0, 0)[0][1].split()[0]) for w in (first, second))

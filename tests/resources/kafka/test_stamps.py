@@ -231,10 +231,10 @@ def test_a_batch_that_compaction_shrank_after_its_header_was_read() -> None:
     large, small = (log(data(1), marker(), data(50, 60, 70, size=size)) for size in (500, 1))
     brokers = Brokers({TP: large})
 
-    def compacted(kind: str) -> None:
+    def compact(kind: str) -> None:
         brokers.logs[TP] = small if kind == "Fetch" else large
 
-    brokers.after = compacted
+    brokers.after = compact
     assert asked(brokers, 55) == [OffsetAtTime(3, 60)]
 
 

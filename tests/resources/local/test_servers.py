@@ -16,7 +16,7 @@ from sluice.resources.local.local_s3 import LocalS3
 def test_a_registry_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: type[BaseException]
 ) -> None:
-    def answers(port: int) -> bool:
+    def ask(port: int) -> bool:
         if ends is KeyboardInterrupt:
             raise ends
         return False
@@ -26,7 +26,7 @@ def test_a_registry_that_does_not_answer(
     program.chmod(0o755)
     monkeypatch.setattr(local_registry, "application", lambda: tmp_path)
     monkeypatch.setattr(local_registry, "_java", lambda: program)
-    monkeypatch.setattr(local_registry, "_answers", answers)
+    monkeypatch.setattr(local_registry, "_answers", ask)
     monkeypatch.setattr(local_registry, "START_SECONDS", 0)
     registry = LocalRegistry(tmp_path / "registry", keep=False)
     with pytest.raises(ends):
@@ -36,10 +36,10 @@ def test_a_registry_that_does_not_answer(
 
 
 def test_an_s3_without_its_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(local_s3.Bucket, "call", interrupted)
+    monkeypatch.setattr(local_s3.Bucket, "call", interrupt)
     store = LocalS3()
     with pytest.raises(KeyboardInterrupt):
         store.__enter__()
