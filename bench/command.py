@@ -53,7 +53,9 @@ def run(request: BenchRequest, arguments: Sequence[str], note: Note, keep: Keep)
         )
     terms = race.Terms(request.cores or machine.cores(), request.repeat, request.warm_ups, chosen)
     when = datetime.now(UTC).isoformat(timespec="seconds")
-    provenance = Provenance(shlex.join(["bench", *arguments]), when, machine.machine(), machine.versions())
+    provenance = Provenance(
+        shlex.join(["python", "-m", "bench", *arguments]), when, machine.machine(), machine.versions()
+    )
     done: list[RaceResult] = []
     with _alone(request.folder or default_folder()) as folder:
         for r in races:

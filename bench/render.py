@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import or_
@@ -243,7 +244,7 @@ def _lines(names: Sequence[str], aligned: Sequence[str], rows: Rows) -> str:
 
 
 def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
+    return textwrap.fill(f"{text[0].upper()}{text[1:]}.", 120)
 
 
 def write(report: BenchReport, docs: Path) -> None:

@@ -43,8 +43,8 @@ class Process:
 
     def see(self, at: float, cpu: float) -> None:
         """Take note of its CPU seconds at a time."""
-        if cpu > self.cpu:
-            since = max(self.ended, self.began)
+        since = max(self.ended, self.began)
+        if cpu > self.cpu and at > since:  # at first sight there is no time before
             if self.busy and self.busy[-1][1] == since:
                 self.busy[-1] = self.busy[-1][0], at
             else:

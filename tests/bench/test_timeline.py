@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench.timeline import draw, watch
+from bench.timeline import Process, draw, watch
 from sluice.pipelines.errors import Failed
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="CPU times are read from /proc")
@@ -34,6 +34,13 @@ def test_each_process_has_a_lane_with_the_times_at_which_it_used_a_core(tmp_path
     text = [e.text or "" for e in ElementTree.fromstring(str(draw(timeline))).iter() if e.tag.endswith("text")]
     assert {"stages", "CPU of command", "CPU of pool", "CPU of worker"} <= {*text}
     assert any("plan & <land>" in t for t in text)
+
+
+def test_a_process_that_has_worked_before_it_is_seen_has_no_empty_bar() -> None:
+    process = Process("worker", 1.0, 1.0)
+    process.see(1.0, 0.2)
+    process.see(1.1, 0.3)
+    assert process.busy == [(1.0, 1.1)]
 
 
 def test_a_run_that_fails_has_no_timeline(tmp_path: Path) -> None:
