@@ -1,6 +1,6 @@
 # Targets for developers. Each sets up .venv from the lock, and Java for Kafka and Spark.
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check pytest bench faults readers matrix cluster-test production-like soak fuzz lakes airflow postgres lock clean setup wheel release-check first-row docs
+.PHONY: help demo test quick check pytest bench faults readers matrix cluster-test production-like soak long-tests fuzz lakes airflow postgres lock clean setup wheel release-check first-row docs
 
 READY := .venv/.ready
 # If it is set, every process compiles all its imports, for seconds.
@@ -77,8 +77,12 @@ production-like: setup  ## a deployment of infra/: hours land on schedule while 
 matrix: setup    ## a suite with each corner of the supported versions; ARGS="oldest newest" are corners
 	.venv/bin/python infra/matrix.py $(ARGS)
 
-soak: setup      ## random combinations of faults for MINUTES=30, and the other long tests
-	SLUICE_FAULTS_SEED=$(SEED) SLUICE_SOAK_MINUTES=$(MINUTES) .venv/bin/python -m pytest -m soak $(ARGS)
+soak: setup      ## a deployment of 20 feeds under faults for MINUTES=30, checked, and judged by slopes of memory and files
+	@infra/postgres.sh
+	SLUICE_FAULTS_SEED=$(SEED) SLUICE_SOAK_MINUTES=$(MINUTES) .venv/bin/python -m pytest -m soak -s -n 0 tests/soak $(ARGS)
+
+long-tests: setup  ## random combinations of faults for MINUTES=30, and the other tests that take long
+	SLUICE_FAULTS_SEED=$(SEED) SLUICE_SOAK_MINUTES=$(MINUTES) .venv/bin/python -m pytest -m soak --ignore tests/soak $(ARGS)
 
 fuzz: setup      ## millions of malformed inputs for every parser; ARGS="--minutes 10 --target records"
 	.venv/bin/python -m tests.fuzz $(ARGS)

@@ -565,7 +565,7 @@ class _Check:
     def _visible(self) -> Iterator[Broken]:
         live = {f.part.path for f in self.files}
         known = {p.path for r in self.book.receipts for p in r.parts}
-        for path in sorted(self.folder.visible() - live):
+        for path in sorted(self.folder.list_visible() - live):
             if path in self.book.replaced or path in known:
                 if self.settings.healed:
                     yield Broken(10, f"{path} does not count any more, and is still there", {"path": path})

@@ -105,7 +105,7 @@ class Folder:
             for receipt in told if isinstance(told, list) else [told]:
                 yield receipt | {"from": str(path.relative_to(self.root))}
 
-    def visible(self) -> set[str]:
+    def list_visible(self) -> set[str]:
         """The paths of all files that readers may find; what a killed write left under a temporary name is none."""
         roots = [self.root / kind / self.feed for kind in ("data", "quarantine")]
         files = (p for root in roots for p in root.rglob("*") if p.is_file() and not p.name.startswith(".tmp-"))

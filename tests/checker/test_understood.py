@@ -152,7 +152,7 @@ def test_a_forged_field(
     typed: tuple[test_drift.World, Evidence], tmp_path: Path, folder: str, column: str, value: Any, says: str
 ) -> None:
     lake = Folder(tmp_path / "lake", "orders")
-    (path,) = (p for p in lake.visible() if p.startswith(f"{folder}/"))
+    (path,) = (p for p in lake.list_visible() if p.startswith(f"{folder}/"))
     table, row = pq.read_table(lake.root / path, partitioning=None), 2 if folder == "data" else 1
     items = table.column(column).to_pylist()
     items[row] = value
@@ -186,7 +186,7 @@ def test_records_dropped_by_policy_are_counted_and_no_more(tmp_path: Path) -> No
     lake = Folder(tmp_path / "lake", "orders")
     evidence = Evidence({tuple(tp): log_of(world.topic, tp) for tp in PARTITIONS})  # type: ignore[misc]
     assert check(lake, evidence, HEALED).holds
-    (file,) = lake.visible()
+    (file,) = lake.list_visible()
     table = pq.read_table(lake.root / file, partitioning=None)
     pq.write_table(table.slice(1), lake.root / file)
     agree(lake, file)

@@ -55,8 +55,8 @@ def test_killed_at_every_point_side_by_side(crowd: Field) -> None:
     Committing knows nothing of files: chance alone picks points of it here."""
     kind = Kind("transactional", True, True, "by_partition", "window", shared=True)
     killed_everywhere(crowd, kind, landing())
-    shared = [path for path in crowd.folder.visible() if path.endswith("-shared.parquet")]
-    crowd.account.did(f"{len(shared)} of {len(crowd.folder.visible())} files are shared")
+    shared = [path for path in crowd.folder.list_visible() if path.endswith("-shared.parquet")]
+    crowd.account.did(f"{len(shared)} of {len(crowd.folder.list_visible())} files are shared")
     assert shared
 
 

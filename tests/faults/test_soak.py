@@ -1,4 +1,4 @@
-"""Random combinations of faults, for as long as one likes: `make soak MINUTES=30`.
+"""Random combinations of faults, for as long as one likes: `make long-tests MINUTES=30`.
 
 An episode is a feed of a random kind under fire: in each of its rounds up to three things go wrong at once, while up to
 three runs work side by side, some of which are killed at a random point. Then all is healed, and the checker decides.

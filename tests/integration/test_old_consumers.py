@@ -1,6 +1,6 @@
 """Kafka's old high-level consumers themselves beside Sluice, in one group: Kafka 3.9.1 in ZooKeeper mode.
 
-One version and strategy is among the usual tests; `make soak` runs the others.
+One version and strategy is among the usual tests; `make long-tests` runs the others.
 """
 
 from __future__ import annotations

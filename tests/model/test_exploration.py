@@ -1,8 +1,8 @@
 """Sluice's own code under every schedule with few deviations: crashes, zombies, lost answers, rivals, Kafka's own
 events. `protocol_model.py` has explored the design in this way; here the code must hold what it promises.
 
-`make test` runs a part of it, the same every time; `make soak` thousands of schedules of each scenario, and random
-walks.
+`make test` runs a part of it, the same every time; `make long-tests` thousands of schedules of each scenario, and
+random walks.
 """
 
 from __future__ import annotations

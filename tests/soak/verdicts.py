@@ -1,0 +1,236 @@
+"""The checker over one feed after another, once everything is healed and nothing writes to them any more.
+
+It judges by Kafka's own tools, the ledger's files and the Parquet files. Values of Avro, Protobuf and JSON Schema are
+read by the formats' own libraries before. Then tables must have the rows of the files, and quarantined records one dead
+letter each.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from kafka import KafkaConsumer
+from kafka import TopicPartition as Plain
+
+from tests.checker import facts
+from tests.checker.facts import Evidence, who
+from tests.checker.gather import gather, seen
+from tests.checker.invariants import NAMES, Settings, Verdict, check
+from tests.checker.lake import Folder, fetch_s3
+from tests.checker.ledger import fold
+from tests.checker.tools import Java
+from tests.resources.kafka.tools import until
+from tests.soak.commands import Commands
+from tests.soak.faults import SKEW
+from tests.soak.feeds import BY_NAME, FEEDS, SoakFeed
+from tests.soak.readers import Readers
+from tests.soak.upkeep import Upkeep
+from tests.soak.writers import Writers
+
+_SETTINGS = Settings(healed=True, skew_ms=2 * SKEW * 1000 + 60_000)
+_TRIES = 8
+_STABLE_SECONDS = 120
+_UNDECIDED = {7, 8}
+"""Invariants about committed offsets, of a feed that commits none."""
+
+
+class SoakFolder(Folder):
+    """A feed with a table keeps superseded files for its older snapshots, and Delta's log among its files."""
+
+    def list_visible(self) -> set[str]:
+        paths = super().list_visible()
+        book = fold(self.entries())
+        live = {p.path for r in book.live() for p in r.parts}
+        superseded = ({p.path for r in book.receipts for p in r.parts} | book.replaced) - live
+        return {p for p in paths if "/_delta_log/" not in p and p not in superseded}
+
+
+@dataclass
+class Checks:
+    """The checker's rounds. `observed`: entries of the ledgers as earlier rounds saw them, by feed."""
+
+    commands: Commands
+    writers: Writers
+    readers: Readers
+    upkeep: Upkeep
+    observed: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+    verdicts: list[Verdict] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)
+    """Feeds with a finding: a break stays."""
+
+    def check_feeds(self, names: Sequence[str]) -> None:
+        """Judge the feeds. No run, no upkeep and no fault may be at work. Writers to them pause."""
+        self.writers.pause(names)
+        try:
+            for name in names:
+                self._check_feed(BY_NAME[name])
+        finally:
+            self.writers.resume()
+
+    def _check_feed(self, feed: SoakFeed) -> None:
+        journal = self.commands.site.journal
+        try:
+            problems = list(self._find_problems(feed))
+        except Exception as error:  # noqa: BLE001 - other feeds are judged all the same
+            problems = [f"{type(error).__name__}: {error}"]
+        if problems and feed.name not in self.broken:
+            self.broken.add(feed.name)
+            for problem in problems[:5]:
+                journal.fail(f"checker of {feed.name}: {problem}")
+        journal.note("check", f"{feed.name}: {'broken' if problems else 'all hold'}")
+
+    def _find_problems(self, feed: SoakFeed) -> Iterator[str]:
+        site = self.commands.site
+        until(lambda: _is_stable(site.arena.kafka, feed), _STABLE_SECONDS)
+        done = None
+        for _ in range(_TRIES):
+            done = self.commands.run("run", feed.name, "--no-dagster")
+            if done.is_clean:
+                break
+        if done is None or not done.is_clean:
+            yield f"no clean run in {_TRIES} after everything was healed: {done}"
+            return
+        if feed.table:
+            for word in ("sync", "check"):
+                if (done := self.commands.run("table", word, feed.name)).code:
+                    yield f"the table differs: {done} {done.document}"
+        if (done := self.commands.run("audit", feed.name)).code:
+            yield f"the audit fails: {done} {done.document}"
+        keep = site.temporary.parent / "evidence" / feed.name
+        shutil.rmtree(keep, ignore_errors=True)
+        keep.mkdir(parents=True)
+        folder = self._fetch(feed, keep)
+        verdict, evidence = self._judge(feed, folder, keep)
+        yield from (str(verdict) for _ in [0] if not verdict.holds)
+        if open_ := set(NAMES) - set(verdict.decided) - (_UNDECIDED if feed.name == "raw_ledger" else set()):
+            yield f"invariants {open_} were not decided: {verdict}"
+        if feed.table:
+            yield from self.readers.query_table(feed)
+            yield from self._compare_table(feed, folder)
+        if feed.letters:
+            yield from _compare_letters(site.arena.kafka, feed, folder)
+        if feed.source:
+            yield from self._compare_republished(feed, evidence)
+        if verdict.holds:
+            shutil.rmtree(keep, ignore_errors=True)
+        else:
+            copy = site.project.parent / "evidence" / f"{feed.name}-{site.journal.count('check')}"
+            shutil.copytree(keep, copy, dirs_exist_ok=True)
+
+    def _fetch(self, feed: SoakFeed, keep: Path) -> Folder:
+        """Returns the feed's part of its lake, as files."""
+        site = self.commands.site
+        if feed.local:
+            root = site.project / ".sluice" / "lake"
+        else:
+            for below in (f"data/{feed.name}/", f"quarantine/{feed.name}/", f"_sluice/{feed.name}/"):
+                root = fetch_s3(site.lake, keep, site.backend.settings.endpoint, below)
+        return (SoakFolder if feed.table else Folder)(root, feed.name)
+
+    def _judge(self, feed: SoakFeed, folder: Folder, keep: Path) -> tuple[Verdict, Evidence]:
+        kafka = self.commands.site.arena.kafka
+        status = kafka.status()
+        data = [status.root / f"node-{broker.id}" / "data" for broker in status.brokers]
+        evidence = gather(folder, Java.of_local_kafka(kafka), keep, kafka.bootstrap, data)
+        for log in evidence.logs.values():
+            if log.seen is not None:
+                log.seen = {o: replace(s, value=feed.decode(s.value)) for o, s in log.seen.items()}
+        notes = self.writers.list_notes(feed.name)
+        evidence.produced = facts.produced(notes) if notes and not feed.source else None
+        entries = self.observed.setdefault(feed.name, [])
+        evidence.observed = tuple(entries)
+        verdict = check(folder, evidence, _SETTINGS)
+        entries += [pair for pair in seen(folder) if pair not in set(entries)]
+        self.verdicts.append(verdict)
+        return verdict, evidence
+
+    def _compare_table(self, feed: SoakFeed, folder: Folder) -> Iterator[str]:
+        """The table has the rows of the ledger's live files, by position and amount."""
+        names = (feed.partition_column, feed.offset_column, "amount")
+        book = fold(folder.entries())
+        paths = sorted({p.path for r in book.live() for p in r.parts if p.kind == "landed"})
+        rows = [r for path in paths for r in _read_rows(folder.root / path, names)]
+        pair = self.readers._scan(feed, names, 0)
+        there = pair[0] if pair else []
+        if sorted(map(str, rows)) != sorted(map(str, there)):
+            yield f"the table has {len(there)} rows, and the ledger's files have {len(rows)}"
+
+    def _compare_republished(self, feed: SoakFeed, evidence: Evidence) -> Iterator[str]:
+        """Each record that was sent is in the topic once."""
+        senders = Counter(who(s.key, s.value) for log in evidence.logs.values() for s in (log.seen or {}).values())
+        if twice := [name for name, n in senders.items() if n > 1]:
+            yield f"{len(twice)} records were republished twice, such as {twice[0]}"
+        sent = sum(self.upkeep.republished.values())
+        starts = sum(log.log_start for log in evidence.logs.values())
+        if not self.upkeep.open_republish and not starts and senders.total() != sent:
+            yield f"{senders.total()} records are in the topic, and {sent} were sent"
+
+
+def _read_rows(path: Path, names: Sequence[str]) -> list[tuple[Any, ...]]:
+    table = pq.ParquetFile(path).read(list(names))
+    return list(zip(*(table.column(n).to_pylist() for n in names), strict=True))
+
+
+def _compare_letters(kafka: Any, feed: SoakFeed, folder: Folder) -> Iterator[str]:
+    """Every quarantined record has one dead letter. Letters of expired ones stay."""
+    letters = Counter(_list_letters(kafka, feed))
+    if twice := [position for position, n in letters.items() if n > 1]:
+        yield f"{len(twice)} dead letters were sent twice, such as {twice[0]}"
+    positions = {
+        position
+        for path in (folder.root / "quarantine" / feed.name).rglob("*.parquet")
+        for position in _read_rows(path, ("partition", "offset"))
+    }
+    if missing := positions - set(letters):
+        yield f"{len(missing)} quarantined records have no dead letter, such as {min(missing)}"
+
+
+def _list_letters(kafka: Any, feed: SoakFeed) -> Iterator[tuple[int, int]]:
+    """Yields partition and offset of the record of each committed dead letter."""
+    with closing(
+        KafkaConsumer(bootstrap_servers=kafka.bootstrap, isolation_level="read_committed", group_id=None)
+    ) as consumer:
+        positions = [
+            Plain(feed.letters_topic, p)
+            for p in sorted(until(lambda: consumer.partitions_for_topic(feed.letters_topic)))
+        ]
+        consumer.assign(positions)
+        ends = consumer.end_offsets(positions)
+        consumer.seek_to_beginning(*positions)
+        while any(consumer.position(p) < end for p, end in ends.items()):
+            for records in consumer.poll(timeout_ms=500).values():
+                for record in records:
+                    headers = dict(record.headers)
+                    yield int(headers["sluice.partition"]), int(headers["sluice.offset"])
+
+
+def _is_stable(kafka: Any, feed: SoakFeed) -> bool:
+    """Returns whether no transaction is open in the topic."""
+    return _read_ends(kafka, feed, "read_committed") == _read_ends(kafka, feed, "read_uncommitted")
+
+
+def _read_ends(kafka: Any, feed: SoakFeed, isolation: str) -> dict[Any, int]:
+    with closing(
+        KafkaConsumer(bootstrap_servers=kafka.bootstrap, isolation_level=isolation, group_id=None)
+    ) as consumer:
+        partitions = until(lambda: consumer.partitions_for_topic(feed.topic))
+        ends: dict[Any, int] = consumer.end_offsets([Plain(feed.topic, p) for p in sorted(partitions)])
+        return ends
+
+
+def plan_round(number: int, size: int) -> list[str]:
+    """Returns the names of the feeds that a round judges, in turn."""
+    names = [f.name for f in FEEDS]
+    return [names[(number * size + n) % len(names)] for n in range(size)]
+
+
+def sum_counts(verdicts: Sequence[Verdict]) -> int:
+    """Returns how many records were compared with the log, over all verdicts."""
+    return sum(v.counts.get("records compared with the log", 0) for v in verdicts)
