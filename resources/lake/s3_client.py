@@ -28,10 +28,12 @@ from pydantic import SecretStr
 
 from sluice.pipelines.errors import LakeFull, LakeUnavailable, NotAuthorized, SetupError, SluiceError, Terminal
 from sluice.pipelines.feed.s3_section import S3Settings
+from sluice.pipelines.util.parallel import AT_ONCE
 from sluice.resources.lake.object_lake import describe_skew
 from sluice.resources.lake.streams import Block, NotKnown, NotThere, OutOfRange, Signal, Taken
 
-_CONNECTIONS = 32
+_CONNECTIONS = AT_ONCE * AT_ONCE
+"""The most idle connections that a client keeps: enough for calls within calls, such as feeds and their entries."""
 Answer = TypeVar("Answer")
 _ACCESS = ("endpoint", "region", "path_style", "ca_bundle", "profile", "access_key_id", "secret_access_key",
            "session_token", "connect_timeout_ms", "read_timeout_ms", "retries")  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import pickle
+import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import OriginEntry, OriginItem, SkipEntry
 from sluice.pipelines.operating.repairs import RepairKind
 from sluice.pipelines.publishing.publish import abandon
+from sluice.pipelines.util.parallel import AT_ONCE, map_parallel
 from sluice.resources.lake import object_lake, s3_client, s3_streams, streams
 from sluice.resources.lake import s3_lake as lake_s3
 from sluice.resources.lake.s3_client import Bucket
@@ -447,6 +449,21 @@ def test_an_answer_that_breaks_off_is_asked_for_again(lake: S3Lake, between: Pro
     with lake.open("x") as file:
         between.rules += [Rule("GET", "cut", times=2)]
         assert file.read() == data
+
+
+def test_calls_within_calls_keep_their_connections(
+    s3_store: Store, between: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client of all feeds opens no connection twice, and warns on nobody's terminal that it must."""
+    lake, arrived = lake_at(s3_store, between.endpoint, read_timeout_ms=60_000), threading.Barrier(AT_ONCE * AT_ONCE)
+    lake.put("x", b"x")
+    between.rules = [Rule("GET", "slow", times=-1, then=lambda: arrived.wait(60) and None)]
+
+    def get_some(_: int) -> list[bytes]:
+        return map_parallel(lambda _: lake.get("x"), range(AT_ONCE), 0)
+
+    assert map_parallel(get_some, range(AT_ONCE), 0) == [[b"x"] * AT_ONCE] * AT_ONCE
+    assert "Connection pool is full" not in caplog.text
 
 
 def test_a_footer_is_one_request_and_what_is_read_on_and_on_few(lake: S3Lake, between: Proxy) -> None:
