@@ -26,6 +26,8 @@ CALM = (10, 50)
 SKEW = 120
 """Seconds by which the clock of a run may be off."""
 _KILLS = 20
+YOUNG, OLD = 15, 60
+"""Minutes: Dagster's processes are killed while the soak is young, or once they have lived long enough to be judged."""
 
 
 @dataclass
@@ -53,6 +55,12 @@ class Chaos:
             self.ended.wait(self.draw.uniform(SHORT, LONG))
         self.site.journal.note("healed", "nothing is wrong")
         self.ended.wait(self.draw.uniform(*CALM))
+
+    def kill_resident(self, *names: str) -> None:
+        """Kill one of the units, unless all of them are to live on."""
+        old = [n for n in names if self.site.journal.minutes - self.site.starts.get(n, 0) > OLD]
+        if names := names if self.site.journal.minutes < YOUNG else tuple(old):
+            self.site.kill(self.draw.choice(names))
 
     def pick_broker(self) -> int:
         return self.draw.choice(self.site.arena.kafka.broker_ids)
@@ -214,19 +222,19 @@ def kill_run(chaos: Chaos) -> Iterator[None]:
 
 @contextmanager
 def kill_daemon(chaos: Chaos) -> Iterator[None]:
-    chaos.site.kill("daemon")
+    chaos.kill_resident("daemon")
     yield
 
 
 @contextmanager
 def kill_code_server(chaos: Chaos) -> Iterator[None]:
-    chaos.site.kill("code")
+    chaos.kill_resident("code")
     yield
 
 
 @contextmanager
 def kill_web_or_metrics(chaos: Chaos) -> Iterator[None]:
-    chaos.site.kill(chaos.draw.choice(["web", "metrics"]))
+    chaos.kill_resident("web", "metrics")
     yield
 
 

@@ -62,6 +62,8 @@ class Site:
     journal: Journal
     numbers: dict[str, int] = field(default_factory=dict)
     """The number of the schema that writers use now, by feed."""
+    starts: dict[str, float] = field(default_factory=dict)
+    """Minute of the soak at which a unit was started again after a kill."""
 
     @property
     def lake(self) -> str:
@@ -124,11 +126,7 @@ class Site:
         self.deployment.processes.pop(name).wait(60)
         time.sleep(RESTART_SECONDS)
         self.deployment.start(name)
-
-    def restart(self, name: str) -> None:
-        """End a unit in order, and start it again."""
-        self.deployment.end(name)
-        self.deployment.start(name)
+        self.starts[name] = self.journal.minutes
 
     def restart_ended(self) -> None:
         """Start each unit that has ended by itself, as systemd does; that is a finding."""
