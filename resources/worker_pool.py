@@ -111,13 +111,19 @@ class PoolProcess:
             code = self._process.wait(_ENDING_SECONDS)
             if code < 0:
                 raise Failed(f"the process that forks workers {describe_exit(code)}", remedy=f"{ADOPTED}; {MEMORY}")
-            self._errors.seek(0)
-            lines = self._errors.read().decode("utf-8", "replace").split("\n")
-            reason = next((line for line in reversed(lines) if line.strip()), f"it ended with {code}")
             raise SetupError(
-                f"the process that forks workers did not start: {reason[:300]}",
+                f"the process that forks workers did not start: {self._read_last_line() or f'it ended with {code}'}",
                 remedy="see whether this Python environment is whole: sluice doctor",
             )
+
+    def _read_last_line(self) -> str:
+        """Return the last line that the process wrote, at most 300 characters."""
+        text = b""
+        with suppress(ValueError):  # another thread has ended this pool
+            self._errors.seek(0)
+            text = self._errors.read()
+        lines = text.decode("utf-8", "replace").split("\n")
+        return next((line[:300] for line in reversed(lines) if line.strip()), "")
 
     def end(self) -> None:
         """End the process and its workers, unless another process started it."""

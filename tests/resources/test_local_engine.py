@@ -263,6 +263,15 @@ def test_a_pool_that_cannot_start_is_one_clear_error(wiring: LogWiring, monkeypa
         run(wiring)
 
 
+def test_a_pool_that_another_thread_has_ended_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool, "MODULE", "sluice.resources.elsewhere")
+    pool = worker_pool.PoolProcess()
+    pool._process.wait()
+    pool.end()
+    with pytest.raises(SetupError, match="did not start: it ended with 1"):
+        pool.check()
+
+
 _DRIVER = """
 import sys
 from pathlib import Path
