@@ -289,7 +289,11 @@ class SharedCluster:
         return self._own.epoch_ends({tp: e for tp, e in epochs.items() if lasting.get(tp) != e})
 
     def configs(self, topics: Iterable[str]) -> Configs:
-        wanted, cached = set(topics), self._shared.configs()
+        wanted = set(topics)
+        try:
+            cached = self._shared.configs()
+        except SluiceError:
+            return self._own.configs(wanted)
         covered = wanted & (cached.topics.keys() | {*cached.denied})
         if covered != wanted:
             return self._own.configs(wanted)

@@ -17,7 +17,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.kafka import CommittedOffset, Isolation, TopicPartition
 from sluice.resources.kafka.cluster import shared_cluster
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
-from sluice.resources.kafka.cluster.shared_cluster import SharedKafka
+from sluice.resources.kafka.cluster.shared_cluster import SharedKafka, _Failed
 from sluice.resources.kafka.connection.connections import Wire
 from sluice.resources.kafka.group.group import KafkaGroup
 from sluice.resources.open_ports import open_ports
@@ -115,6 +115,13 @@ def test_look_ups_by_time_that_feeds_ask_meanwhile_go_together(feeds, asked, mon
 
         monkeypatch.setattr(shared_kafka._cluster, "offsets_at", broken)
         assert clusters[0].offsets_at(times[0]) == alone[0], "each finds out by itself"
+
+
+def test_settings_that_cannot_be_shared_are_only_for_explanations(feeds, monkeypatch):
+    with sharing(feeds) as shared_kafka:
+        monkeypatch.setattr(shared_kafka, "_take_look", lambda began: _Failed(began, KafkaUnavailable("no broker")))
+        topic = feeds[0].topics.names[0]
+        assert shared_kafka.cluster().configs([topic]).topics.keys() == {topic}
 
 
 def test_no_feed_waits_for_a_look_up_of_another_that_hangs(feeds, monkeypatch):
