@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kafka import errors as kafka_errors
 from kafka.errors import KafkaError
 
-from sluice.pipelines.errors import SluiceError, UnknownTopic, UsageError
+from sluice.pipelines.errors import BrokerTooOld, SluiceError, UnknownTopic, UsageError
 from sluice.pipelines.feed.rights import Right, rights_to_produce, rights_to_republish
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.ports import Delivered
@@ -192,9 +192,15 @@ class KafkaSender:
         """Get a producer id; end the records of the id's last transaction once more, as that transaction ended."""
         partitions = await self._wait_for_leaders(topic)
         describing = partial(group_api.ask_transaction, self._name)
-        described = await self.coordinators.ask(
-            TRANSACTION, self._name, describing, group_api.collect_transaction_errors
-        )
+        try:
+            described = await self.coordinators.ask(
+                TRANSACTION, self._name, describing, group_api.collect_transaction_errors
+            )
+        except kafka_errors.UnsupportedVersionError:
+            raise BrokerTooOld(
+                f"the brokers at {self.wire.bootstrap} do not describe transactions",
+                remedy="republishing needs brokers of Apache Kafka 3.0 or newer",
+            ) from None
         committed = group_api.read_committed_last(described)
         producer = await self._new_producer()
         if committed is not None and partitions:

@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from kafka.errors import IncompatibleBrokerVersion
 
-from sluice.pipelines.errors import CommitFenced, UnknownTopic, UsageError
+from sluice.pipelines.errors import BrokerTooOld, CommitFenced, UnknownTopic, UsageError
 from sluice.pipelines.model.kafka import CommittedOffset
 from sluice.pipelines.records.kafka_batches.encode import CODECS, TO_SEND, Accumulator, SealedBatch, by_key
 from sluice.pipelines.records.kafka_batches.encode.accumulator import Numbering
 from sluice.resources.kafka.produce import send_queue
 from sluice.resources.kafka.produce.sender import KafkaSender, KafkaTarget
+from sluice.resources.kafka.protocol import group_api
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.support import consumed
 from tests.resources.kafka.tools import address, until
@@ -211,6 +213,17 @@ def test_a_quota_slows_it_down_and_is_told(kafka: LocalKafka, fresh_topic: Calla
     assert sorted(n for d in sent for n in d.numbers) == list(range(len(values)))
     found = until(lambda: len(r := consumed(kafka, topic)) == len(values) and r)
     assert [r["value"] for r in sorted(found, key=lambda r: r["timestamp"])] == values
+
+
+def test_brokers_that_do_not_describe_transactions_are_too_old(
+    kafka: LocalKafka, fresh_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(transactional_id: str) -> None:
+        raise IncompatibleBrokerVersion(f"no DescribeTransactions of {transactional_id}")
+
+    monkeypatch.setattr(group_api, "ask_transaction", ask)
+    with target(kafka, fresh_topic()) as to, pytest.raises(BrokerTooOld, match=r"needs brokers of Apache Kafka 3\.0"):
+        to.begin()
 
 
 def test_on_a_machine_that_has_just_booted(
