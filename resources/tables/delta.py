@@ -242,7 +242,8 @@ class DeltaLakeTable:
         with self._asking():
             if end not in log.checkpoints:
                 (self._open_table(end) or table).create_checkpoint()
-        map_parallel(self._lake.remove, log.below(end))
+        for files in log.below(end):
+            map_parallel(self._lake.remove, files)
         return end - log.oldest
 
     def _write(self, table: DeltaTable, actions: Sequence[AddAction | RemoveAction], about: CommitProperties) -> None:
@@ -426,10 +427,13 @@ class _Log:
         """The files with the version's change data. Another writer makes them, if the table has such a property."""
         return [unquote(a["cdc"]["path"]) for a in self._actions(version) if "cdc" in a]
 
-    def below(self, version: int) -> list[str]:
-        """The lake paths of everything about versions before that one."""
-        numbered = ((n, _NUMBERED.match(n)) for n in sorted(self.names))
-        return [f"{self._folder}/{n}" for n, match in numbered if match and int(match[1]) < version]
+    def below(self, version: int) -> tuple[list[str], list[str]]:
+        """The lake paths of everything about versions before that one: the files from which reading begins, and all
+        others. Removed in this order, the log has no gap, whatever ends the removal."""
+        old = [n for n in sorted(self.names) if (match := _NUMBERED.match(n)) and int(match[1]) < version]
+        begins = [n for n in old if n == f"{0:020d}.json" or _CHECKPOINT.fullmatch(n)]
+        others = [n for n in old if n not in begins]
+        return [f"{self._folder}/{n}" for n in begins], [f"{self._folder}/{n}" for n in others]
 
     def _actions(self, version: int) -> list[dict[str, Any]]:
         if version not in self._read:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import duckdb
@@ -17,7 +18,14 @@ pytest.importorskip("deltalake")
 from deltalake import DeltaTable, QueryBuilder, Schema
 from deltalake.transaction import AddAction
 
-from sluice.pipelines.errors import CatalogUnavailable, PartUnreadable, TableDiffers, TableMoved, TableRefused
+from sluice.pipelines.errors import (
+    CatalogUnavailable,
+    LakeUnavailable,
+    PartUnreadable,
+    TableDiffers,
+    TableMoved,
+    TableRefused,
+)
 from sluice.pipelines.model.tables import TableChange, TableOperation
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.schema import arrow_type
@@ -313,6 +321,43 @@ def test_versions_that_another_publisher_let_go_meanwhile_are_no_damage(place: P
         mine.find_named([first])
     mine.look()
     assert mine.find_named([first, second]) == {second}
+
+
+class Refusing(LocalLake):
+    """One file cannot be removed, which a distant store says after it has removed another one."""
+
+    def __init__(self, root: Path, refused: str) -> None:
+        super().__init__(root)
+        self.refused, self.removed = refused, Event()
+
+    def remove(self, path: str) -> None:
+        if path == self.refused:
+            self.removed.wait(1)
+            raise LakeUnavailable(f"{path} stays", remedy="run again")
+        super().remove(path)
+        self.removed.set()
+
+
+@pytest.mark.parametrize("stays", ["00000000000000000000.json", "00000000000000000003.checkpoint.parquet"])
+def test_versions_that_could_not_go_leave_no_gap_by_which_a_named_file_seems_unnamed(place: Place, stays: str) -> None:
+    first, second, third, fourth = (place.write(f"{n}.parquet", {"n": "int64"}, {"n": [n]}) for n in (1, 2, 3, 4))
+    place.add({"n": "int64"}, first)
+    place.table.commit(TableChange(TableOperation.OVERWRITE, 2, (second,), (first,), {"n": "int64"}, {}))
+    place.add({"n": "int64"}, third)
+    place.delta.create_checkpoint()
+    place.add({"n": "int64"}, fourth)
+    place.add({"n": "int64"}, place.write("5.parquet", {"n": "int64"}, {"n": [5]}))
+    lake = Refusing(place.lake.root, f"{ROOT}/_delta_log/{stays}")
+    table = DeltaLakeTable(lake, ROOT, {})
+    table.look()
+    with pytest.raises(LakeUnavailable):
+        table.expire(1 << 60)
+    table.look()
+    assert table.find_named([second, third, fourth]) == {second, third, fourth}
+    lake.refused = ""
+    table.expire(1 << 60)
+    table.look()
+    assert table.find_named([first, second, third, fourth]) == {second, third, fourth}
 
 
 def test_a_file_of_the_log_that_nobody_let_go_is_damage(place: Place) -> None:
