@@ -11,8 +11,9 @@ from email.message import EmailMessage
 from email.utils import formatdate
 from html import escape
 from http.client import HTTPException
+from typing import Any
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.project_files import EmailSettings, MailSecurity, NotifySettings
@@ -25,6 +26,7 @@ COMMAND_SECONDS = 15.0
 
 def notify(settings: NotifySettings, title: str, lines: Sequence[str]) -> None:
     """Send the lines wherever the settings say; each way is tried. Raises Failed, which names those that failed."""
+    title, *lines = (" ".join(text.encode("utf-8", "replace").decode().split()) for text in (title, *lines))
     ways = (_post(settings, title, lines), _mail(settings.email, title, lines), _run(settings, lines))
     failed = [why for why in ways if why]
     if failed:
@@ -39,7 +41,7 @@ def _post(settings: NotifySettings, title: str, lines: Sequence[str]) -> str:
     body = json.dumps({"text": text}).encode()
     try:
         request = Request(settings.webhook.get_secret_value(), body, {"Content-Type": "application/json"})
-        with urlopen(request, timeout=WEB_SECONDS):
+        with build_opener(_NoRedirect).open(request, timeout=WEB_SECONDS):
             return ""
     except HTTPError as error:
         error.close()
@@ -48,15 +50,18 @@ def _post(settings: NotifySettings, title: str, lines: Sequence[str]) -> str:
         return f"the webhook does not answer ({type(error).__name__})"
 
 
+class _NoRedirect(HTTPRedirectHandler):
+    """Refuses redirects: urllib would follow them by a GET without the lines."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None: ...
+
+
 def _mail(settings: EmailSettings | None, title: str, lines: Sequence[str]) -> str:
     """One letter to all. It is sent if one of them takes it."""
     if settings is None:
         return ""
-    letter = EmailMessage()
-    letter["From"], letter["To"] = settings.sender, ", ".join(settings.to)
-    letter["Subject"], letter["Date"] = title.rstrip(":"), formatdate(localtime=True)
-    letter.set_content("".join(f"{line}\n" for line in lines))
     try:
+        letter = _make_letter(settings, title, lines)
         with _mail_server(settings) as server:
             if settings.user and settings.password:
                 server.login(settings.user, settings.password.get_secret_value())
@@ -66,6 +71,14 @@ def _mail(settings: EmailSettings | None, title: str, lines: Sequence[str]) -> s
     except (OSError, ValueError) as error:  # SMTPException is an OSError
         return f"the mail server takes no letter ({type(error).__name__})"
     return ""
+
+
+def _make_letter(settings: EmailSettings, title: str, lines: Sequence[str]) -> EmailMessage:
+    letter = EmailMessage()
+    letter["From"], letter["To"] = settings.sender, ", ".join(settings.to)
+    letter["Subject"], letter["Date"] = title.rstrip(":"), formatdate(localtime=True)
+    letter.set_content("".join(f"{line}\n" for line in lines))
+    return letter
 
 
 def _mail_server(settings: EmailSettings) -> smtplib.SMTP:
@@ -91,6 +104,7 @@ def _run(settings: NotifySettings, lines: Sequence[str]) -> str:
             settings.command,
             input="".join(f"{line}\n" for line in lines),
             text=True,
+            encoding="utf-8",
             timeout=COMMAND_SECONDS,
             check=False,
             stdout=subprocess.DEVNULL,

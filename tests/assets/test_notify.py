@@ -44,6 +44,11 @@ def chat() -> Iterator[Chat]:
             if chat.answer == 200:
                 chat.heard.append(json.loads(body)["text"])
             self.send_response(chat.answer)
+            self.send_header("Location", chat.address)
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.send_response(200)
             self.end_headers()
 
         def log_message(self, *_: object) -> None: ...
@@ -113,6 +118,25 @@ def test_an_address_that_cannot_be_asked_shows_nowhere_and_stops_no_other_way(tm
         notify(settings, "Sluice:", ["a line"])
     assert TOKEN not in str(failure.value)
     assert (tmp_path / "lines").read_text() == "a line\n"
+
+
+def test_a_webhook_that_redirects_has_not_taken_the_lines(chat: Chat) -> None:
+    chat.answer = 301
+    settings = NotifySettings.model_validate({"webhook": chat.address})
+    with pytest.raises(Failed, match="the webhook answers 301"):
+        notify(settings, "Sluice:", ["a line"])
+
+
+def test_names_that_are_not_unicode_go_out(tmp_path: Path) -> None:
+    heard = tmp_path / "lines"
+    command = [sys.executable, "-c", f"open({str(heard)!r}, 'wb').write(open(0, 'rb').read())"]
+    with mail.served(tmp_path, "none") as server:
+        where = {"server": mail.HOST, "port": server.port, "security": "none"}
+        settings = {"command": command, "email": {**where, "sender": "a@example.com", "to": ["b@example.com"]}}
+        notify(NotifySettings.model_validate(settings), "Sluice,\n\udcff:", ["orders\udcff: größer"])
+    (letter,) = server.letters
+    assert letter["Subject"] == "Sluice, ?"
+    assert letter.get_content().splitlines() == heard.read_text().splitlines() == ["orders?: größer"]
 
 
 @pytest.mark.parametrize("security", ["tls", "starttls", "none"])
