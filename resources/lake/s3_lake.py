@@ -123,7 +123,11 @@ class S3Lake(ObjectLake):
         try:
             with ThreadPoolExecutor(UPLOADS, "sluice-s3-copy") as pool:
                 parts = {"Parts": list(pool.map(one, range(1, -(-size // COPY_RANGE) + 1)))}
-            self.bucket.call("complete_multipart_upload", key, UploadId=upload, MultipartUpload=parts)
+            try:
+                self.bucket.call("complete_multipart_upload", key, UploadId=upload, MultipartUpload=parts)
+            except NotThere:  # an earlier try, whose answer was lost, may have completed it
+                if self._find_size(key) != size:
+                    raise
         except BaseException:
             with suppress(SluiceError, NotThere):
                 self.bucket.call("abort_multipart_upload", key, UploadId=upload)

@@ -517,6 +517,19 @@ def test_what_is_too_large_for_one_copy_is_copied_by_ranges(lake: S3Lake, monkey
     assert lake.get("data/p") == data
 
 
+def test_a_copy_by_ranges_whose_last_answer_is_lost_is_done(
+    lake: S3Lake, between: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lake_s3, "COPIED_AT_ONCE", 6 * MIB)
+    monkeypatch.setattr(lake_s3, "COPY_RANGE", 5 * MIB)
+    data = patterned(12 * MIB)
+    lake.put("staging/p", data)
+    last = "POST .*data/p.*uploadId"  # some stores know nothing of an upload once it is complete
+    between.rules = [Rule(last, "lose"), Rule(last, "refuse", status=404, code="NoSuchUpload")]
+    lake.show("staging/p", "data/p")
+    assert lake.get("data/p") == data
+
+
 def test_a_copy_by_ranges_that_fails_leaves_nothing(
     lake: S3Lake, aside: S3Lake, between: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
