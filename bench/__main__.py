@@ -14,7 +14,7 @@ from bench import command as calls
 from bench import table as old_table
 from bench.render import PAGE, lake_view, race_view
 from bench.render import write as write_page
-from bench.results import BenchReport
+from bench.results import BenchReport, RaceResult
 from sluice.cli.app.invocation import Session, command
 from sluice.cli.main import run_app
 from sluice.cli.terminal.output import good
@@ -134,15 +134,22 @@ def run_benchmarks(
         session.terminal.show(*show(measured))
         return session.terminal.print_document(measured.document())
 
+    done: list[RaceResult] = []
+
     def keep(report: BenchReport) -> None:
+        done.extend(report.races)
         if write:
             write_page(report, docs)
 
-    report = calls.run(request, sys.argv[1:], session.terminal.note, keep)
-    session.terminal.show(*race_view(report))
-    if write:
-        session.terminal.show(good(f"written to {docs / PAGE}, its plot and its .json"))
-    session.terminal.print_document(report.document())
+    try:
+        calls.run(request, sys.argv[1:], session.terminal.note, keep)
+    finally:  # each took minutes: an interrupt, or a later peer that fails, takes none of them away
+        if done:
+            report = BenchReport(tuple(done))
+            session.terminal.show(*race_view(report))
+            if write:
+                session.terminal.show(good(f"written to {docs / PAGE}, its plot and its .json"))
+            session.terminal.print_document(report.document())
 
 
 if __name__ == "__main__":

@@ -11,12 +11,16 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
+from bench import command
+from bench.__main__ import app
 from bench.budget import share_cpu
+from bench.command import Keep
 from bench.measure import Cost
 from bench.plot import plot
 from bench.render import PLOT, race_view, to_markdown, write
 from bench.results import BenchReport, CheckedLanding, PartTimes, PeerResult, Provenance, RaceResult
-from sluice.pipelines.errors import UsageError
+from sluice.cli.main import run_app
+from sluice.pipelines.errors import Failed, UsageError
 
 
 def result(name: str, seconds: list[float], cpu: float | None) -> PeerResult:
@@ -171,6 +175,21 @@ def test_the_plot_has_a_bar_for_each_peer_and_nothing_from_elsewhere() -> None:
         "spark's title, 125,000/s",
     ] * 2
     assert not re.search(r"<script|href|url\(", drawn)
+
+
+@pytest.mark.parametrize(("ends", "code"), [(KeyboardInterrupt(), 130), (Failed("spark ended"), 1)])
+def test_what_ends_a_later_benchmark_takes_no_earlier_one_away(
+    ends: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def run(request: object, words: object, note: object, keep: Keep) -> BenchReport:
+        keep(report())
+        raise ends
+
+    monkeypatch.setattr(command, "run", run)
+    assert run_app(app, "bench", ["raw", "typed", "--json"]) == code
+    first, *others = capfd.readouterr().out.splitlines()
+    assert BenchReport.from_document(json.loads(first)) == report()
+    assert [json.loads(line)["exit_code"] for line in others] == ([code] if code == 1 else [])
 
 
 def test_a_page_without_marks_is_left_alone(tmp_path: Path) -> None:
