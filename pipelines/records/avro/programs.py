@@ -34,6 +34,10 @@ class IncompatibleSchema(ValueError):
     """Records of the writer's schema cannot be read as the feed's: the place, and why."""
 
 
+class _TooLong(IncompatibleSchema):
+    """The whole program is too long, not one branch of a union."""
+
+
 _PROMOTED = {
     AvroKind.INT: (AvroKind.INT, AvroKind.LONG, AvroKind.FLOAT, AvroKind.DOUBLE),
     AvroKind.LONG: (AvroKind.LONG, AvroKind.FLOAT, AvroKind.DOUBLE),
@@ -96,7 +100,7 @@ class _Program:
 
     def emit(self, op: int, node: SchemaNode | None = None, a: int = 0, b: int = 0, c: int = 0) -> list[int]:
         if len(self.ops) >= MOST_OPS:
-            raise IncompatibleSchema("its schema takes too many operations")
+            raise _TooLong("its schema takes too many operations")
         row = [op, node.index if node else -1, node.level if node else 0, a, b, c]
         self.ops.append(row)
         return row
@@ -159,6 +163,8 @@ class _Program:
             try:
                 read(branch, r, node, path)
                 fits += 1
+            except _TooLong:
+                raise
             except IncompatibleSchema:
                 del self.ops[length:]
                 self.unknown = unknown

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sluice.pipelines.model.receipts import DriftKind
+from sluice.pipelines.records.avro import programs
 from sluice.pipelines.records.avro.reader_schema import AvroReader
 from sluice.pipelines.records.avro.schema import AvroSchemaError
 from sluice.pipelines.records.json import scan_tables
@@ -135,6 +136,19 @@ def test_a_value_of_another_branch_is_refused_alone() -> None:
     assert held is not None
     assert held.select(["reason", "field"]).to_pylist() == [{"reason": "incompatible", "field": "x"}]
     assert [(d.kind, d.field) for d in drift] == [(DriftKind.WRONG, "x")]
+
+
+def test_a_schema_that_is_too_long_inside_a_branch_is_refused_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as a value of another branch, after all other branches were compiled to their limit, too."""
+    monkeypatch.setattr(programs, "MOST_OPS", 200)
+    long = of(["int", *({"type": "fixed", "name": f"F{size}", "size": size} for size in range(1, 200))])
+    writer = {"type": "record", "name": "W", "fields": [{"name": "r", "type": ["null", long]}]}
+    reader = reader_of({"type": "record", "name": "W", "fields": [{"name": "r", "type": ["null", of("int")]}]})
+    values = [encoded(writer, {"r": {"x": 1}}), encoded(writer, {"r": None})]
+    _, quarantined, _ = convert(reader, values, Schemas({1: writer}))
+    assert quarantined is not None
+    assert quarantined["reason"].to_pylist() == ["incompatible"] * 2
+    assert all("too many operations" in detail for detail in quarantined["detail"].to_pylist())
 
 
 TREE = {"type": "record", "name": "Tree", "fields": [{"name": "left", "type": ["null", "Tree"]}]}
