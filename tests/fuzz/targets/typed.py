@@ -259,9 +259,12 @@ def _sound(made: Typer, piece: TypedPiece) -> list[str]:
 def _compared(data: bytes) -> str:
     """The rows that land are what Python's own reader makes of the values."""
     schema, values, _ = _values(data)
-    landed, quarantined = convert(schema, values)
-    with _numbers_of_any_length():
-        return _agreed(schema, values, landed, quarantined)
+    try:
+        landed, quarantined = convert(schema, values)
+        with _numbers_of_any_length():
+            return _agreed(schema, values, landed, quarantined)
+    finally:
+        _GUARDED.free()
 
 
 @contextmanager
