@@ -66,6 +66,8 @@ def check_version(tag: str) -> str:
         raise StepFailed(f"tag {tag}, but version {version}: set VERSION in pipelines/util/extras.py")
     if not re.search(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$", changelog, re.MULTILINE):
         raise StepFailed(f"CHANGELOG.md has no line `## [{version}] - YYYY-MM-DD`: give *Unreleased* the version")
+    if _ask_git("rev-parse", "--verify", f"refs/tags/{tag}^{{commit}}") != _ask_git("rev-parse", "HEAD"):
+        raise StepFailed(f"{tag} is no tag of this commit: git tag --sign {tag}")
     if subprocess.run(["git", "-C", ROOT, "tag", "--verify", tag], capture_output=True, check=False).returncode:
         raise StepFailed(f"{tag} has no valid signature: git tag --sign {tag}")
     return f"{version}, signed"
@@ -118,8 +120,13 @@ def write_sbom() -> str:
 
 
 def _find_tag() -> str:
-    command = ["git", "-C", ROOT, "describe", "--exact-match", "--match", "v*"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    """Return the tag of this commit; empty if it has none. One without a signature counts, and is refused later."""
+    return _ask_git("describe", "--exact-match", "--tags", "--match", "v*")
+
+
+def _ask_git(*words: str) -> str:
+    """Return the answer of a git command; empty if it fails."""
+    return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _read_version() -> str:
