@@ -6,6 +6,7 @@ Schemas and linters are run by `make check` (infra/deployments.sh).
 from __future__ import annotations
 
 import re
+import shutil
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,11 @@ import pytest
 import yaml
 
 from sluice import __version__
+from sluice.assets.instance.instance import open_instance
 from sluice.assets.instance.internals import LOCATION, MODULE
 from sluice.cli.inspect import metrics
+from sluice.pipelines.errors import SetupError
+from sluice.resources.project import Project
 from tests import deployment
 from tests.deployment import INFRA, UNITS
 
@@ -168,15 +172,31 @@ def test_dagster_takes_the_database_from_the_secrets() -> None:
 
 
 def test_each_process_knows_only_the_secrets_that_it_needs() -> None:
-    """The web server and the daemon reach the database alone, and `sluice metrics` does not reach it."""
-    needed = {"code": {"database", "secrets"}, "web": {"database"}, "daemon": {"database"}, "metrics": {"secrets"}}
+    """The web server and the daemon reach the database alone; `sluice metrics` asks it for runs, and Kafka for lag."""
+    needed = {name: {"database", "secrets"} for name in ("code", "metrics")} | {
+        name: {"database"} for name in ("web", "daemon")
+    }
     services = {name: {f.removesuffix(".env") for f in COMPOSE["services"][name]["env_file"]} for name in UNITS}
     units = {name: {*re.findall(r"^EnvironmentFile=/etc/sluice/(\w+)\.env$", u, re.M)} for name, u in UNITS.items()}
     assert services == units == needed
     feeds = [{"name": "sluice-feeds"}]
     assert (CODE["envSecrets"], RUNS["envSecrets"]) == (feeds, feeds)
     assert not any("envSecrets" in VALUES[process] for process in ("dagsterWebserver", "dagsterDaemon"))
-    assert pods()["metrics"]["containers"][0]["envFrom"] == [{"secretRef": feeds[0]}]
+    (metrics_container,) = pods()["metrics"]["containers"]
+    assert metrics_container["envFrom"] == [{"secretRef": feeds[0]}]
+    secret = {"name": VALUES["global"]["postgresqlSecretName"], "key": "postgresql-password"}
+    assert {"name": "DAGSTER_PG_PASSWORD", "valueFrom": {"secretKeyRef": secret}} in metrics_container["env"]
+    mounts = {m["mountPath"]: m for m in metrics_container["volumeMounts"]}
+    assert mounts["/srv/dagster/dagster.yaml"] in CODE["volumeMounts"]
+
+
+def test_a_process_without_the_database_names_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLUICE_DAGSTER_DATABASE", raising=False)
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    shutil.copy(INFRA / "dagster.yaml", tmp_path)
+    unset = pytest.raises(SetupError, match=r"dagster\.yaml cannot be used: \$SLUICE_DAGSTER_DATABASE is not set")
+    with unset, open_instance(Project(tmp_path)):
+        pass
 
 
 def test_brokers_on_this_host_know_each_other_and_are_where_the_secrets_say() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from sqlalchemy.exc import OperationalError
 
 from sluice.assets.instance.internals import shows_nothing
 from sluice.assets.instance.storage import open_quietly, read_migrations_once
-from sluice.pipelines.errors import DagsterUnavailable, UsageError
+from sluice.pipelines.errors import DagsterUnavailable, SetupError, UsageError
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.util import extras
 from sluice.resources.liveness import Informed, machine
@@ -105,6 +106,13 @@ def _translate_storage_errors(home: Path) -> Iterator[None]:
             ) from error
         if any(isinstance(c, ModuleNotFoundError) and c.name == "dagster_postgres" for c in causes):
             raise extras.build_missing_error("dagster_postgres") from error
+        if isinstance(error, dg.DagsterInvalidConfigError):  # its text may have the file's values, secrets included
+            unset = re.findall(r'environment variable "(\w+)" which is not set', str(error))
+            why = f"${', $'.join(dict.fromkeys(unset))} is not set" if unset else "its settings are invalid"
+            raise SetupError(
+                f"{home / 'dagster.yaml'} cannot be used: {why}",
+                remedy="set it for this process, as for Dagster's own: docs/deploying.md",
+            ) from None
         raise
 
 

@@ -36,8 +36,8 @@ NOTHING_YET = {"Quarantine by reason"}
 
 
 def test_prometheus_answers_every_panel_and_loads_every_rule(world: World, tell: Tell, tmp_path: Path) -> None:
-    places = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    program = shutil.which(os.environ.get("SLUICE_TEST_PROMETHEUS") or "prometheus", path=places)
+    folders = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    program = shutil.which(os.environ.get("SLUICE_TEST_PROMETHEUS") or "prometheus", path=folders)
     if program is None:
         pytest.skip("no Prometheus here: infra/prometheus.sh gets one")
     world.cluster.settings = Configs({"orders": TopicConfig(retention_ms=9 * HOUR)})
@@ -54,6 +54,33 @@ def test_prometheus_answers_every_panel_and_loads_every_rule(world: World, tell:
     alerts = yaml.safe_load((INFRA / "alerts.yaml").read_text())
     assert {r["name"] for r in rules} == {r["alert"] for g in alerts["groups"] for r in g["rules"]}
     assert {r["health"] for r in rules} <= {"ok", "unknown"}, rules
+
+
+def test_an_alert_fires_where_nothing_is_scraped(tmp_path: Path) -> None:
+    folders = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    promtool = shutil.which("promtool", path=folders)
+    if promtool is None:
+        pytest.skip("no promtool here: infra/prometheus.sh gets one")
+    shutil.copy(INFRA / "alerts.yaml", tmp_path)
+    scraped = [('up{job="sluice", instance="a"}', "1x60"), ('sluice_look_timestamp_seconds{instance="a"}', "0+60x60")]
+    ended = [('up{job="sluice", instance="a"}', "0x60")]
+    cases = [
+        {
+            "interval": "1m",
+            "input_series": [{"series": series, "values": values} for series, values in present],
+            "alert_rule_test": [{"eval_time": "30m", "alertname": "SluiceMetricsMissing", "exp_alerts": expected}],
+        }
+        for present, expected in ((scraped, []), ([], [alert()]), (ended, [alert(job="sluice", instance="a"), alert()]))
+    ]
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"rule_files": ["alerts.yaml"], "tests": cases}))
+    done = subprocess.run([promtool, "test", "rules", tmp_path / "test.yaml"], capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def alert(**labels: str) -> dict[str, Any]:
+    rules = yaml.safe_load((INFRA / "alerts.yaml").read_text())["groups"][0]["rules"]
+    rule = next(r for r in rules if r["alert"] == "SluiceMetricsMissing")
+    return {"exp_labels": {**rule["labels"], **labels}, "exp_annotations": rule["annotations"]}
 
 
 def panels() -> Iterator[tuple[str, str]]:
