@@ -38,6 +38,8 @@ OPTIONS = "spark.driver.extraJavaOptions"
 _QUIET = ("-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 _LOOK = 0.01
 """Seconds between checks for the file with the address on which a JVM listens."""
+_ANSWER = 120.0
+"""Limit in seconds on a JVM's start from the archive, which takes about one of an idle core."""
 _OURS = {"SPARK_LOCAL_IP", "SPARK_LOCAL_DIRS", "SPARK_USER", "SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE"}
 """Variables set by us or by PySpark, or irrelevant to a driver on this machine."""
 _LAUNCHERS = ("SPARK_", "HADOOP_", "YARN_", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY", "JAVA_TOOL_OPTIONS", "_JAVA_")
@@ -95,7 +97,8 @@ def fits(conf: Mapping[str, str]) -> bool:
 
 
 def launch(archive: Archive, conf: Mapping[str, str], options: str, output: BinaryIO) -> Any:
-    """Return the gateway of a JVM started by the archive; None if it ended at once. Its output goes to `output`.
+    """Return the gateway of a JVM started by the archive; None if it ended, or did not answer. Its output goes to
+    `output`.
 
     `conf` is in its command line, which everybody can read.
     """
@@ -113,9 +116,12 @@ def launch(archive: Archive, conf: Mapping[str, str], options: str, output: Bina
         )
         from pyspark.java_gateway import launch_gateway  # while the JVM starts
 
-        while process.poll() is None and not os.path.isfile(where):
+        until = time.monotonic() + _ANSWER
+        while process.poll() is None and not os.path.isfile(where) and time.monotonic() < until:
             time.sleep(_LOOK)
         if not os.path.isfile(where):
+            process.kill()
+            process.wait()
             return None
         port, secret = _read(Path(where))
     finally:

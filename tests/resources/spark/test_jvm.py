@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,27 @@ def test_without_an_archive_it_starts_as_pyspark_starts_it(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert "SharedArchiveFile" not in command_of(SparkSettings(master="local[2,3]"))
+
+
+def test_a_jvm_that_never_answers_is_ended(
+    archive: jvm.Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = "-agentlib:jdwp=transport=dt_socket,server=y,suspend=y,address=127.0.0.1:0"
+    recipe = json.loads(archive.arguments.read_text())
+    hanging = jvm.Archive(tmp_path)
+    hanging.arguments.write_text(json.dumps({**recipe, "arguments": [*recipe["arguments"], waits]}))
+    monkeypatch.setattr(jvm, "_ANSWER", 3.0)
+    with (tmp_path / "output").open("w+b") as output:
+        assert jvm.launch(hanging, {}, "", output) is None
+        output.seek(0)
+        assert b"Listening for transport" in output.read(), "it waits for a debugger"
+    assert not any(str(hanging.classes) in command for command in list_commands())
+
+
+def list_commands() -> Iterator[str]:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            yield path.read_text()
 
 
 def test_what_could_not_be_made_is_tried_again_a_day_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
