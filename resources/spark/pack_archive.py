@@ -25,6 +25,7 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -92,6 +93,8 @@ _NOT_CODE = re.compile(r"(^|/)(__pycache__|\..*)(/|$)|\.(pyc|pyi)$")
 _BLOCK = 4 << 20
 _KEPT = 3
 """Packs that stay in the cache: the last ones used."""
+_IN_USE = 21_600.0
+"""Seconds for which others stay after their last use: Spark sends the file to executors that come later."""
 _MAKING = "making-"
 
 
@@ -166,6 +169,8 @@ def _forget(folder: Path) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
     packs = sorted(folder.glob("sluice-pack-*.tar.gz"), key=lambda p: p.stat().st_mtime, reverse=True)
     for old in packs[_KEPT:]:
+        if time.time() - old.stat().st_mtime < _IN_USE:
+            continue
         old.unlink(missing_ok=True)
         _notes(old).unlink(missing_ok=True)
 

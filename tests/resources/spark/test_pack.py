@@ -47,6 +47,13 @@ def test_what_a_killed_process_left_of_a_pack_goes(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"sluice-pack-{number}.tar.gz" for number in (2, 3, 4)]
 
 
+def test_a_pack_that_a_running_application_may_still_send_stays(tmp_path: Path) -> None:
+    for number in range(5):
+        (tmp_path / f"sluice-pack-{number}.tar.gz").touch()
+    pack_archive._forget(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 5
+
+
 _ASK = """
 import pickle, sys
 lake = pickle.load(open(sys.argv[1], "rb"))
