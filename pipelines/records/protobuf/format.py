@@ -157,7 +157,7 @@ class ProtobufTyper(BinaryTyper):
             **_empty_ids(),
             name=np.frombuffer(reference(self._reader.message.name), np.uint8),
             news=np.zeros((MOST_NEWS, 5), np.int64),
-            chain=np.zeros((loops.MOST_CHAIN, 2), np.int64),
+            chain=np.zeros((2 * loops.MOST_CHAIN, 2), np.int64),
             begins=np.zeros(1 + max(n.inner for n in self.nodes), np.int64),
             stack=np.zeros((loops.FRAME + 1) * (loops.MOST_DEPTH + 2), np.int64),
             **self._first_tables(loops.SLOTS),
@@ -204,8 +204,10 @@ class _Piece(SlotPiece):
                 base, more = int(t.bases[node.index]), dict[int, list[int]]()
                 stop = base + int(t.room[node.level])
                 for slot, span in t.chain[: int(t.state[loops.CHAINED]), :2].tolist():
-                    if base <= slot < stop:
+                    if base <= slot < stop and span:
                         more.setdefault(slot - base, []).append(span)
+                    else:  # another column's, or the end of parts that were taken back
+                        more.pop(slot - base, None)
                 column.more = more
 
     def check_maps(self, before: object) -> None:

@@ -134,6 +134,8 @@ MOST_DEPTH = 100
 """Messages and groups inside one another, as in Google's parsers."""
 MOST_CHAIN = 4096
 """Second and later parts of JSON documents that a block may have."""
+IN_PARTS = 2
+"""What `there` has of a document with several parts."""
 FRAME = 3  # numbers of a frame: where the message ends, its number, and the group's (0: none)
 _WRONG = 1 << 60
 """More than any time in microseconds."""
@@ -145,7 +147,9 @@ class ProtobufTables(NamedTuple):
     """A message's tables, and the room that scanning needs. `ids`, `paths`, `starts`: a hash table from schemas and
     their messages to 0, or to the code below 0 that refuses all such records; `usage`: how many records of each were
     read in this piece, and the first of their rows. `name`: the prefix of a record of the feed's message under NAME.
-    `news`: fields that the message does not have, as message, number, records, first row, last row."""
+    `news`: fields that the message does not have, as message, number, records, first row, last row. `chain`: slots and
+    the spans of their second and later parts; 0 takes back those before. Each takes back at least one part, so that
+    twice the rows are room enough."""
 
     fields: Array
     messages: Array
@@ -301,11 +305,12 @@ def _empty_slots(t: ProtobufTables, first: int, n: int) -> None:
             deeper = t.nodes[node, INNER]
             t.begins[deeper] = t.counts[deeper] - total
         for slot in range(t.bases[node] + begin, t.bases[node] + stop):
+            if t.there[slot] == IN_PARTS:
+                t.chain[t.state[CHAINED], 0] = slot
+                t.chain[t.state[CHAINED], 1] = 0
+                t.state[CHAINED] += 1
             t.spans[slot] = 0
             t.there[slot] = 0
-            for c in range(t.state[CHAINED]):
-                if t.chain[c, 0] == slot:
-                    t.chain[c, 0] = -1
     for i in range(first, first + n):
         node = t.lists[i]
         deeper = t.nodes[node, INNER]
@@ -524,20 +529,22 @@ def _record(data: Array, p: int, end: int, t: ProtobufTables) -> int:
                 p += size
         if node >= 0:
             slot = item(bases, node) + item(at, cell(fields, row, LEVEL))
+            present = int64(1)
             if op == ENTER:
                 if there[uint64(slot)] == 0:
                     put(spans, slot, cell(fields, row, VALUE))
             elif op == DOCUMENT and there[uint64(slot)] != 0:
                 # A message in several parts is merged: the slot has the first part, `chain` the later ones.
-                if state[CHAINED] >= t.chain.shape[0]:
+                if 2 * state[CHAINED] >= t.chain.shape[0]:
                     state[NEED] = -1
                     return int64(_CROWDED)
                 t.chain[state[CHAINED], 0] = slot
                 t.chain[state[CHAINED], 1] = decoded
                 state[CHAINED] += 1
+                present = int64(IN_PARTS)
             else:
                 put(spans, slot, decoded)
-            there[uint64(slot)] = 1
+            there[uint64(slot)] = present
     state[AT_NODE] = cell(fields, row, NODE) if row >= 0 else cell(t.messages, message, OF_NODE)
     state[AT_BYTE] = begun
     return code

@@ -294,6 +294,28 @@ def test_documents_are_merged_and_what_json_cannot_say_is_refused() -> None:
     assert [r[0] for r in refused(held)] == ["malformed", "malformed"]
 
 
+def test_parts_of_documents_are_taken_back_with_the_member_of_a_oneof() -> None:
+    text = """import "google/protobuf/struct.proto";
+    message R { oneof o { M x = 1; int32 y = 2; } google.protobuf.Struct z = 3; }
+    message M { google.protobuf.Struct d = 1; repeated N more = 2; }
+    message N { google.protobuf.Struct d = 1; }"""
+    reader, y = reader_of(text, "R"), b"\x10\x05"
+    a, b, c = (sized(b"\x0a" + sized(b"\x0a\x01" + k + b"\x12\x02\x20\x01")) for k in (b"a", b"b", b"c"))
+    z = b"\x1a" + a + b"\x1a" + b
+    both = b"\x0a" + sized(b"\x0a" + a + b"\x0a" + b + b"\x12" + sized(b"\x0a" + b + b"\x0a" + c))
+    one = b"\x0a" + sized(b"\x0a" + c + b"\x12" + sized(b"\x0a" + a))
+    values = [z + both, both + y, z + both + y + one + z, both + y + both, both + one, (both + y) * 2000 + one]
+    ab, bc, abc = ('{"a":true,"b":true}', '{"b":true,"c":true}', '{"a":true,"b":true,"c":true}')
+    assert rows_of(reader, values) == [
+        {"x": {"d": ab, "more": [{"d": bc}]}, "y": None, "z": ab},
+        {"x": None, "y": 5, "z": None},
+        {"x": {"d": '{"c":true}', "more": [{"d": '{"a":true}'}]}, "y": None, "z": ab},
+        {"x": {"d": ab, "more": [{"d": bc}]}, "y": None, "z": None},
+        {"x": {"d": abc, "more": [{"d": bc}, {"d": '{"a":true}'}]}, "y": None, "z": None},
+        None,  # more parts than a block may have
+    ]
+
+
 REFUSED = [
     ("int32 x = 1;", b"\x08", "not_protobuf", "x", 0),
     ("int32 x = 1;", b"\x08" + b"\xff" * 10, "not_protobuf", "x", 0),
