@@ -34,6 +34,11 @@ CANARIES = {
     "CANARY_S3": "canary-s3-Mz4/wK+9",
     "CANARY_TOKEN": "canary-token-Bv8/nH+1",
     "CANARY_SPARK": "canary-spark-Gd5/yL+6",
+    "CANARY_OAUTH": "canary-oauth-Pn2/cF+8",
+    "CANARY_REGISTRY": "canary-registry-Ts6/mD+3",
+    "CANARY_CATALOG": "canary-catalog-Jw3pN8",
+    "CANARY_ACCOUNT": "canaryaccount/Kq7+rT2Xyz",
+    "CANARY_NOTIFY": "canary-notify-Vb9/xC+4",
 }
 IN_FILES = {
     "kafka": "canary-file-kafka-Hs2/bN+7",
@@ -43,6 +48,7 @@ IN_FILES = {
 }
 """By the name of the file, below the project's folder, that holds it. `plain` stands in fields that are no secrets."""
 SECRETS = "secrets"
+AVRO = '{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}'
 LOOKED_AT = {
     "/log/0": b"quarantined",
     ".parquet": b"sluice.plan_hash",
@@ -115,6 +121,36 @@ lake: s3://bucket
 s3: {access_key_id: "${file:secrets/s3}", secret_access_key: "${file:secrets/s3}", session_token: "${file:secrets/s3}"}
 spark: {conf: {spark.my.password: "${file:secrets/spark}"}}
 """
+REMOTE = """
+kafka:
+  bootstrap: '%s'
+  bootstrap_timeout_ms: 1000
+  security_protocol: SASL_PLAINTEXT
+  sasl_mechanism: OAUTHBEARER
+  sasl_oauth_token_endpoint: http://127.0.0.1:9/token
+  sasl_oauth_client_id: ingest
+  sasl_oauth_client_secret: "${CANARY_OAUTH}"
+topics: orders
+start: earliest
+format: avro
+schema_file: order.avsc
+"""
+REMOTES = {
+    "login": 'registry: {url: "http://127.0.0.1:9", username: reader, password: "${CANARY_REGISTRY}"}',
+    "google": 'lake: gs://bucket\ngcs: {endpoint: "http://127.0.0.1:9", token: "${CANARY_TOKEN}", retries: 1}',
+    "azure": "lake: az://container\n"
+    'azure: {endpoint: "http://127.0.0.1:9", account: devstoreaccount1, account_key: "${CANARY_ACCOUNT}", retries: 1}',
+    "rest": 'registry: {url: "http://127.0.0.1:9", token: "${CANARY_REGISTRY}"}\n'
+    'table: {iceberg: {name: db.x, catalog: {type: rest, uri: "http://127.0.0.1:9", token: "${CANARY_CATALOG}",'
+    ' credential: "reader:${CANARY_CATALOG}"}}}',
+    "sql": "table: {iceberg: {name: db.x, catalog: {type: sql,"
+    ' uri: "postgresql+psycopg2://reader:${CANARY_CATALOG}@127.0.0.1:9/x"}}}',
+}
+"""More sections of feeds that reach nothing."""
+NOTIFY = """
+webhook: "https://127.0.0.1:9/${CANARY_NOTIFY}"
+email: {server: 127.0.0.1, user: a, password: "${CANARY_NOTIFY}", sender: a@example.com, to: [b@example.com]}
+"""
 WRONG_TOO = """
 kafka: {bootstrap: "${file:secrets/plain}", security_protocol: "${file:secrets/plain}"}
 topics: ["${file:secrets/plain}"]
@@ -143,6 +179,12 @@ DAY = [
     ["run", "mounted", "--debug", "--json"],
     ["plan", "mounted", "--debug"],
     ["run", "wrong_too", "--json"],
+    ["run", "login", "--debug", "--json"],
+    ["schema", "pull", "login", "--debug"],
+    ["schema", "pull", "rest", "--debug", "--json"],
+    ["status", "--debug"],
+    ["table", "status", "rest", "--debug"],
+    ["table", "status", "sql", "--debug", "--json"],
     ["run", "orders", "--debug"],
     ["quarantine", "replay", "orders", "--debug"],
     ["report", "orders", "--output", "report.html"],
@@ -210,9 +252,11 @@ def project(
         "mounted": MOUNTED % kafka.bootstrap,
         "wrong": WRONG,
         "wrong_too": WRONG_TOO,
-    }
+    } | {name: REMOTE % kafka.bootstrap + more for name, more in REMOTES.items()}
     for name, text in texts.items():
         (feeds / f"{name}.yaml").write_text(text)
+    (feeds.parent / "order.avsc").write_text(AVRO)
+    (feeds.parent / "notify.yaml").write_text(NOTIFY)
     secrets = feeds.parent / SECRETS
     secrets.mkdir()
     for name, secret in IN_FILES.items():
