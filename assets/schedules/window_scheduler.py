@@ -4,6 +4,9 @@ A tick reads the ledgers with new entries, several at once, and never talks to K
 two requests to the lake. Windows are requested oldest first, consecutive ones by one run, and a window that failed by
 itself. After three failures, transient ones not counted, a window waits until a run by hand lands it.
 
+A tick first marks runs as failed whose process died, as when the code server was killed with its runs: Dagster retries
+them, and their pools are free.
+
 The schedule of one feed leaves out windows that are queued or running, and requests nothing while a run over several
 windows is active. A schedule over many feeds leaves out every feed with an active run, because its runs wait for no
 pool. It requests first the feeds whose oldest pending records Kafka deletes first, and last those that were active
@@ -24,7 +27,7 @@ import dagster as dg
 from sluice.assets.checks.re_report import settle
 from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.instance import internals
-from sluice.assets.instance.instance import limit_pools
+from sluice.assets.instance.instance import bury_dead_runs, home_of, limit_pools
 from sluice.assets.instance.internals import ENDED, PARTITION_TAG, RANGE_TAGS
 from sluice.assets.instance.storage import kept_open
 from sluice.assets.runs.run_config import (
@@ -79,6 +82,7 @@ def feed_schedule(
 ) -> dg.ScheduleDefinition:
     """Returns the schedule of one feed, which requests runs of `job`. It is off by default."""
     return _build_schedule(
+        session,
         job,
         [feed.window],
         f"Lands the closed windows of {feed.name} that are pending, {closing_words(feed.window)}."
@@ -93,6 +97,7 @@ def fleet_schedule(
     """Returns the schedule over many feeds, which requests one run for all of them. It is off by default."""
     which = "feeds that name no other schedule" if schedule == SHARED else f"feeds with `schedule: {schedule}`"
     return _build_schedule(
+        session,
         fleet_job(schedule),
         (f.window for f in feeds),
         f"Lands in one run the pending closed windows of {which}, whenever windows have closed."
@@ -107,6 +112,7 @@ def schedule_name(job: str) -> str:
 
 
 def _build_schedule(
+    session: RunSession,
     job: str,
     windows: Iterable[WindowSettings],
     description: str,
@@ -123,6 +129,8 @@ def _build_schedule(
         description=description,
     )
     def request_windows(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | RunRequests:
+        if dead := _end_dead_runs(session, context.instance):
+            return dg.SkipReason(f"marked as failed, since its process died: run {', '.join(run[:8] for run in dead)}")
         if not policy.is_due(context.instance, context.scheduled_execution_time):
             return policy.skip_reason
         tick = scheduler(policy.unread)
@@ -141,6 +149,17 @@ def _build_schedule(
         return requests or dg.SkipReason(tick.skip_reason)
 
     return request_windows
+
+
+def _end_dead_runs(session: RunSession, instance: dg.DagsterInstance) -> list[str]:
+    """Mark runs as failed that were killed together with the code server: nothing else would report their end.
+
+    Returns their ids. Dagster retries them before the next tick.
+    """
+    dead: list[str] = []
+    with internals.optional():
+        dead = bury_dead_runs(instance, home_of(session.project, instance))
+    return dead
 
 
 class WindowScheduler(ABC):

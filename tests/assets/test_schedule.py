@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 
 from sluice.assets.factory import build
-from sluice.assets.instance.instance import open_instance
+from sluice.assets.instance.instance import holding, home_of, open_instance
 from sluice.assets.instance.internals import RANGE_TAGS
 from sluice.assets.runs.run_config import MORE_TAG, UNTIL_TAG, TickPolicy
 from sluice.assets.runs.run_session import AGAIN_TAG, RunSession
@@ -21,6 +21,7 @@ from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.errors import LakeUnavailable
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ports import Ports
+from sluice.resources.liveness import machine
 from tests.assets.world import FEED, World, in_hour, windows
 
 DAY = "2024-05-01T"
@@ -97,6 +98,31 @@ def test_a_window_under_way_is_left_alone(world: World, instance: dg.DagsterInst
     assert tick(world, instance) == hours(3)
     left_behind(world, instance, started, "03:00")
     assert "3 windows are pending, all under way or failed 3 times" in tick(world, instance)
+
+
+def test_a_run_that_was_killed_with_the_code_server_is_marked_as_failed(
+    world: World, instance: dg.DagsterInstance
+) -> None:
+    """It would keep its pool, and the schedule would wait for it."""
+    world.land_unrecorded(in_hour(3))
+    left_behind(world, instance, dg.DagsterRunStatus.STARTED, "00:00", tags={UNTIL_TAG: f"{DAY}02:00"})
+    (run,) = instance.get_runs()
+    lock = home_of(world.project, instance) / "attended" / run.run_id
+    lock.parent.mkdir(exist_ok=True)
+    lock.write_text(machine())  # the system let go of it when the process died
+    assert tick(world, instance) == f"marked as failed, since its process died: run {run.run_id[:8]}"
+    assert instance.get_run_by_id(run.run_id).status is dg.DagsterRunStatus.FAILURE
+    assert not lock.exists()
+    assert tick(world, instance) == ["00:00", "01:00-03:00"], "what Dagster has not retried by then"
+
+
+def test_a_run_whose_process_lives_is_left_alone(world: World, instance: dg.DagsterInstance) -> None:
+    world.land_unrecorded(in_hour(3))
+    left_behind(world, instance, dg.DagsterRunStatus.STARTED, "00:00", tags={UNTIL_TAG: f"{DAY}02:00"})
+    (run,) = instance.get_runs()
+    with holding(home_of(world.project, instance), run.run_id):
+        assert "at work on the windows of orders" in tick(world, instance)
+    assert instance.get_run_by_id(run.run_id).status is dg.DagsterRunStatus.STARTED
 
 
 def test_while_a_run_over_several_windows_is_at_work_it_asks_for_nothing(
