@@ -38,6 +38,7 @@ ROUND = 7 * 60
 """Seconds of faults between two checks."""
 CHECKED = 3
 """Feeds of each round."""
+DEAD_SECONDS = 900
 BUILD = Path(__file__).parents[2] / "build" / "soak"
 
 
@@ -124,12 +125,23 @@ class Scene:
         self.chaos.ended.set()
         with self.gate.close():
             self.site.heal()
+            self._await_ticks()
             self.site.switch_off()
             self._explain_failures()
             self.checks.check_feeds(names)
             if goes_on:
                 self.site.switch_on()
         self.chaos.ended.clear()
+
+    def _await_ticks(self) -> None:
+        """Wait until the schedules' ticks have ended each run whose process was killed; a finding if they do not."""
+        end = time.monotonic() + DEAD_SECONDS
+        while dead := self.commands.run("unstick", "--dry-run").document.get("ended"):
+            if time.monotonic() > end:
+                self.journal.fail(f"no tick ended runs that were killed: {dead}")
+                self.commands.run("unstick")
+                return
+            self.ended.wait(20)
 
     def _explain_failures(self) -> None:
         """A run of Dagster that failed while nothing was wrong is a finding."""

@@ -85,9 +85,6 @@ class Upkeep:
     def _repair(self) -> None:
         self.commands.run("repair", self._pick().name, accepted=(0, 1))
 
-    def _free_runs(self) -> None:
-        self.commands.run("unstick")
-
     def _look(self) -> None:
         words = self.draw.choice([("status",), ("quarantine", "list", "json_orders"), ("feeds", "check", "--offline")])
         self.commands.run(*words)
@@ -142,7 +139,6 @@ _STEPS: tuple[Callable[[Upkeep], None], ...] = (
     Upkeep._check_table,
     Upkeep._prune,
     Upkeep._repair,
-    Upkeep._free_runs,
     Upkeep._look,
     Upkeep._land_again,
     Upkeep._republish,
