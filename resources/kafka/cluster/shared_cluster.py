@@ -4,9 +4,10 @@ Topics, positions, committed offsets and settings of all the feeds are requested
 however many feeds there are (KIP-699, KIP-709), where each feed alone takes a dozen. Concurrent look-ups by time are
 combined.
 
-Promises: no answer is older than `AGE`, and a feed that has called `forget` gets none. Each feed requests for itself
-everything that a snapshot could not cover (a topic without a leader, a missing right, brokers before 3.0), with its own
-patience and its own error. Commits and fetches never go by a snapshot. Safe for feeds side by side in threads.
+Promises: a snapshot is used for `AGE` after it was taken, and a feed that has called `forget` gets none. Each feed
+requests for itself everything that a snapshot could not cover (a topic without a leader, a missing right, brokers
+before 3.0), with its own patience and its own error. Commits and fetches never go by a snapshot. Safe for feeds side by
+side in threads.
 """
 
 from __future__ import annotations
@@ -56,12 +57,13 @@ Offsets = Mapping[TopicPartition, CommittedOffset | None]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A snapshot of one Kafka, begun at `began` (monotonic seconds).
+    """A snapshot of one Kafka, taken from `began` to `ended` (monotonic seconds).
 
     `partitions`: by topic, for topics of which no partition is missing. `committed`: by group.
     """
 
     began: float
+    ended: float
     layout: ClusterView
     topics: Mapping[str, str]
     partitions: Mapping[str, tuple[PartitionState, ...]]
@@ -72,7 +74,7 @@ class Look:
 class _Failed:
     """A failed snapshot: requests in the moments after it get the same error."""
 
-    began: float
+    ended: float
     error: SluiceError
 
 
@@ -122,7 +124,7 @@ class SharedKafka:
         error."""
         with self._lock:
             last = self._last
-            if last is None or time.monotonic() - last.began > AGE:
+            if last is None or time.monotonic() - last.ended > AGE:  # it may have taken longer
                 last = self._last = self._take_look(time.monotonic())
         if isinstance(last, _Failed):
             raise copy(last.error)
@@ -197,11 +199,11 @@ class SharedKafka:
             wanted = _within_bounds({f.name: _topics_of(f, topics) for f in self.feeds}, layout)
             states = self._cluster.glance(layout, {t for names in wanted.values() for t in names})
         except SluiceError as error:
-            return _Failed(time.monotonic(), error)  # it may have taken long
+            return _Failed(time.monotonic(), error)
         partitions = _whole_topics(layout, states)
         groups = {f.group: _tps(partitions, wanted[f.name]) for f in self.feeds if f.name in wanted and _in_kafka(f)}
         committed = self._fetch_committed({group: tps for group, tps in groups.items() if tps})
-        return Look(began, layout, topics, partitions, committed)
+        return Look(began, time.monotonic(), layout, topics, partitions, committed)
 
     def _fetch_committed(self, groups: Mapping[str, Sequence[TopicPartition]]) -> Mapping[str, Offsets]:
         """Return the committed offsets of these groups; those that could not be asked are left out."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,6 +123,22 @@ def test_settings_that_cannot_be_shared_are_only_for_explanations(feeds, monkeyp
         monkeypatch.setattr(shared_kafka, "_take_look", lambda began: _Failed(began, KafkaUnavailable("no broker")))
         topic = feeds[0].topics.names[0]
         assert shared_kafka.cluster().configs([topic]).topics.keys() == {topic}
+
+
+def test_a_slow_look_serves_all_feeds_that_waited_for_it(feeds, monkeypatch):
+    clock, looks, take = [1000.0], [], SharedKafka._take_look
+
+    def take_long(shared_kafka: SharedKafka, began: float) -> Any:
+        clock[0] += 2 * shared_cluster.AGE
+        looks.append(began)
+        return take(shared_kafka, began)
+
+    monkeypatch.setattr(shared_cluster, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(SharedKafka, "_take_look", take_long)
+    with sharing(feeds) as shared_kafka:
+        for feed in feeds:
+            assert feed.topics.names[0] in shared_kafka.cluster().topics()
+    assert len(looks) == 1
 
 
 def test_no_feed_waits_for_a_look_up_of_another_that_hangs(feeds, monkeypatch):
