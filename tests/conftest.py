@@ -1,7 +1,8 @@
-"""Real clusters for the integration tests, one of each size a session, and topics that no two tests share.
+"""Real clusters for the integration tests, and topics that no two tests share.
 
 Asking for `kafka`, `kafka3`, `secured` or `zookeeper` marks a test with `kafka`; a cluster is started when the first
-test asks for it and is thrown away at the end, data and all.
+test asks for it and is thrown away at the end, data and all. `kafka` lasts for a session,
+the others, which tests stop and change, for a module: an idle broker takes more than a CPU second a minute.
 """
 
 from __future__ import annotations
@@ -107,24 +108,24 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalKafka]:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def kafka3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalKafka]:
-    """Three brokers for the whole session; a test that kills one starts it again."""
+    """Three brokers for a module; a test that kills one starts it again."""
     with LocalKafka(tmp_path_factory.mktemp("kafka3"), brokers=3, keep=False) as cluster:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalKafka]:
-    """One secured broker for the whole session: whoever changes its certificates puts them back."""
+    """One secured broker for a module: whoever changes its certificates puts them back."""
     lax = {"ssl.allow.san.changes": "true"}  # a broker may come to show another host's name
     with LocalKafka(tmp_path_factory.mktemp("secured"), keep=False, secure=True, settings=lax) as cluster:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalZooKeeper]:
-    """One ZooKeeper for the whole session: leave its groups alone unless they are yours."""
+    """One ZooKeeper for a module: leave its groups alone unless they are yours."""
     server = LocalZooKeeper(tmp_path_factory.mktemp("zookeeper")).start()
     yield server
     server.throw_away()

@@ -22,7 +22,7 @@ class Behind:
     root: Path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
     root = tmp_path_factory.mktemp("behind") / "kafka"
 
