@@ -1,14 +1,15 @@
 """Real clusters for the integration tests, and topics that no two tests share.
 
 Asking for `kafka`, `kafka3`, `secured` or `zookeeper` marks a test with `kafka`; a cluster is started when the first
-test asks for it and is thrown away at the end, data and all. `kafka` lasts for a session,
-the others, which tests stop and change, for a module: an idle broker takes more than a CPU second a minute.
+test asks for it and is thrown away at the end, data and all. All workers share `kafka`. The others, which tests stop
+and change, last for a module: an idle broker takes more than a CPU second a minute.
 """
 
 from __future__ import annotations
 
 import gc
 import itertools
+import os
 import signal
 import sys
 import time
@@ -25,6 +26,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from sluice.resources.kafka.connection.zero_copy_transport import ClosingClient
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.clouds import CloudStore, run_azurite, run_google
+from tests.shared_kafka import share_kafka
 from tests.stores import Store, store
 from tests.zookeepers import LocalZooKeeper
 
@@ -88,7 +90,9 @@ def pytest_collection() -> Iterator[None]:
 
 
 _CLUSTERS = {"kafka", "kafka3", "secured", "fresh_topic", "zookeeper", "own_server"}
-_numbers = itertools.count(1)
+_WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+# Workers share brokers: each has its own numbers.
+_numbers = itertools.count(1 + 10_000 * int(_WORKER.removeprefix("gw") or 0))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -103,8 +107,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalKafka]:
-    """One broker for the whole session: leave its topics and groups alone unless they are yours."""
-    with LocalKafka(tmp_path_factory.mktemp("kafka"), keep=False) as cluster:
+    """One broker for all workers: leave its topics and groups alone unless they are yours."""
+    own = tmp_path_factory.getbasetemp()
+    with share_kafka((own.parent if _WORKER else own) / "shared") as cluster:
         yield cluster
 
 
