@@ -21,7 +21,7 @@ from sluice.pipelines.model.plans import Request
 from sluice.pipelines.ports import Member
 from tests.assets.test_schedule import tick as schedule_tick
 from tests.assets.test_sensors import Sensor
-from tests.assets.ui import WORKSPACE, Pages, opened
+from tests.assets.ui import WORKSPACE, Pages, open_in_process, opened
 from tests.assets.world import CATCH_UP, P0, World, checks, in_hour, versions
 
 LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
@@ -137,7 +137,7 @@ def test_a_window_that_is_complete_stays_green_whatever_fails(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.run()
-    with opened(instance, world.project, monkeypatch) as pages, monkeypatch.context() as away:
+    with open_in_process(instance, world.project) as pages, monkeypatch.context() as away:
         kafka_is_away(world, away)
         failed = world.run(in_hour(1))
         assert failed.exit_code == 1
@@ -154,7 +154,7 @@ def test_a_run_that_fails_shows_in_the_check_watch_without_the_sensor(
     world.run()
     world.grow(0, 110)
     world.at(8)
-    with opened(instance, world.project, monkeypatch) as pages:
+    with open_in_process(instance, world.project) as pages:
         for hour_ in (6, 7):
             with monkeypatch.context() as away:
                 kafka_is_away(world, away)
@@ -178,24 +178,20 @@ def latest(instance: dg.DagsterInstance, name: str) -> dg.AssetCheckEvaluation:
     return found
 
 
-def test_a_commit_that_is_refused_later_leaves_what_was_committed(
-    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_that_is_refused_later_leaves_what_was_committed(world: World, instance: dg.DagsterInstance) -> None:
     world.run(in_hour(0))
     world.land_unrecorded(in_hour(1))
     world.group.others = [Member("m", "console", "/10.0.0.1")]
-    with opened(instance, world.project, monkeypatch) as pages:
+    with open_in_process(instance, world.project) as pages:
         assert world.run(in_hour(0)).exit_code == 3
         assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (0, 0)
         assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (FAILED, {"offsets_committed": "FAILED"})
         assert "the last run failed: " in (latest(instance, "feed_health").description or "")
 
 
-def test_what_a_killed_run_left_the_next_one_tells(
-    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_killed_run_left_the_next_one_tells(world: World, instance: dg.DagsterInstance) -> None:
     world.run()
-    with opened(instance, world.project, monkeypatch) as pages:
+    with open_in_process(instance, world.project) as pages:
         killed(world, instance, "2024-05-01T01:00")
         bury_dead_runs(instance, prepare_home(world.project))
         assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (1, 1)
@@ -240,7 +236,7 @@ def test_a_window_that_is_pending_stays_red(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.run(in_hour(0))
-    with opened(instance, world.project, monkeypatch) as pages:
+    with open_in_process(instance, world.project) as pages:
         with monkeypatch.context() as away:
             kafka_is_away(world, away)
             assert world.run(in_hour(1)).exit_code == 1

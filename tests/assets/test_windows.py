@@ -30,7 +30,7 @@ from sluice.pipelines.model.kafka import CommittedOffset
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.planning.windows import LISTED
 from tests.assets.test_schedule import requests
-from tests.assets.ui import Pages, opened
+from tests.assets.ui import Pages, open_in_process
 from tests.assets.world import (
     CATCH_UP,
     FEED,
@@ -372,7 +372,7 @@ def failed_partitions(pages: Pages) -> tuple[int, int]:
 
 @pytest.mark.parametrize("keys", [(LANDED, COMMITTED), (LANDED,)])
 def test_a_backfill_whose_last_window_has_not_settled_lands_the_others(
-    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, keys: Sequence[dg.AssetKey]
+    world: World, instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey]
 ) -> None:
     world.at(6, minutes=5)
     run = backfill(world, instance, keys, "05:00")
@@ -385,13 +385,13 @@ def test_a_backfill_whose_last_window_has_not_settled_lands_the_others(
     assert run.tags[OPEN_WINDOWS_TAG] == f"{DAY}05:00"
     assert observed(instance, LANDED) == {f"{DAY}05:00": said}
     assert f"{DAY}05:00" not in checks(instance, run.run_id, WINDOW_COMPLETE)
-    with opened(instance, world.project, monkeypatch) as pages:
+    with open_in_process(instance, world.project) as pages:
         assert failed_partitions(pages) == (0, 0), "it is missing, not red"
 
 
 @pytest.mark.parametrize("keys", [(LANDED, COMMITTED), (LANDED,)])
 def test_a_run_of_a_window_that_has_not_settled_is_skipped_and_the_schedule_lands_it(
-    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, keys: Sequence[dg.AssetKey]
+    world: World, instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey]
 ) -> None:
     world.at(6, minutes=5)
     made = build(world.project, world.session()).resolve_implicit_job_def_def_for_assets([*keys])
@@ -401,7 +401,7 @@ def test_a_run_of_a_window_that_has_not_settled_is_skipped_and_the_schedule_land
     assert not windows(instance, LANDED)
     assert not windows(instance, COMMITTED)
     assert f"window {DAY}05:00 is still open" in log_of(instance, run.run_id)
-    with opened(instance, world.project, monkeypatch) as pages:
+    with open_in_process(instance, world.project) as pages:
         assert failed_partitions(pages) == (0, 0)
         assert pages.checks(LANDED)["window_complete"] in ("SKIPPED", "NOT_EVALUATED")
         world.at(6, minutes=11)

@@ -1,4 +1,4 @@
-"""The project as Dagster's web server has it: its location in a process of its own, and GraphQL as the pages ask."""
+"""The project as Dagster's web server has it: its location, and GraphQL as the pages ask."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.remote_origin import InProcessCodeLocationOrigin
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.context import WorkspaceProcessContext
-from dagster._core.workspace.load_target import WorkspaceFileTarget
+from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget, WorkspaceFileTarget
 from dagster_graphql.test.utils import execute_dagster_graphql
 
+from sluice.assets.instance.internals import LOCATION
 from sluice.resources.project import Project
 
 WORKSPACE = Path(__file__).parents[2] / "workspace.yaml"
@@ -67,9 +70,30 @@ def _status(check: Mapping[str, Any]) -> str:
 
 @contextmanager
 def opened(instance: dg.DagsterInstance, project: Project, environ: pytest.MonkeyPatch) -> Iterator[Pages]:
-    """Dagster's servers over the project, by a `workspace.yaml` as `sluice init` writes it."""
+    """Dagster's servers over the project, by a `workspace.yaml` as `sluice init` writes it.
+
+    The location is in a process of its own, which takes four CPU seconds.
+    """
     environ.setenv("SLUICE_PROJECT", str(project.root))
     workspace = project.root / "workspace.yaml"
     workspace.write_bytes(WORKSPACE.read_bytes())
     with WorkspaceProcessContext(instance, WorkspaceFileTarget([str(workspace)])) as process:
+        yield Pages(process)
+
+
+_LOCATION = """from pathlib import Path
+from sluice.assets.factory import build
+from sluice.resources.project import Project
+defs = build(Project(Path(__file__).parent))
+"""
+
+
+@contextmanager
+def open_in_process(instance: dg.DagsterInstance, project: Project) -> Iterator[Pages]:
+    """The same pages with the location in this process, for tests that launch no runs from them."""
+    path = project.root / "location.py"
+    path.write_text(_LOCATION)
+    location = LoadableTargetOrigin(python_file=str(path), working_directory=str(project.root))
+    origin = InProcessCodeLocationOrigin(location, location_name=LOCATION)
+    with WorkspaceProcessContext(instance, InProcessWorkspaceLoadTarget(origin)) as process:
         yield Pages(process)
