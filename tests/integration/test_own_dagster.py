@@ -3,12 +3,13 @@
 # No `from __future__ import annotations` here: Dagster reads the annotations of inputs themselves, not as text.
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -186,9 +187,26 @@ def test_another_code_location_reads_an_hour(tmp_path: Path, hour: str, monkeypa
         assert "annotate it as one of" in get_error(make("in_text", instance))
 
 
-def dg_of(project: Path, environ: dict[str, str], *words: str) -> str:
+ONE_BY_ONE = """import json, sys
+from dagster_dg_cli.cli import ENV_PREFIX, cli
+for words in json.loads(sys.argv[1]):
+    if code := cli(words, auto_envvar_prefix=ENV_PREFIX, standalone_mode=False):
+        sys.exit(code)
+    print("<end>", flush=True)"""
+
+
+def run_dg(project: Path, environ: dict[str, str], *words: str) -> str:
     """What `dg` prints in the project's folder, where it must succeed."""
-    command = [str(Path(sys.executable).parent / "dg"), *words]
+    return _read_output([str(Path(sys.executable).parent / "dg"), *words], project, environ)
+
+
+def run_dg_one_by_one(project: Path, environ: dict[str, str], *commands: Sequence[str]) -> list[str]:
+    """The same of commands in one process, which imports Dagster once."""
+    output = _read_output([sys.executable, "-c", ONE_BY_ONE, json.dumps(commands)], project, environ)
+    return output.split("<end>")[:-1]
+
+
+def _read_output(command: Sequence[str], project: Path, environ: dict[str, str]) -> str:
     environ = {**environ, "PYTHONPATH": str(project / "src")}
     done = subprocess.run(command, cwd=project, env=environ, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -201,24 +219,26 @@ def test_dg_finds_checks_and_scaffolds_the_component(tmp_path: Path) -> None:
     project = shutil.copytree(EXAMPLES / "dg_project", tmp_path / "dg_project")
     environ = {k: v for k, v in os.environ.items() if k != "KAFKA_BOOTSTRAP"}
 
-    def run(*words: str) -> str:
-        return dg_of(project, environ, *words)
-
-    assert "sluice.dagster.FeedsComponent" in run("list", "components")
-    run("scaffold", "defs", "sluice.dagster.FeedsComponent", "more", "--topic", "shop.refunds")
+    listed, _, _ = run_dg_one_by_one(
+        project,
+        environ,
+        ("list", "components"),
+        ("scaffold", "defs", "sluice.dagster.FeedsComponent", "more", "--topic", "shop.refunds"),
+        ("check", "yaml"),
+    )
+    assert "sluice.dagster.FeedsComponent" in listed
     assert (project / "feeds" / "shop_refunds.yaml").exists()
     made = project / "src/shop/defs/more/defs.yaml"
     assert "FeedsComponent" in made.read_text()
-    run("check", "yaml")
     made.unlink()  # it shows the same folder as the other component
-    run("check", "defs")
+    run_dg(project, environ, "check", "defs")
 
 
 @pytest.mark.spark
 @pytest.mark.slow
 def test_dg_launch_lands_an_hour(tmp_path: Path, hour: str) -> None:
     project = shutil.copytree(EXAMPLES / "dg_project", tmp_path / "dg_project")
-    dg_of(project, dict(os.environ), "launch", "--assets", "orders/landed,orders/committed", "--partition", hour)
+    run_dg(project, dict(os.environ), "launch", "--assets", "orders/landed,orders/committed", "--partition", hour)
     monday = sluice.read("orders", hour, project=project)
     assert monday.rows == 10
     assert not (project / ".sluice" / "dagster").exists(), "DAGSTER_HOME names another"
