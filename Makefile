@@ -37,7 +37,7 @@ quick: $(READY)  ## lint, types and quick unit tests, for use while you work; AR
 pytest: setup    ## the tests, on two cores; ARGS="-k ledger" are options of pytest
 	@infra/postgres.sh
 	@infra/prometheus.sh
-	.venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	.venv/bin/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(READY)  ## lint, format, types, import rules
 	@infra/prometheus.sh
