@@ -180,10 +180,12 @@ def _place_lock(home: Path, run: str, fresh: Path) -> bool:
 
 def is_held(home: Path, run: str) -> bool | None:
     """Whether a process holds the run's lock. False: the process died with it. None: there is no lock, or another
-    machine that shares the home made it: a shared folder may not tell one machine of the other's locks."""
+    machine that shares the home made it: a shared folder may not tell one machine of the other's locks. Containers of
+    one machine share its kernel, which knows the locks of all."""
     try:
         with (_prepare_locks(home) / run).open("r+") as file:
-            if file.read() not in ("", machine()):  # empty before locks said where they are held
+            boot, ours = (text.partition(" ")[0] for text in (file.read(), machine()))
+            if boot not in ("", ours):  # empty before locks said where they are held
                 return None
             return not _try_lock(file)
     except FileNotFoundError:

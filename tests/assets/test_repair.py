@@ -19,7 +19,7 @@ from sluice.assets.runs.run_session import FEED_TAG
 from sluice.assets.specs.asset_specs import committed_key, landed_key
 from sluice.pipelines.model.receipts import Life, Verdict
 from sluice.pipelines.operating.repairs import RepairKind
-from sluice.resources.liveness import Informed
+from sluice.resources.liveness import Informed, machine
 from sluice.testing.engine import MemoryLiveness, owner
 from tests.assets.conftest import ON_FILES
 from tests.assets.test_ui import killed
@@ -156,6 +156,16 @@ def test_a_lock_is_never_seen_free_while_its_run_lives(world: World, instance: d
         assert bury_dead_runs(instance, home) == []
     assert is_held(home, run) is None
     assert list((home / "attended").iterdir()) == []
+
+
+def test_a_lock_of_another_container_is_judged_and_one_of_another_machine_is_not(
+    world: World, instance: dg.DagsterInstance
+) -> None:
+    home, run, boot = prepare_home(world.project), begun(instance), machine().partition(" ")[0]
+    (home / "attended").mkdir(exist_ok=True)
+    for text, is_ours in ((f"{boot} pid:[1]", True), (f"{boot[::-1]} pid:[1]", False), (machine(), True)):
+        (home / "attended" / run).write_text(text)
+        assert is_held(home, run) is (False if is_ours else None)
 
 
 def test_a_lock_that_a_killed_step_left_is_taken_over_by_the_next_of_its_run(
