@@ -502,13 +502,16 @@ def _format(nodes: list[_BrokerNode], cluster_id: str) -> None:
 
     new = [node for node in nodes if not (node.folder / "data" / "meta.properties").exists()]
     arguments = [_STORAGE_TOOL, "format", "-t", cluster_id, "-c", "server.properties"]
-    running = []
-    for node in new:
-        with node.log.open("wb") as sink:
-            users = [f"@{node.secured.scram_arguments()}"] if node.secured else []
-            command = _java_command(node.root, (*_COMMAND, *classes(node).options), *arguments, *users)
-            running.append(subprocess.Popen(command, cwd=node.folder, stdout=sink, stderr=subprocess.STDOUT))
-    codes = [process.wait() for process in running]
+    with contextlib.ExitStack() as ends:
+        running = []
+        for node in new:
+            with node.log.open("wb") as sink:
+                users = [f"@{node.secured.scram_arguments()}"] if node.secured else []
+                command = _java_command(node.root, (*_COMMAND, *classes(node).options), *arguments, *users)
+                process = subprocess.Popen(command, cwd=node.folder, stdout=sink, stderr=subprocess.STDOUT)
+                running.append(ends.enter_context(process))
+                ends.callback(process.kill)  # if we are interrupted
+        codes = [process.wait() for process in running]
     for secured in {node.secured for node in new if node.secured}:
         secured.scram_arguments().unlink()
     for node, code in zip(new, codes, strict=True):

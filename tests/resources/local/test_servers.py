@@ -1,7 +1,11 @@
-"""A local registry or S3 whose start fails, or is interrupted, leaves no process."""
+"""A local Kafka, registry or S3 whose start fails, or is interrupted, leaves no process."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,17 @@ from sluice.pipelines.errors import SetupError
 from sluice.resources.local import local_registry, local_s3
 from sluice.resources.local.local_registry import LocalRegistry
 from sluice.resources.local.local_s3 import LocalS3
+from tests.resources.kafka.tools import until
+
+_START = """
+import sys
+from pathlib import Path
+from sluice.resources.local import java, local_kafka
+folder = Path(sys.argv[1])
+java.find_java = lambda: folder / "java"
+local_kafka._jars = lambda report=None: folder
+local_kafka.LocalKafka(folder / "kafka").start()
+"""
 
 
 @pytest.mark.parametrize("ends", [SetupError, KeyboardInterrupt])
@@ -45,3 +60,16 @@ def test_an_s3_without_its_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
         store.__enter__()
     assert store._process is not None
     assert store._process.poll() is not None
+
+
+def test_a_kafka_that_is_interrupted_while_it_formats_its_storage(tmp_path: Path) -> None:
+    program, note = tmp_path / "java", tmp_path / "pid"
+    program.write_text(f"#!/bin/sh\necho $$ > {note}\nexec sleep 600\n")
+    program.chmod(0o755)
+    with subprocess.Popen([sys.executable, "-c", _START, str(tmp_path)], stderr=subprocess.DEVNULL) as starting:
+        pid = until(lambda: note.exists() and int(note.read_text() or 0))
+        starting.send_signal(signal.SIGINT)
+        assert starting.wait() != 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert not (tmp_path / "kafka").exists()
