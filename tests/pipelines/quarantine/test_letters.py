@@ -512,6 +512,7 @@ def test_a_part_that_goes_away_meanwhile_and_one_that_is_another() -> None:
     assert world.offsets() == [105, 112, 118]
 
 
+@pytest.mark.slow
 def test_hardly_anything_of_a_large_quarantine_is_in_memory() -> None:
     world = World()
     rows = [row(KEY, 100 + n, value=b"v" * 10_000) for n in range(3000)]

@@ -16,6 +16,8 @@ from tests.pipelines.landed_world import HOUR, START, A, B, pieces
 from tests.pipelines.tables.worlds import DeltaWorld, IcebergWorld, TableWorld
 
 pytest.importorskip("pyiceberg")
+# Each takes a second; together they would be a seventh of `make quick`.
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(params=[IcebergWorld, DeltaWorld], ids=["iceberg", "delta"])
