@@ -191,8 +191,10 @@ class _Step:
         return str(self.context.step.key)
 
 
-_Message = tuple[_Step, dg.DagsterEvent | BaseException | None]
-"""A step's event, the error that ended its thread, or that the thread has ended."""
+_Message = tuple[_Step, list[dg.DagsterEvent] | BaseException | None]
+"""A step's events, the error that ended its thread, or that the thread has ended."""
+_EVENTS_AT_ONCE = 100
+"""The most events of a message: Dagster has stored each, so the main thread needs them when the step ends."""
 
 
 class _Threads:
@@ -205,15 +207,17 @@ class _Threads:
         self._running: dict[str, _Step] = {}
         self._messages: SimpleQueue[_Message] = SimpleQueue()
         self._given_up = 0
+        self._has_news = True
+        """Whether a step has ended since Dagster was asked for the next ones, which takes longer the more there are."""
 
     def run(self) -> Iterator[dg.DagsterEvent]:
         try:
             while self._running or not self._active.is_complete:
-                yield from self._active.plan_events_iterator(self._context)
-                self._queue(self._active.get_steps_to_execute())
+                yield from self._find_next()
                 yield from self._skip_late()
                 self._begin()
                 if not self._running:
+                    self._has_news = True
                     continue  # the step left out may have been the last
                 with private.raise_execution_interrupts():
                     message = self._wait_for_message()
@@ -230,6 +234,13 @@ class _Threads:
 
     # -- what begins
 
+    def _find_next(self) -> Iterator[dg.DagsterEvent]:
+        """Queue the steps that can begin since others have ended."""
+        if self._has_news:
+            self._has_news = False
+            yield from self._active.plan_events_iterator(self._context)
+            self._queue(self._active.get_steps_to_execute())
+
     def _queue(self, steps: Sequence[Any]) -> None:
         """Have steps wait: those of no feed come first, then those that commit, then the first ones of feeds."""
         if steps:
@@ -237,7 +248,7 @@ class _Threads:
             self._waiting.sort(key=lambda of: 0 if of[1] is None else 2 if of[1].begins else 1)
 
     def _begin(self) -> None:
-        """Start the steps for which there is room. Runs for each event, so it costs little while there is none."""
+        """Start the steps for which there is room."""
         limits, at_work = self._work.limits, Counter(s.lane.kafka for s in self._running.values() if s.lane)
         still = list[tuple[Any, RunningFeed | None]]()
         for number, (step, lane) in enumerate(self._waiting):
@@ -259,13 +270,20 @@ class _Threads:
         threading.Thread(target=body, name=f"sluice-{step.key}", daemon=True).start()
 
     def _run_step(self, step: _Step) -> None:
+        events = list[dg.DagsterEvent]()
+        failed: BaseException | None = None
         try:
             for event in private.dagster_event_sequence_for_step(step.context):
-                self._messages.put((step, event))
+                events.append(event)
+                if len(events) == _EVENTS_AT_ONCE:
+                    self._messages.put((step, events))
+                    events = []
         except BaseException as error:  # noqa: BLE001 - the main thread judges it
-            self._messages.put((step, error))
-        finally:
-            self._messages.put((step, None))
+            failed = error
+        self._messages.put((step, events))
+        if failed is not None:
+            self._messages.put((step, failed))
+        self._messages.put((step, None))
 
     def _skip_late(self) -> Iterator[dg.DagsterEvent]:
         """Feeds that do not begin any more: their steps are skipped, not failed."""
@@ -278,6 +296,7 @@ class _Threads:
                 self._work.leave(lane.feed)
                 yield dg.DagsterEvent.step_skipped_event(self._context.for_step(step))
                 self._active.mark_skipped(step.key)
+                self._has_news = True
 
     def _is_late(self) -> bool:
         return time.monotonic() - self._began > self._work.limits.deadline / 1000
@@ -288,11 +307,12 @@ class _Threads:
         if message is None or message[0].over:
             return
         step, what = message
-        if isinstance(what, dg.DagsterEvent):
-            self._active.handle_event(what)
-            if what.is_step_failure and step.lane:
-                self._work.fail(step.lane.feed)
-            yield what
+        if isinstance(what, list):
+            for event in what:
+                self._active.handle_event(event)
+                if event.is_step_failure and step.lane:
+                    self._work.fail(step.lane.feed)
+                yield event
         elif what is None:
             self._remove(step)
             self._active.verify_complete(self._context, step.key)
@@ -302,7 +322,7 @@ class _Threads:
         # else: it was asked to stop, and its failure has been told
 
     def _remove(self, step: _Step) -> None:
-        step.over = True
+        step.over = self._has_news = True
         del self._running[step.key]
 
     # -- ending steps
