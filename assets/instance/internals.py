@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import sys
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -417,17 +418,53 @@ def evaluate(instance: dg.DagsterInstance, run: str, evaluation: dg.AssetCheckEv
 @_answer_if_refused(lambda: None)
 def newest(instance: dg.DagsterInstance, key: dg.AssetKey) -> Target | None:
     """The asset's newest materialization, of any partition: a check without partitions is about this one."""
+    if (own := _get_stored(instance).get((key, None))) is not None:
+        return _build_target(*own)
     records = instance.fetch_materializations(key, limit=1).records
-    return _build_target(records[0]) if records else None
+    return _build_target_of(records[0]) if records else None
 
 
-def _build_target(record: dg.EventLogRecord) -> Target:
-    return build_stored(
-        "AssetCheckEvaluationTargetMaterializationData",
-        storage_id=record.storage_id,
-        run_id=record.run_id,
-        timestamp=record.timestamp,
-    )
+def _build_target_of(record: dg.EventLogRecord) -> Target:
+    return _build_target(record.storage_id, record.run_id, record.timestamp)
+
+
+def _build_target(storage_id: int, run_id: str, timestamp: float) -> Target:
+    fields = {"storage_id": storage_id, "run_id": run_id, "timestamp": timestamp}
+    return build_stored("AssetCheckEvaluationTargetMaterializationData", **fields)
+
+
+StoredHere = dict[tuple[dg.AssetKey, str | None], tuple[int, str, float]]
+"""The newest materialization that this process stored, by asset and partition, and by asset with None: its storage id,
+run and time."""
+_stored_here: weakref.WeakKeyDictionary[object, StoredHere] = weakref.WeakKeyDictionary()
+_MOST_STORED = 10_000
+
+
+def _get_stored(instance: dg.DagsterInstance) -> StoredHere:
+    return _stored_here.get(instance.event_log_storage, {})
+
+
+@contextmanager
+def remember_stored(storage: object) -> Iterator[Callable[[dg.EventLogEntry, int], None]]:
+    """Until the block ends, the materializations that this process stores need not be read back from the storage.
+
+    Yields the function that gets each stored event with its storage id.
+    """
+    stored = _stored_here[storage] = StoredHere()
+
+    def note(event: dg.EventLogEntry, storage_id: int) -> None:
+        stored_event = event.dagster_event
+        if stored_event is None or not stored_event.is_step_materialization or stored_event.asset_key is None:
+            return
+        if len(stored) >= _MOST_STORED:
+            stored.clear()
+        for partition in {stored_event.partition, None}:
+            stored[stored_event.asset_key, partition] = storage_id, event.run_id, event.timestamp
+
+    try:
+        yield note
+    finally:
+        del _stored_here[storage]
 
 
 _CHUNK = 100
@@ -436,7 +473,12 @@ _CHUNK = 100
 @_answer_if_refused(dict)
 def targets(instance: dg.DagsterInstance, key: dg.AssetKey, partitions: Iterable[str]) -> dict[str, Target]:
     """The newest materialization of each partition, in the form in which an evaluation names it."""
-    wanted, by_partition = [*partitions], dict[str, Target]()
+    stored, by_partition, wanted = _get_stored(instance), dict[str, Target](), list[str]()
+    for partition in partitions:
+        if (own := stored.get((key, partition))) is not None:
+            by_partition[partition] = _build_target(*own)
+        else:
+            wanted.append(partition)
     for at in range(0, len(wanted), _CHUNK):
         by_partition |= _read_targets(instance, key, wanted[at : at + _CHUNK])
     return by_partition
@@ -449,7 +491,7 @@ def _read_targets(instance: dg.DagsterInstance, key: dg.AssetKey, partitions: Co
         page = instance.fetch_materializations(of, limit=2 * _CHUNK, cursor=cursor)
         for r in page.records:  # the newest first
             if r.partition_key is not None:
-                by_partition.setdefault(r.partition_key, _build_target(r))
+                by_partition.setdefault(r.partition_key, _build_target_of(r))
         if not page.has_more:
             break
         cursor = page.cursor

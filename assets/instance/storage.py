@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -24,7 +24,7 @@ from typing import Any, TextIO
 import dagster as dg
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy import Connection, Engine, Insert, create_engine
 
 from sluice.assets.instance import internals
 from sluice.pipelines.errors import SetupError
@@ -55,6 +55,8 @@ def read_migrations_once() -> None:
 
 _EVENTS = "index_connection", "conn_string_for_shard", "has_table", "run_connection"
 _COLUMNS = "_has_asset_key_col_on_connection"
+_INSERTS = "prepare_insert_event", "_event_to_row"
+_ASSETS = "_store_asset_event"
 _TABLES = "SqlEventLogStorage"
 _RUNS = "connect", "_conn_string"
 """What `kept_open` uses of the storages of Dagster."""
@@ -72,7 +74,7 @@ def kept_open(instance: dg.DagsterInstance, run: str | None = None) -> Iterator[
             if run is not None:
                 _keep_run(events, run, stack)
         if internals.keeps_runs_here(instance) and "connect" not in vars(runs) and _has(runs, *_RUNS):
-            _replace(stack, runs, "connect", stack.enter_context(_open_file(runs._conn_string, nullcontext())).connect)
+            _replace(stack, runs, "connect", stack.enter_context(_open_file(runs._conn_string, None)).connect)
         yield
 
 
@@ -87,7 +89,49 @@ def _keep_index(events: Any, stack: ExitStack) -> None:
     _replace(stack, events, "has_table", lru_cache(events.has_table))  # requested for each check; all tables exist here
     if _has(events, _COLUMNS):  # as has_table, for each event of an asset
         _replace(stack, events, _COLUMNS, _remember_columns(getattr(events, _COLUMNS)))
+    if _has(events, *_INSERTS):
+        _replace(stack, events, _INSERTS[0], _prepare_once(*(getattr(events, name) for name in _INSERTS)))
+    if _has(events, _ASSETS):
+        note = stack.enter_context(internals.remember_stored(events))
+        _replace(stack, events, _ASSETS, _note_each(getattr(events, _ASSETS), note))
     _serialize_once(events)
+
+
+def _note_each(
+    store: Callable[[Connection, dg.EventLogEntry, int], None], note: Callable[[dg.EventLogEntry, int], None]
+) -> Callable[[Connection, dg.EventLogEntry, int], None]:
+    def store_and_note(connection: Connection, event: dg.EventLogEntry, storage_id: int) -> None:
+        store(connection, event, storage_id)
+        note(event, storage_id)
+
+    return store_and_note
+
+
+class _InsertedRow:
+    """A statement of SQLAlchemy's that was made once, with its values. To make it again takes five times as long as to
+    execute it."""
+
+    def __init__(self, statement: Insert, row: Mapping[str, Any]) -> None:
+        self._statement, self._row = statement, row
+
+    def _execute_on_connection(self, connection: Connection, parameters: object, options: object) -> Any:
+        return connection.execute(self._statement, self._row)
+
+
+def _prepare_once(
+    prepare: Callable[[dg.EventLogEntry], Insert], build_row: Callable[[dg.EventLogEntry], Mapping[str, Any]]
+) -> Callable[[dg.EventLogEntry], Insert | _InsertedRow]:
+    """Returns `prepare`, which makes the statement that stores an event, making it once."""
+    statements: list[Insert] = []
+
+    def build(event: dg.EventLogEntry) -> Insert | _InsertedRow:
+        if not statements:
+            statement = prepare(event)
+            statements.append(statement.table.insert())
+            return statement
+        return _InsertedRow(statements[0], build_row(event))
+
+    return build
 
 
 def _remember_columns(has_column: Callable[[Connection, str], bool]) -> Callable[[Connection, str], bool]:
@@ -155,24 +199,32 @@ def _replace(stack: ExitStack, storage: object, name: str, by: object) -> None:
 
 @dataclass
 class _OpenFile:
-    """A file, held open by one connection."""
+    """A file, held open by one connection. Whoever connects waits for `lock`, if there is one."""
 
     engine: Engine
-    lock: AbstractContextManager[object]
+    lock: Lock | None
+    connection: Connection
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:
         """A connection, in a transaction that ends with the block."""
-        with self.lock, self.engine.connect() as connection, connection.begin():
+        if self.lock is not None:
+            with self.lock, self.connection.begin():
+                yield self.connection
+            return
+        with self.engine.connect() as connection, connection.begin():
             yield connection
 
 
 @contextmanager
-def _open_file(url: str, lock: AbstractContextManager[object]) -> Iterator[_OpenFile]:
-    """`lock`: whoever connects waits for it. Who connects while the one connection is in use gets another."""
+def _open_file(url: str, lock: Lock | None) -> Iterator[_OpenFile]:
+    """Without a lock, who connects while the one connection is in use gets another."""
     engine = create_engine(url, pool_size=1, max_overflow=-1, connect_args={"timeout": _BUSY_SECONDS})
     try:
-        yield _OpenFile(engine, lock)
+        with engine.connect() as connection:
+            if lock is None:
+                connection.close()
+            yield _OpenFile(engine, lock, connection)
     finally:
         engine.dispose()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ import dagster as dg
 import pytest
 from dagster._core.storage.event_log import sql_event_log
 
+from sluice.assets.instance import internals
 from sluice.assets.instance.instance import open_instance
 from sluice.assets.instance.storage import kept_open
 from tests.assets.conftest import ON_FILES
@@ -103,3 +106,40 @@ def test_the_text_of_an_event_is_made_once_and_read_by_dagster(world: World, mon
         assert newest.event_log_entry == entries[-1]
         (by_asset,) = other.get_asset_records([KEY])
         assert by_asset.asset_entry.last_materialization_record == newest
+
+
+def test_events_have_the_rows_that_dagster_gives_them(world: World) -> None:
+    with open_instance(world.project) as ours:
+        ours.report_runless_asset_event(dg.AssetMaterialization(KEY, partition="dagster's"))
+        with kept_open(ours, "a-run"):
+            for partition in ("first", "second"):
+                ours.report_runless_asset_event(dg.AssetMaterialization(KEY, partition=partition, tags={"a": "b"}))
+        log: Any = ours.event_log_storage
+        with closing(sqlite3.connect(log.path_for_shard("index"))) as index:
+            select = (
+                "select run_id, dagster_event_type, step_key, asset_key, partition, timestamp, event from event_logs"
+            )
+            rows = index.execute(f"{select} order by id").fetchall()
+        assert len({row[:4] for row in rows}) == 1
+        assert [row[4] for row in rows] == ["dagster's", "first", "second"]
+        for *_, partition, stamp, text in rows:
+            event = dg.deserialize_value(text, dg.EventLogEntry)
+            assert event.get_dagster_event().partition == partition
+            assert datetime.fromisoformat(f"{stamp}+00:00").timestamp() == pytest.approx(event.timestamp, abs=1e-5)
+
+
+def test_checks_name_the_newest_materialization_without_reading_it_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_instance(world.project) as ours:
+        ours.report_runless_asset_event(dg.AssetMaterialization(KEY, partition="before"))
+        with kept_open(ours, "a-run"):
+            for partition in ("one", "two", "one"):
+                ours.report_runless_asset_event(dg.AssetMaterialization(KEY, partition=partition))
+            with monkeypatch.context() as patched:
+                patched.setattr(dg.DagsterInstance, "fetch_materializations", None)
+                here = internals.targets(ours, KEY, ["one", "two"]), internals.newest(ours, KEY)
+            everything = internals.targets(ours, KEY, ["one", "two", "before", "never"])
+        assert (internals.targets(ours, KEY, ["one", "two"]), internals.newest(ours, KEY)) == here
+        assert internals.targets(ours, KEY, ["one", "two", "before", "never"]) == everything
+        assert sorted(everything) == ["before", "one", "two"]
