@@ -431,13 +431,14 @@ class Attempts:
 def _read_results(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Iterator[tuple[tuple[str, str], bool, bool]]:
     """Yields the feeds of a finished run with their first window, and whether they failed, and because of a kill.
 
-    Feeds that failed for a transient reason, or did not begin, are left out.
+    Feeds that failed for a transient reason, or did not begin, are left out: a busy code server may start no run.
     """
     requests, killed = asked_of(run), False
     if requests is None:  # a run of one feed's job
         feeds = {run.tags.get(FEED_TAG, ""): run.tags[PARTITION_TAG]}
         failed = set() if run.status is dg.DagsterRunStatus.SUCCESS else {*feeds}
-        unknown = failed if run.tags.get(AGAIN_TAG) else set()
+        passing = bool(run.tags.get(AGAIN_TAG)) or bool(failed and not instance.get_run_step_stats(run.run_id))
+        unknown = failed if passing else set()
     else:
         feeds = {feed: str(request.get("window", "")) for feed, request in requests.items()}
         if DONE_TAG in run.tags:

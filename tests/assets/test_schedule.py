@@ -113,7 +113,7 @@ def test_a_run_that_was_killed_with_the_code_server_is_marked_as_failed(
     assert tick(world, instance) == f"marked as failed, since its process died: run {run.run_id[:8]}"
     assert instance.get_run_by_id(run.run_id).status is dg.DagsterRunStatus.FAILURE
     assert not lock.exists()
-    assert tick(world, instance) == ["00:00", "01:00-03:00"], "what Dagster has not retried by then"
+    assert tick(world, instance) == ["00:00-03:00"], "what Dagster has not retried by then"
 
 
 def test_a_run_whose_process_lives_is_left_alone(world: World, instance: dg.DagsterInstance) -> None:
@@ -153,7 +153,18 @@ def test_a_window_that_failed_is_asked_for_by_itself_and_thrice_waits_for_somebo
         left_behind(world, instance, failed, "02:00", tags={AGAIN_TAG: "KafkaUnavailable"})
     left_behind(world, instance, succeeded, "01:00")
     left_behind(world, instance, failed, "03:00")
+    for run in instance.get_runs():
+        began = dg.DagsterEvent("STEP_START", run.job_name, step_key="orders__landed", message="began")
+        instance.report_dagster_event(began, run.run_id)
     assert tick(world, instance) == ["01:00-03:00", "03:00"], "succeeded since; passes by itself; once"
+
+
+def test_runs_that_never_began_are_not_counted(world: World, instance: dg.DagsterInstance) -> None:
+    """As when the code server has no time to start them: the window is requested again and again."""
+    world.land_unrecorded(in_hour(2))
+    for _ in range(4):
+        left_behind(world, instance, dg.DagsterRunStatus.FAILURE, "00:00")
+    assert tick(world, instance) == ["00:00-04:00"]
 
 
 def test_it_looks_when_windows_close_and_soon_after_a_run_that_left_something(
