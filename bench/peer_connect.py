@@ -7,7 +7,6 @@ its topic, partition, offset and time; none can give it the key or headers.
 from __future__ import annotations
 
 import json
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from bench.stand import PeerTask, Ready, serve
 from bench.types import fields
 from sluice.pipelines.schema.schema import arrow_type
 from sluice.resources.local import java
+from sluice.resources.local.local_kafka import free_ports
 
 _TABLE, _CATALOG = "bench.records", "bench"
 _KAFKA = {
@@ -113,6 +113,7 @@ def _create_table(task: PeerTask, out: Path) -> None:
 
 
 def _make_worker(task: PeerTask, out: Path) -> Mapping[str, str]:
+    ((port,),) = free_ports(1, 1)
     as_bytes, as_json = f"{_CONNECT}.converters.ByteArrayConverter", f"{_CONNECT}.json.JsonConverter"
     return {
         "bootstrap.servers": task.bootstrap,
@@ -122,7 +123,7 @@ def _make_worker(task: PeerTask, out: Path) -> Mapping[str, str]:
         # A task that waits for records takes part in no commit until its next flush of offsets.
         "offset.flush.interval.ms": str(_COMMIT_MS),
         "offset.storage.file.filename": str(out / "offsets"),
-        "listeners": f"http://127.0.0.1:{_find_port()}",
+        "listeners": f"http://127.0.0.1:{port}",
         "consumer.auto.offset.reset": "earliest",
         "consumer.max.poll.records": "10000",
         "consumer.fetch.max.bytes": str(50 << 20),
@@ -148,12 +149,6 @@ def _make_sink(task: PeerTask, out: Path, name: str) -> Mapping[str, str]:
         "iceberg.control.topic": name,
         "iceberg.control.commit.interval-ms": str(_COMMIT_MS),
     }
-
-
-def _find_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

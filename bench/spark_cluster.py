@@ -27,6 +27,7 @@ from types import TracebackType
 from sluice.pipelines.errors import SetupError
 from sluice.resources.local import java
 from sluice.resources.local.java import spark_jars
+from sluice.resources.local.local_kafka import free_ports
 
 HOST = "127.0.0.1"
 _MASTER, _WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
@@ -98,7 +99,7 @@ class LocalSpark:
 
     def __enter__(self) -> LocalSpark:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._port, self._page = _free_port(), _free_port()
+        ((self._port, self._page),) = free_ports(1, 2)
         try:
             self.start_master()
             for _ in range(self.workers):
@@ -130,7 +131,7 @@ class LocalSpark:
 
     def start_connect(self) -> str:
         """Start a Spark Connect server with executors in its own process; return its address."""
-        port = _free_port()
+        ((port,),) = free_ports(1, 1)
         options = {"spark.connect.grpc.binding.address": HOST, "spark.connect.grpc.binding.port": port}
         words = [word for item in options.items() for word in ("--conf", f"{item[0]}={item[1]}")]
         submit = "org.apache.spark.deploy.SparkSubmit"
@@ -215,12 +216,6 @@ def _end_with_parent() -> None:
     """Where Linux runs: ask that this process be ended with the one that started it, however that one ends."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def _is_listening(port: int) -> bool:

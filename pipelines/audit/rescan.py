@@ -32,7 +32,7 @@ from sluice.pipelines.records.rows.row_format import HEADERS, Format, RawFormat,
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.rows.writer_schema_lookup import Opener, without_prefix
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.schema.arrays import find_equal, fixed_width, int64s
+from sluice.pipelines.schema.arrays import as_mask, find_equal, fixed_width, int64s
 from sluice.pipelines.schema.schema import Schema
 
 
@@ -326,7 +326,7 @@ def equal_rows(mine: pa.Table, remade: pa.Table) -> Array:
     same = np.ones(mine.num_rows, np.bool_)
     for field, column in zip(mine.schema, mine.columns, strict=True):
         if field.name not in remade.schema.names:
-            same &= _mask(column.is_null())
+            same &= as_mask(column.is_null())
             continue
         try:
             other = remade.column(field.name).cast(field.type)
@@ -349,10 +349,6 @@ def different_columns(mine: pa.Table, remade: pa.Table) -> list[str]:
 def _former_headers(column: pa.ChunkedArray) -> pa.Array:
     pairs = ([(get_former_text(h["key"]), h["value"]) for h in row] if row else row for row in column.to_pylist())
     return pa.array([[{"key": k, "value": v} for k, v in row] if row else row for row in pairs], HEADERS)
-
-
-def _mask(truths: pa.ChunkedArray) -> Array:
-    return np.array(truths.to_pylist(), np.bool_)
 
 
 def _parts(r: Receipt, lake: Lake, kind: PartKind) -> Iterator[pa.RecordBatch]:

@@ -62,7 +62,12 @@ def find_equal(a: pa.Array | pa.ChunkedArray, b: pa.Array | pa.ChunkedArray) -> 
     equal = pc.or_(pc.fill_null(pc.equal(a, b), False), pc.and_(a.is_null(), b.is_null()))
     if pa.types.is_floating(a.type):
         equal = pc.or_(equal, pc.fill_null(pc.and_(pc.is_nan(a), pc.is_nan(b)), False))
-    return np.array(equal.to_pylist(), np.bool_)
+    return as_mask(equal)
+
+
+def as_mask(truths: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    """Returns booleans without nulls as a NumPy array."""
+    return np.array(truths.to_pylist(), np.bool_)
 
 
 def _compare_values(x: Any, y: Any) -> bool:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import socket
 import struct
 from contextlib import closing
 from threading import Thread
 
-from rich.console import Console
-
 from bench.counting import Counting
 from bench.fleet import FleetReport, Took, fleet_view
+from tests.bench.printing import print_view
 
 
 def test_requests_are_counted_by_api_and_passed_on() -> None:
@@ -47,9 +45,7 @@ def test_one_by_one_is_reckoned_up_for_all() -> None:
         Took("status", 1, 50, 1.0, 1.0, None, {"Metadata": 2}, 2),
     )
     report = FleetReport(50, 3, 300, took, machine)
-    console = Console(file=io.StringIO(), width=120)
-    console.print(*fleet_view(report), sep="\n")
-    said = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    said = print_view(fleet_view(report), 120)
     assert "600 s of CPU, 500 s: reckoned from 3 of them" in said
     assert "10.0 times less CPU" in said
     assert "in one run 50 40.0 60.0 1.20 100 2.0" in said

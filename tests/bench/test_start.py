@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
-from rich.console import Console
 
 from bench.start import Cold, PlanTiming, StartReport, Timed, Warm, start_view
+from tests.bench.printing import print_view
 
 
 class Port:
@@ -31,9 +29,7 @@ def test_medians_are_shown_beside_a_projects_first_run() -> None:
     cold = tuple(Cold(s, s / 2, {"start": 1.0, "leave": s - 1}) for s in (30.0, 10.0, 12.0))
     plain = (Cold(2.0, 1.0, {"connect": 0.5, "leave": 1.5}),)
     report = StartReport(cold, plain, (Warm(1.2, 0.4), Warm(1.0, 0.4)), (PlanTiming(2.0, 0.5, 0.4),))
-    console = Console(file=io.StringIO(), width=100)
-    console.print(*start_view(report), sep="\n")
-    said = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    said = print_view(start_view(report), 100)
     assert "all 11.00 2.00 30.00" in said
     assert "connect 0.00 0.50 0.00" in said
     assert "besides 0.70 s" in said
@@ -43,9 +39,7 @@ def test_medians_are_shown_beside_a_projects_first_run() -> None:
 def test_peers_appear_next_to_sluice() -> None:
     cold = (Cold(9.0, 9.0, {}), Cold(4.0, 5.0, {}))
     report = StartReport(cold, (Cold(2.0, 3.0, {}),), (), (), {"Rust": (Cold(0.5, 0.0625, {}),)})
-    console = Console(file=io.StringIO(), width=100)
-    console.print(*start_view(report), sep="\n")
-    text = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    text = print_view(start_view(report), 100)
     assert "through Dagster 4.00 5.00" in text
     assert "without Dagster 2.00 3.00" in text
     assert "Rust 0.50 0.06" in text

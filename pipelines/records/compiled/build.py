@@ -3,7 +3,7 @@
     python -m sluice.pipelines.records.compiled.build json.scan OBJECT TARGET
 
 The object exports one C function for each entry point: `loop.py` calls it. It checks the arguments as numba's own
-dispatcher does, and reads the arrays in item:
+dispatcher does, and reads the arrays in place:
 
     int64_t f(PyObject *arguments, const int64_t *layout, const int64_t *numbers, int64_t *results)
 
@@ -140,9 +140,8 @@ def _as_bits(builder: Any, flags: Any, count: int) -> Any:
 def find_text_stops(typingctx, buf, at):  # type: ignore[no-untyped-def]
     def emit(context, builder, signature, args):  # type: ignore[no-untyped-def]
         loaded = _load_bytes(context, builder, signature.args[0], args[0], args[1], 32)
-        special = builder.icmp_signed(
-            "<", loaded, _fill_vector(0x20, 32)
-        )  # as a signed byte, none but ASCII is positive
+        # As signed bytes, those beyond ASCII are negative.
+        special = builder.icmp_signed("<", loaded, _fill_vector(0x20, 32))
         for byte in b'"\\':
             special = builder.or_(special, builder.icmp_signed("==", loaded, _fill_vector(byte, 32)))
         return _as_bits(builder, special, 32)
