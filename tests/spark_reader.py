@@ -3,7 +3,8 @@
     python -m venv …; …/bin/pip install pyspark==4.1.1
     SLUICE_TEST_SPARK_TABLES=…/bin/python .venv/bin/python -m pytest -m soak tests/integration/test_tables_spark.py
 
-`read` writes what Spark read as Parquet. This file is also what runs in that environment, and imports nothing of ours.
+`read` writes what Spark read as Parquet; `Session` answers one query after the other. This file is also what runs in
+that environment, and imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -37,6 +38,39 @@ def read(kind: str, place: Path, queries: Mapping[str, str]) -> dict[str, Path]:
     return found
 
 
+class Session:
+    """A running Spark that reads tables while others write them. Use it as a context manager."""
+
+    def __init__(self, kind: str, place: Path) -> None:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "SPARK_"))}
+        self._log = place / "spark.log"
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [os.environ[PYTHON], __file__, "--session", kind, str(place)],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """Returns the rows of a query. Raises AssertionError with Spark's log when the query fails."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(query) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline() or '{"error": "Spark ended"}')
+        assert "error" not in answer, f"{query}: {answer['error']}\n{self._log.read_text()[-3000:]}"
+        return [tuple(row) for row in answer["rows"]]
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+
 def session(kind: str, place: str) -> Any:
     """A session that reads tables of the kind; of another kind, files alone."""
     from pyspark.sql import SparkSession
@@ -48,6 +82,7 @@ def session(kind: str, place: str) -> Any:
             "spark.sql.catalog.sluice.catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
             "spark.sql.catalog.sluice.uri": f"jdbc:sqlite:{place}/catalog.db",
             "spark.sql.catalog.sluice.warehouse": place,
+            "spark.sql.catalog.sluice.cache-enabled": "false",  # it keeps a table's snapshot for 30 s
         },
         "delta": {
             "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -79,5 +114,21 @@ def main(asked: Path) -> None:
     spark.stop()
 
 
+def answer(kind: str, place: str) -> None:
+    """Answer a query of each line of stdin by a line of JSON, until stdin ends."""
+    answers, sys.stdout = sys.stdout, sys.stderr
+    spark = session(kind, place)
+    for line in sys.stdin:
+        try:
+            found: dict[str, Any] = {"rows": [[*row] for row in spark.sql(json.loads(line)).collect()]}
+        except Exception as error:  # noqa: BLE001 - Spark raises errors of the JVM too; the test that asked fails
+            found = {"error": f"{type(error).__name__}: {str(error)[:1000]}"}
+        print(json.dumps(found), file=answers, flush=True)
+    spark.stop()
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if sys.argv[1] == "--session":
+        answer(*sys.argv[2:])
+    else:
+        main(Path(sys.argv[1]))
