@@ -41,12 +41,12 @@ def read(kind: str, place: Path, queries: Mapping[str, str]) -> dict[str, Path]:
 class Session:
     """A running Spark that reads tables while others write them. Use it as a context manager."""
 
-    def __init__(self, kind: str, place: Path) -> None:
+    def __init__(self, kind: str, folder: Path) -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "SPARK_"))}
-        self._log = place / "spark.log"
+        self._log = folder / "spark.log"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [os.environ[PYTHON], __file__, "--session", kind, str(place)],
+                [os.environ[PYTHON], __file__, "--session", kind, str(folder)],
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -54,7 +54,7 @@ class Session:
                 text=True,
             )
 
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
+    def read_rows(self, query: str) -> list[tuple[Any, ...]]:
         """Returns the rows of a query. Raises AssertionError with Spark's log when the query fails."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -114,21 +114,21 @@ def main(asked: Path) -> None:
     spark.stop()
 
 
-def answer(kind: str, place: str) -> None:
+def answer_queries(kind: str, folder: str) -> None:
     """Answer a query of each line of stdin by a line of JSON, until stdin ends."""
     answers, sys.stdout = sys.stdout, sys.stderr
-    spark = session(kind, place)
+    spark = session(kind, folder)
     for line in sys.stdin:
         try:
-            found: dict[str, Any] = {"rows": [[*row] for row in spark.sql(json.loads(line)).collect()]}
+            result: dict[str, Any] = {"rows": [[*row] for row in spark.sql(json.loads(line)).collect()]}
         except Exception as error:  # noqa: BLE001 - Spark raises errors of the JVM too; the test that asked fails
-            found = {"error": f"{type(error).__name__}: {str(error)[:1000]}"}
-        print(json.dumps(found), file=answers, flush=True)
+            result = {"error": f"{type(error).__name__}: {str(error)[:1000]}"}
+        print(json.dumps(result), file=answers, flush=True)
     spark.stop()
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "--session":
-        answer(*sys.argv[2:])
+        answer_queries(*sys.argv[2:])
     else:
         main(Path(sys.argv[1]))

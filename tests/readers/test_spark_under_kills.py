@@ -46,19 +46,19 @@ def test_spark_reads_each_row_once_while_publishers_are_killed(kind: str, tmp_pa
             _check(spark, course, name, chance.randrange(number * STEP))
         course.bring_up(newest=1000)
         last = ROUNDS * STEP // 2
-        rows = spark.rows(f"SELECT partition, offset FROM {name} WHERE offset >= {last}")
+        rows = spark.read_rows(f"SELECT partition, offset FROM {name} WHERE offset >= {last}")
         assert sorted(rows) == sorted((p, o) for p, o in course.wanted if o >= last)
-        for snapshot in _snapshots(course):
+        for snapshot in _list_snapshots(course):
             _check(spark, course, f"{name} VERSION AS OF {snapshot}", last)
 
 
-def _snapshots(course: Course) -> list[int]:
+def _list_snapshots(course: Course) -> list[int]:
     if course.kind == "iceberg":
         return [s.snapshot_id for s in course.iceberg().metadata.snapshots]
     return [c["version"] for c in course.delta().history()]
 
 
 def _check(spark: spark_reader.Session, course: Course, source: str, above: int) -> None:
-    rows = spark.rows(f"SELECT partition, offset FROM {source} WHERE offset > {above}")
+    rows = spark.read_rows(f"SELECT partition, offset FROM {source} WHERE offset > {above}")
     assert len(rows) == len({*rows}), "a row is there twice"
     assert {row for row in course.wanted if row[1] > above}.issuperset(rows)
