@@ -49,6 +49,8 @@ _LOOPBACK = "127.0.0.1"
 _WATCH_SECONDS = 0.25
 _CANCEL_SECONDS = 5.0
 """How long an interrupt waits for its job's end; the end of the process would end it as well."""
+_INTERRUPT_SECONDS = 1.0
+"""Limit on the time until an interrupt that did not wake the waiting thread is raised."""
 _START_SECONDS = 60.0
 _CONNECT_TRIES, _CONNECT_PAUSE_MS = 8, 4000
 """How often Spark Connect's client retries a silent server: for about 20 seconds."""
@@ -142,7 +144,8 @@ class SparkEngine:
     def _wait_for(self, call: Callable[[], T]) -> T:
         done = in_thread(call)
         try:
-            wait([done])
+            while not wait([done], _INTERRUPT_SECONDS).done:
+                pass
         except BaseException:
             self.cancel()
             wait([done], _CANCEL_SECONDS)
