@@ -15,8 +15,9 @@ from kafka.errors import OffsetOutOfRangeError
 
 from sluice.pipelines.model.kafka import Isolation, OffsetAtTime, TopicPartition
 from sluice.resources.kafka.cluster.offsets_by_time import Answer, Finding, PartitionLog, StampSearch, Want
-from sluice.resources.kafka.fetch.broker_sessions import WAIT_MS, parts_of
+from sluice.resources.kafka.fetch.broker_sessions import WAIT_MS, find_local_starts, parts_of
 from sluice.resources.kafka.protocol import messages
+from sluice.resources.kafka.protocol.kafka_errors import TierTooSlow
 from sluice.resources.kafka.protocol.messages import Code, FetchAsk, FetchPart, Leadership
 
 REQUEST_BYTES = 16 << 20
@@ -47,11 +48,12 @@ class Markers:
         self._of_leaders, self._send = of_leaders, send
         self._one_look = threading.Lock()
         self._seen: dict[TopicPartition, PartitionLog] = {}
+        self._local_starts: dict[TopicPartition, int] = {}
 
     def forget(self) -> None:
         """Discard cached reads: another moment begins."""
         with self._one_look:
-            self._seen = {}
+            self._seen, self._local_starts = {}, {}
 
     def skip_markers(
         self, times: Mapping[TopicPartition, int], hits: Mapping[TopicPartition, OffsetAtTime]
@@ -76,7 +78,7 @@ class Markers:
         }
         heard: dict[TopicPartition, Answer | None] = dict.fromkeys(searches)
         while wants := _advance(searches, heard, offsets):
-            heard = dict(self._of_leaders(list(wants), _Round(wants, self._send).ask))
+            heard = dict(self._of_leaders(list(wants), _Round(wants, self._send, self._local_starts).ask))
             for tp in [tp for tp, answer in heard.items() if answer is None]:
                 del searches[tp], heard[tp], self._seen[tp]
         return offsets
@@ -118,8 +120,10 @@ class _Round:
     """The reads of one round. A fetch returns a whole batch, whatever its size, for its first partition (KIP-74), for
     the others only one that fits: unanswered reads move to the front of the next fetch."""
 
-    def __init__(self, wants: Mapping[TopicPartition, Want], send: Send) -> None:
-        self._wants, self._send = wants, send
+    def __init__(
+        self, wants: Mapping[TopicPartition, Want], send: Send, local_starts: dict[TopicPartition, int]
+    ) -> None:
+        self._wants, self._send, self._local_starts = wants, send, local_starts
 
     async def ask(self, leader: int, leaderships: Sequence[Leadership]) -> Answers:
         """Return the answers; None in place of one if the position is outside the log."""
@@ -134,12 +138,29 @@ class _Round:
             request = messages.ask_fetch(asks, Isolation.READ_UNCOMMITTED, 2 * REQUEST_BYTES, WAIT_MS, "")
             parts = parts_of(await self._send(leader, request), asks)
             room = _GIVEN
+            doubtful = []  # answered without bytes
             for at, (o, part) in enumerate(zip(batch, parts, strict=True)):
                 if (answer := _answer_of(o, part, first=at == 0, room=room)) is not None:
                     answers[o.leadership.tp] = answer
+                    if not (part.error or part.records or o.want.position >= part.high_watermark):
+                        doubtful.append(o)
                 room -= len(part.records)
+            if doubtful:
+                await self._find_local_starts(leader, leaderships)
+            for o in doubtful:
+                if o.want.position >= self._local_starts[o.leadership.tp]:
+                    continue
+                if o.empty >= _EMPTY_FOR_THE_END:
+                    answers[o.leadership.tp] = TierTooSlow, None
+                else:
+                    del answers[o.leadership.tp]
+                    o.tries += 1  # it moves to the front
             open_ = [o for o in open_ if o.leadership.tp not in answers]
         return answers
+
+    async def _find_local_starts(self, leader: int, leaderships: Sequence[Leadership]) -> None:
+        if unknown := [leadership for leadership in leaderships if leadership.tp not in self._local_starts]:
+            self._local_starts |= await find_local_starts(self._send, leader, unknown)
 
 
 def _fitting(open_: Sequence[_PendingRead]) -> list[_PendingRead]:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, UnsupportedVersionError
 from kafka.future import Future
 
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
@@ -215,6 +215,28 @@ def parts_of(answer: messages.FetchAnswer, asks: Sequence[FetchAsk]) -> list[Fet
         part = answer.parts.get((ask.leadership.topic_id, tp.partition)) or answer.parts.get(tp)
         parts.append(part or FetchPart(AnswerLost, -1, -1, -1, (), memoryview(b"")))
     return parts
+
+
+async def find_local_starts(
+    send: Callable[[int, Any], Awaitable[Any]], leader: int, leaderships: Iterable[Leadership]
+) -> dict[TopicPartition, int]:
+    """Return the first offset of each partition on its leader's own disks (KIP-405); 0 before Kafka 3.5.
+
+    Below it, a fetch without bytes and without an error proves nothing: tiered storage may be slow, or its quota used
+    up (KIP-956).
+    """
+    wanted = list(leaderships)
+    try:
+        listed = messages.read_offsets(await send(leader, messages.ask_local_starts(wanted)))
+    except UnsupportedVersionError:
+        return dict.fromkeys((leadership.tp for leadership in wanted), 0)
+    starts = {leadership.tp: listed.get(leadership.tp, _LEFT_OUT) for leadership in wanted}
+    for error in (start.error for start in starts.values() if start.error):
+        raise error()
+    return {tp: start.offset for tp, start in starts.items()}
+
+
+_LEFT_OUT = messages.Listed(AnswerLost, -1, -1)
 
 
 def _fail(answers: Iterable[Future], error: BaseException) -> None:

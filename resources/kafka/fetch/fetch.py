@@ -32,8 +32,8 @@ from sluice.pipelines.ports import Fetched, FetchFailed
 from sluice.pipelines.records.kafka_batches.decode import next_position
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
 from sluice.resources.kafka.connection.connections import Patience, Wire
-from sluice.resources.kafka.fetch.broker_sessions import Sources, TrafficCounter
-from sluice.resources.kafka.protocol.kafka_errors import Location, is_passing
+from sluice.resources.kafka.fetch.broker_sessions import Sources, TrafficCounter, find_local_starts
+from sluice.resources.kafka.protocol.kafka_errors import Location, TierTooSlow, is_passing
 from sluice.resources.kafka.protocol.messages import FetchAsk, FetchPart, Leadership
 
 _ANSWER_BYTES = 1 << 30
@@ -311,7 +311,7 @@ class RangeReader:
             self._advance(part, position)
         else:
             self._sources.budget.change(-len(part.records))
-            self._nothing_new(part, first)
+            await self._nothing_new(leadership, part, first)
 
     def _advance(self, part: FetchPart, position: int) -> None:
         self._emit(Fetched(self._index, part.records, part.aborted, position, last=False))
@@ -331,7 +331,7 @@ class RangeReader:
         rest = (self._range.end - self._position) * size // span
         return min(limit, rest + rest // 16 + _LEAST_BYTES)
 
-    def _nothing_new(self, part: FetchPart, first: bool) -> None:
+    async def _nothing_new(self, leadership: Leadership, part: FetchPart, first: bool) -> None:
         """Handle an answer without a batch.
 
         Another broker is better placed, or this one has no batch up to the range's end, or none yet.
@@ -350,6 +350,9 @@ class RangeReader:
         # twice, because a broker that just started may not know yet how far it may read.
         self._empty_answers += first
         if self._empty_answers >= _EMPTY_FOR_A_GAP:
+            starts = await find_local_starts(self._sources.wire.send, leadership.leader, [leadership])
+            if self._position < starts[self._range.tp]:
+                raise TierTooSlow
             self._position = self._range.end
 
     # -- errors

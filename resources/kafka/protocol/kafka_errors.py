@@ -77,6 +77,13 @@ class Untrusted(KafkaError):  # type: ignore[misc]
         self.code, self.certificate = code, certificate
 
 
+class TierTooSlow(RetriableError):  # type: ignore[misc]
+    """The broker did not get these offsets from tiered storage in time, or not within its quota."""
+
+    def __init__(self) -> None:
+        super().__init__("tiered storage did not answer the broker in time")
+
+
 class NoAddress(RetriableError):  # type: ignore[misc]
     """No bootstrap address answered."""
 
@@ -175,6 +182,11 @@ def _verdict(
             return NotAuthorized, describe_client_certificate(error.certificate)
         case OSError() | ValueError() if is_hopeless(error):
             return FeedError, "check the feed's `kafka:` section: files of certificate and key, password, proxy_url"
+        case TierTooSlow():
+            return KafkaUnavailable, (
+                "raise the brokers' remote.fetch.max.wait.ms (or, if they have a quota,"
+                " remote.log.manager.fetch.max.bytes.per.second), and repeat"
+            )
         case NoAddress():
             return KafkaUnavailable, (
                 f"check that a broker listens at {bootstrap} and is reachable from here, and that `security_protocol`"

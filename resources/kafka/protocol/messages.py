@@ -38,6 +38,7 @@ FETCH_VERSIONS = 12, 13
 """12 is from Kafka 2.7; 13 (Kafka 3.1) names topics by id."""
 LATEST, EARLIEST = -1, -2
 """Times for which ListOffsets returns the end (stable under read_committed) and the start of a log."""
+_EARLIEST_LOCAL = -4
 _LEVELS = {Isolation.READ_UNCOMMITTED: 0, Isolation.READ_COMMITTED: 1}
 
 Code = type[KafkaError] | None
@@ -115,7 +116,9 @@ class Listed:
     timestamp: int
 
 
-def ask_offsets(leaderships: Iterable[tuple[Leadership, int]], isolation: Isolation) -> Any:
+def ask_offsets(
+    leaderships: Iterable[tuple[Leadership, int]], isolation: Isolation, versions: tuple[int, int] = (4, 7)
+) -> Any:
     """Build a ListOffsets request for each partition at a time in ms (or LATEST, EARLIEST)."""
     topic = ListOffsetsRequest.ListOffsetsTopic
     wanted = {leadership.tp: (leadership.leader_epoch, time) for leadership, time in leaderships}
@@ -129,9 +132,16 @@ def ask_offsets(leaderships: Iterable[tuple[Leadership, int]], isolation: Isolat
         )
         for name, partitions in by_topic(wanted)
     ]
+    lowest, highest = versions
     return ListOffsetsRequest(
-        replica_id=-1, isolation_level=_LEVELS[isolation], topics=topics, min_version=4, max_version=7
+        replica_id=-1, isolation_level=_LEVELS[isolation], topics=topics, min_version=lowest, max_version=highest
     )
+
+
+def ask_local_starts(leaderships: Iterable[Leadership]) -> Any:
+    """Build a request for the first offsets on the leader's own disks (KIP-405, Kafka 3.5)."""
+    wanted = ((leadership, _EARLIEST_LOCAL) for leadership in leaderships)
+    return ask_offsets(wanted, Isolation.READ_UNCOMMITTED, versions=(8, 8))
 
 
 def read_offsets(response: Any) -> dict[TopicPartition, Listed]:
