@@ -209,24 +209,34 @@ class _OpenFile:
     def connect(self) -> Iterator[Connection]:
         """A connection, in a transaction that ends with the block."""
         if self.lock is not None:
-            with self.lock, self.connection.begin():
-                yield self.connection
-            return
+            with self.lock:
+                if not self.connection.closed:  # else the thread outlasts the run, or waited for its end
+                    with self.connection.begin():
+                        yield self.connection
+                    return
         with self.engine.connect() as connection, connection.begin():
             yield connection
 
 
 @contextmanager
 def _open_file(url: str, lock: Lock | None) -> Iterator[_OpenFile]:
-    """Without a lock, who connects while the one connection is in use gets another."""
+    """Without a lock, who connects while the one connection is in use gets another.
+
+    With one, the file is closed when no thread is in a transaction: SQLite crashes otherwise. One that a hung thread
+    does not leave stays open.
+    """
     engine = create_engine(url, pool_size=1, max_overflow=-1, connect_args={"timeout": _BUSY_SECONDS})
+    connection = engine.connect()
+    if lock is None:
+        connection.close()
     try:
-        with engine.connect() as connection:
-            if lock is None:
-                connection.close()
-            yield _OpenFile(engine, lock, connection)
+        yield _OpenFile(engine, lock, connection)
     finally:
-        engine.dispose()
+        if lock is None or lock.acquire(timeout=_BUSY_SECONDS):
+            connection.close()
+            engine.dispose()
+            if lock is not None:
+                lock.release()
 
 
 _LocalLogs: Any = internals.find_private("LocalComputeLogManager") or object

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import datetime
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ import alembic.util
 import dagster as dg
 import pytest
 from dagster._core.storage.event_log import sql_event_log
+from sqlalchemy import text as sql
 
 from sluice.assets.instance import internals
 from sluice.assets.instance.instance import open_instance
@@ -84,6 +87,31 @@ def test_others_see_what_is_stored_and_then_files_are_dagster_s_again(world: Wor
             assert ours.get_materialized_partitions(KEY) == {"one", "two"}
         ours.report_runless_asset_event(dg.AssetMaterialization(KEY, partition="three"))
         assert other.get_materialized_partitions(KEY) == {"one", "two", "three"}
+
+
+def test_threads_that_outlast_the_run_store_their_events(world: World) -> None:
+    entered, goes_on = threading.Event(), threading.Event()
+
+    def read(log: Any) -> int:
+        with log.index_connection() as connection:
+            entered.set()
+            assert goes_on.wait(60)
+            return int(connection.execute(sql("select count(*) from event_logs")).scalar_one())
+
+    def store(instance: dg.DagsterInstance) -> None:
+        instance.report_runless_asset_event(dg.AssetMaterialization(KEY, partition="late"))
+
+    with open_instance(world.project) as ours, ThreadPoolExecutor() as threads:
+        ours.report_runless_asset_event(dg.AssetMaterialization(KEY, partition="early"))
+        release = threading.Timer(0.2, goes_on.set)  # while the end of the run waits
+        with kept_open(ours, "a-run"):
+            reading = threads.submit(read, ours.event_log_storage)
+            assert entered.wait(60)
+            storing = threads.submit(store, ours)
+            release.start()
+        assert reading.result(60) >= 1
+        storing.result(60)
+        assert ours.get_materialized_partitions(KEY) == {"early", "late"}
 
 
 def test_the_text_of_an_event_is_made_once_and_read_by_dagster(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
