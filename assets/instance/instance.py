@@ -13,7 +13,7 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from sluice.assets.instance.storage import open_quietly, read_migrations_once
 from sluice.pipelines.errors import DagsterUnavailable, SetupError, UsageError
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.util import extras
-from sluice.resources.liveness import Informed, machine
+from sluice.resources.liveness import Informed, machine, process_gone
 from sluice.resources.project import Project
 
 log = logging.getLogger("sluice.instance")
@@ -200,7 +200,36 @@ def let_go(home: Path, run: str) -> None:
 def bury_dead_runs(instance: dg.DagsterInstance, home: Path) -> list[str]:
     """Mark the runs whose lock nobody holds any more as failed. Returns their ids."""
     run_ids = sorted(p.name for p in _prepare_locks(home).iterdir() if not p.name.startswith("."))
-    return [run for run in run_ids if is_held(home, run) is False and _bury(instance, home, run)]
+    return [run for run in run_ids if has_died(instance, home, run) and _bury(instance, home, run)]
+
+
+def has_died(instance: dg.DagsterInstance, home: Path, run: str) -> bool | None:
+    """Returns whether the run's process died with its lock; None as `is_held`.
+
+    Dagster's multiprocess executor goes on when the process of a step dies: the run is dead with its own process alone.
+    """
+    is_locked = is_held(home, run)
+    return None if is_locked is None else not is_locked and not _has_process_here(instance, home, run)
+
+
+def _has_process_here(instance: dg.DagsterInstance, home: Path, run: str) -> bool:
+    """Returns whether the process that Dagster noted lives, if the run's lock was made among the same processes."""
+    with suppress(FileNotFoundError):
+        if (_prepare_locks(home) / run).read_text() == machine():
+            standing = instance.get_run_by_id(run)
+            noted = next(list_processes(instance, run), None) if standing and not standing.is_finished else None
+            return noted is not None and not process_gone(*noted)
+    return False
+
+
+def list_processes(instance: dg.DagsterInstance, run: str) -> Iterator[tuple[int, float]]:
+    """The processes that Dagster noted for the run, the newest first, and when (s since the epoch)."""
+    records = instance.get_records_for_run(run, of_type=dg.DagsterEventType.ENGINE_EVENT, ascending=False).records
+    for entry in (r.event_log_entry for r in records):
+        event = entry.dagster_event
+        noted = event.engine_event_data.metadata.get("pid") if event else None
+        if isinstance(noted, dg.TextMetadataValue) and (noted.text or "").isdigit():
+            yield int(noted.text or ""), entry.timestamp
 
 
 def _bury(instance: dg.DagsterInstance, home: Path, run: str) -> bool:

@@ -8,13 +8,13 @@ another run has its batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from time import time as clock
 
 import dagster as dg
 
-from sluice.assets.instance.instance import end_run, is_held, let_go
+from sluice.assets.instance.instance import end_run, has_died, is_held, let_go, list_processes
 from sluice.assets.instance.internals import PARTITION_TAG, RANGE_TAGS, keeps_runs_here, optional
 from sluice.assets.runs.run_config import find_feeds
 from sluice.assets.runs.run_session import OpenPorts
@@ -61,7 +61,7 @@ def under_way(
     """Every run that has begun and not ended, the oldest first; with `feed`, only those of that feed."""
     records = instance.get_run_records(dg.RunsFilter(statuses=list(BEGUN)), ascending=True)
     mine = [r for r in records if feed is None or find_feeds(r.dagster_run, {feed: None}, {landed_key(feed): feed})]
-    locks = {r.dagster_run.run_id: _by_lock(project, r.dagster_run.run_id) for r in mine}
+    locks = {r.dagster_run.run_id: _by_lock(instance, project, r.dagster_run.run_id) for r in mine}
     beating = heartbeats([run for run, verdict in locks.items() if verdict is None])
     return [_judge(instance, r, locks[run] or beating.get(run)) for r in mine for run in (r.dagster_run.run_id,)]
 
@@ -156,12 +156,16 @@ def _build_verdict(dead: bool, why: str) -> Verdict:
     return Verdict(Life.DEAD if dead else Life.ALIVE, why)
 
 
-def _by_lock(project: Project, run: str) -> Verdict | None:
-    is_locked = is_held(project.dagster_home, run)
-    if is_locked is None:
+def _by_lock(instance: dg.DagsterInstance, project: Project, run: str) -> Verdict | None:
+    home = project.dagster_home
+    is_dead = has_died(instance, home, run)
+    if is_dead is None:
         return None
+    if is_dead:
+        return _build_verdict(True, "its process is gone: it let go of its lock")
+    is_locked = is_held(home, run)
     return _build_verdict(
-        not is_locked, "its process holds its lock" if is_locked else "its process is gone: it let go of its lock"
+        False, "its process holds its lock" if is_locked else "its process goes on; that of a step is gone"
     )
 
 
@@ -172,7 +176,7 @@ def _judge(instance: dg.DagsterInstance, record: dg.RunRecord, verdict: Verdict 
 
 def _by_process(instance: dg.DagsterInstance, record: dg.RunRecord) -> Verdict | None:
     """By the process that Dagster noted. It is a process of this machine if runs are kept in a file of this machine."""
-    noted = next(_list_processes(instance, record.dagster_run.run_id), None)
+    noted = next(list_processes(instance, record.dagster_run.run_id), None)
     if noted is None:
         return _by_start(instance, record)
     if not keeps_runs_here(instance):
@@ -182,16 +186,6 @@ def _by_process(instance: dg.DagsterInstance, record: dg.RunRecord) -> Verdict |
     return _build_verdict(
         is_dead, f"its process (pid {pid}) {'is gone from' if is_dead else 'is there on'} this machine"
     )
-
-
-def _list_processes(instance: dg.DagsterInstance, run: str) -> Iterator[tuple[int, float]]:
-    """The processes that Dagster noted for the run, the newest first, and when (s since the epoch)."""
-    records = instance.get_records_for_run(run, of_type=dg.DagsterEventType.ENGINE_EVENT, ascending=False).records
-    for entry in (r.event_log_entry for r in records):
-        event = entry.dagster_event
-        noted = event.engine_event_data.metadata.get("pid") if event else None
-        if isinstance(noted, dg.TextMetadataValue) and (noted.text or "").isdigit():
-            yield int(noted.text or ""), entry.timestamp
 
 
 def _by_start(instance: dg.DagsterInstance, record: dg.RunRecord) -> Verdict | None:

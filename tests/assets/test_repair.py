@@ -168,6 +168,21 @@ def test_a_lock_of_another_container_is_judged_and_one_of_another_machine_is_not
         assert is_held(home, run) is (False if is_ours else None)
 
 
+def test_a_run_whose_process_goes_on_without_one_of_a_step_is_alive(world: World, instance: dg.DagsterInstance) -> None:
+    """Dagster's multiprocess executor goes on with other steps."""
+    home, alive, dead = prepare_home(world.project), begun(instance), begun(instance)
+    (home / "attended").mkdir(exist_ok=True)
+    for run, pid in ((alive, os.getpid()), (dead, dead_pid())):
+        noted(instance, run, pid)
+        (home / "attended" / run).write_text(machine())
+    assert judged(instance, world) == {alive: False, dead: True}
+    assert bury_dead_runs(instance, home) == [dead]
+    assert [instance.get_run_by_id(r).status for r in (alive, dead)] == [Status.STARTED, Status.FAILURE]
+    instance.report_run_failed(instance.get_run_by_id(alive))
+    assert bury_dead_runs(instance, home) == []
+    assert list((home / "attended").iterdir()) == []
+
+
 def test_a_lock_that_a_killed_step_left_is_taken_over_by_the_next_of_its_run(
     world: World, instance: dg.DagsterInstance
 ) -> None:
