@@ -321,7 +321,7 @@ class Unknown(SluiceError):
     """Nobody saw the outcome. The only way on is to read back."""
 
 
-TRANSIENT = (Retryable, WindowHeld, WindowIncomplete)
+TRANSIENT = (Retryable, WindowHeld, WindowIncomplete, PlanBusy)
 """Errors that pass by themselves."""
 
 

@@ -21,6 +21,7 @@ from sluice.assets.steps import land_step
 from sluice.pipelines.errors import (
     BatchIncomplete,
     KafkaUnavailable,
+    PlanBusy,
     UsageError,
     WindowHeld,
     WindowIncomplete,
@@ -215,6 +216,20 @@ def test_a_held_window_fails_and_names_what_holds_it(world: World, instance: dg.
     run = instance.get_run_by_id(outcome.run_id)
     assert run is not None
     assert run.tags[AGAIN_TAG] == "WindowHeld", "it passes by itself: the schedule goes on trying"
+
+
+def test_a_window_on_which_another_run_is_at_work_is_requested_any_number_of_times(
+    world: World, instance: dg.DagsterInstance
+) -> None:
+    world.engine.raising = RuntimeError("it goes on elsewhere")
+    with pytest.raises(RuntimeError):
+        world.land_unrecorded(in_hour(0))
+    world.engine.raising = None
+    outcome = world.run(in_hour(0))
+    assert isinstance(outcome.error, PlanBusy)
+    run = instance.get_run_by_id(outcome.run_id)
+    assert run is not None
+    assert run.tags[AGAIN_TAG] == "PlanBusy"
 
 
 def test_a_run_that_its_limits_end_leaves_the_window_partial(root: Path) -> None:

@@ -303,7 +303,7 @@ def test_two_machines_on_one_lake_end_as_one_after_another(machine: Machine, beg
         held = first_batch(machine, here)
         second = there.run("run", "orders", *between(begin, 0, 2))
         refused, landed = second.document["feeds"][0]["runs"]
-        assert (second.code, refused["error"]) == (3, "PlanBusy")
+        assert (second.code, refused["error"]) == (75, "PlanBusy")
         assert f"batch {held}" in refused["message"]
         assert len(landed["batches"]) == 1, "another's window keeps nobody from the rest"
 
