@@ -74,7 +74,13 @@ class ClientCredentials(AbstractTokenProvider):  # type: ignore[misc]
     def __init__(self, endpoint: str, client_id: str, client_secret: str, scope: str = "", cafile: str = "") -> None:
         super().__init__()
         credentials = Credentials(endpoint, client_id, client_secret, scope, cafile)
-        where = urllib.parse.urlsplit(credentials.endpoint)
+        try:
+            where = urllib.parse.urlsplit(credentials.endpoint)
+            valid = bool(where.hostname) and where.port != 0
+        except ValueError:
+            valid = False
+        if not valid:
+            raise FeedError(f"{_ENDPOINT}: is not an address", remedy="write https://HOST:PORT/PATH")
         if where.scheme != "https" and not (where.scheme == "http" and where.hostname in _LOOPBACK):
             raise FeedError(f"{_ENDPOINT}: is not https", remedy="write https://…; the secret would travel in plain")
         self._credentials = credentials
@@ -120,7 +126,10 @@ def _answer(credentials: Credentials) -> bytes:
             f"kafka.sasl_oauth_cafile: cannot be read as certificates: {error.strerror}",
             remedy="name a file of PEM certificates",
         ) from None
-    opener = urllib.request.build_opener(_NoRedirect(), urllib.request.HTTPSHandler(context=tls))
+    # A proxy of the environment would read the secret on its way to http://localhost.
+    secure = urllib.parse.urlsplit(credentials.endpoint).scheme == "https"
+    proxies = urllib.request.ProxyHandler(None if secure else {})
+    opener = urllib.request.build_opener(_NoRedirect(), urllib.request.HTTPSHandler(context=tls), proxies)
     try:
         with opener.open(request, timeout=_SECONDS) as answer:
             body: bytes = answer.read(_MAX_BYTES + 1)

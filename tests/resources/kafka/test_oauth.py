@@ -181,6 +181,9 @@ def test_a_token_serves_until_it_is_old(issuer: Issuer, monkeypatch: pytest.Monk
         ("", {"scope": "other"}, NotAuthorized, "set `sasl_oauth_scope`"),
         ("", {"endpoint": "http://127.0.0.1:9/token"}, KafkaUnavailable, "does not answer"),
         ("", {"endpoint": "http://idp.example/token"}, FeedError, "is not https"),
+        ("", {"endpoint": "https://idp.example:port/token"}, FeedError, "is not an address"),
+        ("", {"endpoint": "https://[idp/token"}, FeedError, "is not an address"),
+        ("", {"endpoint": "https:///token"}, FeedError, "is not an address"),
     ],
 )
 def test_each_trouble_has_its_error(
@@ -192,6 +195,14 @@ def test_each_trouble_has_its_error(
     assert says in str(caught.value)
     assert "s3same" not in str(caught.value)
     assert caught.value.remedy
+
+
+def test_no_proxy_sees_the_secret_in_plain(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proxies of the environment are for https, which they cannot read."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    assert given(issuer).token()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "login.example"])
