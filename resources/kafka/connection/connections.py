@@ -51,6 +51,8 @@ ANSWER_BYTES = 100 << 20
 """The largest answer that is not a fetch: metadata of a very large cluster."""
 _REFUSED_SECONDS = 3.0  # how long to retry addresses that refuse at once: a broker may be starting
 _PAUSE = 0.1
+MOST_THROTTLED = 300.0
+"""Seconds for which a broker may pause us without giving data. After that it counts as silent."""
 _SHARES = 3  # after 1/_SHARES of a request's time, a silent broker is no longer the only one asked
 _DEDICATED = "coordinator-"
 
@@ -151,9 +153,14 @@ class Wire:
                 raise KafkaUnavailable("the connection to Kafka was closed", remedy="open it again")
             if self._net is None:
                 # A step may wait for the interpreter lock; that is no reason for a warning.
-                self._net = NetworkSelector(client_id=self.client_id, slow_task_threshold_secs=0)
-                self._manager = Manager(self._net, **self._settings.options)
-                self._net.start()
+                net = NetworkSelector(client_id=self.client_id, slow_task_threshold_secs=0)
+                try:
+                    self._manager = Manager(net, **self._settings.options)
+                except ValueError:
+                    net.close()
+                    raise
+                net.start()
+                self._net = net
             return self._net
 
     # -- on the background thread
@@ -200,7 +207,10 @@ class Wire:
         connection = self._manager.get_connection(node)
         await self._ready(connection)
         # A throttling broker reads nothing from the connection now (KIP-219).
+        until = time.monotonic() + MOST_THROTTLED
         while connection.connected and "throttle" in connection.paused:
+            if time.monotonic() > until:
+                raise kafka_errors.ThrottlingQuotaExceededError
             await self.sleep(_PAUSE / 2)
         sent: Future = connection.send_request(request, request_timeout_ms=seconds * 1000)
         if sent.is_done and sent.exception:

@@ -181,7 +181,10 @@ def _verdict(
                 return KafkaUnavailable, describe_certificate_failure(error.code, bootstrap)
             return NotAuthorized, describe_client_certificate(error.certificate)
         case OSError() | ValueError() if is_hopeless(error):
-            return FeedError, "check the feed's `kafka:` section: files of certificate and key, password, proxy_url"
+            return (
+                FeedError,
+                "check the feed's `kafka:` section: bootstrap, files of certificate and key, password, proxy_url",
+            )
         case TierTooSlow():
             return KafkaUnavailable, (
                 "raise the brokers' remote.fetch.max.wait.ms (or, if they have a quota,"

@@ -19,6 +19,7 @@ from sluice.pipelines.errors import FeedError, KafkaUnavailable, NotAuthorized, 
 from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.rights import Grantee
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
+from sluice.resources.kafka.connection import connections
 from sluice.resources.kafka.connection.connection_settings import KafkaAddress
 from sluice.resources.kafka.connection.connections import Wire
 from sluice.resources.kafka.protocol.kafka_errors import Untrusted, explain
@@ -183,6 +184,17 @@ def test_an_address_where_nobody_is_does_not_keep_us_from_the_others(brokers):
         assert ask(some) == "stand-in"
 
 
+def test_a_throttle_without_end_is_not_waited_out(brokers, monkeypatch):
+    """A byte rate of 1 makes a broker demand a pause of days."""
+    monkeypatch.setattr(connections, "MOST_THROTTLED", 0.2)
+    with wire(brokers) as link:
+        ask(link)
+        link.run("connecting", link.reach, 1)
+        link._manager._conns[1].pause("throttle")
+        with pytest.raises(KafkaUnavailable, match=r"broker 1 .*THROTTLING"):
+            link.run("asking", link.layout, (), 1)
+
+
 def test_a_broker_that_is_asked_by_name_is_named(brokers):
     with wire(brokers, request_timeout_ms=300) as some:
         ask(some)
@@ -221,6 +233,14 @@ def _fails(address: KafkaAddress, kind: type[SluiceError], says: str) -> None:
 @pytest.mark.usefixtures("unclosed")
 def test_a_refused_connection_leaves_no_socket_open():
     _fails(KafkaAddress(f"127.0.0.1:{_closed_port()}", {"bootstrap_timeout_ms": 300}), KafkaUnavailable, "refused")
+
+
+@pytest.mark.usefixtures("unclosed")
+def test_an_address_that_is_none_is_the_error_each_time():
+    with closing(KafkaCluster(KafkaAddress("localhost:port"))) as cluster:
+        for _ in range(2):
+            with pytest.raises(FeedError, match="cannot use"):
+                cluster.cluster_id()
 
 
 @pytest.mark.usefixtures("unclosed")
