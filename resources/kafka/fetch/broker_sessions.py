@@ -18,16 +18,13 @@ from kafka.future import Future
 
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
 from sluice.pipelines.model.receipts import BrokerTraffic, Latency, TaskTraffic
-from sluice.resources.kafka.connection.connections import Wire
+from sluice.resources.kafka.connection.connections import MOST_THROTTLED, Wire
 from sluice.resources.kafka.protocol import messages
 from sluice.resources.kafka.protocol.kafka_errors import AnswerLost, error_name
 from sluice.resources.kafka.protocol.messages import EARLIEST, LATEST, ClusterView, FetchAsk, FetchPart, Leadership
 
 WAIT_MS = 500
 """How long a broker may hold an empty fetch (ms): Kafka's own default, which tiered storage counts on."""
-
-_MOST_THROTTLED = 300.0
-"""Seconds for which a broker may pause us without giving data. After that it counts as silent."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -147,9 +144,9 @@ class BrokerSession:
         try:
             request = messages.ask_fetch(asks, self._isolation, granted, WAIT_MS, self._rack)
             answer = await self._ask_broker(request, held_us)
-            pause = min(answer.throttle_time_ms / 1000, _MOST_THROTTLED)
+            pause = min(answer.throttle_time_ms / 1000, MOST_THROTTLED)
             self._paused = 0.0 if answer.parts else self._paused + pause
-            if pause and not (answer.parts or answer.error) and self._paused <= _MOST_THROTTLED:
+            if pause and not (answer.parts or answer.error) and self._paused <= MOST_THROTTLED:
                 self._waiting += batch  # it left all of them out: they are requested again
                 return pause
             parts = parts_of(answer, asks)
@@ -212,7 +209,7 @@ def parts_of(answer: messages.FetchAnswer, asks: Sequence[FetchAsk]) -> list[Fet
     parts = []
     for ask in asks:
         tp = ask.leadership.tp
-        part = answer.parts.get((ask.leadership.topic_id, tp.partition)) or answer.parts.get(tp)
+        part = answer.parts.get((ask.leadership.topic_id, tp.partition) if answer.by_id else tp)
         parts.append(part or FetchPart(AnswerLost, -1, -1, -1, (), memoryview(b"")))
     return parts
 
@@ -325,7 +322,8 @@ class Sources:
         offsets = []
         for moment in (EARLIEST, LATEST):
             request = messages.ask_offsets([(leadership, moment)], Isolation.READ_UNCOMMITTED)
-            listed = messages.read_offsets(await self.wire.send(leadership.leader, request))[leadership.tp]
+            answer = messages.read_offsets(await self.wire.send(leadership.leader, request))
+            listed = answer.get(leadership.tp, _LEFT_OUT)
             if listed.error:
                 raise listed.error()
             offsets.append(listed.offset)
@@ -337,7 +335,8 @@ class Sources:
     async def _ask_epochs(self, requests: Sequence[tuple[Leadership, int]]) -> Mapping[tuple[Leadership, int], int]:
         leader = requests[0][0].leader
         response: Any = await self.wire.send(leader, messages.ask_epoch_ends(requests))
-        ends = messages.read_epoch_ends(response)
+        ends = dict.fromkeys((leadership.tp for leadership, _ in requests), messages.EpochEnd(AnswerLost, -1))
+        ends |= messages.read_epoch_ends(response)
         if failed := [end.error for leadership, _ in requests if (end := ends[leadership.tp]).error]:
             raise failed[0]()
         return {(leadership, epoch): ends[leadership.tp].end for leadership, epoch in requests}

@@ -336,7 +336,7 @@ class RangeReader:
 
         Another broker is better placed, or this one has no batch up to the range's end, or none yet.
         """
-        if part.replica >= 0 and not self._leader_only:
+        if part.replica >= 0 and self._replica is None and not self._leader_only:
             self._replica = part.replica
             return
         committed = self._sources.isolation is Isolation.READ_COMMITTED

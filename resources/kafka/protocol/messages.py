@@ -318,12 +318,14 @@ class FetchPart:
 
 @dataclass(slots=True)
 class FetchAnswer:
-    """The answer to a fetch: partitions by (topic name or printed topic id, partition). `bytes` is its whole size."""
+    """The answer to a fetch: partitions by (printed topic id, partition), or by name unless `by_id`. `bytes` is its
+    whole size."""
 
     throttle_time_ms: int
     error: Code
     bytes: int = 0
     parts: dict[tuple[str, int], FetchPart] = field(default_factory=dict)
+    by_id: bool = True
 
 
 def ask_fetch(asks: Sequence[FetchAsk], isolation: Isolation, max_bytes: int, wait_ms: int, rack: str) -> Any:
@@ -385,7 +387,7 @@ _INT32 = struct.Struct(">i")
 
 def _read_fetch(data: memoryview, at: int, version: int) -> FetchAnswer:
     throttle, code, _session = _HEAD.unpack_from(data, at)
-    answer = FetchAnswer(max(throttle, 0), error_of(code), len(data))
+    answer = FetchAnswer(max(throttle, 0), error_of(code), len(data), by_id=version >= 13)
     topics, at = _count(data, at + _HEAD.size)
     for _ in range(topics):
         topic, at = _topic(data, at, version)

@@ -350,6 +350,40 @@ def test_damaged_answers_do_not_use_up_what_may_be_ahead(monkeypatch):
     assert [type(e) for e in errors] == [CorruptBatch] * 8
 
 
+def test_replicas_that_send_us_to_each_other_are_left_for_the_leader(monkeypatch):
+    requests = []
+
+    async def settle(reader):
+        return messages.Leadership(reader._range.tp, "A" * 22, 1, 0, None)
+
+    async def reach(wire, node):
+        return "made:up", 1
+
+    async def send(wire, node, request, seconds=None):
+        requests.append((node, request.rack_id))
+        assert len(requests) < 10, "without end"
+        replica = 3 if node == 2 else 2
+        part = messages.FetchPart(None, 10, 10, replica, (), memoryview(b""))
+        return messages.FetchAnswer(0, None, 0, {("A" * 22, 0): part})
+
+    async def find_starts(send, leader, leaderships):
+        return {leadership.tp: 0 for leadership in leaderships}
+
+    async def confirm(reader):
+        return None
+
+    monkeypatch.setattr(RangeReader, "_settle", settle)
+    monkeypatch.setattr(RangeReader, "_confirm", confirm)
+    monkeypatch.setattr(Wire, "reach", reach)
+    monkeypatch.setattr(Wire, "send", send)
+    monkeypatch.setattr("sluice.resources.kafka.fetch.fetch.find_local_starts", find_starts)
+    piece = OffsetRange("t", 0, "A" * 22, 0, 10)
+    with closing(KafkaFetcher(KafkaAddress("127.0.0.1:1"), Isolation.READ_COMMITTED, rack="here")) as fetcher:
+        (item,) = fetcher.stream([piece], SMALL)
+    assert item.last
+    assert requests == [(1, "here"), (2, "here"), (1, ""), (1, "")]
+
+
 def test_an_address_where_nobody_listens_fails_every_range():
     pieces = [OffsetRange("t", p, "A" * 22, 0, 10) for p in range(2)]
     nowhere = KafkaAddress("127.0.0.1:1", {"bootstrap_timeout_ms": 200})

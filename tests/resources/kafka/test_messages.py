@@ -13,9 +13,10 @@ from kafka.protocol.consumer import FetchResponse
 from kafka.protocol.producer import ProduceRequest
 
 from sluice.pipelines.model.kafka import BrokerConfig, TopicConfig, TopicPartition
+from sluice.resources.kafka.fetch.broker_sessions import parts_of
 from sluice.resources.kafka.protocol import messages
 from sluice.resources.kafka.protocol.group_api import ProducerId, ask_produce
-from sluice.resources.kafka.protocol.messages import FetchPart
+from sluice.resources.kafka.protocol.messages import FetchAsk, FetchPart, Leadership
 
 int64 = st.integers(0, 2**62)
 parts = st.fixed_dictionaries(
@@ -73,6 +74,21 @@ def test_a_produce_request_is_encoded_as_kafka_python_would(records, producer, t
         encoded.append(bytes(request.encode(header=True, framed=True)))
     theirs = bytes(ProduceRequest.encode(request, header=True, framed=True))
     assert encoded == [theirs, theirs]
+
+
+@pytest.mark.parametrize("version", [12, 13])
+def test_a_topic_named_as_another_s_id_gets_its_own_records(version):
+    """Kafka allows such a name. Before Kafka 3.1, answers name topics by their names."""
+    topic_id = messages.printed_id(_id("orders"))
+    part = {"error_code": 0, "high_watermark": 9, "last_stable_offset": 9, "log_start_offset": 0}
+    part |= {"preferred_read_replica": -1, "aborted": None}
+    answer = {name: {0: part | {"records": name.encode()}} for name in ("orders", topic_id)}
+    read = messages.read_fetch(memoryview(_encoded(answer, version, 0)), 0, version)
+    asks = [
+        FetchAsk(Leadership(TopicPartition(name, 0), messages.printed_id(_id(name)), 1, 0, None), 0, 100)
+        for name in answer
+    ]
+    assert [bytes(part.records).decode() for part in parts_of(read, asks)] == ["orders", topic_id]
 
 
 def test_a_length_that_never_ends():
