@@ -33,7 +33,7 @@ from sluice.resources import worker_pool
 from sluice.resources.observe import tracing
 from sluice.resources.spark import executor
 from sluice.resources.spark.daemon import WORKERS_ENVIRONMENT
-from sluice.resources.spark.engine import in_thread
+from sluice.resources.spark.engine import in_thread, wait_for_all
 from sluice.resources.spark.executors import TRIES
 from sluice.resources.worker_pool import (
     ADOPTED,
@@ -132,7 +132,7 @@ class _Job:
         """Return the rows of all numbers. The first error ends the rest, and is raised. An interrupt ends all."""
         lanes = [in_thread(self._run_lane) for _ in range(min(_turns.cores, self._count))]
         try:
-            wait(lanes)
+            wait_for_all(lanes)
         except BaseException:
             self.end()
             wait(lanes, _CANCEL_SECONDS)

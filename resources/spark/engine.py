@@ -144,8 +144,7 @@ class SparkEngine:
     def _wait_for(self, call: Callable[[], T]) -> T:
         done = in_thread(call)
         try:
-            while not wait([done], _INTERRUPT_SECONDS).done:
-                pass
+            wait_for_all([done])
         except BaseException:
             self.cancel()
             wait([done], _CANCEL_SECONDS)
@@ -372,6 +371,12 @@ def in_thread(call: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=run, name="sluice-job", daemon=True).start()
     return future
+
+
+def wait_for_all(futures: Sequence[Future[T]]) -> None:
+    """Wait until all are done. Wakes each second: a signal that another thread received does not end a wait."""
+    while wait(futures, _INTERRUPT_SECONDS).not_done:
+        pass
 
 
 @dataclass(frozen=True, slots=True)

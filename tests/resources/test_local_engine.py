@@ -234,10 +234,11 @@ def test_cancelling_kills_the_workers(wiring: LogWiring) -> None:
     assert len(prove(PLAN, 12, run(wiring), LocalLake(wiring.lake))[0]) == 3
 
 
-def test_an_interrupt_reaches_the_waiting_thread_and_kills_the_workers(wiring: LogWiring) -> None:
+@pytest.mark.parametrize("receiver", ["the waiting thread", "another thread"])
+def test_an_interrupt_reaches_the_waiting_thread_and_kills_the_workers(wiring: LogWiring, receiver: str) -> None:
     hanging = LogWiring(wiring.lake, wiring.notes, LOGS, hangs=True)
-    main = threading.main_thread().ident or 0
-    interrupter = in_the_meantime(lambda: (wait_for_begun(hanging), signal.pthread_kill(main, signal.SIGINT)))
+    find = threading.get_ident if receiver == "another thread" else lambda: threading.main_thread().ident or 0
+    interrupter = in_the_meantime(lambda: (wait_for_begun(hanging), signal.pthread_kill(find(), signal.SIGINT)))
     with pytest.raises(KeyboardInterrupt):
         run(hanging)
     interrupter.join()

@@ -217,7 +217,7 @@ def test_an_interrupt_reaches_whoever_waits_and_ends_the_job(settings: SparkSett
     def interrupt_once_begun() -> None:
         while not list(wiring.notes.iterdir()):
             time.sleep(0.01)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # not the thread that waits
 
     interrupter = threading.Thread(target=interrupt_once_begun, daemon=True)
     interrupter.start()
