@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
 from sluice.cli.options import parsing
 from sluice.cli.terminal.output import good
-from sluice.pipelines.errors import LakeUnavailable, PartUnreadable, SluiceError, UsageError
+from sluice.pipelines.errors import DagsterUnavailable, LakeUnavailable, PartUnreadable, SluiceError, UsageError
 from sluice.pipelines.model.figures import FAMILIES, Figure, build_figure
 from sluice.pipelines.model.receipts import Life, PartKind
 from sluice.pipelines.operating.feed_status import FeedStatus, read_status_through
@@ -283,14 +284,17 @@ def _count_refused(feed: str, entry: PublishEntry, lake: Lake) -> Iterator[Figur
 
 
 def _of_runs(session: Session, feeds: Sequence[Feed]) -> list[Figure]:
-    """Runs in Dagster. Returns nothing if it is not installed, not in use, or does not answer."""
-    from sluice.pipelines.util.extras import require
+    """Runs in Dagster. Returns nothing if it is not installed, not in use, or does not answer. An instance that cannot
+    be opened is reported on stderr."""
+    if find_spec("dagster") is None:
+        return []
+    from sluice.assets.operations.dagster_health import recent_runs
 
     try:
-        require("dagster")
-        from sluice.assets.operations.dagster_health import recent_runs
-
         recent = recent_runs(session.project, feeds)
-    except SluiceError:
+    except DagsterUnavailable:
+        return []
+    except SluiceError as error:
+        session.terminal.fail(error)
         return []
     return [build_figure("runs", runs, *labels) for labels, runs in sorted(recent.items())]

@@ -109,6 +109,16 @@ def test_a_feed_whose_kafka_is_away_is_down_and_the_rest_is_told(project: Path, 
     assert found["sluice_broken_feed_files"] == {(): 1}
 
 
+def test_an_instance_that_lacks_a_variable_is_reported_and_the_rest_is_exported(project: Path, sluice: Sluice) -> None:
+    home = project / ".sluice" / "dagster"
+    home.mkdir(parents=True)
+    (home / "dagster.yaml").write_text("storage:\n  sqlite:\n    base_dir: {env: SLUICE_NOT_SET}\n")
+    output = sluice("metrics")
+    assert output.code == 0, output.err
+    assert "dagster.yaml cannot be used: $SLUICE_NOT_SET is not set" in output.err
+    assert parsed(output.out)["sluice_up"] == {("orders",): 0}
+
+
 def test_a_file_is_replaced_at_once(project: Path, sluice: Sluice) -> None:
     path = project / "sluice.prom"
     path.write_text("old")
