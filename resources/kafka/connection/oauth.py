@@ -20,7 +20,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kafka.net.sasl.oauth import AbstractTokenProvider
@@ -32,6 +32,7 @@ _MAX_BYTES = 64 << 10
 _FRESH = 0.8  # the share of its life after which a token is renewed
 _TRIES = 3
 _PAUSE = 0.5
+_RENEW_AGAIN = 30.0
 _LIFETIME = 300.0  # seconds, if the endpoint gives no lifetime
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
@@ -91,12 +92,20 @@ class ClientCredentials(AbstractTokenProvider):  # type: ignore[misc]
             token, now = _tokens.get(self._credentials), time.monotonic()
             if token and now < token.fresh_until:
                 return token.text
-            try:
-                token = _tokens[self._credentials] = _ask(self._credentials)
-            except SluiceError:
-                if token is None or now >= token.ends:
-                    raise
+            valid = token if token and now < token.ends else None
+            token = _renew(self._credentials, valid) if valid else _ask(self._credentials)
+            _tokens[self._credentials] = token
             return token.text
+
+
+def _renew(credentials: Credentials, token: _Token) -> _Token:
+    """Request another token once; without an answer, keep this one for a while: connections wait for it."""
+    try:
+        return _once(credentials)
+    except SluiceError:
+        if (now := time.monotonic()) >= token.ends:
+            raise
+        return replace(token, fresh_until=min(now + _RENEW_AGAIN, token.ends))
 
 
 def _ask(credentials: Credentials) -> _Token:

@@ -185,8 +185,8 @@ class SendQueue:
             and self._worth
             and any(p not in self._busy for p in self._waiting)
         ):
+            self._wire.spawn(self._send)  # raises if the connections are closed
             self._rounds += 1
-            self._wire.spawn(self._send)
 
     @property
     def _worth(self) -> bool:

@@ -43,7 +43,7 @@ class Issuer:
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.key = rsa.generate_private_key(65537, 2048)
-        self.life, self.broken, self.issued = 300, "", 0
+        self.life, self.broken, self.issued, self.requests = 300, "", 0, 0
         issuer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -82,6 +82,7 @@ class Issuer:
         return {"kty": "RSA", "kid": "one", "alg": "RS256", "use": "sig", "n": n, "e": e}
 
     def answer(self, login: str, form: dict[str, list[str]]) -> tuple[int, Any]:
+        self.requests += 1
         match self.broken:
             case "down":
                 return 503, {}
@@ -157,8 +158,9 @@ def test_a_token_serves_until_it_is_old(issuer: Issuer, monkeypatch: pytest.Monk
     short = given(issuer)
     first = short.token()
     issuer.broken = "down"
-    later[0] = 850
-    assert short.token() == first  # its endpoint is away, and it is valid still
+    later[0], before = 850, issuer.requests
+    assert short.token() == short.token() == first  # its endpoint is away, and it is valid still
+    assert issuer.requests == before + 1  # connections would wait for each request
     later[0] = 1100
     with pytest.raises(KafkaUnavailable):
         short.token()

@@ -16,10 +16,12 @@ import pyarrow as pa
 import pytest
 from kafka.errors import IncompatibleBrokerVersion
 
-from sluice.pipelines.errors import BrokerTooOld, CommitFenced, UnknownTopic, UsageError
+from sluice.pipelines.errors import BrokerTooOld, CommitFenced, KafkaUnavailable, UnknownTopic, UsageError
 from sluice.pipelines.model.kafka import CommittedOffset
 from sluice.pipelines.records.kafka_batches.encode import CODECS, TO_SEND, Accumulator, SealedBatch, by_key
 from sluice.pipelines.records.kafka_batches.encode.accumulator import Numbering
+from sluice.resources.kafka.connection.connection_settings import KafkaAddress
+from sluice.resources.kafka.connection.connections import Coordinators, Wire
 from sluice.resources.kafka.produce import send_queue
 from sluice.resources.kafka.produce.sender import KafkaSender, KafkaTarget
 from sluice.resources.kafka.protocol import group_api
@@ -57,6 +59,22 @@ def target(kafka: LocalKafka, topic: str, **options: Any) -> Any:
 
 def content(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: r[k] for k in TO_SEND.names} for r in found]
+
+
+def test_closed_connections_leave_no_round_to_wait_for() -> None:
+    wire = Wire(KafkaAddress("127.0.0.1:1"))
+    wire.close()
+    producer, backpressure = group_api.ProducerId("", 1, 0), send_queue.Backpressure(60)
+    queue = send_queue.SendQueue(Coordinators(wire, 1), producer, "orders", 60, _renew, backpressure)
+    queue.put(next(batches(1)))
+    with pytest.raises(KafkaUnavailable, match="closed"):
+        queue.finish()
+    assert queue._rounds == 0
+    queue.stop()
+
+
+async def _renew() -> group_api.ProducerId:
+    raise AssertionError
 
 
 def test_kafkas_own_tools_read_every_codec(kafka: LocalKafka, fresh_topic: Callable[..., str], tmp_path: Path) -> None:
