@@ -31,6 +31,8 @@ from sluice.resources.liveness import Informed, machine, process_gone
 from sluice.resources.project import Project
 
 log = logging.getLogger("sluice.instance")
+_LOCKS = "attended"
+"""The folder of the runs' locks, in Dagster's home."""
 DAGSTER_YAML = """\
 # Dagster's instance for this project: runs, events and logs in SQLite and files, in this folder.
 # Yours to change: Sluice writes it once.
@@ -149,7 +151,8 @@ def holding(home: Path, run: str) -> Iterator[None]:
 
     The run's process holds it, once for the whole run or step by step, also in several threads.
     """
-    path = _prepare_locks(home) / run
+    path = home / _LOCKS / run
+    path.parent.mkdir(exist_ok=True)
     fresh = path.with_name(f".{run}.{os.getpid()}.{threading.get_ident()}")
     with fresh.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -183,7 +186,7 @@ def is_held(home: Path, run: str) -> bool | None:
     machine that shares the home made it: a shared folder may not tell one machine of the other's locks. Containers of
     one machine share its kernel, which knows the locks of all."""
     try:
-        with (_prepare_locks(home) / run).open("r+") as file:
+        with (home / _LOCKS / run).open("r+") as file:
             boot, ours = (text.partition(" ")[0] for text in (file.read(), machine()))
             if boot not in ("", ours):  # empty before locks said where they are held
                 return None
@@ -194,12 +197,13 @@ def is_held(home: Path, run: str) -> bool | None:
 
 def let_go(home: Path, run: str) -> None:
     """Forget the lock of a run that has ended."""
-    (_prepare_locks(home) / run).unlink(missing_ok=True)
+    (home / _LOCKS / run).unlink(missing_ok=True)
 
 
 def bury_dead_runs(instance: dg.DagsterInstance, home: Path) -> list[str]:
     """Mark the runs whose lock nobody holds any more as failed. Returns their ids."""
-    run_ids = sorted(p.name for p in _prepare_locks(home).iterdir() if not p.name.startswith("."))
+    locks = home / _LOCKS  # a home that no run has used may be read-only
+    run_ids = sorted(p.name for p in locks.iterdir() if not p.name.startswith(".")) if locks.is_dir() else ()
     return [run for run in run_ids if has_died(instance, home, run) and _bury(instance, home, run)]
 
 
@@ -215,7 +219,7 @@ def has_died(instance: dg.DagsterInstance, home: Path, run: str) -> bool | None:
 def _has_process_here(instance: dg.DagsterInstance, home: Path, run: str) -> bool:
     """Returns whether the process that Dagster noted lives, if the run's lock was made among the same processes."""
     with suppress(FileNotFoundError):
-        if (_prepare_locks(home) / run).read_text() == machine():
+        if (home / _LOCKS / run).read_text() == machine():
             standing = instance.get_run_by_id(run)
             noted = next(list_processes(instance, run), None) if standing and not standing.is_finished else None
             return noted is not None and not process_gone(*noted)
@@ -258,12 +262,6 @@ def _try_lock(file: IO[str]) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _prepare_locks(home: Path) -> Path:
-    folder = home / "attended"
-    folder.mkdir(exist_ok=True)
-    return folder
 
 
 # -- what Dagster knows

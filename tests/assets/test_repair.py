@@ -168,6 +168,15 @@ def test_a_lock_of_another_container_is_judged_and_one_of_another_machine_is_not
         assert is_held(home, run) is (False if is_ours else None)
 
 
+def test_a_home_that_no_run_has_used_is_only_read(world: World, instance: dg.DagsterInstance) -> None:
+    """A code server whose runs have machines of their own may have a read-only home."""
+    home = prepare_home(world.project)
+    assert bury_dead_runs(instance, home) == []
+    assert judged(instance, world) == {}
+    assert is_held(home, "a-run") is None
+    assert not (home / "attended").exists()
+
+
 def test_a_run_whose_process_goes_on_without_one_of_a_step_is_alive(world: World, instance: dg.DagsterInstance) -> None:
     """Dagster's multiprocess executor goes on with other steps."""
     home, alive, dead = prepare_home(world.project), begun(instance), begun(instance)
