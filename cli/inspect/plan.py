@@ -40,8 +40,8 @@ def register(app: typer.Typer) -> None:
 def plan(session: Session, feed: FeedName, options: WorkOptions, compare: Compare = False) -> int:
     """Preview a run: offsets, tasks and brokers.
 
-    This is a dry run: it writes nothing. Its exit code is that of the run: 3 if a partition is refused or another batch
-    conflicts, 75 if an open transaction holds a window.
+    This is a dry run: it writes nothing. Its exit code is that of the run: 3 if a partition is refused, 75 if an open
+    transaction holds a window, or another run is at work on it.
 
     $ sluice plan orders
     $ sluice plan orders --window 2026-11-20T14
