@@ -1,8 +1,9 @@
 """A condition in SQL over rows, as `sluice republish --where` takes it: DuckDB evaluates it.
 
 Promises: it is one expression, and nothing but an expression; it reaches no file, no network, no extension and no
-setting; it takes at most `MEMORY` and, for rows that are read at once, `SECONDS`. A row alone decides whether it meets
-the condition: aggregates and windows over other rows are refused.
+setting; it takes at most `MEMORY`, in which DuckDB does not count text that the expression makes, and, for rows that
+are read at once, `SECONDS`. A row alone decides whether it meets the condition: aggregates and windows over other rows
+are refused.
 """
 
 from __future__ import annotations
