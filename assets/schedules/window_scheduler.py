@@ -437,8 +437,7 @@ def _read_results(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Iterator[
     if requests is None:  # a run of one feed's job
         feeds = {run.tags.get(FEED_TAG, ""): run.tags[PARTITION_TAG]}
         failed = set() if run.status is dg.DagsterRunStatus.SUCCESS else {*feeds}
-        passing = bool(run.tags.get(AGAIN_TAG)) or bool(failed and not instance.get_run_step_stats(run.run_id))
-        unknown = failed if passing else set()
+        unknown = failed if run.tags.get(AGAIN_TAG) or (failed and not _has_begun(instance, run)) else set()
     else:
         feeds = {feed: str(request.get("window", "")) for feed, request in requests.items()}
         if DONE_TAG in run.tags:
@@ -448,3 +447,9 @@ def _read_results(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Iterator[
             failed = at_work_at_the_end(instance, run) if killed else set()
             unknown = feeds.keys() - failed
     yield from (((feed, window), feed in failed, killed) for feed, window in feeds.items() if feed not in unknown)
+
+
+def _has_begun(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """Returns whether a process began with the run. Its log may be gone: `sluice prune` removes it."""
+    record = instance.get_run_record_by_id(run.run_id)
+    return record is not None and record.start_time is not None
