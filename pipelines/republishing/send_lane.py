@@ -178,7 +178,7 @@ class LaneProgress:
             mark = cls(committed.offset, int(content.pop("at")), str(content.pop("file")), int(content.pop("records")))
             if content == _said_of(plan, lane):
                 return mark
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             pass
         name = plan.lane_name(lane)
         raise Refused(

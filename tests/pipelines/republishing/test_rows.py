@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.pipelines.model.kafka import Range
+from sluice.pipelines.errors import Refused
+from sluice.pipelines.model.kafka import CommittedOffset, Range
 from sluice.pipelines.records.rows.row_format import HEADERS
 from sluice.pipelines.republishing.republish_plan import PIECE, Republish, Source, Wishes, pieces
 from sluice.pipelines.republishing.republish_rows import RowCursor, with_coordinates
+from sluice.pipelines.republishing.send_lane import LaneProgress
 from sluice.pipelines.schema.arrays import int64s
 from tests.examples import examples
 
@@ -90,3 +93,10 @@ def test_a_name_does_not_change_what_a_plan_is() -> None:
     one = Republish("a", "orders", "", Wishes("to", 1), (SOURCE,), 1)
     other = Republish("b", "orders", "", Wishes("to", 1), (SOURCE,), 2)
     assert one.digest == other.digest != Republish("a", "orders", "x", Wishes("to", 1), (SOURCE,), 1).digest
+
+
+@pytest.mark.parametrize("metadata", ["", "7", "[" * 4000, '{"at": Infinity, "file": "", "records": 1}', '{"at": 1}'])
+def test_a_mark_of_another_program_is_refused(metadata: str) -> None:
+    plan = Republish("a", "orders", "", Wishes("to", 1), (SOURCE,))
+    with pytest.raises(Refused, match="a commit that does not belong to this republish"):
+        LaneProgress.read(CommittedOffset(3, metadata=metadata), plan, 0)
