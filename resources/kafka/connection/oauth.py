@@ -77,7 +77,7 @@ class ClientCredentials(AbstractTokenProvider):  # type: ignore[misc]
         credentials = Credentials(endpoint, client_id, client_secret, scope, cafile)
         try:
             where = urllib.parse.urlsplit(credentials.endpoint)
-            valid = bool(where.hostname) and where.port != 0
+            valid = bool(where.hostname and where.hostname.encode("idna")) and where.port != 0
         except ValueError:
             valid = False
         if not valid:

@@ -293,6 +293,8 @@ def test_start_has_no_default(write: Write, text: str) -> None:
         ({"window": {"grace": "soon"}}, "window.grace: "),
         ({"window": {"grace": "1m", "settle": "1m"}}, "window: `settle` is the old name of `grace`: remove it"),
         ({"window": {"lenght": "1h"}}, "window.lenght: is unknown\n  → did you mean `length`?"),
+        ({"registry": {"url": "http://registry..example"}}, "registry.url: is neither an address such as"),
+        ({"registry": {"url": "http://registry.example:99999"}}, "registry.url: is neither an address such as"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_by_file_key_and_remedy(write: Write, changes: dict[str, Any], complaint: str) -> None:

@@ -186,6 +186,7 @@ def test_a_token_serves_until_it_is_old(issuer: Issuer, monkeypatch: pytest.Monk
         ("", {"endpoint": "https://idp.example:port/token"}, FeedError, "is not an address"),
         ("", {"endpoint": "https://[idp/token"}, FeedError, "is not an address"),
         ("", {"endpoint": "https:///token"}, FeedError, "is not an address"),
+        ("", {"endpoint": "https://idp..example/token"}, FeedError, "is not an address"),
     ],
 )
 def test_each_trouble_has_its_error(
