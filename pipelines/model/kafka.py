@@ -183,7 +183,7 @@ class PartitionState:
     """One partition as Kafka describes it at one moment.
 
     `last_stable_offset` is the end of the readable log; with `read_uncommitted` it is the high watermark. `log_bytes`
-    is the size of the leader's log, None where the cluster does not tell.
+    is the size of the leader's log (in tiered storage, an estimate), None where the cluster does not tell.
     """
 
     topic: str

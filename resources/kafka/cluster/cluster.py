@@ -27,6 +27,7 @@ from sluice.pipelines.model.kafka import (
 from sluice.resources.kafka.cluster.markers import Markers
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
 from sluice.resources.kafka.connection.connections import Patience, Wire
+from sluice.resources.kafka.fetch.broker_sessions import find_local_starts
 from sluice.resources.kafka.protocol import messages
 from sluice.resources.kafka.protocol.kafka_errors import Location, is_passing
 from sluice.resources.kafka.protocol.messages import EARLIEST, LATEST, ClusterView, Code, Leadership
@@ -272,8 +273,9 @@ class KafkaCluster:
                 (LATEST, Isolation.READ_UNCOMMITTED),
             )
         )
-        requests: list[Awaitable[Any]] = [*positions, self._log_bytes(leader, leaderships)]
-        starts, stable, highs, sizes = await self._wire.gather(requests)
+        others = self._log_bytes(leader, leaderships), self._read_local_starts(leader, leaderships)
+        requests: list[Awaitable[Any]] = [*positions, *others]
+        starts, stable, highs, sizes, local = await self._wire.gather(requests)
         answers: dict[TopicPartition, Answer[PartitionState]] = {}
         for leadership in leaderships:
             tp = leadership.tp
@@ -289,7 +291,7 @@ class KafkaCluster:
                 log_start=start.offset,
                 last_stable_offset=end.offset,
                 high_watermark=high.offset,
-                log_bytes=sizes.get(tp),
+                log_bytes=_estimate_log_bytes(sizes.get(tp), start.offset, local.get(tp, 0), high.offset),
                 rack=leadership.rack,
             )
             answers[tp] = (start.error or end.error or high.error, state)
@@ -308,6 +310,12 @@ class KafkaCluster:
         except KafkaError:
             return {}
         return messages.read_log_bytes(response)
+
+    async def _read_local_starts(self, leader: int, leaderships: Sequence[Leadership]) -> dict[TopicPartition, int]:
+        try:
+            return await find_local_starts(self._wire.send, leader, leaderships)
+        except KafkaError:
+            return {}
 
     async def _of_leaders(
         self,
@@ -401,6 +409,13 @@ class KafkaCluster:
                 topic=topic,
             )
         return topic_id
+
+
+def _estimate_log_bytes(local_bytes: int | None, start: int, local_start: int, end: int) -> int | None:
+    """Return the bytes of the log: those on the leader's disks, and tiered storage in proportion to its offsets."""
+    if local_bytes is None or local_start <= start:
+        return local_bytes
+    return local_bytes * (end - start) // (end - local_start) if local_start < end else None
 
 
 def _topics(wanted: Mapping[TopicPartition, Any]) -> list[str]:

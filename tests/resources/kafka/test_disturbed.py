@@ -173,7 +173,7 @@ def test_what_an_answer_told_is_not_asked_for_again(behind, fresh_topic):
         del seen[API_VERSIONS]
         assert seen == {
             METADATA: 1,
-            LIST_OFFSETS: 4,
+            LIST_OFFSETS: 5,
             DESCRIBE_LOG_DIRS: 1,
             OFFSET_FOR_LEADER_EPOCH: 1,
             DESCRIBE_CONFIGS: 1,

@@ -93,7 +93,7 @@ def test_many_feeds_are_told_what_each_would_find_by_itself_in_a_few_requests(fe
         told = dict(zip(alone, pool.map(look, feeds), strict=True))
     assert told == alone
     once = ("Metadata", "OffsetFetch", "DescribeConfigs", "FindCoordinator", "DescribeLogDirs")
-    assert asked == {**dict.fromkeys(once, 1), "ListOffsets": 3}
+    assert asked == {**dict.fromkeys(once, 1), "ListOffsets": 4}
 
 
 def test_look_ups_by_time_that_feeds_ask_meanwhile_go_together(feeds, asked, monkeypatch):

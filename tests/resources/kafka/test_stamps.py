@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kafka.errors import NotLeaderForPartitionError
+from kafka.errors import IncompatibleBrokerVersion, NotLeaderForPartitionError
 
 from sluice.pipelines.errors import KafkaUnavailable
 from sluice.pipelines.model.kafka import OffsetAtTime, TopicPartition
@@ -287,6 +288,21 @@ def test_without_transactions_a_look_costs_at_most_two_more_requests_a_leader(
     assert there.sent <= brokers * (size + 200) + partitions * PROBE_BYTES
     again = many(plain(size), partitions, brokers)
     assert cost(again, CLOCK + 5, CLOCK + 5, CLOCK + 20) == {"ListOffsets": 3 * brokers + more, "Fetch": brokers}
+
+
+def test_before_kafka_3_5_nothing_is_tiered(monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers, versions = many(plain(20_000), 20, 1), []
+
+    async def send(leader: int, request: Any) -> Any:
+        versions.append(request._min_version)
+        if versions[-1] == 8:
+            raise IncompatibleBrokerVersion
+        return await Brokers.send(brokers, leader, request)
+
+    monkeypatch.setattr(brokers, "send", send)
+    offsets = brokers.cluster().offsets_at(dict.fromkeys(brokers.logs, CLOCK + 5))
+    assert set(offsets.values()) == {OffsetAtTime(5, CLOCK + 5)}
+    assert 8 in versions
 
 
 @pytest.mark.parametrize(("partitions", "brokers"), [(1, 1), (200, 3), pytest.param(10_000, 3, marks=pytest.mark.soak)])

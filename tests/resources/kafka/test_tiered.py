@@ -132,6 +132,7 @@ def test_a_slow_tier_is_waited_for(tiered, fresh_topic):
     piece = build_range(state, 0, 3000)
     wanted = consumed(tiered, piece)
     assert (state.log_start, len(wanted)) == (0, 3000)
+    assert state.log_bytes == pytest.approx(sum(len(record[2] or b"") for record in wanted), rel=0.3)
     with delay_tier(tiered):
         assert unpacked(fetch(tiered, [piece]), [piece])[0] == wanted
     set_broker(tiered, QUOTA, "1000")
