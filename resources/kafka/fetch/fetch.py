@@ -33,7 +33,7 @@ from sluice.pipelines.records.kafka_batches.decode import next_position
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
 from sluice.resources.kafka.connection.connections import Patience, Wire
 from sluice.resources.kafka.fetch.broker_sessions import Sources, TrafficCounter, find_local_starts
-from sluice.resources.kafka.protocol.kafka_errors import Location, TierTooSlow, is_passing
+from sluice.resources.kafka.protocol.kafka_errors import AnswerLost, Location, TierTooSlow, is_passing
 from sluice.resources.kafka.protocol.messages import FetchAsk, FetchPart, Leadership
 
 _ANSWER_BYTES = 1 << 30
@@ -345,6 +345,8 @@ class RangeReader:
             or (part.last_stable_offset if committed else part.high_watermark) < self._range.end
         ):
             raise OffsetNotAvailableError("it does not have these offsets yet")
+        if first and len(part.records):
+            raise AnswerLost("the broker sent no whole record batch")
         # The first partition gets a batch if there is one below the last stable offset (KIP-74). So an empty answer
         # means that compaction left none: a broker sends whole batches, and none covers the end of such a gap. Asked
         # twice, because a broker that just started may not know yet how far it may read.

@@ -28,6 +28,7 @@ from sluice.resources.kafka.connection.connection_settings import KafkaAddress
 from sluice.resources.kafka.connection.connections import Wire
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher, RangeReader
 from sluice.resources.kafka.protocol import messages
+from sluice.testing.logs import LogBatch, LogRecord, log
 from tests.resources.kafka.tools import (
     address,
     admin,
@@ -353,18 +354,45 @@ def test_damaged_answers_do_not_use_up_what_may_be_ahead(monkeypatch):
 def test_replicas_that_send_us_to_each_other_are_left_for_the_leader(monkeypatch):
     requests = []
 
-    async def settle(reader):
-        return messages.Leadership(reader._range.tp, "A" * 22, 1, 0, None)
-
-    async def reach(wire, node):
-        return "made:up", 1
-
     async def send(wire, node, request, seconds=None):
         requests.append((node, request.rack_id))
         assert len(requests) < 10, "without end"
         replica = 3 if node == 2 else 2
         part = messages.FetchPart(None, 10, 10, replica, (), memoryview(b""))
         return messages.FetchAnswer(0, None, 0, {("A" * 22, 0): part})
+
+    _answer_by(monkeypatch, send)
+    with closing(KafkaFetcher(KafkaAddress("127.0.0.1:1"), Isolation.READ_COMMITTED, rack="here")) as fetcher:
+        (item,) = fetcher.stream([OffsetRange("t", 0, "A" * 22, 0, 10)], SMALL)
+    assert item.last
+    assert requests == [(1, "here"), (2, "here"), (1, ""), (1, "")]
+
+
+@pytest.mark.parametrize("cut", [1, 30])
+def test_half_a_batch_is_no_gap(monkeypatch, cut):
+    """Kafka returns whole batches for the first partition; what stands in for it may not."""
+    records = memoryview(log(LogBatch((LogRecord(b"k", b"v"),))).data[:-cut])
+
+    async def send(wire, node, request, seconds=None):
+        part = messages.FetchPart(None, 10, 10, -1, (), records)
+        return messages.FetchAnswer(0, None, 0, {("A" * 22, 0): part})
+
+    _answer_by(monkeypatch, send)
+    with closing(KafkaFetcher(KafkaAddress("127.0.0.1:1"), Isolation.READ_COMMITTED, patience=0.0)) as fetcher:
+        (item,) = fetcher.stream([OffsetRange("t", 0, "A" * 22, 0, 10)], SMALL)
+    assert isinstance(item, FetchFailed)
+    assert isinstance(item.error, KafkaUnavailable)
+    assert "no whole record batch" in str(item.error)
+
+
+def _answer_by(monkeypatch, send):
+    """Let a stand-in answer fetches, in place of the leader of one partition."""
+
+    async def settle(reader):
+        return messages.Leadership(reader._range.tp, "A" * 22, 1, 0, None)
+
+    async def reach(wire, node):
+        return "made:up", 1
 
     async def find_starts(send, leader, leaderships):
         return {leadership.tp: 0 for leadership in leaderships}
@@ -377,11 +405,6 @@ def test_replicas_that_send_us_to_each_other_are_left_for_the_leader(monkeypatch
     monkeypatch.setattr(Wire, "reach", reach)
     monkeypatch.setattr(Wire, "send", send)
     monkeypatch.setattr("sluice.resources.kafka.fetch.fetch.find_local_starts", find_starts)
-    piece = OffsetRange("t", 0, "A" * 22, 0, 10)
-    with closing(KafkaFetcher(KafkaAddress("127.0.0.1:1"), Isolation.READ_COMMITTED, rack="here")) as fetcher:
-        (item,) = fetcher.stream([piece], SMALL)
-    assert item.last
-    assert requests == [(1, "here"), (2, "here"), (1, ""), (1, "")]
 
 
 def test_an_address_where_nobody_listens_fails_every_range():
