@@ -135,8 +135,8 @@ class SharedKafka:
         with self._lock:
             at, cached = self._settings or (0.0, Configs())
             if not at or time.monotonic() - at > CONFIGS_AGE:
-                at, cached = time.monotonic(), self._cluster.configs(self.look().partitions)
-                self._settings = at, cached
+                cached = self._cluster.configs(self.look().partitions)
+                self._settings = time.monotonic(), cached
             return cached
 
     def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -15,7 +15,7 @@ import pytest
 
 from sluice.pipelines.errors import KafkaUnavailable, UnknownTopic
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.model.kafka import CommittedOffset, Isolation, TopicPartition
+from sluice.pipelines.model.kafka import CommittedOffset, Configs, Isolation, TopicPartition
 from sluice.resources.kafka.cluster import shared_cluster
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.cluster.shared_cluster import SharedKafka, _Failed
@@ -139,6 +139,22 @@ def test_a_slow_look_serves_all_feeds_that_waited_for_it(feeds, monkeypatch):
         for feed in feeds:
             assert feed.topics.names[0] in shared_kafka.cluster().topics()
     assert len(looks) == 1
+
+
+def test_settings_that_take_long_serve_all_feeds_that_waited_for_them(feeds, monkeypatch):
+    clock, described, describe = [1000.0], list[list[str]](), KafkaCluster.configs
+
+    def describe_slowly(cluster: KafkaCluster, topics: Iterable[str]) -> Configs:
+        clock[0] += 2 * shared_cluster.CONFIGS_AGE
+        described.append(sorted(topics))
+        return describe(cluster, topics)
+
+    monkeypatch.setattr(shared_cluster, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(KafkaCluster, "configs", describe_slowly)
+    with sharing(feeds) as shared_kafka:
+        for feed in feeds:
+            assert feed.topics.names[0] in shared_kafka.cluster().configs(feed.topics.names).topics
+    assert len(described) == 1
 
 
 def test_no_feed_waits_for_a_look_up_of_another_that_hangs(feeds, monkeypatch):
