@@ -266,7 +266,7 @@ class Wire:
     async def reach(self, node: int) -> tuple[str, int]:
         """Connect and log in to a broker unless that is done; return its address and the number of connections made.
 
-        Raises NotReached.
+        Raises BrokerNotReached.
         """
         connection = await self._connect(node)
         before, count = self._made.get(node, (None, 0))

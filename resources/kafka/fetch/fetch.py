@@ -2,10 +2,10 @@
 
 Promises: ranges start in order, `active_ranges` at once, those of one partition one after another; the bytes buffered
 ahead of the consumer stay within `ahead_bytes`, except for one answer when nothing else is buffered (a record batch
-comes whole, whatever its size). Bytes of a range come in order and without gap; control and aborted records are skipped
-only when the leader confirms them; each leader epoch is checked before it is read from (KIP-320), the topic id before
-the first and after the last fetch. Each range ends with either one `last` or one FetchFailed. Closing ends thread and
-connections.
+comes whole, whatever its size). Bytes of a range come in order and without gap; offsets without a batch are passed over
+only when the leader confirms that there is none; each leader epoch is checked before it is read from (KIP-320), the
+topic id before the first and after the last fetch. Each range ends with either one `last` or one FetchFailed. Closing
+ends thread and connections.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -52,27 +52,19 @@ def load_tier() -> Path:
 
 
 def _fetch_tier(folder: Path) -> None:
-    scratch = folder.with_name(folder.name + ".new")
-    scratch.mkdir(exist_ok=True)
-    (scratch / "ivy.xml").write_text(
-        '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">'
-        '<info organisation="sluice" module="tier"/>'
-        '<configurations><conf name="default"/></configurations><dependencies>'
-        f'<dependency org="org.apache.kafka" name="kafka-storage" rev="{VERSION}" transitive="false"'
-        ' conf="default->default">'
-        '<artifact name="kafka-storage" type="jar" ext="jar" m:classifier="test"/></dependency>'
-        "</dependencies></ivy-module>"
-    )
-    subprocess.run(
-        [
-            *(java.find_java(), "-cp", f"{java.spark_jars()}/*", "org.apache.ivy.Main", "-ivy", "ivy.xml"),
-            *("-cache", "cache", "-confs", "default", "-retrieve", "jars/[artifact]-[classifier].[ext]"),
-        ],
-        cwd=scratch,
-        check=True,
-        capture_output=True,
-    )
-    (scratch / "jars").rename(folder)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        Path(scratch, "ivy.xml").write_text(
+            '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">'
+            '<info organisation="sluice" module="tier"/>'
+            '<configurations><conf name="default"/></configurations><dependencies>'
+            f'<dependency org="org.apache.kafka" name="kafka-storage" rev="{VERSION}" transitive="false"'
+            ' conf="default->default">'
+            '<artifact name="kafka-storage" type="jar" ext="jar" m:classifier="test"/></dependency>'
+            "</dependencies></ivy-module>"
+        )
+        code, output = java._ivy(scratch, lambda: None)
+        assert code == 0, output
+        Path(scratch, "jars").rename(folder)
 
 
 @pytest.fixture(scope="module")
