@@ -11,6 +11,7 @@ import fcntl
 import logging
 import os
 import re
+import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -156,7 +157,7 @@ def holding(home: Path, run: str) -> Iterator[None]:
     fresh = path.with_name(f".{run}.{os.getpid()}.{threading.get_ident()}")
     with fresh.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        file.write(machine())
+        file.write(f"{machine()} {_name_system()}".strip())
         file.flush()
         ours = _place_lock(home, run, fresh)
         try:
@@ -187,12 +188,25 @@ def is_held(home: Path, run: str) -> bool | None:
     one machine share its kernel, which knows the locks of all."""
     try:
         with (home / _LOCKS / run).open("r+") as file:
-            boot, ours = (text.partition(" ")[0] for text in (file.read(), machine()))
-            if boot not in ("", ours):  # empty before locks said where they are held
-                return None
-            return not _try_lock(file)
+            return not _try_lock(file) if _is_of_this_machine(file.read()) else None
     except FileNotFoundError:
         return None
+
+
+def _is_of_this_machine(lock: str) -> bool:
+    """Returns whether this machine made the lock, since its last boot or, under the same name, before."""
+    words = lock.split()  # none before locks said where they are held
+    return not words or words[0] == machine().split()[0] or words[-1] == _name_system()
+
+
+def _name_system() -> str:
+    """Returns the name of this machine or container across boots; empty where others have the same."""
+    name = socket.gethostname()
+    if name.startswith("localhost"):
+        return ""
+    with suppress(OSError):
+        return f"{name}/{Path('/etc/machine-id').read_text().strip()}"
+    return name
 
 
 def let_go(home: Path, run: str) -> None:
@@ -219,7 +233,7 @@ def has_died(instance: dg.DagsterInstance, home: Path, run: str) -> bool | None:
 def _has_process_here(instance: dg.DagsterInstance, home: Path, run: str) -> bool:
     """Returns whether the process that Dagster noted lives, if the run's lock was made among the same processes."""
     with suppress(FileNotFoundError):
-        if (home / _LOCKS / run).read_text() == machine():
+        if f"{(home / _LOCKS / run).read_text()} ".startswith(f"{machine()} "):
             standing = instance.get_run_by_id(run)
             noted = next(list_processes(instance, run), None) if standing and not standing.is_finished else None
             return noted is not None and not process_gone(*noted)

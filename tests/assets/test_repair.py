@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
@@ -163,9 +164,27 @@ def test_a_lock_of_another_container_is_judged_and_one_of_another_machine_is_not
 ) -> None:
     home, run, boot = prepare_home(world.project), begun(instance), machine().partition(" ")[0]
     (home / "attended").mkdir(exist_ok=True)
-    for text, is_ours in ((f"{boot} pid:[1]", True), (f"{boot[::-1]} pid:[1]", False), (machine(), True)):
+    other = boot[::-1]
+    for text, is_ours in ((f"{boot} pid:[1]", True), (f"{other} pid:[1]", False), (other, False), (machine(), True)):
         (home / "attended" / run).write_text(text)
         assert is_held(home, run) is (False if is_ours else None)
+
+
+def test_a_lock_from_before_a_reboot_is_judged(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a power failure, in a container, too: it starts again under its name."""
+    home, run, boot = prepare_home(world.project), begun(instance), machine().partition(" ")[0]
+    monkeypatch.setattr(socket, "gethostname", lambda: "node-1")
+    with holding(home, run):
+        lock = (home / "attended" / run).read_text()
+    (home / "attended" / run).write_text(lock.replace(boot, boot[::-1]))
+    for name in ("node-2", "localhost"):
+        monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
+        assert is_held(home, run) is None
+        assert bury_dead_runs(instance, home) == []
+    monkeypatch.setattr(socket, "gethostname", lambda: "node-1")
+    assert bury_dead_runs(instance, home) == [run]
 
 
 def test_a_home_that_no_run_has_used_is_only_read(world: World, instance: dg.DagsterInstance) -> None:
