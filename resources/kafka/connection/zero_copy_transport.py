@@ -54,7 +54,11 @@ class Closing(KafkaConnectionManager):  # type: ignore[misc]
         """Return a socket to the first of the node's addresses that accepts. Raises KafkaConnectionError."""
         opened: Any = KafkaNetSocket(self.config["proxy_url"])
         failed = kafka_errors.KafkaConnectionError("DNS Resolution failure")
-        for family, kind, protocol, _, address in opened.dns_lookup(node.host, node.port):
+        try:
+            resolved = opened.dns_lookup(node.host, node.port)
+        except UnicodeError:  # no host can have this name
+            raise failed from None
+        for family, kind, protocol, _, address in resolved:
             sock = opened.socket(family, kind, protocol)
             try:
                 with _closed_unless_done(sock):

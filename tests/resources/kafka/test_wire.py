@@ -235,6 +235,13 @@ def test_a_refused_connection_leaves_no_socket_open():
     _fails(KafkaAddress(f"127.0.0.1:{_closed_port()}", {"bootstrap_timeout_ms": 300}), KafkaUnavailable, "refused")
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+def test_a_name_that_no_host_can_have_keeps_us_from_no_other(brokers, host):
+    port = brokers[1].port
+    with closing(Wire(KafkaAddress(",".join([f"{host}:{port}"] * 9 + [f"127.0.0.1:{port}"])))) as link:
+        assert ask(link) == "stand-in"
+
+
 @pytest.mark.usefixtures("unclosed")
 def test_an_address_that_is_none_is_the_error_each_time():
     with closing(KafkaCluster(KafkaAddress("localhost:port"))) as cluster:
