@@ -199,6 +199,17 @@ def test_a_process_without_the_database_names_the_variable(tmp_path: Path, monke
         pass
 
 
+def test_invalid_settings_of_dagster_name_the_command_that_shows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    (tmp_path / "dagster.yaml").write_text("retention: {schedule: s3same}\n")
+    with pytest.raises(SetupError, match=r"its settings are invalid") as invalid, open_instance(Project(tmp_path)):
+        pass
+    assert invalid.value.remedy == f"DAGSTER_HOME={tmp_path} dagster instance info shows the reason"
+    assert "s3same" not in str(invalid.value)
+
+
 def test_brokers_on_this_host_know_each_other_and_are_where_the_secrets_say() -> None:
     brokers = {name: s for name, s in COMPOSE["services"].items() if name.startswith("kafka-")}
     said = {name: s["environment"] for name, s in brokers.items()}

@@ -112,9 +112,10 @@ def _translate_storage_errors(home: Path) -> Iterator[None]:
         if isinstance(error, dg.DagsterInvalidConfigError):  # its text may have the file's values, secrets included
             unset = re.findall(r'environment variable "(\w+)" which is not set', str(error))
             why = f"${', $'.join(dict.fromkeys(unset))} is not set" if unset else "its settings are invalid"
+            command = f"DAGSTER_HOME={home} dagster instance info shows the reason"
             raise SetupError(
                 f"{home / 'dagster.yaml'} cannot be used: {why}",
-                remedy="set it for this process, as for Dagster's own: docs/deploying.md",
+                remedy="set it for this process, as for Dagster's own: docs/deploying.md" if unset else command,
             ) from None
         raise
 
