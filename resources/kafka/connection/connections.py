@@ -507,6 +507,10 @@ class Coordinators:
                     if final and maybe_done:
                         raise _unknown_commit(key, last) from None
                     raise
+            except (SluiceError, OSError, ValueError) as last:  # no new connection: its login or certificates fail
+                if final and maybe_done:
+                    raise _unknown_commit(key, last) from None
+                raise
 
     async def ask_once(self, kind: int, key: str, request: Any, seconds: float) -> Any:
         """Return the response to one attempt. The connection stays open after a timeout: others may use it."""
@@ -554,7 +558,7 @@ class Coordinators:
         await patience.trouble(error)
 
 
-def _unknown_commit(key: str, error: KafkaError) -> Unknown:
+def _unknown_commit(key: str, error: Exception) -> Unknown:
     return Unknown(
         f"the answer to a commit was lost, of {key}: {error_text(error)}",
         remedy="read the committed offsets back; the next run does",

@@ -19,6 +19,7 @@ from sluice.pipelines.ports import DeadLetter, FetchFailed
 from sluice.pipelines.records.kafka_batches.encode import TO_SEND, Accumulator
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.connection.connection_settings import KafkaAddress
+from sluice.resources.kafka.connection.connections import Wire
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.kafka.group.all_groups import KafkaGroups
 from sluice.resources.kafka.group.group import KafkaGroup
@@ -78,6 +79,27 @@ def test_a_lost_answer_to_a_commit_is_asked_for_again_or_unknown(behind, fresh_t
             commit({spot: meant})
         behind.proxy.lose = {}
         assert member.fetch_committed([spot]) == {spot: meant}
+
+
+def test_a_lost_answer_is_unknown_also_if_no_login_follows(behind, fresh_topic, monkeypatch):
+    """The token endpoint is away when the commit is to be repeated over a new connection."""
+    topic, committed = fresh_topic(cluster=behind.cluster), CommittedOffset(5, 0, "mark")
+    spot = TopicPartition(topic, 0)
+
+    async def refuse(*_):
+        raise KafkaUnavailable("the token endpoint does not answer", remedy="wait")
+
+    with (
+        closing(KafkaGroup(address(behind.cluster), f"g-{topic}", patience=3.0)) as group,
+        group.join([topic], f"t-{topic}") as member,
+    ):
+        member.init_transactions()
+        behind.proxy.lose = {END_TXN: 1}
+        with monkeypatch.context() as patched:
+            patched.setattr(Wire, "find_coordinator", refuse)
+            with pytest.raises(Unknown, match=r"lost.*token endpoint"):
+                member.commit_transaction({spot: committed})
+        assert member.fetch_committed([spot]) == {spot: committed}
 
 
 def test_a_lost_answer_to_a_join_still_leaves_us_alone(behind, fresh_topic):
