@@ -24,6 +24,7 @@ from typing import Any
 from sluice.pipelines.lake import paths
 from sluice.pipelines.model.receipts import Life, Owner, Verdict
 from sluice.pipelines.ports import Clock, Lake, Liveness
+from sluice.pipelines.util.units import CALENDAR_ENDS
 
 
 def now() -> int:
@@ -36,7 +37,6 @@ _GRACE_S = 10
 """How long the end of a run waits for a heartbeat under way: a heartbeat written after the file is removed would stay.
 Also how far apart two times of this machine may be that mean the same moment.
 """
-_END_OF_TIME = 253_402_300_800_000  # the year 10000, in ms
 
 
 def new_owner(run: str) -> Owner:
@@ -230,7 +230,7 @@ def _parse_heartbeat(heartbeat: bytes) -> dict[str, Any]:
 
 def _stamp(heartbeat: bytes) -> int | None:
     at = _parse_heartbeat(heartbeat).get("at")
-    return at if isinstance(at, int) and 0 <= at < _END_OF_TIME else None
+    return at if isinstance(at, int) and 0 <= at < CALENDAR_ENDS else None
 
 
 def _owner(path: str, heartbeat: bytes) -> Owner | None:

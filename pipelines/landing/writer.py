@@ -33,6 +33,7 @@ from sluice.pipelines.model.receipts import Part, PartKind, SharedFile
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.rows.row_format import offset_column, time_column
 from sluice.pipelines.schema.arrays import fixed_width, int64s
+from sluice.pipelines.util.units import CALENDAR_ENDS
 
 # Limits of the choice of encodings, found by measuring.
 PAGE_BYTES = 1 << 17
@@ -135,7 +136,6 @@ FORMAT_VERSION = "1"
 ROW_GROUP_BYTES = 16 << 20
 """The most bytes of rows in memory that become one row group."""
 MAX_FOLDERS = 48
-_LAST_YEAR_ENDS = 253_402_300_800_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,7 +402,7 @@ _NO_TIME = -1
 def _find_windows(times: pa.ChunkedArray, length: int) -> np.ndarray:
     """The start (ms) of each row's window; `_NO_TIME` if the record has no time or one beyond the calendar."""
     stamps = np.concatenate([int64s(pc.fill_null(c.cast(pa.int64()), _NO_TIME)) for c in times.chunks])
-    usable = (stamps >= 0) & (stamps < _LAST_YEAR_ENDS)
+    usable = (stamps >= 0) & (stamps < CALENDAR_ENDS)
     return np.where(usable, stamps - stamps % length, _NO_TIME)
 
 

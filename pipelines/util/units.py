@@ -11,6 +11,8 @@ from datetime import UTC, datetime, timedelta
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
+CALENDAR_ENDS = 253_402_300_800_000
+"""The year 10000 in ms since the epoch: no datetime is later."""
 _SIZES = {"B": 1} | {
     f"{prefix}{unit}": base ** (power + 1)
     for power, prefix in enumerate("KMGT")

@@ -32,7 +32,7 @@ from sluice.pipelines.publishing.published_files import File
 from sluice.pipelines.records.rows.row_format import QUARANTINED, landed_schema
 from sluice.pipelines.schema.arrays import plain
 from sluice.pipelines.util import extras, units
-from sluice.pipelines.util.units import show_window
+from sluice.pipelines.util.units import CALENDAR_ENDS, show_window
 from sluice.resources.lake import arrow_files, open_lake, strip_scheme
 from sluice.resources.project import Project
 
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 When = str | int | datetime
 """A window's start: `2026-11-20T14` in UTC, ms since the epoch, or a datetime with its zone."""
-_CALENDAR_ENDS = 253_402_300_800_000
 
 
 def read(
@@ -120,7 +119,7 @@ def instant(when: When) -> int:
 
 
 def _check_ms(when: int) -> int:
-    if not 0 <= when < _CALENDAR_ENDS:
+    if not 0 <= when < CALENDAR_ENDS:
         raise ValueError("is no time in ms since the epoch that the calendar has")
     return when
 
