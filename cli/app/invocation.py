@@ -15,7 +15,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +31,8 @@ from sluice.pipelines.errors import UsageError
 from sluice.pipelines.util import logs
 
 if TYPE_CHECKING:
+    from dagster import DagsterInstance
+
     from sluice.assets.specs.feed_files import FeedFiles
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.model.receipts import Progress
@@ -179,6 +181,14 @@ class Session:
         from sluice.resources.liveness import Informed
 
         return replace(edges, liveness=Informed(edges.liveness, self._list_ended_runs))
+
+    def open_dagster(self) -> AbstractContextManager[DagsterInstance | None]:
+        """The project's Dagster; None where it is not installed."""
+        if find_spec("dagster") is None:
+            return nullcontext()
+        from sluice.assets.instance.instance import open_instance
+
+        return open_instance(self.project)
 
     def _list_ended_runs(self, runs: Iterable[str]) -> Mapping[str, str]:
         """Returns the final statuses of runs that the project's Dagster knows as ended.

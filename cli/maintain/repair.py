@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,7 +71,7 @@ def repair(
         )
     feeds = [session.feed(feed)] if feed else list(session.files.feeds.values())
     findings: dict[str, list[RepairFinding]] = {}
-    with _open_dagster(session) as instance:
+    with session.open_dagster() as instance:
         dagster = "" if instance is None else ", Dagster's event log"
         for one in feeds:
             with session.terminal.progress() as meter:
@@ -87,15 +85,6 @@ def repair(
     others = {"broken": [e.fields() for e in broken.values()], "temporary": [str(path) for path in temporary]}
     session.terminal.print_document(build_document(findings, dry_run=dry_run) | others)
     return max([choose_exit_code(broken.values()), *(_choose_exit_code(f) for f in findings.values())])
-
-
-def _open_dagster(session: Session) -> AbstractContextManager[dg.DagsterInstance | None]:
-    """The project's Dagster; None where it is not installed."""
-    if find_spec("dagster") is None:
-        return nullcontext()
-    from sluice.assets.instance.instance import open_instance
-
-    return open_instance(session.project)
 
 
 def look(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -348,14 +347,13 @@ def _replay(session: Session, feed: Feed, criteria: Filter, fixer: Any) -> Done:
 
 def _tell(session: Session, feed: Feed, edges: Ports) -> None:
     """Report the batches to Dagster, if it is installed; its commits wait for that."""
-    if find_spec("dagster") is None:
-        return
-    from sluice.assets.events import landed_metadata
-    from sluice.assets.events.ledger_view import LedgerView
-    from sluice.assets.instance.instance import open_instance
-    from sluice.pipelines.ledger import Ledger
+    with session.terminal.working("reporting to Dagster"), session.open_dagster() as instance:
+        if instance is None:
+            return
+        from sluice.assets.events import landed_metadata
+        from sluice.assets.events.ledger_view import LedgerView
+        from sluice.pipelines.ledger import Ledger
 
-    with session.terminal.working("reporting to Dagster"), open_instance(session.project) as instance:
         ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
         landed_metadata.roll_forward(instance, LedgerView.open(feed, ledger, edges), landed_metadata.PORTION)
 
