@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import dagster as dg
 
@@ -419,23 +419,30 @@ def evaluate(instance: dg.DagsterInstance, run: str, evaluation: dg.AssetCheckEv
 def newest(instance: dg.DagsterInstance, key: dg.AssetKey) -> Target | None:
     """The asset's newest materialization, of any partition: a check without partitions is about this one."""
     if (own := _get_stored(instance).get((key, None))) is not None:
-        return _build_target(*own)
+        return _build_target(own)
     records = instance.fetch_materializations(key, limit=1).records
-    return _build_target_of(records[0]) if records else None
+    return _build_target(records[0]) if records else None
 
 
-def _build_target_of(record: dg.EventLogRecord) -> Target:
-    return _build_target(record.storage_id, record.run_id, record.timestamp)
+class _Stored(NamedTuple):
+    """A materialization that this process stored; the same fields of a record of Dagster's."""
+
+    storage_id: int
+    run_id: str
+    timestamp: float
 
 
-def _build_target(storage_id: int, run_id: str, timestamp: float) -> Target:
-    fields = {"storage_id": storage_id, "run_id": run_id, "timestamp": timestamp}
-    return build_stored("AssetCheckEvaluationTargetMaterializationData", **fields)
+def _build_target(record: dg.EventLogRecord | _Stored) -> Target:
+    return build_stored(
+        "AssetCheckEvaluationTargetMaterializationData",
+        storage_id=record.storage_id,
+        run_id=record.run_id,
+        timestamp=record.timestamp,
+    )
 
 
-StoredHere = dict[tuple[dg.AssetKey, str | None], tuple[int, str, float]]
-"""The newest materialization that this process stored, by asset and partition, and by asset with None: its storage id,
-run and time."""
+StoredHere = dict[tuple[dg.AssetKey, str | None], _Stored]
+"""The newest materialization of each asset and partition, and of each asset with None."""
 _stored_here: weakref.WeakKeyDictionary[object, StoredHere] = weakref.WeakKeyDictionary()
 _MOST_STORED = 10_000
 
@@ -459,7 +466,7 @@ def remember_stored(storage: object) -> Iterator[Callable[[dg.EventLogEntry, int
         if len(stored) >= _MOST_STORED:
             stored.clear()
         for partition in {stored_event.partition, None}:
-            stored[stored_event.asset_key, partition] = storage_id, event.run_id, event.timestamp
+            stored[stored_event.asset_key, partition] = _Stored(storage_id, event.run_id, event.timestamp)
 
     try:
         yield note
@@ -476,7 +483,7 @@ def targets(instance: dg.DagsterInstance, key: dg.AssetKey, partitions: Iterable
     stored, by_partition, wanted = _get_stored(instance), dict[str, Target](), list[str]()
     for partition in partitions:
         if (own := stored.get((key, partition))) is not None:
-            by_partition[partition] = _build_target(*own)
+            by_partition[partition] = _build_target(own)
         else:
             wanted.append(partition)
     for at in range(0, len(wanted), _CHUNK):
@@ -491,7 +498,7 @@ def _read_targets(instance: dg.DagsterInstance, key: dg.AssetKey, partitions: Co
         page = instance.fetch_materializations(of, limit=2 * _CHUNK, cursor=cursor)
         for r in page.records:  # the newest first
             if r.partition_key is not None:
-                by_partition.setdefault(r.partition_key, _build_target_of(r))
+                by_partition.setdefault(r.partition_key, _build_target(r))
         if not page.has_more:
             break
         cursor = page.cursor

@@ -74,7 +74,7 @@ def kept_open(instance: dg.DagsterInstance, run: str | None = None) -> Iterator[
             if run is not None:
                 _keep_run(events, run, stack)
         if internals.keeps_runs_here(instance) and "connect" not in vars(runs) and _has(runs, *_RUNS):
-            _replace(stack, runs, "connect", stack.enter_context(_open_file(runs._conn_string, None)).connect)
+            _replace(stack, runs, "connect", stack.enter_context(_open_engine(runs._conn_string)).begin)
         yield
 
 
@@ -84,8 +84,8 @@ def _has(storage: object, *names: str) -> bool:
 
 def _keep_index(events: Any, stack: ExitStack) -> None:
     with events.index_connection():  # Dagster opens it for the first time: it may have to make it
-        index = stack.enter_context(_open_file(events.conn_string_for_shard("index"), Lock()))
-    _replace(stack, events, "index_connection", index.connect)
+        connect = stack.enter_context(_open_file(events.conn_string_for_shard("index")))
+    _replace(stack, events, "index_connection", connect)
     _replace(stack, events, "has_table", lru_cache(events.has_table))  # requested for each check; all tables exist here
     if _has(events, _COLUMNS):  # as has_table, for each event of an asset
         _replace(stack, events, _COLUMNS, _remember_columns(getattr(events, _COLUMNS)))
@@ -184,10 +184,10 @@ def _serialize_once(events: Any) -> None:
 def _keep_run(events: Any, run: str, stack: ExitStack) -> None:
     others = events.run_connection
     with others(run):
-        own = stack.enter_context(_open_file(events.conn_string_for_shard(run), Lock()))
+        connect = stack.enter_context(_open_file(events.conn_string_for_shard(run)))
 
     def of_run(run_id: str | None = None) -> AbstractContextManager[Connection]:
-        return own.connect() if run_id == run else others(run_id)
+        return connect() if run_id == run else others(run_id)
 
     _replace(stack, events, "run_connection", of_run)
 
@@ -197,46 +197,45 @@ def _replace(stack: ExitStack, storage: object, name: str, by: object) -> None:
     stack.callback(delattr, storage, name)
 
 
-@dataclass
-class _OpenFile:
-    """A file, held open by one connection. Whoever connects waits for `lock`, if there is one."""
-
-    engine: Engine
-    lock: Lock | None
-    connection: Connection
-
-    @contextmanager
-    def connect(self) -> Iterator[Connection]:
-        """A connection, in a transaction that ends with the block."""
-        if self.lock is not None:
-            with self.lock:
-                if not self.connection.closed:  # else the thread outlasts the run, or waited for its end
-                    with self.connection.begin():
-                        yield self.connection
-                    return
-        with self.engine.connect() as connection, connection.begin():
-            yield connection
+@contextmanager
+def _open_engine(url: str) -> Iterator[Engine]:
+    """Keeps one connection open. Who connects while it is in use, or after the block, gets another."""
+    engine = create_engine(url, pool_size=1, max_overflow=-1, connect_args={"timeout": _BUSY_SECONDS})
+    try:
+        yield engine
+    finally:
+        engine.dispose()
 
 
 @contextmanager
-def _open_file(url: str, lock: Lock | None) -> Iterator[_OpenFile]:
-    """Without a lock, who connects while the one connection is in use gets another.
+def _open_file(url: str) -> Iterator[Callable[[], AbstractContextManager[Connection]]]:
+    """Yields the function that gives the file's one connection, in a transaction that ends with the block. Callers wait
+    for each other.
 
-    With one, the file is closed when no thread is in a transaction: SQLite crashes otherwise. One that a hung thread
-    does not leave stays open.
+    The file is closed when no thread is in a transaction: SQLite crashes otherwise. One that a hung thread does not
+    leave stays open. A thread that connects afterwards gets a connection of its own.
     """
+    lock = Lock()
     engine = create_engine(url, pool_size=1, max_overflow=-1, connect_args={"timeout": _BUSY_SECONDS})
     connection = engine.connect()
-    if lock is None:
-        connection.close()
+
+    @contextmanager
+    def connect() -> Iterator[Connection]:
+        with lock:
+            if not connection.closed:
+                with connection.begin():
+                    yield connection
+                return
+        with engine.begin() as own:
+            yield own
+
     try:
-        yield _OpenFile(engine, lock, connection)
+        yield connect
     finally:
-        if lock is None or lock.acquire(timeout=_BUSY_SECONDS):
+        if lock.acquire(timeout=_BUSY_SECONDS):
             connection.close()
             engine.dispose()
-            if lock is not None:
-                lock.release()
+            lock.release()
 
 
 _LocalLogs: Any = internals.find_private("LocalComputeLogManager") or object
