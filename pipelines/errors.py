@@ -42,7 +42,7 @@
     │   │   ├── DagsterUnavailable the database of Dagster's instance does not answer
     │   │   └── RegistryUnavailable  the schema registry does not answer
     │   └── Terminal               it will fail again until somebody changes something
-    │       ├── BrokerTooOld       no topic ids (< 2.8)
+    │       ├── BrokerTooOld       no topic ids (< 2.8), or for republishing no description of transactions (< 3.0)
     │       ├── UnknownTopic
     │       ├── NotAuthorized
     │       │   └── RegistryForbidden  the schema registry takes the login for nothing, or not for reading
