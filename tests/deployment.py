@@ -43,6 +43,12 @@ _PROGRAMS, _PROJECT, _HOME, _CACHE, _ADDRESS = (
 )
 _LAUNCH = """mutation($params: ExecutionParams!) { launchRun(executionParams: $params) {
     __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
+_STATE = """query($schedule: ScheduleSelector!) { scheduleOrError(scheduleSelector: $schedule) {
+    __typename ... on Schedule { scheduleState { id } } } }"""
+_SWITCH_OFF = """mutation($id: String!) { stopRunningSchedule(id: $id) {
+    __typename ... on PythonError { message } } }"""
+_START_SENSOR = """mutation($sensor: SensorSelector!) { startSensor(sensorSelector: $sensor) {
+    __typename ... on PythonError { message } } }"""
 _SWITCH_ON = """mutation($schedule: ScheduleSelector!) { startSchedule(scheduleSelector: $schedule) {
     __typename ... on PythonError { message } } }"""
 
@@ -118,6 +124,17 @@ class Deployment:
         """As the switch of the pages does."""
         done = self._loaded("ScheduleNotFoundError", _SWITCH_ON, schedule=self._named("scheduleName", schedule))
         assert done["__typename"] == "ScheduleStateResult", done
+
+    def switch_off(self, schedule: str) -> None:
+        """As the switch of the pages does."""
+        state = self._loaded("ScheduleNotFoundError", _STATE, schedule=self._named("scheduleName", schedule))
+        done = self.ask(_SWITCH_OFF, id=state["scheduleState"]["id"])
+        assert done["__typename"] == "ScheduleStateResult", done
+
+    def start_sensor(self, sensor: str) -> None:
+        """As the switch of the pages does."""
+        done = self._loaded("SensorNotFoundError", _START_SENSOR, sensor=self._named("sensorName", sensor))
+        assert done["__typename"] == "Sensor", done
 
     def _loaded(self, unknown: str, query: str, **variables: Any) -> dict[str, Any]:
         """The answer, once the web server has loaded what the code server holds."""

@@ -11,6 +11,9 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
+
+import boto3
 
 from sluice.pipelines.feed.s3_section import S3Settings
 from sluice.resources.local.local_s3 import LocalS3
@@ -39,6 +42,12 @@ class Store:
         keys = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "local")
         region, endpoint = self.settings.region or "", self.settings.endpoint or ""
         return keys | {"AWS_DEFAULT_REGION": region, "AWS_ENDPOINT_URL_S3": endpoint}
+
+    def open_client(self) -> Any:
+        """A client of boto3's for the bucket."""
+        keys = dict.fromkeys(("aws_access_key_id", "aws_secret_access_key"), "local") if self.local else {}
+        s = self.settings
+        return boto3.client("s3", endpoint_url=s.endpoint, region_name=s.region, **keys)  # type: ignore[call-overload]
 
     @property
     def access(self) -> dict[str, str]:

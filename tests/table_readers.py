@@ -12,7 +12,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
-import boto3
 import duckdb
 import pyarrow as pa
 
@@ -108,22 +107,21 @@ def by_duckdb(files: Sequence[str], columns: Sequence[str], store: Store | None 
     if not files:
         return []
     with TemporaryDirectory() as folder:
-        here = [_fetched(f, Path(folder, f"{n}.parquet"), store) for n, f in enumerate(files)]
+        here = [fetch_file(f, Path(folder, f"{n}.parquet"), store) for n, f in enumerate(files)]
         named = ", ".join(f'"{c}"' for c in columns)
         query = f"select {named} from read_parquet($files, {_HOW}) order by all"
         return duckdb.connect().execute(query, {"files": here}).fetchall()
 
 
-def _fetched(address: str, place: Path, store: Store | None) -> str:
+def fetch_file(address: str, path: Path, store: Store | None) -> str:
+    """Returns the path of a local copy of a file; a file outside of stores is its own."""
     if not address.startswith("s3://"):
         return address
     assert store is not None
-    s = store.settings
-    keys = {} if store.local is False else {"aws_access_key_id": "local", "aws_secret_access_key": "local"}
-    client = boto3.client("s3", endpoint_url=s.endpoint, region_name=s.region, **keys)  # type: ignore[call-overload]
     bucket, _, key = address.removeprefix("s3://").partition("/")
-    client.download_file(bucket, key, str(place))
-    return str(place)
+    with closing(store.open_client()) as client:
+        client.download_file(bucket, key, str(path))
+    return str(path)
 
 
 def iceberg_access(store: Store | None) -> dict[str, str]:

@@ -55,6 +55,13 @@ def _scan(java: Java, bootstrap: str, topics: set[str], keep: Path, log: Path | 
     return tools.scan(java, bootstrap, topics, keep / "scan.jsonl", committed=committed, expected=expected)
 
 
+def gather_local(kafka: LocalKafka, folder: Folder, keep: Path, topics: Iterable[str] = ()) -> Evidence:
+    """Gather the evidence about a feed on a local cluster. It stays in `keep`."""
+    status = kafka.status()
+    data = [status.root / f"node-{broker.id}" / "data" for broker in status.brokers]
+    return gather(folder, Java.of_local_kafka(kafka), keep, kafka.bootstrap, data, topics)
+
+
 def checked(
     kafka: LocalKafka,
     folder: Folder,
@@ -66,9 +73,7 @@ def checked(
     topics: Iterable[str] = (),
 ) -> Verdict:
     """Everything about a feed on a local cluster, decided. Evidence stays in `keep`."""
-    status = kafka.status()
-    data = [status.root / f"node-{broker.id}" / "data" for broker in status.brokers]
-    found = gather(folder, Java.of_local_kafka(kafka), keep, kafka.bootstrap, data, topics)
+    found = gather_local(kafka, folder, keep, topics)
     found.produced = facts.produced(produced) if (produced := list(produced)) else None
     found.hands, found.observed = tuple(hands), tuple(observed)
     return check(folder, found, settings)

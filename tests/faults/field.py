@@ -16,9 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from kafka import KafkaConsumer
-from kafka import TopicPartition as Plain
-
 from sluice.pipelines import errors
 from sluice.pipelines.errors import BatchIncomplete, SluiceError
 from sluice.pipelines.feed.feed import Feed
@@ -33,7 +30,7 @@ from tests.faults.account import SEED, Account
 from tests.faults.arena import Arena, words
 from tests.faults.producers import transactions, verifiable
 from tests.faults.runner import SIGNAL, Forked
-from tests.resources.kafka.tools import until
+from tests.resources.kafka.tools import is_stable, until
 
 REPOSITORY = Path(__file__).parents[2]
 SLUICE = (sys.executable, "-c", "import sys; from sluice.cli.entry import main; sys.exit(main())")
@@ -307,16 +304,7 @@ class Field:
 
     def settled(self) -> None:
         """Wait until no transaction is open: those that nobody ended time out."""
-        until(lambda: self._ends("read_committed") == self._ends("read_uncommitted"), 120)
-
-    def _ends(self, isolation: str) -> dict[Any, int]:
-        consumer = KafkaConsumer(bootstrap_servers=self.arena.kafka.bootstrap, isolation_level=isolation, group_id=None)
-        try:
-            partitions = until(lambda: consumer.partitions_for_topic(self.topic))
-            ends: dict[Any, int] = consumer.end_offsets([Plain(self.topic, p) for p in sorted(partitions)])
-            return ends
-        finally:
-            consumer.close()
+        until(lambda: is_stable(self.arena.kafka, self.topic), 120)
 
     def with_settings(self, **settings: Any) -> Field:
         return replace(self, settings={**self.settings, **settings})

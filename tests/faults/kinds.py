@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as Plain
 
+from sluice.resources.local.local_kafka import LocalKafka
 from tests.checker.facts import write_lines
 from tests.faults.account import SEED
 from tests.faults.field import Field
@@ -102,7 +103,8 @@ def history(field: Field) -> None:
 
 def each_letter_once(field: Field) -> None:
     """What a read_committed consumer sees in the dead-letter topic is what is in quarantine, each record once."""
-    letters, held = Counter(_letters(field)), set(_quarantined(field.folder.root / "quarantine"))
+    letters = Counter(list_letters(field.arena.kafka, f"{field.topic}-dlq"))
+    held = set(list_quarantined(field.folder.root / "quarantine"))
     field.account.did(f"{letters.total():,} dead letters for {len(held):,} records in quarantine")
     assert held
     assert {x: n for x, n in letters.items() if n > 1} == {}, "letters that were sent twice"
@@ -110,22 +112,23 @@ def each_letter_once(field: Field) -> None:
     assert set(letters) - held == set(), "letters of what is not in quarantine"
 
 
-def _letters(field: Field) -> Iterator[tuple[int, int]]:
-    """The partition and offset that each letter tells of."""
-    topic, bootstrap = f"{field.topic}-dlq", field.arena.kafka.bootstrap
-    with closing(KafkaConsumer(bootstrap_servers=bootstrap, isolation_level="read_committed", group_id=None)) as reader:
-        places = [Plain(topic, p) for p in sorted(until(lambda: reader.partitions_for_topic(topic)))]
-        reader.assign(places)
-        ends = reader.end_offsets(places)
-        reader.seek_to_beginning(*places)
+def list_letters(kafka: LocalKafka, topic: str) -> Iterator[tuple[int, int]]:
+    """Yields partition and offset of the record of each committed dead letter in the topic."""
+    settings = {"isolation_level": "read_committed", "group_id": None}
+    with closing(KafkaConsumer(bootstrap_servers=kafka.bootstrap, **settings)) as reader:
+        partitions = [Plain(topic, p) for p in sorted(until(lambda: reader.partitions_for_topic(topic)))]
+        reader.assign(partitions)
+        ends = reader.end_offsets(partitions)
+        reader.seek_to_beginning(*partitions)
         while any(reader.position(p) < end for p, end in ends.items()):
             for records in reader.poll(timeout_ms=500).values():
                 for record in records:
-                    about = dict(record.headers)
-                    yield int(about["sluice.partition"]), int(about["sluice.offset"])
+                    headers = dict(record.headers)
+                    yield int(headers["sluice.partition"]), int(headers["sluice.offset"])
 
 
-def _quarantined(folder: Path) -> Iterator[tuple[int, int]]:
+def list_quarantined(folder: Path) -> Iterator[tuple[int, int]]:
+    """Yields partition and offset of each record in the quarantine files of a folder."""
     for path in folder.rglob("*.parquet"):
         rows = pq.ParquetFile(path).read(["partition", "offset"]).to_pydict()
         yield from zip(rows["partition"], rows["offset"], strict=True)

@@ -16,7 +16,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import boto3
 import duckdb
 import pyarrow as pa
 
@@ -26,6 +25,7 @@ from sluice.resources.lake.s3_lake import S3Lake
 from tests.pipelines.landed_world import A, B, World, pieces
 from tests.resources.lake.s3_faults import Proxy
 from tests.stores import Store
+from tests.table_readers import fetch_file
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload([__name__, "pyiceberg.catalog.sql", "pyiceberg.io.pyarrow", "deltalake"])
@@ -212,19 +212,9 @@ class Course(World):
         return [self.delta(v).to_pyarrow_table(columns=some) for v in versions], table.file_uris()
 
     def _by_duckdb(self, files: Sequence[str]) -> list[tuple[int, int]]:
-        local = [self._fetched(n, address) for n, address in enumerate(files)]
+        local = [fetch_file(f, self.root / f"fetched-{n}.parquet", self.store) for n, f in enumerate(files)]
         found = duckdb.connect().execute(f'select partition, "offset" from read_parquet({local})').fetchall()
         return [(p, o) for p, o in found]
-
-    def _fetched(self, number: int, address: str) -> str:
-        if not self.store:
-            return address
-        bucket, _, key = address.removeprefix("s3://").partition("/")
-        place = self.root / f"fetched-{number}.parquet"
-        s = self.store.settings
-        keys = {"aws_access_key_id": "local", "aws_secret_access_key": "local", "region_name": s.region}
-        boto3.client("s3", endpoint_url=s.endpoint, **keys).download_file(bucket, key, str(place))
-        return str(place)
 
 
 @contextmanager

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka import KafkaAdminClient, KafkaConsumer
-from kafka import TopicPartition as Plain
+from kafka import KafkaAdminClient
 
 from bench.spark_cluster import LocalSpark
 from sluice.pipelines.feed.rights import rights_of
@@ -117,12 +116,6 @@ class Secured(Field):
         assert verdict.holds, str(verdict)
         assert set(NAMES) <= set(verdict.decided), str(verdict)
         return verdict
-
-    def _ends(self, isolation: str) -> dict[Any, int]:
-        given = {"isolation_level": isolation, "group_id": None, **self.kafka.client()}
-        with KafkaConsumer(bootstrap_servers=self.kafka.bootstrap, **given) as consumer:
-            ends: dict[Any, int] = consumer.end_offsets([Plain(self.topic, p) for p in range(self.partitions)])
-        return ends
 
 
 @dataclass(frozen=True)

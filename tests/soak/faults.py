@@ -43,7 +43,7 @@ class Chaos:
     versions: int = 0
 
     def play_fault(self) -> None:
-        """Let one fault or two of different groups happen, from their begin to their end, then chosen calm."""
+        """Let one fault happen, or two of different groups, then a calm of a drawn length."""
         groups = self.draw.sample(range(len(FAULTS)), 2 if self.draw.random() < 0.3 else 1)
         with ExitStack() as stack:
             for group in sorted(groups):
@@ -57,7 +57,7 @@ class Chaos:
         self.ended.wait(self.draw.uniform(*CALM))
 
     def kill_resident(self, *names: str) -> None:
-        """Kill one of the units, unless all of them are to live on."""
+        """Kill one of the units, unless each must live on to be judged."""
         old = [n for n in names if self.site.journal.minutes - self.site.starts.get(n, 0) > OLD]
         if names := names if self.site.journal.minutes < YOUNG else tuple(old):
             self.site.kill(self.draw.choice(names))
@@ -72,14 +72,23 @@ Fault = Callable[[Chaos], AbstractContextManager[None]]
 # -- brokers
 
 
-@contextmanager
-def kill_one_broker(chaos: Chaos) -> Iterator[None]:
+def _end_broker(chaos: Chaos, number: signal.Signals) -> Iterator[None]:
     kafka, broker = chaos.site.arena.kafka, chaos.pick_broker()
-    kafka.kill_broker(broker)
+    kafka.kill_broker(broker, number)
     try:
         yield
     finally:
         kafka.start_broker(broker)
+
+
+@contextmanager
+def kill_one_broker(chaos: Chaos) -> Iterator[None]:
+    yield from _end_broker(chaos, signal.SIGKILL)
+
+
+@contextmanager
+def shut_down_broker(chaos: Chaos) -> Iterator[None]:
+    yield from _end_broker(chaos, signal.SIGTERM)
 
 
 @contextmanager
@@ -90,16 +99,6 @@ def stop_broker(chaos: Chaos) -> Iterator[None]:
         yield
     finally:
         kafka.kill_broker(broker, signal.SIGCONT)
-
-
-@contextmanager
-def shut_down_broker(chaos: Chaos) -> Iterator[None]:
-    kafka, broker = chaos.site.arena.kafka, chaos.pick_broker()
-    kafka.kill_broker(broker, signal.SIGTERM)
-    try:
-        yield
-    finally:
-        kafka.start_broker(broker)
 
 
 # -- the network
@@ -279,4 +278,4 @@ FAULTS: tuple[tuple[Fault, ...], ...] = (
     (kill_run, kill_run, kill_daemon, kill_code_server, kill_web_or_metrics),
     (run_by_another_clock,),
 )
-"""By group; of each at limit one at a time."""
+"""By group: two at once are of two groups."""

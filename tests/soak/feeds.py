@@ -232,12 +232,12 @@ def _parse_avro() -> Any:
 
 @cache
 def _build_message_class() -> Callable[..., Any]:
-    """Google's class of the message, message of a descriptor: nothing is compiled."""
+    """Returns Google's class of the message, made of a descriptor: nothing is compiled."""
     file = descriptor_pb2.FileDescriptorProto(name="amount.proto", package="soak", syntax="proto3")
-    kind_of_message = file.message_type.add(name="Amount")
+    message = file.message_type.add(name="Amount")
     kinds = {"string": descriptor_pb2.FieldDescriptorProto.TYPE_STRING}
     for number, (name, kind) in enumerate(_COLUMNS.items(), start=1):
-        kind_of_message.field.add(
+        message.field.add(
             name=name,
             number=number,
             type=kinds.get(kind, descriptor_pb2.FieldDescriptorProto.TYPE_INT64),
@@ -269,7 +269,7 @@ FEEDS: tuple[SoakFeed, ...] = (
     SoakFeed("avro_iceberg", format="avro", registry=True, table="iceberg", window=3),
     SoakFeed("avro_bare", {"publish": "all_or_nothing"}, format="avro", local=True, window=2),
     SoakFeed("proto_delta", format="protobuf", registry=True, table="delta", window=2),
-    SoakFeed("schema_orders", {"commit": "plain"}, format="json_schema", registry=True, letters=False, window=3),
+    SoakFeed("schema_orders", {"commit": "plain"}, format="json_schema", registry=True, window=3),
 )
 BY_NAME: Mapping[str, SoakFeed] = {feed.name: feed for feed in FEEDS}
 SCHEDULES = ("pending_of_many_feeds_windows", "land_raw_local_windows", "land_json_delta_local_windows")

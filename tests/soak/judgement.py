@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -162,17 +162,22 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
 
 
-def main(folder: Path) -> int:
-    """Judge the measurements in a soak's folder, also while it runs, and write its plot."""
+def judge_folder(folder: Path, print_line: Callable[[str], None] = print) -> list[str]:
+    """Judge the measurements in a soak's folder, also while it runs, and write its plot.
+
+    Prints each series. Returns those that grow by more than their limits.
+    """
     lines = read_lines(folder / "metrics.jsonl")
     slopes = judge(lines)
     (folder / "plot.svg").write_text(plot(slopes, f"{folder.name}, {lines[-1]['minute']:.0f} minutes"))
-    for slope in slopes:
-        print(slope if slope.is_flat else f"✗ {slope}")
     size = compute_run_size(lines)
-    print(f"Dagster's database: {'too few runs' if size is None else f'{size:.2f} MiB a run'} (limit {LIMIT_OF_RUN:g})")
-    return 0 if all(s.is_flat for s in slopes) and (size is None or size <= LIMIT_OF_RUN) else 1
+    of_runs = f"Dagster's database: {'too few runs' if size is None else f'{size:.2f} MiB a run'}"
+    results = [(s.is_flat, str(s)) for s in slopes]
+    results.append((size is None or size <= LIMIT_OF_RUN, f"{of_runs} (limit {LIMIT_OF_RUN:g})"))
+    for is_flat, line in results:
+        print_line(f"{' ' if is_flat else '✗'} {line}")
+    return [line for is_flat, line in results if not is_flat]
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(1 if judge_folder(Path(sys.argv[1])) else 0)

@@ -1,4 +1,4 @@
-"""Queries with filters, by readers that are not Sluice: DuckDB, PyIceberg, deltalake; held to the producers' notes.
+"""Queries with filters by DuckDB, PyIceberg and deltalake, compared with the notes of producers.
 
 A query over complete windows returns each certain row that its filter selects, once, and no row that is aborted or in
 quarantine. A table's filtered scan returns the rows that the same filter selects of a scan of all.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 
 from sluice.pipelines import errors
 from sluice.pipelines.util.units import MINUTE, show_window
@@ -25,7 +26,7 @@ from tests.soak.notes import Expected, read_notes
 from tests.soak.upkeep import pick_window
 from tests.soak.writers import Writers
 from tests.stores import Store
-from tests.table_readers import _fetched, delta_access, iceberg_access
+from tests.table_readers import delta_access, fetch_file, iceberg_access
 
 Row = tuple[Any, ...]
 
@@ -101,7 +102,7 @@ class Readers:
         """Compare a filtered scan of the newest snapshot with a scan of all of it, and both with the notes."""
         names = (feed.partition_column, feed.offset_column, "amount")
         minimum = self.draw.randrange(1000)
-        pair = self._scan(feed, names, minimum)
+        pair = self.scan(feed, names, minimum)
         if pair is None:
             return
         everything, selected = pair
@@ -119,7 +120,7 @@ class Readers:
         )
         yield from self._compare(everything, notes)
 
-    def _scan(self, feed: SoakFeed, names: tuple[str, ...], minimum: int) -> tuple[list[Row], list[Row]] | None:
+    def scan(self, feed: SoakFeed, names: tuple[str, ...], minimum: int) -> tuple[list[Row], list[Row]] | None:
         """Returns all rows of the newest snapshot and those with such an amount; None without a table yet."""
         site = self.commands.site
         store = None if feed.local else site.backend
@@ -134,7 +135,7 @@ class Readers:
                 except NoSuchTableError:
                     return None
                 scans = (table.scan(selected_fields=names), table.scan(f"amount >= {minimum}", selected_fields=names))
-                everything, selected = (_list_rows(s.to_arrow(), names) for s in scans)
+                everything, selected = (list_rows(s.to_arrow(), names) for s in scans)
                 return everything, selected
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
@@ -145,10 +146,11 @@ class Readers:
         except TableNotFoundError:
             return None
         filtered = delta.to_pyarrow_table(columns=list(names), filters=[("amount", ">=", minimum)])
-        return _list_rows(delta.to_pyarrow_table(columns=list(names)), names), _list_rows(filtered, names)
+        return list_rows(delta.to_pyarrow_table(columns=list(names)), names), list_rows(filtered, names)
 
 
-def _list_rows(table: Any, names: tuple[str, ...]) -> list[Row]:
+def list_rows(table: pa.Table, names: Sequence[str]) -> list[Row]:
+    """Returns the rows of these columns."""
     return list(zip(*(table.column(n).to_pylist() for n in names), strict=True))
 
 
@@ -157,7 +159,7 @@ def _query_by_duckdb(files: list[str], names: tuple[str, ...], where: str, store
     if not files:
         return []
     with tempfile.TemporaryDirectory() as folder, closing(duckdb.connect()) as connection:
-        here = [_fetched(f, Path(folder, f"{n}.parquet"), store) for n, f in enumerate(files)]
+        here = [fetch_file(f, Path(folder, f"{n}.parquet"), store) for n, f in enumerate(files)]
         columns = ", ".join(f'"{c}"' for c in names)
         how = "union_by_name = true, hive_partitioning = false"
         return connection.execute(

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import boto3
 import psycopg2
 
 from sluice.cli.inspect.metrics import PORT
@@ -96,19 +95,16 @@ class Sampler:
         return {}
 
     def _count_entries(self) -> dict[str, int]:
-        s = self.site.backend.settings
-        keys = {"aws_access_key_id": "local", "aws_secret_access_key": "local", "region_name": s.region}
-        client = boto3.client("s3", endpoint_url=s.endpoint, **keys)  # type: ignore[call-overload]
         bucket, _, prefix = self.site.lake.removeprefix("s3://").partition("/")
         counts = {}
-        for feed in FEEDS:
-            below = f"_sluice/{feed.name}/log/"
-            if feed.local:
-                counts[feed.name] = sum(1 for _ in (self.site.project / ".sluice" / "lake" / below).glob("*.json"))
-            else:
-                pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/{below}")
-                counts[feed.name] = sum(len(page.get("Contents", ())) for page in pages)
-        client.close()
+        with closing(self.site.backend.open_client()) as client:
+            for feed in FEEDS:
+                below = f"_sluice/{feed.name}/log/"
+                if feed.local:
+                    counts[feed.name] = sum(1 for _ in (self.site.project / ".sluice" / "lake" / below).glob("*.json"))
+                else:
+                    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/{below}")
+                    counts[feed.name] = sum(len(page.get("Contents", ())) for page in pages)
         return counts
 
 

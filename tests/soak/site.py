@@ -17,6 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
+
+from sluice.assets.schedules.window_scheduler import ACTIVE
 from sluice.resources.local.local_registry import LocalRegistry
 from tests import postgres as servers
 from tests.deployment import INFRA, UNITS, Deployment, served
@@ -25,23 +28,16 @@ from tests.faults.nemeses.engines import Process, Processes
 from tests.postgres import Postgres
 from tests.resources.kafka.tools import until
 from tests.resources.lake import s3_faults
-from tests.soak.feeds import FEEDS, SCHEDULES, SENSOR, Addresses, SoakFeed
+from tests.soak.feeds import FEEDS, SCHEDULES, Addresses, SoakFeed
 from tests.soak.journal import Journal
 from tests.stores import Store
 
 PROGRAM = str(Path(sys.executable).with_name("sluice"))
-REPUBLISHED = "raw-again"
 RESTART_SECONDS = 3
 SETTLE_SECONDS = 900
 _KEPT_MS = str(4 * 3_600_000)
-_STATE = """query($schedule: ScheduleSelector!) { scheduleOrError(scheduleSelector: $schedule) {
-    __typename ... on Schedule { scheduleState { id status } } } }"""
-_STOP = """mutation($id: String!) { stopRunningSchedule(id: $id) { __typename ... on PythonError { message } } }"""
-_START_SENSOR = """mutation($sensor: SensorSelector!) { startSensor(sensorSelector: $sensor) {
-    __typename ... on PythonError { message } } }"""
 _RUNS = """query($filter: RunsFilter!, $limit: Int) { runsOrError(filter: $filter, limit: $limit) {
     __typename ... on Runs { results { runId jobName status startTime endTime } } } }"""
-_ACTIVE = ("QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELING")
 
 
 @dataclass
@@ -72,36 +68,24 @@ class Site:
     # -- Dagster
 
     def switch_on(self) -> None:
-        """Switch on the schedules and the sensor, as the pages do."""
+        """Switch on the schedules, as the pages do."""
         for schedule in SCHEDULES:
             self.deployment.switch_on(schedule)
-
-    def start_sensor(self) -> None:
-        sensor = {
-            "repositoryLocationName": "sluice",
-            "repositoryName": "__repository__",
-            "sensorName": SENSOR,
-        }
-        done = self.deployment.ask(_START_SENSOR, sensor=sensor)
-        assert done["__typename"] == "Sensor", done
 
     def switch_off(self) -> None:
         """Switch off the schedules, and wait until no run is queued or at work."""
         for schedule in SCHEDULES:
-            selector = self.deployment._named("scheduleName", schedule)
-            state = self.deployment._loaded("ScheduleNotFoundError", _STATE, schedule=selector)["scheduleState"]
-            done = self.deployment.ask(_STOP, id=state["id"])
-            assert done["__typename"] == "ScheduleStateResult", done
+            self.deployment.switch_off(schedule)
         until(self._is_quiet, SETTLE_SECONDS)
 
     def _is_quiet(self) -> bool:
         """Returns whether no run of Dagster is queued or at work. Asks at most every two seconds."""
         time.sleep(2)
-        return not self.list_runs(_ACTIVE)
+        return not self.list_runs(*ACTIVE)
 
-    def list_runs(self, statuses: tuple[str, ...], limit: int = 50) -> list[dict[str, Any]]:
-        """Returns Dagster's newest runs with one of these statuses, newest first."""
-        runs = self.deployment.ask(_RUNS, filter={"statuses": list(statuses)}, limit=limit)
+    def list_runs(self, *statuses: dg.DagsterRunStatus) -> list[dict[str, Any]]:
+        """Returns Dagster's 50 newest runs with one of these statuses, newest first."""
+        runs = self.deployment.ask(_RUNS, filter={"statuses": [s.value for s in statuses]}, limit=50)
         return list(runs["results"])
 
     # -- processes
@@ -189,20 +173,8 @@ def open_site(folder: Path, store: Store, seed: int, journal: Journal) -> Iterat
         if postgres is None:
             _use_sqlite(deployment)
         stack.enter_context(processes.killed())
-        site = Site(
-            arena,
-            store,
-            proxy,
-            registry.url,
-            registry_proxy,
-            postgres,
-            deployment,
-            processes,
-            project,
-            scratch,
-            addresses,
-            journal,
-        )
+        systems = (arena, store, proxy, registry.url, registry_proxy, postgres, deployment, processes)
+        site = Site(*systems, project, scratch, addresses, journal)
         _create(site)
         stack.enter_context(served(deployment, *UNITS))
         yield site

@@ -68,5 +68,5 @@ def test_a_running_soak_can_be_judged_from_its_folder(tmp_path: Path) -> None:
     """Also while a line is being written."""
     text = "".join(json.dumps(line) + "\n" for line in make_lines())
     (tmp_path / "metrics.jsonl").write_text(text + '{"minute": 3')
-    assert judgement.main(tmp_path) == 0
+    assert judgement.judge_folder(tmp_path) == []
     assert "daemon pss" in (tmp_path / "plot.svg").read_text()

@@ -15,7 +15,6 @@ from sluice.pipelines import errors
 from sluice.pipelines.util.units import MINUTE, show_window
 from tests.soak.commands import Commands, Done
 from tests.soak.feeds import BY_NAME, FEEDS, SoakFeed
-from tests.soak.site import REPUBLISHED
 
 EXPIRY = "40m"
 """Age of the rows that are retired."""
@@ -97,7 +96,8 @@ class Upkeep:
 
     def _republish(self) -> None:
         """Send a window of the source again, until it is sent and the audit of it is clean."""
-        source = next(BY_NAME[f.source] for f in FEEDS if f.source)
+        target = next(f for f in FEEDS if f.source)
+        source = BY_NAME[target.source]
         window = self.open_republish or show_window(pick_window(source, self.draw))
         if window in self.republished:
             return
@@ -105,7 +105,7 @@ class Upkeep:
             return
         for _ in range(_TRIES):
             self.open_republish = window
-            done = self._send(source, window)
+            done = self._send(source, target, window)
             if done.is_clean:
                 self.open_republish = ""
                 self.republished[window] = int(done.document["records_in_all"])
@@ -117,8 +117,8 @@ class Upkeep:
             if self.ended.wait(5):
                 return
 
-    def _send(self, source: SoakFeed, window: str) -> Done:
-        words = ("republish", source.name, "--topic", REPUBLISHED, "--window", window, "--keep-partitions", "--yes")
+    def _send(self, source: SoakFeed, target: SoakFeed, window: str) -> Done:
+        words = ("republish", source.name, "--topic", target.topic, "--window", window, "--keep-partitions", "--yes")
         return self.commands.run(*words, killable=True)
 
 

@@ -10,27 +10,24 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
-from kafka import KafkaConsumer
-from kafka import TopicPartition as Plain
 
+from sluice.resources.local.local_kafka import LocalKafka
 from tests.checker import facts
 from tests.checker.facts import Evidence, who
-from tests.checker.gather import gather, seen
+from tests.checker.gather import gather_local, seen
 from tests.checker.invariants import NAMES, Settings, Verdict, check
 from tests.checker.lake import Folder, fetch_s3
 from tests.checker.ledger import fold
-from tests.checker.tools import Java
-from tests.resources.kafka.tools import until
+from tests.faults.kinds import list_letters, list_quarantined
+from tests.resources.kafka.tools import is_stable, until
 from tests.soak.commands import Commands
 from tests.soak.faults import SKEW
 from tests.soak.feeds import BY_NAME, FEEDS, SoakFeed
-from tests.soak.readers import Readers
+from tests.soak.readers import Readers, list_rows
 from tests.soak.upkeep import Upkeep
 from tests.soak.writers import Writers
 
@@ -88,7 +85,7 @@ class Checks:
 
     def _find_problems(self, feed: SoakFeed) -> Iterator[str]:
         site = self.commands.site
-        until(lambda: _is_stable(site.arena.kafka, feed), _STABLE_SECONDS)
+        until(lambda: is_stable(site.arena.kafka, feed.topic), _STABLE_SECONDS)
         done = None
         for _ in range(_TRIES):
             done = self.commands.run("run", feed.name, "--no-dagster")
@@ -135,10 +132,7 @@ class Checks:
         return (SoakFolder if feed.table else Folder)(root, feed.name)
 
     def _judge(self, feed: SoakFeed, folder: Folder, keep: Path) -> tuple[Verdict, Evidence]:
-        kafka = self.commands.site.arena.kafka
-        status = kafka.status()
-        data = [status.root / f"node-{broker.id}" / "data" for broker in status.brokers]
-        evidence = gather(folder, Java.of_local_kafka(kafka), keep, kafka.bootstrap, data)
+        evidence = gather_local(self.commands.site.arena.kafka, folder, keep)
         for log in evidence.logs.values():
             if log.seen is not None:
                 log.seen = {o: replace(s, value=feed.decode(s.value)) for o, s in log.seen.items()}
@@ -156,8 +150,8 @@ class Checks:
         names = (feed.partition_column, feed.offset_column, "amount")
         book = fold(folder.entries())
         paths = sorted({p.path for r in book.live() for p in r.parts if p.kind == "landed"})
-        rows = [r for path in paths for r in _read_rows(folder.root / path, names)]
-        pair = self.readers._scan(feed, names, 0)
+        rows = [r for path in paths for r in list_rows(pq.ParquetFile(folder.root / path).read(list(names)), names)]
+        pair = self.readers.scan(feed, names, 0)
         there = pair[0] if pair else []
         if sorted(map(str, rows)) != sorted(map(str, there)):
             yield f"the table has {len(there)} rows, and the ledger's files have {len(rows)}"
@@ -173,56 +167,13 @@ class Checks:
             yield f"{senders.total()} records are in the topic, and {sent} were sent"
 
 
-def _read_rows(path: Path, names: Sequence[str]) -> list[tuple[Any, ...]]:
-    table = pq.ParquetFile(path).read(list(names))
-    return list(zip(*(table.column(n).to_pylist() for n in names), strict=True))
-
-
-def _compare_letters(kafka: Any, feed: SoakFeed, folder: Folder) -> Iterator[str]:
+def _compare_letters(kafka: LocalKafka, feed: SoakFeed, folder: Folder) -> Iterator[str]:
     """Every quarantined record has one dead letter. Letters of expired ones stay."""
-    letters = Counter(_list_letters(kafka, feed))
+    letters = Counter(list_letters(kafka, feed.letters_topic))
     if twice := [position for position, n in letters.items() if n > 1]:
         yield f"{len(twice)} dead letters were sent twice, such as {twice[0]}"
-    positions = {
-        position
-        for path in (folder.root / "quarantine" / feed.name).rglob("*.parquet")
-        for position in _read_rows(path, ("partition", "offset"))
-    }
-    if missing := positions - set(letters):
+    if missing := set(list_quarantined(folder.root / "quarantine" / feed.name)) - set(letters):
         yield f"{len(missing)} quarantined records have no dead letter, such as {min(missing)}"
-
-
-def _list_letters(kafka: Any, feed: SoakFeed) -> Iterator[tuple[int, int]]:
-    """Yields partition and offset of the record of each committed dead letter."""
-    with closing(
-        KafkaConsumer(bootstrap_servers=kafka.bootstrap, isolation_level="read_committed", group_id=None)
-    ) as consumer:
-        positions = [
-            Plain(feed.letters_topic, p)
-            for p in sorted(until(lambda: consumer.partitions_for_topic(feed.letters_topic)))
-        ]
-        consumer.assign(positions)
-        ends = consumer.end_offsets(positions)
-        consumer.seek_to_beginning(*positions)
-        while any(consumer.position(p) < end for p, end in ends.items()):
-            for records in consumer.poll(timeout_ms=500).values():
-                for record in records:
-                    headers = dict(record.headers)
-                    yield int(headers["sluice.partition"]), int(headers["sluice.offset"])
-
-
-def _is_stable(kafka: Any, feed: SoakFeed) -> bool:
-    """Returns whether no transaction is open in the topic."""
-    return _read_ends(kafka, feed, "read_committed") == _read_ends(kafka, feed, "read_uncommitted")
-
-
-def _read_ends(kafka: Any, feed: SoakFeed, isolation: str) -> dict[Any, int]:
-    with closing(
-        KafkaConsumer(bootstrap_servers=kafka.bootstrap, isolation_level=isolation, group_id=None)
-    ) as consumer:
-        partitions = until(lambda: consumer.partitions_for_topic(feed.topic))
-        ends: dict[Any, int] = consumer.end_offsets([Plain(feed.topic, p) for p in sorted(partitions)])
-        return ends
 
 
 def plan_round(number: int, size: int) -> list[str]:

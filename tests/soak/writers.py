@@ -42,13 +42,8 @@ class Writer:
 
     name: str
     feeds: Sequence[SoakFeed]
-    bootstrap: str
-    notes: Path
-    seed: str
     transactional: bool
-    numbers: dict[str, int]
-    journal: Journal
-    paused: set[str] = field(default_factory=set)
+    shared: Writers
     lock: threading.Lock = field(default_factory=threading.Lock)
     _ended: threading.Event = field(default_factory=threading.Event)
     _producer: Producer | None = None
@@ -56,7 +51,7 @@ class Writer:
     _rounds: int = 0
 
     def start(self) -> None:
-        self._draw = random.Random(f"{self.seed} {self.name}")
+        self._draw = random.Random(f"{self.shared.seed} {self.name}")
         self._thread = threading.Thread(target=self._write, name=self.name, daemon=True)
         self._thread.start()
 
@@ -70,12 +65,12 @@ class Writer:
                 try:
                     self._write_round()
                 except KafkaException as error:
-                    self.journal.note("producer", f"{self.name}: {error}")
+                    self.shared.journal.note("producer", f"{self.name}: {error}")
                     self._producer = None  # another one takes over
             self._ended.wait(PAUSE * self._draw.uniform(0.5, 1.5))
 
     def _write_round(self) -> None:
-        feeds = [f for f in self.feeds if f.name not in self.paused]
+        feeds = [f for f in self.feeds if f.name not in self.shared.paused]
         if not feeds:
             return
         producer = self._producer = self._producer or self._create_producer()
@@ -110,7 +105,7 @@ class Writer:
         for _ in range(self._draw.randint(1, _RECORDS)):
             self._sequence += 1
             partition, stamp = self._draw.randrange(feed.partitions), self._draw_stamp()
-            record = feed.make_record(self.name, self._sequence, self._draw, self.numbers.get(feed.name, 0))
+            record = feed.make_record(self.name, self._sequence, self._draw, self.shared.numbers.get(feed.name, 0))
             line = {"producer": self.name, "sequence": self._sequence, "topic": feed.topic, "partition": partition}
             line |= {"offset": None, "outcome": "unknown", "transaction": transaction}
             line |= {"amount": record.amount, "fits": record.fits, "stamp": stamp}
@@ -141,7 +136,7 @@ class Writer:
 
     def _create_producer(self) -> Producer:
         settings = {
-            "bootstrap.servers": self.bootstrap,
+            "bootstrap.servers": self.shared.bootstrap,
             "acks": "all",
             "enable.idempotence": True,
             "linger.ms": 20,
@@ -165,19 +160,21 @@ class Writer:
 
     def _append(self, topic: str, lines: Iterable[dict[str, Any]]) -> None:
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-        with (self.notes / f"{topic}.{self.name}.jsonl").open("a", encoding="utf-8") as file:
+        with (self.shared.notes / f"{topic}.{self.name}.jsonl").open("a", encoding="utf-8") as file:
             file.write(text)
 
 
 @dataclass
 class Writers:
-    """All producers of the scene."""
+    """All producers of the scene, and what they share. `numbers`: of the schemas to write by, by feed."""
 
     bootstrap: str
     notes: Path
     seed: int
     numbers: dict[str, int]
     journal: Journal
+    paused: set[str] = field(default_factory=set)
+    """Feeds whose topics get nothing now."""
     writers: list[Writer] = field(default_factory=list)
 
     @contextmanager
@@ -185,13 +182,8 @@ class Writers:
         """The producers write while the block lasts."""
         self.notes.mkdir(exist_ok=True)
         feeds = [f for f in FEEDS if not f.source]
-        groups = [("w0", feeds, False), *((f"w{n}", feeds[n - 1 :: 2], True) for n in (1, 2, 3))]
-        for name, topics, transactional in groups:
-            self.writers.append(
-                Writer(
-                    name, topics, self.bootstrap, self.notes, str(self.seed), transactional, self.numbers, self.journal
-                )
-            )
+        self.writers.append(Writer("w0", feeds, False, self))
+        self.writers += [Writer(f"w{n}", feeds[n - 1 :: 2], True, self) for n in (1, 2, 3)]
         for writer in self.writers:
             writer.start()
         try:
@@ -202,15 +194,13 @@ class Writers:
 
     def pause(self, feeds: Iterable[str]) -> None:
         """Stop writing to the feeds' topics. Returns once no round with one of them is at work."""
-        for writer in self.writers:
-            writer.paused.update(feeds)
+        self.paused.update(feeds)
         for writer in self.writers:
             with writer.lock:
                 pass
 
     def resume(self) -> None:
-        for writer in self.writers:
-            writer.paused.clear()
+        self.paused.clear()
 
     def list_notes(self, feed: str) -> list[Path]:
         """Returns the files of notes about the feed's topic."""

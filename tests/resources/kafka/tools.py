@@ -28,6 +28,19 @@ def address(cluster: LocalKafka, **client: Any) -> KafkaAddress:
     return KafkaAddress(cluster.bootstrap, client)
 
 
+def is_stable(cluster: LocalKafka, topic: str) -> bool:
+    """Returns whether no transaction is open in the topic."""
+    return _read_ends(cluster, topic, "read_committed") == _read_ends(cluster, topic, "read_uncommitted")
+
+
+def _read_ends(cluster: LocalKafka, topic: str, isolation: str) -> dict[Plain, int]:
+    settings = {"isolation_level": isolation, "group_id": None, **cluster.client()}
+    with closing(KafkaConsumer(bootstrap_servers=cluster.bootstrap, **settings)) as consumer:
+        partitions = until(lambda: consumer.partitions_for_topic(topic))
+        ends: dict[Plain, int] = consumer.end_offsets([Plain(topic, p) for p in sorted(partitions)])
+        return ends
+
+
 @contextmanager
 def producing(cluster: LocalKafka, **settings: Any) -> Iterator[KafkaProducer]:
     producer = KafkaProducer(bootstrap_servers=cluster.bootstrap, **settings)
