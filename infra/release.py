@@ -84,6 +84,8 @@ def build_packages() -> str:
     with tarfile.open(source) as archive:
         files = [m.name for m in archive.getmembers() if m.isfile()]
     in_source = {n.partition("/src/")[2] for n in files if n.endswith(".py") and "/src/" in n}
+    if binaries := [n for n in files if n.endswith(".so")]:
+        raise StepFailed(f"{source.name} has a library of this platform: {binaries[0]}")
     if differing := sorted(packed ^ in_source):
         raise StepFailed(f"{len(differing)} modules are in one package only, such as {differing[0]}")
     return ", ".join(f"{p.name} {p.stat().st_size / 1e6:.1f} MB" for p in (wheel, source)) + f", {len(packed)} modules"
@@ -94,7 +96,9 @@ def install_wheel() -> str:
     shutil.rmtree(BUILD, ignore_errors=True)
     _run(sys.executable, "-m", "venv", BUILD / "env")
     pip = BUILD / "env" / "bin" / "pip"
-    (wheel,) = DIST.glob("*.whl")
+    wheel = next(DIST.glob("*.whl"), None)
+    if wheel is None:
+        raise StepFailed("dist/ has no wheel: see the step before")
     _run(pip, "install", "--quiet", "--disable-pip-version-check", f"{wheel}[{EXTRAS}]")
     _run(pip, "check")
     version = _run(BUILD / "env" / "bin" / "sluice", "--version").strip()
