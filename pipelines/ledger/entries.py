@@ -1,7 +1,7 @@
 """The kinds of ledger entries, written and parsed by one frozen model each.
 
-Parsing is strict: an unknown kind or a newer format raises `LedgerTooNew`, any other error `LedgerCorrupt`. No entry is
-skipped silently.
+Parsing is strict: an unknown kind or field, or a newer format, raises `LedgerTooNew`; any other error raises
+`LedgerCorrupt`. No entry is skipped silently.
 """
 
 from __future__ import annotations
@@ -37,8 +37,12 @@ from sluice.pipelines.records.shape import READERS
 from sluice.pipelines.schema.schema import parse_schema
 
 FORMAT: Literal[1] = 1
-SHARED_FORMAT: Literal[2] = 2
-"""A publish entry in which offset ranges share files: readers of format 1 would count a file's rows for each range."""
+BOUNDARY_FORMAT: Literal[2] = 2
+"""A boundary entry with `by_marker`."""
+
+PUBLISH_FORMAT: Literal[2] = 2
+"""A publish entry with `traffic`, and with `shared` in its parts: readers of format 1 would count a file's rows for
+each offset range in it."""
 
 FOLDERS_FORMAT: Literal[4] = 4
 """A schema entry with a `folder_prefix`: writers of earlier formats would land in other folders."""
@@ -134,6 +138,8 @@ class BoundaryEntry(_Entry):
     """Boundaries of several partitions. The first entry for a time wins."""
 
     kind: Literal["boundary"] = "boundary"
+    newest_format: ClassVar[int] = BOUNDARY_FORMAT
+    format: Literal[1, 2] = BOUNDARY_FORMAT
     items: tuple[Boundaries, ...]
 
 
@@ -159,7 +165,8 @@ class PublishEntry(_Entry):
     for the complete batch. `traffic` sums its tasks' traffic with brokers."""
 
     kind: Literal["publish"] = "publish"
-    newest_format: ClassVar[int] = SHARED_FORMAT
+    newest_format: ClassVar[int] = PUBLISH_FORMAT
+    format: Literal[1, 2] = PUBLISH_FORMAT
     batch: int
     token: str
     receipts: tuple[Receipt, ...]
@@ -414,19 +421,25 @@ def _explain_unreadable(data: bytes, path: str, error: ValidationError) -> Ledge
         return _build_corrupt_error(path, f"not JSON ({e.__class__.__name__}), {len(data)} bytes")
     if not isinstance(raw, dict):
         return _build_corrupt_error(path, "not a JSON object")
-    where = ".".join(str(x) for x in error.errors()[0]["loc"])
-    return _find_newer_format(raw, path) or _build_corrupt_error(path, f"field {where}: {error.errors()[0]['msg']}")
+    first = error.errors()[0]
+    where = ".".join(str(x) for x in first["loc"])
+    added = first["type"] in ("extra_forbidden", "unexpected_keyword_argument")
+    newer = _find_newer_format(raw) or (f"field {where} is unknown here" if added else None)
+    if newer is None:
+        return _build_corrupt_error(path, f"field {where}: {first['msg']}")
+    return LedgerTooNew(
+        f"ledger entry {path} was written by a newer Sluice ({newer})",
+        remedy="upgrade Sluice on this machine; nothing was changed",
+    )
 
 
-def _find_newer_format(raw: dict[str, object], path: str) -> LedgerTooNew | None:
+def _find_newer_format(raw: dict[str, object]) -> str | None:
+    """Returns a description of the entry's format or kind if it is newer than this code."""
     version, kind = raw.get("format"), raw.get("kind")
-    newest = {"publish": PublishEntry.newest_format, "schema": SchemaEntry.newest_format}.get(str(kind), FORMAT)
+    newer = (BoundaryEntry, PublishEntry, SchemaEntry)
+    newest = {str(e.model_fields["kind"].default): e.newest_format for e in newer}.get(str(kind), FORMAT)
     if (isinstance(version, int) and version > newest) or (isinstance(kind, str) and kind not in KINDS):
-        return LedgerTooNew(
-            f"ledger entry {path} was written by a newer Sluice (format {version!r}, kind {kind!r}; "
-            f"this one reads format {newest})",
-            remedy="upgrade Sluice on this machine; nothing was changed",
-        )
+        return f"format {version!r}, kind {kind!r}; this one reads format {newest}"
     return None
 
 

@@ -17,7 +17,7 @@ from sluice.pipelines.contract.catalogue import Result
 from sluice.pipelines.errors import LedgerCorrupt, OwnershipLost, PlanBusy
 from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.ledger import Appended, Batch, BatchStatus, Ledger, State
-from sluice.pipelines.ledger.entries import FORMAT, SHARED_FORMAT, AbandonEntry, PublishEntry
+from sluice.pipelines.ledger.entries import AbandonEntry, PublishEntry
 from sluice.pipelines.model.plans import OffsetRange, Request, RequestKind
 from sluice.pipelines.model.receipts import (
     NO_TRAFFIC,
@@ -58,9 +58,7 @@ def publish(
     """
     receipts = tuple(o for o in outcomes if isinstance(o, Receipt))
     failures = tuple(o for o in outcomes if isinstance(o, RangeFailure))
-    shared = any(p.shared for r in receipts for p in r.parts)
     entry = PublishEntry(
-        format=SHARED_FORMAT if shared else FORMAT,
         batch=batch,
         token=owner.token,
         receipts=receipts,

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from tests.checker.facts import EvidenceError, Life
 
-FORMATS = {"publish": (1, 2), "schema": (1, 2, 3, 4)}
-"""Of entries by kind; 1 for all others. In a publish entry of format 2 offset ranges share files; a schema entry of
+FORMATS = {"boundary": (1, 2), "publish": (1, 2), "schema": (1, 2, 3, 4)}
+"""Of entries by kind; 1 for all others. In a publish entry of format 2 offset ranges may share files; a schema entry of
 format 4 names the prefix of the keys of folders.
 """
 _KINDS = {"origin", "boundary", "plan", "own", "publish", "intent", "commit", "moved", "loss", "skip", "abandon"} | {

@@ -346,6 +346,12 @@ ENTERS_ANOTHER = (
         (b'{"format":1,"kind":"schema","shape":"s","columns":null,"contract":"["}', LedgerCorrupt),
         (b'{"format":1,"kind":"schema","shape":"s","columns":null,"contract":"[{}]"}', LedgerCorrupt),
         (b'{"format":2,"kind":"origin","items":[]}', LedgerTooNew),
+        (b'{"format":3,"kind":"boundary","items":[]}', LedgerTooNew),
+        (b'{"format":1,"kind":"origin","items":[],"added":null}', LedgerTooNew),
+        (
+            b'{"format":2,"kind":"boundary","items":[{"key":["t",0,"i"],"times":[2],"offsets":[0],"added":[]}]}',
+            LedgerTooNew,
+        ),
         (b'{"format":1,"kind":"teleport"}', LedgerTooNew),
     ],
 )
