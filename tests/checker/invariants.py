@@ -65,11 +65,13 @@ EXAMPLES = 5
 class Settings:
     """`group`: whose committed offsets are the feed's. `healed`: faults are over, and runs went on to the end.
 
+    `elsewhere`: the evidence lacks the store to which the feed commits.
     `skew_ms`: how far clocks of runs and brokers may lie apart where order rests on them; None: they are not compared.
     """
 
     group: str | None = None
     healed: bool = False
+    elsewhere: bool = False
     skew_ms: int | None = 5_000
 
 
@@ -803,7 +805,7 @@ class _Commits:
         return seen or any(x.tp == life.tp and o == offset for _, x, o in self.book.moved)
 
     def _at_last(self) -> Iterator[Broken]:
-        if not self.settings.healed:
+        if not self.settings.healed or self.settings.elsewhere:
             return
         for tp, life in sorted(self.book.current.items()):
             last, frontier = self.standing.get(tp), self.book.frontier(life)

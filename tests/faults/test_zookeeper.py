@@ -9,7 +9,7 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from tests.checker.invariants import Settings, Verdict, check
 from tests.faults import points
 from tests.faults.account import Account
 from tests.faults.arena import Arena
-from tests.faults.field import Field
+from tests.faults.field import HEALED, Field
 from tests.faults.kinds import Kind, become, history, kinds
 from tests.faults.runner import BOUND_MS, SESSION
 from tests.faults.test_kills import killed
@@ -60,8 +60,9 @@ class Tied(Field):
         assert verdict.holds, f"in ZooKeeper: {verdict}"
         return verdict
 
-    def proven(self, *given: Any, **more: Any) -> Verdict:
-        verdict = super().proven(*given, **more)
+    def proven(self, settings: Settings = HEALED, *given: Any, **more: Any) -> Verdict:
+        alone = "store" in json.loads(self.settings.get("offsets", "{}"))
+        verdict = super().proven(replace(settings, elsewhere=alone), *given, **more)
         there = self.accounted(healed=True)
         assert there.counts["committed offsets"] > self.partitions
         self.account.did(f"checker: ZooKeeper's {there.counts['committed offsets']} committed offsets hold, too")
