@@ -312,7 +312,7 @@ def test_two_machines_on_one_lake_end_as_one_after_another(machine: Machine, beg
         for shell in (here, there):
             shell.begin("run", "orders", *between(begin), "--windows-per-run", "12")
         codes = {here.ended().code, there.ended().code}
-    assert codes <= {0, 1, 3}, "one waits for the other or is fenced; nothing lands twice"
+    assert codes <= {0, 1, 3, 75}, "one waits for the other or is fenced; nothing lands twice"
     assert told("run", "orders", *machine.named)[0] == 0
     ranges = sorted(
         (r.offset_range.partition, r.offset_range.start, r.offset_range.end) for r in receipts(machine).values()
