@@ -101,7 +101,7 @@ def fast_imports() -> Iterator[None]:
     """Disable garbage collection during imports that take seconds, and exempt the imported objects from it later.
 
     Importing Dagster creates a million permanent objects; collecting them takes a fifth of the import time. If all
-    modules were loaded before, nothing is exempt: in a process that serves, that would keep its garbage for ever.
+    modules were loaded before, nothing is exempt: in a process that serves, that would keep all of its garbage.
     """
     was_on, loaded = gc.isenabled(), len(sys.modules)
     gc.disable()

@@ -96,13 +96,13 @@ def caught(field: Field, key: int, *brokers: int) -> Iterator[Running]:
     for proxy in chosen:
         proxy.hold(key)
     try:
-        yield _start_until_it_waits(field, chosen)
+        yield _start_caught(field, chosen)
     finally:
         for proxy in chosen:
             proxy.heal()
 
 
-def _start_until_it_waits(field: Field, chosen: Sequence[Proxy]) -> Running:
+def _start_caught(field: Field, chosen: Sequence[Proxy]) -> Running:
     for _ in range(5):
         running = field.start()
         until(lambda running=running: any(p.held for p in chosen) or running.process.poll() is not None, 120)
