@@ -183,5 +183,5 @@ print(exempt > before, gc.get_freeze_count() - exempt, gc.isenabled())
 
 def test_only_imports_that_load_modules_exempt_objects_from_garbage_collection() -> None:
     """`sluice metrics --serve` imports at each look: each kept 100 kB of garbage."""
-    said = run(FREEZES)
-    assert (said.stdout, said.stderr) == ("True 0 True\n", "")
+    done = run(FREEZES)
+    assert (done.stdout, done.stderr) == ("True 0 True\n", "")
