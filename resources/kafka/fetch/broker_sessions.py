@@ -225,11 +225,11 @@ async def find_local_starts(
     wanted = list(leaderships)
     try:
         listed = messages.read_offsets(await send(leader, messages.ask_local_starts(wanted)))
-    except UnsupportedVersionError:
+        starts = {leadership.tp: listed.get(leadership.tp, _LEFT_OUT) for leadership in wanted}
+        for error in (start.error for start in starts.values() if start.error):
+            raise error()
+    except UnsupportedVersionError:  # also in place of one offset, from what only imitates Kafka
         return dict.fromkeys((leadership.tp for leadership in wanted), 0)
-    starts = {leadership.tp: listed.get(leadership.tp, _LEFT_OUT) for leadership in wanted}
-    for error in (start.error for start in starts.values() if start.error):
-        raise error()
     return {tp: start.offset for tp, start in starts.items()}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kafka.errors import IncompatibleBrokerVersion, NotLeaderForPartitionError
+from kafka.errors import IncompatibleBrokerVersion, NotLeaderForPartitionError, UnsupportedVersionError
 
 from sluice.pipelines.errors import KafkaUnavailable
 from sluice.pipelines.model.kafka import OffsetAtTime, TopicPartition
@@ -290,14 +290,19 @@ def test_without_transactions_a_look_costs_at_most_two_more_requests_a_leader(
     assert cost(again, CLOCK + 5, CLOCK + 5, CLOCK + 20) == {"ListOffsets": 3 * brokers + more, "Fetch": brokers}
 
 
-def test_before_kafka_3_5_nothing_is_tiered(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by_partition", [False, True])
+def test_before_kafka_3_5_nothing_is_tiered(monkeypatch: pytest.MonkeyPatch, by_partition: bool) -> None:
     brokers, versions = many(plain(20_000), 20, 1), []
 
     async def send(leader: int, request: Any) -> Any:
         versions.append(request._min_version)
-        if versions[-1] == 8:
+        if versions[-1] == 8 and not by_partition:
             raise IncompatibleBrokerVersion
-        return await Brokers.send(brokers, leader, request)
+        answer = await Brokers.send(brokers, leader, request)
+        if versions[-1] == 8:
+            for partition in answer.topics[0].partitions:
+                partition.error_code = UnsupportedVersionError.errno
+        return answer
 
     monkeypatch.setattr(brokers, "send", send)
     offsets = brokers.cluster().offsets_at(dict.fromkeys(brokers.logs, CLOCK + 5))
