@@ -86,7 +86,8 @@ def compact_step(context: dg.OpExecutionContext, session: RunSession) -> Iterato
         with session.open_ports(feed) as opened:
             edges, report = with_dagster_liveness(opened, context.instance), session.reporter(context.log)
             done = compact(feed, edges, windows, new_owner(context.run.run_id), report)
-    yield from sync_table(context, session, name)
+    with session.hold_lock(context):
+        yield from sync_table(context, session, name)
     yield dg.Output(None, metadata=_build_metadata(done))
 
 

@@ -255,9 +255,7 @@ class RunSession:
     def step(self, context: dg.AssetExecutionContext | dg.OpExecutionContext, feed: str = "") -> Iterator[None]:
         """Run a step's body. Its error is kept in the session's result and reported to Dagster with the remedy.
 
-        Where logs are JSON, what it logs goes to the run's stderr, too, which Dagster keeps.
-
-        The run's lock is held until the block ends: a process that finds it free knows that this one was killed.
+        Where logs are JSON, what it logs goes to the run's stderr, too, which Dagster keeps. The run's lock is held.
         """
         try:
             with (
@@ -265,7 +263,7 @@ class RunSession:
                 logs.restore_handlers(context.log),
                 tracing.step(context.op_def.name, context.run.run_id, feed=feed or None, window=_get_window(context)),
                 self._raise_stop_reason(),
-                holding(home_of(self.project, context.instance), context.run.run_id),
+                self.hold_lock(context),
             ):
                 yield
         except SluiceError as error:
@@ -280,6 +278,10 @@ class RunSession:
             self.result.crash = error
             self._tag(context, error)
             raise
+
+    def hold_lock(self, context: dg.AssetExecutionContext | dg.OpExecutionContext) -> AbstractContextManager[None]:
+        """Hold the run's lock until the block ends: a process that finds it free knows that this one was killed."""
+        return holding(home_of(self.project, context.instance), context.run.run_id)
 
     @contextmanager
     def _raise_stop_reason(self) -> Iterator[None]:

@@ -39,6 +39,13 @@ def commit_step(context: Context, session: RunSession, name: str) -> Events:
 
     Raises dagster.Failure, or an interrupt.
     """
+    with session.hold_lock(context):
+        yield from _commit_and_report(context, session, name)
+    if not isinstance(context, dg.AssetExecutionContext):
+        yield dg.Output(None)
+
+
+def _commit_and_report(context: Context, session: RunSession, name: str) -> Events:
     try:
         books, result = _commit(context, session, name)
     except Exception as error:
@@ -56,8 +63,6 @@ def commit_step(context: Context, session: RunSession, name: str) -> Events:
             yield from internals.report_without_results(context, books.keys.committed)
         yield from _report_committed(context, session, books, result)
     yield from sync_table(context, session, name)
-    if not isinstance(context, dg.AssetExecutionContext):
-        yield dg.Output(None)
 
 
 def commit_in_landing_step(context: Context, session: RunSession, name: str) -> Events:
@@ -65,9 +70,10 @@ def commit_in_landing_step(context: Context, session: RunSession, name: str) -> 
 
     Raises dagster.Failure, or an interrupt.
     """
-    books, result = _commit(context, session, name)
-    yield from _report_committed(context, session, books, result)
-    yield from sync_table(context, session, name)
+    with session.hold_lock(context):
+        books, result = _commit(context, session, name)
+        yield from _report_committed(context, session, books, result)
+        yield from sync_table(context, session, name)
 
 
 def partitions(context: Context, feed: Feed) -> Sequence[int]:

@@ -13,8 +13,11 @@ pytest.importorskip("pyiceberg")
 from pyiceberg.catalog import load_catalog
 
 from sluice.assets.factory import build
+from sluice.assets.instance.instance import is_held, prepare_home
 from sluice.assets.specs.asset_specs import landed_key
+from sluice.assets.steps import table_step
 from sluice.pipelines.errors import KafkaUnavailable
+from sluice.pipelines.tables.sync import Synced
 from sluice.pipelines.util.units import show_window
 from sluice.resources.lake.local_lake import LocalLake
 from tests.assets.world import FEED, MadeUpEngine, World, checks, hour, in_hour, stored
@@ -69,6 +72,25 @@ def test_after_a_run_that_could_not_commit_the_next_one_adds_what_it_landed(
     world.run(in_hour(1))
     (told,) = stored(instance, TABLE)
     assert (told["dagster/row_count"], told["added_files"]) == (100, 4)
+
+
+def test_a_run_holds_its_lock_until_its_table_is_up(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is killed then is known to be dead."""
+    locks, sync = list[bool | None](), table_step.sync
+
+    def check(*args: Any, **options: Any) -> Synced:
+        locks.extend(is_held(prepare_home(world.project), run.run_id) for run in instance.get_runs(limit=1))
+        return sync(*args, **options)
+
+    monkeypatch.setattr(table_step, "sync", check)
+    definitions = build(world.project, world.session())
+    assert definitions.resolve_job_def("catch_up_orders").execute_in_process(instance=instance).success
+    compact = definitions.resolve_job_def("compact_many_feeds")
+    config = {"ops": {"compact_many_feeds__compact": {"config": {"feed": "orders"}}}}
+    assert compact.execute_in_process(config, instance=instance).success
+    assert locks == [True, True]
 
 
 def _nobody(*_: Any) -> None:
