@@ -17,7 +17,7 @@ from sluice.pipelines.model.kafka import Isolation, OffsetAtTime, TopicPartition
 from sluice.resources.kafka.cluster.offsets_by_time import Answer, Finding, PartitionLog, StampSearch, Want
 from sluice.resources.kafka.fetch.broker_sessions import WAIT_MS, find_local_starts, parts_of
 from sluice.resources.kafka.protocol import messages
-from sluice.resources.kafka.protocol.kafka_errors import TierTooSlow
+from sluice.resources.kafka.protocol.kafka_errors import NoRecordsReturned
 from sluice.resources.kafka.protocol.messages import Code, FetchAsk, FetchPart, Leadership
 
 REQUEST_BYTES = 16 << 20
@@ -151,7 +151,7 @@ class _Round:
                 if o.want.position >= self._local_starts[o.leadership.tp]:
                     continue
                 if o.empty >= _EMPTY_FOR_THE_END:
-                    answers[o.leadership.tp] = TierTooSlow, None
+                    answers[o.leadership.tp] = NoRecordsReturned, None
                 else:
                     del answers[o.leadership.tp]
                     o.tries += 1  # it moves to the front

@@ -329,6 +329,16 @@ class Sources:
             offsets.append(listed.offset)
         return offsets[0], offsets[1]
 
+    async def may_compact(self, leadership: Leadership) -> bool:
+        """Return whether the topic is compacted; True if this client may not see that."""
+        topic = leadership.tp.topic
+        try:
+            response = await self.wire.send(leadership.leader, messages.ask_configs([topic], leadership.leader))
+        except UnsupportedVersionError:
+            return True
+        config = messages.read_configs(response).topics.get(topic)
+        return config is None or config.compacts or not config.deletes
+
     async def _ask_layouts(self, topics: Sequence[str]) -> Mapping[str, ClusterView]:
         return dict.fromkeys(topics, await self.wire.layout(topics))
 

@@ -33,7 +33,7 @@ from sluice.pipelines.records.kafka_batches.decode import next_position
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
 from sluice.resources.kafka.connection.connections import Patience, Wire
 from sluice.resources.kafka.fetch.broker_sessions import Sources, TrafficCounter, find_local_starts
-from sluice.resources.kafka.protocol.kafka_errors import AnswerLost, Location, TierTooSlow, is_passing
+from sluice.resources.kafka.protocol.kafka_errors import AnswerLost, Location, NoRecordsReturned, is_passing
 from sluice.resources.kafka.protocol.messages import FetchAsk, FetchPart, Leadership
 
 _ANSWER_BYTES = 1 << 30
@@ -352,10 +352,14 @@ class RangeReader:
         # twice, because a broker that just started may not know yet how far it may read.
         self._empty_answers += first
         if self._empty_answers >= _EMPTY_FOR_A_GAP:
-            starts = await find_local_starts(self._sources.wire.send, leadership.leader, [leadership])
-            if self._position < starts[self._range.tp]:
-                raise TierTooSlow
+            await self._check_gap(leadership)
             self._position = self._range.end
+
+    async def _check_gap(self, leadership: Leadership) -> None:
+        """Raise NoRecordsReturned unless compaction may have left no batch at the position."""
+        starts = await find_local_starts(self._sources.wire.send, leadership.leader, [leadership])
+        if self._position < starts[self._range.tp] or not await self._sources.may_compact(leadership):
+            raise NoRecordsReturned
 
     # -- errors
 

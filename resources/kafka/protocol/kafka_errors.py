@@ -77,11 +77,13 @@ class Untrusted(KafkaError):  # type: ignore[misc]
         self.code, self.certificate = code, certificate
 
 
-class TierTooSlow(RetriableError):  # type: ignore[misc]
-    """The broker did not get these offsets from tiered storage in time, or not within its quota."""
+class NoRecordsReturned(RetriableError):  # type: ignore[misc]
+    """The leader returned neither records nor an error for offsets that it must have."""
 
     def __init__(self) -> None:
-        super().__init__("tiered storage did not answer the broker in time")
+        super().__init__(
+            "the leader has these offsets, and returned no records: tiered storage is slow, or they are gone"
+        )
 
 
 class NoAddress(RetriableError):  # type: ignore[misc]
@@ -185,10 +187,11 @@ def _verdict(
                 FeedError,
                 "check the feed's `kafka:` section: bootstrap, files of certificate and key, password, proxy_url",
             )
-        case TierTooSlow():
+        case NoRecordsReturned():
             return KafkaUnavailable, (
-                "raise the brokers' remote.fetch.max.wait.ms (or, if they have a quota,"
-                " remote.log.manager.fetch.max.bytes.per.second), and repeat"
+                "with tiered storage, raise the brokers' remote.fetch.max.wait.ms (or, if they have a quota,"
+                " remote.log.manager.fetch.max.bytes.per.second), and repeat; without, compare the leader's log with"
+                " other replicas (kafka-dump-log)"
             )
         case NoAddress():
             return KafkaUnavailable, (

@@ -365,6 +365,23 @@ def _forbidden(behind, kind, name, operation=ACLOperation.ALL):
 # -- a hole in the log
 
 
+def test_a_segment_that_is_gone_from_a_disk_is_no_gap(behind, fresh_topic):
+    """The topic is not compacted: another replica, or a backup, may have the records."""
+    cluster = behind.cluster
+    topic = fresh_topic(config={"segment.ms": "1"}, cluster=cluster)
+    produce(cluster, topic, 80, enable_idempotence=False)
+    (state,) = describe(cluster, topic)
+    with transaction(cluster, topic, 1) as still_open:  # rolls the segment, and holds the last stable offset at 80
+        cluster.kill_broker(1, signal.SIGTERM)
+        os.truncate(behind.root / "node-1" / "data" / f"{topic}-0" / f"{0:020}.log", 0)
+        cluster.start_broker(1)
+        (item,) = fetch(cluster, [build_range(state, 0, 80)], patience=1.0)
+        still_open.abort_transaction()
+    assert isinstance(item, FetchFailed)
+    assert "no records" in str(item.error)
+    assert "kafka-dump-log" in item.error.remedy
+
+
 def test_compaction_may_leave_nothing_up_to_the_last_stable_offset(behind, fresh_topic):
     """No batch covers the end of the offset range: the position moves there on the leader's word.
 

@@ -26,6 +26,7 @@ from sluice.pipelines.ports import Fetched, FetchFailed
 from sluice.pipelines.status.batch_facts import notable
 from sluice.resources.kafka.connection.connection_settings import KafkaAddress
 from sluice.resources.kafka.connection.connections import Wire
+from sluice.resources.kafka.fetch.broker_sessions import Sources
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher, RangeReader
 from sluice.resources.kafka.protocol import messages
 from sluice.testing.logs import LogBatch, LogRecord, log
@@ -400,8 +401,12 @@ def _answer_by(monkeypatch, send):
     async def confirm(reader):
         return None
 
+    async def may_compact(sources, leadership):
+        return True
+
     monkeypatch.setattr(RangeReader, "_settle", settle)
     monkeypatch.setattr(RangeReader, "_confirm", confirm)
+    monkeypatch.setattr(Sources, "may_compact", may_compact)
     monkeypatch.setattr(Wire, "reach", reach)
     monkeypatch.setattr(Wire, "send", send)
     monkeypatch.setattr("sluice.resources.kafka.fetch.fetch.find_local_starts", find_starts)

@@ -131,7 +131,7 @@ def test_a_slow_tier_is_waited_for(tiered, fresh_topic):
     (failed,) = [item for item in fetch(tiered, [piece], patience=0.0) if isinstance(item, FetchFailed)]
     set_broker(tiered, QUOTA, None)
     assert isinstance(failed.error, KafkaUnavailable)
-    assert "tiered storage" in str(failed.error)
+    assert "tiered storage is slow" in str(failed.error)
     assert WAIT in failed.error.remedy
 
 
