@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,6 +72,18 @@ def test_nothing_of_a_tag_is_published_before_its_checks() -> None:
     assert jobs["image"]["needs"] == ["check", "test"]
     assert (jobs["publish"]["needs"], jobs["docs"]["needs"]) == ("image", "publish")
     assert {job["if"] for name, job in jobs.items() if name != "check"} == {"startsWith(github.ref, 'refs/tags/v')"}
+
+
+def test_actions_are_pinned_to_commits() -> None:
+    """A tag of another repository can be moved to other code, which would publish in our name."""
+    uses = [
+        line.partition("uses: ")[2]
+        for path in (GITHUB / "workflows").glob("*.yml")
+        for line in path.read_text().splitlines()
+        if "uses: " in line and "uses: ./" not in line
+    ]
+    assert len(uses) > 15
+    assert not [u for u in uses if not re.fullmatch(r"[a-z-]+/[a-z-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", u)]
 
 
 def test_labels_of_forms_exist() -> None:
