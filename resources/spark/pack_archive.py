@@ -35,6 +35,7 @@ from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.model.receipts import Progress, Reporter
@@ -94,7 +95,10 @@ _BLOCK = 4 << 20
 _KEPT = 3
 """Packs that stay in the cache: the last ones used."""
 _IN_USE = 21_600.0
-"""Seconds for which others stay after their last use: Spark sends the file to executors that come later."""
+"""Seconds for which others stay after their last use, besides those of processes at work: Spark sends the file to
+executors that come later."""
+_own_packs: dict[Path, BinaryIO] = {}
+"""The packs that this process has used, locked until it ends."""
 _MAKING = "making-"
 
 
@@ -139,6 +143,7 @@ def pack(report: Reporter = lambda progress: None, modules: Sequence[str] = ()) 
             _make(distributions, ours, path, report, (*_IMPORTED, *modules))
             created = True
         os.utime(path)
+        _mark_in_use(path)
         _forget(folder)
     names = tuple(f"{d.metadata['Name']} {d.version}" for d in distributions.values())
     unpacked = int(_notes(path).read_text() or 0) if _notes(path).exists() else 0
@@ -163,13 +168,30 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
+def _mark_in_use(path: Path) -> None:
+    """Keep the pack until this process ends."""
+    if path not in _own_packs:
+        _own_packs[path] = path.open("rb")
+        fcntl.flock(_own_packs[path], fcntl.LOCK_SH)
+
+
+def _is_in_use(path: Path) -> bool:
+    """Returns whether a process uses the pack."""
+    with path.open("r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def _forget(folder: Path) -> None:
     """Remove old packs, and what killed processes left of theirs: under the lock nobody makes one."""
     for unfinished in folder.glob(f"{_MAKING}*/"):
         shutil.rmtree(unfinished, ignore_errors=True)
     packs = sorted(folder.glob("sluice-pack-*.tar.gz"), key=lambda p: p.stat().st_mtime, reverse=True)
     for old in packs[_KEPT:]:
-        if time.time() - old.stat().st_mtime < _IN_USE:
+        if time.time() - old.stat().st_mtime < _IN_USE or _is_in_use(old):
             continue
         old.unlink(missing_ok=True)
         _notes(old).unlink(missing_ok=True)
@@ -359,7 +381,7 @@ class _Squeezed(io.RawIOBase):
     """gzip in blocks that all cores compress in parallel: a file of several members, which every gzip reads."""
 
     def __init__(self, out: io.BufferedWriter) -> None:
-        self._out, self._held = out, bytearray()
+        self._out, self._own_packs = out, bytearray()
         self._cores = os.cpu_count() or 1
         self._pool = ThreadPoolExecutor(self._cores, "sluice-pack")
         self._waiting: deque[Future[bytes]] = deque()
@@ -368,10 +390,10 @@ class _Squeezed(io.RawIOBase):
         return True
 
     def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
-        self._held += data
-        while len(self._held) >= _BLOCK:
-            self._submit(bytes(self._held[:_BLOCK]))
-            del self._held[:_BLOCK]
+        self._own_packs += data
+        while len(self._own_packs) >= _BLOCK:
+            self._submit(bytes(self._own_packs[:_BLOCK]))
+            del self._own_packs[:_BLOCK]
         return len(data)
 
     def _submit(self, block: bytes) -> None:
@@ -381,7 +403,7 @@ class _Squeezed(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
-            self._submit(bytes(self._held))
+            self._submit(bytes(self._own_packs))
             while self._waiting:
                 self._out.write(self._waiting.popleft().result())
             self._pool.shutdown()

@@ -54,6 +54,20 @@ def test_a_pack_that_a_running_application_may_still_send_stays(tmp_path: Path) 
     assert len(list(tmp_path.iterdir())) == 5
 
 
+def test_a_pack_stays_as_long_as_a_process_that_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack_archive, "_own_packs", {})
+    packs = [tmp_path / f"sluice-pack-{number}.tar.gz" for number in range(5)]
+    for number, pack in enumerate(packs):
+        pack.touch()
+        os.utime(pack, (number, number))
+    pack_archive._mark_in_use(packs[0])
+    pack_archive._forget(tmp_path)
+    assert [pack.exists() for pack in packs] == [True, False, True, True, True]
+    pack_archive._own_packs[packs[0]].close()  # as when it ends
+    pack_archive._forget(tmp_path)
+    assert not packs[0].exists()
+
+
 _ASK = """
 import pickle, sys
 lake = pickle.load(open(sys.argv[1], "rb"))
