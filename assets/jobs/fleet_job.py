@@ -213,7 +213,8 @@ class Fleet:
             parts.append(f"{len(failed)} failed: {', '.join(failed)}")
         if self._left:
             parts.append(f"{len(self._left)} left to the next run: {', '.join(self._left)}")
-        metadata = {"done": done, "failed": len(failed), "left": len(self._left)}
+        # Spaces: no feed has such a name.
+        metadata = {"feeds done": done, "feeds failed": len(failed), "feeds left": len(self._left)}
         return "; ".join(parts), metadata | {n: f"{type(e).__name__}: {e}"[:500] for n, e in errors.items() if e}
 
 
