@@ -186,11 +186,11 @@ class _Piece(SlotPiece):
     def take(self, data: Array, t: Any, results: Any, out: int, bad: int) -> None:
         """Append the block in the tables, with defaults for fields that were not written."""
         if out:
-            bad_item, bad_node = (
-                np.empty(4 * len(results.source), np.int64),
-                np.empty(4 * len(results.source), np.int32),
-            )
-            n = loops.settle(t, out, bad_item, bad_node)
+            n = room = 2 * len(results.source)
+            while n == room:  # there may be more: a record's lists may have many elements
+                room *= 2
+                bad_item, bad_node = np.empty(room, np.int64), np.empty(room, np.int32)
+                n = loops.settle(t, out, bad_item, bad_node)
             for node in np.unique(bad_node[:n]).tolist():
                 items = bad_item[:n][bad_node[:n] == node] + self._columns[node].items
                 self._note(self._nodes[node], make_faults(items, np.full(len(items), loops.MISSING)))

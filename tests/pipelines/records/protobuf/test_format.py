@@ -345,3 +345,11 @@ def test_a_list_of_more_elements_than_a_record_may_have_is_refused() -> None:
     landed, held, _ = convert(reader_of("message R { repeated int32 x = 1; }"), [b"\x08\x01", data])
     assert landed["x"].to_pylist() == [[1]]
     assert [r[0] for r in refused(held)] == ["too_large"]
+
+
+def test_missing_required_fields_of_a_whole_block() -> None:
+    text = 'syntax = "proto2"; message R { repeated L ls = 1; } message L { optional int32 a=1; required int32 b=2; }'
+    lacking, short, sound = b"\x0a\x00" * 100_000, b"\x0a\x02\x08\x01", b"\x0a\x02\x10\x05"
+    landed, quarantined, _ = convert(reader_of(text, "R"), [lacking, short, sound, short])
+    assert landed["ls"].to_pylist() == [[{"a": None, "b": 5}]]
+    assert [r[:2] for r in refused(quarantined)] == [("missing", "ls[].b")] * 3
