@@ -136,7 +136,7 @@ class _ReasonColumns:
         """The columns of `REFUSED` that follow the record, for rows that broke these expectations."""
         n = len(expectations)
         texts = [
-            pa.DictionaryArray.from_arrays(fixed_width(pa.int16(), positions[expectations]), words)
+            pa.DictionaryArray.from_arrays(fixed_width(pa.int32(), positions[expectations]), words)
             for positions, words in self._texts
         ]
         nowhere = pa.Array.from_buffers(pa.int32(), n, [pa.py_buffer(bytes((n + 7) // 8)), pa.py_buffer(bytes(4 * n))])
@@ -146,7 +146,7 @@ class _ReasonColumns:
 def _encode_texts(texts: Sequence[str]) -> tuple[Array, pa.Array]:
     """For each text its index among the distinct texts, and these."""
     order = {text: i for i, text in enumerate(dict.fromkeys(texts))}
-    return np.array([order[t] for t in texts], np.int16), text_array([*order])
+    return np.array([order[t] for t in texts], np.int32), text_array([*order])
 
 
 class ContractFormat:

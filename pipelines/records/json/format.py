@@ -198,10 +198,10 @@ def make_refused_rows(
     raw: pa.RecordBatch, refused: RefusedRecords, explanations: Sequence[tuple[Reason, str, str]], positions: Array
 ) -> pa.RecordBatch:
     """Records as they came, with reasons: `explanations[positions[i]]` (reason, path, detail) is row i's."""
-    at = positions.reshape(-1).astype(np.int16)
+    at = positions.reshape(-1).astype(np.int32)
     stages = _encode_texts([str(stage_of(reason)) for reason, _, _ in explanations], at)
     reasons = _encode_texts([str(reason) for reason, _, _ in explanations], at)
-    expectations = _encode_texts([""], np.zeros(len(at), np.int16), np.zeros(len(at), np.bool_))
+    expectations = _encode_texts([""], np.zeros(len(at), np.int32), np.zeros(len(at), np.bool_))
     fields = _encode_texts([path for _, path, _ in explanations], at, refused.nodes >= 0)
     where = pa.Array.from_buffers(
         pa.int32(), len(at), [_make_bits(refused.positions >= 0), pa.py_buffer(refused.positions.astype(np.int32))]
@@ -246,7 +246,7 @@ def _make_nulls(values: pa.Array) -> pa.Array:
 
 def _encode_texts(texts: list[str], positions: Array, valid: Array | None = None) -> pa.DictionaryArray:
     bitmap = None if valid is None else _make_bits(valid)
-    chosen = pa.Array.from_buffers(pa.int16(), len(positions), [bitmap, pa.py_buffer(positions)])
+    chosen = pa.Array.from_buffers(pa.int32(), len(positions), [bitmap, pa.py_buffer(positions)])
     return pa.DictionaryArray.from_arrays(chosen, text_array(texts))
 
 

@@ -138,7 +138,7 @@ def time_column(schema: pa.Schema) -> str:
     return "kafka_timestamp" if "kafka_timestamp" in schema.names else "timestamp"
 
 
-_FEW = pa.dictionary(pa.int16(), pa.string())
+_FEW = pa.dictionary(pa.int32(), pa.string())
 
 COORDINATES = tuple(f for f in RawFormat.schema if f.name != "value")
 """The columns of a record that typed rows keep, besides the value."""
@@ -171,7 +171,7 @@ def quarantine_rows(refused: pa.RecordBatch, batch: int, contract: str) -> pa.Re
     """Rows of `REFUSED`, completed to rows of `QUARANTINED` by the batch and the hash of its contract (empty: none)."""
     n = refused.num_rows
     valid = None if contract else pa.py_buffer(bytes((n + 7) // 8))
-    indices = pa.Array.from_buffers(pa.int16(), n, [valid, pa.py_buffer(bytes(2 * n))])
+    indices = pa.Array.from_buffers(pa.int32(), n, [valid, pa.py_buffer(bytes(4 * n))])
     hashes = pa.DictionaryArray.from_arrays(indices, text_array([contract]))
     return pa.RecordBatch.from_arrays(
         [*refused.columns, fixed_width(pa.int64(), np.full(n, batch, np.int64)), hashes], schema=QUARANTINED

@@ -177,3 +177,12 @@ def test_a_byte_order_mark_before_the_records_own_bytes(wire: WireFormat) -> Non
     rows, refused = ids(wire, [head + value for value in own])
     assert rows == [1, 2, 3]
     assert [(place, reason) for place, reason, *_ in refused] == [(n, "not_json") for n in (3, 4, 5, 6)]
+
+
+def test_refused_records_of_more_schemas_than_16_bits_can_number() -> None:
+    last = 40_000
+    _, quarantined = convert(
+        reader_of(SCHEMA, WireFormat.CONFLUENT), [b"\0" + struct.pack(">I", i) for i in range(last + 1)]
+    )
+    details = quarantined["detail"].to_pylist() if quarantined else []
+    assert [d.partition(" (schema ")[2] for d in details] == [f"{i})" for i in range(last + 1)]
