@@ -101,7 +101,9 @@ def compare(
     if head is None:
         return TableComparison(None, live, batches, pending=tuple(sorted(live)))
     table_files = table.files() if head.snapshot is not None else {}
-    mark = head.mark if trusted_mark(ledger, state, head) else state.number
+    # after a snapshot of somebody else, such as rewritten manifests, all files below the mark are compared
+    is_known = trusted_mark(ledger, state, head) or (head.own_mark is None and head.mark > 0)
+    mark = head.mark if is_known else state.number
     later = addresses(lake, (b for b in batches if b.number >= mark))
     lacking, others = live.keys() - table_files.keys(), table_files.keys() - live.keys()
     stale = _stale(ledger, lake, state, others, kind)

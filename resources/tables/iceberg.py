@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines.errors import CatalogUnavailable, PartUnreadable, SetupError, SluiceError
+from sluice.pipelines.errors import CatalogUnavailable, PartUnreadable, SetupError, SluiceError, TableRefused
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.s3_section import S3Settings
 from sluice.pipelines.lake.parquet import is_misread_by_iceberg, read_bounds
@@ -50,8 +50,10 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
+    from pyiceberg.schema import Schema
     from pyiceberg.table import Table, Transaction
     from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.name_mapping import MappedField
     from pyiceberg.table.snapshots import Snapshot
 
 _IMPORTING = Lock()
@@ -161,8 +163,10 @@ class IcebergTable:
 
     def commit(self, change: TableChange) -> int:
         table = self._known
+        if change.add:
+            self._check_unpartitioned()
         with self._changing(), without_history(table) as transaction:
-            _evolve(transaction, change.columns)
+            self._evolve(transaction, change.columns)
             self._stage_files(transaction, change)
             properties = {COMPLETE: change.complete} if change.complete else {}
             transaction.set_properties({MARK: str(change.mark), **properties})
@@ -173,20 +177,45 @@ class IcebergTable:
             transaction.set_properties({COMPLETE: complete})
 
     def misread(self) -> tuple[str, ...]:
-        table, addresses = self._known, [*self.files()]
+        table = self._known
+        partitioned = {number for number, spec in table.specs().items() if spec.fields}
 
-        def is_misread(address: str) -> bool:
+        def is_misread(file: DataFile) -> bool:
             try:
-                return is_misread_by_iceberg(_footer(table.io, address)[0])
+                return file.spec_id in partitioned or is_misread_by_iceberg(_footer(table.io, file.file_path)[0])
             except PartUnreadable:  # an audit names it
                 return False
 
         with self._asking():
-            return tuple(compress(addresses, map_parallel(is_misread, addresses)))
+            live = [e.data_file for e in _entries(table, table.current_snapshot()) if _is_live(e)]
+            return tuple(f.file_path for f in compress(live, map_parallel(is_misread, live)))
 
     def repair(self) -> bool:
         """The bounds are in the files themselves, which `maintenance/compaction.py` writes again."""
         return False
+
+    def _check_unpartitioned(self) -> None:
+        """Raises TableRefused for a table with partitions: a file has rows of several, and readers would miss some."""
+        if spec := ", ".join(f.name for f in self._known.spec().fields):
+            raise TableRefused(
+                f"{self.name} was partitioned by {spec}, and landed files have rows of several partitions",
+                remedy="drop its partition fields (in Spark: ALTER TABLE … DROP PARTITION FIELD …); the next sync adds "
+                "the pending files",
+            )
+
+    def _evolve(self, transaction: Transaction, columns: Mapping[str, str]) -> None:
+        """Add the columns that the table lacks, and widen those that have become wider. Readers find them by name.
+
+        Raises TableRefused for a renamed column: added again by its name in files, it would take the other's values.
+        """
+        before = transaction.table_metadata
+        _evolve(transaction, columns)
+        for name, now in _find_renamed(before, transaction.table_metadata.schema()):
+            raise TableRefused(
+                f"column {name} of {self.name} was renamed to {now}, and landed files have it as {name}",
+                remedy=f"rename it back (ALTER TABLE … RENAME COLUMN {now} TO {name}); the next sync adds the pending "
+                "files. A view may give it another name",
+            )
 
     def _stage_files(self, transaction: Transaction, change: TableChange) -> None:
         table, about = self._known, {**change.about, MARK: str(change.mark)}
@@ -353,6 +382,23 @@ def _evolve(transaction: Transaction, columns: Mapping[str, str]) -> None:
     with transaction.update_schema() as update:
         update.union_by_name(_arrow(columns))
     transaction.set_properties({_COLUMNS: f"{digest}/{transaction.table_metadata.current_schema_id}"})
+
+
+def _find_renamed(before: TableMetadata, schema: Schema) -> Iterator[tuple[str, str]]:
+    """Yields each new column of the schema that the table already had under another name, with that name."""
+    former = before.schema()
+    added = {*schema.column_names}.difference(former.column_names)
+    for name, id in _list_names(before.name_mapping() or ()):
+        if name in added and id is not None and (now := former.find_column_name(id)):
+            yield name, now
+
+
+def _list_names(fields: Iterable[MappedField], above: str = "") -> Iterator[tuple[str, int | None]]:
+    """Yields each name of a mapping, with those of its parents, and the id of its column."""
+    for field in fields:
+        for name in field.names:
+            yield above + name, field.field_id
+            yield from _list_names(field.fields, f"{above}{name}.")
 
 
 def describe_files(io: FileIO, metadata: TableMetadata, addresses: Sequence[str]) -> list[DataFile]:

@@ -12,6 +12,7 @@ from sluice.pipelines.landing import writer
 from sluice.pipelines.maintenance.compaction import renew
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.tables.check import comparison
+from sluice.resources.tables.iceberg import IcebergTable
 from sluice.testing.engine import owner
 from tests.pipelines.landed_world import A, B, pieces
 from tests.pipelines.tables.worlds import IcebergWorld
@@ -54,3 +55,27 @@ def test_old_files_of_a_table_are_replaced_and_the_others_stay(tmp_path: Path, m
     world.check_same()
     assert comparison(world.fresh_ledger(), world.lake, world.table()).right
     assert _renew(world) == 0
+
+
+def test_files_that_came_into_a_partition_are_described_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older release added them without their values to a table that somebody had partitioned."""
+    from pyiceberg.transforms import DayTransform
+
+    world = IcebergWorld(tmp_path)
+    world.land(*pieces(A, 50))
+    world.sync()
+    with world.iceberg.update_spec() as change:
+        change.add_field("timestamp", DayTransform(), "day")
+    world.land(*pieces(B, 50))
+    with monkeypatch.context() as earlier:
+        earlier.setattr(IcebergTable, "_check_unpartitioned", lambda table: None)
+        world.sync()
+    assert len(_misread(world)) == 4
+    with world.iceberg.update_spec() as change:
+        change.remove_field("day")
+    assert _renew(world) == 4
+    world.sync()
+    assert _misread(world) == ()
+    assert world.iceberg.scan("timestamp >= '2000-01-01T00:00:00+00:00'").to_arrow().num_rows == 400
+    world.check_same()
+    world.check()

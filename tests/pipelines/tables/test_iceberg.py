@@ -15,6 +15,7 @@ pytest.importorskip("pyiceberg")
 
 from pyiceberg.catalog import load_catalog
 from pyiceberg.expressions import EqualTo, GreaterThanOrEqual, In, IsNull, LessThanOrEqual
+from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, Transform
 
 from sluice.pipelines.errors import PartUnreadable, TableRefused
 from sluice.pipelines.model.tables import TableChange, TableOperation
@@ -194,6 +195,61 @@ def test_a_commit_does_not_look_at_older_snapshots(place: Place) -> None:
     found = place.iceberg.metadata
     assert (len(found.snapshots), len(found.snapshot_log), len(found.metadata_log)) == (4, 4, 4)
     assert [s.parent_snapshot_id for s in found.snapshots] == [None, *(s.snapshot_id for s in found.snapshots[:3])]
+
+
+@pytest.mark.parametrize(
+    ("column", "by"),
+    [("us", DayTransform()), ("n", IdentityTransform()), ("s", BucketTransform(4))],
+    ids=["day", "identity", "bucket"],
+)
+def test_a_table_with_partitions_gets_no_file_that_a_filter_would_miss(
+    tmp_path: Path, column: str, by: Transform[Any, Any]
+) -> None:
+    """Somebody partitioned it: a file's rows are of several partitions, and a manifest has one value for a file."""
+    orders = Place(tmp_path)
+    columns = {"us": "timestamp(us)", "n": "int64", "s": "string"}
+    values = {"us": [NOON, None], "n": [1, None], "s": ["a", None]}
+    first, second = (orders.write(f"{n}.parquet", columns, values) for n in "ab")
+    orders.add(columns, first)
+    with orders.iceberg.update_spec() as change:
+        change.add_field(column, by, "theirs")
+    with pytest.raises(TableRefused, match="was partitioned by theirs"):
+        orders.add(columns, second)
+    orders.table.look()
+    orders.table.commit(TableChange(TableOperation.DELETE, 9, (), (first,), columns, {}))
+    with orders.iceberg.update_spec() as change:
+        change.remove_field("theirs")
+    orders.add(columns, first, second)
+    for test in (EqualTo("us", NOON.isoformat()), EqualTo("n", 1), EqualTo("s", "a"), IsNull(column)):
+        assert orders.iceberg.scan(test).to_arrow().num_rows == 2, test
+
+
+@pytest.mark.parametrize(("old", "new"), [("n", "o"), ("s", "t"), ("s.a.b", "z")])
+def test_a_renamed_column_does_not_lose_its_values_to_a_new_one(tmp_path: Path, old: str, new: str) -> None:
+    orders = Place(tmp_path)
+    orders.add(OUTER, orders.write("one.parquet", OUTER, BEFORE))
+    with orders.iceberg.update_schema() as change:
+        change.rename_column(old, new)
+    now = ".".join([*old.split(".")[:-1], new])
+    address = orders.write("two.parquet", INNER, AFTER)
+    before = orders.iceberg.scan().to_arrow()
+    with pytest.raises(TableRefused, match=f"column {old}.* was renamed to {now}, "):
+        orders.add(INNER, address)
+    assert orders.iceberg.scan().to_arrow().equals(before)
+    with orders.iceberg.update_schema() as change:
+        change.rename_column(now, old.split(".")[-1])
+    orders.add(INNER, address)
+    assert sorted(orders.iceberg.scan().to_arrow().to_pylist(), key=lambda r: r["n"]) == GROWN
+
+
+def test_a_dropped_column_is_there_again_with_the_next_file(tmp_path: Path) -> None:
+    orders = Place(tmp_path)
+    orders.add(OUTER, orders.write("one.parquet", OUTER, BEFORE))
+    with orders.iceberg.update_schema() as change:
+        change.delete_column("n")
+    orders.add(INNER, orders.write("two.parquet", INNER, AFTER))
+    assert sorted(orders.iceberg.scan().to_arrow().to_pylist(), key=lambda r: r["n"]) == GROWN
+    assert orders.iceberg.scan(EqualTo("n", 1)).to_arrow().num_rows == 1
 
 
 def test_an_error_that_no_setting_causes_does_not_blame_the_settings() -> None:

@@ -329,6 +329,24 @@ def test_a_property_that_somebody_sets_changes_no_row(world: TableWorld) -> None
         world.sync()
 
 
+def test_a_snapshot_of_others_that_changes_no_file_is_fine(world: TableWorld) -> None:
+    """As of rewritten manifests."""
+    world.land(*pieces(A, 20), *pieces(B, 100))
+    world.sync()
+    world.append(world.read().slice(0, 0))
+    world.compact([START])
+    world.land(*pieces(A, 50, 200, 300))
+    done = world.sync()
+    assert (done.added, done.removed) == (3, 5)
+    world.check_same()
+    world.append(world.read().slice(0, 0))
+    assert world.sync().commits == 0
+    world.delete("partition = 1")
+    world.land(*pieces(B, 50, 200, 300))
+    with pytest.raises(TableDiffers, match="2 files of the feed are missing in it"):
+        world.sync()
+
+
 def test_a_table_of_another_ledger_is_left_alone(world: TableWorld, tmp_path: Path) -> None:
     world.land(*pieces(A, 100))
     world.sync()
