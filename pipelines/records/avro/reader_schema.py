@@ -77,6 +77,8 @@ class AvroReader:
         if not more:
             return self
         schema = json.loads(self.texts[-1])
+        while isinstance(schema["type"], dict):  # a type may stand in an object of its own
+            schema = schema["type"]
         return AvroReader((*self.texts[:-1], json.dumps(schema | {"fields": [*schema["fields"], *more]})), self.wire)
 
     @property

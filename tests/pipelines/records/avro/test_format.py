@@ -12,7 +12,7 @@ from sluice.pipelines.records.avro.reader_schema import AvroReader
 from sluice.pipelines.records.avro.schema import AvroSchemaError
 from sluice.pipelines.records.json import scan_tables
 from sluice.pipelines.records.rows.wire_format import WireFormat
-from sluice.pipelines.schema.schema import SchemaError
+from sluice.pipelines.schema.schema import SchemaError, parse_schema
 from tests.pipelines.records.avro.rows import Schemas, convert, encoded, reader_of
 from tests.pipelines.records.json.rows import FIRST
 
@@ -192,3 +192,9 @@ def test_too_many_elements_are_refused_and_their_neighbours_are_not(monkeypatch:
     assert held.select(["offset", "reason", "field"]).to_pylist() == [
         {"offset": FIRST + 2, "reason": "too_large", "field": "x"}
     ]
+
+
+def test_columns_are_added_to_a_record_in_an_object_of_its_own() -> None:
+    record = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
+    columns = {"a": "int32 not null", "b": "string"}
+    assert reader_of({"type": record}).grown(parse_schema(columns)).columns.texts() == columns
