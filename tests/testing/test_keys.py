@@ -119,6 +119,16 @@ def test_keys_whose_schema_is_named_in_apicurios_header(project: Project) -> Non
     assert found.quarantined["reason"].to_pylist() == ["not_avro"]
 
 
+def test_other_fields_of_keys_become_no_columns(project: Project) -> None:
+    """A column made of them would be read from the value."""
+    schema = {"type": "object", "properties": {"c": {"type": "string"}}}
+    feed = FEED + "key: {format: json_schema, schema_file: key.avsc}\npolicies: {on_drift: evolve}\n"
+    message = Message(b'{"id":1,"b":true}', key=b'{"c":"a","region":"eu"}')
+    project.land(feed, schema, message)
+    rows = project.land(feed, schema, message, message).rows
+    assert [name for name in rows.column_names if not name.startswith("kafka_")] == ["id", "key_c", "b", "_extra"]
+
+
 @pytest.mark.parametrize(
     ("feed", "said"),
     [

@@ -147,7 +147,8 @@ def _get_offsets(rows: pa.Table, name: str) -> Array:
 
 
 def _rename_field(drift: Drift) -> Drift:
-    return replace(drift, field=KEY_PREFIX + drift.field)
+    """The drift of a key's field, without a type: a column made of it would be read from values."""
+    return replace(drift, field=KEY_PREFIX + drift.field, type="")
 
 
 def _wrap_texts(column: pa.DictionaryArray, before: str, after: str) -> pa.DictionaryArray:
