@@ -134,7 +134,7 @@ class Opener:
 
     def messages(self, records: pa.RecordBatch) -> tuple[list[bytes], Array]:
         """The names of messages in records' headers, empty for none: each once, and which is whose."""
-        rows, data, begins, sizes = _in_headers(_get_headers(records), APICURIO_MESSAGE, last=True)
+        rows, data, begins, sizes = _in_headers(_get_headers(records), APICURIO_MESSAGE)
         return _index_values(records.num_rows, rows, data, begins, np.minimum(sizes, _MOST_NAME))
 
     def _of_headers(self, headers: pa.Array) -> Array:
@@ -153,7 +153,7 @@ class Opener:
     def _of_apicurio(self, headers: pa.Array) -> Array:
         schemas = np.full(len(headers), -NO_HEADER, np.int64)
         for kind, name in reversed([*enumerate(APICURIO_IDS.values())]):
-            rows, data, begins, sizes = _in_headers(headers, name, last=True)
+            rows, data, begins, sizes = _in_headers(headers, name)
             right = np.flatnonzero(sizes == _NUMBER)
             right = right[data[begins[right]] < 0x80]  # no number is below 0
             both = np.zeros((len(right), 2 * _NUMBER), np.uint8)
@@ -223,9 +223,11 @@ def _index_values(records: int, rows: Array, data: Array, begins: Array, sizes: 
     return list(kinds), which
 
 
-def _in_headers(headers: pa.Array, name: str, *, last: bool = False) -> tuple[Array, Array, Array, Array]:
-    """The rows that have a header of this name; the data of such headers, their places and sizes in it. Of several in a
-    row the first counts, or the last."""
+def _in_headers(headers: pa.Array, name: str) -> tuple[Array, Array, Array, Array]:
+    """The rows that have a header of this name; the data of such headers, their places and sizes in it.
+
+    Of several in a row the last counts: serializers add theirs behind those of a record that was forwarded.
+    """
     none = (np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64))
     if headers.values is None or not len(headers.values):
         return none
@@ -235,9 +237,9 @@ def _in_headers(headers: pa.Array, name: str, *, last: bool = False) -> tuple[Ar
     at = at[(at >= ends[0]) & (at < ends[-1])]
     if not len(at):
         return none
-    at = at[::-1] if last else at
-    rows, firsts = np.unique(np.searchsorted(ends[1:], at, side="right"), return_index=True)
-    data, begins, sizes = _find_spans(headers.values.field(1), at[firsts])
+    at = at[::-1]
+    rows, lasts = np.unique(np.searchsorted(ends[1:], at, side="right"), return_index=True)
+    data, begins, sizes = _find_spans(headers.values.field(1), at[lasts])
     nonempty = np.flatnonzero(sizes > 0)
     return rows[nonempty], data, begins[nonempty], sizes[nonempty]
 

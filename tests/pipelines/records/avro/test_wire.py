@@ -54,9 +54,10 @@ def test_what_apicurios_serializers_write() -> None:
 
 
 def test_numbers_and_guids_in_headers() -> None:
+    """Confluent's serializers add a header to those that a forwarded record has: the last one counts."""
     number, guid = (ID_HEADER, b"\0" + struct.pack(">I", 3)), (ID_HEADER, b"\1" + FIRST_GUID.bytes)
     values: list[bytes | None] = [bare(0, new=True), bare(1, new=False), None, bare(3, new=True), b"\2x"]
-    records = with_headers(chunk(values), [[("a", b"1"), number], [guid, number], [], [], [guid]])
+    records = with_headers(chunk(values), [[("a", b"1"), guid, number], [number, guid], [], [], [guid]])
     rows, held = converted(WireFormat.CONFLUENT_HEADERS, records, {3: NEW, str(FIRST_GUID): OLD})
     assert rows == [{"id": 0, "note": "n0"}, {"id": 1, "note": "-"}, {"id": None, "note": None}]
     assert [h[:2] for h in held] == [(3, "not_avro"), (4, "not_avro")]
