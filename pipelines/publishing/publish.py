@@ -201,8 +201,11 @@ def _check_below(roots: Sequence[str], names: Sequence[str], number: int) -> Non
 
 
 def _show(lake: Lake, part: Part) -> bool:
-    """Returns whether this call made the part visible. If the source is missing, another run showed or replaced it."""
-    if lake.size(part.path) is not None:
+    """Returns whether this call made the part visible. If the source is missing, another run showed or replaced it.
+
+    Raises ProofFailed for a file of another size in its place: staging has the only copy then.
+    """
+    if lake.size(part.path) == part.file_bytes:
         return False
     try:
         lake.show(part.staged, part.path)

@@ -104,7 +104,7 @@ class ObjectLake(ABC):
         there, here = self._find_size(key), self._find_size(origin)
         if here is None:
             raise FileNotFoundError(errno.ENOENT, "the file is not in the lake", source)
-        if there is None:
+        if there is None or there == 0 < here:  # on Azure a copy that goes on is an empty object
             try:
                 there = self._copy(origin, key, here)
             except NotThere:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 
+import pytest
+
+from sluice.pipelines.errors import ProofFailed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import AbandonEntry, OriginEntry, OriginItem, PlanEntry
@@ -11,8 +15,10 @@ from sluice.pipelines.model.kafka import Isolation, Key
 from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.publishing.publish import abandon, publish, roll_forward, roll_forward_own
+from sluice.resources.lake.local_lake import LocalLake
 from sluice.testing.engine import owner
 from sluice.testing.lake import MemoryLake
+from tests.pipelines import landed_world
 
 KEY = Key("orders", 0, "id-1")
 
@@ -95,6 +101,22 @@ def test_a_batch_just_published_is_shown_by_its_names() -> None:
     assert world.staged == left != set()
     world.roll()
     assert world.staged == set()
+
+
+def test_a_broken_file_in_the_place_of_a_part_does_not_cost_the_staged_one(tmp_path: Path) -> None:
+    """As of a tool that copies the lake and was stopped."""
+    world = landed_world.World(tmp_path, lake=LocalLake(tmp_path / "lake"))
+    s = world.build_range(landed_world.A, 0, 100)
+    batch = world.plan([s])
+    receipt = world.landed(s, batch, world.ledger.plan(batch).hash, 0, 1)
+    publish(world.ledger, batch, owner("landing"), [receipt], [])
+    world.lake.put(receipt.parts[0].path, b"PAR1")
+    for _ in range(2):
+        with pytest.raises(ProofFailed, match="another size"):
+            roll_forward(world.fresh_ledger(), world.lake, "orders")
+    world.lake.remove(receipt.parts[0].path)
+    roll_forward(world.fresh_ledger(), world.lake, "orders")
+    world.check()
 
 
 def test_unchosen_attempts_never_show() -> None:

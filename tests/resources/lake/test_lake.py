@@ -507,6 +507,13 @@ def test_a_copy_that_is_disturbed_is_made_once(lake: S3Lake, between: Proxy, how
     assert lake.get("data/p") == b"rows"
 
 
+def test_an_empty_object_is_no_copy(lake: S3Lake) -> None:
+    lake.put("staging/p", b"rows")
+    lake.put("data/p", b"")
+    lake.show("staging/p", "data/p")
+    assert lake.get("data/p") == b"rows"
+
+
 def test_what_is_too_large_for_one_copy_is_copied_by_ranges(lake: S3Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lake_s3, "COPIED_AT_ONCE", 6 * MIB)
     monkeypatch.setattr(lake_s3, "COPY_RANGE", 5 * MIB)
