@@ -149,7 +149,10 @@ class _Publisher:
                 self._note_foreign(self._beside())
             if trusted_mark(ledger, state, head):
                 end, changes, never = self._find_pending(state, head)
-                self._note_removing(self._find_present(never))
+                going = self._find_present(never)
+                self._note_removing(going)
+                if going and not changes:  # a publisher that is about to add one of them must not succeed
+                    changes = [self._change(state, TableOperation.APPEND, end, ())]
             else:
                 end, changes = state.number, self._difference(state, head)
             if changes:

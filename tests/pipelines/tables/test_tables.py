@@ -151,6 +151,29 @@ def test_two_publishers_add_each_file_once(world: TableWorld) -> None:
     world.check_same()
 
 
+def test_a_slow_publisher_adds_no_file_that_was_retired_and_removed(
+    world: TableWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.land(*pieces(A, 100, 100), *pieces(B, 100, 100))
+    world.sync()
+    world.land(*pieces(A, 100, 0, 100), *pieces(B, 100, 0, 100))
+    kind, name = world.commits_by()
+    commit = getattr(kind, name)
+
+    def sleep_then_commit(*args: Any, **how: Any) -> Any:
+        monkeypatch.setattr(kind, name, commit)
+        expire(world.ledger, world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
+        assert len(world.sync(expire_before=world.now).cleaned) == 2
+        try:
+            return commit(*args, **how)
+        finally:
+            assert len(world.offsets()) == 200
+
+    monkeypatch.setattr(kind, name, sleep_then_commit)
+    world.sync()
+    world.check_same()
+
+
 def test_publishers_side_by_side_add_each_file_once(world: TableWorld) -> None:
     for piece in pieces(A, 50):
         world.land(piece)
