@@ -32,7 +32,7 @@ from sluice.pipelines.schema.arrays import buffers_of, indices, text_array
 MOST_INFLATED = 64 << 20
 """Bytes of a compressed record; of several that are opened at once, too, but for the last."""
 MOST_GUIDS = 10_000
-"""How many GUIDs are kept. Beyond that all are forgotten, and counted on."""
+"""How many GUIDs are kept from one chunk to the next. Beyond that all are forgotten, and counted on."""
 _FIRST_GUID = 1 << 40
 _MAGIC = {WireFormat.CONFLUENT: 0, WireFormat.APICURIO: 0, WireFormat.APICURIO3: 0, WireFormat.GLUE: 3}
 _COMPRESSED = 5
@@ -75,6 +75,9 @@ class Opener:
 
     def open(self, records: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Opened]]:
         """The records with their values; in several parts where inflated ones take much room."""
+        if len(self._guids) > MOST_GUIDS:
+            self._guids.clear()
+            self._named.clear()
         values = records.column(records.schema.get_field_index("value"))
         schemas = self.schemas(records)
         if self._wire is not WireFormat.GLUE:
@@ -174,9 +177,6 @@ class Opener:
 
     def _number(self, guid: bytes) -> int:
         if guid not in self._guids:
-            if len(self._guids) >= MOST_GUIDS:
-                self._guids.clear()
-                self._named.clear()
             self._guids[guid] = self._next
             self._named[self._next] = self._format_guid(guid)
             self._next += 1

@@ -186,3 +186,10 @@ def test_refused_records_of_more_schemas_than_16_bits_can_number() -> None:
     )
     details = quarantined["detail"].to_pylist() if quarantined else []
     assert [d.partition(" (schema ")[2] for d in details] == [f"{i})" for i in range(last + 1)]
+
+
+def test_all_guids_of_a_chunk_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_schema_lookup, "MOST_GUIDS", 1)
+    guids = [UUID(int=i) for i in range(5)]
+    _, refused = ids(WireFormat.GLUE, [glue(b"x", guid) for guid in guids])
+    assert [r[2] for r in refused] == [str(guid) for guid in guids]
