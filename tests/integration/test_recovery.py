@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -384,7 +385,7 @@ def test_a_truncated_or_newer_entry_stops_everything_and_changes_nothing(place: 
     lake.put(last, whole[: len(whole) // 2])
     with pytest.raises(LedgerCorrupt, match=last):
         run(feed)
-    lake.put(last, whole.replace(b'"format":1', b'"format":7', 1))
+    lake.put(last, json.dumps(json.loads(whole) | {"format": 7}).encode())
     with pytest.raises(LedgerTooNew):
         run(feed)
     lake.put(last, whole)
