@@ -199,7 +199,7 @@ def _replace(stack: ExitStack, storage: object, name: str, by: object) -> None:
 
 @contextmanager
 def _open_engine(url: str) -> Iterator[Engine]:
-    """Keeps one connection open. Who connects while it is in use, or after the block, gets another."""
+    """Keep one connection open for the block. A caller gets another while it is in use, and after the block."""
     engine = create_engine(url, pool_size=1, max_overflow=-1, connect_args={"timeout": _BUSY_SECONDS})
     try:
         yield engine
@@ -212,8 +212,8 @@ def _open_file(url: str) -> Iterator[Callable[[], AbstractContextManager[Connect
     """Yields the function that gives the file's one connection, in a transaction that ends with the block. Callers wait
     for each other.
 
-    The file is closed when no thread is in a transaction: SQLite crashes otherwise. One that a hung thread does not
-    leave stays open. A thread that connects afterwards gets a connection of its own.
+    The file is closed when no thread is in a transaction: SQLite crashes otherwise. A transaction that hangs keeps it
+    open. A thread that connects afterwards gets a connection of its own.
     """
     lock = Lock()
     engine = create_engine(url, pool_size=1, max_overflow=-1, connect_args={"timeout": _BUSY_SECONDS})

@@ -381,7 +381,7 @@ class _Squeezed(io.RawIOBase):
     """gzip in blocks that all cores compress in parallel: a file of several members, which every gzip reads."""
 
     def __init__(self, out: io.BufferedWriter) -> None:
-        self._out, self._own_packs = out, bytearray()
+        self._out, self._buffer = out, bytearray()
         self._cores = os.cpu_count() or 1
         self._pool = ThreadPoolExecutor(self._cores, "sluice-pack")
         self._waiting: deque[Future[bytes]] = deque()
@@ -390,10 +390,10 @@ class _Squeezed(io.RawIOBase):
         return True
 
     def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
-        self._own_packs += data
-        while len(self._own_packs) >= _BLOCK:
-            self._submit(bytes(self._own_packs[:_BLOCK]))
-            del self._own_packs[:_BLOCK]
+        self._buffer += data
+        while len(self._buffer) >= _BLOCK:
+            self._submit(bytes(self._buffer[:_BLOCK]))
+            del self._buffer[:_BLOCK]
         return len(data)
 
     def _submit(self, block: bytes) -> None:
@@ -403,7 +403,7 @@ class _Squeezed(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
-            self._submit(bytes(self._own_packs))
+            self._submit(bytes(self._buffer))
             while self._waiting:
                 self._out.write(self._waiting.popleft().result())
             self._pool.shutdown()

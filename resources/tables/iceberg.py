@@ -127,8 +127,7 @@ class IcebergTable:
 
     def files(self) -> Mapping[str, TableFile]:
         with self._asking():
-            entries = _entries(self._known, self._known.current_snapshot())
-            live = (e.data_file for e in entries if _is_live(e))
+            live = _list_live(self._known)
             return {f.file_path: TableFile(f.file_path, f.record_count, f.file_size_in_bytes) for f in live}
 
     def expiring(self, before: int) -> tuple[str, ...]:
@@ -166,7 +165,7 @@ class IcebergTable:
         if change.add:
             self._check_unpartitioned()
         with self._changing(), without_history(table) as transaction:
-            self._evolve(transaction, change.columns)
+            self._update_columns(transaction, change.columns)
             self._stage_files(transaction, change)
             properties = {COMPLETE: change.complete} if change.complete else {}
             transaction.set_properties({MARK: str(change.mark), **properties})
@@ -187,7 +186,7 @@ class IcebergTable:
                 return False
 
         with self._asking():
-            live = [e.data_file for e in _entries(table, table.current_snapshot()) if _is_live(e)]
+            live = [*_list_live(table)]
             return tuple(f.file_path for f in compress(live, map_parallel(is_misread, live)))
 
     def repair(self) -> bool:
@@ -203,7 +202,7 @@ class IcebergTable:
                 "the pending files",
             )
 
-    def _evolve(self, transaction: Transaction, columns: Mapping[str, str]) -> None:
+    def _update_columns(self, transaction: Transaction, columns: Mapping[str, str]) -> None:
         """Add the columns that the table lacks, and widen those that have become wider. Readers find them by name.
 
         Raises TableRefused for a renamed column: added again by its name in files, it would take the other's values.
@@ -229,8 +228,7 @@ class IcebergTable:
     def _data_files(self, addresses: Iterable[str]) -> Iterator[DataFile]:
         table, wanted = self._known, frozenset(addresses)
         if wanted:
-            live = (e.data_file for e in _entries(table, table.current_snapshot()) if _is_live(e))
-            yield from (f for f in live if f.file_path in wanted)
+            yield from (f for f in _list_live(table) if f.file_path in wanted)
 
     def expire(self, before: int) -> int:
         table = self._known
@@ -357,6 +355,11 @@ def _entries(table: Table, snapshot: Snapshot | None) -> Iterator[ManifestEntry]
             yield from manifest.fetch_manifest_entry(table.io, discard_deleted=False)
 
 
+def _list_live(table: Table) -> Iterator[DataFile]:
+    """Yields the files that the table's current snapshot names."""
+    return (e.data_file for e in _entries(table, table.current_snapshot()) if _is_live(e))
+
+
 def _is_live(entry: ManifestEntry) -> bool:
     from pyiceberg.manifest import ManifestEntryStatus
 
@@ -387,6 +390,8 @@ def _evolve(transaction: Transaction, columns: Mapping[str, str]) -> None:
 def _find_renamed(before: TableMetadata, schema: Schema) -> Iterator[tuple[str, str]]:
     """Yields each new column of the schema that the table already had under another name, with that name."""
     former = before.schema()
+    if schema.schema_id == former.schema_id:
+        return
     added = {*schema.column_names}.difference(former.column_names)
     for name, id in _list_names(before.name_mapping() or ()):
         if name in added and id is not None and (now := former.find_column_name(id)):
