@@ -7,6 +7,7 @@ Parsing is strict: an unknown kind or field, or a newer format, raises `LedgerTo
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from operator import lt
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -397,7 +398,8 @@ Entry = (
 )
 
 _ADAPTER: TypeAdapter[Entry] = TypeAdapter(Annotated[Entry, Field(discriminator="kind")])
-KINDS = frozenset(e.model_fields["kind"].default for e in Entry.__args__)
+NEWEST_FORMATS: Mapping[str, int] = {e.model_fields["kind"].default: e.newest_format for e in Entry.__args__}
+"""The newest format of each kind of entry."""
 
 
 def dump(entry: Entry) -> bytes:
@@ -436,9 +438,8 @@ def _explain_unreadable(data: bytes, path: str, error: ValidationError) -> Ledge
 def _find_newer_format(raw: dict[str, object]) -> str | None:
     """Returns a description of the entry's format or kind if it is newer than this code."""
     version, kind = raw.get("format"), raw.get("kind")
-    newer = (BoundaryEntry, PublishEntry, SchemaEntry)
-    newest = {str(e.model_fields["kind"].default): e.newest_format for e in newer}.get(str(kind), FORMAT)
-    if (isinstance(version, int) and version > newest) or (isinstance(kind, str) and kind not in KINDS):
+    newest = NEWEST_FORMATS.get(str(kind), FORMAT)
+    if (isinstance(version, int) and version > newest) or (isinstance(kind, str) and kind not in NEWEST_FORMATS):
         return f"format {version!r}, kind {kind!r}; this one reads format {newest}"
     return None
 
