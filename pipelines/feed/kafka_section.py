@@ -229,13 +229,13 @@ _CCOMPAT = re.compile(r"(.*/apis)/ccompat/v[0-9]+")
 
 
 def _url(text: str) -> str:
-    if not (_URL.fullmatch(text) and _has_address(text)) and not _GLUE.fullmatch(text):
+    if not (_URL.fullmatch(text) and has_address(text)) and not _GLUE.fullmatch(text):
         raise ValueError("is neither an address such as https://registry.example:8081 nor glue://REGION/REGISTRY")
     return text.rstrip("/")
 
 
-def _has_address(url: str) -> bool:
-    """Returns whether the host's name and the port are possible ones."""
+def has_address(url: str) -> bool:
+    """Returns whether the host's name and the port of a URL are possible ones."""
     try:
         parts = urlsplit(url)
         return bool(parts.hostname and parts.hostname.encode("idna")) and parts.port != 0

@@ -495,22 +495,18 @@ class Coordinators:
         attempt took effect: a `final` request then ends in Unknown.
         """
         patience, maybe_done = Patience(self.wire, self.patience), False
-        while True:
-            try:
-                return await self._once(kind, key, request, errors, seconds)
-            except KafkaError as error:
-                self.wire.forget_coordinator(kind, key)
-                maybe_done = maybe_done or isinstance(error, _MAYBE_DONE)
+        try:
+            while True:
                 try:
+                    return await self._once(kind, key, request, errors, seconds)
+                except KafkaError as error:
+                    self.wire.forget_coordinator(kind, key)
+                    maybe_done = maybe_done or isinstance(error, _MAYBE_DONE)
                     await self._bear(patience, error)
-                except KafkaError as last:
-                    if final and maybe_done:
-                        raise _unknown_commit(key, last) from None
-                    raise
-            except (SluiceError, OSError, ValueError) as last:  # no new connection: its login or certificates fail
-                if final and maybe_done:
-                    raise _unknown_commit(key, last) from None
-                raise
+        except (KafkaError, SluiceError, OSError, ValueError) as last:  # also a new connection's login or certificates
+            if final and maybe_done:
+                raise _unknown_commit(key, last) from None
+            raise
 
     async def ask_once(self, kind: int, key: str, request: Any, seconds: float) -> Any:
         """Return the response to one attempt. The connection stays open after a timeout: others may use it."""

@@ -26,6 +26,7 @@ from typing import Any
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from sluice.pipelines.errors import FeedError, KafkaUnavailable, NotAuthorized, SluiceError
+from sluice.pipelines.feed.kafka_section import has_address
 
 _SECONDS = 10.0
 _MAX_BYTES = 64 << 10
@@ -75,13 +76,9 @@ class ClientCredentials(AbstractTokenProvider):  # type: ignore[misc]
     def __init__(self, endpoint: str, client_id: str, client_secret: str, scope: str = "", cafile: str = "") -> None:
         super().__init__()
         credentials = Credentials(endpoint, client_id, client_secret, scope, cafile)
-        try:
-            where = urllib.parse.urlsplit(credentials.endpoint)
-            valid = bool(where.hostname and where.hostname.encode("idna")) and where.port != 0
-        except ValueError:
-            valid = False
-        if not valid:
+        if not has_address(credentials.endpoint):
             raise FeedError(f"{_ENDPOINT}: is not an address", remedy="write https://HOST:PORT/PATH")
+        where = urllib.parse.urlsplit(credentials.endpoint)
         if where.scheme != "https" and not (where.scheme == "http" and where.hostname in _LOOPBACK):
             raise FeedError(f"{_ENDPOINT}: is not https", remedy="write https://…; the secret would travel in plain")
         self._credentials = credentials
