@@ -88,7 +88,7 @@ def typed_values(rows: pa.RecordBatch, shape: Shape, schema_id: int) -> pa.Array
     if isinstance(reader, AvroReader):
         from sluice.pipelines.records.avro.encode import encode_rows
 
-        return _write_present(rows, partial(encode_rows, t=reader.type), before)
+        return _write_present(rows, partial(encode_rows, t=reader.type, wire=reader.wire), before)
     if isinstance(reader, ProtobufReader):
         from sluice.pipelines.records.protobuf import encode
 

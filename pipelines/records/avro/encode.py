@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines.records.avro.reader_schema import DURATION, get_column_type, list_branches
+from sluice.pipelines.records.avro.reader_schema import DURATION, get_column_type, has_no_size, list_branches
 from sluice.pipelines.records.avro.schema import AvroField, AvroKind, AvroType
 from sluice.pipelines.records.rows.row_items import (
     NotWritable,
@@ -28,15 +28,20 @@ from sluice.pipelines.records.rows.row_items import (
     write_floats,
     write_symbols,
 )
+from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.arrays import int64s
 from sluice.pipelines.schema.schema import arrow_type
 
 _FEW = 128  # numbers whose bytes are made once
 
 
-def encode_rows(rows: pa.RecordBatch, t: AvroType) -> Written:
+def encode_rows(rows: pa.RecordBatch, t: AvroType, wire: WireFormat = WireFormat.BARE) -> Written:
     """The bytes of each row by the record type `t`. A field whose column is not there is null."""
     columns = {name: rows.column(n) for n, name in enumerate(rows.schema.names)}
+    if not t.name and has_no_size(t.fields[0].type, wire):
+        (only,) = t.fields
+        values = _encode_values(_write_column(columns, only, rows.num_rows), only.type, only.name)
+        return [value[_measure_long(value) :] for value in values]
     return join_parts(
         [_encode_values(_write_column(columns, f, rows.num_rows), f.type, f.name) for f in t.fields], rows.num_rows
     )
@@ -174,6 +179,11 @@ def _write_long(value: int) -> bytes:
         rest >>= 7
     out.append(rest)
     return bytes(out)
+
+
+def _measure_long(data: bytes) -> int:
+    """The length of the varint at the start."""
+    return next(n for n, byte in enumerate(data, 1) if byte < 0x80)
 
 
 _SMALL = {n: _write_long(n) for n in range(-_FEW, _FEW)}

@@ -213,7 +213,9 @@ class AvroTyper(BinaryTyper):
     def _learn(self, schema: int, writer: AvroType) -> None:
         begin = len(self._ops)
         try:
-            ops, self._unknown[schema] = compile_program(writer, self._reader.type, self.nodes, begin, self._pool)
+            ops, self._unknown[schema] = compile_program(
+                writer, self._reader.type, self.nodes, begin, self._pool, self._wire
+            )
         except IncompatibleSchema as error:
             self._enter_program(schema, self._incompatible(schema, error))
             return

@@ -113,6 +113,7 @@ WORD = 20  # four bytes, unsigned
 FAIL = 21  # A: why a record with such a value is refused
 CALL = 22  # A: the first operation of a routine, which passes over a value of a recursive type
 RETURN = 23  # from a routine, to the operation behind the call
+REST = 24  # all bytes that are left; A: whether they must be UTF-8
 
 AS_IS, AS_FLOAT, AS_DOUBLE = 0, 1, 2
 
@@ -384,6 +385,14 @@ def _record(data: Array, p: int, end: int, pc: int, t: AvroTables) -> int:
             put(t.counts, level, n + 1)
             put(at, level, n)
             continue
+        elif op == REST:
+            if cell(ops, pc - 1, A) != 0:
+                wrong = not_utf8(data, p, end)
+                if wrong >= 0:
+                    code = int64(BAD_TEXT)
+                    begun = wrong
+            number = pack(p, end, PLAIN)
+            p = end
         elif op == FAIL:
             code = cell(ops, pc - 1, A)
         elif op == CALL:

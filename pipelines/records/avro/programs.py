@@ -18,12 +18,14 @@ from sluice.pipelines.records.avro.reader_schema import (
     DURATION,
     get_column_type,
     get_nullable,
+    has_no_size,
     is_addable,
     list_branches,
     wrap_in_record,
 )
 from sluice.pipelines.records.avro.schema import AvroField, AvroKind, AvroType, list_records
 from sluice.pipelines.records.json.scan_tables import SchemaNode
+from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import Kind as ColumnKind
 from sluice.pipelines.schema.schema import path_below
 
@@ -73,13 +75,20 @@ class Pool:
 
 
 def compile_program(
-    writer: AvroType, reader: AvroType, nodes: tuple[SchemaNode, ...], begin: int, pool: Pool
+    writer: AvroType,
+    reader: AvroType,
+    nodes: tuple[SchemaNode, ...],
+    begin: int,
+    pool: Pool,
+    wire: WireFormat = WireFormat.BARE,
 ) -> tuple[list[list[int]], dict[str, str]]:
     """The operations, from number `begin` on, and the fields that only the writer has (path → type).
 
     Raises IncompatibleSchema. `reader` is a record, whose columns the nodes are.
     """
     compiler = _Program(writer, nodes, begin, pool)
+    if has_no_size(writer, wire):
+        compiler.text = loops.REST
     compiler.emit_root(writer, reader, nodes[0])
     compiler.emit(loops.END)
     compiler.emit_routines()
@@ -92,6 +101,8 @@ class _Program:
         self._calls: list[tuple[list[int], str]] = []
         self.ops: list[list[int]] = []
         self.unknown: dict[str, str] = {}
+        self.text = loops.TEXT
+        """The operation that reads strings and bytes."""
 
     @property
     def here(self) -> int:
@@ -215,9 +226,9 @@ class _Program:
             case AvroKind.INT | AvroKind.LONG | AvroKind.FLOAT | AvroKind.DOUBLE:
                 self._emit_number(w, r, node)
             case AvroKind.STRING:
-                emit(loops.TEXT, node, 1)
+                emit(self.text, node, 1)
             case AvroKind.BYTES:
-                emit(loops.TEXT, node)
+                emit(self.text, node)
             case AvroKind.FIXED if r.logical == "duration":
                 emit(loops.PRESENT, node)
                 for child in node.children:

@@ -24,7 +24,7 @@ from sluice.pipelines.records.avro.schema import (
     format_name,
     parse,
 )
-from sluice.pipelines.records.rows.wire_format import WireFormat
+from sluice.pipelines.records.rows.wire_format import CONFLUENTS, WireFormat
 from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema, path_below
 from sluice.pipelines.schema.wider import MOST_DIGITS
 
@@ -95,6 +95,12 @@ def as_record(t: AvroType) -> AvroType:
 def wrap_in_record(t: AvroType) -> AvroType:
     """A record without a name, whose one field is of the type."""
     return AvroType(AvroKind.RECORD, fields=(AvroField(VALUE, t),), weight=t.weight + 1, depth=t.depth + 1)
+
+
+def has_no_size(t: AvroType, wire: WireFormat) -> bool:
+    """Returns whether a whole value of this type is bytes without their size: Confluent's serializers do not encode
+    bytes, decimals included. A union with bytes is encoded."""
+    return t.kind is AvroKind.BYTES and wire in CONFLUENTS
 
 
 def get_nullable(t: AvroType) -> AvroType | None:

@@ -69,6 +69,8 @@ def prefix(wire: WireFormat, id: int) -> bytes:
 
 NUMBERED = frozenset({WireFormat.CONFLUENT, WireFormat.APICURIO3})
 """Those with the number in four bytes before a record."""
+CONFLUENTS = frozenset({WireFormat.CONFLUENT, WireFormat.CONFLUENT_HEADERS})
+"""Those of Confluent's serializers."""
 ID_HEADER, KEY_ID_HEADER = "__value_schema_id", "__key_schema_id"
 """The headers that name the schemas of a value and of a key."""
 IN_HEADERS = frozenset({WireFormat.CONFLUENT_HEADERS, WireFormat.APICURIO_HEADERS})

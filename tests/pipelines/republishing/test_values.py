@@ -161,6 +161,18 @@ def test_avro_of_logical_types_and_other_wire_formats() -> None:
     assert avro_again(schema, [*eight], id=7, wire=WireFormat.APICURIO) == eight
 
 
+def test_bytes_as_the_whole_avro_value_have_a_size_except_in_confluents_format() -> None:
+    own = [b"", b"\x04ab", b"\xff" * 70]
+    confluent: list[bytes | None] = [*(b"\0\0\0\0\1" + v for v in own), None]
+    assert avro_again("bytes", confluent) == confluent
+    assert avro_again({"type": {"type": "bytes"}}, confluent) == confluent
+    decimals: list[bytes | None] = [b"\0\0\0\0\1\x01\x00", b"\0\0\0\0\1\xff"]
+    assert avro_again({"type": "bytes", "logicalType": "decimal", "precision": 9}, decimals) == decimals
+    for schema, wire in ((["null", "bytes"], WireFormat.CONFLUENT), ("bytes", WireFormat.APICURIO3)):
+        sized: list[bytes | None] = [avro.encoded(schema, v) for v in own]
+        assert avro_again(schema, sized, wire=wire) == sized
+
+
 def test_what_the_schema_has_no_room_for_is_named() -> None:
     old = {"type": "record", "name": "R", "fields": [{"name": "a", "type": ["null", "string"]}]}
     new = {

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import struct
 import zlib
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
+import pytest
 
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.records.avro.format import AvroFormat
 from sluice.pipelines.records.rows.wire_format import ID_HEADER, Named, WireFormat
-from tests.pipelines.records.avro.rows import Schemas, encoded, reader_of
+from tests.pipelines.records.avro.rows import Schemas, convert, encoded, reader_of
 from tests.pipelines.records.json.rows import FIRST, chunk
 from tests.pipelines.records.json_schema.rows import with_headers
 
@@ -95,3 +97,56 @@ def test_glues_guids_compressed_or_not() -> None:
     assert rows == [*expected, {"id": None, "note": None}]
     assert [h[:2] for h in held] == [(5, "not_avro"), (6, "unknown_schema"), (7, "not_avro")]
     assert held[1][2] == f"schema {UUID(int=9)}"
+
+
+DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
+WHOLE: list[bytes] = [b"", b"\x04ab", b"abc", b"\xff" * 70, b"\0"]
+
+
+@pytest.mark.parametrize("writer", ["bytes", {"type": "bytes"}, {"type": {"type": "bytes", "doc": "x"}}])
+@pytest.mark.parametrize("reader", ["bytes", ["null", "bytes"], ["string", "bytes"]])
+def test_bytes_as_the_whole_value_have_no_size_in_confluents_formats(writer: Any, reader: Any) -> None:
+    """Confluent's serializers write such values without Avro's encoding; a union with bytes is encoded."""
+    others = [encoded("string", "é", 2), encoded(["null", "bytes"], b"xy", 3)]
+    schemas = Schemas({1: writer, 2: "string", 3: ["null", "bytes"]})
+    values = [*(b"\0\0\0\0\1" + v for v in WHOLE), *others]
+    landed, refused, _ = convert(reader_of(reader), [*values, None], schemas)
+    assert refused is None
+    rows = landed["value"].to_pylist()
+    if reader == ["string", "bytes"]:
+        assert [r["bytes"] for r in rows[:-3]] == WHOLE
+        assert rows[-3:] == [{"string": "é", "bytes": None}, {"string": None, "bytes": b"xy"}, None]
+    else:
+        assert rows == [*WHOLE, "é".encode(), b"xy", None]
+
+
+def test_bytes_as_the_whole_value_become_text_or_decimals() -> None:
+    landed, refused, _ = convert(reader_of("string"), [b"\0\0\0\0\1\x04ab", b"\0\0\0\0\1a\xff"], Schemas({1: "bytes"}))
+    assert landed["value"].to_pylist() == ["\x04ab"]
+    assert refused is not None
+    assert refused.select(["reason", "byte"]).to_pylist() == [{"reason": "invalid_utf8", "byte": 6}]
+    landed, refused, _ = convert(reader_of(DECIMAL), [b"\0\0\0\0\1\x01\x00"], Schemas({1: DECIMAL}))
+    assert (landed["value"].to_pylist(), refused) == ([Decimal("2.56")], None)
+
+
+def test_bytes_as_the_whole_value_with_the_schema_in_a_header() -> None:
+    form = AvroFormat(reader_of("bytes", WireFormat.CONFLUENT_HEADERS), Schemas({3: "bytes", str(FIRST_GUID): "bytes"}))
+    ids = [(ID_HEADER, b"\0" + struct.pack(">I", 3)), (ID_HEADER, b"\1" + FIRST_GUID.bytes)]
+    records = with_headers(chunk([*WHOLE, *WHOLE]), [[ids[i // len(WHOLE)]] for i in range(2 * len(WHOLE))])
+    (piece,) = form.convert(OffsetRange("orders", 3, "id", FIRST, FIRST + len(records)), records)
+    assert (piece.landed["value"].to_pylist(), piece.quarantined) == ([*WHOLE, *WHOLE], None)
+
+
+@pytest.mark.parametrize(
+    ("wire", "before"),
+    [
+        (WireFormat.APICURIO, b"\0" + bytes(7) + b"\1"),
+        (WireFormat.APICURIO3, b"\0\0\0\0\1"),
+        (WireFormat.GLUE, b"\3\0" + FIRST_GUID.bytes),
+        (WireFormat.BARE, b""),
+    ],
+)
+def test_bytes_as_the_whole_value_have_their_size_elsewhere(wire: WireFormat, before: bytes) -> None:
+    schemas = Schemas({1: "bytes", str(FIRST_GUID): "bytes"})
+    landed, refused, _ = convert(reader_of("bytes", wire), [before + encoded("bytes", v, None) for v in WHOLE], schemas)
+    assert (landed["value"].to_pylist(), refused) == (WHOLE, None)
