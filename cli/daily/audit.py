@@ -78,8 +78,10 @@ def audit(
 
     Each offset must be accounted for exactly once, and each file must match the ledger. Exit 1 if they do not
     reconcile. Files that an earlier audit of the same kind checked, and that a listing shows unchanged, are not opened
-    again without --all. Without --rescan, Kafka is not read. With --strict, committed offsets must agree with the
-    ledger, topics with their ids, and manifests with the windows; offsets that Kafka no longer has are listed.
+    again without --all. Without --rescan, no record is read from Kafka; if offsets are in no batch of the log, Kafka is
+    asked whether it compacts the topic, and a warning names partitions where it does not. With --strict, committed
+    offsets must agree with the ledger, topics with their ids, and manifests with the windows; offsets that Kafka no
+    longer has are listed.
 
     With --republished, it compares the target topic of a republish with the lake instead: readers of committed records
     must see every row once, in order.
@@ -127,6 +129,7 @@ def _prove(
     """The report, the findings of the strict audit, and the reason why its proof could not be stored."""
     from sluice.pipelines.audit import audit_cache
     from sluice.pipelines.audit.audit import audit as of_ledger
+    from sluice.pipelines.audit.gaps import find_gaps
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.publishing import lost_entries
 
@@ -141,6 +144,7 @@ def _prove(
                 lost_entries.check_all(ledger, edges.lake)
             quick, at = not (options.rescan or options.hashes or options.strict), edges.clock()
             report = of_ledger(ledger, edges.lake, hashes=options.hashes, previous=previous, at=at, quick=quick)
+        report = replace(report, gaps=find_gaps(report, ledger.read(), edges.cluster))
         report = _rescan(session, feed, edges, ledger, report) if options.rescan else report
         more = _check_strictly(feed, edges, ledger, report) if options.strict else None
         if more:
@@ -208,6 +212,7 @@ def view(
         )
     if report.foreign:
         out += _format_foreign(report.foreign)
+    out += _format_gaps(report)
     out += _format_strict(more) if more else []
     out += _format_proven(report)
     if unkept:
@@ -224,6 +229,23 @@ def _format_foreign(files: Sequence[str]) -> list[RenderableType]:
         warn(f"{text}, and `sluice table sync` removes them once these have expired:"),
         indent(*files[:SHOWN], *more),
     ]
+
+
+def _format_gaps(report: AuditReport) -> Iterator[RenderableType]:
+    """Describes the gaps that compaction does not explain, and those of topics whose policy is unknown."""
+    suspect = [g for g in report.gaps if g.compacted is False]
+    for g in suspect[:SHOWN]:
+        within = ", ".join(map(str, g.ranges[:3])) + (" …" if len(g.ranges) > 3 else "")
+        text = f"{g.key}: {many(g.offsets, 'offset')} in no batch of the log{f', within {within}' if within else ''}"
+        yield warn(f"{text}; {g.key.topic} is not compacted: Kafka lost records there, unless it once was")
+    if len(suspect) > SHOWN:
+        yield Text(f"    … {many(len(suspect) - SHOWN, 'more partition')}")
+    if suspect:
+        yield f"  → compare the replicas' logs there (kafka-dump-log), then: sluice audit {report.feed} --rescan --all"
+    if unknown := [g for g in report.gaps if g.compacted is None]:
+        topics = ", ".join(sorted({g.key.topic for g in unknown}))
+        offsets = many(sum(g.offsets for g in unknown), "offset")
+        yield Text(f"  {offsets} of {topics} in no batch of the log: whether Kafka compacts it is unknown.")
 
 
 def _format_proven(report: AuditReport) -> list[Text]:
@@ -283,6 +305,8 @@ def _format_verdict(report: AuditReport, rescanned: bool) -> RenderableType:
 
 # -- for programs
 
+_KEY = "topic=key.topic partition=key.partition topic_id=key.topic_id"
+
 
 def build_document(report: AuditReport) -> dict[str, Any]:
     counts = "rows compared compared_before not_comparable batches looked_at=looked unlisted"
@@ -290,6 +314,7 @@ def build_document(report: AuditReport) -> dict[str, Any]:
         "proven": report.proven and dict(zip(("first", "last"), map(show_instant, report.proven), strict=True)),
         "partitions": [_account(a) for a in report.accounts],
         "problems": [_build_problem(p) for p in report.problems],
+        "gaps": [document_of(g, f"{_KEY} offsets ranges compacted") for g in report.gaps],
         "foreign": list(report.foreign),
     }
 
@@ -300,7 +325,7 @@ def _build_problem(p: AuditProblem) -> dict[str, Any]:
 
 
 def _build_more(more: Strict) -> dict[str, Any]:
-    unseen = "topic=key.topic partition=key.partition topic_id=key.topic_id ranges records why"
+    unseen = f"{_KEY} ranges records why"
     return document_of(more, "committed_offsets=commits commit_entries=recorded windows") | {
         "unseen": [document_of(u, unseen) for u in more.unseen],
         "expired": [str(k) for k in more.expired],
@@ -308,9 +333,8 @@ def _build_more(more: Strict) -> dict[str, Any]:
 
 
 def _account(a: PartitionAccount) -> dict[str, Any]:
-    key = "topic=key.topic partition=key.partition topic_id=key.topic_id"
     return {
-        **document_of(a, f"{key} origin frontier committed"),
+        **document_of(a, f"{_KEY} origin frontier committed"),
         **document_of(a.counts, "landed quarantined dropped"),
         "no_record": document_of(a.counts, "control aborted compacted"),
         **document_of(a, "lost skipped retired relanded fixed holes reserved files bytes"),

@@ -43,8 +43,8 @@ def register(app: typer.Typer) -> None:
 def explain(session: Session, feed: FeedName, coordinates: RecordArgument) -> None:
     """Show where a record landed, or why it did not.
 
-    It reads the ledger and the files, not Kafka (see sluice peek). It also shows where a republish sent the record, or
-    where a republished record came from.
+    It reads the ledger and the files, not Kafka's records (see sluice peek). It also shows where a republish sent the
+    record, or where a republished record came from.
 
     $ sluice explain orders orders:0:150
     $ sluice explain orders orders-again:2:7
@@ -56,7 +56,7 @@ def explain(session: Session, feed: FeedName, coordinates: RecordArgument) -> No
     tp, offset = parsing.parse_record(coordinates)
     definition = session.feed(feed)
     with session.open_ports(definition) as edges:
-        explanation = of_ledger(Ledger(edges.lake, feed, edges.clock), edges.lake, tp, offset)
+        explanation = of_ledger(Ledger(edges.lake, feed, edges.clock), edges.lake, tp, offset, edges.cluster)
         row = _read_row(edges.lake, explanation)
         moved = list(whence_and_whither(edges.lake, feed, tp, offset))
     session.terminal.show(*_view(explanation, row), *_format_moved(moved))

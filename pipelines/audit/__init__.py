@@ -2,5 +2,5 @@
 
 It reads the ledger, the lake and, if asked, Kafka, and writes nothing. It may know every room below it. Open `audit`
 first, which needs no Kafka; `rescan` compares files with the log, `strict_audit` compares the ledger with Kafka, and
-`explain_offset` answers for a single offset.
+`explain_offset` answers for a single offset; `gaps` has the offsets without a batch.
 """

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.pipelines.audit.audit_cache import Audited, EntryHashes, shown, still_counts, still_there, tag
+from sluice.pipelines.audit.gaps import Gap
 from sluice.pipelines.audit.receipt_rows import (
     COUNTS,
     NEVER,
@@ -113,6 +114,8 @@ class AuditReport:
     """Landed records that Kafka has deleted: a rescan cannot compare them."""
     compared_before: int = 0
     """Landed records that earlier rescans compared."""
+    gaps: tuple[Gap, ...] = ()
+    """Offsets that no batch held, by partition of the topics' current lives."""
     foreign: tuple[str, ...] = ()
     """Files of other writers, named by retained snapshots of the feed's table."""
 

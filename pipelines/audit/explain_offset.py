@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.pipelines.audit.gaps import read_policies
 from sluice.pipelines.errors import PartUnreadable
 from sluice.pipelines.lake import parquet, paths
 from sluice.pipelines.ledger import Ledger, State
@@ -21,7 +22,7 @@ from sluice.pipelines.ledger.fold import Accounted
 from sluice.pipelines.model.kafka import Key, Range, TopicPartition
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt
 from sluice.pipelines.planning import windows
-from sluice.pipelines.ports import Lake
+from sluice.pipelines.ports import Cluster, Lake
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.records.rows.row_format import offset_column
 from sluice.pipelines.schema.arrays import int64s
@@ -60,13 +61,18 @@ class Explanation:
     topic_id: str = ""
 
 
-def explain(ledger: Ledger, lake: Lake, tp: TopicPartition, offset: int) -> Explanation:
-    """Explain one offset of the topic's current incarnation from ledger and files. Raises PartUnreadable."""
+def explain(ledger: Ledger, lake: Lake, tp: TopicPartition, offset: int, cluster: Cluster | None = None) -> Explanation:
+    """Explain one offset of the topic's current incarnation from ledger and files. Raises PartUnreadable.
+
+    The cluster, if given, is asked for the topic's policy if the offset may be in no batch of the log.
+    """
     state = ledger.read()
     key = state.current.get(tp)
     if key is None:
         return Explanation(tp, offset, Class.UNKNOWN_PARTITION, f"the ledger knows no partition {tp}")
     explanation = _explain_offset(ledger, lake, state, key, offset)
+    if cluster and explanation.counts.get("compacted"):
+        explanation = replace(explanation, text=explanation.text + _describe_policy(cluster, tp.topic))
     others = sorted(k.life for k in state.origins if k.tp == tp and k != key)
     which = f" (of topic id {key.life}; earlier lives are not searched: {', '.join(others)})" if others else ""
     return replace(explanation, text=explanation.text + which, topic_id=key.topic_id)
@@ -199,9 +205,19 @@ def _was(lake: Lake, path: str, offset: int) -> str:
 _UNSEEN = {
     "control": "a control record",
     "aborted": "in an aborted transaction",
-    "compacted": "compacted away",
+    "compacted": "in no batch of the log",
     "dropped": "dropped by the feed's on_undecodable",
 }
+
+
+def _describe_policy(cluster: Cluster, topic: str) -> str:
+    match read_policies(cluster, {topic}).get(topic):
+        case True:
+            return "; Kafka compacts this topic, which leaves offsets without a batch"
+        case False:
+            return "; Kafka does not compact this topic: it lost a record without a batch, unless it once did"
+        case _:
+            return "; whether Kafka compacts this topic, which leaves offsets without a batch, is unknown"
 
 
 _UNREAD: dict[Class, tuple[Callable[[State], Accounted], str]] = {

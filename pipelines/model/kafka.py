@@ -105,6 +105,11 @@ class TopicConfig:
     deletes: bool = True
     compacts: bool = False
 
+    @property
+    def only_deletes(self) -> bool:
+        """Returns whether compaction leaves no gaps in its logs, unless the policy was another one before."""
+        return self.deletes and not self.compacts
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:

@@ -63,7 +63,7 @@ class Counts:
     """Where the offsets of a range went. The counts add up to its span.
 
     `control` and `aborted` are records of control batches and of aborted transactions. `compacted` are offsets that no
-    batch holds: log compaction and transactions leave such gaps.
+    batch holds: log compaction leaves such gaps, and a broker that lost a segment.
     """
 
     landed: int = 0

@@ -101,13 +101,14 @@ class StampedCluster(MemoryCluster):
 class MadeUpEngine(MemoryEngine):
     """Writes a row for each offset; fails where told to, raises when told to.
 
-    `bad`: so many offsets at the end of each offset range are no JSON. `says`: what a range says to contract and
-    schema. `leaves`: receipts stay in staging, as tasks leave them. `traffic`: what each job is said to have asked of
-    brokers.
+    `bad`: so many offsets at the end of each offset range are no JSON. `absent`: the number at its start in no batch.
+    `says`: what a range says to contract and schema. `leaves`: receipts stay in staging, as tasks leave them.
+    `traffic`: what each job is said to have asked of brokers.
     """
 
     failing: set[TopicPartition] = field(default_factory=set)
     bad: int = 0
+    absent: int = 0
     why: tuple[str | None, ...] = ("decode", "not_json", None, None, "no JSON value begins here")
     says: Callable[[OffsetRange], tuple[tuple[Tally, ...], tuple[Drift, ...]]] = lambda s: ((), ())
     raising: BaseException | None = None
@@ -130,12 +131,12 @@ class MadeUpEngine(MemoryEngine):
     def _build_range(self, job: Job, s: OffsetRange) -> Outcome:
         if s.tp in self.failing:
             return RangeFailure(s, "CorruptBatch", f"{s}: does not match its CRC", "check the broker's disk")
-        good = next(RawFormat().convert(s, _records(s))).landed.slice(0, s.span - self.bad)
+        good = next(RawFormat().convert(s, _records(s))).landed.slice(self.absent, s.span - self.bad - self.absent)
         parts = self._written(job, s, PartKind.LANDED, good)
         if self.bad:
             bad = OffsetRange(s.topic, s.partition, s.incarnation, s.end - self.bad, s.end)
             parts += self._written(job, s, PartKind.QUARANTINED, _refused(bad, self.why, job.batch))
-        counts = Counts(landed=good.num_rows, quarantined=self.bad)
+        counts = Counts(landed=good.num_rows, quarantined=self.bad, compacted=self.absent)
         tallies, drift = self.says(s)
         took = {"wait": 10 * s.span, "encode": 30 * s.span}
         made = Receipt(s, s.end, counts, parts, job.attempt, s.span * 10, took, format=job.shape.name)

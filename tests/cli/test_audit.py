@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sluice.cli.daily import audit
-from sluice.pipelines.model.kafka import CommittedOffset
+from sluice.cli.inspect import explain
+from sluice.pipelines.model.kafka import CommittedOffset, Configs, TopicConfig
 from tests.assets.world import P0, World
 from tests.cli.conftest import Tell
 
@@ -48,3 +49,53 @@ def test_offsets_that_do_not_agree_fail_a_strict_audit_alone(world: World, tell:
     assert problem["invariant"] == 7
     assert "orders:0: the group holds 500" in told.text
     assert tell(audit.audit, "orders").code == 0
+
+
+def test_gaps_are_warned_of_in_a_topic_that_is_not_compacted(world: World, tell: Tell) -> None:
+    """Control and aborted records are in batches: nothing but compaction leaves offsets without one."""
+    world.engine.absent = 2
+    world.run()
+    world.cluster.settings = Configs({"orders": TopicConfig()})
+    result = tell(audit.audit, "orders")
+    gaps = result.document["gaps"]
+    assert result.code == 0, "the topic may have been compacted once"
+    assert [(g["topic"], g["partition"], g["offsets"] > 0, g["compacted"]) for g in gaps] == [
+        ("orders", 0, True, False), ("orders", 1, True, False),
+    ]  # fmt: skip
+    assert gaps[0]["ranges"] == [[0, 100]]
+    assert f"orders:0: {gaps[0]['offsets']} offsets in no batch of the log, within [0, 100)" in result.text
+    assert "orders is not compacted: Kafka lost records there, unless it once was" in result.text
+    assert "→ compare the replicas' logs there (kafka-dump-log)" in result.text
+    result = tell(explain.explain, "orders", "orders:0:0")
+    assert result.document["class"] == "no record"
+    assert "in no batch of the log" in result.document["text"]
+    assert "Kafka does not compact this topic: it lost" in result.document["text"]
+
+
+@pytest.mark.parametrize(
+    ("topics", "compacted", "says"),
+    [
+        ({"orders": TopicConfig(compacts=True)}, True, ""),
+        ({"orders": TopicConfig(deletes=False, compacts=True)}, True, ""),
+        ({}, None, "of orders in no batch of the log: whether Kafka compacts it is unknown"),
+    ],
+    ids=["compact,delete", "compact", "may not be asked"],
+)
+def test_gaps_that_compaction_may_explain(
+    world: World, tell: Tell, topics: dict[str, TopicConfig], compacted: bool | None, says: str
+) -> None:
+    world.engine.absent = 1
+    world.run()
+    world.cluster.settings = Configs(topics)
+    result = tell(audit.audit, "orders")
+    assert result.code == 0
+    assert {g["compacted"] for g in result.document["gaps"]} == {compacted}
+    assert says in result.text
+    assert "lost" not in result.text
+
+
+def test_without_gaps_kafka_is_not_asked(world: World, tell: Tell) -> None:
+    world.run()
+    before = world.cluster.requests.copy()
+    result = tell(audit.audit, "orders")
+    assert (result.document["gaps"], world.cluster.requests) == ([], before)

@@ -337,7 +337,7 @@ class Sources:
         except UnsupportedVersionError:
             return True
         config = messages.read_configs(response).topics.get(topic)
-        return config is None or config.compacts or not config.deletes
+        return config is None or not config.only_deletes
 
     async def _ask_layouts(self, topics: Sequence[str]) -> Mapping[str, ClusterView]:
         return dict.fromkeys(topics, await self.wire.layout(topics))

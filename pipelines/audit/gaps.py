@@ -1,0 +1,58 @@
+"""Offsets that no batch of the log held when they were read. Landing counts them as compacted.
+
+Kafka leaves gaps only where it compacts a topic: control records and aborted records have offsets and batches of their
+own. In another topic a gap is a loss in Kafka (a segment gone from a disk or from tiered storage), unless the topic was
+compacted earlier. Only today's policy is known, and only with the right to DESCRIBE_CONFIGS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.ledger import State
+from sluice.pipelines.model.kafka import Key, Range, union
+from sluice.pipelines.ports import Cluster
+
+if TYPE_CHECKING:
+    from sluice.pipelines.audit.audit import AuditReport
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """The gaps of one partition: a number of offsets within `ranges`, landed offset ranges (without settled ones).
+
+    `compacted`: whether Kafka compacts the topic today; None if that is unknown.
+    """
+
+    key: Key
+    offsets: int
+    ranges: tuple[Range, ...]
+    compacted: bool | None
+
+
+def find_gaps(report: AuditReport, state: State, cluster: Cluster) -> tuple[Gap, ...]:
+    """Returns the gaps in the current lives of topics. Kafka is asked for the policies of topics with gaps only."""
+    current = set(state.current.values())
+    offsets = {a.key: a.counts.compacted for a in report.accounts if a.counts.compacted and a.key in current}
+    compacted = read_policies(cluster, {key.topic for key in offsets})
+    rows, ranges = report.audited.rows, dict[Key, list[Range]]()
+    for row in rows.where(rows.column("compacted") > 0).to_rows():
+        ranges.setdefault(row.key, []).append(row.range)
+    for _, r in report.rest:
+        if r.counts.compacted:
+            ranges.setdefault(r.offset_range.key, []).append(r.offset_range.range)
+    return tuple(
+        Gap(key, count, union(ranges.get(key, ())), compacted.get(key.topic)) for key, count in sorted(offsets.items())
+    )
+
+
+def read_policies(cluster: Cluster, topics: Collection[str]) -> Mapping[str, bool]:
+    """Returns whether Kafka compacts each topic, without topics whose policy is unknown."""
+    with suppress(SluiceError):  # without the extra `kafka`
+        configs = cluster.configs(topics).topics if topics else {}
+        return {topic: not config.only_deletes for topic, config in configs.items()}
+    return {}
