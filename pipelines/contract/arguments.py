@@ -274,14 +274,23 @@ _BOTH = (
 )
 
 
+_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(?P<counts>\d*,\d*|\d+)\}", re.DOTALL | re.ASCII)
+"""An escaped character, a set, or a repetition as Python reads it."""
+_COUNTS = re.compile(r"(0|[1-9]\d*)(,(0|[1-9]\d*)?)?", re.ASCII)
+"""Counts of a repetition that RE2 does not read as text."""
+
+
 def _regex(value: Any, kwarg: Kwarg, about: list[Type]) -> None:
     if not isinstance(value, str) or len(value) > MOST_REGEX:
         raise Wrong(f"should be a regular expression of at most {MOST_REGEX} characters")
     if "\0" in value:
         raise Wrong("has a zero byte", r"write \x00")
-    match = re.search(r"(?<!\\)\{,\d+\}", value)
-    if match:
-        raise Wrong(f"has {{,n}} at position {match.start() + 1}", "write {0,n}")
+    for token in _TOKEN.finditer(value):
+        counts = token["counts"]
+        if counts and not _COUNTS.fullmatch(counts):
+            low, comma, high = counts.partition(",")
+            written = f"{int(low or 0)}{comma}{int(high) if high else ''}"
+            raise Wrong(f"has {token[0]} at position {token.start() + 1}", f"write {{{written}}}")
     _of_python(value)
     _of_re2(value)
 

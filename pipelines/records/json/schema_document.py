@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -65,14 +65,15 @@ class Keyword(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Subschema:
-    """One schema: its keywords without annotations, and whether null is allowed as well.
+    """One schema: its keywords without annotations.
 
+    `or_null` is whether it allows null, by all that it is composed of; None if it has neither types nor values.
     `refused` are errors for its own keywords that neither columns nor a contract can hold.
     """
 
     place: str
     keywords: Mapping[str, Keyword]
-    or_null: bool = False
+    or_null: bool | None = None
     refused: tuple[UnusableSchema, ...] = ()
 
     def __contains__(self, keyword: str) -> bool:
@@ -126,8 +127,8 @@ class Document:
         return self.node(entry.value, entry.place, entry.above)
 
     def _merge_all_of(self, node: Subschema) -> Subschema:
-        """The schema without references, `allOf`, and unions with null."""
-        parts, or_null = list[Subschema](), False
+        """The schema without references, `allOf`, and unions with null. Null is allowed if no part forbids it."""
+        parts, nulls = list[Subschema](), [_is_null_allowed(node)]
         if "$ref" in node:
             parts.append(self._resolve_reference(node.keywords["$ref"]))
             if self._old:
@@ -137,15 +138,13 @@ class Document:
             parts += [self.node(v, f"{path}/{i}", above) for i, v in enumerate(_list_schemas(value, path))]
         for keyword in _UNIONS:
             if keyword in node:
-                other, null = self._union(node.keywords[keyword])
-                or_null |= null
-                parts += [other] if other else []
+                parts.append(self._union(node.keywords[keyword], only_one=keyword == "oneOf"))
         own = {k: v for k, v in node.keywords.items() if k not in ("$ref", "allOf", *_UNIONS)}
         for part in parts:
             own = _merge_keywords(own, part)
-            or_null |= part.or_null
+        nulls = [null for null in (*nulls, *(part.or_null for part in parts)) if null is not None]
         refused = (*node.refused, *(error for part in parts for error in part.refused))
-        return Subschema(node.place, own, or_null, refused)
+        return Subschema(node.place, own, all(nulls) if nulls else None, refused)
 
     def _resolve_reference(self, reference: Keyword) -> Subschema:
         name, path, above = reference
@@ -182,23 +181,26 @@ class Document:
             to = _extend_path(to, key)
         return to, target
 
-    def _union(self, entry: Keyword) -> tuple[Subschema | None, bool]:
-        """Returns the types that a union allows besides null, and whether it allows null."""
+    def _union(self, entry: Keyword, *, only_one: bool) -> Subschema:
+        """Returns the types that a union allows. With `only_one`, a value of two branches is not allowed."""
         value, path, above = entry
         branches = [self.node(v, f"{path}/{i}", above) for i, v in enumerate(_list_schemas(value, path))]
         others = [b for b in branches if not _is_only_null(b)]
-        null = len(others) < len(branches)
+        nulls = [b.or_null for b in branches if b.or_null is not None]
+        null = (sum(nulls) == 1 if only_one else any(nulls)) if nulls else None
         refused = [error for b in branches for error in b.refused]
         if refused:
             raise UnusableSchema.of_all(refused)
         if len(others) > 1 and all(
             set(b.keywords) <= {"const", "enum", "type"} and _list_values(b) is not None for b in others
         ):
-            values = [v for b in others for v in _list_values(b) or ()]
-            return Subschema(path, {"enum": Keyword(values, path)}), null
+            values = [v for b in others for v in _list_values(b) or () if v is not None]
+            if only_one:
+                values = [v for v in values if sum(_is_same(v, other) for other in values) == 1]
+            return Subschema(path, {"enum": Keyword(values, path)}, null)
         if len(others) > 1:
             raise UnusableSchema(path, "allows values of several kinds; a column has one type")
-        return (others[0] if others else None), null
+        return replace(others[0] if others else branches[0], or_null=null)
 
 
 def load_json(text: str) -> Any:
@@ -246,7 +248,19 @@ def _list_schemas(value: Any, path: str) -> list[Any]:
 
 
 def _is_only_null(node: Subschema) -> bool:
-    return node.get("type") == "null" or _list_values(node) == [None]
+    return node.get("type") in ("null", ["null"]) or _list_values(node) == [None]
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+def _is_null_allowed(node: Subschema) -> bool | None:
+    """Returns whether the schema's own types and values allow null; None if it has neither."""
+    kinds, values = node.get("type"), _list_values(node)
+    allowed = [] if kinds is None else ["null" in kinds if isinstance(kinds, list) else kinds == "null"]
+    allowed += [] if values is None else [None in values]
+    return all(allowed) if allowed else None
 
 
 def _list_values(node: Subschema) -> list[Any] | None:

@@ -166,7 +166,7 @@ class _Columns:
     def _read_node(self, node: Subschema) -> _ColumnMeaning:
         self.problems += node.refused
         kinds = _list_kinds(node)
-        or_null = node.or_null or "null" in kinds
+        or_null = bool(node.or_null)
         kinds -= {"null"}
         if "integer" in kinds and "number" in kinds:
             kinds -= {"integer"}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
 from typing import Any
 from uuid import UUID
 
+import jsonschema
 import pytest
 
 from sluice.pipelines.records.rows import writer_schema_lookup
+from sluice.pipelines.records.rows.value_reader import UnusableSchema
 from sluice.pipelines.records.rows.wire_format import ID_HEADER, WireFormat
 from tests.pipelines.records.json.rows import FIRST
 from tests.pipelines.records.json_schema.rows import convert, reader_of
@@ -30,6 +33,52 @@ def ids(reader_wire: WireFormat, values: list[bytes | None], headers: Any = None
             for r in refused]  # fmt: skip
     assert [r["value"] for r in refused] == [values[r["offset"] - FIRST] for r in refused]
     return landed["id"].to_pylist(), said
+
+
+TEXT, NULL, EITHER = {"type": "string"}, {"type": "null"}, {"type": ["string", "null"]}
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        EITHER | {"enum": ["a"]},
+        EITHER | {"enum": ["a", None]},
+        EITHER | {"const": "a"},
+        {"enum": ["a", "b", None]},
+        {"const": None},
+        {"anyOf": [TEXT, NULL], "enum": ["a"]},
+        {"anyOf": [{"enum": ["a"]}, NULL]},
+        {"anyOf": [{"enum": ["a", None]}, {"const": "b"}]},
+        {"anyOf": [TEXT, NULL], "type": "string"},
+        {"anyOf": [EITHER]},
+        {"anyOf": [{"maxLength": 3}], "type": ["string", "null"]},
+        {"anyOf": [NULL]},
+        {"oneOf": [EITHER, NULL]},
+        {"oneOf": [EITHER, {"type": ["null"]}]},
+        {"oneOf": [TEXT, NULL]},
+        {"oneOf": [{"enum": ["a", "b"]}, {"enum": ["b", "c"]}]},
+        {"allOf": [{"anyOf": [TEXT, NULL]}, TEXT]},
+        {"allOf": [{"enum": ["a", None]}, EITHER]},
+        {"$ref": "#/$defs/either", "enum": ["a"]},
+    ],
+    ids=json.dumps,
+)
+def test_null_and_named_values_are_what_a_validator_allows(field: dict[str, Any]) -> None:
+    """Of a field that must be there, also inside a list. Limits inside lists are refused with the schema."""
+    schema = {"type": "object", "properties": {"x": field}, "required": ["x"], "$defs": {"either": EITHER}}
+    records = [{"x": value} for value in (None, "a", "b", "c", 7)]
+    judge = jsonschema.Draft202012Validator(schema)
+    landed, _ = convert(reader_of(schema), [json.dumps(record).encode() for record in records])
+    assert [v and v.strip('"') for v in landed["x"].to_pylist()] == [r["x"] for r in records if judge.is_valid(r)]
+    schema["properties"] = {"x": {"type": "array", "items": field}}
+    records = [{"x": [record["x"]]} for record in records]
+    try:
+        reader = reader_of(schema)
+    except UnusableSchema:
+        return
+    judge = jsonschema.Draft202012Validator(schema)
+    landed, _ = convert(reader, [json.dumps(record).encode() for record in records])
+    assert landed["x"].to_pylist() == [r["x"] for r in records if judge.is_valid(r)]
 
 
 def test_confluents_numbers() -> None:
