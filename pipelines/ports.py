@@ -314,6 +314,11 @@ class Lake(Protocol):
         """The lake's own address, for people and programs."""
         ...
 
+    @property
+    def copies(self) -> bool:
+        """Returns whether `show` copies: the file may then appear late, when its run is dead and its source is gone."""
+        ...
+
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """Create the file durably. Returns False when the path is taken. Raises Unknown when the answer was lost."""
         ...

@@ -12,6 +12,7 @@
                    staging/<batch>/<attempt>/data|quarantine/[<folder>/]<part>
                    staging/<batch>/<attempt>/<range>.receipt.json
                    staging/<batch>/<attempt>/<range>.receipts.json   those of ranges that share files, by the first
+                   staging/<batch>/replaced.json        notes that replaced files may appear once more
                    owners/<token>.json                  a run's sign of life
                    windows/<month>/<window>.json        "this window is complete"
                    declared.json                        up to where complete windows were declared
@@ -336,6 +337,11 @@ def staged_batch(path: str) -> int | None:
     """The batch to whose staging the file at `path` belongs; None if it is no staged file."""
     match = _STAGED.match(path)
     return int(match[1]) if match else None
+
+
+def replaced_note_path(feed: str, batch: int) -> str:
+    """The path of the note that files which the batch replaced may appear once more."""
+    return f"{staging_folder(feed, batch)}/replaced.json"
 
 
 def staged_path(feed: str, batch: int, attempt: str, kind: PartKind, folder: str, part: str) -> str:

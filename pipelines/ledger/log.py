@@ -342,6 +342,10 @@ class Ledger:
             raise LedgerCorrupt(f"entry {batch.published} is not the publish entry of batch {batch.id}")
         return entry
 
+    def is_younger(self, entry: Entry, ms: int) -> bool:
+        """Returns whether the entry was written less than so many milliseconds ago, by this machine's clock."""
+        return self._clock() - entry.at < ms
+
     def append(self, decide: Callable[[State], Entry | None]) -> Appended | None:
         """Write the entry that `decide` returns for the newest state; call it again whenever the number was taken.
 

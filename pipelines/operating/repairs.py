@@ -317,6 +317,10 @@ class Pretended:
     def uri(self) -> str:
         return self._real.uri
 
+    @property
+    def copies(self) -> bool:
+        return self._real.copies
+
     def put_if_absent(self, path: str, data: bytes) -> bool:
         if self.size(path) is not None:
             return False

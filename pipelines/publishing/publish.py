@@ -39,7 +39,10 @@ from sluice.pipelines.model.receipts import (
 from sluice.pipelines.ports import Lake, Liveness
 from sluice.pipelines.publishing import lost_entries, published_files
 from sluice.pipelines.util.parallel import map_parallel
-from sluice.pipelines.util.units import show_window
+from sluice.pipelines.util.units import HOUR, show_window
+
+LATE = HOUR
+"""The time (ms) after which no copy of a replaced file appears any more."""
 
 
 def publish(
@@ -123,6 +126,7 @@ def roll_forward(ledger: Ledger, lake: Lake, feed: str) -> RolledForward:
     Order matters. Staged files of replaced parts go first, so that nobody can bring one back. Then replaced parts are
     hidden and live ones shown. A part that was replaced while it was being shown is hidden again. Names that the fold
     does not know are newer than it and are left alone. Where a table may name replaced parts, they stay.
+    Where the lake copies, a note in staging has replaced parts hidden again for an hour (`LATE`).
     Raises EntriesLost, with nothing touched, if staging proves it.
     """
     state = ledger.read()
@@ -157,9 +161,23 @@ def _agree(ledger: Ledger, lake: Lake, feed: str, state: State, staged: dict[int
         lake, feed, sorted(late)
     )  # copying takes time: a run that hid it meanwhile could not see it yet
     new_paths = [p for p in new_paths if p not in late]
-    done = [b for b in sorted(staged) if _find_status(state, b) in (BatchStatus.PUBLISHED, BatchStatus.ABANDONED)]
-    map_parallel(lake.remove, [path for b in done for path in staged[b]])
-    return RolledForward(tuple(new_paths), tuple(hidden), tuple(done))
+    notes = _note_replaced(ledger, lake, [b for b in published if _list_replaced(ledger, b)], staged)
+    done = {b: [p for p in staged[b] if p not in notes] for b in sorted(staged) if _is_over(state, b)}
+    map_parallel(lake.remove, [path for names in done.values() for path in names])
+    return RolledForward(tuple(new_paths), tuple(hidden), tuple(b for b, names in done.items() if names))
+
+
+def _note_replaced(ledger: Ledger, lake: Lake, replacing: Sequence[Batch], staged: dict[int, list[str]]) -> set[str]:
+    """Keep notes of the batches that replaced files which may still appear: a store goes on with a copy when the run
+    that requested it is dead, and may have read its source before that was removed. Returns the notes' paths."""
+    if not lake.copies:
+        return set()
+    late = [b for b in replacing if ledger.is_younger(ledger.publication(b), LATE)]
+    notes = {paths.replaced_note_path(ledger.feed, b.id): b.id for b in late}
+    for path, batch in notes.items():
+        if path not in staged[batch]:
+            lake.put(path, b"{}\n")
+    return {*notes}
 
 
 def _list_staged(lake: Lake, feed: str) -> dict[int, list[str]]:
@@ -174,6 +192,10 @@ def _list_staged(lake: Lake, feed: str) -> dict[int, list[str]]:
 def _find_status(state: State, batch: int) -> BatchStatus | None:
     current = state.batches.get(batch)
     return current.status if current else None
+
+
+def _is_over(state: State, batch: int) -> bool:
+    return _find_status(state, batch) in (BatchStatus.PUBLISHED, BatchStatus.ABANDONED)
 
 
 def _read_receipts(ledger: Ledger, batch: Batch) -> tuple[Receipt, ...]:

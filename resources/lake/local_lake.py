@@ -52,6 +52,8 @@ _REMEDIES = {
 class LocalLake:
     """`ports.Lake` below the folder `root`, which the first write makes. Safe across processes, picklable."""
 
+    copies = False
+
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.realpath(root))
 

@@ -32,6 +32,7 @@ class ObjectLake(ABC):
     """`ports.Lake` below an address. Safe across processes and threads; picklable; opens nothing itself."""
 
     bucket: Objects
+    copies = True
 
     def __init__(self, address: str, settings: StoreSettings) -> None:
         self.uri = address

@@ -22,6 +22,8 @@ from sluice.pipelines.errors import (
     Terminal,
     Unknown,
 )
+from sluice.pipelines.lake import paths
+from sluice.resources.lake import open_lake
 from tests.checker.producers import Noting
 from tests.faults.account import SEED
 from tests.faults.field import TRIES, Field, Run, Running
@@ -270,6 +272,30 @@ def test_run_killed_before_the_store_answered(remote: Field, store: Proxy, draw:
         remote.run(draw.choice(("after stage", "before publish", "after publish", "after show", "before record")))
         store.rules = []
         remote.recovered()
+    remote.proven()
+
+
+def test_copy_ends_after_its_run_died_and_another_replaced_its_file(remote: Field, store: Proxy) -> None:
+    """The store has read the staged file, and its copy appears when nobody expects it. The next run hides it."""
+    with remote.producing():
+        remote.normal(1)
+        killed_at(remote, store, "a copy", 0, "500")
+        lake = open_lake(remote.feed())
+        staged = next(p for p in lake.list(paths.staging_root(remote.name)) if paths.parse_part(p))
+        data = lake.get(staged)
+        assert data is not None
+        remote.recovered()
+        (old,) = (p for p in lake.list(f"data/{remote.name}") if p.endswith(staged.rpartition("/")[2]))
+        part = paths.parse_part(old)
+        assert part is not None
+        asked = f"{remote.topic}:{part.partition}:{part.start}-{part.end}"
+        again = remote.start_cli("--no-dagster", "--offsets", asked, "--replace")
+        assert remote.ended(again, about="a run that replaces a file").clean
+        assert lake.size(old) is None
+        lake.put(old, data)
+        remote.account.did("the copy of the replaced file ends")
+        remote.recovered()
+        assert lake.size(old) is None
     remote.proven()
 
 

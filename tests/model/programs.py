@@ -38,6 +38,7 @@ from sluice.pipelines.operating.acceptance import (
 )
 from sluice.pipelines.planning import windows
 from sluice.pipelines.publishing.manifest import write_manifests
+from sluice.pipelines.publishing.publish import LATE
 from sluice.pipelines.quarantine.dead_letters import Outlet
 from sluice.pipelines.quarantine.listing import Filter
 from sluice.pipelines.records.kafka_batches.decode import columns as decoded_rows
@@ -228,6 +229,9 @@ def heal(
             with suppress(NothingToAccept):
                 program(world, "operator-group", ("group", "start"))()
         _settle(world, by_windows, moved)
+        if world.slow_copies:
+            world.now += LATE
+            program(world, "healing-later", ("catch",))()
         if retired:
             remove_retired(world.ledger("operator"), world.edges("operator").lake)
         if wrong := _looked_at(world) or _packed(world):

@@ -11,12 +11,29 @@ import pytest
 
 from tests.model.explore import Explorer, Scenario, explored
 from tests.model.programs import as_one, forgetful
-from tests.model.scenarios import SCENARIOS, random_scenario
+from tests.model.scenarios import BY_NAME, SCENARIOS, random_scenario
+from tests.model.scheduler import Ran
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
 def test_schedules_with_few_deviations(scenario: Scenario) -> None:
     explored(scenario, most=40)
+
+
+def test_a_copy_ends_after_its_file_was_replaced_and_its_run_dies() -> None:
+    """The next run hides the file again."""
+    with as_one(), forgetful():
+        explorer = Explorer(BY_NAME["again, slow copies"])
+        ends = _find_copy(explorer.one(), 0)
+        rival = (ends, "r2")
+        appeared = _find_copy(explorer.one([rival]), ends + 1) + 1
+        ran = explorer.one([rival, (appeared, "r1 crashes")])
+    assert any(line.startswith("r1 crashes before: read log/") for line in ran.trace)
+    assert ran.broken == ""
+
+
+def _find_copy(ran: Ran, after: int) -> int:
+    return next(i for i, line in enumerate(ran.trace) if i >= after and line.startswith("r1: the copy to data/"))
 
 
 @pytest.mark.soak

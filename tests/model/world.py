@@ -621,7 +621,7 @@ class Lake(MemoryLake):
 
     def __init__(self, world: World) -> None:
         super().__init__()
-        self.files = world.files
+        self.files, self.copies = world.files, world.slow_copies
         self._world, self._stage = world, world.stage
         self.before = {
             "put": lambda path: self._point(f"write {_short(path)}"),

@@ -57,6 +57,7 @@ class MemoryLake:
     """
 
     uri = "memory://"
+    copies = False
 
     def __init__(self, files: Mapping[str, bytes] | None = None) -> None:
         self._files = Files(files)

@@ -14,7 +14,7 @@ from sluice.pipelines.ledger.entries import AbandonEntry, OriginEntry, OriginIte
 from sluice.pipelines.model.kafka import Isolation, Key
 from sluice.pipelines.model.plans import OffsetRange, Plan, Request, RequestKind, Task
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
-from sluice.pipelines.publishing.publish import abandon, publish, roll_forward, roll_forward_own
+from sluice.pipelines.publishing.publish import LATE, abandon, publish, roll_forward, roll_forward_own
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.testing.engine import owner
 from sluice.testing.lake import MemoryLake
@@ -26,12 +26,13 @@ KEY = Key("orders", 0, "id-1")
 class World:
     def __init__(self) -> None:
         self.lake = MemoryLake()
+        self.now = 1
         self.ledger = self.fresh_ledger()
         item = OriginItem(key=KEY, offset=0, committed=None, why="test")
         self.ledger.append(lambda s: OriginEntry(items=(item,)))
 
     def fresh_ledger(self) -> Ledger:
-        return Ledger(self.lake, "orders", lambda: 1, "run", "c")
+        return Ledger(self.lake, "orders", lambda: self.now, "run", "c")
 
     def plan(self, start: int, end: int, replaces: tuple[str, ...] = ()) -> int:
         s = OffsetRange("orders", 0, "id-1", start, end)
@@ -211,6 +212,24 @@ def test_a_part_that_is_replaced_while_it_is_copied_does_not_stay() -> None:
     (stands,) = world.visible
     assert stands != first.parts[0].path
     assert world.staged == set()
+
+
+def test_a_replaced_part_that_appears_when_its_run_is_dead_is_hidden_by_the_next() -> None:
+    """A store finishes a copy whose run was killed, after all others have gone on."""
+    world = World()
+    world.lake.copies = True
+    old = world.land(0, 10).parts[0]
+    held = world.lake.files[old.staged]
+    world.roll()
+    (new,) = world.land(0, 10, (old.path,)).parts
+    for _ in range(2):
+        world.roll()
+        assert world.visible == {new.path}
+        world.lake.files[old.path] = held
+    assert roll_forward(world.fresh_ledger(), world.lake, "orders").cleaned == (), "of nothing but the note"
+    world.now += LATE
+    world.roll()
+    assert (world.visible, world.staged) == ({new.path}, set())
 
 
 def test_an_abandoned_batch_loses_its_staging() -> None:
