@@ -163,7 +163,8 @@ def audit(
     rows = scope.make_rows(at // 1000, hashed=hashes)
     everything = scope.rows.plus(rows)
     strangers = scope.list_strangers()
-    foreign = published_files.read_foreign(lake, ledger.feed).intersection(strangers) if strangers else frozenset()
+    noted = published_files.read_pending_removals(lake, ledger.feed) if strangers else published_files.PendingRemovals()
+    foreign = noted.foreign.intersection(strangers)
     problems = [
         *itertools.chain.from_iterable(bad_sums),
         *_check_overlaps(state, everything),

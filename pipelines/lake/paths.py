@@ -21,6 +21,7 @@
                    audited.json                         results of audits
                    audited/<20 digits>.json             the same of old entries, by the first one's number
                    table.json                           notes that a table names files of the feed
+                   removals/<id>.json                   files that go once no snapshot of the table names them
                    reports/<thousand>/<batch>[-<attempt>].html   a batch's report; an attempt's if it was refused
                    relanded/<batch>/<range>.parquet     former reasons for quarantine of a replay's records
                    aside/<number>/<path>                files of lost entries, moved here from <path>
@@ -242,6 +243,15 @@ def table_note_path(feed: str) -> str:
     return f"_sluice/{feed}/table.json"
 
 
+def get_removals_folder(feed: str) -> str:
+    return f"_sluice/{feed}/removals"
+
+
+def build_removals_path(feed: str, name: str) -> str:
+    """The path of a note of files that go once no snapshot of the feed's table names them."""
+    return f"{get_removals_folder(feed)}/{name}.json"
+
+
 def relanded_folder(feed: str) -> str:
     return f"_sluice/{feed}/relanded"
 
@@ -339,7 +349,7 @@ def staged_batch(path: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def replaced_note_path(feed: str, batch: int) -> str:
+def build_replaced_note_path(feed: str, batch: int) -> str:
     """The path of the note that files which the batch replaced may appear once more."""
     return f"{staging_folder(feed, batch)}/replaced.json"
 

@@ -343,7 +343,7 @@ class Ledger:
         return entry
 
     def is_younger(self, entry: Entry, ms: int) -> bool:
-        """Returns whether the entry was written less than so many milliseconds ago, by this machine's clock."""
+        """Returns whether the entry was written less than `ms` milliseconds ago, by this machine's clock."""
         return self._clock() - entry.at < ms
 
     def append(self, decide: Callable[[State], Entry | None]) -> Appended | None:

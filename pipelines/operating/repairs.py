@@ -205,7 +205,7 @@ def _strangers(target: RepairTarget) -> Iterator[RepairFinding]:
         sorted(
             unknown
             - target.ledger.list_replaced(unknown, state)
-            - published_files.read_foreign(target.lake, target.feed)
+            - published_files.read_pending_removals(target.lake, target.feed).foreign
         )
     )
     if nobodys:

@@ -173,7 +173,7 @@ def _note_replaced(ledger: Ledger, lake: Lake, replacing: Sequence[Batch], stage
     if not lake.copies:
         return set()
     late = [b for b in replacing if ledger.is_younger(ledger.publication(b), LATE)]
-    notes = {paths.replaced_note_path(ledger.feed, b.id): b.id for b in late}
+    notes = {paths.build_replaced_note_path(ledger.feed, b.id): b.id for b in late}
     for path, batch in notes.items():
         if path not in staged[batch]:
             lake.put(path, b"{}\n")

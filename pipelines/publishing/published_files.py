@@ -12,9 +12,11 @@ rows twice until then.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Any
 
 from sluice.pipelines.errors import WindowIncomplete
 from sluice.pipelines.feed.sections import WindowSettings
@@ -148,27 +150,52 @@ def has_table(lake: Lake, feed: str) -> bool:
     return lake.size(paths.table_note_path(feed)) is not None
 
 
-def write_note(
-    lake: Lake, feed: str, table: str, removing: Iterable[str] = (), foreign: Iterable[str] | None = None
-) -> None:
-    """Note that the table names files of the feed.
+def note_table(lake: Lake, feed: str, table: str) -> bool:
+    """Note that the table names files of the feed. Returns whether this is new."""
+    return not has_table(lake, feed) and lake.put_if_absent(paths.table_note_path(feed), _dump({"table": table}))
 
-    `removing` are the files that its publisher is about to remove, and `foreign` the files of other writers that its
-    snapshots name (None: those of the previous note).
+
+@dataclass(frozen=True, slots=True)
+class PendingRemovals:
+    """The lake paths that a table's publisher removes once no snapshot names them: of parts that do not count, and of
+    `foreign` files, which other writers made. `notes` are the notes with them.
     """
-    others = _read_note(lake, feed, "foreign") if foreign is None else foreign
-    note = {"table": table, "removing": sorted(removing), "foreign": sorted(others)}
-    lake.put(paths.table_note_path(feed), json.dumps(note).encode())
+
+    parts: frozenset[str] = frozenset()
+    foreign: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
 
 
-def read_removing(lake: Lake, feed: str) -> tuple[str, ...]:
-    """Returns the lake paths that a publisher was about to remove, and may not have."""
-    return _read_note(lake, feed, "removing")
+def read_pending_removals(lake: Lake, feed: str) -> PendingRemovals:
+    """Returns the removals in all notes."""
+    table_note, folder = paths.table_note_path(feed), paths.get_removals_folder(feed)
+    notes = {path: _parse(lake.get(path)) for path in (table_note, *lake.list(folder))}
+    listed = {name: [p for n in notes.values() for p in _list_paths(n, feed, name)] for name in ("removing", "foreign")}
+    foreign = frozenset(path for path in listed["foreign"] if may_be_foreign(path))
+    return PendingRemovals(
+        frozenset(listed["removing"]), foreign, tuple(p for p, n in notes.items() if n.keys() & listed)
+    )
 
 
-def read_foreign(lake: Lake, feed: str) -> frozenset[str]:
-    """Returns the lake paths of other writers' files that snapshots of the feed's table name."""
-    return frozenset(path for path in _read_note(lake, feed, "foreign") if may_be_foreign(path))
+def note_removals(lake: Lake, feed: str, parts: Collection[str] = (), foreign: Collection[str] = ()) -> None:
+    """Note removals. Each note is a file of its own, so publishers at the same time lose none."""
+    if parts or foreign:
+        note = {"removing": sorted(parts), "foreign": sorted(foreign)}
+        lake.put(paths.build_removals_path(feed, secrets.token_hex(8)), _dump(note))
+
+
+def settle_removals(
+    lake: Lake, feed: str, done: PendingRemovals, parts: Collection[str], foreign: Collection[str]
+) -> None:
+    """Put a note of the remaining `parts` and `foreign` files in the place of the notes that were read."""
+    if len(done.notes) == 1 and (done.parts, done.foreign) == (frozenset(parts), frozenset(foreign)):
+        return
+    note_removals(lake, feed, parts, foreign)
+    for path in done.notes:
+        if path != paths.table_note_path(feed):
+            lake.remove(path)
+        else:  # of an earlier release
+            lake.put(path, _dump({"table": _parse(lake.get(path)).get("table", "")}))
 
 
 def may_be_foreign(path: str) -> bool:
@@ -176,10 +203,19 @@ def may_be_foreign(path: str) -> bool:
     return paths.parse_part(path) is None and not paths.is_table_log(path)
 
 
-def _read_note(lake: Lake, feed: str, name: str) -> tuple[str, ...]:
+def _dump(note: Mapping[str, object]) -> bytes:
+    return json.dumps(note).encode() + b"\n"
+
+
+def _parse(data: bytes | None) -> Mapping[str, Any]:
     try:
-        note = json.loads(lake.get(paths.table_note_path(feed)) or b"{}")
+        note = json.loads(data or b"{}")
     except ValueError:
-        return ()
-    listed = note.get(name, ()) if isinstance(note, dict) else ()
-    return tuple(path for path in listed if isinstance(path, str) and path.startswith(paths.visible_roots(feed)))
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
+def _list_paths(note: Mapping[str, Any], feed: str, name: str) -> Iterator[str]:
+    listed = note.get(name) or ()
+    roots = paths.visible_roots(feed)
+    return (p for p in listed if isinstance(p, str) and p.startswith(roots))

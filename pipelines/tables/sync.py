@@ -143,8 +143,10 @@ class _Publisher:
                     f"{table.name} was updated by another process", remedy="the next attempt compares again"
                 )
             check_owner(table, head, state, ledger.feed)
-            if not published_files.has_table(lake, ledger.feed):
-                published_files.write_note(lake, ledger.feed, table.name)
+            noted = published_files.note_table(lake, ledger.feed, table.name)
+            if (noted or head.snapshot is None) and ledger.read().number > state.number:
+                # a run that met no note may remove files replaced since
+                raise TableMoved(f"{table.name} begins while files are replaced", remedy="the next try decides again")
             if self.repair and head.snapshot is not None:
                 self._note_foreign(self._beside())
             if trusted_mark(ledger, state, head):
@@ -260,16 +262,15 @@ class _Publisher:
 
     def _note_removing(self, files: Collection[str]) -> None:
         """Note files that go once no snapshot names them, before the table's mark or its snapshots forget them."""
-        noted = {*published_files.read_removing(self.lake, self.ledger.feed)}
-        if not noted.issuperset(files):
-            published_files.write_note(self.lake, self.ledger.feed, self.table.name, noted.union(files))
+        pending = published_files.read_pending_removals(self.lake, self.ledger.feed) if files else None
+        if pending is not None:
+            published_files.note_removals(self.lake, self.ledger.feed, {*files} - pending.parts)
 
     def _note_foreign(self, files: Collection[str]) -> None:
         """Note files of other writers, before the table forgets them: they go once no snapshot names them."""
-        noted = published_files.read_foreign(self.lake, self.ledger.feed)
-        if not noted.issuperset(files):
-            before = published_files.read_removing(self.lake, self.ledger.feed)
-            published_files.write_note(self.lake, self.ledger.feed, self.table.name, before, noted.union(files))
+        pending = published_files.read_pending_removals(self.lake, self.ledger.feed) if files else None
+        if pending is not None:
+            published_files.note_removals(self.lake, self.ledger.feed, (), {*files} - pending.foreign)
 
     def _beside(self) -> set[str]:
         """Returns lake paths of other writers' files next to the feed's that a snapshot names."""
@@ -307,8 +308,9 @@ class _Publisher:
         going = [a.removeprefix(root) for a in table.expiring(before) if a.startswith(root)]
         self._note_foreign([path for path in going if self._ours(path) and published_files.may_be_foreign(path)])
         self._note_removing([path for path in going if not published_files.may_be_foreign(path)])
-        noted, foreign = published_files.read_removing(lake, feed), published_files.read_foreign(lake, feed)
-        removing = [*self.ledger.list_replaced(filter(self._ours, noted)), *filter(self._ours, foreign)]
+        noted = published_files.read_pending_removals(lake, feed)
+        replaced = self.ledger.list_replaced(filter(self._ours, noted.parts))
+        removing = [*replaced, *filter(self._ours, noted.foreign)]
         expired = table.expire(before)
         if not removing:
             return replace(done, expired=expired, head=table.look() if expired else done.head)
@@ -317,8 +319,8 @@ class _Publisher:
         for path in cleaned:
             lake.remove(path)
         stay = {path for path in removing if lake.locate(path) in still_named}
-        still = [[p for p in files if p in stay or not self._ours(p)] for files in (noted, foreign)]
-        published_files.write_note(lake, feed, table.name, *still)
+        still = [[p for p in files if p in stay or not self._ours(p)] for files in (noted.parts, noted.foreign)]
+        published_files.settle_removals(lake, feed, noted, *still)
         return replace(done, expired=expired, cleaned=cleaned, head=table.look())
 
 

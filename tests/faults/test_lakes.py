@@ -288,8 +288,8 @@ def test_copy_ends_after_its_run_died_and_another_replaced_its_file(remote: Fiel
         (old,) = (p for p in lake.list(f"data/{remote.name}") if p.endswith(staged.rpartition("/")[2]))
         part = paths.parse_part(old)
         assert part is not None
-        asked = f"{remote.topic}:{part.partition}:{part.start}-{part.end}"
-        again = remote.start_cli("--no-dagster", "--offsets", asked, "--replace")
+        offsets = f"{remote.topic}:{part.partition}:{part.start}-{part.end}"
+        again = remote.start_cli("--no-dagster", "--offsets", offsets, "--replace")
         assert remote.ended(again, about="a run that replaces a file").clean
         assert lake.size(old) is None
         lake.put(old, data)

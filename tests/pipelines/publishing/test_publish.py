@@ -219,13 +219,13 @@ def test_a_replaced_part_that_appears_when_its_run_is_dead_is_hidden_by_the_next
     world = World()
     world.lake.copies = True
     old = world.land(0, 10).parts[0]
-    held = world.lake.files[old.staged]
+    data = world.lake.files[old.staged]
     world.roll()
     (new,) = world.land(0, 10, (old.path,)).parts
     for _ in range(2):
         world.roll()
         assert world.visible == {new.path}
-        world.lake.files[old.path] = held
+        world.lake.files[old.path] = data
     assert roll_forward(world.fresh_ledger(), world.lake, "orders").cleaned == (), "of nothing but the note"
     world.now += LATE
     world.roll()

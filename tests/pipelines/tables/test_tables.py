@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from sluice.pipelines.errors import CatalogUnavailable, EntriesLost, TableDiffers, TableRefused, Unknown
+from sluice.pipelines.lake import paths
 from sluice.pipelines.maintenance.expiry import RetireRequest, expire
 from sluice.pipelines.model.tables import TableChange
-from sluice.pipelines.publishing import published_files
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.tables.sync import Synced, sync
 from sluice.pipelines.tables.table_windows import FeedTables
@@ -174,6 +174,59 @@ def test_a_slow_publisher_adds_no_file_that_was_retired_and_removed(
     world.check_same()
 
 
+def test_publishers_that_note_removals_at_once_forget_none(world: TableWorld) -> None:
+    world.land(*pieces(A, 20))
+    world.sync()
+    world.land(*pieces(B, 20, 0, 100))
+    world.compact()
+    slow = LocalLake(world.lake.root)
+
+    def sleep_then_put(path: str, data: bytes) -> None:
+        del slow.__dict__["put"]
+        world.land(*pieces(B, 20, 100))
+        world.compact()
+        world.sync()
+        slow.put(path, data)
+
+    slow.__dict__["put"] = sleep_then_put
+    sync(world.fresh_ledger(), slow, FeedTables(world.table()))
+    assert "put" not in slow.__dict__
+    world.sync()
+    world.sync(expire_before=world.said()[-1][1] + 1)
+    world.check_same()
+    world.check()
+    assert world.audited().problems == ()
+    assert not [p for p in world.parts() if p in world.ledger.list_replaced(world.parts())]
+
+
+def test_a_table_begins_while_a_run_removes_what_it_replaced(world: TableWorld) -> None:
+    """The run met no note of a table, and removes the files when the table has its first snapshot."""
+    world.land(*pieces(A, 20), *pieces(B, 50))
+    checked, begun = threading.Event(), threading.Event()
+    rival = threading.Thread(target=world.compact)
+    size, slow = world.lake.size, world.table()
+
+    def check_then_sleep(path: str) -> int | None:
+        answer = size(path)
+        if path == paths.table_note_path("orders") and threading.current_thread() is rival:
+            checked.set()
+            begun.wait(60)
+        return answer
+
+    def create(*arguments: Any) -> None:
+        rival.start()
+        assert checked.wait(60)
+        type(slow).create(slow, *arguments)
+
+    world.lake.size, slow.create = check_then_sleep, create  # type: ignore[method-assign]
+    try:
+        sync(world.fresh_ledger(), world.lake, FeedTables(slow))
+    finally:
+        begun.set()
+        rival.join()
+    world.check_same()
+
+
 def test_publishers_side_by_side_add_each_file_once(world: TableWorld) -> None:
     for piece in pieces(A, 50):
         world.land(piece)
@@ -318,7 +371,9 @@ def test_files_of_other_writers_that_an_older_release_took_out_are_noted_by_a_re
     world.sync()
     world.append(world.read().slice(0, 7))
     world.sync(repair=True)
-    published_files.write_note(world.lake, "orders", "table data/orders", foreign=())
+    for path in world.lake.list(paths.get_removals_folder("orders")):
+        world.lake.remove(path)
+    world.lake.put(paths.table_note_path("orders"), b'{"table": "table data/orders", "removing": [], "foreign": []}')
     (problem,) = world.audited().problems
     assert "table sync orders --repair" in problem.remedy
     assert world.sync(repair=True).commits == 0
