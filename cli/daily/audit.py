@@ -162,6 +162,7 @@ def _check_strictly(feed: Feed, edges: Ports, ledger: Ledger, report: AuditRepor
 
 def _rescan(session: Session, feed: Feed, edges: Ports, ledger: Ledger, report: AuditReport) -> AuditReport:
     session.compile()
+    from sluice.pipelines.audit.gaps import read_policies
     from sluice.pipelines.audit.rescan import CurrentLog, rescan
     from sluice.pipelines.batch.survey import take_survey
     from sluice.resources.spark.executor import Wiring
@@ -172,7 +173,8 @@ def _rescan(session: Session, feed: Feed, edges: Ports, ledger: Ledger, report: 
         def report_progress(done: int, total: int) -> None:
             meter(Progress("compare", done, total))
 
-        log = CurrentLog(tools.fetcher, feed.isolation, today)
+        policies = read_policies(edges.cluster, {key.topic for key in today})
+        log = CurrentLog(tools.fetcher, feed.isolation, today, policies)
         return rescan(report, ledger, edges.lake, feed.shape, log, report_progress)
 
 

@@ -111,7 +111,7 @@ class AuditReport:
     """The time of the audit (ms)."""
     compared: int = 0
     not_comparable: int = 0
-    """Landed records that Kafka has deleted: a rescan cannot compare them."""
+    """Records that Kafka has deleted: a rescan cannot compare them."""
     compared_before: int = 0
     """Landed records that earlier rescans compared."""
     gaps: tuple[Gap, ...] = ()

@@ -2,20 +2,21 @@
 
 Rows are decoded again with their original shape from the ledger, so the feed's schema and contract may have changed
 since. The quarantine has the rows that the contract refused; their bytes are compared with the log's. A re-landed row
-must match one of the shapes that its offset range has had. Rows with repaired bytes are not compared.
+must match one of the shapes that its offset range has had. Rows with repaired bytes are not compared, nor are records
+that Kafka has deleted since: below the log start, or, in a compacted topic, anywhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 
 from sluice.pipelines.audit.audit import AuditProblem, AuditReport
 from sluice.pipelines.audit.receipt_rows import NEVER, ReceiptRow
-from sluice.pipelines.errors import PartUnreadable, Terminal
+from sluice.pipelines.errors import OffsetsLost, PartUnreadable, Terminal
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ledger import Ledger
@@ -38,19 +39,25 @@ from sluice.pipelines.schema.schema import Schema
 
 @dataclass(frozen=True, slots=True)
 class RangeComparison:
-    """The comparison of one offset range: the number of compared records, and the first difference, if any."""
+    """The comparison of one offset range: the number of compared records, the first difference, if any, and the number
+    of its rows whose records Kafka has deleted."""
 
     records: int
     problem: AuditProblem | None
+    deleted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CurrentLog:
-    """The log in Kafka as it is now: its partitions, and the way to read them."""
+    """The log in Kafka as it is now: its partitions, and the way to read them.
+
+    `compacted`: whether Kafka compacts each topic, without topics whose policy is unknown.
+    """
 
     fetcher: Fetcher
     isolation: Isolation
     partitions: Mapping[Key, PartitionState]
+    compacted: Mapping[str, bool] = field(default_factory=dict)
 
 
 def rescan(
@@ -71,17 +78,15 @@ def rescan(
     unproven = report.list_uncompared()
     there = [row for row in unproven if _log_holds(row, log.partitions)]
     makers = _Makers(ledger, shape, lake)
-    total, done, compared = sum(row.range.span for row in there), 0, 0
+    total, done, compared, deleted = sum(row.range.span for row in there), 0, 0, 0
     files = {p.file for p in report.problems if p.file}
     problems: list[AuditProblem] = []
     right: list[ReceiptRow] = []
     for row, r in _receipts(ledger, there):
-        result = _compare_range(
-            ledger.feed, r, makers.of(r), lake, _from_kafka(r.offset_range, log.fetcher, log.isolation)
-        )
-        compared += result.records
+        result = _compare_range(ledger.feed, r, makers.of(r), lake, log)
+        compared, deleted = compared + result.records, deleted + result.deleted
         problems += [p for p in [result.problem] if p and p.file not in files]
-        right += [] if result.problem else [row]
+        right += [] if result.problem or result.deleted else [row]
         done += r.offset_range.span
         progress(done, total)
     rows = report.audited.rows
@@ -89,7 +94,7 @@ def rescan(
         report,
         problems=report.problems + tuple(problems),
         compared=compared,
-        not_comparable=max(sum(r.landed for r in unproven) - sum(r.landed for r in there), 0),
+        not_comparable=max(sum(r.landed for r in unproven) - sum(r.landed for r in there), 0) + deleted,
         compared_before=int(rows.column("landed")[rows.column("compared") != NEVER].sum()),
         audited=replace(report.audited, rows=rows.mark("compared", right, report.at // 1000)),
     )
@@ -155,23 +160,28 @@ class _LogUnreadable(Exception):
     pass
 
 
+class _LogDeleted(Exception):
+    """Retention has deleted records of the range since the partitions were described."""
+
+
 def _from_kafka(s: OffsetRange, fetcher: Fetcher, isolation: Isolation) -> Iterator[pa.RecordBatch]:
     committed = isolation is Isolation.READ_COMMITTED
     decoder = BatchDecoder(s.topic, s.partition, s.start, s.end, DecodeOptions(read_committed=committed))
     for fetched in fetcher.stream([s], FetchLimits()):
         if isinstance(fetched, FetchFailed):
-            raise _LogUnreadable(fetched.error.message)
+            raise (_LogDeleted if isinstance(fetched.error, OffsetsLost) else _LogUnreadable)(fetched.error.message)
         yield from decoder.feed(fetched.records, fetched.aborted)
     yield from decoder.finish()
 
 
-def _compare_range(
-    feed: str, r: Receipt, makers: Sequence[_Maker], lake: Lake, log: Iterator[pa.RecordBatch]
-) -> RangeComparison:
+def _compare_range(feed: str, r: Receipt, makers: Sequence[_Maker], lake: Lake, log: CurrentLog) -> RangeComparison:
     """Compare one offset range's files, damaged or not, with its log."""
     s, remedy = r.offset_range, parquet.build_part_remedy(feed, r.offset_range)
     try:
-        return _RangeComparer(r, makers, lake).compare(log)
+        comparer = _RangeComparer(r, makers, lake, log.compacted.get(s.topic))
+        return comparer.compare(_from_kafka(s, log.fetcher, log.isolation))
+    except _LogDeleted:
+        return RangeComparison(0, None, r.counts.landed)
     except PartUnreadable as e:
         return RangeComparison(0, AuditProblem(3, e.message, e.path, remedy))
     except _LogUnreadable as e:
@@ -185,11 +195,18 @@ def _compare_range(
         )
 
 
-class _RangeComparer:
-    """Compares one offset range's files with its log."""
+_MAYBE_COMPACTED = (
+    "compaction may have removed it, and this client may not see whether Kafka compacts the topic: allow it to"
+    " DESCRIBE_CONFIGS of the topic, and repeat"
+)
 
-    def __init__(self, r: Receipt, makers: Sequence[_Maker], lake: Lake) -> None:
+
+class _RangeComparer:
+    """Compares one offset range's files with its log. `compacted`: whether Kafka compacts the topic; None: unknown."""
+
+    def __init__(self, r: Receipt, makers: Sequence[_Maker], lake: Lake, compacted: bool | None) -> None:
         self._receipt, self._makers, self._raw = r, makers, RawFormat()
+        self._compacted, self._deleted = compacted, 0
         self._landed, self._refused = (_RowCursor(_parts(r, lake, kind)) for kind in PartKind)
         self._mended = [m for m in r.mended if m.start < r.offset_range.end]
         self._compared = self._dropped = 0
@@ -201,16 +218,18 @@ class _RangeComparer:
             problem = self._chunk(chunk)
             if problem:
                 return RangeComparison(self._compared, problem)
-        if self._landed.upto(s.end) is not None or self._refused.upto(s.end) is not None:
-            return RangeComparison(self._compared, AuditProblem(3, f"{s}: the files have more rows than the log"))
-        if self._dropped != self._receipt.counts.dropped:
-            message = f"{self._dropped} records are missing, but {self._receipt.counts.dropped} were dropped"
-            return RangeComparison(self._compared, AuditProblem(1, f"{s}: {message}"))
-        return RangeComparison(self._compared, None)
+        rest = [self._keep(cursor.upto(s.end), np.empty(0, np.int64)) for cursor in (self._landed, self._refused)]
+        if any(rows is not None for rows in rest):
+            return RangeComparison(self._compared, self._build_lack(3, "the files have more rows than the log"))
+        dropped = self._receipt.counts.dropped
+        if self._dropped > dropped or (self._dropped < dropped and not self._compacted):
+            message = f"{self._dropped} records are missing, but {dropped} were dropped"
+            return RangeComparison(self._compared, self._build_lack(1, message))
+        return RangeComparison(self._compared, None, self._deleted)
 
     def _chunk(self, chunk: pa.RecordBatch) -> AuditProblem | None:
         there = int64s(chunk.column(chunk.schema.get_field_index("offset")))
-        landed, refused = self._landed.upto(int(there[-1])), self._refused.upto(int(there[-1]))
+        landed, refused = (self._keep(rows.upto(int(there[-1])), there) for rows in (self._landed, self._refused))
         mine, bad = _offsets(landed), _offsets(refused)
         return (
             self._check_places(there, mine, bad)
@@ -219,12 +238,25 @@ class _RangeComparer:
             or self._as_many_values(chunk, there, landed, mine)
         )
 
+    def _keep(self, rows: pa.Table | None, there: Array) -> pa.Table | None:
+        """Returns the rows without those whose records compaction may have removed from the log; None for none."""
+        if rows is None or not self._compacted:
+            return rows
+        positions = np.flatnonzero(np.isin(_offsets(rows), there))
+        self._deleted += rows.num_rows - len(positions)
+        return _rows_at(rows, positions) if len(positions) else None
+
+    def _build_lack(self, invariant: int, what: str) -> AuditProblem:
+        """Returns the problem of a log that lacks records."""
+        remedy = _MAYBE_COMPACTED if self._compacted is None else ""
+        return AuditProblem(invariant, f"{self._receipt.offset_range}: {what}", remedy=remedy)
+
     def _check_places(self, there: Array, mine: Array, bad: Array) -> AuditProblem | None:
         """Check that each record of the log is in exactly one file, and that the files have no others."""
         s, ours = self._receipt.offset_range, np.concatenate([mine, bad])
         strange = ours[~np.isin(ours, there)]
         if len(strange):
-            return AuditProblem(3, f"{s}: offset {strange.min()} is not in the log")
+            return self._build_lack(3, f"offset {strange.min()} is not in the log")
         if len(np.unique(ours)) < len(ours):
             return AuditProblem(3, f"{s}: an offset is there twice")
         absent = there[~np.isin(there, ours)]
@@ -324,18 +356,18 @@ def _rows_at(rows: pa.Table, positions: Array) -> pa.Table:
 def equal_rows(mine: pa.Table, remade: pa.Table) -> Array:
     """Returns a mask of the rows that are equal in all columns of `mine`. Columns that were not made are null."""
     same = np.ones(mine.num_rows, np.bool_)
-    for field, column in zip(mine.schema, mine.columns, strict=True):
-        if field.name not in remade.schema.names:
+    for f, column in zip(mine.schema, mine.columns, strict=True):
+        if f.name not in remade.schema.names:
             same &= as_mask(column.is_null())
             continue
         try:
-            other = remade.column(field.name).cast(field.type)
+            other = remade.column(f.name).cast(f.type)
         except pa.ArrowInvalid:  # a type that does not hold the value: not made by this shape
             return np.zeros(mine.num_rows, np.bool_)
         if column.equals(other):
             continue
         equal = find_equal(column, other)
-        if field.type.equals(HEADERS) and not equal.all():  # a file written before keys of headers were escaped
+        if f.type.equals(HEADERS) and not equal.all():  # a file written before keys of headers were escaped
             equal |= find_equal(column, pa.chunked_array([_former_headers(other)]))
         same &= equal
     return same

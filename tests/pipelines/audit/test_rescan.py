@@ -13,7 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.pipelines.audit.rescan import equal_rows
+from sluice.pipelines.audit.audit import AuditReport, audit
+from sluice.pipelines.audit.rescan import CurrentLog, equal_rows, rescan
+from sluice.pipelines.errors import OffsetsLost
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.landed_rows import compare_rows
@@ -21,9 +23,12 @@ from sluice.pipelines.ledger.entries import PublishEntry, dump
 from sluice.pipelines.model.kafka import Range
 from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.records.rows.row_format import HEADERS
+from sluice.testing.cluster import MemoryFetcher
+from tests.pipelines.batch.test_batch import PARTITIONS
 from tests.pipelines.validation.test_drift import SCHEMA, World
 
 ROWS = [{"id": 1, "amount": 1.5, "note": "a"}, {"id": "x"}, {"id": 3, "amount": 2, "note": None}, None, b"nojson"]
+P0 = PARTITIONS[0]
 Change = Callable[[pa.Table], pa.Table]
 
 
@@ -150,3 +155,53 @@ def test_nan_equals_nan_at_any_depth_and_nothing_else() -> None:
         for name in rows.schema.names:
             own, other = (iter(t.select([name]).combine_chunks().to_batches()) for t in (rows, rows.take(order)))
             assert not compare_rows(own, other)
+
+
+def compare_with_log(
+    world: World, feed: Feed, compacted: dict[str, bool], fetcher: MemoryFetcher | None = None
+) -> AuditReport:
+    report = audit(world.ledger, world.lake)
+    current = world.ledger.read().current
+    today = {current[p.tp]: p for p in world.topic.partitions(["orders"], feed.isolation)}
+    log = CurrentLog(fetcher or world.topic.fetcher(), feed.isolation, today, compacted)
+    return rescan(report, world.ledger, world.lake, feed.shape, log)
+
+
+@pytest.fixture
+def raw(world: World) -> Feed:
+    """A feed that landed offsets 0 to 4, of which Kafka has since compacted 1, 3 and 4 away."""
+    feed = world.feed(None)
+    world.landed(feed, b"a", b"b", b"c", b"d", b"e")
+    (batch,) = world.topic.batches[P0]
+    first, _, third, _, _ = batch.records
+    world.topic.batches[P0] = [replace(batch, records=(first, replace(third, skip=1)), tail=2)]
+    return feed
+
+
+def test_records_that_compaction_removed_since_are_not_comparable(world: World, raw: Feed) -> None:
+    report = compare_with_log(world, raw, {"orders": True})
+    assert report.problems == ()
+    assert (report.compared, report.not_comparable) == (2, 3)
+    assert len(report.list_uncompared()) == 1, "nothing proves the others"
+    rewrite(world, "data", lambda t: with_value(t, "value", 2, b"x"))
+    assert "the record at offset 2 differs" in str(compare_with_log(world, raw, {"orders": True}).problems[-1])
+
+
+@pytest.mark.parametrize("compacted", [{"orders": False}, {}], ids=["not compacted", "unknown"])
+def test_records_that_the_log_lacks_without_compaction_are_a_problem(
+    world: World, raw: Feed, compacted: dict[str, bool]
+) -> None:
+    (problem,) = compare_with_log(world, raw, compacted).problems
+    assert "offset 1 is not in the log" in problem.text
+    assert ("DESCRIBE_CONFIGS" in problem.remedy) == (not compacted)
+
+
+def test_records_that_retention_deletes_in_mid_rescan_are_not_comparable(world: World) -> None:
+    feed = world.feed(None)
+    world.write(b"a")
+    world.landed(feed, b"b")
+    fetcher = world.topic.fetcher()
+    fetcher.answer_bytes = 1
+    fetcher.failing[P0] = OffsetsLost("gone", remedy="", topic="orders", partition=0, start=0, end=1)
+    report = compare_with_log(world, feed, {}, fetcher)
+    assert (report.problems, report.compared, report.not_comparable) == ((), 0, 2)
