@@ -31,6 +31,10 @@ def main() -> int:
         code = command()
     except KeyboardInterrupt:  # before the command could turn it into an exit code
         code = process.report_interrupt()
+    except SystemExit as ending:
+        if ending.code != process.TERMINATED:
+            raise
+        code = process.report_termination()
     signal.signal(signal.SIGINT, _exit_now)
     process.Ending.code = code
     return code

@@ -34,7 +34,7 @@ def wait(
         str | None,
         typer.Option("--timeout", metavar="TIME", help="Give up after this time, such as 30m.", show_default="never"),
     ] = None,
-) -> None:
+) -> int:
     """Wait until a window is complete.
 
     A window is complete when all its records have landed or are accounted for, and its files can be read. Exit 75
@@ -49,9 +49,14 @@ def wait(
     with session.open_ports(definition) as edges, session.terminal.progress() as meter:
         standing, ready = _wait_for(watch_window(definition, edges, start), meter, limit)
     session.terminal.show(window_options.verdict(standing))
-    session.terminal.print_document({"feed": feed, "complete": ready, **window_options.build_document(standing)})
-    if not ready:
-        raise _build_timeout(feed, standing, limit or 0)
+    document = {"feed": feed, "complete": ready, **window_options.build_document(standing)}
+    if ready:
+        session.terminal.print_document(document | {"exit_code": 0})
+        return 0
+    error = _build_timeout(feed, standing, limit or 0)
+    session.terminal.fail(error)
+    session.terminal.print_document(document | error.fields() | {"exit_code": error.exit_code})
+    return error.exit_code
 
 
 def _wait_for(look: LookAtWindow, report: Reporter, limit: int | None) -> tuple[WindowStanding, bool]:

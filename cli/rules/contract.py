@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -320,7 +321,7 @@ def _format_proposal(
     yield from _format_unfit(faults, sample.counts)
     yield good(f"{many(len(proposals), 'expectation')}, all of them warnings, written to {path}")
     yield "  No feed reads this file. Review it, mark critical expectations, then adopt and try it:"
-    yield copyable(f"mv {path} {adopted}")
+    yield copyable(shlex.join(("mv", str(path), str(adopted))))
     yield copyable(f"sluice contract check {feed.name}")
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 INTERRUPTED = 130
+TERMINATED = 128 + signal.SIGTERM
 _UNHEARD = 1
 _AGAIN = 0.05  # seconds until an interrupt that a callback swallowed is raised again
 
@@ -51,10 +52,16 @@ def report_interrupt() -> int:
     return INTERRUPTED
 
 
+def report_termination() -> int:
+    """Print one line. Returns the exit code."""
+    print("terminated", file=sys.stderr, flush=True)
+    return TERMINATED
+
+
 def _leave(signum: int, frame: FrameType | None) -> NoReturn:
     """Raise, so that every `finally` runs and ends what this process started."""
     if signum != signal.SIGINT:
-        sys.exit(128 + signum)
+        sys.exit(TERMINATED)
     Interrupts.pending = True
     raise KeyboardInterrupt
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -152,6 +153,10 @@ def test_a_contract_is_proposed_reviewed_and_tried_and_nothing_lands(shop: Path,
     tried = sluice("contract", "check", "orders", "--file", str(file), "--json")
     assert (tried.code, tried.document["published"]) == (0, True)
     assert [e for e in tried.document["expectations"] if not e["passed"]] == []
+
+    text = sluice("contract", "init", "orders", "--records", "1500", "--output", "my rules.json").out
+    (move,) = [shlex.split(line) for line in text.splitlines() if line.startswith("    mv ")]
+    assert move == ["mv", "my rules.json", str(shop / "feeds" / "orders.contract.json")]
 
     unfit = proposed["sample"]["quarantined"]
     (shop / "feeds" / "orders.contract.json").write_text(

@@ -13,6 +13,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from sluice.cli.app.invocation import Session
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.cli.conftest import Sluice
 from tests.resources.kafka.tools import produce
@@ -106,8 +107,9 @@ def test_in_a_dagster_project_of_ones_own_no_workspace_takes_its_place(
 
 
 def test_nothing_is_asked_without_a_terminal_and_nothing_is_left_of_a_failure(
-    empty: Path, kafka: LocalKafka, orders: str, sluice: Sluice
+    empty: Path, kafka: LocalKafka, orders: str, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Session, "compile", lambda session: pytest.fail("a minute of compiling before the error"))
     nowhere = ("--bootstrap", "127.0.0.1:1", "--topic", orders, "--kafka", "bootstrap_timeout_ms=500")
     for arguments, code, says in (
         ((), 2, "which Kafka?"),
