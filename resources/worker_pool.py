@@ -42,7 +42,7 @@ Rows = Callable[[Iterable[int], int], Iterator[tuple[str, str]]]
 _SET_PARENT_DEATH_SIGNAL = 1
 MODULE = "sluice.resources.worker_pool"
 ADOPTED = "run again: finished offset ranges are adopted"
-MEMORY = "if the system's log shows that memory ran out, give the machine more or lower `limits.task_memory`"
+MEMORY = "if the system's log shows that memory ran out, give the machine more or lower `tuning.task_memory`"
 _ENDING_SECONDS = 2.0
 """Seconds to wait for the exit of a pool whose sockets have ended."""
 _IDLE_MS = 60_000

@@ -90,6 +90,7 @@ def test_names_that_spark_cannot_read_or_alter_are_refused(table: str, name: str
     said = load(tmp_path, f"format: json\nschema: {{'{name}': '{kind}'}}\ntable: {table}\n")
     assert f"cannot hold {path}: " in said
     assert "leave it out of the schema" in said
+    assert "write {iceberg" not in said, "that does not help"
 
 
 @pytest.mark.parametrize(
