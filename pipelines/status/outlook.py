@@ -8,14 +8,16 @@ boundary, where a feed of whole windows stands, is found by the first question; 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode, OffsetStore
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.ledger.batches import reverse_batches
+from sluice.pipelines.ledger.batches import Batch, reverse_batches
+from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.model.kafka import BrokerConfig, Key, OffsetAtTime, PartitionState
 from sluice.pipelines.ports import Cluster
@@ -132,6 +134,8 @@ class Outlook:
     compacted: tuple[str, ...] = ()
     """Topics that Kafka compacts: it may keep only the newest record of a key, whether older ones landed or not."""
     unwarned: Unwarned | None = None
+    gaps: Mapping[str, int] = field(default_factory=dict)
+    """By topic that Kafka does not compact: the offsets of the newest batches that no batch of the log held."""
     kept: int | None = None
     """How long (ms) Kafka keeps a record, in the partition where that is shortest; None if it deletes none, as far as
     is known."""
@@ -175,7 +179,8 @@ def look_ahead(
         k: r for k, p in partitions.items() if (r := forecast.production(state, k, p.high_watermark, now)) is not None
     }
     lag = sum(max(0, p.last_stable_offset - state.frontier(k)) for k, p in partitions.items() if k in state.origins)
-    recent, produced = work(ledger, state), sum(rates.values()) if rates else None
+    published = read_recent(ledger, state)
+    recent, produced = work(published), sum(rates.values()) if rates else None
     eta = forecast.eta(lag, recent, produced)
     configs = cluster.configs({p.topic for p in partitions.values()})
     notice = feed.alerts.retention
@@ -194,6 +199,7 @@ def look_ahead(
         broker=configs.broker,
         compacted=tuple(sorted(t for t, c in configs.topics.items() if c.compacts)),
         unwarned=Unwarned(configs.denied, feed.kafka.bootstrap) if configs.denied else None,
+        gaps=_count_gaps(published, {t for t, c in configs.topics.items() if c.only_deletes}),
         kept=forecast.list_size_limits(partitions, configs.topics, rates),
     )
 
@@ -212,14 +218,27 @@ def _at_risk(cluster: Cluster, due: Sequence[Deletion]) -> tuple[AtRisk, ...]:
     return tuple(sorted((d.at_risk(hit.offset if hit else None) for d, hit in hits), key=lambda r: (r.at, r.key)))
 
 
-def work(ledger: Ledger, state: State) -> list[BatchPace]:
-    """The pace of the newest batches that landed something. Left out are batches that wrote parts again, and those that
-    adopted offset ranges of an earlier attempt, whose time is not their own.
-    """
+def read_recent(ledger: Ledger, state: State) -> list[tuple[Batch, PublishEntry]]:
+    """The newest batches that landed something, with their publish entries. Left out are batches that wrote parts
+    again."""
     landed = (b for b in state.batches.newest_first() if b.published is not None and not b.rewrites)
     recent = [ledger.recall(b) for b in reverse_batches(islice(landed, RECENT))]
-    entries = ((b, ledger.publication(b)) for b in recent)
-    own = ((b, e) for b, e in entries if not any(r.adopted for r in e.receipts))
+    return [(b, ledger.publication(b)) for b in recent]
+
+
+def _count_gaps(published: Iterable[tuple[Batch, PublishEntry]], topics: Collection[str]) -> dict[str, int]:
+    """Returns the offsets of these topics that no batch of the log held, by topic with any."""
+    gaps = Counter[str]()
+    for r in (r for _, entry in published for r in entry.receipts if r.offset_range.topic in topics):
+        gaps[r.offset_range.topic] += r.counts.compacted
+    return dict(+gaps)
+
+
+def work(published: Iterable[tuple[Batch, PublishEntry]]) -> list[BatchPace]:
+    """The pace of the batches. Left out are those that adopted offset ranges of an earlier attempt, whose time is not
+    their own.
+    """
+    own = ((b, e) for b, e in published if not any(r.adopted for r in e.receipts))
     return [BatchPace(sum(r.offset_range.span for r in e.receipts), max(e.at - b.planned_at, 1)) for b, e in own]
 
 

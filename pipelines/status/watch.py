@@ -101,6 +101,7 @@ def watch(feed: Feed, ledger: Ledger, cluster: Cluster, previous: View, now: int
         *_lost(feed, outlook),
         *_at_risk(feed, outlook),
         *_unwarned_findings(outlook),
+        *_find_gaps(feed, outlook),
         *_late(feed, outlook),
         *hanging(list_held_back(feed, sound.values(), previous.holders, outlook.broker, now)),
         *_partial(feed, ledger, state, sound, now),
@@ -152,6 +153,16 @@ def _at_risk(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
 def _unwarned_findings(outlook: Outlook) -> Iterator[Finding]:
     if outlook.unwarned:
         yield Finding("settings", outlook.unwarned.text, outlook.unwarned.remedy)
+
+
+def _find_gaps(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
+    for topic, offsets in outlook.gaps.items():
+        yield Finding(
+            f"gaps {topic}",
+            f"{many(offsets, 'offset')} of {topic} that landed last were in no batch of the log, and Kafka does not"
+            " compact the topic: it lost records there, unless it once did",
+            f"compare the replicas' logs (kafka-dump-log) where this names them: sluice audit {feed.name}",
+        )
 
 
 # -- it is late

@@ -28,11 +28,13 @@ from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.ledger.entries import AcceptEntry, Entering, OriginItem, PlanEntry
 from sluice.pipelines.model.kafka import (
     CommittedOffset,
+    Configs,
     Isolation,
     Key,
     OffsetAtTime,
     PartitionState,
     Range,
+    TopicConfig,
     TopicPartition,
 )
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
@@ -700,6 +702,18 @@ def test_what_a_run_landed_between_two_looks_is_no_finding(feed: Feed) -> None:
     landed_meanwhile(world)
     found = watch(feed, world.ledger, world.topic, seen, world.now).findings
     assert [f for f in found if f.severe] == []
+
+
+@pytest.mark.parametrize("compacts", [False, True])
+def test_offsets_in_no_batch_are_a_finding_in_a_topic_that_is_not_compacted(compacts: bool, feed: Feed) -> None:
+    world, record = World(feed), LogRecord(time=START)
+    world.topic.settings = Configs({"orders": TopicConfig(compacts=compacts)})
+    world.topic.batches[PARTITIONS[0]] += [LogBatch((record,)), LogBatch((record, replace(record, skip=2)), gap=3)]
+    world.land(Request(RequestKind.CATCH_UP)).check()
+    findings = watch(feed, world.ledger, world.topic, view(world.topic, [feed]), world.now).findings
+    gaps = [f for f in findings if f.about == "gaps orders"]
+    assert bool(gaps) is not compacts
+    assert all("5 offsets of orders" in f.text and not f.severe for f in gaps)
 
 
 @pytest.mark.parametrize("on_loss", list(OnLoss))
