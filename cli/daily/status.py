@@ -15,7 +15,7 @@ from sluice.cli.app.invocation import Session, command
 from sluice.cli.options import window_options
 from sluice.cli.shared import other_batches
 from sluice.cli.shared import outlook_text as outlooks
-from sluice.cli.terminal.output import bad, facts, good, heading, limit_rows, safe, table, warn
+from sluice.cli.terminal.output import bad, facts, format_error, good, heading, limit_rows, safe, table, warn
 from sluice.cli.terminal.text_layout import count, label_partitions
 from sluice.pipelines.errors import (
     BatchRefused,
@@ -79,7 +79,7 @@ def status(
     broken = {} if feed else session.files.broken
     session.terminal.show(
         *(_format_detail(statuses[0], session.terminal) if feed else _format_overview(statuses, session.terminal)),
-        *(bad(e.message) for e in broken.values()),
+        *(line for e in broken.values() for line in format_error(e)),
         *(warn(f"ledgers without a feed file in {lake}: {', '.join(names)}") for lake, names in others.items()),
     )
     session.terminal.print_document(

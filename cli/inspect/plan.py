@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
-from rich.text import Text
 
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options import window_options
 from sluice.cli.options.request_options import WorkOptions
 from sluice.cli.shared import other_batches
 from sluice.cli.shared import outlook_text as outlooks
-from sluice.cli.terminal.output import bad, good, heading, limit_rows, remedy, table, warn
+from sluice.cli.terminal.output import format_error, good, heading, limit_rows, table, warn
 from sluice.cli.terminal.text_layout import count, list_ranges, size
 from sluice.pipelines.errors import SluiceError, choose_exit_code
 from sluice.pipelines.model.kafka import Key, PartitionState
@@ -85,7 +84,7 @@ def view(preview: Preview, feed: str, request: Request) -> list[RenderableType]:
         out += _format_work(preview.plan)
     out += other_batches.view(preview.met, dry_run=True)
     out += [warn(preview.start_not_used)] if preview.start_not_used else []
-    out += [line for error in problems(preview) for line in _format_refusal(error)]
+    out += [line for error in problems(preview) for line in format_error(error)]
     return [
         *out,
         *_format_verdict(preview),
@@ -207,10 +206,6 @@ def _format_comparison(compared: Sequence[Comparison], own: Assignor) -> list[Re
 
 def _build_comparison(compared: Sequence[Comparison]) -> dict[str, Any]:
     return {"assignors": [asdict(c) for c in compared]} if compared else {}
-
-
-def _format_refusal(error: SluiceError) -> tuple[Text, Text]:
-    return bad(error.message), remedy(error)
 
 
 def _format_verdict(preview: Preview) -> list[RenderableType]:

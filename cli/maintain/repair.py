@@ -15,7 +15,7 @@ from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
 from sluice.cli.options.request_options import DryRun
 from sluice.cli.shared.other_batches import beneath
-from sluice.cli.terminal.output import bad, good, heading, safe, warn
+from sluice.cli.terminal.output import bad, format_error, good, heading, safe, warn
 from sluice.pipelines.errors import UsageError, choose_exit_code
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.util import scratch
@@ -81,7 +81,7 @@ def repair(
     temporary = scratch.dead() if dry_run else scratch.clear()
     session.terminal.show(*(_format_temporary(path, dry_run) for path in temporary))
     broken = {} if feed else session.files.broken
-    session.terminal.show(*(bad(e.message) for e in broken.values()))
+    session.terminal.show(*(line for e in broken.values() for line in format_error(e)))
     others = {"broken": [e.fields() for e in broken.values()], "temporary": [str(path) for path in temporary]}
     session.terminal.print_document(build_document(findings, dry_run=dry_run) | others)
     return max([choose_exit_code(broken.values()), *(_choose_exit_code(f) for f in findings.values())])

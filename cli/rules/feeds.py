@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sluice.cli.app.invocation import Session, command, make_group
-from sluice.cli.terminal.output import bad, good, table, warn
+from sluice.cli.terminal.output import format_error, good, table, warn
 from sluice.pipelines.errors import Failed, SluiceError, choose_exit_code
 from sluice.pipelines.util.units import many
 
@@ -51,7 +51,7 @@ def list_(session: Session) -> int:
         if rows
         else f"no feed in {session.project.feeds_folder}"
     )
-    session.terminal.show(*(bad(e.message) for e in files.broken.values()))
+    session.terminal.show(*(line for e in files.broken.values() for line in format_error(e)))
     session.terminal.print_document(
         {
             "feeds": [_build_document(f) for f in files.feeds.values()],
@@ -88,9 +88,9 @@ def check(
     with session.terminal.working("querying schema registries"):
         results = {feed.name: _compare_schema(session, feed) for feed in registered}
     errors = [note for note in results.values() if isinstance(note, SluiceError)]
-    session.terminal.show(
-        *(bad(f"{n}: {s.message}") if isinstance(s, SluiceError) else good(f"{n}: {s}") for n, s in results.items())
-    )
+    for name, note in results.items():
+        where = f"{name}: "
+        session.terminal.show(*(format_error(note, where) if isinstance(note, SluiceError) else [good(where + note)]))
     schemas = {n: s.fields() if isinstance(s, SluiceError) else {"said": s} for n, s in results.items()}
     session.terminal.print_document({"feeds": list(feeds), "schemas": schemas})
     return choose_exit_code(errors)

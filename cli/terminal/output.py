@@ -274,6 +274,11 @@ def remedy(error: SluiceError) -> Text:
     return Text(safe(f"  → {error.remedy}"), style="dim")
 
 
+def format_error(error: SluiceError, where: str = "") -> list[Text]:
+    """Returns the error and, below it, its remedy."""
+    return [bad(f"{where}{error.message}"), *([remedy(error)] if error.remedy else [])]
+
+
 def format_dry_run(text: str = "nothing was changed") -> Text:
     """Returns the last line of a preview."""
     return Text(f"  A dry run: {text}.", style="bold")

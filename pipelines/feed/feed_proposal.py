@@ -90,7 +90,8 @@ def format_of(look: TopicLook) -> Proposed:
     if not sample.is_typed and sample.left_out and sample.objects >= 0.95 * values:
         return Proposed("raw", f"the names of the records' fields are data: {len(sample.left_out):,} names")
     if not sample.is_typed:
-        return Proposed("raw", f"only {sample.objects:,} of {values:,} sampled values are JSON objects")
+        share = f"only {sample.objects:,}" if sample.objects else "none"
+        return Proposed("raw", f"{share} of {values:,} sampled values are JSON objects")
     return Proposed("json", f"{sample.objects:,} of {values:,} sampled values are JSON objects")
 
 

@@ -66,7 +66,8 @@ def check_quarantine(receipts: Sequence[Receipt], policies: Policies, lake: Lake
     if not _exceeds(counts, policies):
         return
     bad, all_ = counts.quarantined, counts.quarantined + counts.landed
-    parts = [p for r in receipts for p in r.of(PartKind.QUARANTINED)]
+    ordered = sorted(receipts, key=lambda r: (r.offset_range.tp, r.offset_range.start))
+    parts = [p for r in ordered for p in r.of(PartKind.QUARANTINED)]
     faults = faults_of([p.staged for p in parts], lake)
     lines = [str(fault) for fault in faults[:_SAID]]
     if rest := faults[_SAID:]:

@@ -143,6 +143,8 @@ def test_a_broken_feed_file_names_file_key_and_remedy_and_stops_no_other(sluice:
     status = sluice("status", "--json")
     assert status.code == 2
     assert "bad.yaml" in status.document["broken"][0]["message"]
+    for command in (("feeds", "list"), ("status",)):
+        assert "→ fix them; sluice docs feeds lists every key" in sluice(*command).out
 
 
 def test_a_check_warns_of_fields_that_an_old_lakes_folders_override(sluice: Sluice, project: Path) -> None:

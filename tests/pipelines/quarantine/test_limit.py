@@ -132,6 +132,15 @@ def test_the_limit(lake: LocalLake, policies: Policies, refused: bool) -> None:
     assert lake.locate(receipt.parts[1].staged) in told
 
 
+def test_the_first_record_is_the_first_in_the_log(lake: LocalLake) -> None:
+    task = Task(0, 1, (replace(RANGE, start=300), replace(RANGE, end=300)))
+    tools = Tools(MemoryFetcher({ZERO: LOG}, answer_bytes=4000), lake, JsonFormat(SCHEMA))
+    receipts = [r for r in run_task(task, replace(WORK, plan_hash=PLAN.hash), tools) if isinstance(r, Receipt)]
+    receipts.sort(key=lambda r: -r.offset_range.start)
+    with pytest.raises(QuarantineExceeded, match="20 records, the first at orders:0:13"):
+        check_quarantine(receipts, Policies(on_undecodable=OnUndecodable.FAIL), lake)
+
+
 def test_what_is_dropped_is_counted_and_never_too_much(lake: LocalLake) -> None:
     receipt = landed(lake, dropping=True)
     assert receipt.counts == Counts(landed=540, dropped=60)
