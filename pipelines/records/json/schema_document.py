@@ -197,6 +197,8 @@ class Document:
             values = [v for b in others for v in _list_values(b) or () if v is not None]
             if only_one:
                 values = [v for v in values if sum(_is_same(v, other) for other in values) == 1]
+            if not values and not null:
+                raise UnusableSchema(path, "allows no value")
             return Subschema(path, {"enum": Keyword(values, path)}, null)
         if len(others) > 1:
             raise UnusableSchema(path, "allows values of several kinds; a column has one type")

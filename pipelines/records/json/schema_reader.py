@@ -171,10 +171,18 @@ class _Columns:
         if "integer" in kinds and "number" in kinds:
             kinds -= {"integer"}
         if len(kinds) > 1:
-            raise UnusableSchema(node.place_of("type"), "allows values of several kinds; a column has one type")
+            where = node.place_of(next(k for k in ("type", "const", "enum") if k in node))
+            raise UnusableSchema(where, "allows values of several kinds; a column has one type")
+        if "const" in node and "enum" in node:
+            raise UnusableSchema(node.place_of("const"), "is composed with an enum; leave one of them out")
+        if not kinds and node.or_null is False:
+            raise UnusableSchema(node.place, "allows no value")
         if not kinds:
             return self._read_anything(node, or_null)
-        meaning = _MAKERS[kinds.pop()](self, node)
+        kind = kinds.pop()
+        if kind in ("array", "object") and (paths := _list_paths(node, "const", "enum")):
+            raise UnusableSchema(paths[0], f"names whole values of an {kind}, which no contract can hold")
+        meaning = _MAKERS[kind](self, node)
         return meaning._replace(or_null=or_null or meaning.or_null)
 
     def _read_anything(self, node: Subschema, or_null: bool) -> _ColumnMeaning:
