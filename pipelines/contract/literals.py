@@ -50,6 +50,7 @@ _FAMILIES = {
 }
 _DIGITS = 38
 _EXACT = Context(prec=2 * _DIGITS + 100)
+_LARGEST_SINGLE = Decimal("3.4028234663852886e38")
 PER_UNIT = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 """Nanoseconds in a unit of time."""
 _TIME = re.compile(
@@ -135,6 +136,8 @@ def _number(value: object, *, text: bool) -> int | Decimal:
 def _exact_value(t: Type, number: int | Decimal) -> Value:
     match t.kind:
         case Kind.FLOAT32 | Kind.FLOAT64:
+            if t.kind is Kind.FLOAT32 and not -_LARGEST_SINGLE <= number <= _LARGEST_SINGLE:
+                raise ValueError(f"is not a value of {t}")
             return float(number)
         case Kind.DECIMAL:
             exact = Decimal(number)

@@ -172,7 +172,7 @@ def _make_members(arrow: pa.DataType, values: Sequence[object]) -> pa.Array:
     t = type_of(arrow)
     plain = arrow.value_type if pa.types.is_dictionary(arrow) else arrow
     members = [_to_units(t, member(t, v)) for v in values]
-    if t.kind in _FLOATS and 0 in members:
+    if t.kind in _FLOATS and any(_FLOATS[t.kind](v) == 0 for v in members):
         members += [0.0, -0.0]
     return array_of(plain, members)
 
@@ -349,7 +349,7 @@ def _sum(e: Expectation, types: Sequence[pa.DataType]) -> Check:
         return _check_several(
             e, _check_sum(lambda c: pc.cast(c, pa.float64(), safe=False), scalar(pa.float64(), sum_total))
         )
-    if all(t.kind in _SMALL for t in added) and float(sum_total).is_integer():
+    if all(t.kind in _SMALL for t in added) and abs(sum_total) < 1 << 62 and float(sum_total).is_integer():
         return _check_several(e, _check_sum(lambda c: pc.cast(c, pa.int64()), scalar(pa.int64(), int(sum_total))))
     digits, scale = digits_of_sum(added)
     total = Fraction(Decimal(repr(sum_total))) * 10**scale

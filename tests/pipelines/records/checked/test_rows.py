@@ -314,6 +314,24 @@ def test_sums_do_not_wrap() -> None:
     ]
 
 
+@pytest.mark.parametrize("total", [1 << 63, -(1 << 64), 1e300, -(1 << 63), 254])
+def test_a_sum_that_no_row_of_small_numbers_has(total: float) -> None:
+    """254 is the sum of the first row."""
+    expectation = ("expect_multicolumn_sum_to_equal", {"column_list": ["a", "b"], "sum_total": total})
+    rows = pa.record_batch(
+        {name: pa.array([127, -128, 0], pa.int8()) for name in "ab"} | {"kafka_offset": pa.array(range(3), pa.int64())}
+    )
+    broken = RowChecks(contract(expectation, schema=parse_schema({"a": "int8", "b": "int8"}))).check(rows).broken.rows
+    assert broken.tolist() == ([1, 2] if total == 254 else [0, 1, 2])
+
+
+def test_a_member_of_a_set_of_narrow_floats_is_the_nearest() -> None:
+    """1e-320 is nearest to 0, whatever its sign."""
+    table: Table = {"g": [0.0, -0.0, 0.1, math.inf, 3.4e38]}
+    expectation = ("expect_column_values_to_be_in_set", {"column": "g", "value_set": [1e-320, 0.1, 3.4e38]})
+    assert RowChecks(contract(expectation)).check(landed(table)).broken.rows.tolist() == [3]
+
+
 @pytest.mark.parametrize(
     ("kwargs", "broken"),
     [
