@@ -1,13 +1,13 @@
 """Builds the tables by which the compiled loop reads the feed's message, and compares writers' messages with it.
 
-Protobuf's wire does not carry types: a number written as `sint32` reads as another number as `int32`. So the writer's
-and the feed's fields of one number must have types that read each other's bytes alike. Source: "Updating A Message
-Type" in Protobuf's language guide.
+Protobuf's wire does not carry types: a number written as `sint32` reads as another number as `int32`, and a large one
+written as `int64`, too. So the feed's field must read all that the writer's field of that number can hold. Source:
+"Updating A Message Type" in Protobuf's language guide, without the changes that cut numbers off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +19,17 @@ from sluice.pipelines.records.json.scan_tables import SchemaNode
 from sluice.pipelines.records.protobuf import loops
 from sluice.pipelines.records.protobuf.schema import Meaning, ProtoField, ProtoKind, ProtoMessage, get_kind, is_repeated
 
-_ALIKE = (
-    {ProtoKind.INT32, ProtoKind.UINT32, ProtoKind.INT64, ProtoKind.UINT64, ProtoKind.BOOL, ProtoKind.ENUM},
-    {ProtoKind.SINT32, ProtoKind.SINT64},
-    {ProtoKind.STRING, ProtoKind.BYTES},
-    {ProtoKind.FIXED32, ProtoKind.SFIXED32},
-    {ProtoKind.FIXED64, ProtoKind.SFIXED64},
-)
+_ALSO_READ: Mapping[ProtoKind, Set[ProtoKind]] = {
+    ProtoKind.INT64: {ProtoKind.INT32, ProtoKind.UINT32, ProtoKind.BOOL, ProtoKind.ENUM},
+    ProtoKind.UINT64: {ProtoKind.UINT32, ProtoKind.BOOL},
+    ProtoKind.INT32: {ProtoKind.BOOL, ProtoKind.ENUM},
+    ProtoKind.UINT32: {ProtoKind.BOOL},
+    ProtoKind.ENUM: {ProtoKind.INT32, ProtoKind.BOOL},  # a number without a name is refused with its record
+    ProtoKind.SINT64: {ProtoKind.SINT32},
+    ProtoKind.STRING: {ProtoKind.BYTES},
+    ProtoKind.BYTES: {ProtoKind.STRING},
+}
+"""Other types that a feed's field of this type may have been written as."""
 Unknown = Callable[[ProtoMessage, int, str], None]
 """Told of a field that only the writer has: the feed's message that it is in, its number, its name."""
 
@@ -53,8 +57,7 @@ def compare(writer: Any, reader: ProtoMessage, unknown: Unknown, path: str = "")
 def _check(w: Any, r: ProtoField, where: str) -> None:
     kind, group = get_kind(w)
     same = kind is r.kind and group == r.group
-    alike = any(kind in a and r.kind in a for a in _ALIKE)
-    if not (same or alike):
+    if not same and kind not in _ALSO_READ.get(r.kind, ()):
         raise IncompatibleMessage(f"{where}: {kind} was written, and {r.kind} is read")
     if r.message is not None:
         _check_messages(w.message_type, r.message, where)

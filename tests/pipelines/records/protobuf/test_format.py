@@ -175,6 +175,22 @@ def test_glues_numbers_of_messages_in_the_order_of_their_names() -> None:
     [
         ("int32 x = 1", "int64 x = 1", True),
         ("bool x = 1", "uint32 x = 1", True),
+        ("uint32 x = 1", "int64 x = 1", True),
+        ("sint32 x = 1", "sint64 x = 1", True),
+        ("E x = 1", "int32 x = 1", True),
+        ("int32 x = 1", "E x = 1", True),
+        ("int64 x = 1", "int32 x = 1", False),
+        ("int64 x = 1", "uint64 x = 1", False),
+        ("uint64 x = 1", "int64 x = 1", False),
+        ("uint32 x = 1", "int32 x = 1", False),
+        ("int32 x = 1", "uint32 x = 1", False),
+        ("int32 x = 1", "uint64 x = 1", False),
+        ("int32 x = 1", "bool x = 1", False),
+        ("int64 x = 1", "E x = 1", False),
+        ("E x = 1", "uint32 x = 1", False),
+        ("sint64 x = 1", "sint32 x = 1", False),
+        ("fixed32 x = 1", "sfixed32 x = 1", False),
+        ("sfixed64 x = 1", "fixed64 x = 1", False),
         ("sint32 x = 1", "int32 x = 1", False),
         ("string x = 1", "bytes x = 1", True),
         ("string x = 1", "int32 x = 1", False),
@@ -187,8 +203,9 @@ def test_glues_numbers_of_messages_in_the_order_of_their_names() -> None:
     ],
 )
 def test_writers_whose_types_read_the_bytes_otherwise_are_refused(written: str, read: str, fits: bool) -> None:
-    schemas = Schemas({1: whole(f"message R {{ {written}; }}")})
-    landed, held, _ = convert(confluent(f"message R {{ {read}; }}"), [named(1, b"")], schemas)
+    enum = "enum E { NONE = 0; BELOW = -1; }"
+    schemas = Schemas({1: whole(f"message R {{ {written}; }} {enum}")})
+    landed, held, _ = convert(confluent(f"message R {{ {read}; }} {enum}"), [named(1, b"")], schemas)
     assert (landed.num_rows, refused(held)) == ((1, []) if fits else (0, [("incompatible", None, 1)]))
 
 
