@@ -35,6 +35,7 @@ _TAKEN = (
 SESSION_SECONDS, TRANSACTION_SECONDS = 10.0, 20.0
 """Defaults: how long a session and an open transaction last."""
 _LOOK_SECONDS = 0.5
+_STATIC = " (a static one stays a member until its session.timeout.ms has passed, also after it was stopped)"
 
 
 class KafkaGroup:
@@ -164,7 +165,10 @@ class KafkaGroup:
         while members := await self._members():
             strangers = [m for m in members if m.client_id != self._wire.client_id]
             if strangers or time.monotonic() > until:
-                raise self._conflict(", ".join(f"{m.client_id} at {m.host}" for m in strangers or members))
+                raise self._conflict(
+                    ", ".join(map(_describe, strangers or members)),
+                    _STATIC if any(m.instance_id for m in members) else "",
+                )
             await self._wire.sleep(_LOOK_SECONDS)
 
     async def _join(self, topics: Sequence[str]) -> Any:
@@ -191,8 +195,12 @@ class KafkaGroup:
     async def _leave(self, member_id: str) -> None:
         await self._coordinators.notify(GROUP, self._group, group_api.ask_leave(self._group, member_id))
 
-    def _conflict(self, by: str) -> GroupHeld:
+    def _conflict(self, by: str, more: str = "") -> GroupHeld:
         return GroupHeld(
             f"group {self._group} is not ours alone: {by}",
-            remedy="stop its other consumers, or let the feed commit under a group of its own; landed rows stay",
+            remedy=f"stop its other consumers{more}, or let the feed commit under a group of its own; landed rows stay",
         )
+
+
+def _describe(m: Member) -> str:
+    return f"{m.client_id} at {m.host}" + (f" (static member {m.instance_id})" if m.instance_id else "")

@@ -117,6 +117,19 @@ def test_a_live_consumer_is_not_disturbed(kafka, group, topic):
         assert set(assigned[assigned.index(3) :]) == {3}
 
 
+def test_a_static_member_stays_after_it_was_stopped_and_the_error_names_it(kafka, group, topic):
+    static = {"client_id": "somebody", "group_instance_id": "loader-1", "session_timeout_ms": 6000}
+    with consumer_in(kafka, topic, **static) as (assigned, _):
+        until(lambda: assigned and assigned[-1] == 3)
+    with (
+        pytest.raises(GroupHeld, match=r"somebody at 127.* \(static member loader-1\)") as caught,
+        group.join([topic], f"t-{topic}"),
+    ):
+        pass
+    assert "until its session.timeout.ms has passed" in caught.value.remedy
+    until(lambda: not group.members())
+
+
 def test_who_comes_in_after_us_fences_us(kafka, group, topic):
     spot, *_ = spots(topic)
     with group.join([topic], f"t-{topic}") as member:
