@@ -129,7 +129,7 @@ def remove_retired(ledger: Ledger, lake: Lake) -> Removed:
     parts = sorted(ledger.list_replaced(visible, state))
     removed = published_files.remove_unless_named(lake, feed, parts)
     stay = () if removed else tuple(parts)
-    manifests, pages = manifest.withdraw(state, lake, feed), tuple(_pages(state, lake, feed))
+    manifests, pages = manifest.withdraw(ledger, lake), tuple(_pages(state, lake, feed))
     for path in pages:
         lake.remove(path)
     return Removed(tuple(removed), manifests, pages, stay)

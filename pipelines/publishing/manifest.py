@@ -27,6 +27,7 @@ from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt, group_by_sharing
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import show_instant, show_window
 
 FORMAT = 1
@@ -74,11 +75,20 @@ def write_manifests(
     for chunk in (declared[at : at + _TOGETHER] for at in range(0, len(declared), _TOGETHER)):
         dumps = {w: _dump(state, boundaries.of(done[w]), receipts[w], feed, w, settings) for w in chunk}
         lake.put_each_if_absent({paths.window_path(feed, w, settings.length): dump for w, dump in dumps.items()})
+    declared = _take_back_retired(ledger, lake, declared, settings.length)
     now = _Declared.of(state, settings)
     if now != noted and not everywhere:
         with suppress(SluiceError):  # the next run checks more
             lake.put(paths.declared_path(feed), now.dump())
-    return tuple(done)
+    return tuple(declared)
+
+
+def _take_back_retired(ledger: Ledger, lake: Lake, declared: list[int], length: int) -> list[int]:
+    """Remove manifests just written of windows whose rows have been retired since. Returns the other windows."""
+    state = ledger.read() if declared else None
+    retired = {w for w in declared if state is not None and is_retired(state, w, length)}
+    map_parallel(lake.remove, [paths.window_path(ledger.feed, w, length) for w in retired])
+    return [w for w in declared if w not in retired]
 
 
 class _Declared(NamedTuple):
@@ -173,13 +183,22 @@ def is_declared(lake: Lake, feed: str, window: int, settings: WindowSettings) ->
     return receipt_files.find_manifest(lake, feed, window, settings.length) is not None
 
 
-def withdraw(state: State, lake: Lake, feed: str) -> tuple[str, ...]:
-    """Remove the manifests of windows with retired rows; return their paths. Idempotent."""
-    listed = ((p, paths.manifest_window(p)) for p in lake.list(paths.manifest_folder(feed)))
-    withdrawn = tuple(p for p, lasts in listed if lasts and is_retired(state, *lasts))
-    for path in withdrawn:
-        lake.remove(path)
-    return withdrawn
+def withdraw(ledger: Ledger, lake: Lake) -> tuple[str, ...]:
+    """Remove the manifests of windows with retired rows; return their paths. Idempotent.
+
+    One whose window has landed again by the time it is removed is put back.
+    """
+    state = ledger.read()
+    listed = {p: paths.manifest_window(p) for p in lake.list(paths.manifest_folder(ledger.feed))}
+    withdrawn = {p: lasts for p, lasts in listed.items() if lasts and is_retired(state, *lasts)}
+    if not withdrawn:
+        return ()
+    contents = dict(zip(withdrawn, map_parallel(lake.get, [*withdrawn]), strict=True))
+    map_parallel(lake.remove, [*withdrawn])
+    state = ledger.read()
+    again = [p for p, lasts in withdrawn.items() if not is_retired(state, *lasts)]
+    lake.put_each_if_absent({p: data for p in again if (data := contents[p]) is not None})
+    return tuple(p for p in withdrawn if p not in again)
 
 
 def is_retired(state: State, window: int, length: int) -> bool:

@@ -269,6 +269,38 @@ def test_a_crash_at_any_write_is_brought_home_by_the_next(tmp_path: Path) -> Non
     assert at > 10, "every write was tried"
 
 
+def test_a_sleeper_that_removes_manifests_puts_back_that_of_a_window_landed_again(world: World) -> None:
+    woken: list[str] = []
+
+    def land_first(path: str) -> None:
+        if path.startswith(paths.manifest_folder("orders")) and not woken:
+            woken.append(path)
+            world.land((A, 0, 100), (B, 0, 100))
+
+    world.lake.before["remove"] = land_first
+    assert by_hand(world).removed.manifests == ()
+    assert woken
+    assert manifest.is_declared(world.lake, "orders", START, world.feed.window)  # type: ignore[arg-type]
+    world.check()
+
+
+def test_a_sleeper_that_declares_a_window_retired_meanwhile_takes_it_back(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    woken: list[str] = []
+
+    def retire_first(path: str) -> None:
+        if path.startswith(paths.manifest_folder("orders")) and not woken:
+            woken.append(path)
+            by_hand(world)
+
+    world.lake.before["put_if_absent"] = retire_first
+    world.land(*pieces(A, 100), *pieces(B, 100))
+    assert woken
+    declared = [manifest.is_declared(world.lake, "orders", w, world.feed.window) for w in (START, START + HOUR)]  # type: ignore[arg-type]
+    assert declared == [False, True]
+    world.check()
+
+
 def test_a_part_that_is_still_staged_cannot_come_back(world: World) -> None:
     """Published, and whoever was to show it sleeps: it is retired before he wakes up."""
     ranges = [world.build_range(A, 200, 250)]
