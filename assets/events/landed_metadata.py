@@ -314,14 +314,23 @@ Events = Iterator[dg.AssetMaterialization]
 def build_landing_events(
     books: LedgerView, batches: Iterable[Batch], windows: Collection[int], why: str = ""
 ) -> Events:
-    """Yields the events of complete windows, and of published batches that these windows do not cover."""
+    """Yields the events of complete windows, and of published batches that these windows do not cover.
+
+    An event by which a batch counts as reported comes last: whoever stops before has the next run report all of it.
+    """
+    for window in sorted(windows):
+        keys = reversed(list_reported_assets(books.feed, books.keys))
+        yield from (build_window_event(books, key, window, why) for key in keys)
+    yield from build_batch_events(books, batches, windows, why)
+
+
+def build_batch_events(books: LedgerView, batches: Iterable[Batch], windows: Collection[int], why: str = "") -> Events:
+    """Yields the events of published batches that the events of these windows do not cover."""
     covered = {(books.format_window_version(w), w) for w in windows}
     for batch in batches:
         of = books.list_windows(batch)
         if len(of) > 1 or not {(books.format_batch_version(batch), w) for w in of} <= covered:
             yield _build_batch_event(books, batch, why)
-    for window in sorted(windows):
-        yield from (build_window_event(books, key, window, why) for key in list_reported_assets(books.feed, books.keys))
 
 
 def build_window_result(books: LedgerView, window: int) -> dg.MaterializeResult[None]:
@@ -335,7 +344,7 @@ def _build_batch_event(books: LedgerView, batch: Batch, why: str) -> dg.AssetMat
         books.keys.landed,
         description=why or None,
         metadata=build_batch_metadata(books, batch),
-        tags={VERSION: books.format_batch_version(batch)},
+        tags={VERSION: _format_own_version(books, batch)},
     )
 
 
@@ -470,5 +479,11 @@ def _read_last_reconciled(instance: dg.DagsterInstance, books: LedgerView) -> in
 
 
 def _is_recorded(instance: dg.DagsterInstance, books: LedgerView, batch: Batch) -> bool:
-    tags = {VERSION: books.format_batch_version(batch)}
+    tags = {VERSION: _format_own_version(books, batch)}
     return bool(instance.get_event_tags_for_asset(books.keys.landed, tags))
+
+
+def _format_own_version(books: LedgerView, batch: Batch) -> str:
+    """Returns the version of the batch's own event. Of several windows, each may have the version of the batch."""
+    version = books.format_batch_version(batch)
+    return f"{version}/all" if len(books.list_windows(batch)) > 1 else version

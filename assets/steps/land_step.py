@@ -335,10 +335,10 @@ class LandStep:
         batches = [books.state.batches[b.batch] for b in landed.batches if b.number is not None]
         windows = {*landed.windows, *self._windows} & books.complete | books.list_complete(batches)
         windows |= landed_metadata.find_unreported_windows(context.instance, books, key) - rolled.remaining
-        for event in landed_metadata.build_landing_events(books, batches, windows):
-            if own is None or event.partition != show_window(own):
-                yield from internals.to_yield(context, event)
+        yield from landed_metadata.build_landing_events(books, (), windows - {own})
         yield from feed_checks.evaluate_windows(context.instance, books, key, (windows | rolled.windows) - {own})
+        for event in landed_metadata.build_batch_events(books, batches, windows):
+            yield from internals.to_yield(context, event)
 
 
 def _build_open_event(feed: Feed, key: dg.AssetKey, window: int) -> dg.AssetObservation:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -30,6 +33,7 @@ from sluice.pipelines.errors import (
 from sluice.pipelines.model.kafka import CommittedOffset
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.planning.windows import LISTED
+from sluice.pipelines.util.units import show_window
 from tests.assets.test_schedule import requests
 from tests.assets.ui import Pages, open_in_process
 from tests.assets.world import (
@@ -552,6 +556,42 @@ def test_a_window_that_is_landed_again_is_told_again_with_another_version(world:
         after = versions(instance, LANDED, "2024-05-01T01:00")
     assert len(before) == 1
     assert len(set(after)) == 2
+
+
+@pytest.mark.parametrize("nth", [1, 3, 6])
+def test_an_interrupt_while_landed_windows_are_reported_costs_no_event(
+    root: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    """Windows that land again: their former events do not stand for those of the interrupted run."""
+    world = World(root, {"orders": TYPED})
+    world.engine.bad = 3
+    world.run()
+    again = Request(RequestKind.WINDOW, window=hour(1), until=hour(4), replace=True)
+    with monkeypatch.context() as patched:
+        _interrupt_after(nth, patched)
+        with pytest.raises(KeyboardInterrupt):
+            world.run(again)
+    world.bury()
+    assert world.run().exit_code == 0
+    books = world.books()
+    with open_instance(world.project) as instance:
+        for key in (LANDED, QUARANTINED):
+            newest = {w: versions(instance, key, show_window(w))[-1] for w in books.complete}
+            assert newest == {w: books.format_window_version(w) for w in books.complete}
+        landed_metadata.require_reported(instance, books)
+
+
+def _interrupt_after(nth: int, patched: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes when this many materializations are stored."""
+    store, count = dg.DagsterInstance.handle_new_event, itertools.count(1)
+
+    def store_then_interrupt(self: dg.DagsterInstance, event: Any, **options: Any) -> None:
+        store(self, event, **options)
+        reports = event.dagster_event and event.dagster_event.event_type_value == "ASSET_MATERIALIZATION"
+        if reports and next(count) == nth:
+            signal.raise_signal(signal.SIGINT)
+
+    patched.setattr(dg.DagsterInstance, "handle_new_event", store_then_interrupt)
 
 
 # -- many windows at once
