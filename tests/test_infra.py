@@ -18,7 +18,7 @@ import yaml
 
 from sluice import __version__
 from sluice.assets.instance.instance import open_instance
-from sluice.assets.instance.internals import LOCATION, MODULE
+from sluice.assets.instance.internals import CODE_SERVER, LOCATION, MODULE
 from sluice.cli.inspect import metrics
 from sluice.pipelines.errors import SetupError
 from sluice.resources.project import Project
@@ -55,7 +55,7 @@ def test_processes_are_the_same_everywhere(where: str) -> None:
     host = LOOPBACK if where == "systemd" else EVERYWHERE
     serving = "" if where == "systemd" else f" --host {host}"
     assert commands(where) == {
-        "code": f"dagster code-server start -m {MODULE} -h {host} -p {code_port()} --location-name {LOCATION}",
+        "code": f"python -m {CODE_SERVER} -m {MODULE} -h {host} -p {code_port()} --location-name {LOCATION}",
         "web": f"dagster-webserver -w /srv/dagster/workspace.yaml -h {host} -p 3000",
         "daemon": "dagster-daemon run -w /srv/dagster/workspace.yaml",
         "metrics": f"sluice metrics --serve{serving} --port {metrics.PORT}",
@@ -81,7 +81,7 @@ def test_the_workspace_is_read_by_dagster(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_code_server_is_where_the_others_look_for_it() -> None:
     assert CODE["port"] == code_port()
-    assert CODE["codeServerArgs"] == ["-m", MODULE, "--location-name", LOCATION]
+    assert CODE["dagsterApiGrpcArgs"] == ["-m", MODULE, "--location-name", LOCATION]
     assert CODE["name"] == LOCATION, "the chart's workspace takes the name of the location from the deployment"
     assert COMPOSE["services"]["web"]["environment"]["SLUICE_CODE_HOST"] in COMPOSE["services"]
     assert all("SLUICE_CODE_HOST=127.0.0.1 " in unit for unit in UNITS.values())

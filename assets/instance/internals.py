@@ -77,8 +77,9 @@ _OBSERVATION = "__source_asset_observation__"
 _REPOSITORY = "__repository__"
 """The name of the repository of definitions."""
 
-LOCATION, MODULE = "sluice", "sluice.assets.definitions"
-"""The code location's name, and what it loads: as in the `workspace.yaml` for Dagster's own commands."""
+LOCATION, MODULE, CODE_SERVER = "sluice", "sluice.assets.definitions", "sluice.assets.instance.code_server"
+"""The code location's name, the module it loads, as in the `workspace.yaml` for Dagster's own commands, and the module
+that serves it."""
 
 TEMPORARY = ".tmp_dagster_home_"
 """The name of the temporary home that Dagster's commands make, and remove, if DAGSTER_HOME is not set."""

@@ -148,7 +148,7 @@ Servers = dict[str, _Server]
 def _start(project: Project, address: str, servers: Servers) -> None:
     """Start the servers, into `servers`: the code server first, since the others ask it for the code."""
     from sluice.assets.instance.instance import bury_dead_runs, limit_pools, open_instance, prepare_home
-    from sluice.assets.instance.internals import LOCATION, MODULE, workspace
+    from sluice.assets.instance.internals import CODE_SERVER, LOCATION, MODULE, workspace
     from sluice.assets.jobs import compaction_job, report_assets
     from sluice.assets.runs.run_config import fleet_pool
     from sluice.assets.runs.run_session import pool
@@ -166,7 +166,7 @@ def _start(project: Project, address: str, servers: Servers) -> None:
     meeting = _find_socket() / "code.sock"
     code = ("--socket", str(meeting), "-m", MODULE, "-d", str(project.root), "--location-name", LOCATION)
     own = ("--use-python-environment-entry-point", "--inject-env-vars-from-instance")
-    servers["code server"] = _Server("code-server", ["dagster", "code-server", "start", *code, *own], env, home)
+    servers["code server"] = _Server("code-server", [CODE_SERVER, *code, *own], env, home)
     _await(lambda: _is_listening(meeting), "code server", servers)
     at = meeting.with_name("workspace.yaml")
     at.write_text(workspace(meeting))

@@ -3,8 +3,8 @@
 `make production-like` runs it. PostgreSQL under Dagster; code server, web server, daemon and `sluice metrics` by the
 commands and environment of infra/systemd, by infra/dagster.yaml and infra/workspace.yaml; three brokers with TLS, SCRAM
 and ACLs; a standalone Spark whose workers are bare; a lake on S3. Two feeds land three hours by their schedules.
-Meanwhile the process of a run is killed, the web server ended and started again, and a broker killed. Then the
-checker's verdict on both feeds.
+Meanwhile the process of a run is killed, the web server ended and started again, a broker killed, and the process that
+has loaded the code. Then the checker's verdict on both feeds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests import postgres as servers
 from tests.checker.gather import seen
 from tests.deployment import UNITS, Deployment, ended, served, worker
 from tests.faults.account import Account
-from tests.faults.nemeses.engines import Processes
+from tests.faults.nemeses.engines import Process, Processes
 from tests.faults.secured import RANGES, Secured, Systems, systems
 from tests.resources.kafka.tools import until
 from tests.stores import Store
@@ -60,6 +60,12 @@ class Site:
     feeds: Mapping[str, Secured]
     hours: Sequence[str]
     """The pending hours of the schedules."""
+    processes: Processes
+
+    def find_code_process(self) -> Process:
+        """Returns the process that has loaded the code for the code server."""
+        server = self.deployment.processes["code"].pid
+        return next(p for p in self.processes.alive() if p.parent == server and b"\0grpc\0" in p.command)
 
     def scheduled(self, feed: str) -> dg.DagsterRun:
         """The first run that the feed's schedule asked for."""
@@ -107,7 +113,7 @@ def site(tmp_path: Path, s3_store: Store, account: Account, monkeypatch: pytest.
         instance = stack.enter_context(open_instance(Project(tmp_path)))
         stack.enter_context(served(deployment, *UNITS))
         account.did(f"{', '.join(UNITS)} run by infra/systemd's commands and infra/dagster.yaml")
-        yield Site(made, deployment, instance, feeds, hours[1:])
+        yield Site(made, deployment, instance, feeds, hours[1:], processes)
 
 
 def _produced(feeds: Mapping[str, Secured]) -> Sequence[str]:
@@ -147,6 +153,8 @@ def test_three_hours_land_by_schedule_while_things_are_killed(site: Site, accoun
         service.start("web")
         until(service.answers, 300)
         account.did("the web server is there again")
+        site.find_code_process().send(signal.SIGKILL)
+        account.did("the process that had loaded the code was killed (SIGKILL); the code server starts another")
         until(lambda: service.all_live() and all(set(site.hours) <= site.landed(n) for n in NAMES), LANDED_SECONDS)
         account.did(f"{HOURS} hours of both feeds landed by schedule, with two brokers")
         assert ended(site.instance, again) is dg.DagsterRunStatus.SUCCESS, service.logs()

@@ -56,11 +56,11 @@ class Chaos:
         self.site.journal.note("healed", "nothing is wrong")
         self.ended.wait(self.draw.uniform(*CALM))
 
-    def kill_resident(self, *names: str) -> None:
-        """Kill one of the units, unless each must live on to be judged."""
+    def kill_resident(self, *names: str, part: bytes = b"") -> None:
+        """Kill a unit, or its processes with `part` in their command, unless each must live on to be judged."""
         old = [n for n in names if self.site.journal.minutes - self.site.starts.get(n, 0) > OLD]
         if names := names if self.site.journal.minutes < YOUNG else tuple(old):
-            self.site.kill(self.draw.choice(names))
+            self.site.kill(self.draw.choice(names), part)
 
     def pick_broker(self) -> int:
         return self.draw.choice(self.site.arena.kafka.broker_ids)
@@ -232,6 +232,13 @@ def kill_code_server(chaos: Chaos) -> Iterator[None]:
 
 
 @contextmanager
+def kill_code_process(chaos: Chaos) -> Iterator[None]:
+    """Kill the process that has loaded the code, and leave its server: that starts another."""
+    chaos.kill_resident("code", part=b"\0grpc\0")
+    yield
+
+
+@contextmanager
 def kill_web_or_metrics(chaos: Chaos) -> Iterator[None]:
     chaos.kill_resident("web", "metrics")
     yield
@@ -275,7 +282,7 @@ FAULTS: tuple[tuple[Fault, ...], ...] = (
     (withdraw_store, refuse_some_requests, lose_answers_of_store, delay_store),
     (withdraw_registry,),
     (kill_run,),
-    (kill_run, kill_run, kill_daemon, kill_code_server, kill_web_or_metrics),
+    (kill_run, kill_run, kill_daemon, kill_code_server, kill_code_process, kill_web_or_metrics),
     (run_by_another_clock,),
 )
 """By group: two at once are of two groups."""

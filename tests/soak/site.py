@@ -103,13 +103,17 @@ class Site:
         """Returns the processes of runs that Dagster launched."""
         return [p for p in self.list_tree("code") if b"spawn_main" in p.command]
 
-    def kill(self, name: str) -> None:
-        """Kill a unit and all that came of it, as systemd does with a control group, and start it again."""
+    def kill(self, name: str, part: bytes = b"") -> None:
+        """Kill a unit with its processes, as systemd does, and start it again. With `part`, only kill its processes
+        that have it in their command.
+        """
         for process in reversed(self.list_tree(name)):
-            process.send(signal.SIGKILL)
-        self.deployment.processes.pop(name).wait(60)
-        time.sleep(RESTART_SECONDS)
-        self.deployment.start(name)
+            if part in process.command:
+                process.send(signal.SIGKILL)
+        if not part:
+            self.deployment.processes.pop(name).wait(60)
+            time.sleep(RESTART_SECONDS)
+            self.deployment.start(name)
         self.starts[name] = self.journal.minutes
 
     def restart_ended(self) -> None:
