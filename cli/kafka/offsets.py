@@ -133,8 +133,8 @@ def reset(session: Session, feed: FeedName, target: TargetOptions, options: Move
     records the change before Kafka does.
 
     The feed reads from the ledger's frontier, not from committed offsets. Moving them back makes it read nothing again
-    (use sluice run FEED --replace), and the next commit moves them to the frontier. Offsets beyond the frontier are
-    refused: sluice run FEED --skip-to skips records and records that in the ledger.
+    (use sluice run FEED --from START --replace), and the next commit moves them to the frontier. Offsets beyond the
+    frontier are refused: sluice run FEED --skip-to skips records and records that in the ledger.
 
     $ sluice offsets reset orders --to-frontier --dry-run
     $ sluice offsets reset orders --to-time 2026-11-20T14:00:00Z --only orders:0 --reason "replay for billing" --yes
@@ -407,8 +407,8 @@ def _explain_moves(desk: OffsetsContext, moves: Sequence[Move]) -> list[Renderab
         name = desk.feed.name
         next_commit = ", and the next commit moves them to the frontier again"
         out.append(
-            f"Feed {name} reads from its ledger's frontier, not from these offsets; sluice run {name} --replace lands "
-            f"records again{'' if desk.feed.commit is CommitMode.NONE else next_commit}."
+            f"Feed {name} reads from its ledger's frontier, not from these offsets; sluice run {name} --from START "
+            f"--replace lands windows again{'' if desk.feed.commit is CommitMode.NONE else next_commit}."
         )
     return [
         *(_list_warnings(desk) if desk.feed.commit is CommitMode.NONE else []),

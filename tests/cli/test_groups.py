@@ -232,6 +232,7 @@ def test_a_dry_run_changes_nothing(landed: World, tell: Tell) -> None:
     assert "A dry run: nothing was changed" in told.text
     assert "1 other partition left as it is" in told.text
     assert "reads from its ledger's frontier" in told.text
+    assert "sluice run orders --from START --replace" in told.text
     assert (landed.lake.files, landed.group.offsets) == (before, held)
 
 
