@@ -8,6 +8,7 @@ them.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from collections.abc import Sequence
@@ -84,6 +85,9 @@ def run_app(commands: typer.Typer, name: str, arguments: Sequence[str] | None = 
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output has closed it
         return process.hush()
+    except OSError as error:  # the error's document had no room either
+        print(f"error: stdout cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+        return process.hush()
     return code
 
 
@@ -129,11 +133,20 @@ def _as_sluice_error(error: Exception) -> SluiceError:
         return lacking
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename else ""
-        return Failed(f"{error.strerror or error}{where}", remedy="fix it and run the command again")
+        remedy = _REMEDIES.get(error.errno or 0, "fix it")
+        return Failed(f"{error.strerror or error}{where}", remedy=f"{remedy}, and run the command again")
     return Failed(
         f"unexpected {type(error).__name__}: {error}",
         remedy="report this bug with the traceback of --debug; to check the lake: sluice audit FEED --strict",
     )
+
+
+_REMEDIES = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "check that this user may read it and write there"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space there"),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "check the path"),
+}
+"""By the system's number of an error."""
 
 
 def _describe_usage(error: Exception) -> UsageError:

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import socket
+import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -103,9 +104,12 @@ def _translate_storage_errors(home: Path) -> Iterator[None]:
         causes = list(_list_causes(error))
         if away := next((c for c in causes if isinstance(c, OperationalError)), None):
             message = str(away.orig or away).strip().splitlines()[0]
+            way = f"start it, or fix `storage` in {home / 'dagster.yaml'}"
+            if isinstance(away.orig, sqlite3.Error):
+                way = f"check that {home} may be written to"
             raise DagsterUnavailable(
                 f"Dagster's database does not answer: {message}",
-                remedy=f"start it, or fix `storage` in {home / 'dagster.yaml'}, and run again: landed rows are safe",
+                remedy=f"{way}, and run again: landed rows are safe",
             ) from error
         if any(isinstance(c, ModuleNotFoundError) and c.name == "dagster_postgres" for c in causes):
             raise extras.build_missing_error("dagster_postgres") from error

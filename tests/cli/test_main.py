@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -236,7 +237,14 @@ def test_a_refusal_exits_with_3_and_a_surprise_with_1(
     def surprise() -> None:
         raise KeyError("odd")
 
+    @app.command()
+    def write() -> None:
+        raise PermissionError(errno.EROFS, "Read-only file system", "/feeds/a.yaml")
+
     monkeypatch.setattr(main_module, "build_app", lambda *names: app)
+    written = sluice("write")
+    assert (written.code, written.err.splitlines()[0]) == (1, "error: Read-only file system: /feeds/a.yaml")
+    assert "may read it and write there, and run the command again" in written.err
     refused = sluice("refuse")
     assert (refused.code, refused.err) == (3, "refused: held by x\n  → stop x\n")
     odd = sluice("surprise")
@@ -246,6 +254,22 @@ def test_a_refusal_exits_with_3_and_a_surprise_with_1(
     assert "Traceback" not in odd.err
     traced = main_module.main(["surprise", "--debug"])
     assert traced == 2  # this app has no --debug; the real commands have
+
+
+def test_a_history_that_cannot_be_opened_names_the_folder(sluice: Sluice, project: Path) -> None:
+    (project / ".sluice" / "dagster" / "history" / "runs.db").mkdir(parents=True)
+    answer = sluice("unstick")
+    assert (answer.code, "Dagster's database does not answer" in answer.err) == (1, True)
+    assert f"check that {project / '.sluice' / 'dagster'} may be written to" in answer.err
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_full_disk_below_stdout_is_an_error_without_a_traceback(options: list[str], project: Path) -> None:
+    command = [str(Path(sys.executable).with_name("sluice")), "feeds", "list", *options]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=project, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, "No space left on device" in done.stderr) == (1, True)
+    assert "Traceback" not in done.stderr
 
 
 def test_light_commands_load_no_heavy_library() -> None:
