@@ -176,6 +176,9 @@ def _decompress_snappy(data: memoryview, out: memoryview) -> int:
     # The two version numbers after the magic say nothing: some clients write them in the wrong byte order.
     at, written = _XERIAL_HEADER, 0
     while at < len(data):
+        if data[at : at + 8] == _XERIAL:  # streams one after another, which xerial's own reader joins
+            at += _XERIAL_HEADER
+            continue
         (size,) = _be32(data, at)
         at += 4
         if size < 0 or size > len(data) - at:

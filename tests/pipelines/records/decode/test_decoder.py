@@ -100,6 +100,14 @@ def test_snappy_framing_with_version_in_the_wrong_byte_order() -> None:
     assert len(decode(with_checksum(bytes(data)))) == len(SOME)
 
 
+def test_snappy_framing_that_begins_again_is_read_on_as_by_kafkas_own_consumer() -> None:
+    plain = log(LogBatch(SOME)).data
+    body = compress(plain[61:5000], SNAPPY) + compress(plain[5000:], SNAPPY)
+    head = bytearray(plain[:61])
+    head[8:12], head[22] = struct.pack(">i", 61 - 12 + len(body)), SNAPPY
+    assert decode(with_checksum(bytes(head) + body)) == decode(plain)
+
+
 def test_compaction_leaves_gaps_tails_and_empty_batches() -> None:
     thin = tuple(LogRecord(b"k", b"v", skip=i) for i in range(20))
     source = log(LogBatch(thin, tail=7), LogBatch((), tail=30, gap=2), LogBatch(SOME[:3], gap=100, delete_horizon=True))
