@@ -200,6 +200,11 @@ _MAYBE_COMPACTED = (
     " DESCRIBE_CONFIGS of the topic, and repeat"
 )
 
+_LOST_SINCE = (
+    "if the file passes --hashes, Kafka lost the record since, unless it compacted the topic for a while: compare the"
+    " replicas' logs (kafka-dump-log)"
+)
+
 
 class _RangeComparer:
     """Compares one offset range's files with its log. `compacted`: whether Kafka compacts the topic; None: unknown."""
@@ -222,8 +227,10 @@ class _RangeComparer:
         if any(rows is not None for rows in rest):
             return RangeComparison(self._compared, self._build_lack(3, "the files have more rows than the log"))
         dropped = self._receipt.counts.dropped
-        if self._dropped > dropped or (self._dropped < dropped and not self._compacted):
-            message = f"{self._dropped} records are missing, but {dropped} were dropped"
+        message = f"{self._dropped} records are missing, but {dropped} were dropped"
+        if self._dropped > dropped:
+            return RangeComparison(self._compared, AuditProblem(1, f"{s}: {message}"))
+        if self._dropped < dropped and not self._compacted:
             return RangeComparison(self._compared, self._build_lack(1, message))
         return RangeComparison(self._compared, None, self._deleted)
 
@@ -248,7 +255,7 @@ class _RangeComparer:
 
     def _build_lack(self, invariant: int, what: str) -> AuditProblem:
         """Returns the problem of a log that lacks records."""
-        remedy = _MAYBE_COMPACTED if self._compacted is None else ""
+        remedy = _MAYBE_COMPACTED if self._compacted is None else _LOST_SINCE
         return AuditProblem(invariant, f"{self._receipt.offset_range}: {what}", remedy=remedy)
 
     def _check_places(self, there: Array, mine: Array, bad: Array) -> AuditProblem | None:
