@@ -26,13 +26,18 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import itertools
 import json
+import math
+import struct
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from tests.checker import lake as files
@@ -340,7 +345,11 @@ class _Check:
                 yield Broken(3, f"{life}:{offset} in {f.part.path} is {kind}", where)
                 continue
             mended = _within(offset, f.receipt.mended)
-            if log.seen is not None and not mended and (differs := _differs(f, row, log.seen[offset])):
+            if (
+                log.seen is not None
+                and not mended
+                and (differs := _differs(f, row, log.seen[offset], self.book.sources))
+            ):
                 yield Broken(3, f"{life}:{offset} in {f.part.path}: {differs}", where)
 
     # -- producers
@@ -898,7 +907,7 @@ def _agree(evidence: Evidence, committed_only: bool) -> None:
             )
 
 
-def _differs(f: _File, row: int, log: Seen) -> str:
+def _differs(f: _File, row: int, log: Seen, sources: Mapping[str, str]) -> str:
     """How a row differs from the log's record; empty: it does not."""
     if f.rows is None:
         return ""
@@ -910,23 +919,77 @@ def _differs(f: _File, row: int, log: Seen) -> str:
         return "its headers are not the log's"
     if f.rows.has_value:
         return "" if mine.value == log.value else f"its value is {_shown(mine.value)}, the log's {_shown(log.value)}"
-    return _typed_differs(f.rows.typed[row], log.value) if f.rows.typed else ""
+    return _typed_differs(f.rows.typed[row], log.value, sources) if f.rows.typed else ""
 
 
-def _typed_differs(row: dict[str, Any], value: bytes | None) -> str:
-    """Plain values of fields that have a column, as any JSON reader reads them."""
+def _typed_differs(row: dict[str, Any], value: bytes | None, sources: Mapping[str, str]) -> str:
+    """Fields that have a column, as Python's JSON reader reads them."""
     try:
-        fields = json.loads(value) if value is not None else {}
+        fields = _parse(value) if value is not None else {}
     except ValueError:
         return "it landed, and the log's value is no JSON"
-    for name, said in fields.items() if isinstance(fields, dict) else ():
-        held = row.get(name)
-        plain = type(held) is type(said) and isinstance(said, str | int | bool)
-        if name in row and (said is None) != (held is None):
-            return f"its field {name} is {_shown(held)}, the log's {_shown(said)}"
-        if plain and held != said:
-            return f"its field {name} is {_shown(held)}, the log's {_shown(said)}"
+    for name, landed in row.items() if isinstance(fields, dict) else ():
+        sent = fields.get(sources.get(name, name))
+        if name != "_extra" and not name.startswith("key_") and not _is_same(landed, sent):
+            return f"its field {name} is {_shown(landed)}, the log's {_shown(sent)}"
     return ""
+
+
+def _parse(text: bytes | str) -> Any:
+    return json.loads(text, parse_float=Decimal)
+
+
+def _is_same(landed: Any, sent: Any) -> bool:
+    """Returns whether a landed value is JSON's. Members of structs with other names are passed over."""
+    match landed, sent:
+        case (None, _) | (_, None):
+            return landed is None and (sent is None)
+        case bool(), _:
+            return landed is sent
+        case (int() | Decimal(), int() | Decimal()):
+            return not isinstance(sent, bool) and landed == sent
+        case float(), int() | Decimal():
+            return landed == float(sent) or (_is_single(landed) and math.isclose(landed, sent, rel_tol=2**-23))
+        case datetime(), _:
+            return _is_same_time(landed, sent)
+        case date(), _:
+            return landed.isoformat() == sent
+        case bytes(), str():
+            return landed == base64.b64decode(sent)
+        case dict(), dict():
+            return all(_is_same(v, sent[k]) for k, v in landed.items() if k in sent)
+        case list(), dict():
+            return [k for k, _ in landed] == [*sent] and all(_is_same(v, sent[k]) for k, v in landed)
+        case list(), list():
+            return len(landed) == len(sent) and all(map(_is_same, landed, sent))
+        case str(), _:
+            return landed == sent or _is_document(landed, sent)
+    return False
+
+
+def _is_same_time(landed: datetime, sent: Any) -> bool:
+    """Returns whether a time is the text's, cut to its unit, or the number's in some unit since 1970."""
+    micros = (landed - _EPOCH) // timedelta(microseconds=1)
+    if isinstance(sent, str):
+        moment = datetime.fromisoformat(sent.upper())
+        exact = ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
+        return micros in (exact, exact // 1000 * 1000)
+    return any(micros == int(sent * per // 1000) for per in (10**9, 10**6, 10**3, 1))
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _is_single(number: float) -> bool:
+    """Returns whether it is a float of 32 bits."""
+    return abs(number) < 2**128 - 2**103 and struct.unpack("<f", struct.pack("<f", number))[0] == number
+
+
+def _is_document(landed: str, sent: Any) -> bool:
+    try:
+        return bool(_parse(landed) == sent)
+    except ValueError:
+        return False
 
 
 def _typed_who(row: dict[str, Any]) -> tuple[str, int] | None:

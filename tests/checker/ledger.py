@@ -9,16 +9,19 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tests.checker.facts import EvidenceError, Life
 
-FORMATS = {"boundary": (1, 2), "publish": (1, 2), "schema": (1, 2, 3, 4)}
+FORMATS = {"boundary": (1, 2), "publish": (1, 2), "schema": (1, 2, 3, 4, 5)}
 """Of entries by kind; 1 for all others. In a publish entry of format 2 offset ranges may share files; a schema entry of
-format 4 names the prefix of the keys of folders.
+format 4 names the prefix of the keys of folders, and one of format 5 has columns that are named otherwise in records.
 """
+_SOURCE = re.compile(r'.* from ("(?:[^"\\]|\\.)*")', re.DOTALL)
+"""The type of a column behind which its name in records is."""
 _KINDS = {"origin", "boundary", "plan", "own", "publish", "intent", "commit", "moved", "loss", "skip", "abandon"} | {
     "accept",
     "retire",
@@ -163,6 +166,8 @@ class Book:
     frontiers: dict[int, dict[Life, int]] = field(default_factory=dict)
     currents: dict[int, dict[tuple[str, int], Life]] = field(default_factory=dict)
     broken: list[Broken] = field(default_factory=list)
+    sources: dict[str, str] = field(default_factory=dict)
+    """Columns that have another name in records → that name."""
     folder_prefix: str | None = None
     """What the keys of folders begin with, by the first schema entry; None without one."""
 
@@ -455,6 +460,9 @@ def _take(book: Book, number: int, entry: dict[str, Any]) -> None:
 
 
 def _schema(book: Book, number: int, entry: dict[str, Any]) -> None:
+    for name, text in entry["columns"] or ():
+        if source := _SOURCE.fullmatch(text):
+            book.sources[name] = json.loads(source[1])
     if book.folder_prefix is None:
         book.folder_prefix = entry.get("folder_prefix", "")
 

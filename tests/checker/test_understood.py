@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +124,37 @@ def test_another_life_of_the_log(tmp_path: Path, event: AcceptEvent, life: str) 
 # -- typed feeds: the value is not kept, its fields are
 
 
-ROWS = [{"id": n, "note": f"n{n}", "producer": "p", "sequence": n} for n in range(6)]
-SCHEMA = {"id": "int32", "note": "string", "producer": "string", "sequence": "int64"}
+MORE = {
+    "amount": 12.10,
+    "ratio": 0.1,
+    "narrow": 0.1,
+    "at": "2024-02-29T12:00:00.1234567+01:00",
+    "made": 1709208000123,
+    "day": "2024-02-29",
+    "raw": "aGk=",
+    "doc": {"a": [1.50, "x"]},
+    "lines": [{"sku": "a", "price": 1.25}, {"sku": None}],
+    "tags": {"a": 1, "b": None},
+    "http.method": "GET",
+}
+ROWS = [{"id": n, "note": f"n{n}", "producer": "p", "sequence": n} | MORE for n in range(6)]
+SCHEMA = {
+    "id": "int32",
+    "note": "string",
+    "producer": "string",
+    "sequence": "int64",
+    "amount": "decimal(9,2)",
+    "ratio": "float64",
+    "narrow": "float32",
+    "at": "timestamp(ms)",
+    "made": "epoch(ms)",
+    "day": "date",
+    "raw": "binary",
+    "doc": "json",
+    "lines": "list<struct<sku:string, price:decimal(9,2)>>",
+    "tags": "map<string, int64>",
+    "method": 'string from "http.method"',
+}
 
 
 @pytest.fixture
@@ -144,6 +175,18 @@ def test_a_typed_feed_with_its_quarantine(typed: tuple[test_drift.World, Evidenc
     [
         ("data", "note", "forged", "orders:0:2 in .*: its field note is 'forged', the log's 'n2'"),
         ("data", "id", None, "orders:0:2 in .*: its field id is None, the log's 2"),
+        ("data", "amount", Decimal("12.11"), r"its field amount is Decimal\('12.11'\), the log's Decimal\('12.1'\)"),
+        ("data", "ratio", 0.10000000000000002, "its field ratio is 0.1"),
+        ("data", "narrow", 0.10000002, "its field narrow is 0.1"),
+        ("data", "at", datetime(2024, 2, 29, 11, 0, 0, 124000, UTC), "its field at is .*, the log's '2024-02-29T12"),
+        ("data", "made", datetime(2024, 2, 29, 12, 0, 0, 124000, UTC), "its field made is .*, the log's 1709208000123"),
+        ("data", "day", date(2024, 3, 1), "its field day is .*, the log's '2024-02-29'"),
+        ("data", "raw", b"ho", "its field raw is b'ho', the log's 'aGk='"),
+        ("data", "doc", '{"a": [1.51, "x"]}', "its field doc is"),
+        ("data", "lines", [{"sku": "a", "price": Decimal("1.26")}, {"sku": None, "price": None}], "its field lines is"),
+        ("data", "lines", [{"sku": "a", "price": Decimal("1.25")}], "its field lines is"),
+        ("data", "tags", [("a", 2), ("b", None)], "its field tags is"),
+        ("data", "method", "PUT", "its field method is 'PUT', the log's 'GET'"),
         ("data", "kafka_key", b"z", "orders:0:2 in .*: its key is b'z', the log's b'k'"),
         ("quarantine", "value", b"{}", "orders:0:7 in .*: its value is b'{}', the log's b'no json'"),
     ],
