@@ -105,6 +105,26 @@ def _known(url: str, number: int) -> Any:
     return fastavro.parse_schema(json.loads(str(schema.schema_str)))
 
 
+def test_bytes_as_whole_values_and_keys_land_as_confluents_serializer_has_them(
+    place: Place, registry: LocalRegistry
+) -> None:
+    """It writes them without Avro's length; of a union, with it."""
+    values = [b"", b"\x04ab", b"abc", b"\xff" * 70]
+    keys = serialized(registry, f"{place.topic}-keys", "bytes", values)
+    written = [
+        *serialized(registry, place.topic, "bytes", values),
+        *serialized(registry, place.topic, ["null", "bytes"], values),
+    ]
+    producer = Producer({"bootstrap.servers": place.kafka.bootstrap})
+    for value, key in zip(written, [*keys, *keys], strict=True):
+        producer.produce(place.topic, value, key=key, partition=0)
+    assert producer.flush(30) == 0
+    feed = avro_feed(place, registry.url, "bytes", key="{format: avro, schema_file: schemas/order.avsc}")
+    assert run(feed)
+    assert [(r["value"], r["key_value"]) for r in landed(feed)] == [*zip(values, values, strict=True)] * 2
+    assert held(feed) == []
+
+
 @pytest.mark.each_lake
 def test_records_of_two_versions_land_as_one_table_and_need_no_registry_later(
     place: Place, registry: LocalRegistry
