@@ -181,10 +181,14 @@ def _environ(root: Path) -> Mapping[str, str]:
 
 
 def _ask(session: Session, what: str) -> str | None:
-    """An answer from the terminal; None where nobody is there to ask."""
+    """An answer from the terminal; None where nobody is there to ask, and at the end of input."""
     if session.terminal.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
-    return typer.prompt(what, err=True).strip() or None
+    try:
+        return typer.prompt(what, err=True).strip() or None
+    except typer.Abort:
+        session.terminal.note("")
+        return None
 
 
 @contextmanager

@@ -263,6 +263,21 @@ def test_a_history_that_cannot_be_opened_names_the_folder(sluice: Sluice, projec
     assert f"check that {project / '.sluice' / 'dagster'} may be written to" in answer.err
 
 
+def test_the_end_of_input_at_a_question_is_no_bug(project: Path) -> None:
+    keyboard, screen = os.openpty()
+    (project / "feeds" / "orders.yaml").unlink()
+    command = [str(Path(sys.executable).with_name("sluice")), "init"]
+    with subprocess.Popen(command, cwd=project, stdin=screen, stdout=subprocess.PIPE, stderr=screen) as process:
+        os.close(screen)
+        output = b""
+        while b"which Kafka?" not in output and b"Abort" not in output:
+            output += os.read(keyboard, 4096)
+            os.write(keyboard, b"\x04")
+        assert b"which Kafka?" in output
+    os.close(keyboard)
+    assert process.returncode == 2
+
+
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_a_full_disk_below_stdout_is_an_error_without_a_traceback(options: list[str], project: Path) -> None:
     command = [str(Path(sys.executable).with_name("sluice")), "feeds", "list", *options]
