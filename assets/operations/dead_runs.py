@@ -158,15 +158,14 @@ def _build_verdict(dead: bool, why: str) -> Verdict:
 
 def _by_lock(instance: dg.DagsterInstance, project: Project, run: str) -> Verdict | None:
     home = project.dagster_home
+    if is_held(home, run):
+        return _build_verdict(False, "its process holds its lock")
     is_dead = has_died(instance, home, run)
     if is_dead is None:
         return None
     if is_dead:
         return _build_verdict(True, "its process is gone: it let go of its lock")
-    is_locked = is_held(home, run)
-    return _build_verdict(
-        False, "its process holds its lock" if is_locked else "its process goes on; that of a step is gone"
-    )
+    return _build_verdict(False, "its process goes on; that of a step is gone")
 
 
 def _judge(instance: dg.DagsterInstance, record: dg.RunRecord, verdict: Verdict | None) -> UnderWay:

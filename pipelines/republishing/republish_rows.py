@@ -51,6 +51,10 @@ class Shelf:
         for receipts in self._receipts:
             receipts.sort(key=lambda r: r.offset_range.start)
 
+    def list_parts(self) -> Sequence[str]:
+        """Returns the lake paths of all files to read."""
+        return [p.path for receipts in self._receipts for r in receipts for p in r.of(self._kind)]
+
     def amount(self, source: int) -> tuple[int, int]:
         """Returns an upper bound of the rows of a source and of the bytes of their files."""
         parts = [p for r in self._receipts[source] for p in r.of(self._kind)]

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines.errors import CommitFenced, Refused, UsageError
+from sluice.pipelines.errors import CommitFenced, PartUnreadable, ProofFailed, Refused, UsageError
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.landed_rows import get_offsets
 from sluice.pipelines.ledger import Ledger
@@ -229,6 +229,7 @@ class Run:
     report: Report = lambda offsets, paused: None
     seconds: float = TRANSACTION_SECONDS
     cursors: dict[int, RowCursor] = field(default_factory=dict, init=False)
+    _shelf: Shelf | None = field(default=None, init=False)
     _records: int = field(default=0, init=False)
     _bytes: int = field(default=0, init=False)
     _transactions: int = field(default=0, init=False)
@@ -254,10 +255,17 @@ class Run:
                 remaining -= 1
                 if not remaining:
                     raise self._too_slow() if self.target.throttled_ms else error from None
+            except (PartUnreadable, ProofFailed):
+                if not self._has_lost_parts():
+                    raise
             else:
                 counted = self._records, self._bytes, self._transactions
                 throttled = self.target.throttled_ms
                 return LaneSent(self.lane, *counted, mark.records, partitions=self._partitions, throttled_ms=throttled)
+
+    def _has_lost_parts(self) -> bool:
+        """Returns whether parts that were being read have been merged, landed again or retired since."""
+        return self._shelf is not None and bool(self.ledger.list_replaced(self._shelf.list_parts()))
 
     def _too_slow(self) -> CommitFenced:
         return CommitFenced(
@@ -276,7 +284,7 @@ class Run:
             check_still_there(state, plan)
         self.cursors.clear()
         with open_condition(plan.wishes) as condition:
-            shelf = Shelf(self.lake, self.ledger, state, plan, condition)
+            shelf = self._shelf = Shelf(self.lake, self.ledger, state, plan, condition)
             while mark.done < len(self.todo):
                 transaction = _Transaction(self, shelf, mark)
                 sent = self.target.send(transaction.batches(), transaction.describe)

@@ -155,7 +155,7 @@ def _die_after(world: World, effects: int) -> None:
     left = [effects]
     remove, show = world.lake.remove, world.lake.show
 
-    def counted(do):  # type: ignore[no-untyped-def]
+    def count_calls(do):  # type: ignore[no-untyped-def]
         def call(*args: str) -> None:
             if left[0] == 0:
                 raise _Died
@@ -164,7 +164,7 @@ def _die_after(world: World, effects: int) -> None:
 
         return call
 
-    world.lake.remove, world.lake.show = counted(remove), counted(show)  # type: ignore[method-assign]
+    world.lake.remove, world.lake.show = count_calls(remove), count_calls(show)  # type: ignore[method-assign]
     with contextlib.suppress(_Died):
         world.roll()
     world.lake.remove, world.lake.show = remove, show  # type: ignore[method-assign]
