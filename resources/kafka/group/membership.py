@@ -98,10 +98,8 @@ class KafkaMembership:
         """Commit by an ordinary OffsetCommit; after a refusal, some partitions may be committed."""
         _refuse_invalid(offsets)
         if offsets:
-            group = self._seat.group
-            request = partial(group_api.ask_commit, self._seat, offsets)
-            ask = partial(self._coordinators.ask, GROUP, group, request, partition_errors, final=True)
-            self._coordinators.wire.run(f"committing the offsets of group {group}", ask)
+            doing = f"committing the offsets of group {self._seat.group}"
+            self._coordinators.wire.run(doing, self._commit_plain, offsets)
 
     def _send_letters(self, topic: str, letters: Iterable[DeadLetter], clock: _Clock) -> None:
         """Send the letters in chunks; all in-sync replicas acknowledge a chunk before the next one is read."""
@@ -122,8 +120,28 @@ class KafkaMembership:
 
     # -- on the background thread
 
+    async def _commit_plain(self, offsets: Offsets) -> None:
+        await self._check_protocol()
+        request = partial(group_api.ask_commit, self._seat, offsets)
+        await self._coordinators.ask(GROUP, self._seat.group, request, partition_errors, final=True)
+
+    async def _check_protocol(self) -> None:
+        """Raise CommitFenced if a consumer of the newer protocol (KIP-848) has joined.
+
+        The coordinator then converts the group, and gives partitions away while it still accepts our generation.
+        """
+        group = self._seat.group
+        request = partial(group_api.ask_group, group)
+        response = await self._coordinators.ask(GROUP, group, request, group_api.group_errors)
+        if not group_api.read_group(response).exists:
+            raise CommitFenced(
+                f"a consumer of the newer group protocol has joined group {group}: nothing was committed",
+                remedy="stop its consumers, or let the feed commit under a group of its own; landed rows stay",
+            )
+
     async def _add_offsets(self, offsets: Offsets, producer: ProducerId) -> None:
         key, seat, ask = producer.transactional_id, self._seat, self._coordinators.ask
+        await self._check_protocol()
         await ask(TRANSACTION, key, partial(group_api.ask_add_offsets, producer, seat.group), top_error)
         await ask(GROUP, seat.group, partial(group_api.ask_commit_in, producer, seat, offsets), partition_errors)
 

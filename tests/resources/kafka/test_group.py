@@ -15,6 +15,7 @@ from sluice.pipelines.errors import CommitFenced, GroupHeld, KafkaUnavailable, P
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka.connection.connection_settings import KafkaAddress
 from sluice.resources.kafka.connection.connections import Coordinators, Wire
+from sluice.resources.kafka.group.all_groups import KafkaGroups
 from sluice.resources.kafka.group.group import KafkaGroup
 from sluice.resources.kafka.group.membership import Heart
 from sluice.resources.kafka.protocol.group_api import Seat
@@ -225,6 +226,29 @@ def test_a_group_of_the_newer_protocol_is_held_by_others(kafka, group, topic):
     finally:
         consumer.terminate()
         consumer.wait()
+
+
+def test_who_comes_in_by_the_newer_protocol_fences_us(kafka, topic):
+    """The coordinator converts the group, and accepts commits of our generation until our session has passed."""
+    spot, *_ = spots(topic)
+    with (
+        closing(KafkaGroup(address(kafka), f"g-{topic}", session=30.0, transaction=2.0, patience=10.0)) as group,
+        closing(KafkaGroups(address(kafka))) as groups,
+        group.join([topic], f"t-{topic}") as member,
+    ):
+        member.init_transactions()
+        member.commit_transaction({spot: CommittedOffset(1)})
+        consumer = _console_consumer(kafka, topic)
+        try:
+            until(lambda: groups.view(f"g-{topic}").kind == "consumer")
+            with pytest.raises(CommitFenced, match="newer group protocol"):
+                member.commit_transaction({spot: CommittedOffset(2)})
+            with pytest.raises(CommitFenced, match="newer group protocol"):
+                member.commit_plain({spot: CommittedOffset(3)})
+            assert group.fetch_committed([spot]) == {spot: CommittedOffset(1)}
+        finally:
+            consumer.terminate()
+            consumer.wait()
 
 
 def _is_held(group):
