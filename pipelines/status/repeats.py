@@ -162,7 +162,8 @@ class RepeatCounter:
         (hashes, there), (pairs, kinds) = keys, values
         self._rows, self._keyed = self._rows + len(offsets), self._keyed + int(there.sum())
         self._keys.add(hashes[there], pairs[there], number[there], offsets[there], times[there])
-        self._values.add(pairs, number, offsets, times, kinds)
+        counted = there | (kinds != Kind.TOMBSTONE)  # a tombstone without the key may be one of any key
+        self._values.add(*(column[counted] for column in (pairs, number, offsets, times, kinds)))
 
     def build(self) -> Repeats:
         """Returns the repeats of all added rows."""

@@ -142,6 +142,12 @@ def test_a_key_that_is_deleted_twice_is_no_record_sent_again(text: str, tmp_path
     assert (copies.cause, copies.records) == (Cause.DELETED_AGAIN, 2)
 
 
+def test_tombstones_have_no_columns_and_are_no_copies_of_each_other(tmp_path: Path) -> None:
+    deletes = [Message(None, key, time=START) for key in (b"a", b"b", None, None)]
+    repeats = read(tmp_path, [record(b"k", b'{"id": 1}', 0), *deletes], TYPED, by=("id",)).repeats
+    assert (repeats.rows, repeats.keyed, repeats.keys, repeats.copies) == (5, 1, 1, ())
+
+
 def test_a_part_that_is_read_twice_is_reported_as_landed_twice(tmp_path: Path) -> None:
     assert read(tmp_path, [record(b"a", b"1", 1), record(b"b", b"2", 2)]).twice == ()
     (path,) = (tmp_path / "lake" / "data").rglob("*.parquet")
