@@ -111,6 +111,8 @@ def metrics(
 
     gateway = prometheus.Gateway.at(sink.push, sink.job, os.environ) if sink.push else None
     pause = parsing.duration(every or EVERY) / 1000 if every or sink.serve else None
+    if pause == 0:
+        raise UsageError(f"--every {every} is no pause", remedy="use a time such as 30s")
 
     def take() -> list[Figure]:
         chosen, broken = _choose_feeds(session, feeds or [])

@@ -194,6 +194,12 @@ def test_who_logs_in_at_the_gateway_is_in_the_environment(
     assert SECRET not in said.out + said.err
 
 
+@pytest.mark.parametrize("sink", [[], ["--serve"]])
+def test_looks_without_a_pause_are_refused(sink: list[str], sluice: Sluice, project: Path) -> None:
+    answer = sluice("metrics", "--every", "0s", *sink)
+    assert (answer.code, "--every 0s is no pause" in answer.err) == (2, True)
+
+
 @pytest.mark.parametrize("address", ["http://shop:{}@127.0.0.1:9", "shop:{}@gateway", "http://127.0.0.1:9?token={}"])
 @pytest.mark.parametrize("more", [[], ["--every", "1h"], ["--json"]])
 def test_a_secret_in_the_gateways_address_is_refused_and_not_shown(
