@@ -168,10 +168,18 @@ def _kafka_section(session: Session, root: Path, options: InitOptions) -> dict[s
 
 
 def _pair(text: str) -> tuple[str, str]:
+    from sluice.pipelines.feed.kafka_section import SECRETS
+
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UsageError(f"--kafka {key} has no value", remedy="write KEY=VALUE, such as security_protocol=SSL")
-    return key.strip(), value
+    key = key.strip()
+    if key in SECRETS and not value.startswith("${") and (key != "proxy_url" or "@" in value):
+        raise UsageError(
+            f"--kafka {key} would be written to the feed file as it is",
+            remedy=f"set a variable, and write --kafka {key}='${{VARIABLE}}', or '${{file:/run/secrets/NAME}}'",
+        )
+    return key, value
 
 
 def _environ(root: Path) -> Mapping[str, str]:

@@ -200,6 +200,10 @@ class KafkaSettings(Settings):
         return self.client_settings() | own
 
 
+SECRETS = frozenset(name for name, field in KafkaSettings.model_fields.items() if "SecretStr" in str(field.annotation))
+"""Settings that no output shows."""
+
+
 def _addresses(text: str) -> str:
     """The addresses as `host:port,host:port`, without spaces. Raises ValueError."""
     addresses = [a.strip() for a in text.split(",")]

@@ -118,9 +118,11 @@ def test_nothing_is_asked_without_a_terminal_and_nothing_is_left_of_a_failure(
         (("--bootstrap", kafka.bootstrap, "--kafka", "sasl_mechanism"), 2, "KEY=VALUE"),
         (("--bootstrap", kafka.bootstrap, "--kafka", "nonsense=1"), 2, "nonsense"),
         (("--bootstrap", kafka.bootstrap, "--kafka", "sasl_plain_password=${NOWHERE}"), 2, "NOWHERE"),
+        (("--bootstrap", kafka.bootstrap, "--kafka", "sasl_plain_password=hunter2"), 2, "set a variable"),
     ):
         said = sluice("init", *arguments)
         assert (said.code, says in said.err) == (code, True), said.err
+        assert "hunter2" not in said.err
         assert list(empty.iterdir()) == []
 
 
