@@ -8,6 +8,7 @@ there. It is off by default.
 # No `from __future__ import annotations` here: Dagster reads the annotations of `context` themselves, not as text.
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -32,8 +33,10 @@ from sluice.pipelines.feed.project_files import NotifySettings
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ports import Cluster
 from sluice.pipelines.status.watch import View, WatchResult, view, watch
+from sluice.pipelines.util import logs
 from sluice.resources.observe.notifications import notify
 
+log = logging.getLogger(f"{logs.OURS}.sensor")
 SENSOR = "watch_feeds"
 EVERY_SECONDS = 300
 SECONDS = 20
@@ -123,7 +126,7 @@ class SensorCursor:
             }
             lines = (tuple(map(str, document.get(name, ()))) for name in ("said", "unsent"))
             return cls(reported, str(document.get("last", "")), *lines)
-        except (ValueError, TypeError, AttributeError, RecursionError):
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             return cls()
 
     def dump(self) -> str:
@@ -192,6 +195,10 @@ class Tick:
                 watched = watch(feed, ledger, cluster, kafka_view, edges.clock())
         except SluiceError as error:
             self.news.append(f"{feed.name} could not be checked: {error.message}")
+            return
+        except Exception as error:  # a tick that fails keeps no cursor: the next one would end at this feed, too
+            log.exception("%s could not be checked", feed.name)
+            self.news.append(f"{feed.name} could not be checked: unforeseen {type(error).__name__}")
             return
         self.looked += 1
         self._report(instance, feed.name, watched, newest, unseen=bool(unseen))

@@ -297,6 +297,23 @@ def test_a_kafka_that_is_away_stops_its_own_feeds_alone(world: World, instance: 
     assert tick.cursor.reported["other"] == (0, ("lag",)), "what was told of it stands"
 
 
+def test_an_error_that_is_no_sluices_stops_its_own_feed_alone(world: World, instance: dg.DagsterInstance) -> None:
+    """A tick that fails stores no cursor: the next one would fail at the same feed, and never reach those after it."""
+    many(world, 2)
+
+    @contextmanager
+    def open_ports(feed: Feed) -> Iterator[Ports]:
+        if feed.name == "feed0":
+            raise RuntimeError(SECRET)
+        with world.open_ports(feed) as edges:
+            yield edges
+
+    tick = Tick(RunSession(world.project, open_ports), SensorCursor())
+    tick.run(instance, lambda: 0.0)
+    assert (tick.looked, tick.cursor.last) == (2, "other")
+    assert tick.news == ["feed0 could not be checked: unforeseen RuntimeError"]
+
+
 def test_a_tick_that_runs_out_of_time_goes_on_at_the_next_one(world: World, instance: dg.DagsterInstance) -> None:
     many(world, 3)
     now = 0.0
