@@ -96,6 +96,9 @@ RANGE_TAGS = "dagster/asset_partition_range_start", "dagster/asset_partition_ran
 SCHEDULE_TAG = "dagster/schedule_name"
 """The tag with the schedule that asked for a run."""
 
+RUN_KEY_TAG = "dagster/run_key"
+"""The tag with the key of the request that a run was made of."""
+
 BACKFILL_TAG = "dagster/backfill"
 """The tag with the backfill that a run belongs to."""
 

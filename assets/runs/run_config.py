@@ -12,6 +12,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from sluice.assets.instance.internals import RUN_KEY_TAG
 from sluice.assets.runs.run_session import FEED_TAG
 from sluice.assets.specs.asset_specs import closing_cron, closings_until
 from sluice.pipelines.batch.result import Skip
@@ -203,11 +204,14 @@ BETWEEN = "*/5 * * * *"
 class TickPolicy:
     """When the schedule of a job looks. `windows`: those of its feeds.
 
-    `unread`: the feeds whose ledgers the last look could not read. The next tick reads them again.
+    `unread`: the feeds whose ledgers the last look could not read. The next tick reads them again. `requested`: the key
+    of the run that the last look requested last, or empty. Dagster drops the requests of a tick that took more than a
+    minute, or whose daemon was killed: the next tick looks again.
     """
 
     def __init__(self, job: str, windows: Iterable[WindowSettings]) -> None:
         self.unread: frozenset[str] = frozenset()
+        self.requested = ""
         self._job, self._windows = job, [*dict.fromkeys(windows)]
         self._last: int | None = None
         self._newest: dg.DagsterRun | None = None
@@ -218,15 +222,20 @@ class TickPolicy:
 
     def is_due(self, instance: dg.DagsterInstance, at: datetime) -> bool:
         """Whether windows have closed since the last look of this process, or that look or the job's last run left
-        something."""
+        something, or Dagster made no run of that look's requests."""
         now = int(at.timestamp() * 1000)
         last, self._last = self._last, now
-        closed = last is None or any(closings_until(w, last) < closings_until(w, now) for w in self._windows)
+        repeated = last is None or now <= last  # Dagster did not get the answer
+        closed = repeated or any(closings_until(w, last or 0) < closings_until(w, now) for w in self._windows)
         self._newest = None if closed else _read_newest_run(instance, self._job)
-        if closed or _is_unfinished(self._newest):
+        if closed or _is_unfinished(self._newest) or not self._is_requested(self._newest):
             self.unread = frozenset()  # all feeds
             return True
         return bool(self.unread) and (self._newest is None or self._newest.is_finished)  # else it may leave more
+
+    def _is_requested(self, newest: dg.DagsterRun | None) -> bool:
+        """Returns whether the last look's requests have become runs, by the job's newest run."""
+        return not self.requested or (newest is not None and newest.tags.get(RUN_KEY_TAG) == self.requested)
 
     def forget_look(self) -> None:
         """Make the next tick look: this one's look failed."""

@@ -141,6 +141,7 @@ def _build_schedule(
             policy.forget_look()
             raise
         policy.unread = frozenset(tick.unread)
+        policy.requested = (requests[-1].run_key or "") if requests else ""
         for line in tick.news:
             context.log.warning(line)
         if requests:
