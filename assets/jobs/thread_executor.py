@@ -178,12 +178,14 @@ def _capture_output(job_context: Any, execution_plan: Any, stack: ExitStack) -> 
 
 @dataclass
 class _Step:
-    """A step at work. `asked`: when it was asked to stop (seconds); `over`: it ended, or was given up."""
+    """A step at work. `stop_requested_at`: in seconds; `ended`: its last event is there; `over`: its thread has ended,
+    or was given up."""
 
     context: Any
     lane: RunningFeed | None
     since: float = field(default_factory=time.monotonic)
     stop_requested_at: float | None = None
+    ended: bool = False
     over: bool = False
 
     @property
@@ -225,6 +227,9 @@ class _Threads:
                 yield from self._stop_overdue()
         except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError) as interrupt:
             yield from self._stop_all(interrupt)
+            raise
+        except Exception as error:
+            yield from self._stop_all(error)  # before what the steps share is closed
             raise
 
     def _wait_for_message(self) -> _Message | None:
@@ -310,6 +315,7 @@ class _Threads:
         if isinstance(what, list):
             for event in what:
                 self._active.handle_event(event)
+                step.ended = step.ended or event.is_step_failure or event.is_step_success
                 if event.is_step_failure and step.lane:
                     self._work.fail(step.lane.feed)
                 yield event
@@ -317,6 +323,9 @@ class _Threads:
             self._remove(step)
             self._active.verify_complete(self._context, step.key)
             yield from self._active.plan_events_iterator(self._context)  # finds the steps that it made
+        elif isinstance(what, Exception) and step.lane and not step.ended:
+            step.lane.stop.ask(what)  # the thread could not even store that the step failed
+            yield from self._fail(step)
         elif step.lane is None or step.lane.stop.why is None:
             raise what  # an interrupt that only this thread had, or a mistake of Dagster's
         # else: it was asked to stop, and its failure has been told
@@ -339,21 +348,25 @@ class _Threads:
                 yield from self._give_up(step)
 
     def _give_up(self, step: _Step) -> Iterator[dg.DagsterEvent]:
+        self._given_up += 1
+        yield from self._fail(step)
+
+    def _fail(self, step: _Step) -> Iterator[dg.DagsterEvent]:
+        """Report that the step failed, in place of its thread."""
         why = step.lane.stop.why if step.lane else None
         event = dg.DagsterEvent.step_failure_event(step.context, _build_failure(why))
         self._remove(step)
-        self._given_up += 1
         if step.lane:
             self._work.fail(step.lane.feed)
         self._active.handle_event(event)
         yield event
 
-    def _stop_all(self, interrupt: BaseException) -> Iterator[dg.DagsterEvent]:
+    def _stop_all(self, why: BaseException) -> Iterator[dg.DagsterEvent]:
         """Ask every step to stop, and forward their events until they have stopped or time is up."""
         until = time.monotonic() + STOP_SECONDS
         for step in self._running.values():
             if step.lane:
-                step.lane.stop.ask(interrupt)
+                step.lane.stop.ask(why)
         while self._running and time.monotonic() < until:
             with suppress(KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
                 yield from self._handle(self._wait_for_message())

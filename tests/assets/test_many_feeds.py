@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.storage.event_log import SqliteEventLogStorage
+from sqlalchemy.exc import OperationalError
 
 from sluice import running
 from sluice.assets.execution import run_feeds
@@ -240,6 +243,26 @@ def test_what_a_broken_run_did_not_commit_is_not_done(fleet: Fleet, monkeypatch:
     for name in ("refunds", "returns"):
         assert outcomes[name].committed is None
         assert "failed outside its steps" in str(outcomes[name].error)
+
+
+def test_a_database_that_refuses_the_events_of_a_feed_stops_no_other(
+    fleet: Fleet, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As SQLite does when it was busy for half a minute: the step's thread cannot even store that the step failed."""
+    store = SqliteEventLogStorage.store_event
+
+    def refuse(self: SqliteEventLogStorage, event: dg.EventLogEntry) -> None:
+        if event.step_key == step_of("refunds") and threading.current_thread() is not threading.main_thread():
+            raise OperationalError("INSERT", {}, sqlite3.OperationalError("database is locked"))
+        store(self, event)
+
+    monkeypatch.setattr(SqliteEventLogStorage, "store_event", refuse)
+    outcomes = fleet.land()
+    assert "database is locked" in str(outcomes["refunds"].error)
+    assert [bool(outcomes[name].committed) for name in NAMES] == [True, False, True]
+    assert [outcomes[name].error for name in ("orders", "returns")] == [None, None]
+    run = only_run(instance)
+    assert (run.status, run.tags[FAILED_TAG]) == (dg.DagsterRunStatus.FAILURE, "refunds")
 
 
 def test_no_more_feeds_than_the_file_allows_read_from_one_kafka(fleet: Fleet) -> None:
