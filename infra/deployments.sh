@@ -32,7 +32,7 @@ fi
 if command -v systemd-analyze >/dev/null; then
     # Replace the commands by existing ones: /opt/sluice may be missing.
     units="$(mktemp -d)"
-    for command in dagster dagster-webserver dagster-daemon sluice; do
+    for command in python dagster-webserver dagster-daemon sluice; do
         echo '#!/bin/sh' >"$units/$command"
         chmod +x "$units/$command"
     done
