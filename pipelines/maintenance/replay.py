@@ -127,15 +127,15 @@ def find(
         report(Progress("try", done, total))
         if trial.tried:
             candidates.append(Candidate(r, trial))
-    reasons = []
-    for c in (c for c in candidates if c.trial.fit):
-        with _still_there(ledger, c.receipt):
-            reasons.append((c.offset_range, _unfit(lake, c.receipt, shape.landed)))
     chosen_ranges = {c.offset_range for c in candidates}
     sharers = manifest.with_sharers(ledger, state, [c.receipt for c in candidates if c.trial.fit])
     companions = tuple(Candidate(r, Trial()) for r in sharers if r.offset_range not in chosen_ranges)
-    unfit_ranges = tuple((s, why) for s, why in reasons if why)
-    return ReplayCandidates(state.number, shape, tuple(candidates), unfit_ranges, companions)
+    every = ReplayCandidates(state.number, shape, tuple(candidates), sharers=companions)
+    reasons = []
+    for c in every.fitting:  # also those whose rows are written again only because they share a file
+        with _still_there(ledger, c.receipt):
+            reasons.append((c.offset_range, _unfit(lake, c.receipt, shape.landed)))
+    return replace(every, unfit=tuple((s, why) for s, why in reasons if why))
 
 
 @contextmanager

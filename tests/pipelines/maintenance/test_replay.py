@@ -22,6 +22,8 @@ from sluice.pipelines.audit.explain_offset import Class, explain
 from sluice.pipelines.errors import LakeUnavailable, PartUnreadable, PlanBusy, ProofFailed, SchemaChanged
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.lake import paths
+from sluice.pipelines.landing.sharing import Sharing, UnwrittenRange
+from sluice.pipelines.landing.writer import PartTarget
 from sluice.pipelines.ledger import BatchStatus
 from sluice.pipelines.maintenance import replay as replaying
 from sluice.pipelines.maintenance import sorter
@@ -82,6 +84,27 @@ class Typed(World):
                 counts += Counts(quarantined=refused.num_rows)
         drift = (Drift(DriftKind.WRONG, "amount", 1, s.start),)
         return Receipt(s, s.end, counts, parts, "a", input_bytes=s.span, format=self.feed.shape.name, drift=drift)
+
+    def land_together(self, *ranges: Any) -> None:
+        """A batch whose offset ranges share files."""
+        declare(self.feed, self.ledger)
+        planned = [self.build_range(*r) for r in ranges]
+        batch = self.plan(planned)
+        target = PartTarget("orders", batch, self.ledger.plan(batch).hash, "a", planned[0])
+        sharing = Sharing(planned, self.feed.landing, self.lake, target)  # type: ignore[arg-type]
+        for s in planned:
+            offsets = np.arange(s.start, s.end)
+            records = decoded(offsets)
+            values = pa.array([self.value(o) for o in offsets.tolist()], pa.binary())
+            records = records.set_column(records.schema.get_field_index("value"), "value", values)
+            (made,) = self.feed.shape.format().convert(s, records)
+            refused = made.quarantined and quarantine_rows(made.quarantined, batch, "")
+            counts = Counts(landed=made.landed.num_rows, quarantined=refused.num_rows if refused else 0)
+            rows = {PartKind.LANDED: [made.landed]} | ({PartKind.QUARANTINED: [refused]} if refused else {})
+            sharing.take(UnwrittenRange(Receipt(s, s.end, counts, (), "a", format=self.feed.shape.name), rows))
+        sharing.finish()
+        publish(self.ledger, batch, owner("landing"), [sharing.landed[s] for s in planned], [])
+        roll_forward(self.ledger, self.lake, "orders")  # type: ignore[arg-type]
 
     def replay(self, asked: Filter = ALL, fix: Any = None, by: str = "replaying") -> Replayed:
         fixer = Fixer(fix, __file__) if fix else None
@@ -265,6 +288,23 @@ def test_rows_that_today_s_types_would_lose_something_of_are_left_alone(world: T
     for ask in (world.foreseen, world.replay):
         with pytest.raises(SchemaChanged, match="id is string, and has landed as int64"):
             ask()
+
+
+@pytest.mark.parametrize("wanted", [Filter(places=((A.tp, 5),)), Filter(windows=frozenset({START}))])
+def test_rows_that_share_a_file_with_what_fits_lose_nothing(world: Typed, wanted: Filter) -> None:
+    world.land_together((A, 5, 6), (B, 0, 5))  # of A nothing landed, of B nothing in quarantine will fit
+    world.land((A, 0, 5), (A, 6, 15), (B, 5, 15))
+    world.land((A, 15, 100), (A, 100, 200), (B, 15, 100), (B, 100, 200))
+    before = world.rows()
+    world.says({"id": "int64 not null", "amount": "int64"})
+    done = world.replay(wanted)
+    assert (1, "column name is not in the schema any more") in [(s.partition, why) for s, why in done.candidates.unfit]
+    assert done.done == ()
+    assert world.rows().equals(before)
+    world.says(WIDER)
+    assert {(c.offset_range.start, c.offset_range.end) for c, _ in world.replay(wanted).done} >= {(5, 6), (0, 5)}
+    assert (0, 5) in world.where()
+    world.check()
 
 
 def test_a_feed_that_drops_what_does_not_fit_drops_nothing_here(world: Typed) -> None:
