@@ -36,6 +36,7 @@ from sluice.assets.runs.run_config import (
     PENDING,
     LandConfig,
     asked_of_feed,
+    build_tags,
     feed_at_work,
     fleet_job,
     fleet_pool,
@@ -206,8 +207,10 @@ class Fleet:
         more = {MORE_TAG: "1"} if any(s.result.stopped for s in self._sessions.values()) else {}
         standing = instance.get_run_by_id(run)
         inherited = standing.tags if standing else {}  # of the run that this one executes again
-        tags = {tag: ",".join(names) for tag, names in names_by_tag.items() if names or inherited.get(tag)}
-        instance.add_run_tags(run, {DONE_TAG: str(done)} | tags | more)
+        tags = {DONE_TAG: str(done)} | more
+        for tag, names in names_by_tag.items():
+            tags |= build_tags(tag, names, inherited)
+        instance.add_run_tags(run, tags)
         parts = [f"{many(done, 'feed')} done"]
         if failed:
             parts.append(f"{len(failed)} failed: {', '.join(failed)}")

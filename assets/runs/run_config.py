@@ -5,7 +5,7 @@ A run over many feeds has the requests in its configuration, and the outcomes in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -161,15 +161,40 @@ def _read_config(run: dg.DagsterRun) -> Mapping[str, Any]:
     return config
 
 
+_TAG_LENGTH = 2000
+"""The longest value of a tag: PostgreSQL refuses one of more than 2,704 bytes, since Dagster has an index of them."""
+
+
+def build_tags(tag: str, items: Iterable[str], inherited: Mapping[str, str]) -> dict[str, str]:
+    """Returns the tag with the items, and `tag.2` and so on for those that do not fit. `inherited`: the run's tags of
+    an earlier run, which are emptied."""
+    values = [""]
+    for item in items:
+        if len(values[-1]) + 1 + len(item) > _TAG_LENGTH:
+            values.append("")
+        values[-1] = f"{values[-1]},{item}" if values[-1] else item
+    tags = {f"{tag}.{number}" if number > 1 else tag: value for number, value in enumerate(values, 1) if value}
+    return {key: "" for key in inherited if _is_part(key, tag)} | tags
+
+
+def _is_part(key: str, tag: str) -> bool:
+    return key == tag or key.startswith(f"{tag}.")
+
+
+def _read_items(run: dg.DagsterRun, tag: str) -> Iterator[str]:
+    values = (value for key, value in run.tags.items() if _is_part(key, tag))
+    return (item for value in values for item in value.split(",") if item)
+
+
 def named_in(run: dg.DagsterRun, tag: str) -> set[str]:
     """The feeds that a tag of the run names."""
-    return {name for name in run.tags.get(tag, "").split(",") if name}
+    return {*_read_items(run, tag)}
 
 
 def errors_in(run: dg.DagsterRun) -> Mapping[str, str]:
     """By feed, the class of the error that ended it in a run that has ended."""
-    pairs = (pair.partition("=") for pair in run.tags.get(ERRORS_TAG, "").split(","))
-    return {name: error for name, _, error in pairs if name}
+    pairs = (pair.partition("=") for pair in _read_items(run, ERRORS_TAG))
+    return {name: error for name, _, error in pairs}
 
 
 def at_work_at_the_end(instance: dg.DagsterInstance, run: dg.DagsterRun) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import sqlite3
@@ -33,6 +34,7 @@ from sluice.assets.runs.run_config import (
     MORE_TAG,
     fleet_config,
     fleet_job,
+    named_in,
 )
 from sluice.assets.runs.run_session import FEED_TAG, RunSession
 from sluice.assets.schedules.window_scheduler import FleetScheduler
@@ -48,6 +50,7 @@ from sluice.resources.lake.s3_lake import S3Lake
 from sluice.resources.local.local_s3 import LocalS3
 from sluice.running import RunResult
 from sluice.testing.group import MemoryGroup
+from tests.assets.conftest import ON_FILES
 from tests.assets.ui import opened
 from tests.assets.world import CATCH_UP, FEED, HOUR, MadeUpEngine, World, hour, in_hour
 
@@ -245,6 +248,7 @@ def test_what_a_broken_run_did_not_commit_is_not_done(fleet: Fleet, monkeypatch:
         assert "failed outside its steps" in str(outcomes[name].error)
 
 
+@ON_FILES
 def test_a_database_that_refuses_the_events_of_a_feed_stops_no_other(
     fleet: Fleet, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -480,6 +484,19 @@ def test_a_run_that_is_executed_again_does_not_keep_what_its_parent_said(
     feeds.summary(instance, run.run_id)
     tags = instance.get_run_by_id(run.run_id).tags
     assert (tags[FAILED_TAG], tags[LEFT_TAG]) == ("", "")
+
+
+def test_a_thousand_feeds_are_named_by_tags_that_postgresql_takes(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+    """Dagster has an index of tags, whose rows hold 2,704 bytes."""
+    feeds = Feeds(RunSession(fleet.project, fleet.open_ports))
+    names = {f"f{hashlib.sha256(bytes([n % 256, n // 256])).hexdigest()[:16]}" for n in range(1000)}
+    for name in sorted(names):
+        feeds.leave(name)
+    run = instance.create_run_for_job(many_job(feeds), tags={f"{LEFT_TAG}.99": "returns"})
+    feeds.summary(instance, run.run_id)
+    standing = instance.get_run_by_id(run.run_id)
+    assert named_in(standing, LEFT_TAG) == names
+    assert max(map(len, standing.tags.values())) <= 2000
 
 
 # -- the schedule
