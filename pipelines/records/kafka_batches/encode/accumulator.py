@@ -317,7 +317,7 @@ class Accumulator:
         done = self._open.pop(partition)
         used = int(done.state[loops.USED])
         data = _BY_NUMBER[self._codec].encode(done.out[:used].data, HEADER_BYTES)
-        if len(self._spare) < _SPARE:
+        if len(self._spare) < _SPARE and len(done.out) <= self._batch_bytes:  # one of a huge record is not kept
             self._spare.append(done.out)
         return SealedBatch(
             partition,

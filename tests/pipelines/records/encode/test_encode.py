@@ -204,6 +204,16 @@ def test_many_open_batches_are_sealed_before_they_fill_the_memory() -> None:
     assert not [*accumulator.flush()]
 
 
+def test_batches_after_a_huge_record_are_as_full_as_before() -> None:
+    def add(*values: bytes) -> list[SealedBatch]:
+        rows = arrow([{"key": None, "value": v, "timestamp": 1, "headers": None} for v in values])
+        return [*accumulator.add(rows, np.zeros(len(values), np.int64), np.arange(len(values)))]
+
+    accumulator = Accumulator(batch_bytes=100_000, held_bytes=1 << 20)
+    assert [b.count for b in add(bytes(2 << 20))] == [1]
+    assert [b.count for _ in range(30) for b in add(*[bytes(1000)] * 10)] == [99, 99, 99]
+
+
 def test_other_columns_are_refused() -> None:
     accumulator = Accumulator()
     with pytest.raises(ValueError, match="not rows to send"):
