@@ -184,15 +184,31 @@ def _column(rows: pa.RecordBatch, field: pa.Field) -> pa.Array:
     at = rows.schema.get_field_index(field.name)
     if at < 0:
         return pa.nulls(rows.num_rows, field.type)
-    column = rows.column(at)
-    if pa.types.is_timestamp(column.type):
-        column = _within_spark(column)
+    column = _within_spark(rows.column(at))
     return column if column.type.equals(field.type) else column.cast(field.type, safe=False)
 
 
-def _within_spark(times: pa.Array) -> pa.Array:
-    """Return the times, with null for those that overflow in microseconds."""
-    limit = _MOST // _US_IN.get(times.type.unit, 1)
-    numbers = times.cast(pa.int64())
-    sound = pc.and_(pc.less_equal(numbers, limit), pc.greater_equal(numbers, -limit))
-    return pc.if_else(sound, times, pa.scalar(None, times.type))
+def _within_spark(column: pa.Array) -> pa.Array:
+    """Return the column with null, at any depth, for times that overflow in microseconds."""
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        limit = _MOST // _US_IN.get(kind.unit, 1)
+        numbers = column.cast(pa.int64())
+        sound = pc.and_(pc.less_equal(numbers, limit), pc.greater_equal(numbers, -limit))
+        return pc.if_else(sound, column, pa.scalar(None, kind))
+    if not pa.types.is_nested(kind) or not any(f"timestamp[{unit}" in str(kind) for unit in _US_IN):
+        return column
+    if pa.types.is_struct(kind):
+        fields = [f.with_nullable(True) for f in kind]
+        members = [_within_spark(column.field(i)) for i in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(members, fields=fields, mask=column.is_null())
+    if pa.types.is_map(kind):
+        fields = [kind.key_field, kind.item_field.with_nullable(True)]
+        values: pa.Array = pa.StructArray.from_arrays([column.keys, _within_spark(column.items)], fields=fields)
+        kind = pa.map_(*fields)
+    elif not pa.types.is_list(kind):
+        return column
+    else:
+        values = _within_spark(column.values)
+        kind = pa.list_(kind.value_field.with_type(values.type).with_nullable(True))
+    return pa.Array.from_buffers(kind, len(column), column.buffers()[:2], offset=column.offset, children=[values])

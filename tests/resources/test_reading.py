@@ -102,6 +102,37 @@ def test_types_that_spark_does_not_have_are_widened_and_times_beyond_it_are_null
     assert got.column("later").null_count == 3
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_times_beyond_spark_are_null_at_any_depth(first: int) -> None:
+    late, at = 1 << 62, pa.timestamp("ms", "UTC")
+    rows = [
+        {"s": {"n": 1, "at": late}, "l": [1, late], "m": {"a": late, "b": 2}},
+        {"s": None, "l": None, "m": None},
+        {"s": {"n": 2, "at": -3}, "l": [None, -late, 4], "m": {}},
+    ]
+    columns = {
+        "s": pa.array([r["s"] for r in rows], pa.struct([("n", pa.uint8()), pa.field("at", at, nullable=False)])),
+        "l": pa.array([r["l"] for r in rows], pa.list_(at)),
+        "m": pa.array([r["m"] and [*r["m"].items()] for r in rows], pa.map_(pa.string(), at)),
+    }
+    batch = pa.record_batch(columns).slice(first)
+    target = types.arrow_schema(types.spark_schema(batch.schema))
+    got = types.conform(batch, target)
+    got.validate(full=True)
+    assert got.schema.equals(target)
+    numbers = [
+        *([{"n": 1, "at": None}, None, {"n": 2, "at": -3000}], [[1000, None], None, [None, None, 4000]]),
+        [[("a", None), ("b", 2000)], None, []],
+    ]
+    shapes = [
+        pa.struct([("n", pa.int16()), ("at", pa.int64())]),
+        pa.list_(pa.int64()),
+        pa.map_(pa.string(), pa.int64()),
+    ]
+    for column, shape, values in zip(got.columns, shapes, numbers, strict=True):
+        assert column.cast(shape).to_pylist() == values[first:]
+
+
 @pytest.mark.parametrize(
     ("times", "reads"),
     [
