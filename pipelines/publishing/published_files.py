@@ -24,7 +24,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Part, PartKind
-from sluice.pipelines.planning.windows import check_begun
+from sluice.pipelines.planning.windows import check_aligned, check_begun, complete
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.publishing.manifest import WindowFiles
@@ -105,10 +105,14 @@ def list_files(
     Raises WindowIncomplete, WindowRetired, and UsageError for a time that is not a window of the feed.
     """
     feed, state = ledger.feed, ledger.read()
+    is_open = bool(windows) and not partial and not complete(state, windows[-1], settings)
     for window in windows:
         check_begun(feed, window, settings, state)
         if not partial:
             manifest.demand_kept(ledger, state, feed, window, settings)
+        if is_open:  # ends at the first such window, also of millions up to a wrong year
+            check_aligned(window, settings)
+            manifest.demand_complete(WindowFiles(window, complete(state, window, settings), ()), feed)
     window_files = manifest.read_windows(ledger, windows, settings)
     missing = {p.path for p in manifest.find_missing(lake, (p for f in window_files for p in f.of(kind)))}
     if not partial:

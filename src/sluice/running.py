@@ -546,6 +546,10 @@ def make_requests(feeds: Feeds, windows: When | None, to: When | None) -> Mappin
     if isinstance(feeds, Mapping):
         if windows is not None or to is not None:
             raise UsageError("requests together with windows", remedy="give one of them")
+        if name := next((n for n, request in feeds.items() if not isinstance(request, Request)), None):
+            raise UsageError(
+                f"{feeds[name]!r} of {name} is no request", remedy='windows are named so: sluice.run("orders", WINDOW)'
+            )
         return feeds
     if windows is None and to is not None:
         raise UsageError("`to` without `windows`", remedy="name the first window, too")

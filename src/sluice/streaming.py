@@ -247,6 +247,8 @@ def _check_retained(states: Mapping[TopicPartition, PartitionState], tp: TopicPa
     if (p := states.get(tp)) is None:
         listed = ", ".join(map(str, sorted(states)[:6]))
         raise UsageError(f"{tp} is not a partition of this feed", remedy=f"its partitions are: {listed or 'none'}")
+    if not hasattr(at, "__index__"):
+        raise UsageError(f"{what} {at!r} of {tp} is no offset", remedy="write it as a whole number")
     if not p.log_start <= at <= p.last_stable_offset:
         raise UsageError(
             f"{what} {at} lies outside {tp}, which holds offsets [{p.log_start}, {p.last_stable_offset}) now",

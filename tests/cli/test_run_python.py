@@ -105,3 +105,5 @@ def test_a_wrong_call_runs_nothing(project: Path) -> None:
         package.run("orders", to="2026-11-20T14")
     with pytest.raises(UsageError, match="together with windows"):
         package.run({"orders": Request(RequestKind.CATCH_UP)}, "2026-11-20T14")
+    with pytest.raises(UsageError, match="'2026-11-20T14' of orders is no request"):
+        package.run({"orders": "2026-11-20T14"})  # type: ignore[dict-item]

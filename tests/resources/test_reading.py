@@ -58,6 +58,12 @@ def test_what_is_no_window_is_refused(project: Path, asked: dict[str, Any], says
         sluice.read("orders", project=project, **asked)
 
 
+def test_a_range_up_to_a_wrong_year_ends_at_its_first_incomplete_window(project: Path) -> None:
+    """Of 70 million windows none is listed."""
+    with pytest.raises(WindowIncomplete, match="window 2024-05-01T00:00 of feed orders is not complete"):
+        sluice.read("orders", "2024-05-01T00", to="9999-12-31T00", project=project)
+
+
 def test_a_feed_that_never_ran_is_incomplete_and_one_that_is_not_there_unknown(project: Path) -> None:
     with pytest.raises(WindowIncomplete, match="1970-01-02T03:00 of feed orders"):
         sluice.read("orders", "1970-01-02T03", project=project)

@@ -68,7 +68,12 @@ def test_offsets_choose_partitions_and_end_where_they_say(kafka: LocalKafka, pro
     with sluice.stream("orders", {f"{topic}:1": 7}, {f"{topic}:1": 19}, project=project) as stream:
         assert offsets(stream) == {1: list(range(7, 19))}
         assert list(stream.positions) == [f"{topic}:1"]
-    for start, says in (({f"{topic}:1": 31}, "lies outside"), ({f"{topic}:9": 0}, "not a partition")):
+    wrong = (
+        ({f"{topic}:1": 31}, "lies outside"),
+        ({f"{topic}:9": 0}, "not a partition"),
+        ({f"{topic}:1": 7.5}, "no offset"),
+    )
+    for start, says in wrong:
         with pytest.raises(UsageError, match=says):
             sluice.stream("orders", start, project=project)
 
