@@ -58,11 +58,27 @@ def find_equal(a: pa.Array | pa.ChunkedArray, b: pa.Array | pa.ChunkedArray) -> 
     import pyarrow.compute as pc  # late: it takes 40 ms
 
     if pa.types.is_nested(a.type):
+        # Python has no time beyond the year 9999, nor one of a nanosecond.
+        numbers = _with_numbers(a.type)
+        a, b = a.cast(numbers), b.cast(numbers)
         return np.array([_compare_values(x, y) for x, y in zip(a.to_pylist(), b.to_pylist(), strict=True)], np.bool_)
     equal = pc.or_(pc.fill_null(pc.equal(a, b), False), pc.and_(a.is_null(), b.is_null()))
     if pa.types.is_floating(a.type):
         equal = pc.or_(equal, pc.fill_null(pc.and_(pc.is_nan(a), pc.is_nan(b)), False))
     return as_mask(equal)
+
+
+def _with_numbers(kind: pa.DataType) -> pa.DataType:
+    """The type with whole numbers for times and dates, at any depth."""
+    if pa.types.is_struct(kind):
+        return pa.struct([f.with_type(_with_numbers(f.type)) for f in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_field, kind.item_field.with_type(_with_numbers(kind.item_type)))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_with_numbers(kind.value_type)))
+    if pa.types.is_temporal(kind):
+        return pa.int32() if kind.bit_width == 32 else pa.int64()
+    return kind
 
 
 def as_mask(truths: pa.Array | pa.ChunkedArray) -> np.ndarray:

@@ -143,6 +143,23 @@ def test_keys_of_headers_in_files_from_before_they_were_escaped_are_the_logs(tmp
     assert equal_rows(made, made).all()
 
 
+@pytest.mark.parametrize(
+    "kind", [pa.timestamp("ms", "UTC"), pa.timestamp("ns"), pa.date32(), pa.time64("us"), pa.time32("ms")], ids=str
+)
+def test_times_that_python_does_not_have_are_compared_next_to_nan(kind: pa.DataType) -> None:
+    number, largest = (pa.int32(), (1 << 31) - 1) if kind.bit_width == 32 else (pa.int64(), (1 << 62) + 1)
+
+    def build(times: list[int | None]) -> pa.Table:
+        item = pa.struct([("x", pa.float64()), ("t", number), ("m", pa.map_(pa.string(), number))])
+        numbers = pa.array([[{"x": math.nan, "t": t, "m": [("a", t)]}] for t in times], pa.list_(item))
+        as_times = pa.struct([("x", pa.float64()), ("t", kind), ("m", pa.map_(pa.string(), kind))])
+        return pa.table({"n": numbers.cast(pa.list_(as_times))})
+
+    assert equal_rows(build([largest, 1, None]), build([largest, 1, None])).all()
+    assert compare_rows(iter(build([largest]).to_batches()), iter(build([largest]).to_batches()))
+    assert equal_rows(build([largest, 1, None]), build([largest - 1, 1, 1])).tolist() == [False, True, False]
+
+
 def test_nan_equals_nan_at_any_depth_and_nothing_else() -> None:
     kind = pa.list_(pa.struct([("x", pa.float64()), ("m", pa.map_(pa.string(), pa.float32()))]))
     items = [[{"x": x, "m": [("a", x)]}, None] for x in (math.nan, 1.0, None)]
