@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -35,6 +36,8 @@ from sluice.resources.project import Project
 log = logging.getLogger("sluice.instance")
 _LOCKS = "attended"
 """The folder of the runs' locks, in Dagster's home."""
+_START_SECONDS = 180
+"""Dagster's default time limit for the start of a run, where none is set."""
 DAGSTER_YAML = """\
 # Dagster's instance for this project: runs, events and logs in SQLite and files, in this folder.
 # Yours to change: Sluice writes it once.
@@ -259,6 +262,18 @@ def _bury(instance: dg.DagsterInstance, home: Path, run: str) -> bool:
     ended = end_run(instance, run, "the process of this run ended without a word; the next run goes on")
     let_go(home, run)
     return ended
+
+
+def end_unlaunched_runs(instance: dg.DagsterInstance, job: str) -> list[str]:
+    """Mark a job's runs as failed that Dagster made and never launched, as when its daemon was killed in between:
+    nothing else would launch or end them. Returns their ids.
+
+    Dagster's time limit for the start of a run applies.
+    """
+    before = datetime.now(UTC) - timedelta(seconds=instance.run_monitoring_start_timeout_seconds or _START_SECONDS)
+    unlaunched = dg.RunsFilter(job_name=job, statuses=[dg.DagsterRunStatus.NOT_STARTED], created_before=before)
+    run_ids = [run.run_id for run in instance.get_runs(unlaunched)]
+    return [run for run in run_ids if end_run(instance, run, "this run was made and never launched")]
 
 
 def end_run(instance: dg.DagsterInstance, run_id: str, why: str) -> bool:

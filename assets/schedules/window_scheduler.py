@@ -4,8 +4,8 @@ A tick reads the ledgers with new entries, several at once, and never talks to K
 two requests to the lake. Windows are requested oldest first, consecutive ones by one run, and a window that failed by
 itself. After three failures, transient ones not counted, a window waits until a run by hand lands it.
 
-A tick first marks runs as failed whose process died, as when the code server was killed with its runs: Dagster retries
-them, and their pools are free.
+A tick first marks runs as failed whose process died, as when the code server was killed with its runs, or that Dagster
+never launched: it retries them, and their pools are free.
 
 The schedule of one feed leaves out windows that are queued or running, and requests nothing while a run over several
 windows is active. A schedule over many feeds leaves out every feed with an active run, because its runs wait for no
@@ -27,7 +27,7 @@ import dagster as dg
 from sluice.assets.checks.re_report import settle
 from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.instance import internals
-from sluice.assets.instance.instance import bury_dead_runs, home_of, limit_pools
+from sluice.assets.instance.instance import bury_dead_runs, end_unlaunched_runs, home_of, limit_pools
 from sluice.assets.instance.internals import ENDED, PARTITION_TAG, RANGE_TAGS
 from sluice.assets.instance.storage import kept_open
 from sluice.assets.runs.run_config import (
@@ -129,8 +129,9 @@ def _build_schedule(
         description=description,
     )
     def request_windows(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | RunRequests:
-        if dead := _end_dead_runs(session, context.instance):
-            return dg.SkipReason(f"marked as failed, since its process died: run {', '.join(run[:8] for run in dead)}")
+        if dead := _end_dead_runs(session, context.instance, job):
+            runs = ", ".join(run[:8] for run in dead)
+            return dg.SkipReason(f"marked as failed, since its process died or never began: run {runs}")
         if not policy.is_due(context.instance, context.scheduled_execution_time):
             return policy.skip_reason
         tick = scheduler(policy.unread)
@@ -152,14 +153,16 @@ def _build_schedule(
     return request_windows
 
 
-def _end_dead_runs(session: RunSession, instance: dg.DagsterInstance) -> list[str]:
-    """Mark runs as failed that were killed together with the code server: nothing else would report their end.
+def _end_dead_runs(session: RunSession, instance: dg.DagsterInstance, job: str) -> list[str]:
+    """Mark runs as failed that were killed together with the code server, and the job's that were never launched:
+    nothing else would report their end, and their feeds would wait for them.
 
     Returns their ids. Dagster retries them before the next tick.
     """
     dead: list[str] = []
     with internals.optional():
         dead = bury_dead_runs(instance, home_of(session.project, instance))
+        dead += end_unlaunched_runs(instance, job)
     return dead
 
 

@@ -110,10 +110,23 @@ def test_a_run_that_was_killed_with_the_code_server_is_marked_as_failed(
     lock = home_of(world.project, instance) / "attended" / run.run_id
     lock.parent.mkdir(exist_ok=True)
     lock.write_text(machine())  # the system let go of it when the process died
-    assert tick(world, instance) == f"marked as failed, since its process died: run {run.run_id[:8]}"
+    assert tick(world, instance) == f"marked as failed, since its process died or never began: run {run.run_id[:8]}"
     assert instance.get_run_by_id(run.run_id).status is dg.DagsterRunStatus.FAILURE
     assert not lock.exists()
     assert tick(world, instance) == ["00:00-03:00"], "what Dagster has not retried by then"
+
+
+def test_a_run_that_dagster_made_and_never_launched_keeps_no_window(world: World, instance: dg.DagsterInstance) -> None:
+    """Its daemon was killed in between. The window would wait without end."""
+    world.land_unrecorded(in_hour(3))
+    left_behind(world, instance, dg.DagsterRunStatus.NOT_STARTED, "00:00", tags={UNTIL_TAG: f"{DAY}03:00"})
+    (run,) = instance.get_runs()
+    assert "at work on the windows of orders" in tick(world, instance), "it may be about to be launched"
+    with instance.run_storage.connect() as connection:
+        connection.exec_driver_sql("UPDATE runs SET create_timestamp = '2024-05-01 00:00:00'")
+    assert tick(world, instance) == f"marked as failed, since its process died or never began: run {run.run_id[:8]}"
+    assert instance.get_run_by_id(run.run_id).status is dg.DagsterRunStatus.FAILURE
+    assert tick(world, instance) == ["00:00-03:00"]
 
 
 def test_a_run_whose_process_lives_is_left_alone(world: World, instance: dg.DagsterInstance) -> None:
