@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -24,14 +24,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines.errors import (
-    CatalogUnavailable,
-    PartUnreadable,
-    SetupError,
-    SluiceError,
-    TableDiffers,
-    TableRefused,
-)
+from sluice.pipelines.errors import CatalogUnavailable, PartUnreadable, SetupError, SluiceError, TableRefused
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.s3_section import S3Settings
 from sluice.pipelines.lake.parquet import is_misread_by_iceberg, read_bounds
@@ -49,7 +42,7 @@ from sluice.pipelines.model.tables import (
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.schema import arrow_type
 from sluice.pipelines.schema.wider import parse_type
-from sluice.pipelines.util import extras, logs
+from sluice.pipelines.util import extras
 from sluice.pipelines.util.parallel import map_parallel
 from sluice.resources.tables.outcomes import Outcomes, access_of, readable
 
@@ -62,8 +55,6 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.name_mapping import MappedField
     from pyiceberg.table.snapshots import Snapshot
-
-log = logging.getLogger(f"{logs.OURS}.tables")
 
 _IMPORTING = Lock()
 """SQLAlchemy's modules import each other; two threads that begin at once find half of one."""
@@ -240,8 +231,8 @@ class IcebergTable:
             yield from (f for f in _list_live(table) if f.file_path in wanted)
 
     def expire(self, before: int) -> int:
-        table, snapshots = self._known, [*self._known.metadata.snapshots]
-        had = len(snapshots)
+        table = self._known
+        had = len(table.metadata.snapshots)
         if not any(s.timestamp_ms < before and s.snapshot_id not in _refs(table) for s in table.metadata.snapshots):
             return 0
         with self._changing():
@@ -253,19 +244,7 @@ class IcebergTable:
                 if there.issuperset(s.snapshot_id for s in table.metadata.snapshots):
                     raise
                 raise self._outcomes.make_moved() from None
-        self._remove_unreachable(snapshots)
         return had - len(table.metadata.snapshots)
-
-    def _remove_unreachable(self, snapshots: Sequence[Snapshot]) -> None:
-        """Remove the manifest lists and manifests of those snapshots that have expired, if no other snapshot needs
-        them: as Iceberg's Java does, and PyIceberg does not. An error leaves files that only take space."""
-        try:
-            table = self._catalog.load_table(self._identifier)
-            for address in _find_unreachable(snapshots, table):
-                with suppress(FileNotFoundError):
-                    table.io.delete(address)
-        except Exception as error:  # noqa: BLE001 - each catalog and store raises its own
-            log.warning("files of expired snapshots of %s may remain: %s", self.name, type(error).__name__)
 
     # -- the catalog
 
@@ -302,24 +281,8 @@ class IcebergTable:
                 remedy="PyIceberg's documentation lists the properties of each type of catalog",
             ) from None
 
-    @contextmanager
-    def _asking(self) -> Iterator[None]:
-        """As `Outcomes.asking`. But a file of an older snapshot may be missing because another publisher let it
-        expire: that is TableMoved."""
-        try:
-            with self._outcomes.asking():
-                yield
-        except TableDiffers:
-            if self._has_moved():
-                raise self._outcomes.make_moved() from None
-            raise
-
-    def _has_moved(self) -> bool:
-        """Returns whether somebody has committed since `look`."""
-        if self._table is None:
-            return False
-        with self._outcomes.asking():
-            return bool(self._catalog.load_table(self._identifier).metadata_location != self._table.metadata_location)
+    def _asking(self) -> AbstractContextManager[None]:
+        return self._outcomes.asking()
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -341,8 +304,6 @@ class IcebergTable:
             raise self._outcomes.make_refused(error) from None
         except Exception as error:  # noqa: BLE001 - each catalog and store raises its own
             failure = self._outcomes.translate(error)
-            if isinstance(failure, TableDiffers) and self._has_moved():
-                raise self._outcomes.make_moved() from None
             raise (self._outcomes.unknown(error) if isinstance(failure, CatalogUnavailable) else failure) from None
 
 
@@ -397,25 +358,6 @@ def _entries(table: Table, snapshot: Snapshot | None) -> Iterator[ManifestEntry]
 def _list_live(table: Table) -> Iterator[DataFile]:
     """Yields the files that the table's current snapshot names."""
     return (e.data_file for e in _entries(table, table.current_snapshot()) if _is_live(e))
-
-
-def _find_unreachable(snapshots: Sequence[Snapshot], table: Table) -> set[str]:
-    """Returns the addresses of manifest lists and manifests, below the table, that only expired ones of these snapshots
-    name."""
-    retained = {s.snapshot_id for s in table.metadata.snapshots}
-    expired = [s for s in snapshots if s.snapshot_id not in retained]
-    manifests = _list_manifests(expired, table)
-    if current := table.current_snapshot():
-        manifests -= _list_manifests([current], table)
-    if manifests:
-        manifests -= _list_manifests(table.metadata.snapshots, table)
-    lists = {s.manifest_list for s in expired} - {s.manifest_list for s in table.metadata.snapshots}
-    home = table.location().rstrip("/") + "/"
-    return {a for a in lists | manifests if a.startswith(home) and a.endswith(".avro")}
-
-
-def _list_manifests(snapshots: Sequence[Snapshot], table: Table) -> set[str]:
-    return {m.manifest_path for ms in map_parallel(lambda s: s.manifests(table.io), snapshots) for m in ms}
 
 
 def _is_live(entry: ManifestEntry) -> bool:

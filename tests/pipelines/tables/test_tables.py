@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sluice.pipelines.errors import CatalogUnavailable, EntriesLost, TableDiffers, TableMoved, TableRefused, Unknown
+from sluice.pipelines.errors import CatalogUnavailable, EntriesLost, TableDiffers, TableRefused, Unknown
 from sluice.pipelines.lake import paths
 from sluice.pipelines.maintenance.expiry import RetireRequest, expire
 from sluice.pipelines.model.tables import TableChange
@@ -79,41 +79,6 @@ def test_files_go_when_the_snapshots_that_name_them_have_expired(world: TableWor
     world.check_same()
     world.check()
     assert world.sync(expire_before=later).expired == 0
-
-
-def test_manifests_go_with_their_snapshots(tmp_path: Path) -> None:
-    """Those that a later snapshot or a tag needs stay."""
-    world = IcebergWorld(tmp_path)
-    world.land(*pieces(B, 100))
-    for at in range(0, 200, 50):
-        world.land((A, at, at + 50))
-        world.sync()
-    tagged = world.said()[1][0]
-    world.iceberg.manage_snapshots().create_tag(tagged, "kept").commit()
-    world.compact()
-    world.sync()
-    before, wanted = world.list_manifests()
-    assert before == wanted
-    assert world.sync(expire_before=world.said()[-1][1] + 1).expired == 4
-    present, wanted = world.list_manifests()
-    assert present == wanted < before
-    assert len(world.offsets(tagged)) == 250
-    world.check_same()
-
-
-def test_a_publisher_whose_snapshot_expired_decides_again(tmp_path: Path) -> None:
-    world = IcebergWorld(tmp_path)
-    world.land(*pieces(A, 50), *pieces(B, 50))
-    world.sync()
-    slow = world.table()
-    slow.look()
-    world.compact()
-    world.sync()
-    world.sync(expire_before=world.said()[-1][1] + 1)
-    with pytest.raises(TableMoved):
-        slow.files()
-    slow.look()
-    assert len(slow.files()) == 4
 
 
 def test_two_publishers_that_let_the_same_snapshots_expire(world: TableWorld) -> None:

@@ -125,14 +125,6 @@ class IcebergWorld(TableWorld):
 
         return load_catalog("sluice", type="sql", uri=f"sqlite:///{self.root}/catalog.db").load_table("db.orders")
 
-    def list_manifests(self) -> tuple[set[str], set[str]]:
-        """The names of manifests and their lists: those that are there, and those that a snapshot needs."""
-        table = self.iceberg
-        addresses_in_use = {s.manifest_list for s in table.metadata.snapshots}
-        addresses_in_use |= {m.manifest_path for s in table.metadata.snapshots for m in s.manifests(table.io)}
-        folder = Path(table.location().removeprefix("file://")) / "metadata"
-        return {p.name for p in folder.glob("*.avro")}, {Path(address).name for address in addresses_in_use}
-
     def read(self, snapshot: int | None = None) -> pa.Table:
         return self.iceberg.scan(snapshot_id=snapshot).to_arrow()
 
