@@ -389,7 +389,7 @@ def _republish_view(report: RepublishAudit) -> Iterator[RenderableType]:
     if report.gone:
         yield warn(f"{wishes.to} no longer has {many(report.gone, 'record')}: not compared")
     if report.hidden:
-        yield warn(f"an open transaction of another client hides {many(report.hidden, 'record')}: audit again later")
+        yield warn(f"an open transaction hides {many(report.hidden, 'record')}: audit again later")
     if report.replayed:
         yield warn(f"{many(report.replayed, 'row')} left the quarantine by a replay: not compared")
     if report.holds:

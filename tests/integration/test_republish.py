@@ -328,6 +328,7 @@ def test_an_audit_names_what_the_target_holds_otherwise(
     assert main(audit) == 2
     assert "no republish once" in capfd.readouterr().err
     said(capfd, *asked, *project, "--yes")
+    until(lambda: said(capfd, *audit)["compared"] == 300)  # a commit reaches one partition after another
 
     folder = tmp_path / ".sluice/lake/_sluice/orders/republished/once"
     (path,) = (folder / "map").iterdir()
@@ -357,6 +358,7 @@ def test_an_audit_names_what_the_target_holds_otherwise(
 
     one = ["--topic", again, "--offsets", f"{topic}:0:0-1", "--keep-partitions", "--id", "one", *project]
     said(capfd, "republish", "orders", *one, "--yes")
+    until(lambda: said(capfd, "audit", "orders", "--republished", "one", *project)["compared"] == 1)
     (alone,) = (folder.parent / "one/map").iterdir()
     whole = pq.read_table(alone)
     pq.write_table(pa.Table.from_pylist([whole.to_pylist()[0] | {"to_offset": 102}], schema=whole.schema), alone)
