@@ -24,9 +24,10 @@ KEY = Key("orders", 0, "id-1")
 
 
 class World:
+    now = 1
+
     def __init__(self) -> None:
         self.lake = MemoryLake()
-        self.now = 1
         self.ledger = self.fresh_ledger()
         item = OriginItem(key=KEY, offset=0, committed=None, why="test")
         self.ledger.append(lambda s: OriginEntry(items=(item,)))
