@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from sluice.pipelines.errors import FeedError, docs_command
 from sluice.pipelines.feed.kafka_section import KAFKA_OWNED
 from sluice.pipelines.feed.stores import EXAMPLES
-from sluice.pipelines.feed.table_section import CANNOT_HOLD
+from sluice.pipelines.feed.table_section import ColumnNotHeld
 from sluice.pipelines.feed.yaml_file import FileProblem, locate_keys
 from sluice.pipelines.schema.schema import SchemaError
 from sluice.pipelines.util.units import sanitize
@@ -113,9 +113,8 @@ def _problem(detail: ErrorDetails, model: type[BaseModel]) -> FileProblem:
         key = "kafka.bootstrap"
     message = detail["msg"].removeprefix("Value error, ")
     what = "is missing" if detail["type"] == "missing" else _PLAIN.get(detail["type"], message)
-    what, remedy = what.replace("Input should", "should"), _REMEDIES.get(key, "")
-    if what.startswith(CANNOT_HOLD):  # a column, with a remedy of its own
-        what, _, remedy = what.rpartition("; ")
+    what, cause = what.replace("Input should", "should"), detail.get("ctx", {}).get("error")
+    remedy = cause.remedy if isinstance(cause, ColumnNotHeld) else _REMEDIES.get(key, "")
     return FileProblem(key, what[:1].lower() + what[1:], remedy)
 
 

@@ -168,8 +168,14 @@ def names_fit(table: TableSettings | None, before: Schema, after: Schema) -> boo
     return new <= old
 
 
-CANNOT_HOLD = "cannot hold "
-"""How a problem with a column begins. What follows the last semicolon is its remedy."""
+class ColumnNotHeld(ValueError):
+    """A column that a table of this format cannot have."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(what)
+        self.remedy = remedy
+
+
 _ANOTHER_NAME = (
     "leave it out of the schema (what JSON has under that name stays in _extra), or give it another name, in `schema` "
     'as in `net_price: float64 from "net price"`, in Avro by an alias'
@@ -180,11 +186,11 @@ def check_holds(table: TableSettings, columns: Schema | None) -> None:
     """Raises ValueError if the table cannot hold a column of the schema."""
     types = {f.name: f.type for f in columns.fields} if columns else {}
     for path, type_text, instead in unfit(types, table.format):
-        raise ValueError(
-            f"{CANNOT_HOLD}{path}, which is {type_text}: {table.format} does not have that type; write {instead}"
+        raise ColumnNotHeld(
+            f"cannot hold {path}, which is {type_text}: {table.format} does not have that type", f"write {instead}"
         )
     for path, why in find_invalid_names(types, table.format):
-        raise ValueError(f"{CANNOT_HOLD}{path}: {why}; {_ANOTHER_NAME}")
+        raise ColumnNotHeld(f"cannot hold {path}: {why}", _ANOTHER_NAME)
 
 
 _ESCAPE = re.compile("%[0-9A-Fa-f]{2}")

@@ -148,11 +148,11 @@ class _Publisher:
                 # a run that met no note may remove files replaced since
                 raise TableMoved(f"{table.name} begins while files are replaced", remedy="the next try decides again")
             if self.repair and head.snapshot is not None:
-                self._note_foreign(self._beside())
+                self._note_removals(foreign=self._beside())
             if trusted_mark(ledger, state, head):
                 end, changes, never = self._find_pending(state, head)
                 going = self._find_present(never)
-                self._note_removing(going)
+                self._note_removals(going)
                 if going and not changes:  # a publisher that is about to add one of them must not succeed
                     changes = [self._change(state, TableOperation.APPEND, end, ())]
             else:
@@ -260,17 +260,13 @@ class _Publisher:
 
     # -- what older snapshots named, and what no snapshot ever did
 
-    def _note_removing(self, files: Collection[str]) -> None:
-        """Note files that go once no snapshot names them, before the table's mark or its snapshots forget them."""
-        pending = published_files.read_pending_removals(self.lake, self.ledger.feed) if files else None
-        if pending is not None:
-            published_files.note_removals(self.lake, self.ledger.feed, {*files} - pending.parts)
-
-    def _note_foreign(self, files: Collection[str]) -> None:
-        """Note files of other writers, before the table forgets them: they go once no snapshot names them."""
-        pending = published_files.read_pending_removals(self.lake, self.ledger.feed) if files else None
-        if pending is not None:
-            published_files.note_removals(self.lake, self.ledger.feed, (), {*files} - pending.foreign)
+    def _note_removals(self, parts: Collection[str] = (), foreign: Collection[str] = ()) -> None:
+        """Note parts, and files of other writers, that go once no snapshot names them: before the table's mark or its
+        snapshots forget them."""
+        if parts or foreign:
+            pending = published_files.read_pending_removals(self.lake, self.ledger.feed)
+            new = {*parts} - pending.parts, {*foreign} - pending.foreign
+            published_files.note_removals(self.lake, self.ledger.feed, *new)
 
     def _beside(self) -> set[str]:
         """Returns lake paths of other writers' files next to the feed's that a snapshot names."""
@@ -306,8 +302,8 @@ class _Publisher:
             return done
         root = lake.locate("data").removesuffix("data")
         going = [a.removeprefix(root) for a in table.expiring(before) if a.startswith(root)]
-        self._note_foreign([path for path in going if self._ours(path) and published_files.may_be_foreign(path)])
-        self._note_removing([path for path in going if not published_files.may_be_foreign(path)])
+        foreign = [*filter(published_files.may_be_foreign, going)]
+        self._note_removals({*going}.difference(foreign), [*filter(self._ours, foreign)])
         noted = published_files.read_pending_removals(lake, feed)
         replaced = self.ledger.list_replaced(filter(self._ours, noted.parts))
         removing = [*replaced, *filter(self._ours, noted.foreign)]
