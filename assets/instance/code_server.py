@@ -2,9 +2,10 @@
 
     python -m sluice.assets.instance.code_server -m sluice.assets.definitions -h 127.0.0.1 -p 4000
 
-takes Dagster's options. Dagster's code server answers for a process that has loaded the code. When that process is
-killed, or ends itself after a pause of the machine of 30 seconds, Dagster starts no other until somebody presses Reload
-(dagster-io/dagster#24050): schedules and sensors tick no more. Here it is started within seconds; runs go on.
+takes Dagster's options. Dagster's code server forwards requests to a process that has loaded the code. When that
+process is killed, or shuts itself down because the machine was suspended for 30 seconds, Dagster starts no other until
+a user presses Reload (dagster-io/dagster#24050), and no schedule or sensor ticks. This server starts another within
+seconds; active runs go on.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from pathlib import Path
 
 import grpc
 
-SECONDS = 2.0
-"""Between two checks."""
+_CHECK_SECONDS = 2.0
+"""Seconds between two checks."""
 _LONGEST = 300.0
-"""Seconds to the next attempt, after attempts that failed: twice as long each time."""
+"""The longest pause, in seconds, between attempts to start a process: each failure doubles it."""
 _LOAD_SECONDS = 300.0
 _RELOAD = "/api.DagsterApi/ReloadCode"
 """A method of Dagster's gRPC API; its request has no fields."""
@@ -51,12 +52,12 @@ def _replace_dead(address: str) -> None:
     """Have the code loaded again whenever the process that loaded it is gone. Does not return."""
     pause = threading.Event()
     while not _has_process():  # Dagster starts the first
-        pause.wait(SECONDS)
-    wait = SECONDS
+        pause.wait(_CHECK_SECONDS)
+    wait = _CHECK_SECONDS
     while True:
         pause.wait(wait)
         if _has_process():
-            wait = SECONDS
+            wait = _CHECK_SECONDS
             continue
         print("sluice: the code server's process has died; starting another", file=sys.stderr, flush=True)
         with suppress(grpc.RpcError), grpc.insecure_channel(address) as channel:
