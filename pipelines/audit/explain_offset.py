@@ -215,7 +215,7 @@ def _describe_policy(cluster: Cluster, topic: str) -> str:
         case True:
             return "; Kafka compacts this topic, which leaves offsets without a batch"
         case False:
-            return "; Kafka does not compact this topic: it lost a record without a batch, unless it once did"
+            return "; Kafka does not compact this topic: it lost the record, unless it once compacted the topic"
         case _:
             return "; whether Kafka compacts this topic, which leaves offsets without a batch, is unknown"
 
