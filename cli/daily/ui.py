@@ -122,17 +122,20 @@ class _Server:
         lines = self.log.read_text(errors="replace").splitlines()[-12:]
         return Failed("\n    ".join([f"Dagster's {self.name} {what}:", *lines]), remedy=f"read {self.log}")
 
-    def end(self) -> None:
-        """End the server, its code servers, and runs launched from the UI."""
+    def end(self, is_urgent: Callable[[], bool]) -> None:
+        """End the server, its code servers, and runs launched from the UI: by force after a while, or if urgent."""
         self.process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(STOP_SECONDS)
+        self._wait(lambda: self.process.poll() is not None, is_urgent)
         self._signal(signal.SIGTERM)
-        deadline = time.monotonic() + STOP_SECONDS
-        while self._signal(0) and time.monotonic() < deadline:
-            time.sleep(_POLL)
+        self._wait(lambda: not self._signal(0), is_urgent)
         self._signal(signal.SIGKILL)
         self.process.wait()
+
+    @staticmethod
+    def _wait(has_ended: Callable[[], bool], is_urgent: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + STOP_SECONDS
+        while not has_ended() and not is_urgent() and time.monotonic() < deadline:
+            time.sleep(_POLL)
 
     def _signal(self, number: int) -> bool:
         """Signal its whole session; False if nothing of it is left."""
@@ -193,15 +196,21 @@ def _is_listening(at: Path) -> bool:
 
 @contextlib.contextmanager
 def _ending_servers() -> Iterator[Servers]:
-    """The servers that the block starts. Ctrl-C is its usual end; they end with it, however it ends."""
+    """The servers that the block starts. Ctrl-C is its usual end; they end with it, however it ends.
+
+    A second signal ends them by force.
+    """
     servers: Servers = {}
     try:
         yield servers
     except KeyboardInterrupt:
         return
     finally:
+        signals = list[int]()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: signals.append(number))
         for server in reversed(servers.values()):
-            server.end()
+            server.end(lambda: bool(signals))
 
 
 def _await(ready: Callable[[], bool], name: str, servers: Servers) -> None:

@@ -206,8 +206,9 @@ def _peek_and_explain_agree_with_the_files(topic: str, files: duckdb.DuckDBPyRel
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]], ids=["once", "twice"])
 def test_ui_answers_on_loopback_shows_new_feeds_and_ends_with_all_that_it_started(
-    project: Path, unused_port: Callable[[], int]
+    project: Path, unused_port: Callable[[], int], signals: list[signal.Signals]
 ) -> None:
     port = unused_port()
     (project / "feeds" / "broken.yaml").write_text("topics: [\n")  # the other feeds' pages come up all the same
@@ -226,9 +227,11 @@ def test_ui_answers_on_loopback_shows_new_feeds_and_ends_with_all_that_it_starte
         assert "orders/landed" in shown()
         (project / "feeds" / "refunds.yaml").write_text("topics: refunds\nstart: earliest\ngroup: g-refunds\n")
         until(lambda: "refunds/landed" in shown(), 60)
-        process.send_signal(signal.SIGINT)
+        for each in signals:
+            process.send_signal(each)
+            time.sleep(0.5)
         process.wait()
-    assert process.returncode == 0
+    assert process.returncode == (0 if signals[0] == signal.SIGINT else 128 + signal.SIGTERM)
     assert not any(_session_lives(pid) for pid in told["pids"].values())
 
 
