@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import Any, TextIO
@@ -24,7 +24,7 @@ from typing import Any, TextIO
 import dagster as dg
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, Insert, create_engine
+from sqlalchemy import Connection, Engine, Insert, create_engine, text
 
 from sluice.assets.instance import internals
 from sluice.pipelines.errors import SetupError
@@ -57,6 +57,7 @@ _EVENTS = "index_connection", "conn_string_for_shard", "has_table", "run_connect
 _COLUMNS = "_has_asset_key_col_on_connection"
 _INSERTS = "prepare_insert_event", "_event_to_row"
 _ASSETS = "_store_asset_event"
+_CHECKS = "_update_asset_check_evaluation", "_store_runless_asset_check_evaluation"
 _TABLES = "SqlEventLogStorage"
 _RUNS = "connect", "_conn_string"
 """What `kept_open` uses of the storages of Dagster."""
@@ -73,6 +74,7 @@ def kept_open(instance: dg.DagsterInstance, run: str | None = None) -> Iterator[
             _keep_index(events, stack)
             if run is not None:
                 _keep_run(events, run, stack)
+                _insert_evaluations(events, run, stack)
         if internals.keeps_runs_here(instance) and "connect" not in vars(runs) and _has(runs, *_RUNS):
             _replace(stack, runs, "connect", stack.enter_context(_open_engine(runs._conn_string)).begin)
         yield
@@ -171,6 +173,34 @@ class _Serializer:
             if self._is_part:
                 return joined
         return self._serialize(value)
+
+
+def _insert_evaluations(events: Any, run: str, stack: ExitStack) -> None:
+    """Insert the run's first evaluation of each check and partition, if Dagster planned none for the run. Dagster
+    tries to update a planned one first."""
+    if not _has(events, *_CHECKS):
+        return
+    update, insert = (getattr(events, name) for name in _CHECKS)
+    inserted = set[tuple[object, ...]]()
+
+    @cache
+    def is_planned() -> bool:
+        with events.index_connection() as connection:
+            return connection.execute(text(_ROW_OF_RUN), {"run": run}).first() is not None
+
+    def store(event: dg.EventLogEntry, storage_id: int | None) -> None:
+        evaluation: Any = event.dagster_event.event_specific_data if event.dagster_event else None
+        key = evaluation.asset_key, evaluation.check_name, evaluation.partition
+        if event.run_id != run or is_planned() or key in inserted:
+            update(event, storage_id)
+            return
+        insert(event, storage_id)
+        inserted.add(key)
+
+    _replace(stack, events, _CHECKS[0], store)
+
+
+_ROW_OF_RUN = "select 1 from asset_check_executions where run_id = :run limit 1"
 
 
 def _serialize_once(events: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import alembic.util
 import dagster as dg
 import pytest
+from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationPlanned
 from dagster._core.storage.event_log import sql_event_log
 from sqlalchemy import text as sql
 
@@ -154,6 +155,47 @@ def test_events_have_the_rows_that_dagster_gives_them(world: World) -> None:
             event = dg.deserialize_value(text, dg.EventLogEntry)
             assert event.get_dagster_event().partition == partition
             assert datetime.fromisoformat(f"{stamp}+00:00").timestamp() == pytest.approx(event.timestamp, abs=1e-5)
+
+
+def test_evaluations_have_the_rows_that_dagster_gives_them(world: World) -> None:
+    """A run has one row for each check and partition, with the result of its last evaluation."""
+
+    def build(partition: str | None, *, passed: bool) -> dg.AssetCheckEvaluation:
+        return dg.AssetCheckEvaluation(KEY, "fresh", passed, metadata={}, partition=partition)
+
+    def plan(ours: dg.DagsterInstance, run: str) -> None:
+        event = dg.DagsterEvent(
+            dg.DagsterEventType.ASSET_CHECK_EVALUATION_PLANNED.value,
+            "job",
+            event_specific_data=AssetCheckEvaluationPlanned(asset_key=KEY, check_name="fresh"),
+        )
+        ours.report_dagster_event(event, run)
+
+    def evaluate(ours: dg.DagsterInstance, run: str) -> None:
+        internals.evaluate(ours, run, build(None, passed=False))
+        internals.evaluate(ours, run, build(None, passed=True))
+        internals.evaluate(ours, run, build("one", passed=False))
+        internals.evaluate(ours, "earlier", build("one", passed=False))
+
+    with open_instance(world.project) as ours:
+        plan(ours, "earlier")
+        for planned in (True, False):
+            for run in ("kept", "dagster's"):
+                with kept_open(ours, f"{run}-{planned}") if run == "kept" else nullcontext():
+                    if planned:
+                        plan(ours, f"{run}-{planned}")
+                    evaluate(ours, f"{run}-{planned}")
+        log: Any = ours.event_log_storage
+        with closing(sqlite3.connect(log.path_for_shard("index"))) as index:
+            columns = "asset_key, check_name, partition, execution_status, evaluation_event is null"
+            select = f"select {columns} from asset_check_executions where run_id = ? order by id"
+            rows = {
+                run: index.execute(select, [run]).fetchall()
+                for (run,) in index.execute("select distinct run_id from asset_check_executions").fetchall()
+            }
+    assert rows["kept-True"] == rows["dagster's-True"]
+    assert rows["kept-False"] == rows["dagster's-False"]
+    assert [row[2:4] for row in rows["kept-False"]] == [(None, "SUCCEEDED"), ("one", "FAILED")]
 
 
 def test_checks_name_the_newest_materialization_without_reading_it_back(

@@ -240,6 +240,7 @@ class Heart:
 
     async def _send_heartbeats(self) -> None:
         others_waited, wire, group = 0, self._coordinators.wire, self._seat.group
+        await wire.sleep(self._seconds)  # joining counts as a heartbeat
         while self._beating and others_waited < _HEARTBEATS_WHILE_OTHERS_WAIT:
             request = group_api.ask_heartbeat(self._seat)
             try:
