@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from sluice.pipelines.errors import FeedError, LakeUnavailable, SluiceError
+from sluice.pipelines.errors import Failed, FeedError, LakeUnavailable, SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import clashes, list_feed_files, load_feed
 from sluice.pipelines.feed.problems import raise_problems
@@ -105,6 +105,9 @@ def recall_feeds(
                 recalled[feed.name] = recall(feed, open_lake(feed))
             except SluiceError as error:
                 errors[feed.name] = error
+            except Exception as error:  # noqa: BLE001 - the thread goes on with other feeds
+                text = f"the ledger could not be read: unforeseen {type(error).__name__}"
+                errors[feed.name] = Failed(text, remedy=f"see the error: sluice status {feed.name} --debug")
             finally:
                 finished.put(None)
 

@@ -10,7 +10,7 @@ import dagster as dg
 
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.specs.asset_specs import Metadata, table
-from sluice.pipelines.errors import UnknownTopic
+from sluice.pipelines.errors import SluiceError, UnknownTopic
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.kafka import PartitionState
@@ -26,32 +26,44 @@ def observe_step(
 ) -> Iterator[Any]:
     """Report partitions, ends, lag and risks of the selected topics. `readers`: the feeds of each topic.
 
-    Kafka is that of the feed `owner`. Raises dagster.Failure for missing topics after reporting the others.
+    Kafka is that of the feed `owner`. Raises dagster.Failure for missing topics and unreadable feeds after reporting
+    the others.
     """
     topic_key = session.keys(owner).topic
     topics = {t: feeds for t, feeds in readers.items() if topic_key(t) in context.selected_asset_keys}
     with session.step(context):
-        partitions, readers_of = _read_topics(session, owner, topics)
+        partitions, readers_of, errors = _read_topics(session, owner, topics)
         for topic, states in sorted(partitions.items()):
             yield dg.ObserveResult(asset_key=topic_key(topic), metadata=build_topic_metadata(states, readers_of[topic]))
         if missing := sorted(topics.keys() - partitions.keys()):
             raise UnknownTopic(f"no topic {', '.join(missing[:10])} in Kafka", remedy="create it, or fix the feed")
+        if errors:
+            raise errors[0]
 
 
 def _read_topics(
     session: RunSession, owner: str, topics: Mapping[str, Sequence[str]]
-) -> tuple[Topics, dict[str, list[TopicReader]]]:
+) -> tuple[Topics, dict[str, list[TopicReader]], list[SluiceError]]:
+    """Returns the partitions and readers of each topic, and the errors of readers that are left out."""
     states: Topics = {}
+    errors: list[SluiceError] = []
     lags: dict[str, list[TopicReader]] = {t: [] for t in topics}
     for name in (owner, *sorted({r for feeds in topics.values() for r in feeds} - {owner})):
-        feed, mine = session.feed(name), [t for t, feeds in topics.items() if name in feeds]
-        with session.open_ports(feed) as edges:
-            states = states or partitions_of(edges, feed, mine)
-            state = Ledger(edges.lake, name, edges.clock).read()
-            outlook = outlook_of(edges, feed, state, {t: states[t] for t in mine if t in states})
+        mine = [t for t, feeds in topics.items() if name in feeds]
+        try:
+            feed = session.feed(name)
+            with session.open_ports(feed) as edges:
+                states = states or partitions_of(edges, feed, mine)
+                state = Ledger(edges.lake, name, edges.clock).read()
+                outlook = outlook_of(edges, feed, state, {t: states[t] for t in mine if t in states})
+        except SluiceError as error:
+            if not states:
+                raise
+            errors.append(error)
+            continue
         for topic in mine:
             lags[topic].append(reader_of(name, state, topic, outlook))
-    return states, lags
+    return states, lags, errors
 
 
 def partitions_of(edges: Ports, feed: Feed, topics: Iterable[str]) -> Topics:

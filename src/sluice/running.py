@@ -341,19 +341,19 @@ class _Crew:
         threading.Thread(target=body, name=f"sluice-{name}", daemon=True).start()
 
     def _run_member(self, name: str, member: _Member, share: int) -> None:
-        report = self._report_of(name)
-
         @contextmanager
         def open_share(feed: Feed) -> Iterator[Ports]:
             with self._open_ports(feed) as ports, member.stop.cancel_on_stop(ports.engine.cancel):
                 yield replace(ports, parallelism=max(1, ports.parallelism // share))
 
-        def pass_on(progress: Progress) -> None:
-            if progress.stage != FINISH:  # the result is there
-                member.stop.check()
-            report(progress)
-
         try:
+            report = self._report_of(name)
+
+            def pass_on(progress: Progress) -> None:
+                if progress.stage != FINISH:  # the result is there
+                    member.stop.check()
+                report(progress)
+
             result = run_feed(self._feeds[name], self._requests[name], open_share, pass_on)
         except BaseException as error:  # noqa: BLE001 - one feed's error stops no other
             result = RunResult(name, error=build_unforeseen(name, error))

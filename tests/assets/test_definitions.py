@@ -13,11 +13,14 @@ from sluice.assets.factory import build
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.specs import feed_files
 from sluice.assets.specs.asset_specs import landed_key
-from sluice.assets.specs.feed_files import open_real_lake
+from sluice.assets.specs.feed_files import open_real_lake, read_feeds
 from sluice.pipelines.errors import FeedError, LakeUnavailable, UsageError
+from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger.tip import Facts, Tip
+from sluice.pipelines.ports import Lake
 from sluice.resources.project import Project
+from sluice.testing.lake import MemoryLake
 from tests.assets.world import FEED, SECRET, World, in_hour
 
 
@@ -144,6 +147,19 @@ def test_a_damaged_tip_is_as_good_as_none(tmp_path: Path, text: str) -> None:
     sample = project(tmp_path, orders=PATTERN)
     leave_tip(sample, text.encode())
     assert keys(build(sample)) == {"orders/landed", "orders/committed"}
+
+
+def test_an_unforeseen_error_of_one_ledger_costs_no_other(root: Path) -> None:
+    files = read_feeds(World(root, dict.fromkeys("abcdefghij", FEED)).project, {})
+
+    def open_wrongly(feed: Feed) -> Lake:
+        if feed.name != "j":
+            raise RecursionError("deep")
+        return MemoryLake()
+
+    recalled, errors = feed_files.recall_feeds(files, open_wrongly)
+    assert ({*recalled}, {*errors}) == ({"j"}, {*"abcdefghi"})
+    assert "unforeseen RecursionError" in errors["a"].message
 
 
 @pytest.mark.parametrize("hangs", [False, True])

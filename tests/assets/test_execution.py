@@ -25,6 +25,7 @@ from sluice.pipelines.errors import (
     Failed,
     GroupHeld,
     KafkaUnavailable,
+    LakeUnavailable,
     LogTruncated,
     OffsetsLost,
     UsageError,
@@ -438,17 +439,42 @@ def test_observing_shows_lag_in_time_and_what_is_at_risk(world: World) -> None:
     assert "at_risk_orders" not in well
 
 
+def test_observing_fails_for_a_reader_without_a_ledger_and_shows_the_others(root: Path) -> None:
+    world = World(root, {"orders": FEED, "audit": FEED})
+    world.run(feed="orders")
+
+    def refuse(path: str) -> None:
+        if "/audit/" in path:
+            raise LakeUnavailable("the ledger of audit cannot be read", remedy="start the store")
+
+    world.lake.before["get"] = refuse
+    with pytest.raises(dg.Failure, match="the ledger of audit cannot be read"):
+        _observe(world, topic_key("orders"))
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert not _execute_observation(world, instance, topic_key("orders")).success
+        (seen,) = instance.fetch_observations(topic_key("orders"), limit=10).records
+    assert seen.asset_observation is not None
+    assert seen.asset_observation.metadata["lag_orders"].value == 0
+    assert "lag_audit" not in seen.asset_observation.metadata
+
+
 def test_observing_names_the_topics_that_are_not_there(root: Path) -> None:
     world = World(root, {"orders": FEED.replace("topics: orders", "topics: [orders, refunds]")})
     with pytest.raises(dg.Failure, match="no topic refunds"):
         _observe(world, topic_key("orders"), topic_key("refunds"))
 
 
-def _observe(world: World, *keys: dg.AssetKey) -> dict[str, Any]:
+def _execute_observation(
+    world: World, instance: dg.DagsterInstance, *keys: dg.AssetKey, raise_on_error: bool = False
+) -> dg.ExecuteInProcessResult:
     job = build(world.project, world.session()).resolve_implicit_job_def_def_for_assets(list(keys))
     assert job is not None
+    return job.execute_in_process(instance=instance, asset_selection=list(keys), raise_on_error=raise_on_error)
+
+
+def _observe(world: World, *keys: dg.AssetKey) -> dict[str, Any]:
     with dg.DagsterInstance.ephemeral() as instance:
-        job.execute_in_process(instance=instance, asset_selection=list(keys))
+        _execute_observation(world, instance, *keys, raise_on_error=True)
         (seen,) = instance.fetch_observations(keys[0], limit=10).records
     assert seen.asset_observation is not None
     return {k: v.value for k, v in seen.asset_observation.metadata.items()}
