@@ -1,7 +1,7 @@
 """The feeds of the scene: every format, layout, commit and kind of table, over a store and over a local lake.
 
 A record names its producer and sequence in its key, so that the checker knows it in every format. Of typed feeds the
-value has `producer`, `sequence` and `amount`.
+value has `producer`, `sequence` and `amount`, and of JSON feeds also decimals, floats, times and nested values.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +35,13 @@ CONTRACT = {
     "meta": {"great_expectations_version": "1.24.1"},
 }
 _COLUMNS = {"producer": "string", "sequence": "int64", "amount": "int64"}
+_JSON_COLUMNS = _COLUMNS | {
+    "price": "decimal(9,2)",
+    "ratio": "float64",
+    "at": "timestamp(ms)",
+    "lines": "list<struct<sku:string, price:decimal(9,2), sold:timestamp(us)>>",
+}
+_FIRST_TIME = datetime(2024, 2, 29, 12, tzinfo=UTC)
 AVRO: dict[str, Any] = {
     "type": "record",
     "name": "Amount",
@@ -122,6 +130,7 @@ class SoakFeed:
         if self.contract and luck < 0.045:
             return Record(key, self._encode({**who, "amount": -1}, number), False, -1)
         more = {f"more{draw.randrange(3)}": "x"} if self.name == "json_evolve" and draw.random() < 0.2 else {}
+        more |= _draw_values(draw) if self.format == "json" else {}
         return Record(key, self._encode({**who, "amount": amount, **more}, number), True, amount)
 
     def _encode(self, fields: dict[str, Any], number: int) -> bytes:
@@ -172,7 +181,7 @@ class SoakFeed:
         if self.is_typed:
             lines |= {"format": self.format, "policies": {"quarantine_limit": {"share": 1.0}}}
         if self.format == "json":
-            lines["schema"] = dict(_COLUMNS)
+            lines["schema"] = dict(_JSON_COLUMNS)
         if self.format in _FILES:
             lines["schema_file"] = f"schemas/{_FILES[self.format]}"
         if self.registry:
@@ -223,6 +232,18 @@ class Addresses:
     s3: Mapping[str, str]
     registry: str
     catalog: str
+
+
+def _draw_values(draw: random.Random) -> dict[str, Any]:
+    """Returns fields of `_JSON_COLUMNS`; some are null, and some are missing."""
+    times = [(_FIRST_TIME + timedelta(milliseconds=draw.randrange(10**11))).isoformat() for _ in range(3)]
+    prices = [draw.randrange(10**6) / 100 for _ in range(3)]
+    lines = [
+        {"sku": f"s{n}", "price": prices[n], "sold": times[n]} | ({"price": None} if draw.random() < 0.1 else {})
+        for n in range(draw.randrange(3))
+    ]
+    fields = {"price": prices[2], "ratio": draw.random(), "at": times[2], "lines": lines}
+    return {name: None if draw.random() < 0.05 else value for name, value in fields.items() if draw.random() > 0.05}
 
 
 @cache
