@@ -369,7 +369,7 @@ def test_a_segment_that_is_gone_from_a_disk_is_no_gap(behind, fresh_topic):
     """The topic is not compacted: another replica, or a backup, may have the records."""
     cluster = behind.cluster
     topic = fresh_topic(config={"segment.ms": "1"}, cluster=cluster)
-    produce(cluster, topic, 80, enable_idempotence=False)
+    produce(cluster, topic, 80, enable_idempotence=False, linger_ms=10_000)  # one batch, so one segment
     (state,) = describe(cluster, topic)
     with transaction(cluster, topic, 1) as still_open:  # rolls the segment, and holds the last stable offset at 80
         cluster.kill_broker(1, signal.SIGTERM)
