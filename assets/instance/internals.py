@@ -364,7 +364,7 @@ class PlannedEvaluation:
 def unmaterialized_partitions(instance: dg.DagsterInstance, key: dg.AssetKey) -> set[str]:
     """The asset's partitions whose last run had planned to materialize them and ended without doing so."""
     log = instance.event_log_storage
-    if log.get_latest_planned_materialization_info(key) is None:  # asked for each feed of a run, mostly in vain
+    if log.get_latest_planned_materialization_info(key) is None:  # the usual answer, and cheaper
         return set()
     planned = log.get_latest_asset_partition_materialization_attempts_without_materializations(key)
     ended = _filter_ended(instance, {run for run, _ in planned.values()})

@@ -452,10 +452,10 @@ def test_observing_fails_for_a_reader_without_a_ledger_and_shows_the_others(root
         _observe(world, topic_key("orders"))
     with dg.DagsterInstance.ephemeral() as instance:
         assert not _execute_observation(world, instance, topic_key("orders")).success
-        (seen,) = instance.fetch_observations(topic_key("orders"), limit=10).records
-    assert seen.asset_observation is not None
-    assert seen.asset_observation.metadata["lag_orders"].value == 0
-    assert "lag_audit" not in seen.asset_observation.metadata
+        (record,) = instance.fetch_observations(topic_key("orders"), limit=10).records
+    assert record.asset_observation is not None
+    assert record.asset_observation.metadata["lag_orders"].value == 0
+    assert "lag_audit" not in record.asset_observation.metadata
 
 
 def test_observing_names_the_topics_that_are_not_there(root: Path) -> None:

@@ -227,8 +227,8 @@ def test_ui_answers_on_loopback_shows_new_feeds_and_ends_with_all_that_it_starte
         assert "orders/landed" in shown()
         (project / "feeds" / "refunds.yaml").write_text("topics: refunds\nstart: earliest\ngroup: g-refunds\n")
         until(lambda: "refunds/landed" in shown(), 60)
-        for each in signals:
-            process.send_signal(each)
+        for number in signals:
+            process.send_signal(number)
             time.sleep(0.5)
         process.wait()
     assert process.returncode == (0 if signals[0] == signal.SIGINT else 128 + signal.SIGTERM)
