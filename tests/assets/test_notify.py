@@ -21,6 +21,7 @@ from sluice.pipelines.feed.project_files import NotifySettings
 from sluice.resources.observe.notifications import notify
 from tests import mail
 from tests.assets.world import World
+from tests.resources.kafka.tools import until
 
 TOKEN = "T000-canary-secret"
 
@@ -32,6 +33,8 @@ class Chat:
     address: str = ""
     answer: int = 200
     heard: list[str] = field(default_factory=list)
+    waits_for: Path | None = None
+    """A file without which the server does not answer."""
 
 
 @pytest.fixture
@@ -41,6 +44,8 @@ def chat() -> Iterator[Chat]:
     class Hook(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
+            if chat.waits_for:
+                until(chat.waits_for.exists, 30)
             if chat.answer == 200:
                 chat.heard.append(json.loads(body)["text"])
             self.send_response(chat.answer)
@@ -118,6 +123,13 @@ def test_an_address_that_cannot_be_asked_shows_nowhere_and_stops_no_other_way(tm
         notify(settings, "Sluice:", ["a line"])
     assert TOKEN not in str(failure.value)
     assert (tmp_path / "lines").read_text() == "a line\n"
+
+
+def test_no_receiver_waits_for_another(chat: Chat, tmp_path: Path) -> None:
+    chat.waits_for = tmp_path / "ran"
+    command = [sys.executable, "-c", f"open({str(chat.waits_for)!r}, 'w')"]
+    notify(NotifySettings.model_validate({"webhook": chat.address, "command": command}), "Sluice:", ["a line"])
+    assert chat.heard == ["Sluice:\n• a line"]
 
 
 def test_a_webhook_that_redirects_has_not_taken_the_lines(chat: Chat) -> None:
