@@ -24,7 +24,8 @@ from typing import Any, TextIO
 import dagster as dg
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, Insert, create_engine, text
+from sqlalchemy import Connection, Engine, Insert, create_engine
+from sqlalchemy import text as sql
 
 from sluice.assets.instance import internals
 from sluice.pipelines.errors import SetupError
@@ -175,9 +176,12 @@ class _Serializer:
         return self._serialize(value)
 
 
+_ROW_OF_RUN = sql("select 1 from asset_check_executions where run_id = :run limit 1")
+
+
 def _insert_evaluations(events: Any, run: str, stack: ExitStack) -> None:
-    """Insert the run's first evaluation of each check and partition, if Dagster planned none for the run. Dagster
-    tries to update a planned one first."""
+    """Insert the first evaluation of each check and partition at once, in a run for which Dagster planned none.
+    Dagster itself tries to update a planned one first."""
     if not _has(events, *_CHECKS):
         return
     update, insert = (getattr(events, name) for name in _CHECKS)
@@ -186,7 +190,7 @@ def _insert_evaluations(events: Any, run: str, stack: ExitStack) -> None:
     @cache
     def is_planned() -> bool:
         with events.index_connection() as connection:
-            return connection.execute(text(_ROW_OF_RUN), {"run": run}).first() is not None
+            return connection.execute(_ROW_OF_RUN, {"run": run}).first() is not None
 
     def store(event: dg.EventLogEntry, storage_id: int | None) -> None:
         evaluation: Any = event.dagster_event.event_specific_data if event.dagster_event else None
@@ -198,9 +202,6 @@ def _insert_evaluations(events: Any, run: str, stack: ExitStack) -> None:
         inserted.add(key)
 
     _replace(stack, events, _CHECKS[0], store)
-
-
-_ROW_OF_RUN = "select 1 from asset_check_executions where run_id = :run limit 1"
 
 
 def _serialize_once(events: Any) -> None:

@@ -26,8 +26,8 @@ COMMAND_SECONDS = 15.0
 
 
 def notify(settings: NotifySettings, title: str, lines: Sequence[str]) -> None:
-    """Send the lines to all receivers of the settings at once, within half a minute: Dagster ends a tick of a sensor
-    after one. Raises Failed, which names the receivers that failed."""
+    """Send the lines to all receivers of the settings at once. One after the other, slow ones could take the minute
+    after which Dagster ends a sensor's tick. Raises Failed, which names the receivers that failed."""
     title, *lines = (" ".join(text.encode("utf-8", "replace").decode().split()) for text in (title, *lines))
     with ThreadPoolExecutor(3) as threads:
         posted = threads.submit(_post, settings, title, lines)

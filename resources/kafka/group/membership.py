@@ -240,8 +240,10 @@ class Heart:
 
     async def _send_heartbeats(self) -> None:
         others_waited, wire, group = 0, self._coordinators.wire, self._seat.group
-        await wire.sleep(self._seconds)  # joining counts as a heartbeat
-        while self._beating and others_waited < _HEARTBEATS_WHILE_OTHERS_WAIT:
+        while others_waited < _HEARTBEATS_WHILE_OTHERS_WAIT:
+            await wire.sleep(self._seconds)  # also before the first: joining counts as a heartbeat
+            if not self._beating:
+                return
             request = group_api.ask_heartbeat(self._seat)
             try:
                 errors = top_error(await self._coordinators.ask_once(GROUP, group, request, self._seconds))
@@ -250,7 +252,6 @@ class Heart:
             others_waited += kafka_errors.RebalanceInProgressError in errors
             if errors & _MOVED:
                 wire.forget_coordinator(GROUP, group)
-            await wire.sleep(self._seconds)
 
 
 def _refuse_invalid(offsets: Offsets) -> None:
