@@ -25,6 +25,7 @@ from urllib.parse import urlencode
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 from pydantic import SecretStr
+from urllib3.exceptions import HTTPError
 
 from sluice.pipelines.errors import LakeFull, LakeUnavailable, NotAuthorized, SetupError, SluiceError, Terminal
 from sluice.pipelines.feed.s3_section import S3Settings
@@ -74,10 +75,13 @@ class Bucket:
         return {k: v for k, v in fields.items() if v}
 
     def call(self, operation: str, key: str, **parameters: Any) -> Any:
-        """The answer. Raises a Signal, or the error that the failure means. If two writes conflict, tries again."""
+        """The answer. Raises a Signal, or the error that the failure means.
+
+        If two writes conflict, or the answer breaks off, tries again.
+        """
         location = {"Key": key} if key else {}
         try:
-            return self._again(lambda: self._ask(operation, location | parameters), _in_the_way)
+            return self._again(lambda: self._ask(operation, location | parameters), _is_transient)
         except boto.ClientError as error:
             self._raise(error, key)
         except (boto.BotoCoreError, ResponseParserError) as error:
@@ -86,7 +90,10 @@ class Bucket:
     def _ask(self, operation: str, parameters: dict[str, Any]) -> Any:
         if isinstance(body := parameters.get("Body"), IOBase):
             body.seek(0)
-        return getattr(self.client, operation)(Bucket=self.name, **parameters)
+        try:
+            return getattr(self.client, operation)(Bucket=self.name, **parameters)
+        except HTTPError as error:  # botocore passes it on if the body of a refused `get_object` breaks off
+            raise boto.ResponseStreamingError(error=error) from error
 
     def _again(self, ask: Callable[[], Answer], passing: Callable[[Exception], bool]) -> Answer:
         """The answer. A request is tried again while it fails in a way that may pass, as often as the settings say."""
@@ -252,8 +259,11 @@ def _digest(body: bytes | BinaryIO) -> bytes:
     return digest.digest()
 
 
-def _in_the_way(error: Exception) -> bool:
-    return isinstance(error, boto.ClientError) and _code(error) in _CONFLICTS
+def _is_transient(error: Exception) -> bool:
+    """Returns whether the request failed by a conflict with another one, or by an answer that broke off."""
+    if isinstance(error, boto.ClientError):
+        return _code(error) in _CONFLICTS
+    return isinstance(error, boto.ResponseStreamingError)
 
 
 def _block(answer: Mapping[str, Any], data: bytes) -> Block:

@@ -445,6 +445,8 @@ def test_an_answer_that_breaks_off_is_asked_for_again(lake: S3Lake, between: Pro
     lake.put("x", data)
     between.rules = [Rule("GET", "cut", times=2)]
     assert lake.get("x") == data
+    between.rules = [Rule("GET", "cut", times=2)]
+    assert lake.get("nothing") is None
     between.rules = [Rule("GET", "cut", times=1), Rule("GET", "reset", times=1)]
     with lake.open("x") as file:
         between.rules += [Rule("GET", "cut", times=2)]
