@@ -32,7 +32,7 @@ from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import Field, Kind, Schema, SchemaError, Type, has_sources, parse_schema, path_below
 from sluice.pipelines.schema.wider import RAW_TYPES, holds, one_table, parse_type
 from sluice.pipelines.util.units import many
-from sluice.pipelines.validation.drift import sum_drift
+from sluice.pipelines.validation.drift import OTHERS, sum_drift
 
 MOST_EVOLVED = 200
 """The number of columns, and members of structs, that records may add. Further fields stay in `_extra`."""
@@ -42,14 +42,27 @@ _SAID = 5
 def find_shape(feed: Feed, state: State) -> Shape:
     """Returns the shape of the feed's records: from its files, and from columns that records added in the ledger.
 
-    A field of the feed's schema has the feed's type, or the wider type that its records needed, at every depth.
+    A field of the feed's schema has the feed's type, or the wider type that its records needed, at every depth. Where
+    only a schema explains the bytes, it has the feed's.
     """
     shape = feed.shape
     if shape.columns is None or not state.evolved:
         return shape
-    fields = [_at_least(f, state.evolved.get(f.name)) for f in shape.columns.fields]
-    evolved = (Field(name, parse_type(text)) for name, text in state.evolved.items())
+    fields = list(shape.columns.fields)
+    if not _is_bound(shape):
+        fields = [_at_least(f, state.evolved.get(f.name)) for f in fields]
+    evolved = (Field(name, parse_type(text)) for name, text in state.evolved.items() if _is_addable(shape, name, text))
     return _with_columns(feed, shape, Schema((*fields, *_select_new(fields, evolved))))
+
+
+def _is_bound(shape: Shape) -> bool:
+    """Returns whether only a schema explains the bytes of values."""
+    return shape.reader is not None and shape.reader.asks
+
+
+def _is_addable(shape: Shape, name: str, type_text: str) -> bool:
+    """Returns whether records may add this field. A schema of Avro has no type for JSON, which is several types."""
+    return not _is_bound(shape) or ("." not in name and name != OTHERS and type_text != Kind.JSON)
 
 
 def _select_new(own: Sequence[Field], fields: Iterable[Field]) -> list[Field]:
@@ -61,7 +74,7 @@ def _select_new(own: Sequence[Field], fields: Iterable[Field]) -> list[Field]:
 def _with_columns(feed: Feed, shape: Shape, columns: Schema) -> Shape:
     """The shape with these columns, of which the feed's own may be some."""
     base = Schema(_own_part(columns.fields, feed.columns.fields)) if feed.columns else columns
-    of_json = shape.reader is None or not shape.reader.asks
+    of_json = not _is_bound(shape)
     return replace(shape, columns=columns, base=base if of_json and not shape.closed and base != columns else None)
 
 
@@ -237,7 +250,9 @@ def _list_changed_columns(before: Mapping[str, str], after: Mapping[str, str]) -
 
 def evolve(feed: Feed, ledger: Ledger, receipts: Sequence[Receipt]) -> None:
     """Under `on_drift: evolve`, write a shape to the ledger that takes in the drift of a published batch."""
-    drifts = [d for d in sum_drift(receipts) if d.type and d.kind in (DriftKind.NEW, DriftKind.WIDENED)]
+    drifts = [
+        d for d in sum_drift(receipts) if d.type and d.kind in (DriftKind.NEW, DriftKind.WIDENED) and d.field != OTHERS
+    ]
     if feed.policies.on_drift is not OnDrift.EVOLVE or not drifts:
         return
 
@@ -258,9 +273,8 @@ def evolve(feed: Feed, ledger: Ledger, receipts: Sequence[Receipt]) -> None:
 
 
 def _filter_addable(found: Iterable[Drift], shape: Shape) -> Iterator[Drift]:
-    """The drift without new members of structs, where only a schema explains their bytes."""
-    bound = shape.reader is not None and shape.reader.asks
-    return (d for d in found if not (bound and d.kind is DriftKind.NEW and "." in d.field))
+    """The drift without new fields that no schema of the format can have."""
+    return (d for d in found if d.kind is not DriftKind.NEW or _is_addable(shape, d.field, d.type))
 
 
 def _count(fields: Iterable[Field]) -> int:

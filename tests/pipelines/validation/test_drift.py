@@ -21,13 +21,16 @@ from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.errors import FeedError, SchemaChanged, SchemaDrifted
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ledger import Ledger, State, checkpoint
 from sluice.pipelines.ledger.entries import SchemaEntry
 from sluice.pipelines.model.plans import OffsetRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, PartKind, Receipt
 from sluice.pipelines.planning.schema_changes import declare, evolve, evolve_schema, find_shape
-from sluice.pipelines.ports import Ports
+from sluice.pipelines.ports import Job, Ports
 from sluice.pipelines.records.json.typer import PieceBuilder
+from sluice.pipelines.records.rows.row_format import Format
+from sluice.pipelines.records.rows.wire_format import AVRO, RegisteredSchema
 from sluice.pipelines.schema.schema import Kind, Type, arrow_type, parse_schema
 from sluice.pipelines.schema.wider import holds, join, join_texts, parse_type
 from sluice.pipelines.validation.drift import MOST_FIELDS, OTHERS, Drifts, check_drift, sum_drift
@@ -38,6 +41,7 @@ from sluice.testing.engine import MemoryEngine, MemoryLiveness, owner
 from sluice.testing.group import MemoryGroup
 from sluice.testing.logs import LogBatch, LogRecord
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, Topic
+from tests.pipelines.records.avro.rows import encoded
 
 CATCH_UP = Request(RequestKind.CATCH_UP)
 NEW, MISSING, WIDENED, WRONG, OUT_OF_RANGE, INEXACT, MALFORMED, _ = DriftKind
@@ -628,3 +632,79 @@ def test_the_audit_counts_values_and_does_not_rely_on_what_made_the_rows(
     world.landed(feed, *NEW_INSIDE)
     (problem,) = world.audited(feed)
     assert "offset 1 has 4 values, and its row 3" in problem
+
+
+# -- Avro
+
+
+class AvroWorld(World):
+    """The same with records of Avro, by schemas that the lake has."""
+
+    def avro(self, *fields: tuple[str, Any]) -> Feed:
+        (self.root / "r.avsc").write_text(record_of(*fields))
+        path = self.root / "feeds" / "orders.yaml"
+        path.write_text(
+            "kafka: {bootstrap: '127.0.0.1:9'}\ntopics: orders\nstart: earliest\nlake: lake\nwindow: 1h\n"
+            f"format: avro\nschema_file: {self.root / 'r.avsc'}\nregistry: {{url: 'http://127.0.0.1:9'}}\n"
+            "policies: {on_drift: evolve}\n"
+        )
+        return load_feed(path, {})
+
+    def write_by(self, number: int, *fields: tuple[str, Any, Any]) -> None:
+        """A record by a new schema of these names, types and values."""
+        text = record_of(*((name, kind) for name, kind, _ in fields))
+        KeptSchemas(self.lake, "orders").keep(RegisteredSchema(number, AVRO, (text,)))
+        self.write(encoded(json.loads(text), {name: value for name, _, value in fields}, number))
+
+    def edges(self, feed: Feed) -> Ports:
+        engine = AvroEngine(self.lake, self.topic.fetcher, feed.landing)
+        return replace(super().edges(feed), engine=engine)
+
+
+class AvroEngine(MemoryEngine):
+    def format(self, job: Job) -> Format:
+        return job.shape.format(KeptSchemas(self.lake, "orders"))
+
+
+def record_of(*fields: tuple[str, Any]) -> str:
+    return json.dumps({"type": "record", "name": "R", "fields": [{"name": n, "type": t} for n, t in fields]})
+
+
+@pytest.fixture
+def avro(tmp_path: Path) -> AvroWorld:
+    return AvroWorld(tmp_path)
+
+
+def test_fields_of_several_types_or_without_a_name_become_no_columns_of_avro(avro: AvroWorld) -> None:
+    feed = avro.avro(("id", "long"))
+    many = [(f"n{i:03}", "boolean", True) for i in range(2 * MOST_FIELDS)]
+    avro.write_by(1, ("id", "long", 1), ("a", "string", "x"), *many)
+    avro.write_by(2, ("id", "long", 2), ("a", "long", 7))
+    avro.land(feed)
+    evolved = avro.ledger.read().evolved
+    assert evolved
+    assert {*evolved} <= {name for name, _, _ in many}
+    avro.write_by(3, ("id", "long", 3), ("a", "string", "x"), *many)
+    (receipt,) = avro.land(feed).batches[0].receipts
+    assert receipt.counts == Counts(landed=1)
+    assert avro.window(feed).arrow()["n000"].to_pylist() == [None, None, True]
+
+
+def test_a_schema_file_of_avro_whose_types_are_narrower_than_added_columns_is_refused(avro: AvroWorld) -> None:
+    for value in (1 << 40, 1 << 41):
+        avro.write_by(1, ("id", "long", 1), ("a", "long", value))
+        avro.land(avro.avro(("id", "long")))
+    assert avro.ledger.read().evolved == {"a": "int64"}
+    avro.write_by(2, ("id", "long", 2), ("a", "int", 7))
+    with pytest.raises(SchemaChanged, match="a is int32, and has landed as int64"):
+        avro.land(avro.avro(("id", "long"), ("a", ["null", "int"])))
+    feed = avro.avro(("id", "long"), ("a", ["null", "long"]))
+    avro.land(feed)
+    assert avro.window(feed).arrow()["a"].to_pylist() == [None, 1 << 41, 7]
+
+
+def test_the_name_of_further_fields_is_no_column(world: World) -> None:
+    feed = world.feed(SCHEMA, "evolve")
+    world.landed(feed, ROW | {f"n{i:03}": i for i in range(2 * MOST_FIELDS)})
+    assert OTHERS in {d.field for d in sum_drift(world.landed(feed, ROW | {f"m{i:03}": i for i in range(99)}))}
+    assert OTHERS not in world.ledger.read().evolved
