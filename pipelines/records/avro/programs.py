@@ -429,6 +429,8 @@ def _can_become(w: AvroType, r: AvroType) -> bool:
     """Returns whether the reader's type may accept the writer's, judged by the two alone."""
     if w.logical and r.logical and (w.logical, w.scale) != (r.logical, r.scale):
         return False  # a time in another unit, or other digits: nothing is converted
+    if w.kind is not r.kind and "decimal" in (w.logical, r.logical):
+        return False  # a text is no decimal's bytes
     if w.kind in _PROMOTED:
         return r.kind in _PROMOTED[w.kind]
     if w.kind is not r.kind:

@@ -2,7 +2,7 @@
 
 Protobuf's wire does not carry types: a number written as `sint32` reads as another number as `int32`, and a large one
 written as `int64`, too. So the feed's field must read all that the writer's field of that number can hold. Source:
-"Updating A Message Type" in Protobuf's language guide, without the changes that cut numbers off.
+"Updating A Message Type" in Protobuf's language guide, without the changes that cut numbers or lists off.
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ def _check(w: Any, r: ProtoField, where: str) -> None:
         raise IncompatibleMessage(f"{where}: {kind} was written, and {r.kind} is read")
     if r.message is not None:
         _check_messages(w.message_type, r.message, where)
-    scalar = r.message is None and r.kind not in (ProtoKind.STRING, ProtoKind.BYTES)
-    if is_repeated(w) and not r.repeated and scalar:
+    if is_repeated(w) and not r.repeated:
         raise IncompatibleMessage(f"{where}: a list was written, and one value is read")
 
 
