@@ -7,6 +7,7 @@ count as rows; nulls and NaN do not count as values.
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -106,11 +107,26 @@ class StagedTable:
 
         Functions are `min`, `max`, `count` (of values), `sum`, `avg` and `stddev_samp`.
         """
+        import duckdb
+
         requested = list(dict.fromkeys(wanted))
-        expressions = [self._aggregate(function, name) for function, name in requested]
-        return (
-            dict(zip(requested, self._one(f"select {', '.join(expressions)} from t"), strict=True)) if requested else {}
-        )
+        if not requested:
+            return {}
+        try:
+            values = self._one(f"select {', '.join(self._aggregate(*one) for one in requested)} from t")
+        except duckdb.OutOfRangeException:
+            values = tuple(self._compute_alone(*one) for one in requested)
+        return dict(zip(requested, values, strict=True))
+
+    def _compute_alone(self, function: str, name: str) -> Any:
+        """The value of one aggregate. DuckDB 1 raises an error for a deviation that is no number, or infinite."""
+        import duckdb
+
+        try:
+            return self._one(f"select {self._aggregate(function, name)} from t")[0]
+        except duckdb.OutOfRangeException:
+            (has_infinite,) = self._one(f"select bool_or(isinf({self._names[name]}::double)) from t")
+            return math.nan if has_infinite else math.inf
 
     def _aggregate(self, function: str, name: str) -> str:
         """The SQL of one aggregate. Sums of whole numbers are exact; other sums are floats."""

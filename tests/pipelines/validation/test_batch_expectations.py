@@ -313,6 +313,15 @@ def test_values_are_as_exact_as_their_column(asked: Asked, rows: list[Row], obse
     assert observed is None or found.observed == observed
 
 
+@pytest.mark.parametrize(("values", "passed"), [((1e200, -1e200), True), ((math.inf, 1.0), False)])
+def test_a_deviation_that_is_no_number_or_infinite(values: tuple[float, float], passed: bool) -> None:
+    """As in pandas. DuckDB before version 2 raises an error for both."""
+    row = {"n": 1, "s": "", "b": True, "a": Decimal(1), "d": date(2026, 11, 1), "t": None}
+    bounds = {"column": "f", "min_value": 0}
+    asked = [(f"expect_column_{name}_to_be_between", bounds) for name in ("stdev", "max")]
+    assert [r.passed for r in held([row | {"f": value} for value in values], *asked)] == [passed, True]
+
+
 def test_nanoseconds_are_not_rounded() -> None:
     lake, schema = MemoryLake(), parse_schema({"t": "timestamp(ns)"})
     times = [1_795_000_000_000_000_001, 1_795_000_000_000_000_002]
