@@ -124,7 +124,8 @@ def is_addable(t: AvroType) -> bool:
             return is_addable(t.inner[0])
         case AvroKind.NULL | AvroKind.RECORD | AvroKind.ENUM | AvroKind.FIXED | AvroKind.AGAIN:
             return False
-    return t.logical != "decimal"
+    # A column of times does not tell whether they were local: these are read by such a schema alone.
+    return t.logical != "decimal" and not t.logical.startswith("local-")
 
 
 def _or_null(f: Field) -> list[Any]:

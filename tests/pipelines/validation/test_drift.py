@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
@@ -688,6 +689,21 @@ def test_fields_of_several_types_or_without_a_name_become_no_columns_of_avro(avr
     (receipt,) = avro.land(feed).batches[0].receipts
     assert receipt.counts == Counts(landed=1)
     assert avro.window(feed).arrow()["n000"].to_pylist() == [None, None, True]
+
+
+def test_records_whose_fields_became_columns_of_avro_land_again(avro: AvroWorld) -> None:
+    feed = avro.avro(("id", "long"))
+    kinds: dict[str, tuple[str, Any]] = {
+        "date": ("int", 1), "time-millis": ("int", 1), "time-micros": ("long", 1), "uuid": ("string", str(UUID(int=1))),
+        **{f"{kind}timestamp-{unit}": ("long", 1) for kind in ("", "local-") for unit in ("millis", "micros", "nanos")},
+    }  # fmt: skip
+    fields = [(f"f{i}", {"type": t, "logicalType": kind}, v) for i, (kind, (t, v)) in enumerate(kinds.items())]
+    lists = [(f"l{i}", {"type": "array", "items": t}, [v]) for i, (_, t, v) in enumerate(fields)]
+    for number in (1, 2):
+        avro.write_by(number, ("id", "long", number), *fields, *lists)
+        (receipt,) = avro.land(feed).batches[0].receipts
+        assert receipt.counts == Counts(landed=1)
+    assert len(avro.ledger.read().evolved) == 2 * (len(kinds) - 3), "local times are read by a schema of local times"
 
 
 def test_a_schema_file_of_avro_whose_types_are_narrower_than_added_columns_is_refused(avro: AvroWorld) -> None:
