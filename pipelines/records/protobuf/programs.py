@@ -43,6 +43,7 @@ def compare(writer: Any, reader: ProtoMessage, unknown: Unknown, path: str = "")
     own = {f.number: f for f in reader.fields}
     if reader.meaning is Meaning.JSON:
         return
+    _check_choices(writer, reader, path)
     for w in writer.fields:
         r = own.get(w.number)
         if r is None:
@@ -52,6 +53,15 @@ def compare(writer: Any, reader: ProtoMessage, unknown: Unknown, path: str = "")
         _check(w, r, where)
         if r.message is not None and w.message_type is not None:
             compare(w.message_type, r.message, unknown, where)
+
+
+def _check_choices(writer: Any, reader: ProtoMessage, path: str) -> None:
+    """Members of a oneof must exclude one another in the writer's message, too: of two, the last alone would land."""
+    written = {w.number: w.containing_oneof.name if w.containing_oneof else w.name for w in writer.fields}
+    for oneof in dict.fromkeys(f.oneof for f in reader.fields if f.oneof):
+        if len({written[f.number] for f in reader.fields if f.oneof == oneof and f.number in written}) > 1:
+            where = f"{path}.{oneof}" if path else oneof
+            raise IncompatibleMessage(f"{where}: fields were written apart, and one of them is read")
 
 
 def _check(w: Any, r: ProtoField, where: str) -> None:
