@@ -24,6 +24,8 @@ def _count(texts: Array, ends: Array, counts: Array) -> None:
         at, end = int64(ends[row]), int64(ends[row + 1])
         if at < 0 or at > end or end > texts.size:
             raise IndexError("texts outside of their buffer")
+        if end - at >= 3 and byte(texts, at) == 0xEF:  # a byte order mark: nothing else begins so
+            at += 3
         values = int64(0)
         inside = int64(0)  # of a number or literal: its first byte
         while at < end:

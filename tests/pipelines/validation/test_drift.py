@@ -635,6 +635,13 @@ def test_the_audit_counts_values_and_does_not_rely_on_what_made_the_rows(
     assert "offset 1 has 4 values, and its row 3" in problem
 
 
+def test_a_byte_order_mark_is_no_value_that_a_rescan_misses(world: World) -> None:
+    feed = world.feed(SCHEMA)
+    world.landed(feed, b"\xef\xbb\xbf" + json.dumps(ROW).encode(), ROW)
+    assert world.window(feed).arrow()["id"].to_pylist() == [1, 1]
+    assert world.audited(feed) == []
+
+
 # -- Avro
 
 
