@@ -46,7 +46,7 @@ def find_shape(feed: Feed, state: State) -> Shape:
     only a schema explains the bytes, it has the feed's.
     """
     shape = feed.shape
-    if shape.columns is None or not state.evolved:
+    if shape.columns is None or not state.evolved or not (shape.reader is None or shape.reader.evolves):
         return shape
     fields = list(shape.columns.fields)
     if not _is_bound(shape):
@@ -62,7 +62,7 @@ def _is_bound(shape: Shape) -> bool:
 
 def _is_addable(shape: Shape, name: str, type_text: str) -> bool:
     """Returns whether records may add this field. A schema of Avro has no type for JSON, which is several types."""
-    return not _is_bound(shape) or ("." not in name and name != OTHERS and type_text != Kind.JSON)
+    return not _is_bound(shape) or (name.isascii() and name.isidentifier() and type_text != Kind.JSON)
 
 
 def _select_new(own: Sequence[Field], fields: Iterable[Field]) -> list[Field]:

@@ -713,6 +713,22 @@ def test_records_whose_fields_became_columns_of_avro_land_again(avro: AvroWorld)
     assert len(avro.ledger.read().evolved) == 2 * (len(kinds) - 3), "local times are read by a schema of local times"
 
 
+@pytest.mark.parametrize("wire", ["confluent", "bare"])
+def test_columns_from_json_that_a_feed_of_avro_cannot_read(avro: AvroWorld, wire: str) -> None:
+    avro.landed(avro.feed({"id": "int64"}, "evolve"), {"id": 1, "x y": 1, "z": "a", "m": [1]})
+    assert avro.ledger.read().evolved == {"x y": "int64", "z": "string", "m": "json"}
+    feed = avro.avro(("id", "long"))
+    if wire == "bare":
+        path = avro.root / "feeds" / "orders.yaml"
+        path.write_text(path.read_text().split("registry:")[0])
+        feed = load_feed(path, {})
+        avro.write(encoded(json.loads(record_of(("id", "long"))), {"id": 2}, None))
+    else:
+        avro.write_by(1, ("id", "long", 2), ("z", "string", "b"), ("x", "long", 3))
+    (receipt,) = avro.land(feed).batches[0].receipts
+    assert receipt.counts == Counts(landed=1)
+
+
 def test_a_schema_file_of_avro_whose_types_are_narrower_than_added_columns_is_refused(avro: AvroWorld) -> None:
     for value in (1 << 40, 1 << 41):
         avro.write_by(1, ("id", "long", 1), ("a", "long", value))
