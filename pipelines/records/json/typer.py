@@ -273,6 +273,8 @@ def _make_extra_array(ends: Array, data: Array) -> pa.Array:
 _MOST = 4
 """Fields that a record is read without, one by one; one that does not fit more of them is read without any."""
 
+MOST_TYPERS = 64
+"""Typers without some fields that are kept, the last used ones. Each takes some 400 KB."""
 _Paths = frozenset[str]
 
 
@@ -327,10 +329,14 @@ class Fallback:
             yield from self._group_rows(paths, there.rows[mine], nodes[mine]).items()
 
     def _get_typer(self, paths: _Paths) -> tuple[Schema, Typer]:
-        if paths not in self._typers:
+        known = self._typers.pop(paths, None)
+        if known is None:
             schema = Schema(tuple(_without(self._schema.fields, paths)))
-            self._typers[paths] = (schema, Typer(schema))
-        return self._typers[paths]
+            known = schema, Typer(schema)
+        self._typers[paths] = known
+        if len(self._typers) > MOST_TYPERS:
+            del self._typers[next(iter(self._typers))]
+        return known
 
     def _as_columns(self, schema: Schema, arrays: Sequence[pa.Array]) -> list[pa.Array]:
         """The columns of the whole schema: null where these have none."""

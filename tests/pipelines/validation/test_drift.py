@@ -29,6 +29,8 @@ from sluice.pipelines.model.plans import OffsetRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, PartKind, Receipt
 from sluice.pipelines.planning.schema_changes import declare, evolve, evolve_schema, find_shape
 from sluice.pipelines.ports import Job, Ports
+from sluice.pipelines.records.json import typer
+from sluice.pipelines.records.json.format import JsonFormat
 from sluice.pipelines.records.json.typer import PieceBuilder
 from sluice.pipelines.records.rows.row_format import Format
 from sluice.pipelines.records.rows.wire_format import AVRO, RegisteredSchema
@@ -43,6 +45,7 @@ from sluice.testing.group import MemoryGroup
 from sluice.testing.logs import LogBatch, LogRecord
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, Topic
 from tests.pipelines.records.avro.rows import encoded
+from tests.pipelines.records.json.rows import chunk
 
 CATCH_UP = Request(RequestKind.CATCH_UP)
 NEW, MISSING, WIDENED, WRONG, OUT_OF_RANGE, INEXACT, MALFORMED, _ = DriftKind
@@ -633,6 +636,21 @@ def test_the_audit_counts_values_and_does_not_rely_on_what_made_the_rows(
     world.landed(feed, *NEW_INSIDE)
     (problem,) = world.audited(feed)
     assert "offset 1 has 4 values, and its row 3" in problem
+
+
+def test_typers_without_fields_that_do_not_fit_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(typer, "MOST_TYPERS", 8)
+    names = [f"f{i}" for i in range(6)]
+    form = JsonFormat(parse_schema({"id": "int64"} | dict.fromkeys(names, "int64")), base=parse_schema({"id": "int64"}))
+    values = [{"id": n} | {name: n if n >> i & 1 else "x" for i, name in enumerate(names)} for n in range(64)] * 2
+    records = chunk([json.dumps(value).encode() for value in values])
+    (piece,) = form.convert(OffsetRange("orders", 0, "id", 1000, 1000 + len(values)), records)
+    assert (piece.landed.num_rows, piece.quarantined) == (len(values), None)
+    for row, value in zip(piece.landed.to_pylist(), values, strict=True):
+        fitting = {k: v for k, v in row.items() if k in value and v is not None}
+        assert fitting | json.loads(row["_extra"] or "{}") == value
+    assert form._fallback is not None
+    assert len(form._fallback._typers) <= typer.MOST_TYPERS
 
 
 def test_a_byte_order_mark_is_no_value_that_a_rescan_misses(world: World) -> None:
