@@ -235,9 +235,15 @@ def _qualify(name: str, space: str) -> str:
     return name if "." in name or not space else f"{space}.{name}"
 
 
+def _get_full_name(node: Any, space: str) -> str:
+    """The full name of a named type. An empty `namespace` is none, also inside of another type's."""
+    namespace = node.get("namespace")
+    return _qualify(node["name"], namespace if isinstance(namespace, str) else space)
+
+
 def _get_namespace(node: Any, space: str) -> str:
     """The namespace inside of a named type."""
-    return _qualify(node["name"], node.get("namespace") or space).rpartition(".")[0]
+    return _get_full_name(node, space).rpartition(".")[0]
 
 
 def _collect(node: Any, space: str, types: dict[str, Any]) -> None:
@@ -247,21 +253,22 @@ def _collect(node: Any, space: str, types: dict[str, Any]) -> None:
             _collect(branch, space, types)
     elif isinstance(node, dict):
         if node.get("type") in _NAMED:
-            types[_qualify(node["name"], node.get("namespace") or space)] = (node, space)
+            types[_get_full_name(node, space)] = (node, space)
             space = _get_namespace(node, space)
         for inside in (node.get("type"), node.get("items"), node.get("values"), *node.get("fields", ())):
             _collect(inside, space, types)
 
 
 def _inline_types(node: Any, space: str, types: dict[str, Any]) -> Any:
-    """Returns the schema with each known name's first use replaced by its type; used names are removed."""
+    """Returns the schema with each known name's first use replaced by its type. Used names have None from then on."""
     if isinstance(node, str):
-        for name in (_qualify(node, space), node):
-            if name in types:
-                definition, around = types.pop(name)
-                return _inline_types(
-                    definition | {"name": name.rpartition(".")[2], "namespace": name.rpartition(".")[0]}, around, types
-                )
+        name = next((name for name in (_qualify(node, space), node) if name in types), "")
+        if known := types.get(name):
+            definition, around = known
+            types[name] = None
+            return _inline_types(
+                definition | {"name": name.rpartition(".")[2], "namespace": name.rpartition(".")[0]}, around, types
+            )
         return _qualify(node, space) if "." in node else node
     if isinstance(node, list):
         return [_inline_types(branch, space, types) for branch in node]
@@ -269,7 +276,7 @@ def _inline_types(node: Any, space: str, types: dict[str, Any]) -> Any:
         return node
     out = dict(node)
     if node.get("type") in _NAMED:
-        types.pop(_qualify(node["name"], node.get("namespace") or space), None)
+        types[_get_full_name(node, space)] = None
         space = _get_namespace(node, space)
     else:
         out["type"] = _inline_types(node.get("type"), space, types)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from sluice.pipelines.model.receipts import DriftKind
 from sluice.pipelines.records.avro import programs
-from sluice.pipelines.records.avro.reader_schema import AvroReader
-from sluice.pipelines.records.avro.schema import AvroSchemaError
+from sluice.pipelines.records.avro.reader_schema import AvroReader, merge_texts
+from sluice.pipelines.records.avro.schema import AvroSchemaError, parse
 from sluice.pipelines.records.json import scan_tables
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import SchemaError, parse_schema
@@ -211,3 +212,13 @@ def test_columns_are_added_to_a_record_in_an_object_of_its_own() -> None:
     record = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
     columns = {"a": "int32 not null", "b": "string"}
     assert reader_of({"type": record}).grown(parse_schema(columns)).columns.texts() == columns
+
+
+def test_one_text_of_a_schema_and_its_references_means_the_same() -> None:
+    """Java writes an empty namespace for a type of none inside of a type of another."""
+    plain = {"name": "T", "namespace": "", "type": "enum", "symbols": ["A"]}
+    inside = {"type": "record", "name": "T", "namespace": "a", "fields": [{"name": "x", "type": plain}]}
+    refers = {"type": "record", "name": "a.S", "fields": [{"name": n, "type": "T"} for n in "xy"]}
+    texts = [json.dumps(inside), json.dumps(refers)]
+    assert parse([merge_texts(texts)]) == parse(texts)
+    assert parse(texts).fields[0].type.name == "a.T"
