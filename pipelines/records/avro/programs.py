@@ -459,8 +459,8 @@ def count_least_bytes(w: AvroType) -> int:
 
 
 def _format_type(w: AvroType) -> str:
-    """The type of a column for it, as a feed spells it."""
-    return str(get_column_type(w))
+    """The type of a column for it, as a feed spells it. Elements may be null: other writers' may be."""
+    return str(get_column_type(w)).replace(" not null", "")
 
 
 def _describe(t: AvroType) -> str:

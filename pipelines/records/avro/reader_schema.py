@@ -142,7 +142,7 @@ def _spell_type(t: Type) -> Any:
         case Kind.LIST | Kind.MAP:
             (inside,) = t.fields
             type_, items = ("array", "items") if t.kind is Kind.LIST else ("map", "values")
-            return {"type": type_, items: _spell_type(inside.type) if inside.required else _or_null(inside)}
+            return {"type": type_, items: _or_null(inside)}  # another writer may allow null
     return next(
         str(kind) for kind, column_kind in _KINDS.items() if column_kind is t.kind and kind is not AvroKind.FIXED
     )

@@ -731,6 +731,19 @@ def test_records_whose_fields_became_columns_of_avro_land_again(avro: AvroWorld)
     assert len(avro.ledger.read().evolved) == 2 * (len(kinds) - 3), "local times are read by a schema of local times"
 
 
+def test_lists_that_became_columns_of_avro_take_nulls_of_other_writers(avro: AvroWorld) -> None:
+    feed, nullable = avro.avro(("id", "long")), ["null", "int"]
+    for number, (items, values) in enumerate([("int", [1]), ("int", [2]), (nullable, [3, None])], 1):
+        kinds = {"type": "array", "items": items}, {"type": "map", "values": items}
+        avro.write_by(number, ("id", "long", number), ("l", kinds[0], values), ("m", kinds[1], {"k": values[-1]}))
+        (receipt,) = avro.land(feed).batches[0].receipts
+        assert receipt.counts == Counts(landed=1)
+    assert avro.window(feed).arrow().select(["l", "m"]).to_pylist()[1:] == [
+        {"l": [2], "m": [("k", 2)]},
+        {"l": [3, None], "m": [("k", None)]},
+    ]
+
+
 @pytest.mark.parametrize("wire", ["confluent", "bare"])
 def test_columns_from_json_that_a_feed_of_avro_cannot_read(avro: AvroWorld, wire: str) -> None:
     avro.landed(avro.feed({"id": "int64"}, "evolve"), {"id": 1, "x y": 1, "z": "a", "m": [1]})
