@@ -275,6 +275,8 @@ _MOST = 4
 
 MOST_TYPERS = 64
 """Typers without some fields that are kept, the last used ones. Each takes some 400 KB."""
+MOST_ARRAYS = 256
+"""Small arrays of one column that are kept apart."""
 _Paths = frozenset[str]
 
 
@@ -318,8 +320,7 @@ class Fallback:
         """Read these records without the fields of these paths. Yields those that are to be read without more."""
         schema, typer = self._get_typer(paths)
         for piece in typer.pieces(values.take(indices(rows))):
-            again.rows.append(rows[piece.rows])
-            again.arrays.append(self._as_columns(schema, piece.arrays))
+            again.add(rows[piece.rows], self._as_columns(schema, piece.arrays))
             numbers = [self._numbers[n.path] for n in typer.nodes]
             nodes = np.where(piece.refused.nodes >= 0, np.array(numbers)[piece.refused.nodes], -1)
             mine = (nodes >= 0) & self._is_added[nodes]
@@ -367,6 +368,14 @@ class _Again:
     faults: list[RefusedRecords]
     rows: list[Array] = field(default_factory=list)
     arrays: list[list[pa.Array]] = field(default_factory=list)
+
+    def add(self, rows: Array, arrays: list[pa.Array]) -> None:
+        """Add rows. Many small arrays are joined: each takes far more room than its items."""
+        self.rows.append(rows)
+        self.arrays.append(arrays)
+        if len(self.rows) >= MOST_ARRAYS:
+            self.rows[:] = [np.concatenate(self.rows)]
+            self.arrays[:] = [[pa.concat_arrays(column) for column in zip(*self.arrays, strict=True)]]
 
 
 def _split_columns(refused: RefusedRecords) -> tuple[Array, ...]:

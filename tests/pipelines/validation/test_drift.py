@@ -640,6 +640,7 @@ def test_the_audit_counts_values_and_does_not_rely_on_what_made_the_rows(
 
 def test_typers_without_fields_that_do_not_fit_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(typer, "MOST_TYPERS", 8)
+    monkeypatch.setattr(typer, "MOST_ARRAYS", 4)
     names = [f"f{i}" for i in range(6)]
     form = JsonFormat(parse_schema({"id": "int64"} | dict.fromkeys(names, "int64")), base=parse_schema({"id": "int64"}))
     values = [{"id": n} | {name: n if n >> i & 1 else "x" for i, name in enumerate(names)} for n in range(64)] * 2
