@@ -124,7 +124,7 @@ def is_addable(t: AvroType) -> bool:
             return is_addable(t.inner[0])
         case AvroKind.NULL | AvroKind.RECORD | AvroKind.ENUM | AvroKind.FIXED | AvroKind.AGAIN:
             return False
-    # A column of times does not tell whether they were local: these are read by such a schema alone.
+    # The type of a column of times does not say local or not: only such a schema reads local ones.
     return t.logical != "decimal" and not t.logical.startswith("local-")
 
 
@@ -263,8 +263,8 @@ def _inline_types(node: Any, space: str, types: dict[str, Any]) -> Any:
     """Returns the schema with each known name's first use replaced by its type. Used names have None from then on."""
     if isinstance(node, str):
         name = next((name for name in (_qualify(node, space), node) if name in types), "")
-        if known := types.get(name):
-            definition, around = known
+        if named_type := types.get(name):
+            definition, around = named_type
             types[name] = None
             return _inline_types(
                 definition | {"name": name.rpartition(".")[2], "namespace": name.rpartition(".")[0]}, around, types

@@ -330,14 +330,14 @@ class Fallback:
             yield from self._group_rows(paths, there.rows[mine], nodes[mine]).items()
 
     def _get_typer(self, paths: _Paths) -> tuple[Schema, Typer]:
-        known = self._typers.pop(paths, None)
-        if known is None:
+        entry = self._typers.pop(paths, None)
+        if entry is None:
             schema = Schema(tuple(_without(self._schema.fields, paths)))
-            known = schema, Typer(schema)
-        self._typers[paths] = known
+            entry = schema, Typer(schema)
+        self._typers[paths] = entry
         if len(self._typers) > MOST_TYPERS:
             del self._typers[next(iter(self._typers))]
-        return known
+        return entry
 
     def _as_columns(self, schema: Schema, arrays: Sequence[pa.Array]) -> list[pa.Array]:
         """The columns of the whole schema: null where these have none."""

@@ -318,8 +318,8 @@ def test_a_deviation_that_is_no_number_or_infinite(values: tuple[float, float], 
     """As in pandas. DuckDB before version 2 raises an error for both."""
     row = {"n": 1, "s": "", "b": True, "a": Decimal(1), "d": date(2026, 11, 1), "t": None}
     bounds = {"column": "f", "min_value": 0}
-    asked = [(f"expect_column_{name}_to_be_between", bounds) for name in ("stdev", "max")]
-    assert [r.passed for r in held([row | {"f": value} for value in values], *asked)] == [passed, True]
+    rules = [(f"expect_column_{name}_to_be_between", bounds) for name in ("stdev", "max")]
+    assert [r.passed for r in held([row | {"f": value} for value in values], *rules)] == [passed, True]
 
 
 def test_nanoseconds_are_not_rounded() -> None:

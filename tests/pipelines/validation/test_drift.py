@@ -538,10 +538,10 @@ def test_evolving_takes_in_new_members_of_structs_from_the_next_batch_on(world: 
     table = window.arrow()
     assert table["after"].to_pylist()[1] == {"a": 2, "iban": None}, "what landed before keeps its values in _extra"
     assert world.audited(feed) == []
-    assert texts_of(world.feed({"id": "int64", "after": "struct<a:int64>"}), world) == grown
+    assert list_texts(world.feed({"id": "int64", "after": "struct<a:int64>"}), world) == grown
 
 
-def texts_of(feed: Feed, world: World) -> dict[str, str]:
+def list_texts(feed: Feed, world: World) -> dict[str, str]:
     shape = find_shape(feed, world.ledger.read())
     assert shape.columns is not None
     return shape.columns.texts()
@@ -580,7 +580,7 @@ def test_a_column_reads_a_field_of_another_name_and_keeps_it_while_the_schema_ev
     }  # fmt: skip
     assert world.audited(feed) == []
     feed = world.feed(own | {"fresh": 'int64 from "new"'}, "evolve")
-    assert "new" not in texts_of(feed, world), "a field has one column, and the file's wins"
+    assert "new" not in list_texts(feed, world), "a field has one column, and the file's wins"
     assert {entry.format for entry in world.entries} == {5}
 
 
@@ -667,7 +667,7 @@ def test_a_byte_order_mark_is_no_value_that_a_rescan_misses(world: World) -> Non
 class AvroWorld(World):
     """The same with records of Avro, by schemas that the lake has."""
 
-    def avro(self, *fields: tuple[str, Any]) -> Feed:
+    def write_feed(self, *fields: tuple[str, Any]) -> Feed:
         (self.root / "r.avsc").write_text(record_of(*fields))
         path = self.root / "feeds" / "orders.yaml"
         path.write_text(
@@ -703,7 +703,7 @@ def avro(tmp_path: Path) -> AvroWorld:
 
 
 def test_fields_of_several_types_or_without_a_name_become_no_columns_of_avro(avro: AvroWorld) -> None:
-    feed = avro.avro(("id", "long"))
+    feed = avro.write_feed(("id", "long"))
     many = [(f"n{i:03}", "boolean", True) for i in range(2 * MOST_FIELDS)]
     avro.write_by(1, ("id", "long", 1), ("a", "string", "x"), *many)
     avro.write_by(2, ("id", "long", 2), ("a", "long", 7))
@@ -718,7 +718,7 @@ def test_fields_of_several_types_or_without_a_name_become_no_columns_of_avro(avr
 
 
 def test_records_whose_fields_became_columns_of_avro_land_again(avro: AvroWorld) -> None:
-    feed = avro.avro(("id", "long"))
+    feed = avro.write_feed(("id", "long"))
     kinds: dict[str, tuple[str, Any]] = {
         "date": ("int", 1), "time-millis": ("int", 1), "time-micros": ("long", 1), "uuid": ("string", str(UUID(int=1))),
         **{f"{kind}timestamp-{unit}": ("long", 1) for kind in ("", "local-") for unit in ("millis", "micros", "nanos")},
@@ -733,7 +733,7 @@ def test_records_whose_fields_became_columns_of_avro_land_again(avro: AvroWorld)
 
 
 def test_lists_that_became_columns_of_avro_take_nulls_of_other_writers(avro: AvroWorld) -> None:
-    feed, nullable = avro.avro(("id", "long")), ["null", "int"]
+    feed, nullable = avro.write_feed(("id", "long")), ["null", "int"]
     for number, (items, values) in enumerate([("int", [1]), ("int", [2]), (nullable, [3, None])], 1):
         kinds = {"type": "array", "items": items}, {"type": "map", "values": items}
         avro.write_by(number, ("id", "long", number), ("l", kinds[0], values), ("m", kinds[1], {"k": values[-1]}))
@@ -749,7 +749,7 @@ def test_lists_that_became_columns_of_avro_take_nulls_of_other_writers(avro: Avr
 def test_columns_from_json_that_a_feed_of_avro_cannot_read(avro: AvroWorld, wire: str) -> None:
     avro.landed(avro.feed({"id": "int64"}, "evolve"), {"id": 1, "x y": 1, "z": "a", "m": [1]})
     assert avro.ledger.read().evolved == {"x y": "int64", "z": "string", "m": "json"}
-    feed = avro.avro(("id", "long"))
+    feed = avro.write_feed(("id", "long"))
     if wire == "bare":
         path = avro.root / "feeds" / "orders.yaml"
         path.write_text(path.read_text().split("registry:")[0])
@@ -764,12 +764,12 @@ def test_columns_from_json_that_a_feed_of_avro_cannot_read(avro: AvroWorld, wire
 def test_a_schema_file_of_avro_whose_types_are_narrower_than_added_columns_is_refused(avro: AvroWorld) -> None:
     for value in (1 << 40, 1 << 41):
         avro.write_by(1, ("id", "long", 1), ("a", "long", value))
-        avro.land(avro.avro(("id", "long")))
+        avro.land(avro.write_feed(("id", "long")))
     assert avro.ledger.read().evolved == {"a": "int64"}
     avro.write_by(2, ("id", "long", 2), ("a", "int", 7))
     with pytest.raises(SchemaChanged, match="a is int32, and has landed as int64"):
-        avro.land(avro.avro(("id", "long"), ("a", ["null", "int"])))
-    feed = avro.avro(("id", "long"), ("a", ["null", "long"]))
+        avro.land(avro.write_feed(("id", "long"), ("a", ["null", "int"])))
+    feed = avro.write_feed(("id", "long"), ("a", ["null", "long"]))
     avro.land(feed)
     assert avro.window(feed).arrow()["a"].to_pylist() == [None, 1 << 41, 7]
 
