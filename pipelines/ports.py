@@ -77,6 +77,10 @@ class Cluster(Protocol):
         """Discard cached answers; later calls ask Kafka again."""
         ...
 
+    def age(self) -> int:
+        """How long ago (ms), at most, Kafka was asked for the next answer of `partitions`."""
+        ...
+
     def cluster_id(self) -> str:
         """The id that this cluster gave itself."""
         ...

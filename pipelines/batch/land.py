@@ -248,7 +248,7 @@ def _pin_origins(ledger: Ledger, snapshot: Survey) -> None:
 
 def _pin_boundaries(run: LandingRun, snapshot: Survey) -> None:
     """Pin every boundary that has passed. Each is clamped again on the state just below its entry."""
-    for entry in find_boundaries_due(run, run.ledger.read(), snapshot.partitions):
+    for entry in find_boundaries_due(run, run.ledger.read(), snapshot):
         run.ledger.append(partial(windows.clamp_boundaries, entry=entry))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sluice.pipelines.batch.carry_out import decide_fate
@@ -29,7 +29,6 @@ from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import (
     OriginEntry,
 )
-from sluice.pipelines.model.kafka import Key, PartitionState
 from sluice.pipelines.model.plans import Plan, Request
 from sluice.pipelines.model.receipts import Fate, Met
 from sluice.pipelines.planning import assignment, schema_changes, windows
@@ -71,7 +70,7 @@ def preview(feed: Feed, edges: Ports, request: Request) -> Preview:
     check_sound(snapshot, request)
     schema_changes.check_one_table(feed, schema_changes.find_shape(feed, snapshot.state), snapshot.state)
     state = _with_origins(snapshot)
-    state = _with_boundaries(call, state, snapshot.partitions)
+    state = _with_boundaries(call, state, snapshot)
     replaced = find_receipts_replaced(call, snapshot, state)
     pending, refused = planning.find_pending_ranges(request, state, snapshot.partitions, feed.window, replaced)
     plan = plan_for(call, snapshot.cluster_id, pending, state, replaced, build_sizing(feed, edges))
@@ -107,9 +106,9 @@ def _with_origins(snapshot: Survey) -> State:
     return snapshot.state.extend([OriginEntry(items=snapshot.new_origins)]) if snapshot.new_origins else snapshot.state
 
 
-def _with_boundaries(call: Call, state: State, partitions: Mapping[Key, PartitionState]) -> State:
+def _with_boundaries(call: Call, state: State, snapshot: Survey) -> State:
     """Returns the state with the boundaries that a run would pin, in memory only. Raises UsageError."""
-    for entry in find_boundaries_due(call, state, partitions):
+    for entry in find_boundaries_due(call, state, snapshot):
         pinned = windows.clamp_boundaries(state, entry)
         state = state.extend([pinned]) if pinned else state
     return state

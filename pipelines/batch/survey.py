@@ -36,7 +36,7 @@ from sluice.pipelines.util.units import many
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Kafka and the ledger at one moment."""
+    """Kafka and the ledger at one moment. Positions in Kafka were requested at `at` (ms) or later."""
 
     cluster_id: str
     state: State
@@ -44,6 +44,7 @@ class Survey:
     committed: Committed
     new_origins: tuple[OriginItem, ...]
     refusals: tuple[Refusal, ...]
+    at: int
 
 
 def open_ledger(feed: Feed, edges: Ports, run: str = "") -> Ledger:
@@ -60,6 +61,11 @@ def take_survey(feed: Feed, edges: Ports, ledger: Ledger) -> Survey:
     another ledger.
     """
     topics = list_topics(feed, edges.cluster)
+    now = edges.clock()
+    at = now - edges.cluster.age()
+    if feed.window.last_boundary(at) != feed.window.last_boundary(now):
+        edges.cluster.forget()  # a window has closed since: its boundary may lie beyond those positions
+        at = now
     partitions = edges.cluster.partitions(topics, feed.isolation)
     committed = edges.group.fetch_committed([p.tp for p in partitions])
     state = check_marks(ledger, ledger.read(), committed)
@@ -73,8 +79,8 @@ def take_survey(feed: Feed, edges: Ports, ledger: Ledger) -> Survey:
     sound = [p for p in partitions if p.tp not in {r.tp for r in refusals}]
     keyed = {origins.find_key(state, p): p for p in sound}
     began = origins.resolve_origins(state, sound, committed, feed.start, edges.cluster, edges.clock)
-    began = with_first_windows(feed, edges, state, keyed, began)
-    return Survey(edges.cluster.cluster_id(), state, keyed, committed, began, refusals)
+    began = with_first_windows(feed, replace(edges, clock=lambda: at), state, keyed, began)
+    return Survey(edges.cluster.cluster_id(), state, keyed, committed, began, refusals, at)
 
 
 def start_not_used(feed: Feed, snapshot: Survey) -> str:
@@ -132,18 +138,20 @@ def find_changed_partitions(feed: Feed, edges: Ports, state: State) -> frozenset
     return frozenset(r.tp for r in find_changed_logs(feed.name, state, partitions, edges.cluster))
 
 
-def find_boundaries_due(call: Call, state: State, partitions: Mapping[Key, PartitionState]) -> list[BoundaryEntry]:
-    """Returns the boundaries that have passed, and those of requested windows before the first one.
+def find_boundaries_due(call: Call, state: State, snapshot: Survey) -> list[BoundaryEntry]:
+    """Returns the boundaries that had passed at the survey, and those of requested windows before the first one.
 
-    The request's windows have passed their grace period: see `windows.split_settled`. Raises UsageError.
+    One that passed since would be cut to an end of the log from before it, however long this process slept. The
+    request's windows have passed their grace period: see `windows.split_settled`. Raises UsageError.
     """
-    feed, edges, request = call.feed, call.edges, call.request
+    feed, cluster, request = call.feed, call.edges.cluster, call.request
+    partitions = snapshot.partitions
     if request.replace and request.kind is RequestKind.CATCH_UP:
         raise UsageError("--replace without a range", remedy="add --window, --from and --to, or --offsets")
-    due = windows.find_due(state, edges.cluster, edges.clock, partitions, feed.window)
+    due = windows.find_due(state, cluster, lambda: snapshot.at, partitions, feed.window)
     if request.window is None:
         return due
-    before = windows.find_before(state, edges.cluster, edges.clock, partitions, feed.window, request.window)
+    before = windows.find_before(state, cluster, lambda: snapshot.at, partitions, feed.window, request.window)
     return [*before, *due]
 
 

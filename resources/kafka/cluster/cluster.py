@@ -64,6 +64,10 @@ class KafkaCluster:
         """Discard the topic listing, which is out of date."""
         self._listed = None
 
+    def age(self) -> int:
+        """Return 0: `partitions` always asks Kafka for positions."""
+        return 0
+
     def cluster_id(self) -> str:
         """Return the cluster's own id, from the last metadata response if there was one."""
         return self._id or self._wire.run("asking for the cluster id", self._layout, ()).cluster_id

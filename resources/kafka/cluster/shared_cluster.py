@@ -247,6 +247,11 @@ class SharedCluster:
         self._by_itself = True
         self._own.forget()
 
+    def age(self) -> int:
+        """Return the age (ms) of the snapshot; 0 if this feed uses none."""
+        look = self._look()
+        return 0 if look is None else int((time.monotonic() - look.began) * 1000) + 1
+
     def _look(self) -> Look | None:
         if self._by_itself:
             return None

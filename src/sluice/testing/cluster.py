@@ -45,6 +45,9 @@ class MemoryCluster:
     def forget(self) -> None:
         """No-op: answers are never cached."""
 
+    def age(self) -> int:
+        return 0
+
     def cluster_id(self) -> str:
         self.requests["Metadata"] += 1
         return self.id

@@ -298,6 +298,50 @@ def test_a_range_is_cut_where_windows_meet(feed: Feed) -> None:
     assert {s.folder for s in batch.plan.offset_ranges} == {paths.window_folder(w, HOUR, paths.PREFIX) for w in window}
 
 
+def test_a_run_that_sleeps_after_its_survey_pins_no_boundary_that_passed_meanwhile(feed: Feed) -> None:
+    """Its end of the log is too old for them: records of the hour would be in the next one (invariant 16)."""
+    world = World(feed)
+    world.topic.write(PARTITIONS[0], [START, START + HOUR // 2], False)
+    world.now = START + HOUR // 2
+    world.land(Request(RequestKind.CATCH_UP)).check()
+    ends, slept = world.topic.epoch_ends, []
+
+    def sleep(epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
+        if not slept:  # the first request after the ends of the logs
+            slept.append(True)
+            world.topic.write(PARTITIONS[0], [START + HOUR - 2, START + HOUR - 1, START + HOUR], False)
+            world.now = START + 2 * HOUR - 1
+        return ends(epochs)
+
+    world.topic.epoch_ends = sleep  # type: ignore[method-assign]
+    world.land(Request(RequestKind.CATCH_UP)).check()
+    world.land(Request(RequestKind.CATCH_UP)).check()
+    (first,) = (k for k in world.ledger.read().origins if k.partition == 0)
+    assert windows.find_range(world.ledger.read(), first, START, feed.window) == Range(0, 4)
+    check(world)
+
+
+def test_positions_from_before_a_window_closed_are_requested_again(feed: Feed) -> None:
+    """Feeds share them for seconds: with a short grace period, records of the hour would be in the next one."""
+    world = World(feed)
+    world.topic.write(PARTITIONS[0], [START], False)
+    world.land(Request(RequestKind.CATCH_UP)).check()
+    positions = world.topic.partitions(("orders",), Isolation.READ_COMMITTED)
+    world.topic.write(PARTITIONS[0], [START + HOUR - 1, START + HOUR], False)
+    world.now, ask, forgotten = START + HOUR + feed.window.grace + 3000, world.topic.partitions, []
+
+    def share(topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
+        return ask(topics, isolation) if forgotten else positions
+
+    world.topic.age = lambda: 0 if forgotten else 5000  # type: ignore[method-assign]
+    world.topic.forget = lambda: forgotten.append(True)  # type: ignore[method-assign]
+    world.topic.partitions = share  # type: ignore[method-assign]
+    world.land(Request(RequestKind.WINDOW, window=START)).check()
+    assert visible(world) == [(0, 0), (0, 1)]
+    (first,) = (k for k in world.ledger.read().origins if k.partition == 0)
+    assert windows.find_range(world.ledger.read(), first, START, feed.window) == Range(0, 2)
+
+
 def asked(start: int, end: int, again: bool = False) -> Request:
     return Request(RequestKind.OFFSETS, (AskedRange("orders", 0, start, end),), replace=again)
 
