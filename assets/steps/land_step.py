@@ -31,7 +31,7 @@ from sluice.assets.instance import internals
 from sluice.assets.instance.internals import executes
 from sluice.assets.runs.run_config import MORE_TAG, OPEN_WINDOWS_TAG, window_start
 from sluice.assets.runs.run_session import RunSession
-from sluice.assets.specs.asset_specs import now
+from sluice.assets.specs.asset_specs import now, plain
 from sluice.assets.steps import commit_step
 from sluice.assets.steps.commit_step import Context, Events
 from sluice.assets.steps.observe_step import build_topic_metadata, outlook_of, partitions_of, reader_of
@@ -43,7 +43,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import Request, RequestKind, Task
 from sluice.pipelines.model.receipts import Progress, RangeFailure
-from sluice.pipelines.planning.windows import OpenWindows
+from sluice.pipelines.planning.windows import OpenWindows, describe_unpinned
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.status.batch_facts import WorkTime, by_task
 from sluice.pipelines.status.outlook import Outlook
@@ -172,7 +172,8 @@ class LandStep:
             account = feed_checks.check_gaps(books, landed, self.context.run.run_id)
             yield feed_checks.evaluate_feed(self.context.instance, self._key, NO_GAPS, account)
             for window in run.find_incomplete(required) if self._windows else ():
-                yield build_evaluation(self._key, WINDOW_COMPLETE, window, _report_incomplete(landed))
+                result = _report_incomplete(landed, describe_unpinned(books.state, window, self.feed.window))
+                yield build_evaluation(self._key, WINDOW_COMPLETE, window, result)
         run.check(required)
 
     def _list_required(self, landed: Landed) -> Sequence[int]:
@@ -241,7 +242,7 @@ class LandStep:
             )
         results = {name: check.evaluate(books, window) for name, check in feed_checks.WINDOW_CHECKS.items()}
         if not complete:
-            results[WINDOW_COMPLETE] = _report_incomplete(landed)
+            results[WINDOW_COMPLETE] = _report_incomplete(landed, describe_unpinned(books.state, window, feed.window))
         results |= {NO_GAPS: feed_checks.check_gaps(books, landed, self.context.run.run_id)}
         for name, result in results.items():
             yield dg.AssetCheckResult(check_name=name, asset_key=key, **result)
@@ -370,12 +371,11 @@ def _keep_refused_report(context: Context, ledger: Ledger, edges: Ports) -> Iter
         raise
 
 
-def _report_incomplete(landed: Landed) -> CheckResult:
-    """Returns the result of the check `window_complete` for an incomplete window."""
+def _report_incomplete(landed: Landed, unpinned: str) -> CheckResult:
+    """Returns the result of the check `window_complete` for an incomplete window; `unpinned`: without an end there."""
     failed = feed_checks.count_failures(landed)
-    description = (
-        feed_checks.describe_failures(failed) if failed else "it landed in part: the run ended at the feed's limits"
-    )
+    in_part = plain(unpinned) or "it landed in part: the run ended at the feed's limits"
+    description = feed_checks.describe_failures(failed) if failed else in_part
     return {"passed": False, "description": description, "metadata": build_failures_metadata(landed)}
 
 

@@ -240,7 +240,7 @@ def _commit_facts(commit: CommitResult) -> Iterator[tuple[str, str]]:
     yield "committed", _describe_commit(commit)
     if commit.left_out:
         partitions = ", ".join(map(str, commit.left_out[:6])) + (" …" if len(commit.left_out) > 6 else "")
-        yield "not committed", f"{partitions}: the log was replaced"
+        yield "not committed", f"{partitions}: the log was replaced, or is no longer in Kafka"
     if commit.waiting:
         partitions = ", ".join(f"{m.key} stays at {count(m.before or 0)}" for m in commit.waiting[:6])
         more = " …" if len(commit.waiting) > 6 else ""

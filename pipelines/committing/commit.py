@@ -19,7 +19,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from sluice.pipelines.errors import CommitFenced, EntriesLost, GroupMoved, KafkaUnavailable, LedgerCorrupt, Unknown
+from sluice.pipelines.errors import (
+    CommitFenced,
+    EntriesLost,
+    GroupMoved,
+    KafkaUnavailable,
+    LedgerCorrupt,
+    Unknown,
+    UnknownTopic,
+)
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import CommitEntry, IntentEntry, KeyOffset, KeyRange
@@ -64,10 +72,11 @@ class CommittedMove:
 class CommitResult:
     """`mark` is the number of the intent entry behind the offsets, or −1 if none was written.
 
-    `letters` dead letters went to the topic `letters_to` with them. `left_out` are partitions whose log was replaced;
-    their offsets stay. `put_by_others` are offsets that others had committed ahead of landing, and that landing has
-    reached. `waiting` are partitions whose committed offset (`before`) comes from lost entries of the ledger, or was
-    adopted beyond a live batch: landing has reached `after`, and must reach `before` first.
+    `letters` dead letters went to the topic `letters_to` with them. `left_out` are partitions whose log was replaced,
+    or that Kafka no longer has; their offsets stay. `put_by_others` are offsets that others had committed ahead of
+    landing, and that landing has reached. `waiting` are partitions whose committed offset (`before`) comes from lost
+    entries of the ledger, or was adopted beyond a live batch: landing has reached `after`, and must reach `before`
+    first.
     """
 
     status: CommitStatus
@@ -101,7 +110,7 @@ def commit(
 
     With an `outlet` (transactional commits only) the pending dead letters are sent along; they alone are sufficient
     reason to commit. `cluster` provides the ends of logs; without it no offset is adopted. Partitions whose log has
-    `changed` are left out: the frontier belongs to an earlier life.
+    `changed` are left out: the frontier belongs to an earlier life. So are those that Kafka no longer has.
 
     Raises GroupHeld, GroupMoved, CommitFenced (try again), Unknown (Kafka did not answer), EntriesLost, ForeignMarks.
     Dead letters may raise UnknownTopic, UsageError, LakeUnavailable and ProofFailed.
@@ -119,11 +128,26 @@ def commit(
     transactional = settings.mode is CommitMode.TRANSACTIONAL
     topics = sorted({k.topic for k in targets})
     group.own(lambda: [k.tp for k in targets], lambda: None)
-    with group.join(topics, settings.transactional_id if transactional else None) as member:
-        if transactional:
-            member.init_transactions()
-        done = _commit_as(member, ledger, settings, outlet if transactional else None, cluster, changed)
+    try:
+        with group.join(topics, settings.transactional_id if transactional else None) as member:
+            if transactional:
+                member.init_transactions()
+            done = _commit_as(member, ledger, settings, outlet if transactional else None, cluster, changed)
+    except UnknownTopic:
+        if not (absent := _find_absent(cluster, targets)):
+            raise
+        return commit(ledger, group, settings, outlet, cluster, {*changed, *absent})
     return replace(done, left_out=left_out)
+
+
+def _find_absent(cluster: Cluster | None, keys: Iterable[Key]) -> set[TopicPartition]:
+    """Returns the partitions that Kafka does not have, or does not show: it takes no offsets for them."""
+    wanted = {k.tp for k in keys}
+    if cluster is None:
+        return set()
+    cluster.forget()
+    topics = cluster.topics().keys() & {tp.topic for tp in wanted}
+    return wanted - {p.tp for p in cluster.partitions(topics, Isolation.READ_UNCOMMITTED)}
 
 
 def _choose_targets(state: State, changed: Collection[TopicPartition]) -> dict[Key, int]:

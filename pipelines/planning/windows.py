@@ -483,6 +483,18 @@ def list_windows_within(state: State, window: int, settings: WindowSettings) -> 
     return boundary_times[bisect_left(boundary_times, window) : bisect_left(boundary_times, window + settings.length)]
 
 
+def describe_unpinned(state: State, window: int, settings: WindowSettings) -> str:
+    """A sentence for partitions in which the window has no end after a run has pinned all; empty if there are none."""
+    keys = [k for k in state.known() if find_range(state, k, window, settings) is None]
+    if not keys:
+        return ""
+    others = f" and {many(len(keys) - 1, 'more partition')}" if keys[1:] else ""
+    return (
+        f"window {show_window(window)} has no end in {keys[0]}{others}, which the ledger has: Kafka did not list"
+        f" {'them' if others else 'it'} for the feed"
+    )
+
+
 def find_pinned_end(state: State) -> int | None:
     """The time (ms) up to which every partition has all of its boundaries; None where one has none."""
     ends = [pins.times[-1] if (pins := state.boundaries.get(k)) else None for k in state.known()]

@@ -41,7 +41,7 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Progress, Reporter, Scheduler, find_scheduler
-from sluice.pipelines.planning.windows import OpenWindows, complete_of, split_settled
+from sluice.pipelines.planning.windows import OpenWindows, complete_of, describe_unpinned, split_settled
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.quarantine.dead_letters import Outlet
 from sluice.pipelines.util import logs
@@ -148,12 +148,18 @@ class FeedRun:
 
     def check(self, windows: Sequence[int]) -> None:
         """Raise the error of missing offset ranges, or WindowIncomplete if the feed's limits ended the run before a
-        window.
+        window, or Kafka no longer has a partition of it.
         """
         if self.result.landed:
             self.result.landed.check()
         if missing := self.find_incomplete(windows):
             window = show_window(missing[0])
+            if unpinned := describe_unpinned(self.ledger.read(), missing[0], self.feed.window):
+                raise WindowIncomplete(
+                    unpinned,
+                    remedy="restore the topic, the right to DESCRIBE it, or its name in `topics`: until then neither"
+                    " this window nor a later one is complete; all other partitions land",
+                )
             raise WindowIncomplete(
                 f"window {window} landed in part: the feed's limits end a run before",
                 remedy=f"run it again: sluice run {self.feed.name} --window {window}; or raise `limits`",

@@ -19,7 +19,15 @@ from sluice.pipelines.audit.audit import audit, list_live_receipts
 from sluice.pipelines.batch import land as rounds
 from sluice.pipelines.batch.land import LandingOptions, land
 from sluice.pipelines.batch.result import Landed, Skip
-from sluice.pipelines.errors import BatchIncomplete, LogTruncated, OffsetsLost, Refused, UsageError, WindowHeld
+from sluice.pipelines.errors import (
+    BatchIncomplete,
+    LogTruncated,
+    OffsetsLost,
+    Refused,
+    UsageError,
+    WindowHeld,
+    WindowIncomplete,
+)
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.sections import OnLoss, parse_start
@@ -45,6 +53,7 @@ from sluice.pipelines.ports import Job, Ports
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.status.watch import view, watch
 from sluice.pipelines.util.units import show_window
+from sluice.running import FeedRun, RunResult
 from sluice.testing.cluster import MemoryCluster, MemoryFetcher, partition
 from sluice.testing.engine import MemoryEngine, MemoryLiveness, owner
 from sluice.testing.group import MemoryGroup
@@ -340,6 +349,18 @@ def test_positions_from_before_a_window_closed_are_requested_again(feed: Feed) -
     assert visible(world) == [(0, 0), (0, 1)]
     (first,) = (k for k in world.ledger.read().origins if k.partition == 0)
     assert windows.find_range(world.ledger.read(), first, START, feed.window) == Range(0, 2)
+
+
+def test_a_window_that_lacks_a_partition_which_kafka_no_longer_has_is_named_as_such(feed: Feed) -> None:
+    world = World(feed)
+    world.topic.write(PARTITIONS[1], [START], False)
+    world.land(Request(RequestKind.CATCH_UP)).check()
+    world.topic.known = lambda: PARTITIONS[:1]  # type: ignore[method-assign]
+    world.now = START + HOUR + feed.window.grace
+    landed = world.land(Request(RequestKind.WINDOW, window=START))
+    result = RunResult("orders", "run", landed=landed)
+    with pytest.raises(WindowIncomplete, match=r"has no end in orders:1, .* Kafka did not list it"):
+        FeedRun(feed, world.edges(), world.ledger, "run", lambda progress: None, result).check([START])
 
 
 def asked(start: int, end: int, again: bool = False) -> Request:

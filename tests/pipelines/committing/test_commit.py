@@ -10,7 +10,15 @@ from sluice.pipelines.committing.commit import (
     commit,
     list_remedies,
 )
-from sluice.pipelines.errors import CommitFenced, EntriesLost, GroupHeld, GroupMoved, KafkaUnavailable, Unknown
+from sluice.pipelines.errors import (
+    CommitFenced,
+    EntriesLost,
+    GroupHeld,
+    GroupMoved,
+    KafkaUnavailable,
+    Unknown,
+    UnknownTopic,
+)
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import (
@@ -369,3 +377,28 @@ def test_commit_entries_count_by_their_maximum() -> None:
     late = CommitEntry(mode="transactional", mark=1, offsets=({"key": KEY, "offset": 20},))  # type: ignore[arg-type]
     world.ledger.append(lambda s: late)
     assert world.ledger.read().commits == {KEY: 50}
+
+
+@pytest.mark.parametrize("gone", [TopicPartition("orders", 1), TopicPartition("deleted", 0)])
+def test_a_partition_that_kafka_no_longer_has_holds_back_no_other(gone):
+    """Kafka commits nothing for it: one deleted topic of a pattern would end all commits of the feed."""
+    world = World()
+    key = Key(*gone, "id-1")
+    item = OriginItem(key=key, offset=3, committed=None, why="test")
+    world.ledger.append(lambda s: OriginEntry(items=(item,)))
+    world.account(0, 50)
+
+    def refuse() -> None:
+        world.group.on_commit = lambda: None
+        raise UnknownTopic("no such partition")
+
+    world.group.on_commit = refuse
+    done = world.commit()
+    assert (done.status, done.left_out) == (CommitStatus.COMMITTED, (key,))
+    assert world.group.offsets[TP].offset == 50
+    assert gone not in world.group.offsets
+    world.group.on_commit = refuse
+    world.account(50, 60)
+    world.cluster.states[gone] = partition(*gone)
+    with pytest.raises(UnknownTopic):  # of something else: each partition is there
+        world.commit()
