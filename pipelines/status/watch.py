@@ -89,8 +89,9 @@ def watch(feed: Feed, ledger: Ledger, cluster: Cluster, previous: View, now: int
         return WatchResult((Finding("cluster", error.message, error.remedy, severe=True),))
     topics, missing = _matched_topics(feed, previous.topics)
     partitions = [_under(feed, p) for t in topics for p in previous.partitions.get(t, ())]
-    if _unlike(feed, state, partitions):  # perhaps a run landed more since we asked Kafka: ask once more
-        cluster.forget()
+    if _unlike(feed, state, partitions) or _find_absent(state, partitions, missing):
+        cluster.forget()  # perhaps a run landed more since we asked Kafka: ask once more
+        topics, missing = _matched_topics(feed, cluster.topics())
         partitions = [_under(feed, p) for p in cluster.partitions(topics, Isolation.READ_COMMITTED)]
     changed = _unlike(feed, state, partitions)
     sound = {origins.find_key(state, p): p for p in partitions if p.tp not in changed}
@@ -98,6 +99,7 @@ def watch(feed: Feed, ledger: Ledger, cluster: Cluster, previous: View, now: int
     findings = [
         *(Finding("topics", e.message, e.remedy, severe=True) for e in missing),
         *_changed_log_findings(changed),
+        *_absent(state, partitions, missing),
         *_lost(feed, outlook),
         *_at_risk(feed, outlook),
         *_unwarned_findings(outlook),
@@ -133,6 +135,23 @@ def _changed_log_findings(changed: Mapping[TopicPartition, SluiceError]) -> Iter
     for topic, errors in _by(changed.values(), lambda e: e.topic or "").items():
         text = errors[0].message + _more("; ", errors)
         yield Finding(f"changed {topic}", text, errors[0].remedy, severe=True)
+
+
+def _find_absent(
+    state: State, partitions: Iterable[PartitionState], missing: Sequence[UnknownTopic]
+) -> list[TopicPartition]:
+    """The partitions in the ledger that Kafka does not list for the feed; none while a topic of its list is missing."""
+    there = {p.tp for p in partitions}
+    return [] if missing else [k.tp for k in state.known() if k.tp not in there]
+
+
+def _absent(state: State, partitions: Iterable[PartitionState], missing: Sequence[UnknownTopic]) -> Iterator[Finding]:
+    for topic, tps in _by(_find_absent(state, partitions, missing), lambda tp: tp.topic).items():
+        text = f"{tps[0]} has landed, and Kafka does not list it for the feed any more{_more('; nor ', tps)}"
+        remedy = (
+            "restore the topic, the right to DESCRIBE it, or its name in `topics`: until then no window is complete"
+        )
+        yield Finding(f"absent {topic}", text, remedy, severe=True)
 
 
 def _lost(feed: Feed, outlook: Outlook) -> Iterator[Finding]:

@@ -357,6 +357,9 @@ def test_a_window_that_lacks_a_partition_which_kafka_no_longer_has_is_named_as_s
     world.land(Request(RequestKind.CATCH_UP)).check()
     world.topic.known = lambda: PARTITIONS[:1]  # type: ignore[method-assign]
     world.now = START + HOUR + feed.window.grace
+    assert [f.about for f in watch(feed, world.ledger, world.topic, view(world.topic, [feed]), world.now).findings] == [
+        "absent orders"
+    ]
     landed = world.land(Request(RequestKind.WINDOW, window=START))
     result = RunResult("orders", "run", landed=landed)
     with pytest.raises(WindowIncomplete, match=r"has no end in orders:1, .* Kafka did not list it"):
