@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.ports import Ports
 
 _BEGINS = ("committed", "start")
-_EVENTS = ("lost", "recreated", "truncated", "cluster", "moved", "corrupt", "ledger", "group")
+_EVENTS = ("lost", "recreated", "truncated", "gone", "cluster", "moved", "corrupt", "ledger", "group")
 
 
 def register(app: typer.Typer) -> None:
@@ -105,7 +105,8 @@ def accept(session: Session, feed: FeedName, options: AcceptOptions, dry_run: Dr
     """Accept an event in Kafka or the ledger that stops runs.
 
     lost: retention deleted pending offsets; the ledger records them as lost. recreated, truncated, cluster: the log was
-    replaced; the feed starts again in the new one, and landed rows stay. moved: another client moved the group's
+    replaced; the feed starts again in the new one, and landed rows stay. gone: Kafka no longer has a partition; windows
+    and commits do without it. moved: another client moved the group's
     committed offsets; the next commit continues from there, or with --adopt the offsets in between are skipped.
     corrupt: a batch that cannot be read is recorded as lost. ledger: the ledger lost its newest entries; their files
     are set aside, never deleted, and their offsets are pending again. group: the committed offsets belong to another
@@ -179,7 +180,11 @@ def view(feed: Feed, done: Accepted, reason: str, *, dry_run: bool) -> list[Rend
     out += [warn(f"{r.key} {r.range} is lost: {many(r.range.span, 'offset')}") for r in done.lost]
     out += [warn(f"{r.key} {r.range} is skipped: {many(r.range.span, 'offset')}") for r in done.skipped]
     out += [
-        warn(f"{i.enters.key} begins at {count(i.enters.offset)}, as topic id {i.enters.key.incarnation}")
+        warn(
+            f"{i.enters.key} ends at {count(i.enters.offset)}: windows and commits do without it"
+            if i.enters.key.is_ended
+            else f"{i.enters.key} begins at {count(i.enters.offset)}, as topic id {i.enters.key.incarnation}"
+        )
         for i in done.entered
     ]
     out += [warn(f"{o.key} begins at {count(o.offset)}, {o.why}") for o in done.begun]

@@ -142,8 +142,8 @@ class State:
         return self.pending(key, max((r.end for r in self.list_accounted(key)), default=0))
 
     def known(self) -> list[Key]:
-        """Returns the sorted keys of all partitions with an origin in their current life."""
-        return [k for k in sorted(self.current.values()) if k in self.origins]
+        """Returns the sorted keys of all partitions with an origin in their current life, unless they are gone."""
+        return [k for k in sorted(self.current.values()) if k in self.origins and not k.is_ended]
 
     def frontiers(self) -> dict[Key, int]:
         """Returns the frontier of each known partition."""

@@ -149,6 +149,10 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}:{self.partition}"
 
 
+GONE = "#gone"
+"""In an incarnation after the topic id: the last one of a partition that is gone."""
+
+
 class Key(NamedTuple):
     """One partition during one life of its topic. The ledger accounts for offsets by this key.
 
@@ -166,6 +170,11 @@ class Key(NamedTuple):
     @property
     def topic_id(self) -> str:
         return self.incarnation.partition("#")[0]
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether it stands for a partition that Kafka no longer has, as somebody accepted."""
+        return GONE in self.incarnation
 
     @property
     def life(self) -> str:

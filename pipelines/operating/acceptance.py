@@ -5,6 +5,7 @@ Design: docs/developers/design/failures.md
     lost        pending offsets fell below the log start     → a loss; the frontier moves on
     recreated   the topic was deleted and created again   → a new life of each partition, from 0
     truncated   the log lost records that were read       → a new life, from where the log ends
+    gone        Kafka no longer has the partition         → windows and commits do without it
     cluster     another cluster took the old one's place  → new lives, from the log starts
     moved       the group's committed offsets were moved  → the next commit goes on from there, or they become skips
     corrupt     a batch cannot be read                    → a loss of exactly its offsets
@@ -59,6 +60,7 @@ from sluice.pipelines.ledger.entries import (
 from sluice.pipelines.ledger.marks import Foreign, Mark, check_marks, check_owner, find_foreign_marks, find_traces
 from sluice.pipelines.ledger.tip import Tip, Trace
 from sluice.pipelines.model.kafka import (
+    GONE,
     CommittedOffset,
     FetchLimits,
     Isolation,
@@ -83,6 +85,7 @@ class AcceptEvent(StrEnum):
     LOST = "lost"
     RECREATED = "recreated"
     TRUNCATED = "truncated"
+    GONE = "gone"
     CLUSTER = "cluster"
     MOVED = "moved"
     CORRUPT = "corrupt"
@@ -178,8 +181,8 @@ def _abandon_dead(edges: Ports, ledger: Ledger, ranges: Iterable[KeyRange]) -> t
 
 
 def accept_log(feed: Feed, edges: Ports, event: AcceptEvent, reason: str, only: Only = ()) -> Accepted:
-    """Leave the life of the log that the ledger knows for the one in Kafka now: recreated, truncated, or on another
-    cluster. Live batches that touch the old life end. Raises NothingToAccept.
+    """Leave the life of the log that the ledger knows for the one in Kafka now: recreated, truncated, on another
+    cluster, or none. Live batches that touch the old life end. Raises NothingToAccept.
     """
     ledger = Ledger(edges.lake, feed.name, edges.clock, "", edges.cluster.cluster_id())
     ledger_state = ledger.read()
@@ -217,6 +220,7 @@ _SAID = {
     AcceptEvent.RECREATED: "was deleted and created again since the ledger knew it",
     AcceptEvent.TRUNCATED: "lost records that were read",
     AcceptEvent.CLUSTER: "is on another cluster than the ledger's",
+    AcceptEvent.GONE: "lacks a partition in Kafka that the ledger has",
 }
 
 
@@ -234,6 +238,9 @@ def _unlike(
             )
         return {p.tp: (p, None) for p in partitions}
     origins.check_cluster(state, edges.cluster.cluster_id(), feed.name)
+    if event is AcceptEvent.GONE:
+        there = {p.tp for p in partitions}
+        return {k.tp: (_build_absent(k), None) for k in state.known() if k.tp not in there}
     kind: type[IncarnationChanged] = TopicRecreated if event is AcceptEvent.RECREATED else LogTruncated
     refused = {r.tp: r.error for r in find_changed_logs(feed.name, state, partitions, edges.cluster)}
     still = edges.cluster.topics()  # a recreated topic has other epochs under the same name
@@ -241,19 +248,30 @@ def _unlike(
     return {p.tp: (p, refused[p.tp]) for p in same if isinstance(refused.get(p.tp), kind)}
 
 
+def _build_absent(key: Key) -> PartitionState:
+    """A partition without a leader and a log."""
+    return PartitionState(*key.tp, key.topic_id, -1, -1, log_start=0, last_stable_offset=0, high_watermark=0)
+
+
 def _entering(
     state: State, event: AcceptEvent, p: PartitionState, error: SluiceError | None, committed: CommittedOffset | None
 ) -> Entering:
-    starts = {AcceptEvent.RECREATED: 0, AcceptEvent.CLUSTER: p.log_start}
+    current = state.current[p.tp]
+    back = current.is_ended and current.topic_id == p.topic_id
+    starts = {
+        AcceptEvent.RECREATED: state.origins[current].offset if back else 0,
+        AcceptEvent.CLUSTER: p.log_start,
+        AcceptEvent.GONE: max([state.frontier(current), *(r.end for r in state.list_accounted(current))]),
+    }
     offset = starts.get(event, error.start if error and error.start is not None else p.log_start)
     origin = OriginItem(
-        key=_unused_life(state, Key(p.topic, p.partition, p.topic_id)),
+        key=_unused_life(state, Key(p.topic, p.partition, p.topic_id + (GONE if event is AcceptEvent.GONE else ""))),
         offset=offset,
         committed=committed.offset if committed else None,
         why=f"accepted: {event}",
         opens=state.boundary_times[-1] if state.boundary_times else None,
     )
-    return Entering(leaves=state.current[p.tp], enters=origin)
+    return Entering(leaves=current, enters=origin)
 
 
 def _unused_life(state: State, key: Key) -> Key:
@@ -261,7 +279,7 @@ def _unused_life(state: State, key: Key) -> Key:
     number, unused = 0, key
     while unused in state.origins:
         number += 1
-        unused = key._replace(incarnation=f"{key.topic_id}#{number}")
+        unused = key._replace(incarnation=f"{key.incarnation}#{number}")
     return unused
 
 

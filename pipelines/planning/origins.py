@@ -69,6 +69,8 @@ def check_incarnation(
         return None
     if current.topic_id != partition.topic_id:
         return Refusal(partition.tp, _build_recreated_error(current, partition, feed))
+    if current.is_ended:
+        return Refusal(partition.tp, _build_returned_error(partition, state.origins[current].offset, feed))
     landed, _ = state.epochs.get(current, (0, -1))
     epoch_end = min(partition.high_watermark, epoch_ends.get(partition.tp, partition.high_watermark))
     for read, log_end in ((landed, epoch_end), (state.frontier(current), partition.high_watermark)):
@@ -81,6 +83,15 @@ def _build_recreated_error(known: Key, partition: PartitionState, feed: str) -> 
     return TopicRecreated(
         f"{partition.tp} was deleted and created again: its topic id was {known.topic_id}, now {partition.topic_id}",
         remedy=f"restore the topic, or land the new one from its beginning: {format_accept(feed, 'recreated')}",
+        topic=partition.topic,
+        partition=partition.partition,
+    )
+
+
+def _build_returned_error(partition: PartitionState, offset: int, feed: str) -> TopicRecreated:
+    return TopicRecreated(
+        f"{partition.tp} is in Kafka again, and was accepted as gone",
+        remedy=f"land it from {offset} on: {format_accept(feed, 'recreated')}",
         topic=partition.topic,
         partition=partition.partition,
     )

@@ -99,7 +99,7 @@ def watch(feed: Feed, ledger: Ledger, cluster: Cluster, previous: View, now: int
     findings = [
         *(Finding("topics", e.message, e.remedy, severe=True) for e in missing),
         *_changed_log_findings(changed),
-        *_absent(state, partitions, missing),
+        *_absent(feed, state, partitions, missing),
         *_lost(feed, outlook),
         *_at_risk(feed, outlook),
         *_unwarned_findings(outlook),
@@ -145,12 +145,13 @@ def _find_absent(
     return [] if missing else [k.tp for k in state.known() if k.tp not in there]
 
 
-def _absent(state: State, partitions: Iterable[PartitionState], missing: Sequence[UnknownTopic]) -> Iterator[Finding]:
+def _absent(
+    feed: Feed, state: State, partitions: Iterable[PartitionState], missing: Sequence[UnknownTopic]
+) -> Iterator[Finding]:
     for topic, tps in _by(_find_absent(state, partitions, missing), lambda tp: tp.topic).items():
-        text = f"{tps[0]} has landed, and Kafka does not list it for the feed any more{_more('; nor ', tps)}"
-        remedy = (
-            "restore the topic, the right to DESCRIBE it, or its name in `topics`: until then no window is complete"
-        )
+        text = f"windows wait for {tps[0]}, which Kafka does not list for the feed any more{_more('; nor ', tps)}"
+        remedy = "restore the topic, the right to DESCRIBE it, or its name in `topics`; if it is gone for good: "
+        remedy += origins.format_accept(feed.name, "gone")
         yield Finding(f"absent {topic}", text, remedy, severe=True)
 
 

@@ -41,6 +41,7 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Progress, Reporter, Scheduler, find_scheduler
+from sluice.pipelines.planning.origins import format_accept
 from sluice.pipelines.planning.windows import OpenWindows, complete_of, describe_unpinned, split_settled
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.quarantine.dead_letters import Outlet
@@ -157,8 +158,8 @@ class FeedRun:
             if unpinned := describe_unpinned(self.ledger.read(), missing[0], self.feed.window):
                 raise WindowIncomplete(
                     unpinned,
-                    remedy="restore the topic, the right to DESCRIBE it, or its name in `topics`: until then neither"
-                    " this window nor a later one is complete; all other partitions land",
+                    remedy="restore the topic, the right to DESCRIBE it, or its name in `topics`; if it is gone for"
+                    f" good: {format_accept(self.feed.name, 'gone')}",
                 )
             raise WindowIncomplete(
                 f"window {window} landed in part: the feed's limits end a run before",

@@ -35,6 +35,7 @@ from sluice.pipelines.operating.acceptance import (
     accept_lost,
     accept_moved,
 )
+from sluice.pipelines.planning import windows
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, World
 
 P0, P1 = PARTITIONS
@@ -140,6 +141,48 @@ def test_a_recreated_topic_begins_afresh_and_what_landed_stays(world: World) -> 
     assert world.group.offsets[P0].offset == 3
     with pytest.raises(NothingToAccept):
         accept_log(world.feed, world.edges(), AcceptEvent.RECREATED, "again")
+
+
+def test_windows_do_not_wait_for_a_partition_that_is_gone_for_good(world: World) -> None:
+    """A topic of a pattern was deleted, or one came back with fewer partitions."""
+    with pytest.raises(NothingToAccept):
+        accept_log(world.feed, world.edges(), AcceptEvent.GONE, "?")
+    world.topic.write(P1, [world.now] * 5, False)
+    world.land(Request(RequestKind.OFFSETS, (AskedRange("orders", 1, 3, 5),))).check()
+    committed(world)
+    known = world.topic.known
+    world.topic.known = lambda: [P0]  # type: ignore[method-assign]
+    world.topic.write(P0, [world.now + HOUR], False)
+    window, world.now = START + 2 * HOUR, START + 4 * HOUR
+    world.land(CATCH_UP).check()
+    settings = world.feed.window
+    assert not windows.complete(world.ledger.read(), window, settings)
+    done = accept_log(world.feed, world.edges(), AcceptEvent.GONE, "INC-9")
+    assert [(i.leaves.tp, i.enters.offset) for i in done.entered] == [(P1, 5)]
+    assert [tuple(r.range) for r in done.skipped] == [(0, 3)]
+    assert window in world.land(CATCH_UP).windows
+    assert windows.list_pending_windows(world.ledger.read(), settings, world.now) == []
+    assert committed(world) is CommitStatus.COMMITTED
+    assert is_reconciled(world)
+    with pytest.raises(NothingToAccept):
+        accept_log(world.feed, world.edges(), AcceptEvent.GONE, "again")
+
+    world.topic.known = known  # type: ignore[method-assign]
+    world.topic.write(P1, [world.now] * 2, False)
+    with pytest.raises(TopicRecreated, match="orders:1 is in Kafka again") as refused:
+        world.land(CATCH_UP).check()
+    assert "sluice accept orders recreated" in refused.value.remedy
+    done = accept_log(world.feed, world.edges(), AcceptEvent.RECREATED, "INC-9")
+    assert [(i.enters.key.incarnation, i.enters.offset) for i in done.entered] == [("id-1#1", 5)]
+    world.land(CATCH_UP).check()
+    assert rows(world) == [*((0, o) for o in range(9)), *((1, o) for o in range(3, 7))]
+    assert is_reconciled(world)
+    assert committed(world) is CommitStatus.COMMITTED
+    assert world.group.offsets[P1].offset == 7
+    world.topic.known = lambda: [P0]  # type: ignore[method-assign]
+    done = accept_log(world.feed, world.edges(), AcceptEvent.GONE, "INC-10")
+    assert [(i.leaves.incarnation, i.enters.offset) for i in done.entered] == [("id-1#1", 7)]
+    assert world.ledger.read().frontiers().keys() == {KEY}
 
 
 @pytest.mark.parametrize("event", [AcceptEvent.RECREATED, AcceptEvent.TRUNCATED])
