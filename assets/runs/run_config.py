@@ -14,13 +14,14 @@ from pydantic import Field
 
 from sluice.assets.instance.internals import RUN_KEY_TAG
 from sluice.assets.runs.run_session import FEED_TAG
-from sluice.assets.specs.asset_specs import closing_cron, closings_until
+from sluice.assets.specs.asset_specs import closing_cron, closings_until, now
 from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.feed import SHARED
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.ports import Clock
 from sluice.pipelines.util.units import parse_window, show_window
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of `Config` themselves, not as text.
@@ -227,17 +228,18 @@ BETWEEN = "*/5 * * * *"
 
 
 class TickPolicy:
-    """When the schedule of a job looks. `windows`: those of its feeds.
+    """When the schedule of a job looks. `windows`: those of its feeds. `clock`: by which a look sees them closed, which
+    may be behind the clock of the daemon that ticks.
 
     `unread`: the feeds whose ledgers the last look could not read. The next tick reads them again. `requested`: the key
     of the run that the last look requested last, or empty. Dagster drops the requests of a tick that took more than a
     minute, or whose daemon was killed: the next tick looks again.
     """
 
-    def __init__(self, job: str, windows: Iterable[WindowSettings]) -> None:
+    def __init__(self, job: str, windows: Iterable[WindowSettings], clock: Clock = now) -> None:
         self.unread: frozenset[str] = frozenset()
         self.requested = ""
-        self._job, self._windows = job, [*dict.fromkeys(windows)]
+        self._job, self._windows, self._clock = job, [*dict.fromkeys(windows)], clock
         self._last: int | None = None
         self._newest: dg.DagsterRun | None = None
 
@@ -249,7 +251,7 @@ class TickPolicy:
         """Whether windows have closed since the last look of this process, or that look or the job's last run left
         something, or Dagster made no run of that look's requests."""
         now = int(at.timestamp() * 1000)
-        last, self._last = self._last, now
+        last, self._last = self._last, min(now, self._clock())
         repeated = last is None or now <= last  # Dagster did not get the answer
         closed = repeated or any(closings_until(w, last or 0) < closings_until(w, now) for w in self._windows)
         self._newest = None if closed else _read_newest_run(instance, self._job)

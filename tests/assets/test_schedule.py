@@ -207,6 +207,19 @@ def test_it_looks_when_windows_close_and_soon_after_a_run_that_left_something(
     assert due(14, 40), "ticks were missed"
 
 
+def test_a_window_that_closes_later_by_the_clock_of_the_code_server_waits_for_no_hour(
+    world: World, instance: dg.DagsterInstance
+) -> None:
+    """The daemon ticks by the clock of its own machine; two seconds ahead, no look would see the window closed."""
+
+    def due(hours: int, minutes: int) -> bool:
+        world.at(hours, minutes)
+        return looks.is_due(instance, world.time())
+
+    looks = TickPolicy("land_orders", [world.session().feed("orders").window], lambda: world.clock.now - 2000)
+    assert [due(*at) for at in ((10, 12), (11, 10), (11, 15), (11, 20))] == [True, True, True, False]
+
+
 def test_after_a_look_that_failed_or_made_no_run_the_next_tick_looks_again(
     world: World, instance: dg.DagsterInstance
 ) -> None:
