@@ -404,3 +404,13 @@ def test_a_batch_that_can_be_read_is_not_lost(feed: Feed) -> None:
     world.topic.write(P0, [START] * 4, False)
     with pytest.raises(NothingToAccept, match="can be read"):
         corrupt(world, AskedRange("orders", 0, 0, 4))
+
+
+def test_a_batch_that_the_leader_has_whole_is_not_lost(feed: Feed) -> None:
+    """A replica in the rack sent it damaged the first time."""
+    world = World(feed)
+    world.topic.write(P0, [START] * 4, False)
+    fetcher = world.topic.fetcher()
+    fetcher.damaged = {P0: 1}
+    with pytest.raises(NothingToAccept, match="can be read"):
+        accept_corrupt(world.feed, world.edges(), fetcher, AskedRange("orders", 0, 0, 4), "disk")  # type: ignore[arg-type]

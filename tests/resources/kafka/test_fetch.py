@@ -369,6 +369,24 @@ def test_replicas_that_send_us_to_each_other_are_left_for_the_leader(monkeypatch
     assert requests == [(1, "here"), (2, "here"), (1, ""), (1, "")]
 
 
+def test_what_a_replica_sent_is_read_again_from_the_leader(monkeypatch):
+    """The replica's disk may have damaged it: it is no loss as long as the leader has it whole."""
+    sent = log(LogBatch((LogRecord(b"k", b"v"),))).data
+
+    async def send(wire, node, request, seconds=None):
+        replica = 2 if request.rack_id and node == 1 else -1
+        records = b"" if replica > 0 else sent if node == 1 else sent[:-1] + bytes([sent[-1] ^ 1])
+        part = messages.FetchPart(None, 1, 1, replica, (), memoryview(records))
+        return messages.FetchAnswer(0, None, len(records), {("A" * 22, 0): part})
+
+    _answer_by(monkeypatch, send)
+    piece = OffsetRange("t", 0, "A" * 22, 0, 1)
+    with closing(KafkaFetcher(KafkaAddress("127.0.0.1:1"), Isolation.READ_COMMITTED, rack="here")) as fetcher:
+        first, second = (bytes(next(iter(fetcher.stream([piece], SMALL))).records) for _ in range(2))
+    assert first != sent
+    assert second == sent
+
+
 @pytest.mark.parametrize("cut", [1, 30])
 def test_half_a_batch_is_no_gap(monkeypatch, cut):
     """Kafka returns whole batches for the first partition; what stands in for it may not."""
