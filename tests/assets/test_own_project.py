@@ -20,6 +20,7 @@ from sluice.assets.runs.run_session import RunSession
 from sluice.assets.specs.asset_specs import AssetSpecs
 from sluice.assets.specs.feed_files import read_shapes
 from sluice.pipelines.errors import FeedError, UsageError
+from sluice.resources import project as projects
 from tests.assets.test_contracts import ROWS, agree
 from tests.assets.world import FEED, World, windows
 
@@ -279,6 +280,21 @@ def test_owners_tags_and_group_come_from_the_feed_file(tmp_path: Path) -> None:
         (tmp_path / "feeds" / "orders.yaml").write_text(FEED + wrong)
         with pytest.raises(FeedError, match=wrong.partition(":")[0]):
             own.feed_assets("orders", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("lake", "store"),
+    [
+        ("s3://bucket/p", "s3: {access_key_id: x, secret_access_key: '${UNSET}'}"),
+        ("az://container/p", "azure: {account: acme, account_key: '${UNSET}'}"),
+        ("gs://bucket/p", "gcs: {token: '${UNSET}'}"),
+    ],
+)
+def test_a_secret_of_the_store_that_only_runs_have_breaks_no_feed(tmp_path: Path, lake: str, store: str) -> None:
+    folder(tmp_path, orders=f"kafka: {{bootstrap: 'a:1'}}\ntopics: orders\nstart: earliest\nlake: {lake}\n{store}\n")
+    files = read_shapes(projects.Project(tmp_path))
+    assert (files.feeds.keys(), files.broken) == ({"orders"}, {})
+    assert "UNSET" in files.without_lake["orders"].message
 
 
 def test_columns_have_descriptions(tmp_path: Path) -> None:
