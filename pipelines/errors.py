@@ -321,7 +321,7 @@ class Unknown(SluiceError):
     """Nobody saw the outcome. The only way on is to read back."""
 
 
-TRANSIENT = (Retryable, WindowHeld, WindowIncomplete, PlanBusy)
+TRANSIENT = (Retryable, Unknown, WindowHeld, WindowIncomplete, PlanBusy)
 """Errors that pass by themselves."""
 
 

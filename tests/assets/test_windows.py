@@ -25,6 +25,7 @@ from sluice.pipelines.errors import (
     BatchIncomplete,
     KafkaUnavailable,
     PlanBusy,
+    Unknown,
     UsageError,
     WindowHeld,
     WindowIncomplete,
@@ -234,6 +235,23 @@ def test_a_window_on_which_another_run_is_at_work_is_requested_any_number_of_tim
     run = instance.get_run_by_id(outcome.run_id)
     assert run is not None
     assert run.tags[AGAIN_TAG] == "PlanBusy"
+
+
+def test_a_window_whose_ledger_entry_got_no_answer_is_requested_any_number_of_times(
+    world: World, instance: dg.DagsterInstance
+) -> None:
+    """A store that reads and does not write answers so to each run, however long that lasts."""
+
+    def hang(path: str) -> None:
+        raise Unknown("no answer confirmed whether it was created", remedy="run again")
+
+    world.lake.before["put_if_absent"] = hang
+    outcome = world.run(in_hour(0))
+    world.lake.before.clear()
+    assert isinstance(outcome.error, Unknown)
+    run = instance.get_run_by_id(outcome.run_id)
+    assert run is not None
+    assert run.tags[AGAIN_TAG] == "Unknown"
 
 
 def test_a_run_that_its_limits_end_leaves_the_window_partial(root: Path) -> None:

@@ -27,7 +27,7 @@ except ImportError:  # before 3.2
     from airflow.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 from airflow.exceptions import AirflowNotFoundException
 
-from sluice.pipelines.errors import TRANSIENT, BatchIncomplete, SluiceError, Unknown, UsageError
+from sluice.pipelines.errors import TRANSIENT, BatchIncomplete, SluiceError, UsageError
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Scheduler
 from sluice.pipelines.util.units import parse_window, show_window
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 Context = Mapping[str, Any]
-_RETRIED = (*TRANSIENT, BatchIncomplete, Unknown)
+_RETRIED = (*TRANSIENT, BatchIncomplete)
 """Errors after which another attempt may succeed: it adopts finished offset ranges."""
 
 
