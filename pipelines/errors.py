@@ -314,7 +314,12 @@ class LakeFull(Terminal): ...
 class ProofFailed(Terminal): ...
 
 
-class BatchIncomplete(Terminal): ...
+class BatchIncomplete(Terminal):
+    """`passes`: each failure passes by itself, as that of an executor that could not reach Kafka."""
+
+    def __init__(self, message: str, *, remedy: str = "", passes: bool = False) -> None:
+        super().__init__(message, remedy=remedy)
+        self.passes = passes
 
 
 class Unknown(SluiceError):
@@ -323,6 +328,16 @@ class Unknown(SluiceError):
 
 TRANSIENT = (Retryable, Unknown, WindowHeld, WindowIncomplete, PlanBusy)
 """Errors that pass by themselves."""
+_PASSING_NAMES = frozenset(
+    name for name, kind in globals().items() if isinstance(kind, type) and issubclass(kind, (Retryable, Unknown))
+)
+
+
+def passes(error: object) -> bool:
+    """Returns whether an error, or the class of one by its name, passes by itself."""
+    if isinstance(error, str):
+        return error in _PASSING_NAMES
+    return isinstance(error, TRANSIENT) or (isinstance(error, BatchIncomplete) and error.passes)
 
 
 def choose_exit_code(errors: Iterable[SluiceError]) -> int:

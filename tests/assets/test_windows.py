@@ -23,8 +23,10 @@ from sluice.assets.specs.asset_specs import committed_key, landed_key, quarantin
 from sluice.assets.steps import land_step
 from sluice.pipelines.errors import (
     BatchIncomplete,
+    CorruptBatch,
     KafkaUnavailable,
     PlanBusy,
+    SluiceError,
     Unknown,
     UsageError,
     WindowHeld,
@@ -235,6 +237,19 @@ def test_a_window_on_which_another_run_is_at_work_is_requested_any_number_of_tim
     run = instance.get_run_by_id(outcome.run_id)
     assert run is not None
     assert run.tags[AGAIN_TAG] == "PlanBusy"
+
+
+@pytest.mark.parametrize("error", [KafkaUnavailable("no answer"), CorruptBatch("its checksum is wrong")])
+def test_a_window_whose_tasks_did_not_reach_kafka_is_requested_any_number_of_times(
+    error: SluiceError, world: World, instance: dg.DagsterInstance
+) -> None:
+    """As those of a cluster that may not connect to the brokers, while the driver may."""
+    world.engine.failing, world.engine.failure = {P1}, error
+    outcome = world.run(in_hour(0))
+    assert isinstance(outcome.error, BatchIncomplete)
+    run = instance.get_run_by_id(outcome.run_id)
+    assert run is not None
+    assert run.tags.get(AGAIN_TAG, "") == ("BatchIncomplete" if isinstance(error, KafkaUnavailable) else "")
 
 
 def test_a_window_whose_ledger_entry_got_no_answer_is_requested_any_number_of_times(

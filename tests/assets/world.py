@@ -19,9 +19,11 @@ from sluice.assets.execution import run_feeds
 from sluice.assets.runs.run_session import RunSession
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed
+from sluice.pipelines.errors import CorruptBatch, SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import paths
+from sluice.pipelines.landing.proof import to_failure
 from sluice.pipelines.landing.writer import PartTarget, PartWriter
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.kafka import OffsetAtTime, TopicPartition
@@ -33,7 +35,6 @@ from sluice.pipelines.model.receipts import (
     Part,
     PartKind,
     Progress,
-    RangeFailure,
     Receipt,
     Tally,
     TaskTraffic,
@@ -107,6 +108,9 @@ class MadeUpEngine(MemoryEngine):
     """
 
     failing: set[TopicPartition] = field(default_factory=set)
+    failure: SluiceError = field(
+        default_factory=lambda: CorruptBatch("it does not match its CRC", remedy="check the disk")
+    )
     bad: int = 0
     absent: int = 0
     why: tuple[str | None, ...] = ("decode", "not_json", None, None, "no JSON value begins here")
@@ -130,7 +134,7 @@ class MadeUpEngine(MemoryEngine):
 
     def _build_range(self, job: Job, s: OffsetRange) -> Outcome:
         if s.tp in self.failing:
-            return RangeFailure(s, "CorruptBatch", f"{s}: does not match its CRC", "check the broker's disk")
+            return to_failure(s, self.failure)
         good = next(RawFormat().convert(s, _records(s))).landed.slice(self.absent, s.span - self.bad - self.absent)
         parts = self._written(job, s, PartKind.LANDED, good)
         if self.bad:
