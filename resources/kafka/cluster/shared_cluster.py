@@ -55,9 +55,17 @@ MOST = 20_000
 Offsets = Mapping[TopicPartition, CommittedOffset | None]
 
 
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def _read_clock() -> float:
+    """Return seconds of a clock that never steps back and counts the sleep of a suspended machine, too."""
+    return time.clock_gettime(_CLOCK)
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A snapshot of one Kafka, taken from `began` to `ended` (monotonic seconds).
+    """A snapshot of one Kafka, taken from `began` to `ended` (see `_read_clock`).
 
     `partitions`: by topic, for topics of which no partition is missing. `committed`: by group.
     """
@@ -124,8 +132,8 @@ class SharedKafka:
         error."""
         with self._lock:
             last = self._last
-            if last is None or time.monotonic() - last.ended > AGE:  # it may have taken longer
-                last = self._last = self._take_look(time.monotonic())
+            if last is None or _read_clock() - last.ended > AGE:  # it may have taken longer
+                last = self._last = self._take_look(_read_clock())
         if isinstance(last, _Failed):
             raise copy(last.error)
         return last
@@ -199,11 +207,11 @@ class SharedKafka:
             wanted = _within_bounds({f.name: _topics_of(f, topics) for f in self.feeds}, layout)
             states = self._cluster.glance(layout, {t for names in wanted.values() for t in names})
         except SluiceError as error:
-            return _Failed(time.monotonic(), error)
+            return _Failed(_read_clock(), error)
         partitions = _whole_topics(layout, states)
         groups = {f.group: _tps(partitions, wanted[f.name]) for f in self.feeds if f.name in wanted and _in_kafka(f)}
         committed = self._fetch_committed({group: tps for group, tps in groups.items() if tps})
-        return Look(began, time.monotonic(), layout, topics, partitions, committed)
+        return Look(began, _read_clock(), layout, topics, partitions, committed)
 
     def _fetch_committed(self, groups: Mapping[str, Sequence[TopicPartition]]) -> Mapping[str, Offsets]:
         """Return the committed offsets of these groups; those that could not be asked are left out."""
@@ -250,7 +258,7 @@ class SharedCluster:
     def age(self) -> int:
         """Return the age (ms) of the snapshot; 0 if this feed uses none."""
         look = self._look()
-        return 0 if look is None else int((time.monotonic() - look.began) * 1000) + 1
+        return 0 if look is None else int((_read_clock() - look.began) * 1000) + 1
 
     def _look(self) -> Look | None:
         if self._by_itself:

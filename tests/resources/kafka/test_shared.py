@@ -133,7 +133,7 @@ def test_a_slow_look_serves_all_feeds_that_waited_for_it(feeds, monkeypatch):
         looks.append(began)
         return take(shared_kafka, began)
 
-    monkeypatch.setattr(shared_cluster, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(shared_cluster, "time", SimpleNamespace(clock_gettime=lambda _: clock[0]))
     monkeypatch.setattr(SharedKafka, "_take_look", take_long)
     with sharing(feeds) as shared_kafka:
         for feed in feeds:
@@ -149,7 +149,9 @@ def test_settings_that_take_long_serve_all_feeds_that_waited_for_them(feeds, mon
         described.append(sorted(topics))
         return describe(cluster, topics)
 
-    monkeypatch.setattr(shared_cluster, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(
+        shared_cluster, "time", SimpleNamespace(monotonic=lambda: clock[0], clock_gettime=lambda _: clock[0])
+    )
     monkeypatch.setattr(KafkaCluster, "configs", describe_slowly)
     with sharing(feeds) as shared_kafka:
         for feed in feeds:
