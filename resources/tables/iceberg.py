@@ -127,8 +127,11 @@ class IcebergTable:
 
     def files(self) -> Mapping[str, TableFile]:
         with self._asking():
-            live = _list_live(self._known)
-            return {f.file_path: TableFile(f.file_path, f.record_count, f.file_size_in_bytes) for f in live}
+            files: dict[str, TableFile] = {}
+            for f in _list_live(self._known):  # a file that others added again counts as often as readers read it
+                rows = f.record_count + (files[f.file_path].rows if f.file_path in files else 0)
+                files[f.file_path] = TableFile(f.file_path, rows, f.file_size_in_bytes)
+            return files
 
     def expiring(self, before: int) -> tuple[str, ...]:
         table = self._known
@@ -435,7 +438,7 @@ def describe_files(io: FileIO, metadata: TableMetadata, addresses: Sequence[str]
             spec_id=metadata.default_spec_id,
             equality_ids=None,
             key_metadata=None,
-            **_with_times(stats.to_serialized_dict(), footer, columns),
+            **_with_bounds(stats.to_serialized_dict(), footer, columns),
         )
 
     return map_parallel(of, addresses)
@@ -449,20 +452,21 @@ def _footer(io: FileIO, address: str) -> tuple[pq.FileMetaData, int]:
 
 def _statistics(metadata: TableMetadata) -> dict[int, Any]:
     """Statistics that PyIceberg takes from footers: of times only how many there are, since Python has not all of
-    them."""
+    them, and of decimals, since it refuses files with fewer digits than the table."""
     from pyiceberg.io.pyarrow import MetricModeTypes, MetricsMode, compute_statistics_plan
-    from pyiceberg.types import DateType, TimestampType, TimestamptzType
+    from pyiceberg.types import DateType, DecimalType, TimestampType, TimestamptzType
 
-    times = (DateType, TimestampType, TimestamptzType)
+    counted = (DateType, DecimalType, TimestampType, TimestamptzType)
     counts = MetricsMode(MetricModeTypes.COUNTS)
     plan = compute_statistics_plan(metadata.schema(), metadata.properties).items()
-    return {id: replace(c, mode=counts) if isinstance(c.iceberg_type, times) else c for id, c in plan}
+    return {id: replace(c, mode=counts) if isinstance(c.iceberg_type, counted) else c for id, c in plan}
 
 
-def _with_times(stats: dict[str, Any], footer: pq.FileMetaData, columns: Mapping[str, int]) -> dict[str, Any]:
-    """A file's statistics, completed by the bounds of its times. Those that microseconds cannot hold have none."""
+def _with_bounds(stats: dict[str, Any], footer: pq.FileMetaData, columns: Mapping[str, int]) -> dict[str, Any]:
+    """A file's statistics, completed by the bounds of its times and decimals. Times that microseconds cannot hold have
+    none."""
     for name, bounds in read_bounds(footer).items():
-        if not pa.types.is_temporal(bounds.kind):
+        if not (pa.types.is_temporal(bounds.kind) or pa.types.is_decimal(bounds.kind)):
             continue
         stats["null_value_counts"][columns[name]] = bounds.nulls
         packed = [_pack(bounds.kind, value) for value in (bounds.low, bounds.high) if value is not None]
@@ -472,7 +476,9 @@ def _with_times(stats: dict[str, Any], footer: pq.FileMetaData, columns: Mapping
 
 
 def _pack(kind: pa.DataType, value: int) -> bytes | None:
-    """A day or a time as Iceberg keeps it; None for a time that it does not have."""
+    """A day, a time or a decimal as Iceberg keeps it; None for a time that it does not have."""
+    if pa.types.is_decimal(kind):
+        return value.to_bytes(max(value, ~value).bit_length() // 8 + 1, "big", signed=True)
     if pa.types.is_date(kind):
         return value.to_bytes(4, "little", signed=True)
     in_us = value * {"s": 1_000_000, "ms": 1000, "us": 1}[kind.unit]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,16 @@ def test_each_file_is_described_as_by_pyiceberg(place: Place) -> None:
     place.add(SIGNED, *(place.write(f"{n}.parquet", SIGNED, ROWS) for n in "ab"))
     first, second = ([f.get(k) for k in f if k != "file_path"] for f in place.iceberg.inspect.files().to_pylist())
     assert str(first) == str(second)
+
+
+@pytest.mark.parametrize(("narrow", "wide"), [("decimal(9,2)", "decimal(12,2)"), ("decimal(12,2)", "decimal(25,2)")])
+def test_a_file_with_fewer_digits_than_the_table_is_added_with_its_bounds(place: Place, narrow: str, wide: str) -> None:
+    values = {"x": [Decimal("-1.50"), None, Decimal("2.00")]}
+    place.add({"x": wide}, write_as_landing(place.lake, f"{ROOT}/a.parquet", {"x": narrow}, values))
+    (file,) = place.iceberg.inspect.files().to_pylist()
+    metrics = file["readable_metrics"]["x"]
+    assert (metrics["lower_bound"], metrics["upper_bound"], metrics["null_value_count"]) == (*values["x"][::2], 1)
+    assert place.iceberg.scan(EqualTo("x", Decimal("2.00"))).to_arrow()["x"].to_pylist() == [Decimal("2.00")]
 
 
 FLAT = {c: text for c, text in SIGNED.items() if "<" not in text}
