@@ -230,7 +230,9 @@ class _Publisher:
         comparison = compare(self.ledger, self.lake, self.table, head, state, self.kind)
         if comparison.deletes or not (comparison.is_sound or self.repair):
             raise differs(self.table, comparison, self.ledger.feed)
-        add, remove = (*comparison.pending, *comparison.missing), (*comparison.stale, *comparison.foreign)
+        again = tuple(address for address, _, _ in comparison.rows)
+        add = (*comparison.pending, *comparison.missing, *again)
+        remove = (*comparison.stale, *comparison.foreign, *again)
         wanted = set(add)
         properties = about(
             self.ledger, state, [b for b in comparison.batches if not wanted.isdisjoint(addresses(self.lake, [b]))]

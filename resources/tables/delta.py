@@ -275,7 +275,8 @@ class DeltaLakeTable:
         if not change.remove:
             return []
         now, live = time.time_ns() // 1_000_000, self.files()
-        removed = (live[address] for address in change.remove if address in live)
+        going = {*change.remove}.difference(change.add)  # a file that is added again takes its own place
+        removed = (live[address] for address in sorted(going) if address in live)
         changes = _changes_rows(change)
         return [RemoveAction(self._path(f.address), changes, now, f.bytes, {}) for f in removed]
 

@@ -328,6 +328,17 @@ def test_rows_of_others_are_named_and_taken_out(world: TableWorld) -> None:
         world.sync()
 
 
+def test_a_file_that_others_listed_again_is_named_and_listed_once(world: TableWorld) -> None:
+    world.land(*pieces(A, 100), *pieces(B, 100))
+    world.sync()
+    world.list_again(world.files()[0])
+    with pytest.raises(TableDiffers, match="1 file is listed with other numbers of rows"):
+        world.sync()
+    world.sync(repair=True)
+    world.check_same()
+    assert world.sync().commits == 0
+
+
 FOREIGN: dict[str, Callable[[TableWorld], object]] = {
     "append": lambda world: world.append(world.read().slice(0, 7)),
     "delete": lambda world: world.delete('partition = 1 and "offset" < 10'),

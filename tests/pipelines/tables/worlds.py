@@ -88,6 +88,10 @@ class TableWorld(World):
     def append(self, rows: pa.Table) -> None:
         raise NotImplementedError
 
+    def list_again(self, file: str) -> None:
+        """Let the table say something wrong of one of our files, as others may."""
+        raise NotImplementedError
+
     def delete(self, where: str) -> None:
         raise NotImplementedError
 
@@ -154,6 +158,9 @@ class IcebergWorld(TableWorld):
     def append(self, rows: pa.Table) -> None:
         self.iceberg.append(rows)
 
+    def list_again(self, file: str) -> None:
+        self.iceberg.add_files([file], check_duplicate_files=False)
+
     def delete(self, where: str) -> None:
         self.iceberg.delete(where)
 
@@ -211,6 +218,13 @@ class DeltaWorld(TableWorld):
         from deltalake import write_deltalake
 
         write_deltalake(self.delta, rows, mode="append")
+
+    def list_again(self, file: str) -> None:
+        from deltalake.transaction import AddAction
+
+        found, path = self.delta, file.partition("/data/orders/")[2]
+        wrong = AddAction(path, (self.root / "lake/data/orders" / path).stat().st_size, {}, 0, True, '{"numRecords":1}')
+        found.create_write_transaction([wrong], mode="append", schema=found.schema())
 
     def delete(self, where: str) -> None:
         self.delta.delete(where)
