@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.pipelines.lake import parquet, paths
-from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.kafka import Key, TopicPartition
 from sluice.pipelines.ports import Delivered, Lake
 from sluice.pipelines.republishing import republish_plan as plans
 from sluice.pipelines.republishing.republish_plan import Republish
@@ -127,14 +127,18 @@ class SentRecord:
     to_offset: int
 
 
-def whence_and_whither(lake: Lake, feed: str, tp: TopicPartition, offset: int) -> Iterator[SentRecord]:
-    """Where finished republishes of the feed sent this record, and from where one sent it here."""
+def whence_and_whither(
+    lake: Lake, feed: str, tp: TopicPartition, offset: int, life: Key | None
+) -> Iterator[SentRecord]:
+    """Where finished republishes of the feed sent this record, and from where one sent it here. `life`: the one of the
+    partition in which the feed read it; None if it reads no such partition."""
     for name in plans.names(lake, feed):
         done = lake.get(paths.republish_done_path(feed, name))
         if done is None:
             continue
         plan = plans.load(lake, feed, name)
-        prefixes = [p for p, topic in (("", None), ("to_", plan.wishes.to)) if topic in (None, tp.topic)]
+        ways = (("", any(s.key == life for s in plan.sources)), ("to_", tp.topic == plan.wishes.to))
+        prefixes = [prefix for prefix, possible in ways if possible]
         for file in json.loads(done)["files"]:
             for prefix in prefixes:
                 yield from _find_moved(lake, plan, file, prefix, tp, offset)

@@ -32,6 +32,7 @@ PIECE = 20_000
 LANE_OFFSETS = 250_000
 """Offsets that make a lane worth its while: it costs a transactional id, a group, and a task."""
 MOST_LANES = 64
+_ENDLESS = 1 << 63
 
 
 class PartitionBy(StrEnum):
@@ -176,6 +177,13 @@ def plan_republish(
         for key, ranges in sorted(wanted.items())
         if (landed := union(x for r in union(ranges) for x in intersect(state.landed.get(key, ()), r)))
     )
+    tps = [s.key.tp for s in sources]
+    if twice := next((tp for tp in tps if tps.count(tp) > 1), None):
+        raise Refused(
+            f"rows of {twice} are of several lives of the topic, and one republish sends those of one",
+            remedy="ask for windows of one life, or for the newest by --offsets",
+            topic=twice.topic,
+        )
     if (
         wishes.by is PartitionBy.SAME
         and (highest := max((s.partition for s in sources), default=-1)) >= wishes.partitions
@@ -201,8 +209,9 @@ def _in_lanes(sources: Sequence[Source]) -> tuple[Source, ...]:
 
 
 def asked_windows(feed: Feed, state: State, starts: Sequence[int]) -> list[tuple[Key, Range]]:
-    """The offsets of these windows in every partition. Raises WindowIncomplete for one whose end is not known."""
-    ranges = []
+    """The offsets of these windows in every partition, also in lives that are over. Raises WindowIncomplete for one
+    whose end is not known."""
+    ranges, over = [], sorted({*state.origins}.difference(state.known()))
     for window in starts:
         for key in state.known():
             r = windows.find_range(state, key, window, feed.window)
@@ -212,6 +221,11 @@ def asked_windows(feed: Feed, state: State, starts: Sequence[int]) -> list[tuple
                     remedy=f"land it first: sluice run {feed.name} --window {show_window(window)}",
                 )
             ranges.append((key, r))
+        for key in over:
+            first, last = (windows.find_boundary(state, key, t) for t in (window, window + feed.window.length))
+            if first is not None:  # a life that ended in the window has no boundary at the window's end
+                lasts = Range(first, _ENDLESS if last is None else last)
+                ranges += [(key, r) for r in intersect(state.list_accounted(key), lasts)]
     return ranges
 
 
