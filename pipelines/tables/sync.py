@@ -148,7 +148,7 @@ class _Publisher:
                 # a run that met no note may remove files replaced since
                 raise TableMoved(f"{table.name} begins while files are replaced", remedy="the next try decides again")
             if self.repair and head.snapshot is not None:
-                self._note_removals(foreign=self._beside())
+                self._note_removals(self._find_replaced(state), self._beside())
             if trusted_mark(ledger, state, head):
                 end, changes, never = self._find_pending(state, head)
                 going = self._find_present(never)
@@ -269,6 +269,11 @@ class _Publisher:
             pending = published_files.read_pending_removals(self.lake, self.ledger.feed)
             new = {*parts} - pending.parts, {*foreign} - pending.foreign
             published_files.note_removals(self.lake, self.ledger.feed, *new)
+
+    def _find_replaced(self, state: State) -> frozenset[str]:
+        """Returns lake paths of files that no longer count. The snapshots by which expiry finds them may be gone, if
+        another program let these expire and left the files."""
+        return self.ledger.list_replaced((p for root in self._roots for p in self.lake.list(root)), state)
 
     def _beside(self) -> set[str]:
         """Returns lake paths of other writers' files next to the feed's that a snapshot names."""

@@ -376,6 +376,22 @@ def test_files_of_other_writers_go_once_no_snapshot_names_them(world: TableWorld
     assert not {*foreign} & {*world.parts()}
 
 
+def test_a_repair_finds_files_whose_snapshots_another_program_let_expire(tmp_path: Path) -> None:
+    world = IcebergWorld(tmp_path)
+    world.land(*pieces(A, 20), *pieces(B, 50))
+    world.sync()
+    world.compact()
+    world.sync()
+    world.land((A, 200, 300))
+    world.sync()
+    snapshots = [s for s, _, _ in world.said()[:-1]]
+    world.iceberg.maintenance.expire_snapshots().by_ids(snapshots).commit()
+    done = world.sync(expire_before=0, repair=True)
+    assert (len(done.cleaned), len(world.parts())) == (14, 5)
+    world.check_same()
+    world.check()
+
+
 def test_files_of_other_writers_that_an_older_release_took_out_are_noted_by_a_repair(tmp_path: Path) -> None:
     world = DeltaWorld(tmp_path)
     world.land(*pieces(A, 100))
