@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -261,8 +262,10 @@ class _SampleTable:
         stats = [
             (name, format_number(v))
             for name, v in figures
-            if name != "mean" or format_number in (_number_said, _count_said)
+            if name != "mean" or (format_number in (_number_said, _count_said) and isfinite(v))
         ] + stats
+        if not isfinite(high - low):  # no bin is as wide
+            return replace(blank, stats=tuple(stats))
         scale = _Scale.of(low, high, p1, p99, integral)
         query = f"select least(greatest(floor(({sql_name}::double - ?) / ?), -1), ?)::int, count(*) {finite} group by 1"
         counts = dict(self._db.execute(query, [scale.low, scale.step, scale.bins]).fetchall())
