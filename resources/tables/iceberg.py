@@ -380,9 +380,10 @@ def _evolve(transaction: Transaction, columns: Mapping[str, str]) -> None:
     from pyiceberg.table import TableProperties
 
     metadata, digest = transaction.table_metadata, hashlib.sha256(json.dumps(dict(columns)).encode()).hexdigest()[:16]
-    if metadata.properties.get(_COLUMNS) == f"{digest}/{metadata.current_schema_id}":
+    unmapped = TableProperties.DEFAULT_NAME_MAPPING not in metadata.properties
+    if metadata.properties.get(_COLUMNS) == f"{digest}/{metadata.current_schema_id}" and not unmapped:
         return  # looking takes PyIceberg longer than adding files
-    if metadata.name_mapping() is None:
+    if unmapped:
         mapping = metadata.schema().name_mapping.model_dump_json()
         transaction.set_properties({TableProperties.DEFAULT_NAME_MAPPING: mapping})
     with transaction.update_schema() as update:

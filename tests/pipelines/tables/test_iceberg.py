@@ -263,6 +263,16 @@ def test_a_dropped_column_is_there_again_with_the_next_file(tmp_path: Path) -> N
     assert orders.iceberg.scan(EqualTo("n", 1)).to_arrow().num_rows == 1
 
 
+def test_a_name_mapping_that_others_removed_is_there_again_with_the_next_file(place: Place) -> None:
+    columns = {"a": "int64", "b": "string"}
+    first, second = (place.write(f"{n}.parquet", columns, {"a": [n], "b": [str(n)]}) for n in (1, 2))
+    place.add(columns, first)
+    with place.iceberg.transaction() as change:
+        change.remove_properties("schema.name-mapping.default")
+    place.add(columns, second)
+    assert sorted(r["b"] for r in place.iceberg.scan().to_arrow().to_pylist()) == ["1", "2"]
+
+
 def test_an_error_that_no_setting_causes_does_not_blame_the_settings() -> None:
     outcomes = Outcomes("table db.orders", "catalog")
     for error in (OverflowError("date value out of range"), KeyError("x"), TypeError("x")):
