@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, groupby
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.pipelines.lake import parquet
+from sluice.pipelines.landing.landed_rows import in_order
 from sluice.pipelines.model.kafka import Key, Range
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Part, Progress, Reporter
@@ -72,18 +74,22 @@ def read_rows(
     """
     reading = _RowSums(window, by)
     total = sum(p.rows for _, p in parts)
-    for s, part in parts:
-        for rows in _read_part(lake, part, reading):
+    for s, placed in groupby(parts, lambda placed: placed[0]):
+        own = [part for _, part in placed]
+        # Files by record time are adjacent in the order; all others follow one another.
+        most = max(_ROWS // len(own), 1) if s.by_time else _ROWS
+        files = [_read_part(lake, part, reading, most) for part in own]
+        for rows in in_order(files) if s.by_time else chain.from_iterable(files):
             reading.add(s.key, rows)
             report(Progress("reading", reading.rows, total))
     return reading.build()
 
 
-def _read_part(lake: Lake, part: Part, reading: _RowSums) -> Iterator[pa.RecordBatch]:
+def _read_part(lake: Lake, part: Part, reading: _RowSums, most: int) -> Iterator[pa.RecordBatch]:
     with parquet.open_parquet(lake, part.path) as file:
         names = reading.choose_columns(file.schema_arrow)
         groups, before = parquet.find_row_groups(file.metadata, part)
-        yield from parquet.own_rows(parquet.read(file, part.path, _ROWS, names, groups), part, before)
+        yield from parquet.own_rows(parquet.read(file, part.path, most, names, groups), part, before)
 
 
 class _RowSums:

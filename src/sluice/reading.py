@@ -213,7 +213,8 @@ class Windows:
     def arrow(self, columns: list[str] | None = None) -> pa.Table:
         """All rows in memory, by window and in log order in each partition; with `columns`, only these columns.
 
-        Offset ranges that share files and were landed in another order than the log's keep that one.
+        Offset ranges that share files and were landed in another order than the log's keep that one, and rows of a feed
+        with `layout: record_time` that of their folders.
         Raises PartUnreadable if a file is gone or damaged.
         """
         try:

@@ -148,6 +148,14 @@ def test_tombstones_have_no_columns_and_are_no_copies_of_each_other(tmp_path: Pa
     assert (repeats.rows, repeats.keyed, repeats.keys, repeats.copies) == (5, 1, 1, ())
 
 
+def test_files_by_record_time_are_read_in_the_order_of_offsets(tmp_path: Path) -> None:
+    """Their offsets interleave, and no record is in them twice."""
+    result = read(tmp_path, make(random.Random(4), 300), RAW + "landing: {layout: record_time}\n")
+    assert (result.twice, result.rows) == ((), 300)
+    first, last = query(tmp_path, 'select min("offset"), max("offset") from ROWS where partition = 1')
+    assert [c.offset for c in result.ends[Key("orders", 1, "memory")]] == [first, last]
+
+
 def test_a_part_that_is_read_twice_is_reported_as_landed_twice(tmp_path: Path) -> None:
     assert read(tmp_path, [record(b"a", b"1", 1), record(b"b", b"2", 2)]).twice == ()
     (path,) = (tmp_path / "lake" / "data").rglob("*.parquet")
