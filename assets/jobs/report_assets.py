@@ -186,9 +186,26 @@ def _format_table(result: pa.Table) -> str:
     """The first rows as a table. Their text came from records: none of it is taken for markup."""
     preview = result.slice(0, PREVIEW_ROWS)
     lines = [[_format_cell(n) for n in result.schema.names], ["---"] * result.num_columns]
-    lines += [[_format_cell(value) for value in row.values()] for row in preview.to_pylist()]
+    rows = zip(*map(_list_values, preview.columns), strict=True)
+    lines += [[_format_cell(value) for value in row] for row in rows]
     more = result.num_rows - preview.num_rows
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + (f"\n\n… and {more} more rows" if more else "")
+
+
+def _list_values(column: pa.ChunkedArray) -> list[Any]:
+    try:
+        return [*column.to_pylist()]
+    except (OverflowError, ValueError):
+        return [_get_value(cell) for cell in column]
+
+
+def _get_value(cell: pa.Scalar) -> Any:
+    """The value; the number itself for a time beyond the year 9999, which Python does not have."""
+    try:
+        return cell.as_py()
+    except (OverflowError, ValueError):
+        is_number = pa.types.is_timestamp(cell.type) or pa.types.is_date(cell.type)
+        return f"{cell.value} {getattr(cell.type, 'unit', 'days')}" if is_number else "…"
 
 
 def _format_cell(value: object) -> str:

@@ -511,13 +511,17 @@ def _format_value(cell: pa.Scalar) -> str:
     """A value of a record, short and harmless to a terminal."""
     import pyarrow as pa
 
+    from sluice.cli.terminal.record_view import time_text
+
     if not cell.is_valid:
         return "null"
     if pa.types.is_binary(cell.type):
         return _quote(cell.as_py()[: 4 * _MOST_SHOWN].decode("utf-8", "backslashreplace"))
     if pa.types.is_string(cell.type):
         return _quote(cell.as_py()[: 4 * _MOST_SHOWN])
-    if pa.types.is_timestamp(cell.type) or pa.types.is_decimal(cell.type):
+    if pa.types.is_timestamp(cell.type) or pa.types.is_date(cell.type):
+        return time_text(cell)
+    if pa.types.is_decimal(cell.type):
         return str(cell.cast(pa.string()).as_py())
     return _cut(safe(str(cell.as_py())))
 

@@ -12,13 +12,15 @@ from rich.text import Text
 
 from sluice.cli.terminal.output import facts, safe, table
 from sluice.cli.terminal.text_layout import count
-from sluice.pipelines.util.units import show_instant
+from sluice.pipelines.util.units import CALENDAR_ENDS, DAY, show_instant
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 SHOWN_BYTES = 240
 """Of a key or value, for people."""
+_YEAR_1 = -62_135_596_800_000
+_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 def rows(table: pa.Table) -> list[dict[str, Any]]:
@@ -72,9 +74,22 @@ def _to_plain(cell: pa.Scalar) -> Any:
         return {str(_to_plain(entry["key"])): _to_plain(entry["value"]) for entry in cell.values}
     if pa.types.is_list(kind):
         return [_to_plain(item) for item in cell.values]
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_decimal(kind):
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return time_text(cell)
+    if pa.types.is_decimal(kind):
         return cell.cast(pa.string()).as_py()
     return _base64(cell.as_py()) if pa.types.is_binary(kind) else cell.as_py()
+
+
+def time_text(cell: pa.Scalar) -> str:
+    """A time or day as text. Where the calendar ends, the number itself: Arrow's text would be another time's."""
+    import pyarrow as pa
+
+    unit, number = "days" if pa.types.is_date(cell.type) else cell.type.unit, int(cell.value)
+    ms = number * DAY if unit == "days" else number * 1000 // _PER_SECOND[unit]
+    if not _YEAR_1 <= ms < CALENDAR_ENDS:
+        return f"{number} {unit}"
+    return str(cell.cast(pa.string()).as_py())
 
 
 def view(records: Sequence[Mapping[str, Any]], states: Sequence[str] | None = None) -> RenderableType:

@@ -12,7 +12,7 @@ import pytest
 
 from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.factory import build
-from sluice.assets.jobs.report_assets import _read_rows, report_key
+from sluice.assets.jobs.report_assets import _format_table, _read_rows, report_key
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.errors import FeedError
@@ -74,6 +74,13 @@ def test_a_report_of_a_whole_window(reporting: World, instance: dg.DagsterInstan
     assert reporting.lake.files[path] == before, "the same window again is the same file"
     assert [p for p in reporting.lake.files if p.startswith("reports/")] == [path]
     assert len(set(versions(instance, REPORT, f"{DAY}00:00"))) == 1
+
+
+def test_a_preview_has_times_that_python_does_not_have() -> None:
+    late = pa.array([1_764_000_000_000_000_000, 0], pa.int64())
+    columns = [late.cast(pa.timestamp("us", "UTC")), pa.array([1, 2])]
+    text = _format_table(pa.Table.from_arrays(columns, names=["same", "same"]))
+    assert text.splitlines()[2:] == ["| 1764000000000000000 us | 1 |", "| 1970-01-01 00:00:00+00:00 | 2 |"]
 
 
 def test_hours_that_landed_before_the_report_are_named_with_the_command(

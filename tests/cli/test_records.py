@@ -6,9 +6,10 @@ import io
 import json
 
 import pyarrow as pa
+import pytest
 from rich.console import Console
 
-from sluice.cli.terminal.record_view import typed_fields, typed_view
+from sluice.cli.terminal.record_view import time_text, typed_fields, typed_view
 from sluice.pipelines.records.rows.row_format import RawFormat
 
 ROW = pa.table(
@@ -40,6 +41,22 @@ def test_a_typed_row_is_json() -> None:
         "kafka_timestamp": 1 << 62,
     }
     assert typed_fields(RawFormat.schema.empty_table()) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "text"),
+    [
+        (1_764_000_000_000_000, pa.timestamp("ms", "UTC"), "1764000000000000 ms"),
+        (-(1 << 63), pa.timestamp("us", "UTC"), f"{-(1 << 63)} us"),
+        (253_402_300_799_999, pa.timestamp("ms", "UTC"), "9999-12-31 23:59:59.999Z"),
+        (-62_135_596_800_000, pa.timestamp("ms", "UTC"), "0001-01-01 00:00:00.000Z"),
+        ((1 << 31) - 1, pa.date32(), "2147483647 days"),
+        (18_262, pa.date32(), "2020-01-01"),
+    ],
+)
+def test_a_time_beyond_the_calendar_is_its_number(number: int, kind: pa.DataType, text: str) -> None:
+    (cell,) = pa.array([number], pa.int64() if pa.types.is_timestamp(kind) else pa.int32()).cast(kind)
+    assert time_text(cell) == text
 
 
 def test_a_typed_row_is_harmless_on_a_terminal() -> None:
