@@ -110,6 +110,7 @@ def _describe(result: TableComparison) -> str:
     if result.misread:
         return f"{many(len(result.misread), 'file')} with bounds that engines misread: sluice table sync FEED --repair"
     lacking = f"; {many(len(result.pending), 'file')} not in it yet" if result.pending else ""
+    lacking += f"; {many(len(result.stale), 'more file')} until the next sync" if result.stale else ""
     return f"the same {many(len(result.live) - len(result.pending), 'file')} and rows as in the ledger{lacking}"
 
 

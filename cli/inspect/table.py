@@ -272,7 +272,12 @@ def verdict(feed: str, comparison: TableComparison) -> Iterator[RenderableType]:
         yield bad(f"{comparison.describe()}: sluice table sync {feed} --repair")
     if comparison.misread:
         yield bad(_describe_misread(feed, len(comparison.misread), f"sluice table sync {feed} --repair"))
-    for what, files in (("missing", comparison.missing), ("not in the ledger", comparison.foreign)):
+    wrong = tuple(f"{address}: {rows} rows, not {landed}" for address, rows, landed in comparison.rows)
+    for what, files in (
+        ("missing", comparison.missing),
+        ("not in the ledger", comparison.foreign),
+        ("with other numbers of rows", wrong),
+    ):
         more = [f"… {len(files) - SHOWN} more"] if len(files) > SHOWN else []
         if files:
             yield indent(f"{what}:", *files[:SHOWN], *more)

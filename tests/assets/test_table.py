@@ -17,6 +17,7 @@ from sluice.assets.instance.instance import is_held, prepare_home
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.assets.steps import table_step
 from sluice.pipelines.errors import KafkaUnavailable
+from sluice.pipelines.tables.check import TableComparison
 from sluice.pipelines.tables.sync import Synced
 from sluice.pipelines.util.units import show_window
 from sluice.resources.lake.local_lake import LocalLake
@@ -60,6 +61,11 @@ def test_a_run_brings_the_table_up_and_a_catalog_that_is_away_stops_nothing(
     assert read.scan().to_arrow().num_rows == 100
     specs = {s.key: s for s in build(world.project, world.session()).resolve_all_asset_specs()}
     assert [d.asset_key for d in specs[TABLE].deps] == [landed_key("orders")]
+
+
+def test_files_that_the_next_sync_takes_out_are_told() -> None:
+    found = TableComparison(None, {}, (), stale=("a", "b"))
+    assert table_step._describe(found) == "the same 0 files and rows as in the ledger; 2 more files until the next sync"
 
 
 def test_after_a_run_that_could_not_commit_the_next_one_adds_what_it_landed(

@@ -129,6 +129,18 @@ def test_a_table_that_others_wrote_to(world: World, tell: Tell) -> None:
     assert (told.document["trusted"], "all landed rows are in it" in told.text) == (True, True)
 
 
+def test_files_that_others_listed_again_are_named(world: World, tell: Tell) -> None:
+    world.run()
+    tell(table.sync, "orders")
+    uri = f"sqlite:///{world.project.root}/.sluice/catalog.db"
+    iceberg = load_catalog("sluice", type="sql", uri=uri).load_table("db.orders")
+    (file, *_) = (t.file for t in iceberg.scan().plan_files())
+    iceberg.add_files([file.file_path], check_duplicate_files=False)
+    told = tell(table.check, "orders")
+    assert told.code == 1
+    assert f"{2 * file.record_count} rows, not {file.record_count}" in " ".join(told.text.split())
+
+
 def test_a_table_that_others_rolled_back_lacks_what_its_files_say(world: World, tell: Tell) -> None:
     """Its mark stays where it was, so that only its files tell."""
     world.land_unrecorded()
