@@ -37,7 +37,7 @@ from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.proof import hash_file
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import Entry, PublishEntry, parse
-from sluice.pipelines.model.kafka import Key, Range, union
+from sluice.pipelines.model.kafka import Key, Range, subtract, union
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.ports import Lake, Stat
 from sluice.pipelines.publishing import published_files
@@ -168,6 +168,7 @@ def audit(
     problems = [
         *itertools.chain.from_iterable(bad_sums),
         *_check_overlaps(state, everything),
+        *(_check_landed(ledger.feed, state, everything) if not scope.settled else ()),  # else it tiles
         *_check_commits(state),
         *_check_strangers(ledger, lake, state, [path for path in strangers if path not in foreign]),
         *_check_copies(scope.log),
@@ -416,6 +417,18 @@ def _check_overlaps(state: State, rows: Rows) -> Iterator[AuditProblem]:
         a, b = (Range(int(start[j]), int(end[j])) for j in (i, i + 1))
         what, other = names[int(name[i])], names[int(name[i + 1])]
         yield AuditProblem(2, f"{keys[int(key[i])]}: {what} {a} and {other} {b} overlap")
+
+
+def _check_landed(feed: str, state: State, rows: Rows) -> Iterator[AuditProblem]:
+    """Check that every landed offset lies in an offset range that counts."""
+    spans = rows.spans()
+    for key, ranges in sorted(state.landed.items()):
+        if sum(r.span for r in ranges) == spans.get(key, 0):
+            continue
+        own = [row.range for row in rows.to_rows() if row.key == key]
+        for r in (x for wide in ranges for x in subtract(wide, own)):
+            text = f"{key}: {r} has landed by the ledger, and lies in no offset range that counts"
+            yield AuditProblem(1, text, "", parquet.landing_remedy(feed, f"{key}:{r.start}-{r.end}"))
 
 
 def _check_commits(state: State) -> Iterator[AuditProblem]:

@@ -23,11 +23,15 @@ from sluice.pipelines.batch_report.quality import rejects
 from sluice.pipelines.errors import PartUnreadable, ProofFailed, SluiceError, Terminal
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import parquet, paths
-from sluice.pipelines.model.kafka import TopicPartition, encode_topic
+from sluice.pipelines.ledger.entries import PlanEntry
+from sluice.pipelines.model.kafka import Isolation, TopicPartition, encode_topic
+from sluice.pipelines.model.plans import Plan, Request, RequestKind, Task
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.publishing.publish import publish, roll_forward
 from sluice.pipelines.quarantine import listing
 from sluice.pipelines.quarantine.limit import faults_of
+from sluice.testing.engine import owner
 from tests.pipelines.batch.test_batch import HOUR
 from tests.pipelines.landed_world import START, A, B, pieces
 from tests.pipelines.landed_world import World as Landed
@@ -232,6 +236,23 @@ def test_a_name_that_was_cut_is_no_error_of_its_own() -> None:
     assert "~1" in name
     assert "TOPIC:0:0-5" in parquet.find_remedy(f"data/orders/{name}-0-0-5-b3.parquet")
     assert "backup" in parquet.find_remedy("_sluice/orders/staging/3/a/data/x.parquet")
+
+
+def test_landed_offsets_that_no_file_has_any_more_are_a_finding(tmp_path: Path) -> None:
+    """A replacement that covers half of what it replaces, as no plan of ours does."""
+    world = Landed(tmp_path)
+    world.land((A, 0, 100), (B, 0, 100))
+    (old,) = (path for path in world.visible() if "orders-0-0-100" in path)
+    half = world.build_range(A, 0, 50)
+    asked = Request(RequestKind.OFFSETS, replace=True)
+    plan = Plan("orders", "c", asked, Isolation.READ_COMMITTED, (Task(0, 1, (half,)),), (old,))
+    appended = world.ledger.append(lambda s: PlanEntry(plan=plan, hash=plan.hash, owner=owner("x")))
+    assert appended is not None
+    publish(world.ledger, appended.number, owner("x"), [world.landed(half, appended.number, plan.hash, 0, 1)], [])
+    roll_forward(world.ledger, world.lake, "orders")  # type: ignore[arg-type]
+    (problem,) = audit(world.fresh_ledger(), world.lake, hashes=True).problems  # type: ignore[arg-type]
+    assert (problem.invariant, problem.text.partition(" has")[0]) == (1, "orders:0: [50, 100)")
+    assert "sluice run orders --offsets orders:0:50-100 --replace" in problem.remedy
 
 
 # -- what stands beside the parts
