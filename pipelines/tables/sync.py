@@ -270,10 +270,12 @@ class _Publisher:
             new = {*parts} - pending.parts, {*foreign} - pending.foreign
             published_files.note_removals(self.lake, self.ledger.feed, *new)
 
-    def _find_replaced(self, state: State) -> frozenset[str]:
-        """Returns lake paths of files that no longer count. The snapshots by which expiry finds them may be gone, if
-        another program let these expire and left the files."""
-        return self.ledger.list_replaced((p for root in self._roots for p in self.lake.list(root)), state)
+    def _find_replaced(self, state: State) -> set[str]:
+        """Returns lake paths of files that no longer count and that no snapshot names: another program let the
+        snapshots expire by which expiry finds them, and left the files."""
+        replaced = self.ledger.list_replaced((p for root in self._roots for p in self.lake.list(root)), state)
+        named = self.table.find_named(map(self.lake.locate, replaced)) if replaced else frozenset()
+        return {p for p in replaced if self.lake.locate(p) not in named}
 
     def _beside(self) -> set[str]:
         """Returns lake paths of other writers' files next to the feed's that a snapshot names."""
