@@ -131,7 +131,7 @@ def whence_and_whither(
     lake: Lake, feed: str, tp: TopicPartition, offset: int, life: Key | None
 ) -> Iterator[SentRecord]:
     """Where finished republishes of the feed sent this record, and from where one sent it here. `life`: the one of the
-    partition in which the feed read it; None if it reads no such partition."""
+    partition in which the feed read it; None if the feed does not read it."""
     for name in plans.names(lake, feed):
         done = lake.get(paths.republish_done_path(feed, name))
         if done is None:

@@ -77,19 +77,19 @@ def read_rows(
     for s, placed in groupby(parts, lambda placed: placed[0]):
         own = [part for _, part in placed]
         # Files by record time are adjacent in the order; all others follow one another.
-        most = max(_ROWS // len(own), 1) if s.by_time else _ROWS
-        files = [_read_part(lake, part, reading, most) for part in own]
+        batch_rows = max(_ROWS // len(own), 1) if s.by_time else _ROWS
+        files = [_read_part(lake, part, reading, batch_rows) for part in own]
         for rows in in_order(files) if s.by_time else chain.from_iterable(files):
             reading.add(s.key, rows)
             report(Progress("reading", reading.rows, total))
     return reading.build()
 
 
-def _read_part(lake: Lake, part: Part, reading: _RowSums, most: int) -> Iterator[pa.RecordBatch]:
+def _read_part(lake: Lake, part: Part, reading: _RowSums, batch_rows: int) -> Iterator[pa.RecordBatch]:
     with parquet.open_parquet(lake, part.path) as file:
         names = reading.choose_columns(file.schema_arrow)
         groups, before = parquet.find_row_groups(file.metadata, part)
-        yield from parquet.own_rows(parquet.read(file, part.path, most, names, groups), part, before)
+        yield from parquet.own_rows(parquet.read(file, part.path, batch_rows, names, groups), part, before)
 
 
 class _RowSums:

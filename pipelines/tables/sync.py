@@ -274,8 +274,8 @@ class _Publisher:
         """Returns lake paths of files that no longer count and that no snapshot names: another program let the
         snapshots expire by which expiry finds them, and left the files."""
         replaced = self.ledger.list_replaced((p for root in self._roots for p in self.lake.list(root)), state)
-        named = self.table.find_named(map(self.lake.locate, replaced)) if replaced else frozenset()
-        return {p for p in replaced if self.lake.locate(p) not in named}
+        still_named = self.table.find_named(map(self.lake.locate, replaced)) if replaced else frozenset()
+        return {p for p in replaced if self.lake.locate(p) not in still_named}
 
     def _beside(self) -> set[str]:
         """Returns lake paths of other writers' files next to the feed's that a snapshot names."""

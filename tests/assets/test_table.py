@@ -64,8 +64,11 @@ def test_a_run_brings_the_table_up_and_a_catalog_that_is_away_stops_nothing(
 
 
 def test_files_that_the_next_sync_takes_out_are_told() -> None:
-    found = TableComparison(None, {}, (), stale=("a", "b"))
-    assert table_step._describe(found) == "the same 0 files and rows as in the ledger; 2 more files until the next sync"
+    comparison = TableComparison(None, {}, (), stale=("a", "b"))
+    assert (
+        table_step._describe(comparison)
+        == "the same 0 files and rows as in the ledger; 2 more files until the next sync"
+    )
 
 
 def test_after_a_run_that_could_not_commit_the_next_one_adds_what_it_landed(

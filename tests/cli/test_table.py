@@ -136,9 +136,9 @@ def test_files_that_others_listed_again_are_named(world: World, tell: Tell) -> N
     iceberg = load_catalog("sluice", type="sql", uri=uri).load_table("db.orders")
     (file, *_) = (t.file for t in iceberg.scan().plan_files())
     iceberg.add_files([file.file_path], check_duplicate_files=False)
-    told = tell(table.check, "orders")
-    assert told.code == 1
-    assert f"{2 * file.record_count} rows, not {file.record_count}" in " ".join(told.text.split())
+    checked = tell(table.check, "orders")
+    assert checked.code == 1
+    assert f"{2 * file.record_count} rows, not {file.record_count}" in " ".join(checked.text.split())
 
 
 def test_a_table_that_others_rolled_back_lacks_what_its_files_say(world: World, tell: Tell) -> None:

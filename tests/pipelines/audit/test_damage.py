@@ -239,13 +239,13 @@ def test_a_name_that_was_cut_is_no_error_of_its_own() -> None:
 
 
 def test_landed_offsets_that_no_file_has_any_more_are_a_finding(tmp_path: Path) -> None:
-    """A replacement that covers half of what it replaces, as no plan of ours does."""
+    """A replacement of half a range, as no plan of ours is."""
     world = Landed(tmp_path)
     world.land((A, 0, 100), (B, 0, 100))
     (old,) = (path for path in world.visible() if "orders-0-0-100" in path)
     half = world.build_range(A, 0, 50)
-    asked = Request(RequestKind.OFFSETS, replace=True)
-    plan = Plan("orders", "c", asked, Isolation.READ_COMMITTED, (Task(0, 1, (half,)),), (old,))
+    request = Request(RequestKind.OFFSETS, replace=True)
+    plan = Plan("orders", "c", request, Isolation.READ_COMMITTED, (Task(0, 1, (half,)),), (old,))
     appended = world.ledger.append(lambda s: PlanEntry(plan=plan, hash=plan.hash, owner=owner("x")))
     assert appended is not None
     publish(world.ledger, appended.number, owner("x"), [world.landed(half, appended.number, plan.hash, 0, 1)], [])

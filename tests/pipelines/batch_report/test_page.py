@@ -469,8 +469,8 @@ def test_a_few_values_far_outside_do_not_hide_the_others() -> None:
 @pytest.mark.parametrize("values", [[1.7e308] * 3, [1.7e308, -1.7e308], [1.7e308, 0.0, None, float("nan")]])
 def test_sums_and_distances_beyond_a_double_are_left_out(values: list[float | None]) -> None:
     table = pa.table({"v": pa.array(values, pa.float64()), "offset": pa.array(range(len(values)), pa.int64())})
-    (found,) = _profile(table, ["v"])
-    assert {"least", "median", "most"} <= {name for name, _ in found.stats}
+    (profile,) = _profile(table, ["v"])
+    assert {"least", "median", "most"} <= {name for name, _ in profile.stats}
 
 
 def test_of_a_large_batch_a_sample_is_read() -> None:

@@ -92,13 +92,16 @@ def test_each_file_is_described_as_by_pyiceberg(place: Place) -> None:
 
 
 @pytest.mark.parametrize(("narrow", "wide"), [("decimal(9,2)", "decimal(12,2)"), ("decimal(12,2)", "decimal(25,2)")])
-def test_a_file_with_fewer_digits_than_the_table_is_added_with_its_bounds(place: Place, narrow: str, wide: str) -> None:
+def test_a_file_with_fewer_digits_than_the_table_is_added_with_its_bounds(
+    tmp_path: Path, narrow: str, wide: str
+) -> None:
+    orders = Place(tmp_path)
     values = {"x": [Decimal("-1.50"), None, Decimal("2.00")]}
-    place.add({"x": wide}, write_as_landing(place.lake, f"{ROOT}/a.parquet", {"x": narrow}, values))
-    (file,) = place.iceberg.inspect.files().to_pylist()
+    orders.add({"x": wide}, write_as_landing(orders.lake, f"{ROOT}/a.parquet", {"x": narrow}, values))
+    (file,) = orders.iceberg.inspect.files().to_pylist()
     metrics = file["readable_metrics"]["x"]
     assert (metrics["lower_bound"], metrics["upper_bound"], metrics["null_value_count"]) == (*values["x"][::2], 1)
-    assert place.iceberg.scan(EqualTo("x", Decimal("2.00"))).to_arrow()["x"].to_pylist() == [Decimal("2.00")]
+    assert orders.iceberg.scan(EqualTo("x", Decimal("2.00"))).to_arrow()["x"].to_pylist() == [Decimal("2.00")]
 
 
 FLAT = {c: text for c, text in SIGNED.items() if "<" not in text}
@@ -263,14 +266,15 @@ def test_a_dropped_column_is_there_again_with_the_next_file(tmp_path: Path) -> N
     assert orders.iceberg.scan(EqualTo("n", 1)).to_arrow().num_rows == 1
 
 
-def test_a_name_mapping_that_others_removed_is_there_again_with_the_next_file(place: Place) -> None:
+def test_a_name_mapping_that_others_removed_is_there_again_with_the_next_file(tmp_path: Path) -> None:
+    orders = Place(tmp_path)
     columns = {"a": "int64", "b": "string"}
-    first, second = (place.write(f"{n}.parquet", columns, {"a": [n], "b": [str(n)]}) for n in (1, 2))
-    place.add(columns, first)
-    with place.iceberg.transaction() as change:
+    first, second = (orders.write(f"{n}.parquet", columns, {"a": [n], "b": [str(n)]}) for n in (1, 2))
+    orders.add(columns, first)
+    with orders.iceberg.transaction() as change:
         change.remove_properties("schema.name-mapping.default")
-    place.add(columns, second)
-    assert sorted(r["b"] for r in place.iceberg.scan().to_arrow().to_pylist()) == ["1", "2"]
+    orders.add(columns, second)
+    assert sorted(r["b"] for r in orders.iceberg.scan().to_arrow().to_pylist()) == ["1", "2"]
 
 
 def test_an_error_that_no_setting_causes_does_not_blame_the_settings() -> None:

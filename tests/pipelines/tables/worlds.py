@@ -222,9 +222,9 @@ class DeltaWorld(TableWorld):
     def list_again(self, file: str) -> None:
         from deltalake.transaction import AddAction
 
-        found, path = self.delta, file.partition("/data/orders/")[2]
+        table, path = self.delta, file.partition("/data/orders/")[2]
         wrong = AddAction(path, (self.root / "lake/data/orders" / path).stat().st_size, {}, 0, True, '{"numRecords":1}')
-        found.create_write_transaction([wrong], mode="append", schema=found.schema())
+        table.create_write_transaction([wrong], mode="append", schema=table.schema())
 
     def delete(self, where: str) -> None:
         self.delta.delete(where)
