@@ -358,6 +358,7 @@ def _compare_republish(session: Session, feed: Feed, name: str) -> RepublishAudi
     session.compile()
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.model.kafka import Isolation
+    from sluice.pipelines.planning.schema_changes import find_shape
     from sluice.pipelines.records.shape import RAW
     from sluice.pipelines.republishing import republish_audit as audit
     from sluice.pipelines.republishing import republish_plan as plan
@@ -373,7 +374,8 @@ def _compare_republish(session: Session, feed: Feed, name: str) -> RepublishAudi
             def report_progress(done: int, total: int) -> None:
                 meter(Progress("compare", done, total))
 
-            return audit.audit(republish, ledger, edges.lake, feed.shape, target, report_progress)
+            shape = find_shape(feed, ledger.read())
+            return audit.audit(republish, ledger, edges.lake, shape, target, report_progress)
 
 
 def _republish_view(report: RepublishAudit) -> Iterator[RenderableType]:

@@ -1,0 +1,58 @@
+"""Values of rows whose columns came from records are sent whole, and a condition may name such columns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.republishing.republish_plan import Republish, Wishes, plan_republish
+from sluice.pipelines.republishing.republish_rows import Shelf, records_of
+from sluice.pipelines.republishing.send_lane import FREELY
+from sluice.resources.lake.local_lake import LocalLake
+from sluice.resources.republish_tasks import sending
+from sluice.testing import Message, land
+
+FEED = """\
+kafka: {bootstrap: "memory:9092"}
+topics: orders
+start: earliest
+format: json
+schema: {id: int64, s: "struct<a:int32>"}
+policies: {on_drift: evolve}
+"""
+VALUES = [{"id": n, "s": {"a": 1, "b": "x"}, "note": f"n{n}"} for n in range(10)]
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Feed:
+    """In its first file, `note` and `s.b` are in `_extra`; in the second they are columns."""
+    (tmp_path / "feeds").mkdir()
+    path = tmp_path / "feeds" / "orders.yaml"
+    path.write_text(FEED)
+    for values in (VALUES[:5], VALUES):
+        messages = [Message(json.dumps(v).encode(), b"k", time=1_767_225_600_000) for v in values]
+        land(path, messages, lake=tmp_path / "lake", environ={})
+    return load_feed(path, {})
+
+
+def open_plan(feed: Feed, root: Path) -> tuple[Republish, Lake, Ledger]:
+    lake = LocalLake(root / "lake")
+    ledger = Ledger(lake, feed.name, lambda: 0)
+    state = ledger.read()
+    ((key, ranges),) = state.landed.items()
+    return plan_republish(feed, state, Wishes("to", 1), [(key, r) for r in ranges], 0), lake, ledger
+
+
+def test_columns_that_records_added_are_in_their_values(feed: Feed, tmp_path: Path) -> None:
+    plan, lake, ledger = open_plan(feed, tmp_path)
+    shape = sending(feed, lake, plan, 3, FREELY, tmp_path).shape
+    cursor, sent = Shelf(lake, ledger, ledger.read(), plan).cursor(0, 0), []
+    for rows in cursor.read_between(0, plan.span, lambda: plan.span):
+        sent += records_of(rows, plan.sources[0], plan, shape, 0).column("value").to_pylist()
+    assert {v["id"]: v for v in map(json.loads, sent)} == {v["id"]: v for v in VALUES}
