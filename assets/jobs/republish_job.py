@@ -171,6 +171,7 @@ def republish_step(context: dg.OpExecutionContext, session: RunSession) -> Itera
 
 
 def _plan(feed: Feed, config: RepublishConfig, ledger: Ledger, edges: Ports) -> "Republish":
+    from sluice.pipelines.planning.schema_changes import find_shape
     from sluice.pipelines.republishing import republish_plan as plans
     from sluice.pipelines.republishing import row_filter
     from sluice.pipelines.republishing.lanes import name_of
@@ -181,7 +182,7 @@ def _plan(feed: Feed, config: RepublishConfig, ledger: Ledger, edges: Ports) -> 
     state = ledger.read()
     with open_target(feed, config.to) as target:
         plan = config.build_plan(feed, state, edges, target.partitions())
-    row_filter.check(plan.wishes, feed.columns)
+    row_filter.check(plan.wishes, find_shape(feed, state).columns)
     return plans.keep(edges.lake, plan)
 
 

@@ -158,6 +158,7 @@ def republish(
         check_resumed(options.list_given())
     with session.open_ports(definition) as edges:
         from sluice.pipelines.ledger import Ledger
+        from sluice.pipelines.planning.schema_changes import find_shape
         from sluice.pipelines.republishing import republish_plan as plans
         from sluice.pipelines.republishing import row_filter
 
@@ -166,7 +167,7 @@ def republish(
             plan = plans.load(edges.lake, feed, name_of(resume))
         else:
             plan = _make_plan(session, definition, ledger, edges, options)
-        row_filter.check(plan.wishes, definition.columns)
+        row_filter.check(plan.wishes, find_shape(definition, ledger.read()).columns)
         if change.dry_run or not change.yes:
             _preview(session, plan, ledger, edges, dry_run=change.dry_run)
         if change.dry_run:

@@ -103,7 +103,7 @@ def audit(
     state = ledger.read()
     check_still_there(state, plan)
     check_schema(plan.wishes, shape, plan.feed)
-    with row_filter.open_condition(plan.wishes) as condition:
+    with row_filter.open_condition(plan.wishes, shape.columns) as condition:
         shelf = Shelf(lake, ledger, state, plan, condition)
         comparison = _Comparison(plan, shelf, shape, target)
         for name in summary["files"]:

@@ -44,11 +44,12 @@ _SEALED: dict[str, str | bool | int | float | list[str]] = {
 
 
 class Condition:
-    """Rows that meet it pass. Use it as a `with`."""
+    """Rows that meet it pass. Use it as a `with`. Columns of `schema` that a file lacks are null, as for readers."""
 
-    def __init__(self, sql: str) -> None:
+    def __init__(self, sql: str, schema: pa.Schema | None = None) -> None:
         import duckdb
 
+        self._schema = schema or pa.schema([])
         self._sql, self._db = sql, duckdb.connect(":memory:", config=_SEALED)
         self._db.execute("set TimeZone = 'UTC'; set lock_configuration = true")
 
@@ -89,6 +90,9 @@ class Condition:
         return duckdb.SQLExpression(self._sql)
 
     def _relation(self, rows: pa.RecordBatch) -> duckdb.DuckDBPyRelation:
+        for field in self._schema:
+            if field.name not in rows.schema.names:
+                rows = rows.append_column(field.with_nullable(True), pa.nulls(rows.num_rows, field.type))
         numbered = rows.append_column(_NUMBER, fixed_width(pa.int64(), np.arange(rows.num_rows)))
         return self._db.from_arrow(pa.Table.from_batches([numbered]))
 
@@ -121,18 +125,21 @@ class Condition:
 
 
 @contextmanager
-def open_condition(wishes: Wishes) -> Iterator[Condition | None]:
-    """The condition that a plan says; None for none."""
+def open_condition(wishes: Wishes, schema: Schema | None) -> Iterator[Condition | None]:
+    """The condition that a plan says; None for none. `schema`: that of landed rows."""
     if not wishes.where:
         yield None
         return
-    with Condition(wishes.where) as condition:
+    with Condition(wishes.where, _get_schema(wishes, schema)) as condition:
         yield condition
 
 
 def check(wishes: Wishes, schema: Schema | None) -> None:
-    """Raises UsageError if the plan's condition is none over the feed's rows. `schema`: the feed's."""
-    quarantined = wishes.kind is PartKind.QUARANTINED
-    with open_condition(wishes) as condition:
+    """Raises UsageError if the plan's condition is none over the feed's rows. `schema`: that of landed rows."""
+    with open_condition(wishes, schema) as condition:
         if condition is not None:
-            condition.check(QUARANTINED if quarantined else landed_schema(schema))
+            condition.check(_get_schema(wishes, schema))
+
+
+def _get_schema(wishes: Wishes, schema: Schema | None) -> pa.Schema:
+    return QUARANTINED if wishes.kind is PartKind.QUARANTINED else landed_schema(schema)

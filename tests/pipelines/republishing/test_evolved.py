@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ import pytest
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.planning.schema_changes import find_columns
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.republishing import row_filter
 from sluice.pipelines.republishing.republish_plan import Republish, Wishes, plan_republish
 from sluice.pipelines.republishing.republish_rows import Shelf, records_of
 from sluice.pipelines.republishing.send_lane import FREELY
@@ -56,3 +59,18 @@ def test_columns_that_records_added_are_in_their_values(feed: Feed, tmp_path: Pa
     for rows in cursor.read_between(0, plan.span, lambda: plan.span):
         sent += records_of(rows, plan.sources[0], plan, shape, 0).column("value").to_pylist()
     assert {v["id"]: v for v in map(json.loads, sent)} == {v["id"]: v for v in VALUES}
+
+
+def test_a_condition_names_a_column_that_records_added(feed: Feed, tmp_path: Path) -> None:
+    """In files from before the column it is null, as for readers."""
+    plan, lake, ledger = open_plan(feed, tmp_path)
+    state = ledger.read()
+    columns = find_columns(feed, state)
+    for where, ids in (("note = 'n7'", [7]), ("note is null", [0, 1, 2, 3, 4])):
+        wishes = replace(plan.wishes, where=where)
+        row_filter.check(wishes, columns)
+        with row_filter.open_condition(wishes, columns) as condition:
+            rows = Shelf(lake, ledger, state, plan, condition).cursor(0, 0)
+            read = [r for batch in rows.read_between(0, plan.span, lambda: plan.span) for r in batch.to_pylist()]
+        assert [r["id"] for r in read] == ids
+        assert "note" not in read[0] or where == "note = 'n7'"
