@@ -21,7 +21,7 @@ from sluice.cli.app import completers
 from sluice.cli.app.invocation import SECTIONS, Menu
 from sluice.cli.terminal import process
 from sluice.cli.terminal.output import CommandOutput, claimed_stdout
-from sluice.pipelines.errors import Failed, SluiceError, UsageError
+from sluice.pipelines.errors import Failed, SluiceError
 from sluice.pipelines.util import extras
 
 _FOLDERS = dict(zip(SECTIONS, ("daily", "inspect", "rules", "maintain", "kafka", "more"), strict=True))
@@ -128,7 +128,9 @@ def _as_sluice_error(error: Exception) -> SluiceError:
     if isinstance(error, SluiceError):
         return error
     if isinstance(error, typer.BadParameter) or hasattr(error, "format_message"):
-        return _describe_usage(error)
+        from sluice.cli.app.usage import describe_usage
+
+        return describe_usage(error)
     if isinstance(error, ModuleNotFoundError) and (lacking := extras.explain_import_error(error)):
         return lacking
     if isinstance(error, OSError):
@@ -147,10 +149,3 @@ _REMEDIES = {
     **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "check the path"),
 }
 """By the system's number of an error."""
-
-
-def _describe_usage(error: Exception) -> UsageError:
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context else "sluice"
-    message = error.format_message().replace(": Value error, ", ": ")  # type: ignore[attr-defined]
-    return UsageError(message, remedy=f"see {path} --help")

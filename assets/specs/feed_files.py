@@ -155,7 +155,7 @@ class FeedFiles:
 
     def instead_of(self, name: str) -> str:
         """What to type instead of the name of no feed: the nearest ones, or what there is."""
-        if near := get_close_matches(name, self.feeds):
+        if near := get_close_matches(Path(name).stem, self.feeds):
             return f"did you mean {' or '.join(f'`{n}`' for n in near)}?"
         if len(self.feeds) > _NAMED:
             return f"sluice feeds list shows the {len(self.feeds)} feeds here"

@@ -17,6 +17,7 @@ import typer
 
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import OpenPorts, Session, command
+from sluice.cli.app.usage import is_window
 from sluice.cli.daily import run_view
 from sluice.cli.daily.run_view import FeedRuns, TimedRun
 from sluice.cli.options import window_options
@@ -178,6 +179,8 @@ def choose_feeds(files: FeedFiles, names: Sequence[str], *, everything: bool) ->
     if not everything and not names:
         raise UsageError("no feed", remedy="add names of feeds, or --all")
     chosen = set(files.feeds) if everything else set[str]()
+    if windows := [name for name in names if is_window(name)]:
+        raise UsageError(f"a window in place of a feed: {windows[0]}", remedy=f"write it as --window {windows[0]}")
     for name in names:
         is_pattern = any(c in name for c in "*?[")
         matching = {n for n in files.feeds if fnmatchcase(n, name)} if is_pattern else {files.feed(name).name}

@@ -51,7 +51,7 @@ def docs(
         return
     name = page.removeprefix("docs/").removesuffix(".md").removesuffix("/README")
     if name not in pages:
-        near = get_close_matches(name, pages, 1, 0.3)
+        near = get_close_matches(name, pages, 1)
         raise UsageError(
             f"no page {name!r} in the documentation",
             remedy=f"read sluice docs {near[0]}" if near else "list all pages: sluice docs",

@@ -104,6 +104,32 @@ def test_wrong_usage_is_one_error_without_traceback(arguments: list[str], sluice
     assert "Traceback" not in said.err
 
 
+@pytest.mark.parametrize(
+    ("typed", "advice"),
+    [
+        ("run orders --dry-run", "preview it with: sluice plan FEED"),
+        ("plan orders --dry-run", "sluice plan changes nothing"),
+        ("table sync orders --dry-run", "sluice table status FEED"),
+        ("run --feed orders", "write sluice run [FEED...], without --feed"),
+        ("check orders --window 2026-11-20T14", "write sluice check FEED [WINDOW], without --window"),
+        ("files orders 2026-11-20T14", "a window is an option: --window 2026-11-20T14"),
+        ("run orders 2026-11-20T14", "write it as --window 2026-11-20T14"),
+        ("explain orders:0:1", "write sluice explain FEED T:P:OFFSET"),
+        ("completion", "write sluice completion bash|zsh|fish"),
+        ("--json status", "write it behind a command: sluice COMMAND --json"),
+        ("kafka --json start", "write it behind a command: sluice kafka COMMAND --json"),
+        ("run feeds/orders.yaml", "did you mean `orders`?"),
+        ("docs nosuch", "list all pages: sluice docs"),
+    ],
+)
+def test_wrong_usage_names_what_to_type_instead(typed: str, advice: str, sluice: Sluice, project: Path) -> None:
+    answer = sluice(*typed.split())
+    assert answer.code == 2
+    assert advice in answer.err.partition("→")[2]
+    assert "windows-per-run" not in answer.err
+    assert "\\t" not in answer.err
+
+
 def test_an_error_is_one_json_document_as_well(sluice: Sluice, project: Path) -> None:
     said = sluice("plan", "orders", "--json", "--nope")
     assert said.code == 2
