@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -64,7 +65,10 @@ def _exit_now(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 def _open_closed_streams() -> None:
-    """Connect closed standard streams to /dev/null: otherwise the next opened file would take their descriptors."""
+    """Connect closed standard streams to /dev/null: otherwise the next opened file would take their descriptors.
+
+    Stdout escapes what its encoding lacks, as stderr does.
+    """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -72,3 +76,5 @@ def _open_closed_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - open until exit
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    if isinstance(sys.stdout, TextIOWrapper):  # a sign that the terminal's encoding lacks is no error
+        sys.stdout.reconfigure(errors="backslashreplace")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -185,3 +186,13 @@ def test_only_imports_that_load_modules_exempt_objects_from_garbage_collection()
     """`sluice metrics --serve` imports at each look: each kept 100 kB of garbage."""
     done = run(FREEZES)
     assert (done.stdout, done.stderr) == ("True 0 True\n", "")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_unicode_shows_every_outcome(encoding: str, project: Path) -> None:
+    """A sign that cannot be shown made a run that had committed exit with 1."""
+    command = [str(Path(sys.executable).with_name("sluice")), "feeds", "check"]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"\u2713" in done.stdout
