@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 import time
@@ -103,6 +104,12 @@ def init(
     from sluice.pipelines.feed.feed_proposal import Proposed, feed_name, feed_text, format_of
     from sluice.resources.kafka.cluster.cluster import KafkaCluster
 
+    if feed is not None and not re.fullmatch("[a-z][a-z0-9_]{0,63}", feed):
+        raise UsageError(
+            f"{feed!r} is not a feed's name",
+            remedy="use lower-case letters, digits and _, starting with a letter, at most 64: "
+            f"sluice init {feed_name(feed)}",
+        )
     root = (session.folder or Path.cwd()).resolve()
     section = _kafka_section(session, root, options)
     with _feeds_folder(root):
@@ -220,7 +227,11 @@ def _probe(root: Path, section: Mapping[str, str]) -> Feed:
     with NamedTemporaryFile("w", suffix=".yaml", prefix="sluice_init_", dir=root / "feeds") as file:
         file.write(f"{kafka_text(section)}feed: sluice_init\ntopics: any\nstart: earliest\n")
         file.flush()
-        return load_feed(Path(file.name), _environ(root))
+        try:
+            return load_feed(Path(file.name), _environ(root))
+        except FeedError as error:  # without the file's name: it is gone
+            message = re.sub(rf"{re.escape(file.name)}(:\d+)*: ", "", error.message)
+            raise FeedError(message, remedy=error.remedy) from None
 
 
 def _reading(feed: Feed, topic: str) -> Feed:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Self
 
 from pydantic import (
@@ -71,11 +72,14 @@ from sluice.pipelines.schema.schema import EXTRA, KAFKA, Schema, parse_schema
 SHARED, OWN = "many", "own"
 """Values of `schedule`: the schedule that all feeds share which name no other, and the feed's own alone."""
 
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+"""The beginning of an address, also with a slash too few: a folder of that name would be a surprise."""
+
 
 def _lake(text: str, info: ValidationInfo) -> str:
     if scheme(text):
         return store_address(text)
-    if "://" in text:
+    if _ADDRESS.match(text):
         raise ValueError("is neither a folder nor an address of a store")
     return below_root(text, info)
 
@@ -258,8 +262,10 @@ class Feed(Settings):
 
     @model_validator(mode="after")
     def _typed_has_columns(self) -> Self:
-        if self.format not in READERS and (self.columns is None) is (self.format is RecordFormat.JSON):
-            raise ValueError("has a schema without `format: json`, or `format: json` without a schema")
+        if self.format is RecordFormat.JSON and self.columns is None:
+            raise ValueError("has `format: json` without `schema`, the columns: {order_id: string, ts: timestamp}")
+        if self.format is RecordFormat.RAW and self.columns is not None:
+            raise ValueError("has `schema` without `format: json`")
         if self.columns is None and self.policies.on_drift is not OnDrift.EXTRA:
             raise ValueError("has policies.on_drift without a schema that records could drift from")
         return self

@@ -14,7 +14,7 @@ from sluice.pipelines.contract.suite import CONTRACT, ContractError, read_contra
 from sluice.pipelines.errors import FeedError, docs_command
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import RegistrySettings
-from sluice.pipelines.feed.problems import problems_of, raise_problems
+from sluice.pipelines.feed.problems import NAMES, problems_of, raise_problems
 from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN, LOCAL_REGISTRY, REGISTRY, UNKNOWN_KAFKA
 from sluice.pipelines.feed.yaml_file import FileProblem, YamlError, parse_yaml, read_yaml
 from sluice.pipelines.records.rows.value_reader import KEY_PREFIX, KeyReader, Reader, UnusableSchema
@@ -46,6 +46,8 @@ TUNING = {
     "spark_start_timeout": "spark.start_timeout",
 }
 """Keys of a feed file's section `tuning`, each with its place in `Feed`, which feed files may use instead."""
+
+_NO_NAME = FileProblem("", "has a name that no feed can have", f"rename it, or write `feed:` in it: {NAMES}")
 
 
 def load_feed(
@@ -170,6 +172,8 @@ def _read(
     result = _validate(reaching_kafka(data, environ), context)
     if isinstance(result, Feed):
         return result
+    if "feed" not in read.data:
+        result = tuple(_NO_NAME if p.key == "feed" else p for p in result)
     spellings = {TUNING[key]: f"tuning.{key}" for key in read.data.get("tuning", {})}
     return tuple(replace(p, key=spellings.get(p.key, p.key)) for p in result)
 

@@ -22,8 +22,10 @@ _WHERE = (
     "write host:port, several with commas between; where a feed names none, the project's local Kafka serves: "
     "sluice kafka start"
 )
+NAMES = "lower-case letters, digits and _, starting with a letter, at most 64"
+"""The rule for names of feeds."""
 _REMEDIES = {
-    "feed": "lower-case letters, digits and _, starting with a letter, at most 64",
+    "feed": NAMES,
     "start": "choose earliest, latest, a time such as 2026-11-20T00:00:00Z, a look-back such as 7d, or fail",
     "kafka": f"{docs_command('security')} has the settings of each way to log in",
     "kafka.bootstrap": _WHERE,
@@ -113,6 +115,7 @@ def _problem(detail: ErrorDetails, model: type[BaseModel]) -> FileProblem:
         key = "kafka.bootstrap"
     message = detail["msg"].removeprefix("Value error, ")
     what = "is missing" if detail["type"] == "missing" else _PLAIN.get(detail["type"], message)
+    what = "is not a feed's name" if (key, detail["type"]) == ("feed", "string_pattern_mismatch") else what
     what, cause = what.replace("Input should", "should"), detail.get("ctx", {}).get("error")
     remedy = cause.remedy if isinstance(cause, ColumnNotHeld) else _REMEDIES.get(key, "")
     return FileProblem(key, what[:1].lower() + what[1:], remedy)

@@ -108,8 +108,8 @@ def _exact(names: Iterable[str], available: Mapping[str, str]) -> tuple[str, ...
         near = get_close_matches(missing[0], sorted(n for n in available if is_topic_name(n)), n=3)
         raise UnknownTopic(
             f"no topic {', '.join(f'`{n}`' for n in missing)} in Kafka, or no right to see it",
-            remedy=(f"did you mean {' or '.join(f'`{n}`' for n in near)}? " if near else "")
-            + "Correct `topics` in the feed, create the topic, or grant DESCRIBE on it",
+            remedy=(f"did you mean {' or '.join(f'`{n}`' for n in near)}? If not, " if near else "")
+            + "correct `topics` in the feed, create the topic, or grant DESCRIBE on it",
             topic=missing[0],
         )
     return tuple(sorted(set(names)))

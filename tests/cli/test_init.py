@@ -114,6 +114,8 @@ def test_nothing_is_asked_without_a_terminal_and_nothing_is_left_of_a_failure(
     for arguments, code, says in (
         ((), 2, "which Kafka?"),
         (("--bootstrap", kafka.bootstrap, "--topic", "nobody"), 1, "no topic `nobody`"),
+        (("../Orders", "--bootstrap", kafka.bootstrap, "--topic", orders), 2, "sluice init orders"),
+        (("--bootstrap", "127.0.0.1", "--topic", orders), 2, "error: kafka.bootstrap: is not an address"),
         (nowhere, 1, "no broker answers"),
         (("--bootstrap", kafka.bootstrap, "--kafka", "sasl_mechanism"), 2, "KEY=VALUE"),
         (("--bootstrap", kafka.bootstrap, "--kafka", "nonsense=1"), 2, "nonsense"),

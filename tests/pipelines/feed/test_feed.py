@@ -202,7 +202,7 @@ def test_start_has_no_default(write: Write, text: str) -> None:
         ({"topic": "orders"}, "topic: is unknown\n  → did you mean `topics`?"),
         ({"auto.offset.reset": "latest"}, "is unknown\n  → did you mean `start`?"),
         ({"kafka": {"bootstrap.servers": "a:1"}}, "did you mean `bootstrap`?"),
-        ({"feed": "Orders"}, "feed: "),
+        ({"feed": "Orders"}, "feed: is not a feed's name\n  → lower-case letters"),
         ({"feed": "a" * 65}, "feed: "),
         ({"feed": "a\n"}, "feed: "),
         ({"kafka": {}}, "kafka.bootstrap: is missing\n  → write host:port"),
@@ -228,8 +228,8 @@ def test_start_has_no_default(write: Write, text: str) -> None:
         ({"format": "avro", "schema_file": "a\0.avsc"}, "which cannot be read"),
         ({"format": "json", "schema": {"a": "string"}, "key": {"format": ["avro"]}}, "key.format: should be "),
         ({"message": "a.B"}, "has `message` without `format: protobuf`"),
-        ({"format": "json"}, "`format: json` without a schema"),
-        ({"schema": {"a": "string"}}, "a schema without `format: json`"),
+        ({"format": "json"}, "`format: json` without `schema`"),
+        ({"schema": {"a": "string"}}, "`schema` without `format: json`"),
         ({"format": "json", "schema": {}}, "schema: is not a mapping of names to types"),
         ({"format": "json", "schema": "string"}, "schema: is not a mapping of names to types"),
         ({"format": "json", "schema": {"a": "decimal(39,2)"}}, "schema.a: cannot be read at position 8: a decimal has"),
@@ -260,6 +260,7 @@ def test_start_has_no_default(write: Write, text: str) -> None:
         ({"s3": {"part_bytes": "1MiB"}}, "s3.part_bytes: should be greater than or equal to 5242880"),
         ({"s3": {"acces_key_id": "x"}}, "s3.acces_key_id: is unknown\n  → did you mean `access_key_id`?"),
         ({"lake": "hdfs://bucket"}, "lake: is neither a folder nor an address of a store"),
+        ({"lake": "s3:/bucket/prefix"}, "lake: is neither a folder nor an address of a store"),
         ({"lake": "~nobody-of-this-name/x"}, "lake: starts with ~"),
         ({"group": "a\nb"}, "group: has characters that cannot be printed"),
         ({"landing": {"compression": "brotli"}}, "landing.compression: should be"),
@@ -758,6 +759,14 @@ def keys_of(model: type[BaseModel]) -> set[str]:
         if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not TopicFilter:
             found |= keys_of(kind)
     return found
+
+
+def test_the_name_of_a_file_that_no_feed_can_have_is_named_as_such(write: Write) -> None:
+    path = write().rename(write().with_name("Ord-ers.yaml"))
+    with pytest.raises(FeedError) as refusal:
+        load_feed(path, {})
+    assert "Ord-ers.yaml: has a name that no feed can have" in str(refusal.value)
+    assert "rename it, or write `feed:` in it" in str(refusal.value.remedy)
 
 
 def test_a_lake_on_s3_is_named_as_it_is(write: Write) -> None:
