@@ -42,7 +42,7 @@ class Project:
             return cls(here.resolve())
         raise UsageError(
             f"no folder `feeds/` in {here} or above it",
-            remedy="run sluice in your project's folder, or set SLUICE_PROJECT; a feed is a file feeds/NAME.yaml",
+            remedy="run sluice in your project's folder, or set SLUICE_PROJECT; sluice init begins a project",
         )
 
     @property
@@ -72,7 +72,8 @@ class Project:
 
     @property
     def dagster_home(self) -> Path:
-        return Path(os.environ.get("DAGSTER_HOME") or self.state / "dagster")
+        home = os.environ.get("DAGSTER_HOME")
+        return Path(home).expanduser().absolute() if home else self.state / "dagster"
 
     def environ(self) -> dict[str, str]:
         """The environment for feeds. If KAFKA_BOOTSTRAP is unset, a running local Kafka takes its place. For a feed

@@ -190,8 +190,18 @@ def test_a_lake_that_is_away_costs_a_warning(
     assert "then reload the code location" in warning
 
 
-def test_an_unknown_address_of_the_lake_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    sample = project(tmp_path, orders=FEED + "lake: s3://${LAKE_OF_NOBODY}/x\n")
+@pytest.mark.parametrize(
+    "lake",
+    [
+        "lake: s3://${LAKE_OF_NOBODY}/x\n",
+        "lake: az://lake/x\nazure: {account: acme, account_key: '${LAKE_OF_NOBODY}'}\n",
+        "lake: gs://lake/x\ngcs: {token: '${LAKE_OF_NOBODY}'}\n",
+    ],
+)
+def test_an_unknown_address_of_the_lake_costs_a_warning(
+    lake: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sample = project(tmp_path, orders=FEED + lake)
     assert "orders/landed" in keys(build(sample))
     (warning,) = (r.getMessage() for r in caplog.records if "ledger" in r.getMessage())
     assert "LAKE_OF_NOBODY" in warning

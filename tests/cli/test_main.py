@@ -20,6 +20,7 @@ from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import SchemaEntry
 from sluice.resources.lake.local_lake import LocalLake
+from sluice.resources.project import Project
 from tests.cli.conftest import FEED, Sluice
 
 COMMANDS = [
@@ -145,6 +146,16 @@ def test_outside_a_project_the_way_out_is_named(
     said = sluice("status", "--json")
     assert said.code == 2
     assert "feeds/" in said.document["message"]
+    assert "sluice init begins a project" in said.document["remedy"]
+
+
+@pytest.mark.parametrize("home", ["~/dagster", "dagster"])
+def test_dagsters_home_is_where_dagster_has_it_from_any_folder(
+    home: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(project))
+    monkeypatch.setenv("DAGSTER_HOME", home)
+    assert Project(project).dagster_home == project / "dagster"
 
 
 def test_an_unknown_feed_names_those_that_there_are(sluice: Sluice, project: Path) -> None:

@@ -7,16 +7,19 @@ differ in their defaults. Secrets pass through to the connection and never into 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.rights import Grantee
 
 CLIENT_ID = "sluice"
 _SHOWN = ("security_protocol", "sasl_mechanism", "client_id", "client_dns_lookup", "ssl_check_hostname")
+_FILES = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
 
 
 class KafkaAccess(Protocol):
@@ -96,8 +99,11 @@ def _subject(file: str) -> str:
 
 def connecting(access: KafkaAccess, answer_bytes: int) -> Connecting:
     """Return the settings of `access` with our own bounds; `answer_bytes`: the largest answer that a broker may
-    send."""
+    send. Raises FeedError if a file of theirs is missing."""
     client = access.client_settings()
+    for name in _FILES:
+        if (path := client.get(name)) and not os.path.isfile(path):
+            raise FeedError(f"kafka.{name}: {path} is no file", remedy="write or mount it, or correct the path")
     options = {
         "client_id": CLIENT_ID,
         "request_timeout_ms": 30_000,

@@ -46,6 +46,11 @@ def test_every_bound_is_set_and_the_users_own_wins():
     assert (socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20) in told.options["socket_options"]
 
 
+def test_a_missing_file_of_certificates_is_named():
+    with pytest.raises(errors.FeedError, match=r"kafka.ssl_cafile: /nowhere/ca.pem is no file"):
+        connecting(KafkaAddress("a:1", {"ssl_cafile": "/nowhere/ca.pem"}), 7)
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "says"),
     [
