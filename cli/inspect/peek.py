@@ -141,8 +141,8 @@ def _build_document(record: PeekedRecord) -> dict[str, Any]:
 
 
 def _find_reader(session: Session, topic: str) -> Feed:
-    """A feed that reads the topic, or any feed if all read one Kafka. Raises UsageError, and FeedError where no feed is
-    known to read it, and files are wrong."""
+    """A feed that reads the topic, or any feed if all read one Kafka. Raises UsageError, also if feeds read the topic
+    in several, and FeedError where no feed is known to read it, and files are wrong."""
     feeds, broken = list(session.files.feeds.values()), session.files.broken
     reading = [f for f in feeds if _is_read_by(f, topic)]
     if broken and not reading:
@@ -150,6 +150,11 @@ def _find_reader(session: Session, topic: str) -> Feed:
         raise FeedError(
             f"no valid feed reads {topic}, and these feed files are invalid: {wrong}",
             remedy="see sluice feeds check, or choose a feed of that Kafka with --feed NAME",
+        )
+    if len({f.kafka.bootstrap for f in reading}) > 1:
+        names = ", ".join(f"{f.name} ({f.kafka.bootstrap})" for f in reading)
+        raise UsageError(
+            f"several Kafkas have a topic {topic}: those of feeds {names}", remedy="choose one with --feed NAME"
         )
     if reading or len({f.kafka.bootstrap for f in feeds}) == 1:
         return (reading or feeds)[0]

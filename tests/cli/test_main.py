@@ -261,6 +261,15 @@ def test_peek_says_which_feeds_are_wrong_where_none_reads_the_topic(sluice: Slui
     assert "KafkaUnavailable" in sluice("peek", "orders:0:0", "--json").out
 
 
+def test_peek_does_not_choose_between_two_kafkas(sluice: Sluice, project: Path) -> None:
+    other = FEED.replace("127.0.0.1:9", "127.0.0.1:10").replace("start", "group: other\nstart")
+    (project / "feeds" / "another.yaml").write_text(other)
+    answer = sluice("peek", "orders:0:0")
+    assert (answer.code, "another (127.0.0.1:10), orders (127.0.0.1:9)" in answer.err) == (2, True)
+    assert "--feed NAME" in answer.err
+    assert "127.0.0.1:9:" in sluice("peek", "orders:0:0", "--feed", "orders").err
+
+
 def test_a_refusal_exits_with_3_and_a_surprise_with_1(
     sluice: Sluice, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
