@@ -9,6 +9,7 @@ import typer
 
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.terminal.output import copyable, heading, table
+from sluice.pipelines.errors import UsageError
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.rights import Right
@@ -46,6 +47,8 @@ def acls(
     rights = rights_of(definition)
     if republish:
         rights = rights_to_republish(republish, f"sluice-republish-{feed}-", all_of=True)
+    if principal is not None and not all(principal.partition(":")):
+        raise UsageError(f"{principal!r} is not a principal", remedy=f"write --principal User:{principal.strip(':')}")
     who = grantee(definition.kafka)
     who = Grantee(principal or who.principal, who.bootstrap)
     rows = [(r.operation, r.kind.replace("-", " "), _format_command(r), r.need) for r in rights]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.plans import parse_offset_range, parse_partition, parse_record
@@ -18,10 +19,12 @@ def window(text: str) -> int:
 
 def instant(text: str) -> int:
     """An instant, or a window's start, in ms. Raises UsageError."""
-    try:
-        return units.parse_instant(text)
-    except ValueError:
-        return window(text)
+    for read in (units.parse_instant, units.parse_window):
+        with suppress(ValueError):
+            return read(text)
+    raise UsageError(
+        f"{text!r} is not a time", remedy="write it with its zone, such as 2026-11-20T14:00:00Z, or as a window's start"
+    )
 
 
 def duration(text: str) -> int:

@@ -121,6 +121,8 @@ def test_wrong_usage_is_one_error_without_traceback(arguments: list[str], sluice
         ("kafka --json start", "write it behind a command: sluice kafka COMMAND --json"),
         ("run feeds/orders.yaml", "did you mean `orders`?"),
         ("docs nosuch", "list all pages: sluice docs"),
+        ("acls orders --principal ingest", "write --principal User:ingest"),
+        ("offsets before orders yesterday", "write it with its zone, such as 2026-11-20T14:00:00Z"),
     ],
 )
 def test_wrong_usage_names_what_to_type_instead(typed: str, advice: str, sluice: Sluice, project: Path) -> None:
