@@ -367,7 +367,7 @@ def clashes(feed: Feed, others: Iterable[tuple[Path, Feed]]) -> tuple[FileProble
 
 def _clash(feed: Feed, other: Feed, path: Path) -> FileProblem | None:
     if other.name == feed.name:
-        return FileProblem("feed", f"is `{feed.name}` in {path.name} too", "give each feed a name of its own")
+        return FileProblem("feed", f"is `{feed.name}` in {path} too", "give each feed a name of its own")
     if other.kafka.bootstrap == feed.kafka.bootstrap != UNKNOWN_KAFKA:
         if other.group == feed.group:
             rule = "each feed commits for a group of its own"

@@ -66,7 +66,7 @@ class FleetSettings(Settings):
 
 def load_fleet(folder: Path, environ: Mapping[str, str]) -> FleetSettings:
     """The settings in the folder's file, or those without one. Raises FeedError."""
-    return load_optional(folder, FLEET, FleetSettings, environ, "scale")
+    return load_optional(folder, FLEET, FleetSettings, environ, "many-feeds")
 
 
 NOTIFY = "notify.yaml"

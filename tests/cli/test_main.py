@@ -151,6 +151,15 @@ def test_outside_a_project_the_way_out_is_named(
     assert "sluice init begins a project" in said.document["remedy"]
 
 
+@pytest.mark.parametrize("file", ["fleet.yaml", "notify.yaml"])
+def test_the_page_that_an_error_names_lists_the_keys_of_the_file(file: str, sluice: Sluice, project: Path) -> None:
+    (project / file).write_text("unknown: 1\nalso_unknown: 2\n")
+    error = sluice("feeds", "check").err
+    assert f"{file}:1:1: unknown: is unknown" in error
+    page = error.partition("sluice docs ")[2].split()[0]
+    assert file in sluice("docs", page).out
+
+
 @pytest.mark.parametrize("home", ["~/dagster", "dagster"])
 def test_dagsters_home_is_where_dagster_has_it_from_any_folder(
     home: str, project: Path, monkeypatch: pytest.MonkeyPatch

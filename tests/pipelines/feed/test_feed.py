@@ -684,7 +684,7 @@ _REST = {"type": "rest", "uri": "http://catalog:1/iceberg"}
 @pytest.mark.parametrize(
     ("first", "second", "complaint"),
     [
-        ({"feed": "a"}, {"feed": "a", "group": "other"}, "feed: is `a` in one.yaml too"),
+        ({"feed": "a"}, {"feed": "a", "group": "other"}, "feeds/one.yaml too"),
         ({"group": "g"}, {"group": "g"}, "group: is shared with feed `one`"),
         ({"transactional_id": "t"}, {"transactional_id": "t"}, "transactional_id: is shared with feed `one`"),
         (_in("db.a"), _in("db.a"), "`db.a` would be a table of feed `two` and of feed `one`"),
