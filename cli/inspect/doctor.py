@@ -17,7 +17,15 @@ from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
 from sluice.cli.terminal.output import bad, good, heading, safe, warn
 from sluice.pipelines.errors import SetupError, SluiceError, UsageError
-from sluice.pipelines.model.health import Diagnosis, Health, of_error, report_ok, report_skipped, report_warning
+from sluice.pipelines.model.health import (
+    Diagnosis,
+    Health,
+    of_error,
+    report_failure,
+    report_ok,
+    report_skipped,
+    report_warning,
+)
 from sluice.pipelines.model.receipts import Progress, Scheduler
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.units import many
@@ -82,6 +90,9 @@ class CheckGroup:
             self.diagnoses = self.look()
         except SluiceError as error:
             self.diagnoses = [of_error(self.title.lower(), error)]
+        except Exception as error:  # noqa: BLE001 - a check that ended so must not count as sound
+            problem = f"not checked: unexpected {type(error).__name__}: {error}"
+            self.diagnoses = [report_failure(self.title.lower(), problem, "report this bug")]
         finally:
             self.over.set()
 

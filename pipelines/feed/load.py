@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -47,6 +48,7 @@ TUNING = {
 }
 """Keys of a feed file's section `tuning`, each with its place in `Feed`, which feed files may use instead."""
 
+_KEY = re.compile(r"\bfeed[\"']?\s*:")
 _NO_NAME = FileProblem("", "has a name that no feed can have", f"rename it, or write `feed:` in it: {NAMES}")
 
 
@@ -76,9 +78,24 @@ def _list_visible(folder: Path, *endings: str) -> list[Path]:
 
 
 def find_feed_file(folder: Path, name: str) -> Path:
-    """Returns the file of that name in the folder or below; without one, the path of a new file."""
+    """Returns the file of the feed of that name, in the folder or below; without one, the path of a new file.
+
+    A file names its feed by the key `feed`, or else by its own name, which also finds unreadable files.
+    """
     usual = folder / f"{name}.yaml"
-    return usual if usual.exists() else next((p for p in list_feed_files(folder) if p.name == usual.name), usual)
+    if usual.exists() and _read_name(usual) == name:
+        return usual
+    likely_first = sorted(list_feed_files(folder), key=lambda path: path.name != usual.name)
+    return next((path for path in likely_first if _read_name(path) == name), usual)
+
+
+def _read_name(path: Path) -> str:
+    try:
+        text = path.read_text("utf-8")
+        data = parse_yaml(text) if _KEY.search(text) else None
+    except (OSError, UnicodeDecodeError, YamlError):
+        return path.stem
+    return str(data.get("feed") or path.stem) if isinstance(data, dict) else path.stem
 
 
 def load_feeds(folder: Path, environ: Mapping[str, str]) -> dict[str, Feed]:

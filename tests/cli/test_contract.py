@@ -78,6 +78,12 @@ def test_without_a_contract_check_says_how_to_begin(project: Path, sluice: Sluic
     assert "sluice contract init orders" in said.err
 
 
+def test_a_contract_lies_next_to_the_file_that_names_the_feed(project: Path, sluice: Sluice) -> None:
+    text = (project / "feeds" / "orders.yaml").read_text()
+    (project / "feeds" / "orders.yaml").rename(project / "feeds" / "file.yaml").write_text(f"feed: sales\n{text}")
+    assert "feeds/file.contract.json" in sluice("contract", "check", "sales").err
+
+
 def test_every_problem_of_a_contract_is_named(project: Path, sluice: Sluice) -> None:
     file = project / "try.json"
     file.write_text(suite(between("nowhere", 0, 1), {"type": "expect_the_unexpected", "kwargs": {}}))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sluice.cli.inspect import doctor
 from sluice.cli.main import main
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.rights import Operation, rights_of
@@ -96,6 +97,19 @@ def test_deprecated_keys(project: Path, sluice: Sluice) -> None:
     assert problem["health"] == "warning"
     assert problem["found"] == "limits.task_bytes, window.settle: a later minor version refuses them"
     assert problem["remedy"] == "write tuning.task_bytes, window.grace"
+    (project / "feeds" / "orders.yaml").rename(project / "feeds" / "file.yaml").write_text(f"feed: sales\n{feed}")
+    (problem,) = found(sluice("doctor", "sales", "--json").document, "sales: deprecated keys", "Project")
+    assert problem["health"] == "warning"
+
+
+def test_a_check_that_fails_unexpectedly_does_not_count_as_sound(
+    project: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_check_keys", lambda project, files: 1 / 0)
+    answer = sluice("doctor", "--json")
+    (problem,) = found(answer.document, f"project {project}", "Project")
+    assert (answer.code, problem["health"]) == (1, "failed")
+    assert "unexpected ZeroDivisionError" in problem["found"]
 
 
 def test_for_people_on_narrow_and_wide_screens(

@@ -806,6 +806,17 @@ def test_the_examples_of_the_docs_are_feeds_and_the_full_one_shows_the_defaults(
     assert len(others) == 3
 
 
+def test_the_file_of_a_feed_is_the_one_that_names_it(write: Write) -> None:
+    folder = write(name="file.yaml", feed="sales").parent
+    write(name="orders.yaml", feed="clicks")
+    write(name="returns.yaml", description="feed: of returns")
+    (folder / "broken.yaml").write_text("feed: [")
+    names = ("sales", "clicks", "returns", "broken", "orders")
+    assert [find_feed_file(folder, name).name for name in names] == [
+        *("file.yaml", "orders.yaml", "returns.yaml", "broken.yaml", "orders.yaml")
+    ]
+
+
 def test_feeds_lie_in_folders_too(tmp_path: Path) -> None:
     """Relative paths count from the project, wherever the file lies; links of a mounted volume do not matter."""
     team, hidden = tmp_path / "feeds" / "sales" / "eu", tmp_path / "feeds" / "..2026"
