@@ -322,7 +322,8 @@ def _log(debug: bool, log_format: str | None) -> None:
     """Logs go to stderr. Libraries' warnings about retries are dropped: Sluice reports the error, if any."""
     wanted = log_format or os.environ.get(logs.VARIABLE) or logs.FORMATS[0]
     if wanted not in logs.FORMATS:
-        raise UsageError(f"unknown log format {wanted!r}", remedy=f"use --log-format {' or '.join(logs.FORMATS)}")
+        where = "" if log_format else f" in ${logs.VARIABLE}"
+        raise UsageError(f"unknown log format {wanted!r}{where}", remedy=f"use {' or '.join(logs.FORMATS)}")
     if log_format:
         os.environ[logs.VARIABLE] = log_format  # for what this process starts
     handler: logging.Handler = logging.StreamHandler()
