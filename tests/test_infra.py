@@ -65,9 +65,9 @@ def test_processes_are_the_same_everywhere(where: str) -> None:
 def test_the_user_of_the_units_owns_the_project_and_dagsters_home() -> None:
     """`install -d` leaves the folders above the last one to root, and the default lake is in /srv/sluice."""
     lines = (INFRA / "systemd" / "README.md").read_text().splitlines()
-    (made,) = (line.split() for line in lines if "install -d " in line)
-    assert made[2:6] == ["-o", "sluice", "-g", "sluice"]
-    assert {"/srv/sluice", "/srv/dagster"} <= set(made)
+    (words,) = (line.split() for line in lines if "install -d " in line)
+    assert words[2:6] == ["-o", "sluice", "-g", "sluice"]
+    assert {"/srv/sluice", "/srv/dagster"} <= set(words)
 
 
 def server() -> dict[str, Any]:

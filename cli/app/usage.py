@@ -13,7 +13,7 @@ _PREVIEW = {"--dry-run", "--dryrun", "--preview"}
 _PREVIEWS = {
     "run": "preview it with: sluice plan FEED",
     "plan": "leave it out: sluice plan changes nothing",
-    "sync": "see what is left to do: sluice table status FEED",
+    "sync": "preview it with: sluice table status FEED",
 }
 """Commands without `--dry-run`, each with the way to preview it."""
 _COMMON = {"--project", "--json", "--debug", "--log-format"}
@@ -26,7 +26,7 @@ def describe_usage(error: Any) -> UsageError:
     if context is None:
         return UsageError(_get_message(error), remedy="see sluice --help")
     option = getattr(error, "option_name", "")
-    advice = _instead_of_option(context, option) if option else _instead_of_arguments(error, context)
+    advice = _find_option_advice(context, option) if option else _find_argument_advice(error, context)
     message = f"No such option: {option}" if option and advice else _get_message(error)
     see = f"see {context.command_path} --help"
     return UsageError(message, remedy=f"{advice}; {see}" if advice else see)
@@ -41,7 +41,7 @@ def _get_message(error: Any) -> str:
     return " ".join(error.format_message().replace(": Value error, ", ": ").split())
 
 
-def _instead_of_option(context: Any, option: str) -> str:
+def _find_option_advice(context: Any, option: str) -> str:
     """Return the words to use instead of an unknown option; empty if typer's message says enough."""
     command, path = context.command, context.command_path
     if isinstance(command, TyperGroup):
@@ -54,7 +54,7 @@ def _instead_of_option(context: Any, option: str) -> str:
     return ""
 
 
-def _instead_of_arguments(error: Any, context: Any) -> str:
+def _find_argument_advice(error: Any, context: Any) -> str:
     """Return the arguments to type, if there are too many or too few; or the option for a window."""
     message, path = _get_message(error), context.command_path
     if isinstance(context.command, TyperGroup) or "argument" not in message.split("'")[0]:

@@ -78,7 +78,7 @@ def _list_visible(folder: Path, *endings: str) -> list[Path]:
 
 
 def find_feed_file(folder: Path, name: str) -> Path:
-    """Returns the file of the feed of that name, in the folder or below; without one, the path of a new file.
+    """Returns the file of that feed, in the folder or below; without one, the path of a new file.
 
     A file names its feed by the key `feed`, or else by its own name, which also finds unreadable files.
     """

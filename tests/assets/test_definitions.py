@@ -101,7 +101,7 @@ def test_two_files_for_one_feed_or_one_group_show_on_the_later(tmp_path: Path) -
     same_group = FEED + "group: sluice-orders\n"
     defs = build(project(tmp_path, orders=FEED, rivals=same_group, zorders="feed: orders\n" + FEED))
     assert "shared with feed `orders`" in described(defs, "rivals/landed")
-    assert "is `orders` in orders.yaml too" in described(defs, "zorders/landed")
+    assert f"is `orders` in {tmp_path / 'feeds' / 'orders.yaml'} too" in described(defs, "zorders/landed")
 
 
 def test_nothing_that_loads_is_one_clear_error(tmp_path: Path) -> None:
