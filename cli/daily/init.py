@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -110,7 +111,7 @@ def init(
             remedy="use lower-case letters, digits and _, starting with a letter, at most 64: "
             f"sluice init {feed_name(feed)}",
         )
-    root = (session.folder or Path.cwd()).resolve()
+    root = _find_root(session.folder)
     section = _kafka_section(session, root, options)
     with _feeds_folder(root):
         if options.local:
@@ -152,6 +153,13 @@ def init(
     )
     if fits == 0 and look.sample.values:
         raise typer.Exit(1)
+
+
+def _find_root(folder: Path | None) -> Path:
+    """Returns the new or existing project that other commands will find from here."""
+    here = (folder or Path(os.environ.get("SLUICE_PROJECT") or Path.cwd())).resolve()
+    is_feeds_folder = here.name == "feeds" and not (here / "feeds").is_dir() and any(here.glob("*.yaml"))
+    return here.parent if is_feeds_folder else here
 
 
 def _kafka_section(session: Session, root: Path, options: InitOptions) -> dict[str, str]:

@@ -128,6 +128,20 @@ def test_nothing_is_asked_without_a_terminal_and_nothing_is_left_of_a_failure(
         assert list(empty.iterdir()) == []
 
 
+def test_a_feed_is_written_where_other_commands_look(
+    empty: Path, kafka: LocalKafka, orders: str, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--bootstrap", kafka.bootstrap, "--topic", orders, "--raw")
+    assert sluice("init", "one", *options).code == 0
+    monkeypatch.chdir(empty / "feeds")
+    assert sluice("init", "two", *options).code == 0
+    (empty / "below").mkdir()
+    monkeypatch.chdir(empty / "below")
+    monkeypatch.setenv("SLUICE_PROJECT", str(empty))
+    assert sluice("init", "three", *options).code == 0
+    assert {p.name for p in (empty / "feeds").iterdir()} == {"one.yaml", "two.yaml", "three.yaml"}
+
+
 def make_odd_record(n: int) -> bytes:
     text = json.dumps(
         {
