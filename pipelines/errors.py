@@ -333,7 +333,7 @@ _PASSING_NAMES = frozenset(
 )
 
 
-def passes(error: object) -> bool:
+def is_transient(error: object) -> bool:
     """Returns whether an error, or the class of one by its name, passes by itself."""
     if isinstance(error, str):
         return error in _PASSING_NAMES

@@ -77,7 +77,7 @@ class Cluster(Protocol):
         """Discard cached answers; later calls ask Kafka again."""
         ...
 
-    def age(self) -> int:
+    def get_age(self) -> int:
         """How long ago (ms), at most, Kafka was asked for the next answer of `partitions`."""
         ...
 

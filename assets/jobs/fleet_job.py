@@ -46,7 +46,7 @@ from sluice.assets.runs.run_session import OpenPorts, RunSession, as_failure
 from sluice.assets.specs.feed_files import FeedFiles, read_feeds
 from sluice.assets.steps.commit_step import commit_step
 from sluice.assets.steps.land_step import land_step
-from sluice.pipelines.errors import NotReached, UsageError, passes
+from sluice.pipelines.errors import NotReached, UsageError, is_transient
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.feed.project_files import FleetSettings
 from sluice.pipelines.model.receipts import Reporter
@@ -200,7 +200,7 @@ class Fleet:
     def summary(self, instance: dg.DagsterInstance, run: str) -> tuple[str, Mapping[str, Any]]:
         failed = sorted(self._failed)
         errors = {n: self.error(n) for n in failed}
-        passing = [n for n, error in errors.items() if passes(error)]
+        passing = [n for n, error in errors.items() if is_transient(error)]
         classes = [f"{n}={type(error).__name__}" for n, error in errors.items() if error]
         names_by_tag = {FAILED_TAG: failed, ERRORS_TAG: classes, PASSES_TAG: passing, LEFT_TAG: self._left}
         done = len(self._sessions.keys() - self._failed - {*self._left})

@@ -20,7 +20,7 @@ from sluice.assets.instance.instance import holding, home_of
 from sluice.assets.specs.asset_specs import Keys
 from sluice.assets.specs.feed_files import FeedFiles, OpenLake, open_real_lake, read_feeds
 from sluice.pipelines.batch.survey import open_ledger
-from sluice.pipelines.errors import Retryable, SluiceError, passes
+from sluice.pipelines.errors import Retryable, SluiceError, is_transient
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.s3_section import S3Settings
 from sluice.pipelines.feed.sections import WindowSettings
@@ -304,7 +304,7 @@ class RunSession:
         if not self.alone:
             return
         tags = {ERROR_TAG: type(error).__name__}
-        again = type(error).__name__ if passes(error) else ""
+        again = type(error).__name__ if is_transient(error) else ""
         if again or context.run.tags.get(AGAIN_TAG):
             tags[AGAIN_TAG] = again
         with internals.optional():  # else the refusal would stand in the error's place

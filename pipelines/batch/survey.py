@@ -62,7 +62,7 @@ def take_survey(feed: Feed, edges: Ports, ledger: Ledger) -> Survey:
     """
     topics = list_topics(feed, edges.cluster)
     now = edges.clock()
-    at = now - edges.cluster.age()
+    at = now - edges.cluster.get_age()
     if feed.window.last_boundary(at) != feed.window.last_boundary(now):
         edges.cluster.forget()  # a window has closed since: its boundary may lie beyond those positions
         at = now

@@ -173,7 +173,7 @@ class Key(NamedTuple):
 
     @property
     def is_ended(self) -> bool:
-        """Whether it stands for a partition that Kafka no longer has, as somebody accepted."""
+        """Returns whether this is the last life of a partition that was accepted as gone."""
         return GONE in self.incarnation
 
     @property

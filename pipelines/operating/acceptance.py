@@ -344,7 +344,7 @@ def accept_corrupt(feed: Feed, edges: Ports, fetcher: Fetcher, wanted: AskedRang
     request = Request(RequestKind.OFFSETS, (wanted,))
     pending, _ = planning.find_pending_ranges(request, surveyed.state, surveyed.partitions, feed.window)
     due = [(o.key, o.partition, r) for o in pending for r in o.ranges]
-    damaged = next((d for key, p, r in due if (d := _damaged_in_log(feed, fetcher, key, p, r))), None)
+    damaged = next((d for key, p, r in due if (d := _find_damage_in_log(feed, fetcher, key, p, r))), None)
     if damaged is None:
         raise NothingToAccept(
             f"every batch that is pending in {wanted.topic}:{wanted.partition}:{wanted.start}-{wanted.end} can be read",
@@ -363,7 +363,7 @@ def accept_corrupt(feed: Feed, edges: Ports, fetcher: Fetcher, wanted: AskedRang
     return Accepted(AcceptEvent.CORRUPT, appended.number if appended else -1, lost=lost, abandoned=abandoned)
 
 
-def _damaged_in_log(feed: Feed, fetcher: Fetcher, key: Key, p: PartitionState, r: Range) -> KeyRange | None:
+def _find_damage_in_log(feed: Feed, fetcher: Fetcher, key: Key, p: PartitionState, r: Range) -> KeyRange | None:
     """`_damaged_range` of the leader's log: the second time, a fetcher reads from no other replica."""
     return _damaged_range(feed, fetcher, key, p, r) and _damaged_range(feed, fetcher, key, p, r)
 

@@ -484,7 +484,7 @@ def list_windows_within(state: State, window: int, settings: WindowSettings) -> 
 
 
 def describe_unpinned(state: State, window: int, settings: WindowSettings) -> str:
-    """A sentence for partitions in which the window has no end after a run has pinned all; empty if there are none."""
+    """Returns a sentence on partitions without an end of the window, although a run pinned all; empty if none."""
     keys = [k for k in state.known() if find_range(state, k, window, settings) is None]
     if not keys:
         return ""

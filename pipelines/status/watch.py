@@ -99,7 +99,7 @@ def watch(feed: Feed, ledger: Ledger, cluster: Cluster, previous: View, now: int
     findings = [
         *(Finding("topics", e.message, e.remedy, severe=True) for e in missing),
         *_changed_log_findings(changed),
-        *_absent(feed, state, partitions, missing),
+        *_report_absent(feed, state, partitions, missing),
         *_lost(feed, outlook),
         *_at_risk(feed, outlook),
         *_unwarned_findings(outlook),
@@ -140,17 +140,17 @@ def _changed_log_findings(changed: Mapping[TopicPartition, SluiceError]) -> Iter
 def _find_absent(
     state: State, partitions: Iterable[PartitionState], missing: Sequence[UnknownTopic]
 ) -> list[TopicPartition]:
-    """The partitions in the ledger that Kafka does not list for the feed; none while a topic of its list is missing."""
+    """Returns the partitions of the ledger that Kafka lacks; none while a topic of the feed's list is missing."""
     there = {p.tp for p in partitions}
     return [] if missing else [k.tp for k in state.known() if k.tp not in there]
 
 
-def _absent(
+def _report_absent(
     feed: Feed, state: State, partitions: Iterable[PartitionState], missing: Sequence[UnknownTopic]
 ) -> Iterator[Finding]:
     for topic, tps in _by(_find_absent(state, partitions, missing), lambda tp: tp.topic).items():
         text = f"windows wait for {tps[0]}, which Kafka does not list for the feed any more{_more('; nor ', tps)}"
-        remedy = "restore the topic, the right to DESCRIBE it, or its name in `topics`; if it is gone for good: "
+        remedy = "restore the topic, the right to DESCRIBE it, or its name in `topics`; if it was deleted: "
         remedy += origins.format_accept(feed.name, "gone")
         yield Finding(f"absent {topic}", text, remedy, severe=True)
 

@@ -148,8 +148,9 @@ class FeedRun:
         return [w for w in windows if w not in complete]
 
     def check(self, windows: Sequence[int]) -> None:
-        """Raise the error of missing offset ranges, or WindowIncomplete if the feed's limits ended the run before a
-        window, or Kafka no longer has a partition of it.
+        """Raise the error of missing offset ranges, or WindowIncomplete.
+
+        The latter if the feed's limits ended the run before a window, or if Kafka no longer has one of its partitions.
         """
         if self.result.landed:
             self.result.landed.check()

@@ -184,27 +184,27 @@ def test_runs_that_never_began_are_not_counted(world: World, instance: dg.Dagste
 def test_it_looks_when_windows_close_and_soon_after_a_run_that_left_something(
     world: World, instance: dg.DagsterInstance
 ) -> None:
-    def due(hours: int, minutes: int) -> bool:
+    def is_due(hours: int, minutes: int) -> bool:
         world.at(hours, minutes)
         return looks.is_due(instance, world.time())
 
     looks = TickPolicy("land_orders", [world.session().feed("orders").window])
     assert looks.crons == ["10 * * * *", "*/5 * * * *"]
-    assert due(10, 12), "this process has not looked yet"
-    assert [due(*at) for at in ((10, 15), (11, 5), (11, 10), (11, 15))] == [False, False, True, False]
+    assert is_due(10, 12), "this process has not looked yet"
+    assert [is_due(*at) for at in ((10, 15), (11, 5), (11, 10), (11, 15))] == [False, False, True, False]
     left_behind(world, instance, dg.DagsterRunStatus.SUCCESS, "00:00", tags={MORE_TAG: "1"})
-    assert due(11, 20)
+    assert is_due(11, 20)
     left_behind(world, instance, dg.DagsterRunStatus.SUCCESS, "00:00")
-    assert not due(11, 22)
+    assert not is_due(11, 22)
     assert (looks.skip_reason.skip_message or "").endswith("completed its request")
     left_behind(world, instance, dg.DagsterRunStatus.STARTED, "01:00", tags={MORE_TAG: "1"})
-    assert not due(11, 25), "that run is at work"
+    assert not is_due(11, 25), "that run is at work"
     assert "has not ended" in (looks.skip_reason.skip_message or "")
     left_behind(world, instance, dg.DagsterRunStatus.FAILURE, "02:00", tags={MORE_TAG: "1"})
-    assert not due(11, 30), "what failed waits for the next closing"
+    assert not is_due(11, 30), "what failed waits for the next closing"
     said = looks.skip_reason.skip_message or ""
     assert "did not succeed: the next look, when a window closes, requests the remaining windows again" in said
-    assert due(14, 40), "ticks were missed"
+    assert is_due(14, 40), "ticks were missed"
 
 
 def test_a_window_that_closes_later_by_the_clock_of_the_code_server_waits_for_no_hour(
@@ -212,12 +212,12 @@ def test_a_window_that_closes_later_by_the_clock_of_the_code_server_waits_for_no
 ) -> None:
     """The daemon ticks by the clock of its own machine; two seconds ahead, no look would see the window closed."""
 
-    def due(hours: int, minutes: int) -> bool:
+    def is_due(hours: int, minutes: int) -> bool:
         world.at(hours, minutes)
         return looks.is_due(instance, world.time())
 
     looks = TickPolicy("land_orders", [world.session().feed("orders").window], lambda: world.clock.now - 2000)
-    assert [due(*at) for at in ((10, 12), (11, 10), (11, 15), (11, 20))] == [True, True, True, False]
+    assert [is_due(*at) for at in ((10, 12), (11, 10), (11, 15), (11, 20))] == [True, True, True, False]
 
 
 def test_after_a_look_that_failed_or_made_no_run_the_next_tick_looks_again(

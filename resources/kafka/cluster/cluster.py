@@ -64,7 +64,7 @@ class KafkaCluster:
         """Discard the topic listing, which is out of date."""
         self._listed = None
 
-    def age(self) -> int:
+    def get_age(self) -> int:
         """Return 0: `partitions` always asks Kafka for positions."""
         return 0
 

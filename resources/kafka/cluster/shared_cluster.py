@@ -255,7 +255,7 @@ class SharedCluster:
         self._by_itself = True
         self._own.forget()
 
-    def age(self) -> int:
+    def get_age(self) -> int:
         """Return the age (ms) of the snapshot; 0 if this feed uses none."""
         look = self._look()
         return 0 if look is None else int((_read_clock() - look.began) * 1000) + 1

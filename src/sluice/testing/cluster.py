@@ -45,7 +45,7 @@ class MemoryCluster:
     def forget(self) -> None:
         """No-op: answers are never cached."""
 
-    def age(self) -> int:
+    def get_age(self) -> int:
         return 0
 
     def cluster_id(self) -> str:

@@ -342,7 +342,7 @@ def test_positions_from_before_a_window_closed_are_requested_again(feed: Feed) -
     def share(topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
         return ask(topics, isolation) if forgotten else positions
 
-    world.topic.age = lambda: 0 if forgotten else 5000  # type: ignore[method-assign]
+    world.topic.get_age = lambda: 0 if forgotten else 5000  # type: ignore[method-assign]
     world.topic.forget = lambda: forgotten.append(True)  # type: ignore[method-assign]
     world.topic.partitions = share  # type: ignore[method-assign]
     world.land(Request(RequestKind.WINDOW, window=START)).check()

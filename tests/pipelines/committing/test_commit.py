@@ -379,26 +379,26 @@ def test_commit_entries_count_by_their_maximum() -> None:
     assert world.ledger.read().commits == {KEY: 50}
 
 
-@pytest.mark.parametrize("gone", [TopicPartition("orders", 1), TopicPartition("deleted", 0)])
-def test_a_partition_that_kafka_no_longer_has_holds_back_no_other(gone):
+@pytest.mark.parametrize("absent", [TopicPartition("orders", 1), TopicPartition("deleted", 0)])
+def test_a_partition_that_kafka_no_longer_has_holds_back_no_other(absent):
     """Kafka commits nothing for it: one deleted topic of a pattern would end all commits of the feed."""
     world = World()
-    key = Key(*gone, "id-1")
+    key = Key(*absent, "id-1")
     item = OriginItem(key=key, offset=3, committed=None, why="test")
     world.ledger.append(lambda s: OriginEntry(items=(item,)))
     world.account(0, 50)
 
     def refuse() -> None:
         world.group.on_commit = lambda: None
-        raise UnknownTopic("no such partition")
+        raise UnknownTopic("this partition is unknown")
 
     world.group.on_commit = refuse
     done = world.commit()
     assert (done.status, done.left_out) == (CommitStatus.COMMITTED, (key,))
     assert world.group.offsets[TP].offset == 50
-    assert gone not in world.group.offsets
+    assert absent not in world.group.offsets
     world.group.on_commit = refuse
     world.account(50, 60)
-    world.cluster.states[gone] = partition(*gone)
+    world.cluster.states[absent] = partition(*absent)
     with pytest.raises(UnknownTopic):  # of something else: each partition is there
         world.commit()

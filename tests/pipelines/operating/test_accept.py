@@ -150,7 +150,7 @@ def test_windows_do_not_wait_for_a_partition_that_is_gone_for_good(world: World)
     world.topic.write(P1, [world.now] * 5, False)
     world.land(Request(RequestKind.OFFSETS, (AskedRange("orders", 1, 3, 5),))).check()
     committed(world)
-    known = world.topic.known
+    list_all = world.topic.known
     world.topic.known = lambda: [P0]  # type: ignore[method-assign]
     world.topic.write(P0, [world.now + HOUR], False)
     window, world.now = START + 2 * HOUR, START + 4 * HOUR
@@ -167,7 +167,7 @@ def test_windows_do_not_wait_for_a_partition_that_is_gone_for_good(world: World)
     with pytest.raises(NothingToAccept):
         accept_log(world.feed, world.edges(), AcceptEvent.GONE, "again")
 
-    world.topic.known = known  # type: ignore[method-assign]
+    world.topic.known = list_all  # type: ignore[method-assign]
     world.topic.write(P1, [world.now] * 2, False)
     with pytest.raises(TopicRecreated, match="orders:1 is in Kafka again") as refused:
         world.land(CATCH_UP).check()
