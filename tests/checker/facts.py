@@ -57,6 +57,11 @@ class Life(NamedTuple):
     def topic_id(self) -> str:
         return self.incarnation.partition("#")[0]
 
+    @property
+    def is_over(self) -> bool:
+        """Returns whether an operator accepted that Kafka no longer has the partition."""
+        return "#gone" in self.incarnation
+
     def __str__(self) -> str:
         return f"{self.topic}:{self.partition}"
 

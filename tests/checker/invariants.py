@@ -818,6 +818,8 @@ class _Commits:
             return
         for tp, life in sorted(self.book.current.items()):
             last, frontier = self.standing.get(tp), self.book.frontier(life)
+            if life.is_over:
+                continue
             if (self.highest or self.book.intents) and (last is None or last.offset != frontier):
                 at = last.offset if last else None
                 yield Broken(14, f"{life} is committed at {at}, and landed up to {frontier}", _at(life, frontier or 0))

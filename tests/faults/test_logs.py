@@ -210,6 +210,22 @@ def test_a_topic_recreated_in_mid_run(field: Field) -> None:
     field.proven()
 
 
+def test_a_topic_comes_back_with_fewer_partitions(field: Field) -> None:
+    """The other partitions are committed. Windows wait for the absent one until somebody accepts that it is gone."""
+    written(field, EACH)
+    field.normal(1)
+    logs.recreated(field, 2)
+    written(field, {0: 300, 1: 50})
+    assert field.run().error in ("TopicRecreated", "Refused")
+    assert len(accepted(field, "recreated")["entered"]) == 2
+    ran = field.run()
+    assert ran.clean, ran
+    assert len(accepted(field, "gone")["entered"]) == 1
+    written(field, {1: 20})
+    field.recovered()
+    field.proven()
+
+
 def test_partitions_added_between_and_in_mid_run(field: Field) -> None:
     with field.producing():
         field.normal(1)

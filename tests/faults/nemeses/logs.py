@@ -211,8 +211,9 @@ def _described(field: Field, partition: int) -> dict[str, Any]:
 # -- other topics
 
 
-def recreated(field: Field) -> None:
-    """The topic is deleted, and there is another one of its name."""
+def recreated(field: Field, partitions: int | None = None) -> None:
+    """The topic is deleted, and there is another one of its name; with fewer partitions, if so."""
+    field.partitions = partitions or field.partitions
     with field.arena.admin() as admin:
         admin.delete_topics([field.topic])
         until(lambda: field.topic not in admin.list_topics())
