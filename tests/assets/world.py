@@ -108,9 +108,7 @@ class MadeUpEngine(MemoryEngine):
     """
 
     failing: set[TopicPartition] = field(default_factory=set)
-    failure: SluiceError = field(
-        default_factory=lambda: CorruptBatch("it does not match its CRC", remedy="check the disk")
-    )
+    failure: SluiceError | None = None
     bad: int = 0
     absent: int = 0
     why: tuple[str | None, ...] = ("decode", "not_json", None, None, "no JSON value begins here")
@@ -134,7 +132,8 @@ class MadeUpEngine(MemoryEngine):
 
     def _build_range(self, job: Job, s: OffsetRange) -> Outcome:
         if s.tp in self.failing:
-            return to_failure(s, self.failure)
+            damage = CorruptBatch(f"{s}: does not match its CRC", remedy="check the broker's disk")
+            return to_failure(s, self.failure or damage)
         good = next(RawFormat().convert(s, _records(s))).landed.slice(self.absent, s.span - self.bad - self.absent)
         parts = self._written(job, s, PartKind.LANDED, good)
         if self.bad:
