@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from sluice.pipelines.errors import Breach, QuarantineExceeded
@@ -19,6 +20,7 @@ from sluice.pipelines.feed.sections import OnUndecodable, Policies
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.schema.arrays import int64s, view_int32s
 from sluice.pipelines.util.units import many
 
 MOST_FAULTS = 1000
@@ -167,13 +169,20 @@ def _by_partition(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def kinds_of(rows: pa.RecordBatch) -> list[tuple[QuarantineKind, int, int]]:
-    """The kinds among the rows: how many rows each has, and the offset of its first."""
+    """Returns the kinds among the rows in the order of their first rows, each with its rows and lowest offset."""
     if not rows.num_rows:
         return []
-    grouped = pa.Table.from_batches([rows]).group_by(list(QuarantineKind._fields), use_threads=False)
-    counts = grouped.aggregate([("offset", "count"), ("offset", "min")]).to_pylist()
+    names = QuarantineKind._fields
+    groups = np.zeros(rows.num_rows, np.int64)
+    for name in names:  # not Table.group_by(), which imports pandas
+        values = rows.column(name).cast(pa.string()).dictionary_encode("encode")
+        groups = np.unique(groups * len(values.dictionary) + view_int32s(values.indices), return_inverse=True)[1]
+    _, firsts, counts = np.unique(groups, return_index=True, return_counts=True)
+    lowest = np.full(len(firsts), np.iinfo(np.int64).max)
+    np.minimum.at(lowest, groups, int64s(rows.column("offset")))
     return [
-        (QuarantineKind(*(r[n] for n in QuarantineKind._fields)), r["offset_count"], r["offset_min"]) for r in counts
+        (QuarantineKind(*(rows.column(n)[int(firsts[g])].as_py() for n in names)), int(counts[g]), int(lowest[g]))
+        for g in np.argsort(firsts)
     ]
 
 

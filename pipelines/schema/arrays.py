@@ -24,6 +24,11 @@ def int64s(column: pa.Array) -> np.ndarray:
     return np.frombuffer(column.buffers()[1], np.int64, len(column), column.offset * 8)
 
 
+def view_int32s(column: pa.Array) -> np.ndarray:
+    """A column of 32-bit numbers without nulls, as a numpy array. Copies nothing."""
+    return np.frombuffer(column.buffers()[1], np.int32, len(column), column.offset * 4)
+
+
 def unpack_bits(bitmap: pa.Buffer, offset: int, count: int) -> np.ndarray:
     """Returns `count` bits of a buffer from `offset` on, as one boolean each."""
     bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little", count=offset + count)

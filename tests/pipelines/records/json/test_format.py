@@ -147,9 +147,10 @@ def test_names_tell_formats_apart() -> None:
     assert Shape(parse_schema(ORDERS.texts())).name in names
 
 
-def test_typing_imports_no_pandas() -> None:
+def test_typing_and_faults_import_no_pandas() -> None:
     code = """
 import sys
+from sluice.pipelines.quarantine.limit import kinds_of
 import numpy as np, pyarrow as pa
 from sluice.pipelines.schema.arrays import fixed_width, text_array
 from sluice.pipelines.records.kafka_batches.decode import SCHEMA
@@ -164,6 +165,8 @@ chunk = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 form = JsonFormat(parse_schema({"a": "float64", "b": "int8", "c": "string"}))
 (piece,) = form.convert(OffsetRange("t", 0, "i", 0, 3), chunk)
 assert piece.landed.num_rows == 1 and piece.quarantined.num_rows == 2
+faults = kinds_of(piece.quarantined)
+assert [(kind.reason, rows, first) for kind, rows, first in faults] == [("wrong_type", 1, 1), ("out_of_range", 1, 2)]
 assert "pandas" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
