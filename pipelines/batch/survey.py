@@ -79,7 +79,7 @@ def take_survey(feed: Feed, edges: Ports, ledger: Ledger) -> Survey:
     sound = [p for p in partitions if p.tp not in {r.tp for r in refusals}]
     keyed = {origins.find_key(state, p): p for p in sound}
     began = origins.resolve_origins(state, sound, committed, feed.start, edges.cluster, edges.clock)
-    began = with_first_windows(feed, replace(edges, clock=lambda: at), state, keyed, began)
+    began = with_first_windows(feed, edges.cluster, state, keyed, began, at)
     return Survey(edges.cluster.cluster_id(), state, keyed, committed, began, refusals, at)
 
 
@@ -114,12 +114,17 @@ def list_partitions(feed: Feed, cluster: Cluster) -> tuple[TopicPartition, ...]:
 
 
 def with_first_windows(
-    feed: Feed, edges: Ports, state: State, partitions: Mapping[Key, PartitionState], began: tuple[OriginItem, ...]
+    feed: Feed,
+    cluster: Cluster,
+    state: State,
+    partitions: Mapping[Key, PartitionState],
+    began: tuple[OriginItem, ...],
+    now: int,
 ) -> tuple[OriginItem, ...]:
     """Returns the new origins with their first windows. A later partition opens at the newest boundary."""
     if state.boundary_times:
         return tuple(o.model_copy(update={"opens": state.boundary_times[-1]}) for o in began)
-    return windows.find_opening(edges.cluster, partitions, began, feed.window, edges.clock()) if began else ()
+    return windows.find_opening(cluster, partitions, began, feed.window, now) if began else ()
 
 
 def find_changed_logs(
@@ -148,10 +153,10 @@ def find_boundaries_due(call: Call, state: State, snapshot: Survey) -> list[Boun
     partitions = snapshot.partitions
     if request.replace and request.kind is RequestKind.CATCH_UP:
         raise UsageError("--replace without a range", remedy="add --window, --from and --to, or --offsets")
-    due = windows.find_due(state, cluster, lambda: snapshot.at, partitions, feed.window)
+    due = windows.find_due(state, cluster, snapshot.at, partitions, feed.window)
     if request.window is None:
         return due
-    before = windows.find_before(state, cluster, lambda: snapshot.at, partitions, feed.window, request.window)
+    before = windows.find_before(state, cluster, snapshot.at, partitions, feed.window, request.window)
     return [*before, *due]
 
 

@@ -549,7 +549,7 @@ def _originate(
 ) -> None:
     if begun:
         keyed = {origins.find_key(remains.state, p): p for p in remains.partitions}
-        items = with_first_windows(feed, edges, ledger.read(), keyed, begun)
+        items = with_first_windows(feed, edges.cluster, ledger.read(), keyed, begun, edges.clock())
         ledger.append(lambda _: OriginEntry(items=items))
 
 
@@ -610,7 +610,7 @@ def _takeover(feed: Feed, edges: Ports, state: State, group: _ForeignGroup, begi
     theirs = {mark.tp for mark in marks}
     counted = {tp: c for tp, c in group.committed.items() if begin is Begin.COMMITTED or tp not in theirs}
     began = origins.resolve_origins(state, partitions, counted, feed.start, edges.cluster, edges.clock)
-    began = with_first_windows(feed, edges, state, keyed, began)
+    began = with_first_windows(feed, edges.cluster, state, keyed, began, edges.clock())
     offsets = {mark.tp: mark.offset for mark in marks}
     newest = {m.ledger: max(n.number for n in marks if n.ledger == m.ledger) for m in marks}
     return TakeEntry(

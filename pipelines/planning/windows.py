@@ -23,7 +23,7 @@ from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginIte
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.model.kafka import Key, OffsetAtTime, PartitionState, Range, cut, is_covered
 from sluice.pipelines.model.plans import Request
-from sluice.pipelines.ports import Clock, Cluster
+from sluice.pipelines.ports import Cluster
 from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.util.units import many, show_duration, show_instant, show_window
 
@@ -164,14 +164,13 @@ def _bound_first_window(
 
 
 def find_due(
-    state: State, cluster: Cluster, clock: Clock, partitions: Partitions, settings: WindowSettings
+    state: State, cluster: Cluster, now: int, partitions: Partitions, settings: WindowSettings
 ) -> list[BoundaryEntry]:
     """Returns the passed boundaries that some partition has not pinned yet, from Kafka, oldest first.
 
     Bisects over time, so that a log of few records over many years costs few requests: between two equal boundaries
     all are equal. Those in between are left out, except the newest `LISTED`.
     """
-    now = clock()
     last = settings.last_boundary(now)
     behind = {k: p for k, p in partitions.items() if _find_newest(state, k, last) < last}
     if not behind:
@@ -186,7 +185,7 @@ def find_due(
 
 
 def find_before(
-    state: State, cluster: Cluster, clock: Clock, partitions: Partitions, settings: WindowSettings, window: int
+    state: State, cluster: Cluster, now: int, partitions: Partitions, settings: WindowSettings, window: int
 ) -> list[BoundaryEntry]:
     """The boundaries from `window` up to the earliest known one, in the partitions that have that one.
 
@@ -200,7 +199,7 @@ def find_before(
         return []
     oldest = {k: p for k, p in partitions.items() if _from_the_first(state, k)}
     times = range(window, settings.start_of(first - 1) + settings.length, settings.length)
-    look = _Lookup(state, cluster, oldest, clock() + settings.max_skew)
+    look = _Lookup(state, cluster, oldest, now + settings.max_skew)
     look.among(times)
     ends = ((t, k, boundary) for t in times[1:] for k, boundary in look.at(t).items())
     below = any(state.boundaries[k][0][1] > p.log_start for k, p in oldest.items())

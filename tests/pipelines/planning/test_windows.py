@@ -81,7 +81,7 @@ class World:
 
     def pin(self) -> None:
         """As a run does, now."""
-        for entry in find_due(self.state, self.log, lambda: self.now, self.log.partitions_by_key, SETTINGS):
+        for entry in find_due(self.state, self.log, self.now, self.log.partitions_by_key, SETTINGS):
             self.ledger.append(partial(clamp_boundaries, entry=entry))
 
     def window(self, start: int) -> Range | None:
@@ -122,7 +122,7 @@ def test_rivals_that_saw_different_ends_still_tile(looks: list[tuple[bool, int]]
     for grows, passes in looks:
         world.now += passes
         world.log.stamps += [world.now - HOUR] * 3 if grows else []
-        waiting += find_due(world.state, world.log, lambda: world.now, world.log.partitions_by_key, SETTINGS)
+        waiting += find_due(world.state, world.log, world.now, world.log.partitions_by_key, SETTINGS)
     random.shuffle(waiting)
     for entry in waiting:
         world.ledger.append(partial(clamp_boundaries, entry=entry))
@@ -191,11 +191,11 @@ def test_fifty_years_in_few_questions() -> None:
 def test_longer_windows_begin_where_the_shorter_ones_ended() -> None:
     short, day = WindowSettings(length="15m"), WindowSettings(length="1d")
     world = World([START + i * HOUR // 8 for i in range(96)], START + 3 * HOUR, opens=START)
-    for entry in find_due(world.state, world.log, lambda: world.now, world.log.partitions_by_key, short):
+    for entry in find_due(world.state, world.log, world.now, world.log.partitions_by_key, short):
         world.ledger.append(partial(clamp_boundaries, entry=entry))
     begun = world.state.boundary_times[-1]
     world.now += 48 * HOUR
-    for entry in find_due(world.state, world.log, lambda: world.now, world.log.partitions_by_key, day):
+    for entry in find_due(world.state, world.log, world.now, world.log.partitions_by_key, day):
         world.ledger.append(partial(clamp_boundaries, entry=entry))
     assert all(t % (24 * HOUR) == 0 for t in world.state.boundary_times if t > begun)
     offsets = [o for _, o in world.state.boundaries[KEY]]
@@ -323,4 +323,4 @@ def test_a_clock_that_jumps_back_resolves_nothing_new() -> None:
     state = world.state
     state.boundary_times = (opens, START + 9 * HOUR)
     parts = {other: partition(number=1, last_stable_offset=0, high_watermark=0)}
-    assert find_due(state, world.log, lambda: START + 3 * HOUR, parts, SETTINGS) == []
+    assert find_due(state, world.log, START + 3 * HOUR, parts, SETTINGS) == []
