@@ -161,8 +161,7 @@ class Fetcher(Protocol):
         Ranges start in order, at most `limits.active_ranges` at once; one request never names a partition twice.
         Guarantee: each range ends with either one `last` or one FetchFailed, unless the iterator is closed first.
         The fetcher follows a leader that moves. An offset out of range, a changed topic id, truncation and missing
-        rights end a range with FetchFailed; so does a leader that stays away (KafkaUnavailable). Ranges that are
-        streamed twice in a row are read from leaders the second time, never from other replicas.
+        rights end a range with FetchFailed; so does a leader that stays away (KafkaUnavailable).
         """
         ...
 

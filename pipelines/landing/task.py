@@ -88,13 +88,14 @@ def run_task(task: Task, work: Assignment, tools: Tools, *, last_try: bool = Tru
 
     Raises the first error that may pass (KafkaUnavailable, LakeUnavailable, Unknown, anything unforeseen), unless this
     is the `last_try`. A schema registry has been asked several times already: its failure is no reason to try again.
-    Record bytes that do not match their CRC are fetched once more before the range fails.
+    Record bytes that do not match their CRC are fetched once more, from the leader, before the range fails.
     """
     landed = {} if work.fresh else adopt(task.offset_ranges, work, tools)
     fresh, failed = _Reading([s for s in task.offset_ranges if s not in landed], work, tools).run()
     landed |= fresh
     if damaged := [s for s, e in failed.items() if isinstance(e, CorruptBatch)]:
-        fresh, still = _Reading(damaged, work, tools).run()
+        limits = replace(work.limits, leaders_only=True)  # a follower's disk may have damaged them
+        fresh, still = _Reading(damaged, replace(work, limits=limits), tools).run()
         landed |= fresh
         failed = {s: e for s, e in failed.items() if s not in fresh} | still
     if not last_try:

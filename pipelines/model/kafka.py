@@ -265,13 +265,15 @@ class FetchLimits:
     """Bounds of a fetch stream.
 
     `active_ranges` are read at once. One response holds at most `request_bytes`, and `partition_bytes` of each
-    partition. `ahead_bytes` may wait in memory for the consumer.
+    partition. `ahead_bytes` may wait in memory for the consumer. With `leaders_only`, no follower in the rack (KIP-392)
+    is read.
     """
 
     active_ranges: int = 16
     request_bytes: int = 16 << 20
     partition_bytes: int = 4 << 20
     ahead_bytes: int = 32 << 20
+    leaders_only: bool = False
 
 
 MAX_ENCODED = 160

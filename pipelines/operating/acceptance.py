@@ -344,7 +344,7 @@ def accept_corrupt(feed: Feed, edges: Ports, fetcher: Fetcher, wanted: AskedRang
     request = Request(RequestKind.OFFSETS, (wanted,))
     pending, _ = planning.find_pending_ranges(request, surveyed.state, surveyed.partitions, feed.window)
     due = [(o.key, o.partition, r) for o in pending for r in o.ranges]
-    damaged = next((d for key, p, r in due if (d := _find_damage_in_log(feed, fetcher, key, p, r))), None)
+    damaged = next((d for key, p, r in due if (d := _confirm_damage(feed, fetcher, key, p, r))), None)
     if damaged is None:
         raise NothingToAccept(
             f"every batch that is pending in {wanted.topic}:{wanted.partition}:{wanted.start}-{wanted.end} can be read",
@@ -363,18 +363,18 @@ def accept_corrupt(feed: Feed, edges: Ports, fetcher: Fetcher, wanted: AskedRang
     return Accepted(AcceptEvent.CORRUPT, appended.number if appended else -1, lost=lost, abandoned=abandoned)
 
 
-def _find_damage_in_log(feed: Feed, fetcher: Fetcher, key: Key, p: PartitionState, r: Range) -> KeyRange | None:
-    """`_damaged_range` of the leader's log: the second time, a fetcher reads from no other replica."""
+def _confirm_damage(feed: Feed, fetcher: Fetcher, key: Key, p: PartitionState, r: Range) -> KeyRange | None:
+    """Returns `_damaged_range` if a second reading finds damage, too: the first may be the network's."""
     return _damaged_range(feed, fetcher, key, p, r) and _damaged_range(feed, fetcher, key, p, r)
 
 
 def _damaged_range(feed: Feed, fetcher: Fetcher, key: Key, p: PartitionState, r: Range) -> KeyRange | None:
-    """The offsets of the first unreadable batch in the range; up to the range's end if its own is unknown."""
+    """Returns the offsets of the leader's first unreadable batch, up to the range's end if its own is unknown."""
     piece = OffsetRange(*key, r.start, r.end, p.leader_epoch)
     committed = feed.isolation is Isolation.READ_COMMITTED
     decoder = BatchDecoder(key.topic, key.partition, r.start, r.end, DecodeOptions(read_committed=committed))
     try:
-        for fetched in fetcher.stream([piece], FetchLimits()):
+        for fetched in fetcher.stream([piece], FetchLimits(leaders_only=True)):
             if isinstance(fetched, FetchFailed):
                 raise fetched.error
             for _ in decoder.feed(fetched.records, fetched.aborted):

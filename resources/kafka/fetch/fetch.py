@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -45,10 +45,9 @@ _SHARE_TOLD = 8  # consumed bytes are reported to the fetching thread by this sh
 class KafkaFetcher:
     """Fetches offset ranges of one Kafka. Opens no connection before a stream is consumed.
 
-    `isolation` as in the plan; `rack` (client.rack, KIP-392) lets a leader send us to a replica near us, but not for
-    ranges that are streamed twice in a row, since a replica may have damaged them; `patience`: seconds without progress
-    after which a range fails with KafkaUnavailable. After that, later ranges of its partition are tried without
-    waiting, as are all others until something is read again.
+    `isolation` as in the plan; `rack` (client.rack, KIP-392) lets a leader send us to a replica near us; `patience`:
+    seconds without progress after which a range fails with KafkaUnavailable. After that, later ranges of its partition
+    are tried without waiting, as are all others until something is read again.
     """
 
     def __init__(self, access: KafkaAccess, isolation: Isolation, *, rack: str = "", patience: float = 60.0) -> None:
@@ -57,7 +56,6 @@ class KafkaFetcher:
         self._rack = rack
         self._patience = patience
         self._streams: set[_Stream] = set()
-        self._last: frozenset[OffsetRange] = frozenset()
         self._counter = TrafficCounter()
 
     def stream(self, ranges: Sequence[OffsetRange], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
@@ -67,9 +65,8 @@ class KafkaFetcher:
         were aborted and overlap its bytes. Close the iterator, or the fetcher, to end early.
         """
         wire = Wire(self._access, _ANSWER_BYTES)
-        again, self._last = self._last.intersection(ranges), frozenset(ranges)
-        sources = Sources(wire, self._isolation, limits, self._rack, self._counter)
-        stream = _Stream(sources, ranges, self._patience, again)
+        rack = "" if limits.leaders_only else self._rack
+        stream = _Stream(Sources(wire, self._isolation, limits, rack, self._counter), ranges, self._patience)
         self._streams.add(stream)
         try:
             yield from stream.items()
@@ -94,11 +91,8 @@ class _End:
 class _Stream:
     """One thread's readers on one side, one consumer on the other, a queue between them."""
 
-    def __init__(
-        self, sources: Sources, ranges: Sequence[OffsetRange], patience: float, of_leaders: Container[OffsetRange]
-    ) -> None:
-        """`of_leaders`: the ranges that are read from leaders only."""
-        self._sources, self._of_leaders = sources, of_leaders
+    def __init__(self, sources: Sources, ranges: Sequence[OffsetRange], patience: float) -> None:
+        self._sources = sources
         self._patience = patience
         self._waiting = list(enumerate(ranges))
         self._active: set[TopicPartition] = set()
@@ -169,8 +163,6 @@ class _Stream:
 
     async def _read(self, index: int, piece: OffsetRange) -> None:
         reader = RangeReader(self._sources, index, piece, self._queue.put, self._patience_with(piece.tp))
-        if piece in self._of_leaders:
-            reader.leader_only = True
         try:
             await reader.run()
         except SluiceError as error:
@@ -224,7 +216,7 @@ class RangeReader:
         self._unknown_answers = 0
         self._replica: int | None = None
         self._leader: int | None = None
-        self.leader_only = not sources.rack
+        self._leader_only = not sources.rack
 
     @property
     def position(self) -> int:
@@ -306,7 +298,7 @@ class RangeReader:
 
     async def _step(self, leadership: Leadership) -> None:
         node = leadership.leader if self._replica is None else self._replica
-        lane = self._sources.lane(node, "" if self.leader_only else self._sources.rack)
+        lane = self._sources.lane(node, "" if self._leader_only else self._sources.rack)
         part, first = await lane.fetch(FetchAsk(leadership, self._position, self._appetite()), self._fed)
         try:
             if part.error:
@@ -345,7 +337,7 @@ class RangeReader:
 
         Another broker is better placed, or this one has no batch up to the range's end, or none yet.
         """
-        if part.replica >= 0 and self._replica is None and not self.leader_only:
+        if part.replica >= 0 and self._replica is None and not self._leader_only:
             self._replica = part.replica
             return
         committed = self._sources.isolation is Isolation.READ_COMMITTED
@@ -376,7 +368,7 @@ class RangeReader:
         self._must_ask_again = True
         self._empty_answers = 0
         if self._replica is not None:
-            self._replica, self.leader_only = None, True
+            self._replica, self._leader_only = None, True
             return
         self._maybe_out_of_range = self._maybe_out_of_range or isinstance(error, OffsetOutOfRangeError)
         self._unknown_answers += isinstance(error, UnknownTopicOrPartitionError)
