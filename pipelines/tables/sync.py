@@ -148,7 +148,7 @@ class _Publisher:
                 # a run that met no note may remove files replaced since
                 raise TableMoved(f"{table.name} begins while files are replaced", remedy="the next try decides again")
             if self.repair and head.snapshot is not None:
-                self._note_removals(self._find_replaced(state), self._beside())
+                self._note_leftovers(state)
             if trusted_mark(ledger, state, head):
                 end, changes, never = self._find_pending(state, head)
                 going = self._find_present(never)
@@ -270,24 +270,23 @@ class _Publisher:
             new = {*parts} - pending.parts, {*foreign} - pending.foreign
             published_files.note_removals(self.lake, self.ledger.feed, *new)
 
-    def _find_replaced(self, state: State) -> set[str]:
-        """Returns lake paths of files that no longer count and that no snapshot names: another program let the
-        snapshots expire by which expiry finds them, and left the files."""
-        replaced = self.ledger.list_replaced((p for root in self._roots for p in self.lake.list(root)), state)
-        still_named = self.table.find_named(map(self.lake.locate, replaced)) if replaced else frozenset()
-        return {p for p in replaced if self.lake.locate(p) not in still_named}
+    def _note_leftovers(self, state: State) -> None:
+        """Note files that no longer count and that no snapshot names: another program let the snapshots expire by
+        which expiry finds them, and left the files. Note other writers' files that a snapshot names."""
+        files = [*self._list_files()]
+        replaced, others = self.ledger.list_replaced(files, state), {*filter(published_files.may_be_foreign, files)}
+        candidates = {self.lake.locate(path): path for path in replaced | others}
+        still_named = {candidates[a] for a in self.table.find_named(candidates)} if candidates else set()
+        self._note_removals(replaced - still_named, others & still_named)
 
-    def _beside(self) -> set[str]:
-        """Returns lake paths of other writers' files next to the feed's that a snapshot names."""
-        others = {p for root in self._roots for p in self.lake.list(root) if published_files.may_be_foreign(p)}
-        addresses_in_table = self.table.find_named(map(self.lake.locate, others)) if others else frozenset()
-        return {p for p in others if self.lake.locate(p) in addresses_in_table}
+    def _list_files(self) -> Iterator[str]:
+        return (path for root in self._roots for path in self.lake.list(root))
 
     def _find_present(self, files: Iterable[str]) -> set[str]:
         """Those of the paths that are there and ours to remove. Most went at once if the feed had no table then."""
         candidates = sorted(filter(self._ours, files))
         if len(candidates) > MANY_PATHS:
-            return {path for root in self._roots for path in self.lake.list(root)}.intersection(candidates)
+            return {*self._list_files()}.intersection(candidates)
         return {
             path
             for path, size in zip(candidates, map_parallel(self.lake.size, candidates), strict=True)
