@@ -157,7 +157,7 @@ def republish_step(context: dg.OpExecutionContext, session: RunSession) -> Itera
             key = session.keys(name).republished
             report = session.reporter(context.log)
             executors.prepare(feed.spark, report)
-            work = sending(feed, edges.lake, plan, codec, pace, session.project.root)
+            work = sending(feed, ledger, plan, codec, pace, session.project.root)
             try:
                 with _cancel_on_interrupt(edges.engine):
                     sent = carry_out(work, None if config.here else edges.engine, report)

@@ -175,7 +175,7 @@ def republish(
         plan = plans.keep(edges.lake, plan)
         session.compile()
         work = republish_tasks.sending(
-            definition, edges.lake, plan, _CODECS.index(sending.compression), pace, session.project.root
+            definition, ledger, plan, _CODECS.index(sending.compression), pace, session.project.root
         )
         _send(session, work, None if sending.here else edges.engine)
 

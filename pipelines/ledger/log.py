@@ -71,7 +71,7 @@ class Ledger:
         *,
         checkpoints: bool = True,
     ) -> None:
-        self._lake, self.feed, self._clock = lake, feed, clock
+        self.lake, self.feed, self._clock = lake, feed, clock
         self._run, self._cluster, self._whole = run, cluster, True
         self._checkpoints = checkpoints
         self._state = State()
@@ -95,11 +95,11 @@ class Ledger:
     @property
     def uri(self) -> str:
         """The address of the lake."""
-        return self._lake.uri
+        return self.lake.uri
 
     def neighbour(self, identity: str) -> str:
         """Returns the name of the feed in this lake whose ledger has this identity; empty if there is none."""
-        return find_feed_of_ledger(self._lake, identity)
+        return find_feed_of_ledger(self.lake, identity)
 
     def read(self) -> State:
         """Returns the fold of all written entries. Raises LedgerTooNew, LedgerCorrupt, EntriesLost.
@@ -114,7 +114,7 @@ class Ledger:
 
     def _first_read(self) -> State:
         """Read tip and checkpoints before the entries: the entries that they imply are older."""
-        tip = Tip.parse(self._lake.get(paths.tip_path(self.feed))) if self._whole else None
+        tip = Tip.parse(self.lake.get(paths.tip_path(self.feed))) if self._whole else None
         if tip and tip.facts:
             self._facts = -1, tip.facts
         begun = (self._checkpoint() if self._whole else None) or State()
@@ -131,13 +131,13 @@ class Ledger:
 
         Returns None if an entry is missing that existed once, or if others exist behind the last: a listing decides.
         """
-        if self._lake.size(paths.log_path(self.feed, begun.newest)) is None:
+        if self.lake.size(paths.log_path(self.feed, begun.newest)) is None:
             return None
         out: list[tuple[str, bytes]] = []
         number = begun.number
         while number <= tip.number:
             ahead = range(number, min(number + READ_AHEAD, tip.number + 1))
-            contents = map_parallel(self._lake.get, [paths.log_path(self.feed, n) for n in ahead])
+            contents = map_parallel(self.lake.get, [paths.log_path(self.feed, n) for n in ahead])
             for at, data in zip(ahead, contents, strict=True):
                 if at != number:
                     break  # lost entries lie between
@@ -149,7 +149,7 @@ class Ledger:
             out.append((path, data))
             number = _find_next_number(paths.log_number(path) or 0, path, data)
         behind = [paths.log_path(self.feed, number + far) for far in BEYOND_THE_END]
-        return out if all(size is None for size in map_parallel(self._lake.size, behind)) else None
+        return out if all(size is None for size in map_parallel(self.lake.size, behind)) else None
 
     def _remember(self, state: State, data: list[tuple[str, bytes]]) -> State:
         self._state = state
@@ -168,14 +168,14 @@ class Ledger:
         A best effort: a reader may have no right to write.
         """
         with suppress(SluiceError):
-            self._lake.put(paths.checkpoint_path(self.feed, self._state.number), checkpoint.dump(self._state))
-            for old in list(self._lake.list(paths.checkpoint_folder(self.feed)))[:-CHECKPOINTS_KEPT]:
-                self._lake.remove(old)
+            self.lake.put(paths.checkpoint_path(self.feed, self._state.number), checkpoint.dump(self._state))
+            for old in list(self.lake.list(paths.checkpoint_folder(self.feed)))[:-CHECKPOINTS_KEPT]:
+                self.lake.remove(old)
 
     def _checkpoint(self) -> State | None:
         """Returns the state of the newest readable checkpoint."""
-        for path in reversed(list(self._lake.list(paths.checkpoint_folder(self.feed)))):
-            state = loaded(self._lake.get(path) or b"")
+        for path in reversed(list(self.lake.list(paths.checkpoint_folder(self.feed)))):
+            state = loaded(self.lake.get(path) or b"")
             if state is not None and state.number == paths.checkpoint_number(path):
                 return state
         return None
@@ -189,14 +189,14 @@ class Ledger:
         """Yields the same as `raw`, but reads old entries from segments if there are many."""
         numbered = self._list_numbers(first, before)
         segment_entries = list(islice(numbered, segments.ENTRIES)) if self._whole and before < 0 else []
-        for segment in segments.read(self._lake, self.feed, first) if len(segment_entries) == segments.ENTRIES else ():
+        for segment in segments.read(self.lake, self.feed, first) if len(segment_entries) == segments.ENTRIES else ():
             yield from ((n, paths.log_path(self.feed, n), data) for n, data in segment.entries if n >= first)
             first = segment.end
         yield from self._read(((n, path) for n, path in chain(segment_entries, numbered) if n >= first), first)
 
     def segments(self) -> Iterator[Segment]:
         """Returns the segments, which are copies of old entries, from entry 0 on."""
-        return segments.read(self._lake, self.feed)
+        return segments.read(self.lake, self.feed)
 
     def pack(self, limit: int = SEGMENTS_AT_ONCE) -> int:
         """Copy entries older than every checkpoint into at most `limit` segments. Returns the number of segments.
@@ -204,13 +204,13 @@ class Ledger:
         Raises LakeUnavailable; written segments stay.
         """
         self.read()
-        numbers = (paths.checkpoint_number(p) for p in self._lake.list(paths.checkpoint_folder(self.feed)))
+        numbers = (paths.checkpoint_number(p) for p in self.lake.list(paths.checkpoint_folder(self.feed)))
         below, first = min((n for n in numbers if n is not None), default=0), 0
         for segment in self.segments() if below > segments.ENTRIES else ():
             first = segment.end
         if first + segments.ENTRIES >= below:
             return 0
-        return segments.write(self._lake, self.feed, ((n, data) for n, _, data in self.raw(first)), below, limit)
+        return segments.write(self.lake, self.feed, ((n, data) for n, _, data in self.raw(first)), below, limit)
 
     def raw(self, first: int, before: int = -1) -> Iterator[tuple[int, str, bytes]]:
         """Returns (number, path, content) of the entries from `first` on, without a hole.
@@ -225,7 +225,7 @@ class Ledger:
         number = first
         while number < end:
             ahead = range(number, min(number + READ_AHEAD, end))
-            contents = map_parallel(self._lake.get, [paths.log_path(self.feed, n) for n in ahead])
+            contents = map_parallel(self.lake.get, [paths.log_path(self.feed, n) for n in ahead])
             for at, data in zip(ahead, contents, strict=True):
                 if at != number:
                     continue  # lost entries lie between
@@ -257,7 +257,7 @@ class Ledger:
     def stats(self, first: int = 0, end: int | None = None) -> Iterator[tuple[int, Stat]]:
         """Yields the number and the listed file of each entry from `first` up to, not including, `end`."""
         after = paths.log_path(self.feed, first - 1) if first else ""
-        for stat in self._lake.stats(paths.log_folder(self.feed), after):
+        for stat in self.lake.stats(paths.log_folder(self.feed), after):
             if (number := paths.log_number(stat.path)) is not None:
                 if end is not None and number >= end:
                     return
@@ -266,14 +266,14 @@ class Ledger:
     def _list_numbers(self, first: int, before: int) -> Iterator[tuple[int, str]]:
         """Yields numbers and paths of the entries from `first` on. Raises EntriesLost if entry `before` is missing."""
         begin = before if before >= 0 else first
-        listed = self._lake.list(paths.log_folder(self.feed), paths.log_path(self.feed, begin - 1) if begin else "")
+        listed = self.lake.list(paths.log_folder(self.feed), paths.log_path(self.feed, begin - 1) if begin else "")
         numbered = ((number, path) for path in listed if (number := paths.log_number(path)) is not None)
         if before >= 0 and next(numbered, (-1, ""))[0] != before:
             raise self._shorter_than_its_checkpoint(first - 1)
         yield from numbered
 
     def _shorter_than_its_checkpoint(self, end: int) -> SluiceError:
-        numbers = map(paths.log_number, self._lake.list(paths.log_folder(self.feed)))
+        numbers = map(paths.log_number, self.lake.list(paths.log_folder(self.feed)))
         newest = max((n for n in numbers if n is not None), default=-1)
         folder = paths.checkpoint_folder(self.feed)
         return build_lost_error(self.feed, newest, [Trace(end, f"a checkpoint in {folder} names entry {end}")])
@@ -286,7 +286,7 @@ class Ledger:
 
     def _following(self, number: int) -> Iterator[tuple[str, bytes]]:
         """Yields (path, content) of the entries from `number` on. Costs one request if there are none."""
-        while (data := self._lake.get(path := paths.log_path(self.feed, number))) is not None:
+        while (data := self.lake.get(path := paths.log_path(self.feed, number))) is not None:
             yield path, data
             number = _find_next_number(number, path, data)
 
@@ -382,14 +382,14 @@ class Ledger:
         """Write the tip, as a best effort: the entry is written in any case."""
         with suppress(SluiceError):
             tip = Tip(self._state.ledger_id, self._state.number - 1, self.facts)
-            self._lake.put(paths.tip_path(self.feed), tip.dump())
+            self.lake.put(paths.tip_path(self.feed), tip.dump())
 
     def _create(self, number: int, entry: Entry) -> bool:
         path = paths.log_path(self.feed, number)
         try:
-            return self._lake.put_if_absent(path, dump(entry))
+            return self.lake.put_if_absent(path, dump(entry))
         except Unknown:
-            if (standing := self._lake.get(path)) is None:
+            if (standing := self.lake.get(path)) is None:
                 raise
             return parse(standing, path).write == entry.write
 
@@ -398,7 +398,7 @@ class Ledger:
         return entry.model_copy(update=stamp)
 
     def _content(self, path: str) -> bytes:
-        data = self._lake.get(path)
+        data = self.lake.get(path)
         if data is None:
             raise self._hole(paths.log_number(path) or 0, path)
         return data

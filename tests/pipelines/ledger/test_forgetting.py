@@ -206,4 +206,4 @@ def test_the_older_a_ledger_is_the_more_entries_lie_between_its_checkpoints(monk
         monkeypatch.setattr(log, "CHECKPOINT_SHARE", share)
         of = ledger(checkpoint.dump(fold(LOG[:before])), before)
         of.read()
-        assert len(list(of._lake.list(paths.checkpoint_folder("orders")))) == left
+        assert len(list(of.lake.list(paths.checkpoint_folder("orders")))) == left
