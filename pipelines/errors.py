@@ -315,11 +315,11 @@ class ProofFailed(Terminal): ...
 
 
 class BatchIncomplete(Terminal):
-    """`passes`: each failure passes by itself, as that of an executor that could not reach Kafka."""
+    """`transient`: each failure passes by itself, as that of an executor that could not reach Kafka."""
 
-    def __init__(self, message: str, *, remedy: str = "", passes: bool = False) -> None:
+    def __init__(self, message: str, *, remedy: str = "", transient: bool = False) -> None:
         super().__init__(message, remedy=remedy)
-        self.passes = passes
+        self.transient = transient
 
 
 class Unknown(SluiceError):
@@ -328,16 +328,14 @@ class Unknown(SluiceError):
 
 TRANSIENT = (Retryable, Unknown, WindowHeld, WindowIncomplete, PlanBusy)
 """Errors that pass by themselves."""
-_PASSING_NAMES = frozenset(
-    name for name, kind in globals().items() if isinstance(kind, type) and issubclass(kind, (Retryable, Unknown))
-)
+_TRANSIENT_NAMES = {name for name, kind in globals().items() if isinstance(kind, type) and issubclass(kind, TRANSIENT)}
 
 
 def is_transient(error: object) -> bool:
     """Returns whether an error, or the class of one by its name, passes by itself."""
     if isinstance(error, str):
-        return error in _PASSING_NAMES
-    return isinstance(error, TRANSIENT) or (isinstance(error, BatchIncomplete) and error.passes)
+        return error in _TRANSIENT_NAMES
+    return isinstance(error, TRANSIENT) or (isinstance(error, BatchIncomplete) and error.transient)
 
 
 def choose_exit_code(errors: Iterable[SluiceError]) -> int:

@@ -17,7 +17,7 @@ _PREVIEWS = {
 }
 """Commands without `--dry-run`, each with the way to preview it."""
 _COMMON = {"--project", "--json", "--debug", "--log-format"}
-_WINDOW = re.compile(r"\((\d{4}-\d\d-\d\d\S*)\)")
+_WINDOW = r"\d{4}-\d\d-\d\d\S*"
 
 
 def describe_usage(error: Any) -> UsageError:
@@ -34,7 +34,7 @@ def describe_usage(error: Any) -> UsageError:
 
 def is_window(text: str) -> bool:
     """Return whether the text begins like a window: with a date."""
-    return bool(_WINDOW.fullmatch(f"({text})"))
+    return bool(re.fullmatch(_WINDOW, text))
 
 
 def _get_message(error: Any) -> str:
@@ -60,7 +60,7 @@ def _find_argument_advice(error: Any, context: Any) -> str:
     if isinstance(context.command, TyperGroup) or "argument" not in message.split("'")[0]:
         return ""
     has_window = any("--window" in p.opts for p in context.command.params)
-    if has_window and (window := _WINDOW.search(message)):
+    if has_window and (window := re.search(rf"\(({_WINDOW})\)", message)):
         return f"a window is an option: --window {window[1]}"
     return f"write {' '.join((path, *_list_arguments(context)))}"
 

@@ -103,14 +103,12 @@ def init(
     $ sluice init shop_orders --bootstrap kafka.example:9093 --topic orders --kafka security_protocol=SSL
     """
     from sluice.pipelines.feed.feed_proposal import Proposed, feed_name, feed_text, format_of
+    from sluice.pipelines.feed.problems import NAMES
+    from sluice.pipelines.feed.sections import NAME_PATTERN
     from sluice.resources.kafka.cluster.cluster import KafkaCluster
 
-    if feed is not None and not re.fullmatch("[a-z][a-z0-9_]{0,63}", feed):
-        raise UsageError(
-            f"{feed!r} is not a feed's name",
-            remedy="use lower-case letters, digits and _, starting with a letter, at most 64: "
-            f"sluice init {feed_name(feed)}",
-        )
+    if feed is not None and not re.fullmatch(NAME_PATTERN, feed):
+        raise UsageError(f"{feed!r} is not a feed's name", remedy=f"use {NAMES}: sluice init {feed_name(feed)}")
     root = _find_root(session.folder)
     section = _kafka_section(session, root, options)
     with _feeds_folder(root):

@@ -106,11 +106,11 @@ def accept(session: Session, feed: FeedName, options: AcceptOptions, dry_run: Dr
 
     lost: retention deleted pending offsets; the ledger records them as lost. recreated, truncated, cluster: the log was
     replaced; the feed starts again in the new one, and landed rows stay. gone: Kafka no longer has a partition; windows
-    and commits do without it. moved: another client moved the group's
-    committed offsets; the next commit continues from there, or with --adopt the offsets in between are skipped.
-    corrupt: a batch that cannot be read is recorded as lost. ledger: the ledger lost its newest entries; their files
-    are set aside, never deleted, and their offsets are pending again. group: the committed offsets belong to another
-    ledger, for example of a lost lake; the feed takes over the group, from its committed offsets or from `start`.
+    and commits do without it. moved: another client moved the group's committed offsets; the next commit continues from
+    there, or with --adopt the offsets in between are skipped. corrupt: a batch that cannot be read is recorded as lost.
+    ledger: the ledger lost its newest entries; their files are set aside, never deleted, and their offsets are pending
+    again. group: the committed offsets belong to another ledger, for example of a lost lake; the feed takes over the
+    group, from its committed offsets or from `start`.
 
     An event that has not happened is refused. A refused run prints the command to use. Before offsets become lost or
     skipped, it asks for confirmation on a terminal; elsewhere it needs --yes.

@@ -179,7 +179,7 @@ def _build_incomplete_error(landed: Landed) -> BatchIncomplete:
     return BatchIncomplete(
         head + ":\n    " + "\n    ".join(lines) + (f"\n    … and {more} more" if more > 0 else ""),
         remedy="; ".join(remedies[:5]) or "run again: finished offset ranges are adopted, only the others are read",
-        passes=all(is_transient(f.error) for f in failures) and all(is_transient(r.error) for r in refusals),
+        transient=all(is_transient(f.error) for f in failures) and all(is_transient(r.error) for r in refusals),
     )
 
 

@@ -67,7 +67,9 @@ Millis = Annotated[int, BeforeValidator(number), Field(ge=1, lt=1 << 31)]
 Secret = Annotated[SecretStr, Field(min_length=1)]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=1000), AfterValidator(printable)]
 Description = Annotated[str, StringConstraints(min_length=1, max_length=500), AfterValidator(printable)]
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}\z")]
+NAME_PATTERN = "[a-z][a-z0-9_]{0,63}"
+"""The whole name of a feed or report."""
+Name = Annotated[str, StringConstraints(pattern=rf"^{NAME_PATTERN}\z")]
 GroupName = Annotated[str, StringConstraints(min_length=1, max_length=249), AfterValidator(printable)]
 Owner = Annotated[
     str, StringConstraints(pattern=r"^(team:.+|[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7})\z", max_length=200)

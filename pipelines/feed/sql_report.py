@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sluice.pipelines.errors import FeedError
+from sluice.pipelines.feed.sections import NAME_PATTERN
 
 MAX_BYTES = 1 << 20
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_NAME = re.compile(NAME_PATTERN)
 _FEED = re.compile(r"feed:\s*(\S*)")
 _TAKEN = frozenset({"landed", "quarantined", "committed"})
 

@@ -39,6 +39,14 @@ def format_accept(feed: str, event: str, more: str = "") -> str:
     return f"sluice accept {feed} {event}{more} --reason …"
 
 
+def advise_absent(feed: str) -> str:
+    """Returns what to do about a partition of the ledger that Kafka does not list for the feed."""
+    return (
+        "restore the topic, the right to DESCRIBE it, or its name in `topics`; if it was deleted: "
+        f"{format_accept(feed, 'gone')}"
+    )
+
+
 def check_cluster(state: State, cluster_id: str, feed: str = "FEED") -> None:
     """Raises ClusterChanged if the ledger belongs to another Kafka cluster."""
     if state.cluster and state.cluster != cluster_id:

@@ -150,9 +150,7 @@ def _report_absent(
 ) -> Iterator[Finding]:
     for topic, tps in _by(_find_absent(state, partitions, missing), lambda tp: tp.topic).items():
         text = f"windows wait for {tps[0]}, which Kafka does not list for the feed any more{_more('; nor ', tps)}"
-        remedy = "restore the topic, the right to DESCRIBE it, or its name in `topics`; if it was deleted: "
-        remedy += origins.format_accept(feed.name, "gone")
-        yield Finding(f"absent {topic}", text, remedy, severe=True)
+        yield Finding(f"absent {topic}", text, origins.advise_absent(feed.name), severe=True)
 
 
 def _lost(feed: Feed, outlook: Outlook) -> Iterator[Finding]:

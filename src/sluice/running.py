@@ -41,7 +41,7 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Progress, Reporter, Scheduler, find_scheduler
-from sluice.pipelines.planning.origins import format_accept
+from sluice.pipelines.planning.origins import advise_absent
 from sluice.pipelines.planning.windows import OpenWindows, complete_of, describe_unpinned, split_settled
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.quarantine.dead_letters import Outlet
@@ -157,11 +157,7 @@ class FeedRun:
         if missing := self.find_incomplete(windows):
             window = show_window(missing[0])
             if unpinned := describe_unpinned(self.ledger.read(), missing[0], self.feed.window):
-                raise WindowIncomplete(
-                    unpinned,
-                    remedy="restore the topic, the right to DESCRIBE it, or its name in `topics`; if it is gone for"
-                    f" good: {format_accept(self.feed.name, 'gone')}",
-                )
+                raise WindowIncomplete(unpinned, remedy=advise_absent(self.feed.name))
             raise WindowIncomplete(
                 f"window {window} landed in part: the feed's limits end a run before",
                 remedy=f"run it again: sluice run {self.feed.name} --window {window}; or raise `limits`",
