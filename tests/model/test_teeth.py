@@ -190,8 +190,8 @@ def fromorigin(patch: Patch) -> None:
 def latepart(patch: Patch) -> None:
     opened = survey.with_first_windows
 
-    def never(feed: Any, edges: Any, state: State, partitions: Any, origins: Any) -> Any:
-        return origins if state.boundary_times else opened(feed, edges, state, partitions, origins)
+    def never(feed: Any, edges: Any, state: State, partitions: Any, origins: Any, now: int) -> Any:
+        return origins if state.boundary_times else opened(feed, edges, state, partitions, origins, now)
 
     patch.setattr(survey, "with_first_windows", never)
 
