@@ -10,6 +10,7 @@ transaction of its own, on disk when it is said to be. Other processes read and 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -274,15 +275,30 @@ _LogContext: Any = internals.find_private("CapturedLogContext")
 
 
 def open_quietly(home: Path) -> dg.DagsterInstance:
-    """Opens the instance in that folder. If it has Dagster's own local logs, these are quiet."""
+    """Opens the instance in that folder. If it has Dagster's own local logs, these are quiet.
+
+    Processes open it in turn: of two that create SQLite files at once, Dagster leaves files that no process can open.
+    """
     refs = internals.find_private("InstanceRef")
-    if refs is None or _LogContext is None:
-        return dg.DagsterInstance.from_config(str(home))
-    ref = refs.from_dir(str(home))
-    logs = ref.compute_logs_data
-    if logs.class_name == _LocalLogs.__name__:
-        ref = ref._replace(compute_logs_data=type(logs)(__name__, QuietLogs.__name__, logs.config_yaml))
-    return dg.DagsterInstance.from_ref(ref)
+    with _lock(home):
+        if refs is None or _LogContext is None:
+            return dg.DagsterInstance.from_config(str(home))
+        ref = refs.from_dir(str(home))
+        logs = ref.compute_logs_data
+        if logs.class_name == _LocalLogs.__name__:
+            ref = ref._replace(compute_logs_data=type(logs)(__name__, QuietLogs.__name__, logs.config_yaml))
+        return dg.DagsterInstance.from_ref(ref)
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 class QuietLogs(_LocalLogs):  # type: ignore[misc]

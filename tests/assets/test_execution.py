@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -493,6 +495,34 @@ def test_the_project_s_instance_is_made_once_and_kept(world: World) -> None:
     (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
     prepare_home(world.project)
     assert (home / "dagster.yaml").read_text() == "telemetry: {enabled: false}\n"
+
+
+_OPEN_EACH = """
+import sys
+from pathlib import Path
+from sluice.assets.instance.instance import open_instance
+from sluice.resources.project import Project
+for line in sys.stdin:
+    with open_instance(Project(Path(line.strip()))) as instance:
+        instance.all_instigator_state()
+    print(instance.get_runs_count(), flush=True)
+"""
+
+
+@ON_FILES
+def test_processes_that_make_the_instance_at_once_can_all_use_it(tmp_path: Path) -> None:
+    start = partial(subprocess.Popen, [sys.executable, "-c", _OPEN_EACH], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with ExitStack() as stack:
+        processes = [stack.enter_context(start(text=True, bufsize=1)) for _ in range(3)]
+        for name in ("warm", "a", "b", "c", "d", "e"):
+            for process in processes:
+                assert process.stdin
+                process.stdin.write(f"{tmp_path / name}\n")
+            for process in processes:
+                assert process.stdout
+                assert process.stdout.readline() == "0\n", name
+        for process in processes:
+            process.communicate(timeout=60)
 
 
 def test_somebody_s_own_instance_is_left_as_it_is(

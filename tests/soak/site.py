@@ -193,9 +193,13 @@ def _start_postgres(stack: ExitStack) -> tuple[Postgres, str] | None:
 
 
 def _use_sqlite(deployment: Deployment) -> None:
-    """Take the storage out of infra/dagster.yaml: a home of SQLite files, which `sluice prune` works on."""
+    """Take the storage out of infra/dagster.yaml: a home of SQLite files, which `sluice prune` works on. They are made
+    here, because Dagster's processes would make them at once and break them.
+    """
     text = (INFRA / "dagster.yaml").read_text()
     (deployment.home / "dagster.yaml").write_text(re.sub(r"^storage:\n(?:[ \t]+.*\n)+", "", text, flags=re.M))
+    with dg.DagsterInstance.from_config(str(deployment.home)):
+        pass
 
 
 def _create(site: Site) -> None:
