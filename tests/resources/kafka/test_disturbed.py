@@ -230,11 +230,8 @@ def test_a_certificate_that_nobody_vouches_for(behind):
     ):
         cluster.cluster_id()
     assert "ssl_cafile" in found.value.remedy
-    with (
-        closing(KafkaCluster(_secure(behind, "/nowhere/ca.pem"))) as cluster,
-        pytest.raises(FeedError, match="No such file"),
-    ):
-        cluster.cluster_id()
+    with pytest.raises(FeedError, match="is no file"):
+        KafkaCluster(_secure(behind, "/nowhere/ca.pem"))
 
 
 def _secure(behind, cafile):
