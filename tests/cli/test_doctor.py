@@ -90,6 +90,14 @@ def test_the_scheduler_of_the_project(project: Path, sluice: Sluice, monkeypatch
     assert "fleet.yaml" in read()
 
 
+def test_an_invalid_notify_file(project: Path, sluice: Sluice) -> None:
+    (project / "notify.yaml").write_text("webhook: ftp://chat.internal/canary\n")
+    (problem,) = found(sluice("doctor", "--json").document, "notify", "Project")
+    assert problem["health"] == "failed"
+    assert "notify.yaml:1:1: webhook: is no http:// or https:// address" in problem["found"]
+    assert "canary" not in str(problem)
+
+
 def test_deprecated_keys(project: Path, sluice: Sluice) -> None:
     feed = FEED.format("127.0.0.1:9", "orders") + "window: {settle: 1m}\nlimits: {task_bytes: 64MiB}\n"
     (project / "feeds" / "orders.yaml").write_text(feed)

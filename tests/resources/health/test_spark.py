@@ -28,7 +28,8 @@ def told(found: list[Diagnosis]) -> list[tuple[str, Health]]:
 
 
 def test_a_session_is_started_only_when_asked_for() -> None:
-    here = examine_spark(feed(), start=False)
+    assert told(examine_spark(feed(), start=False)) == [("master", Health.OK)]
+    here = examine_spark(feed(master="local"), start=False)
     assert told(here) == [("master", Health.OK), ("session", Health.SKIPPED)]
     assert examine_spark(feed(master="yarn"), start=False)[0].health is Health.SKIPPED
 
