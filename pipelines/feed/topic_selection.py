@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from sluice.pipelines.errors import UnknownTopic
 from sluice.pipelines.model.kafka import is_topic_name
+from sluice.pipelines.schema.arrays import text_array
 
 MAX_PATTERN = 500
 
@@ -127,7 +128,7 @@ def _match_pattern(pattern: str, names: list[str]) -> list[str]:
 
 def _matches(pattern: str, names: list[str]) -> list[str]:
     """The names that the pattern matches from end to end. Raises ArrowInvalid."""
-    array = pa.array(names, pa.string())
+    array = text_array(names)
     pc.match_substring_regex(array, pattern)  # alone first: `a)|(b` must not pass inside the brackets below
     hits = pc.match_substring_regex(array, rf"\A(?:{pattern})\z")
     return [n for n, hit in zip(names, hits.to_pylist(), strict=True) if hit]

@@ -333,17 +333,19 @@ class StampSearch:
 
 def _decode_stamps(tp: TopicPartition, batch: Header, records: memoryview) -> BatchStamps:
     """Return offsets and timestamps of the batch's records. Raises CorruptBatch, UnsupportedBatch."""
+    import numpy as np
     import pyarrow as pa
 
     from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions  # loads compiled loops
+    from sluice.pipelines.schema.arrays import int64s, unpack_bits
 
     options = DecodeOptions(read_committed=False)
     decoder = BatchDecoder(tp.topic, tp.partition, batch.base, batch.last + 1, options)
-    chunks = [*decoder.feed(records), *decoder.finish()]
-    stamps = pa.chunked_array([c.column("timestamp").cast(pa.int64()).fill_null(-1) for c in chunks], pa.int64())
-    offsets = pa.chunked_array([c.column("offset") for c in chunks], pa.int64())
-    return BatchStamps(_to_numpy(offsets), _to_numpy(stamps))
-
-
-def _to_numpy(column: object) -> NDArray[np.int64]:
-    return column.to_numpy()  # type: ignore[attr-defined, no-any-return]
+    offsets, stamps = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for chunk in (*decoder.feed(records), *decoder.finish()):
+        column = chunk.column("timestamp").cast(pa.int64())
+        times, bitmap = int64s(column), column.buffers()[0]
+        valid = True if bitmap is None else unpack_bits(bitmap, column.offset, len(column))
+        offsets.append(int64s(chunk.column("offset")))
+        stamps.append(np.where(valid, times, -1))
+    return BatchStamps(np.concatenate(offsets), np.concatenate(stamps))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -97,6 +99,18 @@ def test_among_batches_of_old_formats(magic: int, codec: int) -> None:
 def test_stamped_by_the_broker_or_marked_by_compaction() -> None:
     made = log(data(1), marker(), data(5, 6, append_time=400), data(450, 430, delete_horizon=True), marker())
     assert asked(Brokers({TP: made}), 300, 440) == [OffsetAtTime(2, 400), OffsetAtTime(4, 450)]
+
+
+def test_no_pandas_is_imported() -> None:
+    """Dagster evaluates sensors in one process, which keeps all imports."""
+    code = """
+import sys
+from tests.resources.kafka.test_stamps import TP, Brokers, asked, data, exact, log, marker
+made = log(data(1), marker(), data(*range(2, 500)), marker())
+assert asked(Brokers({TP: made}), 250) == exact(made, 250)
+assert "pandas" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_what_compaction_left() -> None:
