@@ -47,8 +47,8 @@ bench: setup     ## benchmarks next to other tools; ARGS="typed" selects some
 	.venv/bin/python -m bench $(ARGS)
 
 faults: setup    ## each fault on three real brokers, then the checker; SEED=2 for another order
-	SLUICE_FAULTS_SEED=$(SEED) .venv/bin/python -m pytest -m faults -v -n 4 --dist worksteal $(ARGS)
-	SLUICE_FAULTS_SEED=$(SEED) .venv/bin/python -m pytest -m loss -v tests/cluster tests/faults/test_cluster.py
+	SLUICE_FAULTS_SEED=$(SEED) .venv/bin/python -m pytest -m faults -v -n 4 --dist worksteal $(ARGS); courses=$$?; \
+	SLUICE_FAULTS_SEED=$(SEED) .venv/bin/python -m pytest -m loss -v tests/cluster tests/faults/test_cluster.py && exit $$courses
 
 readers: setup build/readers/spark41 build/readers/chdb  ## each type, reader and filter over landed rows; HOW=write updates the docs
 	SLUICE_TEST_READERS=$(HOW) SLUICE_TEST_SPARK_TABLES=$(CURDIR)/build/readers/spark41/bin/python \
