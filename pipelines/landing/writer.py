@@ -32,7 +32,7 @@ from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.model.receipts import Part, PartKind, SharedFile
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.rows.row_format import offset_column, time_column
-from sluice.pipelines.schema.arrays import fixed_width, int64s
+from sluice.pipelines.schema.arrays import fill_int64s, fixed_width, int64s
 from sluice.pipelines.util.units import CALENDAR_ENDS
 
 # Limits of the choice of encodings, found by measuring.
@@ -401,7 +401,7 @@ _NO_TIME = -1
 
 def _find_windows(times: pa.ChunkedArray, length: int) -> np.ndarray:
     """The start (ms) of each row's window; `_NO_TIME` if the record has no time or one beyond the calendar."""
-    stamps = np.concatenate([int64s(pc.fill_null(c.cast(pa.int64()), _NO_TIME)) for c in times.chunks])
+    stamps = np.concatenate([fill_int64s(c.cast(pa.int64()), _NO_TIME) for c in times.chunks])
     usable = (stamps >= 0) & (stamps < CALENDAR_ENDS)
     return np.where(usable, stamps - stamps % length, _NO_TIME)
 

@@ -83,8 +83,8 @@ def chain(lake: Lake, plan: Republish, newest: str) -> list[str]:
 def read(lake: Lake, plan: Republish, name: str) -> pa.Table:
     """One file of the map, with the columns of `MAP`. Raises PartUnreadable."""
     path = _path(plan, name)
-    with parquet.wrap_read_errors(path), lake.open(path) as opened:
-        return pq.read_table(opened, use_threads=False)
+    with parquet.open_parquet(lake, path) as file:
+        return file.read(use_threads=False)
 
 
 def file_name(plan: Republish, lane: int, done: int, at: int) -> str:

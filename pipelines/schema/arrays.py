@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 
-# Not pa.array() nor to_numpy(): their first call imports pandas, a second and 60 MB in each worker.
+# Not pa.array(), pa.scalar() nor to_numpy(): their first call imports pandas, a second and 60 MB in each worker.
 def fixed_width(kind: pa.DataType, values: np.ndarray) -> pa.Array:
     """Numbers as an Arrow array of the same width, without nulls. Copies nothing."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)], 0)
@@ -22,6 +22,11 @@ def fixed_width(kind: pa.DataType, values: np.ndarray) -> pa.Array:
 def int64s(column: pa.Array) -> np.ndarray:
     """A column of 64-bit numbers without nulls, as a numpy array. Copies nothing."""
     return np.frombuffer(column.buffers()[1], np.int64, len(column), column.offset * 8)
+
+
+def fill_int64s(column: pa.Array, value: int) -> np.ndarray:
+    """A column of 64-bit numbers as a numpy array, with `value` for nulls."""
+    return int64s(column.fill_null(fixed_width(pa.int64(), np.array([value]))[0]))
 
 
 def view_int32s(column: pa.Array) -> np.ndarray:

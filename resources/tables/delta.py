@@ -450,14 +450,19 @@ def _changes_rows(change: TableChange) -> bool:
 
 def _live(table: DeltaTable) -> pa.Table:
     """The files of a version: `path`, `num_records`, `size_bytes`, and more."""
-    return pa.table(table.get_add_actions(flatten=True))
+    return _to_arrow(table.get_add_actions(flatten=True))
 
 
 def _count_deletes(table: DeltaTable) -> int:
     """Returns the number of files with deletion vectors."""
     if "deletionVectors" not in (table.protocol().reader_features or ()):
         return 0
-    return int(pa.table(table.deletion_vectors()).num_rows)
+    return int(_to_arrow(table.deletion_vectors()).num_rows)
+
+
+def _to_arrow(rows: Any) -> pa.Table:
+    # Not pa.table(rows), which imports pandas: a second and 60 MB.
+    return pa.RecordBatchReader.from_stream(rows).read_all()
 
 
 def _join_columns(columns: Iterable[str]) -> str:

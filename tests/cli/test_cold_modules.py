@@ -90,3 +90,20 @@ def test_a_worker_imports_no_more_modules() -> None:
     finally:
         local_engine.end()
     check("worker", modules.split())
+
+
+@pytest.mark.slow
+def test_workers_that_read_times_import_no_pandas(project: Path, kafka: LocalKafka, sluice: Sluice) -> None:
+    topic = f"orders-{secrets.token_hex(4)}"
+    feed = FEED.format(kafka=kafka.bootstrap, topic=topic) + "window: 1h\nlanding: {layout: record_time}\n"
+    (project / "feeds" / "orders.yaml").write_text(feed)
+    produce = ("produce", "orders", "-n", "300", "--seed", "7", "--bootstrap", kafka.bootstrap)
+    assert sluice(*produce, "--create").code == 0
+    local_engine.end()
+    try:
+        assert sluice("run", "orders", "--no-dagster").code == 0
+        (modules,) = LocalEngine().map("orders", "the modules", list_modules, 1)
+    finally:
+        local_engine.end()
+    assert "sluice.pipelines.landing.writer" in modules.split()
+    assert "pandas" not in modules.split()

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from sluice.pipelines.schema.arrays import fixed_width, int64s
+from sluice.pipelines.schema.arrays import fill_int64s, fixed_width
 
 Written = list[bytes]
 """The bytes of each item of a column."""
@@ -51,7 +50,7 @@ def write_symbols(column: pa.Array, numbers: Mapping[str, bytes], path: str, wha
 
 def get_booleans(column: pa.Array) -> np.ndarray:
     """A boolean column as numpy's; null is false."""
-    return int64s(pc.fill_null(column, False).cast(pa.int64())).astype(bool)
+    return fill_int64s(column.cast(pa.int64()), 0).astype(bool)
 
 
 def write_floats(column: pa.Array, kind: pa.DataType) -> Written:

@@ -337,15 +337,12 @@ def _decode_stamps(tp: TopicPartition, batch: Header, records: memoryview) -> Ba
     import pyarrow as pa
 
     from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, DecodeOptions  # loads compiled loops
-    from sluice.pipelines.schema.arrays import int64s, unpack_bits
+    from sluice.pipelines.schema.arrays import fill_int64s, int64s
 
     options = DecodeOptions(read_committed=False)
     decoder = BatchDecoder(tp.topic, tp.partition, batch.base, batch.last + 1, options)
-    offsets, stamps = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for chunk in (*decoder.feed(records), *decoder.finish()):
-        column = chunk.column("timestamp").cast(pa.int64())
-        times, bitmap = int64s(column), column.buffers()[0]
-        valid = True if bitmap is None else unpack_bits(bitmap, column.offset, len(column))
-        offsets.append(int64s(chunk.column("offset")))
-        stamps.append(np.where(valid, times, -1))
-    return BatchStamps(np.concatenate(offsets), np.concatenate(stamps))
+    chunks = [*decoder.feed(records), *decoder.finish()]
+    nothing = np.empty(0, np.int64)
+    offsets = np.concatenate([nothing, *(int64s(c.column("offset")) for c in chunks)])
+    stamps = np.concatenate([nothing, *(fill_int64s(c.column("timestamp").cast(pa.int64()), -1) for c in chunks)])
+    return BatchStamps(offsets, stamps)
