@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sluice.resources.local.java import locking
+from sluice.pipelines.util.locks import locking
 from sluice.resources.local.local_kafka import LocalKafka
 
 

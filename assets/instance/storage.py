@@ -10,7 +10,6 @@ transaction of its own, on disk when it is said to be. Other processes read and 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from sqlalchemy import text as sql
 
 from sluice.assets.instance import internals
 from sluice.pipelines.errors import SetupError
+from sluice.pipelines.util.locks import locking
 from sluice.resources.project import Project
 
 _BUSY_SECONDS = 30
@@ -280,7 +280,7 @@ def open_quietly(home: Path) -> dg.DagsterInstance:
     Processes open it in turn: of two that create SQLite files at once, Dagster leaves files that no process can open.
     """
     refs = internals.find_private("InstanceRef")
-    with _lock(home):
+    with locking(home, required=False):
         if refs is None or _LogContext is None:
             return dg.DagsterInstance.from_config(str(home))
         ref = refs.from_dir(str(home))
@@ -288,17 +288,6 @@ def open_quietly(home: Path) -> dg.DagsterInstance:
         if logs.class_name == _LocalLogs.__name__:
             ref = ref._replace(compute_logs_data=type(logs)(__name__, QuietLogs.__name__, logs.config_yaml))
         return dg.DagsterInstance.from_ref(ref)
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 class QuietLogs(_LocalLogs):  # type: ignore[misc]

@@ -7,7 +7,6 @@ complete: it appears by a rename, is shared by all processes of the user and is 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import importlib.util
@@ -28,6 +27,7 @@ from xml.sax.saxutils import quoteattr
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.model.receipts import Progress, Reporter
 from sluice.pipelines.util import extras
+from sluice.pipelines.util.locks import locking
 
 MINIMUM = 17
 INSTALL_HINT = (
@@ -172,14 +172,6 @@ class SharedClasses:
 def cache() -> Path:
     """Returns this user's folder for files that are made or fetched once."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice"
-
-
-@contextlib.contextmanager
-def locking(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold this file's lock. Without `wait`, raise BlockingIOError if another process holds it."""
-    with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
 
 
 def _ivy_xml(artifacts: Sequence[Artifact]) -> str:

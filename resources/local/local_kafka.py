@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
 import json
 import os
 import random
@@ -29,7 +28,8 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -37,6 +37,7 @@ from typing import Any, Self
 
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.model.receipts import Progress, Reporter
+from sluice.pipelines.util.locks import locking
 from sluice.resources.local import java, properties
 from sluice.resources.local.process import Process, spawn
 from sluice.resources.local.properties import HOST
@@ -383,12 +384,9 @@ class LocalKafka:
             self._guard.communicate()
             self._guard = None
 
-    @contextlib.contextmanager
-    def _lock(self) -> Iterator[None]:
+    def _lock(self) -> AbstractContextManager[None]:
         """Only one process at a time starts or stops the nodes of a folder."""
-        with (self._root / "lock").open("w") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
+        return locking(self._root / "lock")
 
 
 @dataclass(frozen=True)

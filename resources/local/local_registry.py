@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Self
 
 from sluice.pipelines.errors import SetupError
+from sluice.pipelines.util.locks import locking
 from sluice.resources.local import java
 from sluice.resources.local.local_kafka import free_ports
 from sluice.resources.local.process import Process, spawn
@@ -85,7 +86,7 @@ class LocalRegistry:
         """Start it, unless it runs, and wait until it answers. Raises SetupError with its last lines."""
         home, with_java = application(), _java()
         self._root.mkdir(parents=True, exist_ok=True)
-        with java.locking(self._root / "lock"):
+        with locking(self._root / "lock"):
             if self.running:
                 return self
             ((port, management),) = free_ports(1, 2)
@@ -188,7 +189,7 @@ def application() -> Path:
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with java.locking(folder.with_name(folder.name + ".lock")):
+    with locking(folder.with_name(folder.name + ".lock")):
         if not folder.is_dir():
             with tempfile.TemporaryDirectory(prefix=folder.name + ".", dir=folder.parent) as scratch:
                 _fetch(Path(scratch))

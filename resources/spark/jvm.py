@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sluice.pipelines.errors import SetupError
+from sluice.pipelines.util.locks import locking
 from sluice.resources.local import java
 
 FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -169,7 +170,7 @@ def prepare(*, wait: bool = True) -> bool:
         with suppress(OSError):
             folder = _place()
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with java.locking(folder.with_name(folder.name + ".lock"), wait=wait):
+            with locking(folder.with_name(folder.name + ".lock"), wait=wait):
                 if not is_prepared():
                     _remove_useless(folder)
                     _make(folder)

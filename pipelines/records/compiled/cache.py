@@ -15,7 +15,6 @@ The names of files have a hash of all that their code depends on, and none of ti
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import hashlib
 import os
 import platform
@@ -25,8 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.pipelines.model.receipts import Progress, Reporter
+from sluice.pipelines.util.locks import locking
 
 PACKAGE = "sluice.pipelines.records"
 ROOM = Path(__file__).parents[1]
@@ -95,7 +95,7 @@ def ready(report: Reporter = lambda progress: None) -> None:
     if folder is None:
         report(Progress(STAGE, note=NOWHERE))
         return
-    with _alone(folder):
+    with locking(folder / _LOCK, required=False):
         if is_ready():
             return
         report(Progress(STAGE, 0, len(SHARES), describe_compiling()))
@@ -178,7 +178,7 @@ _NEEDS_NUMBA = "no compiled loops for this processor came with Sluice, and numba
 
 def _compile(share: str, folder: Path) -> Path:
     path = folder / make_object_name(share, find_targets()[0])
-    with _alone(folder):
+    with locking(folder / _LOCK, required=False):
         if not path.exists():
             done = subprocess.run(_command(share, folder), capture_output=True, text=True, check=False)
             if done.returncode:
@@ -300,15 +300,6 @@ def _processor() -> str:
 
 
 _LOCK = "sluice-loops.lock"
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Let one process of this machine in at a time. Where files cannot be locked, let all in."""
-    with (folder / _LOCK).open("a") as lock:
-        with suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _side_by_side(folder: Path, done: Callable[[int], None]) -> bool:

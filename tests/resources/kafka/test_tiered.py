@@ -15,6 +15,7 @@ from kafka.admin import ConfigResource, ConfigResourceType
 from sluice.pipelines.errors import KafkaUnavailable
 from sluice.pipelines.model.kafka import Isolation, OffsetAtTime, TopicPartition
 from sluice.pipelines.ports import FetchFailed
+from sluice.pipelines.util.locks import locking
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.local import java
 from sluice.resources.local.local_kafka import VERSION, LocalKafka
@@ -45,7 +46,7 @@ def load_tier() -> Path:
     """The jar of Kafka's own tests with a tier in a folder, from Maven Central, fetched once."""
     folder = java.cache() / f"kafka-tier-{VERSION}"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with java.locking(folder.with_name(folder.name + ".lock")):
+    with locking(folder.with_name(folder.name + ".lock")):
         if not folder.is_dir():
             _fetch_tier(folder)
     return folder

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sluice.pipelines.feed.sections import SparkSettings
-from sluice.resources.local import java
+from sluice.pipelines.util.locks import locking
 from sluice.resources.spark import engine, jvm
 
 
@@ -115,7 +115,7 @@ def test_in_the_background_an_archive_is_not_made_twice_at_once(
     monkeypatch.setattr(jvm, "_make", lambda folder: pytest.fail("another process makes it"))
     target = jvm._place()
     target.parent.mkdir()
-    with java.locking(target.with_name(target.name + ".lock")):
+    with locking(target.with_name(target.name + ".lock")):
         assert not jvm.prepare(wait=False)
         command = [sys.executable, "-m", "sluice.resources.spark.jvm", "--idle"]
         assert subprocess.run(command, capture_output=True, check=False).returncode == 1
