@@ -34,7 +34,7 @@ from sluice.assets.runs.run_config import (
 )
 from sluice.assets.runs.run_session import ERROR_TAG, FEED_TAG, pool
 from sluice.assets.specs.feed_files import FeedFiles
-from sluice.pipelines.errors import FeedError, docs_command
+from sluice.pipelines.errors import docs_command
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.model.health import Diagnosis, of_error, report_failure, report_ok, report_skipped, report_warning
 from sluice.pipelines.util.units import many, show_about
@@ -97,11 +97,10 @@ def reports(of: Files) -> Iterator[Diagnosis]:
     yield from (of_error("reports", error) for error in files.broken.values())
 
 
-def notify(of: Files) -> Iterator[Diagnosis]:
-    try:
-        of[0].notify()
-    except FeedError as error:
-        yield of_error("notify", error)
+def notify(of: Files) -> tuple[Diagnosis, ...]:
+    """Raises FeedError for an invalid file."""
+    of[0].notify()
+    return ()
 
 
 FILES: tuple[Check[Files], ...] = (

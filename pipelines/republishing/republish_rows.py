@@ -26,7 +26,7 @@ from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.republishing.republish_plan import Republish, Source
 from sluice.pipelines.republishing.row_filter import Condition
 from sluice.pipelines.republishing.values import typed_values
-from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
+from sluice.pipelines.schema.arrays import fill_int64s, fixed_width, int64s, text_array
 from sluice.pipelines.schema.schema import KAFKA
 
 CHUNK_ROWS = 8192
@@ -147,7 +147,7 @@ def with_coordinates(headers: pa.Array, source: Source, offsets: np.ndarray) -> 
     """Headers with those of the record's old coordinates after them, as in dead letters."""
     rows, width = len(offsets), len(_COORDINATES)
     lists = int64s(headers.offsets.cast(pa.int64())) if rows else np.zeros(1, np.int64)
-    counts = int64s(pc.fill_null(pc.list_value_length(headers), 0).cast(pa.int64()))
+    counts = fill_int64s(pc.list_value_length(headers).cast(pa.int64()), 0)
     ends = np.concatenate([[0], np.cumsum(counts + width)])
     ours = _coordinate_entries(source, offsets)
     base = len(headers.values)

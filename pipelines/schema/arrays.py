@@ -29,6 +29,11 @@ def fill_int64s(column: pa.Array, value: int) -> np.ndarray:
     return int64s(column.fill_null(fixed_width(pa.int64(), np.array([value]))[0]))
 
 
+def get_booleans(column: pa.Array) -> np.ndarray:
+    """A boolean column as numpy's; null is false."""
+    return fill_int64s(column.cast(pa.int64()), 0).astype(bool)
+
+
 def view_int32s(column: pa.Array) -> np.ndarray:
     """A column of 32-bit numbers without nulls, as a numpy array. Copies nothing."""
     return np.frombuffer(column.buffers()[1], np.int32, len(column), column.offset * 4)

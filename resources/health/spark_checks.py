@@ -59,9 +59,9 @@ def master(request: SparkAsked) -> Iterator[Diagnosis]:
 
 def session(request: SparkAsked) -> Iterator[Diagnosis]:
     """Start a session and run the same checks on its executors that a run makes before it reads."""
+    if not (request.start or request.feed.spark.is_required):
+        return
     if not request.start:
-        if not request.feed.spark.is_required:
-            return
         try:
             extras.require("pyspark")
         except SetupError as error:  # reading alone needs none

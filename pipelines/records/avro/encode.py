@@ -22,14 +22,13 @@ from sluice.pipelines.records.rows.row_items import (
     NotWritable,
     Written,
     at,
-    get_booleans,
     join_parts,
     take_items,
     write_floats,
     write_symbols,
 )
 from sluice.pipelines.records.rows.wire_format import WireFormat
-from sluice.pipelines.schema.arrays import int64s
+from sluice.pipelines.schema.arrays import get_booleans, int64s
 from sluice.pipelines.schema.schema import arrow_type
 
 _FEW = 128  # numbers whose bytes are made once

@@ -21,14 +21,13 @@ from sluice.pipelines.records.rows.row_items import (
     NotWritable,
     Written,
     at,
-    get_booleans,
     join_parts,
     take_items,
     write_floats,
     write_symbols,
 )
 from sluice.pipelines.records.rows.wire_format import varint
-from sluice.pipelines.schema.arrays import int64s
+from sluice.pipelines.schema.arrays import get_booleans, int64s
 from sluice.pipelines.util.extras import name_missing
 
 _VARINT, _EIGHT, _SIZED, _BEGIN, _END, _FOUR = range(6)

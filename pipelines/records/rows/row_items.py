@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines.schema.arrays import fill_int64s, fixed_width
+from sluice.pipelines.schema.arrays import fixed_width
 
 Written = list[bytes]
 """The bytes of each item of a column."""
@@ -46,11 +46,6 @@ def write_symbols(column: pa.Array, numbers: Mapping[str, bytes], path: str, wha
     if len(encoded) < len(numbers_or_none):
         raise NotWritable(numbers_or_none.index(None), path, f"it is no {what} of the schema's enum")
     return encoded
-
-
-def get_booleans(column: pa.Array) -> np.ndarray:
-    """A boolean column as numpy's; null is false."""
-    return fill_int64s(column.cast(pa.int64()), 0).astype(bool)
 
 
 def write_floats(column: pa.Array, kind: pa.DataType) -> Written:
