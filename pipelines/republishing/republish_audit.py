@@ -125,7 +125,7 @@ class _Sent:
     @classmethod
     def of(cls, plan: Republish, table: pa.Table) -> _Sent:
         old, offset, partition, new = (
-            np.array(table.column(name).to_numpy(), np.int64)
+            int64s(table.column(name).combine_chunks().cast(pa.int64()))
             for name in ("partition", "offset", "to_partition", "to_offset")
         )
         topic = table.column("topic").combine_chunks()
@@ -316,7 +316,7 @@ def _differences(mine: pa.RecordBatch, theirs: pa.RecordBatch, *, times: bool) -
         a, b = (_headers(r.column(name)) if name == "headers" else r.column(name) for r in (mine, theirs))
         differ = ~equal_rows(*(pa.table({name: column}) for column in (a, b)))
         if name == "timestamp":
-            differ &= np.array(theirs.column("timestampType").to_numpy()) != _LOG_APPEND_TIME
+            differ &= int64s(theirs.column("timestampType").cast(pa.int64())) != _LOG_APPEND_TIME
         if differ.any():
             yield name, np.flatnonzero(differ)
 

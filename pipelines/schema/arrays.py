@@ -45,6 +45,12 @@ def unpack_bits(bitmap: pa.Buffer, offset: int, count: int) -> np.ndarray:
     return bits[offset:].view(np.bool_)
 
 
+def boolean_array(truths: np.ndarray) -> pa.BooleanArray:
+    """Booleans as an Arrow array, without nulls."""
+    bits = np.packbits(truths, bitorder="little")
+    return pa.Array.from_buffers(pa.bool_(), len(truths), [None, pa.py_buffer(bits)])
+
+
 def text_array(texts: Sequence[str]) -> pa.StringArray:
     """Texts as an Arrow string array."""
     data = [t.encode() for t in texts]
@@ -98,7 +104,8 @@ def _with_numbers(kind: pa.DataType) -> pa.DataType:
 
 def as_mask(truths: pa.Array | pa.ChunkedArray) -> np.ndarray:
     """Returns booleans without nulls as a NumPy array."""
-    return np.array(truths.to_pylist(), np.bool_)
+    mask = truths.combine_chunks() if isinstance(truths, pa.ChunkedArray) else truths
+    return unpack_bits(mask.buffers()[1], mask.offset, len(mask)) if len(mask) else np.empty(0, np.bool_)
 
 
 def _compare_values(x: Any, y: Any) -> bool:

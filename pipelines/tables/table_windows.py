@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -25,6 +26,7 @@ from sluice.pipelines.model.tables import FEED, LEDGER, TableChange, TableHead, 
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.publishing.manifest import is_retired
+from sluice.pipelines.schema.arrays import fixed_width
 from sluice.pipelines.tables.check import check_owner
 
 COLUMNS = {"window_start": "timestamp(us)", "window_end": "timestamp(us)"}
@@ -73,8 +75,8 @@ class CompleteWindows:
 
     def _write(self, lake: Lake, feed: str, starts: tuple[int, ...], name: str) -> str:
         kind, path = pa.timestamp("us", "UTC"), f"{paths.windows_table_root(feed)}/{name}.parquet"
-        columns = [[1000 * (t + after) for t in starts] for after in (0, self.settings.length)]
-        rows = pa.table([pa.array(times, kind) for times in columns], names=list(COLUMNS))
+        columns = [1000 * (np.array(starts, np.int64) + after) for after in (0, self.settings.length)]
+        rows = pa.table([fixed_width(kind, times) for times in columns], names=list(COLUMNS))
         with lake.create(path) as file:  # in microseconds: Spark with Iceberg misreads bounds of milliseconds
             pq.write_table(rows, file)
         return lake.locate(path)

@@ -37,6 +37,7 @@ from sluice.pipelines.records.slots.slots import (
     make_faults,
     with_room,
 )
+from sluice.pipelines.schema.arrays import text_array
 from sluice.pipelines.schema.schema import Kind
 
 REASONS = Reasons(
@@ -66,7 +67,7 @@ class EnumSymbols(Slots):
 
     def __init__(self, node: SchemaNode, items: int, symbols: Sequence[str]) -> None:
         super().__init__(node, items, np.int32)
-        self._symbols = pa.array(symbols, pa.string())
+        self._symbols = text_array(symbols)
 
     def _take(self, data: Array, slots: Array) -> Faults:
         self._out[self.items : self.items + len(slots)] = slots

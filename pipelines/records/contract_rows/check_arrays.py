@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.pipelines.records.compiled.jit import Array
-from sluice.pipelines.schema.arrays import fixed_width, text_array, unpack_bits
+from sluice.pipelines.schema.arrays import as_mask, boolean_array, fixed_width, text_array
 from sluice.pipelines.schema.schema import Kind, Type
 
 _NAMED = {"float": Kind.FLOAT32, "double": Kind.FLOAT64, "date32[day]": Kind.DATE}
@@ -34,16 +34,11 @@ def array_of(arrow: pa.DataType, values: Sequence[Any]) -> pa.Array:
     if pa.types.is_string(arrow):
         return text_array(values)
     if pa.types.is_boolean(arrow):
-        return _truths(values)
+        return boolean_array(np.array(values, np.bool_))
     if pa.types.is_decimal(arrow):
         raw = b"".join(int(v).to_bytes(16, "little", signed=True) for v in values)
         return pa.Array.from_buffers(arrow, len(values), [None, pa.py_buffer(raw)])
     return fixed_width(arrow, np.array(values, numpy_type(arrow)))
-
-
-def _truths(values: Sequence[Any]) -> pa.Array:
-    bits = np.packbits(np.array(values, np.bool_), bitorder="little")
-    return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(bits)])
 
 
 def numpy_type(arrow: pa.DataType) -> np.dtype[Any]:
@@ -75,14 +70,9 @@ def without_nan(column: pa.Array) -> pa.Array:
     nan = pc.is_nan(column)
     if not nan.true_count:
         return column
-    valid = np.packbits(~as_bools(pc.or_kleene(nan, pc.is_null(column))), bitorder="little")
+    valid = np.packbits(~as_mask(pc.or_kleene(nan, pc.is_null(column))), bitorder="little")
     data = column.buffers()[1].slice(column.offset * (column.type.bit_width // 8))
     return pa.Array.from_buffers(column.type, len(column), [pa.py_buffer(valid), data])
-
-
-def as_bools(mask: pa.BooleanArray) -> Array:
-    """A mask without nulls, as one byte per row."""
-    return unpack_bits(mask.buffers()[1], mask.offset, len(mask))
 
 
 def places_of(mask: pa.BooleanArray) -> Array:
@@ -94,7 +84,7 @@ def places_of(mask: pa.BooleanArray) -> Array:
 def int32s(column: pa.Array, absent: int) -> Array:
     """A column of 32-bit numbers, with `absent` in place of nulls."""
     values = np.frombuffer(column.buffers()[1], np.int32, len(column), column.offset * 4)
-    return values if not column.null_count else np.where(as_bools(pc.is_valid(column)), values, np.int32(absent))
+    return values if not column.null_count else np.where(as_mask(pc.is_valid(column)), values, np.int32(absent))
 
 
 def text_buffers(column: pa.StringArray) -> tuple[Array, Array]:

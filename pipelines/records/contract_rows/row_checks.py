@@ -25,7 +25,6 @@ from sluice.pipelines.contract.expectation import Expectation
 from sluice.pipelines.contract.literals import PER_UNIT, member, parse_bound, whole_range
 from sluice.pipelines.records.contract_rows.check_arrays import (
     array_of,
-    as_bools,
     int32s,
     is_ascii,
     numbers,
@@ -34,6 +33,7 @@ from sluice.pipelines.records.contract_rows.check_arrays import (
     without_nan,
 )
 from sluice.pipelines.records.contract_rows.text_tables import fixed_form, short_set
+from sluice.pipelines.schema.arrays import as_mask
 from sluice.pipelines.schema.schema import Kind, Type
 
 Columns = Sequence[pa.Array]
@@ -339,7 +339,7 @@ def _find_codes(column: pa.Array, members: pa.Array) -> Any:
     codes = int32s(pc.index_in(column, members), len(members))
     if not column.null_count:
         return codes
-    return np.where(as_bools(pc.is_valid(column)), codes, len(members) + 1)
+    return np.where(as_mask(pc.is_valid(column)), codes, len(members) + 1)
 
 
 def _sum(e: Expectation, types: Sequence[pa.DataType]) -> Check:

@@ -29,7 +29,8 @@ from sluice.pipelines.records.compiled.jit import (
     word,
 )
 from sluice.pipelines.records.compiled.loop import Numbers
-from sluice.pipelines.records.contract_rows.check_arrays import as_bools, text_buffers
+from sluice.pipelines.records.contract_rows.check_arrays import text_buffers
+from sluice.pipelines.schema.arrays import as_mask
 
 LONGEST_FORM = 128
 """Bytes."""
@@ -94,7 +95,7 @@ def _match_column(column: pa.Array, table: Array, size: int) -> pa.BooleanArray:
     _forms(*text_buffers(column), table, size, out)
     valid = None
     if column.null_count:
-        valid = pa.py_buffer(np.packbits(as_bools(pc.is_valid(column)), bitorder="little"))
+        valid = pa.py_buffer(np.packbits(as_mask(pc.is_valid(column)), bitorder="little"))
     return pa.Array.from_buffers(pa.bool_(), n, [valid, pa.py_buffer(out)])
 
 
@@ -146,7 +147,7 @@ def _find_members(column: pa.Array, multiplier: int, shift: int, words: Array, s
     out = np.zeros((len(column) + 7) // 8, np.uint8)
     _among(*text_buffers(column), uint64(multiplier), uint64(shift), words, sizes, _MASKS, out)
     if column.null_count:
-        out &= np.packbits(as_bools(pc.is_valid(column)), bitorder="little")
+        out &= np.packbits(as_mask(pc.is_valid(column)), bitorder="little")
     return pa.Array.from_buffers(pa.bool_(), len(column), [None, pa.py_buffer(out)])
 
 

@@ -34,7 +34,7 @@ from sluice.pipelines.records.json.scan_tables import (
     with_room,
 )
 from sluice.pipelines.records.json.unknown import copy_members, no_frames
-from sluice.pipelines.schema.arrays import buffers_of, indices
+from sluice.pipelines.schema.arrays import boolean_array, buffers_of, indices
 from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, arrow_type, path_below
 
 PIECE_BYTES = 8 << 20
@@ -217,7 +217,9 @@ class PieceBuilder:
         if not self._unnamed:
             return members
         inside = np.isin(rows, np.concatenate([rows_of_part for rows_of_part, _ in self._unnamed]))
-        return pc.replace_with_mask(members, pa.array(inside), pa.concat_arrays([texts for _, texts in self._unnamed]))
+        return pc.replace_with_mask(
+            members, boolean_array(inside), pa.concat_arrays([texts for _, texts in self._unnamed])
+        )
 
     def _note(self, node: SchemaNode, faults: Faults) -> None:
         if len(faults.items):

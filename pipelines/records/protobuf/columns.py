@@ -22,6 +22,7 @@ from sluice.pipelines.records.protobuf import loops
 from sluice.pipelines.records.protobuf.programs import THERE
 from sluice.pipelines.records.protobuf.schema import Meaning, ProtoField, ProtoKind
 from sluice.pipelines.records.slots.slots import Bytes, SlotNumbers, Slots, SlotTruths, make_faults
+from sluice.pipelines.schema.arrays import fixed_width, text_array, view_int32s
 from sluice.pipelines.schema.schema import Kind
 from sluice.pipelines.util.extras import name_missing
 
@@ -34,7 +35,7 @@ class EnumNumbers(Slots):
     def __init__(self, node: SchemaNode, items: int, symbols: Sequence[tuple[int, str]]) -> None:
         super().__init__(node, items, np.int32)
         self._numbers = np.array([number for number, _ in symbols], np.int64)
-        self._names = pa.array([name for _, name in symbols], pa.string())
+        self._names = text_array([name for _, name in symbols])
 
     def append_slots(self, data: Array, slots: Array, there: Array) -> Faults:
         positions = np.minimum(np.searchsorted(self._numbers, slots), len(self._numbers) - 1)
@@ -132,7 +133,7 @@ class Maps(Lists):
         ends = self.ends[: self.items + 1]
         retained = find_last(ends, key)
         if retained is not None:
-            key, value = (a.take(pa.array(retained)) for a in (key, value))
+            key, value = (a.take(fixed_width(pa.int64(), retained)) for a in (key, value))
             ends = np.searchsorted(retained, ends).astype(np.int32)
         entries = pa.struct([self.type.key_field, self.type.item_field])
         children = [pa.Array.from_buffers(entries, len(key), [None], children=[key, value])]
@@ -143,9 +144,8 @@ def find_last(ends: Array, keys: pa.Array) -> Array | None:
     """The last entry of each key of each map, ascending; None where that is every entry."""
     if not len(keys) or int(np.diff(ends).max(initial=0)) < 2:
         return None
-    numbers = pc.dictionary_encode(keys).indices.cast(pa.int64()).to_numpy(zero_copy_only=False)
-    maps = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
-    pairs = maps * (int(numbers.max()) + 1) + numbers
+    numbers = view_int32s(pc.dictionary_encode(keys).indices)
+    pairs = np.repeat(np.arange(len(ends) - 1), np.diff(ends)) * (int(numbers.max()) + 1) + numbers
     _, firsts = np.unique(pairs[::-1], return_index=True)
     if len(firsts) == len(pairs):
         return None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from itertools import islice
 
 import pyarrow as pa
@@ -145,28 +143,3 @@ def test_names_tell_formats_apart() -> None:
     names = {Shape(s, dropping=d).name for s in (ORDERS, other) for d in (True, False)}
     assert len(names) == 4
     assert Shape(parse_schema(ORDERS.texts())).name in names
-
-
-def test_typing_and_faults_import_no_pandas() -> None:
-    code = """
-import sys
-from sluice.pipelines.quarantine.limit import kinds_of
-import numpy as np, pyarrow as pa
-from sluice.pipelines.schema.arrays import fixed_width, text_array
-from sluice.pipelines.records.kafka_batches.decode import SCHEMA
-from sluice.pipelines.records.json.format import JsonFormat
-from sluice.pipelines.schema.schema import parse_schema
-from sluice.pipelines.model.receipts import OffsetRange
-texts = text_array(['{"a": 0.12345678901234567890, "b": 7, "c": "x"}', '{"a": "b"}', '{"b": 300}']).cast(pa.binary())
-numbers = fixed_width(pa.int64(), np.arange(3))
-times, kinds = numbers.cast(SCHEMA.field("timestamp").type), fixed_width(pa.int32(), np.zeros(3, np.int32))
-columns = [texts, texts, numbers, times, kinds, pa.nulls(3, SCHEMA.field("headers").type)]
-chunk = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-form = JsonFormat(parse_schema({"a": "float64", "b": "int8", "c": "string"}))
-(piece,) = form.convert(OffsetRange("t", 0, "i", 0, 3), chunk)
-assert piece.landed.num_rows == 1 and piece.quarantined.num_rows == 2
-faults = kinds_of(piece.quarantined)
-assert [(kind.reason, rows, first) for kind, rows, first in faults] == [("wrong_type", 1, 1), ("out_of_range", 1, 2)]
-assert "pandas" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
