@@ -128,9 +128,9 @@ def init(
                 look = _look(_reading(probe, chosen), chosen, sample_places)
         format_ = Proposed("raw", "asked for") if options.raw else format_of(look)
         text = feed_text(look, section, options.group, format_, time.strftime("%Y-%m-%d", time.gmtime()))
-        made = _create_feed(root, path, text)
+        created = _create_feed(root, path, text)
         with session.terminal.working("landing the sample in memory"):
-            (fits, beyond), warning = _fits(made, sample_places), _describe_overrides(made)
+            (fits, beyond), warning = _fits(created, sample_places), _describe_overrides(created)
         written = [path, *_beside(root)]
     warnings = [*beyond, *([warn(warning)] if warning else [])]
     session.terminal.show(*_view(look, name, root, written, format_, fits), *warnings)

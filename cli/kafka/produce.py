@@ -26,9 +26,9 @@ def register(app: typer.Typer) -> None:
     command(app)(produce)
 
 
-def _parse_share(given: str | float) -> float:
+def _parse_share(share: str | float) -> float:
     """`0.01` or `1%`."""
-    text = str(given)
+    text = str(share)
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:

@@ -542,15 +542,15 @@ class _Show:
         from sluice.resources.lake import open_lake
         from sluice.resources.open_ports import open_table
 
-        with closing(open_table(self.feed, open_lake(self.feed))) as found:
-            head, rows = found.look(), found.rows(("currency", "amount"))
+        with closing(open_table(self.feed, open_lake(self.feed))) as feed_table:
+            head, rows = feed_table.look(), feed_table.rows(("currency", "amount"))
         with duckdb.connect() as db:
             db.register("landed", rows)
             sums = db.sql(_SUMS).fetchall()
         reader = "deltalake" if self.feed.table and self.feed.table.delta else "PyIceberg"
         until, snapshots = (head.complete, head.snapshots) if head else ("", 0)
         self._say(
-            _step(number, f"The {found.name}, read by {reader} and queried by DuckDB"),
+            _step(number, f"The {feed_table.name}, read by {reader} and queried by DuckDB"),
             f"  {snapshots} snapshots; every hour up to {until} is complete in it",
             table(("currency", "orders", "revenue"), _list_texts(sums), "orders revenue"),
         )

@@ -41,18 +41,18 @@ def read_part_at(lake: Lake, part: Part, path: str) -> Rows:
         yield from read_rows(opened, part)
 
 
-def read_rows(opened: BinaryIO, part: Part, columns: Sequence[str] | None = None, most: int = READ_ROWS) -> Rows:
-    """The rows of a part in its open file, in batches of at most `most`. `columns` None means all."""
+def read_rows(opened: BinaryIO, part: Part, columns: Sequence[str] | None = None, max_rows: int = READ_ROWS) -> Rows:
+    """The rows of a part in its open file, in batches of at most `max_rows`. `columns` None means all."""
     file = pq.ParquetFile(opened)
     groups, before = parquet.find_row_groups(file.metadata, part)
-    yield from parquet.own_rows(_read(file, groups, columns, most), part, before)
+    yield from parquet.own_rows(_read(file, groups, columns, max_rows), part, before)
 
 
-def _read(file: pq.ParquetFile, groups: Sequence[int] | None, columns: Sequence[str] | None, most: int) -> Rows:
+def _read(file: pq.ParquetFile, groups: Sequence[int] | None, columns: Sequence[str] | None, max_rows: int) -> Rows:
     for index in range(file.num_row_groups) if groups is None else groups:
         group = file.metadata.row_group(index)
         at_once = max(READ_BYTES * group.num_rows // max(group.total_byte_size, 1), 1)
-        yield from file.iter_batches(min(at_once, most), [index], columns, use_threads=False)
+        yield from file.iter_batches(min(at_once, max_rows), [index], columns, use_threads=False)
 
 
 def in_order(files: Sequence[Rows]) -> Rows:

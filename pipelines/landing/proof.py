@@ -177,18 +177,18 @@ def _check_metadata(s: OffsetRange, part: Part, footer: pq.FileMetaData, wanted:
             raise _build_proof_error(s, f"{part.staged} says {key} = {metadata.get(key)!r}, expected {expected!r}")
 
 
-def _check_shared(claim: Claim, held: Sequence[tuple[Receipt, Part]], lake: Lake) -> None:
+def _check_shared(claim: Claim, receipts: Sequence[tuple[Receipt, Part]], lake: Lake) -> None:
     """Check a file that offset ranges share, given in its order, against all of their receipts."""
-    (r, part), s = held[0], held[0][0].offset_range
+    (r, part), s = receipts[0], receipts[0][0].offset_range
     name, kind = paths.shared_name(s, claim.batch), part.kind
     staged = paths.staged_path(claim.feed, claim.batch, r.attempt, kind, s.folder, name)
     path = paths.part_path(claim.feed, kind, s.folder, name)
-    ranges = [(other.offset_range, p.rows) for other, p in held]
+    ranges = [(other.offset_range, p.rows) for other, p in receipts]
     rows, size = sum(n for _, n in ranges), part.file_bytes
     file_part = Part(name, kind, staged, path, rows, size, part.sha256)
     shares = split_shared_part(file_part, ranges) if rows else {}
     lot = (s.topic, s.incarnation, s.window, s.folder, 0)
-    for other, p in held:
+    for other, p in receipts:
         o = other.offset_range
         if p != shares.get(o) or (o.topic, o.incarnation, o.window, o.folder, o.by_time) != lot:
             raise _build_proof_error(o, f"its rows are not where its receipt says, in {p.path}, with those of {s}")
@@ -209,9 +209,9 @@ def _check_shared(claim: Claim, held: Sequence[tuple[Receipt, Part]], lake: Lake
         raise _build_proof_error(s, e.message) from None
 
 
-def _check_rows(staged: str, ranges: Sequence[tuple[OffsetRange, int]], found: pa.Table) -> None:
+def _check_rows(staged: str, ranges: Sequence[tuple[OffsetRange, int]], columns: pa.Table) -> None:
     """Every row is one of its offset range, in order of offsets."""
-    partitions, offsets = (np.concatenate([fixed(c) for c in found.column(i).chunks]) for i, fixed in _COORDINATES)
+    partitions, offsets = (np.concatenate([fixed(c) for c in columns.column(i).chunks]) for i, fixed in _COORDINATES)
     at = 0
     for s, rows in ranges:
         mine, whose = offsets[at : at + rows], partitions[at : at + rows]

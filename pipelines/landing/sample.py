@@ -133,7 +133,7 @@ def read_landed(receipts: Iterable[Receipt], lake: Lake, names: Sequence[str]) -
 
 
 def read_rows_at(
-    places: Iterable[str],
+    positions: Iterable[str],
     shape: Shape,
     receipts: Iterable[Receipt],
     lake: Lake,
@@ -144,7 +144,7 @@ def read_rows_at(
     Includes records that the contract put into quarantine. Leaves out records that cannot be typed.
     """
     wanted: dict[str, set[int]] = {}
-    for position in places:
+    for position in positions:
         tp, _, offset = position.rpartition(":")
         wanted.setdefault(tp, set()).add(int(offset))
     bare, rows_by_position = replace(shape, contract=None).format(writers), {}

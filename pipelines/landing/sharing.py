@@ -104,24 +104,24 @@ class Sharing:
         self._in_memory = 0
         self._file: _SharedFile | None = None
 
-    def take(self, held: UnwrittenRange) -> None:
+    def take(self, unwritten: UnwrittenRange) -> None:
         """Take an offset range that was read to its end."""
-        s = held.receipt.offset_range
+        s = unwritten.receipt.offset_range
         if self._left[0] == s:
             self._left.popleft()
-            self._add(held)
+            self._add(unwritten)
         else:
             try:
-                self._waiting[s] = self._keep(held)
+                self._waiting[s] = self._keep(unwritten)
             except OSError as error:
                 self.failed[s], self._waiting[s] = error, None
         self._advance()
 
-    def _keep(self, held: UnwrittenRange) -> UnwrittenRange | _OnDisk:
+    def _keep(self, unwritten: UnwrittenRange) -> UnwrittenRange | _OnDisk:
         """Returns the held offset range in memory, or on disk beyond `WAITING_BYTES`."""
-        if self._in_memory + held.bytes > WAITING_BYTES:
-            return _OnDisk(held)
-        copy = held.copy()
+        if self._in_memory + unwritten.bytes > WAITING_BYTES:
+            return _OnDisk(unwritten)
+        copy = unwritten.copy()
         self._in_memory += copy.bytes
         return copy
 
@@ -159,15 +159,15 @@ class Sharing:
                 except (OSError, pa.ArrowException) as error:
                     self.failed[s] = error
 
-    def _add(self, held: UnwrittenRange) -> None:
-        s = held.receipt.offset_range
+    def _add(self, unwritten: UnwrittenRange) -> None:
+        s = unwritten.receipt.offset_range
         if self._file is not None and _group_key(self._file.first) != _group_key(s):
             self._close()
         if self._file is None:
             target = replace(cast(PartTarget, self._target), offset_range=s)
             self._file = _SharedFile(target, self._settings, self._lake)
         try:
-            self._file.add(held)
+            self._file.add(unwritten)
         except Exception as error:  # noqa: BLE001 - becomes the outcome of every offset range in the file
             self._give_up(error)
             return
@@ -207,10 +207,10 @@ class _SharedFile:
     def bytes(self) -> int:
         return max((w.bytes for w in self._writers.values()), default=0)
 
-    def add(self, held: UnwrittenRange) -> None:
-        s = held.receipt.offset_range
-        self._receipts.append(held.receipt)
-        for kind, batches in held.rows.items():
+    def add(self, unwritten: UnwrittenRange) -> None:
+        s = unwritten.receipt.offset_range
+        self._receipts.append(unwritten.receipt)
+        for kind, batches in unwritten.rows.items():
             if sum(batch.num_rows for batch in batches):
                 if kind not in self._writers:
                     target = replace(self._target, offset_range=s, kind=kind)
@@ -244,10 +244,10 @@ class _SharedFile:
 class _OnDisk:
     """A held offset range whose rows wait in a temporary file."""
 
-    def __init__(self, held: UnwrittenRange) -> None:
-        self._receipt = held.receipt
+    def __init__(self, unwritten: UnwrittenRange) -> None:
+        self._receipt = unwritten.receipt
         self._files: dict[PartKind, BinaryIO] = {}
-        for kind, batches in held.rows.items():
+        for kind, batches in unwritten.rows.items():
             self._files[kind] = file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - `close` does it
             with pa.ipc.new_stream(file, batches[0].schema) as out:
                 out.write_batch(_copy(batches))

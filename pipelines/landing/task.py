@@ -199,7 +199,7 @@ class _Reading:
             if isinstance(got, FetchFailed):
                 raise got.error
             if s not in self._begun:
-                self._begun[s] = _Landing(s, self._work, self._tools, self._chunks[s], held=s in self._small)
+                self._begun[s] = _Landing(s, self._work, self._tools, self._chunks[s], shares_file=s in self._small)
             ended = self._begun[s].take(got)
         except Exception as e:  # noqa: BLE001 - becomes this offset range's outcome, or is raised by run_task
             self.failed[s] = e
@@ -276,11 +276,13 @@ class RowFindings:
 
 
 class _Landing:
-    """One offset range on its way from record bytes to parts. With `held`, its rows are kept for a file that ranges
-    share, as long as they take no more than `SMALL_BYTES` and a row group.
+    """One offset range on its way from record bytes to parts. With `shares_file`, its rows are kept for a file that
+    ranges share, as long as they take no more than `SMALL_BYTES` and a row group.
     """
 
-    def __init__(self, s: OffsetRange, work: Assignment, tools: Tools, chunk_bytes: int, *, held: bool = False) -> None:
+    def __init__(
+        self, s: OffsetRange, work: Assignment, tools: Tools, chunk_bytes: int, *, shares_file: bool = False
+    ) -> None:
         self._range, self._work, self._tools, self._chunk_bytes = s, work, tools, chunk_bytes
         options = DecodeOptions(
             read_committed=work.isolation is Isolation.READ_COMMITTED,
@@ -289,7 +291,7 @@ class _Landing:
         )
         self._decoder = BatchDecoder(s.topic, s.partition, s.start, s.end, options)
         self._writers: dict[PartKind, PartWriter] = {}
-        self._held: dict[PartKind, list[pa.RecordBatch]] | None = {} if held else None
+        self._held: dict[PartKind, list[pa.RecordBatch]] | None = {} if shares_file else None
         self._held_most = 0, 0
         self._counts = Counts()
         self._seen = RowFindings()

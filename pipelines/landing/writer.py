@@ -368,12 +368,12 @@ class SharedWriter:
         self._ns += time.perf_counter_ns() - begun
 
 
-def split_shared_part(whole: Part, ranges: Sequence[tuple[OffsetRange, int]]) -> dict[OffsetRange, Part]:
+def split_shared_part(file: Part, ranges: Sequence[tuple[OffsetRange, int]]) -> dict[OffsetRange, Part]:
     """The parts of a shared file, by the offset ranges in it and their rows. Its bytes are shared out by rows."""
     out, at = dict[OffsetRange, Part](), 0
     for s, rows in ranges:
-        start, end = (whole.bytes * n // whole.rows for n in (at, at + rows))
-        out[s] = replace(whole, rows=rows, bytes=end - start, shared=SharedFile(at, whole.rows, whole.bytes))
+        start, end = (file.bytes * n // file.rows for n in (at, at + rows))
+        out[s] = replace(file, rows=rows, bytes=end - start, shared=SharedFile(at, file.rows, file.bytes))
         at += rows
     return out
 

@@ -1,7 +1,7 @@
 """Consumer groups as their coordinator describes them: values, and the meaning of its terms.
 
 These cover every group of a cluster, Sluice's or not, of the classic protocol or a newer one. What a coordinator does
-not tell is None, never a guess. In particular no coordinator tells when a group became empty, from which its offsets
+not tell is None, never a guess. In particular no coordinator reports when a group became empty, from which its offsets
 expire. The port that asks is `ports.Groups`.
 """
 
@@ -151,11 +151,11 @@ class OffsetExpiry:
     not_before: int | None = None
 
 
-def estimate_expiry(group: GroupView, retention: int | None, left: int | None = None) -> OffsetExpiry:
+def estimate_expiry(group: GroupView, retention: int | None, left_at: int | None = None) -> OffsetExpiry:
     """Known bounds on the expiry of the group's offsets.
 
-    `retention` is in ms. `left` is when Sluice was last a member (ms since the epoch), as the ledger tells it. No
-    coordinator tells when a group became empty or when an offset was committed. For an empty classic group of
+    `retention` is in ms. `left_at` is when Sluice was last a member (ms since the epoch), as the ledger records it. No
+    coordinator reports when a group became empty or when an offset was committed. For an empty classic group of
     consumers the time counts from when its last member left; a commit by hand does not restart it.
     """
     if group.kind == ZOOKEEPER:
@@ -163,8 +163,10 @@ def estimate_expiry(group: GroupView, retention: int | None, left: int | None = 
     if not group.free:
         return OffsetExpiry(Counting.NEVER, retention)
     if group.kind == "classic" and group.protocol_type:
-        is_known = left is not None and retention is not None
-        return OffsetExpiry(Counting.EMPTY, retention, left + retention if is_known and left and retention else None)
+        is_known = left_at is not None and retention is not None
+        return OffsetExpiry(
+            Counting.EMPTY, retention, left_at + retention if is_known and left_at and retention else None
+        )
     return OffsetExpiry(Counting.COMMIT, retention)
 
 

@@ -116,10 +116,10 @@ def assign_sticky(partitions: Iterable[TopicPartition], count: int, before: Befo
     return assigned
 
 
-def _share(total: int, count: int, place: int) -> int:
+def _share(total: int, count: int, index: int) -> int:
     """Returns the start of the task's run, if the first `total % count` runs are longer by one."""
     shortest, larger = divmod(total, count)
-    return place * shortest + min(place, larger)
+    return index * shortest + min(index, larger)
 
 
 def _by_partition(ranges: Sequence[Led], sizing: Sizing) -> list[list[Led]]:
@@ -166,9 +166,9 @@ def _pack(group: Sequence[Led], count: int) -> list[list[Led]]:
     return [bin_ for _, _, bin_ in sorted(bins, key=lambda b: b[1])]
 
 
-def _build_task(index: int, held: Sequence[Led]) -> Task:
-    leaders = {leader for leader, _ in held}
-    ordered = sorted((s for _, s in held), key=lambda s: (s.key, s.start))
+def _build_task(index: int, ranges: Sequence[Led]) -> Task:
+    leaders = {leader for leader, _ in ranges}
+    ordered = sorted((s for _, s in ranges), key=lambda s: (s.key, s.start))
     return Task(index, leaders.pop() if len(leaders) == 1 else SEVERAL, tuple(ordered))
 
 

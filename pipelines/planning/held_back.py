@@ -87,12 +87,12 @@ class HeldBack:
         by_itself = "" if self.limit is None else f", or its coordinator {_limit(self.limit)} after it began"
         return f"runs land it once its producer has ended it{by_itself}. Not to wait, abort it"
 
-    def _abort(self, held: HeldRange) -> str:
+    def _abort(self, blocked: HeldRange) -> str:
         """The command that aborts it in one partition. A cluster with authentication also needs a file for the tool."""
         who = "" if self.feed.kafka.security_protocol in (None, "PLAINTEXT") else " --command-config FILE"
         return (
             f"kafka-transactions.sh --bootstrap-server {shlex.quote(self.feed.kafka.bootstrap)}{who} abort "
-            f"--topic {held.tp.topic} --partition {held.tp.partition} --start-offset {held.start}"
+            f"--topic {blocked.tp.topic} --partition {blocked.tp.partition} --start-offset {blocked.start}"
         )
 
     def document(self) -> dict[str, Any]:
@@ -154,16 +154,16 @@ def find_unstable(partitions: Iterable[PartitionState]) -> list[PartitionState]:
     return [p for p in partitions if p.last_stable_offset < p.high_watermark]
 
 
-def by_partition(found: Iterable[HeldBack]) -> dict[TopicPartition, HeldBack]:
+def by_partition(holds: Iterable[HeldBack]) -> dict[TopicPartition, HeldBack]:
     """Returns the held offsets separately for each partition."""
-    return {h.tp: replace(item, held=(h,)) for item in found for h in item.held}
+    return {h.tp: replace(item, held=(h,)) for item in holds for h in item.held}
 
 
 def _find_newest(
-    held: Iterable[HeldRange], holders: Mapping[TopicPartition, OpenTransaction]
+    blocked: Iterable[HeldRange], holders: Mapping[TopicPartition, OpenTransaction]
 ) -> OpenTransaction | None:
     """The transaction as seen in the partition that it wrote to last."""
-    transactions = [t for h in held if (t := holders.get(h.tp)) is not None]
+    transactions = [t for h in blocked if (t := holders.get(h.tp)) is not None]
     return max(transactions, key=lambda t: t.last_written, default=None)
 
 

@@ -87,9 +87,9 @@ def check_incarnation(
     return None
 
 
-def _build_recreated_error(known: Key, partition: PartitionState, feed: str) -> TopicRecreated:
+def _build_recreated_error(key: Key, partition: PartitionState, feed: str) -> TopicRecreated:
     return TopicRecreated(
-        f"{partition.tp} was deleted and created again: its topic id was {known.topic_id}, now {partition.topic_id}",
+        f"{partition.tp} was deleted and created again: its topic id was {key.topic_id}, now {partition.topic_id}",
         remedy=f"restore the topic, or land the new one from its beginning: {format_accept(feed, 'recreated')}",
         topic=partition.topic,
         partition=partition.partition,
@@ -176,8 +176,8 @@ def _by_policy(
     return {p.tp: (_at_time(p, hits), why) for p in partitions}
 
 
-def _at_time(p: PartitionState, found: Mapping[TopicPartition, object]) -> int:
-    hit = found.get(p.tp)
+def _at_time(p: PartitionState, hits: Mapping[TopicPartition, object]) -> int:
+    hit = hits.get(p.tp)
     return min(getattr(hit, "offset", p.last_stable_offset), p.last_stable_offset)
 
 

@@ -105,12 +105,12 @@ def _find_accounted(request: Request, state: State, key: Key) -> Iterable[Range]
     return accounted
 
 
-def _widen_to_ranges(named: Iterable[tuple[Key, Range]], replaced: Sequence[Receipt]) -> Iterator[tuple[Key, Range]]:
+def _widen_to_ranges(wanted: Iterable[tuple[Key, Range]], replaced: Sequence[Receipt]) -> Iterator[tuple[Key, Range]]:
     """The ranges and those of the replaced offset ranges, which meet them or share a file with one that does."""
     if not replaced:
-        yield from named
+        yield from wanted
         return
-    wide = by_key((*named, *((r.offset_range.key, r.offset_range.range) for r in replaced)))
+    wide = by_key((*wanted, *((r.offset_range.key, r.offset_range.range) for r in replaced)))
     yield from ((key, r) for key, ranges in wide.items() for r in union(ranges))
 
 
@@ -126,18 +126,18 @@ def _build_not_readable_error(key: Key, wanted: Range) -> UsageError:
 
 
 def _explain_unreadable(
-    request: Request, asked: Range, key: Key, partition: PartitionState, state: State
+    request: Request, requested: Range, key: Key, partition: PartitionState, state: State
 ) -> SluiceError | None:
     """Returns the reason why the requested range cannot be read now; None if it can.
 
     The ledger may be newer than our view of the partition: others may have landed offsets beyond it since.
     """
-    if request.kind is RequestKind.WINDOW and asked.end > partition.last_stable_offset:
-        return build_window_held_error(key.tp, asked.end, partition.last_stable_offset)
-    if request.replace and asked.start < partition.log_start:
-        return _build_not_again_error(asked, key, partition)
-    beyond = asked.start > partition.high_watermark and asked.start == state.origins[key].offset
-    return explain_out_of_range(asked.start, key, partition) if beyond else None
+    if request.kind is RequestKind.WINDOW and requested.end > partition.last_stable_offset:
+        return build_window_held_error(key.tp, requested.end, partition.last_stable_offset)
+    if request.replace and requested.start < partition.log_start:
+        return _build_not_again_error(requested, key, partition)
+    beyond = requested.start > partition.high_watermark and requested.start == state.origins[key].offset
+    return explain_out_of_range(requested.start, key, partition) if beyond else None
 
 
 def build_window_held_error(
@@ -155,14 +155,14 @@ def build_window_held_error(
     )
 
 
-def _build_not_again_error(asked: Range, key: Key, partition: PartitionState) -> OffsetsLost:
+def _build_not_again_error(requested: Range, key: Key, partition: PartitionState) -> OffsetsLost:
     return OffsetsLost(
-        f"{key}: {asked} cannot be landed again: Kafka holds it only from {partition.log_start} on",
+        f"{key}: {requested} cannot be landed again: Kafka holds it only from {partition.log_start} on",
         remedy="landed rows stay; request ranges that Kafka still holds: windows, or offset ranges of published batches"
         " are landed again completely",
         topic=key.topic,
         partition=key.partition,
-        start=asked.start,
+        start=requested.start,
         end=partition.log_start,
     )
 
@@ -231,13 +231,13 @@ def _build_unknown_partition_error(tp: TopicPartition, by_tp: Mapping[TopicParti
 
 
 def find_overlapping(
-    state: State, request: Request, found: Sequence[PendingRanges]
+    state: State, request: Request, pending: Sequence[PendingRanges]
 ) -> Iterator[tuple[Batch, OffsetRange]]:
     """Yields the live batches that reserve any of the pending ranges, each with the conflicting offset range.
 
     Includes every live batch of the same replacing request, because its records may be gone from Kafka.
     """
-    wanted = {o.key: (*o.ranges, *o.lost) for o in found}
+    wanted = {o.key: (*o.ranges, *o.lost) for o in pending}
     for batch, s in state.list_live_ranges():
         same = request.replace and batch.request == request
         if same or any(r.meets(s.range) for r in wanted.get(s.key, ())):
@@ -306,18 +306,18 @@ def _build_limits_error(due: Sequence[PendingRanges]) -> UsageError:
     )
 
 
-def _limit_pending(found: Sequence[PendingRanges], sizing: Sizing) -> list[PendingRanges]:
+def _limit_pending(pending: Sequence[PendingRanges], sizing: Sizing) -> list[PendingRanges]:
     """Shorten all partitions by one ratio, so that a limited run moves them evenly."""
-    ratio = share_within(found, sizing)
+    ratio = share_within(pending, sizing)
     if ratio >= 1.0:
-        return list(found)
-    return [replace(o, ranges=_take_head(o.ranges, max(1, int(o.span * ratio)))) for o in found]
+        return list(pending)
+    return [replace(o, ranges=_take_head(o.ranges, max(1, int(o.span * ratio)))) for o in pending]
 
 
-def share_within(found: Sequence[PendingRanges], sizing: Sizing) -> float:
+def share_within(pending: Sequence[PendingRanges], sizing: Sizing) -> float:
     """Returns the share of pending offsets within the limits of a run: 1 for all."""
-    span = sum(o.span for o in found)
-    size = sum(o.estimated_bytes for o in found)
+    span = sum(o.span for o in pending)
+    size = sum(o.estimated_bytes for o in pending)
     return min(
         1.0,
         (sizing.max_records or span) / span if span else 1.0,
@@ -336,27 +336,27 @@ def _take_head(ranges: Sequence[Range], span: int) -> tuple[Range, ...]:
 
 
 def _take_oldest_windows(
-    found: Sequence[PendingRanges], sizing: Sizing, ranges: int, state: State
+    pending: Sequence[PendingRanges], sizing: Sizing, ranges: int, state: State
 ) -> list[PendingRanges]:
     """Returns the pending ranges up to the latest boundary that leaves at most `ranges` offset ranges.
 
     Includes the oldest window in any case: retention by time deletes the oldest records first.
     """
-    ends = [end for o in found if (end := windows.find_window_end(state, o.key, o.ranges[0].start)) is not None]
+    ends = [end for o in pending if (end := windows.find_window_end(state, o.key, o.ranges[0].start)) is not None]
     if not ends:
-        return list(found)
-    times, size = state.boundary_times, _compute_range_size(found, sizing)
+        return list(pending)
+    times, size = state.boundary_times, _compute_range_size(pending, sizing)
     first = bisect_left(times, min(ends))
 
     def upto(at: int) -> list[PendingRanges]:
-        return list(found) if at == len(times) else _take_before(found, state, times[at])
+        return list(pending) if at == len(times) else _take_before(pending, state, times[at])
 
     def too_much(at: int) -> bool:
         counts = accumulate(_count_cuts(o, p, size) for o in upto(at) for p in _iterate_pieces(o, state))
         return any(count > ranges for count in counts)
 
     if not too_much(len(times)):
-        return list(found)
+        return list(pending)
     span = 1  # check only as many windows as a batch may have
     while first + span <= len(times) and not too_much(first + span):
         span *= 2
@@ -364,16 +364,16 @@ def _take_oldest_windows(
     return upto(first + bisect_left(further, True, key=too_much))
 
 
-def _take_before(found: Sequence[PendingRanges], state: State, time: int) -> list[PendingRanges]:
+def _take_before(pending: Sequence[PendingRanges], state: State, time: int) -> list[PendingRanges]:
     """Returns the pending ranges in the windows before a boundary."""
-    ends = ((o, windows.find_first_offset(state, o.key, time)) for o in found)
+    ends = ((o, windows.find_first_offset(state, o.key, time)) for o in pending)
     readable = (o if end is None else replace(o, ranges=intersect(o.ranges, Range(0, end))) for o, end in ends)
     return [o for o in readable if o.ranges]
 
 
-def _compute_range_size(found: Sequence[PendingRanges], sizing: Sizing) -> int:
+def _compute_range_size(pending: Sequence[PendingRanges], sizing: Sizing) -> int:
     """Bytes per offset range: small enough to keep every core busy, large enough to avoid tiny files."""
-    total = sum(o.estimated_bytes for o in found)
+    total = sum(o.estimated_bytes for o in pending)
     return max(min(sizing.range_bytes, math.ceil(total / sizing.parallelism)), sizing.min_range_bytes)
 
 

@@ -272,9 +272,9 @@ def evolve(feed: Feed, ledger: Ledger, receipts: Sequence[Receipt]) -> None:
     ledger.append(decide)
 
 
-def _filter_addable(found: Iterable[Drift], shape: Shape) -> Iterator[Drift]:
+def _filter_addable(drifts: Iterable[Drift], shape: Shape) -> Iterator[Drift]:
     """The drift without new fields that no schema of the format can have."""
-    return (d for d in found if d.kind is not DriftKind.NEW or _is_addable(shape, d.field, d.type))
+    return (d for d in drifts if d.kind is not DriftKind.NEW or _is_addable(shape, d.field, d.type))
 
 
 def _count(fields: Iterable[Field]) -> int:
@@ -284,19 +284,19 @@ def _count(fields: Iterable[Field]) -> int:
 
 def evolve_schema(
     columns: Schema,
-    found: Iterable[Drift],
+    drifts: Iterable[Drift],
     table: Mapping[str, str],
-    most: int,
+    max_fields: int,
     fits: Callable[[Schema, Schema], bool] = lambda before, after: True,
 ) -> Schema:
-    """The schema, with as much of the drift as it can take in, stay one table, and still `fits`. Adds at most `most`
-    fields."""
+    """The schema, with as much of the drift as it can take in, stay one table, and still `fits`. Adds at most
+    `max_fields` fields."""
     begun = _count(columns.fields)
-    for drift in found:
+    for drift in drifts:
         grown = columns
         if drift.kind is DriftKind.WIDENED:
             grown = _grow_if_sound(columns, _build_widening(drift), table)
-        elif _count(columns.fields) - begun < most:
+        elif _count(columns.fields) - begun < max_fields:
             grown = _grow_if_sound(columns, _build_addition(drift), table)
         columns = grown if fits(columns, grown) else columns
     return columns

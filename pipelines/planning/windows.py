@@ -331,21 +331,21 @@ def clamp_boundaries(state: State, entry: BoundaryEntry) -> BoundaryEntry | None
     return BoundaryEntry(items=items) if items else None
 
 
-def _find_unpinned(state: State, found: Boundaries) -> Boundaries:
+def _find_unpinned(state: State, resolved: Boundaries) -> Boundaries:
     """The boundaries that the key can still pin, each not below the one before it.
 
     A partition that came later gets none before the one that it opened with; the others may get earlier ones.
     """
-    key, minimum = found.key, 0
+    key, minimum = resolved.key, 0
     pinned, began, near = state.boundaries.get(key, NO_PINS), _from_the_first(state, key), _Neighbours.of(state, key)
-    if near.hold_before(found):
-        return found
+    if near.hold_before(resolved):
+        return resolved
     have, fresh = pinned.times, dict[int, int]()
-    for time, offset in zip(found.times, found.offsets, strict=True):
+    for time, offset in zip(resolved.times, resolved.offsets, strict=True):
         at = bisect_left(have, time)
         if (at or began) and (at == len(have) or have[at] != time):
             fresh[time] = minimum = near.clamp(at, time, max(offset, minimum))
-    by_clock, by_marker = (tuple(t for t in by if t in fresh) for by in (found.by_clock, found.by_marker))
+    by_clock, by_marker = (tuple(t for t in by if t in fresh) for by in (resolved.by_clock, resolved.by_marker))
     times, offsets = tuple(fresh), tuple(fresh.values())
     return Boundaries(key=key, times=times, offsets=offsets, by_clock=by_clock, by_marker=by_marker)
 
@@ -375,13 +375,13 @@ class _Neighbours(NamedTuple):
         origin = state.origins[key]
         return cls(state.boundaries.get(key, NO_PINS), origin.opens or 0, origin.offset, window, end)
 
-    def hold_before(self, found: Boundaries) -> bool:
+    def hold_before(self, resolved: Boundaries) -> bool:
         """Returns whether all boundaries come after the pinned ones and need no clamping."""
         pinned, opens, origin, window, end = self
-        if not pinned or not found.times or found.times[0] <= max(pinned.times[-1], opens, window or 0):
+        if not pinned or not resolved.times or resolved.times[0] <= max(pinned.times[-1], opens, window or 0):
             return False
         minimum = max(pinned.offsets[-1], origin, end)
-        return found.offsets[0] >= minimum and all(a <= b for a, b in pairwise(found.offsets))
+        return resolved.offsets[0] >= minimum and all(a <= b for a, b in pairwise(resolved.offsets))
 
     def clamp(self, at: int, time: int, offset: int) -> int:
         """The offset of a boundary at `time`, which is to stand in place `at`."""
@@ -525,10 +525,10 @@ def complete(state: State, window: int, settings: WindowSettings) -> bool:
     return bool(complete_of(state, (window,), settings))
 
 
-def complete_of(state: State, asked: Iterable[int], settings: WindowSettings) -> dict[int, dict[Key, Range]]:
-    """The complete windows among `asked`, in that order, each with its range in every partition."""
+def complete_of(state: State, starts: Iterable[int], settings: WindowSettings) -> dict[int, dict[Key, Range]]:
+    """The complete windows among `starts`, in that order, each with its range in every partition."""
     keys = state.known()
-    complete_ranges: dict[int, dict[Key, Range]] = {window: {} for window in (asked if keys else ())}
+    complete_ranges: dict[int, dict[Key, Range]] = {window: {} for window in (starts if keys else ())}
     times = sorted({time for window in complete_ranges for time in (window, window + settings.length)})
     for key in keys:
         accounted, bounds = state.list_accounted(key), _find_all_pinned(state.boundaries.get(key, NO_PINS), times)

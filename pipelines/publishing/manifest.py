@@ -245,13 +245,13 @@ def read_window_files(ledger: Ledger, window: int, settings: WindowSettings) -> 
     return window_files
 
 
-def read_windows(ledger: Ledger, asked: Sequence[int], settings: WindowSettings) -> tuple[WindowFiles, ...]:
+def read_windows(ledger: Ledger, requested: Sequence[int], settings: WindowSettings) -> tuple[WindowFiles, ...]:
     """The live parts of several windows; an entry with parts of many of them is read once."""
-    for window in asked:
+    for window in requested:
         windows.check_aligned(window, settings)
     state = ledger.read()
-    receipts = group_receipts(ledger, state, asked, settings)
-    return tuple(_collect_files(state, receipts[window], window, settings) for window in asked)
+    receipts = group_receipts(ledger, state, requested, settings)
+    return tuple(_collect_files(state, receipts[window], window, settings) for window in requested)
 
 
 def _collect_files(state: State, receipts: Iterable[Receipt], window: int, settings: WindowSettings) -> WindowFiles:
@@ -261,13 +261,13 @@ def _collect_files(state: State, receipts: Iterable[Receipt], window: int, setti
 
 
 def group_receipts(
-    ledger: Ledger, state: State, asked: Iterable[int], settings: WindowSettings
+    ledger: Ledger, state: State, requested: Iterable[int], settings: WindowSettings
 ) -> dict[int, list[Receipt]]:
     """The receipts that count, by the window that their offset ranges lie in.
 
     A feed's windows may have been shorter once. What lay in a shorter window lies in the one that holds it now.
     """
-    out: dict[int, list[Receipt]] = {window: [] for window in asked}
+    out: dict[int, list[Receipt]] = {window: [] for window in requested}
     for r in read_receipts_in(
         ledger, state, {t for window in out for t in windows.list_windows_within(state, window, settings)}
     ):
@@ -318,10 +318,10 @@ def with_sharers(ledger: Ledger, state: State, receipts: Sequence[Receipt]) -> l
     return [r for g in groups if any((r.offset_range, r.attempt) in given_ranges for r in g) for r in g]
 
 
-def demand_complete(found: WindowFiles, feed: str) -> None:
+def demand_complete(files: WindowFiles, feed: str) -> None:
     """Raises WindowIncomplete while part of the window is pending, or one of its boundaries is not resolved."""
-    if not found.complete:
-        window_text = show_window(found.window)
+    if not files.complete:
+        window_text = show_window(files.window)
         raise WindowIncomplete(
             f"window {window_text} of feed {feed} is not complete",
             remedy=f"land it: sluice run {feed} --window {window_text}; or wait for it: sluice wait {feed} --window"

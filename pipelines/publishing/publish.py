@@ -88,14 +88,14 @@ def check_owner(ledger: Ledger, batch: int, owner: Owner) -> None:
         raise _build_ownership_error(current)
 
 
-def _build_ownership_error(held: Batch) -> OwnershipLost:
+def _build_ownership_error(batch: Batch) -> OwnershipLost:
     how = {
         BatchStatus.ABANDONED: "was abandoned",
-        BatchStatus.PUBLISHED: f"was published by {held.owner.describe()}",
-        BatchStatus.PLANNED: f"now belongs to {held.owner.describe()}, or its files were already replaced",
-    }[held.status]
+        BatchStatus.PUBLISHED: f"was published by {batch.owner.describe()}",
+        BatchStatus.PLANNED: f"now belongs to {batch.owner.describe()}, or its files were already replaced",
+    }[batch.status]
     return OwnershipLost(
-        f"batch {held.id} {how}: the rows that this run landed stay unpublished",
+        f"batch {batch.id} {how}: the rows that this run landed stay unpublished",
         remedy="nothing to fix; the next run lands all pending offsets",
     )
 
@@ -293,18 +293,18 @@ def list_commands(feed: str, batch: Batch) -> tuple[tuple[str, str], ...]:
     return (format_request(feed, batch.request), "finishes it, and reads only the missing records"), give_up
 
 
-def format_request(feed: str, asked: Request) -> str:
+def format_request(feed: str, request: Request) -> str:
     """The command that makes the same request."""
     words = ["sluice run", feed]
-    match asked.kind:
+    match request.kind:
         case RequestKind.OFFSETS:
-            words += [f"--offsets {r.topic}:{r.partition}:{r.start}-{r.end}" for r in asked.ranges]
-        case RequestKind.WINDOW if asked.until is not None:
-            words.append(f"--from {show_window(asked.window or 0)} --to {show_window(asked.until)}")
+            words += [f"--offsets {r.topic}:{r.partition}:{r.start}-{r.end}" for r in request.ranges]
+        case RequestKind.WINDOW if request.until is not None:
+            words.append(f"--from {show_window(request.window or 0)} --to {show_window(request.until)}")
         case RequestKind.WINDOW:
-            words.append(f"--window {show_window(asked.window or 0)}")
-    words += [f"--only {tp}" for tp in asked.only]
-    return " ".join([*words, "--replace"] if asked.replace else words)
+            words.append(f"--window {show_window(request.window or 0)}")
+    words += [f"--only {tp}" for tp in request.only]
+    return " ".join([*words, "--replace"] if request.replace else words)
 
 
 def describe_outlook(lake: Lake, feed: str, batch: Batch) -> tuple[str, tuple[str, ...]]:
