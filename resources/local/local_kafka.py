@@ -53,6 +53,7 @@ ARTIFACTS = (
 )
 START_SECONDS = 180.0
 STOP_SECONDS = 20.0
+HANDOVER_SECONDS = 120.0  # of a broker that moves its leaderships to others before it ends
 _LOOKS = 6  # at a listener's certificate
 _POLL = 0.1  # seconds between two questions to a broker that does not answer yet
 # Below the range from which systems take the ports of outgoing connections: a client that tries again and
@@ -235,7 +236,7 @@ class LocalKafka:
         if (process := self._node(broker).process) is None:
             return
         process.send(number)
-        if number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT) and not process.wait(STOP_SECONDS):
+        if number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT) and not process.wait(HANDOVER_SECONDS):
             raise SetupError(f"broker {broker} did not end on {number.name}", remedy="send it SIGKILL")
 
     def start_broker(self, *brokers: int) -> None:
