@@ -144,7 +144,7 @@ class _BenchLake:
             return {"lake": f"{self.store.lake}/{name}", "s3": {"endpoint": endpoint or s.endpoint, **keys}}
         if kind in self.emulators:
             store = self.emulators[kind]
-            lines = (store.pass_through(endpoint) if endpoint else store).lines()
+            lines = (store.pass_through(endpoint) if endpoint else store).build_feed_settings()
             return {"lake": lines["lake"], store.section: json.loads(lines[store.section])}
         return {}
 
@@ -182,7 +182,7 @@ def _count_landing(bench_lake: _BenchLake, kind: str, note: Note) -> int:
     store = bench_lake.emulators.get(kind, bench_lake.store)
     with run_proxy(store.settings.endpoint or "") as proxy, bench_lake.feed(kind, proxy.endpoint) as feed:
         _landing(feed)
-        return len(proxy.seen)
+        return len(proxy.requests)
 
 
 def _landing(feed: Feed) -> Cost:

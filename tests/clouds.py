@@ -1,7 +1,7 @@
 """Emulators of Azure's and Google's stores on loopback, as `make lakes` installs them: Azurite, and fake-gcs-server.
 
-Each has a front in a process of its own (deltalake keeps the GIL while it waits). Both emulators ignore the name after
-which a listing begins: the front drops the names before it. object_store speaks Google's XML API, of which
+Each has a front in a process of its own (deltalake keeps the GIL while it waits). Both emulators ignore the name that a
+listing starts from: the front drops the names before it. object_store speaks Google's XML API, of which
 fake-gcs-server knows reads and listings only: the front translates writes and copies to the JSON API, conditions
 included. Each emulator's data ends with it.
 """
@@ -44,11 +44,11 @@ AZURITE = BUILT / "node_modules" / ".bin" / "azurite-blob"
 FAKE_GCS = BUILT / "bin" / "fake-gcs-server"
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""Azurite's, the same for everyone."""
+"""Azurite's well-known key, the same in every installation."""
 BUCKET = "lake"
 LAKES = os.environ.get("SLUICE_TEST_LAKES", "").split(",")
 CLOUDS = [kind for kind in ("azure", "google") if kind in LAKES]
-"""The emulators of `make lakes`, for tests that take long."""
+"""The emulators of `make lakes` that slow tests run against."""
 
 
 DELETES = r"^(DELETE|POST .*comp=batch)"
@@ -75,23 +75,23 @@ class CloudStore:
     scheme: str
     settings: StoreSettings
 
-    def lake(self) -> str:
-        """The address of a lake that nobody else has."""
+    def make_address(self) -> str:
+        """Returns the address of a lake with a unique prefix."""
         return f"{self.scheme}://{BUCKET}/{secrets.token_hex(6)}"
 
     @property
     def section(self) -> str:
         return {"az": "azure", "gs": "gcs"}[self.scheme]
 
-    def lines(self) -> dict[str, str]:
-        """The values of `lake` and of the store's section, as YAML."""
+    def build_feed_settings(self) -> dict[str, str]:
+        """Returns the values of `lake` and of the store's section in a feed file, as YAML."""
         access = {"endpoint": self.settings.endpoint, "retries": self.settings.retries}
         secret = {name: value.get_secret_value() for name, value in self.settings if isinstance(value, SecretStr)}
         access |= secret | ({"account": ACCOUNT} if self.scheme == "az" else {})
-        return {"lake": self.lake(), self.section: json.dumps(access)}
+        return {"lake": self.make_address(), self.section: json.dumps(access)}
 
     def with_token(self, letters: str, seconds: float = 3600, scope: str = "c") -> CloudStore:
-        """Azure's, with a SAS token of these letters alone."""
+        """Returns Azure's store with a SAS token that grants only these letters' permissions."""
         return CloudStore(self.scheme, self.settings.model_copy(update=_by_token(sign_token(letters, seconds, scope))))
 
     @property
@@ -120,7 +120,7 @@ class CloudStore:
         return {"google_service_account_key": json.dumps(key | {"private_key_id": ""}), "allow_http": "true"}
 
     def pass_through(self, endpoint: str) -> CloudStore:
-        """The same, through a proxy."""
+        """Returns the same store behind a proxy."""
         return CloudStore(self.scheme, self.settings.model_copy(update={"endpoint": endpoint}))
 
 
@@ -160,19 +160,19 @@ def run_google() -> Iterator[CloudStore]:
 
 
 def fetch_cloud(address: str, into: Path, below: str = "") -> Path:
-    """The files below a path of the lake, as a folder. `CloudStore.environment` says where it is."""
+    """Download the files below a path of the lake to a folder. `CloudStore.environment` has the endpoint."""
     import obstore
     from obstore.store import AzureStore, GCSStore
 
-    home, root, found = place(address), into / "lake", os.environ.get
+    home, root, get_variable = place(address), into / "lake", os.environ.get
     options: Any = {"allow_http": True}
     client: Any
     if home.scheme == "az":
-        endpoint = f"{found('AZURE_STORAGE_ENDPOINT')}/{ACCOUNT}"
+        endpoint = f"{get_variable('AZURE_STORAGE_ENDPOINT')}/{ACCOUNT}"
         config: Any = {"account_name": ACCOUNT, "account_key": KEY, "endpoint": endpoint}
         client = AzureStore(home.bucket, config=config, client_options=options)
     else:
-        config = {"base_url": found("STORAGE_EMULATOR_HOST"), "bearer_token": "emulator"}
+        config = {"base_url": get_variable("STORAGE_EMULATOR_HOST"), "bearer_token": "emulator"}
         client = GCSStore(home.bucket, config=config, client_options=options)
     for page in obstore.list(client, (home.prefix + below).rstrip("/")):
         for item in page:
@@ -223,7 +223,7 @@ def create_container(endpoint: str, name: str) -> None:
 
 
 def sign_token(letters: str, seconds: float = 3600, scope: str = "c") -> str:
-    """A SAS token for the container (service SAS, version 2020-12-06), as Azure's documentation has it signed."""
+    """Returns a SAS token for the container (service SAS, version 2020-12-06), signed as Azure's documentation says."""
     end = (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
     resource, version = f"/blob/{ACCOUNT}/{BUCKET}", "2020-12-06"
     parts = [letters, "", end, resource, "", "", "", version, scope, "", "", "", "", "", "", ""]
@@ -235,7 +235,7 @@ def sign_token(letters: str, seconds: float = 3600, scope: str = "c") -> str:
 
 
 class _Front(Handler):
-    """Passes requests on as they are; of a listing, it drops the names before the one to begin with."""
+    """Forwards requests unchanged, and drops from a listing the names before the one to start from."""
 
     begin = "startFrom"
     listed = re.compile(rb"<Blob><Name>(.*?)</Name>.*?</Blob>", re.DOTALL)
@@ -252,7 +252,7 @@ class _Front(Handler):
 
 
 class _GoogleFront(_Front):
-    """Also translates writes and copies."""
+    """Translates writes and copies to the JSON API as well."""
 
     begin = "start-after"
     listed = re.compile(rb"<Contents><Key>(.*?)</Key>.*?</Contents>", re.DOTALL)

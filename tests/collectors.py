@@ -1,4 +1,4 @@
-"""What stands where OpenTelemetry's collector and OpenLineage's server would: it keeps what runs send it over HTTP."""
+"""A stand-in for OpenTelemetry's collector and OpenLineage's server that keeps the requests of runs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 SECRET = "correct-horse-battery"
 
 
-def environment(address: str) -> dict[str, str]:
-    """Of a run that tells who is at the address."""
+def build_environment(address: str) -> dict[str, str]:
+    """Returns the environment of a run that sends its spans and lineage events to the address."""
     return {
         "OTEL_EXPORTER_OTLP_ENDPOINT": address,
         "OTEL_EXPORTER_OTLP_HEADERS": f"authorization={SECRET}",
@@ -29,35 +29,37 @@ def environment(address: str) -> dict[str, str]:
 
 @dataclass
 class Listener:
+    """Bodies received over HTTP, each with its path."""
+
     address: str = ""
     bodies: list[tuple[str, bytes]] = field(default_factory=list)
 
-    def spans(self) -> list[Any]:
-        found = []
+    def list_spans(self) -> list[Any]:
+        spans = []
         for body in (b for path, b in self.bodies if path == "/v1/traces"):
             request = ExportTraceServiceRequest.FromString(body)
             for resource in request.resource_spans:
                 about = {a.key: a.value.string_value for a in resource.resource.attributes}
                 assert about["service.name"] == "sluice"
-                found += [s for scope in resource.scope_spans for s in scope.spans]
-        return found
+                spans += [s for scope in resource.scope_spans for s in scope.spans]
+        return spans
 
-    def events(self) -> list[dict[str, Any]]:
+    def list_events(self) -> list[dict[str, Any]]:
         return [json.loads(body) for path, body in self.bodies if path == "/api/v1/lineage"]
 
-    def hold(self, secret: bytes) -> bool:
+    def has_received(self, secret: bytes) -> bool:
         return any(secret in body for _, body in self.bodies)
 
 
 @contextmanager
-def listening() -> Iterator[Listener]:
-    heard = Listener()
+def run_listener() -> Iterator[Listener]:
+    listener = Listener()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             packed = self.headers.get("Content-Encoding") == "gzip"
-            heard.bodies.append((self.path, gzip.decompress(body) if packed else body))
+            listener.bodies.append((self.path, gzip.decompress(body) if packed else body))
             self.send_response(200)
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -66,9 +68,9 @@ def listening() -> Iterator[Listener]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     Thread(target=server.serve_forever, daemon=True).start()
-    heard.address = f"http://127.0.0.1:{server.server_port}"
+    listener.address = f"http://127.0.0.1:{server.server_port}"
     try:
-        yield heard
+        yield listener
     finally:
         server.shutdown()
         server.server_close()

@@ -1,8 +1,8 @@
 """Real clusters for the integration tests, and topics that no two tests share.
 
-Asking for `kafka`, `kafka3`, `secured` or `zookeeper` marks a test with `kafka`; a cluster is started when the first
-test asks for it and is thrown away at the end, data and all. All workers share `kafka`. The others, which tests stop
-and change, last for a module: an idle broker takes more than a CPU second a minute.
+The fixtures `kafka`, `kafka3`, `secured` and `zookeeper` mark a test with `kafka`; a cluster starts when the first test
+requests it and is deleted at the end with its data. All workers share `kafka`. The others, which tests stop and change,
+last for a module: an idle broker takes more than a CPU second a minute.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from sluice.resources.kafka.connection.zero_copy_transport import ClosingClient
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.clouds import CloudStore, run_azurite, run_google
 from tests.shared_kafka import share_kafka
-from tests.stores import Store, store
+from tests.stores import Store, open_store
 from tests.zookeepers import LocalZooKeeper
 
-# An xdist worker's main module has neither file nor spec. Spark takes that for a doctest of its own, and ends the
-# process when Great Expectations imports it.
+# An xdist worker's main module has neither file nor spec. Spark mistakes that for one of its doctests, and ends
+# the process when Great Expectations imports it.
 if sys.modules["__main__"].__spec__ is None and not hasattr(sys.modules["__main__"], "__file__"):
     sys.modules["__main__"].__spec__ = ModuleSpec("__main__", None)
 
@@ -40,15 +40,15 @@ settings.register_profile("untimed", settings(), deadline=None, suppress_health_
 settings.register_profile("quick", settings.get_profile("untimed"), max_examples=20)
 settings.load_profile("untimed")
 
-# A shell that runs us in the background has SIGINT ignored, and what the tests start would inherit that.
+# A shell that runs pytest in the background ignores SIGINT, and the processes of the tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _PatientClient(ClosingClient):
-    """A client of kafka-python for tests, which meet dead brokers all day.
+    """A client of kafka-python for tests, which often connect to dead brokers.
 
-    kafka-python leaves a socket to the garbage collector that finds no broker, or is closed with something to write;
-    our own way to connect does not, so what Sluice leaves open fails a test. And a transactional producer that lost a
+    kafka-python leaves a socket to the garbage collector when it finds no broker, or is closed with unsent bytes. Our
+    own connections do not, so a socket that Sluice leaves open fails a test. And a transactional producer that lost a
     leader polls without a pause until it has another: one such thread takes a core from all other tests.
     """
 
@@ -122,8 +122,8 @@ def kafka3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalKafka]:
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalKafka]:
-    """One secured broker for a module: whoever changes its certificates puts them back."""
-    lax = {"ssl.allow.san.changes": "true"}  # a broker may come to show another host's name
+    """One secured broker for a module; a test that changes its certificates restores them."""
+    lax = {"ssl.allow.san.changes": "true"}  # tests give a broker a certificate with another host's name
     with LocalKafka(tmp_path_factory.mktemp("secured"), keep=False, secure=True, settings=lax) as cluster:
         yield cluster
 
@@ -138,39 +138,39 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalZooKeep
 
 @pytest.fixture(scope="session")
 def s3_store() -> Iterator[Store]:
-    """A bucket for the whole session; each lake in it has a prefix of its own."""
-    with store() as found:
-        yield found
+    """A bucket for the whole session; each lake in it has a unique prefix."""
+    with open_store() as bucket:
+        yield bucket
 
 
 @pytest.fixture(scope="session")
 def azure_store() -> Iterator[CloudStore]:
-    """A container of Azurite for the whole session; each lake in it has a prefix of its own."""
+    """A container of Azurite for the whole session; each lake in it has a unique prefix."""
     with run_azurite() as container:
         yield container
 
 
 @pytest.fixture(scope="session")
 def google_store() -> Iterator[CloudStore]:
-    """A bucket of fake-gcs-server for the whole session; each lake in it has a prefix of its own."""
+    """A bucket of fake-gcs-server for the whole session; each lake in it has a unique prefix."""
     with run_google() as bucket:
         yield bucket
 
 
-def _lead(admin: KafkaAdminClient, topic: str, leaders: Mapping[int, int]) -> None:
-    """Until each partition is led by its first replica: one that was away for a moment when the topic was made comes
-    back as a follower only."""
+def _restore_leaders(admin: KafkaAdminClient, topic: str, leaders: Mapping[int, int]) -> None:
+    """Wait until the first replica leads each partition: one that was down when the topic was created returns as a
+    follower."""
     until = time.monotonic() + 60
-    while found := _led_otherwise(admin, topic, leaders):
-        assert time.monotonic() < until, f"{topic}: led by {found}, not {leaders}"
-        admin.elect_leaders(0, {topic: sorted(found)}, raise_errors=False)
+    while misled := _find_misled(admin, topic, leaders):
+        assert time.monotonic() < until, f"{topic}: led by {misled}, not {leaders}"
+        admin.elect_leaders(0, {topic: sorted(misled)}, raise_errors=False)
         time.sleep(0.5)
 
 
-def _led_otherwise(admin: KafkaAdminClient, topic: str, leaders: Mapping[int, int]) -> dict[int, int]:
-    (described,) = admin.describe_topics([topic])
-    found = {p["partition_index"]: p["leader_id"] for p in described["partitions"]}
-    return {p: leader for p, leader in found.items() if leader != leaders[p]}
+def _find_misled(admin: KafkaAdminClient, topic: str, leaders: Mapping[int, int]) -> dict[int, int]:
+    (description,) = admin.describe_topics([topic])
+    current = {p["partition_index"]: p["leader_id"] for p in description["partitions"]}
+    return {p: leader for p, leader in current.items() if leader != leaders[p]}
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def fresh_topic(request: pytest.FixtureRequest) -> Callable[..., str]:
 
     fresh_topic(partitions=3, config={"cleanup.policy": "compact"}, cluster=kafka3, name="orders")
 
-    Without `cluster` it is made on `kafka`; nothing is ever deleted by age unless `config` says so.
+    Without `cluster` it is created on `kafka`; records are never deleted by age unless `config` sets it.
     """
 
     def create(
@@ -196,7 +196,7 @@ def fresh_topic(request: pytest.FixtureRequest) -> Callable[..., str]:
         with KafkaAdminClient(bootstrap_servers=where.bootstrap, **where.client()) as admin:
             admin.create_topics({unique: wanted | shape}, wait_for_metadata=True)
             if assignments:
-                _lead(admin, unique, {p: replicas[0] for p, replicas in assignments.items()})
+                _restore_leaders(admin, unique, {p: replicas[0] for p, replicas in assignments.items()})
         return unique
 
     return create

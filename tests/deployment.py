@@ -1,8 +1,8 @@
 """Dagster's processes and `sluice metrics` as infra/systemd starts them: the units' own commands and environment.
 
-What differs is where things lie: the tests' virtual environment for /opt/sluice, a project and a home of the test's own
-for /srv, this user's caches, and an address of loopback's own for 127.0.0.1. So the ports are those that infra/ names,
-and two deployments on one machine do not meet.
+Only locations differ: the tests' virtual environment replaces /opt/sluice, a project and a home of the test replace
+/srv, this user's caches replace /var/cache, and a random address of loopback replaces 127.0.0.1. So the ports are those
+that infra/ names, and two deployments on one machine do not collide.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import dagster as dg
 from dagster._core.storage.dagster_run import FINISHED_STATUSES
 
 from sluice.assets.instance.internals import LOCATION
-from tests.resources.kafka.tools import until
+from tests.resources.kafka.tools import wait_until
 
 INFRA = Path(__file__).parents[1] / "infra"
 UNITS = {p.stem.removeprefix("sluice-"): p.read_text() for p in sorted((INFRA / "systemd").glob("*.service"))}
@@ -53,27 +53,27 @@ _SWITCH_ON = """mutation($schedule: ScheduleSelector!) { startSchedule(scheduleS
     __typename ... on PythonError { message } } }"""
 
 
-def command(name: str) -> str:
-    """The command line of a unit, without the folder of its program."""
+def read_command(name: str) -> str:
+    """Returns the command line of a unit, without the folder of its program."""
     (line,) = re.findall(rf"^ExecStart={_PROGRAMS}(.*)$", UNITS[name], re.M)
     return str(line)
 
 
-def environment(name: str) -> dict[str, str]:
-    """What a unit says of its process's environment."""
+def read_environment(name: str) -> dict[str, str]:
+    """Returns the environment that a unit sets for its process."""
     (line,) = re.findall(r"^Environment=(.*)$", UNITS[name], re.M)
     return dict(word.split("=", 1) for word in shlex.split(line))
 
 
 @dataclass
 class Deployment:
-    """The processes over a project, each of which may be ended and started again by itself. `more`: what secrets.env
-    and the machine say beside the units."""
+    """The processes of a project, each of which can be ended and started again alone. `more`: the variables of
+    secrets.env and of the machine, which override those of the units."""
 
     project: Path
     home: Path
     more: Mapping[str, str]
-    address: str = field(default_factory=lambda: _own_address())
+    address: str = field(default_factory=lambda: _find_free_address())
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -81,18 +81,20 @@ class Deployment:
         for name in CONFIGURATION:
             shutil.copy(INFRA / name, self.home)
 
-    def environment(self, name: str = "code") -> dict[str, str]:
-        said = {key: self._here(value) for key, value in environment(name).items() if not value.startswith(_CACHE)}
-        return {**os.environ, **said, **self.more}
+    def build_environment(self, name: str = "code") -> dict[str, str]:
+        unit = {
+            key: self._translate(value) for key, value in read_environment(name).items() if not value.startswith(_CACHE)
+        }
+        return {**os.environ, **unit, **self.more}
 
     def start(self, name: str) -> None:
-        program, *arguments = shlex.split(self._here(command(name)))
+        program, *arguments = shlex.split(self._translate(read_command(name)))
         if name == "metrics":
             arguments += ["--host", self.address]  # without it, the address that all others have
         with self.log(name).open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [Path(sys.executable).with_name(program), *arguments],
-                env=self.environment(name),
+                env=self.build_environment(name),
                 cwd=self.project,
                 stdout=log,
                 stderr=log,
@@ -110,118 +112,128 @@ class Deployment:
     def log(self, name: str) -> Path:
         return self.home / f"{name}.log"
 
-    def logs(self) -> str:
+    def read_logs(self) -> str:
         return "\n".join(f"== {p.name}\n{p.read_text(errors='replace')[-3000:]}" for p in self.home.glob("*.log"))
 
     def launch(self, job: str) -> str:
-        """The id of a run of the job, asked for as the pages do."""
-        params = {"selector": self._named("jobName", job), "runConfigData": {}, "executionMetadata": {"tags": []}}
-        launched = self._loaded("PipelineNotFoundError", _LAUNCH, params=params)
+        """Launch a run of the job as Dagster's pages do, and return its id."""
+        params = {
+            "selector": self._build_selector("jobName", job),
+            "runConfigData": {},
+            "executionMetadata": {"tags": []},
+        }
+        launched = self._ask_when_loaded("PipelineNotFoundError", _LAUNCH, params=params)
         assert launched["__typename"] == "LaunchRunSuccess", launched
         return str(launched["run"]["runId"])
 
     def switch_on(self, schedule: str) -> None:
-        """As the switch of the pages does."""
-        done = self._loaded("ScheduleNotFoundError", _SWITCH_ON, schedule=self._named("scheduleName", schedule))
+        """Start a schedule as the switch in Dagster's pages does."""
+        done = self._ask_when_loaded(
+            "ScheduleNotFoundError", _SWITCH_ON, schedule=self._build_selector("scheduleName", schedule)
+        )
         assert done["__typename"] == "ScheduleStateResult", done
 
     def switch_off(self, schedule: str) -> None:
-        """As the switch of the pages does."""
-        state = self._loaded("ScheduleNotFoundError", _STATE, schedule=self._named("scheduleName", schedule))
+        """Stop a schedule as the switch in Dagster's pages does."""
+        state = self._ask_when_loaded(
+            "ScheduleNotFoundError", _STATE, schedule=self._build_selector("scheduleName", schedule)
+        )
         done = self.ask(_SWITCH_OFF, id=state["scheduleState"]["id"])
         assert done["__typename"] == "ScheduleStateResult", done
 
     def start_sensor(self, sensor: str) -> None:
-        """As the switch of the pages does."""
-        done = self._loaded("SensorNotFoundError", _START_SENSOR, sensor=self._named("sensorName", sensor))
+        """Start a sensor as the switch in Dagster's pages does."""
+        done = self._ask_when_loaded(
+            "SensorNotFoundError", _START_SENSOR, sensor=self._build_selector("sensorName", sensor)
+        )
         assert done["__typename"] == "Sensor", done
 
-    def _loaded(self, unknown: str, query: str, **variables: Any) -> dict[str, Any]:
-        """The answer, once the web server has loaded what the code server holds."""
-        found: dict[str, Any] = {}
+    def _ask_when_loaded(self, unknown: str, query: str, **variables: Any) -> dict[str, Any]:
+        """Repeat the query until the web server has loaded the code location, and return the answer."""
+        answer: dict[str, Any] = {}
 
-        def known() -> bool:
-            found.update(self.ask(query, **variables))
-            return self.all_live() and found["__typename"] != unknown
+        def is_known() -> bool:
+            answer.update(self.ask(query, **variables))
+            return self.check_alive() and answer["__typename"] != unknown
 
-        until(known, 300)
-        return found
+        wait_until(is_known, 300)
+        return answer
 
     def ask(self, query: str, **variables: Any) -> dict[str, Any]:
-        """The one thing that the query asks the web server for."""
+        """Returns the value of the query's only field from the web server."""
         body = json.dumps({"query": query, "variables": variables}).encode()
-        asked = urllib.request.Request(self._page("graphql"), body, {"content-type": "application/json"})
-        with urllib.request.urlopen(asked, timeout=120) as answer:
-            said = json.load(answer)
-        assert "errors" not in said, said
-        (found,) = said["data"].values()
-        return dict(found)
+        request = urllib.request.Request(self._page("graphql"), body, {"content-type": "application/json"})
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            reply = json.load(answer)
+        assert "errors" not in reply, reply
+        (value,) = reply["data"].values()
+        return dict(value)
 
-    def answers(self) -> bool:
-        assert self.all_live()
+    def is_answering(self) -> bool:
+        assert self.check_alive()
         try:
             with urllib.request.urlopen(self._page("server_info"), timeout=5) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
 
-    def all_live(self) -> bool:
-        """AssertionError with what they wrote, if one has ended by itself."""
-        assert all(p.poll() is None for p in self.processes.values()), self.logs()
+    def check_alive(self) -> bool:
+        """Raises AssertionError with the logs when a process has ended by itself."""
+        assert all(p.poll() is None for p in self.processes.values()), self.read_logs()
         return True
 
     def _page(self, path: str) -> str:
         return f"http://{self.address}:{WEB_PORT}/{path}"
 
     @staticmethod
-    def _named(kind: str, name: str) -> dict[str, str]:
+    def _build_selector(kind: str, name: str) -> dict[str, str]:
         return {"repositoryLocationName": LOCATION, "repositoryName": "__repository__", kind: name}
 
-    def _here(self, text: str) -> str:
-        places = {_HOME: str(self.home), _PROJECT: str(self.project), _ADDRESS: self.address}
-        for there, here in places.items():
-            text = text.replace(there, here)
+    def _translate(self, text: str) -> str:
+        replacements = {_HOME: str(self.home), _PROJECT: str(self.project), _ADDRESS: self.address}
+        for old, new in replacements.items():
+            text = text.replace(old, new)
         return text
 
 
 @contextmanager
-def served(deployment: Deployment, *names: str) -> Iterator[Deployment]:
-    """With these processes, until the block ends; the web server answers."""
+def run_deployment(deployment: Deployment, *names: str) -> Iterator[Deployment]:
+    """Run these processes until the block ends; yields once the web server answers."""
     with ExitStack() as stack:
         stack.callback(deployment.end_all)
         for name in names:
             deployment.start(name)
-        until(deployment.answers, 300)
+        wait_until(deployment.is_answering, 300)
         yield deployment
 
 
-def worker(instance: dg.DagsterInstance, run: str) -> int:
-    """The pid of the run's process, once it has begun a step."""
+def wait_for_worker(instance: dg.DagsterInstance, run: str) -> int:
+    """Wait until the run's process has begun a step, and return its pid."""
 
-    def found() -> int | None:
-        told = instance.all_logs(run)
-        begun = any("STEP_START" in str(e.dagster_event_type) for e in told)
-        pids = (re.search(r"Started process for run \(pid: (\d+)\)", e.user_message or e.message) for e in told)
+    def find_pid() -> int | None:
+        events = instance.all_logs(run)
+        begun = any("STEP_START" in str(e.dagster_event_type) for e in events)
+        pids = (re.search(r"Started process for run \(pid: (\d+)\)", e.user_message or e.message) for e in events)
         return next((int(pid[1]) for pid in pids if pid), None) if begun else None
 
-    return int(until(found, 300))
+    return int(wait_until(find_pid, 300))
 
 
-def ended(instance: dg.DagsterInstance, run: str, seconds: float = 300) -> dg.DagsterRunStatus:
-    """Wait until Dagster knows that the run has ended: how."""
+def wait_for_end(instance: dg.DagsterInstance, run: str, seconds: float = 300) -> dg.DagsterRunStatus:
+    """Wait until Dagster knows that the run has ended, and return its status."""
 
-    def status() -> dg.DagsterRunStatus:
-        found = instance.get_run_by_id(run)
-        assert found is not None
-        return found.status
+    def fetch_status() -> dg.DagsterRunStatus:
+        record = instance.get_run_by_id(run)
+        assert record is not None
+        return record.status
 
-    until(lambda: status() in FINISHED_STATUSES, seconds)
-    return status()
+    wait_until(lambda: fetch_status() in FINISHED_STATUSES, seconds)
+    return fetch_status()
 
 
-def _own_address() -> str:
-    """An address of loopback on which nothing uses the units' ports. Linux has sixteen million of them."""
-    ports = {int(p) for name in UNITS for p in re.findall(r"(?:-p|--port) (\d+)", command(name))}
+def _find_free_address() -> str:
+    """Returns a loopback address on which the units' ports are free. Linux has sixteen million of them."""
+    ports = {int(p) for name in UNITS for p in re.findall(r"(?:-p|--port) (\d+)", read_command(name))}
     while sys.platform == "linux":
         address = f"127.{random.randint(1, 254)}.{random.randint(0, 254)}.{random.randint(2, 254)}"
         with ExitStack() as stack, suppress(OSError):

@@ -1,10 +1,10 @@
-"""How many examples a property is shown."""
+"""The number of examples that Hypothesis tries for a property."""
 
 from __future__ import annotations
 
 from hypothesis import settings
 
 
-def examples(count: int) -> int:
-    """`count`, as a share of what the profile gives properties that name no number: 100, and 20 in `make quick`."""
+def scale_examples(count: int) -> int:
+    """Scale `count` to the profile: its `max_examples` is 100, and 20 in `make quick`."""
     return max(1, count * settings().max_examples // 100)

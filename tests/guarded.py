@@ -1,4 +1,4 @@
-"""Memory that ends, or begins, at a page which nobody may touch: one byte too far ends the process (Linux only)."""
+"""Memory that ends, or begins, at an inaccessible page: one byte too far ends the process (Linux only)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ READ_WRITE, PRIVATE_ANONYMOUS = 3, 0x22
 
 
 class Guarded:
-    """Rooms between two guarded pages each. What was freed is handed out again, with whatever it held."""
+    """Allocates buffers between two guarded pages each. Freed buffers are reused with their old bytes."""
 
     def __init__(self) -> None:
         self._c = ctypes.CDLL(None, use_errno=True)
@@ -23,31 +23,31 @@ class Guarded:
         self._used: list[np.ndarray] = []
         self._free: dict[int, list[np.ndarray]] = defaultdict(list)
 
-    def room(self, size: int, *, at_end: bool = True) -> np.ndarray:
-        """`size` bytes that end (or begin) where a guarded page begins (or ends)."""
-        # Powers of two: rooms of a few sizes serve again, and the kernel's count of mappings stays bounded.
+    def allocate(self, size: int, *, at_end: bool = True) -> np.ndarray:
+        """Returns `size` bytes that end (or begin) where a guarded page begins (or ends)."""
+        # Powers of two: buffers of few sizes are reused, and the kernel's count of mappings stays bounded.
         pages = 1 << (-(-max(int(size), 1) // PAGE) - 1).bit_length()
-        whole = self._free[pages].pop() if self._free[pages] else self._mapped(pages * PAGE)
-        self._used.append(whole)
-        return whole[len(whole) - size :] if at_end else whole[:size]
+        mapping = self._free[pages].pop() if self._free[pages] else self._map(pages * PAGE)
+        self._used.append(mapping)
+        return mapping[len(mapping) - size :] if at_end else mapping[:size]
 
-    def filled(self, data: bytes, *, at_end: bool = True) -> np.ndarray:
-        """A room with these bytes."""
-        room = self.room(len(data), at_end=at_end)
-        room[:] = np.frombuffer(data, np.uint8)
-        return room
+    def fill(self, data: bytes, *, at_end: bool = True) -> np.ndarray:
+        """Returns a buffer with these bytes."""
+        buffer = self.allocate(len(data), at_end=at_end)
+        buffer[:] = np.frombuffer(data, np.uint8)
+        return buffer
 
-    def buffer(self, n: int, kind: Any) -> np.ndarray:
-        """Room for `n` items that ends at a guarded page."""
-        return self.room(n * np.dtype(kind).itemsize).view(kind) if n else np.empty(0, kind)
+    def allocate_items(self, n: int, kind: Any) -> np.ndarray:
+        """Returns a buffer of `n` items that ends at a guarded page."""
+        return self.allocate(n * np.dtype(kind).itemsize).view(kind) if n else np.empty(0, kind)
 
     def free(self) -> None:
-        """Nobody looks at what was handed out any more."""
-        for whole in self._used:
-            self._free[len(whole) // PAGE].append(whole)
+        """Release all buffers; the caller no longer uses them."""
+        for mapping in self._used:
+            self._free[len(mapping) // PAGE].append(mapping)
         self._used = []
 
-    def _mapped(self, size: int) -> np.ndarray:
+    def _map(self, size: int) -> np.ndarray:
         base = self._c.mmap(None, size + 2 * PAGE, READ_WRITE, PRIVATE_ANONYMOUS, -1, 0)
         assert self._c.mprotect(base, PAGE, 0) == 0
         assert self._c.mprotect(base + PAGE + size, PAGE, 0) == 0

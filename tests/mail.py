@@ -1,4 +1,4 @@
-"""A mail server on loopback that keeps what it is sent: in TLS from the first byte, after STARTTLS, or plainly."""
+"""A mail server on loopback that keeps the letters: with TLS from the first byte, after STARTTLS, or without it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOST = "127.0.0.1"
 
 @dataclass
 class Mail:
-    """`letters` were taken; `logins` are (user, password), `answer` is what follows a letter."""
+    """The state of the server: accepted `letters`, `logins` as (user, password), and the `answer` code to a letter."""
 
     port: int
     ca: Path
@@ -32,8 +32,8 @@ class Mail:
 
 
 @contextmanager
-def served(folder: Path, security: str) -> Iterator[Mail]:
-    """A server whose certificate `ca` vouches for; `security` as in notify.yaml."""
+def run_server(folder: Path, security: str) -> Iterator[Mail]:
+    """Run a server with a certificate signed by `ca`; `security` as in notify.yaml."""
     authority = Authority.new()
     key, certificate = authority.issue("mail", timedelta(days=1), [HOST])
     own, ca = folder / "mail.pem", folder / "mail-ca.pem"
@@ -55,7 +55,7 @@ def served(folder: Path, security: str) -> Iterator[Mail]:
         def finish(self) -> None:
             with suppress(OSError):
                 super().finish()
-            self.request.close()  # the server closes what was wrapped
+            self.request.close()  # the server closes only the plain socket
 
         def _answer(self, word: str, rest: str) -> None:
             match word.upper():

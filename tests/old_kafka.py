@@ -1,6 +1,6 @@
-"""What Kafka was before 4.0, as oracles: a 3.9.1 broker in ZooKeeper mode, and the old high-level consumers themselves.
+"""Kafka before 4.0 as an oracle: a 3.9.1 broker in ZooKeeper mode, and the old high-level consumers.
 
-All of it runs on Java 17, from Maven Central, fetched once as the local Kafka's jars are.
+Both run on Java 17; the jars are fetched once from Maven Central, as those of the local Kafka are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VERSIONS = ("0.8.2.2", "0.10.2.2", "1.1.1")
 
 @dataclass
 class OldKafka:
-    """One broker of 3.9.1, registered in ZooKeeper, as the old consumers look for it. It has topic ids."""
+    """One broker of 3.9.1, registered in ZooKeeper, where the old consumers look it up. It has topic ids."""
 
     root: Path
     zookeeper: LocalZooKeeper
@@ -51,15 +51,15 @@ class OldKafka:
         ]
         self.process = spawn(command, self.root, self.root / "server.log")
         until = time.monotonic() + seconds
-        while not self._registered():
+        while not self._is_registered():
             if not self.process.alive or time.monotonic() > until:
                 raise AssertionError((self.root / "server.log").read_text()[-3000:])
             time.sleep(0.2)
         return self
 
-    def _registered(self) -> bool:
+    def _is_registered(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
-            return "1" in self.zookeeper.names("/brokers/ids")
+            return "1" in self.zookeeper.list_children("/brokers/ids")
         return False
 
     def stop(self) -> None:
@@ -68,44 +68,44 @@ class OldKafka:
             self.process = None
 
 
-def long(word: str) -> str:
-    """A record's text that a consumer's output does not hold back: larger than Java's buffer."""
+def pad_word(word: str) -> str:
+    """Pad a record's text beyond Java's output buffer, so that the consumer prints it at once."""
     return f"{word} {'x' * 9000}"
 
 
 @dataclass
 class OldConsumer:
-    """An old high-level consumer of a group, running: what it has printed so far is what it has read."""
+    """A running old high-level consumer of a group. Its output holds the records that it has read."""
 
     process: Process
     output: Path
     log: Path
 
-    def lines(self) -> list[str]:
-        """The first word of each record. Java holds short ones back: `long` makes them long enough."""
+    def read_words(self) -> list[str]:
+        """Returns the first word of each record. Java buffers short lines: `pad_word` makes them long enough."""
         return [line.split(" ")[0] for line in self.output.read_text().splitlines()]
 
     def wait_for(self, count: int, seconds: float = 60) -> list[str]:
-        """The lines, once there are that many."""
+        """Wait until there are that many words, and return them."""
         until = time.monotonic() + seconds
-        while len(found := self.lines()) < count:
+        while len(words := self.read_words()) < count:
             assert self.process.alive, self.log.read_text()[-3000:]
-            assert time.monotonic() < until, f"{found}\n{self.log.read_text()[-3000:]}"
+            assert time.monotonic() < until, f"{words}\n{self.log.read_text()[-3000:]}"
             time.sleep(0.2)
-        return found
+        return words
 
     def leave(self) -> None:
-        """As on SIGTERM: it commits what it has read, and gives its partitions up."""
+        """End the consumer by SIGTERM: it commits its offsets and releases its partitions."""
         self.process.end(15)
 
 
 @contextlib.contextmanager
-def old_consumer(
+def run_old_consumer(
     version: str, zookeeper: LocalZooKeeper, root: Path, group: str, *topics: str, strategy: str = "range"
 ) -> Iterator[OldConsumer]:
-    """`kafka.tools.ConsoleConsumer --zookeeper` of that version; it leaves when the block ends.
+    """Run `kafka.tools.ConsoleConsumer --zookeeper` of that version; it leaves when the block ends.
 
-    A group without offsets is read from the beginning: otherwise the tool begins at the end, whatever its file says.
+    A group without offsets needs --from-beginning: the tool ignores the setting in its properties file.
     """
     jars = java.jars(f"old-consumer-{version}", (Artifact("org.apache.kafka", "kafka_2.11", version),))
     root.mkdir(parents=True, exist_ok=True)
@@ -122,14 +122,14 @@ def old_consumer(
         "log4j.appender.err.target=System.err\nlog4j.appender.err.layout=org.apache.log4j.PatternLayout\n"
         "log4j.appender.err.layout.ConversionPattern=%d %p %m (%c)%n\n"
     )
-    told = [
+    command = [
         *(str(java.find_java()), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
         *(f"-Dlog4j.configuration=file:{root / 'log4j.properties'}", "-cp", f"{jars}/*"),
         *("kafka.tools.ConsoleConsumer", "--zookeeper", zookeeper.connect, "--whitelist", "|".join(topics)),
         *("--consumer.config", str(config)),
-        *([] if zookeeper.names(f"/consumers/{group}/offsets") else ["--from-beginning"]),
+        *([] if zookeeper.list_children(f"/consumers/{group}/offsets") else ["--from-beginning"]),
     ]
-    process = spawn(["/bin/sh", "-c", f'exec "$@" > {output}', "sh", *told], root, log)
+    process = spawn(["/bin/sh", "-c", f'exec "$@" > {output}', "sh", *command], root, log)
     output.touch()
     consumer = OldConsumer(process, output, log)
     try:

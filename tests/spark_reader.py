@@ -1,10 +1,10 @@
-"""Spark as a reader of tables, in an environment of its own: its release may be another than ours.
+"""Spark as a reader of tables, in its own virtual environment: its release may differ from ours.
 
     python -m venv …; …/bin/pip install pyspark==4.1.1
     SLUICE_TEST_SPARK_TABLES=…/bin/python .venv/bin/python -m pytest -m soak tests/integration/test_tables_spark.py
 
-`read` writes what Spark read as Parquet; `Session` answers one query after the other. This file is also what runs in
-that environment, and imports nothing of ours.
+`read` writes the rows of queries as Parquet; `Session` answers one query after the other. This file itself is run in
+that environment, so it imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -24,18 +24,23 @@ PACKAGES = {
 PYTHON = "SLUICE_TEST_SPARK_TABLES"
 
 
-def read(kind: str, place: Path, queries: Mapping[str, str]) -> dict[str, Path]:
-    """The folder with the rows of each query, by its name. `place` has `catalog.db` in Iceberg."""
-    asked = place / "spark.json"
-    found = {name: place / "spark" / name for name in queries}
-    said = {"kind": kind, "place": str(place), "queries": dict(queries), "out": {n: str(p) for n, p in found.items()}}
-    asked.write_text(json.dumps(said))
+def read(kind: str, warehouse: Path, queries: Mapping[str, str]) -> dict[str, Path]:
+    """Returns the folder with the rows of each query, by its name. For Iceberg, the warehouse has `catalog.db`."""
+    request_path = warehouse / "spark.json"
+    out = {name: warehouse / "spark" / name for name in queries}
+    request = {
+        "kind": kind,
+        "place": str(warehouse),
+        "queries": dict(queries),
+        "out": {n: str(p) for n, p in out.items()},
+    }
+    request_path.write_text(json.dumps(request))
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "SPARK_"))}
     run = subprocess.run(
-        [os.environ[PYTHON], __file__, str(asked)], env=environment, text=True, capture_output=True, check=False
+        [os.environ[PYTHON], __file__, str(request_path)], env=environment, text=True, capture_output=True, check=False
     )
     assert run.returncode == 0, "\n".join(line for line in run.stderr.splitlines() if "\tat " not in line)
-    return found
+    return out
 
 
 class Session:
@@ -71,8 +76,8 @@ class Session:
         self._process.communicate()
 
 
-def session(kind: str, place: str) -> Any:
-    """A session that reads tables of the kind; of another kind, files alone."""
+def open_session(kind: str, warehouse: str) -> Any:
+    """Returns a session that reads tables of the kind; for any other kind, only files."""
     from pyspark.sql import SparkSession
 
     catalog = {
@@ -80,8 +85,8 @@ def session(kind: str, place: str) -> Any:
             "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
             "spark.sql.catalog.sluice": "org.apache.iceberg.spark.SparkCatalog",
             "spark.sql.catalog.sluice.catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
-            "spark.sql.catalog.sluice.uri": f"jdbc:sqlite:{place}/catalog.db",
-            "spark.sql.catalog.sluice.warehouse": place,
+            "spark.sql.catalog.sluice.uri": f"jdbc:sqlite:{warehouse}/catalog.db",
+            "spark.sql.catalog.sluice.warehouse": warehouse,
             "spark.sql.catalog.sluice.cache-enabled": "false",  # it keeps a table's snapshot for 30 s
         },
         "delta": {
@@ -98,7 +103,7 @@ def session(kind: str, place: str) -> Any:
         "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.sql.warehouse.dir": f"{place}/warehouse",
+        "spark.sql.warehouse.dir": f"{warehouse}/warehouse",
     }
     builder = SparkSession.builder.master("local[1]")
     for name, value in settings.items():
@@ -106,18 +111,18 @@ def session(kind: str, place: str) -> Any:
     return builder.getOrCreate()
 
 
-def main(asked: Path) -> None:
-    said = json.loads(asked.read_text())
-    spark = session(said["kind"], said["place"])
-    for name, query in said["queries"].items():
-        spark.sql(query).coalesce(1).write.parquet(said["out"][name])
+def main(request_path: Path) -> None:
+    request = json.loads(request_path.read_text())
+    spark = open_session(request["kind"], request["place"])
+    for name, query in request["queries"].items():
+        spark.sql(query).coalesce(1).write.parquet(request["out"][name])
     spark.stop()
 
 
 def answer_queries(kind: str, folder: str) -> None:
     """Answer a query of each line of stdin by a line of JSON, until stdin ends."""
     answers, sys.stdout = sys.stdout, sys.stderr
-    spark = session(kind, folder)
+    spark = open_session(kind, folder)
     for line in sys.stdin:
         try:
             result: dict[str, Any] = {"rows": [[*row] for row in spark.sql(json.loads(line)).collect()]}

@@ -1,7 +1,7 @@
-"""Where tests find a store that speaks S3: moto's server, or whatever SLUICE_TEST_S3_… name.
+"""The S3 store of the tests: moto's server, or the bucket that the variables SLUICE_TEST_S3_… name.
 
-`SLUICE_TEST_S3_ENDPOINT`, `_BUCKET`, `_REGION`, `_PREFIX`; credentials are boto3's own to find. Every lake lies below a
-prefix of its own, and stays there: what the bucket keeps is for its owner's lifecycle rules.
+`SLUICE_TEST_S3_ENDPOINT`, `_BUCKET`, `_REGION`, `_PREFIX`; boto3 finds the credentials. Every lake has a unique
+prefix and is never deleted: its objects expire by the lifecycle rules of the bucket's owner.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from sluice.resources.local.local_s3 import LocalS3
 
 @dataclass(frozen=True)
 class Store:
-    """A bucket and how to reach it. `local`: it is moto's, and takes any keys."""
+    """A bucket and the settings to reach it. `local`: it is moto's, and accepts any keys."""
 
     bucket: str
     settings: S3Settings
     local: bool
 
-    def lake(self) -> str:
-        """The address of a lake that nobody else has."""
+    def make_address(self) -> str:
+        """Returns the address of a lake with a unique prefix."""
         return f"s3://{self.bucket}/{os.environ.get('SLUICE_TEST_S3_PREFIX', 'sluice-test')}/{secrets.token_hex(6)}"
 
-    def lines(self) -> dict[str, str]:
-        """What a feed says to reach it: the values of `lake` and `s3`, as YAML."""
+    def build_feed_settings(self) -> dict[str, str]:
+        """Returns the values of `lake` and `s3` in a feed file, as YAML."""
         inside = ", ".join(f"{k}: '{v}'" for k, v in self.access.items())
-        return {"lake": self.lake(), "s3": f"{{{inside}, retries: {self.settings.retries}}}"}
+        return {"lake": self.make_address(), "s3": f"{{{inside}, retries: {self.settings.retries}}}"}
 
     @property
     def environment(self) -> dict[str, str]:
@@ -44,29 +44,29 @@ class Store:
         return keys | {"AWS_DEFAULT_REGION": region, "AWS_ENDPOINT_URL_S3": endpoint}
 
     def open_client(self) -> Any:
-        """A client of boto3's for the bucket."""
+        """Returns a boto3 client for the bucket."""
         keys = dict.fromkeys(("aws_access_key_id", "aws_secret_access_key"), "local") if self.local else {}
         s = self.settings
         return boto3.client("s3", endpoint_url=s.endpoint, region_name=s.region, **keys)  # type: ignore[call-overload]
 
     @property
     def access(self) -> dict[str, str]:
-        """How to reach it, by the names of S3Settings, without what is not set."""
+        """The settings that are set, by their names in S3Settings."""
         s = self.settings
-        said = {"endpoint": s.endpoint, "region": s.region}
+        values = {"endpoint": s.endpoint, "region": s.region}
         if s.access_key_id and s.secret_access_key:
-            said |= {
+            values |= {
                 "access_key_id": s.access_key_id.get_secret_value(),
                 "secret_access_key": s.secret_access_key.get_secret_value(),
             }
-        return {name: value for name, value in said.items() if value}
+        return {name: value for name, value in values.items() if value}
 
 
 @contextmanager
-def store() -> Iterator[Store]:
-    given = {name: os.environ.get(f"SLUICE_TEST_S3_{name}") for name in ("ENDPOINT", "BUCKET", "REGION")}
-    if bucket := given["BUCKET"]:
-        settings = {k.lower(): v for k, v in given.items() if v and k != "BUCKET"}
+def open_store() -> Iterator[Store]:
+    variables = {name: os.environ.get(f"SLUICE_TEST_S3_{name}") for name in ("ENDPOINT", "BUCKET", "REGION")}
+    if bucket := variables["BUCKET"]:
+        settings = {k.lower(): v for k, v in variables.items() if v and k != "BUCKET"}
         yield Store(bucket, S3Settings.model_validate(settings), local=False)
         return
     with LocalS3() as server:

@@ -160,5 +160,5 @@ def test_botocore_takes_the_job(cloud: str) -> None:
 
 
 def test_every_job_is_tested() -> None:
-    """That of Databricks by its SDK, in tests/matrix."""
+    """tests/matrix checks the block of Databricks with its SDK."""
     assert {*JOBS} == {*REQUESTS, "Databricks"}

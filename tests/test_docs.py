@@ -1,6 +1,6 @@
 """Every block of every page: feeds are read, commands fit the command line, Python compiles, JSON and SQL parse.
 
-What pages show as whole runs is run elsewhere: README and the tutorial in tests/test_readme.py, docs/reading.md in
+Complete runs on pages are tested elsewhere: README and the tutorial in tests/test_readme.py, docs/reading.md in
 tests/integration/test_reading.py, docs/testing.md in tests/testing/test_page.py.
 """
 
@@ -31,27 +31,27 @@ _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[a-z]*)[^\n]*\n(?P<text>.*?
 MINIMUM = {"topics": "orders", "start": "earliest", "kafka": {"bootstrap": "127.0.0.1:9"}}
 OTHERS = {"load_from", "attributes", "expectations"}
 """Keys of YAML that is no feed: a workspace, a component of Dagster's, a contract."""
-SPOKEN = {"COMMAND", "…", "..."}
-"""Words by which a page speaks of commands in general."""
+PLACEHOLDERS = {"COMMAND", "…", "..."}
+"""Placeholders for a command on a page."""
 
 
-def blocks(*languages: str) -> Iterator[Any]:
+def find_blocks(*languages: str) -> Iterator[Any]:
     for page in PAGES:
-        for found in _FENCE.finditer(page.read_text()):
-            if found["language"] in languages:
-                line = page.read_text().count("\n", 0, found.start()) + 1
-                yield pytest.param(found["text"], id=f"{page.stem}:{line}")
+        for match in _FENCE.finditer(page.read_text()):
+            if match["language"] in languages:
+                line = page.read_text().count("\n", 0, match.start()) + 1
+                yield pytest.param(match["text"], id=f"{page.stem}:{line}")
 
 
-def shell_lines() -> Iterator[Any]:
-    """Each `sluice …` of a shell block, without what is after a comment, a pipe or `&&`."""
-    for block in blocks("sh", "console", "bash"):
+def find_shell_lines() -> Iterator[Any]:
+    """Yield each `sluice …` of a shell block, without comments, pipes and `&&`."""
+    for block in find_blocks("sh", "console", "bash"):
         text = re.sub(r"\\\n\s*", " ", str(block.values[0]))
         prompted = re.findall(r"^\$ (.*)$", text, re.M)
         for line in prompted or text.splitlines():
             for command in re.split(r"\s(?:&&|\|\|?|;)\s", line):
                 words = shlex.split(command, comments=True)
-                if words[:1] == ["sluice"] and not SPOKEN & {*words}:
+                if words[:1] == ["sluice"] and not PLACEHOLDERS & {*words}:
                     yield pytest.param(words[1:], id=f"{block.id} {' '.join(words[1:4])}")
 
 
@@ -62,23 +62,23 @@ SCHEMAS = {
 }
 
 
-@pytest.mark.parametrize("text", list(blocks("yaml")))
+@pytest.mark.parametrize("text", list(find_blocks("yaml")))
 def test_a_feed_is_read(text: str, tmp_path: Path) -> None:
-    """A part of a feed file is read beside the keys that a feed cannot be without."""
+    """A part of a feed file is completed with the required keys of a feed."""
     keys = yaml.safe_load(re.sub(r"\$\{[^}]*\}", "127.0.0.1:9", text))
     if OTHERS & {*keys}:
         return
     kafka = MINIMUM["kafka"] | (keys.get("kafka") or {})  # type: ignore[operator]
-    whole = MINIMUM | keys | {"kafka": kafka}
+    feed = MINIMUM | keys | {"kafka": kafka}
     if "schema" in keys:
-        whole.setdefault("format", "json")
-    path = tmp_path / "feeds" / f"{whole.get('feed', 'orders')}.yaml"
+        feed.setdefault("format", "json")
+    path = tmp_path / "feeds" / f"{feed.get('feed', 'orders')}.yaml"
     path.parent.mkdir()
-    path.write_text(yaml.safe_dump(whole))
-    for said in (keys, keys.get("key") or {}):
-        if said.get("schema_file"):
-            (tmp_path / said["schema_file"]).parent.mkdir()
-            (tmp_path / said["schema_file"]).write_text(SCHEMAS[said["format"]])
+    path.write_text(yaml.safe_dump(feed))
+    for section in (keys, keys.get("key") or {}):
+        if section.get("schema_file"):
+            (tmp_path / section["schema_file"]).parent.mkdir()
+            (tmp_path / section["schema_file"]).write_text(SCHEMAS[section["format"]])
     load_feed(path, {})
 
 
@@ -88,7 +88,7 @@ def build_command() -> Any:
     return typer.main.get_command(build_app())
 
 
-@pytest.mark.parametrize("words", list(shell_lines()))
+@pytest.mark.parametrize("words", list(find_shell_lines()))
 def test_a_command_is_one(words: list[str]) -> None:
     command = build_command()
     context = None
@@ -101,7 +101,7 @@ def test_a_command_is_one(words: list[str]) -> None:
 
 
 def list_mentions() -> Iterator[Any]:
-    """Each `sluice …` in the text of a page, or in an indented block."""
+    """Yield each `sluice …` in the text of a page, or in an indented block."""
     for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
         text = _FENCE.sub("", page.read_text())
         mentioned = [
@@ -115,7 +115,7 @@ def list_mentions() -> Iterator[Any]:
 @pytest.mark.parametrize("words", list(list_mentions()))
 def test_a_command_in_the_text_is_one_and_has_its_options(words: list[str]) -> None:
     command = build_command()
-    while hasattr(command, "commands") and words and words[0] not in SPOKEN:
+    while hasattr(command, "commands") and words and words[0] not in PLACEHOLDERS:
         assert words[0].startswith("-") or words[0] in command.commands, words
         if words[0].startswith("-"):
             break
@@ -129,12 +129,12 @@ def test_a_command_in_the_text_is_one_and_has_its_options(words: list[str]) -> N
     assert [word for word in plain if word.startswith("-") and word.strip("-") and word not in options] == []
 
 
-@pytest.mark.parametrize("text", list(blocks("python")))
+@pytest.mark.parametrize("text", list(find_blocks("python")))
 def test_python_compiles(text: str) -> None:
     compile(text, "page", "exec")
 
 
-@pytest.mark.parametrize("text", list(blocks("json")))
+@pytest.mark.parametrize("text", list(find_blocks("json")))
 def test_json_parses(text: str) -> None:
     json.loads(text)
 
@@ -142,9 +142,9 @@ def test_json_parses(text: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_pages_wrap_at_120_characters(page: Path) -> None:
     text = _FENCE.sub("", re.sub(r"<!-- results -->.*<!-- /results -->", "", page.read_text(), flags=re.S))
-    whole = re.compile(r"\s*(\||\!\[|<|    |`[^`]*`.?$)")  # what cannot be broken
-    long = [line for line in text.splitlines() if len(line) > 120 and not whole.match(line)]
-    assert not long, f"{len(long)} lines: {long[0]}"
+    unbreakable = re.compile(r"\s*(\||\!\[|<|    |`[^`]*`.?$)")  # lines that cannot be wrapped
+    long_lines = [line for line in text.splitlines() if len(line) > 120 and not unbreakable.match(line)]
+    assert not long_lines, f"{len(long_lines)} lines: {long_lines[0]}"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_the_site_of_each_version_stays_and_the_newest_is_latest(tmp_path: Path)
 
 def test_every_key_of_a_feed_has_the_keys_of_each_section_that_the_parser_knows() -> None:
     site = _import_site()
-    named = {line.split("`")[1] for line in site.render_keys().splitlines() if line.startswith("| `")}
+    documented_keys = {line.split("`")[1] for line in site.render_keys().splitlines() if line.startswith("| `")}
     in_files_of_their_own = {"sluice.pipelines.feed.project_files"}
     modules = {s: s.__module__ for s in Settings.__subclasses__()}
     sections = [
@@ -200,12 +200,12 @@ def test_every_key_of_a_feed_has_the_keys_of_each_section_that_the_parser_knows(
     for section in sections:
         for name, field in section.model_fields.items():
             key = field.alias or name
-            documented = any(n == key or n.endswith(f".{key}") for n in named)
-            tuned = any(old.endswith(f".{key}") and f"tuning.{new}" in named for new, old in TUNING.items())
+            documented = any(n == key or n.endswith(f".{key}") for n in documented_keys)
+            tuned = any(old.endswith(f".{key}") and f"tuning.{new}" in documented_keys for new, old in TUNING.items())
             assert field.exclude or documented or tuned or key in SECTIONS, key
     moved = {old.partition(".")[0] for old in TUNING.values()}
-    assert {n.partition(".")[0] for n in named} | {"iceberg", "delta", "quarantine_limit"} | moved >= SECTIONS
-    assert {"kafka.bootstrap", "registry.url", "key.schema_file", "table.iceberg.name"} <= named
+    assert {n.partition(".")[0] for n in documented_keys} | {"iceberg", "delta", "quarantine_limit"} | moved >= SECTIONS
+    assert {"kafka.bootstrap", "registry.url", "key.schema_file", "table.iceberg.name"} <= documented_keys
 
 
 SECTIONS = {
@@ -222,11 +222,11 @@ SECTIONS = {
     "compaction",
     "table",
 } | {*("limits", "policies", "alerts", "fetch", "spark", "iceberg", "delta", "quarantine_limit")}
-"""Keys of a feed file that hold others."""
+"""Keys of a feed file that have keys of their own."""
 
 
 def test_the_page_of_feeds_lists_the_keys_of_every_section() -> None:
-    """Of sections whose keys its example does not show: generated from the schema, which comes from the models."""
+    """The generated table lists sections that the example omits, from the schema of the models."""
     schema = build_schema("feed")["$defs"]
     sections = {
         "registry": "RegistrySettings",

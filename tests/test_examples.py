@@ -1,4 +1,4 @@
-"""Properties are never timed, whatever profile a run names: a busy machine is no reason for a failure."""
+"""Properties are never timed in any profile: a busy machine is no reason for a failure."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ def test_this_run_times_nothing() -> None:
     assert settings().deadline is None
 
 
-def overrides() -> Iterator[tuple[Path, ast.keyword]]:
-    """The settings that tests give properties of their own, and that could time them again."""
+def find_overrides() -> Iterator[tuple[Path, ast.keyword]]:
+    """Yield the arguments of each call of `settings` in tests, which could set a deadline again."""
     for path in TESTS.rglob("*.py"):
         calls = (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call))
-        named = (c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "settings")
-        yield from ((path, k) for c in named for k in c.keywords)
+        settings_calls = (c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "settings")
+        yield from ((path, k) for c in settings_calls for k in c.keywords)
 
 
 def test_no_property_has_a_deadline_of_its_own() -> None:
-    found = [*overrides()]
-    assert len(found) > 40
-    assert [path.name for path, k in found if k.arg == "deadline"] == []
+    overrides = [*find_overrides()]
+    assert len(overrides) > 40
+    assert [path.name for path, k in overrides if k.arg == "deadline"] == []
 
 
 def test_who_suppresses_health_checks_suppresses_the_timed_one() -> None:
-    for path, keyword in overrides():
+    for path, keyword in find_overrides():
         if keyword.arg == "suppress_health_check":
             text = ast.unparse(keyword.value)
             assert "too_slow" in text or text in ("[*HealthCheck]", "list(HealthCheck)"), (path.name, text)
@@ -60,5 +60,5 @@ def test_a_property_of_300_ms_an_example_passes(profile: tuple[str, ...], tmp_pa
     (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
     (tmp_path / "test_slow.py").write_text(SLOW)
     command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", f"--rootdir={tmp_path}", *profile]
-    ran = subprocess.run([*command, str(tmp_path)], cwd=TESTS.parent, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout
+    process = subprocess.run([*command, str(tmp_path)], cwd=TESTS.parent, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout

@@ -1,4 +1,4 @@
-"""What infra/ holds for a deployment: its values agree with the code and with each other.
+"""The deployment files of infra/ agree with the code and with each other.
 
 Schemas and linters are run by `make check` (infra/deployments.sh).
 """
@@ -38,15 +38,15 @@ DEPLOYED = [p for p in INFRA.rglob("*") if p.is_file() and p.parent != INFRA and
 LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 
 
-def pods() -> dict[str, dict[str, Any]]:
-    of = (m for m in MANIFESTS if m["kind"] == "Deployment")
-    return {m["metadata"]["name"].removeprefix("sluice-"): m["spec"]["template"]["spec"] for m in of}
+def load_pods() -> dict[str, dict[str, Any]]:
+    deployments = (m for m in MANIFESTS if m["kind"] == "Deployment")
+    return {m["metadata"]["name"].removeprefix("sluice-"): m["spec"]["template"]["spec"] for m in deployments}
 
 
-def commands(where: str) -> dict[str, str]:
-    """The command line of each process: code, web, daemon, metrics."""
-    if where == "systemd":
-        return {name: deployment.command(name) for name in UNITS}
+def list_commands(platform: str) -> dict[str, str]:
+    """Returns the command line of each process: code, web, daemon, metrics."""
+    if platform == "systemd":
+        return {name: deployment.read_command(name) for name in UNITS}
     return {name: " ".join(s["command"]) for name, s in COMPOSE["services"].items() if name in UNITS}
 
 
@@ -54,8 +54,8 @@ def commands(where: str) -> dict[str, str]:
 def test_processes_are_the_same_everywhere(where: str) -> None:
     host = LOOPBACK if where == "systemd" else EVERYWHERE
     serving = "" if where == "systemd" else f" --host {host}"
-    assert commands(where) == {
-        "code": f"python -m {CODE_SERVER} -m {MODULE} -h {host} -p {code_port()} --location-name {LOCATION}",
+    assert list_commands(where) == {
+        "code": f"python -m {CODE_SERVER} -m {MODULE} -h {host} -p {get_code_port()} --location-name {LOCATION}",
         "web": f"dagster-webserver -w /srv/dagster/workspace.yaml -h {host} -p 3000",
         "daemon": "dagster-daemon run -w /srv/dagster/workspace.yaml",
         "metrics": f"sluice metrics --serve{serving} --port {metrics.PORT}",
@@ -70,13 +70,13 @@ def test_the_user_of_the_units_owns_the_project_and_dagsters_home() -> None:
     assert {"/srv/sluice", "/srv/dagster"} <= set(words)
 
 
-def server() -> dict[str, Any]:
+def load_server() -> dict[str, Any]:
     (entry,) = yaml.safe_load((INFRA / "workspace.yaml").read_text())["load_from"]
     return dict(entry["grpc_server"])
 
 
-def code_port() -> int:
-    return int(server()["port"])
+def get_code_port() -> int:
+    return int(load_server()["port"])
 
 
 def test_the_workspace_is_read_by_dagster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_the_workspace_is_read_by_dagster(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_code_server_is_where_the_others_look_for_it() -> None:
-    assert CODE["port"] == code_port()
+    assert CODE["port"] == get_code_port()
     assert CODE["dagsterApiGrpcArgs"] == ["-m", MODULE, "--location-name", LOCATION]
     assert CODE["name"] == LOCATION, "the chart's workspace takes the name of the location from the deployment"
     assert COMPOSE["services"]["web"]["environment"]["SLUICE_CODE_HOST"] in COMPOSE["services"]
@@ -96,12 +96,12 @@ def test_the_code_server_is_where_the_others_look_for_it() -> None:
 
 
 def test_services_and_probes_name_the_ports_that_processes_listen_on() -> None:
-    ports = {"code": code_port(), "web": VALUES["dagsterWebserver"]["service"]["port"], "metrics": metrics.PORT}
+    ports = {"code": get_code_port(), "web": VALUES["dagsterWebserver"]["service"]["port"], "metrics": metrics.PORT}
     for m in (m for m in MANIFESTS if m["kind"] == "Service"):
         name = m["metadata"]["name"].removeprefix("sluice-")
         assert [p["port"] for p in m["spec"]["ports"]] == [ports[name]]
         assert m["spec"]["selector"] == {"app.kubernetes.io/name": m["metadata"]["name"]}
-    for name, pod in pods().items():
+    for name, pod in load_pods().items():
         container = pod["containers"][0]
         assert [p["containerPort"] for p in container.get("ports", [])] == ([ports[name]] if name in ports else [])
         for probe in (container["readinessProbe"], container["livenessProbe"]):
@@ -109,8 +109,8 @@ def test_services_and_probes_name_the_ports_that_processes_listen_on() -> None:
                 assert probe["httpGet"]["port"] == ports[name]
     for policy in (m for m in MANIFESTS if m["kind"] == "NetworkPolicy"):
         name = policy["metadata"]["name"].removeprefix("sluice-")
-        found = [p["port"] for rule in policy["spec"].get("ingress", []) for p in rule.get("ports", [])]
-        assert found == ([ports[name]] if name in ports else [])
+        ports_allowed = [p["port"] for rule in policy["spec"].get("ingress", []) for p in rule.get("ports", [])]
+        assert ports_allowed == ([ports[name]] if name in ports else [])
     scrape = yaml.safe_load((INFRA / "prometheus/scrape.yaml").read_text())
     assert scrape["scrape_configs"][0]["static_configs"][0]["targets"] == [f"{metrics.HOST}:{metrics.PORT}"]
 
@@ -124,9 +124,9 @@ def test_nobody_is_root_and_nothing_more_is_allowed_than_needed() -> None:
     user = re.findall(r"^USER (\d+):(\d+)$", IMAGE, re.M)[-1]
     assert f"--gid {user[1]} " in IMAGE
     assert f"--uid {user[0]} " in IMAGE
-    for pod in pods().values():
-        who = pod["securityContext"]
-        assert (str(who["runAsUser"]), str(who["runAsGroup"]), who["runAsNonRoot"]) == (*user, True)
+    for pod in load_pods().values():
+        context = pod["securityContext"]
+        assert (str(context["runAsUser"]), str(context["runAsGroup"]), context["runAsNonRoot"]) == (*user, True)
         for container in pod["containers"]:
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,
@@ -143,23 +143,23 @@ def test_nobody_is_root_and_nothing_more_is_allowed_than_needed() -> None:
 
 
 def test_one_version_everywhere() -> None:
-    named = {path.name: set(re.findall(r"\bsluice[:-](\d+\.\d+\.\d+)", path.read_text())) for path in DEPLOYED}
-    assert set().union(*named.values()) == {__version__}
+    versions = {path.name: set(re.findall(r"\bsluice[:-](\d+\.\d+\.\d+)", path.read_text())) for path in DEPLOYED}
+    assert set().union(*versions.values()) == {__version__}
     assert {d["image"]["tag"] for d in (VALUES["dagsterWebserver"], VALUES["dagsterDaemon"], CODE)} == {__version__}
 
 
-def pins(path: Path) -> dict[str, tuple[str, frozenset[str]]]:
-    """By package, the version and the hashes; without extras and markers."""
-    found = {}
+def read_pins(path: Path) -> dict[str, tuple[str, frozenset[str]]]:
+    """Returns the version and the hashes by package, without extras and markers."""
+    pins_by_package = {}
     for block in re.split(r"\n(?=[a-z0-9])", re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.M)):
-        if named := re.match(r"([a-z0-9._-]+)(?:\[[^]]*\])?==([^ ;\\]+)", block):
-            found[named[1]] = named[2], frozenset(re.findall(r"sha256:[0-9a-f]{64}", block))
-    return found
+        if match := re.match(r"([a-z0-9._-]+)(?:\[[^]]*\])?==([^ ;\\]+)", block):
+            pins_by_package[match[1]] = match[2], frozenset(re.findall(r"sha256:[0-9a-f]{64}", block))
+    return pins_by_package
 
 
 def test_the_image_is_locked_as_the_checkout_is() -> None:
-    whole, image = pins(ROOT / "requirements.lock"), pins(INFRA / "image/requirements.lock")
-    assert {name: whole.get(name) for name in image} == image
+    checkout, image = read_pins(ROOT / "requirements.lock"), read_pins(INFRA / "image/requirements.lock")
+    assert {name: checkout.get(name) for name in image} == image
     assert all(hashes for _, hashes in image.values())
     assert {"dagster", "dagster-webserver", "dagster-postgres", "pyspark", "boto3", "prometheus-client"} <= image.keys()
     assert not {"pytest", "mypy", "moto"} & image.keys()
@@ -168,7 +168,7 @@ def test_the_image_is_locked_as_the_checkout_is() -> None:
     assert {*extras[1].split()} < {*PROJECT["optional-dependencies"]}
 
 
-def values_of_secrets(file: str) -> Iterator[str]:
+def list_secrets(file: str) -> Iterator[str]:
     for line in (INFRA / f"compose/{file}.env.example").read_text().splitlines():
         if line and not line.startswith("#"):
             yield line.partition("=")[0]
@@ -176,7 +176,7 @@ def values_of_secrets(file: str) -> Iterator[str]:
 
 def test_dagster_takes_the_database_from_the_secrets() -> None:
     instance = yaml.safe_load((INFRA / "dagster.yaml").read_text())
-    assert [instance["storage"]["postgres"]["postgres_url"]["env"]] == [*values_of_secrets("database")]
+    assert [instance["storage"]["postgres"]["postgres_url"]["env"]] == [*list_secrets("database")]
 
 
 def test_each_process_knows_only_the_secrets_that_it_needs() -> None:
@@ -190,7 +190,7 @@ def test_each_process_knows_only_the_secrets_that_it_needs() -> None:
     feeds = [{"name": "sluice-feeds"}]
     assert (CODE["envSecrets"], RUNS["envSecrets"]) == (feeds, feeds)
     assert not any("envSecrets" in VALUES[process] for process in ("dagsterWebserver", "dagsterDaemon"))
-    (metrics_container,) = pods()["metrics"]["containers"]
+    (metrics_container,) = load_pods()["metrics"]["containers"]
     assert metrics_container["envFrom"] == [{"secretRef": feeds[0]}]
     secret = {"name": VALUES["global"]["postgresqlSecretName"], "key": "postgresql-password"}
     assert {"name": "DAGSTER_PG_PASSWORD", "valueFrom": {"secretKeyRef": secret}} in metrics_container["env"]
@@ -220,13 +220,16 @@ def test_invalid_settings_of_dagster_name_the_command_that_shows_them(
 
 def test_brokers_on_this_host_know_each_other_and_are_where_the_secrets_say() -> None:
     brokers = {name: s for name, s in COMPOSE["services"].items() if name.startswith("kafka-")}
-    said = {name: s["environment"] for name, s in brokers.items()}
-    assert {f"User:CN={name}" for name in said} < {*said["kafka-1"]["KAFKA_SUPER_USERS"].split(";")}
-    for name, own in said.items():
+    environments = {name: s["environment"] for name, s in brokers.items()}
+    assert {f"User:CN={name}" for name in environments} < {*environments["kafka-1"]["KAFKA_SUPER_USERS"].split(";")}
+    for name, environment in environments.items():
         number = name.removeprefix("kafka-")
-        assert (str(own["KAFKA_NODE_ID"]), own["KAFKA_ADVERTISED_LISTENERS"]) == (number, f"CLIENTS://{name}:9093")
-        assert own["KAFKA_SSL_KEYSTORE_LOCATION"] == f"/etc/kafka/secrets/{name}.pem"
-        assert f"{number}@{name}:9094" in own["KAFKA_CONTROLLER_QUORUM_VOTERS"].split(",")
+        assert (str(environment["KAFKA_NODE_ID"]), environment["KAFKA_ADVERTISED_LISTENERS"]) == (
+            number,
+            f"CLIENTS://{name}:9093",
+        )
+        assert environment["KAFKA_SSL_KEYSTORE_LOCATION"] == f"/etc/kafka/secrets/{name}.pem"
+        assert f"{number}@{name}:9094" in environment["KAFKA_CONTROLLER_QUORUM_VOTERS"].split(",")
         assert f"{name}:/var/lib/kafka/data" in brokers[name]["volumes"]
     example = (INFRA / "compose/secrets.env.example").read_text()
     assert f"KAFKA_BOOTSTRAP={','.join(f'{name}:9093' for name in brokers)}\n" in example
@@ -260,7 +263,7 @@ def rename_to_snake_case(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def configure_launcher() -> dict[str, Any]:
-    """The launcher's configuration, as the chart's template writes it into dagster.yaml."""
+    """Returns the launcher's configuration, as the chart's template writes it into dagster.yaml."""
     snake = rename_to_snake_case(RUNS)
     snake["env_secrets"] = [secret["name"] for secret in snake["env_secrets"]]
     snake["run_k8s_config"] = rename_to_snake_case(snake["run_k8s_config"])
@@ -270,8 +273,8 @@ def configure_launcher() -> dict[str, Any]:
     return {**snake, **own, "postgres_password_secret": secret, "dagster_home": home, "job_namespace": "sluice"}
 
 
-def job_of_a_run() -> dict[str, Any]:
-    """Returns the job that Dagster's launcher creates by the chart's values."""
+def build_job() -> dict[str, Any]:
+    """Returns the job that Dagster's launcher creates with the chart's values."""
     from dagster import DagsterRun
     from dagster._config import process_config
     from dagster_k8s import K8sRunLauncher
@@ -293,22 +296,22 @@ def job_of_a_run() -> dict[str, Any]:
 def test_the_pod_of_a_run_is_as_the_code_servers() -> None:
     import kubernetes_validate
 
-    job = job_of_a_run()
+    job = build_job()
     kubernetes_validate.validate(job, kubernetes_validate.latest_version(), strict=True)
     run = job["spec"]["template"]["spec"]
-    assert run["securityContext"] == CODE["podSecurityContext"] == pods()["metrics"]["securityContext"]
-    assert run["serviceAccountName"] == pods()["metrics"]["serviceAccountName"] == "sluice"
+    assert run["securityContext"] == CODE["podSecurityContext"] == load_pods()["metrics"]["securityContext"]
+    assert run["serviceAccountName"] == load_pods()["metrics"]["serviceAccountName"] == "sluice"
     (worker,) = run["containers"]
     assert worker["securityContext"].items() <= CODE["securityContext"].items()
-    places = {m["mountPath"] for m in worker["volumeMounts"]}
-    assert places == {m["mountPath"] for m in CODE["volumeMounts"]}
-    assert "/var/cache/sluice" not in places, "the image's compiled loops"
+    mount_paths = {m["mountPath"] for m in worker["volumeMounts"]}
+    assert mount_paths == {m["mountPath"] for m in CODE["volumeMounts"]}
+    assert "/var/cache/sluice" not in mount_paths, "the image's compiled loops"
     assert worker["envFrom"] == [{"secretRef": {"name": "sluice-feeds"}}]
     assert {"SLUICE_POD_IP", "SLUICE_LOG_FORMAT", "DAGSTER_HOME"} <= {e["name"] for e in worker["env"]}
 
 
 def test_the_pod_of_the_code_server_is_valid() -> None:
-    """As the chart's template makes it of the values."""
+    """The test builds the pod from the values as the chart's template does."""
     import kubernetes_validate
 
     keys = ("env", "securityContext", "resources", "volumeMounts")
@@ -345,5 +348,5 @@ def test_the_web_servers_probe_has_the_services_port() -> None:
 
 def test_the_policies_reach_the_pods_of_runs() -> None:
     policy = next(m for m in MANIFESTS if m["kind"] == "NetworkPolicy" and m["metadata"]["name"] == "sluice-run")
-    labels = job_of_a_run()["spec"]["template"]["metadata"]["labels"]
+    labels = build_job()["spec"]["template"]["metadata"]["labels"]
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()

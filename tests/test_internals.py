@@ -1,6 +1,6 @@
-"""Internals of other packages are used in few modules, each named here with what it may use.
+"""Only a few modules use internals of other packages; each is listed here with the internals that it may use.
 
-A release of Dagster, kafka-python or PySpark may change its internals at any time: then one knows where to look.
+A release of Dagster, kafka-python or PySpark may change its internals at any time; the lists name the affected modules.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ INTERNALS = (
     *("kafka.net", "kafka.protocol", "kafka.record", "kafka.future", "kafka.conn"),
     *("pyiceberg.table.update", "pyiceberg.io.pyarrow"),
 )
-"""What of other packages is internal. `kafka`, `kafka.admin`, `kafka.errors` and `kafka.partitioner` are public."""
+"""The internal modules of other packages. `kafka`, `kafka.admin`, `kafka.errors` and `kafka.partitioner` are public."""
 
 MAY_IMPORT = {
-    # connections, and what is sent and received on them
+    # connections, and the bytes sent and received on them
     "resources/kafka/connection/connections.py": ("kafka.net", "kafka.future"),
     "resources/kafka/fetch/broker_sessions.py": ("kafka.future",),
     "resources/kafka/connection/zero_copy_transport.py": ("kafka.net",),
@@ -32,9 +32,9 @@ MAY_IMPORT = {
     "resources/kafka/protocol/messages.py": ("kafka.protocol",),
     "resources/kafka/protocol/group_api.py": ("kafka.protocol",),
     "resources/kafka/protocol/admin_api.py": ("kafka.protocol",),
-    # the logs of made-up partitions, written as a producer would
+    # the logs of simulated partitions, written as a producer would
     "src/sluice/testing/logs.py": ("kafka.record",),
-    # commits that take files out and put others in
+    # commits that replace files
     "resources/tables/iceberg.py": ("pyiceberg.table.update", "pyiceberg.io.pyarrow"),
 }
 
@@ -57,7 +57,7 @@ MAY_REACH_INTO = {
     # reads how PySpark launched the JVM that it trains
     "resources/spark/train_jvm.py": {"_gateway", "_jvm"},
     "src/sluice/testing/logs.py": {"_buffer"},
-    # what numba's own compiler of C callbacks calls
+    # called by numba's own compiler of C callbacks
     "pipelines/records/compiled/build.py": {"_final_module", "_getvalue"},
     # a peer of the benchmark: dlt has no setting for its folder
     "bench/peer_dlt.py": {"_global_dir"},
@@ -75,8 +75,8 @@ MODULES = sorted(
 )
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
-    """The modules that a module imports, early or late."""
+def find_imports(tree: ast.AST) -> Iterator[str]:
+    """Yield the modules that a module imports, also inside functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -85,8 +85,8 @@ def imported(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names if alias.name.startswith("_"))
 
 
-def own(tree: ast.AST) -> set[str]:
-    """The private names that a module defines, in its classes or for itself."""
+def find_own_names(tree: ast.AST) -> set[str]:
+    """Returns the private names that a module defines, in its classes or at module level."""
     names = {n.name for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))}
     names |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     fields = (n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
@@ -98,9 +98,9 @@ def own(tree: ast.AST) -> set[str]:
     return names | (set(fields) & owned)
 
 
-def reached(tree: ast.AST) -> Iterator[str]:
-    """The private attributes that a module uses of something that is not its own."""
-    mine = own(tree) | PUBLIC
+def find_foreign_names(tree: ast.AST) -> Iterator[str]:
+    """Yield the private attributes of other modules' objects that a module uses."""
+    mine = find_own_names(tree) | PUBLIC
     for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.startswith("__"):
             continue
@@ -116,9 +116,11 @@ def is_below(module: str, prefix: str) -> bool:
 def test_a_module_uses_internals_only_where_it_is_named(path: Path) -> None:
     tree = ast.parse((ROOT / path).read_text())
     name = path.as_posix()
-    used = {m for m in imported(tree) if any(is_below(m, i) for i in INTERNALS)}
+    used = {m for m in find_imports(tree) if any(is_below(m, i) for i in INTERNALS)}
     strange = {m for m in used if not any(is_below(m, i) for i in MAY_IMPORT.get(name, ()))}
-    strange |= {f".{attribute}" for attribute in reached(tree)} - {f".{a}" for a in MAY_REACH_INTO.get(name, ())}
+    strange |= {f".{attribute}" for attribute in find_foreign_names(tree)} - {
+        f".{a}" for a in MAY_REACH_INTO.get(name, ())
+    }
     assert not strange, (
         f"{name} uses internals of another package: {', '.join(sorted(strange))}. Look for a public way, or put it"
         " into a module that is named in tests/test_internals.py"
@@ -127,11 +129,11 @@ def test_a_module_uses_internals_only_where_it_is_named(path: Path) -> None:
 
 def test_who_is_named_here_still_uses_internals() -> None:
     for name, prefixes in MAY_IMPORT.items():
-        found = set(imported(ast.parse((ROOT / name).read_text())))
-        unused = [p for p in prefixes if not any(is_below(m, p) for m in found)]
+        imports = set(find_imports(ast.parse((ROOT / name).read_text())))
+        unused = [p for p in prefixes if not any(is_below(m, p) for m in imports)]
         assert not unused, f"{name} uses {', '.join(unused)} no more: take it out of MAY_IMPORT"
     for name, attributes in MAY_REACH_INTO.items():
-        unused = sorted(attributes - set(reached(ast.parse((ROOT / name).read_text()))))
+        unused = sorted(attributes - set(find_foreign_names(ast.parse((ROOT / name).read_text()))))
         assert not unused, f"{name} uses {', '.join(unused)} no more: take it out of MAY_REACH_INTO"
 
 

@@ -16,11 +16,11 @@ def test_no_cell_is_empty() -> None:
 
 
 def test_every_file_is_there() -> None:
-    named = re.findall(r"`((?:pipelines|resources|assets|cli|tests)/[\w/]+\.py)`", PAGE)
-    assert len(named) > 100
-    assert [path for path in named if not (ROOT / path).is_file()] == []
+    paths = re.findall(r"`((?:pipelines|resources|assets|cli|tests)/[\w/]+\.py)`", PAGE)
+    assert len(paths) > 100
+    assert [path for path in paths if not (ROOT / path).is_file()] == []
 
 
 def test_what_is_said_to_be_shown_is_shown_by_a_test() -> None:
-    shown = [row[2] for row in ROWS if row[2] not in ("shown by", "not yet")]
-    assert [cell for cell in shown if not cell.startswith("`tests/")] == []
+    proofs = [row[2] for row in ROWS if row[2] not in ("shown by", "not yet")]
+    assert [cell for cell in proofs if not cell.startswith("`tests/")] == []

@@ -1,4 +1,4 @@
-"""The language check finds what it claims to find, and its ceilings never rise."""
+"""The language check reports each rule's findings, and its ceilings never rise."""
 
 from __future__ import annotations
 

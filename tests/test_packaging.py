@@ -1,4 +1,4 @@
-"""What is installed is what was meant: one package in the wheel, and a lock that fits the project's own wishes."""
+"""The wheel holds exactly one package, and the lock satisfies the project's requirements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OWN = ROOT / "src/sluice"
 CONTRACT = """{"name": "orders", "expectations": [
     {"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 1}}]}"""
 
-ASKED = {
+EXIT_CODES = {
     **dict.fromkeys(("--help", "init --help", "docs feeds", "docs developers/design/ledger"), 0),
     **dict.fromkeys(("feeds check", "audit orders", "doctor orders"), 0),
     **dict.fromkeys(("compact orders --dry-run", "quarantine list orders"), 0),
@@ -36,21 +36,21 @@ ASKED = {
     **dict.fromkeys(("contract init orders", "contract check orders"), 2),
     "files orders --window 2026-11-20T14": 75,
 }
-"""What is asked of a plain install, and how each ends: 2 where an extra is missing."""
+"""Commands run by an install without extras, and their exit codes: 2 if an extra is missing."""
 
 
-def modules_at_the_root() -> set[str]:
-    """Every file that a wheel should hold, as it should be named there."""
-    found = {f"sluice/{path.name}" for path in OWN.glob("*.py")} | {"sluice/py.typed"}
-    found |= {f"sluice/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "docs").rglob("*.md")}
+def list_modules() -> set[str]:
+    """Returns the path in the wheel of every file that it should contain."""
+    paths = {f"sluice/{path.name}" for path in OWN.glob("*.py")} | {"sluice/py.typed"}
+    paths |= {f"sluice/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "docs").rglob("*.md")}
     for own in ("airflow", "dagster", "testing"):
-        found |= {f"sluice/{path.relative_to(OWN).as_posix()}" for path in (OWN / own).rglob("*.py")}
+        paths |= {f"sluice/{path.relative_to(OWN).as_posix()}" for path in (OWN / own).rglob("*.py")}
     for folder in SHIPPED:
-        paths = (*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.json"))
-        found |= {f"sluice/{path.relative_to(ROOT).as_posix()}" for path in paths}
+        files = (*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.json"))
+        paths |= {f"sluice/{path.relative_to(ROOT).as_posix()}" for path in files}
     compiled = Path("pipelines/records/compiled/loops")
-    found |= {f"sluice/{compiled.as_posix()}/{path.name}" for path in (ROOT / compiled).glob("*.so")}
-    return found
+    paths |= {f"sluice/{compiled.as_posix()}/{path.name}" for path in (ROOT / compiled).glob("*.so")}
+    return paths
 
 
 def test_every_folder_of_the_package_is_a_link_to_the_one_at_the_root() -> None:
@@ -72,12 +72,12 @@ def test_a_checkout_without_links_says_so(tmp_path: Path) -> None:
     assert "core.symlinks=true" in done.stderr
 
 
-def built(folder: Path) -> Path:
-    """A wheel of this checkout, built in the folder."""
+def build_wheel(folder: Path) -> Path:
+    """Build a wheel of this checkout in the folder, and return its path."""
     source = folder / "source"
-    for each in ("src", *LINKED):
+    for source_folder in ("src", *LINKED):
         ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-        shutil.copytree(ROOT / each, source / each, symlinks=True, ignore=ignored)
+        shutil.copytree(ROOT / source_folder, source / source_folder, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(source)]
@@ -88,40 +88,42 @@ def built(folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_wheel_holds_every_module_once_and_nothing_else(tmp_path: Path) -> None:
-    wheel = built(tmp_path)
+    wheel = build_wheel(tmp_path)
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
     assert len(names) == len(set(names))
-    assert set(names) == modules_at_the_root()
-    _works_without_extras(wheel, tmp_path / "installed")
+    assert set(names) == list_modules()
+    _run_without_extras(wheel, tmp_path / "installed")
 
 
-def _works_without_extras(wheel: Path, place: Path) -> None:
-    """The wheel's own files, in a process in which nothing can be imported that a plain install lacks."""
+def _run_without_extras(wheel: Path, folder: Path) -> None:
+    """Run the wheel's files in a process that cannot import packages missing from an install without extras."""
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(place)
+        archive.extractall(folder)
     script = f"""import sys
-sys.modules |= dict.fromkeys({not_brought()!r})
+sys.modules |= dict.fromkeys({list_missing_modules()!r})
 from sluice.cli.main import main
 import sluice.cli.main
-assert sluice.cli.main.__file__.startswith({str(place)!r})
+assert sluice.cli.main.__file__.startswith({str(folder)!r})
 for asked in sys.argv[1:]:
     print(asked, main(asked.split()))"""
     done = subprocess.run(
-        [sys.executable, "-c", script, *ASKED],
-        cwd=_plain_project(place),
-        env=os.environ | {"PYTHONPATH": str(place)},
+        [sys.executable, "-c", script, *EXIT_CODES],
+        cwd=_create_project(folder),
+        env=os.environ | {"PYTHONPATH": str(folder)},
         check=True,
         capture_output=True,
         text=True,
     )
-    codes = dict(line.rpartition(" ")[::2] for line in done.stdout.splitlines() if line.rpartition(" ")[0] in ASKED)
-    assert {asked: int(code) for asked, code in codes.items()} == ASKED, done.stderr
-    _names_what_is_missing(done.stderr)
+    codes = dict(
+        line.rpartition(" ")[::2] for line in done.stdout.splitlines() if line.rpartition(" ")[0] in EXIT_CODES
+    )
+    assert {command: int(code) for command, code in codes.items()} == EXIT_CODES, done.stderr
+    _check_errors(done.stderr)
 
 
-def _plain_project(place: Path) -> Path:
-    project = place / "project"
+def _create_project(folder: Path) -> Path:
+    project = folder / "project"
     (project / "feeds").mkdir(parents=True)
     feed = "topics: a\nstart: earliest\nkafka: {bootstrap: '127.0.0.1:9'}\n"
     (project / "feeds" / "orders.yaml").write_text(feed)
@@ -130,33 +132,33 @@ def _plain_project(place: Path) -> Path:
     return project
 
 
-def _names_what_is_missing(said: str) -> None:
+def _check_errors(errors: str) -> None:
     for extra in ("kafka", "land", "s3", "contracts", "metrics"):
-        assert install(extra) in said
-    assert "unforeseen" not in said, said
-    assert "Traceback" not in said, said
+        assert install(extra) in errors
+    assert "unforeseen" not in errors, errors
+    assert "Traceback" not in errors, errors
 
 
 @pytest.mark.soak
 def test_a_plain_install_into_a_fresh_environment(tmp_path: Path) -> None:
-    """The wheel with the locked versions of what it requires, and then an extra that an error named."""
-    wheel, fresh = built(tmp_path), tmp_path / "fresh"
+    """Install the wheel with the locked versions of its requirements, then an extra that an error named."""
+    wheel, fresh = build_wheel(tmp_path), tmp_path / "fresh"
     locked = re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?(==[^\\\n]+)", (ROOT / "requirements.lock").read_text(), re.M)
     (tmp_path / "constraints.txt").write_text("".join(f"{name}{version}\n" for name, version in locked))
     venv.create(fresh, with_pip=True)
     pip = [fresh / "bin/pip", "install", "-q", "--no-compile", "-c", tmp_path / "constraints.txt"]
     subprocess.run([*pip, wheel], check=True)
-    project = _plain_project(tmp_path)
+    project = _create_project(tmp_path)
     own = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
 
     def ask(command: str) -> subprocess.CompletedProcess[str]:
-        given = [fresh / "bin/sluice", *command.split()]
-        return subprocess.run(given, cwd=project, env=own, check=False, capture_output=True, text=True)
+        command_line = [fresh / "bin/sluice", *command.split()]
+        return subprocess.run(command_line, cwd=project, env=own, check=False, capture_output=True, text=True)
 
-    done = {asked: ask(asked) for asked in ASKED}
-    said = "".join(d.stderr for d in done.values())
-    assert {asked: d.returncode for asked, d in done.items()} == ASKED, said
-    _names_what_is_missing(said)
+    processes = {command_text: ask(command_text) for command_text in EXIT_CODES}
+    errors = "".join(d.stderr for d in processes.values())
+    assert {command_text: d.returncode for command_text, d in processes.items()} == EXIT_CODES, errors
+    _check_errors(errors)
     subprocess.run([*pip, "kafka-sluice[metrics]"], check=True, cwd=project, env=own)
     assert 'sluice_up{feed="orders"} 0' in ask("metrics").stdout
 
@@ -168,16 +170,16 @@ def test_a_missing_distutils_names_setuptools() -> None:
     assert "pip install setuptools" in error.remedy
 
 
-def not_brought() -> list[str]:
-    """The modules of this environment that a plain install would not have."""
-    brought, left = {DISTRIBUTION}, [_plain(Requirement(w).name) for w in PROJECT["project"]["dependencies"]]
-    while left:
-        if (name := left.pop()) not in brought:
-            brought.add(name)
+def list_missing_modules() -> list[str]:
+    """Returns the modules of this environment that an install without extras lacks."""
+    plain, pending = {DISTRIBUTION}, [_normalize(Requirement(w).name) for w in PROJECT["project"]["dependencies"]]
+    while pending:
+        if (name := pending.pop()) not in plain:
+            plain.add(name)
             needed = (Requirement(r) for r in metadata.requires(name) or ())
-            left += [_plain(n.name) for n in needed if n.marker is None or n.marker.evaluate({"extra": ""})]
+            pending += [_normalize(n.name) for n in needed if n.marker is None or n.marker.evaluate({"extra": ""})]
     owners = metadata.packages_distributions()
-    foreign = {module for module, of in owners.items() if not brought & set(map(_plain, of))}
+    foreign = {module for module, of in owners.items() if not plain & set(map(_normalize, of))}
     return sorted(foreign - {"setuptools", "pip", "_distutils_hack"} | set(extras.BRINGS))
 
 
@@ -185,13 +187,13 @@ DECODE = (
     *("audit.rescan", "landing.sample", "landing.task", "operating.acceptance", "records.*"),
     *("maintenance.candidates", "maintenance.replay", "maintenance.sorter", "republishing.*"),
 )
-"""Modules of the pipelines that decode or write records of Kafka: those that may need the extra `kafka`."""
+"""Modules of the pipelines that decode or encode Kafka records and may need the extra `kafka`."""
 
 
 def test_everything_that_looks_is_imported_without_any_extra() -> None:
     script = f"""import importlib, pkgutil, sys
 from fnmatch import fnmatch
-sys.modules |= dict.fromkeys({not_brought()!r})
+sys.modules |= dict.fromkeys({list_missing_modules()!r})
 import sluice.cli, sluice.pipelines
 for package in (sluice.cli, sluice.pipelines):
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + ".", onerror=lambda name: None):
@@ -209,19 +211,19 @@ for name in ("reading", "resources.open_ports", "resources.lake"):
 
 
 def test_a_plain_install_has_neither_numba_nor_a_client_of_kafka() -> None:
-    assert {"numba", "llvmlite", "kafka", "cramjam", "crc32c", "cryptography"} <= set(not_brought())
+    assert {"numba", "llvmlite", "kafka", "cramjam", "crc32c", "cryptography"} <= set(list_missing_modules())
 
 
 SHARED = ("kafka", "llvmlite", "py4j", "botocore", "opentelemetry", "openlineage", "google", "grpc_tools", "airflow")
-"""Packages that come with another, are the top of what several distributions share, or are named otherwise."""
+"""Packages that come with another, are namespaces of several distributions, or have another name on PyPI."""
 
 
 def test_every_extra_brings_what_errors_say() -> None:
     wishes = PROJECT["project"]["optional-dependencies"]
-    brought = {_plain(Requirement(w).name): extra for extra in wishes if extra != "dev" for w in wishes[extra]}
+    brought = {_normalize(Requirement(w).name): extra for extra in wishes if extra != "dev" for w in wishes[extra]}
     for package, extra in extras.BRINGS.items():
         if package not in SHARED:
-            assert brought[_plain(package)] == extra
+            assert brought[_normalize(package)] == extra
     # Airflow is installed with its own constraints, and the wheel has the compiled loops.
     assert set(extras.BRINGS.values()) - {"airflow", "compile"} == set(Requirement(wishes["all"][0]).extras)
 
@@ -230,17 +232,17 @@ def test_the_lock_has_each_requirement_in_a_version_that_fits_and_nothing_of_thi
     text = (ROOT / "requirements.lock").read_text()
     locked: dict[str, list[str]] = {}
     for name, version in re.findall(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==(\S+)", text, re.MULTILINE):
-        locked.setdefault(_plain(name), []).append(version)
+        locked.setdefault(_normalize(name), []).append(version)
     wishes = [*PROJECT["project"]["dependencies"]]
     locked_extras = {k: v for k, v in PROJECT["project"]["optional-dependencies"].items() if k != "airflow"}
     for extra in locked_extras.values():  # Airflow has environments of its own: tests/airflow
         wishes += [wish for wish in extra if Requirement(wish).name != DISTRIBUTION]
     for wish in map(Requirement, wishes):
-        versions = locked.get(_plain(wish.name), [])
+        versions = locked.get(_normalize(wish.name), [])
         assert versions, f"{wish.name} is not locked: make lock"
         assert all(version in wish.specifier for version in versions), f"{wish}: make lock"
     assert not re.search(r"https?://|file:|^-|/home|/opt", text, re.MULTILINE)
 
 
-def _plain(name: str) -> str:
+def _normalize(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()

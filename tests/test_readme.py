@@ -1,4 +1,4 @@
-"""README and the tutorial: what a newcomer copies runs as it stands there, on a Kafka of its own, and prints that."""
+"""README and the tutorial: their commands run as printed, on a Kafka of their own, and print the output shown."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ SHELL_ONLY = ("pip ", "mkdir ")
 HOUR = "2026-11-20T14"
 
 
-def blocks(page: Path, language: str) -> list[str]:
+def find_blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def commands(page: Path) -> list[tuple[str, list[str]]]:
-    """Each command of the page, and the lines of its output that the page shows."""
+def find_commands(page: Path) -> list[tuple[str, list[str]]]:
+    """Returns each command of the page with the lines of its output that the page shows."""
     out: list[tuple[str, list[str]]] = []
-    for line in "".join(blocks(page, "console")).splitlines():
+    for line in "".join(find_blocks(page, "console")).splitlines():
         if line.startswith("$ "):
             out.append((line[2:], []))
         else:
             out[-1][1].append(line)
-    return [each for each in out if not each[0].startswith(SHELL_ONLY)]
+    return [entry for entry in out if not entry[0].startswith(SHELL_ONLY)]
 
 
 @dataclass
 class Newcomer:
-    """Somebody in an empty folder who types what the page says; what was typed before is not typed again.
+    """A user in an empty folder who types the commands of a page, each only once.
 
     `SLUICE_TEST_COMMAND` is the command of another environment to type it into (`make release-check`).
     """
 
     capture: pytest.CaptureFixture[str]
-    said: dict[str, str] = field(default_factory=dict)
+    output: dict[str, str] = field(default_factory=dict)
 
-    def follows(self, page: Path) -> None:
-        for command, shown in commands(page):
-            if command not in self.said:
-                self.said[command] = self._type(command)
-            for line in shown:
-                assert _pattern(line).search(self.said[command]), f"{command}: {line!r} not in {self.said[command]}"
+    def follow(self, page: Path) -> None:
+        for command, lines in find_commands(page):
+            if command not in self.output:
+                self.output[command] = self._run(command)
+            for line in lines:
+                assert _compile(line).search(self.output[command]), f"{command}: {line!r} not in {self.output[command]}"
 
-    def _type(self, command: str) -> str:
+    def _run(self, command: str) -> str:
         name, *arguments = command.split()
         assert name == "sluice"
         if installed := os.environ.get("SLUICE_TEST_COMMAND"):
@@ -71,8 +71,8 @@ class Newcomer:
         return re.sub(r"\s+", " ", out)
 
 
-def _pattern(line: str) -> re.Pattern[str]:
-    """A shown line, in which … stands for anything, and any space for some."""
+def _compile(line: str) -> re.Pattern[str]:
+    """Returns a pattern for a line of output: … matches any text, and a space any white space."""
     parts = (r"\s+".join(map(re.escape, part.split())) for part in line.split("…"))
     return re.compile(".*".join(parts))
 
@@ -90,14 +90,14 @@ def newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
 @pytest.mark.spark
 @pytest.mark.slow
 def test_what_a_newcomer_types(newcomer: Newcomer, capfd: pytest.CaptureFixture[str]) -> None:
-    newcomer.follows(README)
-    newcomer.follows(TUTORIAL)
+    newcomer.follow(README)
+    newcomer.follow(TUTORIAL)
     capfd.readouterr()
-    main(["status", "orders", "--json"])  # exit 1: the page has stopped its Kafka; what landed is there
+    main(["status", "orders", "--json"])  # exit 1: the page has stopped its Kafka; the landed windows are there
     windows = json.loads(capfd.readouterr().out)["feeds"][0]["windows"]
     landed = [w["window"] for w in windows if w["state"] == "landed"][-1]
     for page in (README, TUTORIAL):
-        for block in blocks(page, "python"):
+        for block in find_blocks(page, "python"):
             exec(compile(block.replace(HOUR, landed[:13]), str(page), "exec"), {})
     out, _ = capfd.readouterr()
     assert "revenue" in out
@@ -106,7 +106,7 @@ def test_what_a_newcomer_types(newcomer: Newcomer, capfd: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("page", [README, TUTORIAL], ids=["README", "tutorial"])
 def test_the_feeds_shown_are_feeds(page: Path, tmp_path: Path) -> None:
-    (block,) = blocks(page, "yaml")
+    (block,) = find_blocks(page, "yaml")
     path = tmp_path / "feeds" / "orders.yaml"
     path.parent.mkdir()
     path.write_text(block)
@@ -115,9 +115,9 @@ def test_the_feeds_shown_are_feeds(page: Path, tmp_path: Path) -> None:
 
 def test_the_report_of_the_tutorial_is_one(tmp_path: Path) -> None:
     (tmp_path / "reports").mkdir()
-    (tmp_path / "reports" / "revenue.sql").write_text(blocks(TUTORIAL, "sql")[0])
-    found = read_reports(Project(tmp_path), {"orders"})
-    assert (list(found.reports), dict(found.broken)) == (["revenue"], {})
+    (tmp_path / "reports" / "revenue.sql").write_text(find_blocks(TUTORIAL, "sql")[0])
+    reports = read_reports(Project(tmp_path), {"orders"})
+    assert (list(reports.reports), dict(reports.broken)) == (["revenue"], {})
 
 
 def test_figures_are_those_of_the_page_of_performance() -> None:

@@ -27,14 +27,14 @@ def release(tmp_path: Path) -> Iterator[ModuleType]:
         (tmp_path / "pipelines/util/extras.py").write_text('VERSION = "1.2.3"\n')
         (tmp_path / "CHANGELOG.md").write_text("## [Unreleased]\n\n- One.\n\n## [1.2.3] - 2026-11-27\n")
         for words in (["init", "-q"], ["add", "."], [*AUTHOR, "commit", "-qm", "Release 1.2.3"]):
-            git(tmp_path, *words)
+            run_git(tmp_path, *words)
         yield module
 
 
 AUTHOR = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
 
 
-def git(folder: Path, *words: str) -> None:
+def run_git(folder: Path, *words: str) -> None:
     subprocess.run(["git", "-C", folder, *words], check=True, capture_output=True)
 
 
@@ -45,7 +45,7 @@ def test_a_commit_without_a_tag_is_checked_without_one(release: ModuleType) -> N
 
 @pytest.mark.parametrize("kind", [[], ["-a", "-m", "1.2.3"]], ids=["lightweight", "annotated"])
 def test_a_tag_that_nobody_signed_is_no_missing_tag(release: ModuleType, tmp_path: Path, kind: list[str]) -> None:
-    git(tmp_path, *AUTHOR, "tag", *kind, "v1.2.3")
+    run_git(tmp_path, *AUTHOR, "tag", *kind, "v1.2.3")
     assert release._find_tag() == "v1.2.3"
     with pytest.raises(release.StepFailed, match="no valid signature"):
         release.check_version(release._find_tag())
@@ -54,8 +54,8 @@ def test_a_tag_that_nobody_signed_is_no_missing_tag(release: ModuleType, tmp_pat
 def test_a_tag_of_another_version_or_without_a_section_is_refused(release: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(release.StepFailed, match="but version"):
         release.check_version("v1.2.4")
-    git(tmp_path, *AUTHOR, "tag", "v1.2.3")
-    git(tmp_path, *AUTHOR, "commit", "--allow-empty", "-qm", "One more")
+    run_git(tmp_path, *AUTHOR, "tag", "v1.2.3")
+    run_git(tmp_path, *AUTHOR, "commit", "--allow-empty", "-qm", "One more")
     with pytest.raises(release.StepFailed, match="no tag of this commit"):
         release.check_version("v1.2.3")
     (tmp_path / "CHANGELOG.md").write_text("## [Unreleased]\n")

@@ -1,4 +1,4 @@
-"""The threat model names a test for each attack that it says is stopped: each of these tests exists."""
+"""The threat model names a test for each attack that it declares stopped: each of these tests exists."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 MODEL = TESTS.parent / "docs/developers/threat-model.md"
-NAMED = re.compile(r"`([a-z0-9_/]+\.py)::(\w+)`")
+REFERENCE = re.compile(r"`([a-z0-9_/]+\.py)::(\w+)`")
 
 
 def test_every_test_that_is_named_exists() -> None:
-    named = NAMED.findall(MODEL.read_text())
-    assert len(named) > 70
-    missing = [f"{file}::{test}" for file, test in named if not _has(TESTS / file, test)]
+    references = REFERENCE.findall(MODEL.read_text())
+    assert len(references) > 70
+    missing = [f"{file}::{test}" for file, test in references if not _has(TESTS / file, test)]
     assert missing == []
 
 
@@ -22,7 +22,7 @@ def test_every_threat_names_a_test() -> None:
     rows = [
         line for line in tables.splitlines() if line.startswith("| ") and not line.startswith(("| attack", "| where"))
     ]
-    assert [row for row in rows if not NAMED.search(row)] == []
+    assert [row for row in rows if not REFERENCE.search(row)] == []
 
 
 def _has(file: Path, test: str) -> bool:

@@ -24,7 +24,7 @@ _LOG4J = """<Configuration status="WARN">
 
 @dataclass
 class LocalZooKeeper:
-    """One server with a folder and a port of its own. Its data stays when it is stopped and started again."""
+    """One server with its own folder and port. Its data survives a stop and a start."""
 
     root: Path
     port: int = 0
@@ -49,7 +49,7 @@ class LocalZooKeeper:
         ]
         self.process = spawn(command, self.root, self.root / "zookeeper.log")
         until = time.monotonic() + seconds
-        while not _answers(self.port):
+        while not _is_answering(self.port):
             if not self.process.alive or time.monotonic() > until:
                 raise AssertionError((self.root / "zookeeper.log").read_text()[-2000:])
             time.sleep(0.1)
@@ -65,9 +65,9 @@ class LocalZooKeeper:
         shutil.rmtree(self.root, ignore_errors=True)
 
     @contextlib.contextmanager
-    def client(self) -> Iterator[Any]:
-        """A plain client, as another tool would be."""
-        client = _client(self.connect)
+    def open_client(self) -> Iterator[Any]:
+        """Open a plain client, such as another tool uses."""
+        client = _make_client(self.connect)
         client.start(timeout=20)
         try:
             yield client
@@ -76,39 +76,39 @@ class LocalZooKeeper:
             client.close()
 
     def put(self, group: str, topic: str, offsets: Mapping[int, str]) -> None:
-        """Write offsets as old consumers do: text, whatever was there."""
-        with self.client() as client:
+        """Write offsets as text, as old consumers do; existing values are overwritten."""
+        with self.open_client() as client:
             for partition, text in offsets.items():
                 path = f"/consumers/{group}/offsets/{topic}/{partition}"
                 client.ensure_path(path)
                 client.set(path, text.encode())
 
-    def held(self, group: str, topic: str) -> dict[int, str]:
-        """The offsets as the nodes' text."""
+    def read_offsets(self, group: str, topic: str) -> dict[int, str]:
+        """Returns the offsets as text, by partition."""
         root = f"/consumers/{group}/offsets/{topic}"
-        with self.client() as client:
+        with self.open_client() as client:
             if client.exists(root) is None:
                 return {}
             return {int(p): client.get(f"{root}/{p}")[0].decode() for p in client.get_children(root)}
 
-    def names(self, path: str) -> list[str]:
-        with self.client() as client:
+    def list_children(self, path: str) -> list[str]:
+        with self.open_client() as client:
             return sorted(client.get_children(path)) if client.exists(path) else []
 
 
-def _client(connect: str) -> Any:
+def _make_client(connect: str) -> Any:
     from kazoo.client import KazooClient
 
     return KazooClient(hosts=connect, timeout=5)
 
 
-def _answers(port: int) -> bool:
+def _is_answering(port: int) -> bool:
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1):
             pass
     except OSError:
         return False
-    client = _client(f"127.0.0.1:{port}")
+    client = _make_client(f"127.0.0.1:{port}")
     try:
         client.start(timeout=5)
     except Exception:  # noqa: BLE001 - it listens before it serves
@@ -120,7 +120,7 @@ def _answers(port: int) -> bool:
 
 
 def free_port() -> int:
-    """Below the range of outgoing connections, as `LocalKafka` takes its own."""
+    """Returns a free port below the range of outgoing connections, as `LocalKafka` does."""
     while True:
         port = random.randrange(20_000, 30_000)
         with socket.socket() as probe, contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
 """DAGs of `sluice.airflow` in real Airflow environments, headless, on a real Kafka: `make airflow`.
 
-Each environment has a Python of its own (`SLUICE_AIRFLOW`: their folders, separated by colons). Each test has a
+Each environment has its own Python (`SLUICE_AIRFLOW`: their folders, separated by colons). Each test has a
 project, a topic and a lake; `sluice audit --rescan` compares the lake with Kafka at its end.
 """
 
@@ -26,7 +26,7 @@ import pytest
 from sluice.pipelines.util.units import HOUR, show_window
 from sluice.resources.liveness import now
 from sluice.resources.local.local_kafka import LocalKafka
-from tests.cli.conftest import Said, Sluice
+from tests.cli.conftest import CommandResult, Sluice
 from tests.cli.conftest import project as project
 from tests.cli.conftest import sluice as sluice
 from tests.resources.kafka.tools import free_port
@@ -47,7 +47,7 @@ def wait(trap, when, effect):
         print("waiting", flush=True)
         sys.stdin.readline()
 
-with patch.object(points._Trap, "strike", wait), points.planted("before publish"):
+with patch.object(points._Trap, "trigger", wait), points.interrupt_at("before publish"):
     sys.exit(main(sys.argv[1:]))
 """
 
@@ -56,9 +56,9 @@ import datetime, os, signal, sys
 
 if os.environ.get("KILL"):
     sys.path.append(os.environ["TESTS"])
-    from tests.faults.points import planted
+    from tests.faults.points import interrupt_at
 
-    sys.trap = planted(os.environ["KILL"], signal.Signals(int(os.environ["SIGNAL"])))  # no context ends it
+    sys.trap = interrupt_at(os.environ["KILL"], signal.Signals(int(os.environ["SIGNAL"])))  # no context ends it
     sys.trap.__enter__()
 from sluice.airflow import CommitOperator, LandWindowOperator, WindowCompleteSensor, make_dags, make_asset
 
@@ -99,7 +99,7 @@ with DAG("feed_gone", **START):
 
 @dataclass
 class Airflow:
-    """An Airflow environment with a home of its own."""
+    """An Airflow environment with its own home."""
 
     bin: Path
     home: Path
@@ -234,7 +234,7 @@ def airflow(
     return environment
 
 
-def audit(sluice: Sluice) -> Said:
+def audit(sluice: Sluice) -> CommandResult:
     """The audit of the lake against Kafka, which must agree."""
     result = sluice("audit", "orders", "--rescan", "--json")
     assert result.code == 0, result.out
@@ -303,7 +303,7 @@ def test_the_next_run_finishes_a_killed_one(point: str, sign: signal.Signals, ai
 
 
 def test_of_two_runs_of_an_hour_one_lands(airflow: Airflow, sluice: Sluice) -> None:
-    """Each has a database of its own: Airflow's has a race at a DAG's first run."""
+    """Each has its own database: Airflow's has a race at a DAG's first run."""
     other = replace(airflow, home=airflow.home.with_name("other"))
     shutil.copytree(airflow.home, other.home, ignore=shutil.ignore_patterns("airflow.cfg"))
     both = [airflow.begin_test("land_orders", hour=1), other.begin_test("two_steps")]

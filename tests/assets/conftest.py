@@ -1,6 +1,6 @@
-"""Fixtures: a project over memory, with a Dagster instance of its own that holds nothing yet.
+"""Fixtures: a project over memory, with its own, empty Dagster instance.
 
-`SLUICE_TEST_DAGSTER=postgres` has the instances of all tests in a real PostgreSQL, a database for each.
+`SLUICE_TEST_DAGSTER=postgres` stores the instances of all tests in a real PostgreSQL, each in its own database.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ ON_FILES = pytest.mark.skipif(ON_POSTGRES, reason="about an instance in files of
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    """A server of one's own."""
-    found = servers.programs()
-    if found is None:
+    """A PostgreSQL server for this session."""
+    binaries = servers.find_programs()
+    if binaries is None:
         pytest.skip("no PostgreSQL here: infra/postgres.sh installs one")
-    with servers.started(found) as server:
+    with servers.run_server(binaries) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def fresh_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An instance without events: making its databases takes seconds, copying them does not."""
+    """The home of an instance without events, to be copied: creating its databases takes seconds."""
     world = World(tmp_path_factory.mktemp("template"))
     with open_instance(world.project) as instance:
         instance.get_runs()
@@ -44,7 +44,7 @@ def fresh_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def root(tmp_path: Path, fresh_home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
-    """A folder for a project, with an instance that holds nothing yet."""
+    """A folder for a project, with an empty instance."""
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     home = tmp_path / ".sluice" / "dagster"
     shutil.copytree(fresh_home, home)
@@ -54,9 +54,9 @@ def root(tmp_path: Path, fresh_home: Path, monkeypatch: pytest.MonkeyPatch, requ
 
 
 def on_postgres(home: Path, server: Postgres) -> None:
-    """The instance of this home keeps everything in a new database."""
+    """Store the instance of this home in a new database."""
     with (home / "dagster.yaml").open("a") as config:
-        config.write(server.storage(server.database()))
+        config.write(server.render_storage(server.create_database()))
 
 
 @pytest.fixture
@@ -66,5 +66,5 @@ def world(root: Path) -> World:
 
 @pytest.fixture
 def instance(world: World) -> Iterator[dg.DagsterInstance]:
-    with open_instance(world.project) as opened:
-        yield opened
+    with open_instance(world.project) as dagster_instance:
+        yield dagster_instance

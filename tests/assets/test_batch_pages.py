@@ -1,4 +1,4 @@
-"""A run leaves the report of each batch, published or refused, and never fails by it."""
+"""Each batch, published or refused, gets an HTML page; a page that cannot be written fails no run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tests.assets.world import FEED, P0, SECRET, World, in_hour
 STRICT = f"{FEED}policies: {{quarantine_limit: {{share: 0.01, at_least: 1}}}}\n"
 
 
-def reports(world: World) -> dict[str, str]:
+def read_pages(world: World) -> dict[str, str]:
     return {p.rpartition("/")[2]: d.decode() for p, d in world.lake.files.items() if p.endswith(".html")}
 
 
 def test_a_run_leaves_a_report_of_its_batch(world: World, instance: dg.DagsterInstance) -> None:
     world.run(in_hour(0))
     (batch,) = world.state().batches
-    page = reports(world)[f"{batch}.html"]
+    page = read_pages(world)[f"{batch}.html"]
     assert "Lag" in page
     assert "made without asking Kafka" not in page
     assert SECRET not in page
@@ -28,7 +28,7 @@ def test_a_refused_batch_leaves_one_too(world: World, instance: dg.DagsterInstan
     (world.project.feeds_folder / "orders.yaml").write_text(STRICT)
     world.engine.bad = 5
     assert isinstance(world.run(in_hour(0)).error, QuarantineExceeded)
-    ((name, page),) = reports(world).items()
+    ((name, page),) = read_pages(world).items()
     (batch,) = world.state().batches.values()
     assert name == f"{batch.id}-{batch.owner.token}.html"
     assert "more than the feed allows; nothing is published" in page
@@ -38,7 +38,7 @@ def test_a_refused_batch_leaves_one_too(world: World, instance: dg.DagsterInstan
 def test_a_batch_that_failed_leaves_one(world: World, instance: dg.DagsterInstance) -> None:
     world.engine.failing = {P0}
     assert isinstance(world.run(in_hour(0)).error, BatchIncomplete)
-    ((_, page),) = reports(world).items()
+    ((_, page),) = read_pages(world).items()
     assert "published in part" in page
     assert "does not match its CRC" in page
 
@@ -46,11 +46,11 @@ def test_a_batch_that_failed_leaves_one(world: World, instance: dg.DagsterInstan
 def test_a_report_that_cannot_be_written_fails_nothing(world: World, instance: dg.DagsterInstance) -> None:
     put = world.lake.put
 
-    def no_reports(path: str, data: bytes) -> None:
+    def refuse_pages(path: str, data: bytes) -> None:
         if path.endswith(".html"):
             raise RuntimeError("the disk is full")
         put(path, data)
 
-    world.lake.put = no_reports  # type: ignore[method-assign]
+    world.lake.put = refuse_pages  # type: ignore[method-assign]
     assert world.run(in_hour(0)).error is None
-    assert reports(world) == {}
+    assert read_pages(world) == {}

@@ -15,7 +15,7 @@ import pytest
 
 from sluice.assets.instance.internals import CODE_SERVER, LOCATION, MODULE
 from tests.faults.nemeses.engines import Process, Processes
-from tests.resources.kafka.tools import until
+from tests.resources.kafka.tools import wait_until
 
 pytestmark = pytest.mark.slow
 _SERVER_ID = "/api.DagsterApi/GetServerId"
@@ -26,7 +26,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
     (tmp_path / "feeds").mkdir()
     (tmp_path / "feeds" / "orders.yaml").write_text("topics: orders\nstart: earliest\n")
     processes = Processes()
-    with processes.killed():
+    with processes.kill_at_exit():
         yield processes
 
 
@@ -45,14 +45,14 @@ def test_a_process_that_has_died_is_replaced(tmp_path: Path, processes: Processe
     with subprocess.Popen([sys.executable, "-m", CODE_SERVER, *options], env=env) as server:
 
         def find_process() -> Process | None:
-            alive = processes.alive()
+            alive = processes.list_alive()
             return next((p for p in alive if p.parent == server.pid and b"\0grpc\0" in p.command), None)
 
         for _ in range(2):  # also the one that was started instead
-            before = until(lambda: read_server_id(address), 300)
-            until(find_process).send(signal.SIGKILL)
-            until(lambda before=before: read_server_id(address) not in (b"", before), 300)
+            before = wait_until(lambda: read_server_id(address), 300)
+            wait_until(find_process).send(signal.SIGKILL)
+            wait_until(lambda before=before: read_server_id(address) not in (b"", before), 300)
         assert server.poll() is None
         server.send_signal(signal.SIGTERM)
         assert server.wait(90) == 0
-    processes.gone()
+    processes.wait_until_gone()

@@ -1,5 +1,6 @@
-"""The job `compact_<schedule>_feeds`: files become few; no asset's version changes, no report runs again, and nothing
-is pending an event for it. And what Dagster makes of a window that was retired.
+"""The job `compact_<schedule>_feeds` merges files without new asset versions, report runs or pending events.
+
+Also: a retired window in Dagster.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.maintenance.expiry import RetireRequest, expire
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
-from tests.assets.world import P0, P1, World, hour, in_hour, stored, versions, windows
+from tests.assets.world import P0, P1, World, at_hour, in_hour, list_versions, read_metadata, read_windows
 
 LANDED, COMMITTED = landed_key("orders"), dg.AssetKey(["orders", "committed"])
 H0 = "2024-05-01T00:00"
 
 
 def land_in_pieces(world: World) -> None:
-    """The first two hours, five offsets at a time."""
+    """Land the first two hours, five offsets at a time."""
     for start in range(0, 50, 5):
         ranges = tuple(AskedRange(tp.topic, tp.partition, start, start + 5) for tp in (P0, P1))
         world.land_unrecorded(Request(RequestKind.OFFSETS, ranges))
@@ -33,8 +34,8 @@ def compact(world: World, instance: dg.DagsterInstance, **config: str) -> dg.Exe
     return job.execute_in_process(instance=instance, run_config=run_config, raise_on_error=False)
 
 
-def said(result: dg.ExecuteInProcessResult) -> dict[str, object]:
-    """The metadata of the op's output."""
+def read_output_metadata(result: dg.ExecuteInProcessResult) -> dict[str, object]:
+    """Returns the metadata of the op's output."""
     (output,) = (e for e in result.all_node_events if e.is_successful_output)
     return {k: v.value for k, v in output.step_output_data.metadata.items()}
 
@@ -42,44 +43,47 @@ def said(result: dg.ExecuteInProcessResult) -> dict[str, object]:
 @pytest.fixture
 def landed(world: World) -> World:
     land_in_pieces(world)
-    assert world.run(in_hour(1)).error is None, "it tells what is untold of the others"
+    assert world.run(in_hour(1)).error is None, "it reports the unreported batches of the others"
     return world
 
 
 def test_the_job_merges_and_tells_how_much(landed: World, instance: dg.DagsterInstance) -> None:
     result = compact(landed, instance)
     assert result.success
-    told = said(result)
-    assert (told["files_before"], told["files_after"], told["left_alone"]) == (20, 4, "none")
-    assert audit(landed.ledger(), landed.lake, hashes=True).is_reconciled  # type: ignore[arg-type]
-    again = said(compact(landed, instance))
+    metadata = read_output_metadata(result)
+    assert (metadata["files_before"], metadata["files_after"], metadata["left_alone"]) == (20, 4, "none")
+    assert audit(landed.open_ledger(), landed.lake, hashes=True).is_reconciled  # type: ignore[arg-type]
+    again = read_output_metadata(compact(landed, instance))
     assert (again["files_before"], again["batches"]) == (0, "none")
 
 
 def test_windows_that_are_asked_for(landed: World, instance: dg.DagsterInstance) -> None:
-    told = said(compact(landed, instance, since=H0, until="2024-05-01T01"))
-    assert (told["files_before"], told["files_after"]) == (10, 2)
+    metadata = read_output_metadata(compact(landed, instance, since=H0, until="2024-05-01T01"))
+    assert (metadata["files_before"], metadata["files_after"]) == (10, 2)
     wrong_ends = ("", "2024-05-01T01:30", H0)
     for wrong in (*({"since": H0, "until": end} for end in wrong_ends), {"since": "dawn", "until": H0}):
         assert not compact(landed, instance, **wrong).success
 
 
 def test_no_version_changes_and_nothing_is_told_again(landed: World, instance: dg.DagsterInstance) -> None:
-    before = {k: versions(instance, k, H0) for k in (LANDED, COMMITTED)}
-    told, version = len(stored(instance, LANDED)), landed.books().format_window_version(hour(0))
+    before = {k: list_versions(instance, k, H0) for k in (LANDED, COMMITTED)}
+    event_count, version = (
+        len(read_metadata(instance, LANDED)),
+        landed.open_ledger_view().format_window_version(at_hour(0)),
+    )
     assert compact(landed, instance).success
-    assert landed.books().format_window_version(hour(0)) == version
+    assert landed.open_ledger_view().format_window_version(at_hour(0)) == version
     assert landed.run(in_hour(2)).error is None, "the commit demands no event of a batch that only merged"
-    assert {k: versions(instance, k, H0) for k in (LANDED, COMMITTED)} == before
-    assert len(stored(instance, LANDED)) == told
-    assert len(landed.books().list_receipts(hour(0))) == 2
+    assert {k: list_versions(instance, k, H0) for k in (LANDED, COMMITTED)} == before
+    assert len(read_metadata(instance, LANDED)) == event_count
+    assert len(landed.open_ledger_view().list_receipts(at_hour(0))) == 2
 
 
 def test_a_window_told_after_it_was_compacted_names_who_landed_it(world: World, instance: dg.DagsterInstance) -> None:
     land_in_pieces(world)
     assert compact(world, instance).success
     assert world.run(in_hour(1)).error is None
-    (event,) = (w for k, w in windows(instance, LANDED).items() if k == H0)
+    (event,) = (w for k, w in read_windows(instance, LANDED).items() if k == H0)
     assert (event["files"], event["rows"], event["request"]) == (2, 50, "offsets orders:0:20-25, orders:1:20-25")
 
 
@@ -88,13 +92,13 @@ def test_a_report_of_a_retired_window_is_refused(landed: World, instance: dg.Dag
     folder.mkdir()
     (folder / "rows.sql").write_text("-- Rows.\n-- feed: orders\nSELECT count(*) FROM orders\n")
     expire(
-        landed.ledger(),
+        landed.open_ledger(),
         landed.lake,
-        RetireRequest(hour(1), "old"),
-        landed.session().feed("orders").window,
+        RetireRequest(at_hour(1), "old"),
+        landed.make_session().feed("orders").window,
         landed.liveness,
     )  # type: ignore[arg-type]
-    job = build(landed.project, landed.session()).resolve_implicit_job_def_def_for_assets([report_key("rows")])
+    job = build(landed.project, landed.make_session()).resolve_implicit_job_def_def_for_assets([report_key("rows")])
     assert job is not None
     result = job.execute_in_process(
         instance=instance, asset_selection=[report_key("rows")], partition_key=H0, raise_on_error=False
@@ -103,4 +107,4 @@ def test_a_report_of_a_retired_window_is_refused(landed: World, instance: dg.Dag
     (failed,) = (e for e in result.all_node_events if e.is_step_failure)
     assert "was retired on" in str(failed.step_failure_data.error)
     assert landed.run(in_hour(0)).error is None
-    assert versions(instance, LANDED, H0)[-1] == landed.books().format_window_version(hour(0))
+    assert list_versions(instance, LANDED, H0)[-1] == landed.open_ledger_view().format_window_version(at_hour(0))

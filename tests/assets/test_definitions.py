@@ -24,18 +24,18 @@ from sluice.testing.lake import MemoryLake
 from tests.assets.world import FEED, SECRET, World, in_hour
 
 
-def project(root: Path, **feeds: str) -> Project:
+def make_project(root: Path, **feeds: str) -> Project:
     (root / "feeds").mkdir()
     for name, text in feeds.items():
         (root / "feeds" / f"{name}.yaml").write_text(text)
     return Project(root)
 
 
-def keys(defs: dg.Definitions) -> set[str]:
+def list_keys(defs: dg.Definitions) -> set[str]:
     return {k.to_user_string() for k in defs.resolve_asset_graph().get_all_asset_keys()}
 
 
-def described(defs: dg.Definitions, key: str) -> str:
+def get_description(defs: dg.Definitions, key: str) -> str:
     return defs.resolve_asset_graph().get(dg.AssetKey(key.split("/"))).description or ""
 
 
@@ -45,23 +45,23 @@ def test_twenty_feeds_load_without_a_socket(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.delenv("KAFKA_BOOTSTRAP", raising=False)
     text = "kafka: {bootstrap: '${KAFKA_BOOTSTRAP}'}\ntopics: [%s]\nstart: earliest\n"
-    made = project(tmp_path, **{f"feed{i}": text % f"topic-{i}.v1, shared" for i in range(20)})
+    project = make_project(tmp_path, **{f"feed{i}": text % f"topic-{i}.v1, shared" for i in range(20)})
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "create_connection", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
-    defs = build(made)
+    defs = build(project)
 
     dg.Definitions.validate_loadable(defs)
-    assert len(keys(defs)) == 20 * 3 + 1
-    assert {"feed0/landed", "feed0/committed", "kafka/topic-0.v1", "kafka/shared"} <= keys(defs)
+    assert len(list_keys(defs)) == 20 * 3 + 1
+    assert {"feed0/landed", "feed0/committed", "kafka/topic-0.v1", "kafka/shared"} <= list_keys(defs)
     assert {f"{job}_feed{i}" for i in range(20) for job in ("land", "catch_up")} <= {
         j.name for j in defs.resolve_all_job_defs()
     }
 
 
 def test_lineage_goes_from_topic_to_committed_offsets(tmp_path: Path) -> None:
-    graph = build(project(tmp_path, orders=FEED)).resolve_asset_graph()
+    graph = build(make_project(tmp_path, orders=FEED)).resolve_asset_graph()
     landed, committed = dg.AssetKey(["orders", "landed"]), dg.AssetKey(["orders", "committed"])
     assert graph.get(landed).parent_keys == {dg.AssetKey(["kafka", "orders"])}
     assert graph.get(committed).parent_keys == {landed}
@@ -69,7 +69,7 @@ def test_lineage_goes_from_topic_to_committed_offsets(tmp_path: Path) -> None:
 
 
 def test_jobs_run_in_one_process_and_the_schedule_is_off(tmp_path: Path) -> None:
-    defs = build(project(tmp_path, orders=FEED))
+    defs = build(make_project(tmp_path, orders=FEED))
     for job in ("land_orders", "catch_up_orders"):
         assert defs.resolve_job_def(job).executor_def is dg.in_process_executor
     schedule = defs.resolve_schedule_def("land_orders_windows")
@@ -79,38 +79,40 @@ def test_jobs_run_in_one_process_and_the_schedule_is_off(tmp_path: Path) -> None
 
 def test_of_two_feeds_with_one_table_the_later_shows_as_broken(tmp_path: Path) -> None:
     table = "table: {iceberg: {name: db.orders%s}}\n"
-    defs = build(project(tmp_path, one=FEED + table % "", other=FEED, two=FEED + table % "_windows"))
-    assert {"one/table", "other/landed"} <= keys(defs)
-    assert "`db.orders_windows` would be a table of feed `two` and of feed `one`" in described(defs, "two/landed")
+    defs = build(make_project(tmp_path, one=FEED + table % "", other=FEED, two=FEED + table % "_windows"))
+    assert {"one/table", "other/landed"} <= list_keys(defs)
+    assert "`db.orders_windows` would be a table of feed `two` and of feed `one`" in get_description(defs, "two/landed")
     assert {j.name for j in defs.resolve_all_job_defs()} >= {"land_one", "land_other"}
     assert not any(j.name == "land_two" for j in defs.resolve_all_job_defs())
 
 
 def test_a_broken_feed_shows_and_the_others_load(tmp_path: Path) -> None:
     defs = build(
-        project(tmp_path, orders=FEED, clicks="topics: [\n", refunds=FEED.replace("2024-05-01T00:00:00Z", "sometimes"))
+        make_project(
+            tmp_path, orders=FEED, clicks="topics: [\n", refunds=FEED.replace("2024-05-01T00:00:00Z", "sometimes")
+        )
     )
-    assert {"orders/landed", "clicks/landed", "refunds/landed"} <= keys(defs)
-    assert "clicks.yaml" in described(defs, "clicks/landed")
-    assert "start" in described(defs, "refunds/landed")
+    assert {"orders/landed", "clicks/landed", "refunds/landed"} <= list_keys(defs)
+    assert "clicks.yaml" in get_description(defs, "clicks/landed")
+    assert "start" in get_description(defs, "refunds/landed")
     assert not defs.resolve_asset_graph().get(dg.AssetKey(["clicks", "landed"])).is_executable
     assert not any(j.name == "land_clicks" for j in defs.resolve_all_job_defs())
 
 
 def test_two_files_for_one_feed_or_one_group_show_on_the_later(tmp_path: Path) -> None:
     same_group = FEED + "group: sluice-orders\n"
-    defs = build(project(tmp_path, orders=FEED, rivals=same_group, zorders="feed: orders\n" + FEED))
-    assert "shared with feed `orders`" in described(defs, "rivals/landed")
-    assert f"is `orders` in {tmp_path / 'feeds' / 'orders.yaml'} too" in described(defs, "zorders/landed")
+    defs = build(make_project(tmp_path, orders=FEED, rivals=same_group, zorders="feed: orders\n" + FEED))
+    assert "shared with feed `orders`" in get_description(defs, "rivals/landed")
+    assert f"is `orders` in {tmp_path / 'feeds' / 'orders.yaml'} too" in get_description(defs, "zorders/landed")
 
 
 def test_nothing_that_loads_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(FeedError, match=r"(?s)a\.yaml.*b\.yaml"):
-        build(project(tmp_path, a="topics: [\n", b="start: never\n"))
+        build(make_project(tmp_path, a="topics: [\n", b="start: never\n"))
 
 
 def test_no_feeds_yet_is_no_error(tmp_path: Path) -> None:
-    assert keys(build(project(tmp_path))) == set()
+    assert list_keys(build(make_project(tmp_path))) == set()
 
 
 def test_no_project_is_a_clear_error(tmp_path: Path) -> None:
@@ -126,10 +128,10 @@ def leave_tip(sample: Project, tip: bytes) -> None:
 
 
 def test_patterns_show_the_topics_in_the_ledger(tmp_path: Path) -> None:
-    sample = project(tmp_path, orders=PATTERN)
-    assert keys(build(sample)) == {"orders/landed", "orders/committed"}
+    sample = make_project(tmp_path, orders=PATTERN)
+    assert list_keys(build(sample)) == {"orders/landed", "orders/committed"}
     leave_tip(sample, Tip("id", 3, Facts(0, ("orders.eu", "orders.us"))).dump())
-    assert {"kafka/orders.eu", "kafka/orders.us"} <= keys(build(sample))
+    assert {"kafka/orders.eu", "kafka/orders.us"} <= list_keys(build(sample))
 
 
 @pytest.mark.parametrize(
@@ -144,9 +146,9 @@ def test_patterns_show_the_topics_in_the_ledger(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_tip_is_as_good_as_none(tmp_path: Path, text: str) -> None:
-    sample = project(tmp_path, orders=PATTERN)
+    sample = make_project(tmp_path, orders=PATTERN)
     leave_tip(sample, text.encode())
-    assert keys(build(sample)) == {"orders/landed", "orders/committed"}
+    assert list_keys(build(sample)) == {"orders/landed", "orders/committed"}
 
 
 def test_an_unforeseen_error_of_one_ledger_costs_no_other(root: Path) -> None:
@@ -179,7 +181,7 @@ def test_a_lake_that_is_away_costs_a_warning(
 
     world.lake.before["get"] = refuse
     try:
-        partitions = build(world.project, world.session()).resolve_assets_def(landed_key("orders")).partitions_def
+        partitions = build(world.project, world.make_session()).resolve_assets_def(landed_key("orders")).partitions_def
     finally:
         waiting.set()
     assert isinstance(partitions, dg.TimeWindowPartitionsDefinition)
@@ -201,15 +203,15 @@ def test_a_lake_that_is_away_costs_a_warning(
 def test_an_unknown_address_of_the_lake_costs_a_warning(
     lake: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sample = project(tmp_path, orders=FEED + lake)
-    assert "orders/landed" in keys(build(sample))
+    sample = make_project(tmp_path, orders=FEED + lake)
+    assert "orders/landed" in list_keys(build(sample))
     (warning,) = (r.getMessage() for r in caplog.records if "ledger" in r.getMessage())
     assert "LAKE_OF_NOBODY" in warning
 
 
 def test_definitions_hold_no_secret(tmp_path: Path) -> None:
-    graph = build(project(tmp_path, orders=FEED)).resolve_asset_graph()
+    graph = build(make_project(tmp_path, orders=FEED)).resolve_asset_graph()
     nodes = [graph.get(k) for k in graph.get_all_asset_keys()]
-    shown = repr([(n.description, n.metadata, n.tags) for n in nodes])
-    assert SECRET not in shown
-    assert "reader" not in shown
+    text = repr([(n.description, n.metadata, n.tags) for n in nodes])
+    assert SECRET not in text
+    assert "reader" not in text

@@ -1,4 +1,4 @@
-"""The feed's job over made-up edges: what lands, what Dagster records of it, and what may be committed."""
+"""The feed's job over memory: its landed records, its events in Dagster, and its commits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,19 @@ from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.model.receipts import BrokerTraffic, Latency, TaskTraffic
 from sluice.pipelines.ports import Member
 from tests.assets.conftest import ON_FILES
-from tests.assets.world import FEED, HOUR, P0, P1, SECRET, World, cells, checks, in_hour, stored, windows
+from tests.assets.world import (
+    FEED,
+    HOUR,
+    P0,
+    P1,
+    SECRET,
+    World,
+    in_hour,
+    read_cells,
+    read_checks,
+    read_metadata,
+    read_windows,
+)
 
 LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
 
@@ -46,19 +58,22 @@ LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
 
 
 def test_what_brokers_were_asked_is_shown_as_numbers_to_plot(world: World, instance: dg.DagsterInstance) -> None:
-    asked = BrokerTraffic(1, "b1:9092", 4, 0, 3_000_000, Latency.of(250_000), throttled=1, throttle_ms=2000)
+    traffic = BrokerTraffic(1, "b1:9092", 4, 0, 3_000_000, Latency.of(250_000), throttled=1, throttle_ms=2000)
     other = BrokerTraffic(2, requests=1, errors={"no answer": 1})
-    world.engine.traffic = (TaskTraffic((asked,), {"orders:0": 130}), TaskTraffic((asked, other), {"orders:1": 100}))
+    world.engine.traffic = (
+        TaskTraffic((traffic,), {"orders:0": 130}),
+        TaskTraffic((traffic, other), {"orders:1": 100}),
+    )
     world.run()
-    (said,) = stored(instance, LANDED)
-    assert (said["fetches"], said["fetched_bytes"], said["throttled_seconds"]) == (9.0, 6e6, 4.0)
-    assert (said["fetch_p50_ms"], said["fetch_p99_ms"], said["fetch_wait_seconds"]) == (250.0, 250.0, 0.5)
-    assert [(r["broker"], r["fetches"], r["mb"], r["errors"]) for r in cells(said["brokers"])] == [
+    (metadata,) = read_metadata(instance, LANDED)
+    assert (metadata["fetches"], metadata["fetched_bytes"], metadata["throttled_seconds"]) == (9.0, 6e6, 4.0)
+    assert (metadata["fetch_p50_ms"], metadata["fetch_p99_ms"], metadata["fetch_wait_seconds"]) == (250.0, 250.0, 0.5)
+    assert [(r["broker"], r["fetches"], r["mb"], r["errors"]) for r in read_cells(metadata["brokers"])] == [
         ("1 b1:9092", 8, 6.0, ""),
         ("2", 1, 0.0, "no answer 1"),
     ]
-    assert cells(said["topics"]) == [{"topic": "orders", "records": 200, "mb": 0.002, "behind": 30}]
-    assert said["brokers_noted"].startswith("broker 1 at b1:9092 throttled this client for 4.0 s")
+    assert read_cells(metadata["topics"]) == [{"topic": "orders", "records": 200, "mb": 0.002, "behind": 30}]
+    assert metadata["brokers_noted"].startswith("broker 1 at b1:9092 throttled this client for 4.0 s")
 
 
 def test_a_run_lands_records_and_commits(world: World, instance: dg.DagsterInstance) -> None:
@@ -74,19 +89,23 @@ def test_a_run_lands_records_and_commits(world: World, instance: dg.DagsterInsta
     run = instance.get_run_by_id(outcome.run_id)
     assert run is not None
     assert (run.status, run.job_name) == (dg.DagsterRunStatus.SUCCESS, "catch_up_orders")
-    (said,) = stored(instance, LANDED)
+    (metadata,) = read_metadata(instance, LANDED)
     batch = outcome.landed.batches[0]
-    assert said["rows"] == 200
-    assert said["dagster/uri"] == "memory://data/orders"
-    assert (said["batch"], said["plan"], said["publish_entry"]) == (batch.batch, batch.plan.hash, batch.number)
-    assert said["bytes"] == batch.bytes
-    assert said["rows_per_second"] == round(200 / said["seconds"])
-    assert said["task_ns_per_record"] == 40
-    assert [(r["activity"], r["ns_per_record"], r["share"]) for r in cells(said["task_time"])] == [
+    assert metadata["rows"] == 200
+    assert metadata["dagster/uri"] == "memory://data/orders"
+    assert (metadata["batch"], metadata["plan"], metadata["publish_entry"]) == (
+        batch.batch,
+        batch.plan.hash,
+        batch.number,
+    )
+    assert metadata["bytes"] == batch.bytes
+    assert metadata["rows_per_second"] == round(200 / metadata["seconds"])
+    assert metadata["task_ns_per_record"] == 40
+    assert [(r["activity"], r["ns_per_record"], r["share"]) for r in read_cells(metadata["task_time"])] == [
         ("wait", 10, 0.25),
         ("encode", 30, 0.75),
     ]
-    assert cells(said["ranges"]) == [
+    assert read_cells(metadata["ranges"]) == [
         {
             "partition": f"orders:{p}",
             "start": 0,
@@ -98,25 +117,25 @@ def test_a_run_lands_records_and_commits(world: World, instance: dg.DagsterInsta
         }
         for p in (0, 1)
     ]
-    (moved,) = stored(instance, COMMITTED)
-    assert (moved["status"], moved["committed_offsets"], moved["group"]) == ("committed", 200, "sluice-orders")
-    assert checks(instance, outcome.run_id, NO_GAPS)[None].passed
+    (commit,) = read_metadata(instance, COMMITTED)
+    assert (commit["status"], commit["committed_offsets"], commit["group"]) == ("committed", 200, "sluice-orders")
+    assert read_checks(instance, outcome.run_id, NO_GAPS)[None].passed
 
 
 def test_what_was_read_is_observed(world: World, instance: dg.DagsterInstance) -> None:
     world.run()
-    (seen,) = instance.fetch_observations(topic_key("orders"), limit=10).records
-    assert seen.asset_observation is not None
-    said = {k: v.value for k, v in seen.asset_observation.metadata.items()}
-    assert (said["partitions"], said["offsets"], said["lag_orders"]) == (2, 200, 0)
+    (record,) = instance.fetch_observations(topic_key("orders"), limit=10).records
+    assert record.asset_observation is not None
+    metadata = {k: v.value for k, v in record.asset_observation.metadata.items()}
+    assert (metadata["partitions"], metadata["offsets"], metadata["lag_orders"]) == (2, 200, 0)
 
 
 def test_the_next_run_lands_only_what_is_new(world: World, instance: dg.DagsterInstance) -> None:
     world.run()
     world.grow(1, 130)
     world.run()
-    assert [s["rows"] for s in stored(instance, LANDED)] == [200, 30]
-    assert cells(stored(instance, LANDED)[1]["ranges"])[0]["start"] == 100
+    assert [s["rows"] for s in read_metadata(instance, LANDED)] == [200, 30]
+    assert read_cells(read_metadata(instance, LANDED)[1]["ranges"])[0]["start"] == 100
 
 
 def test_nothing_pending_tells_of_nothing(world: World, instance: dg.DagsterInstance) -> None:
@@ -125,21 +144,21 @@ def test_nothing_pending_tells_of_nothing(world: World, instance: dg.DagsterInst
     assert outcome.exit_code == 0
     assert outcome.committed is not None
     assert outcome.committed.status is CommitStatus.UNCHANGED
-    assert len(stored(instance, LANDED)) == 1
+    assert len(read_metadata(instance, LANDED)) == 1
 
 
 def test_explicit_offsets_are_the_run_s_configuration(world: World, instance: dg.DagsterInstance) -> None:
-    asked = Request(RequestKind.OFFSETS, (AskedRange("orders", 0, 40, 60),))
-    outcome = world.run(asked)
+    request = Request(RequestKind.OFFSETS, (AskedRange("orders", 0, 40, 60),))
+    outcome = world.run(request)
     run = instance.get_run_by_id(outcome.run_id)
     assert run is not None
     config = run.run_config["ops"]["orders__land"]["config"]
     assert config["offsets"] == [{"topic": "orders", "partition": 0, "start": 40, "end": 60}]
-    assert stored(instance, LANDED)[0]["rows"] == 20
+    assert read_metadata(instance, LANDED)[0]["rows"] == 20
     # Landed above the frontier: a hole below it, named and not an error.
-    check = checks(instance, outcome.run_id, NO_GAPS)[None]
+    check = read_checks(instance, outcome.run_id, NO_GAPS)[None]
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
-    assert cells(check.metadata["account"].value)[0]["holes"] == "[0, 40)"
+    assert read_cells(check.metadata["account"].value)[0]["holes"] == "[0, 40)"
     assert outcome.exit_code == 0
 
 
@@ -158,7 +177,7 @@ def test_progress_goes_to_whoever_asked(world: World) -> None:
     assert "publish" not in [p.stage for p in world.progress]
 
 
-# -- what does not go well
+# -- failures
 
 
 def test_a_partial_batch_fails_the_run_and_what_landed_is_committed(world: World, instance: dg.DagsterInstance) -> None:
@@ -170,13 +189,15 @@ def test_a_partial_batch_fails_the_run_and_what_landed_is_committed(world: World
     assert outcome.committed is not None
     assert {m.key.tp: m.after for m in outcome.committed.offsets} == {P0: 100, P1: 0}
     assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 100, P1: 0}
-    (committed,) = stored(instance, COMMITTED)
+    (committed,) = read_metadata(instance, COMMITTED)
     assert committed["committed_offsets"] == 100
-    assert [s["rows"] for s in stored(instance, LANDED)] == [100], "what is published is told"
-    assert list(windows(instance, LANDED)) == ["2024-05-01T04:00"], "only the hour in which nothing happened is whole"
-    check = checks(instance, outcome.run_id, NO_GAPS)[None]
+    assert [s["rows"] for s in read_metadata(instance, LANDED)] == [100], "published records are reported"
+    assert list(read_windows(instance, LANDED)) == ["2024-05-01T04:00"], (
+        "only the hour in which nothing happened is whole"
+    )
+    check = read_checks(instance, outcome.run_id, NO_GAPS)[None]
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.ERROR)
-    assert cells(check.metadata["failed"].value)[0]["range"] == "orders:1:0-25"
+    assert read_cells(check.metadata["failed"].value)[0]["range"] == "orders:1:0-25"
     run = instance.get_run_by_id(outcome.run_id)
     assert run is not None
     assert run.status == dg.DagsterRunStatus.FAILURE
@@ -185,14 +206,14 @@ def test_a_partial_batch_fails_the_run_and_what_landed_is_committed(world: World
     outcome = world.run()
 
     assert outcome.exit_code == 0
-    assert [s["rows"] for s in stored(instance, LANDED)] == [100, 100]
+    assert [s["rows"] for s in read_metadata(instance, LANDED)] == [100, 100]
     assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 100, P1: 100}
 
 
 def test_pending_records_that_are_gone_keep_no_other_partition_from_its_commit(
     world: World, instance: dg.DagsterInstance
 ) -> None:
-    """Nothing new landed, either: what an earlier run landed and could not commit goes, too."""
+    """Even if nothing new lands: records that an earlier run landed and could not commit are committed as well."""
     world.group.others = [Member("m", "console", "/10.0.0.1")]
     world.run(Request(RequestKind.CATCH_UP, only=(P0,)))
     world.group.others = []
@@ -204,11 +225,11 @@ def test_pending_records_that_are_gone_keep_no_other_partition_from_its_commit(
     assert outcome.landed is not None
     assert outcome.landed.batches == ()
     assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 100, P1: 0}
-    assert len(stored(instance, COMMITTED)) == 1
+    assert len(read_metadata(instance, COMMITTED)) == 1
 
 
 def test_a_log_that_is_another_one_keeps_its_committed_offset(world: World) -> None:
-    """The frontier of its earlier life says nothing of the log that bears its name now."""
+    """The frontier belongs to an earlier log of the same name."""
     world.run(Request(RequestKind.OFFSETS, (AskedRange("orders", 0, 0, 50), AskedRange("orders", 1, 0, 50))))
     world.cluster.states[P1] = replace(world.cluster.states[P1], last_stable_offset=20, high_watermark=20)
 
@@ -242,20 +263,20 @@ def test_a_batch_that_is_refused_keeps_nothing_else_from_its_commit(root: Path) 
 def test_a_batch_that_a_dead_run_left_is_recorded_before_it_is_committed(
     world: World, instance: dg.DagsterInstance
 ) -> None:
-    left = world.land_unrecorded()
-    assert stored(instance, LANDED) == []
+    unrecorded = world.land_unrecorded()
+    assert read_metadata(instance, LANDED) == []
 
     outcome = world.run()
 
     assert outcome.landed is not None
     assert outcome.landed.batches == ()
-    (rolled,) = stored(instance, LANDED)
-    assert (rolled["batch"], rolled["plan"]) == (left.batches[0].batch, left.batches[0].plan.hash)
+    (rolled,) = read_metadata(instance, LANDED)
+    assert (rolled["batch"], rolled["plan"]) == (unrecorded.batches[0].batch, unrecorded.batches[0].plan.hash)
     assert rolled["rows"] == 200
     assert rolled["run"] == "dead-run"
     assert world.group.offsets[P0].offset == 100
     world.run()
-    assert len(stored(instance, LANDED)) == 1
+    assert len(read_metadata(instance, LANDED)) == 1
 
 
 def test_rolled_forward_metadata_is_what_the_run_would_have_said(world: World, instance: dg.DagsterInstance) -> None:
@@ -263,16 +284,16 @@ def test_rolled_forward_metadata_is_what_the_run_would_have_said(world: World, i
     world.grow(0, 150)
     world.land_unrecorded()
     world.run()
-    own, rolled = stored(instance, LANDED)
+    own, rolled = read_metadata(instance, LANDED)
     assert own.keys() == rolled.keys()
 
 
 def test_no_commit_without_the_evidence(world: World, instance: dg.DagsterInstance) -> None:
     world.land_unrecorded()
     with pytest.raises(Failed, match="no materialization of orders/landed for batch"):
-        landed_metadata.require_reported(instance, world.books())
-    landed_metadata.roll_forward(instance, world.books())
-    landed_metadata.require_reported(instance, world.books())
+        landed_metadata.require_reported(instance, world.open_ledger_view())
+    landed_metadata.roll_forward(instance, world.open_ledger_view())
+    landed_metadata.require_reported(instance, world.open_ledger_view())
 
 
 def test_evidence_of_another_ledger_does_not_count(world: World, instance: dg.DagsterInstance) -> None:
@@ -280,7 +301,7 @@ def test_evidence_of_another_ledger_does_not_count(world: World, instance: dg.Da
     world.lake.files.clear()
     world.group.offsets.clear()
     world.land_unrecorded()
-    assert landed_metadata.find_unreported_batches(instance, world.books()) != []
+    assert landed_metadata.find_unreported_batches(instance, world.open_ledger_view()) != []
 
 
 def test_a_held_group_fails_the_commit_only(world: World, instance: dg.DagsterInstance) -> None:
@@ -289,12 +310,12 @@ def test_a_held_group_fails_the_commit_only(world: World, instance: dg.DagsterIn
     assert isinstance(outcome.error, GroupHeld)
     assert outcome.exit_code == 3
     assert outcome.landed is not None
-    assert len(stored(instance, LANDED)) == 1
-    assert stored(instance, COMMITTED) == []
+    assert len(read_metadata(instance, LANDED)) == 1
+    assert read_metadata(instance, COMMITTED) == []
 
     world.group.others = []
     assert world.run().exit_code == 0
-    assert len(stored(instance, COMMITTED)) == 1
+    assert len(read_metadata(instance, COMMITTED)) == 1
     assert world.group.offsets[P0].offset == 100
 
 
@@ -303,10 +324,10 @@ def test_an_error_keeps_its_remedy_and_exit_code(world: World, instance: dg.Dags
     assert isinstance(outcome.error, UsageError)
     assert outcome.exit_code == 2
     (failure,) = instance.get_records_for_run(outcome.run_id, of_type=dg.DagsterEventType.STEP_FAILURE).records
-    said = failure.event_log_entry.dagster_event.step_failure_data.user_failure_data
-    assert said.description == outcome.error.message
-    assert said.metadata["remedy"].value == outcome.error.remedy
-    assert said.metadata["error"].value == "UsageError"
+    failure_data = failure.event_log_entry.dagster_event.step_failure_data.user_failure_data
+    assert failure_data.description == outcome.error.message
+    assert failure_data.metadata["remedy"].value == outcome.error.remedy
+    assert failure_data.metadata["error"].value == "UsageError"
 
 
 def test_a_bug_is_raised_as_it_is_and_the_run_failed(world: World, instance: dg.DagsterInstance) -> None:
@@ -339,42 +360,42 @@ _OF_A_RUN += ["ASSET_MATERIALIZATION", "ASSET_CHECK_EVALUATION", "STEP_SUCCESS",
 def test_an_interrupt_between_the_steps_is_one_and_no_failure(
     moment: str, world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left, done = _interrupt_at(moment, monkeypatch), moment == "PIPELINE_SUCCESS"
+    pending, done = _interrupt_at(moment, monkeypatch), moment == "PIPELINE_SUCCESS"
     with nullcontext() if done else pytest.raises(KeyboardInterrupt):
         world.run()
-    assert left == [""]
+    assert pending == [""]
     (run,) = instance.get_runs()
     assert run.status == (dg.DagsterRunStatus.SUCCESS if done else dg.DagsterRunStatus.CANCELED)
 
 
 def _interrupt_at(moment: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The first event of that type is told, and then comes Ctrl-C; the list holds "" once it came."""
-    told, left = dg.DagsterInstance.handle_new_event, [moment]
+    """Raise SIGINT after the first event of that type is stored; the list then holds ""."""
+    handle_new_event, pending = dg.DagsterInstance.handle_new_event, [moment]
 
-    def tell(self: dg.DagsterInstance, event: Any, **options: Any) -> None:
-        told(self, event, **options)
-        if event.dagster_event and event.dagster_event.event_type_value == left[0]:
-            left[0] = ""
+    def handle_and_interrupt(self: dg.DagsterInstance, event: Any, **options: Any) -> None:
+        handle_new_event(self, event, **options)
+        if event.dagster_event and event.dagster_event.event_type_value == pending[0]:
+            pending[0] = ""
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(dg.DagsterInstance, "handle_new_event", tell)
-    return left
+    monkeypatch.setattr(dg.DagsterInstance, "handle_new_event", handle_and_interrupt)
+    return pending
 
 
 def test_observing_after_landing_is_a_comfort_only(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gone(*_: object) -> dict[str, str]:
+    def raise_unavailable(*_: object) -> dict[str, str]:
         raise KafkaUnavailable("no broker answers")
 
     monkeypatch.setattr(world.engine, "cancel", lambda: None)
     run = world.engine.run
 
-    def then_kafka_goes(job: Any, tasks: Any) -> Any:
-        monkeypatch.setattr(world.cluster, "topics", gone)
+    def lose_kafka_and_run(job: Any, tasks: Any) -> Any:
+        monkeypatch.setattr(world.cluster, "topics", raise_unavailable)
         return run(job, tasks)
 
-    monkeypatch.setattr(world.engine, "run", then_kafka_goes)
+    monkeypatch.setattr(world.engine, "run", lose_kafka_and_run)
     outcome = world.run()
     assert outcome.exit_code == 0
     assert instance.fetch_observations(topic_key("orders"), limit=1).records == []
@@ -385,31 +406,31 @@ def test_what_a_step_prints_is_in_its_log_and_not_on_the_terminal(
 ) -> None:
     run = world.engine.run
 
-    def talkative(job: Any, tasks: Any) -> Any:
+    def print_and_run(job: Any, tasks: Any) -> Any:
         for stream in (sys.stdout, sys.stderr):
-            print("said by a library", file=stream, flush=True)
+            print("printed by a library", file=stream, flush=True)
         return run(job, tasks)
 
-    monkeypatch.setattr(world.engine, "run", talkative)
+    monkeypatch.setattr(world.engine, "run", print_and_run)
     world.run()
     assert "library" not in "".join(capfd.readouterr())
-    kept = [p.suffix for p in world.project.state.rglob("compute_logs/*") if b"library" in p.read_bytes()]
-    assert sorted(kept) == [".err", ".out"]
+    suffixes = [p.suffix for p in world.project.state.rglob("compute_logs/*") if b"library" in p.read_bytes()]
+    assert sorted(suffixes) == [".err", ".out"]
 
 
 def test_nothing_stored_holds_a_secret(world: World) -> None:
     world.engine.failing = {P1}
     world.run()
-    kept = [p for p in world.project.state.rglob("*") if p.is_file()]
-    assert kept
-    assert not [p for p in kept if SECRET.encode() in p.read_bytes()]
+    files = [p for p in world.project.state.rglob("*") if p.is_file()]
+    assert files
+    assert not [p for p in files if SECRET.encode() in p.read_bytes()]
 
 
 def test_patterns_remember_the_topics_they_met(root: Path) -> None:
     text = FEED.replace("topics: orders", "topics: {include: ['ord.*']}")
     world = World(root, {"orders": text})
     world.run()
-    graph = build(world.project, world.session()).resolve_asset_graph()
+    graph = build(world.project, world.make_session()).resolve_asset_graph()
     assert topic_key("orders") in graph.get_all_asset_keys()
 
 
@@ -420,9 +441,9 @@ def test_observing_shows_ends_and_lag_of_every_reader(root: Path) -> None:
     world = World(root, {"orders": FEED, "audit": FEED})
     world.run(feed="orders")
     world.grow(0, 120)
-    said = _observe(world, topic_key("orders"))
-    assert (said["lag_orders"], said["lag_audit"], said["offsets"]) == (20, 220, 220)
-    assert cells(said["log"])[0] == {
+    metadata = _observe(world, topic_key("orders"))
+    assert (metadata["lag_orders"], metadata["lag_audit"], metadata["offsets"]) == (20, 220, 220)
+    assert read_cells(metadata["log"])[0] == {
         "partition": 0, "leader": 1, "start": 0, "end": 120, "lag of audit": 120, "lag of orders": 20,
     }  # fmt: skip
 
@@ -430,15 +451,15 @@ def test_observing_shows_ends_and_lag_of_every_reader(root: Path) -> None:
 def test_observing_shows_lag_in_time_and_what_is_at_risk(world: World) -> None:
     world.land_unrecorded(in_hour(0))
     world.cluster.settings = Configs({"orders": TopicConfig(retention_ms=9 * HOUR)})
-    said = _observe(world, topic_key("orders"))
-    assert 5 * 3600 <= said["lag_seconds_orders"] <= 5 * 3600 + 120
-    first, second = said["at_risk_orders"].splitlines()
+    metadata = _observe(world, topic_key("orders"))
+    assert 5 * 3600 <= metadata["lag_seconds_orders"] <= 5 * 3600 + 120
+    first, second = metadata["at_risk_orders"].splitlines()
     assert first.startswith("orders:0 [25, 38) will begin to be deleted in about 3 h 5")
     assert second.startswith("orders:1 ")
     world.land_unrecorded()
-    well = _observe(world, topic_key("orders"))
-    assert well["lag_seconds_orders"] == 0
-    assert "at_risk_orders" not in well
+    later = _observe(world, topic_key("orders"))
+    assert later["lag_seconds_orders"] == 0
+    assert "at_risk_orders" not in later
 
 
 def test_observing_fails_for_a_reader_without_a_ledger_and_shows_the_others(root: Path) -> None:
@@ -469,7 +490,7 @@ def test_observing_names_the_topics_that_are_not_there(root: Path) -> None:
 def _execute_observation(
     world: World, instance: dg.DagsterInstance, *keys: dg.AssetKey, raise_on_error: bool = False
 ) -> dg.ExecuteInProcessResult:
-    job = build(world.project, world.session()).resolve_implicit_job_def_def_for_assets(list(keys))
+    job = build(world.project, world.make_session()).resolve_implicit_job_def_def_for_assets(list(keys))
     assert job is not None
     return job.execute_in_process(instance=instance, asset_selection=list(keys), raise_on_error=raise_on_error)
 
@@ -477,9 +498,9 @@ def _execute_observation(
 def _observe(world: World, *keys: dg.AssetKey) -> dict[str, Any]:
     with dg.DagsterInstance.ephemeral() as instance:
         _execute_observation(world, instance, *keys, raise_on_error=True)
-        (seen,) = instance.fetch_observations(keys[0], limit=10).records
-    assert seen.asset_observation is not None
-    return {k: v.value for k, v in seen.asset_observation.metadata.items()}
+        (record,) = instance.fetch_observations(keys[0], limit=10).records
+    assert record.asset_observation is not None
+    return {k: v.value for k, v in record.asset_observation.metadata.items()}
 
 
 # -- the instance
@@ -553,5 +574,5 @@ def test_tables_are_bounded(root: Path, monkeypatch: pytest.MonkeyPatch) -> None
         world.cluster.write(TopicPartition("orders", i), [world.clock()])
     world.run()
     with open_instance(world.project) as instance:
-        (said,) = stored(instance, LANDED)
-    assert [r.data["partition"] for r in said["ranges"].records[2:]] == ["orders:2", "… and 2 more"]
+        (metadata,) = read_metadata(instance, LANDED)
+    assert [r.data["partition"] for r in metadata["ranges"].records[2:]] == ["orders:2", "… and 2 more"]

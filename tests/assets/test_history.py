@@ -1,4 +1,4 @@
-"""The logs of old runs go; what they made stays."""
+"""Logs of old runs are removed; their materializations stay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sluice.assets.factory import build
 from sluice.assets.instance import internals, storage
 from sluice.assets.specs.asset_specs import committed_key, landed_key
 from tests.assets.conftest import ON_FILES
-from tests.assets.world import World, in_hour, windows
+from tests.assets.world import World, in_hour, read_windows
 
 SOON = timedelta(hours=1)
 
@@ -20,19 +20,19 @@ def test_the_logs_of_old_runs_go_and_windows_stay_green(world: World, instance: 
     ran = [world.run(in_hour(n)).run_id for n in (0, 1)]
     now = datetime.now(UTC)
     assert not list(storage.old_logs(instance, world.project, now - SOON))
-    green = windows(instance, landed_key("orders")), windows(instance, committed_key("orders"))
-    found = list(storage.old_logs(instance, world.project, now + SOON))
-    assert {log.run for log in found} == {*ran}
-    assert all(log.bytes > 10_000 and log.job == "land_orders" for log in found)
-    for log in found:
+    green = read_windows(instance, landed_key("orders")), read_windows(instance, committed_key("orders"))
+    old_logs = list(storage.old_logs(instance, world.project, now + SOON))
+    assert {log.run for log in old_logs} == {*ran}
+    assert all(log.bytes > 10_000 and log.job == "land_orders" for log in old_logs)
+    for log in old_logs:
         storage.remove(instance, log)
-    assert not any(path.exists() for log in found for path in log.files)
+    assert not any(path.exists() for log in old_logs for path in log.files)
     assert not list(storage.old_logs(instance, world.project, now + SOON))
-    assert green == (windows(instance, landed_key("orders")), windows(instance, committed_key("orders")))
+    assert green == (read_windows(instance, landed_key("orders")), read_windows(instance, committed_key("orders")))
     assert {r.run_id for r in instance.get_runs()} == {*ran}
     outcome = world.run(in_hour(2))
     assert outcome.error is None
-    assert len(windows(instance, landed_key("orders"))) == len(green[0]) + 1
+    assert len(read_windows(instance, landed_key("orders"))) == len(green[0]) + 1
 
 
 @ON_FILES

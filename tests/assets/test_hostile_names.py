@@ -1,4 +1,4 @@
-"""Names from outside that Dagster's UI shows: what it takes for Markdown holds no image, no link and no markup."""
+"""External names in Dagster's UI: its Markdown renders them without images, links or markup."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ EVIL = [
 UI = MarkdownIt("commonmark").enable("strikethrough")
 
 
-def kinds(markdown: str) -> set[str]:
-    """What a renderer would make of it, besides paragraphs of text."""
+def list_markup_types(markdown: str) -> set[str]:
+    """Returns the types of all rendered elements other than plain paragraphs."""
     blocks = UI.parse(markdown)
-    found = {t.type for t in blocks} | {t.type for b in blocks for t in b.children or ()}
-    return found - {"paragraph_open", "paragraph_close", "inline", "text", "text_special"}
+    types = {t.type for t in blocks} | {t.type for b in blocks for t in b.children or ()}
+    return types - {"paragraph_open", "paragraph_close", "inline", "text", "text_special"}
 
 
-def shown(markdown: str) -> str:
+def render_text(markdown: str) -> str:
     return "".join(t.content for b in UI.parse(markdown) for t in b.children or ())
 
 
@@ -51,13 +51,13 @@ def shown(markdown: str) -> str:
 @example(EVIL[5])
 def test_plain_text_is_shown_and_nothing_is_made_of_it(text: str) -> None:
     text = text.strip()
-    assert kinds(plain(text)) == set()
-    assert shown(plain(text)) == text
+    assert list_markup_types(plain(text)) == set()
+    assert render_text(plain(text)) == text
 
 
 @pytest.mark.parametrize("text", EVIL)
 def test_no_address_becomes_a_link(text: str) -> None:
-    assert kinds(plain(text)) == set()
+    assert list_markup_types(plain(text)) == set()
     assert "://" not in plain(text)
     assert "www.evil" not in plain(text)
 
@@ -72,23 +72,23 @@ def test_a_field_of_a_record_is_no_markup_in_a_check(tmp_path_factory: pytest.Te
     text = FEED + "format: json\nschema: {a: string}\n"
     world = World(tmp_path_factory.mktemp("project"), {"orders": text})
     drift = Drift(DriftKind.NEW, name, 1, 0, "string")
-    world.engine.says = lambda s: ((), (drift,))
+    world.engine.observe = lambda s: ((), (drift,))
     world.land_unrecorded()
-    window = min(world.books().complete)
-    ((_, said),) = contract_checks.evaluate(world.books(), window)
-    assert name in shown(said["description"])
-    assert kinds(said["description"]) == set()
+    window = min(world.open_ledger_view().complete)
+    ((_, evaluation),) = contract_checks.evaluate(world.open_ledger_view(), window)
+    assert name in render_text(evaluation["description"])
+    assert list_markup_types(evaluation["description"]) == set()
     refused = SchemaDrifted("no", breaches=[Breach("schema", name, "", 1, 0, ())])
-    ((_, said),) = contract_checks.evaluate_refused(world.session().feed("orders"), refused, None)
-    assert kinds(said["description"]) == set()
+    ((_, evaluation),) = contract_checks.evaluate_refused(world.make_session().feed("orders"), refused, None)
+    assert list_markup_types(evaluation["description"]) == set()
 
 
 @pytest.mark.parametrize("text", EVIL)
 def test_an_error_of_a_catalog_is_no_markup_in_a_check(text: str) -> None:
     error = CatalogUnavailable(f"the catalog answers {text}", remedy=f"see {text}")
     description = table_step._report_failure(error)["description"]
-    assert kinds(description) == set()
-    assert shown(description) == f"the catalog answers {text} → see {text}"
+    assert list_markup_types(description) == set()
+    assert render_text(description) == f"the catalog answers {text} → see {text}"
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z"), include_characters=" "), max_size=60))
@@ -106,4 +106,7 @@ def test_rows_of_a_report_s_preview_are_text(text: str) -> None:
 def test_a_producers_transaction_is_no_markup_in_the_watch(name: str) -> None:
     holder = OpenTransaction(40, 77, 3, 0, name)
     finding = Finding("hanging", f"orders:0 is held back by {holder}", "ask its owner")
-    assert kinds(feed_checks.check_health(WatchResult((finding, replace(finding, about="x"))))["description"]) == set()
+    assert (
+        list_markup_types(feed_checks.check_health(WatchResult((finding, replace(finding, about="x"))))["description"])
+        == set()
+    )

@@ -1,4 +1,4 @@
-"""A run holds Dagster's files open: it opens few, however much it stores, and others see what it stored at once."""
+"""A run keeps Dagster's files open: it opens few, however much it stores, and others see its events at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEY = dg.AssetKey("shown")
 
 
 class SqliteEventLogStorage:
-    """Storages of another Dagster."""
+    """A storage of another Dagster version."""
 
 
 class SqliteRunStorage: ...
@@ -41,47 +41,47 @@ def test_storages_of_another_dagster_stay_as_they_are() -> None:
         assert (vars(instance.event_log_storage), vars(instance.run_storage)) == ({}, {})
 
 
-class Opened:
+class OpenCounter:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.files = 0
         connect = sqlite3.dbapi2.connect
 
-        def counted(*given: object, **how: object) -> sqlite3.Connection:
+        def connect_and_count(*arguments: object, **options: object) -> sqlite3.Connection:
             self.files += 1
-            return connect(*given, **how)  # type: ignore[arg-type, call-overload, no-any-return]
+            return connect(*arguments, **options)  # type: ignore[arg-type, call-overload, no-any-return]
 
-        monkeypatch.setattr(sqlite3.dbapi2, "connect", counted)
+        monkeypatch.setattr(sqlite3.dbapi2, "connect", connect_and_count)
 
 
 def test_each_feed_of_a_run_opens_no_more_files(
     fleet: Fleet,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    opened = Opened(monkeypatch)
+    counter = OpenCounter(monkeypatch)
     assert [o.error for o in fleet.land(*NAMES[:2]).values()] == [None] * 2
-    two, opened.files = opened.files, 0
+    two, counter.files = counter.files, 0
     assert [o.error for o in fleet.land(*NAMES).values()] == [None] * 3
-    assert opened.files == two
+    assert counter.files == two
 
 
 def test_migrations_are_read_for_a_new_file_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_instance(world.project) as ours, kept_open(ours, "a-run"):
         pass
-    read, load = list[str](), alembic.util.load_python_file
+    names, load = list[str](), alembic.util.load_python_file
 
-    def counted(folder: object, name: object) -> object:
-        read.append(str(name))
+    def load_and_record(folder: object, name: object) -> object:
+        names.append(str(name))
         return load(folder, name)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(alembic.util, "load_python_file", counted)
+    monkeypatch.setattr(alembic.util, "load_python_file", load_and_record)
     with open_instance(world.project) as ours, kept_open(ours, "another-run"):
         pass
-    assert len(read) == len({*read}), "each is read once, to say what the new run's file is"
+    assert len(names) == len({*names}), "each is read once, to stamp the new run's file"
 
 
 def test_others_see_what_is_stored_and_then_files_are_dagster_s_again(world: World) -> None:
     with open_instance(world.project) as ours, open_instance(world.project) as other:
-        with kept_open(ours, "a-run"), kept_open(ours, "a-run"):  # what is held is held once
+        with kept_open(ours, "a-run"), kept_open(ours, "a-run"):  # nested uses open the files once
             ours.report_runless_asset_event(dg.AssetMaterialization(KEY, partition="one"))
             assert other.get_materialized_partitions(KEY) == {"one"}
             other.report_runless_asset_event(dg.AssetMaterialization(KEY, partition="two"))

@@ -1,4 +1,4 @@
-"""Logs as JSON: each line says what it is about, on stderr and in the run's log in Dagster."""
+"""Logs as JSON: each line names its run, feed and batch, on stderr and in the run's log in Dagster."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def world(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 @contextmanager
-def as_the_command_line() -> Iterator[None]:
-    """Logging as `--log-format json` sets it up."""
+def log_as_command_line() -> Iterator[None]:
+    """Set up logging as `--log-format json` does."""
     handler = logs.Line(also=(outside := os.dup(2)))
     root, ours = logging.getLogger(), logging.getLogger(logs.OURS)
     level = ours.level
@@ -40,29 +40,29 @@ def as_the_command_line() -> Iterator[None]:
     os.close(outside)
 
 
-def parsed(text: str) -> Lines:
-    """All lines, each of which must be an object with all keys."""
-    found = [json.loads(line) for line in text.splitlines()]
-    for line in found:
+def parse_lines(text: str) -> Lines:
+    """Parse all lines; each must be an object with all keys."""
+    lines = [json.loads(line) for line in text.splitlines()]
+    for line in lines:
         assert [*line][:8] == ["time", "level", "logger", *logs.ABOUT]
         assert line["message"]
         assert line["time"].endswith("Z")
-    return found
+    return lines
 
 
-def kept(world: World) -> Lines:
-    """What Dagster keeps of the newest run's stderr, over all steps."""
+def read_stored_lines(world: World) -> Lines:
+    """Returns the newest run's stderr lines in Dagster's storage, over all steps."""
     with open_instance(world.project) as instance:
         run = instance.get_runs(limit=1)[0].run_id
         files = sorted(Path(instance.storage_directory()).glob(f"{run}/compute_logs/*.err"))
-    return [line for file in files for line in parsed(file.read_text())]
+    return [line for file in files for line in parse_lines(file.read_text())]
 
 
 def test_a_run_in_lines(world: World, capfd: pytest.CaptureFixture[str]) -> None:
-    with as_the_command_line():
+    with log_as_command_line():
         outcome = world.run(in_hour(0))
     assert outcome.error is None
-    lines = parsed(capfd.readouterr().err)
+    lines = parse_lines(capfd.readouterr().err)
     mine = [line for line in lines if line["run"] == outcome.run_id]
     assert {(line["run"], line["feed"]) for line in lines} == {(outcome.run_id, "orders")}
     assert {"2024-05-01T00:00"} <= {line["window"] for line in mine}
@@ -73,7 +73,7 @@ def test_a_run_in_lines(world: World, capfd: pytest.CaptureFixture[str]) -> None
     assert {line["batch"] for line in tasks} == {max(world.state().batches)}
     assert sum(line["offset_ranges"] for line in tasks) == 2
     assert SECRET not in json.dumps(lines)
-    in_dagster = kept(world)
+    in_dagster = read_stored_lines(world)
     assert [line for line in in_dagster if line["logger"] == "sluice.tasks"]
     assert {line["message"] for line in in_dagster} <= {line["message"] for line in mine}
 
@@ -82,11 +82,11 @@ def test_feeds_side_by_side_are_told_apart(world: World, capfd: pytest.CaptureFi
     world.project.feeds_folder.joinpath("again.yaml").write_text(
         world.project.feeds_folder.joinpath("orders.yaml").read_text()
     )
-    with as_the_command_line():
+    with log_as_command_line():
         run_feeds(
             world.project, dict.fromkeys(("orders", "again"), CATCH_UP), lambda _: lambda _: None, world.open_ports
         )
-    tasks = [line for line in parsed(capfd.readouterr().err) if line["task"] is not None]
+    tasks = [line for line in parse_lines(capfd.readouterr().err) if line["task"] is not None]
     assert {line["feed"] for line in tasks} == {"orders", "again"}
 
 

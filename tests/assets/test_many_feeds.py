@@ -1,4 +1,4 @@
-"""One run lands the pending windows of many feeds: each by itself, so that one that fails stops no other."""
+"""One run lands the pending windows of many feeds, each on its own: a feed that fails stops no other."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ from sluice.resources.local.local_s3 import LocalS3
 from sluice.running import RunResult
 from sluice.testing.group import MemoryGroup
 from tests.assets.conftest import ON_FILES
-from tests.assets.ui import opened
-from tests.assets.world import CATCH_UP, FEED, HOUR, MadeUpEngine, World, hour, in_hour
+from tests.assets.ui import open_pages
+from tests.assets.world import CATCH_UP, FEED, HOUR, MadeUpEngine, World, at_hour, in_hour
 
 NAMES = ("orders", "refunds", "returns")
 MANY = fleet_job(SHARED)
@@ -66,20 +66,22 @@ mutation ($run: String!) {
 }"""
 
 
-def feed(name: str, more: str = "") -> str:
+def build_feed(name: str, more: str = "") -> str:
     return FEED.replace("feed: orders", f"feed: {name}").replace("sluice-orders", f"sluice-{name}") + more
 
 
 class WatchedEngine(MadeUpEngine):
-    """Counts the feeds that land at once. At the world's `gate` they wait for each other; the one that is `hung` waits
-    until it is cancelled."""
+    """An engine that counts concurrent feeds, holds them at the world's `gate`, and hangs for the feed `hung`.
+
+    A hung feed waits until it is cancelled.
+    """
 
     def __init__(self, world: Fleet, name: str) -> None:
         super().__init__(world.lake)
         self.world, self.name, self.cancelled = world, name, threading.Event()
 
     def run(self, job: Job, tasks: Sequence[int]):  # type: ignore[no-untyped-def,override]
-        with self.world.counted(self.name):
+        with self.world.track_landing(self.name):
             if self.world.gate is not None:
                 self.world.gate.wait(20)
             if self.name == self.world.hung:
@@ -93,21 +95,21 @@ class WatchedEngine(MadeUpEngine):
 
 
 def load_windows(fleet: Fleet) -> Mapping[str, dg.TimeWindowPartitionsDefinition]:
-    """The partitions of a code location that has just loaded."""
+    """Returns the partitions of each feed's asset in a freshly loaded code location."""
     files = read_feeds(fleet.project, {})
     recalled, _ = recall_feeds(files, lambda feed: fleet.lake)
     return windows_of(files.feeds, recalled)
 
 
 class Fleet(World):
-    """Three feeds of one topic, each with a group of its own; what opens those in `away` finds no Kafka."""
+    """Three feeds of one topic, each with its group. Kafka is down for feeds in `away`, the lake for `no_lake`."""
 
     away: frozenset[str] = frozenset()
     no_lake: frozenset[str] = frozenset()
     bug: str = ""
     hung: str = ""
     gate: threading.Barrier | None = None
-    most = 0
+    most_at_once = 0
 
     def __init__(self, root: Path, feeds: dict[str, str]) -> None:
         super().__init__(root, feeds)
@@ -116,10 +118,10 @@ class Fleet(World):
         self.lock, self.hanging = threading.Lock(), threading.Event()
 
     @contextmanager
-    def counted(self, name: str) -> Iterator[None]:
+    def track_landing(self, name: str) -> Iterator[None]:
         with self.lock:
             self.at_work.add(name)
-            self.most = max(self.most, len(self.at_work))
+            self.most_at_once = max(self.most_at_once, len(self.at_work))
         try:
             yield
         finally:
@@ -139,8 +141,8 @@ class Fleet(World):
         yield Ports(self.cluster, group, self.lake, engine, self.liveness, self.clock, None)
 
     def land(self, *names: str, request: Request = CATCH_UP) -> Mapping[str, RunResult]:
-        asked = dict.fromkeys(names or NAMES, request)
-        return run_feeds(self.project, asked, lambda name: self.progress.append, self.open_ports)
+        requests = dict.fromkeys(names or NAMES, request)
+        return run_feeds(self.project, requests, lambda name: self.progress.append, self.open_ports)
 
     def land_without_dagster(self, *names: str, request: Request = CATCH_UP) -> Mapping[str, RunResult]:
         requests = dict.fromkeys(names or NAMES, request)
@@ -149,44 +151,44 @@ class Fleet(World):
         return running.run_feeds(feeds, requests, lambda name: self.progress.append, self.open_ports, limits=limits)
 
     def bury_all(self) -> None:
-        """Every run that has left a plan behind is known dead."""
+        """Declare the owners of all live batches dead."""
         states = (Ledger(self.lake, name, self.clock, "test", self.cluster.id).read() for name in NAMES)
         self.liveness.dead = {b.owner.token for state in states for b in state.live()}
 
-    def limits(self, text: str) -> None:
+    def write_limits(self, text: str) -> None:
         (self.project.root / "fleet.yaml").write_text(text)
 
 
 @pytest.fixture
 def fleet(root: Path) -> Fleet:
-    return Fleet(root, {name: feed(name) for name in NAMES})
+    return Fleet(root, {name: build_feed(name) for name in NAMES})
 
 
 @pytest.fixture
 def instance(fleet: Fleet) -> Iterator[dg.DagsterInstance]:
-    with open_instance(fleet.project) as found:
-        yield found
+    with open_instance(fleet.project) as dagster_instance:
+        yield dagster_instance
 
 
-def only_run(instance: dg.DagsterInstance) -> dg.DagsterRun:
+def get_only_run(instance: dg.DagsterInstance) -> dg.DagsterRun:
     (run,) = instance.get_runs()
     return run
 
 
-def steps(instance: dg.DagsterInstance, run: str) -> dict[str, str]:
+def read_step_statuses(instance: dg.DagsterInstance, run: str) -> dict[str, str]:
     return {s.step_key: s.status.value if s.status else "" for s in instance.get_run_step_stats(run)}
 
 
-def counted(fleet: Fleet) -> dict[tuple[str, str, str], int]:
-    """What `sluice metrics` counts: by feed, status and error."""
+def count_outcomes(fleet: Fleet) -> dict[tuple[str, str, str], int]:
+    """Count outcomes by feed, status and error, as `sluice metrics` does."""
     return dict(recent_runs(fleet.project, [*read_feeds(fleet.project, {}).feeds.values()]))
 
 
 # -- one run
 
 
-def step_of(feed: str) -> str:
-    """The key of the step that lands a feed."""
+def get_step_key(feed: str) -> str:
+    """Returns the key of the step that lands a feed."""
     return f"{LAND}[{feed}]"
 
 
@@ -195,13 +197,13 @@ def test_what_many_feeds_have_pending_lands_and_is_committed_in_one_run(
 ) -> None:
     fleet.gate = threading.Barrier(3)
     outcomes = fleet.land()
-    assert [o.error for o in outcomes.values()] == [None] * 3, "side by side: none would go on without the others"
+    assert [o.error for o in outcomes.values()] == [None] * 3, "in parallel: none passes the gate without the others"
     assert len({o.run_id for o in outcomes.values()}) == 1
     for outcome in outcomes.values():
         assert outcome.landed
         assert sum(b.counts.landed for b in outcome.landed.batches) == 200
         assert outcome.committed
-    run = only_run(instance)
+    run = get_only_run(instance)
     assert (run.job_name, run.status, run.tags[DONE_TAG]) == (MANY, dg.DagsterRunStatus.SUCCESS, "3")
     for name in NAMES:
         assert len(instance.get_materialized_partitions(dg.AssetKey([name, "landed"]))) >= 4
@@ -217,28 +219,28 @@ def test_a_feed_that_fails_stops_no_other_and_lands_with_the_next_run(
     assert "ZeroDivisionError: a mistake of ours" in str(outcomes["refunds"].error)
     assert outcomes["returns"].error is None
     assert outcomes["returns"].committed
-    run = only_run(instance)
+    run = get_only_run(instance)
     assert (run.status, run.tags[FAILED_TAG]) == (dg.DagsterRunStatus.FAILURE, "orders,refunds")
-    came = steps(instance, run.run_id)
-    assert came[step_of("orders")] == came[step_of("refunds")] == "FAILURE"
-    assert came["commit_pending[returns]"] == "SUCCESS"
+    statuses = read_step_statuses(instance, run.run_id)
+    assert statuses[get_step_key("orders")] == statuses[get_step_key("refunds")] == "FAILURE"
+    assert statuses["commit_pending[returns]"] == "SUCCESS"
     assert not instance.get_materialized_partitions(dg.AssetKey(["orders", "landed"]))
     fleet.away, fleet.bug = frozenset(), ""
     first = {("orders", "failure", "KafkaUnavailable"): 1, ("refunds", "failure", "ZeroDivisionError"): 1}
-    assert counted(fleet) == first | {("returns", "success", ""): 1}
+    assert count_outcomes(fleet) == first | {("returns", "success", ""): 1}
     again = fleet.land("orders", "refunds")
     assert [o.error for o in again.values()] == [None, None]
     assert set(again) == {"orders", "refunds"}
-    assert counted(fleet) == first | {(name, "success", ""): 1 for name in NAMES}
+    assert count_outcomes(fleet) == first | {(name, "success", ""): 1 for name in NAMES}
 
 
 def test_what_a_broken_run_did_not_commit_is_not_done(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run breaks between its steps when the first feed fails: the others have no error of their own."""
+    """The run breaks between steps when the first feed fails; the other feeds have no errors themselves."""
 
     def fail(self: Feeds, feed: str) -> None:
         raise RuntimeError("planted")
 
-    fleet.limits("feeds_at_once: 1\n")
+    fleet.write_limits("feeds_at_once: 1\n")
     fleet.away = frozenset({"orders"})
     monkeypatch.setattr(Feeds, "fail", fail)
     outcomes = fleet.land()
@@ -252,11 +254,11 @@ def test_what_a_broken_run_did_not_commit_is_not_done(fleet: Fleet, monkeypatch:
 def test_a_database_that_refuses_the_events_of_a_feed_stops_no_other(
     fleet: Fleet, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As SQLite does when it was busy for half a minute: the step's thread cannot even store that the step failed."""
+    """SQLite refuses so after half a minute of contention; even the step's failure cannot be stored."""
     store = SqliteEventLogStorage.store_event
 
     def refuse(self: SqliteEventLogStorage, event: dg.EventLogEntry) -> None:
-        if event.step_key == step_of("refunds") and threading.current_thread() is not threading.main_thread():
+        if event.step_key == get_step_key("refunds") and threading.current_thread() is not threading.main_thread():
             raise OperationalError("INSERT", {}, sqlite3.OperationalError("database is locked"))
         store(self, event)
 
@@ -265,14 +267,14 @@ def test_a_database_that_refuses_the_events_of_a_feed_stops_no_other(
     assert "database is locked" in str(outcomes["refunds"].error)
     assert [bool(outcomes[name].committed) for name in NAMES] == [True, False, True]
     assert [outcomes[name].error for name in ("orders", "returns")] == [None, None]
-    run = only_run(instance)
+    run = get_only_run(instance)
     assert (run.status, run.tags[FAILED_TAG]) == (dg.DagsterRunStatus.FAILURE, "refunds")
 
 
 def test_no_more_feeds_than_the_file_allows_read_from_one_kafka(fleet: Fleet) -> None:
-    fleet.limits("per_kafka: 1\n")
+    fleet.write_limits("per_kafka: 1\n")
     assert [o.error for o in fleet.land(request=in_hour(0)).values()] == [None] * 3
-    assert fleet.most == 1
+    assert fleet.most_at_once == 1
 
 
 def test_each_step_is_looked_up_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,32 +286,34 @@ def test_each_step_is_looked_up_once(fleet: Fleet, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Feeds, "lane", count)
     assert not any(o.error for o in fleet.land(*NAMES).values())
-    assert len(steps) == len({*steps}) == 1 + 2 * len(NAMES), "not with each event: that grows with feeds squared"
+    assert len(steps) == len({*steps}) == 1 + 2 * len(NAMES), (
+        "not with each event, which would be quadratic in the feeds"
+    )
 
 
 def test_a_feed_that_hangs_is_ended_and_the_others_are_done(fleet: Fleet, instance: dg.DagsterInstance) -> None:
-    fleet.limits("feed_time: 10s\n")
+    fleet.write_limits("feed_time: 10s\n")
     fleet.hung = "refunds"
     outcomes = fleet.land()
     assert [bool(o.error) for o in outcomes.values()] == [False, True, False]
     assert "refunds was ended after 10s" in str(outcomes["refunds"].error)
-    assert only_run(instance).tags[FAILED_TAG] == "refunds"
+    assert get_only_run(instance).tags[FAILED_TAG] == "refunds"
     fleet.hung = ""
-    fleet.limits("feed_time: 1h\n")
+    fleet.write_limits("feed_time: 1h\n")
     fleet.bury_all()
     assert fleet.land("refunds")["refunds"].error is None
 
 
 def test_what_a_run_does_not_reach_stays_pending_and_is_not_red(fleet: Fleet, instance: dg.DagsterInstance) -> None:
-    fleet.limits("deadline: 5s\nfeeds_at_once: 1\nfeed_time: 8s\n")
+    fleet.write_limits("deadline: 5s\nfeeds_at_once: 1\nfeed_time: 8s\n")
     fleet.hung = "orders"
     outcomes = fleet.land(request=in_hour(0))
     assert "was ended" in str(outcomes["orders"].error)
     assert "not reached" in str(outcomes["refunds"].error)
-    run = only_run(instance)
+    run = get_only_run(instance)
     assert (run.tags[FAILED_TAG], run.tags[LEFT_TAG], run.tags[DONE_TAG]) == ("orders", "refunds,returns", "0")
-    assert steps(instance, run.run_id)[step_of("refunds")] == "SKIPPED"
-    assert {(name, status) for name, status, _ in counted(fleet)} == {("orders", "failure")}
+    assert read_step_statuses(instance, run.run_id)[get_step_key("refunds")] == "SKIPPED"
+    assert {(name, status) for name, status, _ in count_outcomes(fleet)} == {("orders", "failure")}
 
 
 def interrupt_while_one_hangs(fleet: Fleet, land: Callable[[], object]) -> None:
@@ -327,7 +331,7 @@ def interrupt_while_one_hangs(fleet: Fleet, land: Callable[[], object]) -> None:
 
 def test_an_interrupt_reaches_every_feed(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     interrupt_while_one_hangs(fleet, fleet.land)
-    assert only_run(instance).status is dg.DagsterRunStatus.CANCELED
+    assert get_only_run(instance).status is dg.DagsterRunStatus.CANCELED
     assert not fleet.at_work
 
 
@@ -344,17 +348,17 @@ def test_without_dagster_feeds_land_side_by_side(fleet: Fleet) -> None:
 
 
 def test_without_dagster_a_feed_that_fails_stops_no_other(fleet: Fleet) -> None:
-    fleet.limits("per_kafka: 1\n")
+    fleet.write_limits("per_kafka: 1\n")
     fleet.away, fleet.bug = frozenset({"orders"}), "refunds"
     outcomes = fleet.land_without_dagster()
     assert isinstance(outcomes["orders"].error, KafkaUnavailable)
     assert "ZeroDivisionError: a mistake of ours" in str(outcomes["refunds"].error)
     assert outcomes["returns"].committed
-    assert fleet.most == 1
+    assert fleet.most_at_once == 1
 
 
 def test_without_dagster_a_run_ends_in_time(fleet: Fleet) -> None:
-    fleet.limits("deadline: 1s\nfeeds_at_once: 1\nfeed_time: 2s\n")
+    fleet.write_limits("deadline: 1s\nfeeds_at_once: 1\nfeed_time: 2s\n")
     fleet.hung = "orders"
     outcomes = fleet.land_without_dagster(request=in_hour(0))
     assert "orders was ended after 2s" in str(outcomes["orders"].error)
@@ -373,7 +377,7 @@ def test_without_dagster_an_interrupt_reaches_every_feed(fleet: Fleet) -> None:
 
 def test_the_code_location_has_one_job_for_each_schedule_that_feeds_share(root: Path) -> None:
     apart = {"hourly": "schedule: hourly\n", "own": "schedule: own\n"}
-    fleet = Fleet(root, {name: feed(name, apart.get(name, "")) for name in (*NAMES, *apart)})
+    fleet = Fleet(root, {name: build_feed(name, apart.get(name, "")) for name in (*NAMES, *apart)})
     location = build(fleet.project)
     dg.Definitions.validate_loadable(location)
     assert {n.name for n in location.resolve_job_def(MANY).nodes} == {"pending_feeds", "land_pending", "commit_pending"}
@@ -397,7 +401,7 @@ def test_a_feed_that_is_not_there_ends_it_before_anything_runs(fleet: Fleet, ins
 
 
 def test_a_wrong_fleet_file_says_what_is_wrong(fleet: Fleet) -> None:
-    fleet.limits("feeds_at_once: 0\nfeed_at_once: 2\n")
+    fleet.write_limits("feeds_at_once: 0\nfeed_at_once: 2\n")
     with pytest.raises(FeedError) as error:
         fleet.project.fleet()
     assert "fleet.yaml:1:1: feeds_at_once: should be" in str(error.value)
@@ -411,53 +415,53 @@ def test_a_failed_feed_s_windows_alone_are_red_and_it_is_executed_again_by_itsel
     fleet: Fleet, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet.away = frozenset({"refunds"})
-    asked = Request(RequestKind.WINDOW, window=hour(0), until=hour(3))
-    fleet.land(request=asked)
-    with opened(instance, fleet.project, monkeypatch) as pages:
-        shown = {name: pages.asset(dg.AssetKey([name, "landed"]))["partitionStats"] for name in NAMES}
-        assert {n: s["numFailed"] for n, s in shown.items()} == {"orders": 0, "refunds": 3, "returns": 0}
-        assert {n: s["numMaterialized"] for n, s in shown.items()} == {"orders": 4, "refunds": 0, "returns": 4}
-        again = pages.ask(AGAIN, run=only_run(instance).run_id)["launchRunReexecution"]
+    request = Request(RequestKind.WINDOW, window=at_hour(0), until=at_hour(3))
+    fleet.land(request=request)
+    with open_pages(instance, fleet.project, monkeypatch) as pages:
+        stats = {name: pages.fetch_node(dg.AssetKey([name, "landed"]))["partitionStats"] for name in NAMES}
+        assert {n: s["numFailed"] for n, s in stats.items()} == {"orders": 0, "refunds": 3, "returns": 0}
+        assert {n: s["numMaterialized"] for n, s in stats.items()} == {"orders": 4, "refunds": 0, "returns": 4}
+        again = pages.ask(AGAIN, run=get_only_run(instance).run_id)["launchRunReexecution"]
         assert again["__typename"] == "LaunchRunSuccess", again
-        assert set(again["run"]["stepKeysToExecute"]) == {step_of("refunds"), "commit_pending[refunds]"}
+        assert set(again["run"]["stepKeysToExecute"]) == {get_step_key("refunds"), "commit_pending[refunds]"}
 
 
-def launched(fleet: Fleet, instance: dg.DagsterInstance, **asked: Any) -> dg.DagsterRun:
-    """A run of the job that somebody configured on its page."""
+def launch_run(fleet: Fleet, instance: dg.DagsterInstance, **config: Any) -> dg.DagsterRun:
+    """Run the job with a configuration as from its launchpad."""
     job = build(fleet.project, RunSession(fleet.project, fleet.open_ports)).resolve_job_def(MANY)
-    config = {"ops": {"pending_feeds": {"config": asked}}}
-    ended = job.execute_in_process(instance=instance, run_config=config, raise_on_error=False)
+    run_config = {"ops": {"pending_feeds": {"config": config}}}
+    ended = job.execute_in_process(instance=instance, run_config=run_config, raise_on_error=False)
     run = instance.get_run_by_id(ended.run_id)
     assert run is not None
     return run
 
 
 def test_windows_of_many_feeds_are_landed_by_one_run(fleet: Fleet, instance: dg.DagsterInstance) -> None:
-    own = {"feed": "refunds", "window": show_window(hour(3))}
-    asked = {"window": show_window(hour(1)), "until": show_window(hour(3))}
-    assert launched(fleet, instance, **asked, feeds=[{"feed": "orders"}, own]).is_success
-    hours = [[h for h in range(4) if show_window(hour(h)) in landed(instance, name)] for name in NAMES]
+    own = {"feed": "refunds", "window": show_window(at_hour(3))}
+    first_hours = {"window": show_window(at_hour(1)), "until": show_window(at_hour(3))}
+    assert launch_run(fleet, instance, **first_hours, feeds=[{"feed": "orders"}, own]).is_success
+    hours = [[h for h in range(4) if show_window(at_hour(h)) in list_windows(instance, name)] for name in NAMES]
     assert hours == [[1, 2], [3], []]
     fleet.away = frozenset({"returns"})
-    came = steps(instance, launched(fleet, instance, **asked).run_id)
-    assert [came[step_of(name)] for name in NAMES] == ["SUCCESS", "SUCCESS", "FAILURE"]
-    hours = [[h for h in range(4) if show_window(hour(h)) in landed(instance, name)] for name in NAMES]
+    statuses = read_step_statuses(instance, launch_run(fleet, instance, **first_hours).run_id)
+    assert [statuses[get_step_key(name)] for name in NAMES] == ["SUCCESS", "SUCCESS", "FAILURE"]
+    hours = [[h for h in range(4) if show_window(at_hour(h)) in list_windows(instance, name)] for name in NAMES]
     assert hours == [[1, 2], [1, 2, 3], []]
 
 
 def test_of_many_feeds_a_window_that_has_not_settled_stays_open(fleet: Fleet, instance: dg.DagsterInstance) -> None:
-    """A feed with a longer grace period is no failure beside others."""
+    """A feed whose grace period has not passed does not fail a run of many feeds."""
     fleet.at(6, minutes=5)
     path = fleet.project.feeds_folder / "returns.yaml"
     path.write_text(path.read_text() + "window: {grace: 6h}\n")
-    run = launched(fleet, instance, window=show_window(hour(3)), until=show_window(hour(6)))
+    run = launch_run(fleet, instance, window=show_window(at_hour(3)), until=show_window(at_hour(6)))
     assert run.is_success
     assert FAILED_TAG not in run.tags
-    hours = [[h for h in range(6) if show_window(hour(h)) in landed(instance, name)] for name in NAMES]
+    hours = [[h for h in range(6) if show_window(at_hour(h)) in list_windows(instance, name)] for name in NAMES]
     assert hours == [[3, 4], [3, 4], []]
-    outcomes = fleet.land(request=Request(RequestKind.WINDOW, window=hour(3), until=hour(6)))
+    outcomes = fleet.land(request=Request(RequestKind.WINDOW, window=at_hour(3), until=at_hour(6)))
     open_windows = {name: o.landed.open_windows if o.landed else None for name, o in outcomes.items()}
-    assert [p.first if p else None for p in open_windows.values()] == [hour(5), hour(5), None]
+    assert [p.first if p else None for p in open_windows.values()] == [at_hour(5), at_hour(5), None]
     assert isinstance(outcomes["returns"].error, WindowOpen)
 
 
@@ -465,20 +469,20 @@ def test_of_many_feeds_a_window_that_has_not_settled_stays_open(fleet: Fleet, in
 def test_wrong_words_end_such_a_run_before_any_feed_begins(
     fleet: Fleet, instance: dg.DagsterInstance, wrong: dict[str, str]
 ) -> None:
-    run = launched(fleet, instance, **wrong)
+    run = launch_run(fleet, instance, **wrong)
     assert not run.is_success
-    assert steps(instance, run.run_id)["pending_feeds"] == "FAILURE"
-    assert not counted(fleet)
+    assert read_step_statuses(instance, run.run_id)["pending_feeds"] == "FAILURE"
+    assert not count_outcomes(fleet)
 
 
-def landed(instance: dg.DagsterInstance, name: str) -> set[str]:
+def list_windows(instance: dg.DagsterInstance, name: str) -> set[str]:
     return set(instance.get_materialized_partitions(dg.AssetKey([name, "landed"])))
 
 
 def test_a_run_that_is_executed_again_does_not_keep_what_its_parent_said(
     fleet: Fleet, instance: dg.DagsterInstance
 ) -> None:
-    """Dagster copies the tags."""
+    """Dagster copies the tags of the parent run."""
     feeds = Feeds(RunSession(fleet.project, fleet.open_ports))
     run = instance.create_run_for_job(many_job(feeds), tags={FAILED_TAG: "refunds", LEFT_TAG: "returns"})
     feeds.summary(instance, run.run_id)
@@ -487,7 +491,7 @@ def test_a_run_that_is_executed_again_does_not_keep_what_its_parent_said(
 
 
 def test_a_thousand_feeds_are_named_by_tags_that_postgresql_takes(fleet: Fleet, instance: dg.DagsterInstance) -> None:
-    """Dagster has an index of tags, whose rows hold 2,704 bytes."""
+    """Dagster indexes tags; a row of the index holds 2,704 bytes."""
     feeds = Feeds(RunSession(fleet.project, fleet.open_ports))
     names = {f"f{hashlib.sha256(bytes([n % 256, n // 256])).hexdigest()[:16]}" for n in range(1000)}
     for name in sorted(names):
@@ -502,39 +506,39 @@ def test_a_thousand_feeds_are_named_by_tags_that_postgresql_takes(fleet: Fleet, 
 # -- the schedule
 
 
-def evaluated(fleet: Fleet, instance: dg.DagsterInstance) -> Any:
+def evaluate_tick(fleet: Fleet, instance: dg.DagsterInstance) -> Any:
     defs = build(fleet.project, RunSession(fleet.project, fleet.open_ports))
     with dg.build_schedule_context(instance, fleet.time(), repository_def=defs.get_repository_def()) as context:
         return defs.resolve_schedule_def(f"{MANY}_windows").evaluate_tick(context)
 
 
-def tick(fleet: Fleet, instance: dg.DagsterInstance) -> list[dict[str, str]]:
-    """What a tick asks of each feed, a mapping for each run."""
+def list_tick_requests(fleet: Fleet, instance: dg.DagsterInstance) -> list[dict[str, str]]:
+    """Returns the windows that a tick requests by feed, a mapping for each run."""
     return [
         {f["feed"]: "-".join(f[at][11:16] for at in ("window", "until") if at in f) for f in feeds}
-        for request in evaluated(fleet, instance).run_requests
+        for request in evaluate_tick(fleet, instance).run_requests
         for op in request.run_config["ops"].values()
         for feeds in (op["config"]["feeds"],)
     ]
 
 
-def nothing(fleet: Fleet, instance: dg.DagsterInstance) -> str:
-    """Why a tick asks for nothing."""
-    return str(evaluated(fleet, instance).skip_message)
+def read_skip_message(fleet: Fleet, instance: dg.DagsterInstance) -> str:
+    """Returns the reason why a tick requests no run."""
+    return str(evaluate_tick(fleet, instance).skip_message)
 
 
 def test_a_tick_asks_in_one_run_for_what_all_feeds_have_pending_the_oldest_first(
     fleet: Fleet, instance: dg.DagsterInstance
 ) -> None:
     fleet.land("orders", request=in_hour(3))
-    (asked,) = tick(fleet, instance)
-    assert list(asked.items()) == [("orders", "00:00-03:00"), ("refunds", "04:00"), ("returns", "04:00")]
-    fleet.limits("windows: 2\n")
-    (asked,) = tick(fleet, instance)
-    assert asked["orders"] == "00:00-02:00"
-    fleet.land("orders", request=Request(RequestKind.WINDOW, window=hour(0), until=hour(3)))
+    (feeds,) = list_tick_requests(fleet, instance)
+    assert list(feeds.items()) == [("orders", "00:00-03:00"), ("refunds", "04:00"), ("returns", "04:00")]
+    fleet.write_limits("windows: 2\n")
+    (feeds,) = list_tick_requests(fleet, instance)
+    assert feeds["orders"] == "00:00-02:00"
+    fleet.land("orders", request=Request(RequestKind.WINDOW, window=at_hour(0), until=at_hour(3)))
     fleet.land("refunds", "returns")
-    assert "3 feeds checked: no closed window is pending" in nothing(fleet, instance)
+    assert "3 feeds checked: no closed window is pending" in read_skip_message(fleet, instance)
 
 
 def test_a_tick_asks_for_little_where_nothing_came_and_notices_another_ledger(
@@ -544,21 +548,21 @@ def test_a_tick_asks_for_little_where_nothing_came_and_notices_another_ledger(
     session = RunSession(fleet.project, fleet.open_ports)
     windows = load_windows(fleet)
 
-    def asked() -> list[str]:
+    def list_feeds() -> list[str]:
         return [name for run in FleetScheduler(session, windows, SHARED).list_requests(instance) for name in run]
 
-    assert asked() == []
+    assert list_feeds() == []
     fleet.lake.requests.clear()
-    assert asked() == []
+    assert list_feeds() == []
     assert sum(fleet.lake.requests.values()) <= 2 * len(NAMES)
     fleet.at(7)
-    assert asked() == list(NAMES), "a window has closed"
+    assert list_feeds() == list(NAMES), "a window has closed"
     fleet.land()
-    assert asked() == []
+    assert list_feeds() == []
     fleet.lake.files = {p: data for p, data in fleet.lake.files.items() if "/orders/" not in p}
     del fleet.groups["orders"]
     fleet.land("orders", request=in_hour(3))
-    assert asked() == ["orders"], "its ledger begins again"
+    assert list_feeds() == ["orders"], "its ledger begins again"
 
 
 def test_a_tick_where_nothing_came_asks_s3_twice_a_feed_and_kafka_nothing(
@@ -573,19 +577,19 @@ def test_a_tick_where_nothing_came_asks_s3_twice_a_feed_and_kafka_nothing(
         before = store.requests()
         fleet.cluster.requests.clear()
         assert FleetScheduler(session, windows, SHARED).list_requests(instance) == []
-        asked = store.requests() - before
-    assert sum(asked.values()) == 2 * len(NAMES), asked
+        requests = store.requests() - before
+    assert sum(requests.values()) == 2 * len(NAMES), requests
     assert not fleet.cluster.requests
 
 
 def test_those_come_first_that_kafka_deletes_first(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     fleet.land(request=in_hour(3))
-    for name, kept in (("orders", 7 * 24), ("refunds", 12), ("returns", 6)):
+    for name, hours in (("orders", 7 * 24), ("refunds", 12), ("returns", 6)):
         ledger = Ledger(fleet.lake, name, fleet.clock)
         ledger.read()
-        ledger.note_retention(kept * HOUR)
-    (asked,) = tick(fleet, instance)
-    assert [*asked] == ["returns", "refunds", "orders"]
+        ledger.note_retention(hours * HOUR)
+    (feeds,) = list_tick_requests(fleet, instance)
+    assert [*feeds] == ["returns", "refunds", "orders"]
 
 
 def test_a_feed_that_is_far_behind_goes_on_in_the_next_run(
@@ -594,33 +598,33 @@ def test_a_feed_that_is_far_behind_goes_on_in_the_next_run(
     monkeypatch.setattr(rounds, "BATCH_RANGES", 2)
     monkeypatch.setattr(rounds, "RANGES_PER_CORE", 1)
     monkeypatch.setattr(internals, "SCHEDULE_TAG", FLEET_TAG)  # as if a schedule had asked for the run
-    fleet.limits("catch_up: 0s\n")
-    request = Request(RequestKind.WINDOW, window=hour(0), until=hour(4))
+    fleet.write_limits("catch_up: 0s\n")
+    request = Request(RequestKind.WINDOW, window=at_hour(0), until=at_hour(4))
     outcome = fleet.land("orders", "refunds", request=request)["orders"]
     assert outcome.error is None
-    run = only_run(instance)
+    run = get_only_run(instance)
     assert (run.status, run.tags.get(MORE_TAG)) == (dg.DagsterRunStatus.SUCCESS, "1")
-    (asked,) = tick(fleet, instance)
-    assert asked["orders"].endswith("-04:00")
-    assert asked["orders"] > "00:00"
-    assert outcome.committed is not None, "what landed is committed"
+    (feeds,) = list_tick_requests(fleet, instance)
+    assert feeds["orders"].endswith("-04:00")
+    assert feeds["orders"] > "00:00"
+    assert outcome.committed is not None, "landed records are committed"
 
 
 def test_a_wrong_file_and_a_lake_that_is_away_stop_no_other_feed(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     fleet.land(request=in_hour(3))
     (fleet.project.feeds_folder / "returns.yaml").write_text("topics: [")
     fleet.no_lake = frozenset({"orders"})
-    assert tick(fleet, instance) == [{"refunds": "00:00-03:00"}]
+    assert list_tick_requests(fleet, instance) == [{"refunds": "00:00-03:00"}]
     fleet.no_lake = frozenset({"orders", "refunds"})
-    said = nothing(fleet, instance)
-    assert "not loaded: returns.yaml" in said
-    assert "orders could not be checked: the store does not answer" in said
+    message = read_skip_message(fleet, instance)
+    assert "not loaded: returns.yaml" in message
+    assert "orders could not be checked: the store does not answer" in message
 
 
 def test_a_lake_that_was_away_is_read_at_the_next_tick_and_no_other_with_it(
     fleet: Fleet, instance: dg.DagsterInstance
 ) -> None:
-    """Not only when a window closes again, which may take an hour."""
+    """It does not wait until another window closes, which may take an hour."""
     fleet.land(request=in_hour(3))
     defs, done = build(fleet.project, RunSession(fleet.project, fleet.open_ports)), dg.DagsterRunStatus.SUCCESS
     job = defs.resolve_job_def(MANY)
@@ -653,11 +657,11 @@ def test_feeds_under_way_and_those_with_a_schedule_of_their_own_are_left_alone(
     instance.create_run_for_job(
         defs.resolve_job_def(MANY), status=started, run_config=config, tags={"sluice/fleet": SHARED}
     )
-    assert tick(fleet, instance) == [dict.fromkeys(NAMES[1:], "00:00-03:00")]
+    assert list_tick_requests(fleet, instance) == [dict.fromkeys(NAMES[1:], "00:00-03:00")]
     instance.create_run_for_job(defs.resolve_job_def(land_job("refunds")), status=started, tags={FEED_TAG: "refunds"})
-    assert tick(fleet, instance) == [{"returns": "00:00-03:00"}]
-    (fleet.project.feeds_folder / "returns.yaml").write_text(feed("returns", "schedule: own\n"))
-    assert "orders is left alone" in nothing(fleet, instance)
+    assert list_tick_requests(fleet, instance) == [{"returns": "00:00-03:00"}]
+    (fleet.project.feeds_folder / "returns.yaml").write_text(build_feed("returns", "schedule: own\n"))
+    assert "orders is left alone" in read_skip_message(fleet, instance)
 
 
 def test_a_window_that_failed_thrice_waits_and_those_at_work_when_a_run_was_killed_come_last(
@@ -666,15 +670,15 @@ def test_a_window_that_failed_thrice_waits_and_those_at_work_when_a_run_was_kill
     fleet.land(request=in_hour(3))
     job, failed = build(fleet.project).resolve_job_def(MANY), dg.DagsterRunStatus.FAILURE
 
-    def over(**tags: str) -> dg.DagsterRun:
+    def create_failed_run(**tags: str) -> dg.DagsterRun:
         config = fleet_config(SHARED, dict.fromkeys(NAMES, in_hour(0)))
-        said = {FLEET_TAG: SHARED} | {f"sluice/{name}": text for name, text in tags.items()}
-        return instance.create_run_for_job(job, status=failed, run_config=config, tags=said)
+        all_tags = {FLEET_TAG: SHARED} | {f"sluice/{name}": text for name, text in tags.items()}
+        return instance.create_run_for_job(job, status=failed, run_config=config, tags=all_tags)
 
     for _ in range(3):
-        over(done="1", failed="orders,refunds", passes="refunds")
-    killed = over()
-    began = dg.DagsterEvent("STEP_START", job.name, step_key=step_of("refunds"), message="began")
+        create_failed_run(done="1", failed="orders,refunds", passes="refunds")
+    killed = create_failed_run()
+    began = dg.DagsterEvent("STEP_START", job.name, step_key=get_step_key("refunds"), message="began")
     instance.report_dagster_event(began, killed.run_id)
-    (asked,) = tick(fleet, instance)
-    assert list(asked.items()) == [("returns", "00:00-03:00"), ("orders", "01:00-03:00"), ("refunds", "00:00")]
+    (feeds,) = list_tick_requests(fleet, instance)
+    assert list(feeds.items()) == [("returns", "00:00-03:00"), ("orders", "01:00-03:00"), ("refunds", "00:00")]

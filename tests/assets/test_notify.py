@@ -1,4 +1,4 @@
-"""What the sensor finds goes out: to a webhook in Slack's shape, by e-mail, to a command; again if nobody took it."""
+"""Notifications of the sensor's findings: by webhook, e-mail or command; repeated until accepted."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from sluice.pipelines.feed.project_files import NotifySettings
 from sluice.resources.observe.notifications import notify
 from tests import mail
 from tests.assets.world import World
-from tests.resources.kafka.tools import until
+from tests.resources.kafka.tools import wait_until
 
 TOKEN = "T000-canary-secret"
 
 
 @dataclass
 class Chat:
-    """A server as Slack's: `heard` has the texts that it was sent."""
+    """A Slack-compatible server; `heard` has the texts that it received."""
 
     address: str = ""
     answer: int = 200
     heard: list[str] = field(default_factory=list)
     waits_for: Path | None = None
-    """A file without which the server does not answer."""
+    """The server does not answer before this file exists."""
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def chat() -> Iterator[Chat]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if chat.waits_for:
-                until(chat.waits_for.exists, 30)
+                wait_until(chat.waits_for.exists, 30)
             if chat.answer == 200:
                 chat.heard.append(json.loads(body)["text"])
             self.send_response(chat.answer)
@@ -66,11 +66,11 @@ def chat() -> Iterator[Chat]:
     server.server_close()
 
 
-def tick(world: World, instance: dg.DagsterInstance, cursor: str | None = None) -> Tick:
-    made = Tick(RunSession(world.project, world.open_ports), SensorCursor.read(cursor))
-    made.run(instance, lambda: 0.0)
-    made.send()
-    return made
+def run_tick(world: World, instance: dg.DagsterInstance, cursor: str | None = None) -> Tick:
+    sensor_tick = Tick(RunSession(world.project, world.open_ports), SensorCursor.read(cursor))
+    sensor_tick.run(instance, lambda: 0.0)
+    sensor_tick.send()
+    return sensor_tick
 
 
 def configure(world: World, **keys: Any) -> None:
@@ -90,14 +90,14 @@ def test_a_finding_is_sent_when_it_comes_and_when_it_has_passed(
     late: World, instance: dg.DagsterInstance, chat: Chat
 ) -> None:
     configure(late, webhook=chat.address)
-    first = tick(late, instance)
+    first = run_tick(late, instance)
     (text,) = chat.heard
     assert text.startswith(f"Sluice, {late.project.root.name}:\n• orders: the oldest record that is pending")
     assert "sluice run orders" in text
-    second = tick(late, instance, first.cursor.dump())
+    second = run_tick(late, instance, first.cursor.dump())
     assert len(chat.heard) == 1, "nothing new"
     late.run()
-    tick(late, instance, second.cursor.dump())
+    run_tick(late, instance, second.cursor.dump())
     assert "orders: passed: lag" in chat.heard[1]
 
 
@@ -106,11 +106,11 @@ def test_what_nobody_took_is_sent_with_the_next_look_and_the_address_is_never_to
 ) -> None:
     configure(late, webhook=chat.address)
     chat.answer = 503
-    first = tick(late, instance)
+    first = run_tick(late, instance)
     assert first.news[-1] == "not sent: the webhook answers 503"
     assert TOKEN not in f"{first.news} {first.cursor.dump()} {late.project.notify()!r}"
     chat.answer = 200
-    second = tick(late, instance, first.cursor.dump())
+    second = run_tick(late, instance, first.cursor.dump())
     assert len(chat.heard) == 1
     assert "the oldest record" in chat.heard[0]
     assert second.cursor.unsent == ()
@@ -140,33 +140,33 @@ def test_a_webhook_that_redirects_has_not_taken_the_lines(chat: Chat) -> None:
 
 
 def test_names_that_are_not_unicode_go_out(tmp_path: Path) -> None:
-    heard = tmp_path / "lines"
-    command = [sys.executable, "-c", f"open({str(heard)!r}, 'wb').write(open(0, 'rb').read())"]
-    with mail.served(tmp_path, "none") as server:
+    lines = tmp_path / "lines"
+    command = [sys.executable, "-c", f"open({str(lines)!r}, 'wb').write(open(0, 'rb').read())"]
+    with mail.run_server(tmp_path, "none") as server:
         where = {"server": mail.HOST, "port": server.port, "security": "none"}
         settings = {"command": command, "email": {**where, "sender": "a@example.com", "to": ["b@example.com"]}}
         notify(NotifySettings.model_validate(settings), "Sluice,\n\udcff:", ["orders\udcff: größer"])
     (letter,) = server.letters
     assert letter["Subject"] == "Sluice, ?"
-    assert letter.get_content().splitlines() == heard.read_text().splitlines() == ["orders?: größer"]
+    assert letter.get_content().splitlines() == lines.read_text().splitlines() == ["orders?: größer"]
 
 
 @pytest.mark.parametrize("security", ["tls", "starttls", "none"])
 def test_a_finding_goes_by_email(
     late: World, instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, security: str
 ) -> None:
-    with mail.served(tmp_path, security) as server:
+    with mail.run_server(tmp_path, security) as server:
         monkeypatch.setenv("SSL_CERT_FILE", str(server.ca))
         login = {"user": "sluice", "password": TOKEN} if security != "none" else {}
         to = ["data@example.com", "night@example.com"]
-        said = {"server": mail.HOST, "port": server.port, "security": security, "to": to}
-        configure(late, email={**said, **login, "sender": "sluice@example.com"})
+        email = {"server": mail.HOST, "port": server.port, "security": security, "to": to}
+        configure(late, email={**email, **login, "sender": "sluice@example.com"})
         server.answer = 451
-        first = tick(late, instance)
+        first = run_tick(late, instance)
         assert first.news[-1] == "not sent: the mail server answers 451"
         assert TOKEN not in f"{first.news} {first.cursor.dump()} {late.project.notify()!r}"
         server.answer = 250
-        second = tick(late, instance, first.cursor.dump())
+        second = run_tick(late, instance, first.cursor.dump())
     assert second.cursor.unsent == ()
     (letter,) = server.letters
     assert (letter["Subject"], letter["To"]) == (f"Sluice, {late.project.root.name}", ", ".join(to))
@@ -177,17 +177,17 @@ def test_a_finding_goes_by_email(
 def test_a_mail_server_that_nobody_vouches_for_gets_no_password(
     late: World, instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
-    with mail.served(tmp_path, "tls") as server:
+    with mail.run_server(tmp_path, "tls") as server:
         login = {"user": "sluice", "password": TOKEN, "sender": "sluice@example.com", "to": ["data@example.com"]}
         configure(late, email={"server": mail.HOST, "port": server.port, **login})
-        ended = tick(late, instance)
+        ended = run_tick(late, instance)
     assert "the mail server takes no letter" in ended.news[-1]
     assert (server.logins, server.letters) == ([], [])
 
 
 def test_a_password_is_refused_where_it_would_be_sent_plainly(late: World) -> None:
-    given = {"server": mail.HOST, "security": "none", "user": "sluice", "password": TOKEN}
-    configure(late, email={**given, "sender": "sluice@example.com", "to": ["data@example.com"]})
+    email = {"server": mail.HOST, "security": "none", "user": "sluice", "password": TOKEN}
+    configure(late, email={**email, "sender": "sluice@example.com", "to": ["data@example.com"]})
     with pytest.raises(FeedError, match="never sent without TLS") as raised:
         late.project.notify()
     assert TOKEN not in str(raised.value)
@@ -196,8 +196,8 @@ def test_a_password_is_refused_where_it_would_be_sent_plainly(late: World) -> No
 def test_dagster_mails_a_run_that_failed(
     world: World, instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As docs/operating.md says, by a sensor of Dagster's own beside Sluice's definitions."""
-    with mail.served(tmp_path, "tls") as server:
+    """A sensor of Dagster itself, next to Sluice's definitions, as in docs/operating.md."""
+    with mail.run_server(tmp_path, "tls") as server:
         monkeypatch.setenv("SSL_CERT_FILE", str(server.ca))
         to = {"email_from": "sluice@example.com", "email_password": TOKEN, "email_to": ["data@example.com"]}
         sensor: Any = dg.make_email_on_run_failure_sensor(**to, smtp_host=mail.HOST, smtp_port=server.port)
@@ -220,27 +220,27 @@ def test_dagster_mails_a_run_that_failed(
 
 
 def test_a_command_gets_the_lines(late: World, instance: dg.DagsterInstance, tmp_path: Path) -> None:
-    place = tmp_path / "said"
-    code = f"import sys, pathlib; pathlib.Path({str(place)!r}).write_text(sys.stdin.read())"
+    output = tmp_path / "said"
+    code = f"import sys, pathlib; pathlib.Path({str(output)!r}).write_text(sys.stdin.read())"
     configure(late, command=[sys.executable, "-c", code])
-    tick(late, instance)
-    (line,) = place.read_text().splitlines()
+    run_tick(late, instance)
+    (line,) = output.read_text().splitlines()
     assert line.startswith("orders: the oldest record that is pending")
 
 
 @pytest.mark.parametrize(
-    ("command", "why"),
+    ("command", "reason"),
     [
         (["/nowhere/page"], "/nowhere/page cannot be run"),
         ([sys.executable, "-c", "raise SystemExit(3)"], "ended with 3"),
     ],
 )
 def test_a_command_that_fails_fails_no_look(
-    late: World, instance: dg.DagsterInstance, command: list[str], why: str
+    late: World, instance: dg.DagsterInstance, command: list[str], reason: str
 ) -> None:
     configure(late, command=command)
-    ended = tick(late, instance)
-    assert why in ended.news[-1]
+    ended = run_tick(late, instance)
+    assert reason in ended.news[-1]
     assert ended.looked == 1
     assert ended.cursor.unsent
 
@@ -248,16 +248,16 @@ def test_a_command_that_fails_fails_no_look(
 def test_what_others_say_calls_nobody(world: World, instance: dg.DagsterInstance, chat: Chat) -> None:
     configure(world, webhook=chat.address)
     (world.project.feeds_folder / "bad.yaml").write_text("topics: '<!channel>'\nstart: earliest\n")
-    first = tick(world, instance)
+    first = run_tick(world, instance)
     assert "<!channel>" not in "".join(chat.heard)
     assert chat.heard
-    tick(world, instance, first.cursor.dump())
-    assert len(chat.heard) == 1, "a file that stays wrong is told once"
+    run_tick(world, instance, first.cursor.dump())
+    assert len(chat.heard) == 1, "a file that stays wrong is reported once"
 
 
 def test_a_wrong_file_is_told_and_shows_no_secret(late: World, instance: dg.DagsterInstance) -> None:
     configure(late, webhook=f"ftp://chat.example/{TOKEN}", to="me")
-    ended = tick(late, instance)
+    ended = run_tick(late, instance)
     assert "notify.yaml" in ended.news[-1]
     assert TOKEN not in ended.news[-1]
     with pytest.raises(FeedError):
@@ -266,4 +266,4 @@ def test_a_wrong_file_is_told_and_shows_no_secret(late: World, instance: dg.Dags
 
 def test_nothing_is_sent_where_nobody_asked(late: World, instance: dg.DagsterInstance) -> None:
     assert late.project.notify() == NotifySettings()
-    assert tick(late, instance).cursor.unsent == ()
+    assert run_tick(late, instance).cursor.unsent == ()

@@ -1,4 +1,4 @@
-"""Feeds among the definitions of a Dagster project that is not Sluice's own."""
+"""Feeds in the definitions of another Dagster project."""
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of assets themselves, not as text.
 
@@ -22,7 +22,7 @@ from sluice.assets.specs.feed_files import read_shapes
 from sluice.pipelines.errors import FeedError, UsageError
 from sluice.resources import project as projects
 from tests.assets.test_contracts import ROWS, agree
-from tests.assets.world import FEED, World, windows
+from tests.assets.world import FEED, World, read_windows
 
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
 DAY = "2024-05-01T"
@@ -31,14 +31,14 @@ RAW = own.FeedTranslator(
 )
 
 
-def folder(at: Path, **feeds: str) -> Path:
+def write_feeds(at: Path, **feeds: str) -> Path:
     (at / "feeds").mkdir()
     for name, text in feeds.items():
         (at / "feeds" / f"{name}.yaml").write_text(text)
     return at / "feeds"
 
 
-def nodes(defs: dg.Definitions) -> dict[str, Any]:
+def get_nodes(defs: dg.Definitions) -> dict[str, Any]:
     graph = defs.resolve_asset_graph()
     return {k.to_user_string(): graph.get(k) for k in graph.get_all_asset_keys()}
 
@@ -52,19 +52,19 @@ def test_it_merges_with_what_a_project_has(tmp_path: Path) -> None:
         return "theirs"
 
     mine = dg.Definitions(assets=[theirs], resources={"session": session}, executor=dg.multiprocess_executor)
-    made = own.feed_definitions(folder(tmp_path, orders=FEED))
-    assert (made.executor, dict(made.resources or {})) == (None, {})
-    both = dg.Definitions.merge(made, mine)
+    ours = own.feed_definitions(write_feeds(tmp_path, orders=FEED))
+    assert (ours.executor, dict(ours.resources or {})) == (None, {})
+    both = dg.Definitions.merge(ours, mine)
     dg.Definitions.validate_loadable(both)
-    assert {"theirs", "kafka/orders", "orders/landed", "orders/committed"} == nodes(both).keys()
+    assert {"theirs", "kafka/orders", "orders/landed", "orders/committed"} == get_nodes(both).keys()
 
 
 def test_two_folders_stand_side_by_side(tmp_path: Path) -> None:
     for name in ("eu", "us"):
         (tmp_path / name).mkdir()
-    eu = own.feed_definitions(folder(tmp_path / "eu", orders_eu=FEED))
+    eu = own.feed_definitions(write_feeds(tmp_path / "eu", orders_eu=FEED))
     us = own.feed_definitions(
-        tmp_path / folder(tmp_path / "us", orders_us=FEED + "schedule: us\n"),
+        tmp_path / write_feeds(tmp_path / "us", orders_us=FEED + "schedule: us\n"),
         translator=RAW,
         schedules=False,
         sensor="watch_us",
@@ -78,7 +78,7 @@ def test_two_folders_stand_side_by_side(tmp_path: Path) -> None:
 def test_each_schedule_has_three_jobs_and_a_feed_of_its_own_schedule_one_more(tmp_path: Path) -> None:
     feeds = {f"orders{i}": FEED + f"group: g{i}\ntransactional_id: t{i}\n" for i in range(20)}
     feeds["alone"] = FEED + "group: a\nschedule: own\n"
-    defs = own.feed_definitions(folder(tmp_path, **feeds))
+    defs = own.feed_definitions(write_feeds(tmp_path, **feeds))
     assert {j.name for j in defs.jobs or ()} == {
         *(f"{work}_{name}_feeds" for work in ("pending_of", "compact", "republish") for name in ("many", "own")),
         "land_alone",
@@ -88,32 +88,32 @@ def test_each_schedule_has_three_jobs_and_a_feed_of_its_own_schedule_one_more(tm
 
 
 def test_what_only_runs_need_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Code is loaded where no secret is: in CI, in the web server. What shapes the assets is needed there."""
+    """Definitions load without secrets, as in CI or a web server; only settings that shape assets are needed."""
     monkeypatch.delenv("KAFKA_BOOTSTRAP", raising=False)
     secret = (
         "kafka: {bootstrap: '${MY_KAFKA}', security_protocol: SASL_SSL, sasl_mechanism: '${HOW}',"
         " sasl_plain_password: '${file:/run/secrets/nowhere}'}\n"
         "topics: orders\nstart: earliest\nlake: s3://${BUCKET}/lake\n"
     )
-    feeds = folder(
+    feeds = write_feeds(
         tmp_path, orders=secret, refunds=secret, clicks=secret.replace("orders", "${TOPIC}"), bad="topics: ["
     )
-    shown = nodes(own.feed_definitions(feeds))
-    assert shown["orders/landed"].is_executable
-    assert shown["refunds/landed"].is_executable, "they share an address that is not known, not a group"
-    assert "TOPIC" in shown["clicks/landed"].description
-    assert "bad.yaml" in shown["bad/landed"].description
+    assets = get_nodes(own.feed_definitions(feeds))
+    assert assets["orders/landed"].is_executable
+    assert assets["refunds/landed"].is_executable, "they share an unknown address, not a group"
+    assert "TOPIC" in assets["clicks/landed"].description
+    assert "bad.yaml" in assets["bad/landed"].description
     with pytest.raises(FeedError, match="MY_KAFKA"):
         RunSession(own.definitions.find_feeds(feeds)).feed("orders")
 
 
 def test_no_folder_is_a_clear_error_and_no_other_one_is_taken(tmp_path: Path) -> None:
-    folder(tmp_path, orders=FEED)
+    write_feeds(tmp_path, orders=FEED)
     below = tmp_path / "project" / "defs"
     below.mkdir(parents=True)
-    for given in (below, below / "feeds", tmp_path / "nowhere"):
+    for path in (below, below / "feeds", tmp_path / "nowhere"):
         with pytest.raises(UsageError, match="no folder `feeds`"):
-            own.feed_definitions(given)
+            own.feed_definitions(path)
     with pytest.raises(FeedError, match="no feed `refunds`"):
         own.feed_assets("refunds", tmp_path)
 
@@ -124,47 +124,51 @@ def test_a_translator_says_how_each_asset_is_shown(tmp_path: Path) -> None:
             spec = super().get_asset_spec(asset)
             return spec.replace_attributes(group_name="offsets") if asset.kind is own.AssetOf.COMMITTED else spec
 
-    shown = nodes(own.feed_definitions(folder(tmp_path, orders=FEED, bad="topics: ["), translator=PerFeed("raw")))
-    assert shown.keys() == {"raw/kafka/orders", "raw/orders/landed", "raw/orders/committed", "raw/bad/landed"}
-    assert shown["raw/orders/committed"].group_name == "offsets"
-    assert shown["raw/orders/landed"].parent_keys == {dg.AssetKey(["raw", "kafka", "orders"])}
+    assets = get_nodes(
+        own.feed_definitions(write_feeds(tmp_path, orders=FEED, bad="topics: ["), translator=PerFeed("raw"))
+    )
+    assert assets.keys() == {"raw/kafka/orders", "raw/orders/landed", "raw/orders/committed", "raw/bad/landed"}
+    assert assets["raw/orders/committed"].group_name == "offsets"
+    assert assets["raw/orders/landed"].parent_keys == {dg.AssetKey(["raw", "kafka", "orders"])}
 
-    landed = nodes(own.feed_definitions(tmp_path, translator=RAW))["raw/orders/landed"]
+    landed = get_nodes(own.feed_definitions(tmp_path, translator=RAW))["raw/orders/landed"]
     assert (landed.group_name, landed.owners, landed.tags["tier"]) == ("ingest", ["team:data"], "1")
     assert landed.kinds == {"bronze", "kafka", "parquet"}
     assert own.feed_assets("orders", tmp_path, translator=RAW).landed == landed.key
 
 
 class Project:
-    """A project of one's own over memory: translated keys, and an asset downstream that takes rows."""
+    """A user's project over memory, with translated keys and a downstream asset that takes rows."""
 
     def __init__(self, world: World, instance: dg.DagsterInstance) -> None:
         self.world, self.instance = world, instance
-        self.seen: list[tuple[str, int]] = []
+        self.executions: list[tuple[str, int]] = []
         project, files = world.project, read_shapes(world.project)
-        shown = {n: AssetSpecs.of(f, RAW.get_asset_spec) for n, f in files.feeds.items()}
-        session = knowing(RunSession(project, world.open_ports, open_lake=lambda feed: world.lake), shown)
-        memory = recall_all(files, shown, session)
+        specs = {n: AssetSpecs.of(f, RAW.get_asset_spec) for n, f in files.feeds.items()}
+        session = knowing(RunSession(project, world.open_ports, open_lake=lambda feed: world.lake), specs)
+        memory = recall_all(files, specs, session)
         windows = windows_of(files.feeds, memory)
-        feeds = feeds_of(files, shown, memory, windows, session, RAW.get_asset_spec)
+        feeds = feeds_of(files, specs, memory, windows, session, RAW.get_asset_spec)
         self.orders = own.feed_assets("orders", project.root, translator=RAW)
-        self.defs = dg.Definitions.merge(feeds, dg.Definitions(assets=[self._downstream()]))
+        self.defs = dg.Definitions.merge(feeds, dg.Definitions(assets=[self._define_downstream()]))
 
-    def _downstream(self) -> dg.AssetsDefinition:
+    def _define_downstream(self) -> dg.AssetsDefinition:
         @dg.asset(
             ins={"rows": dg.AssetIn(self.orders.landed)},
             partitions_def=self.orders.partitions_def,
             automation_condition=own.when_complete(),
         )
         def volume(context: dg.AssetExecutionContext, rows: Any) -> None:
-            self.seen.append((context.partition_key, rows.rows))
+            self.executions.append((context.partition_key, rows.rows))
 
-        made: dg.AssetsDefinition = volume
-        return made
+        asset: dg.AssetsDefinition = volume
+        return asset
 
     def run(self, job: str, hour: int) -> dg.ExecuteInProcessResult:
-        made = self.defs.resolve_job_def(job)
-        return made.execute_in_process(instance=self.instance, partition_key=f"{DAY}{hour:02}:00", raise_on_error=False)
+        job_def = self.defs.resolve_job_def(job)
+        return job_def.execute_in_process(
+            instance=self.instance, partition_key=f"{DAY}{hour:02}:00", raise_on_error=False
+        )
 
     def make(self, hour: int) -> dg.ExecuteInProcessResult:
         job = self.defs.resolve_implicit_job_def_def_for_assets([dg.AssetKey("volume")])
@@ -185,13 +189,17 @@ def project(world: World, instance: dg.DagsterInstance) -> Project:
 def test_runs_report_under_translated_keys(project: Project, instance: dg.DagsterInstance) -> None:
     assert project.run("land_orders", 1).success
     landed, committed = project.orders.landed, project.orders.committed
-    assert windows(instance, landed).keys() == windows(instance, committed).keys() == {f"{DAY}01:00", f"{DAY}04:00"}
+    assert (
+        read_windows(instance, landed).keys()
+        == read_windows(instance, committed).keys()
+        == {f"{DAY}01:00", f"{DAY}04:00"}
+    )
     assert dg.AssetKey(["raw", "kafka", "orders"]) in instance.get_asset_keys()
     assert {k.path[0] for k in instance.get_asset_keys()} == {"raw"}
 
 
 def test_no_home_is_made_beside_the_one_that_dagster_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`dg` and `dagster dev` make one for a moment if nothing names one; the run's lock lies there meanwhile."""
+    """`dg` and `dagster dev` create a temporary home if none is set; the run's lock is kept in it."""
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     for name in ("home", "project"):
         (tmp_path / name).mkdir()
@@ -206,34 +214,34 @@ def test_an_asset_downstream_takes_its_windows_rows_when_they_are_complete(
     project: Project,
     instance: dg.DagsterInstance,
 ) -> None:
-    """Newest first, then a backfilled one, and the quiet hour 4 with the first; what is not complete is refused."""
+    """The newest window comes first, with the quiet hour 4, then a backfilled one; incomplete windows are refused."""
     cursor = None
 
-    def due() -> set[str | None]:
+    def find_due() -> set[str | None]:
         nonlocal cursor
         result = dg.evaluate_automation_conditions(project.defs, instance, cursor=cursor)
         cursor = result.cursor
         return set(result.get_requested_partitions(dg.AssetKey("volume")))
 
-    assert due() == set()
+    assert find_due() == set()
     assert not project.make(2).success, "the window is pending"
     for hour, complete in ((2, (2, 4)), (0, (0,))):
         assert project.run("land_orders", hour).success
-        assert due() == {f"{DAY}{h:02}:00" for h in complete}
+        assert find_due() == {f"{DAY}{h:02}:00" for h in complete}
         assert all(project.make(h).success for h in complete)
-        assert due() == set()
-    assert project.seen == [(f"{DAY}02:00", 50), (f"{DAY}04:00", 0), (f"{DAY}00:00", 50)]
+        assert find_due() == set()
+    assert project.executions == [(f"{DAY}02:00", 50), (f"{DAY}04:00", 0), (f"{DAY}00:00", 50)]
 
 
 def test_what_came_since_the_definitions_loaded_says_that_a_reload_is_needed(
     project: Project, instance: dg.DagsterInstance
 ) -> None:
-    """Dagster takes no result of a check that it does not know: the run lands all the same."""
+    """Dagster accepts no result of a check that it has not loaded; the run lands nevertheless."""
     agree(project.world, ROWS)
     done = project.run("land_orders", 1)
     assert done.success
-    said = [e.message for e in instance.all_logs(done.run_id) if e.level == logging.WARNING]
-    assert any("contract_volume" in m and "Reload definitions" in m for m in said), said
+    warnings = [e.message for e in instance.all_logs(done.run_id) if e.level == logging.WARNING]
+    assert any("contract_volume" in m and "Reload definitions" in m for m in warnings), warnings
     (project.world.project.feeds_folder / "orders.contract.json").unlink()
     assert project.run("land_orders", 2).success
 
@@ -263,7 +271,7 @@ def test_a_component_wraps_the_steps_that_land(world: World, instance: dg.Dagste
 def test_owners_tags_and_group_come_from_the_feed_file(tmp_path: Path) -> None:
     words = "owners: [team:data, ann@example.com]\ntags: {tier: '1'}\ngroup_name: shop\n"
     typed = "format: json\nschema: {amount: float64}\ntable: {iceberg: {name: shop.orders}}\n"
-    graph = nodes(own.feed_definitions(folder(tmp_path, orders=FEED + words + typed)))
+    graph = get_nodes(own.feed_definitions(write_feeds(tmp_path, orders=FEED + words + typed)))
     for name in ("landed", "committed", "table"):
         asset = graph[f"orders/{name}"]
         assert (asset.group_name, asset.owners) == ("shop", ["team:data", "ann@example.com"])
@@ -291,7 +299,9 @@ def test_owners_tags_and_group_come_from_the_feed_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_secret_of_the_store_that_only_runs_have_breaks_no_feed(tmp_path: Path, lake: str, store: str) -> None:
-    folder(tmp_path, orders=f"kafka: {{bootstrap: 'a:1'}}\ntopics: orders\nstart: earliest\nlake: {lake}\n{store}\n")
+    write_feeds(
+        tmp_path, orders=f"kafka: {{bootstrap: 'a:1'}}\ntopics: orders\nstart: earliest\nlake: {lake}\n{store}\n"
+    )
     files = read_shapes(projects.Project(tmp_path))
     assert (files.feeds.keys(), files.broken) == ({"orders"}, {})
     assert "UNSET" in files.without_lake["orders"].message
@@ -302,7 +312,7 @@ def test_columns_have_descriptions(tmp_path: Path) -> None:
         "format: json\nschema: {amount: float64}\ndescription: Orders of the shop.\n"
         "descriptions: {amount: 'in euros, with VAT'}\n"
     )
-    landed = nodes(own.feed_definitions(folder(tmp_path, orders=text)))["orders/landed"]
+    landed = get_nodes(own.feed_definitions(write_feeds(tmp_path, orders=text)))["orders/landed"]
     assert landed.description.startswith("Orders of the shop. The records of")
     columns = {c.name: c.description for c in landed.metadata["dagster/column_schema"].columns}
     assert (columns["amount"], columns["kafka_offset"]) == (
@@ -316,8 +326,8 @@ def test_columns_have_descriptions(tmp_path: Path) -> None:
 
 
 def test_dg_finds_the_component() -> None:
-    (found,) = entry_points(group="dagster_dg_cli.registry_modules", name="sluice")
-    assert found.load().FeedsComponent is own.FeedsComponent
+    (entry_point,) = entry_points(group="dagster_dg_cli.registry_modules", name="sluice")
+    assert entry_point.load().FeedsComponent is own.FeedsComponent
     assert {
         "feeds",
         "translation",
@@ -328,7 +338,7 @@ def test_dg_finds_the_component() -> None:
 
 
 def test_the_component_translates_in_yaml(tmp_path: Path) -> None:
-    folder(tmp_path, orders=FEED)
+    write_feeds(tmp_path, orders=FEED)
     translation: Mapping[str, Any] = {
         "key_prefix": "raw",
         "group_name": "{{ 'topics' if kind == 'topic' else name }}",
@@ -349,9 +359,9 @@ def test_the_component_translates_in_yaml(tmp_path: Path) -> None:
             },
         )
         _, defs = stack.enter_context(sandbox.load_component_and_build_defs("ingest"))
-        shown = nodes(defs)
-    assert shown.keys() == {"raw/kafka/orders", "raw/orders/landed", "raw/orders/committed"}
-    assert [shown[k].group_name for k in ("raw/kafka/orders", "raw/orders/landed")] == ["topics", "orders"]
-    assert shown["raw/orders/landed"].owners == ["team:data"]
+        assets = get_nodes(defs)
+    assert assets.keys() == {"raw/kafka/orders", "raw/orders/landed", "raw/orders/committed"}
+    assert [assets[k].group_name for k in ("raw/kafka/orders", "raw/orders/landed")] == ["topics", "orders"]
+    assert assets["raw/orders/landed"].owners == ["team:data"]
     landed = defs.resolve_assets_def(dg.AssetKey(["raw", "orders", "landed"])).op
     assert (landed.pool, landed.tags["team"]) == ("kafka", "data")

@@ -1,4 +1,4 @@
-"""Dagster+ refuses some calls to user code, and a new Dagster may lack private names. A run keeps its own result."""
+"""A run keeps its result if Dagster+ refuses storage calls to user code, or a new Dagster lacks private names."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from sluice.pipelines.errors import BatchIncomplete, GroupHeld, KafkaUnavailable
 from sluice.pipelines.ports import Member
 from tests.assets.conftest import ON_FILES
 from tests.assets.test_many_feeds import Fleet, fleet  # noqa: F401 - a fixture
-from tests.assets.test_schedule import tick
+from tests.assets.test_schedule import run_tick
 from tests.assets.test_sensors import Sensor
-from tests.assets.test_ui import kafka_is_away, latest
-from tests.assets.world import CATCH_UP, P0, World, in_hour, windows
+from tests.assets.test_ui import disconnect_kafka, find_latest_evaluation
+from tests.assets.world import CATCH_UP, P0, World, in_hour, read_windows
 
 pytestmark = ON_FILES
 LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
@@ -39,20 +39,20 @@ FOR_PICTURES = (
     "get_latest_asset_partition_materialization_attempts_without_materializations",
     "get_materialized_partitions",
 )
-"""All calls that serve only what Dagster's pages show."""
+"""All calls that serve only Dagster's pages."""
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, *calls: str) -> None:
-    def refused(*_: Any, **__: Any) -> None:
+    def raise_not_callable(*_: Any, **__: Any) -> None:
         raise NotImplementedError("Not callable from user cloud")
 
     for call in calls:
         assert hasattr(SqliteEventLogStorage, call)
-        monkeypatch.setattr(SqliteEventLogStorage, call, refused)
+        monkeypatch.setattr(SqliteEventLogStorage, call, raise_not_callable)
 
 
 def test_the_refusals_are_those_of_the_package_of_dagster_plus() -> None:
-    """Where dagster-cloud is installed. Its agent is not started: it needs an account."""
+    """Skipped without dagster-cloud. Its agent is not started, since it needs an account."""
     if (package := importlib.util.find_spec("dagster_cloud")) is None or package.origin is None:
         pytest.skip("dagster-cloud is not installed")
     source = (Path(package.origin).parent / "storage" / "event_logs" / "storage.py").read_text()
@@ -71,12 +71,12 @@ def test_a_run_keeps_its_result_and_its_cause(
     calls: tuple[str, ...], world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse(monkeypatch, *calls)
-    for asked in (in_hour(0), CATCH_UP):
-        assert world.run(asked).error is None
+    for request in (in_hour(0), CATCH_UP):
+        assert world.run(request).error is None
     with monkeypatch.context() as away:
-        kafka_is_away(world, away)
-        for asked in (in_hour(1), CATCH_UP):
-            lost = world.run(asked)
+        disconnect_kafka(world, away)
+        for request in (in_hour(1), CATCH_UP):
+            lost = world.run(request)
             assert isinstance(lost.error, KafkaUnavailable)
             run = instance.get_run_by_id(lost.run_id)
             assert run is not None
@@ -89,19 +89,19 @@ def test_a_run_keeps_its_result_and_its_cause(
     assert isinstance(world.run().error, GroupHeld)
     world.group.others = []
     assert world.run().error is None
-    assert {"2024-05-01T00:00", "2024-05-01T03:00"} <= {*windows(instance, LANDED)}
-    assert "2024-05-01T00:00" in windows(instance, COMMITTED)
+    assert {"2024-05-01T00:00", "2024-05-01T03:00"} <= {*read_windows(instance, LANDED)}
+    assert "2024-05-01T00:00" in read_windows(instance, COMMITTED)
 
 
 def test_schedule_and_sensor_tick(world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     world.run(in_hour(0))
     refuse(monkeypatch, *FOR_PICTURES)
-    assert tick(world, instance) == ["01:00-04:00"]
+    assert run_tick(world, instance) == ["01:00-04:00"]
     with monkeypatch.context() as away:
-        kafka_is_away(world, away)
+        disconnect_kafka(world, away)
         assert isinstance(world.run(in_hour(1)).error, KafkaUnavailable)
-    assert tick(world, instance) == ["01:00-04:00"]  # the lost window is requested again
-    assert "findings" in Sensor(world, instance).tick()[0]
+    assert run_tick(world, instance) == ["01:00-04:00"]  # the lost window is requested again
+    assert "findings" in Sensor(world, instance).run_tick()[0]
     assert free_leaked_slots(instance) == ()
 
 
@@ -111,9 +111,9 @@ def test_the_failure_shows_in_the_check(
     with monkeypatch.context() as refusing:
         refuse(refusing, *REFUSED_BY_AGENTS)
         world.run()
-        kafka_is_away(world, refusing)
+        disconnect_kafka(world, refusing)
         world.run(in_hour(1))
-    assert "no broker answers" in (latest(instance, "feed_health").description or "")
+    assert "no broker answers" in (find_latest_evaluation(instance, "feed_health").description or "")
 
 
 @pytest.mark.slow
@@ -143,5 +143,5 @@ def test_a_dagster_without_the_private_names_lands_all_the_same(
     assert {name for name, result in results.items() if result.error} == {"orders"}
     assert isinstance(results["orders"].error, KafkaUnavailable)
     with open_instance(fleet.project) as instance:
-        assert "2024-05-01T05:00" in windows(instance, LANDED)
-    assert build(fleet.project, fleet.session()).resolve_job_def("land_orders").name == "land_orders"
+        assert "2024-05-01T05:00" in read_windows(instance, LANDED)
+    assert build(fleet.project, fleet.make_session()).resolve_job_def("land_orders").name == "land_orders"

@@ -1,4 +1,4 @@
-"""Reports: assets downstream of what landed, that run once a window is whole, and never over half of one."""
+"""Reports are assets downstream of the landed ones: each runs once per complete window, never over half of one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.sql_report import Report, load_report
 from sluice.reading import Windows
-from tests.assets.world import P1, World, in_hour, versions, windows
+from tests.assets.world import P1, World, in_hour, list_versions, read_windows
 from tests.pipelines.validation.test_drift import SCHEMA
 from tests.pipelines.validation.test_drift import World as Drifting
 
@@ -36,18 +36,18 @@ def reporting(world: World) -> World:
 
 
 def count_rows(report: Report, rows: Windows) -> pa.Table:
-    """What Spark would say of SQL."""
+    """Returns the table that Spark would return for the report's SQL."""
     return pa.table({"table": [report.feed], "rows|<b>": [rows.rows]})
 
 
-def defs_of(world: World) -> dg.Definitions:
+def build_definitions(world: World) -> dg.Definitions:
     return build(world.project, RunSession(world.project, world.open_ports, ask=count_rows))
 
 
 def run_report(
     world: World, instance: dg.DagsterInstance, window: str, *, ok: bool = True
 ) -> dg.ExecuteInProcessResult:
-    job = defs_of(world).resolve_implicit_job_def_def_for_assets([REPORT])
+    job = build_definitions(world).resolve_implicit_job_def_def_for_assets([REPORT])
     assert job is not None
     result = job.execute_in_process(
         instance=instance, asset_selection=[REPORT], partition_key=window, raise_on_error=False
@@ -60,11 +60,11 @@ def test_a_report_of_a_whole_window(reporting: World, instance: dg.DagsterInstan
     reporting.run(in_hour(0))
     run_report(reporting, instance, f"{DAY}00:00")
 
-    said = windows(instance, REPORT)[f"{DAY}00:00"]
-    assert (said["rows_read"], said["dagster/partition_row_count"]) == (50, 1)
-    assert said["preview"] == "| table | rows\\|\\<b> |\n| --- | --- |\n| orders | 50 |"
+    metadata = read_windows(instance, REPORT)[f"{DAY}00:00"]
+    assert (metadata["rows_read"], metadata["dagster/partition_row_count"]) == (50, 1)
+    assert metadata["preview"] == "| table | rows\\|\\<b> |\n| --- | --- |\n| orders | 50 |"
     path = "reports/rows/kafka_window_date=2024-05-01/kafka_window_hour=00/rows.parquet"
-    assert said["dagster/uri"] == f"memory://{path}"
+    assert metadata["dagster/uri"] == f"memory://{path}"
     table = pq.read_table(io.BytesIO(reporting.lake.files[path]))
     assert table["rows|<b>"].to_pylist() == [50]
     assert table.schema.metadata[b"sluice.window"] == f"{DAY}00:00".encode()
@@ -73,7 +73,7 @@ def test_a_report_of_a_whole_window(reporting: World, instance: dg.DagsterInstan
     run_report(reporting, instance, f"{DAY}00:00")
     assert reporting.lake.files[path] == before, "the same window again is the same file"
     assert [p for p in reporting.lake.files if p.startswith("reports/")] == [path]
-    assert len(set(versions(instance, REPORT, f"{DAY}00:00"))) == 1
+    assert len(set(list_versions(instance, REPORT, f"{DAY}00:00"))) == 1
 
 
 def test_a_preview_has_times_that_python_does_not_have() -> None:
@@ -89,9 +89,9 @@ def test_hours_that_landed_before_the_report_are_named_with_the_command(
     """Dagster's automation asks for windows that are new since its first tick."""
     reporting.run()
     run_report(reporting, instance, f"{DAY}00:00")
-    assert "missing" not in windows(instance, REPORT)[f"{DAY}00:00"]
+    assert "missing" not in read_windows(instance, REPORT)[f"{DAY}00:00"]
     run_report(reporting, instance, f"{DAY}03:00")
-    metadata = windows(instance, REPORT)[f"{DAY}03:00"]
+    metadata = read_windows(instance, REPORT)[f"{DAY}03:00"]
     assert metadata["missing_windows"] == 2
     assert "2 earlier complete windows (2024-05-01T01:00 to 2024-05-01T02:00) have no result" in metadata["missing"]
     assert "--select key:reports/rows --partition 2024-05-01T01:00" in metadata["missing"]
@@ -99,11 +99,11 @@ def test_hours_that_landed_before_the_report_are_named_with_the_command(
 
 def test_columns_that_came_since_are_in_an_older_window_s_rows(tmp_path: Path) -> None:
     drifting = Drifting(tmp_path)
-    feed = drifting.feed(SCHEMA, "evolve")
-    drifting.landed(feed, {"id": 1, "coupon": "x"})
-    whole = drifting.window(feed)
-    rows = _read_rows(LedgerView.open(feed, drifting.ledger, drifting.edges(feed)), whole.starts[0])
-    assert rows.schema == whole.schema
+    feed = drifting.make_feed(SCHEMA, "evolve")
+    drifting.land_records(feed, {"id": 1, "coupon": "x"})
+    window = drifting.read_window(feed)
+    rows = _read_rows(LedgerView.open(feed, drifting.ledger, drifting.make_ports(feed)), window.starts[0])
+    assert rows.schema == window.schema
     assert rows.arrow(["id", "coupon"]).to_pylist() == [{"id": 1, "coupon": None}]
 
 
@@ -112,41 +112,41 @@ def test_half_a_window_is_refused(reporting: World, instance: dg.DagsterInstance
     reporting.run(in_hour(0))
     result = run_report(reporting, instance, f"{DAY}00:00", ok=False)
     (failed,) = (e for e in result.all_events if e.is_step_failure)
-    said = failed.step_failure_data.user_failure_data
-    assert said is not None
-    assert "window 2024-05-01T00:00 of feed orders is not complete" in (said.description or "")
+    failure_data = failed.step_failure_data.user_failure_data
+    assert failure_data is not None
+    assert "window 2024-05-01T00:00 of feed orders is not complete" in (failure_data.description or "")
     assert not [p for p in reporting.lake.files if p.startswith("reports/")]
 
 
 def test_it_runs_once_when_a_window_is_whole_and_not_before(reporting: World, instance: dg.DagsterInstance) -> None:
-    def asked(cursor: dg.AutomationConditionCursor | None) -> tuple[set[str], object]:  # type: ignore[name-defined]
-        result = dg.evaluate_automation_conditions(defs_of(reporting), instance, cursor=cursor)
+    def find_requested(cursor: dg.AutomationConditionCursor | None) -> tuple[set[str], object]:  # type: ignore[name-defined]
+        result = dg.evaluate_automation_conditions(build_definitions(reporting), instance, cursor=cursor)
         return {k for k in result.get_requested_partitions(REPORT) if k}, result.cursor
 
-    requested, cursor = asked(None)
+    requested, cursor = find_requested(None)
     assert requested == set()
     reporting.engine.failing = {P1}
     reporting.run(in_hour(1))
-    requested, cursor = asked(cursor)
-    assert requested == {f"{DAY}04:00"}, "of the hour that landed in part nothing; the quiet one is whole"
+    requested, cursor = find_requested(cursor)
+    assert requested == {f"{DAY}04:00"}, "not the hour that landed in part; the quiet one is complete"
     reporting.engine.failing = set()
     reporting.run()  # a catch-up: an event for the batch, which has no partition, and one for each window
-    requested, cursor = asked(cursor)
+    requested, cursor = find_requested(cursor)
     assert requested == {f"{DAY}0{h}:00" for h in range(4)}
     run_report(reporting, instance, f"{DAY}00:00")
     reporting.run(in_hour(0))
-    requested, cursor = asked(cursor)
+    requested, cursor = find_requested(cursor)
     assert requested == set(), "the same rows again are no news"
     other = {"dagster/data_version": "another batch"}
     instance.report_runless_asset_event(dg.AssetMaterialization(LANDED, partition=f"{DAY}00:00", tags=other))
-    assert asked(cursor)[0] == {f"{DAY}00:00"}
+    assert find_requested(cursor)[0] == {f"{DAY}00:00"}
 
 
 def test_definitions_show_reports_and_what_is_wrong_with_one(reporting: World) -> None:
     folder = reporting.project.root / "reports"
     (folder / "lost.sql").write_text("-- feed: nobody\nSELECT 1\n")
     (folder / "notes.txt").write_text("not a report")
-    graph = defs_of(reporting).resolve_asset_graph()
+    graph = build_definitions(reporting).resolve_asset_graph()
     assert graph.get(REPORT).parent_keys == {LANDED}
     assert graph.get(REPORT).partitions_def == graph.get(LANDED).partitions_def
     assert "How many rows." in (graph.get(REPORT).description or "")
@@ -154,12 +154,12 @@ def test_definitions_show_reports_and_what_is_wrong_with_one(reporting: World) -
     assert {k.to_user_string() for k in graph.get_all_asset_keys() if k.path[0] == "reports"} == {
         "reports/rows", "reports/lost",
     }  # fmt: skip
-    sensor = defs_of(reporting).resolve_sensor_def("reports")
+    sensor = build_definitions(reporting).resolve_sensor_def("reports")
     assert sensor.default_status == dg.DefaultSensorStatus.RUNNING
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("a.sql", "SELECT 1", "whose rows"),
         ("a.sql", "-- feed: orders\n-- feed: clicks\nSELECT 1", "whose rows"),
@@ -172,7 +172,7 @@ def test_definitions_show_reports_and_what_is_wrong_with_one(reporting: World) -
         ("a.sql", "-- feed: orders\n\udcff", "cannot be read"),
     ],
 )
-def test_a_file_that_is_no_report(tmp_path: Path, name: str, text: str, said: str) -> None:
+def test_a_file_that_is_no_report(tmp_path: Path, name: str, text: str, message: str) -> None:
     (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(FeedError, match=said):
+    with pytest.raises(FeedError, match=message):
         load_report(tmp_path / name)

@@ -1,4 +1,4 @@
-"""The schedule: closed windows that are pending, by the ledger alone, and no window twice."""
+"""The schedule requests closed pending windows by the ledger alone, and no window twice."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from sluice.pipelines.errors import LakeUnavailable
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ports import Ports
 from sluice.resources.liveness import machine
-from tests.assets.world import FEED, World, in_hour, windows
+from tests.assets.world import FEED, World, in_hour, read_windows
 
 DAY = "2024-05-01T"
 
 
 class Deaf:
-    """Kafka, when nobody may talk to it."""
+    """A Kafka that must not be asked."""
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"the schedule asked Kafka for {name}")
 
 
-def requests(world: World, instance: dg.DagsterInstance) -> Any:
-    """What a tick says to Dagster."""
+def evaluate_tick(world: World, instance: dg.DagsterInstance) -> Any:
+    """Returns Dagster's evaluation of a tick, in which Kafka must not be asked."""
 
     @contextmanager
     def without_kafka(feed: Feed) -> Iterator[Ports]:
@@ -48,37 +48,37 @@ def requests(world: World, instance: dg.DagsterInstance) -> Any:
         return defs.resolve_schedule_def("land_orders_windows").evaluate_tick(context)
 
 
-def tick(world: World, instance: dg.DagsterInstance) -> list[str] | str:
-    """The windows that a tick asks for, `first-until` where a run is to land several; or why it asks for none."""
-    data = requests(world, instance)
-    return [*map(asked, data.run_requests or ())] or data.skip_message or ""
+def run_tick(world: World, instance: dg.DagsterInstance) -> list[str] | str:
+    """Returns the windows that a tick requests, as `first-until` for several in one run, or its reason for none."""
+    data = evaluate_tick(world, instance)
+    return [*map(format_request, data.run_requests or ())] or data.skip_message or ""
 
 
-def asked(request: dg.RunRequest) -> str:
+def format_request(request: dg.RunRequest) -> str:
     key, until = (request.partition_key or "").removeprefix(DAY), request.tags.get(UNTIL_TAG, "")
     if until:
         assert request.run_config == {"ops": {"orders__landed": {"config": {"until": until}}}}
     return "-".join([key, *filter(None, [until.removeprefix(DAY)])])
 
 
-def hours(*numbers: int) -> list[str]:
+def list_hours(*numbers: int) -> list[str]:
     return [f"{n:02}:00" for n in numbers]
 
 
 def test_it_asks_for_pending_windows_oldest_first_those_in_a_row_by_one_run(
     world: World, instance: dg.DagsterInstance
 ) -> None:
-    assert tick(world, instance) == hours(4), "no ledger yet: the newest window that is closed"
+    assert run_tick(world, instance) == list_hours(4), "no ledger yet: the newest window that is closed"
     world.land_unrecorded(in_hour(3))
-    assert tick(world, instance) == ["00:00-03:00"]
+    assert run_tick(world, instance) == ["00:00-03:00"]
     world.at(12)
-    assert tick(world, instance) == ["00:00-12:00"], "hours 3 and 4 are whole, and in nobody's way"
+    assert run_tick(world, instance) == ["00:00-12:00"], "hours 3 and 4 are whole, and in nobody's way"
     world.land_unrecorded()
-    assert tick(world, instance) == "no closed window of orders is pending"
+    assert run_tick(world, instance) == "no closed window of orders is pending"
     world.at(13, minutes=9)
-    assert tick(world, instance) == "no closed window of orders is pending", "hour 12 is in its grace period"
+    assert run_tick(world, instance) == "no closed window of orders is pending", "hour 12 is in its grace period"
     world.at(13, minutes=11)
-    assert tick(world, instance) == hours(12)
+    assert run_tick(world, instance) == list_hours(12)
 
 
 def test_of_a_long_outage_it_asks_for_a_part_and_says_so(
@@ -86,55 +86,55 @@ def test_of_a_long_outage_it_asks_for_a_part_and_says_so(
 ) -> None:
     world.land_unrecorded(in_hour(3))
     monkeypatch.setattr(window_scheduler, "WINDOWS", 2)
-    (request,) = requests(world, instance).run_requests
-    assert (asked(request), request.tags[MORE_TAG]) == ("00:00-02:00", "1")
+    (request,) = evaluate_tick(world, instance).run_requests
+    assert (format_request(request), request.tags[MORE_TAG]) == ("00:00-02:00", "1")
 
 
 def test_a_window_under_way_is_left_alone(world: World, instance: dg.DagsterInstance) -> None:
     world.land_unrecorded(in_hour(2))
     started = dg.DagsterRunStatus.STARTED
-    left_behind(world, instance, started, "00:00")
-    left_behind(world, instance, started, "01:00", backfill=True)
-    assert tick(world, instance) == hours(3)
-    left_behind(world, instance, started, "03:00")
-    assert "3 windows are pending, all under way or failed 3 times" in tick(world, instance)
+    create_run(world, instance, started, "00:00")
+    create_run(world, instance, started, "01:00", backfill=True)
+    assert run_tick(world, instance) == list_hours(3)
+    create_run(world, instance, started, "03:00")
+    assert "3 windows are pending, all under way or failed 3 times" in run_tick(world, instance)
 
 
 def test_a_run_that_was_killed_with_the_code_server_is_marked_as_failed(
     world: World, instance: dg.DagsterInstance
 ) -> None:
-    """It would keep its pool, and the schedule would wait for it."""
+    """It would keep its slot in the pool, and the schedule would wait for it."""
     world.land_unrecorded(in_hour(3))
-    left_behind(world, instance, dg.DagsterRunStatus.STARTED, "00:00", tags={UNTIL_TAG: f"{DAY}02:00"})
+    create_run(world, instance, dg.DagsterRunStatus.STARTED, "00:00", tags={UNTIL_TAG: f"{DAY}02:00"})
     (run,) = instance.get_runs()
     lock = home_of(world.project, instance) / "attended" / run.run_id
     lock.parent.mkdir(exist_ok=True)
-    lock.write_text(machine())  # the system let go of it when the process died
-    assert tick(world, instance) == f"marked as failed, since its process died or never began: run {run.run_id[:8]}"
+    lock.write_text(machine())  # the system released it when the process died
+    assert run_tick(world, instance) == f"marked as failed, since its process died or never began: run {run.run_id[:8]}"
     assert instance.get_run_by_id(run.run_id).status is dg.DagsterRunStatus.FAILURE
     assert not lock.exists()
-    assert tick(world, instance) == ["00:00-03:00"], "what Dagster has not retried by then"
+    assert run_tick(world, instance) == ["00:00-03:00"], "what Dagster has not retried by then"
 
 
 def test_a_run_that_dagster_made_and_never_launched_keeps_no_window(world: World, instance: dg.DagsterInstance) -> None:
-    """Its daemon was killed in between. The window would wait without end."""
+    """The daemon was killed before the launch; the window would wait forever."""
     world.land_unrecorded(in_hour(3))
-    left_behind(world, instance, dg.DagsterRunStatus.NOT_STARTED, "00:00", tags={UNTIL_TAG: f"{DAY}03:00"})
+    create_run(world, instance, dg.DagsterRunStatus.NOT_STARTED, "00:00", tags={UNTIL_TAG: f"{DAY}03:00"})
     (run,) = instance.get_runs()
-    assert "at work on the windows of orders" in tick(world, instance), "it may be about to be launched"
+    assert "at work on the windows of orders" in run_tick(world, instance), "it may be about to be launched"
     with instance.run_storage.connect() as connection:
         connection.exec_driver_sql("UPDATE runs SET create_timestamp = '2024-05-01 00:00:00'")
-    assert tick(world, instance) == f"marked as failed, since its process died or never began: run {run.run_id[:8]}"
+    assert run_tick(world, instance) == f"marked as failed, since its process died or never began: run {run.run_id[:8]}"
     assert instance.get_run_by_id(run.run_id).status is dg.DagsterRunStatus.FAILURE
-    assert tick(world, instance) == ["00:00-03:00"]
+    assert run_tick(world, instance) == ["00:00-03:00"]
 
 
 def test_a_run_whose_process_lives_is_left_alone(world: World, instance: dg.DagsterInstance) -> None:
     world.land_unrecorded(in_hour(3))
-    left_behind(world, instance, dg.DagsterRunStatus.STARTED, "00:00", tags={UNTIL_TAG: f"{DAY}02:00"})
+    create_run(world, instance, dg.DagsterRunStatus.STARTED, "00:00", tags={UNTIL_TAG: f"{DAY}02:00"})
     (run,) = instance.get_runs()
     with holding(home_of(world.project, instance), run.run_id):
-        assert "at work on the windows of orders" in tick(world, instance)
+        assert "at work on the windows of orders" in run_tick(world, instance)
     assert instance.get_run_by_id(run.run_id).status is dg.DagsterRunStatus.STARTED
 
 
@@ -142,8 +142,8 @@ def test_while_a_run_over_several_windows_is_at_work_it_asks_for_nothing(
     world: World, instance: dg.DagsterInstance
 ) -> None:
     world.land_unrecorded(in_hour(3))
-    left_behind(world, instance, dg.DagsterRunStatus.STARTED, "00:00", tags={UNTIL_TAG: f"{DAY}02:00"})
-    assert "at work on the windows of orders from 2024-05-01T00:00 on" in tick(world, instance)
+    create_run(world, instance, dg.DagsterRunStatus.STARTED, "00:00", tags={UNTIL_TAG: f"{DAY}02:00"})
+    assert "at work on the windows of orders from 2024-05-01T00:00 on" in run_tick(world, instance)
 
 
 def test_while_a_backfill_of_windows_in_a_row_is_at_work_it_asks_for_nothing(
@@ -151,8 +151,8 @@ def test_while_a_backfill_of_windows_in_a_row_is_at_work_it_asks_for_nothing(
 ) -> None:
     world.land_unrecorded(in_hour(3))
     row = dict(zip(RANGE_TAGS, (f"{DAY}00:00", f"{DAY}01:00"), strict=True))
-    left_behind(world, instance, dg.DagsterRunStatus.STARTED, None, backfill=True, tags=row)
-    assert "at work on the windows of orders from 2024-05-01T00:00 on" in tick(world, instance)
+    create_run(world, instance, dg.DagsterRunStatus.STARTED, None, backfill=True, tags=row)
+    assert "at work on the windows of orders from 2024-05-01T00:00 on" in run_tick(world, instance)
 
 
 def test_a_window_that_failed_is_asked_for_by_itself_and_thrice_waits_for_somebody(
@@ -161,24 +161,24 @@ def test_a_window_that_failed_is_asked_for_by_itself_and_thrice_waits_for_somebo
     world.land_unrecorded(in_hour(4))
     failed, succeeded = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.SUCCESS
     for _ in range(3):
-        left_behind(world, instance, failed, "00:00", tags={AGAIN_TAG: ""})
-        left_behind(world, instance, failed, "01:00")
-        left_behind(world, instance, failed, "02:00", tags={AGAIN_TAG: "KafkaUnavailable"})
-    left_behind(world, instance, succeeded, "01:00")
-    left_behind(world, instance, failed, "03:00")
+        create_run(world, instance, failed, "00:00", tags={AGAIN_TAG: ""})
+        create_run(world, instance, failed, "01:00")
+        create_run(world, instance, failed, "02:00", tags={AGAIN_TAG: "KafkaUnavailable"})
+    create_run(world, instance, succeeded, "01:00")
+    create_run(world, instance, failed, "03:00")
     for run in instance.get_runs():
         for event in ("PIPELINE_START", f"PIPELINE_{run.status.value}"):
             instance.report_dagster_event(dg.DagsterEvent(event, run.job_name), run.run_id)
         instance.event_log_storage.delete_events(run.run_id)  # `sluice prune` leaves the run alone
-    assert tick(world, instance) == ["01:00-03:00", "03:00"], "succeeded since; passes by itself; once"
+    assert run_tick(world, instance) == ["01:00-03:00", "03:00"], "succeeded since; passes by itself; once"
 
 
 def test_runs_that_never_began_are_not_counted(world: World, instance: dg.DagsterInstance) -> None:
-    """As when the code server has no time to start them: the window is requested again and again."""
+    """As when the code server has no time to start them; the window is requested at each tick."""
     world.land_unrecorded(in_hour(2))
     for _ in range(4):
-        left_behind(world, instance, dg.DagsterRunStatus.FAILURE, "00:00")
-    assert tick(world, instance) == ["00:00-04:00"]
+        create_run(world, instance, dg.DagsterRunStatus.FAILURE, "00:00")
+    assert run_tick(world, instance) == ["00:00-04:00"]
 
 
 def test_it_looks_when_windows_close_and_soon_after_a_run_that_left_something(
@@ -188,35 +188,35 @@ def test_it_looks_when_windows_close_and_soon_after_a_run_that_left_something(
         world.at(hours, minutes)
         return looks.is_due(instance, world.time())
 
-    looks = TickPolicy("land_orders", [world.session().feed("orders").window])
+    looks = TickPolicy("land_orders", [world.make_session().feed("orders").window])
     assert looks.crons == ["10 * * * *", "*/5 * * * *"]
     assert is_due(10, 12), "this process has not looked yet"
     assert [is_due(*at) for at in ((10, 15), (11, 5), (11, 10), (11, 15))] == [False, False, True, False]
-    left_behind(world, instance, dg.DagsterRunStatus.SUCCESS, "00:00", tags={MORE_TAG: "1"})
+    create_run(world, instance, dg.DagsterRunStatus.SUCCESS, "00:00", tags={MORE_TAG: "1"})
     assert is_due(11, 20)
-    left_behind(world, instance, dg.DagsterRunStatus.SUCCESS, "00:00")
+    create_run(world, instance, dg.DagsterRunStatus.SUCCESS, "00:00")
     assert not is_due(11, 22)
     assert (looks.skip_reason.skip_message or "").endswith("completed its request")
-    left_behind(world, instance, dg.DagsterRunStatus.STARTED, "01:00", tags={MORE_TAG: "1"})
+    create_run(world, instance, dg.DagsterRunStatus.STARTED, "01:00", tags={MORE_TAG: "1"})
     assert not is_due(11, 25), "that run is at work"
     assert "has not ended" in (looks.skip_reason.skip_message or "")
-    left_behind(world, instance, dg.DagsterRunStatus.FAILURE, "02:00", tags={MORE_TAG: "1"})
+    create_run(world, instance, dg.DagsterRunStatus.FAILURE, "02:00", tags={MORE_TAG: "1"})
     assert not is_due(11, 30), "what failed waits for the next closing"
-    said = looks.skip_reason.skip_message or ""
-    assert "did not succeed: the next look, when a window closes, requests the remaining windows again" in said
+    message = looks.skip_reason.skip_message or ""
+    assert "did not succeed: the next look, when a window closes, requests the remaining windows again" in message
     assert is_due(14, 40), "ticks were missed"
 
 
 def test_a_window_that_closes_later_by_the_clock_of_the_code_server_waits_for_no_hour(
     world: World, instance: dg.DagsterInstance
 ) -> None:
-    """The daemon ticks by the clock of its own machine; two seconds ahead, no look would see the window closed."""
+    """With the daemon's clock two seconds ahead of the code server's, the first tick finds the window open."""
 
     def is_due(hours: int, minutes: int) -> bool:
         world.at(hours, minutes)
         return looks.is_due(instance, world.time())
 
-    looks = TickPolicy("land_orders", [world.session().feed("orders").window], lambda: world.clock.now - 2000)
+    looks = TickPolicy("land_orders", [world.make_session().feed("orders").window], lambda: world.clock.now - 2000)
     assert [is_due(*at) for at in ((10, 12), (11, 10), (11, 15), (11, 20))] == [True, True, True, False]
 
 
@@ -247,12 +247,12 @@ def test_after_a_look_that_failed_or_made_no_run_the_next_tick_looks_again(
     assert look().run_requests, "the same tick again"
     world.at(5, minutes=20)
     (request,) = look().run_requests
-    left_behind(world, instance, dg.DagsterRunStatus.STARTED, "04:00", tags={"dagster/run_key": request.run_key})
+    create_run(world, instance, dg.DagsterRunStatus.STARTED, "04:00", tags={"dagster/run_key": request.run_key})
     world.at(5, minutes=25)
     assert "no window has closed since the last look" in look().skip_message
 
 
-def left_behind(
+def create_run(
     world: World,
     instance: dg.DagsterInstance,
     status: dg.DagsterRunStatus,
@@ -261,7 +261,7 @@ def left_behind(
     backfill: bool = False,
     tags: dict[str, str] | None = None,
 ) -> None:
-    """A run of a window (None: of what `tags` say), of the feed's job or of a backfill, that has come so far."""
+    """Create a run with this status for a window (None: as in `tags`), of the feed's job or of a backfill."""
     defs, key = build(world.project), landed_key("orders")
     job = defs.resolve_implicit_job_def_def_for_assets([key]) if backfill else defs.resolve_job_def("land_orders")
     assert job is not None
@@ -280,9 +280,9 @@ EARLIEST = FEED.replace("2024-05-01T00:00:00Z", "earliest")
 
 
 def find_first_partition(world: World, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The first partition of a code location that loads now."""
+    """Returns the first partition of a code location that loads now."""
     monkeypatch.setattr("sluice.assets.factory.now", lambda: world.clock.now)
-    partitions = build(world.project, world.session()).resolve_assets_def(landed_key("orders")).partitions_def
+    partitions = build(world.project, world.make_session()).resolve_assets_def(landed_key("orders")).partitions_def
     assert isinstance(partitions, dg.TimeWindowPartitionsDefinition)
     return partitions.get_first_partition_key() or ""
 
@@ -301,8 +301,8 @@ def test_a_home_that_never_landed_anything_shows_and_lands_by_the_ledger(
     assert find_first_partition(server, monkeypatch) == f"{DAY}00:00"
     pod.at(8 * 24)
     with open_instance(server.project) as instance:
-        (first, *_) = requests(server, instance).run_requests
-        assert asked(first) == "00:00-2024-05-09T00:00", "owed for eight days"
+        (first, *_) = evaluate_tick(server, instance).run_requests
+        assert format_request(first) == "00:00-2024-05-09T00:00", "owed for eight days"
         assert first.partition_key == f"{DAY}00:00"
     pod.at(10 * 24 + 1)
     assert find_first_partition(server, monkeypatch) == f"{DAY}00:00", "ten days later"
@@ -310,7 +310,7 @@ def test_a_home_that_never_landed_anything_shows_and_lands_by_the_ledger(
 
 
 def test_windows_earlier_than_the_loaded_ones_are_requested_by_tag(world: World, instance: dg.DagsterInstance) -> None:
-    """The first run found records that are older than the windows with which the location was loaded."""
+    """The first run found records older than the windows with which the location was loaded."""
     (world.project.feeds_folder / "orders.yaml").write_text(EARLIEST)
     session = RunSession(world.project, world.open_ports)  # its lake has no ledger: loaded before the first run
     world.land_unrecorded(in_hour(3))
@@ -319,9 +319,9 @@ def test_windows_earlier_than_the_loaded_ones_are_requested_by_tag(world: World,
         (request,) = defs.resolve_schedule_def("land_orders_windows").evaluate_tick(context).run_requests or ()
     assert request.partition_key is None
     assert (request.tags["dagster/partition"], request.tags[UNTIL_TAG]) == (f"{DAY}00:00", f"{DAY}03:00")
-    job = build(world.project, world.session()).resolve_job_def("land_orders")
+    job = build(world.project, world.make_session()).resolve_job_def("land_orders")
     assert job.execute_in_process(instance=instance, run_config=request.run_config, tags=request.tags).success
-    assert {f"{DAY}{n:02}:00" for n in range(4)} <= set(windows(instance, landed_key("orders")))
+    assert {f"{DAY}{n:02}:00" for n in range(4)} <= set(read_windows(instance, landed_key("orders")))
 
 
 @pytest.mark.parametrize(
@@ -338,5 +338,5 @@ def test_a_tick_limits_the_pools_of_its_feeds_alone(
     (tmp_path / "dagster.yaml").write_text(f"concurrency: {{pools: {pools}}}\n")
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         instance.event_log_storage.set_concurrency_slots("others", 5)
-        assert tick(world, instance) == hours(4)
+        assert run_tick(world, instance) == list_hours(4)
         assert {p.name: p.limit for p in instance.event_log_storage.get_pool_limits()} == limits

@@ -1,4 +1,4 @@
-"""The sensor: every feed looked at, each Kafka asked once, what came and what passed told once."""
+"""The sensor checks every feed, asks each Kafka once, and reports new and resolved findings once."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.kafka import BrokerConfig, Configs, OpenTransaction, TopicConfig, TopicPartition
 from sluice.pipelines.ports import Ports
 from sluice.testing.cluster import partition
-from tests.assets.world import FEED, HOUR, P0, P1, SECRET, World, cells, hour, in_hour
+from tests.assets.world import FEED, HOUR, P0, P1, SECRET, World, at_hour, in_hour, read_cells
 
 
 class Sensor:
-    """The project's sensor, tick after tick, as Dagster's daemon evaluates it."""
+    """The project's sensor, evaluated tick by tick as in Dagster's daemon."""
 
     def __init__(self, world: World, instance: dg.DagsterInstance) -> None:
         self.world, self.instance, self.cursor = world, instance, None
         self.session = RunSession(world.project, world.open_ports)
 
-    def tick(self) -> tuple[str, dict[str, dg.AssetCheckEvaluation]]:
-        """What its summary says, and the evaluations by feed; they are stored as the daemon does."""
+    def run_tick(self) -> tuple[str, dict[str, dg.AssetCheckEvaluation]]:
+        """Run a tick, store its evaluations as the daemon does, and return its summary and the evaluations by feed."""
         defs = build(self.world.project, self.session)
         with dg.build_sensor_context(self.instance, self.cursor, definitions=defs) as context:
             data = defs.resolve_sensor_def(SENSOR).evaluate_tick(context)
@@ -41,10 +41,10 @@ class Sensor:
         assert {e.check_name for e in checks} <= {FEED_HEALTH}
         return data.skip_message or "", {e.asset_key.path[0]: e for e in checks}
 
-    def finding(self) -> dg.AssetCheckEvaluation:
-        """The one evaluation of `orders`."""
-        (found,) = self.tick()[1].values()
-        return found
+    def find_evaluation(self) -> dg.AssetCheckEvaluation:
+        """Run a tick and return its only evaluation, that of `orders`."""
+        (evaluation,) = self.run_tick()[1].values()
+        return evaluation
 
 
 @pytest.fixture
@@ -57,46 +57,46 @@ def write(world: World, **feeds: str) -> None:
         (world.project.feeds_folder / f"{name}.yaml").write_text(text)
 
 
-def texts(found: dg.AssetCheckEvaluation) -> list[tuple[str, str]]:
-    """Findings with their ways out."""
-    table = found.metadata.get("findings")
-    return [(r["finding"], r["remedy"]) for r in cells(table.value)] if table else []
+def list_findings(evaluation: dg.AssetCheckEvaluation) -> list[tuple[str, str]]:
+    """Returns the findings with their remedies."""
+    table = evaluation.metadata.get("findings")
+    return [(r["finding"], r["remedy"]) for r in read_cells(table.value)] if table else []
 
 
-def numbers(found: dg.AssetCheckEvaluation) -> Mapping[str, Any]:
-    return {k: v.value for k, v in found.metadata.items() if k != "findings"}
+def get_metadata(evaluation: dg.AssetCheckEvaluation) -> Mapping[str, Any]:
+    return {k: v.value for k, v in evaluation.metadata.items() if k != "findings"}
 
 
-# -- told once
+# -- reported once
 
 
 def test_a_feed_that_never_ran_and_one_that_is_well_have_no_findings(world: World, sensor: Sensor) -> None:
-    summary, checks = sensor.tick()
+    summary, checks = sensor.run_tick()
     assert (summary, checks["orders"].passed) == ("1 feed checked; no findings", True)
     world.run()
-    found = sensor.finding()
-    assert (found.passed, found.description) == (True, "no findings")
-    assert numbers(found)["lag_offsets"] == 0
-    assert sensor.tick() == ("1 feed checked; no findings", {}), "nothing new: nothing to store"
+    evaluation = sensor.find_evaluation()
+    assert (evaluation.passed, evaluation.description) == (True, "no findings")
+    assert get_metadata(evaluation)["lag_offsets"] == 0
+    assert sensor.run_tick() == ("1 feed checked; no findings", {}), "nothing new: nothing to store"
 
 
 def test_lag_is_told_once_and_once_more_when_it_has_passed(world: World, sensor: Sensor) -> None:
     world.land_unrecorded()
     world.grow(1, 130)
-    assert sensor.finding().passed, "a few seconds old"
+    assert sensor.find_evaluation().passed, "a few seconds old"
     world.at(9)
-    summary, checks = sensor.tick()
-    found = checks["orders"]
-    assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.WARN)
-    ((text, remedy),) = texts(found)
+    summary, checks = sensor.run_tick()
+    evaluation = checks["orders"]
+    assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
+    ((text, remedy),) = list_findings(evaluation)
     assert "of orders:1, is 3 h 29 min old (alerts.lag 130m); 30 offsets are behind" in text
     assert remedy.startswith("catch up: sluice run orders")
     assert summary == f"1 feed checked; findings in orders (1)\norders: {text} → {remedy}"
-    assert numbers(found)["lag_seconds"] > 3 * 3600
+    assert get_metadata(evaluation)["lag_seconds"] > 3 * 3600
 
-    assert sensor.tick() == ("1 feed checked; findings in orders (1)", {})
+    assert sensor.run_tick() == ("1 feed checked; findings in orders (1)", {})
     world.land_unrecorded()
-    summary, checks = sensor.tick()
+    summary, checks = sensor.run_tick()
     assert checks["orders"].passed
     assert "orders: passed: lag" in summary
 
@@ -106,10 +106,10 @@ def test_a_materialization_has_the_check_evaluated_again(
 ) -> None:
     world.run(in_hour(2))
     world.at(9)
-    assert not sensor.finding().passed
-    assert sensor.tick()[1] == {}
+    assert not sensor.find_evaluation().passed
+    assert sensor.run_tick()[1] == {}
     world.run(in_hour(1))
-    assert not sensor.finding().passed, "Dagster forgets what a check said before the newest materialization"
+    assert not sensor.find_evaluation().passed, "Dagster ignores evaluations from before the newest materialization"
     key = dg.AssetCheckKey(landed_key("orders"), FEED_HEALTH)
     record = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key]
     newest = instance.get_latest_materialization_event(landed_key("orders"))
@@ -131,28 +131,28 @@ def test_lag_has_a_threshold_of_the_feeds(world: World, sensor: Sensor) -> None:
     world.land_unrecorded()
     world.grow(1, 130)
     world.at(9)
-    assert sensor.finding().passed
+    assert sensor.find_evaluation().passed
 
 
 def test_records_about_to_be_deleted(world: World, sensor: Sensor) -> None:
     world.cluster.settings = Configs({"orders": TopicConfig(retention_ms=9 * HOUR)})
     world.land_unrecorded(in_hour(0))
-    found = sensor.finding()
-    assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.ERROR)
-    at_risk = [t for t in texts(found) if "deleted" in t[0]]
+    evaluation = sensor.find_evaluation()
+    assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    at_risk = [t for t in list_findings(evaluation) if "deleted" in t[0]]
     ((text, remedy),) = at_risk
     assert text.startswith("orders:0 [25, 38) will begin to be deleted in about 3 h 59 min")
     assert "(retention.ms 9h); then ranges of 1 more partition" in text
     assert remedy == "land it before: sluice run orders"
-    assert numbers(found)["ranges_at_risk"] == 2
+    assert get_metadata(evaluation)["ranges_at_risk"] == 2
 
 
 def test_settings_that_may_not_be_seen_are_told_of_once(world: World, sensor: Sensor) -> None:
     world.cluster.settings = Configs(denied=("orders",))
     world.land_unrecorded(in_hour(0))
-    found = sensor.finding()
-    assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.WARN)
-    ((text, remedy),) = [t for t in texts(found) if "keeps its records" in t[0]]
+    evaluation = sensor.find_evaluation()
+    assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
+    ((text, remedy),) = [t for t in list_findings(evaluation) if "keeps its records" in t[0]]
     assert text == "how long orders keeps its records may not be asked: nothing warns before they are deleted"
     assert remedy.startswith("kafka-acls.sh --bootstrap-server 127.0.0.1:9 --add --allow-principal User:NAME")
     assert remedy.endswith("--operation DescribeConfigs --topic orders")
@@ -161,7 +161,7 @@ def test_settings_that_may_not_be_seen_are_told_of_once(world: World, sensor: Se
 def test_records_that_are_gone(world: World, sensor: Sensor) -> None:
     world.land_unrecorded(in_hour(0))
     world.cluster.states[P1] = replace(world.cluster.states[P1], log_start=60)
-    (text, remedy), *_ = texts(sensor.finding())
+    (text, remedy), *_ = list_findings(sensor.find_evaluation())
     assert "orders:1: offsets [25, 60) are gone from Kafka" in text
     assert "sluice accept orders lost" in remedy
 
@@ -170,8 +170,8 @@ def test_new_partitions_and_new_topics(world: World, sensor: Sensor) -> None:
     write(world, orders=FEED.replace("topics: orders", "topics: {include: ['orders.*']}"))
     world.land_unrecorded()
     world.cluster.write(TopicPartition("orders", 2), [])
-    world.cluster.write(TopicPartition("orders.eu", 0), [hour(5)])
-    assert texts(sensor.finding()) == [
+    world.cluster.write(TopicPartition("orders.eu", 0), [at_hour(5)])
+    assert list_findings(sensor.find_evaluation()) == [
         ("orders has new partitions: 2", "the next run reads them: sluice run orders"),
         (
             "orders.eu is new and matches `orders.*` (1 partition)",
@@ -179,7 +179,7 @@ def test_new_partitions_and_new_topics(world: World, sensor: Sensor) -> None:
         ),
     ]
     world.land_unrecorded()
-    assert sensor.finding().passed
+    assert sensor.find_evaluation().passed
 
 
 def test_a_recreated_topic_and_one_that_is_gone(world: World, sensor: Sensor) -> None:
@@ -187,35 +187,35 @@ def test_a_recreated_topic_and_one_that_is_gone(world: World, sensor: Sensor) ->
     before = dict(world.cluster.states)
     for tp in (P0, P1):
         world.cluster.states[tp] = partition(tp.topic, tp.partition, topic_id="id-2")
-    found = sensor.finding()
-    ((text, remedy),) = texts(found)
-    assert found.severity is dg.AssetCheckSeverity.ERROR
+    evaluation = sensor.find_evaluation()
+    ((text, remedy),) = list_findings(evaluation)
+    assert evaluation.severity is dg.AssetCheckSeverity.ERROR
     assert "created again" in text
     assert "; 1 more partition" in text
     assert "sluice accept orders recreated" in remedy
     world.cluster.states.clear()
-    ((text, _),) = texts(sensor.finding())
+    ((text, _),) = list_findings(sensor.find_evaluation())
     assert "no topic `orders` in Kafka" in text
     world.cluster.states.update(before)
-    assert sensor.finding().passed
+    assert sensor.find_evaluation().passed
 
 
 def test_another_cluster_behind_the_address(world: World, sensor: Sensor) -> None:
     world.land_unrecorded()
     world.cluster.id = "cluster-2"
-    ((text, _),) = texts(sensor.finding())
+    ((text, _),) = list_findings(sensor.find_evaluation())
     assert "the bootstrap address answers as cluster-2" in text
 
 
 def test_a_transaction_that_hangs_is_named_with_the_command_that_ends_it(world: World, sensor: Sensor) -> None:
     world.land_unrecorded(in_hour(0))
     world.cluster.hold(P1, 40)
-    world.cluster.open[P1] = OpenTransaction(40, 77, 3, last_written=hour(6) + 59 * 60_000, name="billing-7")
+    world.cluster.open[P1] = OpenTransaction(40, 77, 3, last_written=at_hour(6) + 59 * 60_000, name="billing-7")
     world.at(7, minutes=10)
-    assert not [t for t in texts(sensor.finding()) if "billing" in t[0]], "written to 11 minutes ago"
+    assert not [t for t in list_findings(sensor.find_evaluation()) if "billing" in t[0]], "written to 11 minutes ago"
     world.at(9)
     world.cluster.settings = Configs(broker=BrokerConfig(transaction_max_timeout=HOUR))
-    ((text, remedy),) = [t for t in texts(sensor.finding()) if "billing" in t[0]]
+    ((text, remedy),) = [t for t in list_findings(sensor.find_evaluation()) if "billing" in t[0]]
     assert "transaction 'billing-7' of producer 77" in text
     assert text.startswith("orders:1 is held at offset 40 by transaction ")
     assert remedy == (
@@ -228,31 +228,31 @@ def test_a_window_that_stays_partial(world: World, sensor: Sensor) -> None:
     world.engine.failing.add(P1)
     world.land_unrecorded(in_hour(1))
     world.engine.failing.clear()
-    assert not [t for t in texts(sensor.finding()) if "window" in t[0]]
+    assert not [t for t in list_findings(sensor.find_evaluation()) if "window" in t[0]]
     world.at(8, minutes=20)
-    ((text, remedy),) = [t for t in texts(sensor.finding()) if t[0].startswith("window")]
+    ((text, remedy),) = [t for t in list_findings(sensor.find_evaluation()) if t[0].startswith("window")]
     assert text.startswith("window 2024-05-01T01:00 ended 6 h 20 min ago and is failed: orders:1 lacks [25, 50)")
     assert remedy.endswith("then sluice run orders --window 2024-05-01T01:00")
     world.land_unrecorded()
-    assert sensor.finding().passed
+    assert sensor.find_evaluation().passed
 
 
 # -- many feeds
 
 
-class Counting:
-    """Opens edges, and counts who asked Kafka for its topics."""
+class TopicCounter:
+    """Opens ports that count the requests for Kafka's topics."""
 
     def __init__(self, world: World) -> None:
-        self.world, self.asked = world, 0
+        self.world, self.requests = world, 0
 
     @contextmanager
     def open_ports(self, feed: Feed) -> Iterator[Ports]:
-        counting, cluster = self, self.world.cluster
+        counter, cluster = self, self.world.cluster
 
         class Cluster:
             def topics(self) -> Mapping[str, str]:
-                counting.asked += 1
+                counter.requests += 1
                 return cluster.topics()
 
             def __getattr__(self, name: str) -> Any:
@@ -262,8 +262,8 @@ class Counting:
             yield replace(edges, cluster=Cluster())
 
 
-def many(world: World, number: int) -> World:
-    """So many feeds of one Kafka, and `other` of another one."""
+def write_feeds(world: World, number: int) -> World:
+    """Replace the feeds by `number` feeds of one Kafka, and `other` of another one."""
     (world.project.feeds_folder / "orders.yaml").unlink()
     write(world, **{f"feed{i}": FEED + f"group: g{i}\n" for i in range(number)})
     write(world, other=FEED.replace("127.0.0.1:9", "127.0.0.1:8"))
@@ -271,15 +271,15 @@ def many(world: World, number: int) -> World:
 
 
 def test_each_kafka_is_asked_once(world: World, instance: dg.DagsterInstance) -> None:
-    many(world, 5)
-    counting = Counting(world)
-    tick = Tick(RunSession(world.project, counting.open_ports), SensorCursor())
+    write_feeds(world, 5)
+    counter = TopicCounter(world)
+    tick = Tick(RunSession(world.project, counter.open_ports), SensorCursor())
     tick.run(instance, lambda: 0.0)
-    assert (tick.looked, len(tick.events), counting.asked) == (6, 6, 2)
+    assert (tick.looked, len(tick.events), counter.requests) == (6, 6, 2)
 
 
 def test_a_kafka_that_is_away_stops_its_own_feeds_alone(world: World, instance: dg.DagsterInstance) -> None:
-    many(world, 2)
+    write_feeds(world, 2)
 
     @contextmanager
     def open_ports(feed: Feed) -> Iterator[Ports]:
@@ -294,12 +294,12 @@ def test_a_kafka_that_is_away_stops_its_own_feeds_alone(world: World, instance: 
     tick.run(instance, lambda: 0.0)
     assert tick.looked == 2
     assert tick.news == ["other could not be checked: no broker answers"]
-    assert tick.cursor.reported["other"] == (0, ("lag",)), "what was told of it stands"
+    assert tick.cursor.reported["other"] == (0, ("lag",)), "its reported findings stay"
 
 
 def test_an_error_that_is_no_sluices_stops_its_own_feed_alone(world: World, instance: dg.DagsterInstance) -> None:
-    """A tick that fails stores no cursor: the next one would fail at the same feed, and never reach those after it."""
-    many(world, 2)
+    """A failing tick stores no cursor: the next one would fail at the same feed and never reach those after it."""
+    write_feeds(world, 2)
 
     @contextmanager
     def open_ports(feed: Feed) -> Iterator[Ports]:
@@ -315,21 +315,21 @@ def test_an_error_that_is_no_sluices_stops_its_own_feed_alone(world: World, inst
 
 
 def test_a_tick_that_runs_out_of_time_goes_on_at_the_next_one(world: World, instance: dg.DagsterInstance) -> None:
-    many(world, 3)
+    write_feeds(world, 3)
     now = 0.0
 
-    def clock() -> float:
+    def read_clock() -> float:
         nonlocal now
         now += SECONDS * 0.4
         return now
 
-    session, cursor, seen = RunSession(world.project, world.open_ports), SensorCursor(), []
+    session, cursor, checked = RunSession(world.project, world.open_ports), SensorCursor(), []
     for _ in range(3):
         tick = Tick(session, cursor)
-        tick.run(instance, clock)
+        tick.run(instance, read_clock)
         cursor = SensorCursor.read(tick.cursor.dump())
-        seen.append(sorted(e.asset_key.path[0] for e in tick.events))
-    assert seen == [["feed0", "feed1"], ["feed2", "other"], []]
+        checked.append(sorted(e.asset_key.path[0] for e in tick.events))
+    assert checked == [["feed0", "feed1"], ["feed2", "other"], []]
 
 
 def test_a_broken_feed_file_is_told_and_the_others_are_looked_at(world: World, instance: dg.DagsterInstance) -> None:
@@ -340,7 +340,7 @@ def test_a_broken_feed_file_is_told_and_the_others_are_looked_at(world: World, i
     assert "bad.yaml" in tick.news[0]
 
 
-# -- the check by hand, and what it must not disturb
+# -- the check outside the sensor
 
 
 def test_the_check_by_hand_looks_at_once(world: World, instance: dg.DagsterInstance) -> None:
@@ -354,14 +354,14 @@ def test_the_check_by_hand_looks_at_once(world: World, instance: dg.DagsterInsta
         dg.Definitions(jobs=[dg.define_asset_job("look", dg.AssetSelection.checks(key))]),
     )
     result = defs.resolve_job_def("look").execute_in_process(instance=instance)
-    (found,) = result.get_asset_check_evaluations()
+    (evaluation,) = result.get_asset_check_evaluations()
     assert result.success
-    assert not found.passed
-    assert "alerts.lag" in (found.description or "")
+    assert not evaluation.passed
+    assert "alerts.lag" in (evaluation.description or "")
 
 
 def test_a_window_landed_from_the_ui_is_looked_at_afterwards(world: World, instance: dg.DagsterInstance) -> None:
-    """The job behind `Materialize` runs the check too, after the window: it neither has partitions nor fails."""
+    """The job behind `Materialize` also runs the check, after the window; the check has no partitions and passes."""
     session = RunSession(world.project, world.open_ports)
     job = build(world.project, session).resolve_implicit_job_def_def_for_assets([landed_key("orders")])
     assert job is not None
@@ -369,9 +369,9 @@ def test_a_window_landed_from_the_ui_is_looked_at_afterwards(world: World, insta
         instance=instance, partition_key="2024-05-01T01:00", asset_selection=[landed_key("orders")]
     )
     assert result.success
-    said = {e.check_name: e for e in result.get_asset_check_evaluations()}
-    assert said["window_complete"].passed
-    assert FEED_HEALTH in said
+    evaluations = {e.check_name: e for e in result.get_asset_check_evaluations()}
+    assert evaluations["window_complete"].passed
+    assert FEED_HEALTH in evaluations
 
 
 def test_nothing_secret_is_told(world: World, sensor: Sensor) -> None:
@@ -379,5 +379,5 @@ def test_nothing_secret_is_told(world: World, sensor: Sensor) -> None:
     world.cluster.hold(P1, 40)
     world.cluster.open[P1] = OpenTransaction(40, 77, 3, last_written=0)
     world.at(23)
-    summary, checks = sensor.tick()
+    summary, checks = sensor.run_tick()
     assert SECRET not in summary + repr(checks) + (sensor.cursor or "")

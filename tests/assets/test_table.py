@@ -1,4 +1,4 @@
-"""`<feed>/table`: a run brings the table up to what landed, after it has committed, and never waits for a catalog."""
+"""`<feed>/table`: a run syncs the table with the ledger after its commit, and never waits for a catalog."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sluice.pipelines.tables.check import TableComparison
 from sluice.pipelines.tables.sync import Synced
 from sluice.pipelines.util.units import show_window
 from sluice.resources.lake.local_lake import LocalLake
-from tests.assets.world import FEED, MadeUpEngine, World, checks, hour, in_hour, stored
+from tests.assets.world import FEED, MadeUpEngine, World, at_hour, in_hour, read_checks, read_metadata
 
 TABLE = dg.AssetKey(["orders", "table"])
 TEXT = FEED + "table: {iceberg: {name: db.orders}}\n"
@@ -29,11 +29,11 @@ TEXT = FEED + "table: {iceberg: {name: db.orders}}\n"
 
 @pytest.fixture
 def world(root: Path) -> World:
-    """Its lake is a real folder: PyIceberg reads the files."""
-    made = World(root, {"orders": TEXT})
-    made.lake = LocalLake(root / "lake")  # type: ignore[assignment]
-    made.engine = MadeUpEngine(made.lake)
-    return made
+    """A world whose lake is a real folder, since PyIceberg reads the files."""
+    memory_world = World(root, {"orders": TEXT})
+    memory_world.lake = LocalLake(root / "lake")  # type: ignore[assignment]
+    memory_world.engine = MadeUpEngine(memory_world.lake)
+    return memory_world
 
 
 def test_a_run_brings_the_table_up_and_a_catalog_that_is_away_stops_nothing(
@@ -43,23 +43,28 @@ def test_a_run_brings_the_table_up_and_a_catalog_that_is_away_stops_nothing(
     catalog.mkdir()
     away = world.run(in_hour(0))
     assert (away.error, away.landed is not None) == (None, True)
-    assert stored(instance, TABLE) == []
-    (said,) = checks(instance, away.run_id, "matches_ledger").values()
-    assert (said.passed, said.severity) == (False, dg.AssetCheckSeverity.WARN)
-    assert "does not answer" in str(said.description)
+    assert read_metadata(instance, TABLE) == []
+    (evaluation,) = read_checks(instance, away.run_id, "matches_ledger").values()
+    assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert "does not answer" in str(evaluation.description)
     catalog.rmdir()
     done = world.run(in_hour(1))
-    (told,) = stored(instance, TABLE)
-    assert (told["dagster/row_count"], told["files"], told["snapshots"], told["added_files"]) == (100, 4, 2, 4)
-    later, earlier = (r.data for r in told["windows"].records)
-    assert [later["window"], earlier["window"]] == [show_window(hour(1)), show_window(hour(0))]
-    assert later["snapshot"] == told["snapshot"] != earlier["snapshot"]
-    (said,) = checks(instance, done.run_id, "matches_ledger").values()
-    assert said.passed
-    assert told["snapshot"] in str(said.description)
+    (metadata,) = read_metadata(instance, TABLE)
+    assert (metadata["dagster/row_count"], metadata["files"], metadata["snapshots"], metadata["added_files"]) == (
+        100,
+        4,
+        2,
+        4,
+    )
+    later, earlier = (r.data for r in metadata["windows"].records)
+    assert [later["window"], earlier["window"]] == [show_window(at_hour(1)), show_window(at_hour(0))]
+    assert later["snapshot"] == metadata["snapshot"] != earlier["snapshot"]
+    (evaluation,) = read_checks(instance, done.run_id, "matches_ledger").values()
+    assert evaluation.passed
+    assert metadata["snapshot"] in str(evaluation.description)
     read = load_catalog("sluice", type="sql", uri=f"sqlite:///{catalog}").load_table("db.orders")
     assert read.scan().to_arrow().num_rows == 100
-    specs = {s.key: s for s in build(world.project, world.session()).resolve_all_asset_specs()}
+    specs = {s.key: s for s in build(world.project, world.make_session()).resolve_all_asset_specs()}
     assert [d.asset_key for d in specs[TABLE].deps] == [landed_key("orders")]
 
 
@@ -75,18 +80,18 @@ def test_after_a_run_that_could_not_commit_the_next_one_adds_what_it_landed(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as away:
-        away.setattr(world.group, "join", _nobody)
+        away.setattr(world.group, "join", _raise_unavailable)
         assert isinstance(world.run(in_hour(0)).error, KafkaUnavailable)
-    assert stored(instance, TABLE) == [], "what no offset says is landed waits for the next run"
+    assert read_metadata(instance, TABLE) == [], "uncommitted records wait for the next run"
     world.run(in_hour(1))
-    (told,) = stored(instance, TABLE)
-    assert (told["dagster/row_count"], told["added_files"]) == (100, 4)
+    (metadata,) = read_metadata(instance, TABLE)
+    assert (metadata["dagster/row_count"], metadata["added_files"]) == (100, 4)
 
 
 def test_a_run_holds_its_lock_until_its_table_is_up(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that is killed then is known to be dead."""
+    """A run that is killed during the sync is then recognized as dead."""
     locks, sync = list[bool | None](), table_step.sync
 
     def check(*args: Any, **options: Any) -> Synced:
@@ -94,7 +99,7 @@ def test_a_run_holds_its_lock_until_its_table_is_up(
         return sync(*args, **options)
 
     monkeypatch.setattr(table_step, "sync", check)
-    definitions = build(world.project, world.session())
+    definitions = build(world.project, world.make_session())
     assert definitions.resolve_job_def("catch_up_orders").execute_in_process(instance=instance).success
     compact = definitions.resolve_job_def("compact_many_feeds")
     config = {"ops": {"compact_many_feeds__compact": {"config": {"feed": "orders"}}}}
@@ -102,5 +107,5 @@ def test_a_run_holds_its_lock_until_its_table_is_up(
     assert locks == [True, True]
 
 
-def _nobody(*_: Any) -> None:
+def _raise_unavailable(*_: Any) -> None:
     raise KafkaUnavailable("nobody answers", remedy="wait")

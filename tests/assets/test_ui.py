@@ -19,10 +19,10 @@ from sluice.assets.specs.asset_specs import committed_key, landed_key
 from sluice.pipelines.errors import KafkaUnavailable, UsageError
 from sluice.pipelines.model.plans import Request
 from sluice.pipelines.ports import Member
-from tests.assets.test_schedule import tick as schedule_tick
+from tests.assets.test_schedule import run_tick
 from tests.assets.test_sensors import Sensor
-from tests.assets.ui import WORKSPACE, Pages, open_in_process, opened
-from tests.assets.world import CATCH_UP, P0, World, checks, in_hour, versions
+from tests.assets.ui import WORKSPACE, Pages, open_in_process, open_pages
+from tests.assets.world import CATCH_UP, P0, World, in_hour, list_versions, read_checks
 
 LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
 JOB = """
@@ -49,20 +49,23 @@ mutation ($run: String!, $strategy: ReexecutionStrategy!) {
 }"""
 
 
-def runs_of_job(pages: Pages, job: str) -> list[str]:
+def list_runs_of_job(pages: Pages, job: str) -> list[str]:
     return [r["runId"] for r in pages.ask(JOB, job=job)["pipelineOrError"]["runs"]]
 
 
 def test_a_run_from_the_command_line_is_as_good_as_one_of_the_ui(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, window = world.run().run_id, world.run(in_hour(0)).run_id
-    with opened(instance, world.project, monkeypatch) as pages:
-        assert (runs_of_job(pages, "catch_up_orders"), runs_of_job(pages, "land_orders")) == ([whole], [window])
-        shown = pages.ask(TIMELINE, label="__repository__@sluice")["runsOrError"]["results"]
-        assert {r["runId"] for r in shown} == {whole, window}
-        assert {r["repositoryOrigin"]["repositoryLocationName"] for r in shown} == {"sluice"}
-        for run, job in ((whole, "catch_up_orders"), (window, "land_orders")):
+    catch_up, window = world.run().run_id, world.run(in_hour(0)).run_id
+    with open_pages(instance, world.project, monkeypatch) as pages:
+        assert (list_runs_of_job(pages, "catch_up_orders"), list_runs_of_job(pages, "land_orders")) == (
+            [catch_up],
+            [window],
+        )
+        runs = pages.ask(TIMELINE, label="__repository__@sluice")["runsOrError"]["results"]
+        assert {r["runId"] for r in runs} == {catch_up, window}
+        assert {r["repositoryOrigin"]["repositoryLocationName"] for r in runs} == {"sluice"}
+        for run, job in ((catch_up, "catch_up_orders"), (window, "land_orders")):
             again = pages.ask(AGAIN, run=run, strategy="ALL_STEPS")["launchRunReexecution"]
             assert again["__typename"] == "LaunchRunSuccess", again
             assert (again["run"]["parentRunId"], again["run"]["pipelineName"]) == (run, job)
@@ -74,31 +77,31 @@ def test_a_failed_run_is_executed_again_from_where_it_failed(
 ) -> None:
     world.group.others = [Member("m", "console", "/10.0.0.1")]
     failed = world.run(in_hour(0)).run_id
-    with opened(instance, world.project, monkeypatch) as pages:
+    with open_pages(instance, world.project, monkeypatch) as pages:
         again = pages.ask(AGAIN, run=failed, strategy="FROM_FAILURE")["launchRunReexecution"]
         assert again["__typename"] == "LaunchRunSuccess", again
         assert again["run"]["stepKeysToExecute"] == ["orders__committed"]
 
 
-# -- green is green
+# -- the state of checks and partitions
 
 
 class Gone:
-    """Kafka, when no broker answers anything."""
+    """A Kafka of which no broker answers."""
 
     def __getattr__(self, name: str) -> Any:
-        def asked(*_: object) -> None:
+        def raise_unavailable(*_: object) -> None:
             raise KafkaUnavailable("no broker answers")
 
-        return asked
+        return raise_unavailable
 
 
-def kafka_is_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def disconnect_kafka(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world, "cluster", Gone())
 
 
-def killed(world: World, instance: dg.DagsterInstance, window: str) -> None:
-    """A run over a window whose process was killed before its first step."""
+def create_killed_run(world: World, instance: dg.DagsterInstance, window: str) -> None:
+    """Create a run over a window whose process was killed before its first step."""
     job = build(world.project).resolve_job_def("land_orders")
     tags = {"dagster/partition": window}
     run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags=tags)
@@ -112,7 +115,7 @@ FAILED = {
     "window_complete": "SUCCEEDED",
     "feed_health": "FAILED",
 }
-"""After a run that failed: whatever is complete stays green, and the check `feed_health` tells of the failure."""
+"""After a failed run: complete partitions stay green, and the check `feed_health` reports the failure."""
 GOOD = {
     "no_gaps": "SUCCEEDED",
     "window_boundaries": "SUCCEEDED",
@@ -124,11 +127,14 @@ GOOD = {
 def test_after_a_first_good_run_all_is_well(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with opened(instance, world.project, monkeypatch) as pages:
-        # The newest hour first: the UI offers that one. No commit has passed it then.
-        for asked, frontier in ((in_hour(3), "FAILED"), (CATCH_UP, "SUCCEEDED")):
-            assert world.run(asked).exit_code == 0
-            assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (GOOD, {"offsets_committed": frontier}), asked
+    with open_pages(instance, world.project, monkeypatch) as pages:
+        # The newest hour first, as the UI offers it: no commit has passed it yet.
+        for request, frontier in ((in_hour(3), "FAILED"), (CATCH_UP, "SUCCEEDED")):
+            assert world.run(request).exit_code == 0
+            assert (pages.read_check_statuses(LANDED), pages.read_check_statuses(COMMITTED)) == (
+                GOOD,
+                {"offsets_committed": frontier},
+            ), request
         texts = pages.list_descriptions(LANDED) | pages.list_descriptions(COMMITTED)
         assert all(text.startswith("Passes when ") for text in texts.values()), texts
 
@@ -138,44 +144,49 @@ def test_a_window_that_is_complete_stays_green_whatever_fails(
 ) -> None:
     world.run()
     with open_in_process(instance, world.project) as pages, monkeypatch.context() as away:
-        kafka_is_away(world, away)
+        disconnect_kafka(world, away)
         failed = world.run(in_hour(1))
         assert failed.exit_code == 1
-        assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (0, 0)
-        assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (FAILED, {"offsets_committed": "SUCCEEDED"})
-    assert len(set(versions(instance, LANDED, "2024-05-01T01:00"))) == 1, "nothing runs again because of it"
+        assert (pages.count_failed_partitions(LANDED), pages.count_failed_partitions(COMMITTED)) == (0, 0)
+        assert (pages.read_check_statuses(LANDED), pages.read_check_statuses(COMMITTED)) == (
+            FAILED,
+            {"offsets_committed": "SUCCEEDED"},
+        )
+    assert len(set(list_versions(instance, LANDED, "2024-05-01T01:00"))) == 1, "nothing runs again because of it"
 
 
 @pytest.mark.parametrize("by", [in_hour(4), CATCH_UP])
 def test_a_run_that_fails_shows_in_the_check_watch_without_the_sensor(
     by: Request, world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the last good run saw says nothing of the hours that failed since."""
+    """The result of the last successful run does not cover the hours that failed since."""
     world.run()
     world.grow(0, 110)
     world.at(8)
     with open_in_process(instance, world.project) as pages:
-        for hour_ in (6, 7):
+        for hour in (6, 7):
             with monkeypatch.context() as away:
-                kafka_is_away(world, away)
-                assert world.run(by if by == CATCH_UP else in_hour(hour_)).exit_code == 1
-            assert pages.checks(LANDED)["feed_health"] == "FAILED"
-            said = latest(instance, "feed_health").description or ""
-            assert said.startswith("the last run failed: no broker answers")
+                disconnect_kafka(world, away)
+                assert world.run(by if by == CATCH_UP else in_hour(hour)).exit_code == 1
+            assert pages.read_check_statuses(LANDED)["feed_health"] == "FAILED"
+            description = find_latest_evaluation(instance, "feed_health").description or ""
+            assert description.startswith("the last run failed: no broker answers")
         world.engine.failing = {P0}
         assert world.run().exit_code == 1
-        assert "the last run failed: 1 offset ranges failed" in (latest(instance, "feed_health").description or "")
+        assert "the last run failed: 1 offset ranges failed" in (
+            find_latest_evaluation(instance, "feed_health").description or ""
+        )
         world.engine.failing = set()
         world.run()
-        assert pages.checks(LANDED)["feed_health"] == "SUCCEEDED"
+        assert pages.read_check_statuses(LANDED)["feed_health"] == "SUCCEEDED"
 
 
-def latest(instance: dg.DagsterInstance, name: str) -> dg.AssetCheckEvaluation:
-    """The last result of a check of `landed` without partitions."""
+def find_latest_evaluation(instance: dg.DagsterInstance, name: str) -> dg.AssetCheckEvaluation:
+    """Returns the last evaluation of a check of `landed` without partitions."""
     key = dg.AssetCheckKey(LANDED, name)
-    found = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key].evaluation
-    assert found is not None
-    return found
+    evaluation = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key].evaluation
+    assert evaluation is not None
+    return evaluation
 
 
 def test_a_commit_that_is_refused_later_leaves_what_was_committed(world: World, instance: dg.DagsterInstance) -> None:
@@ -184,50 +195,63 @@ def test_a_commit_that_is_refused_later_leaves_what_was_committed(world: World, 
     world.group.others = [Member("m", "console", "/10.0.0.1")]
     with open_in_process(instance, world.project) as pages:
         assert world.run(in_hour(0)).exit_code == 3
-        assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (0, 0)
-        assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (FAILED, {"offsets_committed": "FAILED"})
-        assert "the last run failed: " in (latest(instance, "feed_health").description or "")
+        assert (pages.count_failed_partitions(LANDED), pages.count_failed_partitions(COMMITTED)) == (0, 0)
+        assert (pages.read_check_statuses(LANDED), pages.read_check_statuses(COMMITTED)) == (
+            FAILED,
+            {"offsets_committed": "FAILED"},
+        )
+        assert "the last run failed: " in (find_latest_evaluation(instance, "feed_health").description or "")
 
 
 def test_what_a_killed_run_left_the_next_one_tells(world: World, instance: dg.DagsterInstance) -> None:
     world.run()
     with open_in_process(instance, world.project) as pages:
-        killed(world, instance, "2024-05-01T01:00")
+        create_killed_run(world, instance, "2024-05-01T01:00")
         bury_dead_runs(instance, prepare_home(world.project))
-        assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (1, 1)
-        assert pages.checks(LANDED)["window_complete"] == pages.checks(LANDED)["no_gaps"] == "EXECUTION_FAILED"
+        assert (pages.count_failed_partitions(LANDED), pages.count_failed_partitions(COMMITTED)) == (1, 1)
+        assert (
+            pages.read_check_statuses(LANDED)["window_complete"]
+            == pages.read_check_statuses(LANDED)["no_gaps"]
+            == "EXECUTION_FAILED"
+        )
         world.run()
-        assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (0, 0)
-        assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (GOOD, {"offsets_committed": "SUCCEEDED"})
+        assert (pages.count_failed_partitions(LANDED), pages.count_failed_partitions(COMMITTED)) == (0, 0)
+        assert (pages.read_check_statuses(LANDED), pages.read_check_statuses(COMMITTED)) == (
+            GOOD,
+            {"offsets_committed": "SUCCEEDED"},
+        )
 
-        ticks = {"NOT_EVALUATED": lambda: schedule_tick(world, instance), "SUCCEEDED": Sensor(world, instance).tick}
-        for watch, tick in ticks.items():  # the schedule does not look at Kafka, the sensor does
-            killed(world, instance, "2024-05-01T02:00")
+        ticks = {"NOT_EVALUATED": lambda: run_tick(world, instance), "SUCCEEDED": Sensor(world, instance).run_tick}
+        for watch, tick in ticks.items():  # the schedule does not ask Kafka, the sensor does
+            create_killed_run(world, instance, "2024-05-01T02:00")
             bury_dead_runs(instance, prepare_home(world.project))
-            assert pages.failed(LANDED) == 1
+            assert pages.count_failed_partitions(LANDED) == 1
             tick()
-            assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (0, 0)
-            assert (pages.checks(LANDED)["window_complete"], pages.checks(LANDED)["no_gaps"]) == (
+            assert (pages.count_failed_partitions(LANDED), pages.count_failed_partitions(COMMITTED)) == (0, 0)
+            assert (
+                pages.read_check_statuses(LANDED)["window_complete"],
+                pages.read_check_statuses(LANDED)["no_gaps"],
+            ) == (
                 "SUCCEEDED",
                 "SUCCEEDED",
             )
-            assert pages.checks(COMMITTED) == {"offsets_committed": "SUCCEEDED"}
-            assert pages.checks(LANDED)["feed_health"] == watch
-    assert len(set(versions(instance, LANDED, "2024-05-01T02:00"))) == 1, "nothing runs again because of it"
+            assert pages.read_check_statuses(COMMITTED) == {"offsets_committed": "SUCCEEDED"}
+            assert pages.read_check_statuses(LANDED)["feed_health"] == watch
+    assert len(set(list_versions(instance, LANDED, "2024-05-01T02:00"))) == 1, "nothing runs again because of it"
 
 
 def test_checks_of_the_feed_name_the_materialization_that_they_speak_of(
     world: World, instance: dg.DagsterInstance
 ) -> None:
-    """Else Dagster compares times, of which SQLite keeps whole seconds: what is told within one would not count."""
+    """Otherwise Dagster compares times, which SQLite stores in whole seconds: events within one would be ignored."""
     world.run()
-    killed(world, instance, "2024-05-01T01:00")
+    create_killed_run(world, instance, "2024-05-01T01:00")
     bury_dead_runs(instance, prepare_home(world.project))
     again = world.run().run_id
     newest = instance.fetch_materializations(LANDED, limit=1).records[0]
-    assert newest.run_id != again, "it had nothing to land: what the killed run left was told without a run"
+    assert newest.run_id != again, "it had nothing to land: the killed run's windows were reported without a run"
     for name in ("no_gaps", "feed_health"):
-        target = checks(instance, again, name)[None].target_materialization_data
+        target = read_checks(instance, again, name)[None].target_materialization_data
         assert target is not None
         assert target.storage_id == newest.storage_id
 
@@ -238,10 +262,10 @@ def test_a_window_that_is_pending_stays_red(
     world.run(in_hour(0))
     with open_in_process(instance, world.project) as pages:
         with monkeypatch.context() as away:
-            kafka_is_away(world, away)
+            disconnect_kafka(world, away)
             assert world.run(in_hour(1)).exit_code == 1
         world.run(in_hour(2))
-        assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (1, 1)
+        assert (pages.count_failed_partitions(LANDED), pages.count_failed_partitions(COMMITTED)) == (1, 1)
 
 
 # -- one home, one name

@@ -1,4 +1,4 @@
-"""Windows in Dagster: a partition is green once its window is whole, however it came to be, and never before."""
+"""Windows in Dagster: a partition is green once its window is complete, by whichever run, and never before."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from sluice.pipelines.model.kafka import CommittedOffset
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.planning.windows import LISTED
 from sluice.pipelines.util.units import show_window
-from tests.assets.test_schedule import requests
+from tests.assets.test_schedule import evaluate_tick
 from tests.assets.ui import Pages, open_in_process
 from tests.assets.world import (
     CATCH_UP,
@@ -45,13 +45,13 @@ from tests.assets.world import (
     P0,
     P1,
     World,
-    cells,
-    checks,
-    hour,
+    at_hour,
     in_hour,
-    stored,
-    versions,
-    windows,
+    list_versions,
+    read_cells,
+    read_checks,
+    read_metadata,
+    read_windows,
 )
 
 LANDED, QUARANTINED, COMMITTED = landed_key("orders"), quarantined_key("orders"), committed_key("orders")
@@ -64,22 +64,22 @@ def test_a_window_is_a_run_of_its_partition(world: World, instance: dg.DagsterIn
     run = instance.get_run_by_id(outcome.run_id)
     assert run is not None
     assert (run.job_name, run.tags["dagster/partition"]) == ("land_orders", f"{DAY}00:00")
-    said = windows(instance, LANDED)
-    assert sorted(said) == [f"{DAY}00:00", f"{DAY}04:00"], "the quiet hour is told of too"
-    first = said[f"{DAY}00:00"]
+    landed = read_windows(instance, LANDED)
+    assert sorted(landed) == [f"{DAY}00:00", f"{DAY}04:00"], "the quiet hour is reported too"
+    first = landed[f"{DAY}00:00"]
     assert (first["dagster/partition_row_count"], first["rows"], first["files"]) == (50, 50, 2)
     assert first["dagster/uri"] == "memory://data/orders/kafka_window_date=2024-05-01/kafka_window_hour=00"
-    assert cells(first["boundaries"])[0] == {
+    assert read_cells(first["boundaries"])[0] == {
         "partition": "orders:0", "start": 0, "end": 25, "landed": 25, "quarantined": 0, "no_record": 0, "files": 1,
     }  # fmt: skip
-    assert said[f"{DAY}04:00"]["rows"] == 0
-    quiet = checks(instance, outcome.run_id, WINDOW_COMPLETE)[f"{DAY}04:00"]
+    assert landed[f"{DAY}04:00"]["rows"] == 0
+    quiet = read_checks(instance, outcome.run_id, WINDOW_COMPLETE)[f"{DAY}04:00"]
     assert quiet.description == "the window is complete and empty: no record arrived in it"
-    assert stored(instance, LANDED) == [], "the window says all that the batch landed"
-    assert checks(instance, outcome.run_id, WINDOW_COMPLETE)[f"{DAY}00:00"].passed
+    assert read_metadata(instance, LANDED) == [], "the window covers the whole batch"
+    assert read_checks(instance, outcome.run_id, WINDOW_COMPLETE)[f"{DAY}00:00"].passed
     assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 25, P1: 25}
-    assert checks(instance, outcome.run_id, OFFSETS_COMMITTED)[f"{DAY}00:00"].passed
-    landed_metadata.require_reported(instance, world.books())
+    assert read_checks(instance, outcome.run_id, OFFSETS_COMMITTED)[f"{DAY}00:00"].passed
+    landed_metadata.require_reported(instance, world.open_ledger_view())
 
 
 def test_the_log_reports_offsets_of_another_committer(world: World, instance: dg.DagsterInstance) -> None:
@@ -93,7 +93,7 @@ def test_a_feed_that_commits_nothing_warns(world: World, instance: dg.DagsterIns
     file = world.project.root / "feeds" / "orders.yaml"
     file.write_text(file.read_text() + "commit: none\n")
     outcome = world.run(in_hour(0))
-    check = checks(instance, outcome.run_id, OFFSETS_COMMITTED)[f"{DAY}00:00"]
+    check = read_checks(instance, outcome.run_id, OFFSETS_COMMITTED)[f"{DAY}00:00"]
     assert (check.passed, check.description) == (False, "nothing is committed: the feed has `commit: none`")
 
 
@@ -102,94 +102,94 @@ def test_a_boundary_that_was_searched_for_warns_in_the_windows_around_it(
 ) -> None:
     world.cluster.hidden[P1] = 25
     outcome = world.run(CATCH_UP)
-    said = checks(instance, outcome.run_id, BOUNDARIES)
-    warned = [w for w, e in said.items() if not e.passed]
+    evaluations = read_checks(instance, outcome.run_id, BOUNDARIES)
+    warned = [w for w, e in evaluations.items() if not e.passed]
     assert warned == [f"{DAY}00:00", f"{DAY}01:00"]
-    assert said[warned[0]].severity is dg.AssetCheckSeverity.WARN
-    assert "in 1 partition, transaction markers" in (said[warned[0]].description or "")
-    assert all(e.passed for e in checks(instance, outcome.run_id, WINDOW_COMPLETE).values())
+    assert evaluations[warned[0]].severity is dg.AssetCheckSeverity.WARN
+    assert "in 1 partition, transaction markers" in (evaluations[warned[0]].description or "")
+    assert all(e.passed for e in read_checks(instance, outcome.run_id, WINDOW_COMPLETE).values())
     outcome = world.run(in_hour(1))
-    assert not checks(instance, outcome.run_id, BOUNDARIES)[f"{DAY}01:00"].passed, "what is pinned stays"
+    assert not read_checks(instance, outcome.run_id, BOUNDARIES)[f"{DAY}01:00"].passed, "pinned boundaries stay"
 
 
 def test_windows_in_any_order_are_committed_when_the_gap_closes(world: World, instance: dg.DagsterInstance) -> None:
     world.run(in_hour(0))
     late = world.run(in_hour(2))
-    held = checks(instance, late.run_id, OFFSETS_COMMITTED)[f"{DAY}02:00"]
+    waiting = read_checks(instance, late.run_id, OFFSETS_COMMITTED)[f"{DAY}02:00"]
     assert late.exit_code == 0
-    assert (held.passed, held.severity) == (False, dg.AssetCheckSeverity.WARN)
-    assert cells(held.metadata["behind"].value)[0] == {
+    assert (waiting.passed, waiting.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert read_cells(waiting.metadata["behind"].value)[0] == {
         "partition": "orders:0",
         "frontier": 25,
         "window_end": "75",
         "waits_for": "window 2024-05-01T01:00, pending from offset 25 on",
     }
-    assert f"{DAY}02:00" in windows(instance, COMMITTED), "committed is told of all the same"
-    assert not checks(instance, late.run_id, NO_GAPS)[None].passed
+    assert f"{DAY}02:00" in read_windows(instance, COMMITTED), "the commit is reported nevertheless"
+    assert not read_checks(instance, late.run_id, NO_GAPS)[None].passed
 
     early = world.run(in_hour(1))
-    passed = checks(instance, early.run_id, OFFSETS_COMMITTED)
+    passed = read_checks(instance, early.run_id, OFFSETS_COMMITTED)
     assert {w: e.passed for w, e in passed.items()} == {f"{DAY}01:00": True, f"{DAY}02:00": True}
     assert world.group.offsets[P0].offset == 75
 
 
 def test_a_window_that_no_commit_has_passed_warns(world: World, instance: dg.DagsterInstance) -> None:
-    """A new feed's first run, of the newest hour: the UI offers that one first. Nothing of it is committed."""
+    """A new feed's first run lands the newest hour, as the UI offers it first; nothing of it is committed."""
     newest = world.run(in_hour(3))
-    frontier, account = (checks(instance, newest.run_id, name) for name in (OFFSETS_COMMITTED, NO_GAPS))
+    frontier, account = (read_checks(instance, newest.run_id, name) for name in (OFFSETS_COMMITTED, NO_GAPS))
     assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 0, P1: 0}
     assert (frontier[f"{DAY}03:00"].passed, frontier[f"{DAY}03:00"].severity) == (False, dg.AssetCheckSeverity.WARN)
     assert "have not passed this window in 2 partitions" in (frontier[f"{DAY}03:00"].description or "")
-    assert cells(frontier[f"{DAY}03:00"].metadata["behind"].value)[0]["frontier"] == 0
+    assert read_cells(frontier[f"{DAY}03:00"].metadata["behind"].value)[0]["frontier"] == 0
     assert account[None].passed
-    assert cells(account[None].metadata["account"].value)[0]["holes"] == "[0, 75)"
+    assert read_cells(account[None].metadata["account"].value)[0]["holes"] == "[0, 75)"
 
 
 def test_a_quiet_hour_that_is_whole_already_is_not_committed_either(world: World, instance: dg.DagsterInstance) -> None:
     first = world.run(in_hour(0))
-    assert {w: c.passed for w, c in checks(instance, first.run_id, OFFSETS_COMMITTED).items()} == {
+    assert {w: c.passed for w, c in read_checks(instance, first.run_id, OFFSETS_COMMITTED).items()} == {
         f"{DAY}00:00": True,
         f"{DAY}04:00": False,
     }
     rest = world.run()
-    assert checks(instance, rest.run_id, OFFSETS_COMMITTED)[f"{DAY}04:00"].passed
+    assert read_checks(instance, rest.run_id, OFFSETS_COMMITTED)[f"{DAY}04:00"].passed
 
 
 def test_a_hole_that_something_was_done_about_is_a_warning(world: World, instance: dg.DagsterInstance) -> None:
     world.run(in_hour(3))
     world.run(in_hour(0, only=(P1,)))
     again = world.run(in_hour(3))
-    check = checks(instance, again.run_id, NO_GAPS)[None]
+    check = read_checks(instance, again.run_id, NO_GAPS)[None]
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN), "hour 0 landed in part"
-    assert not checks(instance, again.run_id, OFFSETS_COMMITTED)[f"{DAY}03:00"].passed
+    assert not read_checks(instance, again.run_id, OFFSETS_COMMITTED)[f"{DAY}03:00"].passed
 
 
 def test_a_catch_up_tells_of_every_window_that_it_completes(world: World, instance: dg.DagsterInstance) -> None:
-    world.grow(0, 110)  # it is six, and hour 5 is in its grace period: what comes now may still be of it
+    world.grow(0, 110)  # it is six, and hour 5 is in its grace period: new records may still belong to it
     outcome = world.run()
 
     every = [f"{DAY}0{h}:00" for h in range(5)]
     assert outcome.landed is not None
-    assert list(windows(instance, LANDED)) == list(windows(instance, COMMITTED)) == every
-    assert [w["rows"] for w in windows(instance, LANDED).values()] == [50, 50, 50, 50, 0]
-    (batch,) = stored(instance, LANDED)
+    assert list(read_windows(instance, LANDED)) == list(read_windows(instance, COMMITTED)) == every
+    assert [w["rows"] for w in read_windows(instance, LANDED).values()] == [50, 50, 50, 50, 0]
+    (batch,) = read_metadata(instance, LANDED)
     assert batch["rows"] == 210
-    assert {w: e.passed for w, e in checks(instance, outcome.run_id, WINDOW_COMPLETE).items()} == dict.fromkeys(
+    assert {w: e.passed for w, e in read_checks(instance, outcome.run_id, WINDOW_COMPLETE).items()} == dict.fromkeys(
         every, True
     )
 
     world.at(8)
     world.run(in_hour(5))
-    assert windows(instance, LANDED)[f"{DAY}05:00"]["rows"] == 10, "landed before, whole now"
+    assert read_windows(instance, LANDED)[f"{DAY}05:00"]["rows"] == 10, "landed before, whole now"
 
 
 def test_a_whole_window_again_says_the_same(world: World, instance: dg.DagsterInstance) -> None:
     world.run(in_hour(0))
-    before = windows(instance, LANDED)[f"{DAY}00:00"]
+    before = read_windows(instance, LANDED)[f"{DAY}00:00"]
     again = world.run(in_hour(0))
     assert again.exit_code == 0
-    assert windows(instance, LANDED)[f"{DAY}00:00"] == before
-    first, second = versions(instance, LANDED, f"{DAY}00:00")
+    assert read_windows(instance, LANDED)[f"{DAY}00:00"] == before
+    first, second = list_versions(instance, LANDED, f"{DAY}00:00")
     assert first == second
 
 
@@ -198,17 +198,19 @@ def test_half_an_hour_never_shows_green(world: World, instance: dg.DagsterInstan
     outcome = world.run(in_hour(0))
 
     assert isinstance(outcome.error, BatchIncomplete)
-    assert f"{DAY}00:00" not in windows(instance, LANDED)
-    assert [s["rows"] for s in stored(instance, LANDED)] == [25], "what is published is told, without partition"
-    check = checks(instance, outcome.run_id, WINDOW_COMPLETE)[f"{DAY}00:00"]
+    assert f"{DAY}00:00" not in read_windows(instance, LANDED)
+    assert [s["rows"] for s in read_metadata(instance, LANDED)] == [25], (
+        "published records are reported, without a partition"
+    )
+    check = read_checks(instance, outcome.run_id, WINDOW_COMPLETE)[f"{DAY}00:00"]
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.ERROR)
-    assert cells(check.metadata["failed"].value)[0]["range"] == "orders:1:0-25"
-    assert f"{DAY}00:00" not in windows(instance, COMMITTED)
+    assert read_cells(check.metadata["failed"].value)[0]["range"] == "orders:1:0-25"
+    assert f"{DAY}00:00" not in read_windows(instance, COMMITTED)
     assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 25, P1: 0}, "each to its frontier"
 
     world.engine.failing = set()
     world.run(in_hour(0))
-    assert windows(instance, LANDED)[f"{DAY}00:00"]["rows"] == 50, "both batches of it"
+    assert read_windows(instance, LANDED)[f"{DAY}00:00"]["rows"] == 50, "both batches of it"
     assert world.group.offsets[P1].offset == 25
 
 
@@ -216,10 +218,10 @@ def test_a_held_window_fails_and_names_what_holds_it(world: World, instance: dg.
     world.cluster.hold(P0, 10)
     outcome = world.run(in_hour(0))
     assert isinstance(outcome.error, WindowHeld)
-    assert f"{DAY}00:00" not in windows(instance, LANDED)
-    assert stored(instance, LANDED)[0]["rows"] == 25, "the other partition landed"
+    assert f"{DAY}00:00" not in read_windows(instance, LANDED)
+    assert read_metadata(instance, LANDED)[0]["rows"] == 25, "the other partition landed"
     assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 0, P1: 25}, "and is committed"
-    assert f"{DAY}00:00" not in windows(instance, COMMITTED)
+    assert f"{DAY}00:00" not in read_windows(instance, COMMITTED)
     run = instance.get_run_by_id(outcome.run_id)
     assert run is not None
     assert run.tags[AGAIN_TAG] == "WindowHeld", "it passes by itself: the schedule goes on trying"
@@ -243,7 +245,7 @@ def test_a_window_on_which_another_run_is_at_work_is_requested_any_number_of_tim
 def test_a_window_whose_tasks_did_not_reach_kafka_is_requested_any_number_of_times(
     error: SluiceError, world: World, instance: dg.DagsterInstance
 ) -> None:
-    """As those of a cluster that may not connect to the brokers, while the driver may."""
+    """As in a cluster whose executors may not connect to the brokers, unlike the driver."""
     world.engine.failing, world.engine.failure = {P1}, error
     outcome = world.run(in_hour(0))
     assert isinstance(outcome.error, BatchIncomplete)
@@ -255,7 +257,7 @@ def test_a_window_whose_tasks_did_not_reach_kafka_is_requested_any_number_of_tim
 def test_a_window_whose_ledger_entry_got_no_answer_is_requested_any_number_of_times(
     world: World, instance: dg.DagsterInstance
 ) -> None:
-    """A store that reads and does not write answers so to each run, however long that lasts."""
+    """A store that is read-only for a while answers each run so."""
 
     def hang(path: str) -> None:
         raise Unknown("no answer confirmed whether it was created", remedy="run again")
@@ -277,29 +279,33 @@ def test_a_run_that_its_limits_end_leaves_the_window_partial(root: Path) -> None
 
 def test_some_partitions_of_a_window(world: World, instance: dg.DagsterInstance) -> None:
     assert world.run(in_hour(0, only=(P1,))).exit_code == 0
-    assert f"{DAY}00:00" not in windows(instance, LANDED)
+    assert f"{DAY}00:00" not in read_windows(instance, LANDED)
     assert world.run(in_hour(0, only=(P0,))).exit_code == 0
-    assert windows(instance, LANDED)[f"{DAY}00:00"]["rows"] == 50
+    assert read_windows(instance, LANDED)[f"{DAY}00:00"]["rows"] == 50
 
 
 @pytest.mark.parametrize(
-    ("window", "said"),
-    [(hour(7), "not closed yet"), (hour(0) + 60_000, "not the start of a window"), (hour(-1), "Kafka holds no record")],
+    ("window", "message"),
+    [
+        (at_hour(7), "not closed yet"),
+        (at_hour(0) + 60_000, "not the start of a window"),
+        (at_hour(-1), "Kafka holds no record"),
+    ],
 )
-def test_a_window_that_is_none_is_refused_with_the_reason(world: World, window: int, said: str) -> None:
+def test_a_window_that_is_none_is_refused_with_the_reason(world: World, window: int, message: str) -> None:
     world.land_unrecorded(in_hour(0))
     outcome = world.run(in_hour(0).__class__(in_hour(0).kind, window=window))
     assert isinstance(outcome.error, UsageError | WindowOpen)
-    assert said in outcome.error.message
+    assert message in outcome.error.message
 
 
 def test_windows_that_a_dead_run_completed_are_told_by_the_next(world: World, instance: dg.DagsterInstance) -> None:
     world.land_unrecorded()
     world.run(in_hour(2))
-    said = windows(instance, LANDED)
-    assert [w["rows"] for w in said.values()] == [50, 50, 50, 50, 0]
-    assert said[f"{DAY}00:00"]["run"] == "dead-run"
-    assert len(stored(instance, LANDED)) == 1
+    landed = read_windows(instance, LANDED)
+    assert [w["rows"] for w in landed.values()] == [50, 50, 50, 50, 0]
+    assert landed[f"{DAY}00:00"]["run"] == "dead-run"
+    assert len(read_metadata(instance, LANDED)) == 1
     assert world.group.offsets[P0].offset == 100
 
 
@@ -315,12 +321,12 @@ def test_a_typed_feed_s_quarantine_stands_beside_what_landed(root: Path) -> None
     world.run(in_hour(0))
     world.run()
     with open_instance(world.project) as instance:
-        landed, quarantined = windows(instance, LANDED), windows(instance, QUARANTINED)
+        landed, quarantined = read_windows(instance, LANDED), read_windows(instance, QUARANTINED)
     assert list(landed) == list(quarantined)
     assert [landed[f"{DAY}0{h}:00"]["rows"] for h in range(2)] == [44, 44]
     first, second = (quarantined[f"{DAY}0{h}:00"] for h in range(2))
     assert (first["rows"], first["share"], second["rows"]) == (6, 0.12, 6), "of its own run, and of a catch-up"
-    assert cells(first["reasons"]) == [
+    assert read_cells(first["reasons"]) == [
         {"stage": "decode", "reason": "not_json", "expectation": "", "field": "", "rows": 6}
     ]
     assert first["dagster/uri"] == "memory://quarantine/orders/kafka_window_date=2024-05-01/kafka_window_hour=00"
@@ -330,30 +336,34 @@ def test_a_typed_feed_s_quarantine_stands_beside_what_landed(root: Path) -> None
 
 
 def test_landing_by_itself_commits(world: World, instance: dg.DagsterInstance) -> None:
-    """From its own page, or in a backfill of it."""
-    made = build(world.project, world.session()).resolve_implicit_job_def_def_for_assets([LANDED])
-    assert made is not None
+    """As from its own page, or in a backfill."""
+    job = build(world.project, world.make_session()).resolve_implicit_job_def_def_for_assets([LANDED])
+    assert job is not None
     for _ in range(2):
-        run = made.execute_in_process(instance=instance, asset_selection=[LANDED], partition_key=f"{DAY}00:00")
+        run = job.execute_in_process(instance=instance, asset_selection=[LANDED], partition_key=f"{DAY}00:00")
         assert run.success
         assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 25, P1: 25}
-        assert f"{DAY}00:00" in windows(instance, COMMITTED)
-        assert checks(instance, run.run_id, OFFSETS_COMMITTED)[f"{DAY}00:00"].passed
+        assert f"{DAY}00:00" in read_windows(instance, COMMITTED)
+        assert read_checks(instance, run.run_id, OFFSETS_COMMITTED)[f"{DAY}00:00"].passed
 
 
-def backfill(world: World, instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey], last: str) -> dg.DagsterRun:
-    """A run of these assets over the windows from the day's first to that one, as a backfill makes it. Dagster's daemon
-    ends a backfill whose runs materialize any of it without a partition."""
-    made = build(world.project, world.session()).resolve_implicit_job_def_def_for_assets([*keys])
-    assert made is not None
-    ended = made.execute_in_process(
+def run_backfill(world: World, instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey], last: str) -> dg.DagsterRun:
+    """Run these assets over the windows from the day's first to `last`, as a backfill does.
+
+    Dagster's daemon ends a backfill whose runs materialize an asset of it without a partition.
+    """
+    job = build(world.project, world.make_session()).resolve_implicit_job_def_def_for_assets([*keys])
+    assert job is not None
+    ended = job.execute_in_process(
         instance=instance,
         asset_selection=[*keys],
         tags=dict(zip(RANGE_TAGS, (f"{DAY}00:00", DAY + last), strict=True)) | {BACKFILL_TAG: "of the day"},
         raise_on_error=False,
     )
-    said = instance.get_records_for_run(ended.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION).records
-    assert None not in {r.partition_key for r in said}
+    materializations = instance.get_records_for_run(
+        ended.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION
+    ).records
+    assert None not in {r.partition_key for r in materializations}
     run = instance.get_run_by_id(ended.run_id)
     assert run is not None
     return run
@@ -364,62 +374,64 @@ def test_a_backfill_of_windows_in_a_row_is_one_run(
     world: World, instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey]
 ) -> None:
     world.run(in_hour(1))
-    before = versions(instance, LANDED, f"{DAY}01:00")
-    run = backfill(world, instance, keys, "03:00")
+    before = list_versions(instance, LANDED, f"{DAY}01:00")
+    run = run_backfill(world, instance, keys, "03:00")
     assert run.is_success
     of_day = [f"{DAY}0{h}:00" for h in range(4)]
-    landed = windows(instance, LANDED)
+    landed = read_windows(instance, LANDED)
     assert [landed[w]["rows"] for w in of_day] == [50] * 4
-    assert [landed[w]["dagster/uri"][-2:] for w in of_day] == ["00", "01", "02", "03"], "each says what is its own"
-    assert versions(instance, LANDED, of_day[1]) == before * 2, "that one had landed: nothing runs again because of it"
-    assert set(of_day) <= set(windows(instance, COMMITTED))
+    assert [landed[w]["dagster/uri"][-2:] for w in of_day] == ["00", "01", "02", "03"], "each has its own"
+    assert list_versions(instance, LANDED, of_day[1]) == before * 2, (
+        "that one had landed: nothing runs again because of it"
+    )
+    assert set(of_day) <= set(read_windows(instance, COMMITTED))
     assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 100, P1: 100}
     for name in (WINDOW_COMPLETE, BOUNDARIES, OFFSETS_COMMITTED):
-        said = checks(instance, run.run_id, name)
-        assert set(of_day) <= set(said), name
-        assert None not in said
-        assert all(s.passed and s.target_materialization_data for s in said.values())
-    asked = [dg.AssetCheckKey(LANDED, WINDOW_COMPLETE), dg.AssetCheckKey(COMMITTED, OFFSETS_COMMITTED)]
-    assert planned_evaluations(instance, asked, of_day) == []
-    assert stored(instance, COMMITTED) == []
-    landed_metadata.require_reported(instance, world.books())
+        evaluations = read_checks(instance, run.run_id, name)
+        assert set(of_day) <= set(evaluations), name
+        assert None not in evaluations
+        assert all(s.passed and s.target_materialization_data for s in evaluations.values())
+    check_keys = [dg.AssetCheckKey(LANDED, WINDOW_COMPLETE), dg.AssetCheckKey(COMMITTED, OFFSETS_COMMITTED)]
+    assert planned_evaluations(instance, check_keys, of_day) == []
+    assert read_metadata(instance, COMMITTED) == []
+    landed_metadata.require_reported(instance, world.open_ledger_view())
 
 
 def test_of_a_backfill_that_fails_the_windows_that_are_complete_are_green(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.cluster.hold(P1, 60)
-    assert backfill(world, instance, (LANDED, COMMITTED), "03:00").status is dg.DagsterRunStatus.FAILURE
-    assert sorted(set(windows(instance, LANDED)) - {f"{DAY}04:00"}) == [f"{DAY}00:00", f"{DAY}01:00"]
+    assert run_backfill(world, instance, (LANDED, COMMITTED), "03:00").status is dg.DagsterRunStatus.FAILURE
+    assert sorted(set(read_windows(instance, LANDED)) - {f"{DAY}04:00"}) == [f"{DAY}00:00", f"{DAY}01:00"]
     assert unmaterialized_partitions(instance, LANDED) == {f"{DAY}02:00", f"{DAY}03:00"}
-    assert world.group.offsets[P1].offset >= 50, "what landed is committed"
+    assert world.group.offsets[P1].offset >= 50, "landed records are committed"
     world.cluster.hold(P1, 100)
-    assert backfill(world, instance, (LANDED, COMMITTED), "03:00").is_success
+    assert run_backfill(world, instance, (LANDED, COMMITTED), "03:00").is_success
     assert unmaterialized_partitions(instance, LANDED) == unmaterialized_partitions(instance, COMMITTED) == set()
 
-    def gone() -> Mapping[str, str]:
+    def raise_unavailable() -> Mapping[str, str]:
         raise KafkaUnavailable("no broker answers")
 
-    monkeypatch.setattr(world.cluster, "topics", gone)
-    assert backfill(world, instance, (LANDED, COMMITTED), "03:00").status is dg.DagsterRunStatus.FAILURE
+    monkeypatch.setattr(world.cluster, "topics", raise_unavailable)
+    assert run_backfill(world, instance, (LANDED, COMMITTED), "03:00").status is dg.DagsterRunStatus.FAILURE
     assert unmaterialized_partitions(instance, LANDED) == unmaterialized_partitions(instance, COMMITTED) == set()
 
 
 # -- windows in their grace period
 
 
-def observed(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str]:
-    """What observations say of the asset's partitions."""
-    found = (r.asset_observation for r in instance.fetch_observations(key, limit=100).records)
-    return {o.partition: o.description or "" for o in found if o and o.partition}
+def read_observations(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str]:
+    """Returns the descriptions of the asset's observations by partition."""
+    observations = (r.asset_observation for r in instance.fetch_observations(key, limit=100).records)
+    return {o.partition: o.description or "" for o in observations if o and o.partition}
 
 
-def log_of(instance: dg.DagsterInstance, run: str) -> str:
+def read_log(instance: dg.DagsterInstance, run: str) -> str:
     return "\n".join(e.user_message for e in instance.all_logs(run))
 
 
-def failed_partitions(pages: Pages) -> tuple[int, int]:
-    return pages.failed(LANDED), pages.failed(COMMITTED)
+def count_failed_partitions(pages: Pages) -> tuple[int, int]:
+    return pages.count_failed_partitions(LANDED), pages.count_failed_partitions(COMMITTED)
 
 
 @pytest.mark.parametrize("keys", [(LANDED, COMMITTED), (LANDED,)])
@@ -427,18 +439,18 @@ def test_a_backfill_whose_last_window_has_not_settled_lands_the_others(
     world: World, instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey]
 ) -> None:
     world.at(6, minutes=5)
-    run = backfill(world, instance, keys, "05:00")
+    run = run_backfill(world, instance, keys, "05:00")
     assert run.is_success
     settled = {f"{DAY}0{h}:00" for h in range(5)}
-    assert {*windows(instance, LANDED)} == {*windows(instance, COMMITTED)} == settled
+    assert {*read_windows(instance, LANDED)} == {*read_windows(instance, COMMITTED)} == settled
     assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 100, P1: 100}
-    said = f"window {DAY}05:00 is still open: it can be landed from {DAY}06:10:00Z on"
-    assert said in log_of(instance, run.run_id)
+    message = f"window {DAY}05:00 is still open: it can be landed from {DAY}06:10:00Z on"
+    assert message in read_log(instance, run.run_id)
     assert run.tags[OPEN_WINDOWS_TAG] == f"{DAY}05:00"
-    assert observed(instance, LANDED) == {f"{DAY}05:00": said}
-    assert f"{DAY}05:00" not in checks(instance, run.run_id, WINDOW_COMPLETE)
+    assert read_observations(instance, LANDED) == {f"{DAY}05:00": message}
+    assert f"{DAY}05:00" not in read_checks(instance, run.run_id, WINDOW_COMPLETE)
     with open_in_process(instance, world.project) as pages:
-        assert failed_partitions(pages) == (0, 0), "it is missing, not red"
+        assert count_failed_partitions(pages) == (0, 0), "it is missing, not red"
 
 
 @pytest.mark.parametrize("keys", [(LANDED, COMMITTED), (LANDED,)])
@@ -446,49 +458,49 @@ def test_a_run_of_a_window_that_has_not_settled_is_skipped_and_the_schedule_land
     world: World, instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey]
 ) -> None:
     world.at(6, minutes=5)
-    made = build(world.project, world.session()).resolve_implicit_job_def_def_for_assets([*keys])
-    assert made is not None
-    run = made.execute_in_process(instance=instance, asset_selection=[*keys], partition_key=f"{DAY}05:00")
+    assets_job = build(world.project, world.make_session()).resolve_implicit_job_def_def_for_assets([*keys])
+    assert assets_job is not None
+    run = assets_job.execute_in_process(instance=instance, asset_selection=[*keys], partition_key=f"{DAY}05:00")
     assert run.success
-    assert not windows(instance, LANDED)
-    assert not windows(instance, COMMITTED)
-    assert f"window {DAY}05:00 is still open" in log_of(instance, run.run_id)
+    assert not read_windows(instance, LANDED)
+    assert not read_windows(instance, COMMITTED)
+    assert f"window {DAY}05:00 is still open" in read_log(instance, run.run_id)
     with open_in_process(instance, world.project) as pages:
-        assert failed_partitions(pages) == (0, 0)
-        assert pages.checks(LANDED)["window_complete"] in ("SKIPPED", "NOT_EVALUATED")
+        assert count_failed_partitions(pages) == (0, 0)
+        assert pages.read_check_statuses(LANDED)["window_complete"] in ("SKIPPED", "NOT_EVALUATED")
         world.at(6, minutes=11)
-        (first,) = requests(world, instance).run_requests or ()
+        (first,) = evaluate_tick(world, instance).run_requests or ()
         assert first.partition_key == f"{DAY}05:00", "the schedule asks for it once the grace period is over"
-        job = build(world.project, world.session()).resolve_job_def("land_orders")
+        job = build(world.project, world.make_session()).resolve_job_def("land_orders")
         landed = job.execute_in_process(
             instance=instance, partition_key=first.partition_key, run_config=first.run_config, tags=first.tags
         )
         assert landed.success
-        assert f"{DAY}05:00" in windows(instance, LANDED)
-        assert f"{DAY}05:00" in windows(instance, COMMITTED)
-        assert failed_partitions(pages) == (0, 0)
+        assert f"{DAY}05:00" in read_windows(instance, LANDED)
+        assert f"{DAY}05:00" in read_windows(instance, COMMITTED)
+        assert count_failed_partitions(pages) == (0, 0)
 
 
 def test_a_run_of_several_windows_whose_last_has_not_settled(world: World, instance: dg.DagsterInstance) -> None:
     world.at(6, minutes=5)
-    job = build(world.project, world.session()).resolve_job_def("land_orders")
+    job = build(world.project, world.make_session()).resolve_job_def("land_orders")
     config = {"ops": {"orders__landed": {"config": {"until": f"{DAY}07:00"}}}}
     run = job.execute_in_process(instance=instance, partition_key=f"{DAY}03:00", run_config=config)
     assert run.success
-    assert {f"{DAY}03:00", f"{DAY}04:00"} == {*windows(instance, LANDED)}
-    assert {*observed(instance, LANDED)} == {f"{DAY}05:00", f"{DAY}06:00"}
+    assert {f"{DAY}03:00", f"{DAY}04:00"} == {*read_windows(instance, LANDED)}
+    assert {*read_observations(instance, LANDED)} == {f"{DAY}05:00", f"{DAY}06:00"}
 
 
 def test_the_job_that_lands_anything_names_what_has_not_settled(world: World, instance: dg.DagsterInstance) -> None:
     world.at(6, minutes=5)
-    job = build(world.project, world.session()).resolve_job_def("catch_up_orders")
+    job = build(world.project, world.make_session()).resolve_job_def("catch_up_orders")
     for first, settled in ((3, {f"{DAY}03:00", f"{DAY}04:00"}), (5, set())):
-        asked = Request(RequestKind.WINDOW, window=hour(first), until=hour(6))
-        run = job.execute_in_process(instance=instance, run_config=run_config("orders", asked))
+        request = Request(RequestKind.WINDOW, window=at_hour(first), until=at_hour(6))
+        run = job.execute_in_process(instance=instance, run_config=run_config("orders", request))
         assert run.success
-        assert f"window {DAY}05:00 is still open" in log_of(instance, run.run_id)
-        assert settled <= {*windows(instance, LANDED)}
-        assert f"{DAY}05:00" not in windows(instance, LANDED)
+        assert f"window {DAY}05:00 is still open" in read_log(instance, run.run_id)
+        assert settled <= {*read_windows(instance, LANDED)}
+        assert f"{DAY}05:00" not in read_windows(instance, LANDED)
 
 
 def test_of_a_run_that_fails_no_window_is_red_that_has_not_settled(
@@ -497,7 +509,7 @@ def test_of_a_run_that_fails_no_window_is_red_that_has_not_settled(
     world.at(6, minutes=5)
     monkeypatch.setattr(land_step, "now", world.clock)
     world.engine.failing = {P0}
-    job = build(world.project, world.session()).resolve_job_def("land_orders")
+    job = build(world.project, world.make_session()).resolve_job_def("land_orders")
     config = {"ops": {"orders__landed": {"config": {"until": f"{DAY}06:00"}}}}
     job.execute_in_process(instance=instance, partition_key=f"{DAY}02:00", run_config=config, raise_on_error=False)
     assert f"{DAY}03:00" in unmaterialized_partitions(instance, LANDED)
@@ -506,9 +518,13 @@ def test_of_a_run_that_fails_no_window_is_red_that_has_not_settled(
 
 def test_with_the_commit_in_the_run_it_is_done_once(world: World, instance: dg.DagsterInstance) -> None:
     outcome = world.run(in_hour(0))
-    said = instance.get_records_for_run(outcome.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION).records
+    materializations = instance.get_records_for_run(
+        outcome.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION
+    ).records
     keys = [
-        r.asset_materialization.asset_key for r in said if r.asset_materialization and r.partition_key == f"{DAY}00:00"
+        r.asset_materialization.asset_key
+        for r in materializations
+        if r.asset_materialization and r.partition_key == f"{DAY}00:00"
     ]
     assert sorted(keys) == [COMMITTED, LANDED]
 
@@ -517,33 +533,33 @@ def test_what_landed_can_be_asked_for_without_its_quarantine(root: Path) -> None
     """`dagster asset materialize --select 'key:"orders/landed"+'`."""
     world = World(root, {"orders": TYPED})
     world.engine.bad = 3
-    defs = build(world.project, world.session())
+    defs = build(world.project, world.make_session())
     keys = dg.AssetSelection.from_string('key:"orders/landed"+').resolve(defs.resolve_asset_graph())
     assert keys == {LANDED, COMMITTED}
-    made = defs.resolve_implicit_job_def_def_for_assets([*keys])
-    assert made is not None
+    job = defs.resolve_implicit_job_def_def_for_assets([*keys])
+    assert job is not None
     with open_instance(world.project) as instance:
-        assert made.execute_in_process(instance=instance, asset_selection=[*keys], partition_key=f"{DAY}00:00").success
-        assert windows(instance, QUARANTINED)[f"{DAY}00:00"]["rows"] == 6
+        assert job.execute_in_process(instance=instance, asset_selection=[*keys], partition_key=f"{DAY}00:00").success
+        assert read_windows(instance, QUARANTINED)[f"{DAY}00:00"]["rows"] == 6
 
 
-# -- what the code location shows
+# -- the code location
 
 
 def test_partitions_begin_where_the_feed_did(root: Path) -> None:
     world = World(root, {"orders": FEED.replace("2024-05-01T00:00:00Z", "earliest"), "daily": FEED + "window: 1d\n"})
 
-    def first(feed: str) -> str:
-        partitions = build(world.project, world.session()).resolve_assets_def(landed_key(feed)).partitions_def
+    def find_first_partition(feed: str) -> str:
+        partitions = build(world.project, world.make_session()).resolve_assets_def(landed_key(feed)).partitions_def
         assert isinstance(partitions, dg.TimeWindowPartitionsDefinition)
         return partitions.get_first_partition_key() or ""
 
-    assert first("orders") > "2025"
-    assert first("daily") == f"{DAY}00:00"
+    assert find_first_partition("orders") > "2025"
+    assert find_first_partition("daily") == f"{DAY}00:00"
     world.cluster.stamps[P0] = [s + 3_600_000 for s in world.cluster.stamps[P0]]
     world.cluster.stamps[P1] = [s + 3_600_000 for s in world.cluster.stamps[P1]]
     world.run(CATCH_UP)
-    assert first("orders") == f"{DAY}01:00", "the first window that holds anything"
+    assert find_first_partition("orders") == f"{DAY}01:00", "the first window that holds anything"
 
 
 @pytest.mark.parametrize(
@@ -572,21 +588,21 @@ def test_a_record_from_1970_tells_of_its_window_and_not_of_fifty_years(
     world.cluster.stamps[P0][0] = 5
     outcome = world.run()
     assert outcome.error is None
-    said = windows(instance, LANDED)
-    assert said["1970-01-01T00:00"]["rows"] == 1
-    assert {f"{DAY}{h:02}:00" for h in range(5)} <= set(said)
-    assert len(said) < LISTED + 10
-    assert set(windows(instance, COMMITTED)) == set(said)
+    landed = read_windows(instance, LANDED)
+    assert landed["1970-01-01T00:00"]["rows"] == 1
+    assert {f"{DAY}{h:02}:00" for h in range(5)} <= set(landed)
+    assert len(landed) < LISTED + 10
+    assert set(read_windows(instance, COMMITTED)) == set(landed)
 
 
 def test_a_window_that_is_landed_again_is_told_again_with_another_version(world: World) -> None:
-    """So that reports run over it again; by the job that lands anything, since the request is more than the window."""
+    """Reports then run over it again. The catch-up job lands it, since the request is more than a window."""
     world.run(in_hour(1))
     with open_instance(world.project) as instance:
-        before = versions(instance, LANDED, "2024-05-01T01:00")
-    world.run(Request(RequestKind.WINDOW, window=hour(1), replace=True))
+        before = list_versions(instance, LANDED, "2024-05-01T01:00")
+    world.run(Request(RequestKind.WINDOW, window=at_hour(1), replace=True))
     with open_instance(world.project) as instance:
-        after = versions(instance, LANDED, "2024-05-01T01:00")
+        after = list_versions(instance, LANDED, "2024-05-01T01:00")
     assert len(before) == 1
     assert len(set(after)) == 2
 
@@ -595,27 +611,27 @@ def test_a_window_that_is_landed_again_is_told_again_with_another_version(world:
 def test_an_interrupt_while_landed_windows_are_reported_costs_no_event(
     root: Path, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
-    """Windows that land again: their former events do not stand for those of the interrupted run."""
+    """Events of the windows' earlier runs do not replace those of the interrupted run."""
     world = World(root, {"orders": TYPED})
     world.engine.bad = 3
     world.run()
-    again = Request(RequestKind.WINDOW, window=hour(1), until=hour(4), replace=True)
+    again = Request(RequestKind.WINDOW, window=at_hour(1), until=at_hour(4), replace=True)
     with monkeypatch.context() as patched:
         _interrupt_after(nth, patched)
         with pytest.raises(KeyboardInterrupt):
             world.run(again)
     world.bury()
     assert world.run().exit_code == 0
-    books = world.books()
+    books = world.open_ledger_view()
     with open_instance(world.project) as instance:
         for key in (LANDED, QUARANTINED):
-            newest = {w: versions(instance, key, show_window(w))[-1] for w in books.complete}
+            newest = {w: list_versions(instance, key, show_window(w))[-1] for w in books.complete}
             assert newest == {w: books.format_window_version(w) for w in books.complete}
         landed_metadata.require_reported(instance, books)
 
 
 def _interrupt_after(nth: int, patched: pytest.MonkeyPatch) -> None:
-    """Ctrl-C comes when this many materializations are stored."""
+    """Raise SIGINT after the nth materialization is stored."""
     store, count = dg.DagsterInstance.handle_new_event, itertools.count(1)
 
     def store_then_interrupt(self: dg.DagsterInstance, event: Any, **options: Any) -> None:
@@ -633,11 +649,11 @@ def _interrupt_after(nth: int, patched: pytest.MonkeyPatch) -> None:
 def test_a_run_lands_the_windows_after_its_own_and_shows_all_of_them(
     world: World, instance: dg.DagsterInstance
 ) -> None:
-    job = build(world.project, world.session()).resolve_job_def("land_orders")
+    job = build(world.project, world.make_session()).resolve_job_def("land_orders")
     config = {"ops": {"orders__landed": {"config": {"until": f"{DAY}03:00"}}}}
     assert job.execute_in_process(instance=instance, partition_key=f"{DAY}00:00", run_config=config).success
-    shown = {f"{DAY}{n:02}:00" for n in (0, 1, 2, 4)}  # nothing was produced in hour 4
-    assert {*windows(instance, LANDED)} == {*windows(instance, COMMITTED)} == shown
+    green = {f"{DAY}{n:02}:00" for n in (0, 1, 2, 4)}  # nothing was produced in hour 4
+    assert {*read_windows(instance, LANDED)} == {*read_windows(instance, COMMITTED)} == green
     assert len(world.state().batches) == 1
 
 
@@ -645,14 +661,16 @@ def test_of_windows_that_were_asked_for_and_did_not_land_the_first_are_red(
     world: World, instance: dg.DagsterInstance
 ) -> None:
     world.engine.failing = {P0}
-    job = build(world.project, world.session()).resolve_job_def("land_orders")
+    job = build(world.project, world.make_session()).resolve_job_def("land_orders")
     config = {"ops": {"orders__landed": {"config": {"until": f"{DAY}03:00"}}}}
     run = job.execute_in_process(
         instance=instance, partition_key=f"{DAY}00:00", run_config=config, raise_on_error=False
     )
     assert not run.success
-    left = instance.event_log_storage.get_latest_asset_partition_materialization_attempts_without_materializations
-    assert {f"{DAY}01:00", f"{DAY}02:00"} <= left(LANDED).keys()
+    find_failed_attempts = (
+        instance.event_log_storage.get_latest_asset_partition_materialization_attempts_without_materializations
+    )
+    assert {f"{DAY}01:00", f"{DAY}02:00"} <= find_failed_attempts(LANDED).keys()
 
 
 # -- a Dagster that is new
@@ -666,10 +684,10 @@ def test_a_new_dagster_is_told_of_the_past_in_portions_the_newest_first(
     past, now = [f"{DAY}{n:02}:00" for n in range(5)], {f"{DAY}05:00", f"{DAY}06:00"}
     world.at(7)
     first = world.run(in_hour(5))
-    assert {*windows(instance, LANDED)} == {*past[3:], *now}
-    said = " ".join(e.user_message for e in instance.all_logs(first.run_id))
-    assert "lacks 5 windows of orders that landed before: this run adds the newest 2" in said
+    assert {*read_windows(instance, LANDED)} == {*past[3:], *now}
+    log = " ".join(e.user_message for e in instance.all_logs(first.run_id))
+    assert "lacks 5 windows of orders that landed before: this run adds the newest 2" in log
     world.run()
-    assert {*windows(instance, LANDED)} == {*windows(instance, COMMITTED)} == {*past[1:], *now}
-    list(reconcile(instance, world.books()))
-    assert {*windows(instance, LANDED)} == {*past, *now}
+    assert {*read_windows(instance, LANDED)} == {*read_windows(instance, COMMITTED)} == {*past[1:], *now}
+    list(reconcile(instance, world.open_ledger_view()))
+    assert {*read_windows(instance, LANDED)} == {*past, *now}

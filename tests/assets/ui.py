@@ -1,4 +1,4 @@
-"""The project as Dagster's web server has it: its location, and GraphQL as the pages ask."""
+"""The project in Dagster's web server: its code location, and the GraphQL queries of the UI's pages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ query ($keys: [AssetKeyInput!]) {
 
 
 class Pages:
-    """What the pages show, asked as they ask."""
+    """The content of the UI's pages, fetched by their queries."""
 
     def __init__(self, process: WorkspaceProcessContext) -> None:
         self.process = process
@@ -43,25 +43,25 @@ class Pages:
         context = self.process.create_request_context()
         return dict(execute_dagster_graphql(context, query, variables).data)
 
-    def asset(self, key: dg.AssetKey) -> dict[str, Any]:
-        """An asset's node in the lineage."""
+    def fetch_node(self, key: dg.AssetKey) -> dict[str, Any]:
+        """Returns an asset's node in the lineage."""
         (node,) = self.ask(NODES, keys=[{"path": list(key.path)}])["assetNodes"]
         return dict(node)
 
-    def failed(self, key: dg.AssetKey) -> int:
-        """How many of its partitions are red."""
-        return int(self.asset(key)["partitionStats"]["numFailed"])
+    def count_failed_partitions(self, key: dg.AssetKey) -> int:
+        """Returns the number of its failed partitions, which the UI paints red."""
+        return int(self.fetch_node(key)["partitionStats"]["numFailed"])
 
-    def checks(self, key: dg.AssetKey) -> dict[str, str]:
-        """What the lineage counts for each check: its partitions' worst, or where it has none its last execution's."""
-        return {c["name"]: _status(c) for c in self.asset(key)["assetChecksOrError"]["checks"]}
+    def read_check_statuses(self, key: dg.AssetKey) -> dict[str, str]:
+        """Returns each check's status as in the lineage: its partitions' worst, or else its last execution's."""
+        return {c["name"]: _find_status(c) for c in self.fetch_node(key)["assetChecksOrError"]["checks"]}
 
     def list_descriptions(self, key: dg.AssetKey) -> dict[str, str]:
-        """The description that the UI shows with each check."""
-        return {c["name"]: c["description"] or "" for c in self.asset(key)["assetChecksOrError"]["checks"]}
+        """Returns the description that the UI shows with each check."""
+        return {c["name"]: c["description"] or "" for c in self.fetch_node(key)["assetChecksOrError"]["checks"]}
 
 
-def _status(check: Mapping[str, Any]) -> str:
+def _find_status(check: Mapping[str, Any]) -> str:
     ranges = [r["status"] for r in (check["partitionStatuses"] or {}).get("ranges", [])]
     worst = next((s for s in ("EXECUTION_FAILED", "FAILED", "IN_PROGRESS", "SKIPPED") if s in ranges), None)
     last = check["executionForLatestMaterialization"]
@@ -69,10 +69,10 @@ def _status(check: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def opened(instance: dg.DagsterInstance, project: Project, environ: pytest.MonkeyPatch) -> Iterator[Pages]:
-    """Dagster's servers over the project, by a `workspace.yaml` as `sluice init` writes it.
+def open_pages(instance: dg.DagsterInstance, project: Project, environ: pytest.MonkeyPatch) -> Iterator[Pages]:
+    """Run Dagster's servers over the project with the `workspace.yaml` that `sluice init` writes.
 
-    The location is in a process of its own, which takes four CPU seconds.
+    The location gets its own process, which takes four CPU seconds to start.
     """
     environ.setenv("SLUICE_PROJECT", str(project.root))
     workspace = project.root / "workspace.yaml"
@@ -90,7 +90,7 @@ defs = build(Project(Path(__file__).parent))
 
 @contextmanager
 def open_in_process(instance: dg.DagsterInstance, project: Project) -> Iterator[Pages]:
-    """The same pages with the location in this process, for tests that launch no runs from them."""
+    """Open the same pages with the location in this process, for tests that launch no runs from them."""
     path = project.root / "location.py"
     path.write_text(_LOCATION)
     location = LoadableTargetOrigin(python_file=str(path), working_directory=str(project.root))

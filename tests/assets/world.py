@@ -66,26 +66,26 @@ HOUR = 3_600_000
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
-def hour(number: int) -> int:
-    """The start of that day's n-th hour."""
+def at_hour(number: int) -> int:
+    """Returns the start of that day's n-th hour in milliseconds."""
     return MIDNIGHT + number * HOUR
 
 
 def in_hour(number: int, only: tuple[TopicPartition, ...] = ()) -> Request:
-    return Request(RequestKind.WINDOW, window=hour(number), only=only)
+    return Request(RequestKind.WINDOW, window=at_hour(number), only=only)
 
 
 @dataclass
 class StampedCluster(MemoryCluster):
-    """Look-ups by time come from the records' stamps."""
+    """A cluster that looks up offsets by time from the records' stamps."""
 
     stamps: dict[TopicPartition, list[int]] = field(default_factory=dict)
     hidden: dict[TopicPartition, int] = field(default_factory=dict)
-    """Offsets of records that markers hide: they are searched for."""
+    """Offsets that a look-up by time answers with a marker, so that the record has to be searched for."""
 
     def first(self, tp: TopicPartition, time: int) -> OffsetAtTime | None:
-        found = ((o, s) for o, s in enumerate(self.stamps.get(tp, ())) if s >= time)
-        return next((OffsetAtTime(o, s, by_marker=o == self.hidden.get(tp)) for o, s in found), None)
+        matches = ((o, s) for o, s in enumerate(self.stamps.get(tp, ())) if s >= time)
+        return next((OffsetAtTime(o, s, by_marker=o == self.hidden.get(tp)) for o, s in matches), None)
 
     def write(self, tp: TopicPartition, stamps: Iterable[int]) -> None:
         """Append records; all of them are stable at once."""
@@ -94,27 +94,27 @@ class StampedCluster(MemoryCluster):
         self.states[tp] = partition(tp.topic, tp.partition, last_stable_offset=end, high_watermark=end)
 
     def hold(self, tp: TopicPartition, last_stable_offset: int) -> None:
-        """An open transaction begins there."""
+        """Open a transaction at the last stable offset."""
         self.states[tp] = replace(self.states[tp], last_stable_offset=last_stable_offset)
 
 
 @dataclass
 class MadeUpEngine(MemoryEngine):
-    """Writes a row for each offset; fails where told to, raises when told to.
+    """An engine that writes a row for each offset; it fails the partitions in `failing` and raises `raising`.
 
-    `bad`: so many offsets at the end of each offset range are no JSON. `absent`: the number at its start in no batch.
-    `says`: what a range says to contract and schema. `leaves`: receipts stay in staging, as tasks leave them.
-    `traffic`: what each job is said to have asked of brokers.
+    `bad`: the number of offsets at the end of each offset range that are no JSON. `absent`: the number at its
+    start in no batch. `refusal`: the reason columns of quarantined rows. `observe`: the tallies and drift of a range.
+    `keeps_staging`: receipts stay in staging, as after tasks. `traffic`: the traffic that each job reports.
     """
 
     failing: set[TopicPartition] = field(default_factory=set)
     failure: SluiceError | None = None
     bad: int = 0
     absent: int = 0
-    why: tuple[str | None, ...] = ("decode", "not_json", None, None, "no JSON value begins here")
-    says: Callable[[OffsetRange], tuple[tuple[Tally, ...], tuple[Drift, ...]]] = lambda s: ((), ())
+    refusal: tuple[str | None, ...] = ("decode", "not_json", None, None, "no JSON value begins here")
+    observe: Callable[[OffsetRange], tuple[tuple[Tally, ...], tuple[Drift, ...]]] = lambda s: ((), ())
     raising: BaseException | None = None
-    leaves: bool = False
+    keeps_staging: bool = False
     traffic: tuple[TaskTraffic, ...] = ()
 
     def run(self, job: Job, tasks: Sequence[int]) -> Sequence[Outcome | TaskTraffic]:  # type: ignore[override]
@@ -123,39 +123,43 @@ class MadeUpEngine(MemoryEngine):
         return [*super().run(job, tasks), *self.traffic]
 
     def carry_out(self, job: Job, task: Task) -> list[Outcome]:
-        made = [self._build_range(job, s) for s in task.offset_ranges]
-        for r in made if self.leaves else ():
+        outcomes = [self._build_range(job, s) for s in task.offset_ranges]
+        for r in outcomes if self.keeps_staging else ():
             if isinstance(r, Receipt):
                 path = paths.receipt_path(job.plan.feed, job.batch, job.attempt, r.offset_range)
                 self.lake.put(path, to_json(r).encode())
-        return made
+        return outcomes
 
     def _build_range(self, job: Job, s: OffsetRange) -> Outcome:
         if s.tp in self.failing:
             damage = CorruptBatch(f"{s}: does not match its CRC", remedy="check the broker's disk")
             return to_failure(s, self.failure or damage)
-        good = next(RawFormat().convert(s, _records(s))).landed.slice(self.absent, s.span - self.bad - self.absent)
-        parts = self._written(job, s, PartKind.LANDED, good)
+        good = next(RawFormat().convert(s, _build_records(s))).landed.slice(
+            self.absent, s.span - self.bad - self.absent
+        )
+        parts = self._write_parts(job, s, PartKind.LANDED, good)
         if self.bad:
             bad = OffsetRange(s.topic, s.partition, s.incarnation, s.end - self.bad, s.end)
-            parts += self._written(job, s, PartKind.QUARANTINED, _refused(bad, self.why, job.batch))
+            parts += self._write_parts(
+                job, s, PartKind.QUARANTINED, _build_quarantine_rows(bad, self.refusal, job.batch)
+            )
         counts = Counts(landed=good.num_rows, quarantined=self.bad, compacted=self.absent)
-        tallies, drift = self.says(s)
+        tallies, drift = self.observe(s)
         took = {"wait": 10 * s.span, "encode": 30 * s.span}
-        made = Receipt(s, s.end, counts, parts, job.attempt, s.span * 10, took, format=job.shape.name)
-        return replace(made, tallies=tallies, drift=drift)
+        receipt = Receipt(s, s.end, counts, parts, job.attempt, s.span * 10, took, format=job.shape.name)
+        return replace(receipt, tallies=tallies, drift=drift)
 
-    def _written(self, job: Job, s: OffsetRange, kind: PartKind, rows: pa.RecordBatch) -> tuple[Part, ...]:
+    def _write_parts(self, job: Job, s: OffsetRange, kind: PartKind, rows: pa.RecordBatch) -> tuple[Part, ...]:
         target = PartTarget(job.plan.feed, job.batch, job.plan.hash, job.attempt, s, kind)
         writer = PartWriter(self.lake, target, rows.schema, LandingSettings(), 1 << 20)
         writer.write(rows)
         return writer.close()
 
 
-def _refused(s: OffsetRange, why: tuple[str | None, ...], batch: int) -> pa.RecordBatch:
-    raw = next(RawFormat().convert(s, _records(s))).landed
-    said = [pa.array([word] * s.span, pa.string()).dictionary_encode() for word in why]
-    columns = [*raw.columns, *said, pa.nulls(s.span, pa.int32())]
+def _build_quarantine_rows(s: OffsetRange, refusal: tuple[str | None, ...], batch: int) -> pa.RecordBatch:
+    raw = next(RawFormat().convert(s, _build_records(s))).landed
+    texts = [pa.array([word] * s.span, pa.string()).dictionary_encode() for word in refusal]
+    columns = [*raw.columns, *texts, pa.nulls(s.span, pa.int32())]
     return quarantine_rows(
         pa.RecordBatch.from_arrays([c.cast(f.type) for c, f in zip(columns, REFUSED, strict=True)], schema=REFUSED),
         batch,
@@ -163,7 +167,7 @@ def _refused(s: OffsetRange, why: tuple[str | None, ...], batch: int) -> pa.Reco
     )
 
 
-def _records(s: OffsetRange) -> pa.RecordBatch:
+def _build_records(s: OffsetRange) -> pa.RecordBatch:
     offsets = pa.array(np.arange(s.start, s.end))
     values = pa.array([b"v"] * s.span, pa.binary())
     stamps = pa.array([0] * s.span, pa.timestamp("ms", "UTC"))
@@ -194,7 +198,7 @@ class World:
             self.cluster.write(tp, (MIDNIGHT + i * HOUR // 25 for i in range(100)))
         self.engine = MadeUpEngine(self.lake)
         self.progress: list[Progress] = []
-        self.clock = MemoryClock(hour(6), step=1000)
+        self.clock = MemoryClock(at_hour(6), step=1000)
 
     @contextmanager
     def open_ports(self, feed: Feed) -> Iterator[Ports]:
@@ -207,17 +211,17 @@ class World:
 
     def at(self, number: int, minutes: int = 30) -> None:
         """Set the clock to that day's n-th hour."""
-        self.clock.now = hour(number) + minutes * 60_000
+        self.clock.now = at_hour(number) + minutes * 60_000
 
     def time(self) -> datetime:
         return datetime.fromtimestamp(self.clock.now / 1000, UTC)
 
     def bury(self) -> None:
-        """Every run that has left a plan behind is known dead."""
+        """Declare the owner of each live batch dead."""
         self.liveness.dead = {b.owner.token for b in self.state().live()}
 
     def grow(self, number: int, end: int) -> None:
-        """Records of now."""
+        """Append records stamped now, up to the offset `end`."""
         tp = TopicPartition("orders", number)
         self.cluster.write(tp, [self.clock.now] * (end - len(self.cluster.stamps[tp])))
 
@@ -225,61 +229,63 @@ class World:
         return run_feeds(self.project, {feed: request}, lambda name: self.progress.append, self.open_ports)[feed]
 
     def land_unrecorded(self, request: Request = CATCH_UP) -> Landed:
-        """A run that published and died before Dagster heard of it."""
-        feed = self.session().feed("orders")
+        """Publish a batch by a run that dies before it reports to Dagster."""
+        feed = self.make_session().feed("orders")
         with self.open_ports(feed) as edges:
             return land(feed, edges, request, owner("dead", "dead-run"), self.progress.append)
 
-    def books(self) -> LedgerView:
-        feed = self.session().feed("orders")
+    def open_ledger_view(self) -> LedgerView:
+        feed = self.make_session().feed("orders")
         with self.open_ports(feed) as edges:
-            return LedgerView.open(feed, self.ledger(), edges)
+            return LedgerView.open(feed, self.open_ledger(), edges)
 
-    def session(self) -> RunSession:
+    def make_session(self) -> RunSession:
         return RunSession(self.project, self.open_ports, lambda feed: self.lake)
 
-    def ledger(self) -> Ledger:
+    def open_ledger(self) -> Ledger:
         return Ledger(self.lake, "orders", self.clock, "test", self.cluster.id)
 
     def state(self) -> State:
-        return self.ledger().read()
+        return self.open_ledger().read()
 
 
-# -- what Dagster holds
+# -- events in Dagster
 
 
-def stored(instance: dg.DagsterInstance, key: dg.AssetKey) -> list[dict[str, Any]]:
-    """The metadata of the asset's materializations without partition, oldest first."""
-    return [_values(m.metadata) for m in _materializations(instance, key) if m.partition is None]
+def read_metadata(instance: dg.DagsterInstance, key: dg.AssetKey) -> list[dict[str, Any]]:
+    """Returns the metadata of the asset's materializations without partition, oldest first."""
+    return [_get_values(m.metadata) for m in _fetch_materializations(instance, key) if m.partition is None]
 
 
-def windows(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, dict[str, Any]]:
-    """The newest metadata of each materialized partition."""
-    return {m.partition: _values(m.metadata) for m in _materializations(instance, key) if m.partition is not None}
+def read_windows(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, dict[str, Any]]:
+    """Returns the newest metadata of each materialized partition."""
+    return {
+        m.partition: _get_values(m.metadata) for m in _fetch_materializations(instance, key) if m.partition is not None
+    }
 
 
-def versions(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str | None) -> list[str]:
-    """The data versions that a partition had, oldest first."""
-    found = [m for m in _materializations(instance, key) if m.partition == partition]
-    return [(m.tags or {})["dagster/data_version"] for m in found]
+def list_versions(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str | None) -> list[str]:
+    """Returns the data versions of a partition, oldest first."""
+    materializations = [m for m in _fetch_materializations(instance, key) if m.partition == partition]
+    return [(m.tags or {})["dagster/data_version"] for m in materializations]
 
 
-def _materializations(instance: dg.DagsterInstance, key: dg.AssetKey) -> list[dg.AssetMaterialization]:
+def _fetch_materializations(instance: dg.DagsterInstance, key: dg.AssetKey) -> list[dg.AssetMaterialization]:
     records = instance.fetch_materializations(key, limit=1000, ascending=True).records
     return [r.asset_materialization for r in records if r.asset_materialization]
 
 
-def _values(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _get_values(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v.value for k, v in metadata.items()}
 
 
-def checks(instance: dg.DagsterInstance, run: str, name: str) -> dict[str | None, dg.AssetCheckEvaluation]:
-    """What a run said of a check, by partition."""
-    found = instance.get_records_for_run(run, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION).records
-    events = [r.event_log_entry.dagster_event for r in found]
-    said = [e.asset_check_evaluation_data for e in events if e]
-    return {e.partition: e for e in said if e.check_name == name}
+def read_checks(instance: dg.DagsterInstance, run: str, name: str) -> dict[str | None, dg.AssetCheckEvaluation]:
+    """Returns a run's evaluations of a check, by partition."""
+    records = instance.get_records_for_run(run, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION).records
+    events = [r.event_log_entry.dagster_event for r in records]
+    evaluations = [e.asset_check_evaluation_data for e in events if e]
+    return {e.partition: e for e in evaluations if e.check_name == name}
 
 
-def cells(table: Any) -> list[dict[str, Any]]:
+def read_cells(table: Any) -> list[dict[str, Any]]:
     return [dict(r.data) for r in table.records]

@@ -1,4 +1,4 @@
-"""What an hour of an old feed costs: the measured feed is a whole one, and the past is not looked through."""
+"""The cost of an hour on an old feed: the measured feed is complete, and its history is not scanned."""
 
 from __future__ import annotations
 

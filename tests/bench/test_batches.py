@@ -25,7 +25,7 @@ _rows = st.lists(
 )
 
 
-def _table(rows: list[Row], first: int = 0) -> pa.Table:
+def _build_table(rows: list[Row], first: int = 0) -> pa.Table:
     stamps, now = [], 1_700_000_000_000
     for _, _, later, _ in rows:
         now += later
@@ -40,20 +40,20 @@ def _table(rows: list[Row], first: int = 0) -> pa.Table:
     return pa.table(columns)
 
 
-def _read(batch: EncodedBatch) -> list[Any]:
+def _read_records(batch: EncodedBatch) -> list[Any]:
     records: list[Any] = []
     memory = MemoryRecords(batch.data)
-    while (found := memory.next_batch()) is not None:
-        assert found.validate_crc()
-        records += found
+    while (kafka_batch := memory.next_batch()) is not None:
+        assert kafka_batch.validate_crc()
+        records += kafka_batch
     return records
 
 
 @given(_rows, st.integers(1, 5_000))
 def test_kafka_python_reads_what_was_packed(rows: list[Row], batch_bytes: int) -> None:
-    table = _table(rows, first=7)
-    made = list(batches(table, "none", batch_bytes))
-    read = [(batch.base + record.offset, record) for batch in made for record in _read(batch)]
+    table = _build_table(rows, first=7)
+    encoded = list(batches(table, "none", batch_bytes))
+    read = [(batch.base + record.offset, record) for batch in encoded for record in _read_records(batch)]
     assert [offset for offset, _ in read] == table.column("offset").to_pylist()
     assert [(r.key, r.value) for _, r in read] == [(key, value) for key, value, _, _ in rows]
     assert [r.timestamp for _, r in read] == table.column("timestamp").to_pylist()
@@ -62,14 +62,14 @@ def test_kafka_python_reads_what_was_packed(rows: list[Row], batch_bytes: int) -
 
 def test_batches_close_once_they_are_full() -> None:
     rows: list[Row] = [(b"k", b"v" * 100, 1, None)] * 100
-    made = list(batches(_table(rows), "none", 1_000))
-    assert sum(b.records for b in made) == 100
-    assert all(1_000 <= len(b.data) < 1_300 for b in made[:-1])
+    encoded = list(batches(_build_table(rows), "none", 1_000))
+    assert sum(b.records for b in encoded) == 100
+    assert all(1_000 <= len(b.data) < 1_300 for b in encoded[:-1])
 
 
 def test_gzip_is_read_by_kafka_python_too() -> None:
     rows: list[Row] = [(b"key-%d" % i, b"value" * i, i, None) for i in range(50)]
-    read = [r for batch in batches(_table(rows), "gzip", 4_000) for r in _read(batch)]
+    read = [r for batch in batches(_build_table(rows), "gzip", 4_000) for r in _read_records(batch)]
     assert [(r.key, r.value) for r in read] == [(key, value) for key, value, _, _ in rows]
 
 
@@ -94,14 +94,14 @@ def test_the_broker_and_its_own_consumer_take_every_codec(codec: str, kafka: Any
     ]
     topic = fresh_topic(partitions=1)
     with TopicProducer(kafka.bootstrap, topic, 1) as producer:
-        for batch in batches(_table(rows), codec, 70_000):
+        for batch in batches(_build_table(rows), codec, 70_000):
             producer.send({0: batch})
         producer.flush()
-    said = kafka.tool(
+    output = kafka.tool(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
         *("--bootstrap-server", kafka.bootstrap, "--topic", topic, "--from-beginning", "--max-messages", "600"),
         *("--formatter-property", "print.key=true", "--formatter-property", "print.offset=true"),
     )
-    assert said.stdout.splitlines() == [
+    assert output.stdout.splitlines() == [
         f"Offset:{i}\t{k.decode()}\t{v.decode()}" for i, (k, v, _, _) in enumerate(rows)
     ]

@@ -1,4 +1,4 @@
-"""The parts of Sluice's work by themselves, over batches that never were in Kafka."""
+"""The parts of Sluice's work, each measured alone, on batches that were never in Kafka."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.ports import Fetched
 
 
-def held(workload: Workload) -> BufferedRange:
-    """The first partition, in one answer, as a broker would have stored it."""
+def load_partition(workload: Workload) -> BufferedRange:
+    """Return the first partition in one response, as a broker would have stored it."""
     (rows,) = workload.chunks(0)
     stored = b"".join(
         struct.pack(">q", b.base) + b.data[8:] for b in batches(rows, workload.codec, workload.batch_bytes)
@@ -31,8 +31,8 @@ def held(workload: Workload) -> BufferedRange:
 )
 def test_each_part_of_the_work_takes_some_of_the_time(workload: Workload, more: list[str], tmp_path: Path) -> None:
     few = workload.of(8_000)
-    given = PeerTask("127.0.0.1:1", "t", {0: 2_000}, 1, schema=dict(few.schema), contract=few.contract)
-    records, spent = measure_parts(feed_of(given, tmp_path / "out"), [held(few)])
+    task = PeerTask("127.0.0.1:1", "t", {0: 2_000}, 1, schema=dict(few.schema), contract=few.contract)
+    records, spent = measure_parts(feed_of(task, tmp_path / "out"), [load_partition(few)])
     assert records == 2_000
     assert [*spent] == ["crc", "decompress", "decode", *more, "encode"]
     assert all(ns > 0 for ns in spent.values())

@@ -1,4 +1,4 @@
-"""A peer that lands anything else than what was sent does not pass, however its files lie."""
+"""A peer that lands anything other than the records sent fails the check, however its files are laid out."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ EXPECTED = {p: digest_of_sent(p, chunk) for p in PARTITIONS for chunk in WORKLOA
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
-def landed(partition: int, unit: str = "ms", workload: Workload = WORKLOAD) -> pa.Table:
-    """What a faultless peer makes of a partition."""
+def make_rows(partition: int, unit: str = "ms", workload: Workload = WORKLOAD) -> pa.Table:
+    """Return the rows that a faultless peer lands for a partition."""
     (rows,) = workload.chunks(partition)
     count = rows.num_rows
     traces = [[{"key": "trace", "value": t.encode()}] if t else None for t in rows.column("trace").to_pylist()]
@@ -40,7 +40,7 @@ def landed(partition: int, unit: str = "ms", workload: Workload = WORKLOAD) -> p
     return pa.table(columns)
 
 
-def put(folder: Path, *tables: pa.Table) -> Path:
+def write_tables(folder: Path, *tables: pa.Table) -> Path:
     for i, table in enumerate(tables):
         (folder / f"part={i}").mkdir()
         pq.write_table(table, folder / f"part={i}" / "rows.parquet")
@@ -49,51 +49,53 @@ def put(folder: Path, *tables: pa.Table) -> Path:
 
 @pytest.mark.parametrize("unit", ["ms", "us"])
 def test_faultless_rows_pass_in_any_order_and_any_number_of_files(tmp_path: Path, unit: str) -> None:
-    whole = pa.concat_tables(landed(p, unit) for p in PARTITIONS)
-    shuffled = whole.take(pc.sort_indices(whole, [("key", "ascending"), ("offset", "descending")]))
-    files, size = check_landed("peer", put(tmp_path, shuffled.slice(0, 333), shuffled.slice(333)), "t", EXPECTED)
+    landed_rows = pa.concat_tables(make_rows(p, unit) for p in PARTITIONS)
+    shuffled = landed_rows.take(pc.sort_indices(landed_rows, [("key", "ascending"), ("offset", "descending")]))
+    files, size = check_landed(
+        "peer", write_tables(tmp_path, shuffled.slice(0, 333), shuffled.slice(333)), "t", EXPECTED
+    )
     assert files == 2
     assert size == sum(f.stat().st_size for f in tmp_path.rglob("*.parquet"))
 
 
-def changed(column: str, values: list[object]) -> pa.Table:
-    table = landed(0)
+def replace_column(column: str, values: list[object]) -> pa.Table:
+    table = make_rows(0)
     i = table.schema.get_field_index(column)
     return table.set_column(i, column, pa.array(values, table.schema.field(i).type))
 
 
-def first(column: str, value: object) -> pa.Table:
-    values = landed(0).column(column).to_pylist()
-    return changed(column, [value, *values[1:]])
+def replace_first(column: str, value: object) -> pa.Table:
+    values = make_rows(0).column(column).to_pylist()
+    return replace_column(column, [value, *values[1:]])
 
 
-def swapped(column: str) -> pa.Table:
-    values = landed(0).column(column).to_pylist()
-    return changed(column, [values[1], values[0], *values[2:]])
+def swap_first_two(column: str) -> pa.Table:
+    values = make_rows(0).column(column).to_pylist()
+    return replace_column(column, [values[1], values[0], *values[2:]])
 
 
 @pytest.mark.parametrize(
     "faulty",
     [
-        landed(0).slice(1),
-        pa.concat_tables([landed(0), landed(0).slice(0, 1)]),
-        pa.concat_tables([landed(0).slice(1), landed(0).slice(1, 1)]),
-        first("value", b"{}"),
-        first("key", None),
-        swapped("value"),
-        swapped("offset"),
-        swapped("timestamp"),
-        first("headers", [{"key": "trace", "value": b"other"}]),
-        first("topic", "another"),
-        first("timestampType", 1),
-        landed(0).slice(0, 0),
+        make_rows(0).slice(1),
+        pa.concat_tables([make_rows(0), make_rows(0).slice(0, 1)]),
+        pa.concat_tables([make_rows(0).slice(1), make_rows(0).slice(1, 1)]),
+        replace_first("value", b"{}"),
+        replace_first("key", None),
+        swap_first_two("value"),
+        swap_first_two("offset"),
+        swap_first_two("timestamp"),
+        replace_first("headers", [{"key": "trace", "value": b"other"}]),
+        replace_first("topic", "another"),
+        replace_first("timestampType", 1),
+        make_rows(0).slice(0, 0),
     ],
     ids=["less", "more", "twice", "value", "key", "values", "offsets", "times", "header", "topic", "type", "nothing"],
 )
 def test_any_fault_is_told(tmp_path: Path, faulty: pa.Table) -> None:
-    others = [landed(p) for p in PARTITIONS if p]
+    others = [make_rows(p) for p in PARTITIONS if p]
     with pytest.raises(ProofFailed, match=r"peer landed .* in t:0"):
-        check_landed("peer", put(tmp_path, faulty, *others), "t", EXPECTED)
+        check_landed("peer", write_tables(tmp_path, faulty, *others), "t", EXPECTED)
 
 
 def test_no_files_at_all_is_a_fault(tmp_path: Path) -> None:
@@ -104,7 +106,7 @@ def test_no_files_at_all_is_a_fault(tmp_path: Path) -> None:
 def test_rows_of_a_partition_that_is_not_there_are_a_fault(tmp_path: Path) -> None:
     expected = {p: d for p, d in EXPECTED.items() if p != 3} | {3: Digest()}
     with pytest.raises(ProofFailed, match="t:3"):
-        check_landed("peer", put(tmp_path, *(landed(p) for p in PARTITIONS)), "t", expected)
+        check_landed("peer", write_tables(tmp_path, *(make_rows(p) for p in PARTITIONS)), "t", expected)
 
 
 def test_a_workload_is_the_same_every_time_and_adds_up() -> None:
@@ -123,9 +125,9 @@ def test_fewer_records_than_partitions_are_refused() -> None:
         ORDERS.of(3)
 
 
-def typed(partition: int) -> pa.Table:
-    """What a faultless peer makes of a partition of typed orders."""
-    raw = landed(partition)
+def make_typed_rows(partition: int) -> pa.Table:
+    """Return the rows that a faultless peer lands for a partition of typed orders."""
+    raw = make_rows(partition)
     orders = [json.loads(v, parse_float=Decimal) for v in raw.column("value").to_pylist()]
     columns = {name: pa.array([o[name] for o in orders]) for name, _ in TYPED_ORDERS.schema}
     columns["ts"] = columns["ts"].cast(pa.timestamp("us", "UTC"))
@@ -137,23 +139,23 @@ def typed(partition: int) -> pa.Table:
 def test_typed_rows_are_held_against_another_reader_of_json(tmp_path: Path) -> None:
     schema = TYPED_ORDERS.schema
     expected = {p: digest_of_sent(p, chunk, schema) for p in PARTITIONS for chunk in WORKLOAD.chunks(p)}
-    good = [typed(p) for p in PARTITIONS]
+    good = [make_typed_rows(p) for p in PARTITIONS]
     (tmp_path / "good").mkdir()
-    check_landed("peer", put(tmp_path / "good", *good), "t", expected, schema)
+    check_landed("peer", write_tables(tmp_path / "good", *good), "t", expected, schema)
     at = good[0].schema.get_field_index("amount")
     amounts = [good[0]["amount"][0].as_py() + 1, *good[0]["amount"].to_pylist()[1:]]
     wrong = good[0].set_column(at, "amount", pa.array(amounts, pa.decimal128(12, 2)))
     (tmp_path / "wrong").mkdir()
     with pytest.raises(ProofFailed, match="other rows than were sent"):
-        check_landed("peer", put(tmp_path / "wrong", wrong, *good[1:]), "t", expected, schema)
+        check_landed("peer", write_tables(tmp_path / "wrong", wrong, *good[1:]), "t", expected, schema)
 
 
 def test_a_peer_without_headers_is_held_to_all_else(tmp_path: Path) -> None:
-    bare = [landed(p).drop_columns("headers") for p in PARTITIONS]
+    bare = [make_rows(p).drop_columns("headers") for p in PARTITIONS]
     without = replace(RAW, headers="", files="part=*/*.parquet")
-    check_landed("peer", put(tmp_path, *bare), "t", EXPECTED, layout=without)
+    check_landed("peer", write_tables(tmp_path, *bare), "t", EXPECTED, layout=without)
     (tmp_path / "wrong").mkdir()
-    wrong = put(tmp_path / "wrong", first("value", b"{}").drop_columns("headers"), *bare[1:])
+    wrong = write_tables(tmp_path / "wrong", replace_first("value", b"{}").drop_columns("headers"), *bare[1:])
     with pytest.raises(ProofFailed, match="other rows than were sent"):
         check_landed("peer", wrong, "t", EXPECTED, layout=without)
 
@@ -161,7 +163,7 @@ def test_a_peer_without_headers_is_held_to_all_else(tmp_path: Path) -> None:
 def test_a_peer_without_keys_is_held_to_all_else(tmp_path: Path) -> None:
     schema = TYPED_ORDERS.schema
     expected = {p: digest_of_sent(p, chunk, schema) for p in PARTITIONS for chunk in WORKLOAD.chunks(p)}
-    folder = put(tmp_path, *(typed(p).drop_columns("kafka_key") for p in PARTITIONS))
+    folder = write_tables(tmp_path, *(make_typed_rows(p).drop_columns("kafka_key") for p in PARTITIONS))
     layout = replace(TYPED, key="no_such_column", typed_key="encode(customer)")
     check_landed("peer", folder, "t", expected, schema, layout)
     with pytest.raises(ProofFailed, match="other rows than were sent"):
@@ -171,13 +173,13 @@ def test_a_peer_without_keys_is_held_to_all_else(tmp_path: Path) -> None:
 LINES = pa.list_(pa.struct([("sku", pa.string()), ("quantity", pa.int32()), ("price", pa.decimal128(9, 2))]))
 
 
-def nested(change: str = "", to: object = None) -> pa.Table:
-    """What a faultless peer makes of nested orders, but for one field of the first."""
+def make_nested_rows(change: str = "", to: object = None) -> pa.Table:
+    """Return the rows that a faultless peer lands for nested orders, with one field of the first order changed."""
     (rows,) = NESTED.of(400).chunks(0)
     orders = [json.loads(v, parse_float=Decimal) for v in rows.column("value").to_pylist()]
     if change:
         orders[0][change] = to
-    raw = landed(0, workload=NESTED.of(400))
+    raw = make_rows(0, workload=NESTED.of(400))
     columns = {
         "order_id": pa.array([o["order_id"] for o in orders]),
         "ts": pa.array([o["ts"] for o in orders]).cast(pa.timestamp("us", "UTC")),
@@ -189,14 +191,14 @@ def nested(change: str = "", to: object = None) -> pa.Table:
     return pa.table(columns | {f"kafka_{n}": raw.column(n) for n in raw.column_names if n != "value"})
 
 
-def line(sku: str | None, quantity: int = 1) -> dict[str, object]:
+def make_line(sku: str | None, quantity: int = 1) -> dict[str, object]:
     return {"sku": sku, "quantity": quantity, "price": Decimal("1.10")}
 
 
 def test_nested_rows_are_held_against_another_reader_of_json(tmp_path: Path) -> None:
     (rows,) = NESTED.of(400).chunks(0)
     expected = {0: digest_of_sent(0, rows, NESTED.schema)}
-    check_landed("peer", put(tmp_path, nested()), "t", expected, NESTED.schema)
+    check_landed("peer", write_tables(tmp_path, make_nested_rows()), "t", expected, NESTED.schema)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +206,7 @@ def test_nested_rows_are_held_against_another_reader_of_json(tmp_path: Path) -> 
     [
         ("customer", {"id": "c-000000", "country": "DE"}),
         ("customer", None),
-        ("lines", [line("p-0000")]),
+        ("lines", [make_line("p-0000")]),
         ("lines", None),
         ("lines", [None]),
         ("tags", ["t-99"]),
@@ -216,7 +218,7 @@ def test_any_fault_inside_is_told(tmp_path: Path, change: str, to: object) -> No
     (rows,) = NESTED.of(400).chunks(0)
     expected = {0: digest_of_sent(0, rows, NESTED.schema)}
     with pytest.raises(ProofFailed, match="other rows than were sent"):
-        check_landed("peer", put(tmp_path, nested(change, to)), "t", expected, NESTED.schema)
+        check_landed("peer", write_tables(tmp_path, make_nested_rows(change, to)), "t", expected, NESTED.schema)
 
 
 def test_no_list_an_empty_one_and_one_of_nothing_differ(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is pure of measuring a fleet: requests are counted on the way, and how it is shown."""
+"""Measuring a fleet, without Kafka: the proxy counts requests, and the report shows the figures."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_one_by_one_is_reckoned_up_for_all() -> None:
         Took("status", 1, 50, 1.0, 1.0, None, {"Metadata": 2}, 2),
     )
     report = FleetReport(50, 3, 300, took, machine)
-    said = print_view(fleet_view(report), 120)
-    assert "600 s of CPU, 500 s: reckoned from 3 of them" in said
-    assert "10.0 times less CPU" in said
-    assert "in one run 50 40.0 60.0 1.20 100 2.0" in said
+    text = print_view(fleet_view(report), 120)
+    assert "600 s of CPU, 500 s: reckoned from 3 of them" in text
+    assert "10.0 times less CPU" in text
+    assert "in one run 50 40.0 60.0 1.20 100 2.0" in text
     assert report.document()["took"][1]["requests"] == {"Metadata": 50, "Fetch": 50}

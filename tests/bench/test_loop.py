@@ -1,4 +1,4 @@
-"""What a plain loop makes of consumed records, held against what was sent as any peer's rows are."""
+"""The rows that a plain consumer loop lands, compared with the records sent like those of any peer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.types import fields, spark_type
 from bench.workloads import ESCAPES, NESTED, ORDERS, SMALL, TYPED_ORDERS, Workload
 
 
-def _lot(workload: Workload, partition: int) -> loop.Lot:
+def _make_lot(workload: Workload, partition: int) -> loop.Lot:
     (rows,) = workload.chunks(partition)
     columns = rows.to_pydict()
     return {
@@ -32,18 +32,18 @@ def _lot(workload: Workload, partition: int) -> loop.Lot:
 
 @pytest.mark.parametrize("workload", [ORDERS, TYPED_ORDERS, NESTED, ESCAPES, SMALL], ids=lambda w: w.name)
 def test_a_loop_lands_what_was_sent(workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "orjson", json)  # a package of the peers' own; this one reads the same
+    monkeypatch.setitem(sys.modules, "orjson", json)  # installed for peers only; `json` reads the same
     few = workload.of(400)
     partitions = range(len(few.counts))
     expected = {p: digest_of_sent(p, chunk, few.schema) for p in partitions for chunk in few.chunks(p)}
-    given = PeerTask("", "t", dict(enumerate(few.counts)), 1, schema=dict(few.schema))
-    loop.write((_lot(few, p) for p in partitions), given, tmp_path / "out")
+    task = PeerTask("", "t", dict(enumerate(few.counts)), 1, schema=dict(few.schema))
+    loop.write((_make_lot(few, p) for p in partitions), task, tmp_path / "out")
     files, _ = check_landed("loop", tmp_path / "out", "t", expected, few.schema)
     assert files == 1
 
 
 def test_types_as_spark_spells_them() -> None:
-    said = {f.name: spark_type(f.type) for f in fields(NESTED.schema + SMALL.schema)}
-    assert said["lines"] == "array<struct<`sku`:string, `quantity`:int, `price`:decimal(9,2)>>"
-    assert (said["customer"], said["tags"]) == ("struct<`id`:string, `country`:string>", "array<string>")
-    assert (said["seq"], said["ts"], said["celsius"]) == ("bigint", "timestamp", "decimal(6,2)")
+    types = {f.name: spark_type(f.type) for f in fields(NESTED.schema + SMALL.schema)}
+    assert types["lines"] == "array<struct<`sku`:string, `quantity`:int, `price`:decimal(9,2)>>"
+    assert (types["customer"], types["tags"]) == ("struct<`id`:string, `country`:string>", "array<string>")
+    assert (types["seq"], types["ts"], types["celsius"]) == ("bigint", "timestamp", "decimal(6,2)")

@@ -1,4 +1,4 @@
-"""The cost of a process counts its children, the living and the ended."""
+"""The cost of a process includes its children, running and ended."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _CHILD = "import subprocess, sys; {how}([sys.executable, '-c', {code!r}]{more})\
 
 
 @contextmanager
-def process(code: str) -> Iterator[subprocess.Popen[str]]:
-    """Python that waits for a line, runs the code, says `done` and waits again."""
-    whole = f"input()\n{code}"
-    with subprocess.Popen([sys.executable, "-c", whole], stdin=-1, stdout=-1, text=True) as running:
+def run_python(code: str) -> Iterator[subprocess.Popen[str]]:
+    """Run Python that waits for a line, runs the code, prints `done` and waits again."""
+    script = f"input()\n{code}"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1, text=True) as process:
         try:
-            yield running
+            yield process
         finally:
-            running.kill()
+            process.kill()
 
 
-def go(running: subprocess.Popen[str]) -> None:
-    if running.stdin and running.stdout:
-        running.stdin.write("\n")
-        running.stdin.flush()
-        assert running.stdout.readline() == "done\n"
+def finish_work(process: subprocess.Popen[str]) -> None:
+    if process.stdin and process.stdout:
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "done\n"
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def go(running: subprocess.Popen[str]) -> None:
     ids=["itself", "a child that has ended"],
 )
 def test_cpu_time_of_a_tree(code: str) -> None:
-    with process(code) as running, metering(running.pid) as meter:
-        go(running)
+    with run_python(code) as process, metering(process.pid) as meter:
+        finish_work(process)
     cost = meter.cost
     assert cost.cpu is not None
     assert cost.machine_cpu is not None
@@ -57,9 +57,9 @@ def test_cpu_time_of_a_tree(code: str) -> None:
 def test_what_stands_beside_is_told_apart() -> None:
     burn = _BURN.format(seconds=0.3) + "print('done', flush=True); input()"
     idle = "print('done', flush=True); input()"
-    with process(burn) as broker, process(idle) as peer, metering(peer.pid, (broker.pid,)) as meter:
-        go(broker)
-        go(peer)
+    with run_python(burn) as broker, run_python(idle) as peer, metering(peer.pid, (broker.pid,)) as meter:
+        finish_work(broker)
+        finish_work(peer)
     assert (meter.cost.beside_cpu or 0) >= 0.25
     assert meter.cost.cpu is not None
     assert meter.cost.cpu < 0.25
@@ -71,8 +71,8 @@ def test_cpu_time_by_kind_of_process() -> None:
         f"import subprocess, sys; c = subprocess.Popen([sys.executable, '-c', {burn!r}], stdin=-1, stdout=-1)\n"
         "c.stdout.readline(); print('done', flush=True); input()"
     )
-    with process(child) as running, metering(running.pid) as meter:
-        go(running)
+    with run_python(child) as process, metering(process.pid) as meter:
+        finish_work(process)
     assert meter.cost.cpus is not None
     assert meter.cost.cpus["worker"] >= 0.25
     assert meter.cost.cpus["driver"] < 0.25
@@ -84,8 +84,8 @@ def test_peak_memory_by_kind_of_process() -> None:
         f"import subprocess, sys; c = subprocess.Popen([sys.executable, '-c', {hungry!r}], stdin=-1, stdout=-1)\n"
         "c.stdout.readline(); print('done', flush=True); input()"
     )
-    with process(child) as running:
-        with metering(running.pid) as meter:
-            go(running)
+    with run_python(child) as process:
+        with metering(process.pid) as meter:
+            finish_work(process)
         assert meter.cost.peaks["worker"] > 120_000_000
         assert meter.cost.peaks["driver"] < 100_000_000

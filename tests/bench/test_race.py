@@ -1,4 +1,4 @@
-"""Races with small topics on a real Kafka, and what happens when a peer fails."""
+"""Races with small topics on a real Kafka, and the handling of peers that fail."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def test_a_peer_that_ends_is_told_with_its_own_words(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("asked", [BenchRequest(names=("no such",)), BenchRequest(peers=("no such",))])
-def test_unknown_names_are_refused_before_anything_starts(asked: BenchRequest, tmp_path: Path) -> None:
+@pytest.mark.parametrize("bench_request", [BenchRequest(names=("no such",)), BenchRequest(peers=("no such",))])
+def test_unknown_names_are_refused_before_anything_starts(bench_request: BenchRequest, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such"):
-        run(dataclasses.replace(asked, folder=tmp_path / "data"), [], print, print)
+        run(dataclasses.replace(bench_request, folder=tmp_path / "data"), [], print, print)
     assert not (tmp_path / "data").exists()
 
 
@@ -85,16 +85,16 @@ def test_the_main_ones_are_measured_unless_others_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "records"), [(None, [1_000_000, 3_000_000, 10_000_000]), (50_000_000, [1_000_000, 7_000_000, 50_000_000])]
+    ("limit", "records"), [(None, [1_000_000, 3_000_000, 10_000_000]), (50_000_000, [1_000_000, 7_000_000, 50_000_000])]
 )
-def test_flat_grows_in_records_then_in_partitions(most: int | None, records: list[int]) -> None:
-    sizes = [(r.workload.records, len(r.workload.weights)) for r in suite.flat(most)]
+def test_flat_grows_in_records_then_in_partitions(limit: int | None, records: list[int]) -> None:
+    sizes = [(r.workload.records, len(r.workload.weights)) for r in suite.flat(limit)]
     assert sizes == [*((n, 4) for n in records), (1_000_000, 1), (1_000_000, 32), (1_000_000, 200)]
 
 
 def test_help_names_every_benchmark_and_peer() -> None:
-    said = re.sub(r"-\s+", "-", CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).stdout)
-    assert all(re.search(rf"\b{name}\b", said) for name in (*suite.SUITE, *PEERS, suite.FLAT, suite.ALL, "lake"))
+    help_text = re.sub(r"-\s+", "-", CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).stdout)
+    assert all(re.search(rf"\b{name}\b", help_text) for name in (*suite.SUITE, *PEERS, suite.FLAT, suite.ALL, "lake"))
 
 
 @pytest.mark.parametrize("name", ["lake", "scale", "age"])
@@ -128,10 +128,10 @@ def test_a_topic_is_loaded_once_and_made_again_when_it_is_not_whole(kafka: Any, 
 @pytest.mark.parametrize("name", ["raw", "typed", "contract", "nested", "escapes", "dlt"])
 def test_every_peer_lands_what_was_sent(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.getbasetemp() / "bench"  # one Kafka, and packages fetched once, for all of them
-    kept: list[BenchReport] = []
-    asked = BenchRequest(names=(name,), records=4_000, repeat=1, warm_ups=0, cores=2, folder=folder)
-    report = run(asked, ["bench"], print, kept.append)
-    assert kept == [report]
+    reports: list[BenchReport] = []
+    bench_request = BenchRequest(names=(name,), records=4_000, repeat=1, warm_ups=0, cores=2, folder=folder)
+    report = run(bench_request, ["bench"], print, reports.append)
+    assert reports == [report]
     (race,) = report.races
     assert [r.peer for r in race.results] == [p.name for p in suite.SUITE[name].peers]
     assert race.records == 4_000

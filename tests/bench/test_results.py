@@ -1,4 +1,4 @@
-"""Medians, spreads, ratios, and the page that they are written into."""
+"""Medians, spreads and ratios, and the page into which they are written."""
 
 from __future__ import annotations
 
@@ -23,53 +23,53 @@ from sluice.cli.main import run_app
 from sluice.pipelines.errors import Failed, UsageError
 
 
-def result(name: str, seconds: list[float], cpu: float | None) -> PeerResult:
-    costs = (Cost(s, *clocks(s, cpu), {"driver": 100_000_000, "worker": 300_000_000}) for s in seconds)
+def make_result(name: str, seconds: list[float], cpu: float | None) -> PeerResult:
+    costs = (Cost(s, *make_clocks(s, cpu), {"driver": 100_000_000, "worker": 300_000_000}) for s in seconds)
     return PeerResult(
         name, f"{name}'s title", {name: "1.0"}, 1_000_000, tuple(CheckedLanding(c, 4, 30_000_000) for c in costs)
     )
 
 
-def clocks(seconds: float, cpu: float | None) -> tuple[dict[str, float] | None, float | None, float | None]:
+def make_clocks(seconds: float, cpu: float | None) -> tuple[dict[str, float] | None, float | None, float | None]:
     return ({"driver": cpu / 4, "worker": cpu * 3 / 4}, seconds * 2, 0.1) if cpu else (None, None, None)
 
 
-def race(name: str = "raw", cpu: float | None = 1.0, when: str = "2026-01-01T00:00:00+00:00") -> RaceResult:
-    ours, theirs = result("sluice", [1.0, 4.0, 2.0], cpu), result("spark", [10.0, 7.0, 8.0], cpu and cpu * 9)
+def make_race(name: str = "raw", cpu: float | None = 1.0, when: str = "2026-01-01T00:00:00+00:00") -> RaceResult:
+    ours, theirs = make_result("sluice", [1.0, 4.0, 2.0], cpu), make_result("spark", [10.0, 7.0, 8.0], cpu and cpu * 9)
     machine = {"cpu": "A | CPU", "cores": 2, "memory_bytes": 8_000_000_000, "system": "Linux"}
     run = Provenance("bench raw", when, machine, {"python": "3.11"})
-    budget = PartTimes((parts(100), parts(300), parts(400)))
+    budget = PartTimes((make_parts(100), make_parts(300), make_parts(400)))
     return RaceResult(name, "everything: orders", 1_000_000, 4, "lz4", 2, (ours, theirs), budget, run)
 
 
-def parts(encode: float) -> dict[str, float]:
+def make_parts(encode: float) -> dict[str, float]:
     return {"crc": 20.0, "decompress": 80.0, "decode": 100.0, "encode": encode}
 
 
-def report(cpu: float | None = 1.0) -> BenchReport:
-    return BenchReport((race(cpu=cpu),))
+def make_report(cpu: float | None = 1.0) -> BenchReport:
+    return BenchReport((make_race(cpu=cpu),))
 
 
 def test_medians_spread_and_ratios() -> None:
-    ours, theirs = race().results
+    ours, theirs = make_race().results
     assert (ours.seconds, ours.rate, ours.spread) == (2.0, 500_000, (250_000, 1_000_000))
     assert ours.cpu_ns == pytest.approx(1000)
     assert (ours.cpu_ns_of("driver"), ours.cpu_ns_of("worker")) == (pytest.approx(250), pytest.approx(750))
     assert ours.cpu_ns_of("jvm") is None
-    assert race().ratio(theirs) == pytest.approx(4)
-    assert race().cpu_ratio(theirs) == pytest.approx(9)
+    assert make_race().ratio(theirs) == pytest.approx(4)
+    assert make_race().cpu_ratio(theirs) == pytest.approx(9)
     assert ours.elsewhere == pytest.approx(1 - 1.1 / 4)
     assert ours.peak("worker") == 300_000_000
     assert ours.peak("jvm") is None
 
 
 def test_what_was_taken_beside_the_sum_of_the_parts() -> None:
-    assert (budget := race().budget)
-    assert (budget.parts, budget.sum) == (parts(300), 500)
+    assert (budget := make_race().budget)
+    assert (budget.parts, budget.sum) == (make_parts(300), 500)
     # 1,000 ns of CPU each; 1, 4 and 2 s of two cores for a million records; the parts after them 300, 500 and 600 ns.
-    assert race().over_budget == (pytest.approx(2.0), pytest.approx(4000 / 600))
-    assert race(cpu=None).over_budget == (None, pytest.approx(4000 / 600))
-    assert replace(race(), budget=None).over_budget is None
+    assert make_race().over_budget == (pytest.approx(2.0), pytest.approx(4000 / 600))
+    assert make_race(cpu=None).over_budget == (None, pytest.approx(4000 / 600))
+    assert replace(make_race(), budget=None).over_budget is None
 
 
 def test_cpu_time_is_shared_as_wall_time_was() -> None:
@@ -78,61 +78,61 @@ def test_cpu_time_is_shared_as_wall_time_was() -> None:
 
 
 def test_the_document_is_json_and_has_raw_figures_beside_derived_ones() -> None:
-    document = json.loads(json.dumps(report().document()))
-    said = document["benchmarks"][0]
-    assert said["ratios"] == {"spark": 4.0}
-    assert said["cpu_ratios"] == {"spark": 9.0}
-    assert said["budget"]["sum"] == 500.0
-    assert said["peers"][0]["cpu_ns_per_record_by_process"] == {"driver": 250, "worker": 750}
-    assert [x["cost"]["seconds"] for x in said["peers"][0]["landings"]] == [1.0, 4.0, 2.0]
+    document = json.loads(json.dumps(make_report().document()))
+    benchmark = document["benchmarks"][0]
+    assert benchmark["ratios"] == {"spark": 4.0}
+    assert benchmark["cpu_ratios"] == {"spark": 9.0}
+    assert benchmark["budget"]["sum"] == 500.0
+    assert benchmark["peers"][0]["cpu_ns_per_record_by_process"] == {"driver": 250, "worker": 750}
+    assert [x["cost"]["seconds"] for x in benchmark["peers"][0]["landings"]] == [1.0, 4.0, 2.0]
 
 
 @pytest.mark.parametrize("cpu", [1.0, None])
 def test_a_report_comes_back_from_its_document(cpu: float | None) -> None:
-    document = json.loads(json.dumps(report(cpu).document()))
-    assert BenchReport.from_document(document) == report(cpu)
+    document = json.loads(json.dumps(make_report(cpu).document()))
+    assert BenchReport.from_document(document) == make_report(cpu)
     assert BenchReport.from_document(document | {"format": 1}) == BenchReport(())
 
 
 def test_a_machine_that_tells_no_cpu_time_still_gives_rates() -> None:
-    assert race(cpu=None).results[0].cpu_ns is None
-    assert race(cpu=None).cpu_ratio(race(cpu=None).results[1]) is None
-    assert "500,000" in to_markdown(report(cpu=None))
+    assert make_race(cpu=None).results[0].cpu_ns is None
+    assert make_race(cpu=None).cpu_ratio(make_race(cpu=None).results[1]) is None
+    assert "500,000" in to_markdown(make_report(cpu=None))
 
 
-def on_terminal(report: BenchReport, width: int) -> str:
+def print_race(report: BenchReport, width: int) -> str:
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    for part in race_view(report):
-        console.print(part)
+    for renderable in race_view(report):
+        console.print(renderable)
     return console.export_text()
 
 
 def test_terminal_and_markdown_say_the_same() -> None:
     facts = ("500,000", "4.0×", "9.0×")
-    parts = {on_terminal(report(), 250): ("checksums 20 + codec 80", "= 500 ns", "(2.0× the sum)", "(6.7×)")}
-    parts[to_markdown(report())] = set()
-    for text, budget in parts.items():
+    expected = {print_race(make_report(), 250): ("checksums 20 + codec 80", "= 500 ns", "(2.0× the sum)", "(6.7×)")}
+    expected[to_markdown(make_report())] = set()
+    for text, budget in expected.items():
         assert all(fact in text for fact in (*facts, *budget))
 
 
 @pytest.mark.parametrize("width", [110, 120])
 def test_nothing_is_cut_on_a_usual_terminal(width: int) -> None:
-    ours, theirs = result("sluice", [2.7, 3.4, 2.9], 4.1), result("spark", [24.0, 30.0, 27.0], 33.0)
+    ours, theirs = make_result("sluice", [2.7, 3.4, 2.9], 4.1), make_result("spark", [24.0, 30.0, 27.0], 33.0)
     peers = tuple(replace(r, title="Spark's Kafka connector", records=3_000_000) for r in (ours, theirs))
-    grown = replace(flat(50_000_000, 200), results=(replace(ours, records=50_000_000),))
-    every = BenchReport((replace(race(), results=peers), grown))
-    assert {*on_terminal(every, width).split()} == {*on_terminal(every, 300).split()}
-    assert on_terminal(every, width).count("Spark's Kafka connector") == 4
+    grown = replace(make_flat_race(50_000_000, 200), results=(replace(ours, records=50_000_000),))
+    every = BenchReport((replace(make_race(), results=peers), grown))
+    assert {*print_race(every, width).split()} == {*print_race(every, 300).split()}
+    assert print_race(every, width).count("Spark's Kafka connector") == 4
 
 
-def flat(records: int, partitions: int) -> RaceResult:
-    (ours, _), name = race().results, f"flat {records:,} x {partitions}"
-    return replace(race(name), records=records, partitions=partitions, results=(replace(ours, records=records),))
+def make_flat_race(records: int, partitions: int) -> RaceResult:
+    (ours, _), name = make_race().results, f"flat {records:,} x {partitions}"
+    return replace(make_race(name), records=records, partitions=partitions, results=(replace(ours, records=records),))
 
 
 def test_sizes_beside_one_another_are_one_table() -> None:
-    both = BenchReport((race(), flat(1_000_000, 4), flat(10_000_000, 4)))
-    for text in (on_terminal(both, 120), to_markdown(both)):
+    both = BenchReport((make_race(), make_flat_race(1_000_000, 4), make_flat_race(10_000_000, 4)))
+    for text in (print_race(both, 120), to_markdown(both)):
         assert text.count("partitions", text.index("flat")) <= 2
         assert "10,000,000" in text
 
@@ -141,24 +141,24 @@ def test_results_go_between_the_marks_of_the_page(tmp_path: Path) -> None:
     page = tmp_path / "performance.md"
     page.write_text("before\n<!-- results -->\nold\n<!-- /results -->\nafter\n")
     for _ in range(2):
-        write(report(), tmp_path)
+        write(make_report(), tmp_path)
     text = page.read_text()
     assert text.startswith("before\n<!-- results -->\n|")
     assert text.endswith("<!-- /results -->\nafter\n")
     assert "old" not in text
-    assert json.loads((tmp_path / "performance.json").read_text()) == json.loads(json.dumps(report().document()))
+    assert json.loads((tmp_path / "performance.json").read_text()) == json.loads(json.dumps(make_report().document()))
     assert f"({PLOT})" in text
     ElementTree.fromstring((tmp_path / PLOT).read_text())
 
 
 def test_what_was_measured_before_stays_unless_it_is_measured_again(tmp_path: Path) -> None:
     (tmp_path / "performance.md").write_text("<!-- results -->\n<!-- /results -->\n")
-    write(BenchReport((flat(1_000_000, 4), race("typed"))), tmp_path)
-    write(BenchReport((race("raw", when="2026-02-02T00:00:00+00:00"), race("gzip"))), tmp_path)
-    write(BenchReport((race("typed", when="2026-03-03T00:00:00+00:00"),)), tmp_path)
-    kept = BenchReport.from_document(json.loads((tmp_path / "performance.json").read_text()))
-    assert [r.name for r in kept.races] == ["raw", "typed", "gzip", "flat 1,000,000 x 4"]
-    assert [r.run.when[:10] for r in kept.races if r.run] == ["2026-02-02", "2026-03-03", "2026-01-01", "2026-01-01"]
+    write(BenchReport((make_flat_race(1_000_000, 4), make_race("typed"))), tmp_path)
+    write(BenchReport((make_race("raw", when="2026-02-02T00:00:00+00:00"), make_race("gzip"))), tmp_path)
+    write(BenchReport((make_race("typed", when="2026-03-03T00:00:00+00:00"),)), tmp_path)
+    saved = BenchReport.from_document(json.loads((tmp_path / "performance.json").read_text()))
+    assert [r.name for r in saved.races] == ["raw", "typed", "gzip", "flat 1,000,000 x 4"]
+    assert [r.run.when[:10] for r in saved.races if r.run] == ["2026-02-02", "2026-03-03", "2026-01-01", "2026-01-01"]
     text = (tmp_path / "performance.md").read_text()
     assert {n: text.count(f"\n| {n} | ") for n in ("raw", "typed", "gzip")} == {"raw": 2, "typed": 2, "gzip": 1}
     assert "### flat\n" in text
@@ -166,15 +166,15 @@ def test_what_was_measured_before_stays_unless_it_is_measured_again(tmp_path: Pa
 
 
 def test_the_plot_has_a_bar_for_each_peer_and_nothing_from_elsewhere() -> None:
-    drawn = plot((race("raw"), race("a < b")))
-    root = ElementTree.fromstring(drawn)
+    image = plot((make_race("raw"), make_race("a < b")))
+    root = ElementTree.fromstring(image)
     bars = [e for e in root.iter("{http://www.w3.org/2000/svg}rect") if e.get("class") in ("ours", "others")]
     assert [round(float(b.get("width", "0"))) for b in bars] == [420, 105] * 2
     assert [e.text for e in root.iter("{http://www.w3.org/2000/svg}text") if e.text and "title" in e.text] == [
         "4.0× sluice's title, 500,000/s",
         "spark's title, 125,000/s",
     ] * 2
-    assert not re.search(r"<script|href|url\(", drawn)
+    assert not re.search(r"<script|href|url\(", image)
 
 
 @pytest.mark.parametrize(("ends", "code"), [(KeyboardInterrupt(), 130), (Failed("spark ended"), 1)])
@@ -182,18 +182,18 @@ def test_what_ends_a_later_benchmark_takes_no_earlier_one_away(
     ends: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def run(request: object, words: object, note: object, keep: Keep) -> BenchReport:
-        keep(report())
+        keep(make_report())
         raise ends
 
     monkeypatch.setattr(command, "run", run)
     assert run_app(app, "bench", ["raw", "typed", "--json"]) == code
     first, *others = capfd.readouterr().out.splitlines()
-    assert BenchReport.from_document(json.loads(first)) == report()
+    assert BenchReport.from_document(json.loads(first)) == make_report()
     assert [json.loads(line)["exit_code"] for line in others] == ([code] if code == 1 else [])
 
 
 def test_a_page_without_marks_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "performance.md").write_text("mine")
     with pytest.raises(UsageError):
-        write(report(), tmp_path)
+        write(make_report(), tmp_path)
     assert (tmp_path / "performance.md").read_text() == "mine"

@@ -1,4 +1,4 @@
-"""The planner over a cluster in memory: what is counted, and that the measured run is a whole one."""
+"""The planner on a cluster in memory: the requests and bytes that it counts, over a complete run."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ SMALL = Topology(partitions=12, brokers=3)
 
 
 def test_a_small_topology_is_measured_from_the_first_plan_to_the_proof_of_files() -> None:
-    (found,) = run(lambda text: None, [SMALL]).scaled
-    assert {"plan at first", "plan an hour", "first: publish", "hour: prove", "proof of a file"} <= set(found.cpu)
-    assert found.requests["plan an hour"]["DescribeLogDirs"] == 3
-    assert found.first.offset_ranges >= 12 * 6, "an offset range for each partition and hour"
-    assert {"plan", "publish", "boundary", "checkpoint"} <= set(found.bytes)
-    assert found.peak_bytes > 0
+    (scaled,) = run(lambda text: None, [SMALL]).scaled
+    assert {"plan at first", "plan an hour", "first: publish", "hour: prove", "proof of a file"} <= set(scaled.cpu)
+    assert scaled.requests["plan an hour"]["DescribeLogDirs"] == 3
+    assert scaled.first.offset_ranges >= 12 * 6, "an offset range for each partition and hour"
+    assert {"plan", "publish", "boundary", "checkpoint"} <= set(scaled.bytes)
+    assert scaled.peak_bytes > 0
 
 
 def test_the_balance_of_a_plan() -> None:
     ranges = [OffsetRange("t", p, "id", 0, 10, estimated_bytes=size) for p, size in enumerate((300, 100, 200))]
     tasks = (Task(0, 1, (ranges[0],)), Task(1, 2, (ranges[1], ranges[2])), Task(2, 3, ()))
     plan = Plan("f", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, tasks)
-    found = Balance.of(plan)
-    assert (found.tasks, found.offset_ranges, found.heaviest, found.most_ranges) == (3, 3, 1.5, 2)
+    balance = Balance.of(plan)
+    assert (balance.tasks, balance.offset_ranges, balance.heaviest, balance.most_ranges) == (3, 3, 1.5, 2)
 
 
 def test_requests_go_to_each_leader_once_for_each_question() -> None:

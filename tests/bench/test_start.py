@@ -1,4 +1,4 @@
-"""What is pure of measuring a start: time in a port, medians, and how it is shown."""
+"""Measuring a start, without Kafka: the time spent in a port, medians, and the report."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def test_medians_are_shown_beside_a_projects_first_run() -> None:
     cold = tuple(Cold(s, s / 2, {"start": 1.0, "leave": s - 1}) for s in (30.0, 10.0, 12.0))
     plain = (Cold(2.0, 1.0, {"connect": 0.5, "leave": 1.5}),)
     report = StartReport(cold, plain, (Warm(1.2, 0.4), Warm(1.0, 0.4)), (PlanTiming(2.0, 0.5, 0.4),))
-    said = print_view(start_view(report), 100)
-    assert "all 11.00 2.00 30.00" in said
-    assert "connect 0.00 0.50 0.00" in said
-    assert "besides 0.70 s" in said
+    text = print_view(start_view(report), 100)
+    assert "all 11.00 2.00 30.00" in text
+    assert "connect 0.00 0.50 0.00" in text
+    assert "besides 0.70 s" in text
     assert report.document()["cold"][0]["stages"]["start"] == 1.0
 
 

@@ -1,4 +1,4 @@
-"""What a batch costs an old table: the figures are of a real table, which grows as it says."""
+"""The cost of a batch on an old table: the figures come from a real table that grows as reported."""
 
 from __future__ import annotations
 

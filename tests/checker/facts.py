@@ -1,19 +1,19 @@
-"""The evidence as plain data, and as the JSON lines in which it is kept.
+"""The evidence as plain data, and the JSON lines in which it is stored.
 
     produced   {"producer": "p1", "sequence": 7, "topic": "orders", "partition": 0 or -1, "offset": 12 or null,
                 "outcome": "acknowledged"|"failed"|"unknown", "transaction": "t-3" or null}
-               {"transaction": "t-3", "ended": "committed"|"aborted"|"unknown"}        a line of its own, later
+               {"transaction": "t-3", "ended": "committed"|"aborted"|"unknown"}        a separate, later line
     scan       {"topic", "partition", "offset", "timestamp", "key", "value", "headers"}   bytes in base64, null: none
                {"topic", "partition", "log_start", "log_end"}                            one line a partition
     log        {"topic", "partition", "topic_id", "base", "last", "producer", "epoch", "leader_epoch", "time",
                 "transactional", "control": null|"COMMIT"|"ABORT"|..., "offsets": [...], "valid"}   a batch a line
                {"topic", "partition", "topic_id", "log_start", "cluster"}                one line a partition
     offsets    {"group", "topic", "partition", "offset" or null, "metadata", "time", "at"}   in order of taking effect
-    hands      {"topic", "partition", "offset" or null}         offsets that somebody else committed; null: any
-    observed   {"number", "write"}                           entries of the ledger as others saw them meanwhile
+    hands      {"topic", "partition", "offset" or null}         offsets that another client committed; null: any
+    observed   {"number", "write"}                           ledger entries as other readers saw them during the run
 
-A value says who sent it: JSON, or any text, that holds `producer` and `sequence`; a tombstone's key does. So does
-`7.12`, as Kafka's VerifiableProducer writes it with `--value-prefix 7`: producer 7, sequence 12.
+A value names its producer and sequence number: JSON or any other text with `producer` and `sequence`; for a tombstone
+the key does. `7.12`, as Kafka's VerifiableProducer writes it with `--value-prefix 7`, means producer 7, sequence 12.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from typing import Any, NamedTuple
 
 TP = tuple[str, int]
 """Topic and partition."""
-Who = tuple[str, int]
-"""Producer and sequence."""
+ValueId = tuple[str, int]
+"""Producer and sequence number, which identify a value."""
 
-_WHO = re.compile(
+_VALUE_ID = re.compile(
     rb"""producer["']?\s*[:=]\s*["']?([\w.-]+)["']?\s*[,;& ]\s*["']?sequence["']?\s*[:=]\s*["']?([0-9]{1,18})"""
 )
 _VERIFIABLE = re.compile(rb"([0-9]{1,9})\.([0-9]{1,18})")
 
 
 class EvidenceError(Exception):
-    """The evidence cannot be read, or does not agree with itself: nothing can be decided on it."""
+    """The evidence is unreadable or contradicts itself, so nothing can be decided."""
 
 
 class Life(NamedTuple):
-    """A partition during one life of its log, as the ledger names it."""
+    """A partition during one life of its log, identified as in the ledger."""
 
     topic: str
     partition: int
@@ -68,10 +68,12 @@ class Life(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One value that a producer sent; partition −1: the producer did not say. `ended` is how its transaction ended,
-    "committed" outside of one."""
+    """A value that a producer sent. Partition −1: the producer did not log it.
 
-    who: Who
+    `ended` is how its transaction ended; "committed" outside of one.
+    """
+
+    id: ValueId
     tp: TP
     offset: int | None
     outcome: str
@@ -80,13 +82,13 @@ class Sent:
 
     @property
     def certain(self) -> bool:
-        """Kafka said that it has it, for good."""
+        """Kafka acknowledged the value, and its transaction, if any, was committed."""
         return self.outcome == "acknowledged" and self.ended == "committed"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A record as a consumer sees it. `headers` are (key and value with a colon between, whether the value is null)."""
+class Record:
+    """A record as a consumer sees it. Each header is (`key:value`, whether the value is null)."""
 
     offset: int
     timestamp: int | None
@@ -97,7 +99,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch of a log segment; `control` is what a marker says, empty for data."""
+    """A batch of a log segment; `control` is the marker's type, empty for data."""
 
     base: int
     last: int
@@ -123,7 +125,7 @@ class Transaction(NamedTuple):
 
 @dataclass
 class Log:
-    """What is known of a partition's log: by the consumer (`seen`), by the segments (`batches`), or by both."""
+    """A partition's log as the consumer (`records`), the segments (`batches`), or both show it."""
 
     tp: TP
     topic_id: str = ""
@@ -131,18 +133,21 @@ class Log:
     log_start: int = 0
     log_end: int | None = None
     high: int | None = None
-    """The high watermark, where the consumer's tools told: what the segments hold above it nobody sees."""
-    seen: dict[int, Seen] | None = None
+    """The high watermark, if the consumer's tools reported it; no consumer sees records above it."""
+    records: dict[int, Record] | None = None
     batches: tuple[Batch, ...] | None = None
     classes: dict[int, str] = field(default_factory=dict)
     transactions: tuple[Transaction, ...] = ()
 
     def __post_init__(self) -> None:
         if self.batches is not None:
-            self.classify(self.batches)
+            self.set_batches(self.batches)
 
-    def classify(self, batches: tuple[Batch, ...]) -> None:
-        """Which offsets are control, aborted, open or data; what is in none was compacted away or never there."""
+    def set_batches(self, batches: tuple[Batch, ...]) -> None:
+        """Set the batches, and classify their offsets as control, aborted, open or data.
+
+        An offset in no class was compacted away or never existed.
+        """
         self.batches, self.classes, done = batches, {}, []
         begun: dict[int, list[Batch]] = {}
         for b in batches:
@@ -160,28 +165,28 @@ class Log:
         self.transactions = tuple(sorted(done))
         self.log_end = max(self.log_end or 0, batches[-1].last + 1 if batches else 0)
 
-    def last_stable_offset(self, committed: bool) -> int | None:
-        """The last stable offset, or the high watermark for whoever reads uncommitted."""
-        opened = [t.first for t in self.transactions if t.end is None] if committed else []
+    def find_last_stable_offset(self, committed_only: bool) -> int | None:
+        """Returns the last stable offset, or the high watermark for `read_uncommitted`."""
+        opened = [t.first for t in self.transactions if t.end is None] if committed_only else []
         ends = [e for e in (self.high, self.log_end) if e is not None]
         return min([*opened, *ends], default=None)
 
-    def compacted(self, offset: int) -> bool:
-        """Whether a record may have been at the offset that compaction took: the segments have none inside the log."""
+    def is_compacted(self, offset: int) -> bool:
+        """Returns whether compaction may have removed a record at the offset: it is in the log, but in no segment."""
         return self.batches is not None and offset not in self.classes and offset < (self.log_end or 0)
 
-    def visible(self, committed: bool) -> set[int] | None:
-        """The offsets of records that a consumer must see, of what the log still holds."""
+    def list_visible(self, committed_only: bool) -> set[int] | None:
+        """Returns the offsets at or above the log start that a consumer must see."""
         if self.batches is not None:
-            kinds = {"data"} if committed else {"data", "aborted", "open"}
-            held = {o for o, c in self.classes.items() if c in kinds and o >= self.log_start}
-            stable = self.last_stable_offset(committed)
-            return {o for o in held if stable is None or o < stable}
-        return None if self.seen is None else {o for o in self.seen if o >= self.log_start}
+            kinds = {"data"} if committed_only else {"data", "aborted", "open"}
+            offsets = {o for o, c in self.classes.items() if c in kinds and o >= self.log_start}
+            stable = self.find_last_stable_offset(committed_only)
+            return {o for o in offsets if stable is None or o < stable}
+        return None if self.records is None else {o for o in self.records if o >= self.log_start}
 
 
 class Committed(NamedTuple):
-    """A committed offset as `__consumer_offsets` holds it, in the order of taking effect; None: deleted or expired."""
+    """A committed offset in `__consumer_offsets`, in the order of taking effect; None: deleted or expired."""
 
     group: str
     tp: TP
@@ -192,7 +197,7 @@ class Committed(NamedTuple):
 
     @property
     def mark(self) -> tuple[str, int, str] | None:
-        """(ledger, number, incarnation) that Sluice stored beside it; None for what others committed."""
+        """(ledger, number, incarnation) from Sluice's metadata; None for an offset that another client committed."""
         try:
             raw = json.loads(self.metadata)
             return str(raw["sluice"]), int(raw["n"]), str(raw["i"])
@@ -202,26 +207,26 @@ class Committed(NamedTuple):
 
 @dataclass
 class Evidence:
-    """Everything but the lake. What is None was not given, and what rests on it is not decided."""
+    """All evidence but the lake. A field that is None was not given; invariants that need it are not decided."""
 
     logs: dict[TP, Log] = field(default_factory=dict)
-    produced: dict[Who, Sent] | None = None
+    produced: dict[ValueId, Sent] | None = None
     offsets: tuple[Committed, ...] | None = None
     hands: tuple[tuple[TP, int | None], ...] = ()
     observed: tuple[tuple[int, str], ...] = ()
 
 
-def who(key: bytes | None, value: bytes | None) -> Who | None:
-    """The producer and sequence that a record names."""
-    found = _VERIFIABLE.fullmatch(value or b"") or _WHO.search(value or b"") or _WHO.search(key or b"")
-    return (found[1].decode(), int(found[2])) if found else None
+def find_value_id(key: bytes | None, value: bytes | None) -> ValueId | None:
+    """Returns the producer and sequence number that a record names."""
+    match = _VERIFIABLE.fullmatch(value or b"") or _VALUE_ID.search(value or b"") or _VALUE_ID.search(key or b"")
+    return (match[1].decode(), int(match[2])) if match else None
 
 
 # -- JSON lines
 
 
-def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects in a file of JSON lines. A last line that was cut off by a kill is passed over."""
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects in a file of JSON lines. Skips a last line that a kill cut off."""
     text = path.read_bytes().split(b"\n")
     for number, line in enumerate(text, 1):
         if not line.strip():
@@ -241,85 +246,85 @@ def write_lines(path: Path, objects: Iterable[Mapping[str, Any]]) -> Path:
     return path
 
 
-def produced(paths: Iterable[Path]) -> dict[Who, Sent]:
-    """What producers logged; a transaction of which no end was logged is unknown."""
+def read_produced(paths: Iterable[Path]) -> dict[ValueId, Sent]:
+    """Read producers' logs. A transaction without a logged end is unknown."""
     records: list[dict[str, Any]] = []
     ended: dict[str, str] = {}
-    for raw in (raw for path in paths for raw in lines(path)):
+    for raw in (raw for path in paths for raw in read_lines(path)):
         if "sequence" in raw:
             records.append(raw)
         else:
             ended[raw["transaction"]] = raw["ended"]
-    sent = [_sent(raw, ended) for raw in records]
-    twice = [w for w, n in Counter(s.who for s in sent).items() if n > 1]
+    sent = [_parse_sent(raw, ended) for raw in records]
+    twice = [w for w, n in Counter(s.id for s in sent).items() if n > 1]
     if twice:
         raise EvidenceError(f"producers logged {twice[0]} more than once: a value is sent once, or is another value")
-    return {s.who: s for s in sent}
+    return {s.id: s for s in sent}
 
 
-def _sent(raw: dict[str, Any], ended: Mapping[str, str]) -> Sent:
+def _parse_sent(raw: dict[str, Any], ended: Mapping[str, str]) -> Sent:
     transaction = raw.get("transaction")
     how = raw.get("ended") or (ended.get(transaction, "unknown") if transaction else "committed")
-    who = str(raw["producer"]), int(raw["sequence"])
-    return Sent(who, (raw["topic"], raw["partition"]), raw.get("offset"), raw["outcome"], transaction, how)
+    value_id = str(raw["producer"]), int(raw["sequence"])
+    return Sent(value_id, (raw["topic"], raw["partition"]), raw.get("offset"), raw["outcome"], transaction, how)
 
 
-def logs(scan: Path | None, dump: Path | None) -> dict[TP, Log]:
-    """The logs, of both kinds of evidence together."""
-    found: dict[TP, Log] = {}
+def read_logs(scan: Path | None, dump: Path | None) -> dict[TP, Log]:
+    """Read the logs from a consumer's scan, a dump of segments, or both."""
+    logs: dict[TP, Log] = {}
     batches: dict[TP, list[Batch]] = {}
-    for raw in lines(dump) if dump else ():
+    for raw in read_lines(dump) if dump else ():
         tp = (raw["topic"], raw["partition"])
-        log = found.setdefault(tp, Log(tp))
+        log = logs.setdefault(tp, Log(tp))
         if "log_start" in raw:
             log.topic_id, log.log_start, log.cluster = raw["topic_id"], raw["log_start"], raw["cluster"]
             batches.setdefault(tp, [])
         else:
-            batches.setdefault(tp, []).append(_batch(raw))
-    for tp, held in batches.items():
-        found[tp].classify(tuple(sorted(held, key=lambda b: b.base)))
-    for raw in lines(scan) if scan else ():
-        _scanned(found, raw)
-    return found
+            batches.setdefault(tp, []).append(_parse_batch(raw))
+    for tp, of_partition in batches.items():
+        logs[tp].set_batches(tuple(sorted(of_partition, key=lambda b: b.base)))
+    for raw in read_lines(scan) if scan else ():
+        _add_scanned(logs, raw)
+    return logs
 
 
-def _batch(raw: dict[str, Any]) -> Batch:
+def _parse_batch(raw: dict[str, Any]) -> Batch:
     fields = (raw["base"], raw["last"], raw["producer"], raw["epoch"], raw["leader_epoch"], raw["time"])
     return Batch(*fields, raw["transactional"], raw["control"] or "", tuple(raw["offsets"]), raw["valid"])
 
 
-def _scanned(found: dict[TP, Log], raw: dict[str, Any]) -> None:
+def _add_scanned(logs: dict[TP, Log], raw: dict[str, Any]) -> None:
     tp = (raw["topic"], raw["partition"])
-    log = found.setdefault(tp, Log(tp))
-    log.seen = {} if log.seen is None else log.seen
+    log = logs.setdefault(tp, Log(tp))
+    log.records = {} if log.records is None else log.records
     if "log_start" in raw:
         log.log_start, log.high = max(log.log_start, raw["log_start"]), raw["log_end"]
         log.log_end = max(log.log_end or 0, raw["log_end"])
     else:
-        headers = tuple((_bytes(h[0]) or b"", bool(h[1])) for h in raw["headers"])
-        log.seen[raw["offset"]] = Seen(
-            raw["offset"], raw["timestamp"], _bytes(raw["key"]), _bytes(raw["value"]), headers
+        headers = tuple((_decode_base64(h[0]) or b"", bool(h[1])) for h in raw["headers"])
+        log.records[raw["offset"]] = Record(
+            raw["offset"], raw["timestamp"], _decode_base64(raw["key"]), _decode_base64(raw["value"]), headers
         )
 
 
-def committed(path: Path) -> tuple[Committed, ...]:
+def read_committed_offsets(path: Path) -> tuple[Committed, ...]:
     return tuple(
         Committed(r["group"], (r["topic"], r["partition"]), r["offset"], r["metadata"], r["time"], r["at"])
-        for r in lines(path)
+        for r in read_lines(path)
     )
 
 
-def hands(path: Path) -> tuple[tuple[TP, int | None], ...]:
-    return tuple(((r["topic"], r["partition"]), r["offset"]) for r in lines(path))
+def read_manual_commits(path: Path) -> tuple[tuple[TP, int | None], ...]:
+    return tuple(((r["topic"], r["partition"]), r["offset"]) for r in read_lines(path))
 
 
-def observed(path: Path) -> tuple[tuple[int, str], ...]:
-    return tuple((r["number"], r["write"]) for r in lines(path))
+def read_observed(path: Path) -> tuple[tuple[int, str], ...]:
+    return tuple((r["number"], r["write"]) for r in read_lines(path))
 
 
-def _bytes(text: str | None) -> bytes | None:
+def _decode_base64(text: str | None) -> bytes | None:
     return None if text is None else base64.b64decode(text)
 
 
-def base(data: bytes | None) -> str | None:
+def encode_base64(data: bytes | None) -> str | None:
     return None if data is None else base64.b64encode(data).decode()

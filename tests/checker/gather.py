@@ -1,4 +1,4 @@
-"""Evidence of one feed from a running Kafka, once nothing is written any more: what the fault suite calls."""
+"""Gathers the evidence about one feed from a running Kafka, after all writers have stopped. The fault suite uses it."""
 
 from __future__ import annotations
 
@@ -25,44 +25,44 @@ def gather(
     log_dirs: Iterable[Path] = (),
     topics: Iterable[str] = (),
 ) -> Evidence:
-    """Scan by the consumer where `bootstrap` is given, dump what lies in the brokers' folders; files go to `keep`.
+    """Scan the topics with a consumer if `bootstrap` is given, and dump the brokers' segments; files go to `keep`.
 
-    Of the topics that the ledger knows, and of `topics`. Raises EvidenceError when a tool fails.
+    Covers the topics in the ledger and `topics`. Raises EvidenceError when a tool fails.
     """
-    entries = folder.entries().values()
+    entries = folder.read_entries().values()
     topics = {*topics, *(item["key"][0] for entry in entries for item in _list_origins(entry))}
-    committed = all(e["plan"]["isolation"] == "read_committed" for e in entries if e["kind"] == "plan")
+    committed_only = all(e["plan"]["isolation"] == "read_committed" for e in entries if e["kind"] == "plan")
     folders, offsets = list(log_dirs), None
-    log = None
+    dump = None
     if folders:
         with ThreadPoolExecutor(2) as pool:
-            dumped = pool.submit(tools.dump, java, folders, topics, keep / "log.jsonl")
-            committed_to = pool.submit(tools.dump_offsets, java, folders, keep / "offsets.jsonl")
-        log, offsets = dumped.result(), facts.committed(committed_to.result())
-    scan = _scan(java, bootstrap, topics, keep, log, committed) if bootstrap else None
-    return Evidence(facts.logs(scan, log), None, offsets)
+            log_dump = pool.submit(tools.dump, java, folders, topics, keep / "log.jsonl")
+            offsets_dump = pool.submit(tools.dump_offsets, java, folders, keep / "offsets.jsonl")
+        dump, offsets = log_dump.result(), facts.read_committed_offsets(offsets_dump.result())
+    scan = _scan(java, bootstrap, topics, keep, dump, committed_only) if bootstrap else None
+    return Evidence(facts.read_logs(scan, dump), None, offsets)
 
 
 def _list_origins(entry: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns where partitions begin by this entry."""
-    begins: list[dict[str, Any]] = entry.get({"origin": "items", "take": "origins"}.get(entry["kind"], ""), [])
-    return begins
+    """Returns the origins of partitions that the entry sets."""
+    origins: list[dict[str, Any]] = entry.get({"origin": "items", "take": "origins"}.get(entry["kind"], ""), [])
+    return origins
 
 
-def _scan(java: Java, bootstrap: str, topics: set[str], keep: Path, log: Path | None, committed: bool) -> Path:
-    """With as many records as the segments hold; that they are the same ones is for `check` to say."""
-    expected = {tp: held.visible(committed) or () for tp, held in facts.logs(None, log).items()}
-    return tools.scan(java, bootstrap, topics, keep / "scan.jsonl", committed=committed, expected=expected)
+def _scan(java: Java, bootstrap: str, topics: set[str], keep: Path, dump: Path | None, committed_only: bool) -> Path:
+    """Scan until as many records were consumed as the segments hold; `check` compares them."""
+    expected = {tp: log.list_visible(committed_only) or () for tp, log in facts.read_logs(None, dump).items()}
+    return tools.scan(java, bootstrap, topics, keep / "scan.jsonl", committed_only=committed_only, expected=expected)
 
 
 def gather_local(kafka: LocalKafka, folder: Folder, keep: Path, topics: Iterable[str] = ()) -> Evidence:
-    """Gather the evidence about a feed on a local cluster. It stays in `keep`."""
+    """Gather the evidence about a feed on a local cluster; its files stay in `keep`."""
     status = kafka.status()
     data = [status.root / f"node-{broker.id}" / "data" for broker in status.brokers]
     return gather(folder, Java.of_local_kafka(kafka), keep, kafka.bootstrap, data, topics)
 
 
-def checked(
+def check_local(
     kafka: LocalKafka,
     folder: Folder,
     keep: Path,
@@ -72,13 +72,13 @@ def checked(
     observed: Iterable[tuple[int, str]] = (),
     topics: Iterable[str] = (),
 ) -> Verdict:
-    """Everything about a feed on a local cluster, decided. Evidence stays in `keep`."""
-    found = gather_local(kafka, folder, keep, topics)
-    found.produced = facts.produced(produced) if (produced := list(produced)) else None
-    found.hands, found.observed = tuple(hands), tuple(observed)
-    return check(folder, found, settings)
+    """Gather the evidence about a feed on a local cluster, and check it. Its files stay in `keep`."""
+    evidence = gather_local(kafka, folder, keep, topics)
+    evidence.produced = facts.read_produced(produced) if (produced := list(produced)) else None
+    evidence.hands, evidence.observed = tuple(hands), tuple(observed)
+    return check(folder, evidence, settings)
 
 
-def seen(folder: Folder) -> tuple[tuple[int, str], ...]:
-    """The ledger's entries as they stand now, to be held against it later: (number, write)."""
-    return tuple((number, entry["write"]) for number, entry in folder.entries().items())
+def list_writes(folder: Folder) -> tuple[tuple[int, str], ...]:
+    """Returns (number, write) of each ledger entry, for a later comparison with the ledger."""
+    return tuple((number, entry["write"]) for number, entry in folder.read_entries().items())

@@ -1,4 +1,4 @@
-"""Producers that note what became of each value they sent, as the checker reads it."""
+"""Producers that log the outcome of each value they send, in the checker's format."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from kafka.errors import KafkaError
 
 SECONDS = 20
 CLOSING_SECONDS = 5
-"""All answers were waited for before: what is left is the client's own."""
+"""Time for the client's own clean-up: all answers were awaited before."""
 
 
 class Noting:
-    """One producer: values are (its name, a sequence that never repeats); a line is noted once the outcome is known.
-
-    With `transactional_id` each `transaction` block is one. Values that were sent and never answered are unknown, and
-    are noted as such by `close`. Records are stamped by a clock that is `ahead_ms` of this machine's.
+    """A producer that logs each value once the outcome is known. A value has its name and a unique sequence number.
+    With `transactional_id` each `transaction` block is a transaction. A value without an answer is logged as unknown.
+    Records are stamped by a clock that is `ahead_ms` ahead of this machine's.
     """
 
     def __init__(
@@ -48,46 +47,48 @@ class Noting:
                 raise
 
     def send(self, topic: str, partition: int, count: int, fields: Iterable[dict[str, Any]] = ()) -> None:
-        """So many values to a partition; waits for all answers. `fields` are added to the values, in turn.
+        """Send `count` values to a partition, and wait for all answers. `fields` are added to the values in turn.
 
-        Raises TimeoutError in a transaction in which a value stays without an answer: it can only be given up.
+        Raises TimeoutError if a value of a transaction gets no answer: the transaction can only be abandoned.
         """
-        more = list(fields) or [{}]
-        sent = [self._one(topic, partition, more[n % len(more)]) for n in range(count)]
+        fields_in_turn = list(fields) or [{}]
+        sent = [self._send_one(topic, partition, fields_in_turn[n % len(fields_in_turn)]) for n in range(count)]
         end = time.monotonic() + SECONDS
-        answered = [self._note(topic, partition, *one, max(end - time.monotonic(), 0)) for one in sent]
+        answered = [self._log_outcome(topic, partition, *value, max(end - time.monotonic(), 0)) for value in sent]
         if self._transaction and not all(answered):
             raise TimeoutError(f"no answer to values of a transaction for {SECONDS} s")
 
-    def _one(self, topic: str, partition: int, fields: dict[str, Any]) -> tuple[int, Any]:
+    def _send_one(self, topic: str, partition: int, fields: dict[str, Any]) -> tuple[int, Any]:
         sequence, self._sequence = self._sequence, self._sequence + 1
-        who = {"producer": self.name, "sequence": sequence}
+        value_id = {"producer": self.name, "sequence": sequence}
         headers = [("text", b"a:b\nc"), ("none", b"")] if sequence % 3 == 0 else []
-        key = json.dumps(who).encode() if fields.get("tombstone") else f"k{sequence % 7}".encode()
-        value = None if fields.get("tombstone") else json.dumps(who | fields, ensure_ascii=False, indent=1).encode()
-        at = time.time_ns() // 1_000_000 + self._ahead_ms
+        key = json.dumps(value_id).encode() if fields.get("tombstone") else f"k{sequence % 7}".encode()
+        value = (
+            None if fields.get("tombstone") else json.dumps(value_id | fields, ensure_ascii=False, indent=1).encode()
+        )
+        timestamp = time.time_ns() // 1_000_000 + self._ahead_ms
         try:
-            future = self._producer.send(topic, value, key, headers, partition, at)
+            future = self._producer.send(topic, value, key, headers, partition, timestamp)
         except KafkaError:
-            future = None  # it may have gone into a batch or not: unknown
+            future = None  # unknown: it may be in a batch or not
         return sequence, future
 
-    def _note(self, topic: str, partition: int, sequence: int, future: Any, seconds: float) -> bool:
-        """Whether it was acknowledged in time."""
+    def _log_outcome(self, topic: str, partition: int, sequence: int, future: Any, seconds: float) -> bool:
+        """Wait for the outcome of a value, and log it. Returns whether it was acknowledged in time."""
         offset, outcome = None, "unknown"
         if future is not None:
-            with suppress(KafkaError):  # a timeout, or an answer that says nothing about the log
+            with suppress(KafkaError):  # a timeout, or an answer that leaves the outcome open
                 offset, outcome = future.get(seconds).offset, "acknowledged"
-        said = {"producer": self.name, "sequence": sequence, "topic": topic, "partition": partition}
-        said |= {"offset": offset, "outcome": outcome, "transaction": self._transaction or None}
-        self._file.write(json.dumps(said) + "\n")
+        line = {"producer": self.name, "sequence": sequence, "topic": topic, "partition": partition}
+        line |= {"offset": offset, "outcome": outcome, "transaction": self._transaction or None}
+        self._file.write(json.dumps(line) + "\n")
         return offset is not None
 
     @contextmanager
-    def transaction(self, *, commits: bool = True) -> Iterator[None]:
-        """What is sent in the block is one transaction. An end that nobody confirmed is noted as unknown.
+    def run_transaction(self, *, commits: bool = True) -> Iterator[None]:
+        """Run the block in a transaction. An end without confirmation is logged as unknown.
 
-        Raises TimeoutError, and what the client raises: this producer is of no use then, another one takes over.
+        Raises TimeoutError, and the client's errors: this producer is then unusable, and another must take over.
         """
         self._blocks += 1
         self._transaction = f"{self._transactional}/{self.name}/{self._blocks}"
@@ -95,14 +96,14 @@ class Noting:
         ended = "unknown"
         try:
             yield
-            _within_time(self._producer.commit_transaction if commits else self._producer.abort_transaction)
+            _call_with_timeout(self._producer.commit_transaction if commits else self._producer.abort_transaction)
             ended = "committed" if commits else "aborted"
         finally:
             self._file.write(json.dumps({"transaction": self._transaction, "ended": ended}) + "\n")
             self._transaction = ""
 
     def close(self) -> None:
-        """Close the producer, by force if its flush fails: kafka-python would keep the thread and its sockets."""
+        """Close the producer, by force if its flush fails: kafka-python would leak the thread and its sockets."""
         with suppress(KafkaError):
             self._producer.close(CLOSING_SECONDS)
         if not self._producer._closed:
@@ -112,8 +113,8 @@ class Noting:
         self._file.close()
 
 
-def _within_time(end: Callable[[], None]) -> None:
-    """The client itself waits for the end of a transaction for ever, when a broker dies with the answer."""
+def _call_with_timeout(end: Callable[[], None]) -> None:
+    """End a transaction with a timeout: the client waits forever if a broker dies before it answers."""
     raised: list[KafkaError] = []
 
     def run() -> None:

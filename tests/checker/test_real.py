@@ -1,4 +1,4 @@
-"""A real Kafka with transactions: everything passes, by Kafka's own tools; a planted duplicate and a loss do not."""
+"""A real Kafka with transactions, checked by Kafka's own tools: a correct feed passes, a planted duplicate fails."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sluice.cli.main import main as sluice_main
 from sluice.resources.lake import open_lake
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.checker.__main__ import main
-from tests.checker.gather import checked
+from tests.checker.gather import check_local
 from tests.checker.invariants import Settings
 from tests.checker.lake import Folder
 from tests.checker.planted import land_again
 from tests.checker.producers import Noting
-from tests.integration.support import Place, commit_feed, run
+from tests.integration.support import FeedProject, commit_feed, run
 
 pytestmark = pytest.mark.faults
 HEALED = Settings(healed=True)
@@ -33,57 +33,59 @@ HOSTILE: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def place(kafka: LocalKafka, fresh_topic: Callable[..., str], tmp_path: Path) -> Place:
-    return Place(tmp_path, kafka, fresh_topic(partitions=3, name="Checked.topic"))
+def project(kafka: LocalKafka, fresh_topic: Callable[..., str], tmp_path: Path) -> FeedProject:
+    return FeedProject(tmp_path, kafka, fresh_topic(partitions=3, name="Checked.topic"))
 
 
-def produce(place: Place, notes: Path, name: str, compression: str | None) -> None:
-    """Plain values, a transaction that commits, one that aborts, in every partition."""
-    plain = Noting(notes, f"{name}-plain", place.kafka.bootstrap, compression_type=compression)
-    tied = Noting(notes, f"{name}-tied", place.kafka.bootstrap, f"{place.topic}-{name}", compression_type=compression)
+def produce(project: FeedProject, notes: Path, name: str, compression: str | None) -> None:
+    """Send plain values, a committed and an aborted transaction to every partition."""
+    plain = Noting(notes, f"{name}-plain", project.kafka.bootstrap, compression_type=compression)
+    transactional = Noting(
+        notes, f"{name}-tied", project.kafka.bootstrap, f"{project.topic}-{name}", compression_type=compression
+    )
     for partition in range(3):
-        plain.send(place.topic, partition, 40, HOSTILE)
+        plain.send(project.topic, partition, 40, HOSTILE)
         for commits in (True, False):
-            with tied.transaction(commits=commits):
-                tied.send(place.topic, partition, 15)
+            with transactional.run_transaction(commits=commits):
+                transactional.send(project.topic, partition, 15)
     plain.close()
-    tied.close()
+    transactional.close()
 
 
 def test_the_real_thing_passes_and_what_is_planted_does_not(
-    place: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    project: FeedProject, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    notes, feed = tmp_path / "produced.jsonl", place.feed()
+    notes, feed = tmp_path / "produced.jsonl", project.write_feed()
     for name, codec in (("a", None), ("b", "lz4"), ("c", "zstd")):
-        produce(place, notes, name, codec)
+        produce(project, notes, name, codec)
         run(feed)
         commit_feed(feed)
-    with KafkaAdminClient(bootstrap_servers=place.kafka.bootstrap) as admin:
-        admin.delete_records({TopicPartition(place.topic, 2): 50})
+    with KafkaAdminClient(bootstrap_servers=project.kafka.bootstrap) as admin:
+        admin.delete_records({TopicPartition(project.topic, 2): 50})
     folder, evidence = Folder(Path(open_lake(feed).locate("data")).parent, feed.name), tmp_path / "evidence"
-    found = checked(place.kafka, folder, evidence, [notes], HEALED)
-    assert found.holds, str(found)
-    assert set(found.decided) == {*range(1, 15), 16}
-    assert found.undecided == {}
+    verdict = check_local(project.kafka, folder, evidence, [notes], HEALED)
+    assert verdict.holds, str(verdict)
+    assert set(verdict.decided) == {*range(1, 15), 16}
+    assert verdict.undecided == {}
     assert (
-        found.counts["rows"]
-        == found.counts["records compared with the log"] + found.counts["rows that the log no longer holds"]
+        verdict.counts["rows"]
+        == verdict.counts["records compared with the log"] + verdict.counts["rows that the log no longer holds"]
     )
-    assert found.counts["rows"] == 3 * 3 * 55
-    sluice = ("audit", feed.name, "--rescan", "--strict", "--json", "--project", str(place.root))
+    assert verdict.counts["rows"] == 3 * 3 * 55
+    sluice = ("audit", feed.name, "--rescan", "--strict", "--json", "--project", str(project.root))
     capfd.readouterr()
     assert sluice_main(sluice) == 0
-    said = json.loads(capfd.readouterr().out)
-    assert said["strict"]["committed_offsets"] == 3
-    assert {(u["partition"], u["why"]) for u in said["strict"]["unseen"]} == {(2, "below the log start 50")}
-    planted_duplicate(folder, evidence, notes, tmp_path)
+    output = json.loads(capfd.readouterr().out)
+    assert output["strict"]["committed_offsets"] == 3
+    assert {(u["partition"], u["why"]) for u in output["strict"]["unseen"]} == {(2, "below the log start 50")}
+    check_planted_duplicate(folder, evidence, notes, tmp_path)
 
 
-def planted_duplicate(folder: Folder, evidence: Path, notes: Path, spare: Path) -> None:
-    """The command, on the evidence that was kept, with a copy of the lake in which a range landed twice."""
+def check_planted_duplicate(folder: Folder, evidence: Path, notes: Path, spare: Path) -> None:
+    """Run the command on the stored evidence, with the lake and with a copy in which a range landed twice."""
     forged = Folder(Path(shutil.copytree(folder.root, spare / "forged")), folder.feed)
-    kept = [f"--{name}={evidence / f'{name}.jsonl'}" for name in ("scan", "log", "offsets")]
-    common = [f"--feed={folder.feed}", *kept, f"--produced={notes}", "--healed"]
+    stored = [f"--{name}={evidence / f'{name}.jsonl'}" for name in ("scan", "log", "offsets")]
+    common = [f"--feed={folder.feed}", *stored, f"--produced={notes}", "--healed"]
     assert main([f"--lake={folder.root}", *common]) == 0
     land_again(forged)
     assert main([f"--lake={forged.root}", *common]) == 1

@@ -17,7 +17,7 @@ from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.ledger import Ledger, log, segments
 from sluice.testing.logs import ABORT
 from tests.checker.facts import EvidenceError
-from tests.checker.planted import ONE, ZERO, Sound, asked, hash_of, land_again, pack, sized
+from tests.checker.planted import ONE, ZERO, Sound, hash_plan, land_again, measure_file, pack, request_range
 
 Where = dict[str, Any]
 Plant = Callable[[Sound], None]
@@ -25,9 +25,9 @@ Plant = Callable[[Sound], None]
 
 @pytest.fixture
 def sound(tmp_path: Path) -> Sound:
-    made = Sound(tmp_path)
-    made.grow()
-    return made
+    feed = Sound(tmp_path)
+    feed.grow()
+    return feed
 
 
 def without(row: int) -> Callable[[pa.Table], pa.Table]:
@@ -47,7 +47,7 @@ def with_value(row: int, value: bytes, **others: Any) -> Callable[[pa.Table], pa
 
 
 def with_row(row: int, offset: int) -> Callable[[pa.Table], pa.Table]:
-    """A copy of the row before it, at another offset."""
+    """Insert a copy of the preceding row, at another offset."""
 
     def change(t: pa.Table) -> pa.Table:
         more = with_value(0, b"more", offset=offset)(t.slice(row - 1, 1))
@@ -56,7 +56,8 @@ def with_row(row: int, offset: int) -> Callable[[pa.Table], pa.Table]:
     return change
 
 
-# The first batch's rows in partition 0 are of offsets 0-5, 10, 11; 6 and 9 are markers, 7 and 8 were aborted.
+# The first batch's rows in partition 0 have the offsets 0-5, 10, 11; 6 and 9 are markers, 7 and 8 were aborted.
+# The names of the faults below are the ids of the tests.
 
 
 def loss(s: Sound) -> None:
@@ -74,26 +75,28 @@ def lost_by_name(s: Sound) -> None:
 
 
 def replaced_in_part(s: Sound) -> None:
-    """An offset range is landed again without its end."""
-    number, i = s.receipt(15)
-    receipt = s.place().entries()[number]["receipts"][i]
+    """Land an offset range again without its end."""
+    number, i = s.find_receipt(15)
+    receipt = s.write_lake().read_entries()[number]["receipts"][i]
     plan = s.append_plan((15, 17), kind="offsets", replaces=[p["path"] for p in receipt["parts"]])
     path = receipt["parts"][0]["path"].replace(f"-18-b{number - 1}", f"-17-b{plan}")
     table = pq.read_table(s.root / receipt["parts"][0]["path"]).slice(0, 2).replace_schema_metadata(None)
     pq.write_table(table, s.root / path)
-    part = receipt["parts"][0] | {"path": path, "name": path.rpartition("/")[2], "rows": 2} | sized(s.root / path)
+    part = (
+        receipt["parts"][0] | {"path": path, "name": path.rpartition("/")[2], "rows": 2} | measure_file(s.root / path)
+    )
     again = receipt | {"slice": receipt["slice"] | {"end": 17}, "parts": [part]}
     again["counts"] = again["counts"] | {"landed": 2}
     s.append("publish", batch=plan, token="planted", receipts=[again], failures=[], results=[])
 
 
 def missing_file(s: Sound) -> None:
-    number, i = s.receipt(15)
-    (s.root / s.place().entries()[number]["receipts"][i]["parts"][0]["path"]).unlink()
+    number, i = s.find_receipt(15)
+    (s.root / s.write_lake().read_entries()[number]["receipts"][i]["parts"][0]["path"]).unlink()
 
 
 def duplicate(s: Sound) -> None:
-    assert land_again(s.place()) == (0, 15)
+    assert land_again(s.write_lake()) == (0, 15)
 
 
 def aborted_landed(s: Sound) -> None:
@@ -113,9 +116,9 @@ def wrong_header(s: Sound) -> None:
 
 
 def written_again(s: Sound) -> None:
-    """The same rows in other bytes."""
-    number, i = s.receipt(12)
-    path = s.root / s.place().entries()[number]["receipts"][i]["parts"][0]["path"]
+    """Write the same rows as other bytes."""
+    number, i = s.find_receipt(12)
+    path = s.root / s.write_lake().read_entries()[number]["receipts"][i]["parts"][0]["path"]
     pq.write_table(pq.read_table(path), path, compression="none")
 
 
@@ -125,8 +128,8 @@ def nobody_sent_it(s: Sound) -> None:
 
 
 def aborted_by_its_producer(s: Sound) -> None:
-    who = ("p0", 12)
-    s.sent[who] = replace(s.sent[who], ended="aborted", transaction="t-x")
+    value_id = ("p0", 12)
+    s.sent[value_id] = replace(s.sent[value_id], ended="aborted", transaction="t-x")
 
 
 def another_partition(s: Sound) -> None:
@@ -165,20 +168,22 @@ def forget_range(s: Sound) -> None:
     s.produce(ZERO, 4)
     s.produce(ONE, 4, "aborted")
     s.land()
-    (number,) = s.numbers("publish")[-1:]
-    at = next(i for i, r in enumerate(s.place().entries()[number]["receipts"]) if r["slice"]["partition"] == 1)
+    (number,) = s.list_numbers("publish")[-1:]
+    at = next(
+        i for i, r in enumerate(s.write_lake().read_entries()[number]["receipts"]) if r["slice"]["partition"] == 1
+    )
     s.rewrite(number, lambda e: e["receipts"].pop(at))
 
 
 def early_manifest(s: Sound) -> None:
-    path = sorted((s.place().root / "_sluice" / "orders" / "windows").rglob("*.json"))[-1]
+    path = sorted((s.write_lake().root / "_sluice" / "orders" / "windows").rglob("*.json"))[-1]
     manifest = json.loads(path.read_bytes())
     manifest["boundaries"][0]["end"] = 25
     path.write_text(json.dumps(manifest))
 
 
 def boundary_back(s: Sound) -> None:
-    (number,) = s.numbers("boundary")[-1:]
+    (number,) = s.list_numbers("boundary")[-1:]
     s.rewrite(number, lambda e: e["items"][0].update(offsets=[9]))
 
 
@@ -194,19 +199,19 @@ def wrong_class(s: Sound) -> None:
     s.change_rows(2, lambda t: t, aborted=-1, control=1)
 
 
-def intend(s: Sound, offset: int) -> str:
-    """An intent for partition 0, and the mark that a commit of it carries."""
+def append_intent(s: Sound, offset: int) -> str:
+    """Append an intent for partition 0; returns the mark of its commit."""
     number = s.append("intent", offsets=[{"key": ["orders", 0, "id-1"], "offset": offset}])
-    return json.dumps({"sluice": s.place().entries()[0]["write"], "n": number, "i": "id-1"})
+    return json.dumps({"sluice": s.write_lake().read_entries()[0]["write"], "n": number, "i": "id-1"})
 
 
 def early_commit(s: Sound) -> None:
     s.produce(ZERO, 4)
-    s.committed(ZERO, 20, intend(s, 20))
+    s.add_committed(ZERO, 20, append_intent(s, 20))
 
 
 def early_commit_without_mark(s: Sound) -> None:
-    s.committed(ZERO, 20)
+    s.add_committed(ZERO, 20)
 
 
 def early_commit_in_the_ledger(s: Sound) -> None:
@@ -218,12 +223,12 @@ def committed_before_published(s: Sound) -> None:
 
 
 def backward_commit(s: Sound) -> None:
-    s.committed(ZERO, 15, intend(s, 15))
+    s.add_committed(ZERO, 15, append_intent(s, 15))
 
 
 def over_another_ledger(s: Sound) -> None:
     s.offsets[4] = s.offsets[4]._replace(metadata='{"sluice":"another","n":3,"i":"id-1"}')
-    s.committed(ZERO, 18, intend(s, 18))
+    s.add_committed(ZERO, 18, append_intent(s, 18))
 
 
 def backward_commit_after_expiry(s: Sound) -> None:
@@ -236,16 +241,16 @@ def another_plan_content(s: Sound) -> None:
 
 
 def another_name(s: Sound) -> None:
-    number, i = s.receipt(12)
-    part = s.place().entries()[number]["receipts"][i]["parts"][0]
+    number, i = s.find_receipt(12)
+    part = s.write_lake().read_entries()[number]["receipts"][i]["parts"][0]
     renamed = part["path"].replace("-12-15-", "-12-16-")
     shutil.move(s.root / part["path"], s.root / renamed)
     s.rewrite(number, lambda e: e["receipts"][i]["parts"][0].update(path=renamed))
 
 
 def another_layout(s: Sound) -> None:
-    number, i = s.receipt(12)
-    part = s.place().entries()[number]["receipts"][i]["parts"][0]
+    number, i = s.find_receipt(12)
+    part = s.write_lake().read_entries()[number]["receipts"][i]["parts"][0]
     moved = part["path"].replace("kafka_window_", "")
     (s.root / moved).parent.mkdir(parents=True)
     shutil.move(s.root / part["path"], s.root / moved)
@@ -253,48 +258,48 @@ def another_layout(s: Sound) -> None:
 
 
 def foreign_file(s: Sound) -> None:
-    (s.place().root / "data" / "orders" / "stray.parquet").write_bytes(b"x")
+    (s.write_lake().root / "data" / "orders" / "stray.parquet").write_bytes(b"x")
 
 
 def replaced_file_stays(s: Sound) -> None:
-    number, i = s.receipt(15)
-    path = s.root / s.place().entries()[number]["receipts"][i]["parts"][0]["path"]
-    kept = path.read_bytes()
-    s.land(asked(15, 18, again=True))
-    s.place()
-    path.write_bytes(kept)
+    number, i = s.find_receipt(15)
+    path = s.root / s.write_lake().read_entries()[number]["receipts"][i]["parts"][0]["path"]
+    content = path.read_bytes()
+    s.land(request_range(15, 18, again=True))
+    s.write_lake()
+    path.write_bytes(content)
 
 
 def second_creator(s: Sound) -> None:
-    """Somebody put another plan at the same number, with the same offset ranges and its right hash."""
+    """Replace a plan by another with the same number and offset ranges, and its correct hash."""
 
-    def other(e: Where) -> None:
+    def change_plan(e: Where) -> None:
         e["plan"]["request"]["only"] = [["orders", 0], ["orders", 1]]
-        e["hash"] = hash_of(e["plan"])
+        e["hash"] = hash_plan(e["plan"])
 
-    s.rewrite(7, other)
+    s.rewrite(7, change_plan)
 
 
 def another_was_seen(s: Sound) -> None:
-    s.place()
+    s.write_lake()
     s.observed = [(8, "another")]
 
 
 def entry_removed(s: Sound) -> None:
-    s.place()
-    s.entry(15).unlink()
+    s.write_lake()
+    s.get_entry_path(15).unlink()
     s.observed = [(15, "gone")]
 
 
 def number_used_again(s: Sound) -> None:
-    """The newest entries are lost, and numbers go on below one that was used."""
-    number = s.append("gap", **GAP, next=len(s.place().entries()) + 1)
+    """Lose the newest entries, and continue with a number below one that was used."""
+    number = s.append("gap", **GAP, next=len(s.write_lake().read_entries()) + 1)
     s.observed = [(number, "lost"), (number + 1, "lost, too")]
 
 
 def lost_entries_had_committed_more(s: Sound) -> None:
-    number = s.append("gap", **GAP, next=len(s.place().entries()) + 5)
-    s.committed(ZERO, 20, s.offsets[4].metadata.replace('"n":14', f'"n":{number + 1}'))
+    number = s.append("gap", **GAP, next=len(s.write_lake().read_entries()) + 5)
+    s.add_committed(ZERO, 20, s.offsets[4].metadata.replace('"n":14', f'"n":{number + 1}'))
 
 
 GAP: Where = {"evidence": [], "ledger": "", "committed": [], "reason": "planted"}
@@ -309,7 +314,7 @@ def another_cluster(s: Sound) -> None:
 
 
 def another_topic_id(s: Sound) -> None:
-    s.place()
+    s.write_lake()
     s.world.topic.topic_id = "id-2"
 
 
@@ -324,7 +329,7 @@ def open_when_planned(s: Sound) -> None:
 
 
 def not_landed(s: Sound) -> None:
-    s.place()
+    s.write_lake()
     s.produce(ONE, 2)
 
 
@@ -336,30 +341,30 @@ def drop_commits(s: Sound) -> None:
     s.offsets.clear()
 
 
-def pinned_again(s: Sound, offset: int, *by: str) -> None:
-    """The newest boundary of partition 0 at another offset than 15, marked so."""
-    (number,) = s.numbers("boundary")[-1:]
+def move_boundary(s: Sound, offset: int, *by: str) -> None:
+    """Pin the newest boundary of partition 0 to another offset than 15, flagged as `by`."""
+    (number,) = s.list_numbers("boundary")[-1:]
     s.rewrite(number, lambda e: e["items"][0].update(offsets=[offset], **dict.fromkeys(by, e["items"][0]["times"])))
 
 
 def boundary_too_low(s: Sound) -> None:
-    pinned_again(s, 13)
+    move_boundary(s, 13)
 
 
 def boundary_too_high(s: Sound) -> None:
-    pinned_again(s, 17)
+    move_boundary(s, 17)
 
 
 def boundary_too_high_by_the_clock(s: Sound) -> None:
-    pinned_again(s, 17, "by_clock")
+    move_boundary(s, 17, "by_clock")
 
 
 def boundary_searched_for_in_vain(s: Sound) -> None:
-    pinned_again(s, 17, "by_marker")
+    move_boundary(s, 17, "by_marker")
 
 
 def markers_taken_for_records(s: Sound) -> None:
-    """A transactional producer lags, and whoever looks up times takes Kafka's answer as it is."""
+    """Let a transactional producer lag, and Kafka answer look-ups by time with markers."""
     s.world.topic.takes_markers = True
     for minutes in (30, 20):
         s.produce(ZERO, 2, "committed", lag=minutes * 60_000)
@@ -367,13 +372,13 @@ def markers_taken_for_records(s: Sound) -> None:
 
 
 def forged_copy(s: Sound) -> None:
-    """A segment says of an entry what the log does not say."""
-    pack(s.place(), 0, 8, {3: (s.place().said(3) or b"").replace(b'"run":', b'"nur":')})
+    """Write a segment in which an entry differs from the log's."""
+    pack(s.write_lake(), 0, 8, {3: (s.write_lake().read_entry(3) or b"").replace(b'"run":', b'"nur":')})
 
 
 def copy_left_out(s: Sound) -> None:
-    pack(s.place(), 0, 4)
-    pack(s.place(), 4, 8).rename(s.place().root / "_sluice/orders/segments" / f"{4:020d}-{9:020d}.json")
+    pack(s.write_lake(), 0, 4)
+    pack(s.write_lake(), 4, 8).rename(s.write_lake().root / "_sluice/orders/segments" / f"{4:020d}-{9:020d}.json")
 
 
 BROKEN: list[tuple[int, Plant, Where]] = [
@@ -435,10 +440,10 @@ def test_a_planted_fault_breaks_its_invariant_and_no_other(
     sound: Sound, invariant: int, plant: Plant, where: Where
 ) -> None:
     plant(sound)
-    found = sound.check(healed=False)
-    assert set(found.first) == {invariant}, str(found)
-    first = dict(found.first[invariant].where)
-    assert first | where == first, str(found)
+    verdict = sound.check(healed=False)
+    assert set(verdict.first) == {invariant}, str(verdict)
+    first = dict(verdict.first[invariant].where)
+    assert first | where == first, str(verdict)
     assert first.get("topic", "orders") == "orders"
 
 
@@ -457,30 +462,30 @@ ONCE_HEALED: list[tuple[int, Plant, Where]] = [
 def test_what_must_be_so_once_faults_are_over(sound: Sound, invariant: int, plant: Plant, where: Where) -> None:
     assert set(sound.check().first) == set()
     plant(sound)
-    found = sound.check()
-    assert invariant in found.first, str(found)
-    first = dict(found.first[invariant].where)
-    assert first | where == first, str(found)
+    verdict = sound.check()
+    assert invariant in verdict.first, str(verdict)
+    first = dict(verdict.first[invariant].where)
+    assert first | where == first, str(verdict)
 
 
-# -- what looks odd and is right
+# -- unusual but correct feeds
 
 
 def test_entries_that_are_lost_and_named_as_lost(sound: Sound) -> None:
-    """The last commit's entry is gone; the one in its place says so, and numbers go on above it."""
-    (*_, last) = sound.numbers("commit")
-    seen = sound.place().entries()[last]["write"]
-    sound.entry(last).unlink()
+    """The last commit's entry is missing; the one in its place names it as lost, and numbers continue above it."""
+    (*_, last) = sound.list_numbers("commit")
+    write = sound.write_lake().read_entries()[last]["write"]
+    sound.get_entry_path(last).unlink()
     assert sound.append("gap", **GAP, next=last + 3) == last
-    sound.observed = [(last, seen), (last + 2, "seen")]
-    found = sound.check()
-    assert found.holds, str(found)
-    assert found.counts["entries that were seen and are named as lost"] == 2
+    sound.observed = [(last, write), (last + 2, "seen")]
+    verdict = sound.check()
+    assert verdict.holds, str(verdict)
+    assert verdict.counts["entries that were seen and are named as lost"] == 2
 
 
 @pytest.mark.parametrize(("number", "holds"), [(3, True), (2, False)])
 def test_a_group_that_was_taken_over_from_another_ledger(sound: Sound, number: int, holds: bool) -> None:
-    """Up to the mark that was accepted, and no further."""
+    """A takeover covers marks up to the accepted number only."""
     marks = [{"ledger": "another", "number": number}]
     sound.append("take", marks=marks, committed=[], origins=[], begin="start", reason="planted")
     over_another_ledger(sound)
@@ -488,38 +493,38 @@ def test_a_group_that_was_taken_over_from_another_ledger(sound: Sound, number: i
 
 
 def test_a_sound_feed_passes_and_everything_is_decided(sound: Sound) -> None:
-    found = sound.check()
-    assert found.holds, str(found)
-    assert set(found.decided) == {*range(1, 15), 16}
-    assert found.undecided == {}
-    assert found.counts["records compared with the log"] == 19
+    verdict = sound.check()
+    assert verdict.holds, str(verdict)
+    assert set(verdict.decided) == {*range(1, 15), 16}
+    assert verdict.undecided == {}
+    assert verdict.counts["records compared with the log"] == 19
 
 
 def test_copies_of_old_entries_that_sluice_made(sound: Sound, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The product's segments are read by the checker's own reader; one of another log counts for nothing."""
+    """The checker reads the product's segments with its own reader, and ignores a segment of another log."""
     monkeypatch.setattr(segments, "ENTRIES", 4)
     monkeypatch.setattr(log, "CHECKPOINT_EVERY", 1)
     fresh = Ledger(sound.world.lake, "orders", lambda: 0)  # type: ignore[arg-type]
-    made = fresh.pack()
-    assert made == 3
-    found = sound.check()
-    assert found.holds, str(found)
-    assert found.counts["entries in segments"] == 4 * made
-    pack(sound.place(), 0, 4, {3: b"{}"})
-    found = sound.check()
-    assert found.holds, str(found)
-    assert found.counts["segments of another log"] == 1
+    count = fresh.pack()
+    assert count == 3
+    verdict = sound.check()
+    assert verdict.holds, str(verdict)
+    assert verdict.counts["entries in segments"] == 4 * count
+    pack(sound.write_lake(), 0, 4, {3: b"{}"})
+    verdict = sound.check()
+    assert verdict.holds, str(verdict)
+    assert verdict.counts["segments of another log"] == 1
 
 
 def test_what_was_not_given_is_not_decided(sound: Sound) -> None:
-    bare = replace(sound.evidence(), logs={}, produced=None, offsets=None)
-    found = sound.check(bare)
-    assert found.holds
-    assert {1, 3, 7, 8, 13, 14} <= set(found.undecided)
+    bare = replace(sound.collect_evidence(), logs={}, produced=None, offsets=None)
+    verdict = sound.check(bare)
+    assert verdict.holds
+    assert {1, 3, 7, 8, 13, 14} <= set(verdict.undecided)
 
 
 def test_landed_again(sound: Sound) -> None:
-    sound.land(asked(12, 14, again=True))
+    sound.land(request_range(12, 14, again=True))
     assert sound.check().holds, str(sound.check())
 
 
@@ -542,9 +547,9 @@ def test_partial_batches_and_what_closes_the_hole(sound: Sound) -> None:
 
 def test_retention_takes_what_landed(sound: Sound) -> None:
     sound.world.topic.log_start = 13
-    found = sound.check()
-    assert found.holds, str(found)
-    assert found.counts["rows that the log no longer holds"] == 14
+    verdict = sound.check()
+    assert verdict.holds, str(verdict)
+    assert verdict.counts["rows that the log no longer holds"] == 14
 
 
 def test_an_open_transaction_holds_the_last_stable_offset(sound: Sound) -> None:
@@ -559,10 +564,10 @@ def test_an_open_transaction_holds_the_last_stable_offset(sound: Sound) -> None:
 
 
 def test_offsets_moved_by_hand_are_somebodys_business(sound: Sound) -> None:
-    sound.committed(ZERO, 3)
+    sound.add_committed(ZERO, 3)
     assert set(sound.check(healed=False).first) == {8}
     sound.hands.append((tuple(ZERO), 3))  # type: ignore[arg-type]
-    sound.committed(ZERO, 18, sound.offsets[4].metadata)
+    sound.add_committed(ZERO, 18, sound.offsets[4].metadata)
     assert sound.check().holds, str(sound.check())
 
 
@@ -571,8 +576,8 @@ def test_a_lagging_transactional_producer(sound: Sound) -> None:
         sound.produce(ZERO, 2, "committed", lag=minutes * 60_000)
     sound.land()
     sound.commit()
-    found = sound.check()
-    assert found.holds, str(found)
+    verdict = sound.check()
+    assert verdict.holds, str(verdict)
 
 
 def test_out_of_order_records_may_lie_beside_a_boundary_that_was_searched_for(sound: Sound) -> None:
@@ -581,7 +586,7 @@ def test_out_of_order_records_may_lie_beside_a_boundary_that_was_searched_for(so
     sound.produce(ZERO, 1)
     sound.land()
     sound.commit()
-    (number,) = sound.numbers("boundary")[-1:]
+    (number,) = sound.list_numbers("boundary")[-1:]
     sound.rewrite(number, lambda e: e["items"][0].update(offsets=[21], by_marker=e["items"][0]["times"]))
     assert 16 not in sound.check().first
     sound.rewrite(number, lambda e: e["items"][0].update(by_marker=[]))
@@ -589,9 +594,9 @@ def test_out_of_order_records_may_lie_beside_a_boundary_that_was_searched_for(so
 
 
 def test_sources_that_do_not_agree_decide_nothing(sound: Sound) -> None:
-    evidence = sound.evidence()
-    seen = evidence.logs["orders", 0].seen
-    assert seen is not None
-    del seen[17]
+    evidence = sound.collect_evidence()
+    records = evidence.logs["orders", 0].records
+    assert records is not None
+    del records[17]
     with pytest.raises(EvidenceError, match="orders:0: offset 17 is seen by the segments only"):
         sound.check(evidence)

@@ -1,4 +1,4 @@
-"""What Kafka's own tools print, as recorded from 4.3.1, is understood, hostile bytes included."""
+"""Parses recorded output of Kafka's own tools, version 4.3.1, hostile bytes included."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.checker import facts
 from tests.checker.facts import EvidenceError, Log
-from tests.checker.tools import _effective, consumed_row, parse_batches
+from tests.checker.tools import parse_batches, parse_committed_offsets, parse_consumed
 
 BATCH = (
     "baseOffset: {} lastOffset: {} count: {} baseSequence: 0 lastSequence: 1 producerId: {} producerEpoch: 0 "
@@ -21,8 +21,8 @@ RECORD = "| offset: {} CreateTime: 1795299795972 keySize: 4 valueSize: 16 sequen
 MARKER = "[] endTxnMarker: {} coordinatorEpoch: 0"
 
 
-def printed(*batches: tuple[int, int, int, str | None]) -> bytes:
-    """(base, last, producer, marker) of transactional batches, as DumpLogSegments prints them."""
+def format_batches(*batches: tuple[int, int, int, str | None]) -> bytes:
+    """Format transactional batches, each (base, last, producer, marker), as DumpLogSegments prints them."""
     out = "Dumping /data/a.b-c-0/00000000000000000000.log\nLog starting offset: 0\n"
     for base, last, producer, marker in batches:
         out += BATCH.format(base, last, last - base + 1, producer, "true", "true" if marker else "false")
@@ -32,15 +32,17 @@ def printed(*batches: tuple[int, int, int, str | None]) -> bytes:
 
 
 def test_batches_and_markers_of_a_segment() -> None:
-    found = list(parse_batches(printed((0, 1, 7, None), (2, 2, 7, "COMMIT"), (3, 4, 8, None), (5, 5, 8, "ABORT"))))
-    assert [b["offsets"] for b in found] == [[0, 1], [2], [3, 4], [5]]
-    assert [b["control"] for b in found] == [None, "COMMIT", None, "ABORT"]
-    assert found[0]["leader_epoch"] == 2
-    assert found[0]["transactional"]
+    batches = list(
+        parse_batches(format_batches((0, 1, 7, None), (2, 2, 7, "COMMIT"), (3, 4, 8, None), (5, 5, 8, "ABORT")))
+    )
+    assert [b["offsets"] for b in batches] == [[0, 1], [2], [3, 4], [5]]
+    assert [b["control"] for b in batches] == [None, "COMMIT", None, "ABORT"]
+    assert batches[0]["leader_epoch"] == 2
+    assert batches[0]["transactional"]
 
 
 def test_a_header_that_looks_like_a_record_is_noticed() -> None:
-    hostile = printed((0, 1, 7, None)).replace(
+    hostile = format_batches((0, 1, 7, None)).replace(
         b"[h]", b"[h\n| offset: 9 CreateTime: 1 keySize: 1 valueSize: 1 sequence: 0 headerKeys: []", 1
     )
     with pytest.raises(EvidenceError, match="the batch at 0 has 2 records"):
@@ -53,55 +55,57 @@ def test_a_compacted_batch_without_records() -> None:
 
 
 def test_the_classes_of_offsets_follow_from_the_markers(tmp_path: Path) -> None:
-    text = printed((0, 1, 7, None), (2, 3, 8, None), (4, 4, 8, "ABORT"), (5, 5, 7, "COMMIT"), (6, 7, 9, None))
-    place = {"topic": "t", "partition": 0, "topic_id": "id"}
+    text = format_batches((0, 1, 7, None), (2, 3, 8, None), (4, 4, 8, "ABORT"), (5, 5, 7, "COMMIT"), (6, 7, 9, None))
+    partition = {"topic": "t", "partition": 0, "topic_id": "id"}
     dump = facts.write_lines(
-        tmp_path / "log", [place | {"log_start": 1, "cluster": "c"}, *(place | b for b in parse_batches(text))]
+        tmp_path / "log", [partition | {"log_start": 1, "cluster": "c"}, *(partition | b for b in parse_batches(text))]
     )
-    log: Log = facts.logs(None, dump)["t", 0]
+    log: Log = facts.read_logs(None, dump)["t", 0]
     assert log.classes == {0: "data", 1: "data", 2: "aborted", 3: "aborted", 4: "control", 5: "control"} | {
         6: "open",
         7: "open",
     }
-    assert (log.last_stable_offset(True), log.last_stable_offset(False)) == (6, 8)
-    assert log.visible(True) == {1}
-    assert log.visible(False) == {1, 2, 3, 6, 7}
+    assert (log.find_last_stable_offset(True), log.find_last_stable_offset(False)) == (6, 8)
+    assert log.list_visible(True) == {1}
+    assert log.list_visible(False) == {1, 2, 3, 6, 7}
 
 
-def key(kind: int, partition: int = 0) -> str:
+def format_key(kind: int, partition: int = 0) -> str:
     return f'{{"type":"{kind}","data":{{"group":"g:1,x","topic":"a.b-c","partition":{partition}}}}}'
 
 
-def committed(offset: int, metadata: str = "") -> str:
+def format_committed(offset: int, metadata: str = "") -> str:
     return (
         f'{{"version":"4","data":{{"offset":{offset},"leaderEpoch":0,"metadata":"{metadata}","commitTimestamp":17}}}}'
     )
 
 
 def test_committed_offsets_take_effect_when_their_transaction_does() -> None:
-    def batch(base: int, producer: int, said: str, transactional: str = "true", control: str = "false") -> str:
+    def format_batch(
+        base: int, producer: int, content: str, transactional: str = "true", control: str = "false"
+    ) -> str:
         head = BATCH.format(base, base, 1, producer, transactional, control)
-        return head + RECORD.format(base, said)
+        return head + RECORD.format(base, content)
 
     mark = '{\\"sluice\\":\\"abc\\",\\"n\\":4,\\"i\\":\\"id\\"}'
     text = (
-        batch(0, 7, f"[] key: {key(1)} payload: {committed(5, mark)}")
-        + batch(1, 8, f"[] key: {key(1)} payload: {committed(9)}")
-        + batch(2, -1, f"[] key: {key(1)} payload: {committed(3, 'x payload: y')}", "false")
-        + batch(3, 8, MARKER.format("ABORT"), control="true")
-        + batch(4, 7, MARKER.format("COMMIT"), control="true")
-        + batch(5, -1, f"[] key: {key(2)} payload: {{}}", "false")
-        + batch(6, -1, f"[] key: {key(1)} payload: <DELETE>", "false")
+        format_batch(0, 7, f"[] key: {format_key(1)} payload: {format_committed(5, mark)}")
+        + format_batch(1, 8, f"[] key: {format_key(1)} payload: {format_committed(9)}")
+        + format_batch(2, -1, f"[] key: {format_key(1)} payload: {format_committed(3, 'x payload: y')}", "false")
+        + format_batch(3, 8, MARKER.format("ABORT"), control="true")
+        + format_batch(4, 7, MARKER.format("COMMIT"), control="true")
+        + format_batch(5, -1, f"[] key: {format_key(2)} payload: {{}}", "false")
+        + format_batch(6, -1, f"[] key: {format_key(1)} payload: <DELETE>", "false")
     )
-    found = list(_effective(3, text.encode()))
-    assert [(c["offset"], c["at"]) for c in found] == [(3, "3:2"), (5, "3:0"), (None, "3:6")]
-    assert found[0]["group"] == "g:1,x"
-    last = facts.Committed(found[1]["group"], ("a.b-c", 0), 5, found[1]["metadata"], 17, "3:0")
+    commits = list(parse_committed_offsets(3, text.encode()))
+    assert [(c["offset"], c["at"]) for c in commits] == [(3, "3:2"), (5, "3:0"), (None, "3:6")]
+    assert commits[0]["group"] == "g:1,x"
+    last = facts.Committed(commits[1]["group"], ("a.b-c", 0), 5, commits[1]["metadata"], 17, "3:0")
     assert last.mark == ("abc", 4, "id")
 
 
 def test_a_consumed_record_comes_back_byte_by_byte() -> None:
-    row = consumed_row(
+    row = parse_consumed(
         "t", [b"CreateTime:17", b"Partition:2", b"Offset:7", b"h:x\n<H>n:<N>", b"k\t0", b"\xff\x00\n"], b"<H>", b"<N>"
     )
     assert (row["timestamp"], row["partition"], row["offset"]) == (17, 2, 7)
@@ -110,7 +114,7 @@ def test_a_consumed_record_comes_back_byte_by_byte() -> None:
 
 
 def test_nulls_and_headers_that_are_not_there() -> None:
-    row = consumed_row(
+    row = parse_consumed(
         "t", [b"NO_TIMESTAMP", b"Partition:2", b"Offset:7", b"NO_HEADERS", b"<N>", b"<N>"], b"<H>", b"<N>"
     )
     assert (row["timestamp"], row["headers"], row["key"], row["value"]) == (None, [], None, None)
@@ -125,24 +129,24 @@ def test_nulls_and_headers_that_are_not_there() -> None:
     ],
 )
 def test_a_value_says_who_sent_it(value: bytes) -> None:
-    assert facts.who(None, value) == ("p-1", 7)
-    assert facts.who(value, None) == ("p-1", 7)
+    assert facts.find_value_id(None, value) == ("p-1", 7)
+    assert facts.find_value_id(value, None) == ("p-1", 7)
 
 
 def test_producers_notes(tmp_path: Path) -> None:
-    place = {"producer": "p", "topic": "t", "partition": 0, "outcome": "acknowledged"}
+    common = {"producer": "p", "topic": "t", "partition": 0, "outcome": "acknowledged"}
     lines: list[dict[str, Any]] = [
-        place | {"sequence": 0, "offset": 4, "transaction": "a"},
-        place | {"sequence": 1, "offset": 5, "transaction": "b"},
-        place | {"sequence": 2, "offset": 6},
+        common | {"sequence": 0, "offset": 4, "transaction": "a"},
+        common | {"sequence": 1, "offset": 5, "transaction": "b"},
+        common | {"sequence": 2, "offset": 6},
         {"transaction": "a", "ended": "committed"},
     ]
     path = facts.write_lines(tmp_path / "produced", lines)
     with path.open("a") as file:
         file.write('{"producer": "p", "sequ')
-    found = facts.produced([path])
-    assert [s.certain for s in found.values()] == [True, False, True]
-    assert found["p", 1].ended == "unknown"
+    sent = facts.read_produced([path])
+    assert [s.certain for s in sent.values()] == [True, False, True]
+    assert sent["p", 1].ended == "unknown"
     facts.write_lines(path, lines[:1] * 2)
     with pytest.raises(EvidenceError, match="more than once"):
-        facts.produced([path])
+        facts.read_produced([path])

@@ -1,6 +1,6 @@
-"""What looks odd and is right: quarantine, replay, mending, compaction, expiry, other lives, losses, other layouts.
+"""Unusual but correct lakes: quarantine, replay, mending, compaction, expiry, other lives, losses, other layouts.
 
-Sluice's own stages made each of these lakes; the checker must find nothing, and must find what is then planted.
+Sluice's own stages created each of these lakes. The checker must accept them, and detect the faults planted in them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from sluice.pipelines.operating.acceptance import AcceptEvent, accept_log, accep
 from tests.checker.facts import Evidence
 from tests.checker.invariants import Settings, Verdict, check
 from tests.checker.lake import Folder
-from tests.checker.ledger import fold
-from tests.checker.planted import ONE, ZERO, Sound, land_again, log_of, sized, tear
+from tests.checker.ledger import fold_entries
+from tests.checker.planted import ONE, ZERO, Sound, land_again, make_log, measure_file, tear
 from tests.pipelines import landed_world
-from tests.pipelines.batch.test_batch import PARTITIONS, act, steps
-from tests.pipelines.landed_world import HOUR, START, A, B, pieces
+from tests.pipelines.batch.test_batch import PARTITIONS, apply_step, steps
+from tests.pipelines.landed_world import HOUR, START, A, B, split_offsets
 from tests.pipelines.maintenance import test_replay
 from tests.pipelines.validation import test_drift
 
 HEALED = Settings(healed=True)
 
 
-def placed(files: dict[str, bytes], root: Path) -> Folder:
+def write_files(files: dict[str, bytes], root: Path) -> Folder:
     for path, data in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(data)
@@ -46,39 +46,39 @@ def placed(files: dict[str, bytes], root: Path) -> Folder:
 
 
 def by_files(world: landed_world.World, root: Path) -> Verdict:
-    """What ledger and files alone decide."""
-    return check(placed(world.lake.files, root), Evidence(), HEALED)
+    """Check a lake by its ledger and files alone."""
+    return check(write_files(world.lake.files, root), Evidence(), HEALED)
 
 
 def test_compaction(tmp_path: Path) -> None:
     world = landed_world.World(tmp_path)
-    world.land(*pieces(A, 10), *pieces(B, 25), bad=1, gaps=2)
+    world.land(*split_offsets(A, 10), *split_offsets(B, 25), bad=1, gaps=2)
     world.compact()
-    found = by_files(world, tmp_path / "lake")
-    assert found.holds, str(found)
-    assert found.counts["live offset ranges"] == 4
+    verdict = by_files(world, tmp_path / "lake")
+    assert verdict.holds, str(verdict)
+    assert verdict.counts["live offset ranges"] == 4
 
 
 def test_expiry(tmp_path: Path) -> None:
     world = landed_world.World(tmp_path)
-    world.land(*pieces(A, 25), *pieces(B, 50))
-    expire(world.fresh_ledger(), world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
-    found = by_files(world, tmp_path / "lake")
-    assert found.holds, str(found)
-    assert found.counts["rows"] == 200
+    world.land(*split_offsets(A, 25), *split_offsets(B, 50))
+    expire(world.reopen_ledger(), world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
+    verdict = by_files(world, tmp_path / "lake")
+    assert verdict.holds, str(verdict)
+    assert verdict.counts["rows"] == 200
 
 
 def test_a_replay_with_what_was_mended(tmp_path: Path) -> None:
     world = test_replay.Typed(tmp_path)
-    world.land(*pieces(A, 50))
-    world.says(test_replay.WIDER)
+    world.land(*split_offsets(A, 50))
+    world.write_feed(test_replay.WIDER)
 
     def fix(record: Record) -> bytes | None:
         return json.dumps({"id": record.offset, "amount": 1, "name": "x"}).encode() if record.offset < 60 else None
 
     world.replay(fix=fix)
-    found = by_files(world, tmp_path / "lake")
-    assert found.holds, str(found)
+    verdict = by_files(world, tmp_path / "lake")
+    assert verdict.holds, str(verdict)
 
 
 @pytest.mark.parametrize("layout", ["window", "record_time"])
@@ -93,12 +93,12 @@ def test_a_loss_with_a_name(tmp_path: Path) -> None:
     sound.grow()
     sound.produce(ZERO, 6)
     sound.world.topic.log_start = 21
-    accept_lost(sound.world.feed, sound.world.edges(), "retention")
+    accept_lost(sound.world.feed, sound.world.make_ports(), "retention")
     sound.land()
     sound.commit()
-    found = sound.check()
-    assert found.holds, str(found)
-    assert found.counts["acknowledged values pending, passed over or named"] == 3
+    verdict = sound.check()
+    assert verdict.holds, str(verdict)
+    assert verdict.counts["acknowledged values pending, passed over or named"] == 3
 
 
 @pytest.mark.parametrize(("event", "life"), [(AcceptEvent.RECREATED, "id-2"), (AcceptEvent.TRUNCATED, "id-1#1")])
@@ -110,18 +110,18 @@ def test_another_life_of_the_log(tmp_path: Path, event: AcceptEvent, life: str) 
         topic.topic_id, topic.batches = "id-2", {tp: [] for tp in PARTITIONS}
     else:
         topic.batches[ZERO].pop()
-    accept_log(sound.world.feed, sound.world.edges(), event, "a test")
-    sound.names = "q"
+    accept_log(sound.world.feed, sound.world.make_ports(), event, "a test")
+    sound.name_prefix = "q"
     sound.produce(ZERO, 2)
     sound.produce(ONE, 1)
     sound.land()
     sound.commit()
-    found = sound.check()
-    assert found.holds, str(found)
-    assert life in {x.incarnation for x in fold(sound.place().entries()).origins}
+    verdict = sound.check()
+    assert verdict.holds, str(verdict)
+    assert life in {x.incarnation for x in fold_entries(sound.write_lake().read_entries()).origins}
 
 
-# -- typed feeds: the value is not kept, its fields are
+# -- typed feeds: the value's fields are stored, the value is not
 
 
 MORE = {
@@ -160,18 +160,18 @@ SCHEMA = {
 @pytest.fixture
 def typed(tmp_path: Path) -> tuple[test_drift.World, Evidence]:
     world = test_drift.World(tmp_path)
-    world.landed(world.feed(SCHEMA), *ROWS, {"id": "x"}, b"no json", None)
-    return world, Evidence({tuple(tp): log_of(world.topic, tp) for tp in PARTITIONS})  # type: ignore[misc]
+    world.land_records(world.make_feed(SCHEMA), *ROWS, {"id": "x"}, b"no json", None)
+    return world, Evidence({tuple(tp): make_log(world.topic, tp) for tp in PARTITIONS})  # type: ignore[misc]
 
 
 def test_a_typed_feed_with_its_quarantine(typed: tuple[test_drift.World, Evidence], tmp_path: Path) -> None:
-    found = check(Folder(tmp_path / "lake", "orders"), typed[1], HEALED)
-    assert found.holds, str(found)
-    assert found.counts["records compared with the log"] == 9
+    verdict = check(Folder(tmp_path / "lake", "orders"), typed[1], HEALED)
+    assert verdict.holds, str(verdict)
+    assert verdict.counts["records compared with the log"] == 9
 
 
 @pytest.mark.parametrize(
-    ("folder", "column", "value", "says"),
+    ("folder", "column", "value", "message"),
     [
         ("data", "note", "forged", "orders:0:2 in .*: its field note is 'forged', the log's 'n2'"),
         ("data", "id", None, "orders:0:2 in .*: its field id is None, the log's 2"),
@@ -192,7 +192,7 @@ def test_a_typed_feed_with_its_quarantine(typed: tuple[test_drift.World, Evidenc
     ],
 )
 def test_a_forged_field(
-    typed: tuple[test_drift.World, Evidence], tmp_path: Path, folder: str, column: str, value: Any, says: str
+    typed: tuple[test_drift.World, Evidence], tmp_path: Path, folder: str, column: str, value: Any, message: str
 ) -> None:
     lake = Folder(tmp_path / "lake", "orders")
     (path,) = (p for p in lake.list_visible() if p.startswith(f"{folder}/"))
@@ -203,52 +203,52 @@ def test_a_forged_field(
     pq.write_table(
         table.set_column(table.schema.get_field_index(column), field, pa.array(items, field.type)), lake.root / path
     )
-    agree(lake, path)
-    found = check(lake, typed[1], HEALED)
-    assert set(found.first) == {3}, str(found)
-    assert re.search(says, found.first[3].text), found.first[3].text
+    update_ledger(lake, path)
+    verdict = check(lake, typed[1], HEALED)
+    assert set(verdict.first) == {3}, str(verdict)
+    assert re.search(message, verdict.first[3].text), verdict.first[3].text
 
 
-def agree(lake: Folder, path: str) -> None:
-    """The ledger says of the file what it is now."""
-    for number, entry in lake.entries().items():
+def update_ledger(lake: Folder, path: str) -> None:
+    """Update the ledger to the file's current size and hash."""
+    for number, entry in lake.read_entries().items():
         for receipt in entry.get("receipts", ()):
             for part in receipt["parts"]:
                 if part["path"] == path:
-                    part |= sized(lake.root / path)
-        place = lake.root / "_sluice" / "orders" / "log" / f"{number:020d}.json"
-        place.write_text(json.dumps(entry))
+                    part |= measure_file(lake.root / path)
+        entry_path = lake.root / "_sluice" / "orders" / "log" / f"{number:020d}.json"
+        entry_path.write_text(json.dumps(entry))
 
 
 def test_records_dropped_by_policy_are_counted_and_no_more(tmp_path: Path) -> None:
     world = test_drift.World(tmp_path)
-    path = world.feed(SCHEMA).name
+    path = world.make_feed(SCHEMA).name
     text = (tmp_path / "feeds" / f"{path}.yaml").read_text().replace("on_drift: extra", "on_undecodable: drop")
     (tmp_path / "feeds" / f"{path}.yaml").write_text(text)
-    world.landed(load_feed(tmp_path / "feeds" / f"{path}.yaml", {}), *ROWS[:2], b"no json", *ROWS[2:])
+    world.land_records(load_feed(tmp_path / "feeds" / f"{path}.yaml", {}), *ROWS[:2], b"no json", *ROWS[2:])
     lake = Folder(tmp_path / "lake", "orders")
-    evidence = Evidence({tuple(tp): log_of(world.topic, tp) for tp in PARTITIONS})  # type: ignore[misc]
+    evidence = Evidence({tuple(tp): make_log(world.topic, tp) for tp in PARTITIONS})  # type: ignore[misc]
     assert check(lake, evidence, HEALED).holds
     (file,) = lake.list_visible()
     table = pq.read_table(lake.root / file, partitioning=None)
     pq.write_table(table.slice(1), lake.root / file)
-    agree(lake, file)
-    found = check(lake, evidence, HEALED)
-    assert "orders:0:0 is in the log, and neither landed nor in quarantine" in found.first[1].text
-    assert "2 such, of which 1 were dropped" in found.first[1].text
+    update_ledger(lake, file)
+    verdict = check(lake, evidence, HEALED)
+    assert "orders:0:0 is in the log, and neither landed nor in quarantine" in verdict.first[1].text
+    assert "2 such, of which 1 were dropped" in verdict.first[1].text
 
 
-# -- whatever happens
+# -- random histories
 
 
-class Told:
-    """What random runs left: a feed, and the evidence of it."""
+class RandomHistory:
+    """A feed after random runs, and the evidence about it."""
 
     def __init__(self, root: Path, script: list[Any], commits: set[int], *, shared: bool = False) -> None:
         self.sound = Sound(root, shared=shared)
         for n, step in enumerate(script):
             with suppress(SluiceError):
-                act(self.sound.world, step)
+                apply_step(self.sound.world, step)
             if n in commits:
                 self.sound.commit()
         logs = {tuple(tp): self.sound.log(tp) for tp in PARTITIONS}
@@ -268,8 +268,8 @@ histories = st.builds(
 def test_no_history_of_sluices_own_raises_an_alarm(
     tmp_path_factory: pytest.TempPathFactory, history: Any, shared: bool
 ) -> None:
-    found = Told(tmp_path_factory.mktemp("any"), *history, shared=shared).check()
-    assert found.holds, str(found)
+    verdict = RandomHistory(tmp_path_factory.mktemp("any"), *history, shared=shared).check()
+    assert verdict.holds, str(verdict)
 
 
 @settings(max_examples=15)
@@ -277,12 +277,12 @@ def test_no_history_of_sluices_own_raises_an_alarm(
 def test_in_any_history_a_lost_row_and_one_that_landed_twice_are_found(
     tmp_path_factory: pytest.TempPathFactory, history: Any, choose: int, lost: bool
 ) -> None:
-    told = Told(tmp_path_factory.mktemp("any"), *history)
-    folder = told.sound.place()
-    if not any(p.rows for r in fold(folder.entries()).live() for p in r.parts):
+    random_history = RandomHistory(tmp_path_factory.mktemp("any"), *history)
+    folder = random_history.sound.write_lake()
+    if not any(p.rows for r in fold_entries(folder.read_entries()).list_live_receipts() for p in r.parts):
         return
     partition, offset = tear(folder, choose) if lost else land_again(folder)
-    first = told.check().first
+    first = random_history.check().first
     assert set(first) == {1 if lost else 2}
     where = first[1 if lost else 2].where
     assert (where["partition"], where["offset"]) == (partition, offset)

@@ -1,4 +1,4 @@
-"""The judge of a republish finds what is planted, and nothing in what is sound."""
+"""The checker of a republish detects each planted fault, and accepts a correct republish."""
 
 from __future__ import annotations
 
@@ -7,65 +7,65 @@ from typing import Any
 
 import pytest
 
-from tests.checker.way_back import Place, Went, broken
+from tests.checker.way_back import MapEntry, Position, find_problems
 
-Contents = dict[Place, tuple[Any, ...]]
+Contents = dict[Position, tuple[Any, ...]]
 OLD: Contents = {(p, n): (None, f"{p} {n}", 100 * p + n, "[]") for p in range(2) for n in range(5)}
-ASKED = {place for place in OLD if place != (1, 4)}
+REQUESTED = {position for position in OLD if position != (1, 4)}
 
 
-def sound() -> tuple[Contents, list[Went]]:
-    """All that was asked for, each in its own partition, with a marker between two transactions."""
-    places = {(p, n): (p, n + (n > 2)) for p, n in ASKED}
-    return {new: OLD[old] for old, new in places.items()}, [Went(o, n) for o, n in sorted(places.items())]
+def make_republish() -> tuple[Contents, list[MapEntry]]:
+    """Returns a republish of all requested records in their partitions, with a marker between two transactions."""
+    positions = {(p, n): (p, n + (n > 2)) for p, n in REQUESTED}
+    return {new: OLD[old] for old, new in positions.items()}, [MapEntry(o, n) for o, n in sorted(positions.items())]
 
 
-def twice(new: Contents, moved: list[Went]) -> None:
+def twice(new: Contents, entries: list[MapEntry]) -> None:
     new[0, 9] = OLD[0, 1]
 
 
-def missing(new: Contents, moved: list[Went]) -> None:
+def missing(new: Contents, entries: list[MapEntry]) -> None:
     del new[0, 1]
 
 
-def swapped(new: Contents, moved: list[Went]) -> None:
+def swapped(new: Contents, entries: list[MapEntry]) -> None:
     new[0, 0], new[0, 1] = new[0, 1], new[0, 0]
-    moved[:2] = [Went((0, 0), (0, 1)), Went((0, 1), (0, 0))]
+    entries[:2] = [MapEntry((0, 0), (0, 1)), MapEntry((0, 1), (0, 0))]
 
 
-def changed(new: Contents, moved: list[Went]) -> None:
+def changed(new: Contents, entries: list[MapEntry]) -> None:
     new[0, 1] = (*new[0, 1][:3], '[["trace", true]]')
 
 
-def elsewhere(new: Contents, moved: list[Went]) -> None:
+def elsewhere(new: Contents, entries: list[MapEntry]) -> None:
     new[1, 9] = new.pop((0, 5))
-    moved[4] = Went((0, 4), (1, 9))
+    entries[4] = MapEntry((0, 4), (1, 9))
 
 
-def not_asked(new: Contents, moved: list[Went]) -> None:
+def not_asked(new: Contents, entries: list[MapEntry]) -> None:
     new[1, 9] = OLD[1, 4]
-    moved.append(Went((1, 4), (1, 9)))
+    entries.append(MapEntry((1, 4), (1, 9)))
 
 
-def map_lies(new: Contents, moved: list[Went]) -> None:
-    moved[1] = Went((0, 1), (0, 2))
+def map_lies(new: Contents, entries: list[MapEntry]) -> None:
+    entries[1] = MapEntry((0, 1), (0, 2))
 
 
-def map_lacks(new: Contents, moved: list[Went]) -> None:
-    del moved[1]
+def map_lacks(new: Contents, entries: list[MapEntry]) -> None:
+    del entries[1]
 
 
-def map_says_twice(new: Contents, moved: list[Went]) -> None:
-    moved.append(moved[0])
+def map_says_twice(new: Contents, entries: list[MapEntry]) -> None:
+    entries.append(entries[0])
 
 
 def test_what_is_sound_is_sound() -> None:
-    new, moved = sound()
-    assert broken(OLD, new, moved, ASKED, kept=True) == []
+    new, entries = make_republish()
+    assert find_problems(OLD, new, entries, REQUESTED, same_partition=True) == []
 
 
 @pytest.mark.parametrize(
-    ("plant", "told"),
+    ("plant", "message"),
     [
         (twice, "twice, at"),
         (missing, "is not there"),
@@ -78,7 +78,7 @@ def test_what_is_sound_is_sound() -> None:
         (map_says_twice, "names an old record twice"),
     ],
 )
-def test_what_is_planted_is_found(plant: Callable[[Contents, list[Went]], None], told: str) -> None:
-    new, moved = sound()
-    plant(new, moved)
-    assert any(told in text for text in broken(OLD, new, moved, ASKED, kept=True))
+def test_what_is_planted_is_found(plant: Callable[[Contents, list[MapEntry]], None], message: str) -> None:
+    new, entries = make_republish()
+    plant(new, entries)
+    assert any(message in text for text in find_problems(OLD, new, entries, REQUESTED, same_partition=True))

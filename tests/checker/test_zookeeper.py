@@ -1,4 +1,4 @@
-"""A ZooKeeper's own log tells each offset that took effect, in order, over restarts and kills."""
+"""A ZooKeeper's transaction log contains each offset that took effect, in order, over restarts and kills."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def test_its_log_tells_each_offset(tmp_path: Path) -> None:
         server.process.send(signal.SIGKILL)
         server.process.wait(10)
         server.start()
-        with server.client() as client:
+        with server.open_client() as client:
             client.ensure_path("/consumers/g/sluice/orders/1")
-            together = client.transaction()
-            together.set_data("/consumers/g/offsets/orders/1", b"12")
-            together.set_data("/consumers/g/sluice/orders/1", json.dumps({"metadata": json.dumps(MARK)}).encode())
-            together.commit()
+            both = client.transaction()
+            both.set_data("/consumers/g/offsets/orders/1", b"12")
+            both.set_data("/consumers/g/sluice/orders/1", json.dumps({"metadata": json.dumps(MARK)}).encode())
+            both.commit()
             refused = client.transaction()
             refused.set_data("/consumers/g/offsets/orders/1", b"99")
             refused.check("/consumers/g/offsets/orders/1", 77)
@@ -38,7 +38,7 @@ def test_its_log_tells_each_offset(tmp_path: Path) -> None:
             client.delete("/consumers/g/offsets/orders/0")
     finally:
         server.stop()
-    found = zookeeper.offsets(server.root / "data", "g")
-    assert [(c.tp[1], c.offset) for c in found] == [(0, 4), (0, 9), (1, 2), (1, 12), (0, None)]
-    assert [c.mark for c in found] == [None, None, None, ("l", 7, "id"), None]
-    assert all(c.time > 0 for c in found)
+    commits = zookeeper.read_offsets(server.root / "data", "g")
+    assert [(c.tp[1], c.offset) for c in commits] == [(0, 4), (0, 9), (1, 2), (1, 12), (0, None)]
+    assert [c.mark for c in commits] == [None, None, None, ("l", 7, "id"), None]
+    assert all(c.time > 0 for c in commits)

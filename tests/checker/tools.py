@@ -1,8 +1,8 @@
-"""Evidence from Kafka itself, by Kafka's own Java tools: what a consumer sees, and what is in the brokers' folders.
+"""Evidence from Kafka itself, by Kafka's own Java tools: records by a consumer, and the brokers' log segments.
 
-`scan` runs the console consumer, `dump` and `dump_offsets` run DumpLogSegments. Separators of the console consumer are
-drawn at random for each scan, so that no record's bytes can be taken for the tool's; keys and values come back exactly.
-Of several brokers' folders the replica with the newest leader epoch is read, and of these the longest.
+`scan` runs the console consumer, `dump` and `dump_offsets` run DumpLogSegments. The console consumer's separators are
+random for each scan, so that no record's bytes can be mistaken for them; keys and values are returned exactly. Of
+several brokers' replicas the one with the newest leader epoch is read, and of these the longest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tests.checker.facts import TP, EvidenceError, base, write_lines
+from tests.checker.facts import TP, EvidenceError, encode_base64, write_lines
 
 if TYPE_CHECKING:
     from sluice.resources.local.local_kafka import LocalKafka
@@ -44,8 +44,7 @@ _MARKER = re.compile(rb"endTxnMarker: (COMMIT|ABORT) coordinatorEpoch: -?\d+$")
 
 @dataclass(frozen=True)
 class Java:
-    """How Kafka's tools are run: the folder of their jars, the `java` to do it, and the file of properties by which
-    they log in where brokers ask who comes."""
+    """Runs Kafka's tools. `jars`: the folder of their jars; `login`: a file of client properties for secured Kafka."""
 
     jars: Path
     java: str = "java"
@@ -53,20 +52,20 @@ class Java:
 
     @classmethod
     def of_local_kafka(cls, cluster: LocalKafka | None = None) -> Java:
-        """The jars that the local cluster runs on; its administrator, where it has one."""
+        """Returns the tools of the local cluster's version, logged in as its administrator if it is secured."""
         from sluice.resources.local import java, local_kafka
 
         login = cluster.secured.java_properties() if cluster and cluster.secured else None
         return cls(java.jars(f"kafka-{local_kafka.VERSION}", local_kafka.ARTIFACTS), str(java.find_java()), login)
 
-    def reaching(self, bootstrap: str) -> tuple[str, ...]:
-        """The options of a tool that asks brokers."""
+    def get_options(self, bootstrap: str) -> tuple[str, ...]:
+        """Returns the options with which a tool connects to brokers."""
         login = ("--command-config", str(self.login)) if self.login else ()
         return "--bootstrap-server", bootstrap, *login
 
     def run(self, tool: str, *arguments: str, seconds: float = 600) -> bytes:
-        """What the tool prints. Raises EvidenceError when it fails."""
-        from sluice.resources.local.java import SharedClasses  # how Java starts; what it prints is Kafka's alone
+        """Run the tool; returns its output. Raises EvidenceError when it fails."""
+        from sluice.resources.local.java import SharedClasses  # only starts Java; the output is Kafka's alone
 
         options = (
             "-Xmx512m",
@@ -78,7 +77,7 @@ class Java:
         environment = {k: v for k, v in os.environ.items() if k not in ("FAKETIME", "LD_PRELOAD")}
         with tempfile.TemporaryDirectory() as spare:
             classes = SharedClasses(self.jars, tool, Path(spare, "classes.jsa"))
-            # A JVM that passes over its archive says nothing of it: what is printed is evidence.
+            # The output is evidence, so the JVM must not log that it ignores its class archive.
             shared = (*classes.options, "-Xlog:disable")
             command = (self.java, *options, *shared, "-cp", f"{self.jars}/*", tool, *arguments)
             try:
@@ -100,61 +99,68 @@ def scan(
     topics: Iterable[str],
     out: Path,
     *,
-    committed: bool = True,
+    committed_only: bool = True,
     expected: Mapping[TP, Collection[int]] | None = None,
     idle_ms: int = 15_000,
 ) -> Path:
-    """Every record of the topics that a consumer sees, to `out`; it reads until nothing came for `idle_ms`, or until it
-    has as many of a topic as the `expected` offsets are: whoever knows those compares them, too.
+    """Write every record of the topics that a consumer sees to `out`.
+
+    The consumer stops after `idle_ms` without a record, or once it has read as many records of a topic as `expected`
+    has offsets. Callers that know the offsets compare them, too.
     """
-    found: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     for topic in sorted(set(topics)):
         with ThreadPoolExecutor(2) as pool:
-            starts, ends = pool.map(lambda time, topic=topic: _ends(java, bootstrap, topic, time), _ENDS)
+            starts, ends = pool.map(lambda time, topic=topic: _read_offsets(java, bootstrap, topic, time), _ENDS)
         rows: list[dict[str, Any]] = []
         if any(ends[tp] > starts[tp] for tp in ends):
             enough = sum(o >= starts[tp] for tp in starts for o in (expected or {}).get(tp, ()))
-            rows += _consumed(java, bootstrap, topic, committed, idle_ms, enough)
-            if len(rows) != enough:  # retention may have been faster
-                starts = _ends(java, bootstrap, topic, "earliest")
-        found += [{"topic": t, "partition": p, "log_start": starts[t, p], "log_end": ends[t, p]} for t, p in ends]
-        found += rows
-    return write_lines(out, found)
+            rows += _consume(java, bootstrap, topic, committed_only, idle_ms, enough)
+            if len(rows) != enough:  # retention may have removed records in between
+                starts = _read_offsets(java, bootstrap, topic, "earliest")
+        lines += [{"topic": t, "partition": p, "log_start": starts[t, p], "log_end": ends[t, p]} for t, p in ends]
+        lines += rows
+    return write_lines(out, lines)
 
 
 _ENDS = ("earliest", "latest")
 
 
-def _ends(java: Java, bootstrap: str, topic: str, time: str) -> dict[TP, int]:
+def _read_offsets(java: Java, bootstrap: str, topic: str, time: str) -> dict[TP, int]:
     pattern = re.escape(topic).replace("\\-", "-")
-    said = java.run(_OFFSETS, *java.reaching(bootstrap), "--topic", pattern, "--time", time).decode().split()
-    rows = (line.rsplit(":", 2) for line in said)
+    output = java.run(_OFFSETS, *java.get_options(bootstrap), "--topic", pattern, "--time", time).decode().split()
+    rows = (line.rsplit(":", 2) for line in output)
     return {(t, int(p)): int(offset or 0) for t, p, offset in rows if t == topic}
 
 
-def _consumed(
-    java: Java, bootstrap: str, topic: str, committed: bool, idle_ms: int, enough: int
+def _consume(
+    java: Java, bootstrap: str, topic: str, committed_only: bool, idle_ms: int, enough: int
 ) -> Iterator[dict[str, Any]]:
     line, column, header, null = (f"<{c}-{secrets.token_hex(16)}>" for c in "lchn")
-    shown = dict.fromkeys(("timestamp", "partition", "offset", "headers", "key", "value"), "true")
-    settings = {f"print.{name}": on for name, on in shown.items()} | {
+    fields = dict.fromkeys(("timestamp", "partition", "offset", "headers", "key", "value"), "true")
+    properties = {f"print.{name}": on for name, on in fields.items()} | {
         "key.separator": column,
         "line.separator": line,
         "headers.separator": header,
         "null.literal": null,
     }
-    said = java.run(
-        *(_CONSOLE, *java.reaching(bootstrap), "--topic", topic, "--from-beginning"),
+    output = java.run(
+        *(_CONSOLE, *java.get_options(bootstrap), "--topic", topic, "--from-beginning"),
         *(("--max-messages", str(enough)) if enough else ()),
-        *("--isolation-level", "read_committed" if committed else "read_uncommitted", "--timeout-ms", str(idle_ms)),
-        *(word for name, value in settings.items() for word in ("--formatter-property", f"{name}={value}")),
+        *(
+            "--isolation-level",
+            "read_committed" if committed_only else "read_uncommitted",
+            "--timeout-ms",
+            str(idle_ms),
+        ),
+        *(word for name, value in properties.items() for word in ("--formatter-property", f"{name}={value}")),
     )
-    for row in said.split(line.encode())[:-1]:
-        yield consumed_row(topic, row.split(column.encode()), header.encode(), null.encode())
+    for row in output.split(line.encode())[:-1]:
+        yield parse_consumed(topic, row.split(column.encode()), header.encode(), null.encode())
 
 
-def consumed_row(topic: str, columns: Sequence[bytes], header: bytes, null: bytes) -> dict[str, Any]:
-    """A line of the console consumer, cut at its separators, as evidence."""
+def parse_consumed(topic: str, columns: Sequence[bytes], header: bytes, null: bytes) -> dict[str, Any]:
+    """Convert a line of the console consumer, split at its separators, to evidence."""
     if len(columns) != 6:
         raise EvidenceError(f"the console consumer printed {columns!r}")
     time, partition, offset, headers, key, value = columns
@@ -165,9 +171,9 @@ def consumed_row(topic: str, columns: Sequence[bytes], header: bytes, null: byte
         "partition": int(partition.partition(b":")[2]),
         "offset": int(offset.partition(b":")[2]),
         "timestamp": int(stamp) if kind != b"NO_TIMESTAMP" else None,
-        "key": None if key == null else base(key),
-        "value": None if value == null else base(value),
-        "headers": [[base(p.removesuffix(null)), p.endswith(null)] for p in pairs],
+        "key": None if key == null else encode_base64(key),
+        "value": None if value == null else encode_base64(value),
+        "headers": [[encode_base64(p.removesuffix(null)), p.endswith(null)] for p in pairs],
     }
 
 
@@ -175,7 +181,7 @@ def consumed_row(topic: str, columns: Sequence[bytes], header: bytes, null: byte
 
 
 class Replica(NamedTuple):
-    """One broker's copy of a partition; how new it is comes first: the newest leader knows of its own election."""
+    """One broker's copy of a partition, ordered by recency: only the newest leader knows its own election."""
 
     elected: int
     leader_epoch: int
@@ -186,69 +192,74 @@ class Replica(NamedTuple):
 
 
 def dump(java: Java, folders: Iterable[Path], topics: Iterable[str], out: Path) -> Path:
-    """Every batch of the topics' segments, to `out`."""
-    wanted, found = set(topics), list[dict[str, Any]]()
-    chosen = dict(sorted(_chosen(folders, wanted).items()))
-    printed = _segments(java, chosen, "--deep-iteration")
-    for (topic, partition), replica in chosen.items():
-        place = {"topic": topic, "partition": partition, "topic_id": replica.topic_id}
-        found.append(place | {"log_start": _log_start(replica, topic, partition), "cluster": _cluster(replica)})
-        found += (place | batch for batch in parse_batches(printed[topic, partition]))
-    return write_lines(out, found)
+    """Write every batch of the topics' segments to `out`."""
+    topic_names, lines = set(topics), list[dict[str, Any]]()
+    replicas = dict(sorted(_choose_replicas(folders, topic_names).items()))
+    dumps = _dump_segments(java, replicas, "--deep-iteration")
+    for (topic, partition), replica in replicas.items():
+        coordinates = {"topic": topic, "partition": partition, "topic_id": replica.topic_id}
+        lines.append(
+            coordinates
+            | {"log_start": _read_log_start(replica, topic, partition), "cluster": _read_cluster_id(replica)}
+        )
+        lines += (coordinates | batch for batch in parse_batches(dumps[topic, partition]))
+    return write_lines(out, lines)
 
 
 def dump_offsets(java: Java, folders: Iterable[Path], out: Path) -> Path:
-    """Every committed offset that took effect, in order, to `out`: those of a transaction at its COMMIT."""
-    chosen = dict(sorted(_chosen(folders, {"__consumer_offsets"}).items()))
-    printed = _segments(java, chosen, "--offsets-decoder")
-    return write_lines(out, (row for (_, partition), said in printed.items() for row in _effective(partition, said)))
+    """Write every committed offset to `out`, in the order of taking effect: those of a transaction at its COMMIT."""
+    replicas = dict(sorted(_choose_replicas(folders, {"__consumer_offsets"}).items()))
+    dumps = _dump_segments(java, replicas, "--offsets-decoder")
+    return write_lines(
+        out, (row for (_, partition), output in dumps.items() for row in parse_committed_offsets(partition, output))
+    )
 
 
-def _segments(java: Java, chosen: Mapping[TP, Replica], how: str) -> dict[TP, bytes]:
-    """What DumpLogSegments prints of each partition, by one run of it."""
-    of = {str(segment).encode(): tp for tp, replica in chosen.items() for segment in replica.segments}
-    found = dict.fromkeys(chosen, b"")
-    if not of:
-        return found
-    printed = java.run(_SEGMENTS, how, "--files", ",".join(p.decode() for p in of))
-    for part in re.split(rb"^Dumping (?=/)", printed, flags=re.M)[1:]:
-        path, _, said = part.partition(b"\n")
-        if path not in of:
+def _dump_segments(java: Java, replicas: Mapping[TP, Replica], how: str) -> dict[TP, bytes]:
+    """Run DumpLogSegments once; returns its output for each partition."""
+    partitions = {str(segment).encode(): tp for tp, replica in replicas.items() for segment in replica.segments}
+    outputs = dict.fromkeys(replicas, b"")
+    if not partitions:
+        return outputs
+    output = java.run(_SEGMENTS, how, "--files", ",".join(p.decode() for p in partitions))
+    for part in re.split(rb"^Dumping (?=/)", output, flags=re.M)[1:]:
+        path, _, text = part.partition(b"\n")
+        if path not in partitions:
             raise EvidenceError(f"DumpLogSegments speaks of {path!r}, which it was not asked for")
-        found[of[path]] += said
-    return found
+        outputs[partitions[path]] += text
+    return outputs
 
 
-def _chosen(folders: Iterable[Path], topics: Collection[str]) -> dict[TP, Replica]:
-    """The newest replica of each partition of the topics. The others are not read: a broker may hold many."""
-    found: dict[TP, Replica] = {}
-    for place in (p for folder in folders for p in sorted(folder.resolve().iterdir()) if p.is_dir()):
-        name = _FOLDER.fullmatch(place.name)
-        if name and name[1] in topics and (replica := _replica(place)):
-            tp = (name[1], int(name[2]))
-            found[tp] = max(found.get(tp, replica), replica)
-    return found
+def _choose_replicas(folders: Iterable[Path], topics: Collection[str]) -> dict[TP, Replica]:
+    """Returns the newest replica of each partition of the topics. Skips other topics: a broker may hold many."""
+    replicas: dict[TP, Replica] = {}
+    for partition_folder in (p for folder in folders for p in sorted(folder.resolve().iterdir()) if p.is_dir()):
+        match = _FOLDER.fullmatch(partition_folder.name)
+        if match and match[1] in topics and (replica := _read_replica(partition_folder)):
+            tp = (match[1], int(match[2]))
+            replicas[tp] = max(replicas.get(tp, replica), replica)
+    return replicas
 
 
-def _replica(folder: Path) -> Replica | None:
+def _read_replica(folder: Path) -> Replica | None:
     segments = tuple(sorted(folder.glob("[0-9]*.log")))
     if not segments:
         return None
-    epoch, end = max(_tail(s) for s in segments)
+    epoch, end = max(_read_tail(s) for s in segments)
     metadata = folder / "partition.metadata"
-    said = re.search(r"topic_id: (\S+)", metadata.read_text()) if metadata.exists() else None
-    return Replica(_elected(folder), epoch, end, folder, segments, said[1] if said else "")
+    match = re.search(r"topic_id: (\S+)", metadata.read_text()) if metadata.exists() else None
+    return Replica(_read_leader_epoch(folder), epoch, end, folder, segments, match[1] if match else "")
 
 
-def _elected(folder: Path) -> int:
-    """The newest leader epoch that this replica knows (KIP-101's checkpoint)."""
+def _read_leader_epoch(folder: Path) -> int:
+    """Returns the newest leader epoch that the replica knows (KIP-101's checkpoint)."""
     checkpoint = folder / "leader-epoch-checkpoint"
     rows = checkpoint.read_text().split("\n")[2:] if checkpoint.exists() else []
     return max((int(row.split()[0]) for row in rows if row.strip()), default=-1)
 
 
-def _tail(segment: Path) -> tuple[int, int]:
-    """The leader epoch of the segment's last whole batch and the offset after it (KIP-98's batch header)."""
+def _read_tail(segment: Path) -> tuple[int, int]:
+    """Returns the leader epoch of the segment's last complete batch and the offset after it (KIP-98's batch header)."""
     epoch, end, at = -1, int(segment.stem), 0
     data = segment.read_bytes()
     while at + 61 <= len(data):
@@ -259,37 +270,37 @@ def _tail(segment: Path) -> tuple[int, int]:
     return epoch, end
 
 
-def _log_start(replica: Replica, topic: str, partition: int) -> int:
+def _read_log_start(replica: Replica, topic: str, partition: int) -> int:
     checkpoint = replica.folder.parent / "log-start-offset-checkpoint"
     rows = [line.rsplit(" ", 2) for line in checkpoint.read_text().splitlines()[2:]] if checkpoint.exists() else []
-    said = [int(offset) for t, p, offset in rows if (t, int(p)) == (topic, partition)]
-    return max([*said, int(replica.segments[0].stem)])
+    starts = [int(offset) for t, p, offset in rows if (t, int(p)) == (topic, partition)]
+    return max([*starts, int(replica.segments[0].stem)])
 
 
-def _cluster(replica: Replica) -> str:
-    said = re.search(r"^cluster\.id=(.+)$", (replica.folder.parent / "meta.properties").read_text(), re.M)
-    return said[1].replace("\\", "") if said else ""
+def _read_cluster_id(replica: Replica) -> str:
+    match = re.search(r"^cluster\.id=(.+)$", (replica.folder.parent / "meta.properties").read_text(), re.M)
+    return match[1].replace("\\", "") if match else ""
 
 
 def parse_batches(printed: bytes) -> Iterator[dict[str, Any]]:
-    """The batches that DumpLogSegments printed, with the offsets of their records. Raises EvidenceError."""
+    """Parse the batches in the output of DumpLogSegments, with the offsets of their records. Raises EvidenceError."""
     batch: dict[str, Any] = {}
     counted = 0
     for line in printed.split(b"\n"):
         if head := _BATCH.match(line):
             if batch:
-                yield _whole(batch, counted)
-            batch, counted = _head(head), int(head[3])
+                yield _check_batch(batch, counted)
+            batch, counted = _parse_batch_header(head), int(head[3])
         elif batch and (record := _RECORD.match(line)):
             batch["offsets"].append(int(record[1]))
             if marker := _MARKER.search(record[2]):
                 batch["control"] = marker[1].decode()
     if batch:
-        yield _whole(batch, counted)
+        yield _check_batch(batch, counted)
 
 
-def _head(found: re.Match[bytes]) -> dict[str, Any]:
-    first, last, _, producer, epoch, leader_epoch, transactional, control, time, valid = found.groups()
+def _parse_batch_header(match: re.Match[bytes]) -> dict[str, Any]:
+    first, last, _, producer, epoch, leader_epoch, transactional, control, time, valid = match.groups()
     return {
         "base": int(first),
         "last": int(last),
@@ -304,7 +315,7 @@ def _head(found: re.Match[bytes]) -> dict[str, Any]:
     }
 
 
-def _whole(batch: dict[str, Any], counted: int) -> dict[str, Any]:
+def _check_batch(batch: dict[str, Any], counted: int) -> dict[str, Any]:
     offsets = batch["offsets"]
     inside = all(batch["base"] <= o <= batch["last"] for o in offsets) and offsets == sorted(set(offsets))
     if not inside or counted not in (len(offsets), -1):
@@ -312,26 +323,26 @@ def _whole(batch: dict[str, Any], counted: int) -> dict[str, Any]:
     return batch
 
 
-def _effective(coordinator: int, printed: bytes) -> Iterator[dict[str, Any]]:
-    """Committed offsets in the order in which readers began to see them."""
+def parse_committed_offsets(coordinator: int, printed: bytes) -> Iterator[dict[str, Any]]:
+    """Parse committed offsets, in the order in which they became visible to readers."""
     pending: dict[int, list[dict[str, Any]]] = {}
     batch: dict[str, Any] = {}
     for line in printed.split(b"\n"):
         if head := _BATCH.match(line):
-            batch = _head(head)
+            batch = _parse_batch_header(head)
         elif batch and (record := _RECORD.match(line)):
             if marker := _MARKER.search(record[2]):
-                ended = pending.pop(batch["producer"], [])
-                yield from ended if marker[1] == b"COMMIT" else ()
-            elif (said := _committed(line, f"{coordinator}:{int(record[1])}")) is not None:
+                finished = pending.pop(batch["producer"], [])
+                yield from finished if marker[1] == b"COMMIT" else ()
+            elif (commit := _parse_committed(line, f"{coordinator}:{int(record[1])}")) is not None:
                 if batch["transactional"]:
-                    pending.setdefault(batch["producer"], []).append(said)
+                    pending.setdefault(batch["producer"], []).append(commit)
                 else:
-                    yield said
+                    yield commit
 
 
-def _committed(line: bytes, at: str) -> dict[str, Any] | None:
-    """What a record of `__consumer_offsets` says; None for one about a group's members."""
+def _parse_committed(line: bytes, at: str) -> dict[str, Any] | None:
+    """Parse a record of `__consumer_offsets`; None for group metadata."""
     text = line.decode(errors="replace")
     if '{"type":' not in text:
         return None
@@ -340,12 +351,12 @@ def _committed(line: bytes, at: str) -> dict[str, Any] | None:
     key, end = decoder.raw_decode(text, start)
     if key["type"] not in ("0", "1"):
         return None
-    place = {n: key["data"][n] for n in ("group", "topic", "partition")}
+    coordinates = {n: key["data"][n] for n in ("group", "topic", "partition")}
     rest = text[end:].strip().removeprefix("payload: ")
     if not rest.startswith("{"):
-        return place | {"offset": None, "metadata": "", "time": 0, "at": at}
+        return coordinates | {"offset": None, "metadata": "", "time": 0, "at": at}
     data = decoder.raw_decode(rest)[0]["data"]
-    return place | {
+    return coordinates | {
         "offset": data["offset"],
         "metadata": data["metadata"],
         "time": data["commitTimestamp"],

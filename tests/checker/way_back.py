@@ -1,6 +1,7 @@
-"""A republish judged by what Kafka's console consumer saw of the old topic and of the new one, and by the map's files.
+"""Judges a republish by the records of the old and the new topic in Kafka's console consumer, and by the map's files.
 
-Records are told apart by what is in them: whoever makes the old topic gives each another time. No Sluice here.
+Records are identified by their content: the tests give each record of the old topic another timestamp. Uses no code of
+Sluice.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ import pyarrow.parquet as pq
 
 from tests.checker.facts import EvidenceError
 
-Place = tuple[int, int]
+Position = tuple[int, int]
 """Partition and offset."""
 
 
 @dataclass(frozen=True)
-class Went:
-    """What the map says of one record."""
+class MapEntry:
+    """A record's positions in the old and the new topic, by the map."""
 
-    old: Place
-    new: Place
+    old: Position
+    new: Position
 
 
-def seen(rows: Iterable[Mapping[str, Any]], topic: str) -> dict[Place, tuple[Any, ...]]:
-    """What is in each record of a topic, of what `tools.scan` wrote."""
+def collect_contents(rows: Iterable[Mapping[str, Any]], topic: str) -> dict[Position, tuple[Any, ...]]:
+    """Returns the content of each record of a topic in the lines of `tools.scan`."""
     return {
         (r["partition"], r["offset"]): (r["key"], r["value"], r["timestamp"], json.dumps(r["headers"]))
         for r in rows
@@ -36,58 +37,61 @@ def seen(rows: Iterable[Mapping[str, Any]], topic: str) -> dict[Place, tuple[Any
     }
 
 
-def went(folder: Path, topic: str, to: str) -> list[Went]:
-    """The map of a finished republish, from its folder in the lake. Raises EvidenceError where it is not finished."""
+def read_map(folder: Path, topic: str, to: str) -> list[MapEntry]:
+    """Read the map of a finished republish from its folder in the lake. Raises EvidenceError if it is not finished."""
     done = folder / "done.json"
     if not done.is_file():
         raise EvidenceError(f"{folder} holds no finished republish")
-    found = []
+    entries = []
     for name in json.loads(done.read_bytes())["files"]:
         for r in pq.read_table(folder / "map" / name).to_pylist():
             if (r["topic"], r["to_topic"]) != (topic, to):
                 raise EvidenceError(f"{name} names {r['topic']} and {r['to_topic']}")
-            found.append(Went((r["partition"], r["offset"]), (r["to_partition"], r["to_offset"])))
-    return found
+            entries.append(MapEntry((r["partition"], r["offset"]), (r["to_partition"], r["to_offset"])))
+    return entries
 
 
-def broken(
-    old: Mapping[Place, tuple[Any, ...]],
-    new: Mapping[Place, tuple[Any, ...]],
-    moved: Sequence[Went],
-    asked: Collection[Place],
+def find_problems(
+    old: Mapping[Position, tuple[Any, ...]],
+    new: Mapping[Position, tuple[Any, ...]],
+    entries: Sequence[MapEntry],
+    requested: Collection[Position],
     *,
-    kept: bool,
+    same_partition: bool,
 ) -> list[str]:
-    """What is wrong; nothing: each record asked for is there once, whole, in order, and the map says where.
+    """Returns the problems; none if each requested record is there once, complete, in order, and mapped correctly.
 
-    `kept`: each must be in the partition of its old number.
+    `same_partition`: each record must be in the partition of its old number.
     """
-    by_content = {content: place for place, content in old.items()}
+    by_content = {content: position for position, content in old.items()}
     if len(by_content) < len(old):
-        raise EvidenceError("two records of the old topic cannot be told apart")
-    found, first, newest = list[str](), dict[Place, Place](), dict[tuple[int, int], int]()
-    for place, content in sorted(new.items()):
-        came = by_content.get(content)
-        if came is None:
-            found.append(f"{place} is no record of the old topic: {content}")
+        raise EvidenceError("two records of the old topic have the same content")
+    problems, new_positions, newest = list[str](), dict[Position, Position](), dict[tuple[int, int], int]()
+    for position, content in sorted(new.items()):
+        origin = by_content.get(content)
+        if origin is None:
+            problems.append(f"{position} is no record of the old topic: {content}")
             continue
-        if came not in asked:
-            found.append(f"{came} was not asked for, and is at {place}")
-        if came in first:
-            found.append(f"{came} is there twice, at {first[came]} and {place}")
+        if origin not in requested:
+            problems.append(f"{origin} was not asked for, and is at {position}")
+        if origin in new_positions:
+            problems.append(f"{origin} is there twice, at {new_positions[origin]} and {position}")
             continue
-        first[came] = place
-        if kept and came[0] != place[0]:
-            found.append(f"{came} is in another partition, at {place}")
-        way = (came[0], place[0])
-        if came[1] < newest.get(way, -1):
-            found.append(f"{came} is at {place}, behind a later record of its old partition")
-        newest[way] = max(came[1], newest.get(way, -1))
-    found += [f"{place} is not there" for place in sorted(asked) if place not in first]
-    told = {w.old: w.new for w in moved}
-    if len(told) < len(moved):
-        found.append("the map names an old record twice")
-    found += [f"the map says of {o} that it is at {n}, and it is at {first.get(o)}" for o, n in sorted(told.items())
-              if first.get(o) != n]  # fmt: skip
-    found += [f"the map does not say where {o} is" for o in sorted(first) if o not in told]
-    return found
+        new_positions[origin] = position
+        if same_partition and origin[0] != position[0]:
+            problems.append(f"{origin} is in another partition, at {position}")
+        route = (origin[0], position[0])
+        if origin[1] < newest.get(route, -1):
+            problems.append(f"{origin} is at {position}, behind a later record of its old partition")
+        newest[route] = max(origin[1], newest.get(route, -1))
+    problems += [f"{position} is not there" for position in sorted(requested) if position not in new_positions]
+    positions = {w.old: w.new for w in entries}
+    if len(positions) < len(entries):
+        problems.append("the map names an old record twice")
+    problems += [
+        f"the map says of {o} that it is at {n}, and it is at {new_positions.get(o)}"
+        for o, n in sorted(positions.items())
+        if new_positions.get(o) != n
+    ]
+    problems += [f"the map does not say where {o} is" for o in sorted(new_positions) if o not in positions]
+    return problems

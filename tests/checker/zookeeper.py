@@ -1,7 +1,7 @@
-"""The offsets of an old consumers' group, from the transaction log of the ZooKeeper server that kept them.
+"""The offsets of an old consumer group, from the transaction log of the ZooKeeper server that stored them.
 
-The server writes every change there before it answers anybody, in order: so this is what took effect, whoever wrote it,
-and whether or not the writer heard of it. Format: org.apache.zookeeper.server.persistence.FileTxnLog, 3.9.
+The server writes every change to this log, in order, before it answers. So the log holds the changes that took effect,
+from all writers, acknowledged or not. Format: org.apache.zookeeper.server.persistence.FileTxnLog, 3.9.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CREATES, _DELETES, _SET, _MULTI, _ERROR = frozenset({1, 15, 19, 21}), frozenset
 
 
 class Write(NamedTuple):
-    """A node that was made, written (data) or removed (None), by transaction `zxid` at `time` (ms)."""
+    """A node that transaction `zxid` created, wrote (data) or deleted (None) at `time` (ms)."""
 
     zxid: int
     time: int
@@ -34,84 +34,86 @@ class Write(NamedTuple):
     data: bytes | None
 
 
-def writes(folder: Path) -> Iterator[Write]:
-    """Everything that took effect, in order; `folder` is the server's dataDir. Raises EvidenceError for what is no
-    log. The end of a file that a killed server did not finish took no effect."""
+def read_writes(folder: Path) -> Iterator[Write]:
+    """Yield the writes that took effect, in order; `folder` is the server's dataDir.
+
+    Skips an incomplete entry of a killed server. Raises EvidenceError for a file that is no log.
+    """
     logs = sorted((folder / "version-2").glob("log.*"), key=lambda p: int(p.suffix[1:], 16))
-    seen = 0
+    last = 0
     for path in logs:
-        for zxid, made in _entries(path.read_bytes(), path):
-            if zxid > seen:  # a server that started again may write its last transaction into a new file
-                seen = zxid
-                yield from made
+        for zxid, written in _read_entries(path.read_bytes(), path):
+            if zxid > last:  # a restarted server may write its last transaction to the new file again
+                last = zxid
+                yield from written
 
 
-def offsets(folder: Path, group: str) -> tuple[Committed, ...]:
-    """Each offset that the group ever had there, with what Sluice keeps beside it where one transaction wrote both."""
-    found: list[Committed] = []
-    for zxid, together in itertools.groupby(writes(folder), lambda w: w.zxid):
-        made = list(together)
-        marks = {tp: w.data for tp, w in _of(made, group, "sluice")}
-        for tp, w in _of(made, group, "offsets"):
+def read_offsets(folder: Path, group: str) -> tuple[Committed, ...]:
+    """Returns each offset that the group ever committed, with Sluice's mark if the same transaction wrote it."""
+    commits: list[Committed] = []
+    for zxid, of_transaction in itertools.groupby(read_writes(folder), lambda w: w.zxid):
+        written = list(of_transaction)
+        marks = {tp: w.data for tp, w in _filter_writes(written, group, "sluice")}
+        for tp, w in _filter_writes(written, group, "offsets"):
             if w.data == b"":
-                continue  # a node that an old tool makes before it writes
+                continue  # a node that an old tool creates before it writes
             offset = int(w.data) if w.data is not None else None
-            found.append(Committed(group, tp, offset, _metadata(marks.get(tp)), w.time, f"zxid {zxid:#x}"))
-    return tuple(found)
+            commits.append(Committed(group, tp, offset, _parse_metadata(marks.get(tp)), w.time, f"zxid {zxid:#x}"))
+    return tuple(commits)
 
 
-def _of(made: Iterable[Write], group: str, kind: str) -> Iterator[tuple[TP, Write]]:
-    place = re.compile(rf"/consumers/{re.escape(group)}/{kind}/([^/]+)/([0-9]+)")
-    for w in made:
-        if found := place.fullmatch(w.path):
-            yield (found[1], int(found[2])), w
+def _filter_writes(written: Iterable[Write], group: str, kind: str) -> Iterator[tuple[TP, Write]]:
+    pattern = re.compile(rf"/consumers/{re.escape(group)}/{kind}/([^/]+)/([0-9]+)")
+    for w in written:
+        if match := pattern.fullmatch(w.path):
+            yield (match[1], int(match[2])), w
 
 
-def _metadata(mark: bytes | None) -> str:
+def _parse_metadata(mark: bytes | None) -> str:
     with suppress(ValueError, KeyError, TypeError):
         return str(json.loads(mark or b"")["metadata"])
     return ""
 
 
-def _entries(text: bytes, path: Path) -> Iterator[tuple[int, list[Write]]]:
-    magic, version, _ = _FILE.unpack_from(text)
+def _read_entries(data: bytes, path: Path) -> Iterator[tuple[int, list[Write]]]:
+    magic, version, _ = _FILE.unpack_from(data)
     if (magic, version) != (_MAGIC, _VERSION):
         raise EvidenceError(f"{path} is no log of a ZooKeeper that is known here")
     at = _FILE.size
-    while at + _ENTRY.size <= len(text):
-        checksum, size = _ENTRY.unpack_from(text, at)
-        body = text[at + _ENTRY.size : at + _ENTRY.size + size]
+    while at + _ENTRY.size <= len(data):
+        checksum, size = _ENTRY.unpack_from(data, at)
+        body = data[at + _ENTRY.size : at + _ENTRY.size + size]
         at += _ENTRY.size + size + 1
-        if size <= 0 or zlib.adler32(body) != checksum or text[at - 1 : at] != b"B":
-            return  # zeros to the end of the file, or what a kill cut off
+        if size <= 0 or zlib.adler32(body) != checksum or data[at - 1 : at] != b"B":
+            return  # zeros to the end of the file, or an entry that a kill cut off
         _, _, zxid, time, kind = _HEADER.unpack_from(body)
-        yield zxid, [Write(zxid, time, *made) for made in _made(kind, body[_HEADER.size :])]
+        yield zxid, [Write(zxid, time, *write) for write in _parse_record(kind, body[_HEADER.size :])]
 
 
-def _made(kind: int, record: bytes) -> Iterator[tuple[str, bytes | None]]:
+def _parse_record(kind: int, record: bytes) -> Iterator[tuple[str, bytes | None]]:
     if kind == _MULTI:
-        together = list(_together(record))
-        if not any(inner == _ERROR for inner, _ in together):  # with one of them, nothing of it took effect
-            for inner, sub in together:
-                yield from _made(inner, sub)
+        operations = list(_split_multi(record))
+        if not any(inner == _ERROR for inner, _ in operations):  # after an error no operation took effect
+            for inner, sub in operations:
+                yield from _parse_record(inner, sub)
     elif kind in _CREATES or kind == _SET:
-        path, at = _buffer(record, 0)
-        yield path.decode(), _buffer(record, at)[0]
+        path, at = _read_buffer(record, 0)
+        yield path.decode(), _read_buffer(record, at)[0]
     elif kind in _DELETES:
-        yield _buffer(record, 0)[0].decode(), None
+        yield _read_buffer(record, 0)[0].decode(), None
 
 
-def _together(record: bytes) -> Iterator[tuple[int, bytes]]:
-    """The types and records of a transaction of several operations."""
+def _split_multi(record: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the type and record of each operation of a multi transaction."""
     (count,) = _INT.unpack_from(record)
     at = _INT.size
     for _ in range(count):
         (inner,) = _INT.unpack_from(record, at)
-        sub, at = _buffer(record, at + _INT.size)
+        sub, at = _read_buffer(record, at + _INT.size)
         yield inner, sub
 
 
-def _buffer(record: bytes, at: int) -> tuple[bytes, int]:
+def _read_buffer(record: bytes, at: int) -> tuple[bytes, int]:
     (size,) = _INT.unpack_from(record, at)
     begin = at + _INT.size
     end = begin + max(size, 0)  # −1: none

@@ -1,4 +1,4 @@
-"""The command line as a person or a program meets it: arguments in; exit code, stdout and stderr out."""
+"""Fixtures that run commands: arguments in; exit code, stdout and stderr, or the document and the text, out."""
 
 from __future__ import annotations
 
@@ -34,17 +34,19 @@ start: earliest
 
 
 @dataclass(frozen=True)
-class Said:
+class CommandResult:
+    """Exit code and output of a command."""
+
     code: int
     out: str
     err: str
 
     @property
     def document(self) -> dict[str, Any]:
-        """The one JSON document on stdout; fails when there is anything else."""
-        found = json.loads(self.out)
-        assert isinstance(found, dict)
-        return found
+        """The JSON document on stdout; fails if there is any other output."""
+        document = json.loads(self.out)
+        assert isinstance(document, dict)
+        return document
 
     @property
     def runs(self) -> list[dict[str, Any]]:
@@ -59,7 +61,7 @@ class Said:
         return run
 
 
-Sluice = Callable[..., Said]
+Sluice = Callable[..., CommandResult]
 
 
 @pytest.fixture
@@ -76,28 +78,28 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def sluice(capfd: pytest.CaptureFixture[str]) -> Sluice:
-    """Runs a command in this process: `sluice("plan", "orders")`."""
+    """Return a function that runs a command in this process: `sluice("plan", "orders")`."""
 
-    def run(*arguments: str) -> Said:
+    def run(*arguments: str) -> CommandResult:
         capfd.readouterr()
         code = main(arguments)
-        return Said(code, *capfd.readouterr())
+        return CommandResult(code, *capfd.readouterr())
 
     return run
 
 
 @pytest.fixture
 def unused_port() -> Callable[[], int]:
-    """A function that names a loopback port that nobody listens on."""
+    """Return a function that finds a loopback port without a listener."""
     return free_port
 
 
-# -- commands over ports in memory
+# -- commands with ports in memory
 
 
 @dataclass(frozen=True)
-class Over(Session):
-    """A session whose edges are a world's, and whose Kafka has `groups`."""
+class WorldSession(Session):
+    """A session with the ports of `world`; its Kafka has `groups`."""
 
     world: World | None = None
     groups: MemoryGroups = field(default_factory=lambda: MemoryGroups("sluice-orders", MemoryGroup()))
@@ -111,7 +113,7 @@ class Over(Session):
         yield self.open_ports
 
     def begin_engine(self, feed: Feed, catching_up: Sequence[Feed] = (), open_ports: OpenPorts | None = None) -> None:
-        """Tasks run in this process."""
+        """Do nothing: tasks run in this process."""
 
     def open_groups(self, feed: Feed) -> AbstractContextManager[Groups]:
         return nullcontext(self.groups)
@@ -122,7 +124,9 @@ class Over(Session):
 
 
 @dataclass(frozen=True)
-class Told:
+class BodyResult:
+    """Exit code, JSON document and text of a command's function."""
+
     code: int
     document: dict[str, Any]
     text: str
@@ -140,11 +144,11 @@ class Told:
         return run
 
 
-Tell = Callable[..., Told]
+Invoke = Callable[..., BodyResult]
 
 
 def run_body(body: Body, session: Session, *arguments: Any, **options: Any) -> int | None:
-    """Runs a command's function with options by name, as on the command line."""
+    """Run a command's function with options by name, as on the command line."""
     return body(session, *arguments, **build_arguments(body, options))
 
 
@@ -157,24 +161,26 @@ def world(tmp_path: Path) -> World:
 
 @pytest.fixture
 def groups(world: World) -> MemoryGroups:
-    """Every group of the world's Kafka."""
+    """All consumer groups of the world's Kafka."""
     return MemoryGroups("sluice-orders", world.group)
 
 
 @pytest.fixture
-def tell(
+def invoke(
     world: World, groups: MemoryGroups, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Tell:
-    """Runs a command's body twice over the world: for its document, then for its text (`text=False`: only once)."""
+) -> Invoke:
+    """Run a command's function twice on the world: for its document, then for its text (`text=False`: only once)."""
     monkeypatch.setenv("COLUMNS", "140")
 
-    def call(body: Body, *arguments: Any, text: bool = True, **options: Any) -> Told:
+    def call(body: Body, *arguments: Any, text: bool = True, **options: Any) -> BodyResult:
         documents = io.StringIO()
-        session = Over(CommandOutput(documents), world.project.root, False, world, groups)
+        session = WorldSession(CommandOutput(documents), world.project.root, False, world, groups)
         code = run_body(body, session, *arguments, **options) or 0
         capfd.readouterr()
         if text:
-            run_body(body, Over(CommandOutput(), world.project.root, False, world, groups), *arguments, **options)
-        return Told(code, json.loads(documents.getvalue()), capfd.readouterr().out)
+            run_body(
+                body, WorldSession(CommandOutput(), world.project.root, False, world, groups), *arguments, **options
+            )
+        return BodyResult(code, json.loads(documents.getvalue()), capfd.readouterr().out)
 
     return call

@@ -1,4 +1,4 @@
-"""`sluice audit --strict`: what it prints, its document, its exit code."""
+"""`sluice audit --strict`: its text, document and exit code."""
 
 from __future__ import annotations
 
@@ -8,55 +8,55 @@ from sluice.cli.daily import audit
 from sluice.cli.inspect import explain
 from sluice.pipelines.model.kafka import CommittedOffset, Configs, TopicConfig
 from tests.assets.world import P0, World
-from tests.cli.conftest import Tell
+from tests.cli.conftest import Invoke
 
 
 @pytest.fixture(autouse=True)
 def no_rescan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rescan itself has its own tests, on a real Kafka."""
+    """Skip the rescan, which is tested on a real Kafka."""
     monkeypatch.setattr(audit, "_rescan", lambda session, feed, edges, ledger, report: report)
 
 
-def test_a_strict_audit_says_what_it_looked_at(world: World, tell: Tell) -> None:
+def test_a_strict_audit_says_what_it_looked_at(world: World, invoke: Invoke) -> None:
     world.run()
-    told = tell(audit.audit, "orders", strict=True)
-    assert (told.code, told.document["reconciled"]) == (0, True)
-    assert told.document["strict"] == {
+    result = invoke(audit.audit, "orders", strict=True)
+    assert (result.code, result.document["reconciled"]) == (0, True)
+    assert result.document["strict"] == {
         "committed_offsets": 2, "commit_entries": 1, "windows": 5, "unseen": [], "expired": [],
     }  # fmt: skip
-    assert "Compared with the ledger: the committed offsets of 2 partitions and 5 windows" in told.text
+    assert "Compared with the ledger: the committed offsets of 2 partitions and 5 windows" in result.text
 
 
-def test_a_broken_file_is_told_with_what_fixes_it(world: World, tell: Tell) -> None:
+def test_a_broken_file_is_told_with_what_fixes_it(world: World, invoke: Invoke) -> None:
     world.run()
     path = next(p for p in world.lake.list("data/orders") if p.endswith(".parquet"))
     world.lake.put(path, b"")
-    told = tell(audit.audit, "orders", strict=True)
-    (problem,) = told.document["problems"]
-    assert (told.code, problem["file"]) == (1, path)
+    result = invoke(audit.audit, "orders", strict=True)
+    (problem,) = result.document["problems"]
+    assert (result.code, problem["file"]) == (1, path)
     assert "--replace; else bring the file back from a backup" in problem["remedy"]
-    assert f"✗ I3: {path} has 0 bytes" in told.text
-    assert "→ while Kafka still has its records: sluice run orders --offsets orders:" in told.text
-    assert "not reconciled: 1 problem\n" in told.text
+    assert f"✗ I3: {path} has 0 bytes" in result.text
+    assert "→ while Kafka still has its records: sluice run orders --offsets orders:" in result.text
+    assert "not reconciled: 1 problem\n" in result.text
 
 
-def test_offsets_that_do_not_agree_fail_a_strict_audit_alone(world: World, tell: Tell) -> None:
+def test_offsets_that_do_not_agree_fail_a_strict_audit_alone(world: World, invoke: Invoke) -> None:
     world.run()
     world.group.offsets[P0] = CommittedOffset(500)
-    told = tell(audit.audit, "orders", strict=True)
-    assert (told.code, told.document["reconciled"]) == (1, False)
-    (problem,) = told.document["problems"]
+    result = invoke(audit.audit, "orders", strict=True)
+    assert (result.code, result.document["reconciled"]) == (1, False)
+    (problem,) = result.document["problems"]
     assert problem["invariant"] == 7
-    assert "orders:0: the group holds 500" in told.text
-    assert tell(audit.audit, "orders").code == 0
+    assert "orders:0: the group holds 500" in result.text
+    assert invoke(audit.audit, "orders").code == 0
 
 
-def test_gaps_are_warned_of_in_a_topic_that_is_not_compacted(world: World, tell: Tell) -> None:
-    """Control and aborted records are in batches: nothing but compaction leaves offsets without one."""
+def test_gaps_are_warned_of_in_a_topic_that_is_not_compacted(world: World, invoke: Invoke) -> None:
+    """Control and aborted records are in batches, so that only compaction leaves offsets without a batch."""
     world.engine.absent = 2
     world.run()
     world.cluster.settings = Configs({"orders": TopicConfig()})
-    result = tell(audit.audit, "orders")
+    result = invoke(audit.audit, "orders")
     gaps = result.document["gaps"]
     assert result.code == 0, "the topic may have been compacted once"
     assert [(g["topic"], g["partition"], g["offsets"] > 0, g["compacted"]) for g in gaps] == [
@@ -66,7 +66,7 @@ def test_gaps_are_warned_of_in_a_topic_that_is_not_compacted(world: World, tell:
     assert f"orders:0: {gaps[0]['offsets']} offsets in no batch of the log, within [0, 100)" in result.text
     assert "orders is not compacted: Kafka lost records there, unless it once was" in result.text
     assert "→ compare the replicas' logs there (kafka-dump-log)" in result.text
-    result = tell(explain.explain, "orders", "orders:0:0")
+    result = invoke(explain.explain, "orders", "orders:0:0")
     assert result.document["class"] == "no record"
     assert "in no batch of the log" in result.document["text"]
     assert "Kafka does not compact this topic: it lost" in result.document["text"]
@@ -82,20 +82,20 @@ def test_gaps_are_warned_of_in_a_topic_that_is_not_compacted(world: World, tell:
     ids=["compact,delete", "compact", "may not be asked"],
 )
 def test_gaps_that_compaction_may_explain(
-    world: World, tell: Tell, topics: dict[str, TopicConfig], compacted: bool | None, says: str
+    world: World, invoke: Invoke, topics: dict[str, TopicConfig], compacted: bool | None, says: str
 ) -> None:
     world.engine.absent = 1
     world.run()
     world.cluster.settings = Configs(topics)
-    result = tell(audit.audit, "orders")
+    result = invoke(audit.audit, "orders")
     assert result.code == 0
     assert {g["compacted"] for g in result.document["gaps"]} == {compacted}
     assert says in result.text
     assert "lost" not in result.text
 
 
-def test_without_gaps_kafka_is_not_asked(world: World, tell: Tell) -> None:
+def test_without_gaps_kafka_is_not_asked(world: World, invoke: Invoke) -> None:
     world.run()
     before = world.cluster.requests.copy()
-    result = tell(audit.audit, "orders")
+    result = invoke(audit.audit, "orders")
     assert (result.document["gaps"], world.cluster.requests) == ([], before)

@@ -1,4 +1,4 @@
-"""`sluice check`: whether a window is complete, and its late and repeated records."""
+"""`sluice check`: the completeness of a window, and its late and repeated records."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from sluice.pipelines.errors import KafkaUnavailable, UsageError
 from sluice.pipelines.ledger.entries import KeyRange, LossEntry
 from sluice.pipelines.model.kafka import OpenTransaction, Range
 from tests.assets.world import P0, P1, World, in_hour
-from tests.cli.conftest import Tell
+from tests.cli.conftest import Invoke
 
 DAY = "2024-05-01"
 
 
-def test_a_complete_window_passes(world: World, tell: Tell) -> None:
+def test_a_complete_window_passes(world: World, invoke: Invoke) -> None:
     world.engine.bad = 2
     world.run()
-    answer = tell(check.check, "orders", f"{DAY}T01")
+    answer = invoke(check.check, "orders", f"{DAY}T01")
     document = answer.document
     assert (answer.code, document["complete"], document["empty"], document["reasons"]) == (0, True, False, [])
     assert (document["landed"], document["quarantined"], document["offsets"]) == (46, 4, 50)
@@ -27,36 +27,36 @@ def test_a_complete_window_passes(world: World, tell: Tell) -> None:
     assert "sluice quarantine list orders" in answer.text
 
 
-def test_an_hour_without_records_is_empty_and_complete(world: World, tell: Tell) -> None:
+def test_an_hour_without_records_is_empty_and_complete(world: World, invoke: Invoke) -> None:
     world.run()
-    answer = tell(check.check, "orders", f"{DAY}T04")
+    answer = invoke(check.check, "orders", f"{DAY}T04")
     assert (answer.code, answer.document["complete"], answer.document["empty"]) == (0, True, True)
     assert "complete and empty: no record arrived in it" in answer.text
 
 
-def test_a_window_of_lost_records_is_complete_and_not_empty(world: World, tell: Tell) -> None:
+def test_a_window_of_lost_records_is_complete_and_not_empty(world: World, invoke: Invoke) -> None:
     world.run(in_hour(0))
     lost = tuple(KeyRange(key=key, range=Range(25, 50)) for key in world.state().known())
-    world.ledger().append(lambda state: LossEntry(ranges=lost, reason="INC-7"))
+    world.open_ledger().append(lambda state: LossEntry(ranges=lost, reason="INC-7"))
     world.run()
-    answer = tell(check.check, "orders", f"{DAY}T01")
+    answer = invoke(check.check, "orders", f"{DAY}T01")
     assert (answer.code, answer.document["complete"], answer.document["empty"]) == (0, True, False)
     assert "50 lost" in answer.text
 
 
-def test_a_pending_window_fails_and_names_the_command_that_lands_it(world: World, tell: Tell) -> None:
+def test_a_pending_window_fails_and_names_the_command_that_lands_it(world: World, invoke: Invoke) -> None:
     world.run(in_hour(0))
-    answer = tell(check.check, "orders", f"{DAY}T01")
+    answer = invoke(check.check, "orders", f"{DAY}T01")
     assert (answer.code, answer.document["complete"]) == (1, False)
     assert [p["pending"] for p in answer.document["partitions"]] == [25, 25]
     assert "orders:0 [25, 50); orders:1 [25, 50) are pending" in answer.text
     assert f"→ land it: sluice run orders --window {DAY}T01:00" in answer.text
 
 
-def test_a_partial_window_names_the_failure_and_the_rest(world: World, tell: Tell) -> None:
+def test_a_partial_window_names_the_failure_and_the_rest(world: World, invoke: Invoke) -> None:
     world.engine.failing = {P1}
     world.run()
-    answer = tell(check.check, "orders", f"{DAY}T01")
+    answer = invoke(check.check, "orders", f"{DAY}T01")
     failure, rest = answer.document["reasons"]
     assert (answer.code, answer.document["landed"]) == (1, 25)
     assert "does not match its CRC" in failure["text"]
@@ -65,16 +65,16 @@ def test_a_partial_window_names_the_failure_and_the_rest(world: World, tell: Tel
     assert rest["remedy"] == f"complete it: sluice run orders --window {DAY}T01:00"
 
 
-def test_an_open_window_names_the_time_from_which_it_lands(world: World, tell: Tell) -> None:
+def test_an_open_window_names_the_time_from_which_it_lands(world: World, invoke: Invoke) -> None:
     world.run()
-    answer = tell(check.check, "orders", f"{DAY}T06")
+    answer = invoke(check.check, "orders", f"{DAY}T06")
     (reason,) = answer.document["reasons"]
     assert (answer.code, answer.document["exit_code"]) == (75, 75)
     assert f"it is open until {DAY}T07:00:00Z, and lands from {DAY}T07:10:00Z on" in reason["text"]
 
 
-def test_without_a_window_it_is_the_newest_that_is_due(world: World, tell: Tell) -> None:
-    answer = tell(check.check, "orders", text=False)
+def test_without_a_window_it_is_the_newest_that_is_due(world: World, invoke: Invoke) -> None:
+    answer = invoke(check.check, "orders", text=False)
     (reason,) = answer.document["reasons"]
     assert (answer.code, answer.document["window"]) == (1, f"{DAY}T04:00")
     assert reason["remedy"] == "land it: sluice run orders"
@@ -90,18 +90,18 @@ def test_without_a_window_it_is_the_newest_that_is_due(world: World, tell: Tell)
     ],
 )
 def test_an_unknown_window_or_column_is_an_error(
-    window: str, key: str | None, message: str, world: World, tell: Tell
+    window: str, key: str | None, message: str, world: World, invoke: Invoke
 ) -> None:
     world.run(in_hour(1))
     with pytest.raises(UsageError, match=message):
-        tell(check.check, "orders", window, key=key)
+        invoke(check.check, "orders", window, key=key)
 
 
-def test_a_window_that_a_transaction_blocks_names_it_and_the_remedy(world: World, tell: Tell) -> None:
+def test_a_window_that_a_transaction_blocks_names_it_and_the_remedy(world: World, invoke: Invoke) -> None:
     world.cluster.hold(P0, 30)
     world.cluster.open[P0] = OpenTransaction(30, 7, 0, 0, "payments")
     world.run()
-    answer = tell(check.check, "orders", f"{DAY}T01")
+    answer = invoke(check.check, "orders", f"{DAY}T01")
     blocked = answer.document["reasons"][0]
     assert (answer.code, answer.document["state"]) == (75, "held")
     assert "orders:0 is held at offset 30" in blocked["text"]
@@ -109,7 +109,7 @@ def test_a_window_that_a_transaction_blocks_names_it_and_the_remedy(world: World
 
 
 def test_without_kafka_it_answers_from_the_ledger_and_names_the_gap(
-    world: World, tell: Tell, monkeypatch: pytest.MonkeyPatch
+    world: World, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.run(in_hour(0))
 
@@ -117,17 +117,17 @@ def test_without_kafka_it_answers_from_the_ledger_and_names_the_gap(
         raise KafkaUnavailable("no answer", remedy="start it")
 
     monkeypatch.setattr(world.cluster, "cluster_id", fail)
-    answer = tell(check.check, "orders", f"{DAY}T01")
+    answer = invoke(check.check, "orders", f"{DAY}T01")
     assert (answer.code, answer.document["unchecked"]) == (1, ["no answer → start it"])
     assert "! not checked in Kafka: no answer → start it" in answer.text
-    complete = tell(check.check, "orders", f"{DAY}T00")
+    complete = invoke(check.check, "orders", f"{DAY}T00")
     assert (complete.code, complete.document["unchecked"]) == (0, [])
 
 
 @pytest.mark.parametrize("width", [60, 120])
-def test_it_fits_on_one_screen(width: int, world: World, tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_fits_on_one_screen(width: int, world: World, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     world.run()
     monkeypatch.setenv("COLUMNS", str(width))
-    lines = tell(check.check, "orders", f"{DAY}T01").text.splitlines()
+    lines = invoke(check.check, "orders", f"{DAY}T01").text.splitlines()
     assert len(lines) <= 40
     assert max(len(line) for line in lines if "sluice" not in line) <= width

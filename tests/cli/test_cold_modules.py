@@ -1,6 +1,6 @@
-"""Modules that a cold run imports: with each more, every small hour starts later. Counts instead of times.
+"""Modules that a cold run imports; each delays the start of every run. Counts them instead of measuring times.
 
-`cold_modules.json` has the modules of each package, by process. HOW=write counts them again.
+`cold_modules.json` has the number of modules of each package, by process. HOW=write updates it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ LISTING = (
     " from tests.modules import list_modules; open(sys.argv[1], 'w').write(list_modules()); sys.exit(code)"
 )
 PYTHON = "python"
-"""In the place of a package, for the standard library."""
+"""The package name that stands for the standard library."""
 
 
 def count(modules: Iterable[str]) -> Mapping[str, list[str]]:
-    """Return modules by their package, without those that compilers and launchers add."""
+    """Return modules by package, without those that compilers and launchers add."""
     by_package = defaultdict[str, list[str]](list)
     for module in sorted(m for m in modules if not m.startswith("_") or m.partition(".")[0] in sys.stdlib_module_names):
         package = module.partition(".")[0]
@@ -42,7 +42,7 @@ def count(modules: Iterable[str]) -> Mapping[str, list[str]]:
 
 
 def check(process: str, modules: Iterable[str]) -> None:
-    """Fail if a package has more modules than at the last count, and some for other versions; name them."""
+    """Fail if a package has more modules than recorded, with a margin for other versions. The message lists them."""
     ceilings, by_package = json.loads(CEILINGS.read_text()), count(modules)
     if os.environ.get("HOW") == "write":
         ceilings[process] = {package: len(names) for package, names in sorted(by_package.items())}
@@ -59,7 +59,7 @@ def check(process: str, modules: Iterable[str]) -> None:
 
 
 def run(project: Path, *options: str) -> set[str]:
-    """Run the feed in a new process. Return its modules."""
+    """Run the feed in a new process. Return the modules that it imported."""
     modules = project / "modules"
     command = [sys.executable, "-c", LISTING, str(modules), "run", "orders", "--json", *options]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -1,4 +1,4 @@
-"""What Tab offers, asked by the protocol of the shells: in the environment, one answer a line on stdout."""
+"""Shell completion by the shells' protocol: words in environment variables, one candidate a line on stdout."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Tab = Callable[..., list[str]]
 
 @pytest.fixture
 def tab(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Tab:
-    """What bash offers for the last of the words."""
+    """Return a function that lists bash's completions of the last word."""
     from sluice.cli.main import main
 
-    def offered(*words: str) -> list[str]:
+    def complete(*words: str) -> list[str]:
         capfd.readouterr()
         monkeypatch.setenv("_SLUICE_COMPLETE", "complete_bash")
         monkeypatch.setenv("COMP_WORDS", "\n".join(["sluice", *words]))
@@ -41,7 +41,7 @@ def tab(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFix
         assert err == ""
         return out.split()
 
-    return offered
+    return complete
 
 
 def test_commands_and_feeds(tab: Tab, project: Path) -> None:
@@ -103,20 +103,20 @@ except SystemExit: pass
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_has_its_script(shell: str, sluice: Sluice) -> None:
-    said = sluice("completion", shell)
-    assert said.code == 0
-    assert f"_SLUICE_COMPLETE=complete_{shell}" in said.out
+    result = sluice("completion", shell)
+    assert result.code == 0
+    assert f"_SLUICE_COMPLETE=complete_{shell}" in result.out
     assert json.loads(sluice("completion", shell, "--json").out)["shell"] == shell
 
 
 def test_the_menu_has_every_command_once_and_those_of_every_day_first(sluice: Sluice) -> None:
     from sluice.cli.app.invocation import SECTIONS
 
-    said = sluice("--help").out
-    assert said.index("Daily:") < said.index("  init ") < said.index("  ui ") < said.index("Inspect:")
+    menu = sluice("--help").out
+    assert menu.index("Daily:") < menu.index("  init ") < menu.index("  ui ") < menu.index("Inspect:")
     listed = [name for names in SECTIONS.values() for name in names]
     assert len(listed) == len({*listed})
-    assert all(f"\n  {name} " in said for name in listed)
+    assert all(f"\n  {name} " in menu for name in listed)
 
 
 def test_a_group_says_what_its_commands_do_in_whole_sentences(sluice: Sluice) -> None:

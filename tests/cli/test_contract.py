@@ -1,4 +1,4 @@
-"""`sluice contract` as a person or a program meets it: a proposal is never in force, a trial leaves nothing behind."""
+"""`sluice contract`: proposals are never in force, and checks land nothing."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ window: 15m
 Row = dict[str, Any]
 
 
-def suite(*expectations: Row) -> str:
+def build_suite(*expectations: Row) -> str:
     return json.dumps({"name": "orders", "expectations": expectations})
 
 
-def between(column: str, low: Any, high: Any, **more: Any) -> Row:
+def expect_between(column: str, low: Any, high: Any, **more: Any) -> Row:
     kwargs = {"column": column, "min_value": low, "max_value": high}
     return {"type": "expect_column_values_to_be_between", "kwargs": kwargs, **more}
 
 
-# -- which records are looked at
+# -- the choice of the sample
 
 
 def test_the_newest_are_taken_evenly_and_what_one_partition_lacks_the_others_give() -> None:
-    held = [
+    partitions = [
         partition(number=n, last_stable_offset=end, high_watermark=end) for n, end in enumerate((10, 1000, 1000, 0))
     ]
-    assert [(s.partition, s.start, s.end) for s in choose_newest(to_offset_ranges(held), 500, 1 << 30)] == [
+    assert [(s.partition, s.start, s.end) for s in choose_newest(to_offset_ranges(partitions), 500, 1 << 30)] == [
         (0, 0, 10),
         (1, 755, 1000),
         (2, 755, 1000),
@@ -58,24 +58,24 @@ def test_the_newest_are_taken_evenly_and_what_one_partition_lacks_the_others_giv
 
 
 def test_bytes_bound_what_is_taken_where_brokers_tell_them() -> None:
-    held = [partition(last_stable_offset=1000, high_watermark=1000, log_bytes=1_000_000)]
-    (chosen,) = choose_newest(to_offset_ranges(held), 1000, 100_000)
+    partitions = [partition(last_stable_offset=1000, high_watermark=1000, log_bytes=1_000_000)]
+    (chosen,) = choose_newest(to_offset_ranges(partitions), 1000, 100_000)
     assert (chosen.start, chosen.end, chosen.estimated_bytes) == (900, 1000, 100_000)
 
 
 def test_a_range_is_cut_to_what_kafka_holds_and_what_is_stable() -> None:
-    held = [partition(log_start=50, last_stable_offset=80, high_watermark=100)]
-    cut = to_offset_ranges(held, {TopicPartition("orders", 0): [Range(0, 60), Range(70, 200), Range(90, 95)]})
+    partitions = [partition(log_start=50, last_stable_offset=80, high_watermark=100)]
+    cut = to_offset_ranges(partitions, {TopicPartition("orders", 0): [Range(0, 60), Range(70, 200), Range(90, 95)]})
     assert [(s.start, s.end) for s in cut] == [(50, 60), (70, 80)]
 
 
-# -- what is refused before anything is read
+# -- refusals before any record is read
 
 
 def test_without_a_contract_check_says_how_to_begin(project: Path, sluice: Sluice) -> None:
-    said = sluice("contract", "check", "orders")
-    assert said.code == 2
-    assert "sluice contract init orders" in said.err
+    result = sluice("contract", "check", "orders")
+    assert result.code == 2
+    assert "sluice contract init orders" in result.err
 
 
 def test_a_contract_lies_next_to_the_file_that_names_the_feed(project: Path, sluice: Sluice) -> None:
@@ -86,29 +86,29 @@ def test_a_contract_lies_next_to_the_file_that_names_the_feed(project: Path, slu
 
 def test_every_problem_of_a_contract_is_named(project: Path, sluice: Sluice) -> None:
     file = project / "try.json"
-    file.write_text(suite(between("nowhere", 0, 1), {"type": "expect_the_unexpected", "kwargs": {}}))
-    said = sluice("contract", "check", "orders", "--file", str(file))
-    assert said.code == 2
-    assert "try.json: expectations[0] expect_column_values_to_be_between" in said.err
-    assert "expectations[1] expect_the_unexpected" in said.err
+    file.write_text(build_suite(expect_between("nowhere", 0, 1), {"type": "expect_the_unexpected", "kwargs": {}}))
+    result = sluice("contract", "check", "orders", "--file", str(file))
+    assert result.code == 2
+    assert "try.json: expectations[0] expect_column_values_to_be_between" in result.err
+    assert "expectations[1] expect_the_unexpected" in result.err
 
 
 def test_a_proposal_never_goes_where_a_contract_is_in_force_nor_over_what_is_there(
     project: Path, sluice: Sluice
 ) -> None:
-    said = sluice("contract", "init", "orders", "--output", "feeds/orders.contract.json", "--force")
-    assert (said.code, "feeds read contracts" in said.err) == (2, True)
+    result = sluice("contract", "init", "orders", "--output", "feeds/orders.contract.json", "--force")
+    assert (result.code, "feeds read contracts" in result.err) == (2, True)
     (project / "feeds" / "orders.contract.proposed.json").write_text("mine")
-    said = sluice("contract", "init", "orders")
-    assert (said.code, "--force" in said.err) == (2, True)
+    result = sluice("contract", "init", "orders")
+    assert (result.code, "--force" in result.err) == (2, True)
     assert (project / "feeds" / "orders.contract.proposed.json").read_text() == "mine"
 
 
 def test_what_great_expectations_refuses_is_told_by_its_place() -> None:
     wrong = {"type": "expect_column_values_to_be_in_set", "kwargs": {"column": "a"}}
     unknown = {"type": "expect_the_unexpected", "kwargs": {}}
-    found = [*refusals([between("a", 0, 1), wrong, unknown])]
-    assert found == [(1, "value_set: field required"), (2, "Great Expectations has no expectation of this type")]
+    problems = [*refusals([expect_between("a", 0, 1), wrong, unknown])]
+    assert problems == [(1, "value_set: field required"), (2, "Great Expectations has no expectation of this type")]
 
 
 # -- on a real Kafka
@@ -129,16 +129,16 @@ def shop(project: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], monk
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     monkeypatch.setenv("COLUMNS", "140")
     mix = Mix(seed=7, bad=0.005, tombstones=0.01)
-    send(KafkaSettings(bootstrap=kafka.bootstrap), _spoiled(orders(mix, 3000, START, START + 3_600_000)), mix,
+    send(KafkaSettings(bootstrap=kafka.bootstrap), _make_negative(orders(mix, 3000, START, START + 3_600_000)), mix,
          SendOptions((topic,)))  # fmt: skip
     return project
 
 
-def _spoiled(events: Iterator[SampleEvent]) -> Iterator[SampleEvent]:
-    left = 30
+def _make_negative(events: Iterator[SampleEvent]) -> Iterator[SampleEvent]:
+    remaining = 30
     for event in events:
-        if left and event.value and not event.malformed and b'"amount":' in event.value:
-            left, event = left - 1, event._replace(value=event.value.replace(b'"amount":', b'"amount":-1'))
+        if remaining and event.value and not event.malformed and b'"amount":' in event.value:
+            remaining, event = remaining - 1, event._replace(value=event.value.replace(b'"amount":', b'"amount":-1'))
         yield event
 
 
@@ -166,18 +166,18 @@ def test_a_contract_is_proposed_reviewed_and_tried_and_nothing_lands(shop: Path,
 
     unfit = proposed["sample"]["quarantined"]
     (shop / "feeds" / "orders.contract.json").write_text(
-        suite(between("amount", 0, None), between("items", 3, 8, severity="warning"))
+        build_suite(expect_between("amount", 0, None), expect_between("items", 3, 8, severity="warning"))
     )
-    said = sluice("contract", "check", "orders", "--json")
-    amount, items = said.document["expectations"]
+    result = sluice("contract", "check", "orders", "--json")
+    amount, items = result.document["expectations"]
     assert (amount["unexpected"], amount["severity"], items["severity"]) == (30, "critical", "warning")
     assert all(e["values"].startswith("amount=-1") for e in amount["first"])
     assert items["unexpected"] > 100
     assert [e["values"] in ("items=1", "items=2") for e in items["first"]] == [True] * len(items["first"])
-    contract_faults = [f for f in said.document["quarantine"] if f["stage"] == "contract"]
+    contract_faults = [f for f in result.document["quarantine"] if f["stage"] == "contract"]
     assert sum(f["records"] for f in contract_faults) == 30
-    assert said.document["sample"]["quarantined"] == unfit + 30
-    assert (said.code, said.document["published"]) == (0, True)
+    assert result.document["sample"]["quarantined"] == unfit + 30
+    assert (result.code, result.document["published"]) == (0, True)
     assert "! items is between 3 and 8" in sluice("contract", "check", "orders").out
 
     window = sluice("contract", "check", "orders", "--window", "2023-11-14T22:00", "--json").document
@@ -185,9 +185,9 @@ def test_a_contract_is_proposed_reviewed_and_tried_and_nothing_lands(shop: Path,
     assert 30 < window["sample"]["records"] < 100, "of the 100 seconds of the window after the first record"
     assert window["expectations"][0]["unexpected"] == 30, "they are the first, and all in it"
 
-    most = between("items", 3, 8)
-    most["kwargs"]["mostly"] = 0.99
-    (shop / "feeds" / "orders.contract.json").write_text(suite(most))
+    expectation = expect_between("items", 3, 8)
+    expectation["kwargs"]["mostly"] = 0.99
+    (shop / "feeds" / "orders.contract.json").write_text(build_suite(expectation))
     refused = sluice("contract", "check", "orders", "--records", "300")
     assert refused.code == 1
     assert "300 records" in refused.out
@@ -198,6 +198,6 @@ def test_a_contract_is_proposed_reviewed_and_tried_and_nothing_lands(shop: Path,
 
 
 def test_an_empty_topic_has_nothing_to_learn_from(shop: Path, sluice: Sluice) -> None:
-    said = sluice("contract", "init", "empty")
-    assert said.code == 1
-    assert "has no stable record" in said.err
+    result = sluice("contract", "init", "empty")
+    assert result.code == 1
+    assert "has no stable record" in result.err

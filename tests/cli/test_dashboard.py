@@ -1,6 +1,5 @@
-"""Prometheus itself, by infra/'s own configuration: it scrapes what `sluice metrics` says, loads the alert rules, and
-answers each panel of the dashboard. Skipped where neither PATH nor SLUICE_TEST_PROMETHEUS has its program, and
-infra/prometheus.sh finds none."""
+"""A real Prometheus with the configuration of infra/: it scrapes the output of `sluice metrics`, loads the alert rules,
+and answers the query of each dashboard panel. Skipped if neither PATH nor SLUICE_TEST_PROMETHEUS has the program."""
 
 from __future__ import annotations
 
@@ -25,30 +24,30 @@ import yaml
 from sluice.cli.inspect import metrics
 from sluice.pipelines.model.kafka import Configs, TopicConfig
 from tests.assets.world import HOUR, World, in_hour
-from tests.cli.conftest import Tell
+from tests.cli.conftest import Invoke
 from tests.cli.test_metrics import ROOT
-from tests.resources.kafka.tools import free_port, until
+from tests.resources.kafka.tools import free_port, wait_until
 
 INFRA = ROOT / "infra/prometheus"
 BOARD = json.loads((INFRA / "dashboard.json").read_text())
 NOTHING_YET = {"Quarantine by reason"}
-"""Panels of what this world has none of."""
+"""Panels without a value in this world."""
 
 
-def test_prometheus_answers_every_panel_and_loads_every_rule(world: World, tell: Tell, tmp_path: Path) -> None:
+def test_prometheus_answers_every_panel_and_loads_every_rule(world: World, invoke: Invoke, tmp_path: Path) -> None:
     folders = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     program = shutil.which(os.environ.get("SLUICE_TEST_PROMETHEUS") or "prometheus", path=folders)
     if program is None:
         pytest.skip("no Prometheus here: infra/prometheus.sh gets one")
     world.cluster.settings = Configs({"orders": TopicConfig(retention_ms=9 * HOUR)})
     world.run(in_hour(0))
-    (tmp_path / "metrics").write_text(tell(metrics.metrics).text)
-    with told(tmp_path) as target, started(program, tmp_path, target) as server:
-        until(lambda: asked(server, "query", query="sluice_up")["result"], 60)
-        answers = {panel: asked(server, "query", query=query) for panel, query in panels()}
-        until(lambda: asked(server, "query", query="rate(sluice_landed_rows_total[1h])")["result"], 60)
-        silent = {panel for panel, query in panels() if not asked(server, "query", query=query)["result"]}
-        rules = [r for g in asked(server, "rules")["groups"] for r in g["rules"]]
+    (tmp_path / "metrics").write_text(invoke(metrics.metrics).text)
+    with serve_folder(tmp_path) as target, run_prometheus(program, tmp_path, target) as server:
+        wait_until(lambda: query_api(server, "query", query="sluice_up")["result"], 60)
+        answers = {panel: query_api(server, "query", query=query) for panel, query in list_panels()}
+        wait_until(lambda: query_api(server, "query", query="rate(sluice_landed_rows_total[1h])")["result"], 60)
+        silent = {panel for panel, query in list_panels() if not query_api(server, "query", query=query)["result"]}
+        rules = [r for g in query_api(server, "rules")["groups"] for r in g["rules"]]
     assert answers.keys() >= {panel["title"] for panel in BOARD["panels"] if panel["type"] != "row"}
     assert silent == NOTHING_YET
     alerts = yaml.safe_load((INFRA / "alerts.yaml").read_text())
@@ -83,16 +82,16 @@ def alert(**labels: str) -> dict[str, Any]:
     return {"exp_labels": {**rule["labels"], **labels}, "exp_annotations": rule["annotations"]}
 
 
-def panels() -> Iterator[tuple[str, str]]:
-    """Each panel's title and query, with what Grafana puts in for all feeds."""
+def list_panels() -> Iterator[tuple[str, str]]:
+    """Yield each panel's title and query, with `.*` for the variable `feed`, as Grafana inserts for all feeds."""
     for panel in BOARD["panels"]:
         for target in panel.get("targets", []):
             yield panel["title"], target["expr"].replace("$feed", ".*")
 
 
 @contextmanager
-def told(folder: Path) -> Iterator[str]:
-    """The file `metrics` in the folder, where a scrape finds it."""
+def serve_folder(folder: Path) -> Iterator[str]:
+    """Serve the folder over HTTP, with its file `metrics`. Yields host and port."""
 
     class Quiet(SimpleHTTPRequestHandler):
         extensions_map = {"": "text/plain; version=0.0.4"}  # noqa: RUF012
@@ -108,26 +107,26 @@ def told(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def started(program: str, folder: Path, target: str) -> Iterator[str]:
-    """Prometheus by infra/'s scrape job, which looks at the target each second: its address."""
-    said = yaml.safe_load((INFRA / "scrape.yaml").read_text())
-    (job,) = said["scrape_configs"]
+def run_prometheus(program: str, folder: Path, target: str) -> Iterator[str]:
+    """Run Prometheus with the scrape job of infra/, which scrapes the target each second. Yields its address."""
+    config = yaml.safe_load((INFRA / "scrape.yaml").read_text())
+    (job,) = config["scrape_configs"]
     job |= {"scrape_interval": "1s", "static_configs": [{"targets": [target]}]}
-    (folder / "prometheus.yml").write_text(yaml.safe_dump(said))
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     shutil.copy(INFRA / "alerts.yaml", folder)
     address = f"127.0.0.1:{free_port()}"
     arguments = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb"]
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen([program, *arguments, f"--web.listen-address={address}"], stdout=log, stderr=log)
     try:
-        until(lambda: _ready(address, server, folder / "log"), 60)
+        wait_until(lambda: _is_ready(address, server, folder / "log"), 60)
         yield address
     finally:
         server.terminate()
         server.wait(30)
 
 
-def _ready(address: str, server: subprocess.Popen[bytes], log: Path) -> bool:
+def _is_ready(address: str, server: subprocess.Popen[bytes], log: Path) -> bool:
     assert server.poll() is None, log.read_text(errors="replace")
     try:
         with urlopen(f"http://{address}/-/ready", timeout=5) as answer:
@@ -136,7 +135,7 @@ def _ready(address: str, server: subprocess.Popen[bytes], log: Path) -> bool:
         return False
 
 
-def asked(address: str, what: str, **said: str) -> Any:
-    """What Prometheus says. An error of its own is an HTTPError."""
-    with urlopen(f"http://{address}/api/v1/{what}?{urlencode(said)}", timeout=30) as answer:
+def query_api(address: str, endpoint: str, **parameters: str) -> Any:
+    """Return the `data` of a response of Prometheus' HTTP API. Its errors are raised as HTTPError."""
+    with urlopen(f"http://{address}/api/v1/{endpoint}?{urlencode(parameters)}", timeout=30) as answer:
         return json.load(answer)["data"]

@@ -1,4 +1,4 @@
-"""`sluice docs`: the pages of the installed release, and that errors name pages that are there."""
+"""`sluice docs`: the pages of the installed release; errors name only pages that exist."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_pages_are_listed_and_printed(sluice: Sluice) -> None:
 
 
 def test_a_page_that_is_not_there_names_the_nearest(sluice: Sluice) -> None:
-    said = sluice("docs", "fedes")
-    assert said.code == 2
-    assert "→ read sluice docs feeds" in said.err
+    result = sluice("docs", "fedes")
+    assert result.code == 2
+    assert "→ read sluice docs feeds" in result.err
 
 
 @pytest.mark.parametrize("folder", ["pipelines", "resources", "assets", "cli"])
 def test_code_names_pages_that_are_there(folder: str) -> None:
     text = "\n".join(path.read_text() for path in (ROOT / folder).rglob("*.py"))
-    named = {*re.findall(r"sluice docs ([a-z/-]+)", text), *re.findall(r"\bpage\([\"']([A-Za-z-]+)[\"']\)", text)}
-    assert named <= PAGES
+    pages = {*re.findall(r"sluice docs ([a-z/-]+)", text), *re.findall(r"\bpage\([\"']([A-Za-z-]+)[\"']\)", text)}
+    assert pages <= PAGES

@@ -1,4 +1,4 @@
-"""`sluice doctor` as a person or a program meets it: on a real Kafka, on one that is away, and on what is damaged."""
+"""`sluice doctor` with a reachable and an unreachable Kafka, missing rights, and damaged lakes and ledgers."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ FEED = "kafka: {{bootstrap: '{0}', bootstrap_timeout_ms: 1000}}\ntopics: {1}\nst
 SLUICE = "import sys; from sluice.cli.entry import main; sys.exit(main())"
 
 
-def found(document: dict[str, Any], title: str, group: str = "") -> list[dict[str, Any]]:
-    """The lines of that title, as far as their group's title begins so."""
+def find_checks(document: dict[str, Any], title: str, group: str = "") -> list[dict[str, Any]]:
+    """Return the checks with this title in the groups whose title begins with `group`."""
     groups = [g for g in document["groups"] if g["title"].startswith(group)]
     return [c for g in groups for c in g["checks"] if c["title"] == title]
 
 
-def health(document: dict[str, Any], title: str, group: str = "") -> list[str]:
-    return [c["health"] for c in found(document, title, group)]
+def read_health(document: dict[str, Any], title: str, group: str = "") -> list[str]:
+    return [c["health"] for c in find_checks(document, title, group)]
 
 
 @pytest.fixture
 def feed(project: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> str:
-    """The project's feed reads a real topic; its name."""
+    """Return the name of a new topic, which the project's feed reads."""
     topic = fresh_topic(partitions=2)
     (project / "feeds" / "orders.yaml").write_text(FEED.format(kafka.bootstrap, topic))
     return topic
@@ -55,29 +55,29 @@ def feed(project: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> s
 
 def test_all_is_well(feed: str, kafka: LocalKafka, project: Path, sluice: Sluice) -> None:
     before = sorted(str(p) for p in project.rglob("*"))
-    told = sluice("doctor", "--json")
-    assert (told.code, told.document["healthy"]) == (0, True)
-    assert [g["title"] for g in told.document["groups"]] == [
+    result = sluice("doctor", "--json")
+    assert (result.code, result.document["healthy"]) == (0, True)
+    assert [g["title"] for g in result.document["groups"]] == [
         "This machine",
         f"Project {project}",
         f"Kafka {kafka.bootstrap}",
         f"Lake {project}/.sluice/lake",
         "Spark local",
     ]
-    everything = [c for g in told.document["groups"] for c in g["checks"]]
+    everything = [c for g in result.document["groups"] for c in g["checks"]]
     assert {c["health"] for c in everything} == {"ok", "skipped"}
-    (broker,), (clock,), (topics,) = (found(told.document, t) for t in ("broker", "clock", "topics"))
+    (broker,), (clock,), (topics,) = (find_checks(result.document, t) for t in ("broker", "clock", "topics"))
     assert "answers, protocol of Kafka 4" in broker["found"]
     assert clock["found"] == "as the brokers', to the second"
     assert f"{feed} (2 partitions, id " in topics["found"]
-    assert found(told.document, "scheduler")[0]["found"] == "dagster"
-    assert health(told.document, "Dagster") == ["skipped"], "nobody has used it yet, and looking makes none"
+    assert find_checks(result.document, "scheduler")[0]["found"] == "dagster"
+    assert read_health(result.document, "Dagster") == ["skipped"], "nobody has used it yet, and looking makes none"
     assert sorted(str(p) for p in project.rglob("*")) == before, "it reads only"
 
 
 def test_the_scheduler_of_the_project(project: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch) -> None:
     def read() -> str:
-        return str(found(sluice("doctor", "--json").document, "scheduler", "Project")[0]["found"])
+        return str(find_checks(sluice("doctor", "--json").document, "scheduler", "Project")[0]["found"])
 
     (project / "fleet.yaml").write_text("scheduler: airflow\n")
     assert read() == "airflow, which is not in this environment"
@@ -92,7 +92,7 @@ def test_the_scheduler_of_the_project(project: Path, sluice: Sluice, monkeypatch
 
 def test_an_invalid_notify_file(project: Path, sluice: Sluice) -> None:
     (project / "notify.yaml").write_text("webhook: ftp://chat.internal/canary\n")
-    (problem,) = found(sluice("doctor", "--json").document, "notify", "Project")
+    (problem,) = find_checks(sluice("doctor", "--json").document, "notify", "Project")
     assert problem["health"] == "failed"
     assert "notify.yaml:1:1: webhook: is no http:// or https:// address" in problem["found"]
     assert "canary" not in str(problem)
@@ -101,12 +101,12 @@ def test_an_invalid_notify_file(project: Path, sluice: Sluice) -> None:
 def test_deprecated_keys(project: Path, sluice: Sluice) -> None:
     feed = FEED.format("127.0.0.1:9", "orders") + "window: {settle: 1m}\nlimits: {task_bytes: 64MiB}\n"
     (project / "feeds" / "orders.yaml").write_text(feed)
-    (problem,) = found(sluice("doctor", "--json").document, "orders: deprecated keys", "Project")
+    (problem,) = find_checks(sluice("doctor", "--json").document, "orders: deprecated keys", "Project")
     assert problem["health"] == "warning"
     assert problem["found"] == "limits.task_bytes, window.settle: a later minor version refuses them"
     assert problem["remedy"] == "write tuning.task_bytes, window.grace"
     (project / "feeds" / "orders.yaml").rename(project / "feeds" / "file.yaml").write_text(f"feed: sales\n{feed}")
-    (problem,) = found(sluice("doctor", "sales", "--json").document, "sales: deprecated keys", "Project")
+    (problem,) = find_checks(sluice("doctor", "sales", "--json").document, "sales: deprecated keys", "Project")
     assert problem["health"] == "warning"
 
 
@@ -115,7 +115,7 @@ def test_a_check_that_fails_unexpectedly_does_not_count_as_sound(
 ) -> None:
     monkeypatch.setattr(doctor, "_check_keys", lambda project, files: 1 / 0)
     answer = sluice("doctor", "--json")
-    (problem,) = found(answer.document, f"project {project}", "Project")
+    (problem,) = find_checks(answer.document, f"project {project}", "Project")
     assert (answer.code, problem["health"]) == (1, "failed")
     assert "unexpected ZeroDivisionError" in problem["found"]
 
@@ -126,9 +126,9 @@ def test_for_people_on_narrow_and_wide_screens(
     (project / "feeds" / "broken.yaml").write_text("topics: x\n")
     for columns in ("60", "120"):
         monkeypatch.setenv("COLUMNS", columns)
-        told = sluice("doctor")
-        assert told.code == 1
-        lines = told.out.splitlines()
+        result = sluice("doctor")
+        assert result.code == 1
+        lines = result.out.splitlines()
         assert "✗ 2 things wrong" not in lines
         assert lines[-1] == "✗ 1 thing wrong"
         assert any(line.startswith("  ✓ broker: 1 at 127.0.0.1:") for line in lines)
@@ -141,18 +141,18 @@ def test_for_people_on_narrow_and_wide_screens(
 def test_kafka_is_away(
     feed: str, kafka: LocalKafka, project: Path, sluice: Sluice, unused_port: Callable[[], int]
 ) -> None:
-    """The rest is looked at all the same. One dead address of two is a warning: another answers."""
-    gone = f"127.0.0.1:{unused_port()}"
-    (project / "feeds" / "orders.yaml").write_text(FEED.format(f"{gone},{kafka.bootstrap}", feed))
-    (project / "feeds" / "away.yaml").write_text(FEED.format(gone, feed))
-    told = sluice("doctor", "--json")
-    assert told.code == 1
-    assert health(told.document, "address", f"Kafka {gone},") == ["warning", "ok"]
-    assert health(told.document, "topics", f"Kafka {gone},") == ["ok"]
-    (away,) = (g for g in told.document["groups"] if g["title"] == f"Kafka {gone}")
+    """All other checks still run. One dead address of two is a warning: another answers."""
+    dead_address = f"127.0.0.1:{unused_port()}"
+    (project / "feeds" / "orders.yaml").write_text(FEED.format(f"{dead_address},{kafka.bootstrap}", feed))
+    (project / "feeds" / "away.yaml").write_text(FEED.format(dead_address, feed))
+    result = sluice("doctor", "--json")
+    assert result.code == 1
+    assert read_health(result.document, "address", f"Kafka {dead_address},") == ["warning", "ok"]
+    assert read_health(result.document, "topics", f"Kafka {dead_address},") == ["ok"]
+    (away,) = (g for g in result.document["groups"] if g["title"] == f"Kafka {dead_address}")
     assert [c["health"] for c in away["checks"]] == ["failed", "skipped"]
     assert "connection refused" in away["checks"][0]["found"]
-    assert health(told.document, "folder") == ["ok"]
+    assert read_health(result.document, "folder") == ["ok"]
 
     one = sluice("doctor", "orders", "--json")
     assert (one.code, one.document["healthy"]) == (0, True), "what only others need is not asked"
@@ -165,14 +165,22 @@ def test_what_a_feed_needs_is_missing(feed: str, kafka: LocalKafka, project: Pat
     other = FEED.format(kafka.bootstrap, feed) + "group: g2\ntransactional_id: t2\n"
     (project / "feeds" / "other.yaml").write_text(other)
     (project / "feeds" / "damaged.yaml").write_text('topics: x\nstart: "${file:no/secret}"\n')
-    told = sluice("doctor", "--json")
-    assert told.code == 1
-    assert health(told.document, "orders: topics") == health(told.document, "orders: dead letters") == ["failed"]
-    assert "UNKNOWN_TOPIC" in found(told.document, "orders: topics")[0]["found"]
-    assert health(told.document, "other: topics") == health(told.document, "orders: transactions") == ["ok"]
-    assert health(told.document, "feeds") == ["ok", "failed"]
-    assert f"needs the file {project}/no/secret, which does not exist" in found(told.document, "feeds")[1]["found"]
-    assert health(sluice("doctor", "damaged", "--json").document, "feeds") == ["failed"]
+    result = sluice("doctor", "--json")
+    assert result.code == 1
+    assert (
+        read_health(result.document, "orders: topics")
+        == read_health(result.document, "orders: dead letters")
+        == ["failed"]
+    )
+    assert "UNKNOWN_TOPIC" in find_checks(result.document, "orders: topics")[0]["found"]
+    assert (
+        read_health(result.document, "other: topics") == read_health(result.document, "orders: transactions") == ["ok"]
+    )
+    assert read_health(result.document, "feeds") == ["ok", "failed"]
+    assert (
+        f"needs the file {project}/no/secret, which does not exist" in find_checks(result.document, "feeds")[1]["found"]
+    )
+    assert read_health(sluice("doctor", "damaged", "--json").document, "feeds") == ["failed"]
 
 
 def test_the_group_is_held_and_its_times_are_not_allowed(
@@ -187,45 +195,45 @@ def test_the_group_is_held_and_its_times_are_not_allowed(
         until = time.monotonic() + 30
         while not other.assignment() and time.monotonic() < until:
             other.poll(100)
-        told = sluice("doctor", "--json")
+        result = sluice("doctor", "--json")
     finally:
         other.close()
-    assert told.code == 1
-    (group,), (transactions,) = (found(told.document, t) for t in ("group", "transactions"))
+    assert result.code == 1
+    (group,), (transactions,) = (find_checks(result.document, t) for t in ("group", "transactions"))
     assert (group["health"], "billing at 127.0.0.1" in group["found"]) == ("warning", True)
     assert transactions["health"] == "failed"
     assert "Ours may last 1d, the brokers allow 15m" in transactions["found"]
-    (session,) = found(told.document, "group session")
+    (session,) = find_checks(result.document, "group session")
     assert session["found"] == "ours in the group is to last 100ms, the brokers allow 500ms to 30m"
     assert "set kafka.session_timeout_ms in the feed to 500 at least" in session["remedy"]
 
 
 def test_a_lake_that_cannot_be_written_to(project: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file in its place; no right to write (asked of the system: root may always)."""
+    """The path is a file; or the user has no right to write (by `os.access`, as root may always write)."""
     (project / "feeds" / "orders.yaml").write_text(f"{FEED.format('127.0.0.1:9', 'x')}lake: feeds/orders.yaml\n")
-    assert health(sluice("doctor", "--json").document, "folder") == ["failed"]
+    assert read_health(sluice("doctor", "--json").document, "folder") == ["failed"]
 
     (project / "feeds" / "orders.yaml").write_text(f"{FEED.format('127.0.0.1:9', 'x')}lake: lake\n")
     (project / "lake").mkdir(mode=0o555)
     if os.geteuid() == 0:
         monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != project / "lake")
-    told = sluice("doctor", "--json")
-    assert told.code == 1
-    (folder,) = found(told.document, "folder")
+    result = sluice("doctor", "--json")
+    assert result.code == 1
+    (folder,) = find_checks(result.document, "folder")
     assert (folder["health"], folder["remedy"]) == ("failed", "give this user the right to write there")
 
 
 @pytest.fixture
 def instance(project: Path) -> Iterator[dg.DagsterInstance]:
-    """The project's own, as its first run makes it."""
+    """The project's own Dagster instance, as its first run creates it."""
     import dagster as dg
 
     from sluice.assets.instance.instance import prepare_home
     from sluice.resources.project import Project
 
     prepare_home(Project(project))
-    with dg.DagsterInstance.from_config(str(project / ".sluice" / "dagster")) as made:
-        yield made
+    with dg.DagsterInstance.from_config(str(project / ".sluice" / "dagster")) as instance:
+        yield instance
 
 
 def test_dagsters_daemon(project: Path, sluice: Sluice, instance: dg.DagsterInstance) -> None:
@@ -235,23 +243,23 @@ def test_dagsters_daemon(project: Path, sluice: Sluice, instance: dg.DagsterInst
     from sluice.assets.instance.internals import job_origin
     from sluice.resources.project import Project
 
-    def told() -> dict[str, Any]:
-        (line,) = found(sluice("doctor", "--json").document, "daemon")
+    def read_daemon() -> dict[str, Any]:
+        (line,) = find_checks(sluice("doctor", "--json").document, "daemon")
         assert isinstance(line, dict)
         return line
 
-    def heartbeat(seconds_ago: float) -> None:
+    def send_heartbeats(seconds_ago: float) -> None:
         for kind in instance.get_required_daemon_types():
             instance.add_daemon_heartbeat(DaemonHeartbeat(time.time() - seconds_ago, kind, "x"))
 
-    assert told()["health"] == "skipped", "nobody needs it yet"
-    heartbeat(0)
-    assert told()["health"] == "ok"
-    heartbeat(7200)
-    assert told()["health"] == "skipped"
+    assert read_daemon()["health"] == "skipped", "nobody needs it yet"
+    send_heartbeats(0)
+    assert read_daemon()["health"] == "ok"
+    send_heartbeats(7200)
+    assert read_daemon()["health"] == "skipped"
     origin = job_origin(Project(project), "catch_up_orders")
     instance.add_run(dg.DagsterRun("catch_up_orders", status=dg.DagsterRunStatus.QUEUED, remote_job_origin=origin))
-    dead = told()
+    dead = read_daemon()
     assert dead["health"] == "failed"
     assert dead["found"] == "its last heartbeat is 2 h old, and 1 run is queued"
 
@@ -260,44 +268,51 @@ def test_dagsters_instance(project: Path, sluice: Sluice, instance: dg.DagsterIn
     import dagster as dg
 
     document = sluice("doctor", "--json").document
-    assert health(document, "schema") == health(document, "concurrency") == health(document, "Dagster") == ["ok"]
+    assert (
+        read_health(document, "schema")
+        == read_health(document, "concurrency")
+        == read_health(document, "Dagster")
+        == ["ok"]
+    )
     instance.event_log_storage.set_concurrency_slots("sluice_orders", 0)
-    (shut, _) = found(sluice("doctor", "--json").document, "concurrency")
+    (shut, _) = find_checks(sluice("doctor", "--json").document, "concurrency")
     assert (shut["health"], shut["remedy"]) == ("failed", "dagster instance concurrency set sluice_orders 1")
     instance.event_log_storage.set_concurrency_slots("sluice_orders", 1)
 
     killed = instance.add_run(dg.DagsterRun("catch_up_orders", status=dg.DagsterRunStatus.STARTED)).run_id
     (project / ".sluice" / "dagster" / "attended").mkdir()
     (project / ".sluice" / "dagster" / "attended" / killed).touch()
-    (dead,) = found(sluice("doctor", "--json").document, "runs")
+    (dead,) = find_checks(sluice("doctor", "--json").document, "runs")
     assert (dead["health"], dead["found"]) == ("warning", "1 run of 1 under way is dead")
 
     config = project / ".sluice" / "dagster" / "dagster.yaml"
     config.write_text(config.read_text().replace("granularity: run", "granularity: op"))
-    (by_op,) = found(sluice("doctor", "--json").document, "concurrency")
+    (by_op,) = find_checks(sluice("doctor", "--json").document, "concurrency")
     assert by_op["health"] == "warning"
     assert "free_slots_after_run_end_seconds" in by_op["remedy"]
     config.write_text(config.read_text().replace("default_limit: 1", "").replace("granularity: op", "granularity: run"))
-    assert health(sluice("doctor", "--json").document, "concurrency") == ["ok"], "the feed's own pool has its limit"
+    assert read_health(sluice("doctor", "--json").document, "concurrency") == ["ok"], (
+        "the feed's own pool has its limit"
+    )
     instance.event_log_storage.delete_concurrency_limit("sluice_orders")
-    (free,) = found(sluice("doctor", "--json").document, "concurrency")
+    (free,) = find_checks(sluice("doctor", "--json").document, "concurrency")
     assert "no limit of 1 on sluice_orders" in free["found"]
     assert free["remedy"] == "dagster instance concurrency set sluice_orders 1, and so for each feed"
     config.write_text("storage: {sqlite: {base_dir: 7, correct-horse: battery}}\n")
-    told = sluice("doctor", "--json")
-    assert (told.code, health(told.document, "Dagster")) == (1, ["failed"])
-    assert "battery" not in told.out
+    result = sluice("doctor", "--json")
+    assert (result.code, read_health(result.document, "Dagster")) == (1, ["failed"])
+    assert "battery" not in result.out
 
 
 def test_what_says_nothing_is_not_waited_for_and_an_interrupt_ends_it(project: Path) -> None:
-    """An address that takes connections and never answers: every line comes all the same, or Ctrl-C."""
+    """An address accepts connections and never answers: the report is still complete, and Ctrl-C ends the command."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         (project / "feeds" / "orders.yaml").write_text(FEED.format(address, "x").replace("1000", "60000"))
         command = [sys.executable, "-c", SLUICE, "doctor", "--json"]
         done = subprocess.run(command, cwd=project, capture_output=True, timeout=60, check=False)
         assert done.returncode == 1, done.stderr
-        assert health(json.loads(done.stdout), "address") == ["failed"]
+        assert read_health(json.loads(done.stdout), "address") == ["failed"]
 
         silent.setblocking(False)
         with contextlib.suppress(BlockingIOError):
@@ -314,9 +329,9 @@ def test_what_says_nothing_is_not_waited_for_and_an_interrupt_ends_it(project: P
 def test_outside_of_a_project(tmp_path: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLUICE_PROJECT", raising=False)
     monkeypatch.chdir(tmp_path)
-    told = sluice("doctor", "--json")
-    assert told.code == 1
-    assert [g["title"] for g in told.document["groups"]] == ["This machine", "Project"]
+    result = sluice("doctor", "--json")
+    assert result.code == 1
+    assert [g["title"] for g in result.document["groups"]] == ["This machine", "Project"]
     assert main(["doctor", "orders"]) == 2
 
 
@@ -325,7 +340,7 @@ def test_outside_of_a_project(tmp_path: Path, sluice: Sluice, monkeypatch: pytes
 
 @pytest.fixture
 def locked(project: Path, secured: LocalKafka, fresh_topic: Callable[..., str]) -> Feed:
-    """The project's feed, of the user `sluice`, without any right."""
+    """The project's feed, whose user `sluice` has no rights."""
     assert secured.secured is not None
     topic, letters = fresh_topic(cluster=secured, name="doctor"), fresh_topic(cluster=secured, name="letters")
     lines = [
@@ -337,9 +352,9 @@ def locked(project: Path, secured: LocalKafka, fresh_topic: Callable[..., str]) 
     return load_feed(path, {})
 
 
-def rights(document: dict[str, Any]) -> dict[str, str]:
-    """The health of each right, by its name."""
-    return {re.split(",| is missing", c["found"])[0]: c["health"] for c in found(document, "rights")}
+def read_rights(document: dict[str, Any]) -> dict[str, str]:
+    """Return the health of each right by its name."""
+    return {re.split(",| is missing", c["found"])[0]: c["health"] for c in find_checks(document, "rights")}
 
 
 def test_each_right_is_told_by_itself(locked: Feed, secured: LocalKafka, sluice: Sluice) -> None:
@@ -348,24 +363,26 @@ def test_each_right_is_told_by_itself(locked: Feed, secured: LocalKafka, sluice:
     assert none.code == 1
     hidden = {str(r) for r in needed if r.operation is Operation.DESCRIBE_CONFIGS}
     expected = {str(r): "skipped" if str(r) in hidden else "warning" if r.optional else "failed" for r in needed}
-    assert rights(none.document) == expected, "who may see nothing is not told what else is missing"
+    assert read_rights(none.document) == expected, (
+        "without the right to describe a resource, its other rights are not checked"
+    )
     for title in ("topics", "dead letters", "group", "group session", "transactions"):
-        assert health(none.document, title) == ["skipped"], "it is told once"
-    (first, *_) = found(none.document, "rights")
+        assert read_health(none.document, title) == ["skipped"], "missing rights are reported once"
+    (first, *_) = find_checks(none.document, "rights")
     assert first["remedy"].startswith(f"grant {needed[0]} to User:sluice: kafka-acls")
 
     grant(secured, needed)
     try:
         every = sluice("doctor", "orders", "--json")
-        assert (every.code, set(rights(every.document).values())) == (0, {"ok"}), every.out
-        assert health(every.document, "clock") == ["ok"]
+        assert (every.code, set(read_rights(every.document).values())) == (0, {"ok"}), every.out
+        assert read_health(every.document, "clock") == ["ok"]
         for right in needed:
             revoke(secured, [right])
-            without = rights(sluice("doctor", "orders", "--json").document)
+            without = read_rights(sluice("doctor", "orders", "--json").document)
             grant(secured, [right])
             assert without.pop(str(right)) == ("warning" if right.optional else "failed")
-            untold = {name: told for name, told in without.items() if told != "ok"}
-            assert (set(untold.values()) <= {"skipped"}, untold.keys() <= hidden) == (True, True), right
+            not_ok = {name: health for name, health in without.items() if health != "ok"}
+            assert (set(not_ok.values()) <= {"skipped"}, not_ok.keys() <= hidden) == (True, True), right
     finally:
         revoke(secured, needed)
 
@@ -383,7 +400,7 @@ def test_looking_at_a_transactional_id_leaves_its_transaction_alone(
         producer.init_transactions()
         producer.begin_transaction()
         producer.send(locked.topics.names[0], b"x").get(30)
-        assert set(rights(sluice("doctor", "--json").document).values()) == {"ok"}
+        assert set(read_rights(sluice("doctor", "--json").document).values()) == {"ok"}
         producer.commit_transaction()
     finally:
         producer.close()
@@ -395,19 +412,19 @@ def test_a_login_that_is_refused(locked: Feed, project: Path, sluice: Sluice) ->
     text = path.read_text()
     (project / "wrong").write_text("hunter2-s3cr3t")
     path.write_text(re.sub(r"\$\{file:[^}]*\}", "${file:wrong}", text))
-    told = sluice("doctor", "--json")
-    assert (told.code, health(told.document, "address")) == (1, ["failed"])
-    assert "hunter2" not in told.out + told.err
+    result = sluice("doctor", "--json")
+    assert (result.code, read_health(result.document, "address")) == (1, ["failed"])
+    assert "hunter2" not in result.out + result.err
     path.write_text(re.sub(r"  ssl_cafile.*\n", "", text))
-    (untrusted,) = found(sluice("doctor", "--json").document, "address")
+    (untrusted,) = find_checks(sluice("doctor", "--json").document, "address")
     assert (untrusted["health"], "ssl_cafile" in untrusted["remedy"]) == ("failed", True)
 
 
 # -- ledgers
 
 
-def landed(project: Path, kafka: LocalKafka, topic: str) -> Path:
-    """The lake, once the feed has landed and committed a record of each partition."""
+def land_records(project: Path, kafka: LocalKafka, topic: str) -> Path:
+    """Land and commit one record of each partition. Return the lake."""
     from kafka import KafkaProducer
 
     producer = KafkaProducer(bootstrap_servers=kafka.bootstrap)
@@ -423,23 +440,23 @@ def test_a_ledger_that_lost_entries_and_a_lake_that_is_gone(
     feed: str, kafka: LocalKafka, project: Path, sluice: Sluice
 ) -> None:
     (project / "feeds" / "orders.yaml").write_text(FEED.format(kafka.bootstrap, feed) + f"group: g-{feed}\n")
-    lake = landed(project, kafka, feed)
+    lake = land_records(project, kafka, feed)
     sound = sluice("doctor", "--json")
-    assert (sound.code, health(sound.document, "ledger")) == (0, ["ok"])
-    assert "no committed offset is of another ledger" in found(sound.document, "ledger")[0]["found"]
+    assert (sound.code, read_health(sound.document, "ledger")) == (0, ["ok"])
+    assert "no committed offset is of another ledger" in find_checks(sound.document, "ledger")[0]["found"]
 
     newest = max((lake / "_sluice" / "orders" / "log").iterdir())
     newest.rename(project / "newest")
     lost = sluice("doctor", "--json")
-    assert (lost.code, lost.document["healthy"], health(lost.document, "ledger")) == (1, False, ["failed"])
-    assert "lost entries" in found(lost.document, "ledger")[0]["found"]
-    assert "sluice accept orders ledger" in found(lost.document, "ledger")[0]["remedy"]
+    assert (lost.code, lost.document["healthy"], read_health(lost.document, "ledger")) == (1, False, ["failed"])
+    assert "lost entries" in find_checks(lost.document, "ledger")[0]["found"]
+    assert "sluice accept orders ledger" in find_checks(lost.document, "ledger")[0]["remedy"]
     (project / "newest").rename(newest)
 
     lake.rename(project / "elsewhere")
-    gone = sluice("doctor", "--json")
-    assert (gone.code, health(gone.document, "ledger")) == (1, ["failed"])
-    assert "belong to another ledger" in found(gone.document, "ledger")[0]["found"]
+    without_lake = sluice("doctor", "--json")
+    assert (without_lake.code, read_health(without_lake.document, "ledger")) == (1, ["failed"])
+    assert "belong to another ledger" in find_checks(without_lake.document, "ledger")[0]["found"]
     for command in (
         "plan orders",
         "status orders",
@@ -458,16 +475,16 @@ def test_a_ledger_that_lost_entries_and_a_lake_that_is_gone(
 @pytest.mark.slow
 def test_a_renamed_feed(feed: str, kafka: LocalKafka, project: Path, sluice: Sluice) -> None:
     (project / "feeds" / "orders.yaml").write_text(FEED.format(kafka.bootstrap, feed) + f"group: g-{feed}\n")
-    landed(project, kafka, feed)
+    land_records(project, kafka, feed)
     (project / "feeds" / "orders.yaml").rename(project / "feeds" / "sales.yaml")
-    told = sluice("doctor", "--json")
-    assert (told.code, health(told.document, "ledger"), health(told.document, "ledgers")) == (
+    result = sluice("doctor", "--json")
+    assert (result.code, read_health(result.document, "ledger"), read_health(result.document, "ledgers")) == (
         1,
         ["failed"],
         ["warning"],
     )
-    assert "feed orders in this lake" in found(told.document, "ledger")[0]["remedy"]
-    assert found(told.document, "ledgers")[0]["found"] == "without a feed file here: orders"
+    assert "feed orders in this lake" in find_checks(result.document, "ledger")[0]["remedy"]
+    assert find_checks(result.document, "ledgers")[0]["found"] == "without a feed file here: orders"
     status = sluice("status", "--json")
     assert (status.code, [*status.document["ledgers_without_files"].values()]) == (3, [["orders"]])
     assert sluice("accept", "sales", "group", "--begin", "committed", "--reason", "renamed").code == 0
@@ -487,8 +504,8 @@ def test_committed_offsets_of_others_override_start_with_a_word(
     consumer.assign([TopicPartition(feed, 0)])
     consumer.commit({TopicPartition(feed, 0): OffsetAndMetadata(0, "", -1)})
     consumer.close()
-    said = f"`start: earliest` is not used in 1 of 2 partitions: group g-{feed} has offsets there"
+    warning = f"`start: earliest` is not used in 1 of 2 partitions: group g-{feed} has offsets there"
     remedy = "give the feed a group that nobody else uses: `group: NAME` in feeds/orders.yaml"
     assert remedy in sluice("plan", "orders", "--json").document["start_not_used"]
-    assert said in " ".join(sluice("plan", "orders").out.split())
-    assert said in " ".join(sluice("status", "orders").out.split())
+    assert warning in " ".join(sluice("plan", "orders").out.split())
+    assert warning in " ".join(sluice("status", "orders").out.split())

@@ -1,4 +1,4 @@
-"""The commands one after the other on a real Kafka, with Dagster and Spark: what a user does on the first day."""
+"""The commands in sequence on a real Kafka, with Dagster and Spark, as in a user's first session."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ from tests import collectors
 from tests.checker.producers import Noting
 from tests.cli.conftest import Sluice
 from tests.clouds import CLOUDS, CloudStore
-from tests.collectors import Listener, listening
-from tests.resources.kafka.tools import until
+from tests.collectors import Listener, run_listener
+from tests.resources.kafka.tools import wait_until
 
 MAIN = [sys.executable, "-c", "import sys; from sluice.cli.entry import main; sys.exit(main())"]
 
 
 def run_apart(*arguments: str, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """A command in a process of its own, which must succeed; its stdout must be one JSON document."""
+    """Run a command in its own process; it must succeed. Return the JSON document that is its stdout."""
     env = {**os.environ, **(environment or {})}
-    said = subprocess.run([*MAIN, *arguments, "--json"], capture_output=True, env=env, text=True, check=False)
-    assert said.returncode == 0, said.stderr
-    document = json.loads(said.stdout)
+    done = subprocess.run([*MAIN, *arguments, "--json"], capture_output=True, env=env, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
     assert isinstance(document, dict)
     return document
 
 
 def land_apart(*arguments: str, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The only run of `sluice run orders` in a process of its own."""
+    """Run `sluice run orders` in its own process. Return its only run."""
     (feed,) = run_apart("run", "orders", *arguments, environment=environment)["feeds"]
     (run,) = feed["runs"]
     return dict(run)
@@ -61,7 +61,7 @@ def land_apart(*arguments: str, environment: Mapping[str, str] | None = None) ->
 
 @pytest.fixture
 def topic(project: Path, kafka: LocalKafka, request: pytest.FixtureRequest) -> str:
-    """The feed `orders` of the project reads this topic, which does not exist yet."""
+    """Return the name of a topic that does not exist yet, which the project's feed `orders` reads."""
     name = f"orders-{secrets.token_hex(4)}"
     text = f"kafka: {{bootstrap: '{kafka.bootstrap}'}}\ntopics: {name}\nstart: earliest\ngroup: g-{name}\n"
     (project / "feeds" / "orders.yaml").write_text(text)
@@ -73,10 +73,10 @@ def topic(project: Path, kafka: LocalKafka, request: pytest.FixtureRequest) -> s
 def test_the_first_day(topic: str, project: Path, kafka: LocalKafka, sluice: Sluice) -> None:
     assert sluice("plan", "orders", "--json").document["error"] == "UnknownTopic"
     assert sluice("produce", "orders", "--json").code == 3  # not this project's own Kafka: --bootstrap is demanded
-    there = ("--bootstrap", kafka.bootstrap)
-    assert sluice("produce", "orders", *there, "--json").code == 2  # and --create
+    bootstrap = ("--bootstrap", kafka.bootstrap)
+    assert sluice("produce", "orders", *bootstrap, "--json").code == 2  # and --create
     arguments = (
-        *there,
+        *bootstrap,
         "--create",
         "--partitions",
         "3",
@@ -93,14 +93,14 @@ def test_the_first_day(topic: str, project: Path, kafka: LocalKafka, sluice: Slu
 
     planned = sluice("plan", "orders", "--json").document
     assert planned["offsets"] == sum(p["last_stable_offset"] for p in planned["partitions"]) > 20_000
-    with listening() as listener:
-        ran = land_apart(environment=collectors.environment(listener.address))
-    _is_one_trace(listener, ran["run"], planned["offsets"])
-    _is_one_run_of_lineage(listener, ran["run"], planned, sent["committed"])
-    (completed,) = (e for e in listener.events() if e["eventType"] == "COMPLETE")
-    assert _dataset(completed["inputs"]) == (f"kafka://{kafka.bootstrap}", topic)
-    assert _dataset(completed["outputs"]) == ("file", f"{project}/.sluice/lake/data/orders")
-    assert not listener.hold(collectors.SECRET.encode())
+    with run_listener() as listener:
+        ran = land_apart(environment=collectors.build_environment(listener.address))
+    _check_trace(listener, ran["run"], planned["offsets"])
+    _check_lineage(listener, ran["run"], planned, sent["committed"])
+    (completed,) = (e for e in listener.list_events() if e["eventType"] == "COMPLETE")
+    assert _read_dataset(completed["inputs"]) == (f"kafka://{kafka.bootstrap}", topic)
+    assert _read_dataset(completed["outputs"]) == ("file", f"{project}/.sluice/lake/data/orders")
+    assert not listener.has_received(collectors.SECRET.encode())
     (batch,) = ran["batches"]
     assert (batch["plan"], batch["landed"]) == (planned["hash"], sent["committed"])
     assert batch["aborted"] == sent["aborted"]
@@ -110,13 +110,13 @@ def test_the_first_day(topic: str, project: Path, kafka: LocalKafka, sluice: Slu
     assert len(files.filter("value is null")) == sent["tombstones"]
     values = files.filter("octet_length(value) > 20").project("value").limit(100).fetchall()
     assert values
-    assert not any(listener.hold(value) for (value,) in values)
+    assert not any(listener.has_received(value) for (value,) in values)
     assert len(files.filter("headers is not null and len(headers) > 0")) == sent["with_headers"]
-    _peek_and_explain_agree_with_the_files(topic, files, sluice)
+    _compare_peek_and_explain(topic, files, sluice)
     audit = sluice("audit", "orders", "--rescan", "--hashes", "--json").document
     assert (audit["reconciled"], audit["compared"]) == (True, sent["committed"])
 
-    more = sluice("produce", "orders", "-n", "500", *there, "--json").document
+    more = sluice("produce", "orders", "-n", "500", *bootstrap, "--json").document
     feed = project / "feeds" / "orders.yaml"
     feed.write_text(f"{feed.read_text()}\nfetch: {{assignor: sticky}}\n")
     compared = {a["assignor"]: a for a in sluice("plan", "orders", "--compare", "--json").document["assignors"]}
@@ -131,16 +131,16 @@ def test_the_first_day(topic: str, project: Path, kafka: LocalKafka, sluice: Slu
     assert (status["lag"], status["uncommitted"]) == (0, 0)
 
 
-def _is_one_trace(listener: Listener, run: str, offsets: int) -> None:
-    """Spans of both steps, of their stages, and of the tasks, which worked elsewhere and within `land`."""
-    spans = listener.spans()
+def _check_trace(listener: Listener, run: str, offsets: int) -> None:
+    """Check the spans of both steps, of their stages, and of the tasks, which ran in other processes during `land`."""
+    spans = listener.list_spans()
     assert {int.from_bytes(s.trace_id, "big") for s in spans} == {tracing.trace_of(run)}
     by_id = {s.span_id: s for s in spans}
     steps = [s for s in spans if not s.parent_span_id]
-    assert len(steps) == 2, "what lands, and what commits"
+    assert len(steps) == 2, "one step lands, one commits"
     stages = {s.name for s in spans if s.parent_span_id in {x.span_id for x in steps}}
     assert {"plan", "start workers", "land", "prove", "publish", "commit"} <= stages
-    told = 0
+    landed_offsets = 0
     for task in (s for s in spans if s.name == "task"):
         above, about = by_id[task.parent_span_id], {a.key: a.value for a in task.attributes}
         assert above.name == "land"
@@ -148,18 +148,18 @@ def _is_one_trace(listener: Listener, run: str, offsets: int) -> None:
         assert task.end_time_unix_nano <= above.end_time_unix_nano
         assert about["sluice.feed"].string_value == "orders"
         assert about["process.pid"].int_value != os.getpid()
-        told += about["sluice.offsets"].int_value
-    assert told == offsets
+        landed_offsets += about["sluice.offsets"].int_value
+    assert landed_offsets == offsets
 
 
-def _dataset(named: list[dict[str, Any]]) -> tuple[str, str]:
-    (one,) = named
+def _read_dataset(datasets: list[dict[str, Any]]) -> tuple[str, str]:
+    (one,) = datasets
     return one["namespace"], one["name"]
 
 
-def _is_one_run_of_lineage(listener: Listener, run: str, planned: Mapping[str, Any], rows: int) -> None:
-    """From its start to its end, with what was read and what landed."""
-    started, completed = listener.events()
+def _check_lineage(listener: Listener, run: str, planned: Mapping[str, Any], rows: int) -> None:
+    """Check the START and COMPLETE events, with the offsets that were read and the rows that landed."""
+    started, completed = listener.list_events()
     assert [e["eventType"] for e in (started, completed)] == ["START", "COMPLETE"]
     assert {e["run"]["runId"] for e in (started, completed)} == {run}
     assert {(e["job"]["namespace"], e["job"]["name"]) for e in (started, completed)} == {("shop", "orders")}
@@ -193,11 +193,11 @@ def test_the_smallest_feed_of_the_docs_runs_as_it_stands_there(project: Path, sl
     assert "sluice kafka start" in stopped.document["remedy"]
 
 
-def _peek_and_explain_agree_with_the_files(topic: str, files: duckdb.DuckDBPyRelation, sluice: Sluice) -> None:
+def _compare_peek_and_explain(topic: str, files: duckdb.DuckDBPyRelation, sluice: Sluice) -> None:
     peeked = sluice("peek", f"{topic}:1:0", "-n", "12000", "--json").document["records"]
     landed = dict(files.filter("partition = 1").project('"offset", value').fetchall())
-    shown = {r["offset"]: r["value"] and base64.b64decode(r["value"]) for r in peeked if r["state"] == "stable"}
-    assert shown == landed
+    stable = {r["offset"]: r["value"] and base64.b64decode(r["value"]) for r in peeked if r["state"] == "stable"}
+    assert stable == landed
     aborted = next(r["offset"] for r in peeked if r["state"] == "aborted")
     assert sluice("explain", "orders", f"{topic}:1:{aborted}", "--json").document["class"] == "no record"
     first = min(landed)
@@ -211,32 +211,34 @@ def test_ui_answers_on_loopback_shows_new_feeds_and_ends_with_all_that_it_starte
     project: Path, unused_port: Callable[[], int], signals: list[signal.Signals]
 ) -> None:
     port = unused_port()
-    (project / "feeds" / "broken.yaml").write_text("topics: [\n")  # the other feeds' pages come up all the same
+    (project / "feeds" / "broken.yaml").write_text("topics: [\n")  # the other feeds' pages are still served
     with subprocess.Popen([*MAIN, "ui", "--port", str(port), "--json"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
-        assert told["address"] == f"http://127.0.0.1:{port}"
-        assert [e["error"] for e in told["broken"]] == ["FeedError"]
+        announcement = json.loads(process.stdout.readline())
+        assert announcement["address"] == f"http://127.0.0.1:{port}"
+        assert [e["error"] for e in announcement["broken"]] == ["FeedError"]
         query = json.dumps({"query": "{ assetNodes { assetKey { path } } }"}).encode()
 
-        def shown() -> list[str]:
-            asked = urllib.request.Request(f"{told['address']}/graphql", query, {"content-type": "application/json"})
-            with urllib.request.urlopen(asked, timeout=60) as answer:
+        def list_assets() -> list[str]:
+            graphql_request = urllib.request.Request(
+                f"{announcement['address']}/graphql", query, {"content-type": "application/json"}
+            )
+            with urllib.request.urlopen(graphql_request, timeout=60) as answer:
                 return ["/".join(n["assetKey"]["path"]) for n in json.load(answer)["data"]["assetNodes"]]
 
-        assert "orders/landed" in shown()
+        assert "orders/landed" in list_assets()
         (project / "feeds" / "refunds.yaml").write_text("topics: refunds\nstart: earliest\ngroup: g-refunds\n")
-        until(lambda: "refunds/landed" in shown(), 60)
+        wait_until(lambda: "refunds/landed" in list_assets(), 60)
         for number in signals:
             process.send_signal(number)
             time.sleep(0.5)
         process.wait()
     assert process.returncode == (0 if signals[0] == signal.SIGINT else 128 + signal.SIGTERM)
-    assert not any(_session_lives(pid) for pid in told["pids"].values())
+    assert not any(_is_session_alive(pid) for pid in announcement["pids"].values())
 
 
-def _session_lives(pid: int) -> bool:
-    """Whether any process of the session is left that is not a zombie."""
+def _is_session_alive(pid: int) -> bool:
+    """Return True if a process of the session still runs; zombies do not count."""
     stats = (Path(f"/proc/{p}/stat") for p in os.listdir("/proc") if p.isdigit())
     for stat in stats:
         try:
@@ -261,23 +263,23 @@ def test_the_demo_proves_what_it_shows(
         store: CloudStore = request.getfixturevalue(f"{lake}_store")
         for name, value in store.environment.items():
             monkeypatch.setenv(name, value)
-        lake = store.lake()
+        lake = store.make_address()
         before = f"{lake}/demo-"
-    told = run_apart("demo", "-n", "9000", "--lake", lake)
-    (hour,), (rest,) = (r["batches"] for r in told["runs"])
-    sent = [p["committed"] for p in told["produced"]]
+    document = run_apart("demo", "-n", "9000", "--lake", lake)
+    (hour,), (rest,) = (r["batches"] for r in document["runs"])
+    sent = [p["committed"] for p in document["produced"]]
     quarantined = hour["quarantined"] + rest["quarantined"]
     assert hour["landed"] + rest["landed"] + quarantined == sum(sent)
-    assert sum(told["produced"][i]["malformed"] for i in (0, 1)) == quarantined
-    assert sum(q["records"] for q in told["quarantined"]) == hour["quarantined"]
-    assert told["audit"]["reconciled"] is True
-    assert told["audit"]["compared"] == hour["landed"] + rest["landed"]
-    assert [c["committed"] for c in told["committed"]] == [c["end"] for c in told["committed"]]
-    landed = {c["currency"]: (c["orders"], c["revenue"]) for c in told["preview"]["by_currency"] if c["currency"]}
-    assert {r["currency"]: (r["orders"], r["revenue"]) for r in told["report"]} == landed
-    assert all(p.startswith(before or "") for p in told["preview"]["files"])
+    assert sum(document["produced"][i]["malformed"] for i in (0, 1)) == quarantined
+    assert sum(q["records"] for q in document["quarantined"]) == hour["quarantined"]
+    assert document["audit"]["reconciled"] is True
+    assert document["audit"]["compared"] == hour["landed"] + rest["landed"]
+    assert [c["committed"] for c in document["committed"]] == [c["end"] for c in document["committed"]]
+    landed = {c["currency"]: (c["orders"], c["revenue"]) for c in document["preview"]["by_currency"] if c["currency"]}
+    assert {r["currency"]: (r["orders"], r["revenue"]) for r in document["report"]} == landed
+    assert all(p.startswith(before or "") for p in document["preview"]["files"])
     demo = project / ".sluice" / "demo"
-    assert Path(told["project"]) == demo
+    assert Path(document["project"]) == demo
     assert not any(b.running for b in LocalKafka.attach(demo / ".sluice" / "kafka").status().brokers)
     assert sorted(p.name for p in project.iterdir()) == [".sluice", "feeds"]
 
@@ -290,8 +292,8 @@ def test_the_demo_of_a_format_asks_its_own_registry(
     project: Path, monkeypatch: pytest.MonkeyPatch, format_: str
 ) -> None:
     monkeypatch.setenv("SCHEMA_REGISTRY_URL", "http://203.0.113.1:8081")
-    told = run_apart("demo", "-n", "3000", "--format", format_)
-    assert told["audit"]["reconciled"] is True
+    document = run_apart("demo", "-n", "3000", "--format", format_)
+    assert document["audit"]["reconciled"] is True
     (feed,) = (project / ".sluice" / "demo" / ".sluice" / "lake" / "_sluice").glob("*")
     assert [p.name for p in feed.glob("schemas/*")] == ([] if format_ == "json_schema" else ["1.json"])
 
@@ -341,23 +343,23 @@ def test_one_run_lands_what_many_feeds_have_pending_and_names_those_that_cannot(
             producer.send(topic, partition, 50)
 
     closed = show_window(WindowSettings().last_boundary(int(time.time() * 1000)) - HOUR)
-    said = sluice("run", "--all", "--window", closed, "--json")
-    assert said.code == 2, "of the file that is wrong"
-    by_feed = {f["feed"]: f["runs"][0] for f in said.document["feeds"]}
-    assert said.document["failed"] == ["gone"]
+    result = sluice("run", "--all", "--window", closed, "--json")
+    assert result.code == 2, "of the file that is wrong"
+    by_feed = {f["feed"]: f["runs"][0] for f in result.document["feeds"]}
+    assert result.document["failed"] == ["gone"]
     assert by_feed["gone"]["error"] == "KafkaUnavailable"
-    assert "wrong.yaml" in said.document["broken"][0]["message"]
+    assert "wrong.yaml" in result.document["broken"][0]["message"]
     assert by_feed["orders"]["run"] == by_feed["copy"]["run"]
 
     monkeypatch.setenv("SLUICE_PROJECT", str(project))
     with open_instance(Project(project)) as instance:
         defs, now = build(Project(project)), datetime.now(UTC)
         with dg.build_schedule_context(instance, now, repository_def=defs.get_repository_def()) as context:
-            (asked,) = (
+            (run_request,) = (
                 defs.resolve_schedule_def(f"{fleet_job(SHARED)}_windows").evaluate_tick(context).run_requests or ()
             )
         config = project / "tick.yaml"
-        config.write_text(json.dumps(asked.run_config))
+        config.write_text(json.dumps(run_request.run_config))
         monkeypatch.setenv("DAGSTER_HOME", str(prepare_home(Project(project))))
         command = ["job", "execute", "-m", "sluice.assets.definitions", "-j", fleet_job(SHARED), "-c", str(config)]
         subprocess.run([sys.executable, "-m", "dagster", *command], capture_output=True, check=False)

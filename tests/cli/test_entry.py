@@ -1,4 +1,4 @@
-"""Where the command begins and ends: interrupts wherever they find it, and output that nobody reads."""
+"""Start and end of the command: interrupts at any moment, and output without a reader."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
 
 
-def _interrupted(*arguments: str) -> None:
-    """The command is interrupted when it first imports the module that the last argument names."""
-    said = run(INTERRUPTED, *arguments)
-    assert (said.returncode, said.stdout, said.stderr) == (130, "", "interrupted\n")
+def _expect_interruption(*arguments: str) -> None:
+    """Interrupt the command when it first imports the module that the last argument names."""
+    done = run(INTERRUPTED, *arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
 EARLY = ["sluice.cli.main", "typer", "rich.console", "sluice.cli.daily.run_view", "sluice.cli.app.completers"]
@@ -47,7 +47,7 @@ LATER = ["sluice.assets.execution", "dagster", "sqlalchemy", "kafka.admin"]
 
 @pytest.mark.parametrize("module", [*EARLY, *LATER])
 def test_an_interrupt_at_an_import_ends_it_with_130_and_one_line(module: str, project: Path) -> None:
-    _interrupted("run", "orders", module)
+    _expect_interruption("run", "orders", module)
 
 
 @pytest.mark.kafka
@@ -62,7 +62,7 @@ def test_so_does_one_while_dagster_and_spark_start(
     (project / "feeds" / "orders.yaml").write_text(feed + "spark: {master: 'local[2,3]'}\n")
     with closing(KafkaProducer(bootstrap_servers=kafka.bootstrap)) as producer:
         producer.send(topic, b"one").get(30)
-    _interrupted("run", "orders", module)
+    _expect_interruption("run", "orders", module)
 
 
 SWALLOWED = """
@@ -83,8 +83,8 @@ except KeyboardInterrupt:
 
 
 def test_an_interrupt_that_a_callback_swallows_comes_again() -> None:
-    said = run(SWALLOWED)
-    assert (said.stdout, said.stderr) == ("raised after all\n", "")
+    done = run(SWALLOWED)
+    assert (done.stdout, done.stderr) == ("raised after all\n", "")
 
 
 MADE_ERROR = """
@@ -107,8 +107,8 @@ sys.exit(entry.main())
 
 @pytest.mark.parametrize("becomes", ["ImportError", "SystemError", "BaseException"])
 def test_an_interrupt_that_became_an_error_is_one_all_the_same(becomes: str) -> None:
-    said = run(MADE_ERROR.replace("ImportError", becomes))
-    assert (said.returncode, said.stdout, said.stderr) == (130, "", "interrupted\n")
+    done = run(MADE_ERROR.replace("ImportError", becomes))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
 AT_EXIT = """
@@ -121,8 +121,8 @@ sys.exit(entry.main())
 
 
 def test_an_interrupt_at_exit_says_nothing() -> None:
-    said = run(AT_EXIT)
-    assert (said.returncode, said.stdout, said.stderr) == (130, "", "")
+    done = run(AT_EXIT)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_what_runs_in_the_background_ignores_interrupts_as_its_shell_asks() -> None:
@@ -161,10 +161,10 @@ def test_a_reader_that_has_enough_ends_it_quietly(arguments: list[str], merged: 
 @pytest.mark.parametrize("arguments", ["feeds list", "feeds list --json", "--help"])
 def test_closed_output_is_no_error(arguments: str, project: Path) -> None:
     script = "from sluice.cli.entry import main; raise SystemExit(main())"
-    said = subprocess.run(
+    done = subprocess.run(
         f"'{sys.executable}' -c '{script}' {arguments} >&-", shell=True, capture_output=True, text=True, check=False
     )
-    assert (said.returncode, said.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 FREEZES = """
@@ -183,14 +183,14 @@ print(exempt > before, gc.get_freeze_count() - exempt, gc.isenabled())
 
 
 def test_only_imports_that_load_modules_exempt_objects_from_garbage_collection() -> None:
-    """`sluice metrics --serve` imports at each look: each kept 100 kB of garbage."""
+    """`sluice metrics --serve` imports at each scrape; each time 100 kB of garbage were kept."""
     done = run(FREEZES)
     assert (done.stdout, done.stderr) == ("True 0 True\n", "")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_terminal_without_unicode_shows_every_outcome(encoding: str, project: Path) -> None:
-    """A sign that cannot be shown made a run that had committed exit with 1."""
+    """A symbol that the terminal cannot encode made a run that had committed exit with 1."""
     command = [str(Path(sys.executable).with_name("sluice")), "feeds", "check"]
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, check=False)

@@ -1,4 +1,4 @@
-"""The view of several feeds in one command."""
+"""The report of a run of several feeds."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.cli.conftest import FEED, Sluice
 AWAY = "no broker answers; 127.0.0.1:9: connection refused"
 
 
-def of_feed(name: str, *errors: SluiceError | None, landed: Landed | None = None) -> FeedRuns:
-    """A feed with a run for each error; None: a run without one."""
+def make_feed_runs(name: str, *errors: SluiceError | None, landed: Landed | None = None) -> FeedRuns:
+    """Return a feed with one run for each error; None is a run without an error."""
     catch_up = Request(RequestKind.CATCH_UP)
     runs = [TimedRun(name, catch_up, RunResult(name, error=error, landed=landed), {}) for error in errors]
     return FeedRuns(name, (catch_up,), runs=runs)
@@ -30,8 +30,8 @@ def of_feed(name: str, *errors: SluiceError | None, landed: Landed | None = None
 
 def test_held_back_offsets_are_reported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.yaml").write_text(FEED)
-    held = HeldBack(load_feed(tmp_path / "a.yaml", {}), (HeldRange(TopicPartition("orders", 0), 3, 9),), None, 0)
-    feeds = [of_feed("a", None, landed=Landed((), (), (), held=(held,))), of_feed("b", None)]
+    held_back = HeldBack(load_feed(tmp_path / "a.yaml", {}), (HeldRange(TopicPartition("orders", 0), 3, 9),), None, 0)
+    feeds = [make_feed_runs("a", None, landed=Landed((), (), (), held=(held_back,))), make_feed_runs("b", None)]
     CommandOutput().show(*run_view.feeds_view(feeds, 2.0))
     out = capfd.readouterr().out
     assert "! done, some on hold" in out
@@ -39,8 +39,8 @@ def test_held_back_offsets_are_reported(tmp_path: Path, capfd: pytest.CaptureFix
 
 
 def test_an_error_of_many_feeds_is_reported_once_with_their_names() -> None:
-    feeds = [of_feed(f"f{n:02}", KafkaUnavailable(AWAY, remedy="start it")) for n in range(20)]
-    feeds += [of_feed("moved", GroupMoved("its offsets moved"), KafkaUnavailable(AWAY, remedy="start it"))]
+    feeds = [make_feed_runs(f"f{n:02}", KafkaUnavailable(AWAY, remedy="start it")) for n in range(20)]
+    feeds += [make_feed_runs("moved", GroupMoved("its offsets moved"), KafkaUnavailable(AWAY, remedy="start it"))]
     errors = [(type(e).__name__, e.message) for e in run_view.errors_with_feeds(feeds)]
     assert errors == [
         ("KafkaUnavailable", f"f00, f01, f02, f03 and 17 more: {AWAY}"),
@@ -50,7 +50,7 @@ def test_an_error_of_many_feeds_is_reported_once_with_their_names() -> None:
 
 
 def test_a_feed_that_was_not_reached_has_not_failed(capfd: pytest.CaptureFixture[str]) -> None:
-    feeds = [of_feed("a", None), of_feed("b", GroupMoved("moved")), of_feed("c", NotReached("no"))]
+    feeds = [make_feed_runs("a", None), make_feed_runs("b", GroupMoved("moved")), make_feed_runs("c", NotReached("no"))]
     CommandOutput().show(*run_view.feeds_view(feeds, 2.0))
     out = capfd.readouterr().out
     assert "✗ GroupMoved" in out
@@ -63,8 +63,8 @@ def test_a_feed_that_was_not_reached_has_not_failed(capfd: pytest.CaptureFixture
 def test_a_wrong_fleet_file_is_one_error(project: Path, sluice: Sluice, command: tuple[str, ...]) -> None:
     (project / "feeds" / "copy.yaml").write_text(FEED)
     (project / "fleet.yaml").write_text("feeds_at_once: 0\ndeadline: 0s\nper_kafak: 2\n")
-    said = sluice(*command, "--json")
-    assert (said.code, said.document["error"]) == (2, "FeedError")
-    assert said.err.count("error:") == 1
+    result = sluice(*command, "--json")
+    assert (result.code, result.document["error"]) == (2, "FeedError")
+    assert result.err.count("error:") == 1
     for wrong in ("feeds_at_once: should be", "deadline: should be a second or more", "did you mean `per_kafka`?"):
-        assert wrong in said.document["message"]
+        assert wrong in result.document["message"]

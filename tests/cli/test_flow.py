@@ -1,4 +1,4 @@
-"""What narrow screens show: whole words, whole commands, and tables that give columns up."""
+"""Layout on narrow screens: words and commands are not broken, and tables drop columns."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ WORD = st.text("abcde-:.12", min_size=1, max_size=30)
 CELL = st.lists(WORD, max_size=6).map(" ".join)
 
 
-def shown(what: RenderableType, width: int) -> list[str]:
+def render_lines(renderable: RenderableType, width: int) -> list[str]:
     console = Console(file=io.StringIO(), width=width)
-    console.print(what, soft_wrap=True)
+    console.print(renderable, soft_wrap=True)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 
@@ -28,7 +28,7 @@ def shown(what: RenderableType, width: int) -> list[str]:
 @given(st.lists(st.tuples(CELL, WORD, CELL, WORD, CELL), max_size=4), st.sampled_from([60, 80, 120]))
 @example([("a.very.long.topic-name.of.the.whole.market:12", "123,456", "", "1", "one two three four")], 60)
 def test_a_table_cuts_no_word_and_is_no_wider_than_the_screen(rows: list[tuple[str, ...]], width: int) -> None:
-    lines = shown(table(("name", "lag", "what", "rows", ""), rows, right="lag rows"), width)
+    lines = render_lines(table(("name", "lag", "what", "rows", ""), rows, right="lag rows"), width)
     assert max(map(len, lines)) <= width
     words = [word for line in lines for word in line.split()]
     assert sorted(words) == sorted(
@@ -38,18 +38,18 @@ def test_a_table_cuts_no_word_and_is_no_wider_than_the_screen(rows: list[tuple[s
 
 def test_a_table_leaves_out_what_is_least_important_and_says_so() -> None:
     rows = [("orders", "1" * 20, "2" * 20, "3" * 20)]
-    lines = shown(table(("feed", "a", "b", "c"), rows, optional="b c"), 60)
+    lines = render_lines(table(("feed", "a", "b", "c"), rows, optional="b c"), 60)
     assert lines == [
         f"  feed    a{' ' * 19}  c",
         f"  orders  {'1' * 20}  {'3' * 20}",
         "  not shown on 60 columns: b",
     ]
-    assert shown(table(("feed", "a", "b", "c"), rows, optional="b c"), 80)[1].endswith("3" * 20)
+    assert render_lines(table(("feed", "a", "b", "c"), rows, optional="b c"), 80)[1].endswith("3" * 20)
 
 
 def test_a_row_that_has_to_be_whole_takes_several_lines() -> None:
     name = "a.very.long.topic-name.of.the.whole.market:12"
-    lines = shown(table(("partition", "frontier", "lag"), [(name, "123,456", "78")], right="frontier lag"), 60)
+    lines = render_lines(table(("partition", "frontier", "lag"), [(name, "123,456", "78")], right="frontier lag"), 60)
     assert lines == [
         "  partition                                      frontier",
         "    lag",
@@ -71,11 +71,11 @@ COMMAND = "sluice run orders --window 2026-11-20T14:00 --only orders:3 --replace
     ],
 )
 def test_a_command_is_never_broken(text: str, width: int) -> None:
-    lines = shown(Flowing(Text(text)), width)
+    lines = render_lines(Flowing(Text(text)), width)
     assert any(COMMAND in line for line in lines)
     assert all(len(line) <= width for line in lines if COMMAND not in line)
     assert re.sub(r"\s+", " ", " ".join(lines)) == re.sub(r"\s+", " ", text.rstrip()).replace("\n", " ")
-    assert any(COMMAND in line for line in shown(facts(("way out", text)), width))
+    assert any(COMMAND in line for line in render_lines(facts(("way out", text)), width))
 
 
 def test_lines_go_on_below_their_text_and_keep_their_style() -> None:

@@ -1,4 +1,4 @@
-"""`sluice groups` and `sluice offsets` over ports in memory: what they print, their documents, their exit codes."""
+"""`sluice groups` and `sluice offsets` with ports in memory: their texts, documents and exit codes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from sluice.pipelines.model.kafka import BrokerConfig, CommittedOffset, Configs,
 from sluice.testing.cluster import partition
 from sluice.testing.group import MemoryGroups, member
 from tests.assets.world import FEED, P0, P1, World
-from tests.cli.conftest import Sluice, Tell
+from tests.cli.conftest import Invoke, Sluice
 
 GROUP = "sluice-orders"
 
 
 @pytest.fixture
 def landed(world: World) -> World:
-    """Both partitions accounted up to 100 and committed; the log goes on to 150."""
+    """A world with both partitions landed and committed up to 100; the log of one ends at 150."""
     world.land_unrecorded()
-    commit(world.ledger(), world.group, CommitSettings(CommitMode.TRANSACTIONAL, "t", OnGroupMoved.REFUSE))
+    commit(world.open_ledger(), world.group, CommitSettings(CommitMode.TRANSACTIONAL, "t", OnGroupMoved.REFUSE))
     world.grow(0, 150)
     return world
 
@@ -38,54 +38,54 @@ def by_partition(document: dict[str, Any], key: str) -> dict[int, Any]:
 # -- groups
 
 
-def test_list_names_states_protocols_and_the_feed_of_each(landed: World, groups: MemoryGroups, tell: Tell) -> None:
+def test_list_names_states_protocols_and_the_feed_of_each(landed: World, groups: MemoryGroups, invoke: Invoke) -> None:
     groups.members["modern"], groups.kinds["modern"] = (member(),), "consumer"
     groups.others["a\x1b[31mb"] = {P0: CommittedOffset(1)}
-    told = tell(groups_command.list_)
-    assert [(g["group"], g["kind"], g["state"], g["feed"]) for g in told.document["groups"]] == [
+    result = invoke(groups_command.list_)
+    assert [(g["group"], g["kind"], g["state"], g["feed"]) for g in result.document["groups"]] == [
         ("a\x1b[31mb", "classic", "Empty", None),
         ("modern", "consumer", "Stable", None),
         (GROUP, "classic", "Empty", "orders"),
     ]
-    assert "\x1b[31m" not in told.text
-    assert "consumer (KIP-848)" in told.text
-    assert "coordinator assigns" in told.text
-    assert told.document["not_there"] == []
+    assert "\x1b[31m" not in result.text
+    assert "consumer (KIP-848)" in result.text
+    assert "coordinator assigns" in result.text
+    assert result.document["not_there"] == []
 
 
 def test_list_says_which_feed_has_no_group_yet_and_who_is_in_the_way(
-    world: World, groups: MemoryGroups, tell: Tell
+    world: World, groups: MemoryGroups, invoke: Invoke
 ) -> None:
-    told = tell(groups_command.list_, feed="orders")
-    assert told.document["not_there"] == [{"group": GROUP, "feed": "orders"}]
-    assert "does not exist yet" in told.text
+    result = invoke(groups_command.list_, feed="orders")
+    assert result.document["not_there"] == [{"group": GROUP, "feed": "orders"}]
+    assert "does not exist yet" in result.text
     groups.members[GROUP] = (member(),)
-    assert f"has members: sluice groups describe {GROUP}" in tell(groups_command.list_).text
+    assert f"has members: sluice groups describe {GROUP}" in invoke(groups_command.list_).text
 
 
 def test_list_does_not_say_of_a_group_that_may_not_be_seen_that_it_is_not_there(
-    world: World, groups: MemoryGroups, tell: Tell, monkeypatch: pytest.MonkeyPatch
+    world: World, groups: MemoryGroups, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(group: str) -> GroupView:
+    def deny_view(group: str) -> GroupView:
         raise NotAuthorized(f"describing group {group}", remedy="grant DESCRIBE on the group")
 
-    monkeypatch.setattr(groups, "view", refused)
-    told = tell(groups_command.list_, feed="orders")
-    assert told.document["not_there"] == []
-    assert told.document["hidden"] == [{"group": GROUP, "feed": "orders", "remedy": "grant DESCRIBE on the group"}]
-    assert "does not exist yet" not in told.text
-    assert "not visible: grant DESCRIBE on the group" in told.text
+    monkeypatch.setattr(groups, "view", deny_view)
+    result = invoke(groups_command.list_, feed="orders")
+    assert result.document["not_there"] == []
+    assert result.document["hidden"] == [{"group": GROUP, "feed": "orders", "remedy": "grant DESCRIBE on the group"}]
+    assert "does not exist yet" not in result.text
+    assert "not visible: grant DESCRIBE on the group" in result.text
 
 
 def test_describe_tells_offsets_who_put_them_there_and_how_long_they_last(
-    landed: World, groups: MemoryGroups, tell: Tell
+    landed: World, groups: MemoryGroups, invoke: Invoke
 ) -> None:
     landed.cluster.settings = Configs(broker=BrokerConfig(offsets_retention=7 * 86_400_000))
     landed.group.offsets[P1] = CommittedOffset(40, metadata="by\x07 hand")
-    gone = TopicPartition("deleted", 0)
-    landed.group.offsets[gone] = CommittedOffset(5)
-    told = tell(groups_command.describe, GROUP)
-    rows = {(o["topic"], o["partition"]): o for o in told.document["offsets"]}
+    deleted = TopicPartition("deleted", 0)
+    landed.group.offsets[deleted] = CommittedOffset(5)
+    result = invoke(groups_command.describe, GROUP)
+    rows = {(o["topic"], o["partition"]): o for o in result.document["offsets"]}
     assert (rows["orders", 0]["committed"], rows["orders", 0]["log_end"], rows["orders", 0]["lag"]) == (100, 150, 50)
     assert rows["orders", 0]["put_there_by"].startswith("commit, entry ")
     assert (rows["orders", 1]["metadata"], rows["orders", 1]["wanted"]) == ("by\x07 hand", True)
@@ -94,53 +94,53 @@ def test_describe_tells_offsets_who_put_them_there_and_how_long_they_last(
         None,
         False,
     )
-    left = landed.ledger().entry(landed.state().last_mark).at
-    assert told.document["expiry"] == {
+    emptied_at = landed.open_ledger().entry(landed.state().last_mark).at
+    assert result.document["expiry"] == {
         "counted_from": "empty",
         "retention_ms": 604_800_000,
-        "not_before": left + 604_800_000,
+        "not_before": emptied_at + 604_800_000,
     }
-    assert "not before 2024-05-08" in told.text
-    assert "\x07" not in told.text
+    assert "not before 2024-05-08" in result.text
+    assert "\x07" not in result.text
 
 
-def test_describe_names_who_holds_what_the_feed_wants(landed: World, groups: MemoryGroups, tell: Tell) -> None:
+def test_describe_names_who_holds_what_the_feed_wants(landed: World, groups: MemoryGroups, invoke: Invoke) -> None:
     pairs = [TopicPartition("orders", n) for n in (0, 1)] + [TopicPartition("other", 3)]
     groups.members[GROUP] = (member("loader", *pairs, instance="static-1"), member("idle"))
-    told = tell(groups_command.describe)
-    assert told.document["members"][0]["instance_id"] == "static-1"
-    assert told.document["members"][0]["partitions"][2] == {"topic": "other", "partition": 3}
-    assert by_partition(told.document, "held_by") == {0: "loader-1", 1: "loader-1", 3: "loader-1"}
-    assert "loader at 10.0.0.7 holds orders:0-1, other:3; idle at 10.0.0.7 holds nothing" in told.text
-    assert "kept while it has members" in told.text
+    result = invoke(groups_command.describe)
+    assert result.document["members"][0]["instance_id"] == "static-1"
+    assert result.document["members"][0]["partitions"][2] == {"topic": "other", "partition": 3}
+    assert by_partition(result.document, "held_by") == {0: "loader-1", 1: "loader-1", 3: "loader-1"}
+    assert "loader at 10.0.0.7 holds orders:0-1, other:3; idle at 10.0.0.7 holds nothing" in result.text
+    assert "kept while it has members" in result.text
 
 
 def test_describe_tells_what_runs_do_while_others_are_in_the_group(
-    landed: World, groups: MemoryGroups, tell: Tell
+    landed: World, groups: MemoryGroups, invoke: Invoke
 ) -> None:
     groups.members[GROUP] = (member("loader"),)
-    assert "Landing continues; the first run after they leave commits" in tell(groups_command.describe).text
+    assert "Landing continues; the first run after they leave commits" in invoke(groups_command.describe).text
     groups.kinds[GROUP] = "zookeeper"
-    told = " ".join(tell(groups_command.describe).text.split())
-    assert "Runs land nothing until old consumers leave" in told
-    assert "Landing continues" not in told
+    text = " ".join(invoke(groups_command.describe).text.split())
+    assert "Runs land nothing until old consumers leave" in text
+    assert "Landing continues" not in text
     groups.kinds[GROUP] = "consumer"
-    told = " ".join(tell(groups_command.describe).text.split())
-    assert "members of the classic protocol may be in it" in told
+    text = " ".join(invoke(groups_command.describe).text.split())
+    assert "members of the classic protocol may be in it" in text
 
 
-def test_a_run_of_ours_that_commits_is_no_stranger(landed: World, groups: MemoryGroups, tell: Tell) -> None:
+def test_a_run_of_ours_that_commits_is_no_stranger(landed: World, groups: MemoryGroups, invoke: Invoke) -> None:
     groups.members[GROUP] = (member("sluice"),)
-    assert "a run of orders is committing" in tell(groups_command.describe).text
-    assert tell(offsets.show, "orders").code == 0
+    assert "a run of orders is committing" in invoke(groups_command.describe).text
+    assert invoke(offsets.show, "orders").code == 0
 
 
-def test_hostile_metadata_is_shown_and_nothing_more(landed: World, tell: Tell) -> None:
+def test_hostile_metadata_is_shown_and_nothing_more(landed: World, invoke: Invoke) -> None:
     ledger = landed.state().ledger_id
     landed.group.offsets[P0] = CommittedOffset(1, metadata=f'{{"sluice": "{ledger}", "moved": -7}}')
     landed.group.offsets[P1] = CommittedOffset(1, metadata=f'{{"sluice": "{"x" * 5000}", "moved": 1}}')
-    told = tell(groups_command.describe)
-    assert by_partition(told.document, "put_there_by") == {
+    result = invoke(groups_command.describe)
+    assert by_partition(result.document, "put_there_by") == {
         0: "by hand, entry -7, which is not in the ledger",
         1: f"by hand of another ledger ({'x' * 20}, entry 1)",
     }
@@ -154,9 +154,9 @@ def test_hostile_metadata_is_shown_and_nothing_more(landed: World, tell: Tell) -
         ("zzz", "there is no group zzz", "see sluice groups list"),
     ],
 )
-def test_a_group_that_is_not_there(landed: World, tell: Tell, name: str, message: str, remedy: str) -> None:
+def test_a_group_that_is_not_there(landed: World, invoke: Invoke, name: str, message: str, remedy: str) -> None:
     with pytest.raises(UsageError) as error:
-        tell(groups_command.describe, name)
+        invoke(groups_command.describe, name)
     assert error.value.message == message
     assert remedy in error.value.remedy
 
@@ -166,136 +166,136 @@ def test_which_kafka_is_asked_must_be_known(sluice: Sluice, project: Path) -> No
         FEED.replace(":9\n", ":10\n").replace("topics", "feed: other\ntopics")
     )
     for words in (("groups", "list"), ("groups", "describe"), ("groups", "describe", "any")):
-        said = sluice(*words)
-        assert said.code == 2, said.err
-        assert "--feed NAME" in said.err
+        result = sluice(*words)
+        assert result.code == 2, result.err
+        assert "--feed NAME" in result.err
 
 
 # -- offsets show
 
 
-def test_show_tells_what_the_next_commit_will_make_of_each(landed: World, tell: Tell) -> None:
-    told = tell(offsets.show, "orders")
-    assert told.code == 0
-    assert by_partition(told.document, "stands") == {0: "at the frontier", 1: "at the frontier"}
-    assert by_partition(told.document, "lag") == {0: 50, 1: 0}
+def test_show_tells_what_the_next_commit_will_make_of_each(landed: World, invoke: Invoke) -> None:
+    result = invoke(offsets.show, "orders")
+    assert result.code == 0
+    assert by_partition(result.document, "stands") == {0: "at the frontier", 1: "at the frontier"}
+    assert by_partition(result.document, "lag") == {0: 50, 1: 0}
 
 
-def test_show_exits_as_the_commit_would_and_names_the_ways_out(landed: World, tell: Tell) -> None:
+def test_show_exits_as_the_commit_would_and_names_the_ways_out(landed: World, invoke: Invoke) -> None:
     landed.group.offsets[P1] = CommittedOffset(40)
-    told = tell(offsets.show, "orders")
-    assert told.code == 3
-    assert by_partition(told.document, "stands") == {0: "at the frontier", 1: "moved by somebody"}
-    assert by_partition(told.document, "expected") == {0: 100, 1: 100}
-    assert "sluice offsets reset orders --to-frontier" in told.text
-    assert "sluice accept orders moved --reason" in told.text
-    assert "--adopt" not in told.text
+    result = invoke(offsets.show, "orders")
+    assert result.code == 3
+    assert by_partition(result.document, "stands") == {0: "at the frontier", 1: "moved by somebody"}
+    assert by_partition(result.document, "expected") == {0: 100, 1: 100}
+    assert "sluice offsets reset orders --to-frontier" in result.text
+    assert "sluice accept orders moved --reason" in result.text
+    assert "--adopt" not in result.text
     landed.group.offsets[P1] = CommittedOffset(140)
-    assert "sluice accept orders moved --adopt" in tell(offsets.show, "orders").text
+    assert "sluice accept orders moved --adopt" in invoke(offsets.show, "orders").text
 
 
-def test_show_does_not_foretell_a_refusal_of_what_the_next_run_lands(landed: World, tell: Tell) -> None:
+def test_show_does_not_foretell_a_refusal_of_what_the_next_run_lands(landed: World, invoke: Invoke) -> None:
     landed.group.offsets[P0] = CommittedOffset(150)
-    told = tell(offsets.show, "orders")
-    assert (told.code, by_partition(told.document, "stands")[0]) == (0, "moved by somebody")
-    assert "will be refused" not in told.text
-    assert "to the next batch" in " ".join(told.text.split())
+    result = invoke(offsets.show, "orders")
+    assert (result.code, by_partition(result.document, "stands")[0]) == (0, "moved by somebody")
+    assert "will be refused" not in result.text
+    assert "to the next batch" in " ".join(result.text.split())
     landed.group.offsets[P0] = CommittedOffset(149)
-    assert tell(offsets.show, "orders").code == 3
+    assert invoke(offsets.show, "orders").code == 3
 
 
-def test_show_before_the_first_plan(world: World, tell: Tell) -> None:
+def test_show_before_the_first_plan(world: World, invoke: Invoke) -> None:
     world.group.offsets[P0] = CommittedOffset(30)
-    told = tell(offsets.show, "orders")
-    assert "not landed yet: the feed begins here" in told.text
-    assert "not landed yet: begins at `start: 2024-05-01T00:00:00Z`" in told.text
+    result = invoke(offsets.show, "orders")
+    assert "not landed yet: the feed begins here" in result.text
+    assert "not landed yet: begins at `start: 2024-05-01T00:00:00Z`" in result.text
     assert world.lake.files == {}
 
 
-def test_show_names_who_is_in_the_way(landed: World, groups: MemoryGroups, tell: Tell) -> None:
+def test_show_names_who_is_in_the_way(landed: World, groups: MemoryGroups, invoke: Invoke) -> None:
     groups.members[GROUP] = (member("loader", P0),)
-    assert tell(offsets.show, "orders").code == 0, "there is nothing to commit"
+    assert invoke(offsets.show, "orders").code == 0, "there is nothing to commit"
     landed.land_unrecorded()
-    told = tell(offsets.show, "orders")
-    assert told.code == 3
-    assert "loader at 10.0.0.7: no commit until they leave" in told.text
+    result = invoke(offsets.show, "orders")
+    assert result.code == 3
+    assert "loader at 10.0.0.7: no commit until they leave" in result.text
 
 
 # -- offsets reset
 
 
-def test_a_dry_run_changes_nothing(landed: World, tell: Tell) -> None:
-    before, held = dict(landed.lake.files), dict(landed.group.offsets)
-    told = tell(offsets.reset, "orders", to_earliest=True, only=["orders:1"], dry_run=True)
-    assert (told.code, told.document["applied"], told.document["entry"]) == (0, False, None)
-    assert by_partition(told.document, "after") == {1: 0}
-    assert "A dry run: nothing was changed" in told.text
-    assert "1 other partition left as it is" in told.text
-    assert "reads from its ledger's frontier" in told.text
-    assert "sluice run orders --from START --replace" in told.text
-    assert (landed.lake.files, landed.group.offsets) == (before, held)
+def test_a_dry_run_changes_nothing(landed: World, invoke: Invoke) -> None:
+    before, offsets_before = dict(landed.lake.files), dict(landed.group.offsets)
+    result = invoke(offsets.reset, "orders", to_earliest=True, only=["orders:1"], dry_run=True)
+    assert (result.code, result.document["applied"], result.document["entry"]) == (0, False, None)
+    assert by_partition(result.document, "after") == {1: 0}
+    assert "A dry run: nothing was changed" in result.text
+    assert "1 other partition left as it is" in result.text
+    assert "reads from its ledger's frontier" in result.text
+    assert "sluice run orders --from START --replace" in result.text
+    assert (landed.lake.files, landed.group.offsets) == (before, offsets_before)
 
 
-def test_a_reset_moves_and_is_recorded(landed: World, tell: Tell) -> None:
-    told = tell(offsets.reset, "orders", shift=-10, yes=True, reason="ticket 7", text=False)
-    assert (told.code, told.document["applied"]) == (0, True)
-    entry = landed.ledger().entry(told.document["entry"])
+def test_a_reset_moves_and_is_recorded(landed: World, invoke: Invoke) -> None:
+    result = invoke(offsets.reset, "orders", shift=-10, yes=True, reason="ticket 7", text=False)
+    assert (result.code, result.document["applied"]) == (0, True)
+    entry = landed.open_ledger().entry(result.document["entry"])
     assert getattr(entry, "reason", None) == "ticket 7"
     assert {tp: c.offset for tp, c in landed.group.offsets.items()} == {P0: 90, P1: 90}
-    again = tell(offsets.reset, "orders", to_frontier=True, yes=True)
+    again = invoke(offsets.reset, "orders", to_frontier=True, yes=True)
     assert f"recorded as entry {landed.state().number - 1} of the ledger of orders" in again.text
-    entry = landed.ledger().entry(again.document["entry"])
+    entry = landed.open_ledger().entry(again.document["entry"])
     assert getattr(entry, "reason", None) == "sluice offsets reset to frontier"
 
 
-def test_without_a_terminal_a_reset_needs_yes(landed: World, tell: Tell) -> None:
+def test_without_a_terminal_a_reset_needs_yes(landed: World, invoke: Invoke) -> None:
     before = dict(landed.lake.files)
     with pytest.raises(UsageError, match=r"not confirmed: Move 2 offsets of group sluice-orders\?"):
-        tell(offsets.reset, "orders", shift=-10)
+        invoke(offsets.reset, "orders", shift=-10)
     assert (landed.lake.files, landed.group.offsets[P0].offset) == (before, 100)
 
 
-def test_beyond_the_frontier_is_refused_in_the_dry_run_too(landed: World, tell: Tell) -> None:
+def test_beyond_the_frontier_is_refused_in_the_dry_run_too(landed: World, invoke: Invoke) -> None:
     for how in ("dry_run", "yes"):
-        told = tell(offsets.reset, "orders", to_latest=True, **{how: True})
-        assert (told.code, told.document["applied"]) == (3, False)
-        assert told.document["problem"]["error"] == "Refused"
-        assert "--skip-to latest" in told.document["problem"]["remedy"]
-        assert "50 beyond the frontier" in told.text
+        result = invoke(offsets.reset, "orders", to_latest=True, **{how: True})
+        assert (result.code, result.document["applied"]) == (3, False)
+        assert result.document["problem"]["error"] == "Refused"
+        assert "--skip-to latest" in result.document["problem"]["remedy"]
+        assert "50 beyond the frontier" in result.text
     assert landed.group.offsets[P0].offset == 100
 
 
-def test_to_a_time(landed: World, tell: Tell) -> None:
-    told = tell(offsets.reset, "orders", to_time="2024-05-01T01:00:00Z", dry_run=True)
-    assert by_partition(told.document, "after") == {0: 25, 1: 25}
-    window = tell(offsets.reset, "orders", to_time="2024-05-01T01", dry_run=True)
-    assert window.document["offsets"] == told.document["offsets"]
-    ago = tell(offsets.reset, "orders", by_duration="1s", dry_run=True)
+def test_to_a_time(landed: World, invoke: Invoke) -> None:
+    result = invoke(offsets.reset, "orders", to_time="2024-05-01T01:00:00Z", dry_run=True)
+    assert by_partition(result.document, "after") == {0: 25, 1: 25}
+    window = invoke(offsets.reset, "orders", to_time="2024-05-01T01", dry_run=True)
+    assert window.document["offsets"] == result.document["offsets"]
+    ago = invoke(offsets.reset, "orders", by_duration="1s", dry_run=True)
     assert by_partition(ago.document, "note")[1] == "no record since: the end"
 
 
-def test_before_a_time(landed: World, tell: Tell) -> None:
-    told = tell(offsets_compare.before, "orders", "2024-05-01T01")
-    assert by_partition(told.document, "offset") == {0: 25, 1: 25}
-    late = tell(offsets_compare.before, "orders", "2030-01-01T00", only=["orders:1"])
+def test_before_a_time(landed: World, invoke: Invoke) -> None:
+    result = invoke(offsets_compare.before, "orders", "2024-05-01T01")
+    assert by_partition(result.document, "offset") == {0: 25, 1: 25}
+    late = invoke(offsets_compare.before, "orders", "2030-01-01T00", only=["orders:1"])
     assert by_partition(late.document, "note") == {1: "no record since: the end"}
 
 
-def test_a_diff_with_a_file_and_with_a_group(landed: World, tell: Tell, tmp_path: Path) -> None:
+def test_a_diff_with_a_file_and_with_a_group(landed: World, invoke: Invoke, tmp_path: Path) -> None:
     file = tmp_path / "offsets.csv"
-    tell(offsets.export, "orders", file=file, text=False)
-    same = tell(offsets_compare.diff, "orders", str(file))
+    invoke(offsets.export, "orders", file=file, text=False)
+    same = invoke(offsets_compare.diff, "orders", str(file))
     assert (same.code, same.document["same"]) == (0, True)
     landed.group.offsets[P1] = CommittedOffset(40)
-    told = tell(offsets_compare.diff, "orders", str(file))
-    assert (told.code, by_partition(told.document, "other")) == (1, {0: 100, 1: 100})
-    assert "60 ahead" in told.text
+    result = invoke(offsets_compare.diff, "orders", str(file))
+    assert (result.code, by_partition(result.document, "other")) == (1, {0: 100, 1: 100})
+    assert "60 ahead" in result.text
     with pytest.raises(UsageError, match="is neither a file nor a group"):
-        tell(offsets_compare.diff, "orders", "nobody")
+        invoke(offsets_compare.diff, "orders", "nobody")
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [
         {},
         {"to_earliest": True, "to_latest": True},
@@ -308,84 +308,84 @@ def test_a_diff_with_a_file_and_with_a_group(landed: World, tell: Tell, tmp_path
         {"to_file": Path(".")},
     ],
 )
-def test_what_cannot_be_asked_for(landed: World, tell: Tell, given: dict[str, Any]) -> None:
+def test_what_cannot_be_asked_for(landed: World, invoke: Invoke, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        tell(offsets.reset, "orders", yes=True, **given)
+        invoke(offsets.reset, "orders", yes=True, **options)
     assert landed.group.offsets[P0].offset == 100
 
 
-def test_a_recreated_topic_is_another_log(landed: World, tell: Tell) -> None:
+def test_a_recreated_topic_is_another_log(landed: World, invoke: Invoke) -> None:
     landed.cluster.states[P0] = partition(topic_id="another")
-    assert by_partition(tell(offsets.show, "orders").document, "stands")[0] == "another log"
+    assert by_partition(invoke(offsets.show, "orders").document, "stands")[0] == "another log"
     with pytest.raises(IncarnationChanged):
-        tell(offsets.reset, "orders", to_earliest=True, yes=True)
-    assert tell(offsets.reset, "orders", to_earliest=True, only=["orders:1"], yes=True, text=False).code == 0
+        invoke(offsets.reset, "orders", to_earliest=True, yes=True)
+    assert invoke(offsets.reset, "orders", to_earliest=True, only=["orders:1"], yes=True, text=False).code == 0
 
 
-def test_a_feed_that_commits_nothing_is_told_so(landed: World, tell: Tell) -> None:
+def test_a_feed_that_commits_nothing_is_told_so(landed: World, invoke: Invoke) -> None:
     path = landed.project.feeds_folder / "orders.yaml"
     path.write_text(path.read_text() + "commit: none\n")
     landed.group.offsets[P0] = CommittedOffset(3)
-    assert tell(offsets.show, "orders").code == 0
-    told = tell(offsets.reset, "orders", to_earliest=True, dry_run=True)
-    assert "commit: none" in told.text
-    assert "the next commit" not in told.text
+    assert invoke(offsets.show, "orders").code == 0
+    result = invoke(offsets.reset, "orders", to_earliest=True, dry_run=True)
+    assert "commit: none" in result.text
+    assert "the next commit" not in result.text
 
 
 # -- export and import
 
 
-def test_what_is_exported_is_imported(landed: World, tell: Tell, tmp_path: Path) -> None:
+def test_what_is_exported_is_imported(landed: World, invoke: Invoke, tmp_path: Path) -> None:
     landed.group.offsets[P1] = CommittedOffset(40)
     file = tmp_path / "offsets.csv"
-    assert tell(offsets.export, "orders").text == "orders,0,100\norders,1,40\n"
-    tell(offsets.export, "orders", file=file, text=False)
+    assert invoke(offsets.export, "orders").text == "orders,0,100\norders,1,40\n"
+    invoke(offsets.export, "orders", file=file, text=False)
     with pytest.raises(UsageError, match="File exists"):
-        tell(offsets.export, "orders", file=file)
+        invoke(offsets.export, "orders", file=file)
     landed.group.offsets.clear()
-    told = tell(offsets.import_, "orders", file, yes=True, text=False)
-    assert (told.code, told.document["applied"]) == (0, True)
+    result = invoke(offsets.import_, "orders", file, yes=True, text=False)
+    assert (result.code, result.document["applied"]) == (0, True)
     assert {tp: c.offset for tp, c in landed.group.offsets.items()} == {P0: 100, P1: 40}
-    only = tell(offsets.import_, "orders", file, only=["orders:1"], dry_run=True)
+    only = invoke(offsets.import_, "orders", file, only=["orders:1"], dry_run=True)
     assert by_partition(only.document, "after") == {1: 40}
 
 
 def test_a_feed_takes_over_where_another_consumer_stands(
-    world: World, groups: MemoryGroups, tell: Tell, tmp_path: Path
+    world: World, groups: MemoryGroups, invoke: Invoke, tmp_path: Path
 ) -> None:
     groups.others["legacy"] = {P0: CommittedOffset(30), P1: CommittedOffset(70)}
     file = tmp_path / "legacy.csv"
-    tell(offsets.export, "orders", file=file, other="legacy", text=False)
-    told = tell(offsets.import_, "orders", file, yes=True, text=False)
-    assert told.document["entry"] is None, "a feed without a ledger has nothing to note"
+    invoke(offsets.export, "orders", file=file, other="legacy", text=False)
+    result = invoke(offsets.import_, "orders", file, yes=True, text=False)
+    assert result.document["entry"] is None, "a feed without a ledger has nothing to note"
     world.land_unrecorded()
     assert {k.tp: o.offset for k, o in world.state().origins.items()} == {P0: 30, P1: 70}
 
 
 def test_another_group_is_moved_without_a_note_unless_a_feed_owns_it(
-    landed: World, groups: MemoryGroups, tell: Tell
+    landed: World, groups: MemoryGroups, invoke: Invoke
 ) -> None:
     groups.others["legacy"] = {P0: CommittedOffset(30)}
     number = landed.state().number
-    told = tell(offsets.reset, "orders", to_latest=True, group="legacy", yes=True)
-    assert (told.document["feed"], told.document["entry"], landed.state().number) == (None, None, number)
+    result = invoke(offsets.reset, "orders", to_latest=True, group="legacy", yes=True)
+    assert (result.document["feed"], result.document["entry"], landed.state().number) == (None, None, number)
     assert groups.others["legacy"][P0].offset == 150
-    assert "ledger" not in told.text
+    assert "ledger" not in result.text
     (landed.project.feeds_folder / "second.yaml").write_text(FEED.replace("topics", "group: legacy\ntopics"))
     with pytest.raises(UsageError, match="group legacy belongs to feed second"):
-        tell(offsets.reset, "orders", to_latest=True, group="legacy")
+        invoke(offsets.reset, "orders", to_latest=True, group="legacy")
 
 
-def test_a_file_too_large_to_be_one(landed: World, tell: Tell, tmp_path: Path) -> None:
+def test_a_file_too_large_to_be_one(landed: World, invoke: Invoke, tmp_path: Path) -> None:
     file = tmp_path / "large.csv"
     with file.open("wb") as sparse:
         sparse.truncate((16 << 20) + 1)
     with pytest.raises(UsageError, match="larger than 16 MiB"):
-        tell(offsets.import_, "orders", file)
+        invoke(offsets.import_, "orders", file)
 
 
 def test_numbers_as_they_are_typed(sluice: Sluice, project: Path) -> None:
     for words in (["--shift", "-5"], ["--shift", "+5"], ["--to-offset", "9" * 40]):
-        said = sluice("offsets", "reset", "orders", *words)
-        assert (said.code, "no broker" in said.err or "refused" in said.err) == (1, True), said.err
+        result = sluice("offsets", "reset", "orders", *words)
+        assert (result.code, "no broker" in result.err or "refused" in result.err) == (1, True), result.err
     assert sluice("offsets", "reset", "orders", "--shift", "x").code == 2

@@ -1,4 +1,4 @@
-"""`sluice init` on a real Kafka: what it looks at, what it writes, and that a run lands by it.
+"""`sluice init` on a real Kafka: the records that it samples, the files that it writes, and a run with them.
 
 `--local` is in tests/test_readme.py.
 """
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.kafka
 
 @pytest.fixture
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is no project, and an environment that names no Kafka."""
+    """A folder without a project, in an environment without the address of a Kafka."""
     monkeypatch.delenv("KAFKA_BOOTSTRAP", raising=False)
     monkeypatch.delenv("SLUICE_PROJECT", raising=False)
     folder = tmp_path / "new"
@@ -50,18 +50,18 @@ def order(n: int) -> bytes | None:
 def test_a_json_topic_gets_a_schema_that_its_records_fit(
     empty: Path, kafka: LocalKafka, orders: str, sluice: Sluice
 ) -> None:
-    told = sluice("init", "--bootstrap", kafka.bootstrap, "--topic", orders, "--json").document
+    proposal = sluice("init", "--bootstrap", kafka.bootstrap, "--topic", orders, "--json").document
     name = orders.lower().replace(".", "_").replace("-", "_")
-    assert (told["feed"], told["partitions"], told["format"]) == (name, 2, "json")
-    assert told["columns"] == {
+    assert (proposal["feed"], proposal["partitions"], proposal["format"]) == (name, 2, "json")
+    assert proposal["columns"] == {
         "id": "int64",
         "note": "string",
         "at": "timestamp",
         "paid": "float64",
         "lines": "list<struct<sku:string, quantity:int64>>",
     }
-    assert told["sampled"] == told["fit"] == 600
-    assert not re.search(r"\S#", told["text"])  # a comment begins after a space, or other readers of YAML refuse it
+    assert proposal["sampled"] == proposal["fit"] == 600
+    assert not re.search(r"\S#", proposal["text"])  # a comment begins after a space, or other readers of YAML refuse it
     assert sorted(p.name for p in empty.iterdir()) == [".gitignore", "feeds", "workspace.yaml"]
     assert (empty / "workspace.yaml").read_text() == (Path(__file__).parents[2] / "workspace.yaml").read_text()
     assert sluice("feeds", "check", "--json").code == 0
@@ -83,9 +83,9 @@ def test_what_is_no_json_lands_as_it_is_and_an_empty_topic_too(
     there = ("--bootstrap", kafka.bootstrap, "--topic", topic)
     assert sluice("init", "before", *there, "--json").document["format"] == "raw"
     produce(kafka, topic, 50)
-    told = sluice("init", "after", *there, "--group", "clicks-loader", "--json").document
-    assert (told["format"], told["sampled"]) == ("raw", 50)
-    assert "group: " in told["text"]
+    proposal = sluice("init", "after", *there, "--group", "clicks-loader", "--json").document
+    assert (proposal["format"], proposal["sampled"]) == ("raw", 50)
+    assert "group: " in proposal["text"]
     assert sluice("feeds", "check", "--json").code == 0
 
 
@@ -101,9 +101,9 @@ def test_in_a_dagster_project_of_ones_own_no_workspace_takes_its_place(
     empty: Path, kafka: LocalKafka, orders: str, sluice: Sluice
 ) -> None:
     (empty / "pyproject.toml").write_text('[tool.dg]\ndirectory_type = "project"\n')
-    said = sluice("init", "--bootstrap", kafka.bootstrap, "--topic", orders)
-    assert (said.code, (empty / "workspace.yaml").exists()) == (0, False)
-    assert "dg scaffold defs sluice.dagster.FeedsComponent" in said.out
+    result = sluice("init", "--bootstrap", kafka.bootstrap, "--topic", orders)
+    assert (result.code, (empty / "workspace.yaml").exists()) == (0, False)
+    assert "dg scaffold defs sluice.dagster.FeedsComponent" in result.out
 
 
 def test_nothing_is_asked_without_a_terminal_and_nothing_is_left_of_a_failure(
@@ -122,9 +122,9 @@ def test_nothing_is_asked_without_a_terminal_and_nothing_is_left_of_a_failure(
         (("--bootstrap", kafka.bootstrap, "--kafka", "sasl_plain_password=${NOWHERE}"), 2, "NOWHERE"),
         (("--bootstrap", kafka.bootstrap, "--kafka", "sasl_plain_password=hunter2"), 2, "set a variable"),
     ):
-        said = sluice("init", *arguments)
-        assert (said.code, says in said.err) == (code, True), said.err
-        assert "hunter2" not in said.err
+        result = sluice("init", *arguments)
+        assert (result.code, says in result.err) == (code, True), result.err
+        assert "hunter2" not in result.err
         assert list(empty.iterdir()) == []
 
 

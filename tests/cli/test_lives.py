@@ -1,4 +1,4 @@
-"""A topic that was deleted and created again: whoever lists both of its lives says which is which."""
+"""A topic that was deleted and created again: commands that list both incarnations give their topic ids."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sluice.cli.maintain import accept
 from sluice.cli.terminal.text_layout import label_partitions
 from sluice.pipelines.model.kafka import Key
 from tests.assets.world import P0, P1, World
-from tests.cli.conftest import Tell
+from tests.cli.conftest import Invoke
 
 OLD, NEW = "27YBcOddSAqT4E4khZ-qSQ", "9fK2mWx1Qb2ZzY5rTtUvWw"
 
 
 @pytest.fixture
-def twice(world: World, tell: Tell) -> World:
+def twice(world: World, invoke: Invoke) -> World:
     for tp in (P0, P1):
         world.cluster.states[tp] = replace(world.cluster.states[tp], topic_id=OLD)
     world.run()
@@ -26,27 +26,27 @@ def twice(world: World, tell: Tell) -> World:
         world.cluster.states[tp] = replace(
             world.cluster.states[tp], topic_id=NEW, last_stable_offset=30, high_watermark=30
         )
-    tell(accept.accept, "orders", event="recreated", reason="made again", text=False)
-    assert tell(run.run, ["orders"], text=False).code == 0
+    invoke(accept.accept, "orders", event="recreated", reason="made again", text=False)
+    assert invoke(run.run, ["orders"], text=False).code == 0
     return world
 
 
-def test_an_audit_says_which_life_a_line_is_of(twice: World, tell: Tell) -> None:
-    told = tell(audit.audit, "orders")
+def test_an_audit_says_which_life_a_line_is_of(twice: World, invoke: Invoke) -> None:
+    result = invoke(audit.audit, "orders")
     for p in ("orders:0", "orders:1"):
         for life in (OLD, NEW):
-            assert f"{p} (topic id {life[:8]})" in told.text
+            assert f"{p} (topic id {life[:8]})" in result.text
 
 
-def test_explain_says_which_life_it_looked_at(twice: World, tell: Tell) -> None:
-    told = tell(explain.explain, "orders", "orders:0:7")
-    assert told.document["topic_id"] == NEW
-    assert f"(of topic id {NEW[:8]}; earlier lives are not searched: {OLD[:8]})" in " ".join(told.text.split())
+def test_explain_says_which_life_it_looked_at(twice: World, invoke: Invoke) -> None:
+    result = invoke(explain.explain, "orders", "orders:0:7")
+    assert result.document["topic_id"] == NEW
+    assert f"(of topic id {NEW[:8]}; earlier lives are not searched: {OLD[:8]})" in " ".join(result.text.split())
 
 
-def test_a_status_that_lists_a_life_that_nobody_accepted_yet_tells_them_apart(world: World, tell: Tell) -> None:
+def test_a_status_that_lists_a_life_that_nobody_accepted_yet_tells_them_apart(world: World, invoke: Invoke) -> None:
     world.run()
-    assert "topic id" not in tell(status.status, "orders").text
+    assert "topic id" not in invoke(status.status, "orders").text
 
 
 def test_lives_are_named_only_where_there_are_several() -> None:

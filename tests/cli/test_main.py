@@ -1,4 +1,4 @@
-"""Exit codes, errors and start-up of the `sluice` command."""
+"""Exit codes, errors and start of the `sluice` command."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ COMMANDS = [
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_every_command_has_help_with_an_example_and_the_common_options(command: list[str], sluice: Sluice) -> None:
-    said = sluice(*command, "--help")
-    assert said.code == 0
-    assert f"$ sluice {' '.join(command)}" in said.out
+    result = sluice(*command, "--help")
+    assert result.code == 0
+    assert f"$ sluice {' '.join(command)}" in result.out
     for option in ("--json", "--debug", "--project"):
-        assert option in said.out
+        assert option in result.out
 
 
 @pytest.mark.parametrize("group", ["contract", "feeds", "groups", "kafka", "offsets", "quarantine", "schema", "table"])
@@ -68,7 +68,7 @@ def test_an_option_of_a_group_is_a_field_of_its_dataclass() -> None:
 def test_a_window_that_is_not_closed_has_an_exit_code_of_its_own(
     command: list[str], sluice: Sluice, project: Path
 ) -> None:
-    """Neither wrong usage nor a refusal: schedulers try again. Kafka is not asked."""
+    """Exit code 75 is neither wrong usage nor a refusal: schedulers retry. No request goes to Kafka."""
     window = ["2099-11-20T14"] if command[0] == "check" else ["--window", "2099-11-20T14"]
     answer = sluice(*command, *window, "--json")
     assert (answer.code, answer.document["exit_code"]) == (75, 75)
@@ -87,10 +87,10 @@ def test_the_worst_exit_code_wins_and_not_yet_is_the_mildest() -> None:
 
 def test_no_command_shows_the_help_and_is_a_usage_error(sluice: Sluice) -> None:
     for arguments in ((), ("kafka",)):
-        said = sluice(*arguments)
-        assert said.code == 2
-        assert said.out.startswith("Usage: sluice")
-        assert said.err == ""
+        result = sluice(*arguments)
+        assert result.code == 2
+        assert result.out.startswith("Usage: sluice")
+        assert result.err == ""
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,11 @@ def test_no_command_shows_the_help_and_is_a_usage_error(sluice: Sluice) -> None:
     [["nothing"], ["plan"], ["plan", "orders", "--nope"], ["peek", "orders:0:0", "-n", "x"], ["plan", "a", "b"]],
 )
 def test_wrong_usage_is_one_error_without_traceback(arguments: list[str], sluice: Sluice, project: Path) -> None:
-    said = sluice(*arguments)
-    assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("error: ")
-    assert "--help" in said.err
-    assert "Traceback" not in said.err
+    result = sluice(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("error: ")
+    assert "--help" in result.err
+    assert "Traceback" not in result.err
 
 
 @pytest.mark.parametrize(
@@ -134,10 +134,10 @@ def test_wrong_usage_names_what_to_type_instead(typed: str, advice: str, sluice:
 
 
 def test_an_error_is_one_json_document_as_well(sluice: Sluice, project: Path) -> None:
-    said = sluice("plan", "orders", "--json", "--nope")
-    assert said.code == 2
-    assert said.document["error"] == "UsageError"
-    assert set(said.document) >= {"error", "message", "remedy"}
+    result = sluice("plan", "orders", "--json", "--nope")
+    assert result.code == 2
+    assert result.document["error"] == "UsageError"
+    assert set(result.document) >= {"error", "message", "remedy"}
 
 
 def test_outside_a_project_the_way_out_is_named(
@@ -145,10 +145,10 @@ def test_outside_a_project_the_way_out_is_named(
 ) -> None:
     monkeypatch.delenv("SLUICE_PROJECT", raising=False)
     monkeypatch.chdir(tmp_path)
-    said = sluice("status", "--json")
-    assert said.code == 2
-    assert "feeds/" in said.document["message"]
-    assert "sluice init begins a project" in said.document["remedy"]
+    result = sluice("status", "--json")
+    assert result.code == 2
+    assert "feeds/" in result.document["message"]
+    assert "sluice init begins a project" in result.document["remedy"]
 
 
 @pytest.mark.parametrize("file", ["fleet.yaml", "notify.yaml"])
@@ -170,9 +170,9 @@ def test_dagsters_home_is_where_dagster_has_it_from_any_folder(
 
 
 def test_an_unknown_feed_names_those_that_there_are(sluice: Sluice, project: Path) -> None:
-    said = sluice("plan", "order")
-    assert said.code == 2
-    assert "orders" in said.err
+    result = sluice("plan", "order")
+    assert result.code == 2
+    assert "orders" in result.err
 
 
 def test_a_broken_feed_file_names_file_key_and_remedy_and_stops_no_other(sluice: Sluice, project: Path) -> None:
@@ -204,18 +204,18 @@ def test_a_check_warns_of_fields_that_an_old_lakes_folders_override(sluice: Slui
     columns = feed.columns.texts() if feed.columns else None
     ledger = Ledger(LocalLake(Path(feed.lake)), "orders", lambda: 0)
     ledger.append(lambda s: SchemaEntry(shape=feed.shape.name, columns=columns))
-    said = sluice("feeds", "check")
-    assert said.code == 0
-    assert "orders: 1 column named like a key of this feed's folders (Date)" in " ".join(said.out.split())
+    result = sluice("feeds", "check")
+    assert result.code == 0
+    assert "orders: 1 column named like a key of this feed's folders (Date)" in " ".join(result.out.split())
 
 
 @pytest.mark.parametrize("command", [["plan", "orders"], ["produce", "orders", "--bootstrap", "127.0.0.1:9"]])
 def test_an_unreachable_broker_is_named(command: list[str], sluice: Sluice, project: Path) -> None:
-    said = sluice(*command, "--json")
-    assert said.code == 1
-    assert said.document["error"] == "KafkaUnavailable"
-    assert "127.0.0.1:9" in said.document["message"]
-    assert "sluice kafka start" in said.document["remedy"]
+    result = sluice(*command, "--json")
+    assert result.code == 1
+    assert result.document["error"] == "KafkaUnavailable"
+    assert "127.0.0.1:9" in result.document["message"]
+    assert "sluice kafka start" in result.document["remedy"]
 
 
 def test_sample_events_go_to_the_local_kafka_or_where_they_are_sent_by_name(sluice: Sluice, project: Path) -> None:
@@ -228,9 +228,9 @@ def test_sample_events_go_to_the_local_kafka_or_where_they_are_sent_by_name(slui
 
 
 def test_status_tells_what_the_ledger_knows_when_kafka_does_not_answer(sluice: Sluice, project: Path) -> None:
-    said = sluice("status", "--json")
-    assert said.code == 1
-    (feed,) = said.document["feeds"]
+    result = sluice("status", "--json")
+    assert result.code == 1
+    (feed,) = result.document["feeds"]
     assert feed["problem"]["error"] == "KafkaUnavailable"
     assert (feed["feed"], feed["lag"], feed["partitions"]) == ("orders", None, [])
 
@@ -256,17 +256,17 @@ def test_audit_and_explain_need_no_kafka(sluice: Sluice, project: Path) -> None:
     ],
 )
 def test_what_was_typed_wrongly_is_named(arguments: list[str], word: str, sluice: Sluice, project: Path) -> None:
-    said = sluice(*arguments)
-    assert said.code == 2
-    assert word in said.err
+    result = sluice(*arguments)
+    assert result.code == 2
+    assert word in result.err
 
 
 def test_peek_says_which_feeds_are_wrong_where_none_reads_the_topic(sluice: Sluice, project: Path) -> None:
     (project / "feeds" / "payments.yaml").write_text(FEED.replace("orders", "payments") + "windows: {length: 1h}\n")
-    said = sluice("peek", "payments:0:0")
-    assert said.code == 2
-    assert "these feed files are invalid: payments.yaml" in said.err
-    assert "sluice feeds check" in said.err
+    result = sluice("peek", "payments:0:0")
+    assert result.code == 2
+    assert "these feed files are invalid: payments.yaml" in result.err
+    assert "sluice feeds check" in result.err
     assert "windows" in sluice("feeds", "check").err
     assert "payments.yaml" in sluice("peek", "payments:0:0", "--feed", "payments").err
     assert "KafkaUnavailable" in sluice("peek", "orders:0:0", "--json").out
@@ -345,19 +345,19 @@ def test_a_full_disk_below_stdout_is_an_error_without_a_traceback(options: list[
 
 
 def test_light_commands_load_no_heavy_library() -> None:
-    loaded = _loaded_by("sluice.cli.main")
+    loaded = _list_modules("sluice.cli.main")
     assert not loaded & {"dagster", "pyspark", "numba", "pyarrow", "kafka", "duckdb", "pandas", "boto3", "pydantic"}
 
 
 def test_who_only_looks_at_feeds_does_not_load_what_reads_and_writes_records() -> None:
-    loaded = _loaded_by(
+    loaded = _list_modules(
         "sluice.resources.open_ports, sluice.assets.specs.feed_files, sluice.cli.daily.status, "
         "sluice.pipelines.batch.survey"
     )
     assert not loaded & {"dagster", "pyspark", "numba", "scipy", "duckdb", "pandas", "boto3"}
 
 
-def _loaded_by(modules: str) -> set[str]:
+def _list_modules(modules: str) -> set[str]:
     code = f"import sys, {modules}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
@@ -374,28 +374,28 @@ def test_a_signal_ends_it_with_one_line(number: signal.Signals, code: int, says:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
-        _wait_until_it_asks(process.pid)
+        _wait_for_kafka_thread(process.pid)
         process.send_signal(number)
         _, err = process.communicate()
     assert (process.returncode, err) == (code, says)
 
 
-def _wait_until_it_asks(pid: int) -> None:
-    """Until the process has a thread beside the main one: the one that talks to Kafka."""
+def _wait_for_kafka_thread(pid: int) -> None:
+    """Wait until the process has a second thread, which sends requests to Kafka."""
     while len(os.listdir(f"/proc/{pid}/task")) < 2:
         os.sched_yield()
 
 
 def test_the_version_is_told(sluice: Sluice) -> None:
-    said = sluice("--version")
-    assert (said.code, said.out.startswith(f"sluice {__version__} (Python 3.")) == (0, True)
+    result = sluice("--version")
+    assert (result.code, result.out.startswith(f"sluice {__version__} (Python 3.")) == (0, True)
 
 
 def test_logs_as_json_are_errors_in_lines_and_a_wrong_format_is_a_wrong_use(project: Path) -> None:
     command = [str(Path(sys.executable).with_name("sluice")), "status", "nope", "--log-format"]
-    said = subprocess.run([*command, "json"], cwd=project, capture_output=True, text=True, check=False)
-    (line,) = map(json.loads, said.stderr.splitlines())
-    assert (said.returncode, line["level"], line["error"]) == (2, "error", "FeedError")
+    done = subprocess.run([*command, "json"], cwd=project, capture_output=True, text=True, check=False)
+    (line,) = map(json.loads, done.stderr.splitlines())
+    assert (done.returncode, line["level"], line["error"]) == (2, "error", "FeedError")
     assert line["message"] == "no feed `nope`"
     wrong = subprocess.run([*command, "xml"], cwd=project, capture_output=True, text=True, check=False)
     assert (wrong.returncode, wrong.stderr.splitlines()[0]) == (2, "error: unknown log format 'xml'")
@@ -410,10 +410,10 @@ def test_a_feed_that_is_not_there_is_told_with_the_nearest_ones(project: Path, s
 
 
 def test_an_audit_before_anything_has_landed_says_so(project: Path, sluice: Sluice) -> None:
-    said = sluice("audit", "orders")
-    assert said.code == 0
-    assert "nothing has landed" in said.out
-    assert "frontier" not in said.out, "no table without a row"
+    result = sluice("audit", "orders")
+    assert result.code == 0
+    assert "nothing has landed" in result.out
+    assert "frontier" not in result.out, "no table without a row"
 
 
 def test_a_wrong_value_is_told_in_the_words_of_the_command(project: Path, sluice: Sluice) -> None:
@@ -437,7 +437,7 @@ with session.open_ports(session.feed("orders")) as ports, ports.liveness.send_he
 
 
 def test_where_dagster_is_not_installed_a_run_at_work_stops_no_command(project: Path) -> None:
-    """As next to Airflow: `status`, `compact` and others judge the owners of live batches."""
+    """As with Airflow: `status`, `compact` and others check if the owners of live batches are alive."""
     done = subprocess.run([sys.executable, "-c", _ALIVE], cwd=project, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "alive", done.stderr
 

@@ -1,4 +1,4 @@
-"""What `sluice metrics` tells, read by Prometheus' own parser: on stdout, in a file, at a gateway, from a server."""
+"""The output of `sluice metrics`, read by Prometheus' own parser: stdout, file, push gateway, and server."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from sluice.cli.inspect import metrics
 from sluice.pipelines.model.figures import FAMILIES, MetricKind
 from sluice.pipelines.model.kafka import Configs, TopicConfig
 from tests.assets.world import CATCH_UP, HOUR, P1, SECRET, World, in_hour
-from tests.cli.conftest import Sluice, Tell
+from tests.cli.conftest import Invoke, Sluice
 from tests.resources.kafka.tools import free_port
 
 ROOT = Path(__file__).parents[2]
 Figures = dict[str, dict[tuple[str, ...], float]]
 
 
-def parsed(text: str) -> Figures:
-    """By name, the values by labels in the order of their family; every line has been a legal one."""
-    found: Figures = {}
+def parse_figures(text: str) -> Figures:
+    """Return the values by name and by labels, in the order of their family. Fails on an invalid line."""
+    figures: Figures = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             ours = FAMILIES[sample.name]
             assert (str(ours.kind), ours.help) == (family.type, family.documentation)
             assert set(sample.labels) == set(ours.labels)
-            found.setdefault(sample.name, {})[tuple(sample.labels[n] for n in ours.labels)] = sample.value
-    return found
+            figures.setdefault(sample.name, {})[tuple(sample.labels[n] for n in ours.labels)] = sample.value
+    return figures
 
 
 def test_names_follow_prometheus() -> None:
@@ -53,60 +53,60 @@ def test_names_follow_prometheus() -> None:
         assert len({*family.labels}) == len(family.labels)
 
 
-def test_a_feed_in_figures(world: World, tell: Tell) -> None:
+def test_a_feed_in_figures(world: World, invoke: Invoke) -> None:
     world.land_unrecorded(in_hour(0))
-    found = parsed(tell(metrics.metrics).text)
-    assert found["sluice_up"] == {("orders",): 1}
-    assert found["sluice_lag_offsets"] == {("orders", "orders"): 150}
-    assert found["sluice_pending_age_seconds"]["orders",] == pytest.approx(5 * 3600, abs=120)
-    windows = [w["state"].replace(" ", "_") for w in tell(status.status, "orders").document["feeds"][0]["windows"]]
-    counted = {state: n for (_, state), n in found["sluice_windows"].items() if n}
+    figures = parse_figures(invoke(metrics.metrics).text)
+    assert figures["sluice_up"] == {("orders",): 1}
+    assert figures["sluice_lag_offsets"] == {("orders", "orders"): 150}
+    assert figures["sluice_pending_age_seconds"]["orders",] == pytest.approx(5 * 3600, abs=120)
+    windows = [w["state"].replace(" ", "_") for w in invoke(status.status, "orders").document["feeds"][0]["windows"]]
+    counted = {state: n for (_, state), n in figures["sluice_windows"].items() if n}
     assert counted == {state: windows.count(state) for state in windows}
-    assert found["sluice_batches_total"] == {("orders", "published"): 1, ("orders", "abandoned"): 0}
+    assert figures["sluice_batches_total"] == {("orders", "published"): 1, ("orders", "abandoned"): 0}
     rows = world.state().batches[max(world.state().batches)].rows
     assert rows == 50
-    assert found["sluice_landed_rows_total"]["orders",] == rows
-    assert sum(found["sluice_last_batch_offsets"].values()) == 50
-    assert found["sluice_last_batch_bytes"]["orders",] > 0
-    assert found["sluice_uncommitted_offsets"]["orders",] == 50
-    assert found["sluice_lost_offsets"]["orders",] == 0
-    assert "sluice_retention_left_seconds" not in found
+    assert figures["sluice_landed_rows_total"]["orders",] == rows
+    assert sum(figures["sluice_last_batch_offsets"].values()) == 50
+    assert figures["sluice_last_batch_bytes"]["orders",] > 0
+    assert figures["sluice_uncommitted_offsets"]["orders",] == 50
+    assert figures["sluice_lost_offsets"]["orders",] == 0
+    assert "sluice_retention_left_seconds" not in figures
 
 
-def test_every_figure_of_a_document_has_its_labels_named(world: World, tell: Tell) -> None:
+def test_every_figure_of_a_document_has_its_labels_named(world: World, invoke: Invoke) -> None:
     world.land_unrecorded(in_hour(0))
-    document = tell(metrics.metrics, text=False).document
+    document = invoke(metrics.metrics, text=False).document
     (up,) = [f for f in document["figures"] if f["name"] == "sluice_up"]
     assert up == {"name": "sluice_up", "labels": {"feed": "orders"}, "value": 1.0}
     assert SECRET not in json.dumps(document)
 
 
-def test_what_kafka_will_delete_and_what_it_deleted(world: World, tell: Tell) -> None:
+def test_what_kafka_will_delete_and_what_it_deleted(world: World, invoke: Invoke) -> None:
     world.cluster.settings = Configs({"orders": TopicConfig(retention_ms=9 * HOUR)})
     world.land_unrecorded(in_hour(0))
-    found = parsed(tell(metrics.metrics).text)
-    assert found["sluice_retention_at_risk_offsets"]["orders", "orders"] > 0
-    assert 0 < found["sluice_retention_left_seconds"]["orders", "orders"] < 4 * 3600
+    figures = parse_figures(invoke(metrics.metrics).text)
+    assert figures["sluice_retention_at_risk_offsets"]["orders", "orders"] > 0
+    assert 0 < figures["sluice_retention_left_seconds"]["orders", "orders"] < 4 * 3600
     world.cluster.states[P1] = replace(world.cluster.states[P1], log_start=60)
-    assert parsed(tell(metrics.metrics).text)["sluice_lost_offsets"]["orders",] == 35
+    assert parse_figures(invoke(metrics.metrics).text)["sluice_lost_offsets"]["orders",] == 35
 
 
-def test_runs_by_the_error_that_ended_them(world: World, tell: Tell) -> None:
+def test_runs_by_the_error_that_ended_them(world: World, invoke: Invoke) -> None:
     world.run(in_hour(0))
     world.group.offsets[P1] = replace(world.group.offsets[P1], offset=3, metadata="")  # somebody moved them
     outcome = world.run(CATCH_UP)
     assert outcome.error is not None
-    runs = parsed(tell(metrics.metrics).text)["sluice_runs"]
+    runs = parse_figures(invoke(metrics.metrics).text)["sluice_runs"]
     assert runs == {("orders", "success", ""): 1, ("orders", "failure", type(outcome.error).__name__): 1}
 
 
 def test_a_feed_whose_kafka_is_away_is_down_and_the_rest_is_told(project: Path, sluice: Sluice) -> None:
     (project / "feeds" / "broken.yaml").write_text("topics: [")
-    said = sluice("metrics")
-    assert said.code == 0, said.err
-    found = parsed(said.out)
-    assert found["sluice_up"] == {("orders",): 0}
-    assert found["sluice_broken_feed_files"] == {(): 1}
+    result = sluice("metrics")
+    assert result.code == 0, result.err
+    figures = parse_figures(result.out)
+    assert figures["sluice_up"] == {("orders",): 0}
+    assert figures["sluice_broken_feed_files"] == {(): 1}
 
 
 def test_an_instance_that_lacks_a_variable_is_reported_and_the_rest_is_exported(project: Path, sluice: Sluice) -> None:
@@ -116,34 +116,34 @@ def test_an_instance_that_lacks_a_variable_is_reported_and_the_rest_is_exported(
     output = sluice("metrics")
     assert output.code == 0, output.err
     assert "dagster.yaml cannot be used: $SLUICE_NOT_SET is not set" in output.err
-    assert parsed(output.out)["sluice_up"] == {("orders",): 0}
+    assert parse_figures(output.out)["sluice_up"] == {("orders",): 0}
 
 
 def test_a_file_is_replaced_at_once(project: Path, sluice: Sluice) -> None:
     path = project / "sluice.prom"
     path.write_text("old")
-    said = sluice("metrics", "--output", str(path))
-    assert said.code == 0, said.err
-    assert parsed(path.read_text())["sluice_up"] == {("orders",): 0}
+    result = sluice("metrics", "--output", str(path))
+    assert result.code == 0, result.err
+    assert parse_figures(path.read_text())["sluice_up"] == {("orders",): 0}
     assert [p.name for p in project.iterdir() if p.name.startswith("sluice.prom")] == ["sluice.prom"]
     assert sluice("metrics", "--output", str(project / "none" / "x.prom")).code == 2
 
 
 @pytest.fixture
 def logins() -> list[str | None]:
-    """What clients of the gateway said who they are."""
+    """The `Authorization` headers that the gateway received."""
     return []
 
 
 @pytest.fixture
 def gateway(logins: list[str | None]) -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
-    """What stands where a push gateway would, and what it was sent: method, path, body."""
-    heard: list[tuple[str, str, str]] = []
+    """The address of a fake push gateway, and its requests: method, path, body."""
+    requests: list[tuple[str, str, str]] = []
 
     class Gateway(BaseHTTPRequestHandler):
         def do_PUT(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            heard.append((self.command, self.path, body))
+            requests.append((self.command, self.path, body))
             logins.append(self.headers["Authorization"])
             self.send_response(200)
             self.end_headers()
@@ -153,7 +153,7 @@ def gateway(logins: list[str | None]) -> Iterator[tuple[str, list[tuple[str, str
     server = HTTPServer(("127.0.0.1", 0), Gateway)
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", heard
+    yield f"http://127.0.0.1:{server.server_port}", requests
     server.shutdown()
     server.server_close()
 
@@ -161,18 +161,18 @@ def gateway(logins: list[str | None]) -> Iterator[tuple[str, list[tuple[str, str
 def test_a_push_gateway_gets_them(
     project: Path, sluice: Sluice, gateway: tuple[str, list[tuple[str, str, str]]]
 ) -> None:
-    address, heard = gateway
+    address, requests = gateway
     assert sluice("metrics", "--push", address, "--job", "shop").code == 0
-    ((method, path, body),) = heard
+    ((method, path, body),) = requests
     assert (method, path) == ("PUT", "/metrics/job/shop")
-    assert parsed(body)["sluice_up"] == {("orders",): 0}
+    assert parse_figures(body)["sluice_up"] == {("orders",): 0}
 
 
 def test_a_gateway_that_is_away_is_an_error(project: Path, sluice: Sluice) -> None:
-    said = sluice("metrics", "--push", "http://127.0.0.1:9")
-    assert said.code == 1
-    assert "the push gateway http://127.0.0.1:9 did not take the figures" in said.err
-    assert "Traceback" not in said.err
+    result = sluice("metrics", "--push", "http://127.0.0.1:9")
+    assert result.code == 1
+    assert "the push gateway http://127.0.0.1:9 did not take the figures" in result.err
+    assert "Traceback" not in result.err
 
 
 def test_who_logs_in_at_the_gateway_is_in_the_environment(
@@ -185,13 +185,13 @@ def test_who_logs_in_at_the_gateway_is_in_the_environment(
     assert sluice("metrics", "--push", gateway[0]).code == 0
     monkeypatch.setenv("SLUICE_PUSH_USER", "shop")
     monkeypatch.setenv("SLUICE_PUSH_PASSWORD", SECRET)
-    said = sluice("metrics", "--push", gateway[0])
-    assert said.code == 0
-    assert SECRET not in said.out + said.err
+    result = sluice("metrics", "--push", gateway[0])
+    assert result.code == 0
+    assert SECRET not in result.out + result.err
     assert logins == [None, "Basic " + b64encode(f"shop:{SECRET}".encode()).decode()]
-    said = sluice("metrics", "--push", "http://127.0.0.1:9")
-    assert said.code == 1
-    assert SECRET not in said.out + said.err
+    result = sluice("metrics", "--push", "http://127.0.0.1:9")
+    assert result.code == 1
+    assert SECRET not in result.out + result.err
 
 
 @pytest.mark.parametrize("sink", [[], ["--serve"]])
@@ -205,17 +205,17 @@ def test_looks_without_a_pause_are_refused(sink: list[str], sluice: Sluice, proj
 def test_a_secret_in_the_gateways_address_is_refused_and_not_shown(
     project: Path, sluice: Sluice, address: str, more: list[str]
 ) -> None:
-    said = sluice("metrics", "--push", address.format(SECRET), *more)
-    assert said.code == 2
-    assert "SLUICE_PUSH_PASSWORD" in said.out + said.err
-    assert SECRET not in said.out + said.err
+    result = sluice("metrics", "--push", address.format(SECRET), *more)
+    assert result.code == 2
+    assert "SLUICE_PUSH_PASSWORD" in result.out + result.err
+    assert SECRET not in result.out + result.err
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:shop", "http://127.0.0.1/a b", "http://[::1"])
 def test_an_address_that_is_none_is_an_error(project: Path, sluice: Sluice, address: str) -> None:
-    said = sluice("metrics", "--push", address)
-    assert said.code == 1
-    assert "did not take the figures" in " ".join(said.err.split())
+    result = sluice("metrics", "--push", address)
+    assert result.code == 1
+    assert "did not take the figures" in " ".join(result.err.split())
 
 
 def test_a_server_beside_a_file_is_a_wrong_use(project: Path, sluice: Sluice) -> None:
@@ -232,7 +232,7 @@ def test_a_server_on_loopback_until_it_is_interrupted(project: Path) -> None:
         assert address == f"http://127.0.0.1:{port}/metrics"
         with urlopen(address, timeout=10) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain")
-            assert parsed(answer.read().decode())["sluice_up"] == {("orders",): 0}
+            assert parse_figures(answer.read().decode())["sluice_up"] == {("orders",): 0}
     finally:
         served.send_signal(signal.SIGINT)
         assert served.wait(30) == 130
@@ -240,7 +240,7 @@ def test_a_server_on_loopback_until_it_is_interrupted(project: Path) -> None:
             served.stdout.close()
 
 
-# -- what is shipped for them
+# -- documentation, dashboard and alert rules
 
 
 def test_the_page_names_every_figure_as_the_code_does() -> None:
@@ -248,7 +248,7 @@ def test_the_page_names_every_figure_as_the_code_does() -> None:
     assert rows == [(f.name, ", ".join(f.labels), f.help.rstrip(".")) for f in FAMILIES.values()]
 
 
-def queries() -> Iterator[object]:
+def list_queries() -> Iterator[object]:
     rules = yaml.safe_load((ROOT / "infra/prometheus/alerts.yaml").read_text())
     for group in rules["groups"]:
         for rule in group["rules"]:
@@ -262,7 +262,7 @@ def queries() -> Iterator[object]:
             yield pytest.param(variable["query"], id=f"variable {variable['name']}")
 
 
-@pytest.mark.parametrize("query", list(queries()))
+@pytest.mark.parametrize("query", list(list_queries()))
 def test_queries_ask_for_figures_that_there_are(query: str) -> None:
     names = re.findall(r"\bsluice_\w+", query)
     assert names
@@ -270,8 +270,8 @@ def test_queries_ask_for_figures_that_there_are(query: str) -> None:
         assert name in FAMILIES
         assert set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", labels)) <= set(FAMILIES[name].labels)
     for by in re.findall(r"\b(?:by|on) ?\(([^)]*)\)", query):
-        known = {label for name in names for label in FAMILIES[name].labels}
-        assert {label.strip() for label in by.split(",")} <= known
+        allowed = {label for name in names for label in FAMILIES[name].labels}
+        assert {label.strip() for label in by.split(",")} <= allowed
 
 
 def test_every_alert_says_what_to_do() -> None:

@@ -1,4 +1,4 @@
-"""`sluice offsets migrate` over two groups in memory: what it prints, its documents, its exit codes."""
+"""`sluice offsets migrate` between two groups in memory: its text, documents and exit codes."""
 
 from __future__ import annotations
 
@@ -13,60 +13,60 @@ from sluice.pipelines.errors import Failed, UsageError
 from sluice.pipelines.model.kafka import CommittedOffset
 from sluice.testing.group import MemoryGroup, MemoryGroups, member
 from tests.assets.world import P0, P1, World
-from tests.cli.conftest import Over, Tell
+from tests.cli.conftest import Invoke, WorldSession
 
 THERE = {"into": "kafka"}
 
 
 @pytest.fixture
 def old(world: World) -> MemoryGroup:
-    """What ZooKeeper holds."""
+    """The group's offsets in ZooKeeper."""
     world.other_store = group = MemoryGroup({P0: CommittedOffset(40), P1: CommittedOffset(100)})
     return group
 
 
 def test_a_dry_run_shows_each_partition_and_the_command_moves_what_is_not_there(
-    world: World, old: MemoryGroup, tell: Tell
+    world: World, old: MemoryGroup, invoke: Invoke
 ) -> None:
     world.group.offsets[P1] = CommittedOffset(100)
-    told = tell(offsets_migrate.migrate, "orders", **THERE, dry_run=True)
-    assert [(o["source"], o["target"], o["step"]) for o in told.document["offsets"]] == [
+    result = invoke(offsets_migrate.migrate, "orders", **THERE, dry_run=True)
+    assert [(o["source"], o["target"], o["step"]) for o in result.document["offsets"]] == [
         (40, None, "to move"),
         (100, 100, "there already"),
     ]
-    assert (told.code, told.document["applied"], P0 in world.group.offsets) == (0, False, False)
-    assert "A dry run: 1 offset would move; nothing was changed." in told.text
-    done = tell(offsets_migrate.migrate, "orders", **THERE, yes=True, text=False)
+    assert (result.code, result.document["applied"], P0 in world.group.offsets) == (0, False, False)
+    assert "A dry run: 1 offset would move; nothing was changed." in result.text
+    done = invoke(offsets_migrate.migrate, "orders", **THERE, yes=True, text=False)
     assert (done.code, done.document["moved"], world.group.offsets) == (0, 1, old.offsets)
-    again = tell(offsets_migrate.migrate, "orders", **THERE, yes=True)
+    again = invoke(offsets_migrate.migrate, "orders", **THERE, yes=True)
     assert "0 offsets moved from zookeeper to kafka, 2 there already, and read back" in again.text
 
 
 def test_what_is_refused_exits_3_and_moves_nothing(
-    world: World, old: MemoryGroup, groups: MemoryGroups, tell: Tell
+    world: World, old: MemoryGroup, groups: MemoryGroups, invoke: Invoke
 ) -> None:
     groups.members["sluice-orders"] = (member("loader", P0),)
-    told = tell(offsets_migrate.migrate, "orders", **THERE, dry_run=True, text=False)
-    assert (told.code, told.document["problem"]["error"]) == (3, "GroupHeld")
+    result = invoke(offsets_migrate.migrate, "orders", **THERE, dry_run=True, text=False)
+    assert (result.code, result.document["problem"]["error"]) == (3, "GroupHeld")
     groups.members.clear()
     old.offsets[P0] = CommittedOffset(101)
-    told = tell(offsets_migrate.migrate, "orders", **THERE, yes=True)
-    assert (told.code, told.document["applied"], world.group.offsets) == (3, False, {})
-    assert told.document["problem"]["message"].endswith(
+    result = invoke(offsets_migrate.migrate, "orders", **THERE, yes=True)
+    assert (result.code, result.document["applied"], world.group.offsets) == (3, False, {})
+    assert result.document["problem"]["message"].endswith(
         "beyond the end of the log: orders:0 (101, the log ends at 100)"
     )
-    one = tell(offsets_migrate.migrate, "orders", **THERE, yes=True, only=["orders:1"], text=False)
+    one = invoke(offsets_migrate.migrate, "orders", **THERE, yes=True, only=["orders:1"], text=False)
     assert (one.code, world.group.offsets) == (0, {P1: CommittedOffset(100)})
 
 
-def test_a_store_that_does_not_exist(world: World, old: MemoryGroup, tell: Tell) -> None:
+def test_a_store_that_does_not_exist(world: World, old: MemoryGroup, invoke: Invoke) -> None:
     with pytest.raises(UsageError, match="no store 'redis'"):
-        tell(offsets_migrate.migrate, "orders", into="redis")
+        invoke(offsets_migrate.migrate, "orders", into="redis")
 
 
-def test_without_a_terminal_it_needs_yes(world: World, old: MemoryGroup, tell: Tell) -> None:
+def test_without_a_terminal_it_needs_yes(world: World, old: MemoryGroup, invoke: Invoke) -> None:
     with pytest.raises(UsageError, match="not confirmed: Copy 2 offsets of group sluice-orders to kafka"):
-        tell(offsets_migrate.migrate, "orders", **THERE)
+        invoke(offsets_migrate.migrate, "orders", **THERE)
     assert world.group.offsets == {}
 
 
@@ -82,7 +82,7 @@ def test_on_a_terminal_it_asks_once_and_prints_its_table_once(
 ) -> None:
     monkeypatch.setattr(CommandOutput, "interactive", True)
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
-    session = Over(CommandOutput(), world.project.root, False, world, groups)
+    session = WorldSession(CommandOutput(), world.project.root, False, world, groups)
     with nullcontext() if moved else pytest.raises(Failed, match="nothing was changed"):
         offsets_migrate.migrate(session, "orders", "kafka")
     output = capfd.readouterr()

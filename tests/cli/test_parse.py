@@ -1,4 +1,4 @@
-"""What people type for partitions, ranges and records."""
+"""Arguments that name partitions, offset ranges and records."""
 
 from __future__ import annotations
 

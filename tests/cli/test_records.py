@@ -1,4 +1,4 @@
-"""How rows of typed feeds are shown: whole for programs, harmless for people."""
+"""Rows of typed feeds: complete as JSON, and free of control characters on a terminal."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ ROW = pa.table(
 
 
 def test_a_typed_row_is_json() -> None:
-    said = typed_fields(ROW)
-    assert json.loads(json.dumps(said)) == {
+    fields = typed_fields(ROW)
+    assert json.loads(json.dumps(fields)) == {
         "amount": "1.20",
         "at": "2024-02-29 12:00:00.123456789Z",
         "tags": {"a": 1, "b": None},
@@ -60,10 +60,10 @@ def test_a_time_beyond_the_calendar_is_its_number(number: int, kind: pa.DataType
 
 
 def test_a_typed_row_is_harmless_on_a_terminal() -> None:
-    said = typed_fields(ROW)
-    assert said is not None
+    fields = typed_fields(ROW)
+    assert fields is not None
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(typed_view(said))
+    console.print(typed_view(fields))
     text = console.export_text()
     assert "\x1b" not in text
     assert "nothing" not in text

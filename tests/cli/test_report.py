@@ -1,4 +1,4 @@
-"""`sluice report`: where a batch's report is, made again when nobody wrote it."""
+"""`sluice report`: the path of a batch's report, which is built again if it is missing."""
 
 from __future__ import annotations
 
@@ -9,30 +9,35 @@ import pytest
 from sluice.cli.inspect import report
 from sluice.pipelines.errors import UsageError
 from tests.assets.world import World, in_hour
-from tests.cli.conftest import Tell
+from tests.cli.conftest import Invoke
 
 
-def test_of_the_newest_batch_and_of_another(world: World, tell: Tell, tmp_path: Path) -> None:
+def test_of_the_newest_batch_and_of_another(world: World, invoke: Invoke, tmp_path: Path) -> None:
     world.land_unrecorded(in_hour(0))
     world.bury()
     world.land_unrecorded(in_hour(1))
     first, second = world.state().batches
-    told = tell(report.report, "orders", output=tmp_path / "out.html")
-    said = told.document
-    assert (said["batch"], said["status"], said["rows"], said["quarantined"]) == (second, "published", 50, 0)
-    assert (said["path"], said["rebuilt"]) == (f"memory://_sluice/orders/reports/0/{second}.html", True)
-    assert told.text == f"{tmp_path / 'out.html'}\n"
+    result = invoke(report.report, "orders", output=tmp_path / "out.html")
+    document = result.document
+    assert (document["batch"], document["status"], document["rows"], document["quarantined"]) == (
+        second,
+        "published",
+        50,
+        0,
+    )
+    assert (document["path"], document["rebuilt"]) == (f"memory://_sluice/orders/reports/0/{second}.html", True)
+    assert result.text == f"{tmp_path / 'out.html'}\n"
     data = (tmp_path / "out.html").read_bytes()
     assert data == world.lake.files[f"_sluice/orders/reports/0/{second}.html"]
-    assert len(data) == said["size"]
-    again = tell(report.report, "orders", batch=second)
+    assert len(data) == document["size"]
+    again = invoke(report.report, "orders", batch=second)
     assert (again.document["rebuilt"], again.document["output"]) == (False, None)
-    assert again.text == f"{said['path']}\n"
-    assert tell(report.report, "orders", batch=first).document["batch"] == first
+    assert again.text == f"{document['path']}\n"
+    assert invoke(report.report, "orders", batch=first).document["batch"] == first
 
 
-def test_batches_that_are_not_there(world: World, tell: Tell) -> None:
+def test_batches_that_are_not_there(world: World, invoke: Invoke) -> None:
     with pytest.raises(UsageError, match="no batch yet"):
-        tell(report.report, "orders")
+        invoke(report.report, "orders")
     with pytest.raises(UsageError, match="no batch 99"):
-        tell(report.report, "orders", batch=99)
+        invoke(report.report, "orders", batch=99)

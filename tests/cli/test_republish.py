@@ -1,4 +1,4 @@
-"""`sluice republish`: its dry run, and what is wrong with how it was called."""
+"""`sluice republish`: its dry run, and its errors for wrong arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluice.cli.kafka import republish
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from tests.assets.world import P0, P1, World
-from tests.cli.conftest import Sluice, Tell
+from tests.cli.conftest import Invoke, Sluice
 
 DAY = "2024-05-01"
 
@@ -36,17 +36,17 @@ MISUSED = {
 }
 
 
-@pytest.mark.parametrize("told", MISUSED)
-def test_misuse_is_told_with_a_way_out(sluice: Sluice, project: Path, told: str) -> None:
-    said = sluice("republish", "orders", *MISUSED[told])
-    assert said.code == 2
-    assert told in said.err
-    assert "→" in said.err
-    assert "Traceback" not in said.err
+@pytest.mark.parametrize("message", MISUSED)
+def test_misuse_is_told_with_a_way_out(sluice: Sluice, project: Path, message: str) -> None:
+    result = sluice("republish", "orders", *MISUSED[message])
+    assert result.code == 2
+    assert message in result.err
+    assert "→" in result.err
+    assert "Traceback" not in result.err
 
 
-class Three:
-    """A target of three partitions."""
+class ThreePartitionTarget:
+    """A target topic with three partitions."""
 
     def partitions(self) -> int:
         return 3
@@ -56,21 +56,21 @@ class Three:
 
 @pytest.mark.parametrize("columns", [60, 120])
 def test_a_dry_run_fits_the_terminal_and_sends_nothing(
-    world: World, tell: Tell, monkeypatch: pytest.MonkeyPatch, columns: int
+    world: World, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     for start in range(0, 50, 5):
         ranges = tuple(AskedRange(tp.topic, tp.partition, start, start + 5) for tp in (P0, P1))
         world.land_unrecorded(Request(RequestKind.OFFSETS, ranges))
-    monkeypatch.setattr(Session, "open_target", lambda *_: closing(Three()))
-    asked: dict[str, Any] = {"topic": "again", "start": f"{DAY}T00", "end": f"{DAY}T02"}
+    monkeypatch.setattr(Session, "open_target", lambda *_: closing(ThreePartitionTarget()))
+    options: dict[str, Any] = {"topic": "again", "start": f"{DAY}T00", "end": f"{DAY}T02"}
     before = dict(world.lake.files)
     monkeypatch.setenv("COLUMNS", str(columns))
-    told = tell(republish.republish, "orders", **asked, dry_run=True)
+    result = invoke(republish.republish, "orders", **options, dry_run=True)
     assert world.lake.files == before
-    assert told.document["to_partitions"] == 3
-    assert sum(s["rows"] for s in told.document["sources"]) == 100
-    assert "A dry run: nothing was sent." in " ".join(told.text.split())
-    assert max(map(len, told.text.splitlines())) <= columns
+    assert result.document["to_partitions"] == 3
+    assert sum(s["rows"] for s in result.document["sources"]) == 100
+    assert "A dry run: nothing was sent." in " ".join(result.text.split())
+    assert max(map(len, result.text.splitlines())) <= columns
     with pytest.raises(UsageError, match="not confirmed: Send these rows to again"):
-        tell(republish.republish, "orders", **asked)
+        invoke(republish.republish, "orders", **options)
     assert world.lake.files == before

@@ -1,4 +1,4 @@
-"""What `sluice run` says of what it landed, and above all of what it did not."""
+"""The report of `sluice run`: landed, committed, refused and held-back offsets."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from sluice.cli.terminal.output import CommandOutput
 from sluice.pipelines.model.kafka import CommittedOffset, OpenTransaction
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.ports import Member
-from tests.assets.world import CATCH_UP, P0, P1, World, hour
-from tests.cli.conftest import Over, Tell
+from tests.assets.world import CATCH_UP, P0, P1, World, at_hour
+from tests.cli.conftest import Invoke, WorldSession
 
 OTHERS = [Member("m", "console", "/10.0.0.1")]
 Once = Callable[..., tuple[str, dict[str, Any]]]
@@ -27,10 +27,10 @@ Once = Callable[..., tuple[str, dict[str, Any]]]
 def test_a_run_inside_another_command_does_not_count_what_came_before_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The demo makes a Kafka and events for a minute, and runs then."""
+    """The demo spends a minute on a Kafka and events before its run."""
     monkeypatch.setattr(run.process, "age", lambda: 60.0)
     monkeypatch.delitem(sys.modules, "sluice.assets.execution")
-    session = Over(CommandOutput(io.StringIO()), world.project.root, False, world)
+    session = WorldSession(CommandOutput(io.StringIO()), world.project.root, False, world)
     (timed,) = run.execute(session, {"orders": CATCH_UP})
     assert sum(timed.stages.values()) < 60
     (timed,) = run.execute(session, {"orders": CATCH_UP}, waited=60.0)
@@ -39,7 +39,7 @@ def test_a_run_inside_another_command_does_not_count_what_came_before_it(
 
 @pytest.fixture
 def once(world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Once:
-    """One run, as text without its line breaks, and as a document."""
+    """Return a function that runs the feed once, and returns the text without line breaks, and the document."""
     monkeypatch.setenv("COLUMNS", "140")
 
     def call(request: Request = CATCH_UP) -> tuple[str, dict[str, Any]]:
@@ -72,10 +72,10 @@ def test_why_nothing_could_be_committed_is_said_beside_what_failed(world: World,
     assert "✗ landed offsets are not committed: held" in text
 
 
-def test_a_run_that_lands_nothing_says_what_it_committed(world: World, once: Once, tell: Tell) -> None:
+def test_a_run_that_lands_nothing_says_what_it_committed(world: World, once: Once, invoke: Invoke) -> None:
     world.run()
     world.group.offsets[P0] = CommittedOffset(40)
-    tell(accept.accept, "orders", event="moved", reason="tried", text=False)
+    invoke(accept.accept, "orders", event="moved", reason="tried", text=False)
     text, _ = once()
     assert "nothing is pending" in text
     assert "committed orders:0 → 100" in text
@@ -83,26 +83,26 @@ def test_a_run_that_lands_nothing_says_what_it_committed(world: World, once: Onc
     assert "committed" not in text
 
 
-def test_what_an_open_transaction_holds_back_is_said_by_run_and_plan(world: World, once: Once, tell: Tell) -> None:
+def test_what_an_open_transaction_holds_back_is_said_by_run_and_plan(world: World, once: Once, invoke: Invoke) -> None:
     world.cluster.hold(P1, 60)
-    world.cluster.open[P1] = OpenTransaction(60, 77, 3, last_written=hour(6), name="billing-7")
+    world.cluster.open[P1] = OpenTransaction(60, 77, 3, last_written=at_hour(6), name="billing-7")
     for first in (True, False):
         text, document = once()
         assert ("nothing stable is pending" in text) is not first
         assert "! orders:1 is held at offset 60 by transaction 'billing-7' of producer 77" in text
         assert "40 offsets cannot land yet" in text
         assert "abort --topic orders --partition 1 --start-offset 60" in text
-        (held,) = document["held_back"]
+        (held_back,) = document["held_back"]
         assert "error" not in document
-        assert (held["offsets"], held["transaction"]["producer_id"]) == (40, 77)
-        assert held["partitions"] == [
+        assert (held_back["offsets"], held_back["transaction"]["producer_id"]) == (40, 77)
+        assert held_back["partitions"] == [
             {"topic": "orders", "partition": 1, "last_stable_offset": 60, "high_watermark": 100}
         ]
-    told = tell(plan.plan, "orders")
-    assert told.code == 0
-    assert told.document["held_back"][0]["offsets"] == 40
-    assert "nothing stable is pending" in told.text
-    assert "abort --topic orders --partition 1 --start-offset 60" in " ".join(told.text.split())
+    result = invoke(plan.plan, "orders")
+    assert result.code == 0
+    assert result.document["held_back"][0]["offsets"] == 40
+    assert "nothing stable is pending" in result.text
+    assert "abort --topic orders --partition 1 --start-offset 60" in " ".join(result.text.split())
     world.cluster.hold(P1, 100)
     text, document = once()
     assert document["held_back"] == []

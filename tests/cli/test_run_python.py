@@ -1,4 +1,4 @@
-"""`sluice.run` on a real Kafka and Spark, without Dagster, and the command line afterwards."""
+"""`sluice.run` on a real Kafka and Spark, without Dagster, followed by commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LISTING = (
     "import json, sys; from sluice.cli.main import main; code = main(sys.argv[2:]);"
     " open(sys.argv[1], 'w').write(json.dumps(sorted(sys.modules))); sys.exit(code)"
 )
-"""Runs a command, and writes the names of the modules that it imported."""
+"""A script that runs a command, and writes the names of the modules that it imported."""
 
 
 @pytest.mark.slow

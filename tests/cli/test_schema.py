@@ -1,4 +1,4 @@
-"""`sluice schema` where no registry is asked."""
+"""`sluice schema` without requests to a registry."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ AVRO = '{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "s
 FORMATS = {"protobuf": (PROTO, "int32 items = 2;"), "avro": (AVRO, ', {"name": "items", "type": "int"}')}
 
 
-def feed(project: Path, format_: str) -> Path:
-    """A feed of the format, and the schema that is to be registered next."""
+def write_feed(project: Path, format_: str) -> Path:
+    """Write a feed of the format. Return the file of the schema that is to be registered next."""
     text, more = FORMATS[format_]
     (project / "feeds" / "orders.yaml").write_text(FEED.replace("FORMAT", format_))
     (project / "schemas").mkdir()
@@ -34,28 +34,28 @@ def feed(project: Path, format_: str) -> Path:
 
 @pytest.mark.parametrize("format_", sorted(FORMATS))
 def test_a_schema_that_nobody_registered_yet(project: Path, sluice: Sluice, format_: str) -> None:
-    file = feed(project, format_)
+    file = write_feed(project, format_)
     ran: Any = sluice("schema", "diff", "orders", "--file", str(file), "--json")
-    said = json.loads(ran.out)
-    assert (ran.code, said["file"]) == (1, str(file))
-    assert said["changes"] == [{"column": "items", "now": None, "then": "int32 not null"}]
+    document = json.loads(ran.out)
+    assert (ran.code, document["file"]) == (1, str(file))
+    assert document["changes"] == [{"column": "items", "now": None, "then": "int32 not null"}]
     assert sluice("schema", "diff", "orders", "--file", str(project / "schemas" / "order")).code == 0
 
 
-@pytest.mark.parametrize(("text", "said"), [("message", "makes no columns: "), (None, "cannot be read")])
-def test_a_wrong_file_is_told(project: Path, sluice: Sluice, text: str | None, said: str) -> None:
-    file = feed(project, "protobuf")
+@pytest.mark.parametrize(("text", "message"), [("message", "makes no columns: "), (None, "cannot be read")])
+def test_a_wrong_file_is_told(project: Path, sluice: Sluice, text: str | None, message: str) -> None:
+    file = write_feed(project, "protobuf")
     file.write_text(text) if text else file.unlink()
     ran: Any = sluice("schema", "diff", "orders", "--file", str(file))
     assert ran.code == 2
-    assert said in ran.err
+    assert message in ran.err
 
 
 def test_a_registry_section_with_nothing_in_it_is_the_projects_own(
     project: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `sluice demo` writes it. Left out, the records would have been read as if they named no schema."""
-    feed(project, "protobuf")
+    """As `sluice demo` writes it. Without the section, records would have been read as if they named no schema."""
+    write_feed(project, "protobuf")
     path = project / "feeds" / "orders.yaml"
     path.write_text(path.read_text().rpartition("registry:")[0] + "registry:            # the project's own\n")
     ran: Any = sluice("schema", "show", "orders")

@@ -1,4 +1,4 @@
-"""The project's own secured Kafka by commands: start, grant, renew; and the demo on one."""
+"""The commands for the project's own secured Kafka: start, grant, renew; and the demo with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SLUICE = [sys.executable, "-c", "import sys; from sluice.cli.entry import main; 
 
 @pytest.fixture
 def ours(project: Path) -> Iterator[Path]:
-    """The project's feed names no Kafka; what was started is stopped."""
+    """A project whose feed names no Kafka; a Kafka that a test started is stopped at the end."""
     (project / "feeds" / "orders.yaml").write_text("topics: orders\nstart: earliest\n")
     yield project
     if (project / ".sluice" / "kafka" / "cluster.json").exists():
@@ -29,9 +29,9 @@ def ours(project: Path) -> Iterator[Path]:
 @pytest.mark.kafka
 def test_nothing_is_granted_until_somebody_grants_it(ours: Path, sluice: Sluice) -> None:
     assert sluice("kafka", "grant", "orders", "--json").code == 2
-    told = sluice("kafka", "start", "--secure")
-    assert told.code == 0, told.err
-    assert "sasl_mechanism" in told.out
+    result = sluice("kafka", "start", "--secure")
+    assert result.code == 0, result.err
+    assert "sasl_mechanism" in result.out
     assert sluice("produce", "orders", "-n", "100").code == 0
     refused = sluice("plan", "orders", "--json")
     assert refused.document["error"] in ("NotAuthorized", "UnknownTopic")
@@ -47,7 +47,7 @@ def test_nothing_is_granted_until_somebody_grants_it(ours: Path, sluice: Sluice)
     assert left(after["broker-1.pem"]) > left(before["broker-1.pem"])
     assert sluice("plan", "orders", "--json").document["offsets"] == 100
     assert sluice("kafka", "stop").code == 0
-    assert sluice("kafka", "renew").code == 0, "what is stopped starts with the new ones"
+    assert sluice("kafka", "renew").code == 0, "a stopped Kafka starts with the new certificates"
 
 
 @pytest.mark.kafka
@@ -60,9 +60,9 @@ def test_a_plain_one_starts_before_there_are_feeds_and_has_nothing_to_grant_or_r
     (ours / "later").rename(ours / "feeds")
     assert sluice("kafka", "status", "--json").document["answering"]
     for command in (["grant", "orders"], ["renew"]):
-        told = sluice("kafka", *command, "--json")
-        assert (told.code, told.document["error"]) == (2, "SetupError"), command
-        assert told.document["remedy"]
+        result = sluice("kafka", *command, "--json")
+        assert (result.code, result.document["error"]) == (2, "SetupError"), command
+        assert result.document["remedy"]
 
 
 @pytest.mark.soak

@@ -1,4 +1,4 @@
-"""What `sluice status` tells of what is about to happen, for people and for programs."""
+"""The forecasts of `sluice status`: its text and its document."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.model.kafka import BrokerConfig, Configs, Isolation, OpenTransaction, TopicConfig
 from sluice.pipelines.model.plans import OffsetRange, Plan, Task
 from sluice.testing.engine import owner
-from tests.assets.world import CATCH_UP, HOUR, P0, P1, World, hour, in_hour
-from tests.cli.conftest import Tell
+from tests.assets.world import CATCH_UP, HOUR, P0, P1, World, at_hour, in_hour
+from tests.cli.conftest import Invoke
 
 DAY = 24 * HOUR
 
 
-def test_lag_in_time_rates_and_when_it_will_have_caught_up(world: World, tell: Tell) -> None:
+def test_lag_in_time_rates_and_when_it_will_have_caught_up(world: World, invoke: Invoke) -> None:
     world.land_unrecorded(in_hour(0))
-    told = tell(status.status, "orders")
-    (feed,) = told.document["feeds"]
+    result = invoke(status.status, "orders")
+    (feed,) = result.document["feeds"]
     outlook = feed["outlook"]
     assert feed["lag"] == 150
     assert outlook["lag_seconds"] == pytest.approx(5 * 3600, abs=120)
@@ -31,151 +31,151 @@ def test_lag_in_time_rates_and_when_it_will_have_caught_up(world: World, tell: T
     assert outlook["offsets_per_second"]["landing"] > 0
     assert outlook["catch_up_seconds"] > 0
     assert (outlook["at_risk"], outlook["lost"], outlook["falls_behind"]) == ([], [], False)
-    assert "150 offsets behind, the oldest 5 h old" in told.text
-    assert "of landing" in told.text
-    assert "5 h" in tell(status.status).text
+    assert "150 offsets behind, the oldest 5 h old" in result.text
+    assert "of landing" in result.text
+    assert "5 h" in invoke(status.status).text
 
 
-def test_settings_that_may_not_be_seen_are_told_with_what_grants_them(world: World, tell: Tell) -> None:
+def test_settings_that_may_not_be_seen_are_told_with_what_grants_them(world: World, invoke: Invoke) -> None:
     world.cluster.settings = Configs(denied=("orders",))
-    told = tell(status.status, "orders")
-    assert told.document["feeds"][0]["outlook"]["settings_denied"] == ["orders"]
-    assert told.text.count("how long orders keeps its records may not be asked") == 1
-    assert "--operation DescribeConfigs --topic orders" in " ".join(told.text.split())
+    result = invoke(status.status, "orders")
+    assert result.document["feeds"][0]["outlook"]["settings_denied"] == ["orders"]
+    assert result.text.count("how long orders keeps its records may not be asked") == 1
+    assert "--operation DescribeConfigs --topic orders" in " ".join(result.text.split())
 
 
-def test_what_is_at_risk_comes_first_with_the_command(world: World, tell: Tell) -> None:
+def test_what_is_at_risk_comes_first_with_the_command(world: World, invoke: Invoke) -> None:
     world.cluster.settings = Configs({"orders": TopicConfig(retention_ms=9 * HOUR)})
     world.land_unrecorded(in_hour(0))
-    told = tell(status.status, "orders")
-    first, second = told.document["feeds"][0]["outlook"]["at_risk"]
+    result = invoke(status.status, "orders")
+    first, second = result.document["feeds"][0]["outlook"]["at_risk"]
     assert (first["partition"], first["ranges"], first["setting"]) == (0, [[25, 38]], "retention.ms 9h")
     assert first["deleted_from"] == "2024-05-01T10:00:00Z"
     assert second["partition"] == 1
-    assert "! orders:0 [25, 38) will begin to be deleted in about 3 h 5" in told.text
-    assert "land it now, which takes about " in told.text
-    assert told.text.index("will begin to be deleted") < told.text.index("partition  origin")
-    overview = tell(status.status).text
+    assert "! orders:0 [25, 38) will begin to be deleted in about 3 h 5" in result.text
+    assert "land it now, which takes about " in result.text
+    assert result.text.index("will begin to be deleted") < result.text.index("partition  origin")
+    overview = invoke(status.status).text
     assert "! orders: orders:0 [25, 38)" in overview
     assert "sluice run orders" in overview
     assert "1 partition more are at risk too" in overview
     assert overview.index("will begin to be deleted") < overview.index("uncommitted")
 
 
-def test_what_is_lost_is_told_with_its_way_out(world: World, tell: Tell) -> None:
+def test_what_is_lost_is_told_with_its_way_out(world: World, invoke: Invoke) -> None:
     world.land_unrecorded(in_hour(0))
     world.cluster.states[P1] = replace(world.cluster.states[P1], log_start=60)
-    told = tell(status.status, "orders")
-    (lost,) = told.document["feeds"][0]["outlook"]["lost"]
+    result = invoke(status.status, "orders")
+    (lost,) = result.document["feeds"][0]["outlook"]["lost"]
     assert (lost["error"], lost["start"], lost["end"]) == ("OffsetsLost", 25, 60)
-    assert "✗ orders:1: offsets [25, 60) are gone from Kafka" in told.text
-    assert "sluice accept orders lost" in told.text
-    assert "lost records" in tell(status.status).text
+    assert "✗ orders:1: offsets [25, 60) are gone from Kafka" in result.text
+    assert "sluice accept orders lost" in result.text
+    assert "lost records" in invoke(status.status).text
 
 
-def test_more_produced_than_lands_is_said(world: World, tell: Tell) -> None:
+def test_more_produced_than_lands_is_said(world: World, invoke: Invoke) -> None:
     world.land_unrecorded(in_hour(0))
     for tp in (P0, P1):
-        world.cluster.write(tp, [hour(5)] * 4_000_000)
-    told = tell(status.status, "orders")
-    assert told.document["feeds"][0]["outlook"]["falls_behind"]
-    assert "never, at these rates" in told.text
+        world.cluster.write(tp, [at_hour(5)] * 4_000_000)
+    result = invoke(status.status, "orders")
+    assert result.document["feeds"][0]["outlook"]["falls_behind"]
+    assert "never, at these rates" in result.text
 
 
-def test_a_transaction_holds_records_back(world: World, tell: Tell) -> None:
+def test_a_transaction_holds_records_back(world: World, invoke: Invoke) -> None:
     world.land_unrecorded()
     world.grow(1, 130)
     world.cluster.hold(P1, 100)
-    world.cluster.open[P1] = OpenTransaction(100, 77, 3, last_written=hour(6), name="billing-7")
-    told = tell(status.status, "orders")
-    assert "caught up; 30 more are not stable" in told.text
-    assert "orders:1 is held at offset 100 by transaction 'billing-7' of producer 77" in told.text
-    assert "30 offsets cannot land yet" in " ".join(told.text.split())
-    assert "abort --topic orders --partition 1 --start-offset 100" in " ".join(told.text.split())
-    assert told.document["feeds"][0]["partitions"][1]["unstable"] == 30
-    (held,) = told.document["feeds"][0]["held_back"]
-    assert (held["offsets"], held["overdue"]) == (30, False)
-    assert held["transaction"]["transactional_id"] == "billing-7"
-    assert "30 held back" in tell(status.status).text
-    assert "caught up" not in tell(status.status).text
+    world.cluster.open[P1] = OpenTransaction(100, 77, 3, last_written=at_hour(6), name="billing-7")
+    result = invoke(status.status, "orders")
+    assert "caught up; 30 more are not stable" in result.text
+    assert "orders:1 is held at offset 100 by transaction 'billing-7' of producer 77" in result.text
+    assert "30 offsets cannot land yet" in " ".join(result.text.split())
+    assert "abort --topic orders --partition 1 --start-offset 100" in " ".join(result.text.split())
+    assert result.document["feeds"][0]["partitions"][1]["unstable"] == 30
+    (held_back,) = result.document["feeds"][0]["held_back"]
+    assert (held_back["offsets"], held_back["overdue"]) == (30, False)
+    assert held_back["transaction"]["transactional_id"] == "billing-7"
+    assert "30 held back" in invoke(status.status).text
+    assert "caught up" not in invoke(status.status).text
     world.at(8)
-    hangs = tell(status.status, "orders")
-    (said,) = hangs.document["feeds"][0]["held_back"]
-    assert said["overdue"]
-    assert "kafka-transactions.sh" in said["remedy"]
+    hangs = invoke(status.status, "orders")
+    (hanging,) = hangs.document["feeds"][0]["held_back"]
+    assert hanging["overdue"]
+    assert "kafka-transactions.sh" in hanging["remedy"]
     assert "held at offset 100 by transaction 'billing-7'" in hangs.text
-    assert "held back" in tell(status.status).text
+    assert "held back" in invoke(status.status).text
 
 
-def test_a_live_batch_says_when_its_owner_was_heard_of(world: World, tell: Tell) -> None:
+def test_a_live_batch_says_when_its_owner_was_heard_of(world: World, invoke: Invoke) -> None:
     world.land_unrecorded(in_hour(0))
     who = replace(owner(run="run-123456789"), pid=77)
     plan = Plan("orders", world.cluster.id, CATCH_UP, Isolation.READ_COMMITTED, (Task(0, 1, (_build_range(),)),))
-    with world.open_ports(world.session().feed("orders")) as edges:
-        open_ledger(world.session().feed("orders"), edges).append(
+    with world.open_ports(world.make_session().feed("orders")) as edges:
+        open_ledger(world.make_session().feed("orders"), edges).append(
             lambda state: PlanEntry(plan=plan, hash=plan.hash, owner=who)
         )
         world.liveness.heartbeats[who.token] = edges.clock() - 7_000
-    told = tell(status.status, "orders")
-    (live,) = told.document["feeds"][0]["live_batches"]
+    result = invoke(status.status, "orders")
+    (live,) = result.document["feeds"][0]["live_batches"]
     assert 7 <= live["heartbeat_seconds"] < 60
     assert (live["owner"]["pid"], live["offsets"]) == (77, 10)
-    assert "catch-up, 10 offsets, run run-1234 (pid 77 on host), at work: set by the test" in told.text
+    assert "catch-up, 10 offsets, run run-1234 (pid 77 on host), at work: set by the test" in result.text
     assert (live["owner_is"], live["ways"]) == ("alive", [])
 
 
 def test_how_the_run_of_a_live_batch_stands_is_what_repair_says_and_the_ways_out_are_told(
-    world: World, tell: Tell
+    world: World, invoke: Invoke
 ) -> None:
-    """The heartbeat of a killed run stays: by it alone the batch was at work, for status, while repair knew better."""
+    """The heartbeat of a killed run remains. `status` judged by it alone, and contradicted `repair`."""
     world.land_unrecorded(in_hour(0))
     who = owner(run="run-123456789")
     plan = Plan("orders", world.cluster.id, CATCH_UP, Isolation.READ_COMMITTED, (Task(0, 1, (_build_range(),)),))
-    with world.open_ports(world.session().feed("orders")) as edges:
-        open_ledger(world.session().feed("orders"), edges).append(
+    with world.open_ports(world.make_session().feed("orders")) as edges:
+        open_ledger(world.make_session().feed("orders"), edges).append(
             lambda state: PlanEntry(plan=plan, hash=plan.hash, owner=who)
         )
         world.liveness.heartbeats[who.token] = edges.clock() - 7_000
     world.liveness.dead = {who.token}
-    told = tell(status.status, "orders")
-    (live,) = told.document["feeds"][0]["live_batches"]
+    result = invoke(status.status, "orders")
+    (live,) = result.document["feeds"][0]["live_batches"]
     give_up = f"sluice repair orders --abandon {live['batch']}"
     assert (live["owner_is"], live["evidence"]) == ("dead", "set by the test")
     assert live["ways"] == ["sluice run orders", give_up]
-    assert f"batch {live['batch']} (catch-up) is unfinished, and run run-1234 (pid 1 on host) is dead" in told.text
-    assert f"→ {give_up}   gives it up" in told.text
-    assert "left by a dead run" in tell(status.status).text
+    assert f"batch {live['batch']} (catch-up) is unfinished, and run run-1234 (pid 1 on host) is dead" in result.text
+    assert f"→ {give_up}   gives it up" in result.text
+    assert "left by a dead run" in invoke(status.status).text
     world.liveness.suspects = {who.token}
-    assert tell(status.status, "orders").document["feeds"][0]["live_batches"][0]["owner_is"] == "not known yet"
-    assert "by a run that may be dead" in tell(status.status).text
+    assert invoke(status.status, "orders").document["feeds"][0]["live_batches"][0]["owner_is"] == "not known yet"
+    assert "by a run that may be dead" in invoke(status.status).text
 
 
-def test_a_refused_batch_is_not_left_by_a_dead_run(world: World, tell: Tell) -> None:
+def test_a_refused_batch_is_not_left_by_a_dead_run(world: World, invoke: Invoke) -> None:
     limit = "policies: {quarantine_limit: {share: 0.01, at_least: 1}}\n"
     feed = world.project.feeds_folder / "orders.yaml"
     feed.write_text(feed.read_text() + limit)
-    world.engine.bad, world.engine.leaves = 2, True
+    world.engine.bad, world.engine.keeps_staging = 2, True
     assert isinstance(world.run(in_hour(0)).error, QuarantineExceeded)
     (batch,) = world.state().live()
     world.bury()
 
-    told = tell(status.status, "orders")
-    assert f"✗ batch {batch.id} was refused and stays staged: 4 of 50 records (8.0%) do not fit" in told.text
+    result = invoke(status.status, "orders")
+    assert f"✗ batch {batch.id} was refused and stays staged: 4 of 50 records (8.0%) do not fit" in result.text
     for way in ("sluice quarantine list orders", "sluice run orders", f"sluice repair orders --abandon {batch.id}"):
-        assert way in told.text
-    assert "is dead" not in told.text
-    assert f"✗ window 2024-05-01T00:00: refused batch {batch.id}" in told.text
-    (live,) = told.document["feeds"][0]["live_batches"]
+        assert way in result.text
+    assert "is dead" not in result.text
+    assert f"✗ window 2024-05-01T00:00: refused batch {batch.id}" in result.text
+    (live,) = result.document["feeds"][0]["live_batches"]
     assert live["refused"]["error"] == "QuarantineExceeded"
-    assert "refused: quarantine limit" in tell(status.status).text
-    listed = tell(quarantine.list_, "orders")
+    assert "refused: quarantine limit" in invoke(status.status).text
+    listed = invoke(quarantine.list_, "orders")
     assert listed.document["records"] == 0
     (staged,) = listed.document["staged"]
     assert (staged["batch"], staged["records"], len(staged["held"])) == (batch.id, 4, 1)
     assert f"Staged by batch {batch.id}, not published" in listed.text
 
     feed.write_text(feed.read_text().replace(limit, ""))
-    mended = tell(status.status, "orders")
+    mended = invoke(status.status, "orders")
     assert mended.document["feeds"][0]["live_batches"][0]["refused"] is None
     assert "was refused" not in mended.text
     assert "dead" in mended.text
@@ -185,18 +185,18 @@ def _build_range() -> OffsetRange:
     return OffsetRange("orders", 0, "id-1", 30, 40)
 
 
-def test_what_kafka_will_soon_forget_is_said_and_that_nothing_is_to_be_done(world: World, tell: Tell) -> None:
+def test_what_kafka_will_soon_forget_is_said_and_that_nothing_is_to_be_done(world: World, invoke: Invoke) -> None:
     broker = BrokerConfig(offsets_retention=12 * HOUR, transactional_id_expiration=7 * DAY)
     world.cluster.settings = Configs({"orders": TopicConfig(compacts=True)}, broker)
     world.run()
-    told = tell(status.status, "orders")
-    outlook = told.document["feeds"][0]["outlook"]
+    result = invoke(status.status, "orders")
+    outlook = result.document["feeds"][0]["outlook"]
     assert [e["setting"] for e in outlook["expires"]] == [
         "offsets.retention.minutes 12h",
         "transactional.id.expiration.ms 7d",
     ]
     assert outlook["compacted"] == ["orders"]
-    assert "committed offsets of group sluice-orders: kept for about 11 h more" in told.text
-    assert "nothing to do" in told.text
-    assert "transactional id" not in told.text, "that is far away"
-    assert "compacted" in told.text
+    assert "committed offsets of group sluice-orders: kept for about 11 h more" in result.text
+    assert "nothing to do" in result.text
+    assert "transactional id" not in result.text, "that is far away"
+    assert "compacted" in result.text

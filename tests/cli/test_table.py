@@ -1,4 +1,4 @@
-"""`sluice table`: what it prints, its documents and exit codes."""
+"""`sluice table`: its text, documents and exit codes."""
 
 from __future__ import annotations
 
@@ -17,155 +17,155 @@ from sluice.pipelines.errors import TableDiffers, UsageError
 from sluice.pipelines.landing import writer
 from sluice.resources.lake.local_lake import LocalLake
 from tests.assets.world import FEED, MadeUpEngine, World
-from tests.cli.conftest import Tell
+from tests.cli.conftest import Invoke
 
 
 @pytest.fixture
 def world(tmp_path: Path, request: pytest.FixtureRequest) -> World:
     asks = f"table: {{{getattr(request, 'param', 'iceberg: {name: db.orders}')}}}\n"
-    made = World(tmp_path, {"orders": FEED + asks, "other": FEED})
-    made.lake = LocalLake(tmp_path / "lake")  # type: ignore[assignment]
-    made.engine = MadeUpEngine(made.lake)
-    return made
+    world = World(tmp_path, {"orders": FEED + asks, "other": FEED})
+    world.lake = LocalLake(tmp_path / "lake")  # type: ignore[assignment]
+    world.engine = MadeUpEngine(world.lake)
+    return world
 
 
-def test_a_table_is_brought_up_looked_at_and_compared(world: World, tell: Tell) -> None:
-    told = tell(table.status, "orders")
-    assert (told.document["exists"], told.code) == (False, 0)
+def test_a_table_is_brought_up_looked_at_and_compared(world: World, invoke: Invoke) -> None:
+    result = invoke(table.status, "orders")
+    assert (result.document["exists"], result.code) == (False, 0)
     world.land_unrecorded()
-    told = tell(table.status, "orders")
-    assert told.document["pending"] == {"batches": 1, "files": 8, "gone": 0}
-    assert "8 files of 1 batch not in it yet: sluice table sync orders" in told.text
-    told = tell(table.sync, "orders")
-    assert {k: told.document[k] for k in ("created", "commits", "added", "rows")} == {
+    result = invoke(table.status, "orders")
+    assert result.document["pending"] == {"batches": 1, "files": 8, "gone": 0}
+    assert "8 files of 1 batch not in it yet: sluice table sync orders" in result.text
+    result = invoke(table.sync, "orders")
+    assert {k: result.document[k] for k in ("created", "commits", "added", "rows")} == {
         "created": True,
         "commits": 1,
         "added": 8,
         "rows": 200,
     }
-    assert "all landed rows were in it already" in told.text, "the second time"
-    assert "all landed rows are in it" in tell(table.status, "orders").text
-    tell(compact.compact, "orders", text=False)
-    told = tell(table.check, "orders")
-    assert (told.code, told.document["same"]) == (0, True)
-    assert tell(audit.audit, "orders", of_table=True, text=False).code == 0
-    assert tell(audit.audit, "orders", text=False).code == 0, "what the table's snapshots name may stay"
+    assert "all landed rows were in it already" in result.text, "the second time"
+    assert "all landed rows are in it" in invoke(table.status, "orders").text
+    invoke(compact.compact, "orders", text=False)
+    result = invoke(table.check, "orders")
+    assert (result.code, result.document["same"]) == (0, True)
+    assert invoke(audit.audit, "orders", of_table=True, text=False).code == 0
+    assert invoke(audit.audit, "orders", text=False).code == 0, "files that the table's snapshots name may stay"
     with pytest.raises(UsageError, match="has no table"):
-        tell(table.sync, "other")
+        invoke(table.sync, "other")
 
 
 @pytest.mark.parametrize("world", ["quarantine: true, iceberg: {name: db.orders}"], indirect=True)
-def test_the_quarantine_has_a_table_where_the_feed_asks_for_it(world: World, tell: Tell) -> None:
+def test_the_quarantine_has_a_table_where_the_feed_asks_for_it(world: World, invoke: Invoke) -> None:
     world.engine.bad = 1
     world.land_unrecorded()
-    told = tell(table.sync, "orders")
-    assert (told.document["added"], told.document["quarantine"]["added"]) == (8, 8)
-    told = tell(table.status, "orders")
-    assert told.document["quarantine"]["pending"] == {"batches": 0, "files": 0, "gone": 0}
-    assert "Table db.orders_quarantine" in told.text
-    told = tell(table.check, "orders")
-    assert (told.code, told.document["same"], told.document["quarantine"]["sound"]) == (0, True, True)
-    assert tell(audit.audit, "orders", of_table=True, text=False).code == 0
+    result = invoke(table.sync, "orders")
+    assert (result.document["added"], result.document["quarantine"]["added"]) == (8, 8)
+    result = invoke(table.status, "orders")
+    assert result.document["quarantine"]["pending"] == {"batches": 0, "files": 0, "gone": 0}
+    assert "Table db.orders_quarantine" in result.text
+    result = invoke(table.check, "orders")
+    assert (result.code, result.document["same"], result.document["quarantine"]["sound"]) == (0, True, True)
+    assert invoke(audit.audit, "orders", of_table=True, text=False).code == 0
 
 
-def test_a_run_says_that_the_table_is_not_up_to_date(world: World, tell: Tell) -> None:
+def test_a_run_says_that_the_table_is_not_up_to_date(world: World, invoke: Invoke) -> None:
     (world.project.root / ".sluice").mkdir(exist_ok=True)
     (world.project.root / ".sluice" / "catalog.db").write_bytes(b"no database")
     for names in (["orders"], ["orders", "other"]):
-        told = tell(run.run, names)
-        assert (told.code, "the table is not up to date: " in told.text) == (0, True)
-        assert world.ledger().read().batches
-    assert "orders: the table is not up to date" in told.text
-    assert [bool(f["runs"][0]["table"]) for f in told.document["feeds"]] == [True, False]
+        result = invoke(run.run, names)
+        assert (result.code, "the table is not up to date: " in result.text) == (0, True)
+        assert world.open_ledger().read().batches
+    assert "orders: the table is not up to date" in result.text
+    assert [bool(f["runs"][0]["table"]) for f in result.document["feeds"]] == [True, False]
 
 
-def test_a_table_that_is_behind_fails_its_check(world: World, tell: Tell) -> None:
+def test_a_table_that_is_behind_fails_its_check(world: World, invoke: Invoke) -> None:
     world.land_unrecorded()
-    told = tell(table.check, "orders")
-    assert (told.code, "not in it yet: sluice table sync orders" in told.text) == (1, True)
-    tell(table.sync, "orders", text=False)
-    assert tell(table.check, "orders").code == 0
+    result = invoke(table.check, "orders")
+    assert (result.code, "not in it yet: sluice table sync orders" in result.text) == (1, True)
+    invoke(table.sync, "orders", text=False)
+    assert invoke(table.check, "orders").code == 0
 
 
 def test_old_files_that_spark_misreads_are_written_again_by_a_repair(
-    world: World, tell: Tell, monkeypatch: pytest.MonkeyPatch
+    world: World, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as earlier:
         earlier.setattr(writer, "in_milliseconds", lambda schema: [])
         world.land_unrecorded()
-    tell(table.sync, "orders", text=False)
-    told = tell(table.check, "orders")
-    assert (told.code, len(told.document["misread"]), told.document["same"]) == (1, 8, True)
-    assert "filters miss rows of feed orders: sluice table sync orders --repair" in told.text
-    rows = world.ledger().read().frontiers()
-    told = tell(table.sync, "orders", repair=True)
-    assert (told.document["misread"], told.document["rows"], told.code) == ([], 200, 0)
-    told = tell(table.check, "orders")
-    assert (told.code, told.document["same"], told.document["misread"]) == (0, True, [])
-    assert world.ledger().read().frontiers() == rows
-    assert tell(audit.audit, "orders", of_table=True, text=False).code == 0
+    invoke(table.sync, "orders", text=False)
+    result = invoke(table.check, "orders")
+    assert (result.code, len(result.document["misread"]), result.document["same"]) == (1, 8, True)
+    assert "filters miss rows of feed orders: sluice table sync orders --repair" in result.text
+    rows = world.open_ledger().read().frontiers()
+    result = invoke(table.sync, "orders", repair=True)
+    assert (result.document["misread"], result.document["rows"], result.code) == ([], 200, 0)
+    result = invoke(table.check, "orders")
+    assert (result.code, result.document["same"], result.document["misread"]) == (0, True, [])
+    assert world.open_ledger().read().frontiers() == rows
+    assert invoke(audit.audit, "orders", of_table=True, text=False).code == 0
 
 
-def test_a_table_that_others_wrote_to(world: World, tell: Tell) -> None:
+def test_a_table_that_others_wrote_to(world: World, invoke: Invoke) -> None:
     world.land_unrecorded()
-    tell(table.sync, "orders", text=False)
+    invoke(table.sync, "orders", text=False)
     uri = f"sqlite:///{world.project.root}/.sluice/catalog.db"
     theirs = load_catalog("sluice", type="sql", uri=uri).load_table("db.orders")
     theirs.append(theirs.scan().to_arrow().slice(0, 3))
-    told = tell(table.status, "orders")
-    assert (told.document["trusted"], told.document["sound"], len(told.document["foreign"])) == (False, False, 1)
-    assert "1 file in it is not of the feed: sluice table sync orders --repair" in told.text
-    assert "all landed rows are in it" not in told.text
-    told = tell(table.check, "orders")
-    assert (told.code, len(told.document["foreign"])) == (1, 1)
-    assert "1 file in it is not of the feed: sluice table sync orders --repair" in told.text
-    audited = tell(audit.audit, "orders", of_table=True, text=False)
+    result = invoke(table.status, "orders")
+    assert (result.document["trusted"], result.document["sound"], len(result.document["foreign"])) == (False, False, 1)
+    assert "1 file in it is not of the feed: sluice table sync orders --repair" in result.text
+    assert "all landed rows are in it" not in result.text
+    result = invoke(table.check, "orders")
+    assert (result.code, len(result.document["foreign"])) == (1, 1)
+    assert "1 file in it is not of the feed: sluice table sync orders --repair" in result.text
+    audited = invoke(audit.audit, "orders", of_table=True, text=False)
     assert (audited.code, [p["invariant"] for p in audited.document["problems"]]) == (1, [17])
     with pytest.raises(TableDiffers):
-        tell(table.sync, "orders")
-    assert tell(table.sync, "orders", repair=True, text=False).document["removed"] == 1
-    assert tell(table.check, "orders", text=False).document["same"] is True
-    told = tell(table.status, "orders")
-    assert (told.document["trusted"], "all landed rows are in it" in told.text) == (True, True)
+        invoke(table.sync, "orders")
+    assert invoke(table.sync, "orders", repair=True, text=False).document["removed"] == 1
+    assert invoke(table.check, "orders", text=False).document["same"] is True
+    result = invoke(table.status, "orders")
+    assert (result.document["trusted"], "all landed rows are in it" in result.text) == (True, True)
 
 
-def test_files_that_others_listed_again_are_named(world: World, tell: Tell) -> None:
+def test_files_that_others_listed_again_are_named(world: World, invoke: Invoke) -> None:
     world.run()
-    tell(table.sync, "orders")
+    invoke(table.sync, "orders")
     uri = f"sqlite:///{world.project.root}/.sluice/catalog.db"
     iceberg = load_catalog("sluice", type="sql", uri=uri).load_table("db.orders")
     (file, *_) = (t.file for t in iceberg.scan().plan_files())
     iceberg.add_files([file.file_path], check_duplicate_files=False)
-    checked = tell(table.check, "orders")
+    checked = invoke(table.check, "orders")
     assert checked.code == 1
     assert f"{2 * file.record_count} rows, not {file.record_count}" in " ".join(checked.text.split())
 
 
-def test_a_table_that_others_rolled_back_lacks_what_its_files_say(world: World, tell: Tell) -> None:
-    """Its mark stays where it was, so that only its files tell."""
+def test_a_table_that_others_rolled_back_lacks_what_its_files_say(world: World, invoke: Invoke) -> None:
+    """The rollback keeps the table's mark, so that only a comparison of its files finds it."""
     world.land_unrecorded()
-    tell(table.sync, "orders", text=False)
+    invoke(table.sync, "orders", text=False)
     uri = f"sqlite:///{world.project.root}/.sluice/catalog.db"
     load_catalog("sluice", type="sql", uri=uri).load_table("db.orders").delete("partition >= 0")
-    told = tell(table.status, "orders")
-    assert (told.code, len(told.document["missing"]), told.document["pending"]["files"]) == (0, 8, 0)
-    assert "8 files of the feed are missing in it: sluice table sync orders --repair" in told.text
+    result = invoke(table.status, "orders")
+    assert (result.code, len(result.document["missing"]), result.document["pending"]["files"]) == (0, 8, 0)
+    assert "8 files of the feed are missing in it: sluice table sync orders --repair" in result.text
 
 
 @pytest.mark.parametrize("world", ["delta: {}"], indirect=True)
-def test_files_of_another_writer_are_named_by_the_audit(world: World, tell: Tell, tmp_path: Path) -> None:
+def test_files_of_another_writer_are_named_by_the_audit(world: World, invoke: Invoke, tmp_path: Path) -> None:
     deltalake = pytest.importorskip("deltalake")
     world.land_unrecorded()
-    tell(table.sync, "orders", text=False)
+    invoke(table.sync, "orders", text=False)
     theirs = deltalake.DeltaTable(str(tmp_path / "lake" / "data" / "orders"))
     theirs.delete('partition = 0 and "offset" < 5')
-    told = tell(audit.audit, "orders")
-    assert told.code == 1
-    assert "sluice table sync orders --repair" in told.text
-    tell(table.sync, "orders", repair=True, text=False)
+    result = invoke(audit.audit, "orders")
+    assert result.code == 1
+    assert "sluice table sync orders --repair" in result.text
+    invoke(table.sync, "orders", repair=True, text=False)
     deltalake.write_deltalake(theirs.table_uri, theirs.to_pyarrow_table().slice(0, 3), mode="append")
-    tell(table.sync, "orders", repair=True, text=False)
-    told = tell(audit.audit, "orders")
-    assert (told.code, len(told.document["foreign"])) == (0, 2)
-    assert "2 files of another writer" in told.text
-    assert told.document["foreign"][0] in told.text
+    invoke(table.sync, "orders", repair=True, text=False)
+    result = invoke(audit.audit, "orders")
+    assert (result.code, len(result.document["foreign"])) == (0, 2)
+    assert "2 files of another writer" in result.text
+    assert result.document["foreign"][0] in result.text

@@ -1,4 +1,4 @@
-"""What comes out: harmless for terminals, one document for programs."""
+"""Output: no control characters on terminals, and one JSON document with `--json`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from sluice.pipelines.errors import Refused, UsageError
 
 @given(st.text())
 def test_safe_text_has_nothing_that_a_terminal_obeys(text: str) -> None:
-    shown = safe(text)
-    assert all(c.isprintable() or c == "\n" for c in shown)
-    shown.encode("utf-8")
+    harmless = safe(text)
+    assert all(c.isprintable() or c == "\n" for c in harmless)
+    harmless.encode("utf-8")
 
 
 def test_safe_text_keeps_what_people_read() -> None:
@@ -78,11 +78,11 @@ print("afterwards")
 
 
 def test_with_json_only_the_document_is_on_stdout() -> None:
-    said = subprocess.run([sys.executable, "-c", SPEAKS], capture_output=True, encoding="utf-8", check=True)
-    document, rest = said.stdout.splitlines()
+    done = subprocess.run([sys.executable, "-c", SPEAKS], capture_output=True, encoding="utf-8", check=True)
+    document, rest = done.stdout.splitlines()
     assert json.loads(document) == {"topic": "grüße", "n": 1}
     assert rest == "afterwards"
-    assert sorted(said.stderr.splitlines()) == ["a child speaks", "a library speaks"]
+    assert sorted(done.stderr.splitlines()) == ["a child speaks", "a library speaks"]
 
 
 def test_progress_is_silent_where_stderr_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:

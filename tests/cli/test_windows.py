@@ -1,4 +1,4 @@
-"""Windows by command: asked for, refused, landed, waited for, listed, shown as a strip."""
+"""Windows in commands: plan, run, wait, files, and the strip of `sluice status`."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from sluice.pipelines.model.kafka import CommittedOffset, Key, OpenTransaction, 
 from sluice.pipelines.status.window_state import PendingPart, Standing, WindowStanding
 from sluice.pipelines.util.units import show_window
 from sluice.testing.group import MemoryGroups
-from tests.assets.world import P0, P1, World, hour, in_hour
-from tests.cli.conftest import Over, Tell, Told, run_body
+from tests.assets.world import P0, P1, World, at_hour, in_hour
+from tests.cli.conftest import BodyResult, Invoke, WorldSession, run_body
 
 DAY = "2024-05-01"
 
 
-def named(number: int) -> str:
+def format_hour(number: int) -> str:
     return f"{DAY}T{number:02}"
 
 
-def states(document: dict[str, Any]) -> dict[str, str]:
-    """By hour, how its window stands."""
+def read_states(document: dict[str, Any]) -> dict[str, str]:
+    """Return the state of each window by its hour."""
     (feed,) = document["feeds"]
     return {w["window"].partition("T")[2]: w["state"] for w in feed["windows"]}
 
 
-# -- asked for
+# -- plan and refusals
 
 
-def test_plan_of_one_window_and_of_several(tell: Tell) -> None:
-    one = tell(plan.plan, "orders", window=[named(1)])
+def test_plan_of_one_window_and_of_several(invoke: Invoke) -> None:
+    one = invoke(plan.plan, "orders", window=[format_hour(1)])
     assert (one.code, one.document["request"], one.document["offsets"]) == (0, f"window {DAY}T01:00", 50)
     ranges = [s for t in one.document["tasks"] for s in t["offset_ranges"]]
     assert {(s["start"], s["end"]) for s in ranges} == {(25, 50)}
-    several = tell(plan.plan, "orders", start=named(1), end=named(4), only=["orders:0"])
+    several = invoke(plan.plan, "orders", start=format_hour(1), end=format_hour(4), only=["orders:0"])
     assert [(p["request"], p["offsets"]) for p in several.document["plans"]] == [
         (f"window {DAY}T0{h}:00 of orders:0", 25) for h in (1, 2, 3)
     ]
@@ -54,43 +54,43 @@ def test_plan_of_one_window_and_of_several(tell: Tell) -> None:
         ({"window": [f"{DAY}T01:30"]}, f"begins at {DAY}T01:00"),
         ({"window": ["hour 14"]}, "is not a window"),
         ({"window": ["2024-13-01"]}, "the calendar"),
-        ({"window": [named(6)]}, "it can be landed from 2024-05-01T07:10:00Z on"),
+        ({"window": [format_hour(6)]}, "it can be landed from 2024-05-01T07:10:00Z on"),
         ({"window": ["2040-01-01"]}, "is not closed yet"),
-        ({"start": named(6)}, "is not closed yet"),
-        ({"start": named(3), "end": named(3)}, "no window between"),
-        ({"start": named(1), "end": f"{DAY}T02:20"}, f"begins at {DAY}T02:00"),
-        ({"end": named(3)}, "--to without --from"),
-        ({"window": [named(1)], "start": named(1)}, "together"),
-        ({"window": [named(1)], "offsets": ["orders:0:1-2"]}, "--offsets together with windows"),
+        ({"start": format_hour(6)}, "is not closed yet"),
+        ({"start": format_hour(3), "end": format_hour(3)}, "no window between"),
+        ({"start": format_hour(1), "end": f"{DAY}T02:20"}, f"begins at {DAY}T02:00"),
+        ({"end": format_hour(3)}, "--to without --from"),
+        ({"window": [format_hour(1)], "start": format_hour(1)}, "together"),
+        ({"window": [format_hour(1)], "offsets": ["orders:0:1-2"]}, "--offsets together with windows"),
         ({"only": ["orders:0"], "offsets": ["orders:0:1-2"]}, "--offsets together with --only"),
     ],
 )
 def test_what_names_no_window_that_can_land_is_refused(options: dict[str, Any], says: str, world: World) -> None:
     for body, feed in ((plan.plan, "orders"), (run.run, ["orders"])):
         with pytest.raises((UsageError, WindowOpen)) as refused:
-            run_body(body, Over(CommandOutput(), world.project.root, False, world), feed, **options)
+            run_body(body, WorldSession(CommandOutput(), world.project.root, False, world), feed, **options)
         assert says in str(refused.value)
     assert world.lake.files == {}
 
 
-def test_a_window_before_the_first_is_refused_once_that_is_known(world: World, tell: Tell) -> None:
+def test_a_window_before_the_first_is_refused_once_that_is_known(world: World, invoke: Invoke) -> None:
     world.run(in_hour(1))
     for body in (files.files, wait.wait):
         window: Any = "2024-04-30T23" if body is wait.wait else ["2024-04-30T23"]
         with pytest.raises(UsageError, match="before the feed's first window") as error:
-            tell(body, "orders", window=window)
+            invoke(body, "orders", window=window)
         assert "sluice run orders --window 2024-04-30T23:00" in error.value.remedy
     with pytest.raises(UsageError, match="Kafka holds no record"):
-        tell(plan.plan, "orders", window=["2024-04-30T23"])
-    told = tell(run.run, ["orders"], window=["2024-04-30T23"], text=False)
-    assert (told.code, told.run["error"]) == (2, "UsageError")
+        invoke(plan.plan, "orders", window=["2024-04-30T23"])
+    result = invoke(run.run, ["orders"], window=["2024-04-30T23"], text=False)
+    assert (result.code, result.run["error"]) == (2, "UsageError")
 
 
 # -- pending
 
 
-def read_open_windows(outcome: Told) -> Any:
-    """The pending windows of the only feed."""
+def read_open_windows(outcome: BodyResult) -> Any:
+    """Return the open windows of the only feed."""
     (feed,) = outcome.document["feeds"]
     return feed["open_windows"]
 
@@ -102,69 +102,73 @@ STAYS = f"window {DAY}T05:00 and 1 later one are still open: it can be landed fr
 @pytest.mark.parametrize(
     "options",
     [
-        {"start": named(3), "end": named(7)},
-        {"start": named(3), "end": named(7), "per_run": 5},
-        {"start": named(3), "end": named(7), "replace": True},
-        {"window": [named(5), named(3), named(6), named(4)]},
+        {"start": format_hour(3), "end": format_hour(7)},
+        {"start": format_hour(3), "end": format_hour(7), "per_run": 5},
+        {"start": format_hour(3), "end": format_hour(7), "replace": True},
+        {"window": [format_hour(5), format_hour(3), format_hour(6), format_hour(4)]},
     ],
 )
 def test_windows_that_have_settled_land_and_the_others_are_named(
-    options: dict[str, Any], world: World, tell: Tell
+    options: dict[str, Any], world: World, invoke: Invoke
 ) -> None:
     """`sluice run orders --from 3 --to 7`, a few minutes after six."""
     world.at(6, minutes=5)
-    planned = tell(plan.plan, "orders", **options)
+    planned = invoke(plan.plan, "orders", **options)
     assert (planned.code, planned.document["open_windows"]) == (0, OPEN_WINDOWS)
     assert sum(p["offsets"] for p in planned.document["plans"]) == 50
-    told = tell(run.run, ["orders"], **options)
-    assert (told.code, read_open_windows(told)) == (0, OPEN_WINDOWS)
-    assert sum(b["landed"] for r in told.runs for b in r["batches"]) == 50
-    assert STAYS in told.text
-    assert f"by hand: sluice run orders --window {DAY}T05:00" in told.text
+    result = invoke(run.run, ["orders"], **options)
+    assert (result.code, read_open_windows(result)) == (0, OPEN_WINDOWS)
+    assert sum(b["landed"] for r in result.runs for b in r["batches"]) == 50
+    assert STAYS in result.text
+    assert f"by hand: sluice run orders --window {DAY}T05:00" in result.text
 
 
-def test_one_window_beside_a_pending_one(world: World, tell: Tell) -> None:
+def test_one_window_beside_a_pending_one(world: World, invoke: Invoke) -> None:
     world.at(6, minutes=5)
-    told = tell(run.run, ["orders"], window=[named(1), named(5)])
-    assert (told.code, told.run["window"]["state"]) == (0, "landed")
-    assert read_open_windows(told) == OPEN_WINDOWS | {"windows": 1}
-    assert read_open_windows(tell(run.run, ["orders"], window=[named(1)], text=False)) is None
+    result = invoke(run.run, ["orders"], window=[format_hour(1), format_hour(5)])
+    assert (result.code, result.run["window"]["state"]) == (0, "landed")
+    assert read_open_windows(result) == OPEN_WINDOWS | {"windows": 1}
+    assert read_open_windows(invoke(run.run, ["orders"], window=[format_hour(1)], text=False)) is None
 
 
-def test_a_far_end_costs_nothing(world: World, tell: Tell) -> None:
+def test_a_far_end_costs_nothing(world: World, invoke: Invoke) -> None:
     """Windows that do not exist yet are never listed one by one."""
-    told = tell(run.run, ["orders"], start=named(3), end="9999-12-31")
-    assert told.code == 0
-    assert read_open_windows(told)["windows"] > 60_000_000
+    result = invoke(run.run, ["orders"], start=format_hour(3), end="9999-12-31")
+    assert result.code == 0
+    assert read_open_windows(result)["windows"] > 60_000_000
 
 
-def test_not_yet_is_an_error_of_its_own(world: World, tell: Tell) -> None:
+def test_not_yet_is_an_error_of_its_own(world: World, invoke: Invoke) -> None:
     world.at(6, minutes=5)
-    for options in ({"window": [named(5)]}, {"start": named(5)}, {"start": named(5), "end": named(6)}):
+    for options in (
+        {"window": [format_hour(5)]},
+        {"start": format_hour(5)},
+        {"start": format_hour(5), "end": format_hour(6)},
+    ):
         with pytest.raises(WindowOpen, match="is not closed yet") as refused:
-            tell(run.run, ["orders"], **options)
+            invoke(run.run, ["orders"], **options)
         assert (refused.value.exit_code, refused.value.fields()["error"]) == (75, "WindowOpen")
 
 
 # -- run
 
 
-def test_run_of_a_window_says_that_it_is_complete(tell: Tell) -> None:
-    told = tell(run.run, ["orders"], window=[named(2)])
-    assert told.code == 0
-    assert told.run["batches"][0]["landed"] == 50
-    assert told.run["window"] == {
+def test_run_of_a_window_says_that_it_is_complete(invoke: Invoke) -> None:
+    result = invoke(run.run, ["orders"], window=[format_hour(2)])
+    assert result.code == 0
+    assert result.run["batches"][0]["landed"] == 50
+    assert result.run["window"] == {
         "window": f"{DAY}T02:00", "state": "landed", "empty": False, "offsets": 50, "accounted": 50,
         "batch": None, "pending": [],
     }  # fmt: skip
-    assert f"window {DAY}T02:00 is complete" in told.text
+    assert f"window {DAY}T02:00 is complete" in result.text
 
 
-def test_run_of_several_goes_on_after_one_that_fails(world: World, tell: Tell) -> None:
+def test_run_of_several_goes_on_after_one_that_fails(world: World, invoke: Invoke) -> None:
     world.cluster.hold(P1, 60)
-    told = tell(run.run, ["orders"], start=named(1), end=named(5))
-    assert (told.code, told.document["exit_code"]) == (75, 75)
-    by_hour = {r["window"]["window"][-5:]: r for r in told.runs}
+    result = invoke(run.run, ["orders"], start=format_hour(1), end=format_hour(5))
+    assert (result.code, result.document["exit_code"]) == (75, 75)
+    by_hour = {r["window"]["window"][-5:]: r for r in result.runs}
     assert {h: r["window"]["state"] for h, r in by_hour.items()} == {
         "01:00": "landed",
         "02:00": "held",
@@ -172,51 +176,51 @@ def test_run_of_several_goes_on_after_one_that_fails(world: World, tell: Tell) -
         "04:00": "landed",
     }, "nothing was produced in the last one"
     assert by_hour["02:00"]["error"] == "WindowHeld"
-    held = {o["partition"]: o for o in by_hour["02:00"]["window"]["pending"]}
-    assert held == {1: {"topic": "orders", "partition": 1, "ranges": [[50, 75]], "held_at": 60, "held_by": None}}
-    assert "orders:1 lacks [50, 75), held at 60 by an open transaction" in told.text
+    pending = {o["partition"]: o for o in by_hour["02:00"]["window"]["pending"]}
+    assert pending == {1: {"topic": "orders", "partition": 1, "ranges": [[50, 75]], "held_at": 60, "held_by": None}}
+    assert "orders:1 lacks [50, 75), held at 60 by an open transaction" in result.text
     assert by_hour["02:00"]["batches"][0]["landed"] == 25, "the other partition has landed"
 
 
-def test_a_request_that_is_wrong_ends_a_run_of_several(tell: Tell) -> None:
-    """Which window is the first is known only when Kafka was asked."""
-    told = tell(run.run, ["orders"], start="2024-04-30T22", end=named(2), text=False)
-    assert (told.code, len(told.runs)) == (2, 1)
-    assert "Kafka holds no record" in told.runs[0]["message"]
+def test_a_request_that_is_wrong_ends_a_run_of_several(invoke: Invoke) -> None:
+    """The first window is known only after a request to Kafka."""
+    result = invoke(run.run, ["orders"], start="2024-04-30T22", end=format_hour(2), text=False)
+    assert (result.code, len(result.runs)) == (2, 1)
+    assert "Kafka holds no record" in result.runs[0]["message"]
 
 
-def test_several_windows_in_one_run(tell: Tell) -> None:
-    told = tell(run.run, ["orders"], start=named(0), end=named(4), per_run=3)
-    first, second = told.runs
+def test_several_windows_in_one_run(invoke: Invoke) -> None:
+    result = invoke(run.run, ["orders"], start=format_hour(0), end=format_hour(4), per_run=3)
+    first, second = result.runs
     assert [r["request"] for r in (first, second)] == [
         f"windows {DAY}T00:00 to {DAY}T03:00",
         f"windows {DAY}T03:00 to {DAY}T04:00",
     ]
     assert [b["landed"] for b in first["batches"]] == [150]
-    assert "1 of 2, the rest in about" in told.text
-    assert "nothing landed" in told.text, "the second time"
+    assert "1 of 2, the rest in about" in result.text
+    assert "nothing landed" in result.text, "the second time"
 
 
-def test_landing_again_replaces_the_files(world: World, tell: Tell) -> None:
+def test_landing_again_replaces_the_files(world: World, invoke: Invoke) -> None:
     world.run(in_hour(1))
     before = set(world.lake.list("data/orders"))
-    shown = tell(plan.plan, "orders", window=[named(1)], replace=True)
-    assert set(shown.document["replaces"]) == before
-    assert f"replacing {len(before)} files" in shown.text
-    told = tell(run.run, ["orders"], window=[named(1)], replace=True, text=False)
-    assert told.run["batches"][0]["replaced_files"] == len(before)
+    preview = invoke(plan.plan, "orders", window=[format_hour(1)], replace=True)
+    assert set(preview.document["replaces"]) == before
+    assert f"replacing {len(before)} files" in preview.text
+    result = invoke(run.run, ["orders"], window=[format_hour(1)], replace=True, text=False)
+    assert result.run["batches"][0]["replaced_files"] == len(before)
     assert not before & set(world.lake.list("data/orders"))
 
 
 def test_what_is_passed_over_is_named_with_the_command_that_lands_it_after_all(
-    world: World, tell: Tell, capfd: pytest.CaptureFixture[str]
+    world: World, invoke: Invoke, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    told = tell(run.run, ["orders"], skip_to=f"{DAY}T01:00:00Z", reason="test data", only=["orders:0"], text=False)
-    assert told.run["skipped"] == [{"topic": "orders", "partition": 0, "start": 0, "end": 25}]
+    result = invoke(run.run, ["orders"], skip_to=f"{DAY}T01:00:00Z", reason="test data", only=["orders:0"], text=False)
+    assert result.run["skipped"] == [{"topic": "orders", "partition": 0, "start": 0, "end": 25}]
     before = world.state()
     run_body(
         run.run,
-        Over(CommandOutput(), world.project.root, False, world),
+        WorldSession(CommandOutput(), world.project.root, False, world),
         ["orders"],
         skip_to="latest",
         reason="test data",
@@ -230,57 +234,57 @@ def test_what_is_passed_over_is_named_with_the_command_that_lands_it_after_all(
     [
         ({"skip_to": "latest"}, "needs a reason"),
         ({"skip_to": "yesterday", "reason": "x"}, "is not an ISO time"),
-        ({"skip_to": "latest", "reason": "x", "window": [named(1)]}, "together with windows"),
+        ({"skip_to": "latest", "reason": "x", "window": [format_hour(1)]}, "together with windows"),
         ({"reason": "x"}, "--reason without --skip-to"),
         ({"replace": True}, "--replace without a range"),
     ],
 )
-def test_skipping_and_replacing_are_asked_for_in_full(options: dict[str, Any], says: str, tell: Tell) -> None:
+def test_skipping_and_replacing_are_asked_for_in_full(options: dict[str, Any], says: str, invoke: Invoke) -> None:
     with pytest.raises(UsageError, match=says):
-        tell(run.run, ["orders"], **options)
+        invoke(run.run, ["orders"], **options)
 
 
-def test_limits_cut_what_is_asked_for_into_runs(world: World, tell: Tell) -> None:
+def test_limits_cut_what_is_asked_for_into_runs(world: World, invoke: Invoke) -> None:
     feed = world.project.feeds_folder / "orders.yaml"
     feed.write_text(feed.read_text() + "limits: {records: 30}\n")
-    told = tell(run.run, ["orders"], window=[named(1)], text=False)
-    runs = told.runs
+    result = invoke(run.run, ["orders"], window=[format_hour(1)], text=False)
+    runs = result.runs
     assert [r["left"] for r in runs] == [20, 0]
-    assert (told.code, runs[-1]["window"]["state"]) == (0, "landed")
+    assert (result.code, runs[-1]["window"]["state"]) == (0, "landed")
 
 
 # -- wait, files
 
 
-def test_wait_ends_when_the_window_is_complete_or_the_time_is_up(world: World, tell: Tell) -> None:
-    late = tell(wait.wait, "orders", window=named(2), timeout="0s")
+def test_wait_ends_when_the_window_is_complete_or_the_time_is_up(world: World, invoke: Invoke) -> None:
+    late = invoke(wait.wait, "orders", window=format_hour(2), timeout="0s")
     assert (late.code, late.document["complete"], late.document["state"]) == (75, False, "pending")
     assert (late.document["error"], late.document["exit_code"]) == ("WindowIncomplete", 75)
     assert f"{DAY}T02:00 is not complete after 0s" in late.document["message"]
     world.run(in_hour(2))
-    told = tell(wait.wait, "orders", window=named(2), timeout="0s")
-    assert (told.code, told.document["complete"], told.document["state"]) == (0, True, "landed")
-    assert "is complete" in told.text
+    result = invoke(wait.wait, "orders", window=format_hour(2), timeout="0s")
+    assert (result.code, result.document["complete"], result.document["state"]) == (0, True, "landed")
+    assert "is complete" in result.text
 
 
-def test_wait_goes_by_what_can_be_read_not_by_what_is_published(world: World, tell: Tell) -> None:
+def test_wait_goes_by_what_can_be_read_not_by_what_is_published(world: World, invoke: Invoke) -> None:
     world.run(in_hour(2))
     hour = [p for p in world.lake.files if p.startswith("data/") and "window_hour=02" in p]
     parts = {p: world.lake.files.pop(p) for p in hour}
     (manifest,) = [p for p in world.lake.files if "/windows/" in p and "T0200" in p]
     del world.lake.files[manifest]
-    assert tell(wait.wait, "orders", window=named(2), timeout="0s", text=False).code == 75
+    assert invoke(wait.wait, "orders", window=format_hour(2), timeout="0s", text=False).code == 75
     world.lake.files.update(parts)
-    assert tell(wait.wait, "orders", window=named(2), timeout="0s", text=False).document["complete"]
+    assert invoke(wait.wait, "orders", window=format_hour(2), timeout="0s", text=False).document["complete"]
 
 
-def test_files_are_listed_one_a_line(world: World, tell: Tell) -> None:
+def test_files_are_listed_one_a_line(world: World, invoke: Invoke) -> None:
     world.run(in_hour(1))
-    told = tell(files.files, "orders", window=[named(1)])
-    lines = told.text.splitlines()
+    result = invoke(files.files, "orders", window=[format_hour(1)])
+    lines = result.text.splitlines()
     assert sorted(lines) == sorted(world.lake.locate(p) for p in world.lake.files if p.startswith("data/"))
-    assert [f["address"] for f in told.document["files"]] == lines
-    first = told.document["files"][0]
+    assert [f["address"] for f in result.document["files"]] == lines
+    first = result.document["files"][0]
     assert (first["partition"], first["start"], first["end"], first["rows"], len(first["sha256"])) == (
         0,
         25,
@@ -288,20 +292,20 @@ def test_files_are_listed_one_a_line(world: World, tell: Tell) -> None:
         25,
         64,
     )
-    assert (told.document["rows"], told.document["windows"]) == (50, [f"{DAY}T01:00"])
-    assert tell(files.files, "orders", window=[named(1)], quarantine=True, text=False).document["files"] == []
+    assert (result.document["rows"], result.document["windows"]) == (50, [f"{DAY}T01:00"])
+    assert invoke(files.files, "orders", window=[format_hour(1)], quarantine=True, text=False).document["files"] == []
 
 
-def test_files_of_an_incomplete_window_only_when_asked_for(world: World, tell: Tell) -> None:
+def test_files_of_an_incomplete_window_only_when_asked_for(world: World, invoke: Invoke) -> None:
     world.engine.failing.add(P1)
     world.run(in_hour(1))
     with pytest.raises(WindowIncomplete) as refused:
-        tell(files.files, "orders", window=[named(1)])
+        invoke(files.files, "orders", window=[format_hour(1)])
     assert refused.value.exit_code == 75
-    there = tell(files.files, "orders", start=named(1), end=named(3), partial=True, text=False).document
+    there = invoke(files.files, "orders", start=format_hour(1), end=format_hour(3), partial=True, text=False).document
     assert [f["partition"] for f in there["files"]] == [0]
     with pytest.raises(UsageError, match="no window"):
-        tell(files.files, "orders")
+        invoke(files.files, "orders")
 
 
 # -- status
@@ -312,19 +316,19 @@ def _held(world: World) -> None:
     world.run(in_hour(3))
 
 
-def test_who_holds_a_window_is_named_where_kafka_tells(world: World, tell: Tell) -> None:
+def test_who_holds_a_window_is_named_where_kafka_tells(world: World, invoke: Invoke) -> None:
     world.cluster.hold(P0, 60)
-    world.cluster.open[P0] = OpenTransaction(60, 4711, 2, hour(3), "payments-7")
-    told = tell(run.run, ["orders"], window=[named(3)])
+    world.cluster.open[P0] = OpenTransaction(60, 4711, 2, at_hour(3), "payments-7")
+    result = invoke(run.run, ["orders"], window=[format_hour(3)])
     by = "transaction 'payments-7' of producer 4711, last written 2024-05-01T03:00:00Z"
-    assert told.code == 75
-    said = told.run["message"]
-    assert said == f"orders:0: the window ends at 100, but {by} (3 h ago) holds the last stable offset at 60"
-    assert told.run["remedy"].endswith(
+    assert result.code == 75
+    message = result.run["message"]
+    assert message == f"orders:0: the window ends at 100, but {by} (3 h ago) holds the last stable offset at 60"
+    assert result.run["remedy"].endswith(
         "kafka-transactions.sh --bootstrap-server 127.0.0.1:9 --command-config FILE abort --topic orders"
         " --partition 0 --start-offset 60"
     )
-    assert f"held at 60 by {by}" in " ".join(tell(status.status, "orders").text.split())
+    assert f"held at 60 by {by}" in " ".join(invoke(status.status, "orders").text.split())
 
 
 def _failed(world: World) -> None:
@@ -337,79 +341,82 @@ def _partial(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "state", "strip"),
+    ("prepare", "state", "strip"),
     [(_held, "held", "#oHH#.."), (_failed, "failed", "#oox#.."), (_partial, "partial", "#oo+#..")],
 )
 def test_the_strip_says_how_each_window_stands(
-    made: Callable[[World], None], state: str, strip: str, world: World, tell: Tell
+    prepare: Callable[[World], None], state: str, strip: str, world: World, invoke: Invoke
 ) -> None:
     world.run(in_hour(0))
-    made(world)
-    told = tell(status.status, "orders")
-    found = states(told.document)
-    assert (found["00:00"], found["01:00"], found["03:00"], found["05:00"]) == (
+    prepare(world)
+    result = invoke(status.status, "orders")
+    states = read_states(result.document)
+    assert (states["00:00"], states["01:00"], states["03:00"], states["05:00"]) == (
         "landed",
         "pending",
         state,
         "not closed",
     )
-    assert f"  2024-05-01  {' '.join(strip)}" in told.text
-    assert f"{strip.count(strip[3])} {state}" in told.text
-    assert f"window {DAY}T03:00" in told.text, "and a line says why"
-    assert strip in tell(status.status).text
+    assert f"  2024-05-01  {' '.join(strip)}" in result.text
+    assert f"{strip.count(strip[3])} {state}" in result.text
+    assert f"window {DAY}T03:00" in result.text, "and a line says why"
+    assert strip in invoke(status.status).text
 
 
-def test_a_partial_window_names_the_command_that_completes_it(world: World, tell: Tell) -> None:
+def test_a_partial_window_names_the_command_that_completes_it(world: World, invoke: Invoke) -> None:
     _partial(world)
-    assert f"to complete it: sluice run orders --window {DAY}T03:00" in tell(status.status, "orders").text
+    assert f"to complete it: sluice run orders --window {DAY}T03:00" in invoke(status.status, "orders").text
 
 
-def test_an_hour_without_records_is_empty_and_not_missing(world: World, tell: Tell) -> None:
-    answer = tell(run.run, ["orders"])
+def test_an_hour_without_records_is_empty_and_not_missing(world: World, invoke: Invoke) -> None:
+    answer = invoke(run.run, ["orders"])
     assert answer.code == 0
-    answer = tell(status.status, "orders")
+    answer = invoke(status.status, "orders")
     (feed,) = answer.document["feeds"]
     assert [w["window"] for w in feed["windows"] if w["empty"]] == [f"{DAY}T04:00"]
     assert "(1 empty)" in answer.text
-    answer = tell(run.run, ["orders"], window=[named(4)])
+    answer = invoke(run.run, ["orders"], window=[format_hour(4)])
     assert f"window {DAY}T04:00 is complete and empty: no record arrived in it" in answer.text
 
 
-def test_offsets_of_another_committer_that_replace_start_are_reported(world: World, tell: Tell) -> None:
+def test_offsets_of_another_committer_that_replace_start_are_reported(world: World, invoke: Invoke) -> None:
     world.group.offsets[P0] = CommittedOffset(5, metadata="")
     note = "is not used in 1 of 2 partitions: group"
     remedy = "give the feed a group that nobody else uses: `group: NAME` in feeds/orders.yaml"
     for body, feed in ((plan.plan, "orders"), (run.run, ["orders"])):
-        answer = tell(body, feed, text=False)
+        answer = invoke(body, feed, text=False)
         document = answer.run if body is run.run else answer.document
         assert note in document["start_not_used"]
         assert remedy in document["start_not_used"]
 
 
-def test_the_newest_windows_only_and_none_before_the_first_run(world: World, tell: Tell) -> None:
-    before = tell(status.status, "orders")
+def test_the_newest_windows_only_and_none_before_the_first_run(world: World, invoke: Invoke) -> None:
+    before = invoke(status.status, "orders")
     assert before.document["feeds"][0]["windows"] == []
     world.run()
-    told = tell(status.status, "orders", last=2)
-    assert [w["window"] for w in told.document["feeds"][0]["windows"]] == [show_window(hour(5)), show_window(hour(6))]
+    result = invoke(status.status, "orders", last=2)
+    assert [w["window"] for w in result.document["feeds"][0]["windows"]] == [
+        show_window(at_hour(5)),
+        show_window(at_hour(6)),
+    ]
 
 
-# -- how it is told
+# -- layout
 
 
 @pytest.mark.parametrize(("minutes", "width"), [(60, 60), (60, 120), (15, 60), (1, 60), (1440, 60)])
 def test_a_strip_fits_the_screen(minutes: int, width: int) -> None:
     length = minutes * 60_000
-    found = [WindowStanding(hour(0) + i * length, Standing.LANDED, 1, 1, ()) for i in range(48)]
-    lines = list(window_options.calendar(found, length, fancy=True, width=width))
+    standings = [WindowStanding(at_hour(0) + i * length, Standing.LANDED, 1, 1, ()) for i in range(48)]
+    lines = list(window_options.calendar(standings, length, fancy=True, width=width))
     assert max(len(line.plain.rstrip()) for line in lines) <= width
     assert "".join(line.plain for line in lines[:-1]).count("■") == 48
 
 
 def test_a_window_at_work_is_neither_done_nor_failed() -> None:
     pending = (PendingPart(Key("orders", "id-1", 0), (Range(0, 9),)),)
-    at_work = WindowStanding(hour(1), Standing.RUNNING, 0, 9, pending, 31)
-    assert window_options.verdict(at_work).plain.startswith(f"▶ window {named(1)}:00: batch 31 is active")
+    at_work = WindowStanding(at_hour(1), Standing.RUNNING, 0, 9, pending, 31)
+    assert window_options.verdict(at_work).plain.startswith(f"▶ window {format_hour(1)}:00: batch 31 is active")
     assert window_options.verdict(replace(at_work, standing=Standing.FAILED)).plain.startswith("✗ window")
 
 
@@ -418,8 +425,8 @@ def test_runs_over_several_windows_say_how_much_went_into_quarantine(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "140")
     world.engine.bad = 2
-    session = Over(CommandOutput(), world.project.root, False, world, groups)
-    assert run_body(run.run, session, ["orders"], start=named(1), end=named(3)) == 0
+    session = WorldSession(CommandOutput(), world.project.root, False, world, groups)
+    assert run_body(run.run, session, ["orders"], start=format_hour(1), end=format_hour(3)) == 0
     out = capfd.readouterr().out
     assert out.count("4 in quarantine") == 2
     assert "landed       92 records in 2 runs" in out

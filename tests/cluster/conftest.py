@@ -1,4 +1,4 @@
-"""A standalone Spark whose workers have a bare Python, and a feed that lands on it."""
+"""A standalone Spark whose workers have Python without packages, and a feed that lands on it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.open_ports import open_ports
 from sluice.resources.spark import engine
-from tests.integration.support import CATCH_UP, Place
+from tests.integration.support import CATCH_UP, FeedProject
 
 PARTITIONS, MANY = 4, 48
 MANY_TASKS = {"limits": "{slice_bytes: 2KiB, task_bytes: 4KiB}"}
@@ -28,21 +28,22 @@ AGAIN = {"spark.task.maxFailures": "20"}
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSpark]:
-    """A master and two workers of one core for the whole session: who kills one of them takes a cluster of its own.
-    Its machines say that they are in RACK."""
-    with LocalSpark(tmp_path_factory.mktemp("spark"), environment={"SLUICE_RACK": RACK}) as found:
-        yield found
+    """A master and two workers of one core for the whole session. A test that kills one uses `mortal`.
+
+    Its machines are in RACK."""
+    with LocalSpark(tmp_path_factory.mktemp("spark"), environment={"SLUICE_RACK": RACK}) as spark_cluster:
+        yield spark_cluster
 
 
 @pytest.fixture
-def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> Place:
-    """A project with a topic of some records."""
+def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> FeedProject:
+    """A project with a topic of 4,000 records."""
     topic = fresh_topic(partitions=PARTITIONS, name="clustered")
-    send(kafka, topic, 4000)
-    return Place(tmp_path, kafka, topic)
+    produce(kafka, topic, 4000)
+    return FeedProject(tmp_path, kafka, topic)
 
 
-def send(kafka: LocalKafka, topic: str, records: int, partitions: int = PARTITIONS) -> None:
+def produce(kafka: LocalKafka, topic: str, records: int, partitions: int = PARTITIONS) -> None:
     producer = KafkaProducer(bootstrap_servers=kafka.bootstrap)
     for i in range(records):
         producer.send(topic, b"value %d" % i, b"key %d" % i, partition=i % partitions)
@@ -50,24 +51,28 @@ def send(kafka: LocalKafka, topic: str, records: int, partitions: int = PARTITIO
     producer.close()
 
 
-def on(cluster: LocalSpark, **more: Any) -> dict[str, str]:
-    """What a feed says to run on it: the value of `spark`, as YAML."""
-    conf = cluster.conf | more.pop("conf", {})
-    said = {"master": cluster.master, "conf": "{" + ", ".join(f"'{k}': '{v}'" for k, v in conf.items()) + "}", **more}
-    return {"spark": "{" + ", ".join(f"{k}: {v}" for k, v in said.items()) + "}"}
+def configure_spark(cluster: LocalSpark, **options: Any) -> dict[str, str]:
+    """Returns the setting `spark` of a feed that runs on the cluster."""
+    conf = cluster.conf | options.pop("conf", {})
+    settings = {
+        "master": cluster.master,
+        "conf": "{" + ", ".join(f"'{k}': '{v}'" for k, v in conf.items()) + "}",
+        **options,
+    }
+    return {"spark": "{" + ", ".join(f"{k}: {v}" for k, v in settings.items()) + "}"}
 
 
-def landed(feed: Feed) -> Landed:
-    """One catch-up by the real engine. Raises what was not landed."""
-    with open_ports(feed) as edges:
-        done = land(feed, edges, CATCH_UP, new_owner("test"), lambda progress: None)
-    done.check()
-    return done
+def land_feed(feed: Feed) -> Landed:
+    """Run one catch-up by the real engine. Raises if a part did not land."""
+    with open_ports(feed) as ports:
+        landed = land(feed, ports, CATCH_UP, new_owner("test"), lambda progress: None)
+    landed.check()
+    return landed
 
 
 @pytest.fixture
 def own_context() -> Iterator[None]:
-    """The test's runs have an application of their own, which ends with the test."""
+    """Gives the test's runs a separate Spark application, which ends with the test."""
     yield
     if (running := engine._running()) is not None:
         running.stop()
@@ -76,20 +81,20 @@ def own_context() -> Iterator[None]:
 
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[LocalSpark]:
-    """A cluster for one test."""
-    with LocalSpark(tmp_path / "spark") as found:
-        yield found
+    """A cluster for one test, which may kill it."""
+    with LocalSpark(tmp_path / "spark") as spark_cluster:
+        yield spark_cluster
 
 
 @pytest.fixture
-def busy(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> Place:
-    """A topic of more partitions, which many tasks read."""
+def busy(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> FeedProject:
+    """A project whose topic has more partitions, which many tasks read."""
     topic = fresh_topic(partitions=MANY, name="busy")
-    send(kafka, topic, 24_000, MANY)
-    return Place(tmp_path, kafka, topic)
+    produce(kafka, topic, 24_000, MANY)
+    return FeedProject(tmp_path, kafka, topic)
 
 
-def begun(feed: Feed, ranges: int = 3) -> bool:
-    """Return whether tasks have finished that number of offset ranges."""
+def has_finished_ranges(feed: Feed, ranges: int = 3) -> bool:
+    """Returns true if tasks have finished that number of offset ranges."""
     lake = open_lake(feed)
     return sum(p.endswith(".json") for p in lake.list(f"_sluice/{feed.name}/staging")) >= ranges

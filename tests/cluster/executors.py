@@ -1,4 +1,4 @@
-"""The executors of a cluster of ours, as processes of this machine."""
+"""The executors of a local cluster, as processes of this machine."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from pathlib import Path
 from bench.spark_cluster import LocalSpark
 
 
-def executors(cluster: LocalSpark) -> list[int]:
-    """The executors' processes, by their working folders."""
-    return _of(cluster, b"CoarseGrainedExecutorBackend")
+def list_executors(cluster: LocalSpark) -> list[int]:
+    """Returns the pids of executors, found by their working folders."""
+    return _list_processes(cluster, b"CoarseGrainedExecutorBackend")
 
 
-def daemons(cluster: LocalSpark) -> list[int]:
-    """The Python processes that executors start with their first task."""
-    return _of(cluster, b"daemon")
+def list_daemons(cluster: LocalSpark) -> list[int]:
+    """Returns the pids of the Python daemons that executors start with their first task."""
+    return _list_processes(cluster, b"daemon")
 
 
-def _of(cluster: LocalSpark, word: bytes) -> list[int]:
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
+def _list_processes(cluster: LocalSpark, word: bytes) -> list[int]:
+    pids = []
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            line, folder = (place / "cmdline").read_bytes(), os.readlink(place / "cwd")
+            line, folder = (process / "cmdline").read_bytes(), os.readlink(process / "cwd")
         except OSError:
             continue
         if word in line and folder.startswith(str(cluster.folder)):
-            found.append(int(place.name))
-    return found
+            pids.append(int(process.name))
+    return pids

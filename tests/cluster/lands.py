@@ -1,4 +1,4 @@
-"""Lands a feed in a process of its own: one that can be killed, or that was once a client of Spark Connect.
+"""Lands a feed in a separate process, which can be killed or be a client of Spark Connect.
 
 python -m tests.cluster.lands FEED-FILE
 """
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from sluice.pipelines.feed.load import load_feed
-from tests.cluster.conftest import landed
+from tests.cluster.conftest import land_feed
 
 if __name__ == "__main__":
-    landed(load_feed(Path(sys.argv[1]), {}))
+    land_feed(load_feed(Path(sys.argv[1]), {}))

@@ -1,4 +1,4 @@
-"""`sluice doctor --spark` on a cluster: what its executors say that they can do."""
+"""`sluice doctor --spark` on a cluster: the checks of its executors."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any
 import pytest
 
 from bench.spark_cluster import LocalSpark
-from tests.cluster.conftest import on
-from tests.integration.support import Place
+from tests.cluster.conftest import configure_spark
+from tests.integration.support import FeedProject
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
 SLUICE = "import sys; from sluice.cli.entry import main; sys.exit(main())"
 
 
-def spark(place: Place, lines: dict[str, str]) -> list[dict[str, Any]]:
-    """The lines on Spark of a process of its own."""
-    place.feed(**lines)
+def run_doctor(project: FeedProject, lines: dict[str, str]) -> list[dict[str, Any]]:
+    """Run `sluice doctor --spark` in a separate process. Returns the checks of Spark."""
+    project.write_feed(**lines)
     command = [sys.executable, "-c", SLUICE, "doctor", "orders", "--spark", "--json"]
-    done = subprocess.run(command, cwd=place.root, capture_output=True, timeout=300, check=False)
-    (found,) = (g for g in json.loads(done.stdout)["groups"] if g["title"].startswith("Spark"))
-    checks = found["checks"]
+    result = subprocess.run(command, cwd=project.root, capture_output=True, timeout=300, check=False)
+    (group,) = (g for g in json.loads(result.stdout)["groups"] if g["title"].startswith("Spark"))
+    checks = group["checks"]
     assert isinstance(checks, list)
     return checks
 
 
-def test_executors_are_asked(place: Place, cluster: LocalSpark) -> None:
-    found = spark(place, on(cluster))
-    assert [(c["title"], c["health"]) for c in found] == [("master", "ok"), ("session", "ok"), ("executors", "ok")]
-    assert found[2]["found"].startswith("2 on ")
+def test_executors_are_asked(project: FeedProject, cluster: LocalSpark) -> None:
+    checks = run_doctor(project, configure_spark(cluster))
+    assert [(c["title"], c["health"]) for c in checks] == [("master", "ok"), ("session", "ok"), ("executors", "ok")]
+    assert checks[2]["found"].startswith("2 on ")

@@ -1,4 +1,4 @@
-"""What dies under a landing on a cluster: nothing is lost, nothing is there twice, nothing stays behind."""
+"""Processes of a cluster die during a landing: no record is lost or doubled, and no process remains."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from bench.spark_cluster import LocalSpark
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.feed import Feed
 from sluice.resources.spark import engine
-from tests.cluster.conftest import AGAIN, MANY_TASKS, begun, landed, on
-from tests.cluster.executors import executors
-from tests.integration.support import Place, consumed, rows
-from tests.resources.kafka.tools import until
+from tests.cluster.conftest import AGAIN, MANY_TASKS, configure_spark, has_finished_ranges, land_feed
+from tests.cluster.executors import list_executors
+from tests.integration.support import FeedProject, consume_topic, read_rows
+from tests.resources.kafka.tools import wait_until
 
 pytestmark = [
     pytest.mark.cluster,
@@ -33,12 +33,12 @@ ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
-def amid(feed: Feed, do: Callable[[], object]) -> Iterator[None]:
-    """Do it once the first offset ranges are finished."""
+def run_amid_landing(feed: Feed, function: Callable[[], object]) -> Iterator[None]:
+    """Call the function once the first offset ranges are finished."""
 
     def wait() -> None:
-        until(lambda: begun(feed), 300)
-        do()
+        wait_until(lambda: has_finished_ranges(feed), 300)
+        function()
 
     thread = threading.Thread(target=wait)
     thread.start()
@@ -46,61 +46,61 @@ def amid(feed: Feed, do: Callable[[], object]) -> Iterator[None]:
     thread.join()
 
 
-def proven(place: Place, feed: Feed) -> None:
-    assert rows(feed) == consumed(place.kafka, place.topic)
+def check_rows(project: FeedProject, feed: Feed) -> None:
+    assert read_rows(feed) == consume_topic(project.kafka, project.topic)
 
 
-def test_every_executor_is_killed(busy: Place, cluster: LocalSpark) -> None:
-    feed = busy.feed(**on(cluster, conf=AGAIN), **MANY_TASKS)
+def test_every_executor_is_killed(busy: FeedProject, cluster: LocalSpark) -> None:
+    feed = busy.write_feed(**configure_spark(cluster, conf=AGAIN), **MANY_TASKS)
     killed: list[int] = []
 
     def kill() -> None:
-        for pid in executors(cluster):
+        for pid in list_executors(cluster):
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)
 
-    with amid(feed, kill):
-        landed(feed)
+    with run_amid_landing(feed, kill):
+        land_feed(feed)
     assert killed
-    proven(busy, feed)
+    check_rows(busy, feed)
 
 
-def test_a_worker_is_killed(busy: Place, mortal: LocalSpark) -> None:
-    feed = busy.feed(**on(mortal, conf=AGAIN), **MANY_TASKS)
-    with amid(feed, mortal.running[0].kill):
-        landed(feed)
-    proven(busy, feed)
+def test_a_worker_is_killed(busy: FeedProject, mortal: LocalSpark) -> None:
+    feed = busy.write_feed(**configure_spark(mortal, conf=AGAIN), **MANY_TASKS)
+    with run_amid_landing(feed, mortal.running[0].kill):
+        land_feed(feed)
+    check_rows(busy, feed)
 
 
 @pytest.mark.loss
-def test_the_master_is_killed(busy: Place, mortal: LocalSpark) -> None:
+def test_the_master_is_killed(busy: FeedProject, mortal: LocalSpark) -> None:
     assert mortal.head
-    feed = busy.feed(**on(mortal), **MANY_TASKS)
-    with amid(feed, mortal.head.kill):
-        landed(feed)
-    proven(busy, feed)
+    feed = busy.write_feed(**configure_spark(mortal), **MANY_TASKS)
+    with run_amid_landing(feed, mortal.head.kill):
+        land_feed(feed)
+    check_rows(busy, feed)
     running = engine._running()
     assert running is not None
     running.stop()
     engine._forget_jvm()
     with pytest.raises(SetupError, match="no Spark master answers"):
-        landed(busy.feed("other", **on(mortal)))
+        land_feed(busy.write_feed("other", **configure_spark(mortal)))
 
 
-def test_the_run_is_killed(busy: Place, mortal: LocalSpark) -> None:
-    feed = busy.feed(**on(mortal), **MANY_TASKS)
-    ask = [sys.executable, "-m", "tests.cluster.lands", str(busy.root / "feeds" / "orders.yaml")]
-    run = subprocess.Popen(ask, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until(lambda: begun(feed) or run.poll() is not None, 300)
-    assert executors(mortal)
+def test_the_run_is_killed(busy: FeedProject, mortal: LocalSpark) -> None:
+    feed = busy.write_feed(**configure_spark(mortal), **MANY_TASKS)
+    command = [sys.executable, "-m", "tests.cluster.lands", str(busy.root / "feeds" / "orders.yaml")]
+    run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(lambda: has_finished_ranges(feed) or run.poll() is not None, 300)
+    assert list_executors(mortal)
     run.kill()
     run.wait()
-    until(lambda: not executors(mortal), 60)
-    landed(feed)
-    proven(busy, feed)
+    wait_until(lambda: not list_executors(mortal), 60)
+    land_feed(feed)
+    check_rows(busy, feed)
 
 
-def test_executors_come_and_go_and_tasks_run_twice(busy: Place, cluster: LocalSpark) -> None:
+def test_executors_come_and_go_and_tasks_run_twice(busy: FeedProject, cluster: LocalSpark) -> None:
     conf = {
         "spark.dynamicAllocation.enabled": "true",
         "spark.dynamicAllocation.shuffleTracking.enabled": "true",
@@ -111,6 +111,6 @@ def test_executors_come_and_go_and_tasks_run_twice(busy: Place, cluster: LocalSp
         "spark.speculation.interval": "50ms",
         "spark.speculation.minTaskRuntime": "50ms",
     }
-    feed = busy.feed(**on(cluster, conf=conf), **MANY_TASKS)
-    landed(feed)
-    proven(busy, feed)
+    feed = busy.write_feed(**configure_spark(cluster, conf=conf), **MANY_TASKS)
+    land_feed(feed)
+    check_rows(busy, feed)

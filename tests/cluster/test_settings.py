@@ -1,6 +1,6 @@
-"""What a feed, or a machine, says of tasks on a cluster: a module of the user's, a rack, a bound for each broker.
+"""Settings of a feed or machine for tasks on a cluster: a user's module, a rack, a limit for each broker.
 
-Three brokers in three racks. Sluice comes with tokens, which a class of the user's makes.
+Three brokers in three racks. Sluice authenticates with tokens, which a user's class makes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from sluice.pipelines.feed.load import load_feed
 from sluice.resources.local import properties
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.spark import engine
-from tests.cluster.conftest import RACK, landed, on, send
-from tests.integration.support import consumed, rows
+from tests.cluster.conftest import RACK, configure_spark, land_feed, produce
+from tests.integration.support import consume_topic, read_rows
 from tests.resources.kafka.tools import free_port
 
 pytestmark = [
@@ -34,7 +34,7 @@ pytestmark = [
 OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
 SETTINGS = {
     "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
-    # Settings are the same for all brokers; what differs is in a file in each one's folder.
+    # Settings are equal for all brokers; the differences are in a file in each broker's folder.
     "config.providers": "file",
     "config.providers.file.class": "org.apache.kafka.common.config.provider.FileConfigProvider",
     "broker.rack": "${file:rack.properties:rack}",
@@ -60,7 +60,7 @@ class Provider(AbstractTokenProvider):
 
 @pytest.fixture(scope="module")
 def company(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A package of the user's, in a folder of this process's path."""
+    """A user's package on this process's path."""
     folder = tmp_path_factory.mktemp("modules")
     (folder / "company").mkdir()
     (folder / "company" / "__init__.py").write_text("")
@@ -72,30 +72,30 @@ def company(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def racks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalKafka, str]]:
-    """The brokers, and where they listen for who comes with a token."""
+    """The brokers, and the addresses of their listeners for tokens."""
     root = tmp_path_factory.mktemp("racks") / "kafka"
     ports = {broker: free_port() for broker in (1, 2, 3)}
     for broker in ports:
         (root / f"node-{broker}").mkdir(parents=True)
         (root / f"node-{broker}" / "rack.properties").write_text(f"rack=rack-{broker}\n")
-    usual = properties.plain_listeners
+    original_listeners = properties.plain_listeners
 
-    def listeners(node: properties.Node) -> dict[str, str]:
-        own = usual(node)
+    def add_listener(node: properties.Node) -> dict[str, str]:
+        listeners_of_node = original_listeners(node)
         address = f",TOKENS://127.0.0.1:{ports[node.id]}"
-        own["listeners"] += address
-        own["advertised.listeners"] += address
-        own["listener.security.protocol.map"] += ",TOKENS:SASL_PLAINTEXT"
-        return own
+        listeners_of_node["listeners"] += address
+        listeners_of_node["advertised.listeners"] += address
+        listeners_of_node["listener.security.protocol.map"] += ",TOKENS:SASL_PLAINTEXT"
+        return listeners_of_node
 
     with (
-        patch.object(properties, "plain_listeners", listeners),
+        patch.object(properties, "plain_listeners", add_listener),
         LocalKafka(root, brokers=3, keep=False, settings=SETTINGS) as cluster,
     ):
         yield cluster, ",".join(f"127.0.0.1:{port}" for port in ports.values())
 
 
-def written(root: Path, lines: dict[str, str]) -> Feed:
+def write_feed(root: Path, lines: dict[str, str]) -> Feed:
     path = root / "feeds" / "orders.yaml"
     path.parent.mkdir()
     path.write_text("".join(f"{k}: {v}\n" for k, v in lines.items()))
@@ -109,7 +109,7 @@ def test_a_module_a_rack_and_a_bound_reach_executors(
 ) -> None:
     kafka, bootstrap = racks
     topic = fresh_topic(cluster=kafka, assignments={0: [1, 2, 3], 1: [2, 3, 1], 2: [3, 1, 2], 3: [1, 3, 2]})
-    send(kafka, topic, 4000)
+    produce(kafka, topic, 4000)
     more = {"modules": "[company.tokens]"}
     if how == "packed by hand":
         archive = tmp_path / "pack.tar.gz"
@@ -119,7 +119,7 @@ def test_a_module_a_rack_and_a_bound_reach_executors(
     events = {"enabled": "true", "dir": f"file:{tmp_path}/events", "compress": "false", "rolling.enabled": "false"}
     login = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "OAUTHBEARER"}
     login |= {"bootstrap": bootstrap, "sasl_oauth_token_provider": "company.tokens:Provider"}
-    feed = written(
+    feed = write_feed(
         tmp_path,
         {
             "kafka": json.dumps(login),
@@ -128,20 +128,20 @@ def test_a_module_a_rack_and_a_bound_reach_executors(
             "group": f"g-{topic}",
             "limits": "{slice_bytes: 8KiB, task_bytes: 16KiB}",
             "fetch": "{tasks_per_broker: 1}",
-            **on(cluster, conf={f"spark.eventLog.{k}": v for k, v in events.items()}, **more),
+            **configure_spark(cluster, conf={f"spark.eventLog.{k}": v for k, v in events.items()}, **more),
         },
     )
-    (batch,) = landed(feed).batches
+    (batch,) = land_feed(feed).batches
     engine.end()
-    assert rows(feed) == consumed(kafka, topic)
+    assert read_rows(feed) == consume_topic(kafka, topic)
     assert len(batch.plan.tasks) > 3
-    assert tasks_of_landings(tmp_path / "events") == [3], "one for each broker that leads"
+    assert count_tasks(tmp_path / "events") == [3], "one for each broker that leads"
     answered = {b.node: b.requests - b.empty for b in batch.traffic.brokers}
     assert {node for node, records in answered.items() if records} == {int(RACK[-1])}, "the leaders only send us on"
 
 
-def tasks_of_landings(folder: Path) -> list[int]:
-    """How many tasks Spark made of each batch, by its own event log."""
+def count_tasks(folder: Path) -> list[int]:
+    """Returns the number of Spark tasks of each batch, by Spark's event log."""
     (log,) = (p for p in folder.iterdir() if not p.name.startswith("."))
     jobs = [e for e in map(json.loads, log.read_text().splitlines()) if e["Event"] == "SparkListenerJobStart"]
     batches = [j for j in jobs if "batch" in j["Properties"].get("spark.job.description", "")]

@@ -1,4 +1,4 @@
-"""A run's clock that is not the brokers': how far it is off is said by whoever starts the run, in its environment."""
+"""A run's clock that differs from the brokers'. An environment variable has the offset."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from datetime import datetime, tzinfo
 from unittest.mock import patch
 
 CLOCK = "SLUICE_FAULTS_CLOCK"
-"""Seconds that it is ahead. Several, with commas: the next one at each look, and then again from the first."""
+"""The offset in seconds. Of several, separated by commas, each reading of the clock takes the next one in a cycle."""
 
 
 @contextmanager
-def moved(ahead: str) -> Iterator[None]:
-    """This process's clock is so far ahead while the block lasts; what only ever goes forward goes on as it does."""
+def shift_clock(ahead: str) -> Iterator[None]:
+    """Shift this process's wall clock by `ahead` seconds inside the block. Monotonic clocks stay as they are."""
     offsets = itertools.cycle([int(seconds) for seconds in ahead.split(",")])
-    real = time.time_ns
+    real_time_ns = time.time_ns
 
-    def now_ns() -> int:
-        return real() + next(offsets) * 1_000_000_000
+    def read_ns() -> int:
+        return real_time_ns() + next(offsets) * 1_000_000_000
 
-    class Moved(datetime):
+    class ShiftedDatetime(datetime):
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
-            return datetime.fromtimestamp(now_ns() / 1e9, tz)
+            return datetime.fromtimestamp(read_ns() / 1e9, tz)
 
     with (
-        patch.object(time, "time_ns", now_ns),
-        patch.object(time, "time", lambda: now_ns() / 1e9),
-        patch("sluice.resources.lake.s3_client.datetime", Moved),
+        patch.object(time, "time_ns", read_ns),
+        patch.object(time, "time", lambda: read_ns() / 1e9),
+        patch("sluice.resources.lake.s3_client.datetime", ShiftedDatetime),
     ):
         yield

@@ -1,4 +1,4 @@
-"""A feed under fire: its topic and producers, the runs over it, and what the checker says in the end."""
+"""A feed under faults: its topic and producers, its runs, and the checker's verdict."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.stores import scheme
 from tests.checker.facts import TP
-from tests.checker.gather import checked, seen
+from tests.checker.gather import check_local, list_writes
 from tests.checker.invariants import NAMES, Settings, Verdict
 from tests.checker.lake import Folder, fetch_s3
 from tests.clouds import fetch_cloud
 from tests.faults.account import SEED, Account
-from tests.faults.arena import Arena, words
-from tests.faults.producers import transactions, verifiable
-from tests.faults.runner import SIGNAL, Forked
-from tests.resources.kafka.tools import is_stable, until
+from tests.faults.arena import Arena, read_json_lines
+from tests.faults.producers import run_transactions, run_verifiable_producer
+from tests.faults.runner import SIGNAL, ForkedRun
+from tests.resources.kafka.tools import is_stable, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 SLUICE = (sys.executable, "-c", "import sys; from sluice.cli.entry import main; sys.exit(main())")
@@ -41,12 +41,12 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class Run:
-    """How a run ended: `code` as the process's, negative for a signal; what it said; how long it took."""
+    """The end of a run: the exit `code`, negative for a signal; the JSON `lines` of its output; its duration."""
 
     code: int
-    said: tuple[dict[str, Any], ...]
+    lines: tuple[dict[str, Any], ...]
     seconds: float
-    noise: str
+    stderr: str
 
     @property
     def clean(self) -> bool:
@@ -54,38 +54,39 @@ class Run:
 
     @property
     def error(self) -> str | None:
-        """The class of what it failed with."""
-        return self._failed["error"] if self._failed else None
+        """The name of the error's class."""
+        return self._failure["error"] if self._failure else None
 
     @property
-    def _failed(self) -> dict[str, Any] | None:
-        return next((line for line in self.said if "error" in line), None)
+    def _failure(self) -> dict[str, Any] | None:
+        return next((line for line in self.lines if "error" in line), None)
 
-    def stopped_by(self, *kinds: type[SluiceError], says: str = "") -> None:
-        """AssertionError unless it ended with one of these errors, or offset ranges of it did, told as errors are
-        told.
+    def expect_error(self, *kinds: type[SluiceError], mentions: str = "") -> None:
+        """Assert that the run, or some of its offset ranges, failed with one of these errors.
+
+        The error must have a remedy and no traceback; message or remedy must contain `mentions`.
         """
-        failed = self._failed or {}
+        failure = self._failure or {}
         assert self.code == 1, self
-        assert issubclass(getattr(errors, failed["error"]), (*kinds, BatchIncomplete)), self
-        assert failed["remedy"], self
-        assert says in f"{failed['message']} → {failed['remedy']}", self
-        assert "Traceback" not in self.noise, self.noise
+        assert issubclass(getattr(errors, failure["error"]), (*kinds, BatchIncomplete)), self
+        assert failure["remedy"], self
+        assert mentions in f"{failure['message']} → {failure['remedy']}", self
+        assert "Traceback" not in self.stderr, self.stderr
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         if self.clean:
-            records = sum(map(_records, self.said))
+            records = sum(map(_count_records, self.lines))
             return f"landed {records:,} records and committed, in {self.seconds:.1f} s"
         if self.code < 0:
             return f"was ended by {signal.Signals(-self.code).name} after {self.seconds:.1f} s"
-        failed = self._failed
-        why = f"{failed['error']}: {failed['message'].splitlines()[0][:160]}" if failed else self.noise[-400:]
-        return f"failed after {self.seconds:.1f} s with {why}"
+        failure = self._failure
+        reason = f"{failure['error']}: {failure['message'].splitlines()[0][:160]}" if failure else self.stderr[-400:]
+        return f"failed after {self.seconds:.1f} s with {reason}"
 
 
 def _add_runs(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The lines, each document of `sluice run` followed by its runs."""
+    """Yields the lines, each document of `sluice run` followed by its runs."""
     for line in lines:
         yield line
         feeds = line.get("feeds", ())
@@ -93,39 +94,35 @@ def _add_runs(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             yield from feed.get("runs", ()) if isinstance(feed, dict) else ()
 
 
-def _records(line: Mapping[str, Any]) -> int:
-    """How many records landed by what a run said: a line of the runner, or the document of `sluice run`."""
+def _count_records(line: Mapping[str, Any]) -> int:
+    """Returns the number of landed records in a line of the runner or a document of `sluice run`."""
     batches = line.get("batches", ())
     return int(line.get("records", 0)) + sum(b["landed"] for b in batches if isinstance(b, dict))
 
 
 class Running:
-    """A run in a process of its own."""
+    """A run in a separate process."""
 
-    def __init__(self, process: subprocess.Popen[bytes] | Forked, out: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | ForkedRun, out: Path) -> None:
         self.process, self._out, self._began = process, out, time.monotonic()
 
     @classmethod
-    def alone(cls, command: Sequence[str], out: Path, environment: dict[str, str] | None = None) -> Running:
-        """A command in a session of its own, as in a terminal of its own."""
-        with out.open("wb") as sink, out.with_suffix(".err").open("wb") as noise:
+    def spawn(cls, command: Sequence[str], out: Path, environment: dict[str, str] | None = None) -> Running:
+        """Start a command in a new session, as from a terminal."""
+        with out.open("wb") as sink, out.with_suffix(".err").open("wb") as stderr:
             process = subprocess.Popen(
                 command,
                 stdout=sink,
-                stderr=noise,
+                stderr=stderr,
                 cwd=REPOSITORY,
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,
             )
         return cls(process, out)
 
-    def said(self, what: str) -> dict[str, Any] | None:
-        """The first line of this kind that it has said by now."""
-        return next((line for line in words(self._out) if line.get("what") == what), None)
-
     @property
-    def asleep(self) -> bool:
-        """Whether it stands still, stopped by SIGSTOP."""
+    def is_stopped(self) -> bool:
+        """True while SIGSTOP has the process stopped."""
         try:
             stat = Path(f"/proc/{self.process.pid}/stat").read_text()
         except OSError:
@@ -133,14 +130,14 @@ class Running:
         return stat.rpartition(")")[2].split()[0] == "T"
 
     def wait(self, seconds: float = 300) -> Run:
-        """Its end. One that does not come to it in time is killed: AssertionError with what it said."""
+        """Wait for the end. A run that exceeds the time is killed: AssertionError with its output."""
         try:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.end()
-            raise AssertionError(f"a run did not end within {seconds} s: {list(words(self._out))}") from None
-        noise = self._out.with_suffix(".err").read_text(errors="replace")
-        return Run(code, tuple(_add_runs(words(self._out))), time.monotonic() - self._began, noise)
+            raise AssertionError(f"a run did not end within {seconds} s: {list(read_json_lines(self._out))}") from None
+        stderr = self._out.with_suffix(".err").read_text(errors="replace")
+        return Run(code, tuple(_add_runs(read_json_lines(self._out))), time.monotonic() - self._began, stderr)
 
     def end(self) -> None:
         with suppress(ProcessLookupError):
@@ -151,7 +148,10 @@ class Running:
 
 @dataclass
 class Field:
-    """One feed on the arena's cluster. `settings` are its feed file's lines, `hands` the commits that others make."""
+    """One feed on the arena's cluster. `settings` are its feed file's lines.
+
+    `foreign_commits` are offsets that other clients committed to the feed's group.
+    """
 
     arena: Arena
     root: Path
@@ -159,17 +159,17 @@ class Field:
     partitions: int
     account: Account
     settings: dict[str, Any] = field(default_factory=dict)
-    hands: list[tuple[TP, int | None]] = field(default_factory=list)
+    foreign_commits: list[tuple[TP, int | None]] = field(default_factory=list)
     notes: list[Path] = field(default_factory=list)
-    observed: list[tuple[int, str]] = field(default_factory=list)
+    observed_entries: list[tuple[int, str]] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
-    """Of its runs, besides what they inherit."""
+    """Additional environment variables of its runs."""
     runs: int = 0
     name: str = "orders"
 
     @classmethod
-    def fresh(cls, arena: Arena, root: Path, account: Account, partitions: int = 3, **more: Any) -> Self:
-        """Over a topic of its own, nothing produced yet."""
+    def create(cls, arena: Arena, root: Path, account: Account, partitions: int = 3, **more: Any) -> Self:
+        """Create a feed over a new, empty topic."""
         topic = f"{re.sub(r'[^a-z0-9]+', '-', account.fault)[:60]}-{next(_numbers)}"
         arena.create(topic, partitions, first=next(_numbers))
         return cls(arena, root, topic, partitions, account, **more)
@@ -178,41 +178,41 @@ class Field:
     def group(self) -> str:
         return f"g-{self.topic}"
 
-    def feed(self) -> Feed:
-        """The feed as its file says now."""
+    def write_feed(self) -> Feed:
+        """Write the feed file and load it."""
         path = self.root / "feeds" / f"{self.name}.yaml"
         path.parent.mkdir(exist_ok=True)
-        kafka = f"{{bootstrap: '{self.arena.behind}'}}"
+        kafka = f"{{bootstrap: '{self.arena.proxied_bootstrap}'}}"
         lines = {"kafka": kafka, "topics": self.topic, "start": "earliest", "group": self.group, **self.settings}
-        written = path.with_suffix(".new")  # a run that was started a moment ago may be reading it
-        written.write_text("".join(f"{k}: {v}\n" for k, v in lines.items()))
-        written.replace(path)
+        draft = path.with_suffix(".new")  # a run that has just started may be reading it
+        draft.write_text("".join(f"{k}: {v}\n" for k, v in lines.items()))
+        draft.replace(path)
         return load_feed(path, {})
 
     @property
     def folder(self) -> Folder:
-        """The lake as files."""
-        return self._brought("")
+        """The lake's files."""
+        return self._fetch_lake("")
 
-    def _brought(self, below: str) -> Folder:
-        """Returns the files below a path of the lake. Variables have a store's address and keys."""
-        lake = self.feed().lake
+    def _fetch_lake(self, below: str) -> Folder:
+        """Returns the files below a path of the lake. Environment variables have a store's address and keys."""
+        lake = self.write_feed().lake
         if scheme(lake):
             fetch = fetch_s3 if lake.startswith("s3://") else fetch_cloud
             return Folder(fetch(lake, Path(tempfile.mkdtemp(dir=self.root)), below=below), self.name)
         return Folder(Path(lake), self.name)
 
     @contextmanager
-    def producing(self, rate: int = 200) -> Iterator[None]:
-        """Kafka's producer and transactions, while the block lasts; they go on through whatever happens."""
-        plain, tied = self.noted("plain"), self.noted("tied")
+    def run_producers(self, rate: int = 200) -> Iterator[None]:
+        """Run Kafka's producer and transactions inside the block. Faults do not stop them."""
+        plain, transactional = self.add_notes("plain"), self.add_notes("tied")
         with ExitStack() as stack:
-            stack.enter_context(verifiable(self.arena, self.topic, plain, rate))
-            stack.enter_context(transactions(self.arena, self.topic, self.partitions, tied, SEED))
+            stack.enter_context(run_verifiable_producer(self.arena, self.topic, plain, rate))
+            stack.enter_context(run_transactions(self.arena, self.topic, self.partitions, transactional, SEED))
             yield
 
-    def noted(self, kind: str) -> Path:
-        """Where a producer notes what became of what it sent."""
+    def add_notes(self, kind: str) -> Path:
+        """Returns a new file for a producer's notes on the outcome of each record."""
         path = self.root / f"{self.name}-{kind}-{len(self.notes)}.jsonl"
         self.notes.append(path)
         return path
@@ -220,91 +220,98 @@ class Field:
     # -- runs
 
     def start(self, point: str = "", environment: dict[str, str] | None = None) -> Running:
-        """A run in a process of its own, to be killed at the point if one is named."""
-        self.feed()
+        """Start a run that is killed at the point, if there is one."""
+        self.write_feed()
         self.runs += 1
         path = self.root / "feeds" / f"{self.name}.yaml"
         out = self.root / f"run-{self.runs}.out"
         environment = {**self.environment, **(environment or {})}
-        return Running(Forked([str(path), *([point] if point else [])], out, environment), out)
+        return Running(ForkedRun([str(path), *([point] if point else [])], out, environment), out)
 
-    def paused(self, point: str, environment: dict[str, str] | None = None) -> Running:
-        """A run that was stopped (SIGSTOP) at the point: wait for its end, once it was sent SIGCONT."""
+    def start_paused(self, point: str, environment: dict[str, str] | None = None) -> Running:
+        """Start a run and wait until SIGSTOP stops it at the point. The caller sends SIGCONT."""
         running = self.start(point, {**(environment or {}), SIGNAL: "SIGSTOP"})
-        until(lambda: running.process.poll() is not None or running.asleep, 300)
+        wait_until(lambda: running.process.poll() is not None or running.is_stopped, 300)
         assert running.process.poll() is None, f"it never came to the point {point}: {running.wait()}"
-        self.account.did(f"a run stands {point}")
+        self.account.log(f"a run stands {point}")
         return running
 
     def start_cli(self, *arguments: str, environment: dict[str, str] | None = None) -> Running:
-        """`sluice run` on the feed, as its users start it: with Dagster and Spark."""
-        self.feed()
+        """Start `sluice run` on the feed as users do, with Dagster and Spark."""
+        self.write_feed()
         self.runs += 1
         command = [*SLUICE, "run", self.name, "--project", str(self.root), "--json", *arguments]
-        return Running.alone(command, self.root / f"run-{self.runs}.out", environment)
+        return Running.spawn(command, self.root / f"run-{self.runs}.out", environment)
 
     def run(self, point: str = "") -> Run:
-        """A run, to its end, told."""
-        return self.ended(self.start(point), about=f"a run ({point})" if point else "a run")
+        """Run to the end and log the outcome."""
+        return self.wait_for_run(self.start(point), about=f"a run ({point})" if point else "a run")
 
-    def ended(self, running: Running, seconds: float = 300, about: str = "a run") -> Run:
-        ran = running.wait(seconds)
-        self.observed += seen(self._brought(f"_sluice/{self.name}/log/"))
+    def wait_for_run(self, running: Running, seconds: float = 300, about: str = "a run") -> Run:
+        run = running.wait(seconds)
+        self.observed_entries += list_writes(self._fetch_lake(f"_sluice/{self.name}/log/"))
         self.account.count("runs")
-        self.account.count("clean runs" if ran.clean else "runs killed" if ran.code < 0 else "runs failed")
-        self.account.did(f"{about} {ran.told}")
-        return ran
+        self.account.count("clean runs" if run.clean else "runs killed" if run.code < 0 else "runs failed")
+        self.account.log(f"{about} {run.summary}")
+        return run
 
-    def normal(self, runs: int = 2) -> None:
-        """Runs while nothing is wrong; the last one is what others are measured against."""
+    def run_baseline(self, runs: int = 2) -> None:
+        """Run without faults. The last run's duration is the baseline for others."""
         for _ in range(runs):
-            ran = self.run()
-            assert ran.clean, ran
-        self.account.measured("normal_s", ran.seconds)
+            run = self.run()
+            assert run.clean, run
+        self.account.record_duration("normal_s", run.seconds)
 
-    def recovered(self) -> Run:
-        """Runs until one is clean; how long the first one after the fault took, and all of them, is kept."""
+    def run_until_clean(self) -> Run:
+        """Run until a run is clean. Records the duration of the first run and of all of them."""
         began, first = time.monotonic(), None
         for _ in range(TRIES):
-            ran = self.run()
-            first = first or ran
-            if ran.clean:
-                self.account.measured("first_after_s", first.seconds)
-                self.account.measured("clean_after_s", time.monotonic() - began)
-                return ran
+            run = self.run()
+            first = first or run
+            if run.clean:
+                self.account.record_duration("first_after_s", first.seconds)
+                self.account.record_duration("clean_after_s", time.monotonic() - began)
+                return run
         raise AssertionError(
-            f"no clean run in {TRIES} after everything was healed; the last one {ran.told}\n{ran.noise}"
+            f"no clean run in {TRIES} after everything was healed; the last one {run.summary}\n{run.stderr}"
         )
 
     # -- the end
 
-    def proven(
+    def verify(
         self,
         settings: Settings = HEALED,
         undecided: Iterable[int] = (),
         topics: Iterable[str] = (),
     ) -> Verdict:
-        """The last run over everything that is stable, and the checker's verdict: nothing broken, all decided."""
-        self.settled()
-        self.recovered_quietly()
+        """Land all stable records, then assert that the checker finds nothing broken and decides every invariant."""
+        self.wait_until_stable()
+        self.run_until_clean_unmeasured()
         evidence = self.root / "evidence"
-        verdict = checked(
-            self.arena.kafka, self.folder, evidence, self.notes, settings, self.hands, self.observed, topics
+        verdict = check_local(
+            self.arena.kafka,
+            self.folder,
+            evidence,
+            self.notes,
+            settings,
+            self.foreign_commits,
+            self.observed_entries,
+            topics,
         )
-        self.account.checked(verdict)
+        self.account.record_verdict(verdict)
         assert verdict.holds, str(verdict)
         assert set(NAMES) - set(verdict.decided) <= set(undecided), str(verdict)
         return verdict
 
-    def recovered_quietly(self) -> None:
+    def run_until_clean_unmeasured(self) -> None:
         for _ in range(TRIES):
-            if (ran := self.ended(self.start())).clean:
+            if (run := self.wait_for_run(self.start())).clean:
                 return
-        raise AssertionError(f"no clean run at the end; the last one {ran.told}\n{ran.noise}")
+        raise AssertionError(f"no clean run at the end; the last one {run.summary}\n{run.stderr}")
 
-    def settled(self) -> None:
-        """Wait until no transaction is open: those that nobody ended time out."""
-        until(lambda: is_stable(self.arena.kafka, self.topic), 120)
+    def wait_until_stable(self) -> None:
+        """Wait until no transaction is open. Abandoned ones time out."""
+        wait_until(lambda: is_stable(self.arena.kafka, self.topic), 120)
 
     def with_settings(self, **settings: Any) -> Field:
         return replace(self, settings={**self.settings, **settings})

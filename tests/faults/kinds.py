@@ -1,5 +1,5 @@
-"""Kinds of feeds, so that each fault meets all of them: raw and typed, both layouts, both publish policies, with and
-without a contract, dead letters and transactions. Which goes with which is the seed's to say.
+"""Kinds of feeds: raw and typed, both layouts, both publish policies, with and without a contract, dead letters and
+transactions. The seed chooses the combinations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sluice.resources.local.local_kafka import LocalKafka
 from tests.checker.facts import write_lines
 from tests.faults.account import SEED
 from tests.faults.field import Field
-from tests.resources.kafka.tools import until
+from tests.resources.kafka.tools import wait_until
 
 HOUR_MS, HOURS = 3_600_000, 3
 SESSION_MS, TRANSACTION_MS = 3_000, 5_000
@@ -43,8 +43,11 @@ TYPED = {"format": "json", "schema": "{producer: string not null, sequence: int6
 
 @dataclass(frozen=True)
 class Kind:
-    """`typed`: with a contract; what is no JSON object, and some of what is, goes into quarantine. `shared`: small
-    offset ranges share files."""
+    """The settings that differ between feeds.
+
+    `typed`: with a contract, which sends values that are no JSON object, and some that are, into quarantine.
+    `shared`: small offset ranges share files.
+    """
 
     commit: str
     typed: bool
@@ -54,12 +57,12 @@ class Kind:
     shared: bool = False
 
     def __str__(self) -> str:
-        said = [self.commit, "typed" if self.typed else "raw", "with dead letters" if self.letters else ""]
-        return ", ".join([*filter(None, said), self.publish, f"by {self.layout}", *["in shared files"] * self.shared])
+        words = [self.commit, "typed" if self.typed else "raw", "with dead letters" if self.letters else ""]
+        return ", ".join([*filter(None, words), self.publish, f"by {self.layout}", *["in shared files"] * self.shared])
 
 
-def kinds() -> list[Kind]:
-    """Three that have everything among them."""
+def draw_kinds() -> list[Kind]:
+    """Returns three kinds that cover every setting."""
     draw = random.Random(f"kinds of {SEED}")
     commits = [("transactional", True, True), ("transactional", False, False), ("plain", True, False)]
     policies, layouts = ["by_partition", "all_or_nothing"], ["window", "record_time"]
@@ -69,26 +72,26 @@ def kinds() -> list[Kind]:
     return [Kind(*c, publish, layout) for c, publish, layout in zip(commits, policies, layouts, strict=True)]
 
 
-def become(field: Field, kind: Kind) -> None:
-    """Make the field's feed one of that kind, whose dead members and transactions are soon gone."""
-    client = {"bootstrap": field.arena.behind}
+def apply_kind(field: Field, kind: Kind) -> None:
+    """Give the feed the settings of the kind, with short session and transaction timeouts."""
+    client = {"bootstrap": field.arena.proxied_bootstrap}
     client |= {"session_timeout_ms": SESSION_MS, "transaction_timeout_ms": TRANSACTION_MS}
-    said: dict[str, Any] = {"kafka": client, "commit": kind.commit, "publish": kind.publish}
-    said["landing"] = {"layout": kind.layout, "shared_files": kind.shared}
+    settings: dict[str, Any] = {"kafka": client, "commit": kind.commit, "publish": kind.publish}
+    settings["landing"] = {"layout": kind.layout, "shared_files": kind.shared}
     if kind.typed:
-        said |= TYPED | {"policies": {"quarantine_limit": {"share": 1}}}
-        place = field.root / "feeds" / f"{field.name}.contract.json"
-        place.parent.mkdir(exist_ok=True)
-        place.write_text(json.dumps(CONTRACT))
+        settings |= TYPED | {"policies": {"quarantine_limit": {"share": 1}}}
+        contract = field.root / "feeds" / f"{field.name}.contract.json"
+        contract.parent.mkdir(exist_ok=True)
+        contract.write_text(json.dumps(CONTRACT))
     if kind.letters:
-        said["dead_letters"] = {"topic": f"{field.topic}-dlq"}
+        settings["dead_letters"] = {"topic": f"{field.topic}-dlq"}
         field.arena.create(f"{field.topic}-dlq", 2)
-    field.settings |= {k: v if isinstance(v, str) else json.dumps(v) for k, v in said.items()}
-    field.account.did(f"the feed: {kind}")
+    field.settings |= {k: v if isinstance(v, str) else json.dumps(v) for k, v in settings.items()}
+    field.account.log(f"the feed: {kind}")
 
 
-def history(field: Field) -> None:
-    """A few records of each partition in each of the hours before this one: windows that are over."""
+def produce_history(field: Field) -> None:
+    """Produce a few records to each partition in each of the past hours, whose windows are over."""
     now, notes, sequence = int(time.time() * 1000), [], 0
     with closing(KafkaProducer(bootstrap_servers=field.arena.kafka.bootstrap, acks="all")) as producer:
         for hour in range(HOURS, 0, -1):
@@ -98,25 +101,25 @@ def history(field: Field) -> None:
                 sent = producer.send(field.topic, value, partition=partition, timestamp_ms=stamp).get(60)
                 notes.append(who | {"topic": field.topic, "partition": partition, "offset": sent.offset})
                 sequence += 1
-    write_lines(field.noted("history"), (n | {"outcome": "acknowledged", "transaction": None} for n in notes))
+    write_lines(field.add_notes("history"), (n | {"outcome": "acknowledged", "transaction": None} for n in notes))
 
 
-def each_letter_once(field: Field) -> None:
-    """What a read_committed consumer sees in the dead-letter topic is what is in quarantine, each record once."""
+def check_letters(field: Field) -> None:
+    """Assert that the committed dead letters are the quarantined records, each once."""
     letters = Counter(list_letters(field.arena.kafka, f"{field.topic}-dlq"))
-    held = set(list_quarantined(field.folder.root / "quarantine"))
-    field.account.did(f"{letters.total():,} dead letters for {len(held):,} records in quarantine")
-    assert held
+    quarantined = set(list_quarantined(field.folder.root / "quarantine"))
+    field.account.log(f"{letters.total():,} dead letters for {len(quarantined):,} records in quarantine")
+    assert quarantined
     assert {x: n for x, n in letters.items() if n > 1} == {}, "letters that were sent twice"
-    assert held - set(letters) == set(), "in quarantine, and no letter tells of it"
-    assert set(letters) - held == set(), "letters of what is not in quarantine"
+    assert quarantined - set(letters) == set(), "in quarantine without a dead letter"
+    assert set(letters) - quarantined == set(), "letters of records that are not in quarantine"
 
 
 def list_letters(kafka: LocalKafka, topic: str) -> Iterator[tuple[int, int]]:
     """Yields partition and offset of the record of each committed dead letter in the topic."""
     settings = {"isolation_level": "read_committed", "group_id": None}
     with closing(KafkaConsumer(bootstrap_servers=kafka.bootstrap, **settings)) as reader:
-        partitions = [Plain(topic, p) for p in sorted(until(lambda: reader.partitions_for_topic(topic)))]
+        partitions = [Plain(topic, p) for p in sorted(wait_until(lambda: reader.partitions_for_topic(topic)))]
         reader.assign(partitions)
         ends = reader.end_offsets(partitions)
         reader.seek_to_beginning(*partitions)

@@ -1,6 +1,6 @@
-"""Where a run can be killed or stopped, by name: before and after each of its effects, as "before publish".
+"""The points at which a run can be killed or stopped: before and after each of its effects, such as "before publish".
 
-The first time it gets there, or as often as a number says: "after show 2", with half of the parts visible.
+A number chooses the occurrence: "after show 2" leaves half of the parts visible. The default is the first.
 """
 
 from __future__ import annotations
@@ -35,125 +35,125 @@ _REQUESTS = {
 }
 
 LANDING = (
-    "schema",  # entries, but for those said otherwise
+    "schema",  # effects are ledger entries unless a comment says otherwise
     "origin",
     "boundary",
     "plan",
     "take over",
-    "stage",  # a part appears in staging; before that it stands there under a temporary name
+    "stage",  # a part appears in staging; before that it has a temporary name
     "receipt",
     "publish",
-    "show",  # a part appears where readers look
-    "clean",  # a staged file goes
+    "show",  # a part becomes visible to readers
+    "clean",  # a staged file is removed
     "manifest",
-    "declare",  # the note of which windows have theirs
+    "declare",  # the list of windows that have a manifest
     "checkpoint",
-    "farewell",  # the run's heartbeat goes
+    "farewell",  # the run's heartbeat is removed
 )
 PACKING = ("pack",)
-"""A segment of old entries appears. A run of the runner packs only when it is to be killed there."""
+"""A segment of old entries appears. The runner packs only for a point of packing."""
 COMMITTING = ("join", "intent", "record", "leave")
 TRANSACTIONAL = ("init", "begin", "offsets", "end")
 LETTERS = ("post", "letters")
 PLAIN = ("plain",)
 ZOOKEEPER = ("register", "nodes")
-"""Transactions of ZooKeeper: a run comes to own its partitions; offsets and marks are written."""
+"""ZooKeeper transactions: a run registers as owner of its partitions; offsets and marks are written."""
 _TRANSACTIONS = {"registering": "register", "committing": "nodes"}
 
 
-def both(*effects: str) -> tuple[str, ...]:
-    """The points around each effect, in order."""
+def list_points(*effects: str) -> tuple[str, ...]:
+    """Returns the points around each effect, in order."""
     return tuple(f"{when} {effect}" for effect in effects for when in ("before", "after"))
 
 
-NAMES = both(*LANDING, *PACKING, *COMMITTING, *TRANSACTIONAL, *LETTERS, *PLAIN)
-"""Those of any feed; a feed with offsets in ZooKeeper has its own besides."""
+NAMES = list_points(*LANDING, *PACKING, *COMMITTING, *TRANSACTIONAL, *LETTERS, *PLAIN)
+"""The points of any feed. A feed with offsets in ZooKeeper has additional ones."""
 
 
 @contextmanager
-def planted(point: str, sign: signal.Signals = signal.SIGKILL, lake: type = LocalLake) -> Iterator[None]:
-    """Send this process the signal exactly there. `lake`: what the feed's lake is."""
-    trap = _Trap(point, sign)
+def interrupt_at(point: str, signum: signal.Signals = signal.SIGKILL, lake: type = LocalLake) -> Iterator[None]:
+    """Send this process the signal at the point. `lake` is the class of the feed's lake."""
+    trap = _Trap(point, signum)
     with ExitStack() as stack:
         for name in ("put_if_absent", "put", "show", "remove"):
-            stack.enter_context(patch.object(lake, name, trap.around(name, getattr(lake, name))))
-        stack.enter_context(patch.object(lake, "create", trap.creating(lake.create)))  # type: ignore[attr-defined]
-        stack.enter_context(patch.object(local_lake, "_link", trap.linking(local_lake._link)))
-        stack.enter_context(patch.object(Wire, "send", trap.sending(Wire.send)))
-        stack.enter_context(patch.object(Tree, "transact", trap.transacting(Tree.transact)))
+            stack.enter_context(patch.object(lake, name, trap.wrap_call(name, getattr(lake, name))))
+        stack.enter_context(patch.object(lake, "create", trap.wrap_create(lake.create)))  # type: ignore[attr-defined]
+        stack.enter_context(patch.object(local_lake, "_link", trap.wrap_link(local_lake._link)))
+        stack.enter_context(patch.object(Wire, "send", trap.wrap_send(Wire.send)))
+        stack.enter_context(patch.object(Tree, "transact", trap.wrap_transact(Tree.transact)))
         yield
 
 
 class _Trap:
-    def __init__(self, point: str, sign: signal.Signals) -> None:
+    def __init__(self, point: str, signum: signal.Signals) -> None:
         name, _, number = point.rpartition(" ") if point[-1].isdigit() else (point, "", "1")
         self._when, _, self._effect = name.partition(" ")
-        if name not in {*NAMES, *both(*ZOOKEEPER)}:
-            raise ValueError(f"no such point: {point}")
-        self._sign, self._nth, self._count = sign, int(number), itertools.count(1)
+        if name not in {*NAMES, *list_points(*ZOOKEEPER)}:
+            raise ValueError(f"unknown point: {point}")
+        self._signum, self._nth, self._count = signum, int(number), itertools.count(1)
 
-    def strike(self, when: str, effect: str | None) -> None:
+    def trigger(self, when: str, effect: str | None) -> None:
         if (when, effect) == (self._when, self._effect) and next(self._count) == self._nth:
-            os.kill(os.getpid(), self._sign)
+            os.kill(os.getpid(), self._signum)
 
-    def around(self, method: str, call: Any) -> Any:
-        def trapped(lake: object, path: str, *args: Any) -> Any:
-            effect = _effect(method, path, *args)
-            self.strike("before", effect)
+    def wrap_call(self, method: str, call: Any) -> Any:
+        def wrapper(lake: object, path: str, *args: Any) -> Any:
+            effect = _find_effect(method, path, *args)
+            self.trigger("before", effect)
             answer = call(lake, path, *args)
-            self.strike("after", effect)
+            self.trigger("after", effect)
             return answer
 
-        return trapped
+        return wrapper
 
-    def linking(self, call: Any) -> Any:
-        """Of the files that a local lake makes durable together, each gets its name by itself."""
+    def wrap_link(self, call: Any) -> Any:
+        """Wrap the link of each file: a local lake makes several durable together."""
 
-        def trapped(temporary: Path, place: Path) -> bool:
-            path = str(place)
+        def wrapper(temporary: Path, target: Path) -> bool:
+            path = str(target)
             effect = "manifest" if paths.manifest_window(path[path.rfind("_sluice/") :]) else None
-            self.strike("before", effect)
-            won: bool = call(temporary, place)
-            self.strike("after", effect)
+            self.trigger("before", effect)
+            won: bool = call(temporary, target)
+            self.trigger("after", effect)
             return won
 
-        return trapped
+        return wrapper
 
-    def creating(self, call: Any) -> Any:
+    def wrap_create(self, call: Any) -> Any:
         @contextmanager
-        def trapped(lake: object, path: str) -> Iterator[Any]:
+        def wrapper(lake: object, path: str) -> Iterator[Any]:
             effect = "stage" if paths.staged_batch(path) is not None else None
             with call(lake, path) as file:
                 yield file
-                self.strike("before", effect)
-            self.strike("after", effect)
+                self.trigger("before", effect)
+            self.trigger("after", effect)
 
-        return trapped
+        return wrapper
 
-    def transacting(self, call: Any) -> Any:
-        def trapped(tree: Tree, operations: Any, doing: str) -> None:
+    def wrap_transact(self, call: Any) -> Any:
+        def wrapper(tree: Tree, operations: Any, doing: str) -> None:
             effect = _TRANSACTIONS.get(doing.partition(" ")[0])
-            self.strike("before", effect)
+            self.trigger("before", effect)
             call(tree, operations, doing)
-            self.strike("after", effect)
+            self.trigger("after", effect)
 
-        return trapped
+        return wrapper
 
-    def sending(self, call: Any) -> Any:
-        async def trapped(wire: Wire, node: Any, request: Any, seconds: float | None = None) -> Any:
+    def wrap_send(self, call: Any) -> Any:
+        async def wrapper(wire: Wire, node: Any, request: Any, seconds: float | None = None) -> Any:
             effect = _REQUESTS.get(type(request).name)
             if effect == "end" and not request.committed:
-                effect = None  # it gives a transaction up
-            self.strike("before", effect)
+                effect = None  # it aborts a transaction
+            self.trigger("before", effect)
             answer = await call(wire, node, request, seconds)
-            self.strike("after", effect)
+            self.trigger("after", effect)
             return answer
 
-        return trapped
+        return wrapper
 
 
-def _effect(method: str, path: str, *args: Any) -> str | None:
-    """What a call upon the lake effects; None for what is no point."""
+def _find_effect(method: str, path: str, *args: Any) -> str | None:
+    """Returns the effect of a call to the lake, None where no point is."""
     if method == "show":
         return method
     if method == "put":

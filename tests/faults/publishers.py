@@ -1,7 +1,7 @@
-"""Publishers of a table in processes of their own, which may be killed, and readers that import nothing of ours.
+"""Publishers of a table in separate processes, which may be killed, and independent readers of the table.
 
-A table lies in a folder, or in a store that publishers reach through a proxy: what happens at one of their requests is
-the proxy's doing. Its catalog is a file of SQLite, or whatever a course names.
+A table lies in a folder, or in a store that publishers reach through a proxy, which injects faults into their requests.
+Its catalog is a SQLite file, or the one that a course names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow as pa
 from sluice.pipelines.errors import SluiceError
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.lake.s3_lake import S3Lake
-from tests.pipelines.landed_world import A, B, World, pieces
+from tests.pipelines.landed_world import A, B, World, split_offsets
 from tests.resources.lake.s3_faults import Proxy
 from tests.stores import Store
 from tests.table_readers import fetch_file
@@ -33,17 +33,17 @@ Rows = set[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Ended:
-    """What became of a publisher: what it raised, by its class and in words; or that it was killed."""
+class Outcome:
+    """The outcome of a publisher: class name and message of its error, or that it was killed."""
 
     added: int = 0
     error: str = ""
-    said: str = ""
+    message: str = ""
     killed: bool = False
 
 
 class Publisher:
-    """One that brings a table up once it is told to `go`."""
+    """A process that brings a table up to date after `go`."""
 
     def __init__(self, root: Path, *how: Any) -> None:
         self._pipe, end = _PROCESSES.Pipe()
@@ -59,17 +59,17 @@ class Publisher:
     def kill(self) -> None:
         self.process.kill()
 
-    def ended(self) -> Ended:
+    def wait(self) -> Outcome:
         try:
-            found = Ended(*self._pipe.recv())
+            outcome = Outcome(*self._pipe.recv())
         except EOFError:
-            found = Ended(killed=True)
+            outcome = Outcome(killed=True)
         self.process.join()
-        return found
+        return outcome
 
 
 def _publish(root: Path, pipe: Connection, dies: str = "", repair: bool = False) -> None:
-    """In the other process. `dies`: `before` or `after` its commit takes effect."""
+    """Bring the table up to date, in the publisher's process. `dies`: it dies `before` or `after` its commit."""
     from sluice.pipelines.feed.load import load_feed
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.tables.sync import sync
@@ -80,7 +80,7 @@ def _publish(root: Path, pipe: Connection, dies: str = "", repair: bool = False)
     feed = load_feed(root / "feeds" / "orders.yaml", {})
     lake = open_lake(feed)
     if dies:
-        _die_at_commit(dies)
+        _patch_commits(dies)
     with open_tables(feed, lake) as tables:
         pipe.send("ready")
         pipe.recv()
@@ -90,24 +90,24 @@ def _publish(root: Path, pipe: Connection, dies: str = "", repair: bool = False)
             pipe.send((0, type(error).__name__, str(error)))
 
 
-def _die_at_commit(when: str) -> None:
+def _patch_commits(when: str) -> None:
     from deltalake import DeltaTable
     from pyiceberg.catalog.sql import SqlCatalog
 
-    def dying(commit: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*given: Any, **named: Any) -> Any:
+    def kill_around(commit: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
             if when == "after":
-                commit(*given, **named)
+                commit(*args, **kwargs)
             os.kill(os.getpid(), signal.SIGKILL)
 
         return call
 
-    SqlCatalog.commit_table = dying(SqlCatalog.commit_table)  # type: ignore[method-assign]
-    DeltaTable.create_write_transaction = dying(DeltaTable.create_write_transaction)  # type: ignore[method-assign]
+    SqlCatalog.commit_table = kill_around(SqlCatalog.commit_table)  # type: ignore[method-assign]
+    DeltaTable.create_write_transaction = kill_around(DeltaTable.create_write_transaction)  # type: ignore[method-assign]
 
 
 class Course(World):
-    """A feed that lands by hand, whose table publishers bring up; `wanted` is what has landed."""
+    """A feed that the test lands itself, and its table, which publishers bring up. `expected` has the landed rows."""
 
     def __init__(self, root: Path, kind: str, store: Store | None = None, front: Proxy | None = None, uri: str = ""):
         self.root, self.kind, self.store = root, kind, store
@@ -115,62 +115,62 @@ class Course(World):
         table = {"iceberg": f"{{iceberg: {{name: db.orders, catalog: {{type: sql, uri: '{self.uri}'}}}}}}"}
         more = f"table: {table.get(kind, '{delta: {}}')}\n"
         if store and front:
-            lines = store.lines()
+            lines = store.build_feed_settings()
             self.address, endpoint = lines["lake"], store.settings.endpoint or ""
             more += "".join(f"{k}: {v}\n" for k, v in lines.items()).replace(endpoint, front.endpoint)
             super().__init__(root, more, lake=S3Lake(self.address, store.settings))
         else:
             self.address = str(root / "lake")
             super().__init__(root, f"{more}lake: {root}/lake\n", lake=LocalLake(root / "lake"))
-        self.wanted: Rows = set()
+        self.expected: Rows = set()
 
     def grow(self, *ranges: tuple[Any, int, int]) -> None:
-        """Land these."""
+        """Land offset ranges."""
         self.land(*ranges)
-        self.wanted |= {(key.partition, o) for key, start, end in ranges for o in range(start, end)}
+        self.expected |= {(key.partition, o) for key, start, end in ranges for o in range(start, end)}
 
-    def publisher(self, *how: Any) -> Publisher:
+    def start_publisher(self, *how: Any) -> Publisher:
         return Publisher(self.root, *how)
 
-    def publish(self, *how: Any) -> Ended:
-        return self.publisher(*how).go().ended()
+    def publish(self, *how: Any) -> Outcome:
+        return self.start_publisher(*how).go().wait()
 
     def bring_up(self, *how: Any, newest: int = 4) -> None:
-        """A publisher that nothing troubles; afterwards the table is what landed. `newest`: as `check` has it."""
-        ended = self.publish(*how)
-        assert (ended.error, ended.killed) == ("", False), ended
-        self.check(whole=True, newest=newest)
+        """Run a publisher without faults, then check that the table has all landed rows. `newest`: as in `check`."""
+        outcome = self.publish(*how)
+        assert (outcome.error, outcome.killed) == ("", False), outcome
+        self.check(complete=True, newest=newest)
 
     def add_pending(self, number: int) -> None:
-        """Something to add, and every third time something to replace."""
+        """Land rows to add, and at every third call compact, which gives rows to replace."""
         start = 200 + number * 20
         self.grow((A, start, start + 20))
         if number % 3 == 1:
-            self.grow(*pieces(B, 5, start, start + 20))
+            self.grow(*split_offsets(B, 5, start, start + 20))
             self.compact()
 
-    # -- read by others
+    # -- independent readers
 
-    def newest(self) -> Any:
-        """The newest snapshot's id, or version; None where there is no table."""
-        if (table := self.iceberg() if self.kind == "iceberg" else self.delta()) is None:
+    def find_newest(self) -> Any:
+        """Returns the newest snapshot's id or version, None without a table."""
+        if (table := self.load_iceberg() if self.kind == "iceberg" else self.load_delta()) is None:
             return None
         return table.metadata.current_snapshot_id if self.kind == "iceberg" else table.version()
 
-    def check(self, *, whole: bool = False, newest: int = 4) -> None:  # type: ignore[override]
-        """The newest snapshots have each row once, and none that did not land; with `whole`, the newest has all."""
-        snapshots, files = self._iceberg(newest) if self.kind == "iceberg" else self._delta(newest)
-        assert snapshots or not whole
-        for found in snapshots:
-            rows = [*zip(*found.to_pydict().values(), strict=True)]
+    def check(self, *, complete: bool = False, newest: int = 4) -> None:  # type: ignore[override]
+        """Check that the newest snapshots have only landed rows, each once; with `complete`, the last has all."""
+        snapshots, files = self._scan_iceberg(newest) if self.kind == "iceberg" else self._scan_delta(newest)
+        assert snapshots or not complete
+        for snapshot in snapshots:
+            rows = [*zip(*snapshot.to_pydict().values(), strict=True)]
             assert len(rows) == len({*rows}), "a row is there twice"
-            assert self.wanted.issuperset(rows)
-        if whole:
-            assert sorted(zip(*snapshots[-1].to_pydict().values(), strict=True)) == sorted(self.wanted)
-            assert sorted(self._by_duckdb(files)) == sorted(self.wanted)
+            assert self.expected.issuperset(rows)
+        if complete:
+            assert sorted(zip(*snapshots[-1].to_pydict().values(), strict=True)) == sorted(self.expected)
+            assert sorted(self._read_by_duckdb(files)) == sorted(self.expected)
 
-    def iceberg(self) -> Any:
-        """The table, by PyIceberg; None where there is none."""
+    def load_iceberg(self) -> Any:
+        """Load the table with PyIceberg. Returns None if there is none."""
         from pyiceberg.catalog import load_catalog
 
         access = {}
@@ -183,8 +183,8 @@ class Course(World):
             there = catalog.namespace_exists("db") and catalog.table_exists("db.orders")
             return catalog.load_table("db.orders") if there else None
 
-    def delta(self, version: int | None = None) -> Any:
-        """The table, by deltalake; None where there is none."""
+    def load_delta(self, version: int | None = None) -> Any:
+        """Load the table with deltalake. Returns None if there is none."""
         from deltalake import DeltaTable
 
         access = None
@@ -196,33 +196,33 @@ class Course(World):
         there = DeltaTable.is_deltatable(address, storage_options=access)
         return DeltaTable(address, version, storage_options=access) if there else None
 
-    def _iceberg(self, newest: int) -> tuple[list[pa.Table], list[str]]:
-        if (table := self.iceberg()) is None:
+    def _scan_iceberg(self, newest: int) -> tuple[list[pa.Table], list[str]]:
+        if (table := self.load_iceberg()) is None:
             return [], []
-        some = ("partition", "offset")
+        columns = ("partition", "offset")
         ids = [s.snapshot_id for s in table.metadata.snapshots[-newest:]]
-        found = [table.scan(snapshot_id=i, selected_fields=some).to_arrow().select(some) for i in ids]
-        return found, [t.file.file_path for t in table.scan().plan_files()]
+        tables = [table.scan(snapshot_id=i, selected_fields=columns).to_arrow().select(columns) for i in ids]
+        return tables, [t.file.file_path for t in table.scan().plan_files()]
 
-    def _delta(self, newest: int) -> tuple[list[pa.Table], list[str]]:
-        if (table := self.delta()) is None:
+    def _scan_delta(self, newest: int) -> tuple[list[pa.Table], list[str]]:
+        if (table := self.load_delta()) is None:
             return [], []
-        last, some = table.version(), ["partition", "offset"]
+        last, columns = table.version(), ["partition", "offset"]
         versions = range(max(0, last + 1 - newest), last + 1)
-        return [self.delta(v).to_pyarrow_table(columns=some) for v in versions], table.file_uris()
+        return [self.load_delta(v).to_pyarrow_table(columns=columns) for v in versions], table.file_uris()
 
-    def _by_duckdb(self, files: Sequence[str]) -> list[tuple[int, int]]:
+    def _read_by_duckdb(self, files: Sequence[str]) -> list[tuple[int, int]]:
         local = [fetch_file(f, self.root / f"fetched-{n}.parquet", self.store) for n, f in enumerate(files)]
-        found = duckdb.connect().execute(f'select partition, "offset" from read_parquet({local})').fetchall()
-        return [(p, o) for p, o in found]
+        rows = duckdb.connect().execute(f'select partition, "offset" from read_parquet({local})').fetchall()
+        return [(p, o) for p, o in rows]
 
 
 @contextmanager
-def ending(*some: Publisher) -> Iterator[None]:
-    """Whatever happens, these do not outlive the block."""
+def kill_at_exit(*publishers: Publisher) -> Iterator[None]:
+    """Kill the publishers at the end of the block."""
     try:
         yield
     finally:
-        for one in some:
-            one.kill()
-            one.process.join()
+        for publisher in publishers:
+            publisher.kill()
+            publisher.process.join()

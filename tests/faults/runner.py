@@ -1,12 +1,12 @@
-"""One run over a feed in a process of its own: land what is pending, then commit; `sluice run` without Dagster and
-Spark.
+"""One run over a feed in a separate process: land pending records, then commit; `sluice run` without Dagster and Spark.
 
     python -m tests.faults.runner FEED.yaml [POINT]
 
-With a POINT of `points` it is killed there. Says what it did as JSON lines; a run that fails says why, and ends with 1.
-`Forked` is the same from a server that has loaded everything: that takes seconds of a core. The environment may ask for
-another SIGNAL than SIGKILL, a shorter BOUND_MS of its liveness, a shorter SESSION with ZooKeeper (seconds), another
-CLOCK, and that it be taken for a run of another MACHINE. A store is asked again at once: pauses are for networks.
+With a POINT of `points` it is killed there. It prints its steps as JSON lines; a run that fails prints the error and
+exits with 1. `ForkedRun` starts it from a fork server that has loaded all modules: loading takes seconds of CPU.
+
+Environment variables set another SIGNAL than SIGKILL, a shorter BOUND_MS of its liveness, a shorter SESSION with
+ZooKeeper (seconds), another CLOCK, and another MACHINE for its identity. A store's requests are retried without pauses.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from sluice.resources import liveness, open_ports
 from sluice.resources.lake import open_lake
 from sluice.resources.liveness import now
 from sluice.resources.zookeeper.zookeeper_group import ZooKeeperGroup
-from tests.faults.clock import CLOCK, moved
-from tests.faults.points import planted
+from tests.faults.clock import CLOCK, shift_clock
+from tests.faults.points import interrupt_at
 from tests.integration.support import commit_feed, run
 
 SIGNAL, BOUND_MS, MACHINE, SESSION = (f"SLUICE_FAULTS_{name}" for name in ("SIGNAL", "BOUND_MS", "MACHINE", "SESSION"))
 CHECKPOINT_EVERY = 20
-"""Entries: what happens rarely elsewhere happens all the time here."""
+"""Entries. Checkpoints are far more frequent here than in production."""
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
@@ -54,27 +54,27 @@ _server.set_forkserver_preload(
         "sluice.resources.lake.s3_lake",
         "boto3",
         "duckdb",
-        "pandas",  # by Arrow, when rows become Python's
-        "pyspark.sql",  # by each task, to ask which try it is
+        "pandas",  # imported by Arrow's conversion to Python objects
+        "pyspark.sql",  # imported by each task, for the number of its attempt
     ]
 )
 
 
-class Forked:
-    """A run under way, with what `subprocess.Popen` has of it. What it says goes to `out`, errors beside it (.err)."""
+class ForkedRun:
+    """A running process with the interface of `subprocess.Popen`. Output goes to `out`, errors to `.err` next to it."""
 
     def __init__(
         self,
         arguments: Sequence[str],
         out: Path,
         environment: Mapping[str, str] | None = None,
-        does: Callable[..., int] | None = None,
+        target: Callable[..., int] | None = None,
     ) -> None:
-        """`does`: a function of a module that takes the arguments, in place of `main`."""
+        """`target`: a module's function that takes the arguments, by default `main`."""
         self.args = arguments
         out.touch()
-        given = (tuple(arguments), str(out), dict(environment or {}), does or main)
-        self._process: Any = _server.Process(target=_child, args=given, daemon=True)
+        call = (tuple(arguments), str(out), dict(environment or {}), target or main)
+        self._process: Any = _server.Process(target=_run_child, args=call, daemon=True)
         self._process.start()
         self.pid: int = self._process.pid
 
@@ -96,13 +96,13 @@ class Forked:
         self._process.kill()
 
 
-def _child(arguments: Sequence[str], out: str, environment: Mapping[str, str], does: Callable[..., int]) -> None:
+def _run_child(arguments: Sequence[str], out: str, environment: Mapping[str, str], target: Callable[..., int]) -> None:
     os.environ.update(environment)
     for number, path in ((1, out), (2, str(Path(out).with_suffix(".err")))):
-        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(opened, number)
-        os.close(opened)
-    sys.exit(does(*arguments))
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    sys.exit(target(*arguments))
 
 
 def say(what: str, **more: Any) -> None:
@@ -114,15 +114,15 @@ def main(path: str, point: str = "") -> int:
     with ExitStack() as stack:
         stack.enter_context(patch.object(log, "CHECKPOINT_EVERY", CHECKPOINT_EVERY))
         if bound := int(os.environ.get(BOUND_MS, 0)):
-            quick = partial(liveness.LakeLiveness, bound_ms=bound, heartbeat_ms=bound // 5)
-            stack.enter_context(patch.object(open_ports, "LakeLiveness", quick))
+            with_bound = partial(liveness.LakeLiveness, bound_ms=bound, heartbeat_ms=bound // 5)
+            stack.enter_context(patch.object(open_ports, "LakeLiveness", with_bound))
         if session := float(os.environ.get(SESSION, 0)):
-            brief = partial(ZooKeeperGroup, session=session)
-            stack.enter_context(patch.object(open_ports, "ZooKeeperGroup", brief))
+            with_session = partial(ZooKeeperGroup, session=session)
+            stack.enter_context(patch.object(open_ports, "ZooKeeperGroup", with_session))
         if machine := os.environ.get(MACHINE):
             stack.enter_context(patch.object(liveness, "machine", lambda: machine))
         if ahead := os.environ.get(CLOCK):
-            stack.enter_context(moved(ahead))
+            stack.enter_context(shift_clock(ahead))
         if feed.lake.startswith("s3://"):
             stack.enter_context(patch("sluice.resources.lake.s3_client.pause", lambda attempt: None))
             stack.enter_context(patch("sluice.resources.lake.s3_client.patience", lambda *_: 0))
@@ -132,14 +132,14 @@ def main(path: str, point: str = "") -> int:
             stack.enter_context(patch.dict("sluice.resources.lake.cloud_client._BACKOFF", backoff))
         if point:
             sign = signal.Signals[os.environ.get(SIGNAL, "SIGKILL")]
-            stack.enter_context(planted(point, sign, type(open_lake(feed))))
+            stack.enter_context(interrupt_at(point, sign, type(open_lake(feed))))
         say("begun")
         try:
             if "pack" in point:
                 with patch.object(segments, "ENTRIES", CHECKPOINT_EVERY // 4):
                     say("packed", segments=Ledger(open_lake(feed), feed.name, now).pack())
             landed = run(feed)
-            say("landed", batches=[b.number for b in landed.batches], records=landed_records(landed))
+            say("landed", batches=[b.number for b in landed.batches], records=count_landed(landed))
             say("committed", status=str(commit_feed(feed).status))
         except SluiceError as e:
             say("failed", **e.fields())
@@ -147,7 +147,7 @@ def main(path: str, point: str = "") -> int:
     return 0
 
 
-def landed_records(landed: Any) -> int:
+def count_landed(landed: Any) -> int:
     return sum(r.counts.landed for b in landed.batches for r in b.receipts)
 
 

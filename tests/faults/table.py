@@ -1,9 +1,9 @@
-"""The tables of faults and promises of docs/developers/faults.md, from what `make faults` kept.
+"""The tables of faults and promises of docs/developers/faults.md, from the reports of `make faults`.
 
 python -m tests.faults.table .sluice/faults/seed-*.jsonl            prints them
-python -m tests.faults.table --write .sluice/faults/seed-*.jsonl    puts them between their marks on that page
+python -m tests.faults.table --write .sluice/faults/seed-*.jsonl    writes them between their marks on that page
 
-One is of landing, one of republishing, which has a judge of its own. What nothing was kept of stays as it is.
+One table is of landing, one of republishing, which has a separate judge. A table without reports stays unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.checker.facts import lines
+from tests.checker.facts import read_lines
 
 PROMISES: Mapping[str, tuple[int, ...]] = {
     "nothing lost": (1, 4, 5),
@@ -35,73 +35,73 @@ _RUNS = "/".join(_ENDS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    made = argparse.ArgumentParser(prog="python -m tests.faults.table", description=__doc__)
-    made.add_argument("kept", type=Path, nargs="+")
-    made.add_argument("--write", action="store_true")
-    given = made.parse_args(arguments)
-    records = [r for path in given.kept for r in lines(path)]
-    back = [r for r in records if "republish" in r["fault"]]
-    for mark, some, made_of in (
-        ("faults", [r for r in records if r not in back], table),
-        ("republish", back, way_back),
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.table", description=__doc__)
+    parser.add_argument("kept", type=Path, nargs="+")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args(arguments)
+    records = [r for path in options.kept for r in read_lines(path)]
+    republishes = [r for r in records if "republish" in r["fault"]]
+    for mark, group, format_rows in (
+        ("faults", [r for r in records if r not in republishes], format_fault_rows),
+        ("republish", republishes, format_republish_rows),
     ):
-        text = "\n".join(made_of(some)) + "\n"
-        if some and given.write:
+        text = "\n".join(format_rows(group)) + "\n"
+        if group and options.write:
             begin, end = f"<!-- {mark} -->\n", f"<!-- /{mark} -->"
             head, rest = PAGE.read_text().split(begin)
             PAGE.write_text(head + begin + text + end + rest.split(end)[1])
-        elif some:
+        elif group:
             print(text, end="")
     return 0
 
 
-def table(records: Sequence[Record]) -> Iterator[str]:
-    """Yields a row for each fault: its courses, how runs ended, compared rows, and the promises that held."""
+def format_fault_rows(records: Sequence[Record]) -> Iterator[str]:
+    """Yields a row for each fault: courses, ends of runs, compared rows, and the promises that held."""
     yield f"| fault | courses | {_RUNS} | rows compared | next run |"
     yield "|---|--:|--:|--:|--:|"
-    for name, found in _by_fault(records, r"\[.*").items():
-        yield f"| {name} | " + " | ".join(_cells(found)) + " |"
-    yield f"| **all** | {' | '.join(_cells(records))} |"
+    for name, courses in _group_by_fault(records, r"\[.*").items():
+        yield f"| {name} | " + " | ".join(_format_cells(courses)) + " |"
+    yield f"| **all** | {' | '.join(_format_cells(records))} |"
 
 
-def way_back(records: Sequence[Record]) -> Iterator[str]:
-    """The same of republishing: in how many courses its judge held, and the next run went on."""
+def format_republish_rows(records: Sequence[Record]) -> Iterator[str]:
+    """Yields a row for each fault of republishing: courses, ends of runs, compared records, and the judge's verdict."""
     yield f"| fault | courses | {_RUNS} | records compared | each once, whole, in order, as mapped |"
     yield "|---|--:|--:|--:|--:|"
-    for name, found in _by_fault(records, r"[][]").items():
-        yield f"| {name} | {' | '.join([*_amounts(found), _judged(found)])} |"
-    yield f"| **all** | {' | '.join([*_amounts(records), _judged(records)])} |"
+    for name, courses in _group_by_fault(records, r"[][]").items():
+        yield f"| {name} | {' | '.join([*_format_amounts(courses), _count_judged(courses)])} |"
+    yield f"| **all** | {' | '.join([*_format_amounts(records), _count_judged(records)])} |"
 
 
-def _by_fault(records: Iterable[Record], without: str) -> dict[str, list[Record]]:
-    """Records by the fault's name, in words; `without`: what of it is no word."""
-    found: dict[str, list[Record]] = defaultdict(list)
+def _group_by_fault(records: Iterable[Record], without: str) -> dict[str, list[Record]]:
+    """Group records by the fault's name in words. The pattern `without` matches the rest of the name."""
+    groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
-        found[re.sub(without, " ", record["fault"]).replace("_", " ").strip()].append(record)
-    return found
+        groups[re.sub(without, " ", record["fault"]).replace("_", " ").strip()].append(record)
+    return groups
 
 
-def _judged(found: Iterable[Record]) -> str:
-    """In how many courses the judge found nothing wrong; **broken** where it did."""
-    judged = [r["wrong"] for r in found if "wrong" in r]
+def _count_judged(courses: Iterable[Record]) -> str:
+    """Returns the number of courses that the judge accepted, or **broken**."""
+    judged = [r["wrong"] for r in courses if "wrong" in r]
     return "**broken**" if any(judged) else str(len(judged))
 
 
-def _amounts(found: Sequence[Record]) -> Iterator[str]:
-    yield str(len(found))
-    yield "/".join(f"{_sum(found, f'runs {kind}' if kind != 'clean' else 'clean runs'):,}" for kind in _ENDS)
-    yield f"{sum(r.get('checked', {}).get('records compared with the log', 0) for r in found):,}"
+def _format_amounts(records: Sequence[Record]) -> Iterator[str]:
+    yield str(len(records))
+    yield "/".join(f"{_sum(records, f'runs {kind}' if kind != 'clean' else 'clean runs'):,}" for kind in _ENDS)
+    yield f"{sum(r.get('checked', {}).get('records compared with the log', 0) for r in records):,}"
 
 
-def _cells(found: Sequence[Record]) -> Iterator[str]:
-    courses, *amounts = _amounts(found)
-    yield ", ".join([courses, *_exceptions(found)])
+def _format_cells(records: Sequence[Record]) -> Iterator[str]:
+    courses, *amounts = _format_amounts(records)
+    yield ", ".join([courses, *_list_exceptions(records)])
     yield from amounts
-    ratios = [r["first_after_s"] / r["normal_s"] for r in found if r.get("normal_s") and "first_after_s" in r]
+    ratios = [r["first_after_s"] / r["normal_s"] for r in records if r.get("normal_s") and "first_after_s" in r]
     yield f"{statistics.median(ratios):.1f}×" if ratios else ""
 
 
-def _exceptions(records: Sequence[Record]) -> Iterator[str]:
+def _list_exceptions(records: Sequence[Record]) -> Iterator[str]:
     """Yields each promise that was broken, or that the checker could not decide in every course."""
     for name, numbers in PROMISES.items():
         decided = [r for r in records if set(numbers) <= set(r.get("decided", ()))]
@@ -111,8 +111,8 @@ def _exceptions(records: Sequence[Record]) -> Iterator[str]:
             yield f"{name}: {len(decided)}"
 
 
-def _sum(found: Iterable[Record], what: str) -> int:
-    return sum(r.get(what, 0) for r in found)
+def _sum(records: Iterable[Record], name: str) -> int:
+    return sum(r.get(name, 0) for r in records)
 
 
 if __name__ == "__main__":

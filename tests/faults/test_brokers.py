@@ -1,4 +1,4 @@
-"""Brokers that die, stop, come back, or lose leadership, while runs go on."""
+"""Brokers that die, stop, come back, or lose leadership during runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from sluice.pipelines.errors import KafkaUnavailable
 from tests.faults.field import Field
-from tests.faults.nemeses import brokers, endured, hasty, network
+from tests.faults.nemeses import brokers, expect_clean_or_retryable, network, shorten_timeouts
 from tests.resources.kafka.proxy import END_TXN, FETCH, JOIN_GROUP, TXN_OFFSET_COMMIT
 
 pytestmark = pytest.mark.faults
@@ -17,19 +17,19 @@ RATE = 50
 
 @pytest.fixture
 def field(field: Field) -> Field:
-    return hasty(field)
+    return shorten_timeouts(field)
 
 
 @pytest.mark.parametrize("part", brokers.PARTS)
 def test_broker_killed_and_restarted(field: Field, part: str) -> None:
-    with field.producing(RATE):
-        field.normal()
+    with field.run_producers(RATE):
+        field.run_baseline()
         victim = brokers.PARTS[part](field)
-        field.account.did(f"broker {victim} is the {part}")
-        with brokers.killed(field, victim):
-            endured(field.run())
-        field.recovered()
-    field.proven()
+        field.account.log(f"broker {victim} is the {part}")
+        with brokers.kill_brokers(field, victim):
+            expect_clean_or_retryable(field.run())
+        field.run_until_clean()
+    field.verify()
 
 
 @pytest.mark.parametrize(
@@ -43,72 +43,72 @@ def test_broker_killed_and_restarted(field: Field, part: str) -> None:
     ids=["fetch", "join", "offsets", "end"],
 )
 def test_broker_killed_in_the_midst_of(field: Field, part: str, key: int) -> None:
-    """It dies before it sees the request; the run goes on with another, or says what is wrong."""
-    with field.producing(RATE):
-        field.normal()
+    """The broker dies before it receives the request. The run continues with another broker or fails with an error."""
+    with field.run_producers(RATE):
+        field.run_baseline()
         victim = brokers.PARTS[part](field)
         with ExitStack() as stack:
-            with network.caught(field, key, victim) as running:
-                stack.enter_context(brokers.killed(field, victim))
-            endured(field.ended(running))
-        field.recovered()
-    field.proven()
+            with network.hold_run_at(field, key, victim) as running:
+                stack.enter_context(brokers.kill_brokers(field, victim))
+            expect_clean_or_retryable(field.wait_for_run(running))
+        field.run_until_clean()
+    field.verify()
 
 
 def test_brokers_restarted_one_after_the_other(field: Field) -> None:
-    with field.producing(RATE):
-        field.normal()
-        for _ in brokers.bounced(field):
-            endured(field.run())
-        field.recovered()
-    field.proven()
+    with field.run_producers(RATE):
+        field.run_baseline()
+        for _ in brokers.restart_in_turn(field):
+            expect_clean_or_retryable(field.run())
+        field.run_until_clean()
+    field.verify()
 
 
 def test_broker_stopped_for_longer_than_its_session(field: Field) -> None:
-    """It believes that it still leads when it goes on."""
-    with field.producing(RATE):
-        field.normal()
-        victim = field.arena.leaders(field.topic)[0]
-        with network.caught(field, FETCH, victim) as running, brokers.stopped(field, victim):
+    """When the broker continues, it still assumes that it leads."""
+    with field.run_producers(RATE):
+        field.run_baseline()
+        victim = field.arena.find_leaders(field.topic)[0]
+        with network.hold_run_at(field, FETCH, victim) as running, brokers.freeze_brokers(field, victim):
             field.arena.proxies[victim].heal()
-            brokers.deposed(field, victim)
-            endured(field.ended(running))
-        field.recovered()
-    field.proven()
+            brokers.wait_until_deposed(field, victim)
+            expect_clean_or_retryable(field.wait_for_run(running))
+        field.run_until_clean()
+    field.verify()
 
 
 def test_leaders_moved_in_the_midst_of_a_read(field: Field) -> None:
-    with field.producing(RATE):
-        field.normal()
-        with network.caught(field, FETCH) as running:
-            brokers.leaders_moved(field)
-        ran = field.ended(running)
-        assert ran.clean, ran
-        field.recovered()
-    field.proven()
+    with field.run_producers(RATE):
+        field.run_baseline()
+        with network.hold_run_at(field, FETCH) as running:
+            brokers.move_leaders(field)
+        run = field.wait_for_run(running)
+        assert run.clean, run
+        field.run_until_clean()
+    field.verify()
 
 
 def test_most_brokers_killed(field: Field) -> None:
-    """Producers that ask for two replicas in sync are blocked, nobody leads some partitions: runs say so."""
-    with field.producing(RATE):
-        field.normal()
-        victim = brokers.drawn_broker(field)
+    """Producers that need two in-sync replicas block, and some partitions have no leader. Runs fail with an error."""
+    with field.run_producers(RATE):
+        field.run_baseline()
+        victim = brokers.draw_broker(field)
         others = [b for b in field.arena.kafka.broker_ids if b != victim]
-        with brokers.killed(field, *others):
-            field.run().stopped_by(KafkaUnavailable, says="broker ")
+        with brokers.kill_brokers(field, *others):
+            field.run().expect_error(KafkaUnavailable, mentions="broker ")
         field.arena.heal()
-        field.recovered()
-    field.proven()
+        field.run_until_clean()
+    field.verify()
 
 
 def test_all_brokers_killed_under_a_run(field: Field) -> None:
-    with field.producing(RATE):
-        field.normal()
+    with field.run_producers(RATE):
+        field.run_baseline()
         with ExitStack() as stack:
-            with network.caught(field, FETCH) as running:
-                stack.enter_context(brokers.killed(field, *field.arena.kafka.broker_ids))
+            with network.hold_run_at(field, FETCH) as running:
+                stack.enter_context(brokers.kill_brokers(field, *field.arena.kafka.broker_ids))
             stack.close()
-            endured(field.ended(running))
+            expect_clean_or_retryable(field.wait_for_run(running))
         field.arena.heal()
-        field.recovered()
-    field.proven()
+        field.run_until_clean()
+    field.verify()

@@ -1,7 +1,7 @@
-"""Clocks that are not the brokers': of runs, ahead, behind and jumping; of two runs; of records; of a store.
+"""Clocks that differ from the brokers': of runs, ahead, behind and jumping; of two runs; of records; of a store.
 
-Windows last a minute here, so that an hour is sixty of them. What is complete, and when, may be wrong by what a clock
-is off; what lands, and that it does so once, must not.
+Windows last a minute here, so that an hour has sixty. A clock's error may shift the completion of windows, but records
+must still land, each once.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tests.faults.clock import CLOCK
 from tests.faults.field import Field
 from tests.faults.runner import BOUND_MS, MACHINE
 from tests.resources.kafka.proxy import FETCH
-from tests.resources.kafka.tools import until
+from tests.resources.kafka.tools import wait_until
 from tests.resources.lake.s3_faults import Proxy, Rule
 
 pytestmark = pytest.mark.faults
 BROKERS = 1
 HOUR = 3600
 LATEST = 3300
-"""Seconds: brokers refuse what is stamped an hour ahead of them."""
+"""Seconds. Brokers refuse timestamps more than an hour ahead."""
 OFF = Settings(healed=True, skew_ms=2 * HOUR * 1000 + 60_000)
 WATCHED_MS = 10_000
 _numbers = itertools.count(1)
@@ -44,103 +44,103 @@ def minutes(field: Field) -> Field:
     return field.with_settings(window="{length: 1m, grace: 1s, max_skew: 5m}")
 
 
-def by_clock(field: Field, ahead: str) -> None:
-    """From now on runs go by a clock that is so many seconds ahead, or jumps like that; "": right."""
+def set_clock(field: Field, ahead: str) -> None:
+    """Set the clock of later runs: seconds ahead, or jumps, separated by commas; "" for the right time."""
     field.environment.pop(CLOCK, None)
     if ahead:
         field.environment[CLOCK] = ahead
-    field.account.did(f"the clock of runs is ahead by {ahead} s" if ahead else "the clock of runs is right")
+    field.account.log(f"the clock of runs is ahead by {ahead} s" if ahead else "the clock of runs is right")
 
 
-def stamped(field: Field, *ahead: int) -> None:
-    """Records in every partition, stamped so many seconds ahead."""
+def produce_stamped(field: Field, *ahead: int) -> None:
+    """Produce records to every partition, with timestamps `ahead` seconds in the future."""
     for seconds in ahead:
         name = f"stamped{next(_numbers)}"
-        producer = Noting(field.noted(name), name, field.arena.kafka.bootstrap, ahead_ms=seconds * 1000)
+        producer = Noting(field.add_notes(name), name, field.arena.kafka.bootstrap, ahead_ms=seconds * 1000)
         for partition in range(field.partitions):
             producer.send(field.topic, partition, 5)
         producer.close()
-    field.account.did(f"records were stamped {', '.join(f'{s:+}' for s in ahead)} s")
+    field.account.log(f"records were stamped {', '.join(f'{s:+}' for s in ahead)} s")
 
 
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR], ids=["ahead", "behind"])
 def test_clock_of_runs_is_an_hour_off(minutes: Field, draw: random.Random, ahead: int) -> None:
-    """From the first run on, or after a right one."""
-    with minutes.producing():
+    """From the first run, or after a run with the right clock."""
+    with minutes.run_producers():
         if draw.random() < 0.5:
-            minutes.normal(1)
+            minutes.run_baseline(1)
         for clock in (str(ahead), "", str(ahead), ""):
-            by_clock(minutes, clock)
-            stamped(minutes, -200, -100, 0)
-            minutes.recovered()
-    minutes.proven(OFF)
+            set_clock(minutes, clock)
+            produce_stamped(minutes, -200, -100, 0)
+            minutes.run_until_clean()
+    minutes.verify(OFF)
 
 
 def test_clock_of_runs_jumps_back_and_forth(minutes: Field, draw: random.Random) -> None:
-    """Between runs, and with each look within one."""
-    with minutes.producing():
-        minutes.normal(1)
+    """Between runs, and at each reading within a run."""
+    with minutes.run_producers():
+        minutes.run_baseline(1)
         for _ in range(4):
             jumps = [draw.randint(-HOUR, HOUR) for _ in range(draw.choice((1, 5)))]
-            by_clock(minutes, ",".join(map(str, jumps)))
-            stamped(minutes, draw.randint(-HOUR, 0))
-            minutes.recovered()
-        by_clock(minutes, "")
-        minutes.recovered()
-    minutes.proven(OFF)
+            set_clock(minutes, ",".join(map(str, jumps)))
+            produce_stamped(minutes, draw.randint(-HOUR, 0))
+            minutes.run_until_clean()
+        set_clock(minutes, "")
+        minutes.run_until_clean()
+    minutes.verify(OFF)
 
 
 def test_two_runs_with_clocks_two_hours_apart(minutes: Field) -> None:
-    """One at work is not taken for dead, however old its heartbeat looks; one that died is, on another machine."""
+    """A live run is not taken for dead, however old its heartbeat seems; a dead one on another machine is."""
     minutes.environment[BOUND_MS] = str(WATCHED_MS)
-    with minutes.producing():
-        minutes.normal(1)
-        stamped(minutes, 0)
-        # What is held is told by its client: looks for boundaries fetch, too, the other run's as well.
-        minutes.settings["kafka"] = f"{{bootstrap: '{minutes.arena.behind}', client_id: at-work}}"
-        at_work = minutes.paused("after plan", {CLOCK: str(-HOUR), MACHINE: "another"})
+    with minutes.run_producers():
+        minutes.run_baseline(1)
+        produce_stamped(minutes, 0)
+        # The client id selects the fetches to hold: both runs also fetch to find boundaries.
+        minutes.settings["kafka"] = f"{{bootstrap: '{minutes.arena.proxied_bootstrap}', client_id: at-work}}"
+        live_run = minutes.start_paused("after plan", {CLOCK: str(-HOUR), MACHINE: "another"})
         del minutes.settings["kafka"]
         for proxy in minutes.arena.proxies.values():
             proxy.hold(FETCH, client="at-work")
-        at_work.process.send_signal(signal.SIGCONT)
-        until(lambda: any(FETCH in proxy.held for proxy in minutes.arena.proxies.values()), 300)
-        minutes.account.did("a run with a clock an hour behind lands, and its records are held")
-        by_clock(minutes, str(HOUR))
+        live_run.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: any(FETCH in proxy.held for proxy in minutes.arena.proxies.values()), 300)
+        minutes.account.log("a run with a clock an hour behind lands, and its records are held")
+        set_clock(minutes, str(HOUR))
         assert minutes.run().error == "PlanBusy"
         for proxy in minutes.arena.proxies.values():
             proxy.heal()
-        assert minutes.ended(at_work).clean
-        stamped(minutes, 0)
-        dies = minutes.start("before publish", {CLOCK: str(-HOUR), MACHINE: "another"})
-        assert minutes.ended(dies, about="a run (killed before publish, on another machine)").code < 0
+        assert minutes.wait_for_run(live_run).clean
+        produce_stamped(minutes, 0)
+        dead_run = minutes.start("before publish", {CLOCK: str(-HOUR), MACHINE: "another"})
+        assert minutes.wait_for_run(dead_run, about="a run (killed before publish, on another machine)").code < 0
         assert minutes.run().clean, "it was watched, and taken over"
-        by_clock(minutes, "")
-        minutes.recovered()
-    minutes.proven(OFF)
+        set_clock(minutes, "")
+        minutes.run_until_clean()
+    minutes.verify(OFF)
 
 
 def test_records_are_stamped_an_hour_ahead_and_behind(minutes: Field, draw: random.Random) -> None:
-    with minutes.producing():
-        stamped(minutes, LATEST)
-        minutes.normal(1)
+    with minutes.run_producers():
+        produce_stamped(minutes, LATEST)
+        minutes.run_baseline(1)
         for _ in range(3):
-            stamped(minutes, *draw.sample((LATEST, -HOUR, -2 * HOUR, 0, 240, 360), 3))
-            minutes.recovered()
-    minutes.proven()
+            produce_stamped(minutes, *draw.sample((LATEST, -HOUR, -2 * HOUR, 0, 240, 360), 3))
+            minutes.run_until_clean()
+    minutes.verify()
 
 
 def test_clock_is_an_hour_off_the_stores(remote: Field, store: Proxy, draw: random.Random) -> None:
-    """It is refused before anything is written; by stores that look, in mid-run."""
-    apart = Rule(".", "skew", times=-1, seconds=draw.choice((-HOUR, HOUR)))
-    with remote.producing():
-        store.rules = [apart]
-        remote.run().stopped_by(SetupError, says="set this machine's clock (NTP)")
-        assert remote.folder.entries() == {}, "nothing was written"
+    """The run is refused before it writes anything; by stores that check clocks also in mid-run."""
+    skew = Rule(".", "skew", times=-1, seconds=draw.choice((-HOUR, HOUR)))
+    with remote.run_producers():
+        store.rules = [skew]
+        remote.run().expect_error(SetupError, mentions="set this machine's clock (NTP)")
+        assert remote.folder.read_entries() == {}, "nothing was written"
         store.rules = []
-        remote.normal(1)
-        for wrong in (apart, Rule("PUT .*/staging/", "refuse", -1, 403, "RequestTimeTooSkewed")):
-            store.rules = [wrong]
-            remote.run().stopped_by(SetupError, says="set this machine's clock (NTP)")
+        remote.run_baseline(1)
+        for rule in (skew, Rule("PUT .*/staging/", "refuse", -1, 403, "RequestTimeTooSkewed")):
+            store.rules = [rule]
+            remote.run().expect_error(SetupError, mentions="set this machine's clock (NTP)")
             store.rules = []
-            remote.recovered()
-    remote.proven()
+            remote.run_until_clean()
+    remote.verify()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.faults.table import table
+from tests.faults.table import format_fault_rows
 
 EVERY = list(range(1, 15))
 
@@ -21,7 +21,7 @@ def record_course(fault: str, decided: list[int] = EVERY, **broken: str) -> dict
 
 def test_a_row_has_the_courses_and_the_ends_of_their_runs() -> None:
     rows = list(
-        table(
+        format_fault_rows(
             [record_course("broker_killed[1]"), record_course("broker_killed[2]") | {"normal_s": 2, "first_after_s": 3}]
         )
     )
@@ -31,6 +31,6 @@ def test_a_row_has_the_courses_and_the_ends_of_their_runs() -> None:
 
 def test_promises_that_were_broken_or_not_decided_are_named() -> None:
     undecided = [n for n in EVERY if n != 6]
-    rows = list(table([record_course("a", i2="an offset has two rows"), record_course("b", undecided)]))
+    rows = list(format_fault_rows([record_course("a", i2="an offset has two rows"), record_course("b", undecided)]))
     assert [row.split(" | ")[1] for row in rows[2:4]] == ["1, **broken: nothing twice**", "1, in order: 0"]
     assert rows[-1].startswith("| **all** | 2, **broken: nothing twice**, in order: 1 |")

@@ -1,4 +1,4 @@
-"""Others in our group: they hold it, come in while we commit, move its offsets or take them away."""
+"""Foreign clients in the feed's group: they hold it, join during a commit, move or delete its offsets."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kafka import TopicPartition as Plain
 from tests.checker.producers import Noting
 from tests.faults.field import Field
 from tests.faults.nemeses import groups
-from tests.faults.nemeses.logs import accepted, commanded, written
-from tests.resources.kafka.tools import until
+from tests.faults.nemeses.logs import accept_event, produce, run_sluice
+from tests.resources.kafka.tools import wait_until
 
 pytestmark = pytest.mark.faults
 BROKERS = 1
@@ -25,117 +25,116 @@ TXN_OFFSET_COMMIT = 28
 
 
 def test_an_ordinary_consumer_holds_the_group_and_commits(field: Field) -> None:
-    with field.producing():
-        field.normal(1)
-        with groups.joined(field) as commits:
+    with field.run_producers():
+        field.run_baseline(1)
+        with groups.join_group(field) as commit:
             assert field.run().error == "GroupHeld"
-            commits()
+            commit()
         assert field.run().error == "GroupMoved"
-        accepted(field, "moved")
-        field.recovered()
-    field.proven()
+        accept_event(field, "moved")
+        field.run_until_clean()
+    field.verify()
 
 
 def test_a_consumer_joins_between_our_join_and_our_commit(field: Field) -> None:
-    with field.producing():
-        field.normal(1)
+    with field.run_producers():
+        field.run_baseline(1)
         for proxy in field.arena.proxies.values():
             proxy.hold(TXN_OFFSET_COMMIT)
         running = field.start()
-        until(lambda: any(proxy.held for proxy in field.arena.proxies.values()), 120)
-        field.account.did("a run is about to commit")
-        with groups.joined(field):
+        wait_until(lambda: any(proxy.held for proxy in field.arena.proxies.values()), 120)
+        field.account.log("a run is about to commit")
+        with groups.join_group(field):
             for proxy in field.arena.proxies.values():
                 proxy.heal()
-            assert field.ended(running).error == "CommitFenced"
+            assert field.wait_for_run(running).error == "CommitFenced"
             assert field.run().error == "GroupHeld"
-        field.recovered()
-    field.proven()
+        field.run_until_clean()
+    field.verify()
 
 
 def test_a_consumer_of_the_newer_protocol_holds_the_group(field: Field) -> None:
-    with field.producing():
-        field.normal(1)
-        with groups.joined_by_the_newer_protocol(field):
+    with field.run_producers():
+        field.run_baseline(1)
+        with groups.join_by_newer_protocol(field):
             assert field.run().error == "GroupHeld"
-        field.recovered()
-    field.proven()
+        field.run_until_clean()
+    field.verify()
 
 
 # -- moved offsets
 
 
-def moved_three_ways(field: Field) -> dict[int, int]:
-    """Runs land 30 records each: one offset goes back, one forward over what is pending, one beyond the end of the
-    log."""
+def move_offsets_three_ways(field: Field) -> dict[int, int]:
+    """Move one offset back, one forward over pending records, one beyond the log's end. Runs land 30 records each."""
     field.settings["limits"] = "{records: 30}"
-    written(field, EACH)
-    field.normal(1)
-    at = {0: 5, 1: 50, 2: 1000}
-    groups.moved(field, at)
-    return at
+    produce(field, EACH)
+    field.run_baseline(1)
+    offsets = {0: 5, 1: 50, 2: 1000}
+    groups.move_offsets(field, offsets)
+    return offsets
 
 
 def test_offsets_moved_by_hand_are_refused_and_accepted(field: Field) -> None:
-    moved_three_ways(field)
+    move_offsets_three_ways(field)
     refused = field.run()
     assert refused.error == "GroupMoved"
     assert all(
-        f"{field.topic}:{p}: the group holds {o}" in refused.noise + str(refused.said) for p, o in ((0, 5), (2, 1000))
+        f"{field.topic}:{p}: the group holds {o}" in refused.stderr + str(refused.lines) for p, o in ((0, 5), (2, 1000))
     )
-    assert commanded(field, "offsets", "show", field.name)[0] == 3
-    accepted(field, "moved")
-    field.recovered()
+    assert run_sluice(field, "offsets", "show", field.name)[0] == 3
+    accept_event(field, "moved")
+    field.run_until_clean()
     del field.settings["limits"]
-    verdict = field.proven()
+    verdict = field.verify()
     assert (verdict.counts["rows"], verdict.counts["committed offsets moved by hand"]) == (150, 3)
 
 
 def test_offsets_moved_by_hand_are_overwritten(field: Field) -> None:
     field.settings["policies"] = "{on_group_moved: overwrite}"
-    moved_three_ways(field)
-    field.recovered()
+    move_offsets_three_ways(field)
+    field.run_until_clean()
     del field.settings["limits"]
-    assert field.proven().counts["rows"] == 150
+    assert field.verify().counts["rows"] == 150
 
 
 def test_offsets_moved_by_hand_are_adopted(field: Field) -> None:
     field.settings["policies"] = "{on_group_moved: adopt}"
-    moved_three_ways(field)
+    move_offsets_three_ways(field)
     refused = field.run()
     assert refused.error == "GroupMoved", refused
-    accepted(field, "moved", "--only", f"{field.topic}:2")
-    field.recovered()
+    accept_event(field, "moved", "--only", f"{field.topic}:2")
+    field.run_until_clean()
     del field.settings["limits"]
-    written(field, EACH)
-    verdict = field.proven()
+    produce(field, EACH)
+    verdict = field.verify()
     assert verdict.counts["rows"] == 300 - 20, "of partition 1 [30, 50) was passed over"
 
 
 def test_offsets_moved_by_kafkas_own_tool(field: Field) -> None:
-    written(field, EACH)
-    with field.producing():
-        field.normal(1)
-        groups.moved_by_the_tool(field, "--to-earliest")
+    produce(field, EACH)
+    with field.run_producers():
+        field.run_baseline(1)
+        groups.reset_offsets_by_tool(field, "--to-earliest")
         assert field.run().error == "GroupMoved"
-        code, _ = commanded(field, "offsets", "reset", field.name, "--to-frontier", "--yes", "--reason", "a tool")
+        code, _ = run_sluice(field, "offsets", "reset", field.name, "--to-frontier", "--yes", "--reason", "a tool")
         assert code == 0
-        field.recovered()
-        groups.moved_by_the_tool(field, "--to-latest")
+        field.run_until_clean()
+        groups.reset_offsets_by_tool(field, "--to-latest")
         field.run()
-        accepted(field, "moved")
-        field.recovered()
-    field.proven()
+        accept_event(field, "moved")
+        field.run_until_clean()
+    field.verify()
 
 
 @pytest.mark.parametrize("what", ["offsets", "group"])
 def test_offsets_are_gone(field: Field, what: str) -> None:
-    written(field, EACH)
-    with field.producing():
-        field.normal(1)
-        groups.deleted(field, group=what == "group")
-        field.recovered()
-    field.proven()
+    produce(field, EACH)
+    with field.run_producers():
+        field.run_baseline(1)
+        groups.delete_offsets(field, group=what == "group")
+        field.run_until_clean()
+    field.verify()
 
 
 def test_letters_go_once_although_offsets_are_moved(field: Field) -> None:
@@ -147,24 +146,24 @@ def test_letters_go_once_although_offsets_are_moved(field: Field) -> None:
         "dead_letters": f"{{topic: {letters}}}",
         "policies": "{quarantine_limit: {share: 1.0}}",
     }
-    bad(field, 10)
-    field.normal(1)
-    groups.moved(field, {0: 3})
-    bad(field, 10)
+    produce_half_invalid(field, 10)
+    field.run_baseline(1)
+    groups.move_offsets(field, {0: 3})
+    produce_half_invalid(field, 10)
     assert field.run().error == "GroupMoved"
-    accepted(field, "moved")
-    field.recovered()
-    groups.deleted(field, group=False)
-    bad(field, 10)
-    field.recovered()
-    verdict = field.proven(topics=[field.topic])
+    accept_event(field, "moved")
+    field.run_until_clean()
+    groups.delete_offsets(field, group=False)
+    produce_half_invalid(field, 10)
+    field.run_until_clean()
+    verdict = field.verify(topics=[field.topic])
     assert verdict.counts["rows"] == 180
-    found = sent(field, letters)
-    assert (len(found), set(found.values())) == (90, {1})
+    letter_counts = count_letters(field, letters)
+    assert (len(letter_counts), set(letter_counts.values())) == (90, {1})
 
 
-def bad(field: Field, count: int) -> None:
-    """To each partition so many values that fit, and as many that do not."""
+def produce_half_invalid(field: Field, count: int) -> None:
+    """Produce `count` valid and as many invalid values to each partition."""
     notes = field.root / f"bad-{len(field.notes)}.jsonl"
     field.notes.append(notes)
     producer = Noting(notes, notes.stem, field.arena.kafka.bootstrap)
@@ -173,15 +172,15 @@ def bad(field: Field, count: int) -> None:
     producer.close()
 
 
-def sent(field: Field, topic: str) -> Counter[bytes]:
-    """The letters that a consumer of what is committed sees, by their values."""
+def count_letters(field: Field, topic: str) -> Counter[bytes]:
+    """Returns the dead letters that a read_committed consumer sees, by their values."""
     with closing(
         KafkaConsumer(bootstrap_servers=field.arena.kafka.bootstrap, isolation_level="read_committed", group_id=None)
     ) as consumer:
         tp = Plain(topic, 0)
         consumer.assign([tp])
         consumer.seek_to_beginning(tp)
-        end, found = consumer.end_offsets([tp])[tp], Counter[bytes]()
+        end, counts = consumer.end_offsets([tp])[tp], Counter[bytes]()
         while consumer.position(tp) < end:
-            found.update(r.value for batch in consumer.poll(200).values() for r in batch)
-        return found
+            counts.update(r.value for batch in consumer.poll(200).values() for r in batch)
+        return counts

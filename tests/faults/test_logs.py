@@ -1,4 +1,4 @@
-"""Logs that lose records, become others or are held back, while runs go on: refused by name, accepted, proven."""
+"""Runs over logs that lose records, are recreated, or are blocked by transactions. Losses are named and accepted."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from tests.faults.account import SEED, Account
 from tests.faults.arena import Arena
 from tests.faults.field import Field
-from tests.faults.nemeses import drawn, logs
-from tests.faults.nemeses.logs import MADE_TO_LOSE, accepted, in_mid_read, written
+from tests.faults.nemeses import logs, seed_random
+from tests.faults.nemeses.logs import UNCLEAN_ELECTION, accept_event, hold_in_mid_read, produce
 from tests.integration.support import run as run_here
 
 pytestmark = pytest.mark.faults
 HOUR = 3_600_000
 EACH = {0: 200, 1: 200, 2: 200}
-New = Callable[..., Field]
+CreateField = Callable[..., Field]
 
 
 @pytest.fixture
-def topic(arena: Arena, account: Account, tmp_path: Path) -> New:
-    """A feed over a topic of three partitions of its own, with settings and fewer replicas."""
+def topic(arena: Arena, account: Account, tmp_path: Path) -> CreateField:
+    """Creates a feed over a new topic of three partitions, with the given settings and replicas."""
 
-    def made(replicas: int = 3, config: dict[str, str] | None = None, **settings: Any) -> Field:
+    def create_field(replicas: int = 3, config: dict[str, str] | None = None, **settings: Any) -> Field:
         name = f"log-{SEED}-{tmp_path.name[-20:].replace('_', '-')}"
         arena.create(name, 3, config, first=SEED, replicas=replicas)
         return Field(arena, tmp_path, name, 3, account, settings)
 
-    return made
+    return create_field
 
 
-def lost(said: dict[str, Any]) -> dict[int, tuple[int, int]]:
-    return {r["partition"]: (r["start"], r["end"]) for r in said["lost"]}
+def get_lost_ranges(document: dict[str, Any]) -> dict[int, tuple[int, int]]:
+    return {r["partition"]: (r["start"], r["end"]) for r in document["lost"]}
 
 
 # -- records are deleted
@@ -46,268 +46,271 @@ def lost(said: dict[str, Any]) -> dict[int, tuple[int, int]]:
 
 @pytest.mark.parametrize("on_loss", ["fail", "accept"])
 def test_records_deleted_in_mid_read(field: Field, on_loss: str) -> None:
-    """One partition loses the beginning of what is read, one all of it, one nothing."""
+    """Of the range to read, one partition loses the beginning, one loses all, one loses nothing."""
     field.settings["policies"] = f"{{on_loss: {on_loss}}}"
-    with field.producing():
-        field.normal(1)
-        before = logs.log_ends(field)
-        written(field, EACH)
-        ends = logs.log_ends(field)
-        with in_mid_read(field) as running:
+    with field.run_producers():
+        field.run_baseline(1)
+        before = logs.fetch_log_ends(field)
+        produce(field, EACH)
+        ends = logs.fetch_log_ends(field)
+        with hold_in_mid_read(field) as running:
             below = {0: ends[0] - 10, 1: ends[1]}
             field.arena.delete_records(field.topic, below)
-            field.account.did(f"records below {below} were deleted; the log had been read up to {before}")
-        ran = field.ended(running)
+            field.account.log(f"records below {below} were deleted; the log had been read up to {before}")
+        run = field.wait_for_run(running)
         if on_loss == "accept":
-            assert ran.clean, ran
+            assert run.clean, run
         else:
-            ran.stopped_by(OffsetsLost, says="are gone from Kafka")
+            run.expect_error(OffsetsLost, mentions="are gone from Kafka")
             assert field.run().error in ("OffsetsLost", "Refused")
-            gone = lost(accepted(field, "lost"))
-            assert {p: end for p, (_, end) in gone.items()} == below
-        field.recovered()
-    verdict = field.proven()
+            lost = get_lost_ranges(accept_event(field, "lost"))
+            assert {p: end for p, (_, end) in lost.items()} == below
+        field.run_until_clean()
+    verdict = field.verify()
     assert verdict.counts["acknowledged values pending, passed over or named"]
 
 
 def test_records_deleted_between_runs(field: Field) -> None:
-    draw = drawn(field)
-    with field.producing():
-        field.normal(1)
-        written(field, EACH)
-        gone = draw.randrange(3)
-        below = {gone: logs.log_ends(field)[gone] - draw.randrange(1, 50)}
+    draw = seed_random(field)
+    with field.run_producers():
+        field.run_baseline(1)
+        produce(field, EACH)
+        partition = draw.randrange(3)
+        below = {partition: logs.fetch_log_ends(field)[partition] - draw.randrange(1, 50)}
         field.arena.delete_records(field.topic, below)
-        field.account.did(f"records below {below} were deleted")
+        field.account.log(f"records below {below} were deleted")
         refused = field.run()
         assert refused.error == "OffsetsLost"
         assert {
-            p: end for p, (_, end) in lost(accepted(field, "lost", "--only", f"{field.topic}:{gone}")).items()
+            p: end
+            for p, (_, end) in get_lost_ranges(
+                accept_event(field, "lost", "--only", f"{field.topic}:{partition}")
+            ).items()
         } == below
-        field.recovered()
-    field.proven()
+        field.run_until_clean()
+    field.verify()
 
 
 @pytest.mark.parametrize("by", ["time", "size"])
 def test_retention_overtakes_runs(field: Field, by: str) -> None:
     field.settings["policies"] = "{on_loss: accept}"
     config = {"retention_ms": "2000"} if by == "time" else {"retention_bytes": "20000"}
-    with field.producing():
-        field.normal(1)
-        with logs.retention(field, **config):
+    with field.run_producers():
+        field.run_baseline(1)
+        with logs.apply_retention(field, **config):
             for _ in range(3):
                 field.run()
-        field.recovered()
-    field.proven()
+        field.run_until_clean()
+    field.verify()
 
 
-# -- batches that cannot be read
+# -- corrupt batches
 
 
-def test_a_batch_that_is_corrupt_on_every_disk(topic: New) -> None:
-    """Kafka's own consumer cannot pass it either: the checker looks once its records were deleted."""
+def test_a_batch_that_is_corrupt_on_every_disk(topic: CreateField) -> None:
+    """Kafka's consumer cannot pass it either, so the checker runs after its records were deleted."""
     field = topic(1)
-    written(field, EACH)
-    field.normal(1)
-    written(field, EACH)
-    start, end = logs.flipped(field, 1, 300)
-    written(field, EACH)
+    produce(field, EACH)
+    field.run_baseline(1)
+    produce(field, EACH)
+    start, end = logs.flip_bit(field, 1, 300)
+    produce(field, EACH)
     refused = field.run()
     assert refused.error == "BatchIncomplete", refused
-    remedy = next(line["remedy"] for line in refused.said if "error" in line)
+    remedy = next(line["remedy"] for line in refused.lines if "error" in line)
     assert "sluice accept orders corrupt --offsets " in remedy
-    said = accepted(field, "corrupt", "--offsets", remedy.partition("--offsets ")[2].split()[0])
-    assert lost(said) == {1: (start, end)}
-    field.recovered()
-    assert logs.landed_up_to(field)[1] == 600
+    document = accept_event(field, "corrupt", "--offsets", remedy.partition("--offsets ")[2].split()[0])
+    assert get_lost_ranges(document) == {1: (start, end)}
+    field.run_until_clean()
+    assert logs.read_frontiers(field)[1] == 600
     field.arena.delete_records(field.topic, {1: end})
-    assert field.proven().counts["rows"] == 1800 - (end - start)
+    assert field.verify().counts["rows"] == 1800 - (end - start)
 
 
 def test_landing_again_beyond_the_limits_of_a_run(field: Field) -> None:
-    written(field, EACH)
-    field.normal(1)
-    again = Request(RequestKind.OFFSETS, (AskedRange(field.topic, 0, 0, 200),), replace=True)
+    produce(field, EACH)
+    field.run_baseline(1)
+    repeated = Request(RequestKind.OFFSETS, (AskedRange(field.topic, 0, 0, 200),), replace=True)
     field.settings["limits"] = "{records: 50}"
     with pytest.raises(UsageError, match="replaced only as a whole"):
-        run_here(field.feed(), again)
+        run_here(field.write_feed(), repeated)
     del field.settings["limits"]
-    run_here(field.feed(), again)
-    assert field.proven().counts["rows"] == 600
+    run_here(field.write_feed(), repeated)
+    assert field.verify().counts["rows"] == 600
 
 
-# -- logs that lost what was read
+# -- truncated logs
 
 
 @pytest.mark.parametrize("grows", [0, 300])
-def test_a_log_truncated_between_runs(topic: New, grows: int) -> None:
-    """It ends below what landed, or has grown past it with other records."""
-    field = topic(2, MADE_TO_LOSE)
-    written(field, EACH)
-    field.normal(1)
-    victim = drawn(field).randrange(3)
+def test_a_log_truncated_between_runs(topic: CreateField, grows: int) -> None:
+    """The log ends below the landed offsets, or has grown past them with other records."""
+    field = topic(2, UNCLEAN_ELECTION)
+    produce(field, EACH)
+    field.run_baseline(1)
+    victim = seed_random(field).randrange(3)
 
-    def meanwhile() -> None:
-        written(field, dict.fromkeys(range(3), 30) | {victim: 60})
+    def produce_lost() -> None:
+        produce(field, dict.fromkeys(range(3), 30) | {victim: 60})
         assert field.run().clean
 
-    logs.truncated(field, victim, meanwhile, lambda: written(field, {victim: grows}))
-    written(field, dict.fromkeys(range(3), 20))
+    logs.truncate_log(field, victim, produce_lost, lambda: produce(field, {victim: grows}))
+    produce(field, dict.fromkeys(range(3), 20))
     refused = field.run()
     assert refused.error == "LogTruncated", refused
-    said = accepted(field, "truncated")
-    assert [(e["partition"], e["entered"].partition("#")[2]) for e in said["entered"]] == [(victim, "1")]
-    field.recovered()
-    assert field.proven().counts["rows that the log no longer holds"] == 60
+    document = accept_event(field, "truncated")
+    assert [(e["partition"], e["entered"].partition("#")[2]) for e in document["entered"]] == [(victim, "1")]
+    field.run_until_clean()
+    assert field.verify().counts["rows that the log no longer holds"] == 60
 
 
-def test_a_log_truncated_in_mid_read(topic: New) -> None:
-    """Of what is truncated nothing had landed: nothing is to be accepted, and the feed goes on by itself."""
-    field = topic(2, MADE_TO_LOSE)
-    written(field, EACH)
-    field.normal(1)
-    with ExitStack() as held:
+def test_a_log_truncated_in_mid_read(topic: CreateField) -> None:
+    """The truncated records had not landed: the feed continues without an `accept`."""
+    field = topic(2, UNCLEAN_ELECTION)
+    produce(field, EACH)
+    field.run_baseline(1)
+    with ExitStack() as stack:
         running = []
 
-        def meanwhile() -> None:
-            written(field, {2: 60})
-            running.append(held.enter_context(in_mid_read(field)))
+        def produce_lost() -> None:
+            produce(field, {2: 60})
+            running.append(stack.enter_context(hold_in_mid_read(field)))
 
-        logs.truncated(field, 2, meanwhile, held.close)
-    field.ended(running[0]).stopped_by(LogTruncated, says="run again")
-    written(field, {2: 100})
-    field.recovered()
-    field.proven()
+        logs.truncate_log(field, 2, produce_lost, stack.close)
+    field.wait_for_run(running[0]).expect_error(LogTruncated, mentions="run again")
+    produce(field, {2: 100})
+    field.run_until_clean()
+    field.verify()
 
 
-# -- other topics
+# -- recreated topics
 
 
 def test_a_topic_recreated_between_runs(field: Field) -> None:
-    written(field, EACH)
-    field.normal(1)
-    logs.recreated(field)
-    written(field, {0: 300, 1: 50, 2: 0})
+    produce(field, EACH)
+    field.run_baseline(1)
+    logs.recreate_topic(field)
+    produce(field, {0: 300, 1: 50, 2: 0})
     refused = field.run()
     assert refused.error in ("TopicRecreated", "Refused"), refused
-    assert len(accepted(field, "recreated")["entered"]) == 3
-    written(field, {1: 20})
-    field.recovered()
-    field.proven()
+    assert len(accept_event(field, "recreated")["entered"]) == 3
+    produce(field, {1: 20})
+    field.run_until_clean()
+    field.verify()
 
 
 def test_a_topic_recreated_in_mid_run(field: Field) -> None:
-    written(field, EACH)
-    field.normal(1)
-    written(field, EACH)
-    with in_mid_read(field) as running:
-        logs.recreated(field)
-        written(field, {0: 500, 1: 500, 2: 500})
-    field.ended(running).stopped_by(TopicRecreated, says="deleted and created again")
+    produce(field, EACH)
+    field.run_baseline(1)
+    produce(field, EACH)
+    with hold_in_mid_read(field) as running:
+        logs.recreate_topic(field)
+        produce(field, {0: 500, 1: 500, 2: 500})
+    field.wait_for_run(running).expect_error(TopicRecreated, mentions="deleted and created again")
     assert field.run().error in ("TopicRecreated", "Refused")
-    accepted(field, "recreated")
-    field.recovered()
-    field.proven()
+    accept_event(field, "recreated")
+    field.run_until_clean()
+    field.verify()
 
 
 def test_a_topic_comes_back_with_fewer_partitions(field: Field) -> None:
-    """The other partitions are committed. Windows wait for the absent one until somebody accepts that it is gone."""
-    written(field, EACH)
-    field.normal(1)
-    logs.recreated(field, 2)
-    written(field, {0: 300, 1: 50})
+    """The other partitions are committed. Windows wait for the absent one until its loss is accepted."""
+    produce(field, EACH)
+    field.run_baseline(1)
+    logs.recreate_topic(field, 2)
+    produce(field, {0: 300, 1: 50})
     assert field.run().error in ("TopicRecreated", "Refused")
-    assert len(accepted(field, "recreated")["entered"]) == 2
-    ran = field.run()
-    assert ran.clean, ran
-    assert len(accepted(field, "gone")["entered"]) == 1
-    written(field, {1: 20})
-    field.recovered()
-    field.proven()
+    assert len(accept_event(field, "recreated")["entered"]) == 2
+    run = field.run()
+    assert run.clean, run
+    assert len(accept_event(field, "gone")["entered"]) == 1
+    produce(field, {1: 20})
+    field.run_until_clean()
+    field.verify()
 
 
 def test_partitions_added_between_and_in_mid_run(field: Field) -> None:
-    with field.producing():
-        field.normal(1)
-        logs.partitions_added(field, 4)
-        written(field, {3: 50})
+    with field.run_producers():
+        field.run_baseline(1)
+        logs.add_partitions(field, 4)
+        produce(field, {3: 50})
         field.run()
-        written(field, {3: 50})
-        with in_mid_read(field) as running:
-            logs.partitions_added(field, 6)
-            written(field, {4: 50, 5: 50})
-        assert field.ended(running).clean
-        field.recovered()
-    field.proven()
+        produce(field, {3: 50})
+        with hold_in_mid_read(field) as running:
+            logs.add_partitions(field, 6)
+            produce(field, {4: 50, 5: 50})
+        assert field.wait_for_run(running).clean
+        field.run_until_clean()
+    field.verify()
 
 
-def test_a_topic_compacted_while_runs_go_on(topic: New) -> None:
+def test_a_topic_compacted_while_runs_go_on(topic: CreateField) -> None:
     field = topic(1)
-    written(field, EACH)
-    field.normal(1)
-    with logs.compaction(field):
+    produce(field, EACH)
+    field.run_baseline(1)
+    with logs.compact_topic(field):
         for _ in range(3):
-            written(field, EACH)
+            produce(field, EACH)
             assert field.run().clean
-    field.recovered()
-    assert field.proven().counts["rows that the log no longer holds"]
+    field.run_until_clean()
+    assert field.verify().counts["rows that the log no longer holds"]
 
 
 # -- transactions
 
 
 def test_a_transaction_left_open(field: Field) -> None:
-    _stuck(field, unknown=False)
+    land_around_open_transaction(field, unknown=False)
 
 
 def test_a_transaction_that_nobody_knows_of(field: Field) -> None:
-    with logs.unverified(field):
-        _stuck(field, unknown=True)
+    with logs.disable_verification(field):
+        land_around_open_transaction(field, unknown=True)
 
 
 def test_a_transactional_producer_that_lags(field: Field) -> None:
-    """Markers carry the brokers' clock, and Kafka's look-up by time takes them for records: here of every minute."""
+    """Transaction markers have the brokers' clock, and Kafka's lookup by time takes them for records."""
     field.settings["window"] = "{length: 1m, grace: 1s}"
-    draw = drawn(field)
+    draw = seed_random(field)
     for seconds in range(900, 0, -100):
-        logs.lagging(field, seconds, draw)
-    field.normal(1)
+        logs.produce_lagging(field, seconds, draw)
+    field.run_baseline(1)
     for seconds in (240, 180, 120, 60):
-        logs.lagging(field, seconds, draw)
+        logs.produce_lagging(field, seconds, draw)
         assert field.run().clean
-    verdict = field.proven()
+    verdict = field.verify()
     assert verdict.counts["boundaries compared with stamps"] >= 3 * 12
     assert verdict.decided[16]
 
 
-def _stuck(field: Field, *, unknown: bool) -> None:
+def land_around_open_transaction(field: Field, *, unknown: bool) -> None:
     now = time.time_ns() // 1_000_000
     hour = now - now % HOUR - 3 * HOUR
-    logs.stamped(field, hour, 20)
-    with logs.left_open(field, 1, hour + HOUR, unknown=unknown) as (name, _):
-        logs.stamped(field, hour + HOUR, 20)
-        logs.stamped(field, hour + 2 * HOUR, 20)
-        field.normal(1)
-        assert logs.landed_up_to(field) == {0: 60, 1: 20, 2: 60}
-        with pytest.raises(WindowHeld) as held:
-            run_here(field.feed(), Request(RequestKind.WINDOW, window=hour + HOUR))
-        error = held.value
+    logs.produce_stamped(field, hour, 20)
+    with logs.leave_transaction_open(field, 1, hour + HOUR, unknown=unknown) as (name, _):
+        logs.produce_stamped(field, hour + HOUR, 20)
+        logs.produce_stamped(field, hour + 2 * HOUR, 20)
+        field.run_baseline(1)
+        assert logs.read_frontiers(field) == {0: 60, 1: 20, 2: 60}
+        with pytest.raises(WindowHeld) as blocked:
+            run_here(field.write_feed(), Request(RequestKind.WINDOW, window=hour + HOUR))
+        error = blocked.value
         assert (error.partition, error.start) == (1, 20)
         assert unknown or name in error.message, error
         assert "transaction" in error.message
-        logs.aborted_by_the_tool(field, error.remedy.partition("kafka-transactions.sh ")[2])
-    written(field, EACH)
-    field.recovered()
-    assert field.proven().counts["rows"] == 180 + 600
+        logs.abort_by_tool(field, error.remedy.partition("kafka-transactions.sh ")[2])
+    produce(field, EACH)
+    field.run_until_clean()
+    assert field.verify().counts["rows"] == 180 + 600
 
 
 def test_a_feed_that_reads_uncommitted_goes_through_aborts(field: Field) -> None:
     field.settings["isolation"] = "read_uncommitted"
-    with field.producing():
-        field.normal(1)
-        with logs.left_open(field, 0, time.time_ns() // 1_000_000) as (_, first):
+    with field.run_producers():
+        field.run_baseline(1)
+        with logs.leave_transaction_open(field, 0, time.time_ns() // 1_000_000) as (_, first):
             assert field.run().clean
-            assert logs.landed_up_to(field)[0] >= first + 5, "what is open landed, too"
-        logs.aborted_by_the_tool(field, f"abort --topic {field.topic} --partition 0 --start-offset {first}")
-        field.recovered()
-    field.proven()
+            assert logs.read_frontiers(field)[0] >= first + 5, "records of open transactions land, too"
+        logs.abort_by_tool(field, f"abort --topic {field.topic} --partition 0 --start-offset {first}")
+        field.run_until_clean()
+    field.verify()

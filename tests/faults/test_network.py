@@ -1,4 +1,4 @@
-"""The network between Sluice and the brokers fails, for everybody else all is well."""
+"""Network faults between Sluice and the brokers. Other clients are not affected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from sluice.pipelines.errors import KafkaUnavailable
 from tests.faults.field import Field, Running
-from tests.faults.nemeses import brokers, endured, hasty, network
+from tests.faults.nemeses import brokers, expect_clean_or_retryable, network, shorten_timeouts
 from tests.resources.kafka.proxy import END_TXN, FETCH, TXN_OFFSET_COMMIT
 
 pytestmark = pytest.mark.faults
@@ -20,91 +20,91 @@ PHASES = pytest.mark.parametrize(("part", "key"), [LANDING, COMMITTING], ids=["l
 
 @pytest.fixture
 def field(field: Field) -> Field:
-    return hasty(field)
+    return shorten_timeouts(field)
 
 
-def goes_on(running: Running, seconds: float) -> None:
-    """So long at least, unless it ends before."""
+def wait_for(running: Running, seconds: float) -> None:
+    """Wait for the time, or until the run ends."""
     with suppress(subprocess.TimeoutExpired):
         running.process.wait(seconds)
 
 
 @PHASES
 def test_cut_off_from(field: Field, part: str, key: int) -> None:
-    with field.producing(RATE):
-        field.normal()
-        away = brokers.PARTS[part](field)
-        with network.caught(field, key, away) as running, network.cut(field, away):
-            goes_on(running, 3)
-        endured(field.ended(running))
-        with network.cut(field, away):
-            endured(field.run())
-        field.recovered()
-    field.proven()
+    with field.run_producers(RATE):
+        field.run_baseline()
+        victim = brokers.PARTS[part](field)
+        with network.hold_run_at(field, key, victim) as running, network.cut_connections(field, victim):
+            wait_for(running, 3)
+        expect_clean_or_retryable(field.wait_for_run(running))
+        with network.cut_connections(field, victim):
+            expect_clean_or_retryable(field.run())
+        field.run_until_clean()
+    field.verify()
 
 
 @PHASES
 def test_nothing_passes_for_a_while(field: Field, part: str, key: int) -> None:
-    """For less than a request may take: the run goes on as if nothing had been."""
-    with field.producing(RATE):
-        field.normal()
-        away = brokers.PARTS[part](field)
-        with network.caught(field, key, away) as running, network.held(field, away):
-            goes_on(running, 1)
-        ran = field.ended(running)
-        assert ran.clean, ran
-    field.proven()
+    """The outage is shorter than the request timeout: the run is not affected."""
+    with field.run_producers(RATE):
+        field.run_baseline()
+        victim = brokers.PARTS[part](field)
+        with network.hold_run_at(field, key, victim) as running, network.block_traffic(field, victim):
+            wait_for(running, 1)
+        run = field.wait_for_run(running)
+        assert run.clean, run
+    field.verify()
 
 
 @PHASES
 def test_nothing_passes_for_long(field: Field, part: str, key: int) -> None:
-    """For longer than a request may take, until the run has ended, or found a way around."""
-    with field.producing(RATE):
-        field.normal()
-        away = brokers.PARTS[part](field)
-        with network.caught(field, key, away) as running, network.held(field, away):
-            endured(field.ended(running))
-        field.recovered()
-    field.proven()
+    """The outage is longer than the request timeout, and lasts until the run has ended."""
+    with field.run_producers(RATE):
+        field.run_baseline()
+        victim = brokers.PARTS[part](field)
+        with network.hold_run_at(field, key, victim) as running, network.block_traffic(field, victim):
+            expect_clean_or_retryable(field.wait_for_run(running))
+        field.run_until_clean()
+    field.verify()
 
 
-@pytest.mark.parametrize("how", [network.cut, network.held], ids=["cut", "held"])
-def test_no_broker_can_be_reached(field: Field, how: network.Fault) -> None:
-    with field.producing(RATE):
-        field.normal()
-        with how(field):
-            ran = field.run()
-            ran.stopped_by(KafkaUnavailable, says="no broker answers")
-        field.recovered()
-    field.proven()
+@pytest.mark.parametrize("inject", [network.cut_connections, network.block_traffic], ids=["cut", "held"])
+def test_no_broker_can_be_reached(field: Field, inject: network.Fault) -> None:
+    with field.run_producers(RATE):
+        field.run_baseline()
+        with inject(field):
+            run = field.run()
+            run.expect_error(KafkaUnavailable, mentions="no broker answers")
+        field.run_until_clean()
+    field.verify()
 
 
 def test_the_end_of_the_commit_is_carried_out_and_not_answered(field: Field) -> None:
-    """One way only: the offsets are committed, and nobody tells the run; it reads them back."""
-    with field.producing(RATE):
-        field.normal()
-        away = brokers.PARTS["coordinator of transactions"](field)
-        with network.caught(field, END_TXN, away) as running, network.mute(field, away):
-            endured(field.ended(running))
-        field.recovered()
-    field.proven()
+    """The offsets are committed, and the run gets no answer. It reads them back."""
+    with field.run_producers(RATE):
+        field.run_baseline()
+        victim = brokers.PARTS["coordinator of transactions"](field)
+        with network.hold_run_at(field, END_TXN, victim) as running, network.block_answers(field, victim):
+            expect_clean_or_retryable(field.wait_for_run(running))
+        field.run_until_clean()
+    field.verify()
 
 
 def test_every_answer_is_late(field: Field) -> None:
-    with field.producing(RATE):
-        field.normal()
-        with network.slow(field):
-            ran = field.run()
-            assert ran.clean, ran
-        field.recovered()
-    field.proven()
+    with field.run_producers(RATE):
+        field.run_baseline()
+        with network.delay_answers(field):
+            run = field.run()
+            assert run.clean, run
+        field.run_until_clean()
+    field.verify()
 
 
 def test_connections_come_and_go(field: Field) -> None:
-    with field.producing(RATE):
-        field.normal()
-        with network.flapping(field):
-            endured(field.run())
-            endured(field.run())
-        field.recovered()
-    field.proven()
+    with field.run_producers(RATE):
+        field.run_baseline()
+        with network.cut_at_random(field):
+            expect_clean_or_retryable(field.run())
+            expect_clean_or_retryable(field.run())
+        field.run_until_clean()
+    field.verify()

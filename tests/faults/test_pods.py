@@ -1,8 +1,8 @@
 """A pod for each run, on one machine: processes with empty homes, which share a lake on S3 and Dagster's PostgreSQL.
 
 `make production-like` runs it. The processes are those of infra/kubernetes: a code server that loads definitions and
-evaluates a tick, runs by Dagster's own command, and `sluice` itself. Each has a folder of its own, with the feed file
-and dagster.yaml alone, which is removed when it ends.
+evaluates a tick, runs by Dagster's own command, and `sluice` itself. Each has a new folder with only the feed file and
+dagster.yaml, which is removed when it ends.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ RECORDS = 50
 CODE_SERVER = """
 import json, sys, time
 from datetime import UTC, datetime
-from tests.faults.clock import moved
-with moved(sys.argv[1]):
+from tests.faults.clock import shift_clock
+with shift_clock(sys.argv[1]):
     import dagster as dg
     from sluice.assets.definitions import defs
     from sluice.assets.factory import land_job
@@ -59,7 +59,7 @@ with dg.DagsterInstance.get() as instance:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The pods of a feed: `shared` is the environment that infra/ gives each of them."""
+    """The pods of a feed. `shared` is the environment that infra/ gives each pod."""
 
     folder: Path
     feed: str
@@ -67,7 +67,7 @@ class Cluster:
     numbers: Iterator[int]
 
     def run(self, program: str, *arguments: str, files: Mapping[str, str] | None = None) -> str:
-        """Runs a pod to its end. Returns its output."""
+        """Run a pod to its end. Returns its output."""
         home = self.folder / f"pod-{next(self.numbers)}"
         configuration = (ROOT / "infra" / "dagster.yaml").read_text()
         for path, text in {
@@ -77,12 +77,12 @@ class Cluster:
         }.items():
             (home / path).parent.mkdir(parents=True, exist_ok=True)
             (home / path).write_text(text)
-        own = {"HOME": str(home), "DAGSTER_HOME": str(home / "dagster"), "SLUICE_PROJECT": str(home)}
+        environment = {"HOME": str(home), "DAGSTER_HOME": str(home / "dagster"), "SLUICE_PROJECT": str(home)}
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 [Path(sys.executable).with_name(program), *arguments],
                 cwd=home,
-                env={**os.environ, **self.shared, **own},
+                env={**os.environ, **self.shared, **environment},
                 capture_output=True,
                 text=True,
                 timeout=400,
@@ -90,8 +90,8 @@ class Cluster:
             )
         finally:
             shutil.rmtree(home)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-        return done.stdout
+        assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+        return result.stdout
 
     def serve(self) -> dict[str, Any]:
         """Returns the landed windows and today's requests of a code server, and its partitions in ten days."""
@@ -100,7 +100,7 @@ class Cluster:
         return answer
 
     def execute(self, request: Mapping[str, Any]) -> None:
-        """Runs a request of the schedule."""
+        """Run a request of the schedule."""
         job = ("job", "execute", "-m", "sluice.assets.definitions", "-j", land_job("orders"), "-c", "request.yaml")
         config = json.dumps(request["config"])
         self.run("dagster", *job, "--tags", json.dumps(request["tags"]), files={"request.yaml": config})
@@ -108,7 +108,7 @@ class Cluster:
 
 @pytest.fixture
 def first(kafka: LocalKafka, fresh_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> int:
-    """Records in three hours of eight days ago, of a topic from which nothing is deleted: the first hour's start."""
+    """The start of the first of three hours eight days ago with records. The topic deletes nothing."""
     topic = fresh_topic(partitions=2)
     now = time.time_ns() // 1_000_000
     start = now - now % HOUR - 8 * DAY - 3 * HOUR
@@ -122,19 +122,19 @@ def first(kafka: LocalKafka, fresh_topic: Callable[..., str], monkeypatch: pytes
 
 @pytest.fixture
 def cluster(tmp_path: Path, first: int, s3_store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    programs = servers.programs()
+    programs = servers.find_programs()
     assert programs is not None, "no PostgreSQL here: infra/postgres.sh installs one"
     lines = {
         "topics": "${ORDERS_TOPIC}",
         "group": "${ORDERS_TOPIC}",
         "start": "earliest",
         "kafka": "{bootstrap: '${KAFKA_BOOTSTRAP}'}",
-    } | s3_store.lines()
+    } | s3_store.build_feed_settings()
     feed = "".join(f"{key}: {value}\n" for key, value in lines.items())
-    with servers.started(programs) as postgres:
+    with servers.run_server(programs) as postgres:
         shared = {
-            "SLUICE_DAGSTER_DATABASE": postgres.address(postgres.database()),
-            # The image has the compiled loops.
+            "SLUICE_DAGSTER_DATABASE": postgres.build_address(postgres.create_database()),
+            # As in the image, which has the compiled loops.
             "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"),
             "PYTHONPATH": str(ROOT),
         }
@@ -145,7 +145,7 @@ def cluster(tmp_path: Path, first: int, s3_store: Store, monkeypatch: pytest.Mon
 def test_a_code_server_knows_the_windows_of_runs_in_other_pods(cluster: Cluster, first: int, account: Account) -> None:
     hours = [show_window(first + n * HOUR) for n in range(3)]
     cluster.run("sluice", "run", "orders", "--window", hours[0])
-    account.did(f"a pod landed {hours[0]}, eight days ago, and went away")
+    account.log(f"a pod landed {hours[0]}, eight days ago, and went away")
     answer = cluster.serve()
     assert hours[0] in answer["landed"]
     assert not {*hours[1:]} & {*answer["landed"]}
@@ -153,9 +153,9 @@ def test_a_code_server_knows_the_windows_of_runs_in_other_pods(cluster: Cluster,
     request, *_ = answer["requests"]
     assert hours[1] in json.dumps(request), "the schedule requests the pending hours of eight days ago"
     cluster.execute(request)
-    account.did("a pod landed the windows that the schedule requested")
+    account.log("a pod landed the windows that the schedule requested")
     shutil.copy(ROOT / "infra" / "dagster.yaml", cluster.folder)
     with dg.DagsterInstance.from_config(str(cluster.folder)) as instance:
         assert {*hours} <= {*instance.get_materialized_partitions(landed_key("orders"))}
     cluster.run("sluice", "audit", "orders")
-    account.did("a pod audited the lake")
+    account.log("a pod audited the lake")

@@ -1,6 +1,6 @@
-"""A republish under fire: brokers die and move, rights and room go, runs die, sleep and meet.
+"""A republish under faults: brokers die, leaders move, rights and disk space are lost, runs die, sleep and compete.
 
-Judged by Kafka's console consumer alone: it reads the old topic and the new one, and the map must say the same.
+Kafka's console consumer reads the old topic and the new one, and the map must agree with both.
 """
 
 from __future__ import annotations
@@ -22,114 +22,118 @@ from kafka.errors import KafkaConnectionError
 
 from sluice.pipelines.errors import CommitFenced, KafkaUnavailable, NotAuthorized, UsageError
 from tests.checker import tools, way_back
-from tests.checker.facts import lines, logs
+from tests.checker.facts import read_lines, read_logs
 from tests.faults.account import SEED, Account
-from tests.faults.arena import GROUP, TRANSACTION, Arena, opened, place
+from tests.faults.arena import GROUP, TRANSACTION, Arena, compute_partition, run_arena
 from tests.faults.field import SLUICE, TRIES, Field, Run, Running
-from tests.faults.nemeses import brokers, endured, hasty
-from tests.faults.nemeses.answers import APIS, answers_lost
+from tests.faults.nemeses import brokers, expect_clean_or_retryable, shorten_timeouts
+from tests.faults.nemeses.answers import APIS, lose_answers
 from tests.faults.nemeses.engines import Processes
-from tests.faults.nemeses.lakes import filled_up, mounted
-from tests.faults.nemeses.logs import configured
-from tests.faults.runner import Forked
+from tests.faults.nemeses.lakes import fill_file_system, mount_tmpfs
+from tests.faults.nemeses.logs import configure_topic
+from tests.faults.runner import ForkedRun
 from tests.integration import republish_cut
-from tests.resources.kafka.tools import until
+from tests.resources.kafka.tools import wait_until
 
 pytestmark = pytest.mark.faults
 ROWS, PARTITIONS, STAMP = 2400, 3, 1_700_000_000_000
 LANE = ROWS // PARTITIONS - 100
-"""Offsets of a lane, where there is one for each old partition."""
+"""Offsets of a lane in tests with one lane for each old partition."""
 MIDWAY = 2
-"""Transactions that have ended when something begins to go wrong."""
+"""Transactions that have ended before a fault begins."""
 _numbers = itertools.count(1)
 
 
 @dataclass
-class WayBack:
-    """Landed rows of a feed, and the topic that they go back to. Transactions are of about a hundred rows."""
+class Republish:
+    """A republish of a feed's landed rows to another topic. Transactions have about a hundred rows."""
 
     field: Field
     target: Field
-    kept: bool
+    keeps_partitions: bool
     lane_offsets: int
 
     @classmethod
-    def ready(cls, field: Field, lane_offsets: int = 250_000, more: int = 0, replicas: int = 3) -> WayBack:
-        """Rows landed, each with so many bytes `more`, and a target that is empty; the seed says whether partitions are
-        kept."""
-        _written(field, more)
-        field.normal(1)
-        kept = random.Random(f"{SEED} {field.topic}").random() < 0.5
+    def prepare(cls, field: Field, lane_offsets: int = 250_000, more: int = 0, replicas: int = 3) -> Republish:
+        """Land rows, each with `more` additional bytes, and create an empty target.
+
+        The seed decides whether the republish keeps partitions.
+        """
+        _produce_rows(field, more)
+        field.run_baseline(1)
+        keeps_partitions = random.Random(f"{SEED} {field.topic}").random() < 0.5
         topic = f"{field.topic}-again"
-        field.arena.create(topic, PARTITIONS if kept else 2, first=next(_numbers), replicas=replicas)
-        field.account.did(f"{ROWS:,} rows landed; they go to {topic}, {'as they lay' if kept else 'by their keys'}")
-        return cls(field, replace(field, topic=topic), kept, lane_offsets)
+        field.arena.create(topic, PARTITIONS if keeps_partitions else 2, first=next(_numbers), replicas=replicas)
+        field.account.log(
+            f"{ROWS:,} rows landed; they go to {topic}, {'as they lay' if keeps_partitions else 'by their keys'}"
+        )
+        return cls(field, replace(field, topic=topic), keeps_partitions, lane_offsets)
 
     @property
     def name(self) -> str:
-        """The transactional id, and the group of the marks."""
+        """The transactional id and the group of the marks."""
         return f"sluice-republish-{self.field.name}-again"
 
     @property
-    def words(self) -> list[str]:
+    def arguments(self) -> list[str]:
         ranges = [w for p in range(PARTITIONS) for w in ("--offsets", f"{self.field.topic}:{p}:0-{self._end(p)}")]
-        asked = ["republish", self.field.name, "--topic", self.target.topic, *ranges, "--id", "again", "--yes"]
-        asked += ["--keep-timestamps", "--json", "--project", str(self.field.root)]
-        return [*asked, "--keep-partitions"] if self.kept else asked
+        arguments = ["republish", self.field.name, "--topic", self.target.topic, *ranges, "--id", "again", "--yes"]
+        arguments += ["--keep-timestamps", "--json", "--project", str(self.field.root)]
+        return [*arguments, "--keep-partitions"] if self.keeps_partitions else arguments
 
     @staticmethod
     def _end(partition: int) -> int:
-        """Not all is asked for."""
+        """Returns the end of the requested range, which leaves out some of the last offsets."""
         return ROWS // PARTITIONS - partition
 
     # -- runs
 
     def start(self, step: str = "sent", times: int = 0) -> Running:
-        """A run in a process of its own; it dies when it has done the step so many times, unless that is 0."""
-        self.field.feed()
+        """Start a run that dies after it did the step `times` times; 0: never."""
+        self.field.write_feed()
         self.field.runs += 1
         out = self.field.root / f"run-{self.field.runs}.out"
-        given = [step, str(times), str(self.lane_offsets), *self.words, "--here"]
-        return Running(Forked(given, out, self.field.environment, republish_cut.main), out)
+        arguments = [step, str(times), str(self.lane_offsets), *self.arguments, "--here"]
+        return Running(ForkedRun(arguments, out, self.field.environment, republish_cut.main), out)
 
     def start_whole(self) -> Running:
-        """The same with transactions as large as users have them."""
-        self.field.feed()
+        """Start a run with transactions of the default size."""
+        self.field.write_feed()
         self.field.runs += 1
-        return Running.alone([*SLUICE, *self.words, "--here"], self.field.root / f"run-{self.field.runs}.out")
+        return Running.spawn([*SLUICE, *self.arguments, "--here"], self.field.root / f"run-{self.field.runs}.out")
 
     def start_with_spark(self, environment: dict[str, str]) -> Running:
-        """The same with lanes in Spark's tasks, each in one transaction."""
-        self.field.feed()
+        """Start a run with lanes in Spark's tasks, each in one transaction."""
+        self.field.write_feed()
         self.field.runs += 1
         command = [sys.executable, "-m", "tests.integration.republish_cut", "sent", "0", str(self.lane_offsets)]
-        return Running.alone([*command, *self.words], self.field.root / f"run-{self.field.runs}.out", environment)
+        return Running.spawn([*command, *self.arguments], self.field.root / f"run-{self.field.runs}.out", environment)
 
-    def ended(self, running: Running, about: str = "a republish") -> Run:
-        ran = running.wait(300)
+    def wait_for_run(self, running: Running, about: str = "a republish") -> Run:
+        run = running.wait(300)
         account = self.field.account
         account.count("runs")
-        account.count("clean runs" if ran.clean else "runs killed" if ran.code in KILLED else "runs failed")
-        account.did(f"{about}: {_told(ran)}")
-        return ran
+        account.count("clean runs" if run.clean else "runs killed" if run.code in KILLED else "runs failed")
+        account.log(f"{about}: {_summarize(run)}")
+        return run
 
     @contextmanager
-    def caught(self, api: str, *brokers: int) -> Iterator[Running]:
-        """A run, at the moment when a request of this kind waits before one of the brokers; then it passes.
+    def hold_at(self, api: str, *brokers: int) -> Iterator[Running]:
+        """Start a run and hold its requests of this kind inside the block. Yields the run.
 
-        Some transactions of it have ended by then.
+        It has ended `MIDWAY` transactions before.
         """
         before = self._transactions
         running = self.start()
-        until(lambda: self._transactions >= before + MIDWAY or running.process.poll() is not None, 120)
-        with self.held(api, *brokers):
-            until(lambda: self.waiting(api) or running.process.poll() is not None, 120)
+        wait_until(lambda: self._transactions >= before + MIDWAY or running.process.poll() is not None, 120)
+        with self.hold_requests(api, *brokers):
+            wait_until(lambda: self.count_waiting(api) or running.process.poll() is not None, 120)
             assert running.process.poll() is None, running.wait()
             yield running
 
     @contextmanager
-    def held(self, api: str, *brokers: int) -> Iterator[None]:
-        """Requests of this kind wait before the brokers, or before all."""
+    def hold_requests(self, api: str, *brokers: int) -> Iterator[None]:
+        """Hold requests of this kind before the brokers, by default all."""
         proxies = self.field.arena.proxies
         for broker in brokers or proxies:
             proxies[broker].hold(APIS[api])
@@ -139,42 +143,44 @@ class WayBack:
             for proxy in proxies.values():
                 proxy.heal()
 
-    def waiting(self, api: str) -> int:
-        """How many requests of this kind wait now."""
+    def count_waiting(self, api: str) -> int:
+        """Returns the number of held requests of this kind."""
         return sum(proxy.held.count(APIS[api]) for proxy in self.field.arena.proxies.values())
 
     @property
     def _transactions(self) -> int:
-        return sum(proxy.seen[APIS["EndTxn"]] for proxy in self.field.arena.proxies.values())
+        return sum(proxy.requests[APIS["EndTxn"]] for proxy in self.field.arena.proxies.values())
 
-    def recovered(self) -> Run:
-        """Runs until one is clean."""
+    def run_until_clean(self) -> Run:
+        """Run until a run is clean."""
         for _ in range(TRIES):
-            if (ran := self.ended(self.start())).clean:
-                return ran
-        raise AssertionError(f"no clean republish in {TRIES}; the last one: {_told(ran)}\n{ran.noise}")
+            if (run := self.wait_for_run(self.start())).clean:
+                return run
+        raise AssertionError(f"no clean republish in {TRIES}; the last one: {_summarize(run)}\n{run.stderr}")
 
     # -- the end
 
-    def proven(self) -> None:
-        """The last run, and what Kafka's console consumer sees: each record once, in order, as the map says."""
-        self.recovered()
+    def verify(self) -> None:
+        """Run until clean, then assert by the console consumer that each record is there once, in order, as mapped."""
+        self.run_until_clean()
         feed, kafka, keep = self.field, self.field.arena.kafka, self.field.root / "evidence"
         topics, java, status = (feed.topic, self.target.topic), tools.Java.of_local_kafka(kafka), kafka.status()
         keep.mkdir(exist_ok=True)
         data = [status.root / f"node-{broker.id}" / "data" for broker in status.brokers]
-        held = logs(None, tools.dump(java, data, topics, keep / "log.jsonl"))
-        expected = {tp: log.visible(True) or set() for tp, log in held.items()}
+        logs = read_logs(None, tools.dump(java, data, topics, keep / "log.jsonl"))
+        expected = {tp: log.list_visible(True) or set() for tp, log in logs.items()}
         scanned = tools.scan(java, kafka.bootstrap, topics, keep / "scan.jsonl", expected=expected)
-        old, new = (way_back.seen(lines(scanned), topic) for topic in topics)
-        assert {(t, p): {o for q, o in found if q == p} for t, found in zip(topics, (old, new), strict=True)
+        old, new = (way_back.collect_contents(read_lines(scanned), topic) for topic in topics)
+        assert {(t, p): {o for q, o in offsets if q == p} for t, offsets in zip(topics, (old, new), strict=True)
                 for p in range(PARTITIONS) if (t, p) in expected} == expected  # fmt: skip
-        asked = {(p, o) for p, o in old if o < self._end(p)}
-        folder = Path(feed.feed().lake, "_sluice", feed.name, "republished", "again")
-        moved = way_back.went(folder, *topics)
-        wrong = way_back.broken(old, new, moved, asked, kept=self.kept)
+        requested = {(p, o) for p, o in old if o < self._end(p)}
+        folder = Path(feed.write_feed().lake, "_sluice", feed.name, "republished", "again")
+        coordinates = way_back.read_map(folder, *topics)
+        wrong = way_back.find_problems(old, new, coordinates, requested, same_partition=self.keeps_partitions)
         verdict = "BROKEN" if wrong else "all hold"
-        feed.account.did(f"checker: {verdict}; {len(new):,} records by the console consumer, {len(moved):,} in the map")
+        feed.account.log(
+            f"checker: {verdict}; {len(new):,} records by the console consumer, {len(coordinates):,} in the map"
+        )
         feed.account.numbers |= {"checked": {"records compared with the log": len(new)}, "wrong": wrong[:20]}
         assert not wrong, wrong[:20]
 
@@ -182,15 +188,15 @@ class WayBack:
 KILLED = (9, -signal.SIGKILL)
 
 
-def _told(ran: Run) -> str:
-    if ran.clean:
-        (said,) = (line for line in ran.said if "records" in line)
-        return f"sent {said['records']:,} of {said['records_in_all']:,} records in {ran.seconds:.1f} s"
-    return "died" if ran.code in KILLED else ran.told
+def _summarize(run: Run) -> str:
+    if run.clean:
+        (summary,) = (line for line in run.lines if "records" in line)
+        return f"sent {summary['records']:,} of {summary['records_in_all']:,} records in {run.seconds:.1f} s"
+    return "died" if run.code in KILLED else run.summary
 
 
-def _written(field: Field, more: int) -> None:
-    """Records without key, value or headers among them; each has another time."""
+def _produce_rows(field: Field, more: int) -> None:
+    """Produce records with distinct timestamps, some without key, value or headers."""
     dice = random.Random(SEED)
     producer = KafkaProducer(bootstrap_servers=field.arena.kafka.bootstrap, linger_ms=50)
     for n in range(ROWS):
@@ -208,191 +214,191 @@ def _written(field: Field, more: int) -> None:
 # -- brokers
 
 
-Wrong = Callable[[WayBack], AbstractContextManager[None]]
+Fault = Callable[[Republish], AbstractContextManager[None]]
 
 
-def killed(part: Callable[[WayBack], int]) -> Wrong:
-    return lambda back: brokers.killed(back.target, part(back))
+def kill_broker(part: Callable[[Republish], int]) -> Fault:
+    return lambda republish: brokers.kill_brokers(republish.target, part(republish))
 
 
-def moved(internal: str) -> Wrong:
-    """Leadership of the one partition moves, and with it whoever it coordinates."""
+def move_coordinator(internal: str) -> Fault:
+    """Move leadership of the coordinator partition in the internal topic."""
 
     @contextmanager
-    def move(back: WayBack) -> Iterator[None]:
-        arena, partition = back.field.arena, place(back.name)
-        leader = arena.leaders(internal)[partition]
+    def move(republish: Republish) -> Iterator[None]:
+        arena, partition = republish.field.arena, compute_partition(republish.name)
+        leader = arena.find_leaders(internal)[partition]
         to = next(b for b in arena.kafka.broker_ids if b != leader)
-        arena.lead(internal, {partition: to})
-        back.field.account.did(f"{internal}:{partition} moved from broker {leader} to {to}")
+        arena.move_leaders(internal, {partition: to})
+        republish.field.account.log(f"{internal}:{partition} moved from broker {leader} to {to}")
         yield
 
     return move
 
 
 @contextmanager
-def leaders_moved(back: WayBack) -> Iterator[None]:
-    brokers.leaders_moved(back.target)
+def move_leaders(republish: Republish) -> Iterator[None]:
+    brokers.move_leaders(republish.target)
     yield
 
 
-def of_transactions(back: WayBack) -> int:
-    return back.field.arena.coordinator_of_transactions(back.name)
+def get_transaction_coordinator(republish: Republish) -> int:
+    return republish.field.arena.find_transaction_coordinator(republish.name)
 
 
-def of_marks(back: WayBack) -> int:
-    return back.field.arena.coordinator(back.name)
+def get_mark_coordinator(republish: Republish) -> int:
+    return republish.field.arena.find_coordinator(republish.name)
 
 
-def leader(back: WayBack) -> int:
-    """Of the partition that is sent to last, where partitions are kept."""
-    leaders = back.target.arena.leaders(back.target.topic)
+def find_last_leader(republish: Republish) -> int:
+    """Returns the leader of the last partition, which a republish that keeps partitions sends to last."""
+    leaders = republish.target.arena.find_leaders(republish.target.topic)
     return leaders[max(leaders)]
 
 
-IN_THE_MIDST: dict[str, tuple[str, Callable[[WayBack], int], Wrong]] = {
-    "leader-killed": ("Produce", leader, killed(leader)),
-    "leaders-moved": ("Produce", leader, leaders_moved),
-    "coordinator-killed": ("EndTxn", of_transactions, killed(of_transactions)),
-    "coordinator-moved": ("AddPartitionsToTxn", of_transactions, moved(TRANSACTION)),
-    "coordinator-of-marks-killed": ("TxnOffsetCommit", of_marks, killed(of_marks)),
-    "coordinator-of-marks-moved": ("TxnOffsetCommit", of_marks, moved(GROUP)),
+IN_THE_MIDST: dict[str, tuple[str, Callable[[Republish], int], Fault]] = {
+    "leader-killed": ("Produce", find_last_leader, kill_broker(find_last_leader)),
+    "leaders-moved": ("Produce", find_last_leader, move_leaders),
+    "coordinator-killed": ("EndTxn", get_transaction_coordinator, kill_broker(get_transaction_coordinator)),
+    "coordinator-moved": ("AddPartitionsToTxn", get_transaction_coordinator, move_coordinator(TRANSACTION)),
+    "coordinator-of-marks-killed": ("TxnOffsetCommit", get_mark_coordinator, kill_broker(get_mark_coordinator)),
+    "coordinator-of-marks-moved": ("TxnOffsetCommit", get_mark_coordinator, move_coordinator(GROUP)),
 }
 
 
 @pytest.mark.parametrize("what", IN_THE_MIDST)
 def test_republish_while_a_broker(field: Field, what: str) -> None:
-    """It goes on with another one, or says what is wrong; then the next run goes on."""
-    api, where, wrong = IN_THE_MIDST[what]
-    back = WayBack.ready(field)
+    """The run continues with another broker or fails with an error. The next run continues."""
+    api, find_broker, inject = IN_THE_MIDST[what]
+    republish = Republish.prepare(field)
     with ExitStack() as stack:
-        with back.caught(api, where(back)) as running:
-            stack.enter_context(wrong(back))
-        ran = back.ended(running)
+        with republish.hold_at(api, find_broker(republish)) as running:
+            stack.enter_context(inject(republish))
+        run = republish.wait_for_run(running)
         if what.endswith("moved"):
-            assert ran.clean, ran
-        endured(ran)
-    back.proven()
+            assert run.clean, run
+        expect_clean_or_retryable(run)
+    republish.verify()
 
 
 @pytest.mark.parametrize("api", ["AddOffsetsToTxn", "EndTxn"], ids=["aborted", "committed"])
 def test_republish_while_a_partition_has_no_leader(field: Field, api: str) -> None:
-    """Kafka drops a transaction's marker where no leader is. When the leader is back, its records end as it ended."""
-    back = WayBack.ready(field, replicas=1)
+    """Kafka drops a transaction's marker without a leader. When the leader is back, its records have its outcome."""
+    republish = Republish.prepare(field, replicas=1)
     with ExitStack() as stack:
-        with back.caught(api) as running:
+        with republish.hold_at(api) as running:
             running.process.kill()
             running.process.wait()
-            stack.enter_context(brokers.killed(back.target, leader(back)))
-        back.ended(running, "a republish that has sent a transaction's records")
-        until(lambda: _has_no_leader(back), 60)
-        endured(back.ended(back.start(), "a republish without the leader"))
-    back.proven()
+            stack.enter_context(brokers.kill_brokers(republish.target, find_last_leader(republish)))
+        republish.wait_for_run(running, "a republish that has sent a transaction's records")
+        wait_until(lambda: _has_no_leader(republish), 60)
+        expect_clean_or_retryable(republish.wait_for_run(republish.start(), "a republish without the leader"))
+    republish.verify()
 
 
-def _has_no_leader(back: WayBack) -> bool:
+def _has_no_leader(republish: Republish) -> bool:
     with suppress(KafkaConnectionError):  # the admin client may ask the dead broker
-        return -1 in back.target.arena.leaders(back.target.topic).values()
+        return -1 in republish.target.arena.find_leaders(republish.target.topic).values()
     return False
 
 
 def test_republish_whose_answers_are_lost(field: Field) -> None:
-    """Brokers did what they were asked for, and nobody heard of it."""
-    back = WayBack.ready(field)
-    asked = ("InitProducerId", "AddPartitionsToTxn", "Produce", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn")
+    """Brokers carry out requests, and the answers are lost."""
+    republish = Republish.prepare(field)
+    apis = ("InitProducerId", "AddPartitionsToTxn", "Produce", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn")
     with ExitStack() as stack:
-        losing = [stack.enter_context(answers_lost(field, api, 2)) for api in asked]
-        endured(back.ended(back.start()))
-        assert all(one.lost for one in losing), [one.api for one in losing if not one.lost]
-    back.proven()
+        losses = [stack.enter_context(lose_answers(field, api, 2)) for api in apis]
+        expect_clean_or_retryable(republish.wait_for_run(republish.start()))
+        assert all(loss.count for loss in losses), [loss.api for loss in losses if not loss.count]
+    republish.verify()
 
 
 def test_republish_that_a_quota_slows_down(field: Field) -> None:
-    """Kafka takes little of it, and less than what would fill a transaction in its time. It says so, and ends."""
+    """A full transaction exceeds its timeout under the quota. The run reports the throttling and ends cleanly."""
     client = "slowed"
-    kafka = f"{{bootstrap: '{field.arena.behind}', client_id: {client}, transaction_timeout_ms: 20000}}"
-    back = WayBack.ready(field.with_settings(kafka=kafka), more=1000)
-    with _quota(field, client, 20_000):
-        ran = back.ended(back.start_whole(), "with a quota of 20 kB/s on each broker")
-    assert ran.clean, ran
-    (said,) = (line for line in ran.said if "records" in line)
-    assert said["throttled"] > 0
-    field.account.did(f"throttled by brokers for {said['throttled']:.0f} s; {said['transactions']} transactions")
-    back.proven()
+    kafka = f"{{bootstrap: '{field.arena.proxied_bootstrap}', client_id: {client}, transaction_timeout_ms: 20000}}"
+    republish = Republish.prepare(field.with_settings(kafka=kafka), more=1000)
+    with _limit_client(field, client, 20_000):
+        run = republish.wait_for_run(republish.start_whole(), "with a quota of 20 kB/s on each broker")
+    assert run.clean, run
+    (summary,) = (line for line in run.lines if "records" in line)
+    assert summary["throttled"] > 0
+    field.account.log(f"throttled by brokers for {summary['throttled']:.0f} s; {summary['transactions']} transactions")
+    republish.verify()
 
 
 @contextmanager
-def _quota(field: Field, client: str, rate: int) -> Iterator[None]:
-    """As Kafka's own tool sets it: bytes a second of what this client produces, on each broker."""
-    whom = ("--alter", "--entity-type", "clients", "--entity-name", client)
+def _limit_client(field: Field, client: str, rate: int) -> Iterator[None]:
+    """Set a quota by Kafka's tool: the bytes a second that the client may produce to each broker."""
+    entity = ("--alter", "--entity-type", "clients", "--entity-name", client)
 
-    def configured(*change: str) -> None:
+    def change_config(*change: str) -> None:
         kafka = field.arena.kafka
-        said = kafka.tool("kafka.admin.ConfigCommand", "--bootstrap-server", kafka.bootstrap, *whom, *change)
-        assert said.returncode == 0, said.stderr
+        result = kafka.tool("kafka.admin.ConfigCommand", "--bootstrap-server", kafka.bootstrap, *entity, *change)
+        assert result.returncode == 0, result.stderr
 
-    configured("--add-config", f"producer_byte_rate={rate}")
+    change_config("--add-config", f"producer_byte_rate={rate}")
     try:
         yield
     finally:
-        configured("--delete-config", "producer_byte_rate")
+        change_config("--delete-config", "producer_byte_rate")
 
 
 # -- runs
 
 
 def test_republish_killed_after_each_step(field: Field) -> None:
-    """In lanes: a run dies after each step of a transaction, of a lane, and of the whole; the next one goes on."""
-    back, draw = WayBack.ready(field, lane_offsets=LANE), random.Random(SEED)
+    """A run with lanes dies after each step of a transaction, of a lane, and of the republish. The next continues."""
+    republish, draw = Republish.prepare(field, lane_offsets=LANE), random.Random(SEED)
     steps = [s for s in republish_cut.STEPS if s not in ("lane", "all")] * 2
     for step in [*draw.sample(steps, len(steps)), "lane", "lane", "all"]:
         times = 1 if step == "all" else draw.randint(1, 2)
-        ran = back.ended(back.start(step, times), about=f"a republish (after {step})")
-        assert ran.clean or ran.code in KILLED, ran
-    back.proven()
+        run = republish.wait_for_run(republish.start(step, times), about=f"a republish (after {step})")
+        assert run.clean or run.code in KILLED, run
+    republish.verify()
 
 
 def test_two_republishes_of_one_plan_at_once(field: Field) -> None:
-    """The one that began last goes on. One that slept wakes up when another has sent all: it is fenced."""
-    back = WayBack.ready(field)
-    with back.caught("EndTxn") as sleeper:
+    """The run that began last continues. One that wakes after another has sent all is fenced."""
+    republish = Republish.prepare(field)
+    with republish.hold_at("EndTxn") as sleeper:
         sleeper.process.send_signal(signal.SIGSTOP)
-        field.account.did("it is stopped (SIGSTOP)")
-    rivals = [back.start(), back.start()]
-    for ran in [back.ended(rival) for rival in rivals]:
-        if not ran.clean:
-            ran.stopped_by(CommitFenced, says="another run carries republish again of orders out now")
-    back.recovered()
+        field.account.log("it is stopped (SIGSTOP)")
+    rivals = [republish.start(), republish.start()]
+    for run in [republish.wait_for_run(rival) for rival in rivals]:
+        if not run.clean:
+            run.expect_error(CommitFenced, mentions="another run carries republish again of orders out now")
+    republish.run_until_clean()
     sleeper.process.send_signal(signal.SIGCONT)
-    ran = back.ended(sleeper, about="the one that slept")
-    assert not ran.clean
-    ran.stopped_by(CommitFenced)
-    back.proven()
+    run = republish.wait_for_run(sleeper, about="the one that slept")
+    assert not run.clean
+    run.expect_error(CommitFenced)
+    republish.verify()
 
 
 @pytest.mark.spark
 def test_republish_by_tasks_whose_worker_and_driver_are_killed(field: Field) -> None:
-    """Lanes wait in mid-transaction. A task is tried again; what outlives its driver for a moment is fenced."""
-    back, processes = WayBack.ready(field, lane_offsets=LANE), Processes()
-    with processes.killed(), back.held("Produce"):
-        running = back.start_with_spark(processes.environment)
+    """Lanes wait in mid-transaction. A task is retried, and tasks that outlive their driver are fenced."""
+    republish, processes = Republish.prepare(field, lane_offsets=LANE), Processes()
+    with processes.kill_at_exit(), republish.hold_requests("Produce"):
+        running = republish.start_with_spark(processes.environment)
 
-        def sending() -> set[int]:
+        def list_waiting_workers() -> set[int]:
             assert running.process.poll() is None, running.wait()
-            return {p.pid for p in processes.workers(field.arena)} if back.waiting("Produce") else set()
+            return {p.pid for p in processes.list_workers(field.arena)} if republish.count_waiting("Produce") else set()
 
-        before = until(sending, 300)
+        before = wait_until(list_waiting_workers, 300)
         victim = min(before)
         os.kill(victim, signal.SIGKILL)
-        field.account.did(f"lanes wait to send; worker {victim} of {len(before)} was killed (SIGKILL)")
-        until(lambda: sending() - before, 120)
+        field.account.log(f"lanes wait to send; worker {victim} of {len(before)} was killed (SIGKILL)")
+        wait_until(lambda: list_waiting_workers() - before, 120)
         running.process.kill()
-        field.account.did("its task was tried again; the driver was killed (SIGKILL)")
-        late = back.start()
-    assert back.ended(running, "with Spark").code in KILLED
-    endured(back.ended(late, "another one, at once"))
-    processes.gone()
-    back.proven()
+        field.account.log("its task was tried again; the driver was killed (SIGKILL)")
+        rival = republish.start()
+    assert republish.wait_for_run(running, "with Spark").code in KILLED
+    expect_clean_or_retryable(republish.wait_for_run(rival, "another one, at once"))
+    processes.wait_until_gone()
+    republish.verify()
 
 
 # -- a small Kafka, which has an authorizer
@@ -400,14 +406,14 @@ def test_republish_by_tasks_whose_worker_and_driver_are_killed(field: Field) -> 
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A small file system."""
-    found = tmp_path_factory.mktemp("small") / "disk"
+    """The mount point of a small file system."""
+    folder = tmp_path_factory.mktemp("small") / "disk"
     with ExitStack() as stack:
         try:
-            stack.enter_context(mounted(found, "192m"))
+            stack.enter_context(mount_tmpfs(folder, "192m"))
         except OSError as error:
             pytest.skip(f"a file system of its own needs the right to mount one: {error.strerror}")
-        yield found
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -416,61 +422,61 @@ def small_arena(disk: Path) -> Iterator[Arena]:
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "allow.everyone.if.no.acl.found": "true",
     }
-    with opened(disk / "kafka", 1, settings) as made:
-        yield made
+    with run_arena(disk / "kafka", 1, settings) as arena:
+        yield arena
 
 
 @pytest.fixture
 def small(small_arena: Arena, account: Account, tmp_path: Path) -> Iterator[Field]:
     small_arena.heal()
-    yield hasty(Field.fresh(small_arena, tmp_path, account))
+    yield shorten_timeouts(Field.create(small_arena, tmp_path, account))
     small_arena.heal()
 
 
 def test_republish_while_kafka_is_full(small: Field, disk: Path) -> None:
-    """A broker whose disk is full ends. What it acknowledged before is there when there is room again."""
-    back = WayBack.ready(small)
+    """A broker with a full disk ends. Acknowledged records are there when it has room again."""
+    republish = Republish.prepare(small)
     with ExitStack() as stack:
-        with back.caught("Produce") as running:
-            stack.enter_context(filled_up(small, disk, "the disk of Kafka"))
-        back.ended(running).stopped_by(KafkaUnavailable)
-        until(lambda: not small.arena.kafka.running, 60)
-        small.account.did("the broker has ended")
+        with republish.hold_at("Produce") as running:
+            stack.enter_context(fill_file_system(small, disk, "the disk of Kafka"))
+        republish.wait_for_run(running).expect_error(KafkaUnavailable)
+        wait_until(lambda: not small.arena.kafka.running, 60)
+        small.account.log("the broker has ended")
     small.arena.heal()
-    back.proven()
+    republish.verify()
 
 
 def test_republish_that_the_target_takes_no_longer(small: Field) -> None:
-    """In mid-way a right is taken away, or the topic's settings change. Given back, it goes on."""
-    back = WayBack.ready(small)
-    topic, name = back.target.topic, back.name
+    """During the run a right is revoked or the topic's settings change. Once restored, the next run continues."""
+    republish = Republish.prepare(small)
+    topic, name = republish.target.topic, republish.name
     lacking = {
         "WRITE on topic": (ResourceType.TOPIC, topic, ACLOperation.WRITE),
         "READ on group": (ResourceType.GROUP, name, ACLOperation.READ),
         "WRITE on transactional id": (ResourceType.TRANSACTIONAL_ID, name, ACLOperation.WRITE),
     }
-    for told, right in lacking.items():
+    for denial, right in lacking.items():
         with ExitStack() as stack:
-            with back.caught("AddPartitionsToTxn") as running:
-                stack.enter_context(_forbidden(small, *right))
-            back.ended(running).stopped_by(NotAuthorized, says=told)
-    with back.caught("AddPartitionsToTxn") as running:
-        configured(back.target, message_timestamp_before_max_ms="3600000")
-    ran = back.ended(running)
-    assert (ran.code, ran.error) == (2, UsageError.__name__), ran
-    assert any(".before.max.ms" in line.get("remedy", "") for line in ran.said)
-    configured(back.target, message_timestamp_before_max_ms=str((1 << 63) - 1))
-    back.proven()
+            with republish.hold_at("AddPartitionsToTxn") as running:
+                stack.enter_context(_deny(small, *right))
+            republish.wait_for_run(running).expect_error(NotAuthorized, mentions=denial)
+    with republish.hold_at("AddPartitionsToTxn") as running:
+        configure_topic(republish.target, message_timestamp_before_max_ms="3600000")
+    run = republish.wait_for_run(running)
+    assert (run.code, run.error) == (2, UsageError.__name__), run
+    assert any(".before.max.ms" in line.get("remedy", "") for line in run.lines)
+    configure_topic(republish.target, message_timestamp_before_max_ms=str((1 << 63) - 1))
+    republish.verify()
 
 
 @contextmanager
-def _forbidden(field: Field, kind: ResourceType, name: str, operation: ACLOperation) -> Iterator[None]:
-    """Nobody may do that with it, and everything else, until the block ends."""
+def _deny(field: Field, kind: ResourceType, name: str, operation: ACLOperation) -> Iterator[None]:
+    """Deny the operation on the resource to all users inside the block. All else stays allowed."""
     rules = {ACLOperation.ALL: ACLPermissionType.ALLOW, operation: ACLPermissionType.DENY}
-    acls = [ACL("User:*", "*", what, rule, ResourcePattern(kind, name)) for what, rule in rules.items()]
-    with field.arena.admin() as admin:
+    acls = [ACL("User:*", "*", what, permission, ResourcePattern(kind, name)) for what, permission in rules.items()]
+    with field.arena.connect_admin() as admin:
         admin.create_acls(acls)
-        field.account.did(f"{operation.name} on {kind.name} {name} is forbidden")
+        field.account.log(f"{operation.name} on {kind.name} {name} is forbidden")
         yield
         admin.delete_acls(acls)
-        field.account.did("it is allowed again")
+        field.account.log("it is allowed again")

@@ -1,7 +1,7 @@
-"""Random combinations of faults, for as long as one likes: `make long-tests MINUTES=30`.
+"""Random combinations of faults for a given time: `make long-tests MINUTES=30`.
 
-An episode is a feed of a random kind under fire: in each of its rounds up to three things go wrong at once, while up to
-three runs work side by side, some of which are killed at a random point. Then all is healed, and the checker decides.
+An episode is a feed of a random kind. In each of its rounds, up to three faults occur at once while up to three runs
+work in parallel, some of which are killed at a random point. Then all faults are healed, and the checker decides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.faults import points
 from tests.faults.account import SEED, Account
 from tests.faults.arena import Arena
 from tests.faults.field import Field
-from tests.faults.kinds import Kind, become, each_letter_once, history
+from tests.faults.kinds import Kind, apply_kind, check_letters, produce_history
 from tests.faults.nemeses import answers, brokers, groups, network
 
 pytestmark = pytest.mark.soak
@@ -32,96 +32,97 @@ Draw = random.Random
 Nemesis = Callable[[Field, Draw], AbstractContextManager[object]]
 
 
-def _one(field: Field, draw: Draw) -> int:
+def _draw_broker(field: Field, draw: Draw) -> int:
     return draw.choice(field.arena.kafka.broker_ids)
 
 
 @contextmanager
-def _moved(field: Field, draw: Draw) -> Iterator[None]:
-    brokers.leaders_moved(field)
+def _move_leaders(field: Field, draw: Draw) -> Iterator[None]:
+    brokers.move_leaders(field)
     yield
 
 
-def _lost(field: Field, draw: Draw) -> AbstractContextManager[object]:
-    return answers.answers_lost(field, draw.choice([*answers.APIS]), draw.randint(1, 4))
+def _lose_answers(field: Field, draw: Draw) -> AbstractContextManager[object]:
+    return answers.lose_answers(field, draw.choice([*answers.APIS]), draw.randint(1, 4))
 
 
-# Of each group one at most, in this order: a stranger has to get in first, and two brokers away would heal nobody.
+# At most one of each group, in this order: a foreign consumer must join before faults begin, and with two brokers down
+# nothing heals.
 NEMESES: tuple[tuple[Nemesis, ...], ...] = (
-    (lambda field, draw: groups.joined(field),),
+    (lambda field, draw: groups.join_group(field),),
     (
-        lambda field, draw: brokers.killed(field, _one(field, draw)),
-        lambda field, draw: brokers.stopped(field, _one(field, draw)),
-        _moved,
+        lambda field, draw: brokers.kill_brokers(field, _draw_broker(field, draw)),
+        lambda field, draw: brokers.freeze_brokers(field, _draw_broker(field, draw)),
+        _move_leaders,
     ),
     (
-        lambda field, draw: network.cut(field, _one(field, draw)),
-        lambda field, draw: network.held(field, _one(field, draw)),
-        lambda field, draw: network.mute(field, _one(field, draw)),
-        lambda field, draw: network.slow(field, seconds=draw.random() / 4),
-        lambda field, draw: network.flapping(field),
+        lambda field, draw: network.cut_connections(field, _draw_broker(field, draw)),
+        lambda field, draw: network.block_traffic(field, _draw_broker(field, draw)),
+        lambda field, draw: network.block_answers(field, _draw_broker(field, draw)),
+        lambda field, draw: network.delay_answers(field, seconds=draw.random() / 4),
+        lambda field, draw: network.cut_at_random(field),
     ),
-    (_lost,),
+    (_lose_answers,),
 )
 
 
 def test_random_combinations(arena: Arena, account: Account, tmp_path: Path) -> None:
     draw, end = random.Random(SEED), time.monotonic() + MINUTES * 60
     for number in itertools.count(1):
-        told = Account("soak", account.tell)
-        place = tmp_path / str(number)
-        place.mkdir()
+        report = Account("soak", account.write_line)
+        folder = tmp_path / str(number)
+        folder.mkdir()
         outcome = "failed"
         try:
-            episode(_field(arena, place, told, number), draw)
+            play_episode(_create_field(arena, folder, report, number), draw)
             outcome = "passed"
         finally:
-            told.measured("took_s", told.elapsed)
-            told.keep(outcome)
+            report.record_duration("took_s", report.elapsed)
+            report.save(outcome)
         if time.monotonic() > end:
-            account.did(f"{number} episodes")
+            account.log(f"{number} episodes")
             return
         arena.heal()
 
 
-def _field(arena: Arena, place: Path, account: Account, number: int) -> Field:
+def _create_field(arena: Arena, folder: Path, account: Account, number: int) -> Field:
     topic = f"soak-{SEED}-{number}"
-    account.did(f"episode {number}")
+    account.log(f"episode {number}")
     arena.create(topic, 3, first=number)
-    return Field(arena, place, topic, 3, account)
+    return Field(arena, folder, topic, 3, account)
 
 
-def episode(field: Field, draw: Draw) -> None:
-    kind = _kind(draw)
-    become(field, kind)
+def play_episode(field: Field, draw: Draw) -> None:
+    kind = _draw_kind(draw)
+    apply_kind(field, kind)
     kafka = json.loads(field.settings["kafka"]) | {"request_timeout_ms": 5000, "bootstrap_timeout_ms": 4000}
     field.settings["kafka"] = json.dumps(kafka)
-    history(field)
-    with field.producing(100):
-        field.normal(1)
+    produce_history(field)
+    with field.run_producers(100):
+        field.run_baseline(1)
         for _ in range(draw.randint(*ROUNDS)):
-            _round(field, draw)
+            _play_round(field, draw)
         field.arena.heal()
-        field.recovered()
-    field.proven()
+        field.run_until_clean()
+    field.verify()
     if kind.letters:
-        each_letter_once(field)
+        check_letters(field)
 
 
-def _kind(draw: Draw) -> Kind:
+def _draw_kind(draw: Draw) -> Kind:
     typed, commit = draw.random() < 0.6, draw.choice(["transactional", "transactional", "plain"])
     letters = typed and commit == "transactional" and draw.random() < 0.7
     publish, layout = draw.choice(["by_partition", "all_or_nothing"]), draw.choice(["window", "record_time"])
     return Kind(commit, typed, letters, publish, layout)
 
 
-def _round(field: Field, draw: Draw) -> None:
-    """Things go wrong, runs go on, and end in one of the ways in which runs may end."""
-    with ExitStack() as wrong:
+def _play_round(field: Field, draw: Draw) -> None:
+    """Run under faults. Each run must end cleanly, with an error, or killed."""
+    with ExitStack() as stack:
         for group in sorted(draw.sample(range(len(NEMESES)), draw.randint(1, 3))):
-            wrong.enter_context(draw.choice(NEMESES[group])(field, draw))
-        begun = [field.start(draw.choice([*points.NAMES, *[""] * 20])) for _ in range(draw.randint(1, AT_ONCE))]
-        for running in begun:
-            ran = field.ended(running)
-            assert ran.code in (0, 1, -9), ran
-            assert "Traceback" not in ran.noise, ran.noise
+            stack.enter_context(draw.choice(NEMESES[group])(field, draw))
+        runs = [field.start(draw.choice([*points.NAMES, *[""] * 20])) for _ in range(draw.randint(1, AT_ONCE))]
+        for running in runs:
+            run = field.wait_for_run(running)
+            assert run.code in (0, 1, -9), run
+            assert "Traceback" not in run.stderr, run.stderr

@@ -1,6 +1,6 @@
-"""Tables in a store on a bad day: publishers killed at each write, answers lost, requests refused, others in between.
+"""Tables in a store under faults: publishers killed at each write, lost answers, refused requests, foreign commits.
 
-The table is read by PyIceberg or deltalake, and by DuckDB, and held against what landed; nothing of ours judges it.
+PyIceberg or deltalake, and DuckDB, read the table. It is compared with the landed rows; no code of Sluice judges it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ pytest.importorskip("pyiceberg")
 pytest.importorskip("deltalake")
 
 from tests.faults.account import SEED
-from tests.faults.publishers import Course, ending
-from tests.pipelines.landed_world import A, B, pieces
+from tests.faults.publishers import Course, kill_at_exit
+from tests.pipelines.landed_world import A, B, split_offsets
 from tests.resources.lake.s3_faults import Proxy, Rule
 from tests.stores import Store
 
@@ -24,9 +24,9 @@ OF_TABLE = "(_delta_log|metadata)"
 WRITES = rf"^(PUT|POST) .*{OF_TABLE}"
 READS = rf"^GET .*({OF_TABLE}.*(json|avro)|list-type.*{OF_TABLE})"
 STEPS = {"iceberg": range(1 + SEED % 3, 100, 3), "delta": range(1, 100)}
-"""Which writes of a publisher something happens to, until it makes no more. Of Iceberg, each seed has a third."""
+"""The numbers of the writes with a fault, up to the publisher's last. For Iceberg, each seed has a third."""
 FEWEST = {"iceberg": 5, "delta": 1}
-"""A publisher makes more writes than these."""
+"""The minimum number of a publisher's writes, exclusive."""
 PARTS = r"^GET .*data/orders/.*-b\d+\.parquet"
 
 
@@ -37,48 +37,48 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def remote(kind: str, s3_store: Store, store: Proxy, tmp_path: Path) -> Course:
-    """A table in a store, with something in it."""
+    """A table with rows in a store."""
     course = Course(tmp_path, kind, s3_store, store)
-    course.grow(*pieces(A, 100))
+    course.grow(*split_offsets(A, 100))
     course.bring_up()
     return course
 
 
 @pytest.mark.parametrize("when", ["refuse", "lose"])
 def test_a_publisher_killed_at_each_write_to_the_store(when: str, remote: Course, store: Proxy) -> None:
-    """Before the store sees it, and once it has done it. What is pending: merged files, and new ones."""
+    """Before the store receives the write, and after it. Merged and new files are pending."""
     for number in STEPS[remote.kind]:
         remote.add_pending(number)
-        publisher = remote.publisher()
-        with ending(publisher):
-            killed = Rule(WRITES, when, then=publisher.kill)
-            store.rules[:] = [Rule(WRITES, "pass", number - 1), killed]
-            ended = publisher.go().ended()
+        publisher = remote.start_publisher()
+        with kill_at_exit(publisher):
+            rule = Rule(WRITES, when, then=publisher.kill)
+            store.rules[:] = [Rule(WRITES, "pass", number - 1), rule]
+            outcome = publisher.go().wait()
         store.rules.clear()
-        assert ended.killed is (killed.times == 0), ended
+        assert outcome.killed is (rule.times == 0), outcome
         remote.check()
-        if killed.times:
+        if rule.times:
             break
     assert number > FEWEST[remote.kind]
     remote.bring_up()
 
 
-# -- a store on a bad day
+# -- store faults
 
 
 @pytest.mark.parametrize("how", ["lose", "reset", "cut"])
 def test_each_request_about_the_table_meets_a_bad_network(how: str, remote: Course, store: Proxy) -> None:
-    """Whether the publisher asks again or gives up, nothing is there twice, and the next one adds what is pending."""
-    every = OF_TABLE if how != "reset" else WRITES
+    """If the publisher retries or gives up, no row is there twice, and the next one adds pending rows."""
+    pattern = OF_TABLE if how != "reset" else WRITES
     for number in STEPS[remote.kind] if how == "reset" else range(1 + SEED % 9, 200, 9):
         remote.add_pending(number)
-        broken = Rule(every, how)
-        store.rules[:] = [Rule(every, "pass", number - 1), broken]
-        ended = remote.publish()
+        rule = Rule(pattern, how)
+        store.rules[:] = [Rule(pattern, "pass", number - 1), rule]
+        outcome = remote.publish()
         store.rules.clear()
-        assert ended.error in ("", "Unknown", "CatalogUnavailable", "LakeUnavailable"), ended
+        assert outcome.error in ("", "Unknown", "CatalogUnavailable", "LakeUnavailable"), outcome
         remote.check()
-        if broken.times:
+        if rule.times:
             break
     assert number > FEWEST[remote.kind]
     remote.bring_up()
@@ -86,56 +86,59 @@ def test_each_request_about_the_table_meets_a_bad_network(how: str, remote: Cour
 
 @pytest.mark.parametrize("requests", [READS, WRITES, PARTS], ids=["reads", "writes", "parts"])
 def test_a_store_that_refuses_us_is_named(requests: str, remote: Course, store: Proxy) -> None:
-    before = remote.newest()
-    remote.grow(*pieces(B, 100))
+    before = remote.find_newest()
+    remote.grow(*split_offsets(B, 100))
     store.rules[:] = [Rule(requests, "refuse", -1, 403, "AccessDenied", "no")]
-    asked = len(store.seen)
-    ended = remote.publish()
+    requests_before = len(store.requests)
+    outcome = remote.publish()
     store.rules.clear()
-    assert (ended.error, "refuses us" in ended.said or "forbids" in ended.said) == ("NotAuthorized", True), ended
-    assert len(store.seen) - asked < 60, "it does not ask again and again"
-    assert remote.newest() == before
+    assert (outcome.error, "refuses us" in outcome.message or "forbids" in outcome.message) == (
+        "NotAuthorized",
+        True,
+    ), outcome
+    assert len(store.requests) - requests_before < 60, "it does not ask again and again"
+    assert remote.find_newest() == before
     remote.bring_up()
 
 
 @pytest.mark.parametrize("requests", [READS, WRITES, PARTS], ids=["reads", "writes", "parts"])
 def test_a_store_that_is_away_is_waited_for_by_the_next_run(requests: str, remote: Course, store: Proxy) -> None:
-    before = remote.newest()
-    remote.grow(*pieces(B, 100))
+    before = remote.find_newest()
+    remote.grow(*split_offsets(B, 100))
     store.rules[:] = [Rule(requests, "refuse", -1)]
-    ended = remote.publish()
+    outcome = remote.publish()
     store.rules.clear()
-    assert ended.error in ("CatalogUnavailable", "Unknown", "LakeUnavailable"), ended
-    assert remote.newest() == before
+    assert outcome.error in ("CatalogUnavailable", "Unknown", "LakeUnavailable"), outcome
+    assert remote.find_newest() == before
     remote.bring_up()
 
 
 @pytest.mark.parametrize("what", ["property", "rows"])
 def test_somebody_else_commits_at_each_write(what: str, remote: Course, store: Proxy) -> None:
-    """A property changes no row: the publisher decides again. Rows of others are named, and taken out by name."""
+    """After a change of a property the publisher retries. Foreign rows fail it, until a repair removes them."""
     for number in STEPS[remote.kind]:
         remote.add_pending(number)
-        between = Rule(WRITES, "pass", then=lambda: _interfere(remote, what))
-        store.rules[:] = [Rule(WRITES, "pass", number - 1), between]
-        ended = remote.publish()
+        rule = Rule(WRITES, "pass", then=lambda: _commit_foreign_change(remote, what))
+        store.rules[:] = [Rule(WRITES, "pass", number - 1), rule]
+        outcome = remote.publish()
         store.rules.clear()
-        if between.times:
+        if rule.times:
             break
         if what == "rows":
-            ended = ended if ended.error else remote.publish()
-            assert (ended.error, "not of the feed" in ended.said) == ("TableDiffers", True), ended
+            outcome = outcome if outcome.error else remote.publish()
+            assert (outcome.error, "not of the feed" in outcome.message) == ("TableDiffers", True), outcome
             remote.bring_up("", True, newest=1)
         else:
-            assert ended.error in ("", "Unknown"), ended
+            assert outcome.error in ("", "Unknown"), outcome
             remote.check()
     assert number > FEWEST[remote.kind]
     remote.bring_up(newest=1 if what == "rows" else 4)
 
 
-def _interfere(course: Course, what: str) -> None:
+def _commit_foreign_change(course: Course, what: str) -> None:
     from deltalake import write_deltalake
 
-    table = course.iceberg() if course.kind == "iceberg" else course.delta()
+    table = course.load_iceberg() if course.kind == "iceberg" else course.load_delta()
     if what == "property" and course.kind == "iceberg":
         with table.transaction() as change:
             change.set_properties({"owner": "somebody"})

@@ -1,7 +1,7 @@
-"""Tables under faults: publishers killed around commits and two at a time, catalogs without rights, tables of another
-make, files that are gone. `test_table_stores` has what happens in a store.
+"""Tables under faults: publishers killed around commits and two at a time, catalogs without rights, foreign tables,
+missing files. `test_table_stores` has the faults of stores.
 
-The table is read by PyIceberg or deltalake, and by DuckDB, and held against what landed; nothing of ours judges it.
+PyIceberg or deltalake, and DuckDB, read the table. It is compared with the landed rows; no code of Sluice judges it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ pytest.importorskip("deltalake")
 
 from tests import postgres
 from tests.faults.account import SEED
-from tests.faults.publishers import Course, Ended, ending
-from tests.pipelines.landed_world import A, B, pieces
+from tests.faults.publishers import Course, Outcome, kill_at_exit
+from tests.pipelines.landed_world import A, B, split_offsets
 
 pytestmark = pytest.mark.faults
 
@@ -31,9 +31,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def local(kind: str, tmp_path: Path) -> Course:
-    """A table in a folder, with something in it."""
+    """A table with rows in a folder."""
     course = Course(tmp_path, kind)
-    course.grow(*pieces(A, 100))
+    course.grow(*split_offsets(A, 100))
     course.bring_up()
     return course
 
@@ -42,19 +42,19 @@ def local(kind: str, tmp_path: Path) -> Course:
 
 
 def test_publishers_killed_at_any_moment_leave_each_row_once(kind: str, tmp_path: Path) -> None:
-    """Two at a time, while batches land and files are merged under them."""
+    """Two at a time, while batches land and files are merged."""
     chance, course = random.Random(SEED), Course(tmp_path, kind)
     for number in range(12):
         for key in (A, B):
-            course.grow(*pieces(key, 10, number * 50, number * 50 + 50))
+            course.grow(*split_offsets(key, 10, number * 50, number * 50 + 50))
         if number == 6:
             course.compact()
-        rivals = [course.publisher().go() for _ in range(2)]
-        with ending(*rivals):
+        rivals = [course.start_publisher().go() for _ in range(2)]
+        with kill_at_exit(*rivals):
             time.sleep(chance.uniform(0.0, 1.5))
         course.check()
     course.bring_up()
-    course.check(whole=True, newest=1000)
+    course.check(complete=True, newest=1000)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -70,42 +70,42 @@ def test_a_publisher_killed_around_its_commit(when: str, local: Course) -> None:
 
 
 def test_a_catalog_without_rights_or_away_is_named(tmp_path: Path) -> None:
-    if (found := postgres.programs()) is None:
+    if (programs := postgres.find_programs()) is None:
         pytest.skip("no PostgreSQL here: infra/postgres.sh installs one")
-    with postgres.started(found) as server:
-        name = server.database()
+    with postgres.run_server(programs) as server:
+        name = server.create_database()
         server.execute("CREATE ROLE publisher LOGIN")
         uri = f"postgresql+psycopg2://publisher@/{name}?host={server.folder}"
         course = Course(tmp_path, "iceberg", uri=uri)
-        course.grow(*pieces(A, 100))
-        _refused(course.publish())
+        course.grow(*split_offsets(A, 100))
+        _expect_denied(course.publish())
         server.execute("GRANT CREATE ON SCHEMA public TO publisher", name)
         course.bring_up()
-        before = course.newest()
-        course.grow(*pieces(B, 100))
+        before = course.find_newest()
+        course.grow(*split_offsets(B, 100))
         for right in ("SELECT", "UPDATE"):
             server.execute(f"ALTER TABLE iceberg_tables OWNER TO {server.user}", name)
             server.execute("GRANT SELECT, INSERT, UPDATE, DELETE ON iceberg_tables TO publisher", name)
             server.execute(f"REVOKE {right} ON iceberg_tables FROM publisher", name)
-            _refused(course.publish())
+            _expect_denied(course.publish())
         server.execute("GRANT ALL ON iceberg_tables TO publisher", name)
-        assert course.newest() == before
+        assert course.find_newest() == before
         server.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-        ended = course.publish()
-        assert (ended.error, "does not answer" in ended.said) == ("CatalogUnavailable", True), ended
+        outcome = course.publish()
+        assert (outcome.error, "does not answer" in outcome.message) == ("CatalogUnavailable", True), outcome
         server.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
         course.bring_up()
 
 
-def _refused(ended: Ended) -> None:
-    assert (ended.error, "refuses us: permission denied" in ended.said) == ("NotAuthorized", True), ended
+def _expect_denied(outcome: Outcome) -> None:
+    assert (outcome.error, "refuses us: permission denied" in outcome.message) == ("NotAuthorized", True), outcome
 
 
-# -- others
+# -- foreign tables and changes
 
 
 def test_a_table_of_another_make_under_that_name_is_left_alone(kind: str, tmp_path: Path) -> None:
-    """Another schema, and partitions; nobody's of ours made it."""
+    """A partitioned table with another schema, which Sluice did not create."""
     from deltalake import write_deltalake
     from pyiceberg.catalog import load_catalog
     from pyiceberg.transforms import IdentityTransform
@@ -114,30 +114,30 @@ def test_a_table_of_another_make_under_that_name_is_left_alone(kind: str, tmp_pa
     if kind == "iceberg":
         catalog = load_catalog("sluice", type="sql", uri=course.uri, warehouse=f"{course.address}/tables")
         catalog.create_namespace("db")
-        made = catalog.create_table("db.orders", rows.schema)
-        with made.update_spec() as spec:
+        table = catalog.create_table("db.orders", rows.schema)
+        with table.update_spec() as spec:
             spec.add_field("region", IdentityTransform())
-        made.append(rows)
+        table.append(rows)
         catalog.close()
     else:
         write_deltalake(f"{course.address}/data/orders", rows, partition_by=["region"])
-    course.grow(*pieces(A, 100))
-    before = course.newest()
-    ended = course.publish()
-    assert (ended.error, "belongs to nobody that Sluice knows" in ended.said) == ("TableDiffers", True), ended
+    course.grow(*split_offsets(A, 100))
+    before = course.find_newest()
+    outcome = course.publish()
+    assert (outcome.error, "belongs to nobody that Sluice knows" in outcome.message) == ("TableDiffers", True), outcome
     assert course.publish("", True).error == "TableDiffers", "nor does a repair touch it"
-    assert course.newest() == before
+    assert course.find_newest() == before
 
 
 @pytest.mark.parametrize("what", ["renamed", "dropped", "partitioned"])
 def test_our_table_whose_shape_somebody_changed(what: str, tmp_path: Path) -> None:
-    """Each row is there once, or the table takes nothing more and says why."""
+    """Each row is there once, or the publisher refuses the table with an error."""
     from pyiceberg.transforms import IdentityTransform
 
     course = Course(tmp_path, "iceberg")
-    course.grow(*pieces(A, 100))
+    course.grow(*split_offsets(A, 100))
     course.bring_up()
-    table = course.iceberg()
+    table = course.load_iceberg()
     if what == "partitioned":
         with table.update_spec() as spec:
             spec.add_field("partition", IdentityTransform())
@@ -147,36 +147,36 @@ def test_our_table_whose_shape_somebody_changed(what: str, tmp_path: Path) -> No
                 schema.rename_column("value", "worth")
             else:
                 schema.delete_column("value")
-    course.grow(*pieces(B, 100))
-    ended = course.publish()
-    assert ended.error in ("", "TableRefused"), ended
-    course.check(whole=not ended.error)
+    course.grow(*split_offsets(B, 100))
+    outcome = course.publish()
+    assert outcome.error in ("", "TableRefused"), outcome
+    course.check(complete=not outcome.error)
 
 
-# -- files that are gone
+# -- missing files
 
 
 def test_a_part_that_vanished_is_named_and_nothing_is_added(local: Course) -> None:
-    before = local.newest()
-    local.grow(*pieces(B, 100))
+    before = local.find_newest()
+    local.grow(*split_offsets(B, 100))
     part = next(p for p in Path(local.address, "data").rglob("orders-1-*.parquet"))
     hidden = part.rename(local.root / "hidden")
-    ended = local.publish()
-    assert (ended.error, f"{part.name} is missing" in ended.said) == ("PartUnreadable", True), ended
-    assert local.newest() == before
+    outcome = local.publish()
+    assert (outcome.error, f"{part.name} is missing" in outcome.message) == ("PartUnreadable", True), outcome
+    assert local.find_newest() == before
     hidden.rename(part)
     local.bring_up()
 
 
 @pytest.mark.parametrize("which", [0, -1])
 def test_a_file_that_describes_the_table_vanished(which: int, local: Course) -> None:
-    """A publisher names it if it needs it. Where the newest version is one less now, what it had is added again."""
-    described = {"iceberg": "tables/db/orders/metadata/*.avro", "delta": "data/orders/_delta_log/*.json"}
-    local.grow(*pieces(B, 100))
-    some = sorted(Path(local.address).glob(described[local.kind]), key=lambda p: (p.stat().st_mtime_ns, p.name))
-    hidden = some[which].rename(local.root / "hidden")
-    ended = local.publish()
-    assert (ended.error, "is missing or broken" in ended.said) in (("TableDiffers", True), ("", False)), ended
-    if not some[which].exists():
-        hidden.rename(some[which])
+    """A publisher names the file if it needs it. Rows of a lost newest version are added again."""
+    patterns = {"iceberg": "tables/db/orders/metadata/*.avro", "delta": "data/orders/_delta_log/*.json"}
+    local.grow(*split_offsets(B, 100))
+    files = sorted(Path(local.address).glob(patterns[local.kind]), key=lambda p: (p.stat().st_mtime_ns, p.name))
+    hidden = files[which].rename(local.root / "hidden")
+    outcome = local.publish()
+    assert (outcome.error, "is missing or broken" in outcome.message) in (("TableDiffers", True), ("", False)), outcome
+    if not files[which].exists():
+        hidden.rename(files[which])
     local.bring_up()

@@ -1,8 +1,8 @@
-"""A table over a real Kafka while all that writes is killed at random: runs, compactions, replays, landings again,
-publishers, several at once. Offset ranges share files, or not. In the end table = ledger = Kafka, and no snapshot on
-the way has a row twice, or one that is not in Kafka.
+"""A table over a real Kafka while all writers are killed at random: runs, compactions, replays, repeated landings,
+publishers, several at once. Some offset ranges share files. In the end table = ledger = Kafka, and no snapshot has a
+duplicate row or one that is not in Kafka.
 
-Judged by PyIceberg, deltalake and DuckDB, against a plain consumer.
+PyIceberg, deltalake and DuckDB read the table, which is compared with a plain consumer.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from sluice.pipelines.tables.check import compare
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.open_ports import open_tables
 from tests.faults.account import SEED
-from tests.faults.writers import WRITERS, begin, bring_up, fix, land, merge
-from tests.integration.support import Place, consumed, edges, ledger
-from tests.table_readers import DeltaReader, IcebergReader, Reader, by_duckdb
+from tests.faults.writers import WRITERS, bring_up, fix, land, merge, start_writer
+from tests.integration.support import FeedProject, consume_topic, open_feed_ledger, open_inline_ports
+from tests.table_readers import DeltaReader, IcebergReader, Reader, read_by_duckdb
 
 pytestmark = [pytest.mark.faults, pytest.mark.kafka]
 
@@ -36,9 +36,9 @@ PARTITIONS, ROUNDS = 12, 60
 COLUMNS = ("kafka_partition", "kafka_offset", "amount")
 
 
-def _feed(place: Place, kind: str) -> Feed:
-    iceberg = f"iceberg: {{name: db.orders, catalog: {{type: sql, uri: 'sqlite:///{place.root}/catalog.db'}}}}"
-    return place.feed(
+def _write_feed(project: FeedProject, kind: str) -> Feed:
+    iceberg = f"iceberg: {{name: db.orders, catalog: {{type: sql, uri: 'sqlite:///{project.root}/catalog.db'}}}}"
+    return project.write_feed(
         format="json",
         schema="{id: int64 not null, amount: int32}",
         policies="{quarantine_limit: {share: 1.0}}",
@@ -51,71 +51,71 @@ def _feed(place: Place, kind: str) -> Feed:
 def test_a_table_while_all_that_writes_is_killed_at_random(
     kind: str, tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]
 ) -> None:
-    chance, place = random.Random(SEED), Place(tmp_path, kafka, fresh_topic(partitions=PARTITIONS))
-    feed = _feed(place, kind)
-    rows, refused = _readers(place, kind)
-    ended, numbers = Counter[tuple[str, str]](), iter(range(1 << 30))
+    chance, project = random.Random(SEED), FeedProject(tmp_path, kafka, fresh_topic(partitions=PARTITIONS))
+    feed = _write_feed(project, kind)
+    rows, quarantine = _open_readers(project, kind)
+    ends, numbers = Counter[tuple[str, str]](), iter(range(1 << 30))
     (tmp_path / "ended").mkdir()
     for number in range(ROUNDS):
-        _produce(place, chance, numbers)
-        asked = ["land", "bring_up", *chance.choices([*WRITERS], k=2)]
-        processes = [begin(tmp_path, what) for what in asked]
-        for what, process in zip(asked, processes, strict=True):
+        _produce(project, chance, numbers)
+        names = ["land", "bring_up", *chance.choices([*WRITERS], k=2)]
+        processes = [start_writer(tmp_path, writer) for writer in names]
+        for writer, process in zip(names, processes, strict=True):
             process.join(chance.uniform(0.0, 0.8) if chance.random() < 0.6 else 60)
             if process.is_alive():
                 process.kill()
                 process.join()
-                ended[what, "killed"] += 1
+                ends[writer, "killed"] += 1
         if number % 5 == 4 and number > 5:
-            _check(place, rows)
-            _check(place, refused)
-    ended.update((note.name.partition("-")[0], note.read_text()) for note in (tmp_path / "ended").iterdir())
-    assert all(any(how == "killed" for what, how in ended if what == name) for name in ("land", "bring_up"))
+            _check(project, rows)
+            _check(project, quarantine)
+    ends.update((note.name.partition("-")[0], note.read_text()) for note in (tmp_path / "ended").iterdir())
+    assert all(any(how == "killed" for writer, how in ends if writer == name) for name in ("land", "bring_up"))
 
-    wrong = ("TableRefused", "TableDiffers", "EntriesLost")
-    assert [how for what, how in ended if what == "bring_up" and how.startswith(wrong)] == []
+    unexpected = ("TableRefused", "TableDiffers", "EntriesLost")
+    assert [how for writer, how in ends if writer == "bring_up" and how.startswith(unexpected)] == []
     for write in (land, fix, merge, bring_up):
         write(feed)
-    with edges(feed) as opened, open_tables(feed, opened.lake) as tables:
-        book = ledger(feed, opened)
-        assert audit(book, opened.lake, hashes=True).problems == ()
+    with open_inline_ports(feed) as ports, open_tables(feed, ports.lake) as tables:
+        ledger = open_feed_ledger(feed, ports)
+        assert audit(ledger, ports.lake, hashes=True).problems == ()
         for of, table in tables.of_parts:
-            assert compare(book, opened.lake, table, table.look(), book.read(), of).same
-    logged = consumed(place.kafka, place.topic)
-    wanted = sorted((r["partition"], r["offset"], int(json.loads(r["value"])["amount"])) for r in logged)
-    newest = rows.snapshots()[-1]
-    assert rows.rows(newest, COLUMNS) == wanted
-    assert by_duckdb(rows.files(newest), COLUMNS) == wanted
-    assert refused.rows(refused.snapshots()[-1], ("partition", "offset")) == []
-    _check(place, rows)
-    _check(place, refused)
+            assert compare(ledger, ports.lake, table, table.look(), ledger.read(), of).same
+    records = consume_topic(project.kafka, project.topic)
+    expected = sorted((r["partition"], r["offset"], int(json.loads(r["value"])["amount"])) for r in records)
+    newest = rows.list_snapshots()[-1]
+    assert rows.read_rows(newest, COLUMNS) == expected
+    assert read_by_duckdb(rows.list_files(newest), COLUMNS) == expected
+    assert quarantine.read_rows(quarantine.list_snapshots()[-1], ("partition", "offset")) == []
+    _check(project, rows)
+    _check(project, quarantine)
 
 
-def _produce(place: Place, chance: random.Random, numbers: Any) -> None:
-    """Some records now, in all partitions or in two: those have files of their own. A tenth is refused."""
-    producer = KafkaProducer(bootstrap_servers=place.kafka.bootstrap, linger_ms=5)
-    some = range(PARTITIONS) if chance.random() < 0.5 else chance.sample(range(PARTITIONS), 2)
-    for p in some:
+def _produce(project: FeedProject, chance: random.Random, numbers: Any) -> None:
+    """Produce records to all partitions or to two, which get separate files. A tenth is quarantined."""
+    producer = KafkaProducer(bootstrap_servers=project.kafka.bootstrap, linger_ms=5)
+    partitions = range(PARTITIONS) if chance.random() < 0.5 else chance.sample(range(PARTITIONS), 2)
+    for p in partitions:
         for _ in range(chance.randint(1, 30)):
             n = next(numbers)
-            said = {"id": n, "amount": str(n) if n % 10 == 7 else n}
-            producer.send(place.topic, json.dumps(said).encode(), b"%d" % n, partition=p)
+            value = {"id": n, "amount": str(n) if n % 10 == 7 else n}
+            producer.send(project.topic, json.dumps(value).encode(), b"%d" % n, partition=p)
     producer.close()
 
 
-def _readers(place: Place, kind: str) -> tuple[Reader, Reader]:
-    lake = place.root / ".sluice" / "lake"
+def _open_readers(project: FeedProject, kind: str) -> tuple[Reader, Reader]:
+    lake = project.root / ".sluice" / "lake"
     if kind == "delta":
         return DeltaReader(f"{lake}/data/orders"), DeltaReader(f"{lake}/quarantine/orders")
-    catalog = {"type": "sql", "uri": f"sqlite:///{place.root}/catalog.db"}
+    catalog = {"type": "sql", "uri": f"sqlite:///{project.root}/catalog.db"}
     return IcebergReader("db.orders", catalog), IcebergReader("db.orders_quarantine", catalog)
 
 
-def _check(place: Place, reader: Reader) -> None:
-    """No snapshot has a row twice, or one that is not in Kafka; each file that it names is there."""
-    logged = {(r["partition"], r["offset"]) for r in consumed(place.kafka, place.topic)}
+def _check(project: FeedProject, reader: Reader) -> None:
+    """Assert that no snapshot has a duplicate row, a row that is not in Kafka, or a missing file."""
+    records = {(r["partition"], r["offset"]) for r in consume_topic(project.kafka, project.topic)}
     columns = COLUMNS[:2] if "quarantine" not in str(reader) else ("partition", "offset")
-    for snapshot in reader.snapshots():
-        found = reader.rows(snapshot, columns)
-        assert len(found) == len({*found}), "a row is there twice"
-        assert logged.issuperset(found)
+    for snapshot in reader.list_snapshots():
+        rows_of_snapshot = reader.read_rows(snapshot, columns)
+        assert len(rows_of_snapshot) == len({*rows_of_snapshot}), "a row is there twice"
+        assert records.issuperset(rows_of_snapshot)

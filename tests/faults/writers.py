@@ -1,5 +1,5 @@
-"""All that writes to a feed with a table, each by a name and in a process of its own, which may be killed: runs,
-compactions, replays, landings again, publishers. The feed's file is there."""
+"""All writers of a feed with a table, each in a separate process, which may be killed: runs, compactions, replays,
+repeated landings, publishers. They are started by name. The feed file must exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sluice.pipelines.tables.sync import sync
 from sluice.pipelines.util.units import MINUTE
 from sluice.resources.liveness import new_owner
 from sluice.resources.open_ports import open_tables
-from tests.integration.support import edges, ledger, run
+from tests.integration.support import open_feed_ledger, open_inline_ports, run
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload([__name__, "pyiceberg.catalog.sql", "pyiceberg.io.pyarrow", "deltalake"])
@@ -38,40 +38,40 @@ def land_again(feed: Feed) -> None:
 
 
 def merge(feed: Feed) -> None:
-    with edges(feed) as opened:
+    with open_inline_ports(feed) as opened:
         compact(feed, opened, None, new_owner("compact"), lambda progress: None)
 
 
 def fix(feed: Feed) -> None:
-    with edges(feed) as opened:
-        replay(feed, opened, Filter(), Fixer(_mended, __file__), new_owner("replay"), lambda progress: None)
+    with open_inline_ports(feed) as opened:
+        replay(feed, opened, Filter(), Fixer(_repair_record, __file__), new_owner("replay"), lambda progress: None)
 
 
 def bring_up(feed: Feed) -> None:
-    """And let go of what is older than some seconds, so that files are removed, too."""
-    with edges(feed) as opened, open_tables(feed, opened.lake) as tables:
-        sync(ledger(feed, opened), opened.lake, tables, expire_before=opened.clock() - 10_000)
+    """Bring the table up to date, and expire snapshots older than ten seconds, so that files are removed, too."""
+    with open_inline_ports(feed) as opened, open_tables(feed, opened.lake) as tables:
+        sync(open_feed_ledger(feed, opened), opened.lake, tables, expire_before=opened.clock() - 10_000)
 
 
-def _mended(record: Record) -> Any:
+def _repair_record(record: Record) -> Any:
     return {k: int(v) for k, v in json.loads(record.value or b"").items()}
 
 
 WRITERS = {w.__name__: w for w in (land, land_again, merge, fix, bring_up)}
 
 
-def begin(root: Path, what: str) -> Any:
-    """One of them, at work."""
-    process = _PROCESSES.Process(target=_work, args=(root, what), daemon=True)
+def start_writer(root: Path, name: str) -> Any:
+    """Start a writer by its name."""
+    process = _PROCESSES.Process(target=_run_writer, args=(root, name), daemon=True)
     process.start()
     return process
 
 
-def _work(root: Path, what: str) -> None:
-    """In a process of its own, which leaves a note of how it ended."""
-    note = root / "ended" / f"{what}-{os.getpid()}"
+def _run_writer(root: Path, name: str) -> None:
+    """Run a writer in its process, and leave a note of its end."""
+    note = root / "ended" / f"{name}-{os.getpid()}"
     try:
-        WRITERS[what](load_feed(root / "feeds" / "orders.yaml", {}))
+        WRITERS[name](load_feed(root / "feeds" / "orders.yaml", {}))
         note.write_text("done")
     except SluiceError as error:
         note.write_text(f"{type(error).__name__}: {error.message}")

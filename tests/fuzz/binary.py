@@ -1,7 +1,7 @@
-"""Binary records, several in one input, for the loops of such formats over guarded memory.
+"""Binary records, several in one input, for the loops of binary formats over guarded memory.
 
-The first byte of an input chooses the schema and the side of the guarded page (128: at its end or not); then each
-record has its length in one byte before it.
+The first byte of an input selects the schema and the side of the guarded page (128: not at its end). Each record
+follows after one byte with its length.
 """
 
 from __future__ import annotations
@@ -15,65 +15,65 @@ import pyarrow as pa
 from sluice.pipelines.records.json import columns as typed_columns
 from sluice.pipelines.records.slots import slots
 from sluice.pipelines.records.slots.binary import BinaryTyper, Reasons
-from tests.fuzz.mutation import mutated
+from tests.fuzz.mutation import mutate_bytes
 from tests.guarded import Guarded
 
 _GUARDED = Guarded()
 
 
 def guard() -> None:
-    """From here on columns and slots grow in memory that ends where nobody may write."""
-    typed_columns.allocate = _GUARDED.buffer
-    vars(slots)["allocate"] = _GUARDED.buffer
+    """Make columns and slots grow in memory that ends at a guarded page, from here on."""
+    typed_columns.allocate = _GUARDED.allocate_items
+    vars(slots)["allocate"] = _GUARDED.allocate_items
 
 
-def seeds_of(kind: int, records: Sequence[bytes]) -> list[bytes]:
-    """An input of these records for each side of the guarded page."""
-    return [bytes([side]) + _joined(records) for side in (kind, kind | 128)]
+def make_seeds(kind: int, records: Sequence[bytes]) -> list[bytes]:
+    """Return an input of these records for each side of the guarded page."""
+    return [bytes([side]) + _join(records) for side in (kind, kind | 128)]
 
 
-def records_of(data: bytes) -> list[bytes]:
-    """The records of an input."""
-    found, at = list[bytes](), 1
-    while at < len(data) and len(found) < 32:
-        found.append(data[at + 1 : at + 1 + data[at]])
+def split_records(data: bytes) -> list[bytes]:
+    """Return the records of an input."""
+    records, at = list[bytes](), 1
+    while at < len(data) and len(records) < 32:
+        records.append(data[at + 1 : at + 1 + data[at]])
         at += 1 + data[at]
-    return found
+    return records
 
 
-def changed(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
-    """The input with something done to one of its records, or to any bytes."""
-    records = records_of(data) or [b""]
+def mutate_records(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
+    """Return the input with an edit of one of its records, or of any bytes."""
+    records = split_records(data) or [b""]
     if random.randrange(4) == 0:
-        return mutated(random, data, others)
-    place = random.randrange(len(records))
-    records[place] = mutated(random, records[place], records)[:255]
-    return data[:1] + _joined(records)
+        return mutate_bytes(random, data, others)
+    index = random.randrange(len(records))
+    records[index] = mutate_bytes(random, records[index], records)[:255]
+    return data[:1] + _join(records)
 
 
-def typed(made: BinaryTyper, reasons: Reasons, data: bytes, landed: Callable[[bytes], None]) -> str:
-    """Type the records of an input, and say why some were refused. `landed` looks at each record that lands."""
-    records = records_of(data)
-    room = _GUARDED.filled(b"".join(records), at_end=not (data or b"\0")[0] & 128)
+def check_records(typer: BinaryTyper, reasons: Reasons, data: bytes, check_landed: Callable[[bytes], None]) -> str:
+    """Type the records of an input, and return the reasons of refusals. `check_landed` checks each landed record."""
+    records = split_records(data)
+    room = _GUARDED.fill(b"".join(records), at_end=not (data or b"\0")[0] & 128)
     ends = np.cumsum([0, *map(len, records)], dtype=np.int32)
     array = pa.Array.from_buffers(pa.binary(), len(records), [None, pa.py_buffer(ends), pa.py_buffer(room)])
-    said: set[str] = set()
+    refusals: set[str] = set()
     try:
-        for piece in made.pieces(array):
-            both = np.sort(np.concatenate([piece.rows, piece.refused.rows]))
-            assert both.tolist() == list(range(piece.start, piece.stop))
+        for piece in typer.pieces(array):
+            rows = np.sort(np.concatenate([piece.rows, piece.refused.rows]))
+            assert rows.tolist() == list(range(piece.start, piece.stop))
             for column in piece.arrays:
                 column.validate(full=True)
                 assert len(column) == len(piece.rows)
             for row in piece.rows.tolist():
-                landed(records[row])
+                check_landed(records[row])
             for code, node in zip(piece.refused.codes.tolist(), piece.refused.nodes.tolist(), strict=True):
-                assert reasons.detail(code, made.nodes[node] if node >= 0 else None, 1)
-                said.add(str(reasons.reason(code)))
+                assert reasons.detail(code, typer.nodes[node] if node >= 0 else None, 1)
+                refusals.add(str(reasons.reason(code)))
     finally:
         _GUARDED.free()
-    return " ".join(sorted(said))
+    return " ".join(sorted(refusals))
 
 
-def _joined(records: Sequence[bytes]) -> bytes:
+def _join(records: Sequence[bytes]) -> bytes:
     return b"".join(bytes([len(r)]) + r for r in records)

@@ -1,4 +1,4 @@
-"""Inputs made of other inputs: bytes changed anyhow, and JSON changed by what it says."""
+"""Inputs made from other inputs: bytes changed at random, and JSON changed by its values."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 INTEGERS = sorted(
     {s * (1 << bits) + d for bits in (0, 3, 7, 8, 15, 16, 31, 32, 62, 63, 64, 70) for s in (1, -1) for d in (-1, 0, 1)}
 )
-"""Where something is apt to overflow."""
+"""Numbers at which something may overflow."""
 _MOST_BYTES = 1 << 16
 _BYTES = [b"", b"\0", b"\xff", b"\x7f", b"\x80", b"\0" * 8, b"\xff" * 9, b"\x80" * 10, b"\xff\xff\xff\xff\x07"]
 
 
-def mutated(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
-    """The bytes with one to eight things done to them."""
+def mutate_bytes(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
+    """Return the bytes with one to eight random edits."""
     out = bytearray(data)
     for _ in range(1 << random.randrange(4)):
-        _bytes_edit(random, out, others)
+        _edit_bytes(random, out, others)
     return bytes(out[:_MOST_BYTES])
 
 
-def _bytes_edit(random: Random, out: bytearray, others: Sequence[bytes]) -> None:
+def _edit_bytes(random: Random, out: bytearray, others: Sequence[bytes]) -> None:
     at = random.randrange(len(out) + 1)
     to = min(len(out), at + random.choice((0, 1, 1, 1, 2, 4, 8, 40)))
     match random.randrange(9):
@@ -58,24 +58,24 @@ ODD: list[Any] = [
 ]  # fmt: skip
 
 
-def mutated_json(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
-    """A JSON document with values replaced, moved, doubled and left out; at times with its bytes changed."""
+def mutate_json(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
+    """Return the JSON document with values replaced, moved, doubled or removed; sometimes with its bytes changed."""
     if random.randrange(5) == 0:
-        return mutated(random, data, others)
+        return mutate_bytes(random, data, others)
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
-        return mutated(random, data, others)
+        return mutate_bytes(random, data, others)
     for _ in range(1 << random.randrange(3)):
-        value = _changed(random, value)
-    text = _text(random, value)
+        value = _change_value(random, value)
+    text = _write_json(random, value)
     if random.randrange(40) == 0:
-        text = _stretched(random, text)
+        text = _extend(random, text)
     return text.encode("utf-8", "surrogatepass")[:_MOST_BYTES]
 
 
-def _changed(random: Random, value: Any) -> Any:
-    """One place of it changed: the deeper, the rarer."""
+def _change_value(random: Random, value: Any) -> Any:
+    """Return the value with one place changed; deeper places are changed less often."""
     if isinstance(value, dict) and value and random.randrange(8):
         name = random.choice(list(value))
         match random.randrange(10):
@@ -85,7 +85,7 @@ def _changed(random: Random, value: Any) -> Any:
                 return value | {random.choice(["", name + "x", "\ud800", "kind", "format"]): value[name]}
             case 2:
                 return value | {random.choice(list(value)): value[name]}
-        return value | {name: _changed(random, value[name])}
+        return value | {name: _change_value(random, value[name])}
     if isinstance(value, list) and value and random.randrange(8):
         at = random.randrange(len(value))
         match random.randrange(10):
@@ -93,7 +93,7 @@ def _changed(random: Random, value: Any) -> Any:
                 return value[:at] + value[at + 1 :]
             case 1:
                 return value[:at] + [value[at]] * 2 + value[at + 1 :]
-        return [*value[:at], _changed(random, value[at]), *value[at + 1 :]]
+        return [*value[:at], _change_value(random, value[at]), *value[at + 1 :]]
     if isinstance(value, int) and random.randrange(2):
         return value + random.choice((-1, 1, 2, 1000, -1000, 1 << 31, 1 << 62))
     if isinstance(value, str) and value and random.randrange(2):
@@ -102,18 +102,18 @@ def _changed(random: Random, value: Any) -> Any:
     return random.choice(ODD)
 
 
-def _text(random: Random, value: Any) -> str:
-    said = json.dumps(value, ensure_ascii=random.randrange(2) == 0)
+def _write_json(random: Random, value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=random.randrange(2) == 0)
     if random.randrange(10):
-        return said
-    # The same key twice, which a dict cannot hold.
-    return said.replace(
+        return text
+    # The same key twice, which a dict cannot have.
+    return text.replace(
         '": ', f'": {random.choice(("null", "0", "[]"))}, "{random.choice(("kind", "format", "n"))}": ', 1
     )
 
 
-def _stretched(random: Random, text: str) -> str:
-    """With a number of thousands of digits, or nested by the thousand."""
+def _extend(random: Random, text: str) -> str:
+    """Return the text with a number of thousands of digits, or with nesting thousands deep."""
     marks = [i for i, c in enumerate(text) if c in "0123456789"] or [0]
     at = random.choice(marks)
     depth = random.choice((10, 200, 2000, 20000))

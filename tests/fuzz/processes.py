@@ -1,4 +1,4 @@
-"""Hunts in processes of their own, and what they found: also an input that ended one."""
+"""Hunts in separate processes, and their findings, including an input that ended the process."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ ROOT = Path(__file__).parents[2]
 
 
 @dataclass
-class Found:
-    """Of one hunt or several: how many inputs, the most memory, (target, input, what came of it) of each finding."""
+class Outcome:
+    """Number of inputs, peak memory, and (target, input, report) of each finding, for one hunt or several."""
 
     inputs: int = 0
     peak_mib: int = 0
     findings: list[tuple[str, bytes, str]] = field(default_factory=list)
 
 
-def hunt(*names: str, seed: int = 0, inputs: int = 0, seconds: float = 0, checked: Path | None = None) -> Found:
-    """Run these hunts in one process to the end. `checked`: the folder of loops that check every index and
-    address, which are used then."""
+def run_hunts(*names: str, seed: int = 0, inputs: int = 0, seconds: float = 0, checked: Path | None = None) -> Outcome:
+    """Run these hunts in one process to the end.
+
+    `checked` is a folder of loops compiled with checks of every index and address; they are used if it is given.
+    """
     env = dict(os.environ)
     if checked:
         env |= {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(checked)}
@@ -38,19 +40,19 @@ def hunt(*names: str, seed: int = 0, inputs: int = 0, seconds: float = 0, checke
         return _read(run, now)
 
 
-def _read(run: subprocess.CompletedProcess[str], now: Path) -> Found:
-    found, name = Found(), ""
+def _read(run: subprocess.CompletedProcess[str], now: Path) -> Outcome:
+    outcome, name = Outcome(), ""
     for line in run.stdout.splitlines():
-        said = json.loads(line)
-        if "begins" in said:
-            name = said["begins"]
-        elif "input" in said:
-            found.findings.append((name, b64decode(said["input"]), said["told"]))
+        message = json.loads(line)
+        if "begins" in message:
+            name = message["begins"]
+        elif "input" in message:
+            outcome.findings.append((name, b64decode(message["input"]), message["told"]))
         else:
-            found.inputs, found.peak_mib = found.inputs + said["done"], said["peak_mib"]
+            outcome.inputs, outcome.peak_mib = outcome.inputs + message["done"], message["peak_mib"]
     if run.returncode:
-        how = signal.Signals(-run.returncode).name if run.returncode < 0 else f"exit code {run.returncode}"
+        ending = signal.Signals(-run.returncode).name if run.returncode < 0 else f"exit code {run.returncode}"
         data = now.read_bytes() if now.exists() else bytes(4)
-        whole = data[4 : 4 + int.from_bytes(data[:4], "little")]
-        found.findings.append((name, whole, f"{run.stderr[-3000:]}\nthe process ended: {how}"))
-    return found
+        last_input = data[4 : 4 + int.from_bytes(data[:4], "little")]
+        outcome.findings.append((name, last_input, f"{run.stderr[-3000:]}\nthe process ended: {ending}"))
+    return outcome

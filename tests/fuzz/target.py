@@ -1,7 +1,7 @@
-"""What is fuzzed: a reader of bytes from outside, what is fed to it, and what it promises.
+"""A fuzz target: a reader of bytes from outside, its inputs, and its guarantees.
 
 Every input ends in a result or in an error that the reader documents; `Target.run` raises anything else. The process
-lives, and needs neither more time nor more memory than its bounds.
+survives, and exceeds neither its time limit nor its memory limit.
 """
 
 from __future__ import annotations
@@ -13,44 +13,44 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from tests.fuzz.mutation import mutated
+from tests.fuzz.mutation import mutate_bytes
 
 CORPUS = Path(__file__).parent / "corpus"
 SECONDS = 20
-"""Of a processor's time that one input may take: far more than any needs."""
+"""Limit of CPU time for one input, far above the need of any."""
 
 Mutate = Callable[[Random, bytes, Sequence[bytes]], bytes]
 
 
 @dataclass(frozen=True)
 class Target:
-    """`run` takes one input and says in a word what came of it; `more_mib` is what the process may grow by."""
+    """`run` reads one input and returns its outcome in a word. The process may grow by `more_mib`."""
 
     name: str
     seeds: Callable[[], Sequence[bytes]]
     run: Callable[[bytes], str]
-    mutate: Mutate = mutated
+    mutate: Mutate = mutate_bytes
     more_mib: int = 1024
     variants: int = 1
-    """So many inputs does `run` make of the one that it is given."""
+    """The number of inputs that `run` makes from the one passed to it."""
 
     @property
-    def kept(self) -> Path:
-        """The inputs that are kept: those that reach all branches, and those that found something."""
+    def corpus_file(self) -> Path:
+        """The file of kept inputs: those that reach all branches, and those of earlier findings."""
         return CORPUS / f"{self.name}.jsonl"
 
-    def corpus(self) -> list[bytes]:
-        """Seeds and kept inputs."""
-        return list(dict.fromkeys([*self.seeds(), *load(self.kept)]))
+    def load_corpus(self) -> list[bytes]:
+        """Return seeds and kept inputs."""
+        return list(dict.fromkeys([*self.seeds(), *load(self.corpus_file)]))
 
 
 def load(path: Path) -> list[bytes]:
-    """The inputs in a file, a line each."""
+    """Return the inputs in a file, one per line."""
     if not path.exists():
         return []
     return [base64.b64decode(json.loads(line)["input"]) for line in path.read_text().splitlines()]
 
 
-def line(data: bytes, why: str) -> str:
-    """An input as a line of such a file, with why it is kept."""
+def format_line(data: bytes, why: str) -> str:
+    """Return an input as a line of such a file, with the reason for keeping it."""
     return json.dumps({"why": why, "input": base64.b64encode(data).decode()}) + "\n"

@@ -1,4 +1,4 @@
-"""A part of `make fuzz`, always the same: kept inputs, and some hundreds of new ones for each reader."""
+"""A fixed part of `make fuzz`: the kept inputs, and some hundreds of new ones for each reader."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import sys
 
 import pytest
 
-from tests.fuzz.hunt import PLACES, hunt, target
-from tests.fuzz.processes import hunt as in_a_process
+from tests.fuzz.hunt import TARGETS, load_target, run_hunt
+from tests.fuzz.processes import run_hunts
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages and memory are bounded by Linux's own calls")
 
 COMPILED = ("records", "loops", "codecs", "typed", "typed-values", "avro", "protobuf")
-"""They run beside guarded pages: one byte too far ends the process, which is not to be pytest's."""
+"""They run next to guarded pages: one byte too far ends the process, so they do not run in the process of pytest."""
 
 
 def test_whatever_the_bytes_no_loop_and_no_codec_goes_beyond_them() -> None:
-    found = in_a_process(*COMPILED, inputs=250)
-    assert found.findings == []
-    assert found.inputs > 250 * len(COMPILED)
+    outcome = run_hunts(*COMPILED, inputs=250)
+    assert outcome.findings == []
+    assert outcome.inputs > 250 * len(COMPILED)
 
 
 def test_what_expands_beyond_256_mib_is_refused_in_bounded_memory() -> None:
-    """Six bombs one after another in a process that may grow by a gigabyte: together they would be twelve."""
-    assert in_a_process("bombs").findings == []
+    """Six bombs, one after another, in a process that may grow by a gigabyte; together they would take twelve."""
+    assert run_hunts("bombs").findings == []
 
 
-@pytest.mark.parametrize("name", [n for n in PLACES if n not in (*COMPILED, "bombs")])
+@pytest.mark.parametrize("name", [n for n in TARGETS if n not in (*COMPILED, "bombs")])
 def test_whatever_a_file_or_an_answer_says_its_reader_ends_in_words(name: str) -> None:
-    work = hunt(target(name), seed=0, inputs=150, seconds=0)
+    work = run_hunt(load_target(name), seed=0, inputs=150, seconds=0)
     assert work.findings == []

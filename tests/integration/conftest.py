@@ -1,8 +1,8 @@
-"""The lakes that the integration tests run on: a test that asks for `lake` can run on a local one and on each store.
+"""The lakes of the integration tests: a test that requests `lake` can run on a local lake and on each store.
 
-Those that are marked `each_lake`, where the store has a say, run on a local one and on S3, the others on a local one.
-`SLUICE_TEST_LAKES`, such as `local,s3,azure,google` (`make lakes`), names the lakes of all tests. `tests/stores.py`
-has the store for S3.
+Tests marked `each_lake`, whose outcome may depend on the store, run on a local lake and on S3, the others only on a
+local one. `SLUICE_TEST_LAKES`, such as `local,s3,azure,google` (`make lakes`), sets the lakes of all tests. The store
+for S3 is in `tests/stores.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from sluice.resources.local.local_registry import LocalRegistry
 
 Lines = Callable[[], dict[str, str]]
-"""What a feed says of a lake that nobody else has."""
+"""Returns the lines of a feed file for a new lake that no other feed uses."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -27,15 +27,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def lake(request: pytest.FixtureRequest) -> Lines:
-    """Lines for a feed file; none where the lake is the project's own folder."""
+    """Lines for a feed file; empty where the lake is the project's own folder."""
     if request.param == "local":
         return dict
-    lines: Lines = request.getfixturevalue(f"{request.param}_store").lines
+    lines: Lines = request.getfixturevalue(f"{request.param}_store").build_feed_settings
     return lines
 
 
 @pytest.fixture(scope="session")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRegistry]:
-    """A real one for all tests of a process: each has subjects of its own."""
-    with LocalRegistry(tmp_path_factory.mktemp("registry"), keep=False) as found:
-        yield found
+    """A real registry, shared by all tests of a process: each test uses its own subjects."""
+    with LocalRegistry(tmp_path_factory.mktemp("registry"), keep=False) as local_registry:
+        yield local_registry

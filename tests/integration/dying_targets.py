@@ -1,4 +1,4 @@
-"""Targets in Spark's workers that die, for tests of republish."""
+"""Targets that kill their Spark worker, for tests of republish."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from sluice.pipelines.ports import Target
 
 
 @contextmanager
-def opened(open_target: Callable[[str], AbstractContextManager[Target]], folder: Path, name: str) -> Iterator[Target]:
-    """A target whose process ends before its first commit, and after that of the next one."""
+def open_dying_target(
+    open_target: Callable[[str], AbstractContextManager[Target]], folder: Path, name: str
+) -> Iterator[Target]:
+    """Open a target whose process dies before the first commit and, on the retry, after the commit.
 
-    def die(when: str) -> None:
+    Marker files in `folder` make it die once at each point.
+    """
+
+    def exit_once(when: str) -> None:
         try:
             (folder / f"died-{when}-{name}").touch(exist_ok=False)
         except FileExistsError:
@@ -23,13 +28,13 @@ def opened(open_target: Callable[[str], AbstractContextManager[Target]], folder:
         os._exit(9)
 
     with open_target(name) as target:
-        made: Any = target
-        commit = made.commit
+        mortal: Any = target
+        commit = mortal.commit
 
         def commit_and_die(mark: Any) -> None:
-            die("before")
+            exit_once("before")
             commit(mark)
-            die("after")
+            exit_once("after")
 
-        made.commit = commit_and_die
+        mortal.commit = commit_and_die
         yield target

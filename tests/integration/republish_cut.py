@@ -1,8 +1,8 @@
-"""`sluice …` with small transactions of a republish, in a process that may die after a step of it:
+"""`sluice …` with small republish transactions, in a process that can die after a step of the republish:
 
     python -m tests.integration.republish_cut STEP TIMES LANE_OFFSETS sluice's words …
 
-It dies when it has done the step so many times; 0: never.
+The process dies after the TIMES-th execution of STEP; with 0 it never dies.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ STEPS: dict[str, tuple[Any, str]] = {
 }
 
 
-def cut(step: str, times: int) -> None:
-    """From now on this process dies after it did the step so many times."""
+def crash_after(step: str, times: int) -> None:
+    """Patch a step so that this process exits after its `times`-th execution."""
     owner, name = STEPS[step]
-    does, left = getattr(owner, name), [times]
+    call, remaining = getattr(owner, name), [times]
 
-    def doing(*args: Any, **options: Any) -> Any:
-        done = does(*args, **options)
-        left[0] -= 1
-        if left[0] == 0:
+    def call_and_die(*args: Any, **options: Any) -> Any:
+        returned = call(*args, **options)
+        remaining[0] -= 1
+        if remaining[0] == 0:
             os._exit(9)
-        return done
+        return returned
 
-    setattr(owner, name, doing)
+    setattr(owner, name, call_and_die)
 
 
 def main(step: str, times: str, lane_offsets: str, *words: str) -> int:
     send_lane.TRANSACTION_BYTES, vars(send_lane)["CHUNK_ROWS"] = 3000, 100
     republish_plan.LANE_OFFSETS = int(lane_offsets)
-    cut(step, int(times))
+    crash_after(step, int(times))
     return cli.main(list(words))
 
 

@@ -1,6 +1,6 @@
-"""What the integration tests share: a feed over a real cluster, its edges, and an independent reader.
+"""Helpers of the integration tests: a feed over a real cluster, its ports, and an independent reader.
 
-Most tests run tasks in this process (`Inline`), the same code that Spark's workers run; the tests marked `spark`
+Most tests run tasks in this process (`InlineEngine`) by the code that Spark's workers run; the tests marked `spark`
 use the real engine.
 """
 
@@ -40,8 +40,8 @@ from sluice.resources.spark import executor
 CATCH_UP = Request(RequestKind.CATCH_UP)
 
 
-class Inline:
-    """Runs tasks in this process, one after the other, by the code that Spark's workers run."""
+class InlineEngine:
+    """An engine that runs tasks in this process, one after another, by the code that Spark's workers run."""
 
     def start(self) -> None: ...
 
@@ -50,27 +50,27 @@ class Inline:
         return [executor.sent_in(*row) for row in executor.run(work, range(len(work.queues)))]
 
     def map(self, feed: str, what: str, call: Callable[[int], str], count: int) -> list[str]:
-        return [said for _, said in executor.call(call, range(count))]
+        return [reply for _, reply in executor.call(call, range(count))]
 
     def cancel(self) -> None: ...
 
 
-def offsets(topic: str, partition: int, start: int, end: int) -> Request:
+def request_offsets(topic: str, partition: int, start: int, end: int) -> Request:
     return Request(RequestKind.OFFSETS, ranges=(AskedRange(topic, partition, start, end),))
 
 
 @dataclass
-class Place:
+class FeedProject:
     """A project folder with one feed."""
 
     root: Path
     kafka: LocalKafka
     topic: str
     lake: Mapping[str, str] = field(default_factory=dict)
-    """What its feeds say of their lake."""
+    """The lines about the lake in its feed files."""
 
-    def feed(self, name: str = "orders", **settings: Any) -> Feed:
-        """The feed, written to a file and read as users' are."""
+    def write_feed(self, name: str = "orders", **settings: Any) -> Feed:
+        """Write the feed file, and load it as a user's feed is loaded."""
         path = self.root / "feeds" / f"{name}.yaml"
         path.parent.mkdir(exist_ok=True)
         lines = {"topics": self.topic, "start": "earliest", "group": f"g-{self.topic}-{name}", **self.lake} | settings
@@ -80,63 +80,63 @@ class Place:
 
 
 @contextmanager
-def edges(feed: Feed) -> Iterator[Ports]:
-    """The feed's real edges, with tasks run in this process."""
-    with open_ports(feed) as opened:
-        yield replace(opened, engine=Inline())
+def open_inline_ports(feed: Feed) -> Iterator[Ports]:
+    """Open the feed's real ports, with an engine that runs tasks in this process."""
+    with open_ports(feed) as ports:
+        yield replace(ports, engine=InlineEngine())
 
 
 def run(feed: Feed, request: Request = CATCH_UP, owner: Owner | None = None) -> Landed:
-    """Land, and raise what was not landed."""
-    with edges(feed) as opened:
-        landed = land(feed, opened, request, owner or new_owner("test"), lambda progress: None)
+    """Land the feed, and raise if anything failed to land."""
+    with open_inline_ports(feed) as ports:
+        landed = land(feed, ports, request, owner or new_owner("test"), lambda progress: None)
     landed.check()
     return landed
 
 
 def commit_feed(feed: Feed) -> CommitResult:
-    with edges(feed) as opened:
-        outlet = Outlet.of(feed, opened.lake)
-        return commit(open_ledger(feed, opened), opened.group, settings(feed), outlet, opened.cluster)
+    with open_inline_ports(feed) as ports:
+        outlet = Outlet.of(feed, ports.lake)
+        return commit(open_ledger(feed, ports), ports.group, build_commit_settings(feed), outlet, ports.cluster)
 
 
-def settings(feed: Feed) -> CommitSettings:
+def build_commit_settings(feed: Feed) -> CommitSettings:
     return CommitSettings(feed.commit, feed.transactional_id, feed.policies.on_group_moved)
 
 
-def ledger(feed: Feed, opened: Ports) -> Ledger:
-    return open_ledger(feed, opened)
+def open_feed_ledger(feed: Feed, ports: Ports) -> Ledger:
+    return open_ledger(feed, ports)
 
 
-def rescanned(feed: Feed) -> AuditReport:
-    """The feed's account, with what landed compared to what Kafka has today."""
-    with edges(feed) as opened:
-        book = ledger(feed, opened)
-        current = book.read().current
-        log = opened.cluster.partitions(sorted({key.topic for key in current}), feed.isolation)
-        today = {current[p.tp]: p for p in log}
+def rescan_feed(feed: Feed) -> AuditReport:
+    """Audit the feed, and compare the landed rows with the records in Kafka."""
+    with open_inline_ports(feed) as ports:
+        ledger = open_feed_ledger(feed, ports)
+        current = ledger.read().current
+        log = ports.cluster.partitions(sorted({key.topic for key in current}), feed.isolation)
+        partitions = {current[p.tp]: p for p in log}
         fetcher = KafkaFetcher(feed.kafka, feed.isolation)
         try:
-            report = audit(book, opened.lake)
-            return rescan(report, book, opened.lake, feed.shape, CurrentLog(fetcher, feed.isolation, today))
+            report = audit(ledger, ports.lake)
+            return rescan(report, ledger, ports.lake, feed.shape, CurrentLog(fetcher, feed.isolation, partitions))
         finally:
             fetcher.close()
 
 
-def rows(feed: Feed) -> list[dict[str, Any]]:
-    """What landed, read by DuckDB, in log order."""
+def read_rows(feed: Feed) -> list[dict[str, Any]]:
+    """Read the landed rows with DuckDB, in log order."""
     query = """select key, value, topic, partition, "offset", epoch_ms("timestamp") as timestamp, "timestampType",
         headers from read_parquet($files, hive_partitioning = false) order by topic, partition, "offset" """
-    return asked(feed, query, visible(feed)).to_pylist() if visible(feed) else []
+    return query_files(feed, query, list_files(feed)).to_pylist() if list_files(feed) else []
 
 
-def visible(feed: Feed) -> list[str]:
-    """The paths of the feed's visible files in its lake."""
+def list_files(feed: Feed) -> list[str]:
+    """List the paths of the feed's visible files in its lake."""
     return list(open_lake(feed).list(f"data/{feed.name}"))
 
 
-def asked(feed: Feed, query: str, paths: Sequence[str]) -> pa.Table:
-    """DuckDB's answer to a query over `$files`, which are the files at the paths, brought here where they are not."""
+def query_files(feed: Feed, query: str, paths: Sequence[str]) -> pa.Table:
+    """Run a DuckDB query over `$files`, the files at the paths; files in a remote lake are downloaded first."""
     lake, files = open_lake(feed), []
     with TemporaryDirectory() as folder:
         for path in paths:
@@ -148,8 +148,8 @@ def asked(feed: Feed, query: str, paths: Sequence[str]) -> pa.Table:
         return duckdb.connect().sql(query, params={"files": files}).to_arrow_table()
 
 
-def consumed(kafka: LocalKafka, topic: str, *, committed: bool = True) -> list[dict[str, Any]]:
-    """The same records as a plain consumer sees them: the independent oracle."""
+def consume_topic(kafka: LocalKafka, topic: str, *, committed: bool = True) -> list[dict[str, Any]]:
+    """Read the topic with a plain consumer: the independent oracle."""
     consumer = KafkaConsumer(
         bootstrap_servers=kafka.bootstrap,
         isolation_level="read_committed" if committed else "read_uncommitted",
@@ -166,13 +166,13 @@ def consumed(kafka: LocalKafka, topic: str, *, committed: bool = True) -> list[d
         out = []
         while any(consumer.position(tp) < ends[tp] for tp in tps):
             for records in consumer.poll(timeout_ms=500).values():
-                out += [_row(r) for r in records]
+                out += [_build_row(r) for r in records]
         return sorted(out, key=lambda r: (r["topic"], r["partition"], r["offset"]))
     finally:
         consumer.close()
 
 
-def _row(r: Any) -> dict[str, Any]:
+def _build_row(r: Any) -> dict[str, Any]:
     return {
         "key": r.key,
         "value": r.value,

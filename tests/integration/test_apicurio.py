@@ -1,4 +1,4 @@
-"""Schemas as Apicurio's own serializers register them, by its own API: groups of references, Google's files, maps."""
+"""Schemas registered as Apicurio's own serializers do, by its own API: references in groups, Google's files, maps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sluice.resources.local.local_registry import LocalRegistry
 from sluice.resources.registry.confluent import RegistryClient
 from sluice.testing.lake import MemoryLake
 from tests.pipelines.records.avro import rows as avro
-from tests.pipelines.records.json.rows import FIRST, chunk
+from tests.pipelines.records.json.rows import FIRST, make_chunk
 from tests.pipelines.records.json_schema.rows import with_headers
 from tests.pipelines.records.protobuf import rows as protobuf
 
@@ -77,8 +77,8 @@ def put(
     type_ = "application/x-protobuf" if kind == PROTOBUF else "application/json"
     content = {"content": text, "contentType": type_, "references": list(references)}
     body = {"artifactId": artifact, "artifactType": kind, "firstVersion": {"content": content}}
-    at = f"/apis/registry/v3/groups/{quote(group, safe='')}/artifacts?ifExists=FIND_OR_CREATE_VERSION"
-    connection.request("POST", at, json.dumps(body), {"Content-Type": "application/json"})
+    path = f"/apis/registry/v3/groups/{quote(group, safe='')}/artifacts?ifExists=FIND_OR_CREATE_VERSION"
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
     answer = json.loads(connection.getresponse().read())
     connection.close()
     return int(answer["version"][number])
@@ -94,7 +94,7 @@ def schemas(registry: LocalRegistry) -> KeptSchemas:
 
 
 def test_references_are_those_of_their_groups(registry: LocalRegistry, schemas: KeptSchemas) -> None:
-    """RecordIdStrategy has the namespace as group: an artifact of the same name is in Apicurio's default group, too."""
+    """RecordIdStrategy uses the namespace as group; Apicurio's default group has another artifact of the same name."""
     space = f"n{uuid.uuid4().hex[:8]}"
     line, sku = f"{space}.b.Line", f"{space}.c.Sku"
     wrong = {"type": "record", "name": line, "fields": [{"name": "sku", "type": ["null", "string"]}]}
@@ -106,11 +106,11 @@ def test_references_are_those_of_their_groups(registry: LocalRegistry, schemas: 
     put(registry, f"{space}.b", line, AVRO, json.dumps(right), to(f"{space}.c", sku, sku))
     text = json.dumps(ORDER | {"namespace": space}).replace("LINE", line)
     number = put(registry, f"{space}.a", "Order", AVRO, text, to(f"{space}.b", line, line))
-    whole: Any = ORDER | {"fields": [ORDER["fields"][0], {"name": "line", "type": right}]}  # type: ignore[index]
-    whole = json.loads(json.dumps(whole).replace(f'"type": "{sku}"', f'"type": {json.dumps(inner)}'))
+    full_schema: Any = ORDER | {"fields": [ORDER["fields"][0], {"name": "line", "type": right}]}  # type: ignore[index]
+    full_schema = json.loads(json.dumps(full_schema).replace(f'"type": "{sku}"', f'"type": {json.dumps(inner)}'))
     value = {"id": "a", "line": {"sku": {"text": "x"}}}
-    landed, held, _ = avro.convert(avro.reader_of(whole), [avro.encoded(whole, value, number)], schemas)  # type: ignore[arg-type]
-    assert held is None
+    landed, refused, _ = avro.convert(avro.make_reader(full_schema), [avro.encode(full_schema, value, number)], schemas)  # type: ignore[arg-type]
+    assert refused is None
     assert landed.select(["id", "line"]).to_pylist() == [value]
 
 
@@ -120,24 +120,24 @@ def test_protobuf_with_maps_and_google_s_files(registry: LocalRegistry, schemas:
         put(registry, "default", name, PROTOBUF, 'syntax = "proto3"; package google.protobuf; message Wrong {}')
     artifact = f"orders-{uuid.uuid4().hex[:8]}-value"
     number = put(registry, "default", artifact, PROTOBUF, WRITTEN_OUT, *(to("default", name, name) for name in names))
-    reader = protobuf.reader_of(AS_MAP, "shop.Order", WireFormat.APICURIO3)
-    kind = protobuf.message_class(reader.texts[-1])
+    reader = protobuf.make_reader(AS_MAP, "shop.Order", WireFormat.APICURIO3)
+    kind = protobuf.make_message_class(reader.texts[-1])
     message = kind(id="a", counts={"x": 1})
     message.more.update({"k": [1, None]})
     message.at.FromJsonString("2024-02-29T12:00:00Z")
     record = message.SerializeToString()
     value = b"\0" + struct.pack(">I", number) + reference("Order") + record
-    (row,) = protobuf.rows_of(reader, [value], schemas=schemas)
+    (row,) = protobuf.convert_rows(reader, [value], schemas=schemas)
     assert row is not None
-    found = {f.name: protobuf.comparable(row[f.name], f.type) for f in reader.columns.fields}
-    assert found == protobuf.read_by_google(kind, record)
+    fields = {f.name: protobuf.normalize(row[f.name], f.type) for f in reader.columns.fields}
+    assert fields == protobuf.read_by_google(kind, record)
 
 
 @pytest.mark.parametrize("kind", APICURIO_IDS)
 def test_numbers_in_headers_are_asked_for_by_their_kind(
     registry: LocalRegistry, schemas: KeptSchemas, kind: str
 ) -> None:
-    """Two artifacts of one content have one content id and two global ids, so that the numbers of the kinds differ."""
+    """Artifacts with the same content share a content id, not a global id: the numbers of the kinds differ."""
     space = f"n{uuid.uuid4().hex[:8]}"
     line = {"type": "record", "name": f"{space}.Line", "fields": [{"name": "sku", "type": "string"}]}
     for artifact in ("one", "two"):
@@ -148,10 +148,10 @@ def test_numbers_in_headers_are_asked_for_by_their_kind(
     schema: Any = json.loads(json.dumps(ORDER | {"namespace": space}).replace('"LINE"', json.dumps(line)))
     values = [{"id": name, "line": {"sku": name}} for name in "abc"]
     records = with_headers(
-        chunk([avro.encoded(schema, value, None) for value in values]),
+        make_chunk([avro.encode(schema, value, None) for value in values]),
         [[(APICURIO_IDS[kind], struct.pack(">q", n))] for n in (number, number + 1_000_000, other)],
     )
-    form = AvroFormat(avro.reader_of(schema, WireFormat.APICURIO_HEADERS), schemas)
+    form = AvroFormat(avro.make_reader(schema, WireFormat.APICURIO_HEADERS), schemas)
     (piece,) = form.convert(OffsetRange("orders", 3, "id", FIRST, FIRST + 3), records)
     assert piece.landed.select(["id", "line"]).to_pylist() == values[:1]
     assert piece.quarantined is not None

@@ -1,6 +1,6 @@
-"""Backfills on a real Kafka, as an operator meets them: killed and brought home, from two machines at once, and mended.
+"""Backfills on a real Kafka, as an operator meets them: killed and resumed, from two machines at once, and repaired.
 
-The command line runs in processes of its own, with a Dagster instance each; tasks run in those processes (`Inline`).
+Commands run in separate processes, each with its own Dagster instance; tasks run in those processes (`InlineEngine`).
 """
 
 from __future__ import annotations
@@ -38,58 +38,58 @@ from sluice.resources.lake import open_lake
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.project import Project
 from tests.integration.conftest import Lines
-from tests.integration.support import Place, commit_feed, consumed, edges, rows, run
+from tests.integration.support import FeedProject, commit_feed, consume_topic, open_inline_ports, read_rows, run
 
 MINUTE = 60_000
 WINDOWS = 24
-EACH = 20
+RECORDS_PER_WINDOW = 20
 """Records in each window, over two partitions."""
 
 
 @dataclass
-class Machine(Place):
-    """A project with a Dagster instance of its own; several may have one lake and one group."""
+class Machine(FeedProject):
+    """A project with its own Dagster instance; several machines may share a lake and a consumer group."""
 
-    def feed(self, name: str = "orders", **settings: Any) -> Feed:
-        own = {} if self.lake else {"lake": str(self.shared)}
-        return super().feed(name, window="{length: 1m, grace: 0s}", **own, **settings)
+    def write_feed(self, name: str = "orders", **settings: Any) -> Feed:
+        lake_line = {} if self.lake else {"lake": str(self.shared)}
+        return super().write_feed(name, window="{length: 1m, grace: 0s}", **lake_line, **settings)
 
     @property
-    def named(self) -> tuple[str, str]:
+    def project_options(self) -> tuple[str, str]:
         return "--project", str(self.root)
 
     @property
     def shared(self) -> Path:
-        """The lake's folder, where it is in one."""
+        """The folder of a local lake."""
         return self.root.parent / "lake"
 
-    def opened(self) -> Lake:
+    def open_lake(self) -> Lake:
         return open_lake(load_feed(self.root / "feeds" / "orders.yaml", {}))
 
     def state(self) -> State:
-        return self.ledger().read()
+        return self.open_ledger().read()
 
-    def ledger(self) -> Ledger:
-        return Ledger(self.opened(), "orders", lambda: 0)
+    def open_ledger(self) -> Ledger:
+        return Ledger(self.open_lake(), "orders", lambda: 0)
 
 
 @dataclass(frozen=True)
-class Ran:
+class CommandResult:
     code: int
     document: Mapping[str, Any]
 
 
 class Shell:
-    """A process on the machine that runs one `sluice` command after another. `told` are words to `SHELL`."""
+    """A process on the machine that runs `sluice` commands one after another; `SHELL` reads `environment`."""
 
-    def __init__(self, machine: Machine, **told: str) -> None:
-        self._machine, self.said = machine, machine.root / "stderr"
-        env = {k: v for k, v in os.environ.items() if k not in ("DAGSTER_HOME", "SLUICE_PROJECT")}
-        with self.said.open("w") as sink:
+    def __init__(self, machine: Machine, **environment: str) -> None:
+        self._machine, self.stderr = machine, machine.root / "stderr"
+        inherited = {k: v for k, v in os.environ.items() if k not in ("DAGSTER_HOME", "SLUICE_PROJECT")}
+        with self.stderr.open("w") as sink:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", SHELL],
                 cwd=Path(__file__).parents[2],
-                env=env | {"PYTHONPATH": "."} | told,
+                env=inherited | {"PYTHONPATH": "."} | environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=sink,
@@ -105,19 +105,19 @@ class Shell:
 
     def begin(self, *arguments: str) -> None:
         assert self._process.stdin
-        self._process.stdin.write(json.dumps([*arguments, *self._machine.named, "--json"]) + "\n")
+        self._process.stdin.write(json.dumps([*arguments, *self._machine.project_options, "--json"]) + "\n")
         self._process.stdin.flush()
 
-    def ended(self) -> Ran:
-        """What became of the command; the process's own code when it died of it."""
+    def wait(self) -> CommandResult:
+        """Wait for the command. Returns its exit code and document, or the process's exit code if it died."""
         assert self._process.stdout
         document = self._process.stdout.readline()
         code = self._process.stdout.readline()
-        return Ran(int(code), json.loads(document)) if code else Ran(self._process.wait(60), {})
+        return CommandResult(int(code), json.loads(document)) if code else CommandResult(self._process.wait(60), {})
 
-    def run(self, *arguments: str) -> Ran:
+    def run(self, *arguments: str) -> CommandResult:
         self.begin(*arguments)
-        return self.ended()
+        return self.wait()
 
 
 SHELL = """
@@ -127,7 +127,7 @@ import sluice.resources.open_ports as real
 from sluice.pipelines.landing.task import PartWriter
 from tests.integration import support
 
-left, write, run = int(os.environ.get("DIE_AT", 0)), PartWriter.write, support.Inline.run
+left, write, run = int(os.environ.get("DIE_AT", 0)), PartWriter.write, support.InlineEngine.run
 
 def counted(self, rows):
     global left
@@ -141,8 +141,8 @@ def held(self, job, tasks):
         time.sleep(0.01)
     return run(self, job, tasks)
 
-with patch.object(PartWriter, "write", counted), patch.object(support.Inline, "run", held):
-    real.open_ports = support.edges
+with patch.object(PartWriter, "write", counted), patch.object(support.InlineEngine, "run", held):
+    real.open_ports = support.open_inline_ports
     from sluice.cli.main import main
     for line in sys.stdin:
         print(main(json.loads(line)), flush=True)
@@ -151,17 +151,17 @@ with patch.object(PartWriter, "write", counted), patch.object(support.Inline, "r
 
 @pytest.fixture
 def begin() -> int:
-    """The first window's start: the last of them closed a little while ago."""
+    """The start of the first window, chosen so that the last window has just closed."""
     return (int(time.time()) * 1000 // MINUTE - WINDOWS - 2) * MINUTE
 
 
 @pytest.fixture
 def topic(kafka: LocalKafka, fresh_topic: Callable[..., str], begin: int) -> str:
-    """All windows filled."""
+    """A topic with records in all windows."""
     topic = fresh_topic(partitions=2)
     producer = KafkaProducer(bootstrap_servers=kafka.bootstrap, linger_ms=5)
-    for i in range(WINDOWS * EACH):
-        stamp = begin + i // EACH * MINUTE + i % EACH
+    for i in range(WINDOWS * RECORDS_PER_WINDOW):
+        stamp = begin + i // RECORDS_PER_WINDOW * MINUTE + i % RECORDS_PER_WINDOW
         producer.send(topic, f"value {i}".encode(), partition=i % 2, timestamp_ms=stamp)
     producer.close()
     return topic
@@ -169,35 +169,35 @@ def topic(kafka: LocalKafka, fresh_topic: Callable[..., str], begin: int) -> str
 
 @pytest.fixture
 def machine(tmp_path: Path, kafka: LocalKafka, topic: str, lake: Lines) -> Machine:
-    return placed(tmp_path / "one", kafka, topic, lake())
+    return create_machine(tmp_path / "one", kafka, topic, lake())
 
 
-def placed(root: Path, kafka: LocalKafka, topic: str, lake: Mapping[str, str]) -> Machine:
+def create_machine(root: Path, kafka: LocalKafka, topic: str, lake: Mapping[str, str]) -> Machine:
     root.mkdir()
     machine = Machine(root, kafka, topic, lake)
-    machine.feed(group=f"g-{topic}")
+    machine.write_feed(group=f"g-{topic}")
     return machine
 
 
-def between(begin: int, first: int = 0, last: int = WINDOWS) -> tuple[str, ...]:
+def build_range_options(begin: int, first: int = 0, last: int = WINDOWS) -> tuple[str, ...]:
     return "--from", show_window(begin + first * MINUTE), "--to", show_window(begin + last * MINUTE)
 
 
-def receipts(machine: Machine) -> dict[str, Receipt]:
-    """The counting receipts, by offset range."""
-    published = (e for _, e in machine.ledger().entries() if isinstance(e, PublishEntry))
+def read_receipts(machine: Machine) -> dict[str, Receipt]:
+    """Read the published receipts, by offset range; the last one of a range counts."""
+    published = (e for _, e in machine.open_ledger().entries() if isinstance(e, PublishEntry))
     return {str(r.offset_range): r for e in published for r in e.receipts}
 
 
-def staged_receipts(machine: Machine) -> dict[str, str]:
-    """What a batch that is not published has finished: offset range and attempt."""
-    lake = machine.opened()
-    found = (p for p in lake.list("_sluice/orders/staging") if p.endswith(".receipt.json"))
-    said = [json.loads(lake.get(p) or b"") for p in found]
-    return {"{topic}:{partition}:{start}-{end}".format(**s["slice"]): s["attempt"] for s in said}
+def read_staged_receipts(machine: Machine) -> dict[str, str]:
+    """Read the attempts that an unpublished batch has finished, by offset range."""
+    lake = machine.open_lake()
+    receipt_paths = (p for p in lake.list("_sluice/orders/staging") if p.endswith(".receipt.json"))
+    staged = [json.loads(lake.get(p) or b"") for p in receipt_paths]
+    return {"{topic}:{partition}:{start}-{end}".format(**s["slice"]): s["attempt"] for s in staged}
 
 
-def committed(machine: Machine) -> list[int | None]:
+def fetch_committed(machine: Machine) -> list[int | None]:
     consumer = KafkaConsumer(bootstrap_servers=machine.kafka.bootstrap, group_id=f"g-{machine.topic}")
     try:
         return [consumer.committed(KafkaTopicPartition(machine.topic, p)) for p in range(2)]
@@ -205,27 +205,27 @@ def committed(machine: Machine) -> list[int | None]:
         consumer.close()
 
 
-def check_whole(machine: Machine, told: Tell) -> None:
-    """All of it landed, once, and the audit reconciles against Kafka itself."""
-    code, report = told("audit", "orders", "--rescan", *machine.named)
+def check_everything_landed(machine: Machine, invoke: Invoke) -> None:
+    """Check that every record landed once, and that the audit reconciles with Kafka."""
+    code, report = invoke("audit", "orders", "--rescan", *machine.project_options)
     assert code == 0, report["problems"]
-    assert report["compared"] == WINDOWS * EACH
-    assert rows(machine.feed(group=f"g-{machine.topic}")) == consumed(machine.kafka, machine.topic)
-    assert committed(machine) == [WINDOWS * EACH // 2] * 2
+    assert report["compared"] == WINDOWS * RECORDS_PER_WINDOW
+    assert read_rows(machine.write_feed(group=f"g-{machine.topic}")) == consume_topic(machine.kafka, machine.topic)
+    assert fetch_committed(machine) == [WINDOWS * RECORDS_PER_WINDOW // 2] * 2
 
 
-def windows(begin: int) -> set[str]:
+def name_windows(begin: int) -> set[str]:
     return {show_window(begin + n * MINUTE) for n in range(WINDOWS)}
 
 
-def shown(machine: Machine, key: dg.AssetKey) -> set[str]:
-    """The partitions that are green in the machine's Dagster."""
+def read_materialized(machine: Machine, key: dg.AssetKey) -> set[str]:
+    """Read the materialized partitions of an asset from the machine's Dagster."""
     with open_instance(Project(machine.root)) as instance:
         return set(instance.get_materialized_partitions(key))
 
 
-def runs(machine: Machine) -> dict[str, str]:
-    """Dagster's runs and their states."""
+def read_runs(machine: Machine) -> dict[str, str]:
+    """Read the states of Dagster's runs, by run id."""
     with open_instance(Project(machine.root)) as instance:
         return {r.run_id: r.status.value for r in instance.get_runs()}
 
@@ -236,13 +236,13 @@ def own_home(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-Tell = Callable[..., tuple[int, Any]]
+Invoke = Callable[..., tuple[int, Any]]
 
 
 @pytest.fixture
-def told(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Tell:
-    """A command in this process: its exit code and its document."""
-    monkeypatch.setattr(resources, "open_ports", edges)
+def invoke(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    """Runs a command in this process, and returns its exit code and document."""
+    monkeypatch.setattr(resources, "open_ports", open_inline_ports)
 
     def call(*arguments: str) -> tuple[int, Any]:
         capfd.readouterr()
@@ -257,79 +257,85 @@ def told(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.faults
 def test_a_backfill_killed_in_the_middle_is_brought_home_by_the_same_command(
-    machine: Machine, begin: int, told: Tell
+    machine: Machine, begin: int, invoke: Invoke
 ) -> None:
-    asked = "run", "orders", *between(begin), "--windows-per-run", "4"
+    command = "run", "orders", *build_range_options(begin), "--windows-per-run", "4"
     with Shell(machine, DIE_AT="28") as victim:
-        assert victim.run(*asked).code == -signal.SIGKILL, victim.said.read_text()
+        assert victim.run(*command).code == -signal.SIGKILL, victim.stderr.read_text()
 
-    finished = {name: r.attempt for name, r in receipts(machine).items()}
-    half = staged_receipts(machine)
-    (left,) = machine.state().live()
-    assert (len(finished), len(half)) == (24, 3), "twelve windows are published, of the next four some is finished"
-    (dead,) = (run for run, status in runs(machine).items() if status == "STARTED")
+    finished = {name: r.attempt for name, r in read_receipts(machine).items()}
+    staged = read_staged_receipts(machine)
+    (interrupted,) = machine.state().live()
+    assert (len(finished), len(staged)) == (24, 3), (
+        "twelve windows are published, and part of the next four is finished"
+    )
+    (dead,) = (run for run, status in read_runs(machine).items() if status == "STARTED")
 
-    code, unstuck = told("unstick", *machine.named)
+    code, unstuck = invoke("unstick", *machine.project_options)
     (ended_run,) = unstuck["ended"]
     assert (code, ended_run["run"], ended_run["pools"]) == (0, dead, ["sluice_orders"])
     (batch,) = ended_run["batches"]
-    assert (batch["batch"], batch["kept"]) == (left.id, "3 of 8 offset ranges are finished")
+    assert (batch["batch"], batch["kept"]) == (interrupted.id, "3 of 8 offset ranges are finished")
     first, last = (show_window(begin + n * MINUTE) for n in (12, 16))
     assert batch["remedy"][0].startswith(f"sluice run orders --from {first} --to {last}")
-    assert runs(machine)[dead] == "FAILURE"
+    assert read_runs(machine)[dead] == "FAILURE"
 
-    code, home = told(*asked, *machine.named)
-    assert code == 0, home
-    batches = [[(b["batch"], b["adopted_offset_ranges"]) for b in run["batches"]] for run in home["feeds"][0]["runs"]]
-    assert batches[:4] == [[], [], [], [(left.id, 3)]], "what landed is not planned again, what was finished stays"
-    assert [[adopted for _, adopted in each] for each in batches[4:]] == [[0], [0]]
-    whole = receipts(machine)
-    assert {name: whole[name].attempt for name in finished | half} == finished | half
+    code, resumed = invoke(*command, *machine.project_options)
+    assert code == 0, resumed
+    batches = [
+        [(b["batch"], b["adopted_offset_ranges"]) for b in run["batches"]] for run in resumed["feeds"][0]["runs"]
+    ]
+    assert batches[:4] == [[], [], [], [(interrupted.id, 3)]], (
+        "landed windows are not planned again, finished ranges are adopted"
+    )
+    assert [[adopted for _, adopted in run_batches] for run_batches in batches[4:]] == [[0], [0]]
+    receipts = read_receipts(machine)
+    assert {name: receipts[name].attempt for name in finished | staged} == finished | staged
     assert machine.state().live() == ()
-    check_whole(machine, told)
+    check_everything_landed(machine, invoke)
     for key in (landed_key("orders"), committed_key("orders")):
-        assert windows(begin) <= shown(machine, key)
+        assert name_windows(begin) <= read_materialized(machine, key)
 
 
 # -- two machines
 
 
 @pytest.mark.faults
-def test_two_machines_on_one_lake_end_as_one_after_another(machine: Machine, begin: int, told: Tell) -> None:
-    other = placed(machine.root.parent / "two", machine.kafka, machine.topic, machine.lake)
+def test_two_machines_on_one_lake_end_as_one_after_another(machine: Machine, begin: int, invoke: Invoke) -> None:
+    other = create_machine(machine.root.parent / "two", machine.kafka, machine.topic, machine.lake)
     gate = machine.root / "gate"
-    with Shell(machine, GATE=str(gate)) as here, Shell(other) as there:
-        here.begin("run", "orders", *between(begin, 0, 2))
-        held = first_batch(machine, here)
-        second = there.run("run", "orders", *between(begin, 0, 2))
-        refused, landed = second.document["feeds"][0]["runs"]
-        assert (second.code, refused["error"]) == (75, "PlanBusy")
-        assert f"batch {held}" in refused["message"]
-        assert len(landed["batches"]) == 1, "another's window keeps nobody from the rest"
+    with Shell(machine, GATE=str(gate)) as first_shell, Shell(other) as second_shell:
+        first_shell.begin("run", "orders", *build_range_options(begin, 0, 2))
+        running_batch = wait_for_batch(machine, first_shell)
+        rival = second_shell.run("run", "orders", *build_range_options(begin, 0, 2))
+        refused, landed = rival.document["feeds"][0]["runs"]
+        assert (rival.code, refused["error"]) == (75, "PlanBusy")
+        assert f"batch {running_batch}" in refused["message"]
+        assert len(landed["batches"]) == 1, "a window of another run does not block the rest"
 
         gate.touch()
-        assert here.ended().code == 0
-        for shell in (here, there):
-            shell.begin("run", "orders", *between(begin), "--windows-per-run", "12")
-        codes = {here.ended().code, there.ended().code}
+        assert first_shell.wait().code == 0
+        for shell in (first_shell, second_shell):
+            shell.begin("run", "orders", *build_range_options(begin), "--windows-per-run", "12")
+        codes = {first_shell.wait().code, second_shell.wait().code}
     assert codes <= {0, 1, 3, 75}, "one waits for the other or is fenced; nothing lands twice"
-    assert told("run", "orders", *machine.named)[0] == 0
+    assert invoke("run", "orders", *machine.project_options)[0] == 0
     ranges = sorted(
-        (r.offset_range.partition, r.offset_range.start, r.offset_range.end) for r in receipts(machine).values()
+        (r.offset_range.partition, r.offset_range.start, r.offset_range.end) for r in read_receipts(machine).values()
     )
     assert all(a[0] != b[0] or a[2] == b[1] for a, b in pairwise(ranges))
     assert {b.status for b in machine.state().batches.values()} == {BatchStatus.PUBLISHED}
-    check_whole(machine, told)
-    assert told("repair", *other.named)[0] == 0
-    for each in (machine, other):
-        assert windows(begin) <= shown(each, landed_key("orders")), "each instance was told of all of it"
+    check_everything_landed(machine, invoke)
+    assert invoke("repair", *other.project_options)[0] == 0
+    for either in (machine, other):
+        assert name_windows(begin) <= read_materialized(either, landed_key("orders")), "each instance shows all windows"
 
 
-def first_batch(machine: Machine, shell: Shell) -> int:
-    """The batch that the shell's run is at, once it is."""
-    give_up = time.monotonic() + 120
+def wait_for_batch(machine: Machine, shell: Shell) -> int:
+    """Wait until the shell's run has a live batch. Returns the batch's number."""
+    deadline = time.monotonic() + 120
     while not (live := machine.state().live()):
-        assert time.monotonic() < give_up, shell.said.read_text()
+        assert time.monotonic() < deadline, shell.stderr.read_text()
         time.sleep(0.01)
     return live[0].id
 
@@ -338,38 +344,40 @@ def first_batch(machine: Machine, shell: Shell) -> int:
 
 
 def test_repair_fixes_what_is_broken_and_only_that(
-    tmp_path: Path, kafka: LocalKafka, topic: str, begin: int, told: Tell
+    tmp_path: Path, kafka: LocalKafka, topic: str, begin: int, invoke: Invoke
 ) -> None:
-    machine = placed(tmp_path / "one", kafka, topic, {})
-    feed, folder = machine.feed(group=f"g-{machine.topic}"), machine.shared / "_sluice/orders"
+    machine = create_machine(tmp_path / "one", kafka, topic, {})
+    feed, folder = machine.write_feed(group=f"g-{machine.topic}"), machine.shared / "_sluice/orders"
     run(feed)
     commit_feed(feed)
-    debris(machine, begin, folder)
+    plant_debris(machine, begin, folder)
     before = sorted(p for p in machine.shared.rglob("*"))
 
-    code, dry = told("repair", "orders", "--dry-run", *machine.named)
+    code, dry_run = invoke("repair", "orders", "--dry-run", *machine.project_options)
     assert code == 0
     assert sorted(p for p in machine.shared.rglob("*")) == before
-    code, said = told("repair", *machine.named)
+    code, report = invoke("repair", *machine.project_options)
     assert code == 0
-    assert [f["found"] for f in said["feeds"]] == [f["found"] for f in dry["feeds"]]
-    found = said["feeds"][0]["found"]
-    assert [f["what"] for f in found] == [
+    assert [f["found"] for f in report["feeds"]] == [f["found"] for f in dry_run["feeds"]]
+    findings = report["feeds"][0]["found"]
+    assert [f["what"] for f in findings] == [
         "shown", "staging", "manifest", "staging", "unfinished", "heartbeat", "untold",
     ]  # fmt: skip
-    code, again = told("repair", *machine.named)
-    del again["temporary"]  # what other processes of this machine left
-    assert (code, again) == (0, {"dry_run": False, "feeds": [{"feed": "orders", "found": []}], "broken": []})
+    code, second_report = invoke("repair", *machine.project_options)
+    del second_report["temporary"]  # left by other processes on this host
+    assert (code, second_report) == (0, {"dry_run": False, "feeds": [{"feed": "orders", "found": []}], "broken": []})
     assert not list(folder.glob("staging/*"))
     assert not list(folder.glob("owners/*"))
-    check_whole(machine, told)
+    check_everything_landed(machine, invoke)
 
 
-def debris(machine: Machine, begin: int, folder: Path) -> None:
-    """A published part back in staging only, a manifest gone, staging of no batch, a write that never ended, the
-    heartbeat of a process that is gone; and a Dagster instance that knows nothing.
+def plant_debris(machine: Machine, begin: int, folder: Path) -> None:
+    """Plant one instance of each defect that repair fixes.
+
+    A published part is in staging only, a manifest is missing, a staging folder belongs to no batch, a write never
+    ended, and a heartbeat's process is dead. The Dagster instance has no events.
     """
-    part = next(p for r in receipts(machine).values() for p in r.parts)
+    part = next(p for r in read_receipts(machine).values() for p in r.parts)
     staged = machine.shared / part.staged
     staged.parent.mkdir(parents=True)
     (machine.shared / part.path).rename(staged)
@@ -377,13 +385,13 @@ def debris(machine: Machine, begin: int, folder: Path) -> None:
     orphan = folder / "staging/0/a"
     orphan.mkdir(parents=True)
     (orphan / "x.receipt.json").write_text("{}")
-    begun = folder / "log/.tmp-0123456789abcdef"
-    begun.write_bytes(b"half an ent")
-    os.utime(begun, (0, 0))
+    unfinished = folder / "log/.tmp-0123456789abcdef"
+    unfinished.write_bytes(b"half an ent")
+    os.utime(unfinished, (0, 0))
     with subprocess.Popen(
         [sys.executable, "-c", HEARTBEAT, str(machine.shared)], cwd=Path(__file__).parents[2]
-    ) as gone:
-        assert gone.wait() == -signal.SIGKILL
+    ) as process:
+        assert process.wait() == -signal.SIGKILL
 
 
 HEARTBEAT = """

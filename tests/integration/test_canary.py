@@ -1,8 +1,7 @@
-"""A canary in every secret that a feed may hold, filled in from the environment and from files: after a day's work it
-is found nowhere that anybody reads, and meanwhile in no process's arguments.
+"""A canary in every secret of a feed, from the environment and from files: no output and no command line shows it.
 
-The day: feed files that are wrong, one whose Kafka refuses the password, and one that lands on S3 by real tasks in
-Spark, which writes its event log, with a quarantine, a report and a replay, all with debug logs.
+The commands cover invalid feed files, a feed whose Kafka refuses the password, and a feed that lands in a store by real
+Spark tasks with an event log, with a quarantine, a report and a replay; all with debug logs.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from sluice.pipelines.feed.load import load_feed
 from sluice.resources.lake import open_lake
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.clouds import CloudStore, sign_token
-from tests.resources.kafka.tools import producing
+from tests.resources.kafka.tools import open_producer
 from tests.stores import Store
 
 CANARIES = {
@@ -46,10 +45,10 @@ IN_FILES = {
     "spark": "canary-file-spark-Wd1/jC+5",
     "plain": "canary-file-plain-Zr8/mQ+4",
 }
-"""By the name of the file, below the project's folder, that holds it. `plain` stands in fields that are no secrets."""
+"""Canaries by the name of their file in the project's folder of secrets. Fields that are not secret use `plain`."""
 SECRETS = "secrets"
 AVRO = '{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}'
-LOOKED_AT = {
+KNOWN_CONTENT = {
     "/log/0": b"quarantined",
     ".parquet": b"sluice.plan_hash",
     "reports/": b"<table",
@@ -62,7 +61,7 @@ LOOKED_AT = {
     "/cmdline": b"java",
     "stderr": b"wrong.yaml",
 }
-"""Where the canary could be, and what is there for sure: else nobody looked."""
+"""Places that could hold a canary, each with a text that it certainly holds: proof that the search reads it."""
 ORDERS = """
 kafka: {bootstrap: '%s'}
 topics: '%s'
@@ -146,7 +145,7 @@ REMOTES = {
     "sql": "table: {iceberg: {name: db.x, catalog: {type: sql,"
     ' uri: "postgresql+psycopg2://reader:${CANARY_CATALOG}@127.0.0.1:9/x"}}}',
 }
-"""More sections of feeds that reach nothing."""
+"""More sections of feeds, with addresses that do not answer."""
 NOTIFY = """
 webhook: "https://127.0.0.1:9/${CANARY_NOTIFY}"
 email: {server: 127.0.0.1, user: a, password: "${CANARY_NOTIFY}", sender: a@example.com, to: [b@example.com]}
@@ -212,21 +211,21 @@ def build_s3(request: pytest.FixtureRequest, _: pytest.MonkeyPatch) -> str:
     store: Store = request.getfixturevalue("s3_store")
     if not store.local:
         pytest.skip("a real store takes no made-up keys")
-    return S3 % (store.lake(), store.settings.endpoint, store.settings.region)
+    return S3 % (store.make_address(), store.settings.endpoint, store.settings.region)
 
 
 def build_azure(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A real token; its signature is a canary, too."""
+    """Build the section with a real SAS token, whose signature is a canary, too."""
     store: CloudStore = request.getfixturevalue("azure_store")
     token = sign_token("rcwdl")
     monkeypatch.setitem(IN_FILES, "azure", token)
     monkeypatch.setitem(IN_FILES, "signature", parse_qs(token)["sig"][0])
-    return AZURE % (store.lake(), store.settings.endpoint)
+    return AZURE % (store.make_address(), store.settings.endpoint)
 
 
 def build_google(request: pytest.FixtureRequest, _: pytest.MonkeyPatch) -> str:
     store: CloudStore = request.getfixturevalue("google_store")
-    return GOOGLE % (store.lake(), store.settings.endpoint)
+    return GOOGLE % (store.make_address(), store.settings.endpoint)
 
 
 @pytest.fixture(params=[build_s3, build_azure, build_google], ids=["s3", "azure", "google"])
@@ -238,7 +237,7 @@ def project(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
     topic, lake = fresh_topic(), request.param(request, monkeypatch)
-    with producing(kafka) as producer:
+    with open_producer(kafka) as producer:
         for value in (b'{"id": -1, "name": "a"}', b'{"id": 2}', b"no json"):
             producer.send(topic, value)
     feeds = tmp_path / "project" / "feeds"
@@ -272,21 +271,21 @@ def test_a_secret_is_found_nowhere(project: Path, tmp_path: Path) -> None:
     for name in ("SLUICE_PROJECT", "KAFKA_BOOTSTRAP", "DAGSTER_HOME"):
         env.pop(name, None)
     command = [sys.executable, "-c", SCRIPT, json.dumps(DAY)]
-    with _watched() as command_lines:
-        done = subprocess.run(command, cwd=project, env=env, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
-    codes = dict(zip(map(" ".join, DAY), json.loads(done.stdout.splitlines()[-1]), strict=True))
-    assert codes["run orders --debug"] == 0, done.stderr.decode()[-3000:]
+    with _record_command_lines() as command_lines:
+        process = subprocess.run(command, cwd=project, env=env, capture_output=True, check=False)
+    assert process.returncode == 0, process.stderr.decode()[-3000:]
+    codes = dict(zip(map(" ".join, DAY), json.loads(process.stdout.splitlines()[-1]), strict=True))
+    assert codes["run orders --debug"] == 0, process.stderr.decode()[-3000:]
     assert codes["audit orders --rescan --debug --json"] == 0
     assert (codes["run wrong --json"], codes["run locked --debug --json"]) == (2, 1)
     assert (codes["run wrong_too --json"], codes["run locked_too --debug"]) == (2, 1)
-    assert codes["run mounted --debug --json"] == 2, "what is in the file is no part of a proxy's address"
+    assert codes["run mounted --debug --json"] == 2, "the secret in the file is not valid in a proxy's address"
 
-    said = [("stdout", done.stdout), ("stderr", done.stderr)]
-    found = [*_everything(project, scratch), *said, *(("/proc/0/cmdline", line) for line in command_lines)]
-    assert [name for name, data in found if _has(data)] == []
-    for kind, there in LOOKED_AT.items():
-        assert any(kind in name and there in data for name, data in found), f"nobody looked into {kind}"
+    outputs = [("stdout", process.stdout), ("stderr", process.stderr)]
+    contents = [*_read_everything(project, scratch), *outputs, *(("/proc/0/cmdline", line) for line in command_lines)]
+    assert [name for name, data in contents if _has_canary(data)] == []
+    for kind, text in KNOWN_CONTENT.items():
+        assert any(kind in name and text in data for name, data in contents), f"the search did not read {kind}"
 
 
 def test_the_search_finds_a_canary(tmp_path: Path) -> None:
@@ -297,69 +296,69 @@ def test_the_search_finds_a_canary(tmp_path: Path) -> None:
     (tmp_path / "b").write_text(json.dumps({"a": secret}))
     (tmp_path / "c").write_text(base64.b64encode(secret.encode()).decode())
     (tmp_path / "d").write_text(quote(secret, safe=""))
-    assert sum(_has(data) for _, data in _files(tmp_path)) == 4
+    assert sum(_has_canary(data) for _, data in _read_files(tmp_path)) == 4
 
 
-# -- looking
+# -- search
 
 
 @contextmanager
-def _watched() -> Iterator[set[bytes]]:
-    """The command lines of all processes that are there while the block runs."""
-    seen: set[bytes] = set()
-    over = threading.Event()
+def _record_command_lines() -> Iterator[set[bytes]]:
+    """Collect the command lines of all processes that exist while the block runs."""
+    command_lines: set[bytes] = set()
+    finished = threading.Event()
 
     def watch() -> None:
-        while not over.wait(0.2):
-            for place in Path("/proc").glob("[0-9]*/cmdline"):
+        while not finished.wait(0.2):
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
                 with suppress(OSError):
-                    seen.add(place.read_bytes())
+                    command_lines.add(path.read_bytes())
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        yield seen
+        yield command_lines
     finally:
-        over.set()
+        finished.set()
         watcher.join()
 
 
-def _has(data: bytes) -> bool:
-    return any(form in data for secret in (*CANARIES.values(), *IN_FILES.values()) for form in _forms(secret))
+def _has_canary(data: bytes) -> bool:
+    return any(form in data for secret in (*CANARIES.values(), *IN_FILES.values()) for form in _encode_forms(secret))
 
 
-def _forms(secret: str) -> Iterator[bytes]:
+def _encode_forms(secret: str) -> Iterator[bytes]:
     yield from (text.encode() for text in (secret, quote(secret), quote(secret, safe=""), json.dumps(secret)[1:-1]))
     yield base64.b64encode(secret.encode())
 
 
-def _everything(project: Path, scratch: Path) -> Iterator[tuple[str, bytes]]:
-    """All that the day left: the project with Dagster's home and its logs, the lake, and what was temporary."""
-    yield from (found for found in _files(project) if Path(found[0]).parent != project / SECRETS)
-    yield from _files(scratch)
+def _read_everything(project: Path, scratch: Path) -> Iterator[tuple[str, bytes]]:
+    """Read all that the commands wrote: the project with Dagster's home and logs, the lake, and scratch files."""
+    yield from (file for file in _read_files(project) if Path(file[0]).parent != project / SECRETS)
+    yield from _read_files(scratch)
     lake = open_lake(load_feed(project / "feeds" / "orders.yaml", CANARIES))
     yield from ((path, lake.get(path) or b"") for path in lake.list(""))
 
 
-def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
+def _read_files(folder: Path) -> Iterator[tuple[str, bytes]]:
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         data = path.read_bytes()
         yield str(path), data
         if data.startswith(b"SQLite format 3"):
-            yield from _cells(path)
+            yield from _read_cells(path)
 
 
-def _cells(path: Path) -> Iterator[tuple[str, bytes]]:
-    """What a database holds compressed."""
+def _read_cells(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Decompress the compressed cells of a database."""
     with sqlite3.connect(path) as db:
         for (name,) in db.execute("select name from sqlite_master where type = 'table'").fetchall():
             for row in db.execute(f'select * from "{name}"'):
                 for cell in row:
-                    if isinstance(cell, bytes) and (said := _inflated(cell)):
-                        yield f"{path} {name}", said
+                    if isinstance(cell, bytes) and (inflated := _inflate(cell)):
+                        yield f"{path} {name}", inflated
 
 
-def _inflated(cell: bytes) -> bytes:
+def _inflate(cell: bytes) -> bytes:
     try:
         return zlib.decompress(cell)
     except zlib.error:

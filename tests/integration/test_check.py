@@ -19,7 +19,7 @@ from sluice.pipelines.status.repeats import Cause
 from sluice.pipelines.status.window_rows import read_rows
 from sluice.resources.lake import open_lake
 from sluice.resources.local.local_kafka import LocalKafka
-from tests.integration.support import Place, offsets, run
+from tests.integration.support import FeedProject, request_offsets, run
 
 HOUR, MINUTE = 3_600_000, 60_000
 START = 1_795_183_200_000
@@ -32,9 +32,9 @@ QUERY = """
 
 
 class Producer:
-    """Sends records to one topic, each after the one before it."""
+    """Sends records to one topic, and waits for each acknowledgement before the next record."""
 
-    def __init__(self, project: Place, **settings: Any) -> None:
+    def __init__(self, project: FeedProject, **settings: Any) -> None:
         self._topic = project.topic
         self.kafka = KafkaProducer(bootstrap_servers=project.kafka.bootstrap, **settings)
 
@@ -43,9 +43,11 @@ class Producer:
         self.kafka.send(self._topic, value, key.encode(), partition=partition, timestamp_ms=stamp).get(30)
 
 
-def plant(project: Place) -> None:
-    """Records of two hours: late ones, a retry, an event sent twice, an update, two deletes, one refused, two
-    transactions."""
+def plant(project: FeedProject) -> None:
+    """Plant records of two hours.
+
+    They include late ones, a retry, an event sent twice, an update, two deletes, an invalid one and two transactions.
+    """
     producer = Producer(project)
     producer.send("a", b'{"id": 1}', 1)
     producer.send("first", b'{"id": 2}', 61)
@@ -74,14 +76,14 @@ def plant(project: Place) -> None:
 
 
 @pytest.fixture
-def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> Place:
-    here = Place(tmp_path, kafka, fresh_topic(partitions=3, config={"retention.ms": "-1"}), {})
-    plant(here)
-    run(here.feed(format="json", schema="{id: int64}"))
-    return here
+def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> FeedProject:
+    feed_project = FeedProject(tmp_path, kafka, fresh_topic(partitions=3, config={"retention.ms": "-1"}), {})
+    plant(feed_project)
+    run(feed_project.write_feed(format="json", schema="{id: int64}"))
+    return feed_project
 
 
-def answer(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
+def run_command(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
     """Returns the exit code and the document of a command."""
     capfd.readouterr()
     code = main([*arguments, "--json"])
@@ -90,10 +92,10 @@ def answer(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any
 
 @pytest.mark.kafka
 def test_the_check_counts_what_duckdb_counts(
-    project: Place, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    project: FeedProject, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(project.root)
-    code, document = answer(capfd, "check", "orders", SECOND)
+    code, document = run_command(capfd, "check", "orders", SECOND)
     files = [f["address"] for f in document["files"] if f["kind"] == "landed"]
     landed, late, furthest, keys, pairs, first = duckdb.execute(
         QUERY, {"files": files, "start": START + HOUR}
@@ -118,7 +120,7 @@ def test_the_check_counts_what_duckdb_counts(
     assert partition["end"] - partition["start"] == sum(
         partition[name] for name in ("landed", "quarantined", "control", "aborted")
     )
-    _, by_id = answer(capfd, "check", "orders", SECOND, "--key", "id")
+    _, by_id = run_command(capfd, "check", "orders", SECOND, "--key", "id")
     assert by_id["repeats"]["keys"] == duckdb.read_parquet(files).aggregate("count(distinct id)").fetchall()[0][0]
     assert sluice.check("orders", SECOND, project=project.root).rows.late.records == 2
 
@@ -129,13 +131,13 @@ def test_copies_that_the_broker_stamped_have_no_cause_by_time(
     schema: dict[str, str], tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]
 ) -> None:
     topic = fresh_topic(config={"message.timestamp.type": "LogAppendTime"})
-    project = Place(tmp_path, kafka, topic, {})
+    project = FeedProject(tmp_path, kafka, topic, {})
     producer = Producer(project)
     for value in (b'{"id": 1}', b'{"id": 1}', None, None):
         producer.send("a", value, 0)
     producer.kafka.close()
-    feed = project.feed(**schema)
-    receipts = [r for b in run(feed, offsets(topic, 0, 0, 4)).batches for r in b.receipts]
+    feed = project.write_feed(**schema)
+    receipts = [r for b in run(feed, request_offsets(topic, 0, 0, 4)).batches for r in b.receipts]
     parts = [(r.offset_range, p) for r in receipts for p in r.of(PartKind.LANDED)]
     rows = read_rows(open_lake(feed), parts, Range(0, 1), (), lambda progress: None)
     assert {c.cause: c.records for c in rows.repeats.copies} == {Cause.BROKER_TIME: 1, Cause.DELETED_AGAIN: 1}
@@ -146,11 +148,11 @@ def test_copies_that_the_broker_stamped_have_no_cause_by_time(
 
 @pytest.mark.kafka
 def test_an_empty_hour_and_an_unknown_column(
-    project: Place, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    project: FeedProject, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(project.root)
-    code, document = answer(capfd, "check", "orders", THIRD)
+    code, document = run_command(capfd, "check", "orders", THIRD)
     assert (code, document["empty"], document["landed"], document["files"]) == (0, True, 0, [])
-    code, error = answer(capfd, "check", "orders", FIRST, "--key", "order")
+    code, error = run_command(capfd, "check", "orders", FIRST, "--key", "order")
     assert (code, error["error"]) == (2, "UsageError")
     assert "no column `order`" in error["message"]

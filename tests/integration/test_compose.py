@@ -1,6 +1,6 @@
-"""The brokers of infra/compose, without containers: three real ones by its settings and by what its script signs.
+"""The brokers of infra/compose, without containers: three real brokers with its settings and its signed certificates.
 
-What differs is where they are: on loopback, each on ports of its own, with folders of the test's own.
+Only the addresses and folders differ: the brokers listen on loopback, each on its own ports, in the test's folders.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from sluice.pipelines.feed.rights import rights_of
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.checker.tools import Java
 from tests.deployment import INFRA
-from tests.integration.support import rows, run
-from tests.resources.kafka.tools import free_port, until
+from tests.integration.support import read_rows, run
+from tests.resources.kafka.tools import free_port, wait_until
 
 pytestmark = [pytest.mark.soak, pytest.mark.kafka]
 SERVICES = yaml.safe_load((INFRA / "compose/compose.yaml").read_text())["services"]
@@ -36,13 +36,13 @@ BROKERS = [name for name in SERVICES if name.startswith("kafka-")]
 @pytest.fixture
 def private(tmp_path: Path) -> Path:
     script = shutil.copy(INFRA / "compose/certificates.sh", tmp_path)
-    for _ in range(2):  # the second time all is there
+    for _ in range(2):  # the second time all files exist
         subprocess.run([script], check=True)
     return tmp_path / "private"
 
 
-def properties(name: str, private: Path, ports: dict[tuple[str, int], int]) -> str:
-    """The broker's settings as its image makes them of the environment: KAFKA_A_B=c is a.b=c."""
+def build_properties(name: str, private: Path, ports: dict[tuple[str, int], int]) -> str:
+    """Build the broker's settings from the environment as its image does: KAFKA_A_B=c becomes a.b=c."""
     lines = {
         key.removeprefix("KAFKA_").lower().replace("_", "."): str(value)
         for key, value in SERVICES[name]["environment"].items()
@@ -56,14 +56,14 @@ def properties(name: str, private: Path, ports: dict[tuple[str, int], int]) -> s
 
 
 @contextmanager
-def brokers(private: Path) -> Iterator[str]:
-    """All three: the addresses that clients are given."""
+def run_brokers(private: Path) -> Iterator[str]:
+    """Run all three brokers, and yield their bootstrap addresses."""
     ports = {(name, port): free_port() for name in BROKERS for port in (9093, 9094)}
     java, tools = Java.of_local_kafka(), LocalKafka(private.parent / "tools")
     with ExitStack() as stack:
         for name in BROKERS:
             config = private.parent / f"{name}.properties"
-            config.write_text(properties(name, private, ports))
+            config.write_text(build_properties(name, private, ports))
             cluster = SERVICES[name]["environment"]["CLUSTER_ID"]
             formatted = tools.tool("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(config))
             assert formatted.returncode == 0, formatted.stderr
@@ -75,11 +75,11 @@ def brokers(private: Path) -> Iterator[str]:
         yield ",".join(f"127.0.0.1:{ports[name, 9093]}" for name in BROKERS)
 
 
-def client(private: Path, user: str) -> dict[str, Any]:
-    """kafka-python's settings for a user: both come by certificate."""
-    one = private / ("sluice" if user == "sluice" else "brokers")
-    key = one / ("sluice.key" if user == "sluice" else f"{user}.pem")
-    files = {"ssl_cafile": str(one / "ca.pem"), "ssl_certfile": str(one / f"{user}.pem"), "ssl_keyfile": str(key)}
+def build_client_settings(private: Path, user: str) -> dict[str, Any]:
+    """Build kafka-python's settings for a user; both users authenticate by certificate."""
+    folder = private / ("sluice" if user == "sluice" else "brokers")
+    key = folder / ("sluice.key" if user == "sluice" else f"{user}.pem")
+    files = {"ssl_cafile": str(folder / "ca.pem"), "ssl_certfile": str(folder / f"{user}.pem"), "ssl_keyfile": str(key)}
     return {"security_protocol": "SSL", **files}
 
 
@@ -90,45 +90,45 @@ def test_nobody_else_on_the_host_gets_at_the_keys(private: Path) -> None:
 
 
 def test_brokers_by_these_settings_let_in_who_has_a_right(private: Path, tmp_path: Path) -> None:
-    with brokers(private) as bootstrap:
-        admin = client(private, "admin")
-        topic(bootstrap, admin)
+    with run_brokers(private) as bootstrap:
+        admin = build_client_settings(private, "admin")
+        create_topic(bootstrap, admin)
         with closing(KafkaProducer(bootstrap_servers=bootstrap, acks="all", **admin)) as producer:
             for sent in [producer.send("orders", b"%d" % n) for n in range(100)]:
                 sent.get(timeout=60)
         path = tmp_path / "orders.yaml"
-        login = {"bootstrap": bootstrap, **client(private, "sluice")}
+        login = {"bootstrap": bootstrap, **build_client_settings(private, "sluice")}
         path.write_text(yaml.safe_dump({"kafka": login, "topics": "orders", "start": "earliest", "group": "g"}))
         feed = load_feed(path, {})
         with pytest.raises(NotAuthorized):
             run(feed)
         grant(bootstrap, admin, feed)
         run(feed)
-        assert len(rows(feed)) == 100
-        nobody = {**client(private, "sluice"), "ssl_certfile": None, "ssl_keyfile": None}
+        assert len(read_rows(feed)) == 100
+        anonymous = {**build_client_settings(private, "sluice"), "ssl_certfile": None, "ssl_keyfile": None}
         with pytest.raises(KafkaError):
-            KafkaAdminClient(bootstrap_servers=bootstrap, bootstrap_timeout_ms=5000, **nobody)
+            KafkaAdminClient(bootstrap_servers=bootstrap, bootstrap_timeout_ms=5000, **anonymous)
 
 
-def topic(bootstrap: str, login: dict[str, Any]) -> None:
-    """Once all three brokers are there: the defaults ask for a copy on each."""
+def create_topic(bootstrap: str, login: dict[str, Any]) -> None:
+    """Create the topic once all three brokers are up: the defaults require a replica on each."""
 
-    def all_there() -> bool:
+    def is_complete() -> bool:
         try:
-            with closing(KafkaAdminClient(bootstrap_servers=bootstrap, **login)) as asked:
-                return len(asked.describe_cluster()["brokers"]) == len(BROKERS)
+            with closing(KafkaAdminClient(bootstrap_servers=bootstrap, **login)) as admin:
+                return len(admin.describe_cluster()["brokers"]) == len(BROKERS)
         except KafkaError:
             return False
 
-    until(all_there, 180)
-    with closing(KafkaAdminClient(bootstrap_servers=bootstrap, **login)) as made:
-        made.create_topics({"orders": {"num_partitions": 3, "replication_factor": -1}}, wait_for_metadata=True)
-        (described,) = made.describe_topics(["orders"])
+    wait_until(is_complete, 180)
+    with closing(KafkaAdminClient(bootstrap_servers=bootstrap, **login)) as admin:
+        admin.create_topics({"orders": {"num_partitions": 3, "replication_factor": -1}}, wait_for_metadata=True)
+        (described,) = admin.describe_topics(["orders"])
     assert {len(p["replica_nodes"]) for p in described["partitions"]} == {3}
 
 
 def grant(bootstrap: str, login: dict[str, Any], feed: Any) -> None:
-    """What `sluice acls` says, to the principal that the certificate names."""
+    """Grant the rights of `sluice acls` to the principal that the certificate names."""
     from kafka.admin import ACL, ACLOperation, ACLPermissionType, ACLResourcePatternType, ResourcePattern, ResourceType
 
     needed = [

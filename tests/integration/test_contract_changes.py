@@ -1,4 +1,4 @@
-"""A contract that changes after Dagster loaded the code location: runs that the pages ask for, over a real Kafka."""
+"""A contract that changes after Dagster loaded the code location: runs that its pages launch, over a real Kafka."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from sluice.pipelines.util.units import show_window
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.project import Project
 from tests.assets.test_contracts import NULLS, OFFSETS
-from tests.assets.ui import Pages, opened
-from tests.assets.world import checks
-from tests.deployment import ended
+from tests.assets.ui import Pages, open_pages
+from tests.assets.world import read_checks
+from tests.deployment import wait_for_end
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 HOUR = 3_600_000
@@ -38,7 +38,7 @@ mutation ($params: ExecutionParams!) {
 
 
 def launch_run(pages: Pages, names: Sequence[str], window: str) -> str:
-    """The id of a run over `landed` of a window, asked for as the button Materialize does: with the selected checks."""
+    """Launch a run of `landed` for a window and the selected checks, as the button Materialize does. Returns its id."""
     asset = {"path": [*LANDED.path]}
     params = {
         "selector": {
@@ -59,14 +59,14 @@ def launch_run(pages: Pages, names: Sequence[str], window: str) -> str:
     return run
 
 
-def agree(root: Path, *expectations: dict[str, Any]) -> None:
+def write_contract(root: Path, *expectations: dict[str, Any]) -> None:
     suite = {"name": "orders", "expectations": expectations, "meta": {"great_expectations_version": "1.24.0"}}
     (root / "feeds" / "orders.contract.json").write_text(json.dumps(suite))
 
 
 @pytest.fixture
 def hours(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> list[int]:
-    """A project over two hours of ten records each, without keys; their starts."""
+    """The starts of two hours with ten records each, without keys, in the topic of a project."""
     topic = fresh_topic(partitions=1, name="changing")
     now = time.time_ns() // 1_000_000
     starts = [now - now % HOUR - n * HOUR for n in (4, 3)]
@@ -83,15 +83,15 @@ def hours(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) ->
 def test_runs_keep_the_checks_that_the_code_location_loaded(
     tmp_path: Path, hours: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agree(tmp_path, NULLS)
+    write_contract(tmp_path, NULLS)
     project, (first, second) = Project(tmp_path), map(show_window, hours)
-    with open_instance(project) as instance, opened(instance, project, monkeypatch) as pages:
-        selected = [n for n in pages.checks(LANDED) if n != "feed_health"]
+    with open_instance(project) as instance, open_pages(instance, project, monkeypatch) as pages:
+        selected = [n for n in pages.read_check_statuses(LANDED) if n != "feed_health"]
         assert "contract_completeness" in selected
-        agree(tmp_path, OFFSETS)  # one check is gone, and one is new
+        write_contract(tmp_path, OFFSETS)  # one check is gone, and one is new
         run = launch_run(pages, selected, first)
-        assert ended(instance, run) is dg.DagsterRunStatus.SUCCESS
-        removed = checks(instance, run, "contract_completeness")[first]
+        assert wait_for_end(instance, run) is dg.DagsterRunStatus.SUCCESS
+        removed = read_checks(instance, run, "contract_completeness")[first]
         assert removed.passed
         assert "Reload definitions" in (removed.description or "")
         (observation,) = (r.asset_observation for r in instance.fetch_observations(LANDED, limit=9).records)
@@ -101,6 +101,6 @@ def test_runs_keep_the_checks_that_the_code_location_loaded(
 
         (tmp_path / "feeds" / "orders.contract.json").unlink()
         run = launch_run(pages, selected, second)
-        assert ended(instance, run) is dg.DagsterRunStatus.SUCCESS
-        assert checks(instance, run, "window_complete")[second].passed
+        assert wait_for_end(instance, run) is dg.DagsterRunStatus.SUCCESS
+        assert read_checks(instance, run, "window_complete")[second].passed
         assert {first, second} <= instance.get_materialized_partitions(LANDED)

@@ -1,4 +1,4 @@
-"""Dagster as a service: infra/dagster.yaml on a real PostgreSQL; code server, web server and daemon apart."""
+"""Dagster as a service: infra/dagster.yaml on a real PostgreSQL, with separate code server, web server and daemon."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from sluice.assets.instance.instance import open_instance
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.project import Project
 from tests import postgres as servers
-from tests.deployment import Deployment, ended, served, worker
-from tests.resources.kafka.tools import produce, until
+from tests.deployment import Deployment, run_deployment, wait_for_end, wait_for_worker
+from tests.resources.kafka.tools import produce, wait_until
 
 pytestmark = [pytest.mark.soak, pytest.mark.spark]
 
@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.soak, pytest.mark.spark]
 def test_a_run_is_queued_killed_tried_again_and_the_account_closes(
     kafka: LocalKafka, fresh_topic: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The web server goes away in between; the daemon alone sees to the run's second try."""
-    programs = servers.programs()
+    """The web server stops in between; the daemon alone retries the run."""
+    programs = servers.find_programs()
     if programs is None:
         pytest.skip("no PostgreSQL here: infra/postgres.sh installs one")
     topic = fresh_topic(partitions=3)
@@ -37,29 +37,29 @@ def test_a_run_is_queued_killed_tried_again_and_the_account_closes(
     (root / "feeds").mkdir(parents=True)
     feed = f"kafka: {{bootstrap: '{kafka.bootstrap}'}}\ntopics: {topic}\nstart: earliest\n"
     (root / "feeds" / "orders.yaml").write_text(feed)
-    with servers.started(programs) as postgres:
-        monkeypatch.setenv("SLUICE_DAGSTER_DATABASE", postgres.address(postgres.database()))
+    with servers.run_server(programs) as postgres:
+        monkeypatch.setenv("SLUICE_DAGSTER_DATABASE", postgres.build_address(postgres.create_database()))
         deployment = Deployment(root, tmp_path / "dagster", {})
         for name in ("DAGSTER_HOME", "SLUICE_PROJECT"):
-            monkeypatch.setenv(name, deployment.environment()[name])
+            monkeypatch.setenv(name, deployment.build_environment()[name])
         project = Project(root)
-        with served(deployment, "code", "web", "daemon") as service, open_instance(project) as instance:
+        with run_deployment(deployment, "code", "web", "daemon") as service, open_instance(project) as instance:
             run = service.launch("catch_up_orders")
-            os.kill(worker(instance, run), signal.SIGKILL)
+            os.kill(wait_for_worker(instance, run), signal.SIGKILL)
             service.end("web")
-            assert ended(instance, run) is dg.DagsterRunStatus.FAILURE, service.logs()
-            of_it = dg.RunsFilter(tags={"dagster/parent_run_id": run})
-            (again,) = until(lambda: instance.get_runs(of_it), 180)
-            assert ended(instance, again.run_id) is dg.DagsterRunStatus.SUCCESS, service.logs()
+            assert wait_for_end(instance, run) is dg.DagsterRunStatus.FAILURE, service.read_logs()
+            children = dg.RunsFilter(tags={"dagster/parent_run_id": run})
+            (retry,) = wait_until(lambda: instance.get_runs(children), 180)
+            assert wait_for_end(instance, retry.run_id) is dg.DagsterRunStatus.SUCCESS, service.read_logs()
             service.start("web")
-            until(service.answers, 180)
+            wait_until(service.is_answering, 180)
             last = service.launch("catch_up_orders")
-            assert ended(instance, last) is dg.DagsterRunStatus.SUCCESS, service.logs()
-        account = subprocess.run(
+            assert wait_for_end(instance, last) is dg.DagsterRunStatus.SUCCESS, service.read_logs()
+        audit = subprocess.run(
             [Path(sys.executable).with_name("sluice"), "audit", "orders", "--strict", "--json"],
             capture_output=True,
             text=True,
             check=False,
         )
-        assert account.returncode == 0, account.stdout + account.stderr
-        assert json.loads(account.stdout), "it said something"
+        assert audit.returncode == 0, audit.stdout + audit.stderr
+        assert json.loads(audit.stdout), "the audit prints its document"

@@ -1,4 +1,4 @@
-"""What a tick of 200 feeds asks when nothing is pending, on a real Kafka and a server that speaks S3."""
+"""The requests of a tick over 200 feeds with nothing pending, on a real Kafka and a local S3 server."""
 
 from __future__ import annotations
 
@@ -38,32 +38,32 @@ REPOSITORY = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Servers:
-    """A Kafka behind a port that counts, and a store that counts by itself."""
+    """A Kafka behind a counting proxy, and a store that counts its own requests."""
 
     kafka: Counting
     store: LocalS3
 
     @property
-    def asked(self) -> tuple[Counter[str], Counter[str]]:
-        """The requests that Kafka and S3 have had."""
+    def requests(self) -> tuple[Counter[str], Counter[str]]:
+        """The numbers of requests to Kafka and to S3 until now, by kind."""
         return Counter(self.kafka.seen), self.store.requests()
 
 
 @contextmanager
-def counted(place: Path) -> Iterator[Servers]:
-    def broker() -> tuple[str, int]:
-        host, port = LocalKafka.attach(place).bootstrap.rsplit(":", 1)
+def run_servers(folder: Path) -> Iterator[Servers]:
+    def find_broker() -> tuple[str, int]:
+        host, port = LocalKafka.attach(folder).bootstrap.rsplit(":", 1)
         return host, int(port)
 
     with ExitStack() as stack:
-        counting = stack.enter_context(closing(Counting(broker)))
+        counting = stack.enter_context(closing(Counting(find_broker)))
         address = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{counting.port}"}
-        stack.enter_context(LocalKafka(place, keep=False, settings=address))
+        stack.enter_context(LocalKafka(folder, keep=False, settings=address))
         yield Servers(counting, stack.enter_context(LocalS3()))
 
 
-def project_of(root: Path, servers: Servers) -> Project:
-    """Feeds of one topic, each with its own group, on the schedule that feeds share."""
+def build_project(root: Path, servers: Servers) -> Project:
+    """Write feeds of one topic, each with its own group, on the shared schedule."""
     bootstrap = f"127.0.0.1:{servers.kafka.port}"
     events.create(KafkaSettings(bootstrap=bootstrap), ["orders"], PARTITIONS)
     s3 = {
@@ -74,7 +74,7 @@ def project_of(root: Path, servers: Servers) -> Project:
     }
     (root / "feeds").mkdir(parents=True)
     for number in range(FEEDS):
-        said = {
+        settings = {
             "kafka": {"bootstrap": bootstrap},
             "topics": "orders",
             "group": f"fleet-{number}",
@@ -82,12 +82,12 @@ def project_of(root: Path, servers: Servers) -> Project:
             "window": "1d",
         }
         path = root / "feeds" / f"orders_{number:03}.yaml"
-        path.write_text(json.dumps(said | {"lake": servers.store.lake, "s3": s3}))
+        path.write_text(json.dumps(settings | {"lake": servers.store.lake, "s3": s3}))
     return Project(root)
 
 
 def produce(servers: Servers) -> None:
-    """Records of the day before yesterday."""
+    """Produce records of the day before yesterday."""
     stamp = time.time_ns() // 1_000_000 - 2 * DAY
     with closing(KafkaProducer(bootstrap_servers=f"127.0.0.1:{servers.kafka.port}")) as producer:
         for number in range(PARTITIONS * RECORDS):
@@ -95,32 +95,32 @@ def produce(servers: Servers) -> None:
         producer.flush()
 
 
-def ran(project: Project) -> Mapping[str, object]:
+def run_all(project: Project) -> Mapping[str, object]:
     command = [*SLUICE, "run", "--all", "--project", str(project.root), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return dict(json.loads(done.stdout))
+    process = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    assert process.returncode == 0, process.stderr[-2000:]
+    return dict(json.loads(process.stdout))
 
 
 def test_a_tick_of_200_feeds_asks_s3_twice_a_feed_and_kafka_nothing(tmp_path: Path) -> None:
-    with counted(tmp_path / "kafka") as servers:
-        project = project_of(tmp_path / "shop", servers)
+    with run_servers(tmp_path / "kafka") as servers:
+        project = build_project(tmp_path / "shop", servers)
         produce(servers)
-        said = ran(project)
-        landed = [sum(b["landed"] for run in feed["runs"] for b in run["batches"]) for feed in said["feeds"]]  # type: ignore[attr-defined]
+        document = run_all(project)
+        landed = [sum(b["landed"] for run in feed["runs"] for b in run["batches"]) for feed in document["feeds"]]  # type: ignore[attr-defined]
         assert landed == [PARTITIONS * RECORDS] * FEEDS
         files = read_feeds(project, {})
         windows = windows_of(files.feeds, recall_feeds(files)[0])
         with open_instance(project) as instance:
             session = RunSession(project)
             for tick in (FleetScheduler(session, windows, SHARED), quiet := FleetScheduler(session, windows, SHARED)):
-                kafka, s3 = servers.asked
+                kafka, s3 = servers.requests
                 assert tick.list_requests(instance) == []
                 assert tick.news == []
                 assert tick.checked == FEEDS
-                now = servers.asked
-                of_kafka, of_s3 = now[0] - kafka, now[1] - s3
-                print(f"a tick of {FEEDS} feeds: Kafka {dict(of_kafka)}, S3 {dict(of_s3)}")
+                now = servers.requests
+                kafka_requests, s3_requests = now[0] - kafka, now[1] - s3
+                print(f"a tick of {FEEDS} feeds: Kafka {dict(kafka_requests)}, S3 {dict(s3_requests)}")
             assert tick is quiet
-            assert not of_kafka
-            assert sum(of_s3.values()) <= 2 * FEEDS, of_s3
+            assert not kafka_requests
+            assert sum(s3_requests.values()) <= 2 * FEEDS, s3_requests

@@ -1,4 +1,4 @@
-"""Feeds whose schemas are in AWS Glue, on a real Kafka: records by Glue's layout, and moto's Glue on loopback."""
+"""Feeds with schemas in AWS Glue, on a real Kafka: records in Glue's wire format, and moto's Glue on loopback."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from moto.server import ThreadedMotoServer
 from sluice.pipelines.errors import SluiceError
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.conftest import Lines
-from tests.integration.support import Place, rescanned, run, visible
-from tests.integration.test_avro import FIRST, SECOND, avro_feed, held, landed, order, send
+from tests.integration.support import FeedProject, list_files, rescan_feed, run
+from tests.integration.test_avro import FIRST, SECOND, make_order, read_landed, read_quarantined, send, write_avro_feed
 from tests.integration.test_protobuf import FIRST as PROTO
-from tests.integration.test_protobuf import as_google, order_class, protobuf_feed
-from tests.integration.test_protobuf import order as proto_order
+from tests.integration.test_protobuf import as_google, load_order_class, write_protobuf_feed
+from tests.integration.test_protobuf import make_order as make_proto_order
 from tests.pipelines.records.protobuf.rows import read_by_google
 
 pytestmark = pytest.mark.kafka
@@ -32,13 +32,13 @@ URL = "glue://eu-central-1/shop"
 
 
 @pytest.fixture
-def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], lake: Lines) -> Place:
-    return Place(tmp_path, kafka, fresh_topic(), lake())
+def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], lake: Lines) -> FeedProject:
+    return FeedProject(tmp_path, kafka, fresh_topic(), lake())
 
 
 @pytest.fixture
 def glue(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A client of moto's Glue, which boto3 finds everywhere in this process while the block lasts."""
+    """A client of moto's Glue. For the test, boto3 finds this Glue everywhere in the process."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     host, port = server.get_host_and_port()
@@ -46,7 +46,7 @@ def glue(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setenv(name, "testing")
     monkeypatch.setenv("AWS_ENDPOINT_URL_GLUE", f"http://{host}:{port}")
     client = boto3.client("glue", "eu-central-1")
-    with suppress(client.exceptions.AlreadyExistsException):  # moto's servers of a process share what they hold
+    with suppress(client.exceptions.AlreadyExistsException):  # moto's servers share their state within a process
         client.create_registry(RegistryName="shop")
     try:
         yield client
@@ -55,24 +55,24 @@ def glue(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         server.stop()
 
 
-def version(glue: Any, topic: str, text: str, format_: str) -> UUID:
-    """Register the newest version of the topic's schema: its UUID."""
-    named = {"RegistryName": "shop", "SchemaName": topic}
+def register_schema(glue: Any, topic: str, text: str, format_: str) -> UUID:
+    """Register the newest version of the topic's schema. Returns its UUID."""
+    schema_id = {"RegistryName": "shop", "SchemaName": topic}
     try:
-        found = glue.register_schema_version(SchemaId=named, SchemaDefinition=text)
+        response = glue.register_schema_version(SchemaId=schema_id, SchemaDefinition=text)
     except glue.exceptions.EntityNotFoundException:
-        found = glue.create_schema(
+        response = glue.create_schema(
             RegistryId={"RegistryName": "shop"},
             SchemaName=topic,
             DataFormat=format_,
             Compatibility="NONE",
             SchemaDefinition=text,
         )
-    return UUID(found.get("VersionId") or found["SchemaVersionId"])
+    return UUID(response.get("VersionId") or response["SchemaVersionId"])
 
 
-def framed(schema: UUID, data: bytes, *, packed: bool = False) -> bytes:
-    """A record as AWS's serializers write it (`SerializationDataEncoder` of aws-glue-schema-registry)."""
+def wrap_record(schema: UUID, data: bytes, *, packed: bool = False) -> bytes:
+    """Frame a record as AWS's serializers do (`SerializationDataEncoder` of aws-glue-schema-registry)."""
     return b"\3" + (b"\5" if packed else b"\0") + schema.bytes + (zlib.compress(data) if packed else data)
 
 
@@ -83,43 +83,47 @@ def as_avro(schema: Any, value: Any) -> bytes:
 
 
 def test_avro_of_two_versions_lands_and_needs_no_glue_later(
-    place: Place, glue: Any, monkeypatch: pytest.MonkeyPatch
+    project: FeedProject, glue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = (version(glue, place.topic, json.dumps(s), "AVRO") for s in (FIRST, SECOND))
-    values = [framed(first, as_avro(FIRST, order(i)), packed=bool(i % 2)) for i in range(50)]
-    values += [framed(second, as_avro(SECOND, order(i, country="FR")), packed=bool(i % 2)) for i in range(50, 100)]
-    bad = [framed(UUID(int=9), b"\2x"), b"\0\0\0\0\1\2x", framed(first, b"\2x")[:-1]]
-    send(place, [*values, *bad])
-    feed = avro_feed(place, URL, SECOND)
+    first, second = (register_schema(glue, project.topic, json.dumps(s), "AVRO") for s in (FIRST, SECOND))
+    values = [wrap_record(first, as_avro(FIRST, make_order(i)), packed=bool(i % 2)) for i in range(50)]
+    values += [
+        wrap_record(second, as_avro(SECOND, make_order(i, country="FR")), packed=bool(i % 2)) for i in range(50, 100)
+    ]
+    bad = [wrap_record(UUID(int=9), b"\2x"), b"\0\0\0\0\1\2x", wrap_record(first, b"\2x")[:-1]]
+    send(project, [*values, *bad])
+    feed = write_avro_feed(project, URL, SECOND)
     counts = run(feed).batches[0].counts
     assert (counts.landed, counts.quarantined) == (100, 3)
-    assert [(r["id"], r["country"]) for r in landed(feed)] == [(f"o{i}", "DE" if i < 50 else "FR") for i in range(100)]
-    assert [r["reason"] for r in held(feed)] == ["unknown_schema", "not_avro", "not_avro"]
-    assert f"(schema {UUID(int=9)})" in held(feed)[0]["detail"]
+    assert [(r["id"], r["country"]) for r in read_landed(feed)] == [
+        (f"o{i}", "DE" if i < 50 else "FR") for i in range(100)
+    ]
+    assert [r["reason"] for r in read_quarantined(feed)] == ["unknown_schema", "not_avro", "not_avro"]
+    assert f"(schema {UUID(int=9)})" in read_quarantined(feed)[0]["detail"]
     monkeypatch.setenv("AWS_ENDPOINT_URL_GLUE", "http://127.0.0.1:9")
-    report = rescanned(feed)
+    report = rescan_feed(feed)
     assert (report.problems, report.compared) == ((), 100)
 
 
-def test_protobuf_names_messages_by_number(place: Place, glue: Any) -> None:
-    """Of shop.Line, shop.Order and its map's entry, Order is number 1."""
-    schema = version(glue, place.topic, PROTO, "PROTOBUF")
-    orders = [proto_order(PROTO, i).SerializeToString() for i in range(30)]
-    send(place, [*(framed(schema, b"\1" + o) for o in orders), framed(schema, b"\0\x0a\1x")])
-    feed = protobuf_feed(place, URL)
+def test_protobuf_names_messages_by_number(project: FeedProject, glue: Any) -> None:
+    """Order has index 1 among shop.Line, shop.Order and the entry of Order's map."""
+    schema = register_schema(glue, project.topic, PROTO, "PROTOBUF")
+    orders = [make_proto_order(PROTO, i).SerializeToString() for i in range(30)]
+    send(project, [*(wrap_record(schema, b"\1" + o) for o in orders), wrap_record(schema, b"\0\x0a\1x")])
+    feed = write_protobuf_feed(project, URL)
     run(feed)
-    assert [as_google(r) for r in landed(feed)] == [read_by_google(order_class(PROTO), o) for o in orders]
-    assert [r["reason"] for r in held(feed)] == ["incompatible"]
+    assert [as_google(r) for r in read_landed(feed)] == [read_by_google(load_order_class(PROTO), o) for o in orders]
+    assert [r["reason"] for r in read_quarantined(feed)] == ["incompatible"]
 
 
-def test_glue_away_holds_up_the_batch(place: Place, glue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    schema = version(glue, place.topic, json.dumps(FIRST), "AVRO")
-    send(place, [framed(schema, as_avro(FIRST, order(i))) for i in range(10)])
-    feed = avro_feed(place, URL)
-    with monkeypatch.context() as away:
-        away.setenv("AWS_ENDPOINT_URL_GLUE", "http://127.0.0.1:9")
+def test_glue_away_holds_up_the_batch(project: FeedProject, glue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = register_schema(glue, project.topic, json.dumps(FIRST), "AVRO")
+    send(project, [wrap_record(schema, as_avro(FIRST, make_order(i))) for i in range(10)])
+    feed = write_avro_feed(project, URL)
+    with monkeypatch.context() as offline:
+        offline.setenv("AWS_ENDPOINT_URL_GLUE", "http://127.0.0.1:9")
         with pytest.raises(SluiceError, match="cannot be asked"):
             run(feed)
-    assert visible(feed) == []
+    assert list_files(feed) == []
     run(feed)
-    assert len(landed(feed)) == 10
+    assert len(read_landed(feed)) == 10

@@ -1,4 +1,4 @@
-"""JSON Schema feeds on a real Kafka with a real registry: Confluent's own serializers write, `jsonschema` judges."""
+"""JSON Schema feeds on a real Kafka with a real registry: Confluent's serializers write, `jsonschema` is the oracle."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.local_registry import LocalRegistry
 from sluice.resources.local.registered_events import SAMPLES
 from tests.integration.conftest import Lines
-from tests.integration.support import Place, edges, rescanned, run
-from tests.integration.test_avro import held, landed, send
+from tests.integration.support import FeedProject, open_inline_ports, rescan_feed, run
+from tests.integration.test_avro import read_landed, read_quarantined, send
 
 pytestmark = pytest.mark.kafka
 
@@ -46,47 +46,53 @@ LATER = ORDER | {"properties": ORDER["properties"] | {"country": {"type": "strin
 
 
 @pytest.fixture
-def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], lake: Lines) -> Place:
-    return Place(tmp_path, kafka, fresh_topic(), lake())
+def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], lake: Lines) -> FeedProject:
+    return FeedProject(tmp_path, kafka, fresh_topic(), lake())
 
 
-def json_feed(place: Place, url: str, schema: Any = ORDER, **settings: Any) -> Feed:
-    path = place.root / "schemas" / "order.json"
+def write_json_feed(project: FeedProject, url: str, schema: Any = ORDER, **settings: Any) -> Feed:
+    path = project.root / "schemas" / "order.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(schema))
-    given = {"format": "json_schema", "schema_file": "schemas/order.json", "registry": f"{{url: '{url}'}}"}
-    return place.feed(**given | settings)
+    options = {"format": "json_schema", "schema_file": "schemas/order.json", "registry": f"{{url: '{url}'}}"}
+    return project.write_feed(**options | settings)
 
 
-def serialized(registry: LocalRegistry, topic: str, schema: Any, orders: Iterable[Any]) -> list[bytes]:
-    """The orders as Confluent's serializer writes them. It checks nothing, so that we have to."""
+def serialize_orders(registry: LocalRegistry, topic: str, schema: Any, orders: Iterable[Any]) -> list[bytes]:
+    """Serialize the orders with Confluent's serializer, without its validation."""
     with SchemaRegistryClient({"url": registry.url, "timeout": 20}) as client:
         serialize = JSONSerializer(json.dumps(schema), client, conf={"validate": False})
         return [serialize(o, SerializationContext(topic, MessageField.VALUE)) for o in orders]
 
 
-def order(i: int, **more: Any) -> dict[str, Any]:
+def make_order(i: int, **more: Any) -> dict[str, Any]:
     lines = [{"sku": f"s{j}"} for j in range(i % 4)]
     return {"id": f"o{i}", "amount": None if i % 3 else i / 4, "state": "open", "lines": lines} | more
 
 
 def test_what_jsonschema_allows_lands_and_the_account_closes_without_the_registry(
-    place: Place, registry: LocalRegistry
+    project: FeedProject, registry: LocalRegistry
 ) -> None:
-    orders = [order(i) for i in range(150)]
-    wrong = [order(1, state="lost"), order(2, id="x"), order(3, amount=-1), order(4, amount="much"), {"id": "o5"}]
-    first = serialized(registry, place.topic, ORDER, [*orders, *wrong])
-    later = serialized(registry, place.topic, LATER, [order(i, country="FR") for i in range(150, 200)])
-    send(place, [*first, *later, b'{"id":"o1","state":"open"}', None])
-    feed = json_feed(place, registry.url)
+    orders = [make_order(i) for i in range(150)]
+    wrong = [
+        make_order(1, state="lost"),
+        make_order(2, id="x"),
+        make_order(3, amount=-1),
+        make_order(4, amount="much"),
+        {"id": "o5"},
+    ]
+    first = serialize_orders(registry, project.topic, ORDER, [*orders, *wrong])
+    later = serialize_orders(registry, project.topic, LATER, [make_order(i, country="FR") for i in range(150, 200)])
+    send(project, [*first, *later, b'{"id":"o1","state":"open"}', None])
+    feed = write_json_feed(project, registry.url)
     counts = run(feed).batches[0].counts
     assert (counts.landed, counts.quarantined) == (201, 6)
-    rows = landed(feed)
+    rows = read_landed(feed)
     assert [r["id"] for r in rows] == [*(f"o{i}" for i in range(200)), None]
     assert {r["_extra"] for r in rows[150:200]} == {'{"country":"FR"}'}
-    judge = jsonschema.Draft7Validator(ORDER)
-    assert [judge.is_valid(o) for o in (*orders, *wrong)] == [True] * 150 + [False] * 5
-    refused = held(feed)
+    validator = jsonschema.Draft7Validator(ORDER)
+    assert [validator.is_valid(o) for o in (*orders, *wrong)] == [True] * 150 + [False] * 5
+    refused = read_quarantined(feed)
     assert [(r["stage"], r["reason"], r["field"]) for r in refused] == [
         ("contract", "not_in_set", "state"),
         ("contract", "no_match", "id"),
@@ -98,85 +104,92 @@ def test_what_jsonschema_allows_lands_and_the_account_closes_without_the_registr
     number = struct.unpack(">I", first[0][1:5])[0]
     assert refused[3]["detail"].endswith(f"(schema {number})")
     # Years later: the audit reconciles against Kafka, without a registry.
-    gone = json_feed(place, "http://127.0.0.1:9")
-    report = rescanned(gone)
+    offline = write_json_feed(project, "http://127.0.0.1:9")
+    report = rescan_feed(offline)
     assert (report.problems, report.compared) == ((), 201)
 
 
-def test_what_a_schema_refused_is_replayed_by_a_mended_one(place: Place, registry: LocalRegistry) -> None:
-    send(place, serialized(registry, place.topic, ORDER, [order(0), order(1, state="sent"), order(2)]))
-    feed = json_feed(place, registry.url)
+def test_what_a_schema_refused_is_replayed_by_a_mended_one(project: FeedProject, registry: LocalRegistry) -> None:
+    send(
+        project,
+        serialize_orders(registry, project.topic, ORDER, [make_order(0), make_order(1, state="sent"), make_order(2)]),
+    )
+    feed = write_json_feed(project, registry.url)
     run(feed)
-    assert [(r["reason"], r["field"]) for r in held(feed)] == [("not_in_set", "state")]
+    assert [(r["reason"], r["field"]) for r in read_quarantined(feed)] == [("not_in_set", "state")]
     states = ORDER["properties"] | {"state": {"type": "string", "enum": ["open", "paid", "sent"]}}
-    feed = json_feed(place, registry.url, ORDER | {"properties": states})
-    with edges(feed) as opened:
-        done = replay(feed, opened, Filter(), None, new_owner("test"), lambda progress: None)
-    assert done.outcome.fit.total() == 1
-    assert [r["state"] for r in landed(feed)] == ["open", "sent", "open"]
+    feed = write_json_feed(project, registry.url, ORDER | {"properties": states})
+    with open_inline_ports(feed) as ports:
+        replayed = replay(feed, ports, Filter(), None, new_owner("test"), lambda progress: None)
+    assert replayed.outcome.fit.total() == 1
+    assert [r["state"] for r in read_landed(feed)] == ["open", "sent", "open"]
 
 
-def test_schemas_named_in_headers_as_confluents_serializers_do(place: Place, registry: LocalRegistry) -> None:
-    """By number and by GUID. Apicurio tells no GUIDs, so that the serializer's own part writes what it would."""
-    whole = serialized(registry, place.topic, ORDER, (order(i) for i in range(20)))
-    number, guid = struct.unpack(">I", whole[0][1:5])[0], "c0ffee00-0000-4000-8000-000000000001"
-    named = SchemaId("JSON", schema_id=number).id_to_bytes(), SchemaId("JSON", guid=guid).guid_to_bytes()
-    producer = Producer({"bootstrap.servers": place.kafka.bootstrap})
-    for i, value in enumerate(whole):
-        producer.produce(place.topic, value[5:], headers=[("trace", b"x"), ("__value_schema_id", named[i % 2])])
-    producer.produce(place.topic, b'{"id":"o99","state":"open"}')
-    producer.produce(place.topic, b'{"id":"o99"}', headers=[("__value_schema_id", named[1])])
+def test_schemas_named_in_headers_as_confluents_serializers_do(project: FeedProject, registry: LocalRegistry) -> None:
+    """By number and by GUID. Apicurio returns no GUIDs, so the test makes the header values itself by `SchemaId`."""
+    framed = serialize_orders(registry, project.topic, ORDER, (make_order(i) for i in range(20)))
+    number, guid = struct.unpack(">I", framed[0][1:5])[0], "c0ffee00-0000-4000-8000-000000000001"
+    header_values = SchemaId("JSON", schema_id=number).id_to_bytes(), SchemaId("JSON", guid=guid).guid_to_bytes()
+    producer = Producer({"bootstrap.servers": project.kafka.bootstrap})
+    for i, value in enumerate(framed):
+        producer.produce(
+            project.topic, value[5:], headers=[("trace", b"x"), ("__value_schema_id", header_values[i % 2])]
+        )
+    producer.produce(project.topic, b'{"id":"o99","state":"open"}')
+    producer.produce(project.topic, b'{"id":"o99"}', headers=[("__value_schema_id", header_values[1])])
     assert producer.flush(30) == 0
-    feed = json_feed(place, registry.url, wire_format="confluent_headers")
+    feed = write_json_feed(project, registry.url, wire_format="confluent_headers")
     run(feed)
-    assert [r["id"] for r in landed(feed)] == [f"o{i}" for i in range(20)]
-    assert [r["reason"] for r in held(feed)] == ["not_json", "missing"]
-    assert held(feed)[1]["detail"].endswith(f"(schema {guid})")
+    assert [r["id"] for r in read_landed(feed)] == [f"o{i}" for i in range(20)]
+    assert [r["reason"] for r in read_quarantined(feed)] == ["not_json", "missing"]
+    assert read_quarantined(feed)[1]["detail"].endswith(f"(schema {guid})")
 
 
 @pytest.fixture
-def sluice(place: Place, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """Runs a command in the place: its exit code and its document."""
-    monkeypatch.chdir(place.root)
+def sluice(
+    project: FeedProject, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Any]:
+    """Runs a command in the project's folder, and returns its exit code and document."""
+    monkeypatch.chdir(project.root)
 
-    def command(*arguments: str) -> tuple[int, Any]:
+    def invoke(*arguments: str) -> tuple[int, Any]:
         capfd.readouterr()
         code = main([*arguments, "--json"])
         return code, json.loads(capfd.readouterr().out)
 
-    return command
+    return invoke
 
 
-def test_commands_know_the_schema(place: Place, registry: LocalRegistry, sluice: Callable[..., Any]) -> None:
+def test_commands_know_the_schema(project: FeedProject, registry: LocalRegistry, sluice: Callable[..., Any]) -> None:
     line = {"$schema": ORDER["$schema"], "type": "object", "properties": {"sku": {"type": "string"}}}
-    whole = LATER | {"properties": LATER["properties"] | {"line": {"$ref": "line.json"}}}
+    registered = LATER | {"properties": LATER["properties"] | {"line": {"$ref": "line.json"}}}
     with SchemaRegistryClient({"url": registry.url, "timeout": 20}) as client:
-        client.register_schema(f"{place.topic}-line", Schema(json.dumps(line), "JSON"))
-        references = [SchemaReference("line.json", f"{place.topic}-line", 1)]
-        number = client.register_schema(f"{place.topic}-value", Schema(json.dumps(whole), "JSON", references))
+        client.register_schema(f"{project.topic}-line", Schema(json.dumps(line), "JSON"))
+        references = [SchemaReference("line.json", f"{project.topic}-line", 1)]
+        number = client.register_schema(f"{project.topic}-value", Schema(json.dumps(registered), "JSON", references))
     states = {"state": {"type": "string", "enum": ["open"]}}
-    json_feed(place, registry.url, ORDER | {"properties": ORDER["properties"] | states})
-    code, shown = sluice("schema", "show", "orders")
-    assert (code, shown["columns"]["id"]) == (0, "string not null")
-    assert shown["expects"] == ["id matches ^o[0-9]+$", "amount is at least 0", 'state is "open"']
-    code, found = sluice("schema", "diff", "orders")
-    assert (code, found["id"], [c["column"] for c in found["changes"]]) == (1, number, ["country", "line"])
-    assert found["expects"] == {"added": ['state is one of "open", "paid"'], "dropped": ['state is "open"']}
+    write_json_feed(project, registry.url, ORDER | {"properties": ORDER["properties"] | states})
+    code, schema = sluice("schema", "show", "orders")
+    assert (code, schema["columns"]["id"]) == (0, "string not null")
+    assert schema["expects"] == ["id matches ^o[0-9]+$", "amount is at least 0", 'state is "open"']
+    code, diff = sluice("schema", "diff", "orders")
+    assert (code, diff["id"], [c["column"] for c in diff["changes"]]) == (1, number, ["country", "line"])
+    assert diff["expects"] == {"added": ['state is one of "open", "paid"'], "dropped": ['state is "open"']}
     code, pulled = sluice("schema", "pull", "orders")
     assert (code, pulled["columns"]["line"]) == (0, "struct<sku:string>")
     assert sluice("schema", "diff", "orders")[0] == 0
     assert "has the columns" in sluice("feeds", "check")[1]["schemas"]["orders"]["said"]
-    send(place, [b"\0" + struct.pack(">I", number) + json.dumps(order(i)).encode() for i in range(3)])
-    _, peeked = sluice("peek", f"{place.topic}:0:0")
+    send(project, [b"\0" + struct.pack(">I", number) + json.dumps(make_order(i)).encode() for i in range(3)])
+    _, peeked = sluice("peek", f"{project.topic}:0:0")
     assert [r["fields"]["id"] for r in peeked["records"]] == ["o0", "o1", "o2"]
 
 
 @pytest.mark.parametrize("wire", ["confluent", "confluent_headers"])
 def test_produce_writes_what_the_feed_reads(
-    place: Place, registry: LocalRegistry, sluice: Callable[..., Any], wire: str
+    project: FeedProject, registry: LocalRegistry, sluice: Callable[..., Any], wire: str
 ) -> None:
-    feed = json_feed(place, registry.url, json.loads(SAMPLES["json_schema"].schema), wire_format=wire)
-    code, sent = sluice("produce", "orders", "--records", "200", "--bootstrap", place.kafka.bootstrap)
+    feed = write_json_feed(project, registry.url, json.loads(SAMPLES["json_schema"].schema), wire_format=wire)
+    code, sent = sluice("produce", "orders", "--records", "200", "--bootstrap", project.kafka.bootstrap)
     assert (code, sent["committed"]) == (0, 200)
     counts = run(feed).batches[0].counts
     assert (counts.landed, counts.quarantined) == (200, 0)

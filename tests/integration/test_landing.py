@@ -1,4 +1,4 @@
-"""What landed is what the log holds, value by value, by an independent reader (invariants 1 to 6 and 9)."""
+"""Landed rows equal the records of the log, value by value, for an independent reader (invariants 1 to 6 and 9)."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from sluice.resources.open_ports import open_ports
 from tests.integration.conftest import Lines
 from tests.integration.support import (
     CATCH_UP,
-    Place,
+    FeedProject,
     commit_feed,
-    consumed,
-    edges,
-    ledger,
-    offsets,
-    rows,
+    consume_topic,
+    list_files,
+    open_feed_ledger,
+    open_inline_ports,
+    read_rows,
+    request_offsets,
     run,
-    visible,
 )
 
 Topics = Callable[..., str]
 
 
 @pytest.fixture
-def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics, lake: Lines) -> Place:
-    return Place(tmp_path, kafka, fresh_topic(partitions=3), lake())
+def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics, lake: Lines) -> FeedProject:
+    return FeedProject(tmp_path, kafka, fresh_topic(partitions=3), lake())
 
 
 def produce(
     kafka: LocalKafka, topic: str, count: int, *, first: int = 0, keyless: bool = True, **settings: object
 ) -> None:
-    """Records with and without key, value and headers, round the partitions."""
+    """Produce records with and without key, value and headers, round-robin over the partitions."""
     producer = KafkaProducer(bootstrap_servers=kafka.bootstrap, linger_ms=5, **settings)
     for i in range(first, first + count):
         key = None if keyless and i % 7 == 0 else f"k{i % 50}".encode()
@@ -59,71 +59,71 @@ def produce(
 
 
 @pytest.mark.each_lake
-def test_every_codec_lands_as_a_plain_consumer_reads_it(place: Place) -> None:
+def test_every_codec_lands_as_a_plain_consumer_reads_it(project: FeedProject) -> None:
     for i, codec in enumerate((None, "gzip", "snappy", "lz4", "zstd")):
-        produce(place.kafka, place.topic, 300, first=i * 300, compression_type=codec)
-    feed = place.feed()
+        produce(project.kafka, project.topic, 300, first=i * 300, compression_type=codec)
+    feed = project.write_feed()
     landed = run(feed)
     assert landed.batches[0].counts.landed == 1500
-    assert rows(feed) == consumed(place.kafka, place.topic)
+    assert read_rows(feed) == consume_topic(project.kafka, project.topic)
 
 
 @pytest.mark.each_lake
 @pytest.mark.spark
 @pytest.mark.slow
-def test_spark_tasks_write_into_the_lake(place: Place) -> None:
-    produce(place.kafka, place.topic, 300)
-    feed = place.feed(spark="{master: 'local[2]'}")
+def test_spark_tasks_write_into_the_lake(project: FeedProject) -> None:
+    produce(project.kafka, project.topic, 300)
+    feed = project.write_feed(spark="{master: 'local[2]'}")
     with open_ports(feed) as ports:
         land(feed, ports, CATCH_UP, new_owner("test"), lambda progress: None).check()
-    assert rows(feed) == consumed(place.kafka, place.topic)
+    assert read_rows(feed) == consume_topic(project.kafka, project.topic)
 
 
-def test_only_what_is_pending_is_read_the_second_time(place: Place) -> None:
-    produce(place.kafka, place.topic, 300)
-    feed = place.feed()
+def test_only_what_is_pending_is_read_the_second_time(project: FeedProject) -> None:
+    produce(project.kafka, project.topic, 300)
+    feed = project.write_feed()
     run(feed)
     assert run(feed).batches == ()
-    produce(place.kafka, place.topic, 90, first=300)
+    produce(project.kafka, project.topic, 90, first=300)
     assert run(feed).batches[0].plan.span == 90
-    assert rows(feed) == consumed(place.kafka, place.topic)
+    assert read_rows(feed) == consume_topic(project.kafka, project.topic)
 
 
-def test_aborted_and_control_records_stay_out_and_are_counted(place: Place) -> None:
-    produce(place.kafka, place.topic, 60)
-    for i, commits in enumerate((True, False, True, False)):
-        producer = KafkaProducer(bootstrap_servers=place.kafka.bootstrap, transactional_id=f"{place.topic}-{i}")
+def test_aborted_and_control_records_stay_out_and_are_counted(project: FeedProject) -> None:
+    produce(project.kafka, project.topic, 60)
+    for i, is_committed in enumerate((True, False, True, False)):
+        producer = KafkaProducer(bootstrap_servers=project.kafka.bootstrap, transactional_id=f"{project.topic}-{i}")
         producer.init_transactions()
         producer.begin_transaction()
         for n in range(20):
-            producer.send(place.topic, f"txn {i} {n}".encode(), partition=n % 3)
+            producer.send(project.topic, f"txn {i} {n}".encode(), partition=n % 3)
         producer.flush()
-        producer.commit_transaction() if commits else producer.abort_transaction()
+        producer.commit_transaction() if is_committed else producer.abort_transaction()
         producer.close()
-    feed = place.feed()
+    feed = project.write_feed()
     counts = run(feed).batches[0].counts
-    assert rows(feed) == consumed(place.kafka, place.topic)
+    assert read_rows(feed) == consume_topic(project.kafka, project.topic)
     assert (counts.landed, counts.aborted, counts.control) == (100, 40, 12)
-    everything = place.feed("dirty", isolation="read_uncommitted")
-    run(everything)
-    assert rows(everything) == consumed(place.kafka, place.topic, committed=False)
+    dirty = project.write_feed("dirty", isolation="read_uncommitted")
+    run(dirty)
+    assert read_rows(dirty) == consume_topic(project.kafka, project.topic, committed=False)
 
 
-def test_an_open_transaction_ends_the_batch_before_it(place: Place) -> None:
-    produce(place.kafka, place.topic, 30)
-    producer = KafkaProducer(bootstrap_servers=place.kafka.bootstrap, transactional_id=f"{place.topic}-open")
+def test_an_open_transaction_ends_the_batch_before_it(project: FeedProject) -> None:
+    produce(project.kafka, project.topic, 30)
+    producer = KafkaProducer(bootstrap_servers=project.kafka.bootstrap, transactional_id=f"{project.topic}-open")
     producer.init_transactions()
     producer.begin_transaction()
-    producer.send(place.topic, b"pending", partition=0).get(10)
-    produce(place.kafka, place.topic, 30, first=30)
-    feed = place.feed()
+    producer.send(project.topic, b"pending", partition=0).get(10)
+    produce(project.kafka, project.topic, 30, first=30)
+    feed = project.write_feed()
     run(feed)
-    before = [r for r in rows(feed) if r["partition"] == 0]
+    before = [r for r in read_rows(feed) if r["partition"] == 0]
     assert len(before) == 10, "nothing beyond the last stable offset"
     producer.commit_transaction()
     producer.close()
     run(feed)
-    assert rows(feed) == consumed(place.kafka, place.topic)
+    assert read_rows(feed) == consume_topic(project.kafka, project.topic)
 
 
 def test_a_compacted_topic_with_tombstones(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics, lake: Lines) -> None:
@@ -137,24 +137,24 @@ def test_a_compacted_topic_with_tombstones(tmp_path: Path, kafka: LocalKafka, fr
     topic = fresh_topic(partitions=3, config=config)
     for i in range(5):
         produce(kafka, topic, 150, first=i * 150, keyless=False)
-    place = Place(tmp_path, kafka, topic, lake())
-    feed = place.feed()
+    project = FeedProject(tmp_path, kafka, topic, lake())
+    feed = project.write_feed()
     landed = run(feed)
-    got = rows(feed)
+    landed_rows = read_rows(feed)
     assert landed.batches[0].counts.total == landed.batches[0].plan.span
-    now = {(r["partition"], r["offset"]): r for r in consumed(kafka, topic)}
-    assert {(r["partition"], r["offset"]) for r in got} >= set(now), "compaction may have gone on since"
-    assert all(now.get((r["partition"], r["offset"]), r) == r for r in got)
+    records = {(r["partition"], r["offset"]): r for r in consume_topic(kafka, topic)}
+    assert {(r["partition"], r["offset"]) for r in landed_rows} >= set(records), "compaction may have gone on since"
+    assert all(records.get((r["partition"], r["offset"]), r) == r for r in landed_rows)
 
 
 def test_empty_partitions_and_empty_topics(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics, lake: Lines) -> None:
-    place = Place(tmp_path, kafka, fresh_topic(partitions=4), lake())
-    feed = place.feed()
+    project = FeedProject(tmp_path, kafka, fresh_topic(partitions=4), lake())
+    feed = project.write_feed()
     assert run(feed).batches == ()
     with KafkaProducer(bootstrap_servers=kafka.bootstrap) as producer:
-        producer.send(place.topic, b"one", partition=2).get(10)
+        producer.send(project.topic, b"one", partition=2).get(10)
     run(feed)
-    assert [(r["partition"], r["value"]) for r in rows(feed)] == [(2, b"one")]
+    assert [(r["partition"], r["value"]) for r in read_rows(feed)] == [(2, b"one")]
     assert commit_feed(feed).offsets
 
 
@@ -163,137 +163,141 @@ def test_three_brokers_lead_different_partitions(
 ) -> None:
     topic = fresh_topic(cluster=kafka3, assignments={0: [1], 1: [2], 2: [3]})
     produce(kafka3, topic, 300)
-    feed = Place(tmp_path, kafka3, topic, lake()).feed()
+    feed = FeedProject(tmp_path, kafka3, topic, lake()).write_feed()
     landed = run(feed)
     assert sorted(t.leader for t in landed.batches[0].plan.tasks) == [1, 2, 3]
-    assert rows(feed) == consumed(kafka3, topic)
+    assert read_rows(feed) == consume_topic(kafka3, topic)
 
 
 def test_topics_by_pattern_meet_in_one_feed(
     tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics, lake: Lines
 ) -> None:
-    ours = secrets.token_hex(4)
-    names = [fresh_topic(name=f"{ours}.{name}") for name in ("x0", "x1", "skip")]
+    prefix = secrets.token_hex(4)
+    names = [fresh_topic(name=f"{prefix}.{name}") for name in ("x0", "x1", "skip")]
     with KafkaProducer(bootstrap_servers=kafka.bootstrap) as producer:
         for name in names:
             producer.send(name, name.encode()).get(10)
-    place = Place(tmp_path, kafka, "unused", lake())
-    feed = place.feed(topics=f"{{include: ['{ours}\\..*'], exclude: ['.*skip.*']}}")
+    project = FeedProject(tmp_path, kafka, "unused", lake())
+    feed = project.write_feed(topics=f"{{include: ['{prefix}\\..*'], exclude: ['.*skip.*']}}")
     run(feed)
-    assert {r["value"].decode() for r in rows(feed)} == set(names[:2])
+    assert {r["value"].decode() for r in read_rows(feed)} == set(names[:2])
 
 
-def test_explicit_ranges_below_and_above_the_origin(place: Place) -> None:
-    produce(place.kafka, place.topic, 300)
-    feed = place.feed(start="latest")
+def test_explicit_ranges_below_and_above_the_origin(project: FeedProject) -> None:
+    produce(project.kafka, project.topic, 300)
+    feed = project.write_feed(start="latest")
     run(feed)
-    run(feed, offsets(place.topic, 0, 10, 20))
-    run(feed, offsets(place.topic, 0, 5, 25))
-    assert [r["offset"] for r in rows(feed)] == list(range(5, 25))
+    run(feed, request_offsets(project.topic, 0, 10, 20))
+    run(feed, request_offsets(project.topic, 0, 5, 25))
+    assert [r["offset"] for r in read_rows(feed)] == list(range(5, 25))
     with pytest.raises(UsageError, match="beyond the last stable offset"):
-        run(feed, offsets(place.topic, 0, 90, 1000))
+        run(feed, request_offsets(project.topic, 0, 90, 1000))
     assert {m.after for m in commit_feed(feed).offsets} == {100}, "a backfill below the origin moves nothing"
 
 
 @pytest.mark.each_lake
-def test_the_same_plan_gives_the_same_files(place: Place) -> None:
-    produce(place.kafka, place.topic, 300, compression_type="lz4")
+def test_the_same_plan_gives_the_same_files(project: FeedProject) -> None:
+    produce(project.kafka, project.topic, 300, compression_type="lz4")
     digests = []
     for name in ("one", "two"):
-        feed = place.feed(name)
+        feed = project.write_feed(name)
         (batch,) = run(feed).batches
         digests.append(sorted((p.rows, p.bytes) for r in batch.receipts for p in r.parts))
     assert digests[0] == digests[1]
 
 
-def test_a_preview_touches_nothing_and_says_what_a_run_does(place: Place) -> None:
-    produce(place.kafka, place.topic, 300)
-    feed = place.feed()
-    with edges(feed) as opened:
-        seen = preview(feed, opened, CATCH_UP)
-        assert list(opened.lake.list("")) == []
-    assert seen.plan is not None
-    assert run(feed).batches[0].plan == seen.plan
+def test_a_preview_touches_nothing_and_says_what_a_run_does(project: FeedProject) -> None:
+    produce(project.kafka, project.topic, 300)
+    feed = project.write_feed()
+    with open_inline_ports(feed) as ports:
+        previewed = preview(feed, ports, CATCH_UP)
+        assert list(ports.lake.list("")) == []
+    assert previewed.plan is not None
+    assert run(feed).batches[0].plan == previewed.plan
 
 
-def test_limits_land_a_topic_in_several_runs(place: Place) -> None:
-    produce(place.kafka, place.topic, 300)
-    feed = place.feed(limits="{records: 100}")
+def test_limits_land_a_topic_in_several_runs(project: FeedProject) -> None:
+    produce(project.kafka, project.topic, 300)
+    feed = project.write_feed(limits="{records: 100}")
     sizes = []
     while landed := run(feed).batches:
         sizes.append(landed[0].plan.span)
     assert sum(sizes) == 300
     assert max(sizes) <= 102
-    assert rows(feed) == consumed(place.kafka, place.topic)
+    assert read_rows(feed) == consume_topic(project.kafka, project.topic)
 
 
-def test_offsets_gone_are_named_and_accepted_only_by_policy(place: Place) -> None:
-    produce(place.kafka, place.topic, 300)
-    feed = place.feed()
-    run(feed, offsets(place.topic, 0, 0, 10))
-    with KafkaAdminClient(bootstrap_servers=place.kafka.bootstrap) as admin:
-        admin.delete_records({kafka_client.TopicPartition(place.topic, 0): 40})
+def test_offsets_gone_are_named_and_accepted_only_by_policy(project: FeedProject) -> None:
+    produce(project.kafka, project.topic, 300)
+    feed = project.write_feed()
+    run(feed, request_offsets(project.topic, 0, 0, 10))
+    with KafkaAdminClient(bootstrap_servers=project.kafka.bootstrap) as admin:
+        admin.delete_records({kafka_client.TopicPartition(project.topic, 0): 40})
     with pytest.raises(Refused, match=r"offsets \[10, 40\) are gone"):
         run(feed)
-    assert {r["partition"] for r in rows(feed) if r["offset"] >= 10} == {1, 2}, "the others landed"
-    accepting = place.feed(policies="{on_loss: accept}")
+    assert {r["partition"] for r in read_rows(feed) if r["offset"] >= 10} == {1, 2}, "the others landed"
+    accepting = project.write_feed(policies="{on_loss: accept}")
     run(accepting)
-    with edges(accepting) as opened:
-        state = ledger(accepting, opened).read()
-        key = state.current[TopicPartition(place.topic, 0)]
+    with open_inline_ports(accepting) as ports:
+        state = open_feed_ledger(accepting, ports).read()
+        key = state.current[TopicPartition(project.topic, 0)]
         assert state.lost[key] == (Range(10, 40),)
         assert state.frontier(key) == 100
-        assert explain(ledger(accepting, opened), opened.lake, key.tp, 20).found is Class.LOST
-        assert audit(ledger(accepting, opened), opened.lake).is_reconciled
+        assert explain(open_feed_ledger(accepting, ports), ports.lake, key.tp, 20).found is Class.LOST
+        assert audit(open_feed_ledger(accepting, ports), ports.lake).is_reconciled
 
 
 @pytest.mark.each_lake
-def test_audit_rescan_and_explain(place: Place) -> None:
-    produce(place.kafka, place.topic, 300, compression_type="zstd")
-    feed = place.feed()
+def test_audit_rescan_and_explain(project: FeedProject) -> None:
+    produce(project.kafka, project.topic, 300, compression_type="zstd")
+    feed = project.write_feed()
     run(feed)
-    with edges(feed) as opened:
-        book = ledger(feed, opened)
-        report = audit(book, opened.lake, hashes=True)
+    with open_inline_ports(feed) as ports:
+        ledger = open_feed_ledger(feed, ports)
+        report = audit(ledger, ports.lake, hashes=True)
         assert report.is_reconciled
-        current = book.read().current
-        found = {current[p.tp]: p for p in opened.cluster.partitions([place.topic], feed.isolation)}
+        current = ledger.read().current
+        partitions = {current[p.tp]: p for p in ports.cluster.partitions([project.topic], feed.isolation)}
         full = rescan(
-            report, book, opened.lake, RAW, CurrentLog(KafkaFetcher(feed.kafka, feed.isolation), feed.isolation, found)
+            report,
+            ledger,
+            ports.lake,
+            RAW,
+            CurrentLog(KafkaFetcher(feed.kafka, feed.isolation), feed.isolation, partitions),
         )
         assert (full.is_reconciled, full.compared) == (True, 300)
-        told = explain(book, opened.lake, TopicPartition(place.topic, 1), 42)
-        assert (told.found, told.row) == (Class.LANDED, 42)
-        assert explain(book, opened.lake, TopicPartition(place.topic, 1), 1000).found is Class.PENDING
-        assert explain(book, opened.lake, TopicPartition("nowhere", 1), 1).found is Class.UNKNOWN_PARTITION
+        explanation = explain(ledger, ports.lake, TopicPartition(project.topic, 1), 42)
+        assert (explanation.found, explanation.row) == (Class.LANDED, 42)
+        assert explain(ledger, ports.lake, TopicPartition(project.topic, 1), 1000).found is Class.PENDING
+        assert explain(ledger, ports.lake, TopicPartition("nowhere", 1), 1).found is Class.UNKNOWN_PARTITION
 
 
 @pytest.mark.each_lake
-def test_the_audit_has_teeth(place: Place) -> None:
-    produce(place.kafka, place.topic, 300)
-    feed = place.feed()
+def test_the_audit_has_teeth(project: FeedProject) -> None:
+    produce(project.kafka, project.topic, 300)
+    feed = project.write_feed()
     run(feed)
-    lake, part = open_lake(feed), visible(feed)[0]
-    whole = lake.get(part)
-    assert whole is not None
+    lake, part = open_lake(feed), list_files(feed)[0]
+    content = lake.get(part)
+    assert content is not None
 
-    def problems() -> set[int]:
-        with edges(feed) as opened:
-            return {p.invariant for p in audit(ledger(feed, opened), opened.lake, hashes=True).problems}
+    def find_problems() -> set[int]:
+        with open_inline_ports(feed) as ports:
+            return {p.invariant for p in audit(open_feed_ledger(feed, ports), ports.lake, hashes=True).problems}
 
-    assert problems() == set()
+    assert find_problems() == set()
     lake.remove(part)
-    assert problems() == {1}
-    lake.put(part, whole[:-1])
-    assert problems() == {3}
-    lake.put(part, whole[:50] + b"\x00" + whole[51:])
-    assert problems() == {3}
-    lake.put(part, whole)
-    lake.put(f"{part.rpartition('/')[0]}/stranger.parquet", whole)
-    assert problems() == {10}
+    assert find_problems() == {1}
+    lake.put(part, content[:-1])
+    assert find_problems() == {3}
+    lake.put(part, content[:50] + b"\x00" + content[51:])
+    assert find_problems() == {3}
+    lake.put(part, content)
+    lake.put(f"{part.rpartition('/')[0]}/stranger.parquet", content)
+    assert find_problems() == {10}
 
 
-def test_an_unknown_topic_names_its_neighbours(place: Place) -> None:
-    feed = place.feed(topics=place.topic + "x")
-    with pytest.raises(UnknownTopic, match=place.topic):
+def test_an_unknown_topic_names_its_neighbours(project: FeedProject) -> None:
+    feed = project.write_feed(topics=project.topic + "x")
+    with pytest.raises(UnknownTopic, match=project.topic):
         run(feed)

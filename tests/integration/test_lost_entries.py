@@ -1,5 +1,5 @@
-"""A ledger that lost its newest entries, on a real Kafka and both lakes: however many, and whatever else is left, a run
-is refused before it does anything, and after a named acceptance the strongest audit closes."""
+"""A ledger that lost its newest entries, on a real Kafka: for any number of them a run is refused before it changes
+anything, and after `sluice accept` the strictest audit reconciles."""
 
 from __future__ import annotations
 
@@ -24,22 +24,30 @@ from sluice.resources.lake import open_lake
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.spark.executor import Wiring
 from tests.integration.conftest import Lines
-from tests.integration.support import Place, commit_feed, consumed, edges, ledger, rows, run
+from tests.integration.support import (
+    FeedProject,
+    commit_feed,
+    consume_topic,
+    open_feed_ledger,
+    open_inline_ports,
+    read_rows,
+    run,
+)
 
 ROOTS = ("_sluice/orders", "data/orders")
 
 
 @pytest.fixture
-def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], lake: Lines) -> Place:
-    there = Place(tmp_path, kafka, fresh_topic(partitions=2), lake())
-    produce(there, 40)
-    return there
+def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], lake: Lines) -> FeedProject:
+    feed_project = FeedProject(tmp_path, kafka, fresh_topic(partitions=2), lake())
+    produce(feed_project, 40)
+    return feed_project
 
 
-def produce(place: Place, count: int) -> None:
-    producer = KafkaProducer(bootstrap_servers=place.kafka.bootstrap, linger_ms=5)
+def produce(project: FeedProject, count: int) -> None:
+    producer = KafkaProducer(bootstrap_servers=project.kafka.bootstrap, linger_ms=5)
     for i in range(count):
-        producer.send(place.topic, f"value {i}".encode(), partition=i % 2)
+        producer.send(project.topic, f"value {i}".encode(), partition=i % 2)
     producer.close()
 
 
@@ -48,47 +56,47 @@ def land(feed: Feed) -> None:
     commit_feed(feed)
 
 
-def proven(place: Place, feed: Feed) -> None:
-    """`audit --strict --rescan` closes, and every row is there once."""
-    with edges(feed) as opened, Wiring.of(feed).open(feed.isolation, feed.shape) as tools:
-        book = ledger(feed, opened)
-        found = take_survey(feed, opened, book)
-        report = audit(book, opened.lake, hashes=True)
-        log = CurrentLog(tools.fetcher, feed.isolation, found.partitions)
-        report = rescan(report, book, opened.lake, feed.shape, log)
+def check_reconciled(project: FeedProject, feed: Feed) -> None:
+    """Check that `audit --strict --rescan` reconciles, and that every row is present once."""
+    with open_inline_ports(feed) as ports, Wiring.of(feed).open(feed.isolation, feed.shape) as tools:
+        ledger = open_feed_ledger(feed, ports)
+        survey = take_survey(feed, ports, ledger)
+        report = audit(ledger, ports.lake, hashes=True)
+        log = CurrentLog(tools.fetcher, feed.isolation, survey.partitions)
+        report = rescan(report, ledger, ports.lake, feed.shape, log)
         assert report.is_reconciled, report.problems
-        assert strict(book, opened.lake, feed, found, report).problems == ()
-    assert rows(feed) == consumed(place.kafka, place.topic)
+        assert strict(ledger, ports.lake, feed, survey, report).problems == ()
+    assert read_rows(feed) == consume_topic(project.kafka, project.topic)
 
 
-def files(lake: Lake) -> dict[str, bytes | None]:
+def read_files(lake: Lake) -> dict[str, bytes | None]:
     return {p: lake.get(p) for root in ROOTS for p in lake.list(root) if "/owners/" not in p}
 
 
-def suffixes(feed: Feed) -> Iterator[int]:
+def iterate_suffix_lengths(feed: Feed) -> Iterator[int]:
     yield from range(1, len(list(open_lake(feed).list(paths.log_folder("orders")))) + 1)
 
 
 @pytest.mark.parametrize("fold", [False, True], ids=["", "with a checkpoint"])
 @pytest.mark.parametrize("mode", [CommitMode.TRANSACTIONAL, CommitMode.NONE], ids=str)
-def test_every_lost_suffix_is_noticed_and_gone_on_from(place: Place, mode: CommitMode, fold: bool) -> None:
-    """One after the other: each ledger is the one that went on from the loss before."""
-    feed = place.feed(commit=str(mode))
+def test_every_lost_suffix_is_noticed_and_gone_on_from(project: FeedProject, mode: CommitMode, fold: bool) -> None:
+    """In sequence: each loss hits the ledger that continued after the previous one."""
+    feed = project.write_feed(commit=str(mode))
     land(feed)
     lake = open_lake(feed)
-    for count in suffixes(feed):
+    for count in iterate_suffix_lengths(feed):
         if fold:
             state = Ledger(lake, "orders", lambda: 0).read()
             lake.put(paths.checkpoint_path("orders", state.number), checkpoint.dump(state))
             lake.remove(paths.tip_path("orders"))
         for path in list(lake.list(paths.log_folder("orders")))[-count:]:
             lake.remove(path)
-        before = files(lake)
+        before = read_files(lake)
         with pytest.raises(EntriesLost, match="sluice accept orders ledger"):
             run(feed)
-        assert files(lake) == before, "nothing was touched"
-        with edges(feed) as opened:
-            accept_ledger(feed, opened, "the lake was restored from a backup of an hour ago")
-        produce(place, 2)
+        assert read_files(lake) == before, "nothing was changed"
+        with open_inline_ports(feed) as ports:
+            accept_ledger(feed, ports, "the lake was restored from a backup of an hour ago")
+        produce(project, 2)
         land(feed)
-        proven(place, feed)
+        check_reconciled(project, feed)

@@ -1,6 +1,6 @@
-"""A lake that is gone, or another one, beside a group that remembers it: on a real Kafka and both lakes.
+"""A lake that was removed or replaced, while the group has its committed offsets: on a real Kafka.
 
-Kafka's own command and another client say what the group holds.
+Kafka's own command and another client read the group's offsets.
 """
 
 from __future__ import annotations
@@ -19,20 +19,28 @@ from sluice.resources.lake import open_lake
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.checker.tools import Java
 from tests.integration.conftest import Lines
-from tests.integration.support import Place, commit_feed, consumed, edges, rescanned, rows, run
+from tests.integration.support import (
+    FeedProject,
+    commit_feed,
+    consume_topic,
+    open_inline_ports,
+    read_rows,
+    rescan_feed,
+    run,
+)
 
 
 @pytest.fixture
-def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], lake: Lines) -> Place:
-    there = Place(tmp_path, kafka, fresh_topic(partitions=2), lake())
-    produce(there, 40)
-    return there
+def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], lake: Lines) -> FeedProject:
+    feed_project = FeedProject(tmp_path, kafka, fresh_topic(partitions=2), lake())
+    produce(feed_project, 40)
+    return feed_project
 
 
-def produce(place: Place, count: int) -> None:
-    producer = KafkaProducer(bootstrap_servers=place.kafka.bootstrap, linger_ms=5)
+def produce(project: FeedProject, count: int) -> None:
+    producer = KafkaProducer(bootstrap_servers=project.kafka.bootstrap, linger_ms=5)
     for i in range(count):
-        producer.send(place.topic, f"value {i}".encode(), partition=i % 2)
+        producer.send(project.topic, f"value {i}".encode(), partition=i % 2)
     producer.close()
 
 
@@ -41,9 +49,9 @@ def land(feed: Feed) -> None:
     commit_feed(feed)
 
 
-def offsets_in_kafka(place: Place, feed: Feed) -> dict[int, tuple[int, str]]:
-    """Of each partition the committed offset and its metadata, as another client reads them."""
-    admin = KafkaAdminClient(bootstrap_servers=place.kafka.bootstrap)
+def fetch_offsets(project: FeedProject, feed: Feed) -> dict[int, tuple[int, str]]:
+    """Fetch the committed offset and metadata of each partition with another client."""
+    admin = KafkaAdminClient(bootstrap_servers=project.kafka.bootstrap)
     try:
         committed = admin.list_group_offsets({feed.group: None})[feed.group]
         return {tp.partition: (committed[tp].offset, committed[tp].metadata) for tp in committed}
@@ -57,63 +65,63 @@ def remove_lake(feed: Feed) -> None:
         lake.remove(path)
 
 
-def taken_over(feed: Feed, begin: Begin) -> None:
-    with edges(feed) as opened:
-        accept_group(feed, opened, begin, "the lake is lost")
+def take_over(feed: Feed, begin: Begin) -> None:
+    with open_inline_ports(feed) as ports:
+        accept_group(feed, ports, begin, "the lake is lost")
 
 
 @pytest.mark.parametrize("begin", list(Begin), ids=str)
-def test_a_removed_lake_is_noticed_and_the_group_taken_over(place: Place, begin: Begin) -> None:
-    feed = place.feed()
+def test_a_removed_lake_is_noticed_and_the_group_taken_over(project: FeedProject, begin: Begin) -> None:
+    feed = project.write_feed()
     land(feed)
     remove_lake(feed)
-    produce(place, 10)
-    before = offsets_in_kafka(place, feed)
+    produce(project, 10)
+    before = fetch_offsets(project, feed)
     assert {p: offset for p, (offset, _) in before.items()} == {0: 20, 1: 20}
     with pytest.raises(ForeignMarks, match="the committed offset 20 has the mark of entry"):
         run(feed)
-    assert (offsets_in_kafka(place, feed), list(open_lake(feed).list(""))) == (before, [])
+    assert (fetch_offsets(project, feed), list(open_lake(feed).list(""))) == (before, [])
 
-    taken_over(feed, begin)
+    take_over(feed, begin)
     land(feed)
     first = 0 if begin is Begin.START else 20
-    assert rows(feed) == [row for row in consumed(place.kafka, place.topic) if row["offset"] >= first]
-    after = offsets_in_kafka(place, feed)
+    assert read_rows(feed) == [row for row in consume_topic(project.kafka, project.topic) if row["offset"] >= first]
+    after = fetch_offsets(project, feed)
     assert {p: offset for p, (offset, _) in after.items()} == {0: 25, 1: 25}
-    mine = Ledger(open_lake(feed), feed.name, lambda: 0).read().ledger_id
-    assert all(mine in metadata for _, metadata in after.values())
-    assert rescanned(feed).is_reconciled
+    ledger_id = Ledger(open_lake(feed), feed.name, lambda: 0).read().ledger_id
+    assert all(ledger_id in metadata for _, metadata in after.values())
+    assert rescan_feed(feed).is_reconciled
 
 
-def test_two_lakes_on_one_group(place: Place, lake: Lines) -> None:
-    """The second lands nothing, whatever `on_group_moved` says; once it took the group over, the first is refused."""
-    feed = place.feed()
+def test_two_lakes_on_one_group(project: FeedProject, lake: Lines) -> None:
+    """The second lands nothing, for any `on_group_moved`; once it has taken the group over, the first is refused."""
+    feed = project.write_feed()
     land(feed)
-    produce(place, 10)
-    other = Place(place.root / "other", place.kafka, place.topic, lake())
+    produce(project, 10)
+    other = FeedProject(project.root / "other", project.kafka, project.topic, lake())
     other.root.mkdir()
-    second = other.feed(group=feed.group, policies="{on_group_moved: adopt}")
+    second = other.write_feed(group=feed.group, policies="{on_group_moved: adopt}")
     with pytest.raises(ForeignMarks):
         run(second)
-    taken_over(second, Begin.COMMITTED)
+    take_over(second, Begin.COMMITTED)
     land(second)
     for refused in (run, commit_feed):
         with pytest.raises(ForeignMarks):
             refused(feed)
-    both = sorted(rows(feed) + rows(second), key=lambda row: (row["partition"], row["offset"]))
-    assert both == consumed(place.kafka, place.topic), "each record once"
+    both = sorted(read_rows(feed) + read_rows(second), key=lambda row: (row["partition"], row["offset"]))
+    assert both == consume_topic(project.kafka, project.topic), "each record once"
 
 
-def test_offsets_reset_by_kafkas_own_command_are_nobodys(place: Place) -> None:
-    """It writes no mark: the feed begins there, as with any other consumer's offsets."""
-    feed = place.feed()
+def test_offsets_reset_by_kafkas_own_command_are_nobodys(project: FeedProject) -> None:
+    """The command writes no mark: the feed begins at its offsets, as at any other consumer's."""
+    feed = project.write_feed()
     land(feed)
     remove_lake(feed)
-    reset = ["--reset-offsets", "--to-offset", "5", "--topic", place.topic, "--execute"]
-    server = ["--bootstrap-server", place.kafka.bootstrap, "--group", feed.group]
+    reset = ["--reset-offsets", "--to-offset", "5", "--topic", project.topic, "--execute"]
+    server = ["--bootstrap-server", project.kafka.bootstrap, "--group", feed.group]
     tool = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
     Java.of_local_kafka().run(tool, *server, *reset)
-    assert offsets_in_kafka(place, feed) == {0: (5, ""), 1: (5, "")}
+    assert fetch_offsets(project, feed) == {0: (5, ""), 1: (5, "")}
     landed = run(feed)
     assert "`start: earliest` is not used in 2 of 2 partitions" in landed.start_not_used
-    assert rows(feed) == [row for row in consumed(place.kafka, place.topic) if row["offset"] >= 5]
+    assert read_rows(feed) == [row for row in consume_topic(project.kafka, project.topic) if row["offset"] >= 5]

@@ -1,4 +1,4 @@
-"""A feed moves from one store to another, as docs/deploying.md has it, by the commands themselves."""
+"""A feed moves from one store to another by the commands of docs/deploying.md."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sluice.cli.main import main
 from sluice.pipelines.feed.feed import Feed
 from sluice.resources.lake import open_lake
 from sluice.resources.local.local_kafka import LocalKafka
-from tests.integration.support import Place, consumed, rows
+from tests.integration.support import FeedProject, consume_topic, read_rows
 
 PAIRS = [("local", "azure"), ("azure", "google"), ("google", "s3"), ("s3", "local")]
 COUNT = 20
 
 
-def produce(folder: Place) -> None:
-    with KafkaProducer(bootstrap_servers=folder.kafka.bootstrap) as producer:
+def produce(project: FeedProject) -> None:
+    with KafkaProducer(bootstrap_servers=project.kafka.bootstrap) as producer:
         for number in range(COUNT):
-            producer.send(folder.topic, b"%d" % number, partition=number % 2)
+            producer.send(project.topic, b"%d" % number, partition=number % 2)
 
 
 def build_lines(request: pytest.FixtureRequest, kind: str, folder: Path) -> dict[str, str]:
@@ -31,7 +31,7 @@ def build_lines(request: pytest.FixtureRequest, kind: str, folder: Path) -> dict
     if kind == "local":
         return {"lake": str(folder / "moved")}
     pytest.importorskip("boto3" if kind == "s3" else "obstore")
-    lines: dict[str, str] = request.getfixturevalue(f"{kind}_store").lines()
+    lines: dict[str, str] = request.getfixturevalue(f"{kind}_store").build_feed_settings()
     return lines
 
 
@@ -53,7 +53,7 @@ def test_a_feed_moves_to_another_store(
     request: pytest.FixtureRequest,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    folder = Place(tmp_path, kafka, fresh_topic(partitions=2))
+    project = FeedProject(tmp_path, kafka, fresh_topic(partitions=2))
 
     def invoke(*words: str) -> dict[str, Any]:
         capfd.readouterr()
@@ -63,22 +63,22 @@ def test_a_feed_moves_to_another_store(
         return dict(json.loads(out))
 
     first = build_lines(request, before, tmp_path)
-    produce(folder)
-    old = folder.feed(**first)
+    produce(project)
+    old = project.write_feed(**first)
     invoke("run", "orders")
     assert invoke("status", "orders")["feeds"][0]["live_batches"] == []
 
-    new = folder.feed(**build_lines(request, after, tmp_path))
+    new = project.write_feed(**build_lines(request, after, tmp_path))
     copy_lake(old, new)
     assert invoke("audit", "orders", "--strict")["reconciled"]
-    assert rows(new) == rows(old) == consumed(kafka, folder.topic)
+    assert read_rows(new) == read_rows(old) == consume_topic(kafka, project.topic)
 
-    produce(folder)
+    produce(project)
     invoke("run", "orders")
     assert invoke("audit", "orders", "--rescan")["reconciled"]
-    assert rows(new) == consumed(kafka, folder.topic)
-    assert len(rows(old)) == COUNT, "the old lake stays as it was"
+    assert read_rows(new) == consume_topic(kafka, project.topic)
+    assert len(read_rows(old)) == COUNT, "the old lake is unchanged"
     if after != "local":
         assert "conditional writes" not in json.dumps(
             [c for g in invoke("doctor", "orders")["groups"] for c in g["checks"] if c["health"] == "skipped"]
-        ), "the new store was tested, whatever note was copied"
+        ), "the new store was tested, although the old note was copied"

@@ -1,6 +1,6 @@
-"""Kafka's old high-level consumers themselves beside Sluice, in one group: Kafka 3.9.1 in ZooKeeper mode.
+"""Kafka's old high-level consumers and Sluice in one group: Kafka 3.9.1 in ZooKeeper mode.
 
-One version and strategy is among the usual tests; `make long-tests` runs the others.
+The usual tests run one version and strategy, `make long-tests` the others.
 """
 
 from __future__ import annotations
@@ -21,8 +21,15 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.zookeeper.zookeeper_group import ZooKeeperGroup
-from tests.integration.support import Place, edges, ledger, rows, run, settings
-from tests.old_kafka import VERSIONS, OldConsumer, OldKafka, long, old_consumer
+from tests.integration.support import (
+    FeedProject,
+    build_commit_settings,
+    open_feed_ledger,
+    open_inline_ports,
+    read_rows,
+    run,
+)
+from tests.old_kafka import VERSIONS, OldConsumer, OldKafka, pad_word, run_old_consumer
 from tests.zookeepers import LocalZooKeeper
 
 USUAL = "0.10.2.2"
@@ -37,7 +44,7 @@ def old_kafka(tmp_path_factory: pytest.TempPathFactory, zookeeper: LocalZooKeepe
     broker.stop()
 
 
-class Old:
+class OldGroup:
     """A topic of three partitions on the old broker, a feed over it, and old consumers of the feed's group."""
 
     def __init__(self, version: str, strategy: str, root: Path, kafka: OldKafka) -> None:
@@ -52,37 +59,37 @@ class Old:
         self.produced = 0
         with KafkaAdminClient(bootstrap_servers=kafka.bootstrap) as admin:
             admin.create_topics({self.topic: {"num_partitions": 3}}, wait_for_metadata=True)
-        self.place = Place(root, cast(LocalKafka, kafka), self.topic)
-        told = {"store": "zookeeper", "connect": self.zookeeper.connect, "patience": "1s"}
-        self.feed: Feed = self.place.feed(offsets=json.dumps(told))
+        self.project = FeedProject(root, cast(LocalKafka, kafka), self.topic)
+        settings = {"store": "zookeeper", "connect": self.zookeeper.connect, "patience": "1s"}
+        self.feed: Feed = self.project.write_feed(offsets=json.dumps(settings))
 
     def produce(self, count: int) -> list[str]:
-        """So many records into each partition. Returns all values."""
-        made = []
+        """Produce `count` records into each partition. Returns all values."""
+        values = []
         producer = KafkaProducer(bootstrap_servers=self.kafka.bootstrap)
         for partition in range(3):
             for n in range(self.produced, self.produced + count):
-                made.append(f"{partition}:{n}")
-                producer.send(self.topic, long(made[-1]).encode(), partition=partition)
+                values.append(f"{partition}:{n}")
+                producer.send(self.topic, pad_word(values[-1]).encode(), partition=partition)
         producer.flush()
         producer.close()
         self.produced += count
-        return made
+        return values
 
-    def consumer(self) -> Any:
+    def start_consumer(self) -> Any:
         consumers = self.root / "consumers"
-        return old_consumer(
+        return run_old_consumer(
             self.version, self.zookeeper, consumers, self.feed.group, self.topic, strategy=self.strategy
         )
 
-    def committed(self) -> dict[int, str]:
-        return self.zookeeper.held(self.feed.group, self.topic)
+    def read_committed(self) -> dict[int, str]:
+        return self.zookeeper.read_offsets(self.feed.group, self.topic)
 
-    def ids(self) -> list[str]:
-        return self.zookeeper.names(f"/consumers/{self.feed.group}/ids")
+    def list_ids(self) -> list[str]:
+        return self.zookeeper.list_children(f"/consumers/{self.feed.group}/ids")
 
-    def landed(self) -> list[str]:
-        return sorted(r["value"].decode().split(" ")[0] for r in rows(self.feed))
+    def read_landed(self) -> list[str]:
+        return sorted(r["value"].decode().split(" ")[0] for r in read_rows(self.feed))
 
 
 @pytest.fixture(
@@ -92,54 +99,58 @@ class Old:
         for s in ("range", "roundrobin")
     ],
 )
-def old(request: pytest.FixtureRequest, tmp_path: Path, old_kafka: OldKafka) -> Old:
-    return Old(*request.param, tmp_path, old_kafka)
+def old_group(request: pytest.FixtureRequest, tmp_path: Path, old_kafka: OldKafka) -> OldGroup:
+    return OldGroup(*request.param, tmp_path, old_kafka)
 
 
-def wait(done: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    until = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < until, what
+def wait(is_done: Callable[[], bool], message: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_done():
+        assert time.monotonic() < deadline, message
         time.sleep(0.2)
 
 
-def test_each_goes_on_where_the_other_committed_and_never_reads_what_it_owns(old: Old) -> None:
-    first = old.produce(10)
-    with old.consumer() as consumer:
+def test_each_goes_on_where_the_other_committed_and_never_reads_what_it_owns(old_group: OldGroup) -> None:
+    first = old_group.produce(10)
+    with old_group.start_consumer() as consumer:
         assert sorted(consumer.wait_for(30)) == sorted(first)
-        with pytest.raises(GroupHeld, match=rf"{old.feed.group}_.* owns {old.topic}:0"):
-            run(old.feed)
-    assert old.committed() == {0: "10", 1: "10", 2: "10"}
+        with pytest.raises(GroupHeld, match=rf"{old_group.feed.group}_.* owns {old_group.topic}:0"):
+            run(old_group.feed)
+    assert old_group.read_committed() == {0: "10", 1: "10", 2: "10"}
 
-    second = old.produce(5)
-    run(old.feed)  # exactly where the old consumer committed
-    assert old.landed() == sorted(second)
+    second = old_group.produce(5)
+    run(old_group.feed)  # exactly where the old consumer committed
+    assert old_group.read_landed() == sorted(second)
 
-    third = old.produce(5)
-    with edges(old.feed) as opened:
-        opened.group.own(lambda: [TopicPartition(old.topic, p) for p in range(3)], lambda: None)
-        with old.consumer() as consumer:
-            wait(lambda: len(old.ids()) == 2, "the old consumer registers")
-            time.sleep(3)  # it has tried to get partitions several times by now
-            assert (consumer.process.alive, consumer.lines(), old.committed()) == (True, [], _every("10"))
-            done = commit(ledger(old.feed, opened), opened.group, settings(old.feed))
-            assert (done.status, old.committed()) == (CommitStatus.COMMITTED, _every("15"))
-            opened.group.close()  # type: ignore[attr-defined]
-            # It takes over by itself, exactly where Sluice committed: nothing twice, nothing left out.
-            assert sorted(_settled(consumer, 15)) == sorted(third)
-    assert old.committed() == _every("20")
-    assert old.ids() == []
+    third = old_group.produce(5)
+    with open_inline_ports(old_group.feed) as ports:
+        ports.group.own(lambda: [TopicPartition(old_group.topic, p) for p in range(3)], lambda: None)
+        with old_group.start_consumer() as consumer:
+            wait(lambda: len(old_group.list_ids()) == 2, "the old consumer registers")
+            time.sleep(3)  # it has tried to get partitions several times
+            assert (consumer.process.alive, consumer.read_words(), old_group.read_committed()) == (
+                True,
+                [],
+                _repeat_offset("10"),
+            )
+            result = commit(open_feed_ledger(old_group.feed, ports), ports.group, build_commit_settings(old_group.feed))
+            assert (result.status, old_group.read_committed()) == (CommitStatus.COMMITTED, _repeat_offset("15"))
+            ports.group.close()  # type: ignore[attr-defined]
+            # The consumer takes over exactly where Sluice committed: no record twice, none skipped.
+            assert sorted(_wait_for_lines(consumer, 15)) == sorted(third)
+    assert old_group.read_committed() == _repeat_offset("20")
+    assert old_group.list_ids() == []
 
 
-def _every(offset: str) -> dict[int, str]:
+def _repeat_offset(offset: str) -> dict[int, str]:
     return dict.fromkeys(range(3), offset)
 
 
-def _settled(consumer: OldConsumer, count: int) -> list[str]:
-    """What it has read once it has read that many, and a moment later."""
+def _wait_for_lines(consumer: OldConsumer, count: int) -> list[str]:
+    """Wait until the consumer has read `count` lines, and a second more. Returns all its lines."""
     consumer.wait_for(count)
     time.sleep(1)
-    return consumer.lines()
+    return consumer.read_words()
 
 
 @pytest.mark.soak
@@ -154,14 +165,14 @@ def test_by_roundrobin_over_topics_of_different_sizes_nothing_is_left_for_it(
     group, zookeeper = f"g-{next(iter(sizes))}", old_kafka.zookeeper
     ours = ZooKeeperGroup(zookeeper.connect, group, patience=1)
     ours.own(lambda: [TopicPartition(t, p) for t, n in sizes.items() for p in range(n)], lambda: None)
-    with old_consumer(version, zookeeper, tmp_path, group, *sizes, strategy="roundrobin") as consumer:
-        wait(lambda: len(zookeeper.names(f"/consumers/{group}/ids")) == 2, "the old consumer registers")
-        time.sleep(3)  # it has tried to get partitions several times by now
-        assert (consumer.process.alive, consumer.lines()) == (True, [])
+    with run_old_consumer(version, zookeeper, tmp_path, group, *sizes, strategy="roundrobin") as consumer:
+        wait(lambda: len(zookeeper.list_children(f"/consumers/{group}/ids")) == 2, "the old consumer registers")
+        time.sleep(3)  # it has tried to get partitions several times
+        assert (consumer.process.alive, consumer.read_words()) == (True, [])
         ours.close()
         producer = KafkaProducer(bootstrap_servers=old_kafka.bootstrap)
-        made = [(t, p, long(f"{t}:{p}")) for t, n in sizes.items() for p in range(n)]
-        for topic, partition, value in made:
+        records = [(t, p, pad_word(f"{t}:{p}")) for t, n in sizes.items() for p in range(n)]
+        for topic, partition, value in records:
             producer.send(topic, value.encode(), partition=partition)
         producer.close()
-        assert sorted(consumer.wait_for(len(made))) == sorted(v.split(" ")[0] for _, _, v in made)
+        assert sorted(consumer.wait_for(len(records))) == sorted(v.split(" ")[0] for _, _, v in records)

@@ -1,4 +1,4 @@
-"""What an operator does, on a real Kafka: backfill below the origin, land again, skip, and accept what happened."""
+"""An operator's actions on a real Kafka: backfill below the origin, land again, skip, and accept events."""
 
 from __future__ import annotations
 
@@ -26,122 +26,136 @@ from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.conftest import Lines
-from tests.integration.support import CATCH_UP, Place, commit_feed, consumed, edges, ledger, offsets, rows, run
-from tests.resources.kafka.tools import producing, until
+from tests.integration.support import (
+    CATCH_UP,
+    FeedProject,
+    commit_feed,
+    consume_topic,
+    open_feed_ledger,
+    open_inline_ports,
+    read_rows,
+    request_offsets,
+    run,
+)
+from tests.resources.kafka.tools import open_producer, wait_until
 
 HOUR = 3_600_000
 Topics = Callable[..., str]
 
 
 @pytest.fixture
-def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics, lake: Lines) -> Place:
-    return Place(tmp_path, kafka, fresh_topic(partitions=2), lake())
+def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics, lake: Lines) -> FeedProject:
+    return FeedProject(tmp_path, kafka, fresh_topic(partitions=2), lake())
 
 
-def first_hour() -> int:
-    """Six hours before the newest hour that has closed."""
+def find_first_hour() -> int:
+    """Returns the start of the hour eight hours before the current one."""
     now = time.time_ns() // 1_000_000
     return now - now % HOUR - 8 * HOUR
 
 
-def fill(place: Place, start: int, hours: int = 6, each: int = 20) -> None:
-    with producing(place.kafka) as producer:
+def fill(project: FeedProject, start: int, hours: int = 6, records: int = 20) -> None:
+    with open_producer(project.kafka) as producer:
         for h in range(hours):
-            for i in range(each):
+            for i in range(records):
                 stamp = start + h * HOUR + i
-                producer.send(place.topic, b"%d" % i, partition=i % 2, timestamp_ms=stamp)
+                producer.send(project.topic, b"%d" % i, partition=i % 2, timestamp_ms=stamp)
 
 
-def window(start: int, until_: int | None = None, **how: bool) -> Request:
-    return Request(RequestKind.WINDOW, window=start, until=until_, **how)
+def request_window(start: int, until_: int | None = None, **options: bool) -> Request:
+    return Request(RequestKind.WINDOW, window=start, until=until_, **options)
 
 
-def proven(feed: Feed, *, comparable: bool = True) -> None:
-    """The audit reconciles, by ledger, files and Kafka."""
-    with edges(feed) as opened:
-        book = ledger(feed, opened)
-        report = audit(book, opened.lake, hashes=True)
-        state = book.read()
-        log = opened.cluster.partitions(sorted({k.topic for k in state.current}), feed.isolation)
-        today = {state.current[p.tp]: p for p in log}
+def check_reconciled(feed: Feed, *, comparable: bool = True) -> None:
+    """Check that the audit reconciles the ledger, the files and Kafka."""
+    with open_inline_ports(feed) as ports:
+        ledger = open_feed_ledger(feed, ports)
+        report = audit(ledger, ports.lake, hashes=True)
+        state = ledger.read()
+        log = ports.cluster.partitions(sorted({k.topic for k in state.current}), feed.isolation)
+        partitions = {state.current[p.tp]: p for p in log}
         fetcher = KafkaFetcher(feed.kafka, feed.isolation)
-        report = rescan(report, book, opened.lake, RAW, CurrentLog(fetcher, feed.isolation, today))
+        report = rescan(report, ledger, ports.lake, RAW, CurrentLog(fetcher, feed.isolation, partitions))
         fetcher.close()
     assert report.problems == ()
     assert (report.not_comparable == 0) is comparable
 
 
 @pytest.mark.each_lake
-def test_backfill_below_the_origin_again_and_after_a_skip(place: Place) -> None:
-    start = first_hour()
-    fill(place, start)
-    feed = place.feed(start="latest")
+def test_backfill_below_the_origin_again_and_after_a_skip(project: FeedProject) -> None:
+    start = find_first_hour()
+    fill(project, start)
+    feed = project.write_feed(start="latest")
     run(feed)
     commit_feed(feed)
-    with edges(feed) as opened:
-        at = opened.group.fetch_committed([TopicPartition(place.topic, p) for p in (0, 1)])
-    assert rows(feed) == []
+    with open_inline_ports(feed) as ports:
+        committed = ports.group.fetch_committed([TopicPartition(project.topic, p) for p in (0, 1)])
+    assert read_rows(feed) == []
 
     for h in (4, 1):
-        run(feed, window(start + h * HOUR))
-    run(feed, window(start + 2 * HOUR, start + 4 * HOUR))
+        run(feed, request_window(start + h * HOUR))
+    run(feed, request_window(start + 2 * HOUR, start + 4 * HOUR))
     with pytest.raises(UsageError, match="holds no record of window"):
-        run(feed, window(start - HOUR))
-    inside = [r for r in consumed(place.kafka, place.topic) if start + HOUR <= r["timestamp"] < start + 5 * HOUR]
-    assert rows(feed) == inside
+        run(feed, request_window(start - HOUR))
+    inside = [
+        r for r in consume_topic(project.kafka, project.topic) if start + HOUR <= r["timestamp"] < start + 5 * HOUR
+    ]
+    assert read_rows(feed) == inside
     assert commit_feed(feed).status == "unchanged", "a backfill never moves committed offsets"
-    with edges(feed) as opened:
-        assert opened.group.fetch_committed(list(at)) == at
-        found = manifest.read_window_files(ledger(feed, opened), start + 2 * HOUR, feed.window)
-        assert (found.complete, sum(p.rows for p in found.parts)) == (True, 20)
-        before = {p.path for p in found.parts}
+    with open_inline_ports(feed) as ports:
+        assert ports.group.fetch_committed(list(committed)) == committed
+        window_files = manifest.read_window_files(open_feed_ledger(feed, ports), start + 2 * HOUR, feed.window)
+        assert (window_files.complete, sum(p.rows for p in window_files.parts)) == (True, 20)
+        before = {p.path for p in window_files.parts}
 
-    landed = run(feed, window(start + 2 * HOUR, replace=True))
+    landed = run(feed, request_window(start + 2 * HOUR, replace=True))
     assert set(landed.batches[0].plan.replaces) == before
-    assert rows(feed) == inside
-    assert run(feed, window(start + 2 * HOUR)).batches == (), "a rerun of what is finished reads nothing"
+    assert read_rows(feed) == inside
+    assert run(feed, request_window(start + 2 * HOUR)).batches == (), "a rerun of a finished window reads nothing"
 
-    fill(place, start + 6 * HOUR, hours=1)
-    with edges(feed) as opened:
+    fill(project, start + 6 * HOUR, hours=1)
+    with open_inline_ports(feed) as ports:
         skip = Skip(None, "a load test")
-        done = land(feed, opened, CATCH_UP, new_owner("test"), lambda progress: None, LandingOptions(skip=skip))
+        done = land(feed, ports, CATCH_UP, new_owner("test"), lambda progress: None, LandingOptions(skip=skip))
         key = next(s.key for s in done.skipped if s.key.partition == 0)
-        assert explain(ledger(feed, opened), opened.lake, key.tp, at[key.tp].offset).found is Class.SKIPPED  # type: ignore[union-attr]
+        assert (
+            explain(open_feed_ledger(feed, ports), ports.lake, key.tp, committed[key.tp].offset).found is Class.SKIPPED
+        )  # type: ignore[union-attr]
     assert [s.range.span for s in done.skipped] == [10, 10]
-    run(feed, offsets(place.topic, 0, done.skipped[0].range.start, done.skipped[0].range.start + 5))
-    assert len(rows(feed)) == len(inside) + 5
-    proven(feed)
+    run(feed, request_offsets(project.topic, 0, done.skipped[0].range.start, done.skipped[0].range.start + 5))
+    assert len(read_rows(feed)) == len(inside) + 5
+    check_reconciled(feed)
 
 
-def test_what_happened_is_accepted_and_the_feed_goes_on(place: Place) -> None:
-    fill(place, first_hour())
-    feed = place.feed()
-    run(feed, offsets(place.topic, 0, 0, 10))
-    with edges(feed) as opened, pytest.raises(NothingToAccept):
-        accept_lost(feed, opened, "?")
-    with KafkaAdminClient(bootstrap_servers=place.kafka.bootstrap) as admin:
-        admin.delete_records({Plain(place.topic, 0): 40})
+def test_what_happened_is_accepted_and_the_feed_goes_on(project: FeedProject) -> None:
+    fill(project, find_first_hour())
+    feed = project.write_feed()
+    run(feed, request_offsets(project.topic, 0, 0, 10))
+    with open_inline_ports(feed) as ports, pytest.raises(NothingToAccept):
+        accept_lost(feed, ports, "?")
+    with KafkaAdminClient(bootstrap_servers=project.kafka.bootstrap) as admin:
+        admin.delete_records({Plain(project.topic, 0): 40})
         with pytest.raises(OffsetsLost, match=r"\[10, 40\) are gone") as refused:
             run(feed)
         assert "sluice accept orders lost" in refused.value.remedy
-        with edges(feed) as opened:
-            assert [(r.key.partition, r.range) for r in accept_lost(feed, opened, "INC-7").lost] == [(0, (10, 40))]
+        with open_inline_ports(feed) as ports:
+            assert [(r.key.partition, r.range) for r in accept_lost(feed, ports, "INC-7").lost] == [(0, (10, 40))]
         run(feed)
         assert commit_feed(feed).status == "committed"
-        proven(feed, comparable=False)
+        check_reconciled(feed, comparable=False)
 
-        admin.delete_topics([place.topic])
-        until(lambda: place.topic not in admin.list_topics())
-        admin.create_topics({place.topic: {"num_partitions": 2}}, wait_for_metadata=True)
-    before = rows(feed)
-    fill(place, first_hour(), hours=1)
+        admin.delete_topics([project.topic])
+        wait_until(lambda: project.topic not in admin.list_topics())
+        admin.create_topics({project.topic: {"num_partitions": 2}}, wait_for_metadata=True)
+    before = read_rows(feed)
+    fill(project, find_first_hour(), hours=1)
     with pytest.raises(TopicRecreated, match="deleted and created again") as recreated:
-        run(feed, Request(RequestKind.CATCH_UP, only=(TopicPartition(place.topic, 0),)))
+        run(feed, Request(RequestKind.CATCH_UP, only=(TopicPartition(project.topic, 0),)))
     assert "sluice accept orders recreated" in recreated.value.remedy
-    with edges(feed) as opened:
-        done = accept_log(feed, opened, AcceptEvent.RECREATED, "INC-8")
+    with open_inline_ports(feed) as ports:
+        done = accept_log(feed, ports, AcceptEvent.RECREATED, "INC-8")
     assert sorted((i.enters.key.partition, i.enters.offset) for i in done.entered) == [(0, 0), (1, 0)]
     run(feed)
-    assert len(rows(feed)) == len(before) + 20
+    assert len(read_rows(feed)) == len(before) + 20
     assert {m.after for m in commit_feed(feed).offsets} == {10}
-    proven(feed, comparable=False)
+    check_reconciled(feed, comparable=False)

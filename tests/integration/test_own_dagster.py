@@ -26,7 +26,7 @@ import sluice.dagster
 from sluice.pipelines.util.units import parse_window, show_window
 from sluice.resources import open_ports
 from sluice.resources.local.local_kafka import LocalKafka
-from tests.integration.support import Inline
+from tests.integration.support import InlineEngine
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HOUR = 3_600_000
@@ -35,7 +35,7 @@ VALUE = b'{"order_id": "%d", "amount": 2.50, "currency": "EUR"}'
 
 @pytest.fixture
 def hour(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> str:
-    """Ten orders in an hour that is over, and the environment that the examples read; the key of that hour."""
+    """The key of a closed hour with ten orders; sets the environment that the examples read."""
     topic = fresh_topic(partitions=2, name="shop")
     now = time.time_ns() // 1_000_000
     start = now - now % HOUR - 3 * HOUR
@@ -49,7 +49,7 @@ def hour(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], mon
 
 
 def test_definitions_with_an_asset_of_ones_own(tmp_path: Path, hour: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_ports, "LocalEngine", lambda *_: Inline())
+    monkeypatch.setattr(open_ports, "LocalEngine", lambda *_: InlineEngine())
     project = shutil.copytree(EXAMPLES / "dagster_project", tmp_path / "dagster_project")
     defs = load_definitions(project)
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
@@ -58,15 +58,15 @@ def test_definitions_with_an_asset_of_ones_own(tmp_path: Path, hour: str, monkey
         due = dg.evaluate_automation_conditions(defs, instance, cursor=before.cursor)
         assert hour in due.get_requested_partitions(dg.AssetKey("revenue"))
         job = defs.resolve_implicit_job_def_def_for_assets([dg.AssetKey("revenue")])
-        made = job.execute_in_process(instance=instance, partition_key=hour, asset_selection=[dg.AssetKey("revenue")])
-        (event,) = made.get_asset_materialization_events()
+        result = job.execute_in_process(instance=instance, partition_key=hour, asset_selection=[dg.AssetKey("revenue")])
+        (event,) = result.get_asset_materialization_events()
     metadata = event.step_materialization_data.materialization.metadata
     assert metadata["orders"].value == 10
     assert metadata["revenue"].value == {"EUR": 25.0}
 
 
 def load_definitions(project: Path) -> dg.Definitions:
-    """The definitions of the example, in its copy."""
+    """Load the definitions of a copy of the example."""
     spec = importlib.util.spec_from_file_location("example_definitions", project / "definitions.py")
     assert spec
     assert spec.loader
@@ -77,7 +77,7 @@ def load_definitions(project: Path) -> dg.Definitions:
 
 
 def land_hour(defs: dg.Definitions, instance: dg.DagsterInstance, hour: str) -> dg.ExecuteInProcessResult:
-    """Land an hour as the page of its assets does."""
+    """Land an hour as Dagster's asset page does."""
     keys = [dg.AssetKey(["orders", name]) for name in ("landed", "committed")]
     job = defs.resolve_implicit_job_def_def_for_assets(keys)
     assert job
@@ -85,7 +85,7 @@ def land_hour(defs: dg.Definitions, instance: dg.DagsterInstance, hour: str) -> 
 
 
 def build_other_location(feeds: Path) -> dg.Definitions:
-    """A code location that depends on the feed of another one, and has an input of each type."""
+    """Build a code location that depends on another location's feed, with an asset for each type of input."""
     orders = sluice.dagster.feed_spec("orders", feeds)
     rows = {"rows": dg.AssetIn(orders.key)}
     of_hour = dg.asset(ins=rows, partitions_def=orders.partitions_def)
@@ -150,7 +150,7 @@ def build_other_location(feeds: Path) -> dg.Definitions:
 
 def test_another_code_location_reads_an_hour(tmp_path: Path, hour: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two sets of definitions over one instance; the second one has the feed's asset as an external spec only."""
-    monkeypatch.setattr(open_ports, "SparkEngine", lambda *_: Inline())
+    monkeypatch.setattr(open_ports, "SparkEngine", lambda *_: InlineEngine())
     project = shutil.copytree(EXAMPLES / "dagster_project", tmp_path / "dagster_project")
     first, second = load_definitions(project), build_other_location(project / "feeds")
     later = show_window(parse_window(hour) + HOUR)
@@ -196,12 +196,12 @@ for words in json.loads(sys.argv[1]):
 
 
 def run_dg(project: Path, environ: dict[str, str], *words: str) -> str:
-    """What `dg` prints in the project's folder, where it must succeed."""
+    """Run `dg` in the project's folder, and expect success. Returns its output."""
     return _read_output([str(Path(sys.executable).parent / "dg"), *words], project, environ)
 
 
 def run_dg_one_by_one(project: Path, environ: dict[str, str], *commands: Sequence[str]) -> list[str]:
-    """The same of commands in one process, which imports Dagster once."""
+    """Run several `dg` commands in one process, which imports Dagster once. Returns the output of each."""
     output = _read_output([sys.executable, "-c", ONE_BY_ONE, json.dumps(commands)], project, environ)
     return output.split("<end>")[:-1]
 
@@ -215,7 +215,7 @@ def _read_output(command: Sequence[str], project: Path, environ: dict[str, str])
 
 @pytest.mark.slow
 def test_dg_finds_checks_and_scaffolds_the_component(tmp_path: Path) -> None:
-    """Without Kafka, and without its address."""
+    """Runs without Kafka and without its address."""
     project = shutil.copytree(EXAMPLES / "dg_project", tmp_path / "dg_project")
     environ = {k: v for k, v in os.environ.items() if k != "KAFKA_BOOTSTRAP"}
 
@@ -228,9 +228,9 @@ def test_dg_finds_checks_and_scaffolds_the_component(tmp_path: Path) -> None:
     )
     assert "sluice.dagster.FeedsComponent" in listed
     assert (project / "feeds" / "shop_refunds.yaml").exists()
-    made = project / "src/shop/defs/more/defs.yaml"
-    assert "FeedsComponent" in made.read_text()
-    made.unlink()  # it shows the same folder as the other component
+    definition = project / "src/shop/defs/more/defs.yaml"
+    assert "FeedsComponent" in definition.read_text()
+    definition.unlink()  # it shows the same folder as the other component
     run_dg(project, environ, "check", "defs")
 
 
@@ -239,8 +239,8 @@ def test_dg_finds_checks_and_scaffolds_the_component(tmp_path: Path) -> None:
 def test_dg_launch_lands_an_hour(tmp_path: Path, hour: str) -> None:
     project = shutil.copytree(EXAMPLES / "dg_project", tmp_path / "dg_project")
     run_dg(project, dict(os.environ), "launch", "--assets", "orders/landed,orders/committed", "--partition", hour)
-    monday = sluice.read("orders", hour, project=project)
-    assert monday.rows == 10
+    window = sluice.read("orders", hour, project=project)
+    assert window.rows == 10
     assert not (project / ".sluice" / "dagster").exists(), "DAGSTER_HOME names another"
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         landed = instance.get_materialized_partitions(dg.AssetKey(["orders", "landed"]))

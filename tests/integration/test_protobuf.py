@@ -1,4 +1,4 @@
-"""Protobuf feeds on a real Kafka with a real registry: Confluent's own serializer writes, Google's library judges."""
+"""Protobuf feeds on a real Kafka with a real registry: Confluent's serializer writes, Google's library checks."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.local_registry import LocalRegistry
 from tests.integration.conftest import Lines
-from tests.integration.support import Place, consumed, edges, rescanned, run, visible
-from tests.integration.test_avro import Gate, held, landed, send
-from tests.pipelines.records.protobuf.rows import NOWHERE, message_class, read_by_google
+from tests.integration.support import FeedProject, consume_topic, list_files, open_inline_ports, rescan_feed, run
+from tests.integration.test_avro import Gate, read_landed, read_quarantined, send
+from tests.pipelines.records.protobuf.rows import NOWHERE, make_message_class, read_by_google
 
 pytestmark = pytest.mark.kafka
 
@@ -50,42 +50,42 @@ SECOND = FIRST.replace("counts = 6;", "counts = 6;\n  string country = 7;").repl
 
 
 @pytest.fixture
-def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], lake: Lines) -> Place:
-    return Place(tmp_path, kafka, fresh_topic(), lake())
+def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], lake: Lines) -> FeedProject:
+    return FeedProject(tmp_path, kafka, fresh_topic(), lake())
 
 
-def protobuf_feed(place: Place, url: str, text: str = FIRST, **settings: Any) -> Feed:
-    _written(place, text)
-    return place.feed(**_given() | {"registry": f"{{url: '{url}', timeout: 5s}}"} | settings)
+def write_protobuf_feed(project: FeedProject, url: str, text: str = FIRST, **settings: Any) -> Feed:
+    _write_schema(project, text)
+    return project.write_feed(**_build_format_options() | {"registry": f"{{url: '{url}', timeout: 5s}}"} | settings)
 
 
-def _written(place: Place, text: str) -> None:
-    path = place.root / "schemas" / "order.proto"
+def _write_schema(project: FeedProject, text: str) -> None:
+    path = project.root / "schemas" / "order.proto"
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
 
 
-def _given() -> dict[str, Any]:
+def _build_format_options() -> dict[str, Any]:
     return {"format": "protobuf", "schema_file": "schemas/order.proto", "message": "shop.Order"}
 
 
-def order_class(text: str) -> Any:
-    """Google's class of an order, by a `.proto` text."""
-    return message_class(from_file(text, NOWHERE, "shop.Order")[0])
+def load_order_class(text: str) -> Any:
+    """Returns Google's message class of an order in a `.proto` text."""
+    return make_message_class(from_file(text, NOWHERE, "shop.Order")[0])
 
 
-def order(text: str, i: int, **more: Any) -> Any:
-    made = order_class(text)(id=f"o{i}", state=i % 2, counts={"a": i, "b": -i}, **more)
-    made.ts.FromMicroseconds(1_700_000_000_000_000 + i)
+def make_order(text: str, i: int, **more: Any) -> Any:
+    message = load_order_class(text)(id=f"o{i}", state=i % 2, counts={"a": i, "b": -i}, **more)
+    message.ts.FromMicroseconds(1_700_000_000_000_000 + i)
     for j in range(i % 4):
-        made.lines.add(sku=f"s{j}")
+        message.lines.add(sku=f"s{j}")
     if not i % 3:
-        made.amount = i / 4
-    return made
+        message.amount = i / 4
+    return message
 
 
-def serialized(registry: LocalRegistry, topic: str, orders: Iterable[Any]) -> list[bytes]:
-    """The orders as Confluent's serializer writes them; it registers their schema under `topic-value`."""
+def serialize_orders(registry: LocalRegistry, topic: str, orders: Iterable[Any]) -> list[bytes]:
+    """Serialize the orders with Confluent's serializer, which registers their schema under `topic-value`."""
     orders = list(orders)
     with SchemaRegistryClient({"url": registry.url, "timeout": 20}) as client:
         serialize = ProtobufSerializer(type(orders[0]), client, {"use.deprecated.format": False})
@@ -93,7 +93,7 @@ def serialized(registry: LocalRegistry, topic: str, orders: Iterable[Any]) -> li
 
 
 def as_google(row: dict[str, Any]) -> dict[str, Any]:
-    """A landed row's columns as `read_by_google` has them."""
+    """Returns the columns of a landed row in the form of `read_by_google`."""
     ts, amount = row["ts"].replace(tzinfo=row["ts"].tzinfo or UTC), row["amount"]
     micros = (ts - datetime(1970, 1, 1, tzinfo=UTC)) // (datetime.resolution)
     columns = {k: row[k] for k in ("id", "lines", "state", "country") if k in row}
@@ -106,10 +106,10 @@ def as_google(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.each_lake
 def test_records_of_two_versions_land_as_google_reads_them_and_need_no_registry_later(
-    place: Place, registry: LocalRegistry
+    project: FeedProject, registry: LocalRegistry
 ) -> None:
-    first = serialized(registry, place.topic, (order(FIRST, i) for i in range(100)))
-    second = serialized(registry, place.topic, (order(SECOND, i, country="FR") for i in range(100, 200)))
+    first = serialize_orders(registry, project.topic, (make_order(FIRST, i) for i in range(100)))
+    second = serialize_orders(registry, project.topic, (make_order(SECOND, i, country="FR") for i in range(100, 200)))
     mixed = [v for pair in zip(first, second, strict=True) for v in pair]
     header = first[0][:7]
     assert header[5:] == b"\x02\x02", "the second message of its file"
@@ -120,11 +120,11 @@ def test_records_of_two_versions_land_as_google_reads_them_and_need_no_registry_
         header[:5] + b"\0\x0a\x02o1",
         header + b"\x0a\x01\xff",
     ]
-    send(place, [*mixed, *bad, None])
-    feed = protobuf_feed(place, registry.url, SECOND)
+    send(project, [*mixed, *bad, None])
+    feed = write_protobuf_feed(project, registry.url, SECOND)
     counts = run(feed).batches[0].counts
     assert (counts.landed, counts.quarantined) == (201, 5)
-    refused = held(feed)
+    refused = read_quarantined(feed)
     assert [(r["reason"], r["value"]) for r in refused] == list(
         zip(("unknown_schema", "not_protobuf", "not_protobuf", "incompatible", "invalid_utf8"), bad, strict=True)
     )
@@ -132,88 +132,88 @@ def test_records_of_two_versions_land_as_google_reads_them_and_need_no_registry_
     assert ids[0] != ids[1]
     assert f"(schema {ids[0]})" in refused[2]["detail"]
     assert refused[4]["byte"] >= 7
-    rows = landed(feed)
-    kind = order_class(SECOND)
+    rows = read_landed(feed)
+    kind = load_order_class(SECOND)
     assert [as_google(r) for r in rows[:-1]] == [read_by_google(kind, v[7:]) for v in mixed]
     assert rows[-1]["kafka_tombstone"] is True
-    hours = {path.rpartition("/")[0].rpartition("/")[2] for path in visible(feed)}
+    hours = {path.rpartition("/")[0].rpartition("/")[2] for path in list_files(feed)}
     assert all(part.startswith("kafka_window_hour=") for part in hours)
     # Years later: the audit reconciles against Kafka, without a registry.
-    gone = protobuf_feed(place, "http://127.0.0.1:9", SECOND)
-    report = rescanned(gone)
+    offline = write_protobuf_feed(project, "http://127.0.0.1:9", SECOND)
+    report = rescan_feed(offline)
     assert (report.problems, report.compared) == ((), 201)
 
 
-def test_a_registry_that_is_lost_in_mid_run(place: Place, registry: LocalRegistry) -> None:
-    """Of two schemas it tells one, and is gone: nothing lands; the next run lands all, with what is new as drift."""
-    first = serialized(registry, place.topic, (order(FIRST, i) for i in range(20)))
-    second = serialized(registry, place.topic, (order(SECOND, i, country="FR") for i in range(20, 40)))
-    send(place, [*first, *second])
-    gate = Gate(registry, most=1)
+def test_a_registry_that_is_lost_in_mid_run(project: FeedProject, registry: LocalRegistry) -> None:
+    """The registry fails after one of two schemas: nothing lands; the next run lands all, the new field as drift."""
+    first = serialize_orders(registry, project.topic, (make_order(FIRST, i) for i in range(20)))
+    second = serialize_orders(registry, project.topic, (make_order(SECOND, i, country="FR") for i in range(20, 40)))
+    send(project, [*first, *second])
+    gate = Gate(registry, limit=1)
     try:
-        feed = protobuf_feed(place, gate.url)
+        feed = write_protobuf_feed(project, gate.url)
         with pytest.raises(SluiceError, match="cannot be asked"):
             run(feed)
-        assert visible(feed) == []
-        gate.left = 100
+        assert list_files(feed) == []
+        gate.remaining = 100
         (batch,) = run(feed).batches
     finally:
         gate.close()
-    assert [r["id"] for r in landed(feed)] == [f"o{i}" for i in range(40)]
+    assert [r["id"] for r in read_landed(feed)] == [f"o{i}" for i in range(40)]
     drift = [(d.kind, d.field, d.records) for d in sum_drift(batch.receipts) if d.kind is DriftKind.NEW]
     assert drift == [(DriftKind.NEW, "country", 20)]
 
 
-def test_an_enum_s_new_name_is_replayed_by_a_newer_file(place: Place, registry: LocalRegistry) -> None:
-    orders = [order(SECOND, i) for i in range(3)]
+def test_an_enum_s_new_name_is_replayed_by_a_newer_file(project: FeedProject, registry: LocalRegistry) -> None:
+    orders = [make_order(SECOND, i) for i in range(3)]
     orders[1].state = 2
-    send(place, serialized(registry, place.topic, orders))
-    feed = protobuf_feed(place, registry.url)
+    send(project, serialize_orders(registry, project.topic, orders))
+    feed = write_protobuf_feed(project, registry.url)
     run(feed)
-    assert [r["state"] for r in landed(feed)] == ["OPEN", "OPEN"]
-    assert [(r["reason"], r["field"]) for r in held(feed)] == [("wrong_type", "state")]
-    feed = protobuf_feed(place, registry.url, SECOND)
-    with edges(feed) as opened:
-        done = replay(feed, opened, Filter(), None, new_owner("test"), lambda progress: None)
-    assert done.outcome.fit.total() == 1
-    assert [r["state"] for r in landed(feed)] == ["OPEN", "SENT", "OPEN"]
+    assert [r["state"] for r in read_landed(feed)] == ["OPEN", "OPEN"]
+    assert [(r["reason"], r["field"]) for r in read_quarantined(feed)] == [("wrong_type", "state")]
+    feed = write_protobuf_feed(project, registry.url, SECOND)
+    with open_inline_ports(feed) as ports:
+        replayed = replay(feed, ports, Filter(), None, new_owner("test"), lambda progress: None)
+    assert replayed.outcome.fit.total() == 1
+    assert [r["state"] for r in read_landed(feed)] == ["OPEN", "SENT", "OPEN"]
 
 
-def test_bare_records_need_no_registry(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    values = [order(FIRST, i).SerializeToString() for i in range(20)]
-    send(place, [*values, b"\x0a\x05o"])
-    _written(place, FIRST)
-    feed = place.feed(**_given(), wire_format="bare")
+def test_bare_records_need_no_registry(project: FeedProject, capsys: pytest.CaptureFixture[str]) -> None:
+    values = [make_order(FIRST, i).SerializeToString() for i in range(20)]
+    send(project, [*values, b"\x0a\x05o"])
+    _write_schema(project, FIRST)
+    feed = project.write_feed(**_build_format_options(), wire_format="bare")
     counts = run(feed).batches[0].counts
     assert (counts.landed, counts.quarantined) == (20, 1)
-    kind = order_class(FIRST)
-    assert [as_google(r) for r in landed(feed)] == [read_by_google(kind, v) for v in values]
-    assert [(r["reason"], r["value"]) for r in held(feed)] == [("not_protobuf", b"\x0a\x05o")]
-    assert main(["audit", "orders", "--project", str(place.root)]) == 0
+    kind = load_order_class(FIRST)
+    assert [as_google(r) for r in read_landed(feed)] == [read_by_google(kind, v) for v in values]
+    assert [(r["reason"], r["value"]) for r in read_quarantined(feed)] == [("not_protobuf", b"\x0a\x05o")]
+    assert main(["audit", "orders", "--project", str(project.root)]) == 0
 
 
 def test_rows_go_back_as_confluent_s_deserializer_and_google_read_them(
-    place: Place, registry: LocalRegistry, fresh_topic: Callable[..., str], capsys: pytest.CaptureFixture[str]
+    project: FeedProject, registry: LocalRegistry, fresh_topic: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message is the second one of its file: the registry's number and the message's indexes are before it."""
-    again, orders = fresh_topic(), [order(FIRST, i) for i in range(20)]
-    values = serialized(registry, place.topic, orders)
-    send(place, [*values, None])
-    run(protobuf_feed(place, registry.url))
-    ranges = ["--offsets", f"{place.topic}:0:0-21"]
-    asked = ["republish", "orders", "--topic", again, *ranges, "--project", str(place.root)]
-    assert main([*asked, "--yes", "--id", "back"]) == 0
-    sent = [r["value"] for r in consumed(place.kafka, again)]
+    """The message is the second of its file: the registry's number and the message's indexes precede it."""
+    target, orders = fresh_topic(), [make_order(FIRST, i) for i in range(20)]
+    values = serialize_orders(registry, project.topic, orders)
+    send(project, [*values, None])
+    run(write_protobuf_feed(project, registry.url))
+    ranges = ["--offsets", f"{project.topic}:0:0-21"]
+    command = ["republish", "orders", "--topic", target, *ranges, "--project", str(project.root)]
+    assert main([*command, "--yes", "--id", "back"]) == 0
+    sent = [r["value"] for r in consume_topic(project.kafka, target)]
     assert [None if v is None else v[:7] for v in sent] == [None if v is None else v[:7] for v in [*values, None]]
     kind = type(orders[0])
-    read = ProtobufDeserializer(kind, {"use.deprecated.format": False})
-    assert [read(v, SerializationContext(again, MessageField.VALUE)) for v in sent[:-1]] == orders
-    assert main(["audit", "orders", "--republished", "back", "--project", str(place.root)]) == 0
+    deserialize = ProtobufDeserializer(kind, {"use.deprecated.format": False})
+    assert [deserialize(v, SerializationContext(target, MessageField.VALUE)) for v in sent[:-1]] == orders
+    assert main(["audit", "orders", "--republished", "back", "--project", str(project.root)]) == 0
 
-    protobuf_feed(place, registry.url, SECOND)
-    assert main([*asked, "--yes"]) == 3
+    write_protobuf_feed(project, registry.url, SECOND)
+    assert main([*command, "--yes"]) == 3
     assert "register its schema_file as the newest version" in capsys.readouterr().err
-    protobuf_feed(
-        place, registry.url, FIRST.replace("message Line {", "message First { int32 x = 1; }\nmessage Line {")
+    write_protobuf_feed(
+        project, registry.url, FIRST.replace("message Line {", "message First { int32 x = 1; }\nmessage Line {")
     )
-    assert main([*asked, "--yes"]) == 3, "the same message, and other indexes"
+    assert main([*command, "--yes"]) == 3, "the same message, and other indexes"

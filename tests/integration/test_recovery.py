@@ -1,4 +1,4 @@
-"""Crashes, rivals and zombies on a real Kafka: the next run brings everything home (invariants 1, 2, 7, 8, 10, 14)."""
+"""Crashes, rivals and zombies on a real Kafka: the next run completes everything (invariants 1, 2, 7, 8, 10, 14)."""
 
 from __future__ import annotations
 
@@ -42,54 +42,54 @@ from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.conftest import Lines
 from tests.integration.support import (
     CATCH_UP,
-    Inline,
-    Place,
+    FeedProject,
+    InlineEngine,
+    build_commit_settings,
     commit_feed,
-    consumed,
-    edges,
-    ledger,
-    rows,
+    consume_topic,
+    open_feed_ledger,
+    open_inline_ports,
+    read_rows,
     run,
-    settings,
 )
-from tests.resources.kafka.tools import until
+from tests.resources.kafka.tools import wait_until
 
 COUNT = 300
 
 
 @pytest.fixture
-def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], lake: Lines) -> Place:
-    there = Place(tmp_path, kafka, fresh_topic(partitions=2), lake())
-    produce(there, COUNT)
-    return there
+def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], lake: Lines) -> FeedProject:
+    feed_project = FeedProject(tmp_path, kafka, fresh_topic(partitions=2), lake())
+    produce(feed_project, COUNT)
+    return feed_project
 
 
-def produce(place: Place, count: int) -> None:
-    producer = KafkaProducer(bootstrap_servers=place.kafka.bootstrap, linger_ms=5)
+def produce(project: FeedProject, count: int) -> None:
+    producer = KafkaProducer(bootstrap_servers=project.kafka.bootstrap, linger_ms=5)
     for i in range(count):
-        producer.send(place.topic, f"value {i}".encode(), partition=i % 2)
+        producer.send(project.topic, f"value {i}".encode(), partition=i % 2)
     producer.close()
 
 
-def committed(place: Place, feed: Feed) -> list[int | None]:
-    """The group's offsets as Kafka tells them, waiting for open transactions."""
+def fetch_committed(project: FeedProject, feed: Feed) -> list[int | None]:
+    """Fetch the group's committed offsets, after waiting for open transactions."""
     consumer = KafkaConsumer(
-        bootstrap_servers=place.kafka.bootstrap,
+        bootstrap_servers=project.kafka.bootstrap,
         group_id=feed.group,
         isolation_level="read_committed",
         enable_auto_commit=False,
     )
     try:
-        return [consumer.committed(KafkaTopicPartition(place.topic, p)) for p in range(2)]
+        return [consumer.committed(KafkaTopicPartition(project.topic, p)) for p in range(2)]
     finally:
         consumer.close()
 
 
-def is_whole(place: Place, feed: Feed) -> bool:
-    """Everything landed once, and the audit reconciles."""
-    with edges(feed) as opened:
-        report = audit(ledger(feed, opened), opened.lake, hashes=True)
-    return report.is_reconciled and rows(feed) == consumed(place.kafka, place.topic)
+def is_complete(project: FeedProject, feed: Feed) -> bool:
+    """Returns true if every record landed once and the audit reconciles."""
+    with open_inline_ports(feed) as ports:
+        report = audit(open_feed_ledger(feed, ports), ports.lake, hashes=True)
+    return report.is_reconciled and read_rows(feed) == consume_topic(project.kafka, project.topic)
 
 
 # -- crashes
@@ -116,11 +116,11 @@ with patch(sys.argv[2], die):
 """
 
 
-def kill_at(place: Place, feed: Feed, where: str) -> None:
-    """Run the feed in a process of its own that is killed (SIGKILL) at the point."""
-    path = place.root / "feeds" / f"{feed.name}.yaml"
+def kill_at(project: FeedProject, feed: Feed, function: str) -> None:
+    """Run the feed in a separate process that is killed (SIGKILL) at the given function."""
+    path = project.root / "feeds" / f"{feed.name}.yaml"
     victim = subprocess.run(
-        [sys.executable, "-c", VICTIM, str(path), where],
+        [sys.executable, "-c", VICTIM, str(path), function],
         cwd=Path(__file__).parents[2],
         env={**os.environ, "PYTHONPATH": "."},
         capture_output=True,
@@ -132,52 +132,54 @@ def kill_at(place: Place, feed: Feed, where: str) -> None:
 
 @pytest.mark.each_lake
 @pytest.mark.parametrize("where", PUBLISHING.values(), ids=list(PUBLISHING))
-def test_killed_while_publishing_the_next_run_rolls_forward(place: Place, where: str) -> None:
-    feed = place.feed()
-    kill_at(place, feed, where)
-    with edges(feed) as opened:
-        state = ledger(feed, opened).read()
+def test_killed_while_publishing_the_next_run_rolls_forward(project: FeedProject, where: str) -> None:
+    feed = project.write_feed()
+    kill_at(project, feed, where)
+    with open_inline_ports(feed) as ports:
+        state = open_feed_ledger(feed, ports).read()
         frontiers = [state.frontier(k) for k in sorted(state.current.values())]
-    held = committed(place, feed)
-    assert all(o is None or o <= f for o, f in zip(held, frontiers, strict=True)), "never ahead of what is published"
-    produce(place, 20)
+    committed = fetch_committed(project, feed)
+    assert all(o is None or o <= f for o, f in zip(committed, frontiers, strict=True)), (
+        "committed offsets are never ahead of published ones"
+    )
+    produce(project, 20)
     run(feed)
     commit_feed(feed)
-    assert is_whole(place, feed)
-    assert committed(place, feed) == [COUNT // 2 + 10] * 2
+    assert is_complete(project, feed)
+    assert fetch_committed(project, feed) == [COUNT // 2 + 10] * 2
     assert list(open_lake(feed).list("_sluice/orders/staging")) == []
 
 
 @pytest.mark.each_lake
-def test_finished_ranges_are_adopted_after_a_crash(place: Place) -> None:
-    feed = place.feed()
-    kill_at(place, feed, PUBLISHING["between stage and publish"])
+def test_finished_ranges_are_adopted_after_a_crash(project: FeedProject) -> None:
+    feed = project.write_feed()
+    kill_at(project, feed, PUBLISHING["between stage and publish"])
     landed = run(feed)
     assert landed.batches[0].adopted == 2
-    assert is_whole(place, feed)
+    assert is_complete(project, feed)
 
 
 # -- rivals and zombies
 
 
-class Sleeper(Inline):
-    """Stages everything, then sleeps until it is woken: a run that a long pause turns into a zombie."""
+class SleepingEngine(InlineEngine):
+    """An engine that stages everything and then sleeps until resumed: the long pause makes its run a zombie."""
 
     def __init__(self) -> None:
-        self.asleep, self.wake = Event(), Event()
+        self.asleep, self.resume = Event(), Event()
 
     def run(self, job: Job, tasks: list[int]) -> list[Outcome]:  # type: ignore[override]
         outcomes = super().run(job, tasks)
         self.asleep.set()
-        assert self.wake.wait(60)
+        assert self.resume.wait(60)
         return outcomes
 
 
-class Sleeping:
+class SleepingRun:
     """A run in a thread that has staged its offset ranges and sleeps before publishing."""
 
     def __init__(self, feed: Feed) -> None:
-        self.feed, self.engine, self.owner = feed, Sleeper(), new_owner("sleeper")
+        self.feed, self.engine, self.owner = feed, SleepingEngine(), new_owner("sleeper")
         self.error: BaseException | None = None
         self._thread = Thread(target=self._run)
         self._thread.start()
@@ -185,48 +187,48 @@ class Sleeping:
 
     def _run(self) -> None:
         try:
-            with edges(self.feed) as opened:
-                land(self.feed, replace(opened, engine=self.engine), CATCH_UP, self.owner, lambda p: None)
-        except BaseException as e:  # noqa: BLE001 - the test looks at it
+            with open_inline_ports(self.feed) as ports:
+                land(self.feed, replace(ports, engine=self.engine), CATCH_UP, self.owner, lambda p: None)
+        except BaseException as e:  # noqa: BLE001 - the test checks it
             self.error = e
 
-    def wake(self) -> None:
-        self.engine.wake.set()
+    def resume(self) -> None:
+        self.engine.resume.set()
         self._thread.join(60)
 
 
 @pytest.fixture
-def sleeping(place: Place) -> Iterator[Sleeping]:
-    sleeper = Sleeping(place.feed())
+def sleeping(project: FeedProject) -> Iterator[SleepingRun]:
+    sleeper = SleepingRun(project.write_feed())
     yield sleeper
-    sleeper.wake()
+    sleeper.resume()
 
 
-def test_two_runs_at_once_one_is_refused_with_the_batchs_name(place: Place, sleeping: Sleeping) -> None:
+def test_two_runs_at_once_one_is_refused_with_the_batchs_name(project: FeedProject, sleeping: SleepingRun) -> None:
     with pytest.raises(PlanBusy, match=r"batch 2 \(catch-up\) is at work: run sleeper"):
         run(sleeping.feed)
-    sleeping.wake()
+    sleeping.resume()
     assert sleeping.error is None
-    assert is_whole(place, sleeping.feed)
+    assert is_complete(project, sleeping.feed)
 
 
 @pytest.mark.each_lake
-def test_a_zombie_that_wakes_after_a_take_over_publishes_nothing(place: Place, sleeping: Sleeping) -> None:
+def test_a_zombie_that_wakes_after_a_take_over_publishes_nothing(project: FeedProject, sleeping: SleepingRun) -> None:
     feed = sleeping.feed
-    with edges(feed) as opened:
-        liveness = DeadTo(sleeping.owner.token, opened.liveness)
-        landed = land(feed, replace(opened, liveness=liveness), CATCH_UP, new_owner("second"), lambda p: None)
-    assert landed.batches[0].adopted == 2, "what the zombie staged is adopted"
-    sleeping.wake()
+    with open_inline_ports(feed) as ports:
+        liveness = LivenessWithDeadOwner(sleeping.owner.token, ports.liveness)
+        landed = land(feed, replace(ports, liveness=liveness), CATCH_UP, new_owner("second"), lambda p: None)
+    assert landed.batches[0].adopted == 2, "the zombie's staged ranges are adopted"
+    sleeping.resume()
     assert isinstance(sleeping.error, OwnershipLost)
-    with edges(feed) as opened:
-        entries = [e for _, e in ledger(feed, opened).entries() if isinstance(e, PublishEntry)]
+    with open_inline_ports(feed) as ports:
+        entries = [e for _, e in open_feed_ledger(feed, ports).entries() if isinstance(e, PublishEntry)]
     assert len(entries) == 1
-    assert is_whole(place, feed)
+    assert is_complete(project, feed)
 
 
-class DeadTo:
-    """Liveness as it is, but for one owner who is known dead."""
+class LivenessWithDeadOwner:
+    """The real liveness, except that one owner is dead and all others are alive."""
 
     def __init__(self, token: str, real: object) -> None:
         self._token, self._real = token, real
@@ -246,70 +248,70 @@ class DeadTo:
 
 
 @pytest.mark.parametrize("mode", ["transactional", "plain"])
-def test_committed_offsets_are_the_frontier_with_our_mark(place: Place, mode: str) -> None:
-    feed = place.feed(commit=mode)
+def test_committed_offsets_are_the_frontier_with_our_mark(project: FeedProject, mode: str) -> None:
+    feed = project.write_feed(commit=mode)
     run(feed)
     result = commit_feed(feed)
-    assert (result.status, committed(place, feed)) == (CommitStatus.COMMITTED, [150, 150])
-    with edges(feed) as opened:
-        held = opened.group.fetch_committed([TopicPartition(place.topic, 0)])[TopicPartition(place.topic, 0)]
-        assert held is not None
-        mark = Mark.parse(held.metadata)
+    assert (result.status, fetch_committed(project, feed)) == (CommitStatus.COMMITTED, [150, 150])
+    with open_inline_ports(feed) as ports:
+        committed = ports.group.fetch_committed([TopicPartition(project.topic, 0)])[TopicPartition(project.topic, 0)]
+        assert committed is not None
+        mark = Mark.parse(committed.metadata)
         assert mark is not None
-        assert (mark.ledger, mark.number) == (ledger(feed, opened).read().ledger_id, result.mark)
+        assert (mark.ledger, mark.number) == (open_feed_ledger(feed, ports).read().ledger_id, result.mark)
     assert commit_feed(feed).status is CommitStatus.UNCHANGED
 
 
-def test_commit_none_leaves_the_group_alone(place: Place) -> None:
-    feed = place.feed(commit="none")
+def test_commit_none_leaves_the_group_alone(project: FeedProject) -> None:
+    feed = project.write_feed(commit="none")
     run(feed)
     assert commit_feed(feed).status is CommitStatus.DISABLED
-    assert committed(place, feed) == [None, None]
+    assert fetch_committed(project, feed) == [None, None]
 
 
-def test_a_group_held_by_a_live_consumer_is_refused_and_landing_goes_on(place: Place) -> None:
-    feed = place.feed()
-    foreign = KafkaConsumer(place.topic, bootstrap_servers=place.kafka.bootstrap, group_id=feed.group)
+def test_a_group_held_by_a_live_consumer_is_refused_and_landing_goes_on(project: FeedProject) -> None:
+    feed = project.write_feed()
+    foreign = KafkaConsumer(project.topic, bootstrap_servers=project.kafka.bootstrap, group_id=feed.group)
     try:
-        # kafka-python's group leader assigns nothing, for good, when it joined before it knew the topic.
-        until(lambda: foreign.partitions_for_topic(place.topic))
+        # kafka-python's group leader never assigns anything if it joined before it knew the topic.
+        wait_until(lambda: foreign.partitions_for_topic(project.topic))
         while not foreign.assignment():
             foreign.poll(timeout_ms=200)
         run(feed)
         with pytest.raises(GroupHeld):
             commit_feed(feed)
-        produce(place, 20)
+        produce(project, 20)
         run(feed)
-        assert is_whole(place, feed)
+        assert is_complete(project, feed)
     finally:
         foreign.close(autocommit=False)
     commit_feed(feed)
-    assert committed(place, feed) == [160, 160]
+    assert fetch_committed(project, feed) == [160, 160]
 
 
-def test_moved_offsets_are_refused_with_both_values(place: Place) -> None:
-    feed = place.feed()
+def test_moved_offsets_are_refused_with_both_values(project: FeedProject) -> None:
+    feed = project.write_feed()
     run(feed)
     commit_feed(feed)
-    move(place, feed, 7)
-    produce(place, 20)
+    move(project, feed, 7)
+    produce(project, 20)
     run(feed)
     with pytest.raises(GroupMoved, match="the group holds 7, the ledger expects 150"):
         commit_feed(feed)
-    commit_feed(place.feed(policies="{on_group_moved: overwrite}"))
-    assert committed(place, feed) == [160, 160]
+    commit_feed(project.write_feed(policies="{on_group_moved: overwrite}"))
+    assert fetch_committed(project, feed) == [160, 160]
 
 
-def move(place: Place, feed: Feed, offset: int) -> None:
-    """Somebody sets the group's first offset by hand."""
-    consumer = KafkaConsumer(bootstrap_servers=place.kafka.bootstrap, group_id=feed.group, enable_auto_commit=False)
-    consumer.assign([KafkaTopicPartition(place.topic, 0)])
-    consumer.commit({KafkaTopicPartition(place.topic, 0): OffsetAndMetadata(offset, "", -1)})
+def move(project: FeedProject, feed: Feed, offset: int) -> None:
+    """Set the group's offset of partition 0, as another client would."""
+    consumer = KafkaConsumer(bootstrap_servers=project.kafka.bootstrap, group_id=feed.group, enable_auto_commit=False)
+    consumer.assign([KafkaTopicPartition(project.topic, 0)])
+    consumer.commit({KafkaTopicPartition(project.topic, 0): OffsetAndMetadata(offset, "", -1)})
     consumer.close(autocommit=False)
 
 
-class Meddling:
-    """The real group, with something happening between our join and our commit."""
+class MeddledGroup:
+    """The real group, with `meddle` called between the join and the commit."""
 
     def __init__(self, real: object, meddle: Callable[[], None], *, lose_answer: bool = False) -> None:
         self._real, self._meddle, self._lose = real, meddle, lose_answer
@@ -321,11 +323,11 @@ class Meddling:
         from contextlib import contextmanager
 
         @contextmanager
-        def joined():  # type: ignore[no-untyped-def]
+        def join_meddled():  # type: ignore[no-untyped-def]
             with self._real.join(topics, transactional_id) as member:  # type: ignore[attr-defined]
                 yield MeddledMember(member, self._meddle, self._lose)
 
-        return joined()
+        return join_meddled()
 
 
 class MeddledMember:
@@ -343,52 +345,52 @@ class MeddledMember:
 
 
 def commit_with(feed: Feed, meddle: Callable[[], None], *, lose_answer: bool = False):  # type: ignore[no-untyped-def]
-    with edges(feed) as opened:
-        group = Meddling(opened.group, meddle, lose_answer=lose_answer)
-        return commit(ledger(feed, opened), group, settings(feed))  # type: ignore[arg-type]
+    with open_inline_ports(feed) as ports:
+        group = MeddledGroup(ports.group, meddle, lose_answer=lose_answer)
+        return commit(open_feed_ledger(feed, ports), group, build_commit_settings(feed))  # type: ignore[arg-type]
 
 
-def test_a_zombie_committer_is_fenced_by_the_coordinator(place: Place) -> None:
-    feed = place.feed()
+def test_a_zombie_committer_is_fenced_by_the_coordinator(project: FeedProject) -> None:
+    feed = project.write_feed()
     run(feed)
 
-    def newer_committer() -> None:
-        producer = KafkaProducer(bootstrap_servers=place.kafka.bootstrap, transactional_id=feed.transactional_id)
+    def start_newer_committer() -> None:
+        producer = KafkaProducer(bootstrap_servers=project.kafka.bootstrap, transactional_id=feed.transactional_id)
         producer.init_transactions()
         producer.close()
 
     with pytest.raises(CommitFenced):
-        commit_with(feed, newer_committer)
-    assert committed(place, feed) == [None, None]
+        commit_with(feed, start_newer_committer)
+    assert fetch_committed(project, feed) == [None, None]
     commit_feed(feed)
-    assert committed(place, feed) == [150, 150]
+    assert fetch_committed(project, feed) == [150, 150]
 
 
-def test_a_lost_answer_is_resolved_by_reading_back(place: Place) -> None:
-    feed = place.feed()
+def test_a_lost_answer_is_resolved_by_reading_back(project: FeedProject) -> None:
+    feed = project.write_feed()
     run(feed)
     assert commit_with(feed, lambda: None, lose_answer=True).status is CommitStatus.COMMITTED
     assert commit_feed(feed).status is CommitStatus.UNCHANGED
 
 
-# -- a lake that is not as it should be
+# -- a damaged lake
 
 
 @pytest.mark.each_lake
-def test_a_truncated_or_newer_entry_stops_everything_and_changes_nothing(place: Place) -> None:
-    feed = place.feed()
+def test_a_truncated_or_newer_entry_stops_everything_and_changes_nothing(project: FeedProject) -> None:
+    feed = project.write_feed()
     run(feed)
     lake = open_lake(feed)
     *_, last = lake.list("_sluice/orders/log")
-    whole = lake.get(last)
-    assert whole is not None
-    lake.put(last, whole[: len(whole) // 2])
+    content = lake.get(last)
+    assert content is not None
+    lake.put(last, content[: len(content) // 2])
     with pytest.raises(LedgerCorrupt, match=last):
         run(feed)
-    lake.put(last, json.dumps(json.loads(whole) | {"format": 7}).encode())
+    lake.put(last, json.dumps(json.loads(content) | {"format": 7}).encode())
     with pytest.raises(LedgerTooNew):
         run(feed)
-    lake.put(last, whole)
-    produce(place, 20)
+    lake.put(last, content)
+    produce(project, 20)
     run(feed)
-    assert is_whole(place, feed)
+    assert is_complete(project, feed)

@@ -1,5 +1,5 @@
-"""The least rights, on a real secured broker: with exactly those of the table a feed lands and commits, and without
-any one of them its error names that one, and the command that grants it."""
+"""The least rights, on a real secured broker: a feed lands and commits with exactly the documented rights, and without
+any one of them the error names that right and the command that grants it."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def send(secured: LocalKafka, topic: str, count: int) -> None:
             sent.get(timeout=60)
 
 
-def feed_of(secured: LocalKafka, root: Path, topics: str, **lines: str) -> Feed:
-    """A feed of the user `sluice`, written to a file and read as users' are."""
+def write_feed(secured: LocalKafka, root: Path, topics: str, **lines: str) -> Feed:
+    """Write the file of a feed of the user `sluice`, and load it as a user's feed is loaded."""
     assert secured.secured is not None
     path = root / "feeds" / "orders.yaml"
     path.parent.mkdir(exist_ok=True)
     section = "\n".join(secured.secured.section(secured.bootstrap, root))
-    given = {"topics": topics, "start": "earliest", "group": f"g-{root.name}", **lines}
-    path.write_text(section + "\n" + "".join(f"{k}: {v}\n" for k, v in given.items()))
+    settings = {"topics": topics, "start": "earliest", "group": f"g-{root.name}", **lines}
+    path.write_text(section + "\n" + "".join(f"{k}: {v}\n" for k, v in settings.items()))
     return load_feed(path, {})
 
 
 @contextmanager
-def granted(secured: LocalKafka, rights: list[Right]) -> Iterator[None]:
+def grant_rights(secured: LocalKafka, rights: list[Right]) -> Iterator[None]:
     grant(secured, rights)
     try:
         yield
@@ -68,29 +68,29 @@ def land_and_commit(feed: Feed) -> None:
 def test_exactly_these_rights_suffice_and_each_is_named_when_it_is_missing(
     secured: LocalKafka, tmp_path: Path, topic: str, mode: str
 ) -> None:
-    feed = feed_of(secured, tmp_path, topic, commit=mode)
+    feed = write_feed(secured, tmp_path, topic, commit=mode)
     needed = [r for r in rights_of(feed) if not r.optional]
     for missing in needed:
-        with granted(secured, [r for r in needed if r != missing]):
-            check_told(feed, missing, secured)
-    with granted(secured, needed):
+        with grant_rights(secured, [r for r in needed if r != missing]):
+            expect_refusal(feed, missing, secured)
+    with grant_rights(secured, needed):
         land_and_commit(feed)
 
 
 def test_dead_letters_take_one_more(secured: LocalKafka, tmp_path: Path, topic: str, fresh_topic: FreshTopic) -> None:
     letters = fresh_topic(cluster=secured, name="letters")
     lines = {"format": "json", "schema": "{n: int64}", "dead_letters": f"{{topic: {letters}}}"}
-    feed = feed_of(secured, tmp_path, topic, policies="{quarantine_limit: {share: 1.0}}", **lines)
+    feed = write_feed(secured, tmp_path, topic, policies="{quarantine_limit: {share: 1.0}}", **lines)
     needed = [r for r in rights_of(feed) if not r.optional]
     of_letters = Right(Operation.WRITE, ResourceKind.TOPIC, letters, needed[-1].need)
     assert needed[-1] == of_letters
-    with granted(secured, needed[:-1]):
-        check_told(feed, of_letters, secured)
-    with granted(secured, needed):
+    with grant_rights(secured, needed[:-1]):
+        expect_refusal(feed, of_letters, secured)
+    with grant_rights(secured, needed):
         land_and_commit(feed)
 
 
-def check_told(feed: Feed, missing: Right, secured: LocalKafka) -> None:
+def expect_refusal(feed: Feed, missing: Right, secured: LocalKafka) -> None:
     with pytest.raises(NotAuthorized) as caught:
         land_and_commit(feed)
     (command,) = Grantee(f"User:{USER}", secured.bootstrap).commands([missing])
@@ -101,41 +101,41 @@ def test_patterns_are_granted_by_their_prefix(secured: LocalKafka, tmp_path: Pat
     names = [fresh_topic(cluster=secured, name="wide.eu"), fresh_topic(cluster=secured, name="wide.us")]
     for name in names:
         send(secured, name, 4)
-    feed = feed_of(secured, tmp_path, '{include: ["wide\\\\..*"]}')
+    feed = write_feed(secured, tmp_path, '{include: ["wide\\\\..*"]}')
     needed = [r for r in rights_of(feed) if not r.optional]
     assert (needed[0].name, needed[0].pattern) == ("wide.", NamePattern.PREFIXED)
-    with granted(secured, needed[1:]), pytest.raises(UnknownTopic, match="no topic matches"):
+    with grant_rights(secured, needed[1:]), pytest.raises(UnknownTopic, match="no topic matches"):
         run(feed)
-    with granted(secured, needed):
+    with grant_rights(secured, needed):
         land_and_commit(feed)
 
 
 def test_what_is_optional_is_missed_only_by_what_it_is_for(secured: LocalKafka, tmp_path: Path, topic: str) -> None:
-    feed = feed_of(secured, tmp_path, topic)
+    feed = write_feed(secured, tmp_path, topic)
     needed = [r for r in rights_of(feed) if not r.optional]
     optional = {(r.operation, r.kind): r for r in rights_of(feed) if r.optional}
 
-    def seen(*rights: Right) -> tuple[bool, bool, bool]:
-        with granted(secured, [*needed, *rights]), closing(KafkaCluster(feed.kafka)) as cluster:
+    def probe_rights(*rights: Right) -> tuple[bool, bool, bool]:
+        with grant_rights(secured, [*needed, *rights]), closing(KafkaCluster(feed.kafka)) as cluster:
             configs, (state,) = cluster.configs([topic]), cluster.partitions([topic], feed.isolation)
             return topic in configs.topics, configs.broker.offsets_retention is not None, state.log_bytes is not None
 
-    assert seen() == (False, False, False)
-    assert seen(optional[Operation.DESCRIBE_CONFIGS, ResourceKind.TOPIC]) == (True, False, False)
-    assert seen(optional[Operation.DESCRIBE_CONFIGS, ResourceKind.CLUSTER]) == (False, True, False)
-    assert seen(optional[Operation.DESCRIBE, ResourceKind.CLUSTER]) == (False, False, True)
+    assert probe_rights() == (False, False, False)
+    assert probe_rights(optional[Operation.DESCRIBE_CONFIGS, ResourceKind.TOPIC]) == (True, False, False)
+    assert probe_rights(optional[Operation.DESCRIBE_CONFIGS, ResourceKind.CLUSTER]) == (False, True, False)
+    assert probe_rights(optional[Operation.DESCRIBE, ResourceKind.CLUSTER]) == (False, False, True)
 
 
 def test_the_commands_grant_what_they_say(secured: LocalKafka, tmp_path: Path, topic: str) -> None:
-    """As Kafka's own tool reads them: pasted, with its own file of an administrator."""
+    """The commands run as pasted in Kafka's own tool, with the configuration file of an administrator."""
     assert secured.secured is not None
-    feed = feed_of(secured, tmp_path, topic)
+    feed = write_feed(secured, tmp_path, topic)
     rights = rights_of(feed)
     admin = str(secured.secured.java_properties())
     for command in Grantee(f"User:{USER}", secured.bootstrap).commands(r for r in rights if not r.optional):
         words = [admin if word == "admin.properties" else word for word in shlex.split(command)]
-        said = secured.tool("org.apache.kafka.tools.AclCommand", *words[1:])
-        assert said.returncode == 0, said.stderr
+        process = secured.tool("org.apache.kafka.tools.AclCommand", *words[1:])
+        assert process.returncode == 0, process.stderr
     try:
         land_and_commit(feed)
     finally:
@@ -145,10 +145,10 @@ def test_the_commands_grant_what_they_say(secured: LocalKafka, tmp_path: Path, t
 def test_the_command_line_says_the_same(
     secured: LocalKafka, tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    feed = feed_of(secured, tmp_path, topic)
+    feed = write_feed(secured, tmp_path, topic)
     monkeypatch.chdir(tmp_path)
     assert main(["acls", "orders", "--json"]) == 0
-    told = json.loads(capfd.readouterr().out)
+    document = json.loads(capfd.readouterr().out)
     needed = [r for r in rights_of(feed) if not r.optional]
-    assert told["commands"]["required"] == Grantee(f"User:{USER}", secured.bootstrap).commands(needed)
-    assert [(r["operation"], r["name"]) for r in told["rights"]] == [(r.operation, r.name) for r in rights_of(feed)]
+    assert document["commands"]["required"] == Grantee(f"User:{USER}", secured.bootstrap).commands(needed)
+    assert [(r["operation"], r["name"]) for r in document["rights"]] == [(r.operation, r.name) for r in rights_of(feed)]

@@ -1,4 +1,4 @@
-"""Stores on a bad day, in the middle of runs on a real Kafka: one clear error each, and every row once afterwards."""
+"""Stores that fail during runs on a real Kafka: one clear error each, and every row once after recovery."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.clouds import DELETES, RETENTION, CloudStore
-from tests.integration.support import Place, commit_feed, consumed, rescanned, rows, run
+from tests.integration.support import FeedProject, commit_feed, consume_topic, read_rows, rescan_feed, run
 from tests.resources.lake.s3_faults import Proxy, Rule, run_proxy
 
 pytest.importorskip("obstore")
@@ -29,7 +29,7 @@ COUNT = 40
 class Project:
     """A feed whose lake is in a store behind a proxy, over a topic of two partitions."""
 
-    folder: Place
+    folder: FeedProject
     store: CloudStore
     proxy: Proxy
     address: str
@@ -37,7 +37,7 @@ class Project:
     def make_feed(self, store: CloudStore | None = None, **settings: Any) -> Feed:
         store = (store or self.store).pass_through(self.proxy.endpoint)
         store = replace(store, settings=store.settings.model_copy(update={"retries": 1, **settings}))
-        return self.folder.feed(**{**store.lines(), "lake": self.address})
+        return self.folder.write_feed(**{**store.build_feed_settings(), "lake": self.address})
 
     def produce(self) -> None:
         with KafkaProducer(bootstrap_servers=self.folder.kafka.bootstrap) as producer:
@@ -45,26 +45,26 @@ class Project:
                 producer.send(self.folder.topic, b"%d" % number, partition=number % 2)
 
     def land(self, feed: Feed) -> None:
-        """By a process of its own, as others see it: it has ended when they look for it."""
+        """Land with the pid of a process that has ended, so that later runs find the owner dead."""
         ended = subprocess.Popen(["true"])
         ended.wait()
         run(feed, owner=replace(new_owner("test"), pid=ended.pid))
         commit_feed(feed)
 
     def fail(self, feed: Feed, *kinds: type[SluiceError]) -> SluiceError:
-        """The only error of a run."""
+        """Expect one of these errors from a run. Returns it."""
         with pytest.raises(kinds) as failed:
             self.land(feed)
         assert failed.value.remedy
         return failed.value
 
     def recover(self) -> None:
-        """Another run lands the rest; `sluice audit --rescan` agrees with Kafka."""
+        """Land the rest by another run without faults, and check that `sluice audit --rescan` agrees with Kafka."""
         self.proxy.rules.clear()
         feed = self.make_feed(retries=5)
         self.land(feed)
-        assert rescanned(feed).is_reconciled
-        assert rows(feed) == consumed(self.folder.kafka, self.folder.topic)
+        assert rescan_feed(feed).is_reconciled
+        assert read_rows(feed) == consume_topic(self.folder.kafka, self.folder.topic)
 
 
 @pytest.fixture(params=["azure", "google"])
@@ -73,7 +73,7 @@ def project(
 ) -> Iterator[Project]:
     store: CloudStore = request.getfixturevalue(f"{request.param}_store")
     with run_proxy(store.settings.endpoint or "") as proxy:
-        project = Project(Place(tmp_path, kafka, fresh_topic(partitions=2)), store, proxy, store.lake())
+        project = Project(FeedProject(tmp_path, kafka, fresh_topic(partitions=2)), store, proxy, store.make_address())
         project.produce()
         project.land(project.make_feed())
         project.produce()
@@ -81,11 +81,11 @@ def project(
 
 
 def count_requests(project: Project) -> int:
-    """The requests of a run without faults."""
-    project.proxy.seen.clear()
+    """Count the requests of a run without faults."""
+    project.proxy.requests.clear()
     project.land(project.make_feed())
     project.produce()
-    return len(project.proxy.seen)
+    return len(project.proxy.requests)
 
 
 @pytest.mark.parametrize("share", [0.3, 0.7])
@@ -132,7 +132,7 @@ def test_credentials_that_expire_within_a_run(project: Project, share: float) ->
 @pytest.mark.parametrize("project", ["azure"], indirect=True)
 @pytest.mark.parametrize("at", ["^PUT .*staging", "^PUT .*log", "^PUT .*data", DELETES])
 def test_a_sas_token_that_expires_within_a_run(project: Project, at: str) -> None:
-    """A real one: the request waits until its token is over."""
+    """A real token: a request is delayed until the token has expired."""
     feed = project.make_feed(project.store.with_token("rcwdl", 8))
     end = feed.azure.token_end if feed.azure else None
     assert end is not None
@@ -147,7 +147,7 @@ def test_a_sas_token_that_expires_within_a_run(project: Project, at: str) -> Non
 
 
 def test_a_retention_lock_set_on_a_lake(project: Project) -> None:
-    """The store takes new objects, and removes none."""
+    """The store accepts new objects and refuses to delete any."""
     lock = RETENTION[project.store.scheme]
     project.proxy.rules[:] = [Rule(DELETES, "refuse", times=-1, **lock)]
     failed = project.fail(project.make_feed(), SetupError)
@@ -161,6 +161,6 @@ def test_a_reader_needs_two_letters(project: Project) -> None:
     feed = project.make_feed(project.store.with_token("rl"))
     folder = ["--project", str(project.folder.root)]
     assert main(["status", "orders", *folder]) == 0
-    assert len(rows(feed)) == COUNT
+    assert len(read_rows(feed)) == COUNT
     assert main(["audit", "orders", *folder]) == 0
     assert main(["doctor", "orders", *folder]) == 1, "it lacks the rights of a writer"

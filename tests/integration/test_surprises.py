@@ -20,20 +20,20 @@ from sluice.cli.main import main
 from sluice.pipelines.util.units import HOUR, show_window
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.project import Project
-from tests.assets.world import checks
-from tests.integration.support import Place
+from tests.assets.world import read_checks
+from tests.integration.support import FeedProject
 
 Sluice = Callable[..., tuple[int, dict[str, Any]]]
 FIRST, EMPTY, LAST = (time.time_ns() // 1_000_000 // HOUR * HOUR - hours * HOUR for hours in (5, 4, 3))
 
 
 @pytest.fixture
-def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> Place:
+def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> FeedProject:
     """A project, and a topic with records in its first and third hour, four per partition."""
     topic = fresh_topic(partitions=2)
     send(kafka, topic, FIRST)
     send(kafka, topic, LAST)
-    return Place(make_folder(tmp_path / "first"), kafka, topic)
+    return FeedProject(make_folder(tmp_path / "first"), kafka, topic)
 
 
 def make_folder(path: Path) -> Path:
@@ -48,8 +48,8 @@ def send(kafka: LocalKafka, topic: str, stamp: int) -> None:
 
 
 @pytest.fixture
-def sluice(project: Place, capfd: pytest.CaptureFixture[str]) -> Sluice:
-    """A command's exit code and document; `root` is another project's folder."""
+def sluice(project: FeedProject, capfd: pytest.CaptureFixture[str]) -> Sluice:
+    """Runs a command, and returns its exit code and document; `root` selects another project's folder."""
 
     def call(*words: str, root: Path = project.root) -> tuple[int, dict[str, Any]]:
         capfd.readouterr()
@@ -60,7 +60,7 @@ def sluice(project: Place, capfd: pytest.CaptureFixture[str]) -> Sluice:
 
 
 def land(sluice: Sluice, *words: str, root: Path) -> dict[str, Any]:
-    """The document of a run that succeeds."""
+    """Run the feed, and expect success. Returns the run's document."""
     code, document = sluice("run", "orders", *words, root=root)
     assert code == 0, document
     ((run,),) = (feed["runs"] for feed in document["feeds"])
@@ -73,7 +73,7 @@ def read_status(sluice: Sluice, root: Path) -> dict[str, Any]:
 
 
 def list_windows(sluice: Sluice, root: Path) -> dict[str, tuple[str, bool]]:
-    """The state of each window, and whether it is empty."""
+    """Returns each window's state, and whether the window is empty."""
     return {w["window"]: (w["state"], w["empty"]) for w in read_status(sluice, root)["windows"]}
 
 
@@ -81,8 +81,8 @@ def count_landed(run: dict[str, Any]) -> int:
     return sum(batch["landed"] for batch in run["batches"])
 
 
-def test_start_is_not_used_where_another_client_committed(project: Place, sluice: Sluice) -> None:
-    feed = project.feed()
+def test_start_is_not_used_where_another_client_committed(project: FeedProject, sluice: Sluice) -> None:
+    feed = project.write_feed()
     with KafkaConsumer(bootstrap_servers=project.kafka.bootstrap, group_id=feed.group) as other:
         other.commit({TopicPartition(project.topic, 0): OffsetAndMetadata(3, "", -1)})
     planned, before = sluice("plan", "orders")[1], read_status(sluice, project.root)
@@ -96,10 +96,10 @@ def test_start_is_not_used_where_another_client_committed(project: Place, sluice
 
 
 def test_a_second_project_takes_the_group_over_by_the_named_command(
-    project: Place, sluice: Sluice, tmp_path: Path
+    project: FeedProject, sluice: Sluice, tmp_path: Path
 ) -> None:
-    second = Place(make_folder(tmp_path / "second"), project.kafka, project.topic)
-    second.feed(group=project.feed().group)
+    second = FeedProject(make_folder(tmp_path / "second"), project.kafka, project.topic)
+    second.write_feed(group=project.write_feed().group)
     assert count_landed(land(sluice, root=project.root)) == 16
     send(project.kafka, project.topic, LAST)
 
@@ -118,9 +118,9 @@ def test_a_second_project_takes_the_group_over_by_the_named_command(
 
 
 def test_a_partial_hour_is_completed_by_the_named_command_and_an_empty_hour_is_landed(
-    project: Place, sluice: Sluice, capfd: pytest.CaptureFixture[str]
+    project: FeedProject, sluice: Sluice, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    project.feed()
+    project.write_feed()
     first, empty, last = map(show_window, (FIRST, EMPTY, LAST))
     land(sluice, "--window", first, "--only", f"{project.topic}:0", root=project.root)
     assert list_windows(sluice, project.root)[first] == ("partial", False)
@@ -136,11 +136,11 @@ def test_a_partial_hour_is_completed_by_the_named_command_and_an_empty_hour_is_l
     assert re.search(r" \d+ landed \([1-9] empty\)", capfd.readouterr().out)
 
 
-def test_a_feed_that_commits_nothing_is_not_shown_as_committed(project: Place, sluice: Sluice) -> None:
-    project.feed(commit="none")
+def test_a_feed_that_commits_nothing_is_not_shown_as_committed(project: FeedProject, sluice: Sluice) -> None:
+    project.write_feed(commit="none")
     run = land(sluice, "--window", show_window(FIRST), root=project.root)
     with open_instance(Project(project.root)) as instance:
-        check = checks(instance, run["run"], OFFSETS_COMMITTED)[show_window(FIRST)]
+        check = read_checks(instance, run["run"], OFFSETS_COMMITTED)[show_window(FIRST)]
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert check.description == "nothing is committed: the feed has `commit: none`"
     summary = read_status(sluice, project.root)

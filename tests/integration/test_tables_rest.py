@@ -1,4 +1,4 @@
-"""A table whose catalog is a real REST catalog, over S3: it is what the ledger says, whoever comes between."""
+"""A table in a real REST catalog, over S3: it equals the ledger, also with concurrent and foreign writers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from sluice.pipelines.tables.table_windows import FeedTables
 from sluice.resources.lake.s3_lake import S3Lake
 from sluice.resources.open_ports import open_table, open_tables
 from tests import rest_catalog
-from tests.pipelines.landed_world import HOUR, START, A, B, World, pieces
+from tests.pipelines.landed_world import HOUR, START, A, B, World, split_offsets
 from tests.stores import Store
-from tests.table_readers import iceberg_access
+from tests.table_readers import get_iceberg_access
 
 pytestmark = pytest.mark.soak
 
@@ -29,83 +29,83 @@ def test_a_table_in_a_rest_catalog(s3_store: Store, tmp_path: Path, monkeypatch:
     from pyiceberg.catalog import load_catalog
     from pyiceberg.catalog.rest import RestCatalog
 
-    program = rest_catalog.jar()
+    program = rest_catalog.find_jar()
     if program is None:
         pytest.skip("no Nessie here: tests/rest_catalog.py says where it comes from")
-    lines = s3_store.lines()
-    with rest_catalog.started(program, s3_store, lines["lake"], tmp_path) as uri:
+    lines = s3_store.build_feed_settings()
+    with rest_catalog.run_server(program, s3_store, lines["lake"], tmp_path) as uri:
         catalog = f"{{type: rest, uri: '{uri}', warehouse: {rest_catalog.WAREHOUSE}}}"
-        more = "".join(f"{k}: {v}\n" for k, v in lines.items())
+        settings = "".join(f"{k}: {v}\n" for k, v in lines.items())
         world = World(
             tmp_path,
-            f"{more}table: {{iceberg: {{name: db.orders, catalog: {catalog}}}}}\n",
+            f"{settings}table: {{iceberg: {{name: db.orders, catalog: {catalog}}}}}\n",
             lake=S3Lake(lines["lake"], s3_store.settings),
         )
 
-        def bring_up(**how: Any) -> Synced:
+        def bring_up(**options: Any) -> Synced:
             with open_tables(world.feed, world.lake) as tables:
-                return sync(world.fresh_ledger(), world.lake, tables, **how)
+                return sync(world.reopen_ledger(), world.lake, tables, **options)
 
         def read() -> Any:
-            given = {"type": "rest", "uri": uri, "warehouse": rest_catalog.WAREHOUSE}
-            return load_catalog("reader", **given, **iceberg_access(s3_store))
+            properties = {"type": "rest", "uri": uri, "warehouse": rest_catalog.WAREHOUSE}
+            return load_catalog("reader", **properties, **get_iceberg_access(s3_store))
 
-        def offsets() -> list[tuple[int, int]]:
+        def read_offsets() -> list[tuple[int, int]]:
             rows = read().load_table("db.orders").scan().to_arrow()
             return sorted(zip(*rows.select(["partition", "offset"]).to_pydict().values(), strict=True))
 
-        def newest() -> tuple[str, int]:
-            """The operation and the rows of the newest snapshot: Nessie shows no other."""
-            said = read().load_table("db.orders").current_snapshot().summary
-            return said.operation.value, int(said["total-records"])
+        def read_newest_snapshot() -> tuple[str, int]:
+            """Read the operation and the row count of the newest snapshot, the only one that Nessie shows."""
+            summary = read().load_table("db.orders").current_snapshot().summary
+            return summary.operation.value, int(summary["total-records"])
 
-        every = [(p, o) for p in (0, 1) for o in range(200)]
-        world.land(*pieces(A, 20))
+        positions = [(p, o) for p in (0, 1) for o in range(200)]
+        world.land(*split_offsets(A, 20))
         assert bring_up().added == 10
-        assert (newest(), offsets()) == (("append", 200), every[:200])
+        assert (read_newest_snapshot(), read_offsets()) == (("append", 200), positions[:200])
 
-        # two publishers at once, and an answer that is lost
-        world.land(*pieces(B, 50))
-        with closing(open_table(world.feed, world.lake)) as slow:
-            commit, met = slow.commit, list[Synced]()
+        # two concurrent publishers, and a lost answer
+        world.land(*split_offsets(B, 50))
+        with closing(open_table(world.feed, world.lake)) as slow_table:
+            commit, concurrent = slow_table.commit, list[Synced]()
 
-            def between(change: TableChange) -> int:
-                if not met:
-                    met.append(bring_up())
+            def sync_and_commit(change: TableChange) -> int:
+                if not concurrent:
+                    concurrent.append(bring_up())
                 return commit(change)
 
-            monkeypatch.setattr(slow, "commit", between)
-            assert sync(world.fresh_ledger(), world.lake, FeedTables(slow)).added == 0
-        assert met[0].added == 4
-        assert (newest(), offsets()) == (("append", 400), every)
+            monkeypatch.setattr(slow_table, "commit", sync_and_commit)
+            assert sync(world.reopen_ledger(), world.lake, FeedTables(slow_table)).added == 0
+        assert concurrent[0].added == 4
+        assert (read_newest_snapshot(), read_offsets()) == (("append", 400), positions)
         world.compact()
-        done = RestCatalog.commit_table
+        commit_table = RestCatalog.commit_table
 
-        def silent(*given: Any, **named: Any) -> Any:
-            monkeypatch.setattr(RestCatalog, "commit_table", done)
-            done(*given, **named)
+        def commit_without_answer(*arguments: Any, **keywords: Any) -> Any:
+            monkeypatch.setattr(RestCatalog, "commit_table", commit_table)
+            commit_table(*arguments, **keywords)
             raise ConnectionResetError("no answer")
 
-        monkeypatch.setattr(RestCatalog, "commit_table", silent)
+        monkeypatch.setattr(RestCatalog, "commit_table", commit_without_answer)
         bring_up()
-        assert (newest(), offsets()) == (("replace", 400), every)
+        assert (read_newest_snapshot(), read_offsets()) == (("replace", 400), positions)
         expire(world.ledger, world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
         assert bring_up().removed == 2
-        late = [o for o in every if o[1] >= 100]
-        assert (newest(), offsets()) == (("delete", 200), late)
+        remaining = [o for o in positions if o[1] >= 100]
+        assert (read_newest_snapshot(), read_offsets()) == (("delete", 200), remaining)
 
-        told = read().load_table("db.orders_windows").scan().to_arrow()
-        assert [w.timestamp() * 1000 for w in told["window_start"].to_pylist()] == [START + HOUR]
+        windows = read().load_table("db.orders_windows").scan().to_arrow()
+        assert [w.timestamp() * 1000 for w in windows["window_start"].to_pylist()] == [START + HOUR]
 
-        # somebody else writes to it, and it is fixed
-        found = read().load_table("db.orders")
-        found.append(found.scan().to_arrow().slice(0, 3))
+        # a foreign writer, and the repair
+        orders = read().load_table("db.orders")
+        orders.append(orders.scan().to_arrow().slice(0, 3))
         with pytest.raises(TableDiffers, match="1 file in it is not of the feed"):
             bring_up()
         bring_up(repair=True)
-        assert offsets() == late
+        assert read_offsets() == remaining
         with closing(open_table(world.feed, world.lake)) as table:
-            ledger = world.fresh_ledger()
+            ledger = world.reopen_ledger()
             assert compare(ledger, world.lake, table, table.look(), ledger.read()).same
     with pytest.raises(CatalogUnavailable, match="does not answer"):
         bring_up()

@@ -1,6 +1,6 @@
-"""A real run tells OpenTelemetry's collector and OpenLineage's server of itself: what they are sent, over HTTP.
+"""A real run reports to an OpenTelemetry collector and an OpenLineage server: the messages it sends over HTTP.
 
-What a run that lands tells of itself is looked at where the first day is (`tests/cli/test_end_to_end.py`).
+The reports of a run that lands are tested in `tests/cli/test_end_to_end.py`.
 """
 
 from __future__ import annotations
@@ -18,56 +18,56 @@ from kafka import KafkaProducer
 from sluice.cli.main import main
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.observe import lineage, tracing
-from tests.collectors import SECRET, environment, listening
-from tests.integration.support import Place
+from tests.collectors import SECRET, build_environment, run_listener
+from tests.integration.support import FeedProject
 from tests.resources.kafka.tools import free_port
 
 
 @pytest.fixture
-def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> Place:
-    place = Place(tmp_path, kafka, fresh_topic(partitions=2, name="told"))
-    place.feed(description="Orders of the shop")
-    return place
+def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> FeedProject:
+    project = FeedProject(tmp_path, kafka, fresh_topic(partitions=2, name="told"))
+    project.write_feed(description="Orders of the shop")
+    return project
 
 
-def sluice(place: Place, address: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_sluice(project: FeedProject, address: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).with_name("sluice")), *arguments, "--json"]
-    told = os.environ | environment(address)
-    return subprocess.run(command, cwd=place.root, env=told, capture_output=True, text=True, check=False)
+    variables = os.environ | build_environment(address)
+    return subprocess.run(command, cwd=project.root, env=variables, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.spark
 @pytest.mark.soak
-def test_nobody_listens_and_the_run_goes_on(place: Place) -> None:
-    producer = KafkaProducer(bootstrap_servers=place.kafka.bootstrap)
+def test_nobody_listens_and_the_run_goes_on(project: FeedProject) -> None:
+    producer = KafkaProducer(bootstrap_servers=project.kafka.bootstrap)
     for number in range(200):
-        producer.send(place.topic, b"an order", partition=number % 2)
+        producer.send(project.topic, b"an order", partition=number % 2)
     producer.close()
-    done = sluice(place, f"http://127.0.0.1:{free_port()}", "run", "orders")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["feeds"][0]["runs"][0]["batches"][0]["landed"] == 200
-    assert "Traceback" not in done.stderr
-    assert SECRET not in done.stdout + done.stderr
+    process = run_sluice(project, f"http://127.0.0.1:{free_port()}", "run", "orders")
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout)["feeds"][0]["runs"][0]["batches"][0]["landed"] == 200
+    assert "Traceback" not in process.stderr
+    assert SECRET not in process.stdout + process.stderr
 
 
 def test_a_run_that_fails_says_by_what(
-    place: Place, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    project: FeedProject, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    place.feed(topics="none-such", description="Orders of the shop")
-    monkeypatch.chdir(place.root)
-    with listening() as listener:
-        for name, value in environment(listener.address).items():
+    project.write_feed(topics="none-such", description="Orders of the shop")
+    monkeypatch.chdir(project.root)
+    with run_listener() as listener:
+        for name, value in build_environment(listener.address).items():
             monkeypatch.setenv(name, value)
         assert main(["run", "orders", "--json"]) == 1
     error = json.loads(capfd.readouterr().out)["feeds"][0]["runs"][0]["error"]
-    started, failed = listener.events()
+    started, failed = listener.list_events()
     assert (started["eventType"], failed["eventType"]) == ("START", "FAIL")
     assert failed["job"]["facets"]["documentation"]["description"] == "Orders of the shop"
     assert failed["run"]["facets"]["errorMessage"]["message"].startswith(f"{error}: ")
-    (step,) = (s for s in listener.spans() if not s.parent_span_id)
+    (step,) = (s for s in listener.list_spans() if not s.parent_span_id)
     assert step.status.code == 2
     assert {a.key: a.value.string_value for a in step.attributes}["error.type"] == error
-    assert not listener.hold(SECRET.encode())
+    assert not listener.has_received(SECRET.encode())
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_traces_go_where_the_environment_says(environ: dict[str, str], traced: b
 
 
 @pytest.mark.parametrize(
-    ("environ", "told"),
+    ("environ", "configured"),
     [
         ({}, False),
         ({"OPENLINEAGE_URL": "http://x"}, True),
@@ -95,16 +95,16 @@ def test_traces_go_where_the_environment_says(environ: dict[str, str], traced: b
         ({"OPENLINEAGE_DISABLED": "true", "OPENLINEAGE_URL": "http://x"}, False),
     ],
 )
-def test_lineage_goes_where_the_environment_says(environ: dict[str, str], told: bool) -> None:
-    assert lineage.is_configured(environ) is told
+def test_lineage_goes_where_the_environment_says(environ: dict[str, str], configured: bool) -> None:
+    assert lineage.is_configured(environ) is configured
 
 
 def test_traces_are_shared_out_evenly() -> None:
-    """Samplers by ratio look at the lower half of the id."""
-    low = [tracing.trace_of(str(n)) % 2**64 / 2**64 for n in range(1000)]
-    assert 0.4 < sum(x < 0.5 for x in low) / len(low) < 0.6
+    """Ratio samplers use the lower half of the trace id."""
+    fractions = [tracing.trace_of(str(n)) % 2**64 / 2**64 for n in range(1000)]
+    assert 0.4 < sum(x < 0.5 for x in fractions) / len(fractions) < 0.6
 
 
-def test_a_lake_on_s3_has_its_names(place: Place) -> None:
-    feed = place.feed(lake="s3://bucket/some/where", s3="{access_key_id: a, secret_access_key: b}")
+def test_a_lake_on_s3_has_its_names(project: FeedProject) -> None:
+    feed = project.write_feed(lake="s3://bucket/some/where", s3="{access_key_id: a, secret_access_key: b}")
     assert lineage.lake_name(feed) == ("s3://bucket", "some/where/data/orders")

@@ -1,4 +1,4 @@
-"""What is about to happen, on a real Kafka: retention, a recreated topic, and a transaction that hangs."""
+"""Warnings of the watch on a real Kafka: retention, a recreated topic, and a hanging transaction."""
 
 from __future__ import annotations
 
@@ -17,108 +17,108 @@ from sluice.pipelines.status.watch import Finding, WatchResult, view, watch
 from sluice.resources.liveness import now
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.conftest import Lines
-from tests.integration.support import Place, edges, run
-from tests.resources.kafka.tools import producing, transaction, until
+from tests.integration.support import FeedProject, open_inline_ports, run
+from tests.resources.kafka.tools import open_producer, open_transaction, wait_until
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 Topics = Callable[..., str]
 
 
-def look(feed: Feed, later: int = 0) -> WatchResult:
-    """What the sensor would find so many ms later."""
-    with edges(feed) as opened:
-        ledger = open_ledger(feed, opened)
-        return watch(feed, ledger, opened.cluster, view(opened.cluster, [feed]), now() + later)
+def watch_feed(feed: Feed, later: int = 0) -> WatchResult:
+    """Run the sensor's watch as if it were `later` ms from now."""
+    with open_inline_ports(feed) as ports:
+        ledger = open_ledger(feed, ports)
+        return watch(feed, ledger, ports.cluster, view(ports.cluster, [feed]), now() + later)
 
 
-def about(seen: WatchResult, kind: str) -> Finding:
-    (found,) = [f for f in seen.findings if f.about.startswith(kind)]
-    return found
+def get_finding(result: WatchResult, kind: str) -> Finding:
+    (finding,) = [f for f in result.findings if f.about.startswith(kind)]
+    return finding
 
 
 @pytest.fixture
-def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics, lake: Lines) -> Place:
-    return Place(tmp_path, kafka, fresh_topic(partitions=2, config={"retention.ms": str(DAY)}), lake())
+def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics, lake: Lines) -> FeedProject:
+    return FeedProject(tmp_path, kafka, fresh_topic(partitions=2, config={"retention.ms": str(DAY)}), lake())
 
 
-def produce(place: Place, partition: int, stamps: list[int]) -> None:
-    with producing(place.kafka) as producer:
+def produce(project: FeedProject, partition: int, stamps: list[int]) -> None:
+    with open_producer(project.kafka) as producer:
         for stamp in stamps:
-            producer.send(place.topic, b"x", partition=partition, timestamp_ms=stamp)
+            producer.send(project.topic, b"x", partition=partition, timestamp_ms=stamp)
 
 
-def test_records_are_told_of_before_and_after_retention_takes_them(place: Place) -> None:
-    feed, begin = place.feed(alerts="{retention: 6h}"), now() - 10 * HOUR
-    produce(place, 0, [begin])
+def test_records_are_told_of_before_and_after_retention_takes_them(project: FeedProject) -> None:
+    feed, begin = project.write_feed(alerts="{retention: 6h}"), now() - 10 * HOUR
+    produce(project, 0, [begin])
     run(feed)
-    produce(place, 0, [begin + n * HOUR for n in range(1, 9)])
-    produce(place, 1, [now()])
-    seen = look(feed)
-    assert [f.about for f in seen.findings] == ["lag"]
-    assert seen.outlook is not None
-    age = seen.outlook.ages()[seen.outlook.pending[0].key]
+    produce(project, 0, [begin + n * HOUR for n in range(1, 9)])
+    produce(project, 1, [now()])
+    result = watch_feed(feed)
+    assert [f.about for f in result.findings] == ["lag"]
+    assert result.outlook is not None
+    age = result.outlook.ages()[result.outlook.pending[0].key]
     assert 9 * HOUR <= age <= 9.6 * HOUR
 
-    found = about(look(feed, later=10 * HOUR), "retention")
-    assert found.severe
-    assert found.text.startswith(f"{place.topic}:0 [1, 3) will begin to be deleted in about ")
-    assert found.text.endswith("(retention.ms 1d)")
+    finding = get_finding(watch_feed(feed, later=10 * HOUR), "retention")
+    assert finding.severe
+    assert finding.text.startswith(f"{project.topic}:0 [1, 3) will begin to be deleted in about ")
+    assert finding.text.endswith("(retention.ms 1d)")
 
-    with KafkaAdminClient(bootstrap_servers=place.kafka.bootstrap) as admin:
-        admin.delete_records({Plain(place.topic, 0): 4})
-    lost = about(look(feed), "lost")
-    assert lost.text.startswith(f"{place.topic}:0: offsets [1, 4) are gone from Kafka")
+    with KafkaAdminClient(bootstrap_servers=project.kafka.bootstrap) as admin:
+        admin.delete_records({Plain(project.topic, 0): 4})
+    lost = get_finding(watch_feed(feed), "lost")
+    assert lost.text.startswith(f"{project.topic}:0: offsets [1, 4) are gone from Kafka")
 
 
-def test_how_long_things_last_is_read_where_it_may_be(place: Place, fresh_topic: Topics) -> None:
+def test_how_long_things_last_is_read_where_it_may_be(project: FeedProject, fresh_topic: Topics) -> None:
     small = fresh_topic(config={"cleanup.policy": "compact,delete", "retention.bytes": "1000"})
-    with edges(place.feed()) as opened:
-        found = opened.cluster.configs([place.topic, small, "not-there"])
-    assert found.topics == {
-        place.topic: TopicConfig(retention_ms=DAY),
+    with open_inline_ports(project.write_feed()) as ports:
+        configs = ports.cluster.configs([project.topic, small, "not-there"])
+    assert configs.topics == {
+        project.topic: TopicConfig(retention_ms=DAY),
         small: TopicConfig(retention_bytes=1000, compacts=True),
     }
-    assert found.broker.offsets_retention == 7 * DAY
-    assert found.broker.transactional_id_expiration == 7 * DAY
-    assert found.broker.transaction_max_timeout == 15 * MINUTE
+    assert configs.broker.offsets_retention == 7 * DAY
+    assert configs.broker.transactional_id_expiration == 7 * DAY
+    assert configs.broker.transaction_max_timeout == 15 * MINUTE
 
 
-def test_a_recreated_topic_and_new_partitions_are_seen(place: Place) -> None:
-    produce(place, 0, [now()])
-    feed = place.feed()
+def test_a_recreated_topic_and_new_partitions_are_seen(project: FeedProject) -> None:
+    produce(project, 0, [now()])
+    feed = project.write_feed()
     run(feed)
-    assert look(feed).findings == ()
-    with KafkaAdminClient(bootstrap_servers=place.kafka.bootstrap) as admin:
-        admin.create_partitions({place.topic: 3})
-        until(lambda: len(look(feed).findings) == 1)
-        assert about(look(feed), "partitions").text == f"{place.topic} has new partitions: 2"
-        admin.delete_topics([place.topic])
-        until(lambda: any(f.about == "topics" for f in look(feed).findings))
-        admin.create_topics({place.topic: {"num_partitions": 2}}, wait_for_metadata=True)
-    found = about(look(feed), "changed")
-    assert "created again" in found.text
-    assert found.text.endswith("; 1 more partition")
-    assert "sluice accept orders recreated" in found.remedy
-    assert found.severe
+    assert watch_feed(feed).findings == ()
+    with KafkaAdminClient(bootstrap_servers=project.kafka.bootstrap) as admin:
+        admin.create_partitions({project.topic: 3})
+        wait_until(lambda: len(watch_feed(feed).findings) == 1)
+        assert get_finding(watch_feed(feed), "partitions").text == f"{project.topic} has new partitions: 2"
+        admin.delete_topics([project.topic])
+        wait_until(lambda: any(f.about == "topics" for f in watch_feed(feed).findings))
+        admin.create_topics({project.topic: {"num_partitions": 2}}, wait_for_metadata=True)
+    finding = get_finding(watch_feed(feed), "changed")
+    assert "created again" in finding.text
+    assert finding.text.endswith("; 1 more partition")
+    assert "sluice accept orders recreated" in finding.remedy
+    assert finding.severe
 
 
-def test_a_transaction_that_hangs_is_named_and_the_command_ends_it(place: Place) -> None:
-    produce(place, 1, [now()])
-    feed = place.feed()
+def test_a_transaction_that_hangs_is_named_and_the_command_ends_it(project: FeedProject) -> None:
+    produce(project, 1, [now()])
+    feed = project.write_feed()
     run(feed)
-    with transaction(place.kafka, place.topic, 3, partition=1) as producer:
-        produce(place, 1, [now()])
-        assert look(feed).findings == (), "it was written to just now"
-        found = about(look(feed, later=HOUR), "transaction")
-        assert _name(producer) in found.text
-        assert found.text.startswith(f"{place.topic}:1 is held at offset 1 by transaction ")
-        said, _, command = found.remedy.partition(": kafka-transactions.sh ")
-        assert said == "it hangs: none may last longer than 15m here (transaction.max.timeout.ms). Abort it"
-        done = place.kafka.tool("org.apache.kafka.tools.TransactionsCommand", *shlex.split(command))
+    with open_transaction(project.kafka, project.topic, 3, partition=1) as producer:
+        produce(project, 1, [now()])
+        assert watch_feed(feed).findings == (), "the transaction has just written"
+        finding = get_finding(watch_feed(feed, later=HOUR), "transaction")
+        assert _name(producer) in finding.text
+        assert finding.text.startswith(f"{project.topic}:1 is held at offset 1 by transaction ")
+        advice, _, command = finding.remedy.partition(": kafka-transactions.sh ")
+        assert advice == "it hangs: none may last longer than 15m here (transaction.max.timeout.ms). Abort it"
+        done = project.kafka.tool("org.apache.kafka.tools.TransactionsCommand", *shlex.split(command))
         assert done.returncode == 0, done.stderr
-        with edges(feed) as opened:
-            until(lambda: not opened.cluster.open_transactions([TopicPartition(place.topic, 1)]))
-    assert [f.about for f in look(feed).findings] == []
+        with open_inline_ports(feed) as ports:
+            wait_until(lambda: not ports.cluster.open_transactions([TopicPartition(project.topic, 1)]))
+    assert [f.about for f in watch_feed(feed).findings] == []
 
 
 def _name(producer: KafkaProducer) -> str:

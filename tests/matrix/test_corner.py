@@ -1,4 +1,4 @@
-"""One environment of the matrix: what users do, with the versions that it has. `make matrix` runs this in each.
+"""The usual tasks of users in one environment of the matrix, with its versions. `make matrix` runs this in each.
 
 Tests run in order, share a project with a local Kafka, and use only the installed package, pytest, `bench` and servers
 of `tests`. Those of extras are named `test_extra_…`.
@@ -27,8 +27,7 @@ import psycopg2
 import pytest
 
 from bench.spark_cluster import LocalSpark
-from tests.postgres import Postgres, started
-from tests.postgres import programs as find_programs
+from tests.postgres import Postgres, find_programs, run_server
 from tests.zookeepers import LocalZooKeeper
 
 ROOT = Path(__file__).parents[2]
@@ -86,7 +85,7 @@ class Project:
         return list(json.loads(self.call(sys.executable, "-c", script).rpartition("= ")[2]))
 
     def add_feed(self, name: str, *lines: str) -> None:
-        """Write a feed of the same topic with a group of its own."""
+        """Write a feed of the same topic with its own group."""
         text = (self.root / "feeds" / "orders.yaml").read_text()
         common = [line for line in text.splitlines() if not re.match("group:|spark:", line)]
         (self.root / "feeds" / f"{name}.yaml").write_text("\n".join([*common, f"group: sluice-{name}", *lines, ""]))
@@ -190,7 +189,7 @@ def test_audit(project: Project) -> None:
 
 @contextmanager
 def serve(project: Project) -> Iterator[str]:
-    """`sluice ui` while the block lasts; the address of its GraphQL."""
+    """Run `sluice ui` until the block ends, and yield the address of its GraphQL."""
     log = project.root / "ui.log"
     with log.open("wb") as output:
         words = [COMMAND, "ui", "--json"]
@@ -323,9 +322,9 @@ def extras(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Extras
         address = f"http://127.0.0.1:{server.server_port}"
         environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": address, "OPENLINEAGE_URL": address}
         if programs := find_programs():
-            postgres = stack.enter_context(started(programs))
+            postgres = stack.enter_context(run_server(programs))
             # Older releases of dagster-postgres require a password.
-            storage = postgres.storage(database := postgres.database())
+            storage = postgres.render_storage(database := postgres.create_database())
             storage = storage.replace("hostname: ''", "hostname: ''\n      password: none")
             (folder / "dagster.yaml").write_text(storage)
             environ["DAGSTER_HOME"] = str(folder)
@@ -336,7 +335,7 @@ def extras(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Extras
         document = json.loads(project.call(COMMAND, *words, **environ))
         landed = {feed["feed"]: count_landed({"feeds": [feed]}) for feed in document["feeds"]}
         stored = count_runs(postgres, database) if programs else None
-        return Extras(landed, zookeeper.held("sluice-old", "orders"), stored, requests)
+        return Extras(landed, zookeeper.read_offsets("sluice-old", "orders"), stored, requests)
 
 
 def count_runs(server: Postgres, database: str) -> int:

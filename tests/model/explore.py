@@ -1,7 +1,7 @@
 """Schedules of real runs: all with few deviations, or random ones; and the shortest trace of a violation.
 
-What is tried depends on scenario, bounds and seed alone. Two schedules that come to one state (of the world, and of all
-that each run has seen) go on from there once.
+The choice of schedules depends on scenario, bounds and seed alone. If two schedules reach the same state (of the world,
+and of the answers that each run got), only one is continued.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from sluice.pipelines.errors import (
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.model.kafka import CommittedOffset
-from tests.model.programs import Spec, as_one, forgetful, heal, program
-from tests.model.scheduler import Deviation, Ran, Schedule
+from tests.model.programs import Spec, build_program, forget_early, heal, run_deterministically
+from tests.model.scheduler import Deviation, Outcome, Schedule
 from tests.model.watch import Watch
 from tests.model.world import DLQ, HOUR, START, World
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Who runs over what. `actors` are kinds of programs and what they ask for; `budgets` say how often a fault or an
-    event may happen; `prelude` runs first, one after the other: programs, `("event", label)` for what happens by
-    itself, `("until", words, program)` for one that dies before the first effect with those words.
+    """A world and the programs that run on it. `actors` are kinds of programs and their arguments; `budgets` limit how
+    often a fault or an event may happen. `prelude` runs first, in sequence: programs, `("event", label)` for an event
+    of the world, `("until", words, program)` for a program that dies before the first effect with those words.
     """
 
     name: str
@@ -54,21 +54,21 @@ class Scenario:
     slow_copies: bool = False
     layout: str = "window"
     shared: bool = False
-    """Whether offset ranges of a task share files."""
+    """If true, offset ranges of a task share files."""
 
     @property
     def moved(self) -> bool:
-        """Whether somebody else may move the group's offsets."""
+        """Return True if others may move the group's offsets."""
         return any(self.budgets.get(b) for b in ("reset",)) or any(a[0] == "ext" for a in self.actors)
 
     @property
     def loses(self) -> bool:
-        """Whether the ledger lost entries."""
+        """Return True if the ledger lost entries."""
         return any(p[0] == "event" and p[1].startswith("the ledger loses") for p in self.prelude)
 
     @property
     def removed(self) -> bool:
-        """Whether the lake was removed: the group's offsets are of a ledger that is gone."""
+        """Return True if the lake was removed: the group's offsets belong to a deleted ledger."""
         return any(p[:2] == ("event", "the lake is removed") for p in self.prelude)
 
     @property
@@ -77,25 +77,25 @@ class Scenario:
 
 
 @lru_cache(64)
-def _feed(text: str) -> Feed:
+def _load_feed(text: str) -> Feed:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "orders.yaml"
         path.write_text(text)
         return load_feed(path, {})
 
 
-def feed_of(s: Scenario) -> Feed:
+def build_feed(s: Scenario) -> Feed:
     policies = f"policies: {{on_loss: {s.on_loss}, quarantine_limit: {{share: 1}}}}\n"
     letters = f"dead_letters: {{topic: {DLQ}}}\n" if s.letters else ""
-    return _feed(
+    return _load_feed(
         f"kafka: {{bootstrap: 'a:1'}}\ntopics: orders\nstart: {s.start}\nwindow: 1h\n"
         f"landing: {{layout: {s.layout}, shared_files: {str(s.shared).lower()}}}\n{policies}{letters}"
     )
 
 
-def prepared(s: Scenario) -> World:
-    """The world once the prelude has run. Raises AssertionError when that breaks something."""
-    world = World(feed_of(s), s.logs, s.stamps)
+def prepare_world(s: Scenario) -> World:
+    """Return the world after the prelude. Raises AssertionError if the prelude violates an invariant."""
+    world = World(build_feed(s), s.logs, s.stamps)
     world.now = START + s.hours * HOUR
     world.slow_copies = s.slow_copies
     for n, offset in enumerate(s.committed):
@@ -105,23 +105,23 @@ def prepared(s: Scenario) -> World:
     for at, (kind, *rest) in enumerate(s.prelude):
         name = f"before{at}"
         if kind == "event":
-            next(e for e in world.events() if e.label == rest[0]).act()
+            next(e for e in world.list_events() if e.label == rest[0]).act()
         elif kind == "until":
-            _until(world, name, rest[0], tuple(rest[1]))
+            _run_until(world, name, rest[0], tuple(rest[1]))
         else:
-            program(world, name, (kind, *rest))()
+            build_program(world, name, (kind, *rest))()
         assert not world.broken, f"{s.name}: the prelude: {world.broken}"
     return world
 
 
-def _until(world: World, name: str, words: str, spec: Spec) -> None:
+def _run_until(world: World, name: str, words: str, spec: Spec) -> None:
     budgets = {"crash": 1}
     run = Schedule(
         world.stage,
-        {name: program(world, name, spec)},
+        {name: build_program(world, name, spec)},
         lambda: (),
         budgets,
-        world.fingerprint,
+        world.compute_fingerprint,
         lambda: "",
         world.release,
     )
@@ -136,7 +136,7 @@ def _until(world: World, name: str, words: str, spec: Spec) -> None:
 
 @dataclass
 class Violation(AssertionError):
-    """What broke, by which schedule, and the trace of it."""
+    """A violated invariant, with the schedule and its trace."""
 
     scenario: Scenario
     deviations: tuple[Deviation, ...]
@@ -149,43 +149,49 @@ class Violation(AssertionError):
 
 
 class Explorer:
-    """Runs schedules of one scenario. `runs`, `converged` and `steps` count what was done."""
+    """Runs schedules of one scenario. `runs`, `converged` and `steps` count schedules, early ends and steps."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.runs = self.converged = self.steps = 0
-        self._world = prepared(scenario)
+        self._world = prepare_world(scenario)
         self._seen: dict[int, int] = {}
 
-    def one(
+    def run_schedule(
         self,
         deviations: Iterable[Deviation] = (),
-        known: Callable[[int, int], bool] = lambda state, left: False,
+        is_known: Callable[[int, int], bool] = lambda state, step: False,
         choose: Callable[[int, Sequence[str]], str] | None = None,
-    ) -> Ran:
-        """One schedule, healed at its end."""
+    ) -> Outcome:
+        """Run one schedule; at its end, heal the faults and check the end state."""
         s, world = self.scenario, self._world.clone()
         watch = Watch(world)
         watch.take_over(self._world.watch)
         names = [f"{spec[0] if spec[0] == 'ext' else 'r'}{n + 1}" for n, spec in enumerate(s.actors)]
-        programs = {name: program(world, name, spec) for name, spec in zip(names, s.actors, strict=True)}
+        programs = {name: build_program(world, name, spec) for name, spec in zip(names, s.actors, strict=True)}
         run = Schedule(
-            world.stage, programs, world.events, s.budgets, world.fingerprint, lambda: world.broken, world.release
+            world.stage,
+            programs,
+            world.list_events,
+            s.budgets,
+            world.compute_fingerprint,
+            lambda: world.broken,
+            world.release,
         )
-        ran = run.run(deviations, known, choose)
+        outcome = run.run(deviations, is_known, choose)
         self.runs += 1
-        self.steps += len(ran.choices)
-        self.converged += ran.converged
-        ran.broken = ran.broken or self._alarm(run)
-        if not ran.broken and not ran.converged:
-            ran.trace.append("-- every run that is left is dead; clean runs follow")
+        self.steps += len(outcome.choices)
+        self.converged += outcome.converged
+        outcome.broken = outcome.broken or self._find_false_alarm(run)
+        if not outcome.broken and not outcome.converged:
+            outcome.trace.append("-- every run that is left is dead; clean runs follow")
             how = {"moved": s.moved, "retired": s.retired, "loses": s.loses, "removed": s.removed}
             healed = heal(world, by_windows=s.by_windows, **how)
-            ran.broken = healed or watch.at_last(moved=s.moved, letters=s.letters)
-        return ran
+            outcome.broken = healed or watch.check_end_state(moved=s.moved, letters=s.letters)
+        return outcome
 
-    def _alarm(self, run: Schedule) -> str:
-        """A run may be refused, or fail in a way that passes; what it says must be true."""
+    def _find_false_alarm(self, run: Schedule) -> str:
+        """Return a false error of a run; empty: none. Runs may be refused, and transient failures are allowed."""
         for a in run.actors.values():
             if a.error is None:
                 continue
@@ -201,39 +207,39 @@ class Explorer:
                 return f"A: {a.name} ends with {type(a.error).__name__}: {a.error.message}"
         return ""
 
-    # -- all of them
+    # -- systematic exploration
 
-    def systematic(self, most: int, deviations: int = 2, seed: int = 1) -> None:
-        """Every schedule with so few deviations, as far as `most` runs reach: those with fewer first, and of those with
-        as many a random choice. Raises Violation."""
+    def explore(self, max_runs: int, deviations: int = 2, seed: int = 1) -> None:
+        """Run all schedules with at most `deviations` deviations, up to `max_runs` runs: fewer deviations first, and in
+        random order among equals. Raises Violation."""
         chance = random.Random(seed)
         level: list[tuple[Deviation, ...]] = [()]
         for count in range(deviations + 1):
-            level = _mixed(level, chance)
-            found: list[tuple[Deviation, ...]] = []
+            level = _shuffle(level, chance)
+            extended: list[tuple[Deviation, ...]] = []
             for plan in level:
-                if self.runs >= most:
+                if self.runs >= max_runs:
                     return
-                found += self._tried(plan, deviations - count)
-            level = found
+                extended += self._try_plan(plan, deviations - count)
+            level = extended
 
-    def _tried(self, plan: tuple[Deviation, ...], left: int) -> list[tuple[Deviation, ...]]:
-        def known(state: int, step: int) -> bool:
-            if self._seen.get(state, -1) >= left:
+    def _try_plan(self, plan: tuple[Deviation, ...], remaining: int) -> list[tuple[Deviation, ...]]:
+        def is_known(state: int, step: int) -> bool:
+            if self._seen.get(state, -1) >= remaining:
                 return True
-            self._seen[state] = left
+            self._seen[state] = remaining
             return False
 
-        ran = self.one(plan, known)
-        if ran.broken:
-            raise self.shortest(plan, ran)
+        outcome = self.run_schedule(plan, is_known)
+        if outcome.broken:
+            raise self.reduce_plan(plan, outcome)
         first = plan[-1][0] + 1 if plan else 0
-        return [(*plan, (at, label)) for at in range(first, len(ran.choices)) for label in ran.choices[at][1:]]
+        return [(*plan, (at, label)) for at in range(first, len(outcome.choices)) for label in outcome.choices[at][1:]]
 
-    # -- random ones
+    # -- random schedules
 
     def walk(self, seed: int, busy: float = 0.25) -> None:
-        """One random schedule. Raises Violation."""
+        """Run one random schedule. Raises Violation."""
         chance = random.Random(seed)
         taken: list[Deviation] = []
 
@@ -244,26 +250,26 @@ class Explorer:
             taken.append((step, label))
             return label
 
-        ran = self.one(choose=choose)
-        if ran.broken:
-            raise self.shortest(tuple(taken), ran)
+        outcome = self.run_schedule(choose=choose)
+        if outcome.broken:
+            raise self.reduce_plan(tuple(taken), outcome)
 
-    def shortest(self, plan: tuple[Deviation, ...], ran: Ran) -> Violation:
-        """The violation with as few deviations as still show one."""
+    def reduce_plan(self, plan: tuple[Deviation, ...], outcome: Outcome) -> Violation:
+        """Remove deviations as long as a violation remains. Return the violation."""
         again = True
         while again:
             again = False
             for leave in range(len(plan)):
                 less = plan[:leave] + plan[leave + 1 :]
-                tried = self.one(less)
+                tried = self.run_schedule(less)
                 if tried.broken:
-                    plan, ran, again = less, tried, True
+                    plan, outcome, again = less, tried, True
                     break
-        return Violation(self.scenario, plan, ran.broken, ran.trace)
+        return Violation(self.scenario, plan, outcome.broken, outcome.trace)
 
 
-def _mixed(level: list[tuple[Deviation, ...]], chance: random.Random) -> list[tuple[Deviation, ...]]:
-    """In random order; those with a fault or an event, which are fewer, as often as those that only change turns."""
+def _shuffle(level: list[tuple[Deviation, ...]], chance: random.Random) -> list[tuple[Deviation, ...]]:
+    """Shuffle plans. Those with a fault or an event, which are fewer, alternate with those that only change turns."""
     chance.shuffle(level)
     turns = [plan for plan in level if all(" " not in label for _, label in plan)]
     faults = [plan for plan in level if any(" " in label for _, label in plan)]
@@ -271,9 +277,9 @@ def _mixed(level: list[tuple[Deviation, ...]], chance: random.Random) -> list[tu
     return both + turns[len(faults) :] + faults[len(turns) :]
 
 
-def explored(s: Scenario, most: int, deviations: int = 2, seed: int = 1) -> Explorer:
-    """Raises Violation."""
-    with as_one(), forgetful():
+def explore_scenario(s: Scenario, max_runs: int, deviations: int = 2, seed: int = 1) -> Explorer:
+    """Explore a scenario. Raises Violation."""
+    with run_deterministically(), forget_early():
         explorer = Explorer(s)
-        explorer.systematic(most, deviations, seed)
+        explorer.explore(max_runs, deviations, seed)
     return explorer

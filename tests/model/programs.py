@@ -1,4 +1,4 @@
-"""What actors do, by Sluice's own functions, as Dagster's assets and the commands call them; and how faults heal."""
+"""Programs of actors, which call Sluice's own functions as Dagster's assets and commands do; and healing of faults."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ from sluice.pipelines.records.kafka_batches.decode import decoder
 from sluice.pipelines.util import parallel
 from sluice.testing.lake import MemoryLake
 from sluice.testing.logs import ABORT
-from tests.model.scheduler import current_actor
+from tests.model.scheduler import get_current_actor
 from tests.model.world import FEED, HOUR, START, TOPIC, World
 
 CATCH_UP = Request(RequestKind.CATCH_UP)
 Spec = tuple[Any, ...]
 
 
-def owner(name: str) -> Owner:
+def make_owner(name: str) -> Owner:
     return Owner(name, name, "host", 1, 0)
 
 
-def program(world: World, name: str, spec: Spec) -> Callable[[], object]:
-    """What an actor runs: `spec` is its kind and what it asks for."""
+def build_program(world: World, name: str, spec: Spec) -> Callable[[], object]:
+    """Return the function that an actor runs. `spec` is the kind of program and its arguments."""
     kind, *rest = spec
 
     def run() -> object:
@@ -71,16 +71,18 @@ def program(world: World, name: str, spec: Spec) -> Callable[[], object]:
 
 
 def _land(world: World, name: str, request: Request, skip: Skip | None = None, commits: bool = True) -> str:
-    """A run: land, and commit unless some of it failed."""
-    landed = land(world.feed, world.edges(name), request, owner(name), lambda p: None, LandingOptions(skip=skip))
+    """Land, and commit unless a part of the batch failed."""
+    landed = land(
+        world.feed, world.open_ports(name), request, make_owner(name), lambda p: None, LandingOptions(skip=skip)
+    )
     landed.check()
     return _commit(world, name) if commits else "landed"
 
 
 def _commit(world: World, name: str) -> str:
-    feed, edges = world.feed, world.edges(name)
+    feed, edges = world.feed, world.open_ports(name)
     settings = CommitSettings(feed.commit, "tid", feed.policies.on_group_moved)
-    result = commit(world.ledger(name), edges.group, settings, Outlet.of(feed, edges.lake))
+    result = commit(world.open_ledger(name), edges.group, settings, Outlet.of(feed, edges.lake))
     return str(result.status)
 
 
@@ -88,21 +90,21 @@ def _catch_up(world: World, name: str) -> str:
     return _land(world, name, CATCH_UP)
 
 
-def _no_commit(world: World, name: str) -> str:
+def _land_without_commit(world: World, name: str) -> str:
     return _land(world, name, CATCH_UP, commits=False)
 
 
-def _window(world: World, name: str, hour: int) -> str:
+def _land_window(world: World, name: str, hour: int) -> str:
     return _land(world, name, Request(RequestKind.WINDOW, window=START + hour * HOUR), commits=False)
 
 
-def _offsets(world: World, name: str, partition: int, start: int, end: int, replacing: bool = False) -> str:
-    asked = (AskedRange(TOPIC, partition, start, end),)
-    return _land(world, name, Request(RequestKind.OFFSETS, asked, replace=replacing))
+def _land_offsets(world: World, name: str, partition: int, start: int, end: int, replacing: bool = False) -> str:
+    ranges = (AskedRange(TOPIC, partition, start, end),)
+    return _land(world, name, Request(RequestKind.OFFSETS, ranges, replace=replacing))
 
 
-def _again(world: World, name: str, partition: int, start: int, end: int) -> str:
-    return _offsets(world, name, partition, start, end, True)
+def _land_again(world: World, name: str, partition: int, start: int, end: int) -> str:
+    return _land_offsets(world, name, partition, start, end, True)
 
 
 def _skip(world: World, name: str) -> str:
@@ -110,51 +112,55 @@ def _skip(world: World, name: str) -> str:
 
 
 def _compact(world: World, name: str) -> str:
-    found = compact(world.feed, world.edges(name), None, owner(name), lambda p: None)
-    return f"merged {len(found.merged)}"
+    result = compact(world.feed, world.open_ports(name), None, make_owner(name), lambda p: None)
+    return f"merged {len(result.merged)}"
 
 
 def _replay(world: World, name: str) -> str:
-    found = replay(world.feed, world.edges(name), Filter(), None, owner(name), lambda p: None)
-    return f"replayed {len(found.done)}"
+    result = replay(world.feed, world.open_ports(name), Filter(), None, make_owner(name), lambda p: None)
+    return f"replayed {len(result.done)}"
 
 
 def _expire(world: World, name: str, hour: int) -> str:
-    feed, lake = world.feed, world.edges(name).lake
+    feed, lake = world.feed, world.open_ports(name).lake
     done = expire(
-        world.ledger(name), lake, RetireRequest(START + hour * HOUR, "old"), feed.window, world.edges(name).liveness
+        world.open_ledger(name),
+        lake,
+        RetireRequest(START + hour * HOUR, "old"),
+        feed.window,
+        world.open_ports(name).liveness,
     )
     return f"retired {len(done.expiry.receipts)}"
 
 
-def _accept(world: World, name: str) -> str:
-    """An operator who accepts whatever a run is refused for."""
-    edges, said = world.edges(name), []
+def _accept_logs(world: World, name: str) -> str:
+    """Accept the events for which runs are refused, as an operator does."""
+    edges, accepted = world.open_ports(name), []
     for event in (AcceptEvent.RECREATED, AcceptEvent.TRUNCATED):
         with suppress(NothingToAccept):
             accept_log(world.feed, edges, event, "it was seen")
-            said.append(event)
-    return f"accepted {' '.join(said) or 'nothing'}"
+            accepted.append(event)
+    return f"accepted {' '.join(accepted) or 'nothing'}"
 
 
 def _accept_lost(world: World, name: str) -> str:
-    return str(accept_lost(world.feed, world.edges(name), "it was seen").lost)
+    return str(accept_lost(world.feed, world.open_ports(name), "it was seen").lost)
 
 
 def _accept_moved(world: World, name: str, adopting: bool = False) -> str:
-    return str(accept_moved(world.feed, world.edges(name), "it was seen", adopting=adopting).moved)
+    return str(accept_moved(world.feed, world.open_ports(name), "it was seen", adopting=adopting).moved)
 
 
 def _accept_ledger(world: World, name: str) -> str:
-    return str(accept_ledger(world.feed, world.edges(name), "it was seen").next)
+    return str(accept_ledger(world.feed, world.open_ports(name), "it was seen").next)
 
 
 def _accept_group(world: World, name: str, begin: str) -> str:
-    return str(accept_group(world.feed, world.edges(name), Begin(begin), "it was seen").begun)
+    return str(accept_group(world.feed, world.open_ports(name), Begin(begin), "it was seen").begun)
 
 
-def _outsider(world: World, name: str) -> str:
-    """A consumer of somebody else in our group: joins, consumes what is there, commits by its generation, leaves."""
+def _run_outsider(world: World, name: str) -> str:
+    """Join our group as a foreign consumer, consume to the end, commit with its generation, and leave."""
     g, stage = world.group, world.stage
     stage.point("joins")
     g.generation += 1
@@ -169,8 +175,8 @@ def _outsider(world: World, name: str) -> str:
 
 
 def _audit(world: World, name: str) -> str:
-    """What changed since the last audit, beside whatever else goes on."""
-    lake, ledger = world.edges(name).lake, world.ledger(name)
+    """Audit the changes since the last audit, concurrently with other actors."""
+    lake, ledger = world.open_ports(name).lake, world.open_ledger(name)
     before = audit_cache.load_audited(lake, FEED)
     report = audit(ledger, lake, previous=before, at=world.now, quick=True)
     audit_cache.keep(lake, FEED, report.audited, before, report.at)
@@ -178,32 +184,32 @@ def _audit(world: World, name: str) -> str:
 
 
 def _pack(world: World, name: str) -> str:
-    return f"packed {world.ledger(name).pack(limit=2)}"
+    return f"packed {world.open_ledger(name).pack(limit=2)}"
 
 
 _PROGRAMS: dict[str, Callable[..., object]] = {
     "catch": _catch_up,
-    "land": _no_commit,
-    "win": _window,
-    "bf": _offsets,
-    "rep": _again,
+    "land": _land_without_commit,
+    "win": _land_window,
+    "bf": _land_offsets,
+    "rep": _land_again,
     "skip": _skip,
     "compact": _compact,
     "replay": _replay,
     "expire": _expire,
-    "accept": _accept,
+    "accept": _accept_logs,
     "lost": _accept_lost,
     "moved": _accept_moved,
     "ledger": _accept_ledger,
     "group": _accept_group,
-    "ext": _outsider,
+    "ext": _run_outsider,
     "commit": _commit,
     "audit": _audit,
     "pack": _pack,
 }
 
 
-# -- once faults are over
+# -- after the last fault
 
 
 MAX_CLEAN = 3
@@ -218,51 +224,53 @@ def heal(
     loses: bool = False,
     removed: bool = False,
 ) -> str:
-    """Every run is dead, sessions and transactions are over, what was late has arrived: then clean runs until nothing
-    is pending. What keeps them from it, or breaks an invariant meanwhile; empty: nothing."""
-    _calm(world)
+    """End all runs, sessions and transactions, deliver delayed writes, then run clean runs until nothing is pending.
+    Returns the violated invariant, or the error that stops a clean run; empty: none."""
+    _end_faults(world)
     try:
         if loses:
             with suppress(NothingToAccept):
-                program(world, "operator-ledger", ("ledger",))()
+                build_program(world, "operator-ledger", ("ledger",))()
         if removed:
             with suppress(NothingToAccept):
-                program(world, "operator-group", ("group", "start"))()
+                build_program(world, "operator-group", ("group", "start"))()
         _settle(world, by_windows, moved)
         if world.slow_copies:
             world.now += LATE
-            program(world, "healing-later", ("catch",))()
+            build_program(world, "healing-later", ("catch",))()
         if retired:
-            remove_retired(world.ledger("operator"), world.edges("operator").lake)
-        if wrong := _looked_at(world) or _packed(world):
+            remove_retired(world.open_ledger("operator"), world.open_ports("operator").lake)
+        if wrong := _compare_audits(world) or _check_segments(world):
             return wrong
-        if late := write_manifests(world.ledger("n"), world.edges("n").lake, FEED, world.feed.window, everywhere=True):
+        if late := write_manifests(
+            world.open_ledger("n"), world.open_ports("n").lake, FEED, world.feed.window, everywhere=True
+        ):
             return f"W: the runs did not declare {len(late)} complete windows"
     except SluiceError as error:
         return world.broken or f"I14: a clean run is refused: {type(error).__name__}: {error.message}"
     return world.broken
 
 
-def _looked_at(world: World) -> str:
-    """An audit of what changed finds what one of everything finds."""
-    lake, ledger = world.edges("auditor").lake, world.ledger("auditor")
+def _compare_audits(world: World) -> str:
+    """Check that a quick audit finds the same as a full one."""
+    lake, ledger = world.open_ports("auditor").lake, world.open_ledger("auditor")
     if (before := audit_cache.load_audited(lake, FEED)) is None:
         return ""
-    quick, whole = (audit(ledger, lake, previous=known, quick=True) for known in (before, None))
-    said = [(sorted(map(str, r.problems)), r.accounts, r.batches) for r in (quick, whole)]
-    return "" if said[0] == said[1] else f"AU: the quick audit says {said[0]}, one of everything {said[1]}"
+    quick, full = (audit(ledger, lake, previous=previous, quick=True) for previous in (before, None))
+    views = [(sorted(map(str, r.problems)), r.accounts, r.batches) for r in (quick, full)]
+    return "" if views[0] == views[1] else f"AU: the quick audit says {views[0]}, one of everything {views[1]}"
 
 
-def _packed(world: World) -> str:
-    """A fold from the log's start, by segments, is the fold."""
+def _check_segments(world: World) -> str:
+    """Check that a fold from the log's start, with segments, equals the current fold."""
     files = {p: data for p, data in world.files.items() if "/checkpoints/" not in p}
     if not any("/segments/" in p for p in files):
         return ""
     cold = Ledger(MemoryLake(files), FEED, lambda: world.now).read()
-    return "" if cold == world.ledger("reader").read() else "SE: a fold by segments is another than the ledger's"
+    return "" if cold == world.open_ledger("reader").read() else "SE: a fold by segments is another than the ledger's"
 
 
-def _calm(world: World) -> None:
+def _end_faults(world: World) -> None:
     world.group.pending = None
     world.group.members.clear()
     world.group.generation += 1
@@ -272,37 +280,37 @@ def _calm(world: World) -> None:
     world.delayed.clear()
     for n, p in enumerate(world.partitions):
         for producer in p.open:
-            p = p.ended(world.now, producer, ABORT)
+            p = p.with_transaction_end(world.now, producer, ABORT)
         world.partitions[n] = p
 
 
 def _settle(world: World, by_windows: bool, moved: bool) -> None:
     for n, what in enumerate(("accept", *(("moved",) if moved else ()))):
         with suppress(NothingToAccept):
-            program(world, f"operator{n}", (what,))()
+            build_program(world, f"operator{n}", (what,))()
     if by_windows:
         world.now += 2 * HOUR
-        program(world, "healing-pins", ("land-nothing",))()
-    _accept_what_is_lost(world, "operator-lost")
+        build_program(world, "healing-pins", ("land-nothing",))()
+    _accept_losses(world, "operator-lost")
     if by_windows:
-        state = world.ledger("healing").read()
+        state = world.open_ledger("healing").read()
         for at, w in enumerate(windows.list_manifest_windows(state, world.feed.window)):
-            if not windows.complete(world.ledger("healing").read(), w, world.feed.window):
-                program(world, f"healing-window{at}", ("win", (w - START) // HOUR))()
+            if not windows.complete(world.open_ledger("healing").read(), w, world.feed.window):
+                build_program(world, f"healing-window{at}", ("win", (w - START) // HOUR))()
     for attempt in range(MAX_CLEAN):
         try:
-            program(world, f"healing{attempt}", ("catch",))()
-        except (BatchIncomplete, OffsetsLost):  # Kafka had changed while it was planned, or before it ever was
+            build_program(world, f"healing{attempt}", ("catch",))()
+        except (BatchIncomplete, OffsetsLost):  # Kafka changed during planning, or before the first plan
             if attempt == MAX_CLEAN - 1:
                 raise
-            _accept_what_is_lost(world, f"operator-lost{attempt}")
+            _accept_losses(world, f"operator-lost{attempt}")
 
 
-def _accept_what_is_lost(world: World, name: str) -> None:
-    """Where the feed leaves it to an operator."""
+def _accept_losses(world: World, name: str) -> None:
+    """Accept losses as an operator, if the feed's policy is `on_loss: fail`."""
     if world.feed.policies.on_loss == "fail":
         with suppress(NothingToAccept):
-            program(world, name, ("lost",))()
+            build_program(world, name, ("lost",))()
 
 
 def _land_nothing(world: World, name: str) -> str:
@@ -312,11 +320,11 @@ def _land_nothing(world: World, name: str) -> str:
 _PROGRAMS["land-nothing"] = _land_nothing
 
 
-# -- threads and numbers of chance
+# -- threads, clocks and random numbers
 
 
 class Inline:
-    """An executor that does the work where it is asked for: one effect after the other."""
+    """An executor that runs each call in the caller's thread, so that effects happen in sequence."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -326,7 +334,7 @@ class Inline:
     def __exit__(self, *_: object) -> None: ...
 
     def map(self, work: Callable[..., Any], *items: Any) -> list[Any]:
-        return [work(*each) for each in zip(*items, strict=False)]
+        return [work(*arguments) for arguments in zip(*items, strict=False)]
 
     def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
         out: Future[Any] = Future()
@@ -337,7 +345,7 @@ class Inline:
 
 
 class NoThread:
-    """In place of the thread that tells of progress: it changes nothing."""
+    """A substitute for the thread that reports progress; it does nothing."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -350,17 +358,17 @@ _alone = itertools.count()
 
 
 def _write_id(size: int) -> str:
-    """Each differs, and a run that does the same has the same ones."""
-    if (actor := current_actor()) is None:
+    """Return a unique id. A run that repeats the same writes gets the same ids."""
+    if (actor := get_current_actor()) is None:
         return f"alone-{next(_alone)}"
     actor.writes += 1
     return f"{actor.name}-{actor.writes}"
 
 
 @contextmanager
-def forgetful() -> Iterator[None]:
-    """What the state forgets is forgotten at once, folds begin at checkpoints, segments hold few entries, and what
-    audits know of entries is soon in files of its own."""
+def forget_early() -> Iterator[None]:
+    """Lower the limits: the state forgets old batches at once, folds begin at checkpoints, segments hold few entries,
+    and the caches of audits soon use separate files."""
     small = patch.object(segments, "ENTRIES", 3)
     old = patch.object(receipt_rows, "ENTRIES", 4), patch.object(audit_cache, "BLOCK", 2)
     with patch.object(batches, "KEPT", 1), patch.object(ledger_log, "CHECKPOINT_EVERY", 4), small, old[0], old[1]:
@@ -368,13 +376,13 @@ def forgetful() -> Iterator[None]:
 
 
 @contextmanager
-def as_one() -> Iterator[None]:
-    """Sluice without threads, clocks and chance of its own."""
+def run_deterministically() -> Iterator[None]:
+    """Run Sluice without its own threads, clocks and random numbers."""
     still = SimpleNamespace(perf_counter_ns=lambda: 0)
     with ExitStack() as stack:
         for module in (parallel, rewrite):
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", Inline))
-        # What runs inline marks the caller's own thread, which lives on.
+        # An inline call marks the caller's own thread, which outlives it.
         stack.enter_context(patch.object(parallel, "_here", threading.local()))
         stack.enter_context(patch.object(ledger_log, "secrets", SimpleNamespace(token_hex=_write_id)))
         stack.enter_context(patch.object(carry_out, "Thread", NoThread))

@@ -1,5 +1,5 @@
-"""Small worlds, each with the rivals and faults of a rule in docs/developers/design/model-rules.md, and random bigger
-ones.
+"""Small worlds, each with the concurrent runs and faults of a rule in docs/developers/design/model-rules.md, and larger
+random ones.
 """
 
 from __future__ import annotations
@@ -19,113 +19,119 @@ LOST: tuple[Spec, ...] = (*MORE, ("catch",), ("event", "the ledger loses its new
 REMOVED: tuple[Spec, ...] = (("catch",), ("event", "the lake is removed"), A_RECORD)
 NO_NOTE: Spec = ("event", "the note of the newest entry is gone")
 SIDE = ("cc", "ct")
-"""Two partitions, whose offset ranges one task reads."""
+"""Two partitions whose offset ranges are read by one task."""
 PIECES: tuple[Spec, ...] = (("bf", 0, 0, 1), ("bf", 0, 1, 2))
-"""Two small parts in a window that is complete."""
+"""Two small parts in a complete window."""
 
 
-def _s(name: str, actors: tuple[Spec, ...], more: Mapping[str, int] | None = None, **how: Any) -> Scenario:
+def _make(name: str, actors: tuple[Spec, ...], more: Mapping[str, int] | None = None, **how: Any) -> Scenario:
     return Scenario(name, actors, budgets=more or {"crash": 1}, **how)
 
 
 SCENARIOS = (
     # -- ledger and publishing
-    _s("one run", (("catch",),)),
-    _s("two runs", TWICE, {"crash": 1, "append": 1}),
-    _s("taken for dead", (("catch",), ("bf", 0, 0, 2)), {"wrongdead": 1, "crash": 1}),
-    _s("lost answers", TWICE, {"lost": 1, "arrive": 1, "crash": 1}),
-    _s("lost answers and a take-over", (("catch",), ("bf", 0, 0, 2)), {"wrongdead": 1, "lost": 1, "arrive": 1}),
-    _s("pieces", (("bf", 0, 0, 1), ("catch",)), logs=("cac", "ct")),
-    _s("a hole", (("bf", 0, 1, 2), ("catch",))),
-    _s("a dead plan", TWICE, {"wrongdead": 1, "crash": 1}, prelude=(("until", "publish", ("catch",)),)),
-    # -- landed again
-    _s("again", (("catch",), ("rep", 0, 0, 2))),
-    _s("again, slow copies", (("catch",), ("rep", 0, 0, 2)), slow_copies=True),
-    _s("again twice", (("rep", 0, 0, 2), ("rep", 0, 1, 2)), {"wrongdead": 1, "crash": 1}, prelude=PIECES),
-    _s("again while retention takes", (("rep", 0, 0, 2),), {"retain": 1, "crash": 1}, prelude=LANDED),
-    _s("again and a catch-up", (("rep", 0, 0, 1), ("catch",)), {"append": 1, "crash": 1}, prelude=LANDED),
+    _make("one run", (("catch",),)),
+    _make("two runs", TWICE, {"crash": 1, "append": 1}),
+    _make("taken for dead", (("catch",), ("bf", 0, 0, 2)), {"wrongdead": 1, "crash": 1}),
+    _make("lost answers", TWICE, {"lost": 1, "arrive": 1, "crash": 1}),
+    _make("lost answers and a take-over", (("catch",), ("bf", 0, 0, 2)), {"wrongdead": 1, "lost": 1, "arrive": 1}),
+    _make("pieces", (("bf", 0, 0, 1), ("catch",)), logs=("cac", "ct")),
+    _make("a hole", (("bf", 0, 1, 2), ("catch",))),
+    _make("a dead plan", TWICE, {"wrongdead": 1, "crash": 1}, prelude=(("until", "publish", ("catch",)),)),
+    # -- replacement
+    _make("again", (("catch",), ("rep", 0, 0, 2))),
+    _make("again, slow copies", (("catch",), ("rep", 0, 0, 2)), slow_copies=True),
+    _make("again twice", (("rep", 0, 0, 2), ("rep", 0, 1, 2)), {"wrongdead": 1, "crash": 1}, prelude=PIECES),
+    _make("again while retention takes", (("rep", 0, 0, 2),), {"retain": 1, "crash": 1}, prelude=LANDED),
+    _make("again and a catch-up", (("rep", 0, 0, 1), ("catch",)), {"append": 1, "crash": 1}, prelude=LANDED),
     # -- a ledger that lost entries
-    _s("lost entries", (("ledger",), ("catch",)), prelude=LOST, letters=True, logs=("cbc",)),
-    _s("lost entries, accepted twice", (("ledger",), ("ledger",)), prelude=LOST, letters=True, logs=("cbc",)),
-    _s("lost entries, no note", (("ledger",), ("catch",)), prelude=(*LOST, NO_NOTE)),
-    # -- a lake that is gone
-    _s("the lake is removed", (("catch",), ("group", "committed")), {"append": 1, "crash": 1}, prelude=REMOVED),
-    _s("the lake is removed, from the start", (("catch",), ("group", "start")), {"crash": 1}, prelude=REMOVED),
-    _s("the lake is removed, taken over twice", (("group", "committed"), ("group", "start")), prelude=REMOVED),
-    _s("the lake is removed, letters", TWICE, {"lost": 1}, logs=("cb",), letters=True, prelude=REMOVED),
+    _make("lost entries", (("ledger",), ("catch",)), prelude=LOST, letters=True, logs=("cbc",)),
+    _make("lost entries, accepted twice", (("ledger",), ("ledger",)), prelude=LOST, letters=True, logs=("cbc",)),
+    _make("lost entries, no note", (("ledger",), ("catch",)), prelude=(*LOST, NO_NOTE)),
+    # -- a removed lake
+    _make("the lake is removed", (("catch",), ("group", "committed")), {"append": 1, "crash": 1}, prelude=REMOVED),
+    _make("the lake is removed, from the start", (("catch",), ("group", "start")), {"crash": 1}, prelude=REMOVED),
+    _make("the lake is removed, taken over twice", (("group", "committed"), ("group", "start")), prelude=REMOVED),
+    _make("the lake is removed, letters", TWICE, {"lost": 1}, logs=("cb",), letters=True, prelude=REMOVED),
     # -- losses
-    _s("retention", TWICE, {"retain": 1, "crash": 1}),
-    _s("retention and a take-over", (("catch",), ("bf", 0, 0, 1)), {"retain": 1, "wrongdead": 1}),
-    _s("a loss is accepted", (("catch",), ("lost",)), {"retain": 1, "wrongdead": 1}, on_loss="fail"),
+    _make("retention", TWICE, {"retain": 1, "crash": 1}),
+    _make("retention and a take-over", (("catch",), ("bf", 0, 0, 1)), {"retain": 1, "wrongdead": 1}),
+    _make("a loss is accepted", (("catch",), ("lost",)), {"retain": 1, "wrongdead": 1}, on_loss="fail"),
     # -- windows
-    _s("windows out of order", (("win", 0), ("win", 2)), {"late": 1, "crash": 1}, hours=4, by_windows=True),
-    _s("a window and a catch-up", (("win", 0), ("catch",)), {"append": 1, "tick": 1}, hours=2, by_windows=True),
-    _s("the future", (("win", 0), ("win", 1)), {"future": 1, "crash": 1}, hours=3, by_windows=True),
-    _s("late records", (("win", 1), ("catch",)), {"late": 1}, stamps=((0, 1),), hours=3, by_windows=True),
-    _s("lagging transactions", (("win", 1), ("catch",)), logs=("ttt",), stamps=((0, 1, 2),), hours=4, by_windows=True),
-    _s("open transactions", (("win", 0), ("catch",)), {"open": 1, "end": 1}, hours=2, by_windows=True),
-    _s("the open window", (("catch",), ("win", 0)), {"append": 1, "tick": 2}, by_windows=True),
-    _s("a partition later", (("win", 1),), {"addpart": 1, "tick": 1}, hours=2, prelude=(("win", 0),), by_windows=True),
-    _s("a partition later, caught up", TWICE, {"addpart": 1, "crash": 1}),
-    # -- other lives
-    _s("recreated", (("catch",), ("accept",)), {"recreate": 1, "append": 1}, prelude=LANDED),
-    _s("recreated on the way", (("catch",),), {"recreate": 1, "append": 1, "crash": 1}),
-    _s("recreated by windows", (("win", 0), ("accept",)), {"recreate": 1, "crash": 1}, hours=2, by_windows=True),
-    _s("recreated, accepted twice", (("accept",), ("accept",)), {"recreate": 2}, prelude=LANDED),
-    _s("truncated", (("catch",), ("accept",)), {"trunc": 1, "append": 1}, prelude=LANDED),
-    _s("truncated, accepted twice", (("accept",), ("accept",)), {"trunc": 1}, prelude=LANDED),
-    _s("truncated on the way", TWICE, {"trunc": 1, "append": 1, "crash": 1}),
+    _make("windows out of order", (("win", 0), ("win", 2)), {"late": 1, "crash": 1}, hours=4, by_windows=True),
+    _make("a window and a catch-up", (("win", 0), ("catch",)), {"append": 1, "tick": 1}, hours=2, by_windows=True),
+    _make("the future", (("win", 0), ("win", 1)), {"future": 1, "crash": 1}, hours=3, by_windows=True),
+    _make("late records", (("win", 1), ("catch",)), {"late": 1}, stamps=((0, 1),), hours=3, by_windows=True),
+    _make(
+        "lagging transactions", (("win", 1), ("catch",)), logs=("ttt",), stamps=((0, 1, 2),), hours=4, by_windows=True
+    ),
+    _make("open transactions", (("win", 0), ("catch",)), {"open": 1, "end": 1}, hours=2, by_windows=True),
+    _make("the open window", (("catch",), ("win", 0)), {"append": 1, "tick": 2}, by_windows=True),
+    _make(
+        "a partition later", (("win", 1),), {"addpart": 1, "tick": 1}, hours=2, prelude=(("win", 0),), by_windows=True
+    ),
+    _make("a partition later, caught up", TWICE, {"addpart": 1, "crash": 1}),
+    # -- recreated and truncated topics
+    _make("recreated", (("catch",), ("accept",)), {"recreate": 1, "append": 1}, prelude=LANDED),
+    _make("recreated on the way", (("catch",),), {"recreate": 1, "append": 1, "crash": 1}),
+    _make("recreated by windows", (("win", 0), ("accept",)), {"recreate": 1, "crash": 1}, hours=2, by_windows=True),
+    _make("recreated, accepted twice", (("accept",), ("accept",)), {"recreate": 2}, prelude=LANDED),
+    _make("truncated", (("catch",), ("accept",)), {"trunc": 1, "append": 1}, prelude=LANDED),
+    _make("truncated, accepted twice", (("accept",), ("accept",)), {"trunc": 1}, prelude=LANDED),
+    _make("truncated on the way", TWICE, {"trunc": 1, "append": 1, "crash": 1}),
     # -- committed offsets
-    _s("commits", TWICE, {"kick": 1}, logs=("c",), prelude=MORE),
-    _s("commits and crashes", TWICE, {"kick": 1, "append": 1, "crash": 1}, prelude=MORE),
-    _s("a commit that was not told", TWICE, {"crash": 1}, prelude=(("until", "commit 0:", ("catch",)), A_RECORD)),
-    _s("far below the origin", (("bf", 0, 0, 1), ("catch",)), logs=("ccc",), committed=(2,), prelude=LANDED),
-    _s("commits, answers lost", TWICE, {"kick": 1, "lost": 1, "append": 1}, logs=("c",), prelude=MORE),
-    _s("aborted by the coordinator", TWICE, {"abort": 1, "append": 1, "crash": 1}, logs=("c",), prelude=MORE),
-    _s("begun where somebody was", TWICE, {"crash": 1}, logs=("cc", "cc"), committed=(1, None)),
-    _s("below the origin", (("catch",), ("bf", 0, 0, 2)), logs=("ccc",), committed=(2,)),
-    _s("a stranger", (("catch",), ("ext",)), {"kick": 1, "append": 1}, prelude=LANDED),
-    _s("a stranger, answers lost", (("catch",), ("ext",)), {"lost": 1, "crash": 1}, prelude=LANDED),
-    _s("offsets expire", TWICE, {"expire": 1, "append": 1, "crash": 1}, prelude=LANDED),
-    _s("offsets put by hand", TWICE, {"reset": 1, "append": 1}, prelude=LANDED),
-    _s("offsets accepted", (("catch",), ("moved",)), {"reset": 1, "append": 1}, prelude=LANDED),
-    _s("offsets adopted", (("catch",), ("moved", True)), {"reset": 1, "append": 1}, prelude=LANDED),
-    _s("skipped", (("catch",), ("skip",)), {"append": 1, "wrongdead": 1}),
+    _make("commits", TWICE, {"kick": 1}, logs=("c",), prelude=MORE),
+    _make("commits and crashes", TWICE, {"kick": 1, "append": 1, "crash": 1}, prelude=MORE),
+    _make("a commit that was not told", TWICE, {"crash": 1}, prelude=(("until", "commit 0:", ("catch",)), A_RECORD)),
+    _make("far below the origin", (("bf", 0, 0, 1), ("catch",)), logs=("ccc",), committed=(2,), prelude=LANDED),
+    _make("commits, answers lost", TWICE, {"kick": 1, "lost": 1, "append": 1}, logs=("c",), prelude=MORE),
+    _make("aborted by the coordinator", TWICE, {"abort": 1, "append": 1, "crash": 1}, logs=("c",), prelude=MORE),
+    _make("begun where somebody was", TWICE, {"crash": 1}, logs=("cc", "cc"), committed=(1, None)),
+    _make("below the origin", (("catch",), ("bf", 0, 0, 2)), logs=("ccc",), committed=(2,)),
+    _make("a stranger", (("catch",), ("ext",)), {"kick": 1, "append": 1}, prelude=LANDED),
+    _make("a stranger, answers lost", (("catch",), ("ext",)), {"lost": 1, "crash": 1}, prelude=LANDED),
+    _make("offsets expire", TWICE, {"expire": 1, "append": 1, "crash": 1}, prelude=LANDED),
+    _make("offsets put by hand", TWICE, {"reset": 1, "append": 1}, prelude=LANDED),
+    _make("offsets accepted", (("catch",), ("moved",)), {"reset": 1, "append": 1}, prelude=LANDED),
+    _make("offsets adopted", (("catch",), ("moved", True)), {"reset": 1, "append": 1}, prelude=LANDED),
+    _make("skipped", (("catch",), ("skip",)), {"append": 1, "wrongdead": 1}),
     # -- dead letters
-    _s("letters", TWICE, {"bad": 1, "crash": 1}, logs=("cb",), letters=True),
-    _s("letters, answers lost", TWICE, {"lost": 1, "bad": 1}, logs=("b",), letters=True),
-    _s("letters alone", (("bf", 0, 0, 2),), {"lost": 1}, logs=("cbc",), committed=(2,), letters=True, prelude=LANDED),
-    _s("letters landed again", (("rep", 0, 0, 2), ("catch",)), {"crash": 1, "lost": 1}, logs=("bb",), letters=True),
-    _s("letters merged", (("catch",), ("compact",)), logs=("bb",), letters=True, hours=3, prelude=(("win", 0),)),
-    # -- parts written again
-    _s("merged", (("compact",), ("compact",)), {"wrongdead": 1, "crash": 1}, hours=2, prelude=PIECES),
-    _s(
+    _make("letters", TWICE, {"bad": 1, "crash": 1}, logs=("cb",), letters=True),
+    _make("letters, answers lost", TWICE, {"lost": 1, "bad": 1}, logs=("b",), letters=True),
+    _make(
+        "letters alone", (("bf", 0, 0, 2),), {"lost": 1}, logs=("cbc",), committed=(2,), letters=True, prelude=LANDED
+    ),
+    _make("letters landed again", (("rep", 0, 0, 2), ("catch",)), {"crash": 1, "lost": 1}, logs=("bb",), letters=True),
+    _make("letters merged", (("catch",), ("compact",)), logs=("bb",), letters=True, hours=3, prelude=(("win", 0),)),
+    # -- compaction, expiry and replay
+    _make("merged", (("compact",), ("compact",)), {"wrongdead": 1, "crash": 1}, hours=2, prelude=PIECES),
+    _make(
         "merged and landed again",
         (("compact",), ("rep", 0, 0, 1)),
         {"wrongdead": 1, "crash": 1},
         hours=2,
         prelude=PIECES,
     ),
-    _s(
+    _make(
         "merged and landed again, slow copies",
         (("compact",), ("rep", 0, 0, 1)),
         hours=2,
         prelude=PIECES,
         slow_copies=True,
     ),
-    _s("merged while it is landed", (("compact",), ("catch",)), {"append": 1, "crash": 1}, hours=2, prelude=PIECES),
-    _s("merged and expired", (("compact",), ("expire", 1)), {"wrongdead": 1, "crash": 1}, hours=2, prelude=PIECES),
-    _s("expired", (("expire", 1), ("catch",)), {"append": 1, "crash": 1}, hours=2, prelude=LANDED),
-    _s(
+    _make("merged while it is landed", (("compact",), ("catch",)), {"append": 1, "crash": 1}, hours=2, prelude=PIECES),
+    _make("merged and expired", (("compact",), ("expire", 1)), {"wrongdead": 1, "crash": 1}, hours=2, prelude=PIECES),
+    _make("expired", (("expire", 1), ("catch",)), {"append": 1, "crash": 1}, hours=2, prelude=LANDED),
+    _make(
         "expired and landed again",
         (("expire", 1), ("rep", 0, 0, 2)),
         {"lost": 1, "arrive": 1, "crash": 1},
         hours=2,
         prelude=LANDED,
     ),
-    _s("replayed", (("replay",), ("replay",)), {"wrongdead": 1, "crash": 1}, logs=("cb",), hours=2, prelude=LANDED),
-    _s("replayed and merged", (("replay",), ("compact",)), logs=("cb",), hours=2, prelude=PIECES),
-    _s(
+    _make("replayed", (("replay",), ("replay",)), {"wrongdead": 1, "crash": 1}, logs=("cb",), hours=2, prelude=LANDED),
+    _make("replayed and merged", (("replay",), ("compact",)), logs=("cb",), hours=2, prelude=PIECES),
+    _make(
         "replayed and landed again",
         (("replay",), ("rep", 0, 0, 2)),
         {"wrongdead": 1, "crash": 1},
@@ -133,7 +139,7 @@ SCENARIOS = (
         hours=2,
         prelude=LANDED,
     ),
-    _s(
+    _make(
         "replayed and sent",
         (("replay",), ("catch",)),
         {"lost": 1, "crash": 1},
@@ -141,22 +147,28 @@ SCENARIOS = (
         letters=True,
         prelude=(("land",),),
     ),
-    # -- what is audited, and old entries that are packed
-    _s("audited and merged", (("audit",), ("compact",)), {"crash": 1}, hours=2, prelude=(*PIECES, ("audit",))),
-    _s("audited and expired", (("expire", 1), ("audit",)), hours=2, prelude=(*LANDED, ("audit",))),
-    _s("audited, and entries are lost", (("audit",), ("ledger",)), prelude=(*MORE, ("catch",), ("audit",), *LOST[-1:])),
-    _s("packed twice", (("pack",), ("pack",)), hours=4, prelude=(*PIECES, A_RECORD, ("catch",))),
-    _s("packed while it lands", (("pack",), ("catch",)), {"append": 1, "lost": 1}, hours=4, prelude=(*PIECES, *MORE)),
+    # -- audits, and packing of old entries
+    _make("audited and merged", (("audit",), ("compact",)), {"crash": 1}, hours=2, prelude=(*PIECES, ("audit",))),
+    _make("audited and expired", (("expire", 1), ("audit",)), hours=2, prelude=(*LANDED, ("audit",))),
+    _make(
+        "audited, and entries are lost", (("audit",), ("ledger",)), prelude=(*MORE, ("catch",), ("audit",), *LOST[-1:])
+    ),
+    _make("packed twice", (("pack",), ("pack",)), hours=4, prelude=(*PIECES, A_RECORD, ("catch",))),
+    _make(
+        "packed while it lands", (("pack",), ("catch",)), {"append": 1, "lost": 1}, hours=4, prelude=(*PIECES, *MORE)
+    ),
     # -- offset ranges that share a file
-    _s("side by side", TWICE, {"append": 1, "crash": 1}, logs=SIDE, shared=True),
-    _s("side by side, lost answers", TWICE, {"lost": 1, "crash": 1}, logs=SIDE, shared=True),
-    _s("side by side, taken for dead", TWICE, {"wrongdead": 1, "crash": 1}, logs=SIDE, shared=True),
-    _s("side by side, one lost", TWICE, {"retain": 1, "wrongdead": 1, "crash": 1}, logs=SIDE, shared=True),
-    _s("side by side, one truncated", TWICE, {"trunc": 1, "crash": 1}, logs=SIDE, shared=True),
-    _s("side by side, recreated", (("catch",), ("accept",)), {"recreate": 1}, logs=SIDE, shared=True, prelude=LANDED),
-    _s("side by side, pieces", (("bf", 0, 0, 1), ("catch",)), logs=SIDE, shared=True),
-    _s("side by side, again", (("catch",), ("rep", 1, 0, 1)), logs=SIDE, shared=True, prelude=LANDED),
-    _s(
+    _make("side by side", TWICE, {"append": 1, "crash": 1}, logs=SIDE, shared=True),
+    _make("side by side, lost answers", TWICE, {"lost": 1, "crash": 1}, logs=SIDE, shared=True),
+    _make("side by side, taken for dead", TWICE, {"wrongdead": 1, "crash": 1}, logs=SIDE, shared=True),
+    _make("side by side, one lost", TWICE, {"retain": 1, "wrongdead": 1, "crash": 1}, logs=SIDE, shared=True),
+    _make("side by side, one truncated", TWICE, {"trunc": 1, "crash": 1}, logs=SIDE, shared=True),
+    _make(
+        "side by side, recreated", (("catch",), ("accept",)), {"recreate": 1}, logs=SIDE, shared=True, prelude=LANDED
+    ),
+    _make("side by side, pieces", (("bf", 0, 0, 1), ("catch",)), logs=SIDE, shared=True),
+    _make("side by side, again", (("catch",), ("rep", 1, 0, 1)), logs=SIDE, shared=True, prelude=LANDED),
+    _make(
         "side by side, again twice",
         (("rep", 0, 0, 2), ("rep", 1, 1, 2)),
         {"wrongdead": 1, "crash": 1},
@@ -164,7 +176,7 @@ SCENARIOS = (
         shared=True,
         prelude=LANDED,
     ),
-    _s(
+    _make(
         "side by side, again while retention takes",
         (("rep", 0, 0, 2), ("catch",)),
         {"retain": 1, "crash": 1},
@@ -172,7 +184,7 @@ SCENARIOS = (
         shared=True,
         prelude=LANDED,
     ),
-    _s(
+    _make(
         "side by side, one truncated, again",
         (("accept",), ("rep", 0, 0, 2)),
         {"trunc": 1, "crash": 1},
@@ -180,7 +192,7 @@ SCENARIOS = (
         shared=True,
         prelude=LANDED,
     ),
-    _s(
+    _make(
         "side by side, again, slow copies",
         (("rep", 0, 0, 2), ("catch",)),
         {"append": 1, "crash": 1},
@@ -189,9 +201,9 @@ SCENARIOS = (
         prelude=(("land",),),
         slow_copies=True,
     ),
-    _s("side by side, merged", (("compact",), ("catch",)), logs=SIDE, hours=2, shared=True, prelude=PIECES),
-    _s("side by side, expired", (("expire", 1), ("rep", 0, 0, 2)), logs=SIDE, hours=2, shared=True, prelude=LANDED),
-    _s(
+    _make("side by side, merged", (("compact",), ("catch",)), logs=SIDE, hours=2, shared=True, prelude=PIECES),
+    _make("side by side, expired", (("expire", 1), ("rep", 0, 0, 2)), logs=SIDE, hours=2, shared=True, prelude=LANDED),
+    _make(
         "side by side, replayed",
         (("replay",), ("replay",)),
         {"wrongdead": 1, "crash": 1},
@@ -200,7 +212,7 @@ SCENARIOS = (
         shared=True,
         prelude=LANDED,
     ),
-    _s(
+    _make(
         "side by side, replayed and landed again",
         (("replay",), ("rep", 1, 0, 2)),
         {"wrongdead": 1, "crash": 1},
@@ -209,7 +221,7 @@ SCENARIOS = (
         shared=True,
         prelude=LANDED,
     ),
-    _s(
+    _make(
         "side by side, replayed and sent",
         (("replay",), ("catch",)),
         {"lost": 1, "crash": 1},
@@ -218,22 +230,22 @@ SCENARIOS = (
         shared=True,
         prelude=(("land",),),
     ),
-    _s("side by side, lost entries", (("ledger",), ("catch",)), logs=SIDE, prelude=LOST, shared=True),
+    _make("side by side, lost entries", (("ledger",), ("catch",)), logs=SIDE, prelude=LOST, shared=True),
 )
 BY_NAME = {s.name: s for s in SCENARIOS}
 
 
-def random_scenario(seed: int) -> Scenario:
-    """Two to four runs of any kind over one or two partitions, with whatever faults."""
+def make_random_scenario(seed: int) -> Scenario:
+    """Return a scenario of two to four runs of any kind on one or two partitions, with random faults."""
     chance = random.Random(seed)
     count = chance.choice((1, 1, 2))
     logs = tuple("".join(chance.choice("cccbat") for _ in range(chance.randint(1, 4))) for _ in range(count))
     stamps = tuple(tuple(sorted(chance.choice((0, 0, 1, 2)) for _ in log)) for log in logs)
     by_windows = chance.random() < 0.5
     letters = chance.random() < 0.3
-    actors = tuple(_random_actor(chance, count) for _ in range(chance.randint(2, 4)))
-    some = ("append", "late", "future", "open", "end", "tick", "retain", "addpart", "lost", "arrive", "kick", "abort")
-    budgets = {b: chance.choice((1, 1, 2)) for b in (*some, "crash", "wrongdead") if chance.random() < 0.5}
+    actors = tuple(_choose_actor(chance, count) for _ in range(chance.randint(2, 4)))
+    faults = ("append", "late", "future", "open", "end", "tick", "retain", "addpart", "lost", "arrive", "kick", "abort")
+    budgets = {b: chance.choice((1, 1, 2)) for b in (*faults, "crash", "wrongdead") if chance.random() < 0.5}
     if chance.random() < 0.3:
         budgets[chance.choice(("recreate", "trunc"))] = 1
     if not letters and chance.random() < 0.3:
@@ -258,7 +270,7 @@ def random_scenario(seed: int) -> Scenario:
     )
 
 
-def _random_actor(chance: random.Random, partitions: int) -> Spec:
+def _choose_actor(chance: random.Random, partitions: int) -> Spec:
     where, start = chance.randrange(partitions), chance.randint(0, 1)
     return chance.choice(
         (

@@ -1,7 +1,7 @@
-"""A rival that is killed at any write, and then anybody else: each goes on, or is refused with ways out that work.
+"""Requests after a run that was killed at any write: each succeeds, or is refused with commands that work.
 
-One pass of a rival shows every world in which it may have been killed. In each of them a catch-up leaves nothing of it;
-whatever else is asked for names what the rival left, and each command that is printed ends it and lets the asker go on.
+One pass of the killed run (the rival) yields each world in which it may have died. In each of them a catch-up finishes
+or abandons its batch. Every other request names the batch, and each printed command ends it and unblocks the request.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from sluice.pipelines.planning import plan
 from sluice.pipelines.publishing import publish
 from sluice.pipelines.quarantine.listing import Filter
 from sluice.pipelines.util.units import parse_window
-from tests.model.explore import Scenario, prepared
-from tests.model.programs import Spec, _calm, as_one, owner, program
+from tests.model.explore import Scenario, prepare_world
+from tests.model.programs import Spec, _end_faults, build_program, make_owner, run_deterministically
 from tests.model.scenarios import PIECES
 from tests.model.scheduler import Schedule
 from tests.model.world import FEED, HOUR, START, TOPIC, World
@@ -47,13 +47,13 @@ RIVAL = "rival"
 CATCH_UP = Request(RequestKind.CATCH_UP)
 
 
-def offsets(start: int, end: int, replacing: bool = False) -> Request:
+def make_offsets_request(start: int, end: int, replacing: bool = False) -> Request:
     return Request(RequestKind.OFFSETS, (AskedRange(TOPIC, 0, start, end),), replace=replacing)
 
 
 @dataclass
 class Asker:
-    """Somebody who does one thing, and hears what is said of other runs' batches."""
+    """A run or operator that makes one request, and collects the reports about other runs' batches."""
 
     world: World
     name: str = "asker"
@@ -62,23 +62,25 @@ class Asker:
     def report(self, progress: Progress) -> None:
         self.note([progress.met] if progress.met else [])
 
-    def note(self, found: list[Met] | tuple[Met, ...]) -> None:
-        self.met |= {m.batch: m for m in found}
+    def note(self, others: list[Met] | tuple[Met, ...]) -> None:
+        self.met |= {m.batch: m for m in others}
 
     def land(self, request: Request) -> None:
-        land(self.world.feed, self.world.edges(self.name), request, owner(self.name), self.report).check()
+        land(self.world.feed, self.world.open_ports(self.name), request, make_owner(self.name), self.report).check()
 
     def compact(self) -> None:
-        self.note(compact(self.world.feed, self.world.edges(self.name), None, owner(self.name), self.report).met)
+        self.note(
+            compact(self.world.feed, self.world.open_ports(self.name), None, make_owner(self.name), self.report).met
+        )
 
     def replay(self) -> None:
-        edges = self.world.edges(self.name)
-        self.note(replay(self.world.feed, edges, Filter(), None, owner(self.name), self.report).met)
+        edges = self.world.open_ports(self.name)
+        self.note(replay(self.world.feed, edges, Filter(), None, make_owner(self.name), self.report).met)
 
     def expire(self) -> None:
-        feed, edges, before = self.world.feed, self.world.edges(self.name), START + HOUR
+        feed, edges, before = self.world.feed, self.world.open_ports(self.name), START + HOUR
         expire(
-            self.world.ledger(self.name),
+            self.world.open_ledger(self.name),
             edges.lake,
             RetireRequest(before, "old"),
             feed.window,
@@ -87,33 +89,35 @@ class Asker:
         )
 
     def repair(self, batch: int) -> None:
-        edges = self.world.edges(self.name)
-        place = RepairTarget(FEED, self.world.ledger(self.name), edges.lake, edges.liveness, self.world.feed.window)
-        list(repair(place, [batch]))
+        edges = self.world.open_ports(self.name)
+        target = RepairTarget(
+            FEED, self.world.open_ledger(self.name), edges.lake, edges.liveness, self.world.feed.window
+        )
+        list(repair(target, [batch]))
 
 
-ASKED: dict[str, Callable[[Asker], None]] = {
+REQUESTS: dict[str, Callable[[Asker], None]] = {
     "catch-up": lambda a: a.land(CATCH_UP),
     "catch-up of a partition": lambda a: a.land(Request(RequestKind.CATCH_UP, only=(TopicPartition(TOPIC, 1),))),
     "window": lambda a: a.land(Request(RequestKind.WINDOW, window=START)),
     "another window": lambda a: a.land(Request(RequestKind.WINDOW, window=START + HOUR)),
-    "offsets": lambda a: a.land(offsets(0, 1)),
-    "again": lambda a: a.land(offsets(1, 2, True)),
+    "offsets": lambda a: a.land(make_offsets_request(0, 1)),
+    "again": lambda a: a.land(make_offsets_request(1, 2, True)),
     "compaction": lambda a: a.compact(),
     "replay": lambda a: a.replay(),
     "expiry": lambda a: a.expire(),
 }
 MEETS = ("catch-up of a partition", "window", "another window", "offsets", "again")
-"""Those that say what they come upon, whatever it is that they were asked for."""
+"""The requests that report every unfinished batch, even one outside of their range."""
 
 
-def obey(world: World, command: str) -> None:
-    """Do what a printed command says."""
+def run_command(world: World, command: str) -> None:
+    """Carry out a printed command."""
     words, a = shlex.split(command), Asker(world, "obeys")
     assert words[0] == "sluice"
     match words[1:]:
         case ["run", _, *options]:
-            a.land(asked(options))
+            a.land(parse_request(options))
         case ["compact", _]:
             a.compact()
         case ["quarantine", "replay", _]:
@@ -125,65 +129,71 @@ def obey(world: World, command: str) -> None:
     world.dead.add(a.name)
 
 
-def asked(options: list[str]) -> Request:
-    """The request that these options of `sluice run` make."""
-    replacing, given = "--replace" in options, list(pairwise(options))
-    ranges = tuple(_range(v) for o, v in given if o == "--offsets")
+def parse_request(options: list[str]) -> Request:
+    """Return the request of these options of `sluice run`."""
+    replacing, pairs = "--replace" in options, list(pairwise(options))
+    ranges = tuple(_parse_range(v) for o, v in pairs if o == "--offsets")
     if ranges:
         return Request(RequestKind.OFFSETS, ranges, replace=replacing)
-    windows = [parse_window(v) for o, v in given if o == "--window"]
-    only = tuple(TopicPartition(v.split(":")[0], int(v.split(":")[1])) for o, v in given if o == "--only")
+    windows = [parse_window(v) for o, v in pairs if o == "--window"]
+    only = tuple(TopicPartition(v.split(":")[0], int(v.split(":")[1])) for o, v in pairs if o == "--only")
     return Request(RequestKind.WINDOW, window=windows[0], only=only, replace=replacing) if windows else CATCH_UP
 
 
-def _range(text: str) -> AskedRange:
+def _parse_range(text: str) -> AskedRange:
     topic, number, span = text.split(":")
     return AskedRange(topic, int(number), *map(int, span.split("-")))
 
 
-# -- the worlds in which a rival may have been killed
+# -- the worlds in which the rival may have died
 
 
-def killed(spec: Spec, scenario: Scenario, retention: bool) -> Iterator[World]:
-    """The world after each write of the rival, as its death there would leave it; with `retention`, Kafka has forgotten
-    the first record since."""
-    world = prepared(scenario)
+def kill_at_each_write(spec: Spec, scenario: Scenario, retention: bool) -> Iterator[World]:
+    """Yield the world after each write of the rival, as if it died there. With `retention`, Kafka has deleted the first
+    record since."""
+    world = prepare_world(scenario)
     run = Schedule(
-        world.stage, {RIVAL: program(world, RIVAL, spec)}, lambda: (), {}, world.fingerprint, lambda: "", world.release
+        world.stage,
+        {RIVAL: build_program(world, RIVAL, spec)},
+        lambda: (),
+        {},
+        world.compute_fingerprint,
+        lambda: "",
+        world.release,
     )
-    actor, before = run.actors[RIVAL], world.fingerprint()
+    actor, before = run.actors[RIVAL], world.compute_fingerprint()
     try:
         while actor.at is not None:
             world.stage.running = actor
             actor.resume()
             world.stage.running = None
-            if (now := world.fingerprint()) != before and actor.at is not None:
-                before, left = now, world.clone()
-                left.dead.add(RIVAL)
-                _calm(left)
+            if (now := world.compute_fingerprint()) != before and actor.at is not None:
+                before, after = now, world.clone()
+                after.dead.add(RIVAL)
+                _end_faults(after)
                 if retention:
-                    next(e for e in left.events() if e.label == "0: log start 1").act()
-                yield left
+                    next(e for e in after.list_events() if e.label == "0: log start 1").act()
+                yield after
     finally:
         world.stage.running = None
         actor.kill()
 
 
-def left_by_rival(world: World) -> list[Batch]:
-    return [b for b in world.ledger("looks").read().live() if b.owner.token == RIVAL]
+def list_rival_batches(world: World) -> list[Batch]:
+    return [b for b in world.open_ledger("looks").read().live() if b.owner.token == RIVAL]
 
 
-def _rival(spec: Spec, *logs: str, prelude: tuple[Spec, ...] = (), **how: Any) -> tuple[Spec, Scenario]:
+def _build_rival(spec: Spec, *logs: str, prelude: tuple[Spec, ...] = (), **how: Any) -> tuple[Spec, Scenario]:
     return spec, Scenario(spec[0], (), logs=logs, hours=4, prelude=prelude, **how)
 
 
 RIVALS = {
-    "landing": _rival(("catch",), "cb", "c"),
-    "window": _rival(("win", 0), "cb", "c"),
-    "below the origin": _rival(("bf", 0, 0, 2), "ccc", "c", prelude=(("catch",),), committed=(2, None)),
-    "again": _rival(("rep", 0, 0, 1), "cb", "c", prelude=PIECES),
-    "compaction": _rival(("compact",), "cc", "c", prelude=(*PIECES, ("catch",))),
-    "replay": _rival(("replay",), "cb", "c", prelude=(*PIECES, ("catch",))),
+    "landing": _build_rival(("catch",), "cb", "c"),
+    "window": _build_rival(("win", 0), "cb", "c"),
+    "below the origin": _build_rival(("bf", 0, 0, 2), "ccc", "c", prelude=(("catch",),), committed=(2, None)),
+    "again": _build_rival(("rep", 0, 0, 1), "cb", "c", prelude=PIECES),
+    "compaction": _build_rival(("compact",), "cc", "c", prelude=(*PIECES, ("catch",))),
+    "replay": _build_rival(("replay",), "cb", "c", prelude=(*PIECES, ("catch",))),
 }
 
 
@@ -192,22 +202,22 @@ RIVALS = {
 def test_whoever_meets_what_a_killed_rival_left_goes_on_or_is_told_a_way_out_that_works(
     rival: str, retention: bool
 ) -> None:
-    with as_one():
-        worlds = [w for w in killed(*RIVALS[rival], retention) if left_by_rival(w)]
+    with run_deterministically():
+        worlds = [w for w in kill_at_each_write(*RIVALS[rival], retention) if list_rival_batches(w)]
         assert len(worlds) >= 2, "it left something to be met"
         _check_all(worlds)
 
 
 def _nothing_else(patch: pytest.MonkeyPatch) -> None:
-    """A run does nothing about what is not in its way, and does not mention it."""
+    """Disable the rule that a run also handles batches outside of its range, and reports them."""
     patch.setattr(landing, "finish_others", lambda *_: [])
 
 
 def _by_overlap_alone(patch: pytest.MonkeyPatch) -> None:
-    """A replacing does not know its own plan again once Kafka does not hold what it reads any more."""
+    """Disable the rule by which a replacement recognises its own plan after Kafka deleted its records."""
     real = plan.find_overlapping
     patch.setattr(
-        plan, "find_overlapping", lambda state, request, found: real(state, replace(request, replace=False), found)
+        plan, "find_overlapping", lambda state, request, ranges: real(state, replace(request, replace=False), ranges)
     )
 
 
@@ -216,27 +226,27 @@ def test_without_the_rule_something_stays_in_the_way(
     rule: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rule(monkeypatch)
-    with as_one():
-        worlds = [w for w in killed(*RIVALS["again"], retention=True) if left_by_rival(w)]
+    with run_deterministically():
+        worlds = [w for w in kill_at_each_write(*RIVALS["again"], retention=True) if list_rival_batches(w)]
         with pytest.raises(AssertionError):
             _check_all(worlds)
 
 
 def _check_all(worlds: list[World]) -> None:
     for world in worlds:
-        check(world, left_by_rival(world)[0])
+        check(world, list_rival_batches(world)[0])
 
 
-def check(world: World, left: Batch) -> None:
+def check(world: World, batch: Batch) -> None:
     _catch_up_leaves_nothing(world.clone())
-    for command, _ in publish.list_commands(FEED, left):
-        _ends_it(world.clone(), command)
-    for name, ask in ASKED.items():
-        _goes_on(world, name, ask, left)
+    for command, _ in publish.list_commands(FEED, batch):
+        _check_command(world.clone(), command)
+    for name, ask in REQUESTS.items():
+        _check_request(world, name, ask, batch)
 
 
-def stopped(act: Callable[[], None]) -> SluiceError | None:
-    """What stops it, if anything does."""
+def catch_error(act: Callable[[], None]) -> SluiceError | None:
+    """Return the error that the action raises; None without one."""
     try:
         act()
     except SluiceError as error:
@@ -245,41 +255,41 @@ def stopped(act: Callable[[], None]) -> SluiceError | None:
 
 
 def _catch_up_leaves_nothing(world: World) -> None:
-    asker, left = Asker(world), left_by_rival(world)
-    # What was to be read may be gone from Kafka: then the next one goes on.
-    assert isinstance(stopped(lambda: asker.land(CATCH_UP)), BatchIncomplete | None)
-    assert [b.id for b in world.ledger("looks").read().live()] == [], "a catch-up leaves nothing of the dead"
-    assert set(asker.met) == {b.id for b in left}, "and says so"
+    asker, batches = Asker(world), list_rival_batches(world)
+    # If Kafka deleted the planned records, the batch fails, and the next run continues.
+    assert isinstance(catch_error(lambda: asker.land(CATCH_UP)), BatchIncomplete | None)
+    assert [b.id for b in world.open_ledger("looks").read().live()] == [], "a catch-up leaves nothing of the dead"
+    assert set(asker.met) == {b.id for b in batches}, "and reports each of them"
 
 
-def _ends_it(world: World, command: str) -> None:
-    # What can never be carried out is given up, and fails who asked for it.
-    assert isinstance(stopped(lambda: obey(world, command)), BatchIncomplete | None)
-    assert left_by_rival(world) == [], f"`{command}` ends it"
+def _check_command(world: World, command: str) -> None:
+    # A plan that can never be carried out is abandoned, and its request fails.
+    assert isinstance(catch_error(lambda: run_command(world, command)), BatchIncomplete | None)
+    assert list_rival_batches(world) == [], f"`{command}` ends it"
 
 
 OTHERS = BatchIncomplete | NothingToAccept | WindowIncomplete | OffsetsLost
-"""What Kafka lost, and what is pending: named by errors with ways of their own."""
+"""Errors for lost and pending records, which have remedies of their own."""
 
 
-def _goes_on(world: World, name: str, ask: Callable[[Asker], None], left: Batch) -> None:
+def _check_request(world: World, name: str, ask: Callable[[Asker], None], batch: Batch) -> None:
     here = world.clone()
     asker = Asker(here)
-    error = stopped(lambda: ask(asker))
+    error = catch_error(lambda: ask(asker))
     if isinstance(error, PlanBusy):
-        assert f"batch {left.id} " in error.message
+        assert f"batch {batch.id} " in error.message
         assert " is dead: " in error.message
         commands = re.findall(r"`(sluice [^`]*)`", error.remedy)
         assert commands, f"{name} is refused without a way out: {error}"
         for command in commands:
-            _lets_go_on(world.clone(), name, ask, command)
+            _check_request_after(world.clone(), name, ask, command)
         return
     assert isinstance(error, OTHERS | None), f"{name}: {error}"
-    if error is None and name in MEETS and left_by_rival(here):
-        assert asker.met[left.id].ways, f"{name} goes on without a word"
+    if error is None and name in MEETS and list_rival_batches(here):
+        assert asker.met[batch.id].ways, f"{name} goes on without a word"
 
 
-def _lets_go_on(world: World, name: str, ask: Callable[[Asker], None], command: str) -> None:
-    _ends_it(world, command)
-    error = stopped(lambda: ask(Asker(world, "again")))
+def _check_request_after(world: World, name: str, ask: Callable[[Asker], None], command: str) -> None:
+    _check_command(world, command)
+    error = catch_error(lambda: ask(Asker(world, "again")))
     assert not isinstance(error, PlanBusy), f"{name} is still refused after `{command}`: {error}"

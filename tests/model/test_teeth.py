@@ -1,36 +1,35 @@
-"""Removes each rule of docs/developers/design/model-rules.md from Sluice's code: the exploration must find the
-breakage.
+"""Removes each rule of docs/developers/design/model-rules.md from Sluice's code: the exploration must find a
+violation.
 
-| rule (`FIX` of the model) | what is taken out | what is found |
+| rule (`FIX` of the model) | behaviour without the rule | violation |
 |---|---|---|
-| recheck | a writer that lost the number puts the same entry at the next | plans that overlap |
-| floor | a replace below the log start is not refused | landed offsets that are named lost |
-| lossfirst | a loss takes no notice of what live plans reserve | offsets that are lost and landed |
-| reclamp | a boundary is put as it was found | boundaries that decrease |
-| current | a plan is put for the life that the survey saw | a plan in a life that was left |
-| ackfrom | an accept takes whatever life is current | a life that is entered twice |
-| – | another ledger's marks are no reason to refuse | a feed that begins where that one committed |
-| mine | our own marks and intents are not known again | an alarm that is not true |
-| none | expired offsets count as moved | an alarm that is not true |
-| relook | a refusal is not looked at a second time | an alarm that is not true |
-| relist | the ledger is read before the committed offsets | an alarm that is not true |
-| readmark | what is read back is compared by offset alone | letters that were never sent |
-| deadletters | only the newest batch's letters ride along | letters that were never sent |
-| fromorigin | the frontier begins at the lowest landed offset | an alarm that is not true |
-| latepart | a partition that comes later opens no window | windows that are never complete |
-| – | a plan that nobody can carry out stays live | no clean run reaches the last stable offset |
-| – | landing again takes the offset ranges it was asked for, and not those that share a file with them | rows of nobody
-|
-| – | landing again goes on without a range of the file that Kafka no longer has | rows that are nowhere |
-| – | a replay writes its ranges again, and not those beside them | rows of nobody |
-| – | parts that no longer count are those that the state has not forgotten | files that came back |
-| – | windows are declared to have manifests that nobody wrote | complete windows that nobody declared |
-| – | look-ups by time take markers for records, as Kafka's do (a port's rule) | records beside their window |
+| recheck | a writer that lost a number puts the same entry at the next one | plans overlap |
+| floor | a replacement below the log start is not refused | landed offsets are recorded as lost |
+| lossfirst | a loss ignores the reservations of live plans | offsets are both lost and landed |
+| reclamp | a boundary is not clamped to its neighbours again | boundaries decrease |
+| current | a plan is put for the incarnation of the survey | a plan in a former incarnation |
+| ackfrom | an accept takes the current incarnation, whichever it is | an incarnation is entered twice |
+| – | marks of another ledger are no reason to refuse | a feed begins where that ledger committed |
+| mine | our own marks and intents are not recognised | a false alarm |
+| none | expired offsets count as moved | a false alarm |
+| relook | a refusal is not checked a second time | a false alarm |
+| relist | the ledger is read before the committed offsets | a false alarm |
+| readmark | the read-back compares offsets alone | letters are never sent |
+| deadletters | a commit sends the letters of the newest batch alone | letters are never sent |
+| fromorigin | the frontier begins at the lowest landed offset | a false alarm |
+| latepart | a later partition opens no window | windows are never complete |
+| – | a plan that cannot be carried out stays live | no clean run reaches the last stable offset |
+| – | a replacement takes the requested offset ranges, not those that share a file with them | rows without a range |
+| – | a replacement continues without a range of the file that Kafka has deleted | rows are missing |
+| – | a replay writes its ranges again, not those that share a file with them | rows without a range |
+| – | only replaced parts that the state still remembers count as replaced | deleted files reappear |
+| – | windows count as declared although their manifests were never written | complete windows are not declared |
+| – | look-ups by time take markers for records, as Kafka's do (a port's rule) | records outside of their window |
 
-The others of the model's rules live in ports (`link`, `generation`, `tidcheck`), or are by construction here and cannot
-be taken out in a line (`batchid`, `names`, `atomic`, `onlydead`, `pick`, `perpart`, `incarn`, `ackabandons`,
-`manifest`). `rollfold` and `rmfirst` have theirs in `tests/pipelines/publishing/test_publish.py`. Without `guard`
-alone nothing was found: the owner's token, the staging that went and the names of parts hold it, too.
+The model's other rules live in ports (`link`, `generation`, `tidcheck`), or hold by construction and cannot be removed
+in one line (`batchid`, `names`, `atomic`, `onlydead`, `pick`, `perpart`, `incarn`, `ackabandons`, `manifest`).
+`rollfold` and `rmfirst` are tested in `tests/pipelines/publishing/test_publish.py`. Without `guard` alone no violation
+was found: the owner's token, the removed staging and the names of parts protect as well.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from sluice.pipelines.operating import acceptance
 from sluice.pipelines.planning import plan, windows
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.quarantine import dead_letters
-from tests.model.explore import Violation, explored
+from tests.model.explore import Violation, explore_scenario
 from tests.model.scenarios import BY_NAME
 from tests.model.world import Kafka
 
@@ -85,7 +84,7 @@ def reclamp(patch: Patch) -> None:
 
 
 def current(patch: Patch) -> None:
-    patch.setattr(land, "_on_newer_state", lambda found, *_: found)
+    patch.setattr(land, "_on_newer_state", lambda snapshot, *_: snapshot)
 
 
 def ackfrom(patch: Patch) -> None:
@@ -109,46 +108,50 @@ def ackfrom(patch: Patch) -> None:
 def mine(patch: Patch) -> None:
     real = commit.judge
 
-    def forgetful(state: State, key: Key, target: int, held: Any) -> Any:
-        plain = replace(held, metadata="") if held is not None else None
+    def judge_without_marks(state: State, key: Key, target: int, committed: Any) -> Any:
+        plain = replace(committed, metadata="") if committed is not None else None
         return real(replace(state, intents={}), key, target, plain)
 
-    patch.setattr(commit, "judge", forgetful)
+    patch.setattr(commit, "judge", judge_without_marks)
 
 
 def none(patch: Patch) -> None:
     real = commit.judge
 
-    def strict(state: State, key: Key, target: int, held: Any) -> Any:
-        return commit.CommitVerdict.MOVED if held is None and key in state.commits else real(state, key, target, held)
+    def judge_strictly(state: State, key: Key, target: int, committed: Any) -> Any:
+        return (
+            commit.CommitVerdict.MOVED
+            if committed is None and key in state.commits
+            else real(state, key, target, committed)
+        )
 
-    patch.setattr(commit, "judge", strict)
+    patch.setattr(commit, "judge", judge_strictly)
 
 
 def relook(patch: Patch) -> None:
-    def once(member: Any, ledger: Ledger, settings: Any, *_: Any) -> Any:
+    def compare_once(member: Any, ledger: Ledger, settings: Any, *_: Any) -> Any:
         committed = member.fetch_committed([k.tp for k in ledger.read().frontiers()])
         state = ledger.read()
-        found = {k: commit.judge(state, k, o, committed.get(k.tp)) for k, o in state.frontiers().items()}
-        return _refused(ledger, state, committed, found)
+        verdicts = {k: commit.judge(state, k, o, committed.get(k.tp)) for k, o in state.frontiers().items()}
+        return _raise_refusal(ledger, state, committed, verdicts)
 
-    patch.setattr(commit, "_compare", once)
+    patch.setattr(commit, "_compare", compare_once)
 
 
 def relist(patch: Patch) -> None:
-    def before(member: Any, ledger: Ledger, settings: Any, *_: Any) -> Any:
+    def compare_early(member: Any, ledger: Ledger, settings: Any, *_: Any) -> Any:
         state = ledger.read()
         committed = member.fetch_committed([k.tp for k in state.frontiers()])
-        found = {k: commit.judge(state, k, o, committed.get(k.tp)) for k, o in state.frontiers().items()}
-        return _refused(ledger, state, committed, found)
+        verdicts = {k: commit.judge(state, k, o, committed.get(k.tp)) for k, o in state.frontiers().items()}
+        return _raise_refusal(ledger, state, committed, verdicts)
 
-    patch.setattr(commit, "_compare", before)
+    patch.setattr(commit, "_compare", compare_early)
 
 
-def _refused(ledger: Ledger, state: State, committed: Any, found: dict[Key, Any]) -> Any:
-    if commit.CommitVerdict.STALE in found.values():
+def _raise_refusal(ledger: Ledger, state: State, committed: Any, verdicts: dict[Key, Any]) -> Any:
+    if commit.CommitVerdict.STALE in verdicts.values():
         raise commit._build_stale_error(ledger.feed, state, committed)
-    if moved := [k for k, v in found.items() if v is commit.CommitVerdict.MOVED]:
+    if moved := [k for k, v in verdicts.items() if v is commit.CommitVerdict.MOVED]:
         raise commit._build_moved_error(ledger.feed, state, moved, committed, {})
     return state, committed
 
@@ -157,14 +160,16 @@ def readmark(patch: Patch) -> None:
     real = commit._read_back
 
     class Loose:
-        """Committed offsets that look as if they carried our mark."""
+        """A member whose committed offsets seem to carry our mark."""
 
         def __init__(self, member: Any, meant: Any) -> None:
             self._member, self._meant = member, meant
 
         def fetch_committed(self, partitions: Sequence[Any]) -> Any:
-            seen = self._member.fetch_committed(partitions)
-            return {tp: self._meant[tp] if o and o.offset == self._meant[tp].offset else o for tp, o in seen.items()}
+            committed = self._member.fetch_committed(partitions)
+            return {
+                tp: self._meant[tp] if o and o.offset == self._meant[tp].offset else o for tp, o in committed.items()
+            }
 
     patch.setattr(commit, "_read_back", lambda member, offsets: real(Loose(member, offsets), offsets))
 
@@ -172,28 +177,28 @@ def readmark(patch: Patch) -> None:
 def deadletters(patch: Patch) -> None:
     real = dead_letters.list_pending_letters
 
-    def newest(ledger: Ledger, state: State, since: int) -> Any:
+    def list_newest(ledger: Ledger, state: State, since: int) -> Any:
         published = [b.published for b in state.batches.values() if b.published is not None]
         return real(ledger, state, max([since, *(n - 1 for n in published)]))
 
-    patch.setattr(dead_letters, "list_pending_letters", newest)
+    patch.setattr(dead_letters, "list_pending_letters", list_newest)
 
 
 def fromorigin(patch: Patch) -> None:
-    def frontier(self: State, key: Key) -> int:
-        held = self.list_accounted(key)
-        return find_contiguous_end(min([self.origins[key].offset, *(r.start for r in held)]), held)
+    def find_frontier(self: State, key: Key) -> int:
+        accounted = self.list_accounted(key)
+        return find_contiguous_end(min([self.origins[key].offset, *(r.start for r in accounted)]), accounted)
 
-    patch.setattr(State, "frontier", frontier)
+    patch.setattr(State, "frontier", find_frontier)
 
 
 def latepart(patch: Patch) -> None:
     opened = survey.with_first_windows
 
-    def never(feed: Any, edges: Any, state: State, partitions: Any, origins: Any, now: int) -> Any:
+    def keep_windows(feed: Any, edges: Any, state: State, partitions: Any, origins: Any, now: int) -> Any:
         return origins if state.boundary_times else opened(feed, edges, state, partitions, origins, now)
 
-    patch.setattr(survey, "with_first_windows", never)
+    patch.setattr(survey, "with_first_windows", keep_windows)
 
 
 def credulous(patch: Patch) -> None:
@@ -219,8 +224,8 @@ def beside(patch: Patch) -> None:
 
 
 def forgotten(patch: Patch) -> None:
-    def list_replaced(self: Ledger, named: Iterable[str], state: State | None = None) -> frozenset[str]:
-        return frozenset((state or self.read()).replaced).intersection(named)
+    def list_replaced(self: Ledger, files: Iterable[str], state: State | None = None) -> frozenset[str]:
+        return frozenset((state or self.read()).replaced).intersection(files)
 
     patch.setattr(Ledger, "list_replaced", list_replaced)
 
@@ -230,11 +235,11 @@ def undeclared(patch: Patch) -> None:
 
 
 def markers(patch: Patch) -> None:
-    def first(self: Kafka, tp: Any, time: int) -> OffsetAtTime | None:
-        records = p.records if (p := self._world.now_of(tp)) else ()
+    def find_first(self: Kafka, tp: Any, time: int) -> OffsetAtTime | None:
+        records = p.records if (p := self._world.get_partition(tp)) else ()
         return next((OffsetAtTime(o, r.stamp) for o, r in enumerate(records) if r.stamp >= time), None)
 
-    patch.setattr(Kafka, "first", first)
+    patch.setattr(Kafka, "first", find_first)
 
 
 TEETH: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
@@ -264,7 +269,7 @@ TEETH: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
 
 
 LONG = (forgotten, lossfirst)
-"""Found after thousands of schedules: these run with the soak tests."""
+"""Rules whose absence is found only after thousands of schedules; they run with the soak tests."""
 
 
 @pytest.mark.parametrize(
@@ -277,4 +282,4 @@ def test_without_the_rule_something_breaks(
 ) -> None:
     rule(monkeypatch)
     with pytest.raises(Violation, match=rf"^({finds})\d*[:/]"):
-        explored(BY_NAME[scenario], most=3000)
+        explore_scenario(BY_NAME[scenario], max_runs=3000)

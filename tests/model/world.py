@@ -1,8 +1,7 @@
-"""The outside of a feed in memory: logs, a coordinator of groups, a lake, and what happens to them by itself.
+"""The environment of a feed in memory: logs, a group coordinator, a lake, and their own events.
 
-Each port asks the stage before an effect, so that a run may stop there for ever, or for as long as others please.
-Answers get lost only where the port's contract says so. What the ports are is said in `pipelines/ports.py`; whose
-semantics they have, in docs/developers/design.
+Each port calls the stage before an effect, so that a run may stop there for any time, or die. Answers get lost only
+where the port's contract allows it. `pipelines/ports.py` defines the ports, docs/developers/design their semantics.
 """
 
 from __future__ import annotations
@@ -54,14 +53,14 @@ from tests.model.scheduler import Event, Stage
 HOUR = 3_600_000
 START = 16 * HOUR
 LAG = 3 * HOUR
-"""By so much the records of transactions that stand there when a world begins lie behind the broker's clock."""
+"""The delay between the records of a world's initial transactions and their markers."""
 TOPIC, FEED, CLUSTER = "orders", "orders", "cluster-1"
 DLQ = "orders.dlq"
 FAR = START + 10 * 365 * 24 * HOUR
 
 
-class Written(NamedTuple):
-    """One place in a log: a record (of a transaction of `producer`, where that is not −1), or a transaction's end."""
+class LogEntry(NamedTuple):
+    """One offset of a log: a record, or a marker. `producer` is −1 outside of transactions."""
 
     stamp: int
     value: bytes
@@ -70,8 +69,8 @@ class Written(NamedTuple):
 
 
 @lru_cache(4096)
-def built(records: tuple[Written, ...]) -> Log:
-    """The log as a broker holds it."""
+def build_log(records: tuple[LogEntry, ...]) -> Log:
+    """Return the log in the form of a broker."""
     return log(
         *(
             LogBatch(producer=r.producer, marker=r.marker)
@@ -83,20 +82,20 @@ def built(records: tuple[Written, ...]) -> Log:
 
 
 @lru_cache(4096)
-def visible(records: tuple[Written, ...], start: int, end: int) -> tuple[tuple[int, bytes], ...]:
-    """Offsets and values of the committed records."""
-    return tuple((r["offset"], r["value"]) for r in built(records).visible(start, end))
+def list_committed(records: tuple[LogEntry, ...], start: int, end: int) -> tuple[tuple[int, bytes], ...]:
+    """Return offsets and values of the committed records."""
+    return tuple((r["offset"], r["value"]) for r in build_log(records).visible(start, end))
 
 
 @dataclass(frozen=True)
 class Partition:
-    """One partition now. `version` counts how often its log was truncated, `ends` where each leader epoch ended."""
+    """One partition. `version` counts truncations of its log, `ends` has the end offset of each leader epoch."""
 
     number: int
     topic_id: str = "id-1"
     version: int = 0
     start: int = 0
-    records: tuple[Written, ...] = ()
+    records: tuple[LogEntry, ...] = ()
     ends: tuple[int, ...] = ()
 
     @property
@@ -109,7 +108,7 @@ class Partition:
 
     @property
     def open(self) -> dict[int, int]:
-        """Transactions that have not ended: producer and first offset."""
+        """Return the open transactions: producer and first offset."""
         out: dict[int, int] = {}
         for at, r in enumerate(self.records):
             if r.marker is not None:
@@ -122,18 +121,18 @@ class Partition:
     def stable(self) -> int:
         return min(self.open.values(), default=self.end)
 
-    def value(self, bad: bool = False) -> bytes:
+    def make_value(self, bad: bool = False) -> bytes:
         return f"{'bad ' if bad else ''}{self.topic_id}.{self.version}:{self.number}:{self.end}".encode()
 
-    def written(self, stamp: int, kind: str = "c") -> Partition:
-        """With one record more: committed, bad (it goes into quarantine), or of a transaction that is open."""
-        r = Written(stamp, self.value(kind == "b"), 100 + self.end if kind == "o" else -1)
+    def with_record(self, stamp: int, kind: str = "c") -> Partition:
+        """Return the partition with one more record: committed, bad (for the quarantine), or of an open transaction."""
+        r = LogEntry(stamp, self.make_value(kind == "b"), 100 + self.end if kind == "o" else -1)
         return replace(self, records=(*self.records, r))
 
-    def ended(self, stamp: int, producer: int, marker: int) -> Partition:
-        return replace(self, records=(*self.records, Written(stamp, b"", producer, marker)))
+    def with_transaction_end(self, stamp: int, producer: int, marker: int) -> Partition:
+        return replace(self, records=(*self.records, LogEntry(stamp, b"", producer, marker)))
 
-    def epoch_end(self, epoch: int) -> int:
+    def get_epoch_end(self, epoch: int) -> int:
         return self.ends[epoch] if epoch < len(self.ends) else self.end
 
     def state(self) -> PartitionState:
@@ -142,7 +141,7 @@ class Partition:
 
 @dataclass
 class Pending:
-    """A transaction of ours that has not ended."""
+    """An open transaction of ours."""
 
     epoch: int
     offsets: dict[TopicPartition, CommittedOffset]
@@ -151,7 +150,7 @@ class Pending:
 
 @dataclass
 class Coordinator:
-    """The group's and the transactions' coordinators."""
+    """The coordinator of the group and of its transactions."""
 
     offsets: dict[TopicPartition, CommittedOffset] = field(default_factory=dict)
     pending: Pending | None = None
@@ -159,16 +158,16 @@ class Coordinator:
     generation: int = 0
     members: dict[str, int] = field(default_factory=dict)
     letters: list[str] = field(default_factory=list)
-    """Where the records come from that readers of the dead-letter topic see."""
+    """The sources of the visible records in the dead-letter topic."""
     foreign: dict[TopicPartition, str] = field(default_factory=dict)
-    """By partition, the topic's life in which somebody else put the offset that stands there."""
+    """The topic id under which others put the current offset, by partition."""
 
-    def key(self) -> int:
+    def hash_state(self) -> int:
         pending = self.pending
-        held = (pending.epoch, tuple(pending.offsets.items()), pending.letters) if pending else None
+        transaction = (pending.epoch, tuple(pending.offsets.items()), pending.letters) if pending else None
         members = tuple(sorted(self.members.items()))
         offsets = tuple(sorted(self.offsets.items()))
-        return hash((offsets, held, self.epoch, self.generation, members, tuple(self.letters)))
+        return hash((offsets, transaction, self.epoch, self.generation, members, tuple(self.letters)))
 
     def drop(self, member: str) -> None:
         if self.members.pop(member, None) is not None:
@@ -176,65 +175,65 @@ class Coordinator:
 
 
 class World:
-    """Everything outside of the runs. `watch` hears of every change; `dead` names the runs that are no more."""
+    """The environment of all runs. `watch` checks each change; `dead` has the names of dead runs."""
 
     def __init__(self, feed: Feed, logs: Sequence[str] = ("cc",), stamps: Sequence[Sequence[int]] = ()) -> None:
         self.feed, self.stage, self.now = feed, Stage(), START + HOUR
-        self.partitions = [self._begun(n, kinds, stamps[n] if stamps else ()) for n, kinds in enumerate(logs)]
+        self.partitions = [self._build_partition(n, kinds, stamps[n] if stamps else ()) for n, kinds in enumerate(logs)]
         self.past: list[Partition] = []
         self.group = Coordinator()
         self.files = Files()
         self.content = 0
         self.delayed: list[tuple[str, bytes]] = []
-        """Writes of entries that nobody waits for any more, and that may still arrive."""
+        """Writes of entries whose client gave up, and that may still arrive."""
         self.dead: set[str] = set()
         self.slow_copies = False
         self.watch: Any = None
         self.broken = ""
 
-    def _begun(self, number: int, kinds: str, stamps: Sequence[int]) -> Partition:
+    def _build_partition(self, number: int, kinds: str, stamps: Sequence[int]) -> Partition:
         p = Partition(number)
         for at, kind in enumerate(kinds):
             stamp = START + (stamps[at] if stamps else 0) * HOUR
             if kind == "t":
-                p = p.written(stamp, "o").ended(stamp + LAG, 100 + p.end, COMMIT)
+                p = p.with_record(stamp, "o").with_transaction_end(stamp + LAG, 100 + p.end, COMMIT)
             elif kind == "a":
-                p = p.written(stamp, "o").ended(stamp + LAG, 100 + p.end, ABORT)
+                p = p.with_record(stamp, "o").with_transaction_end(stamp + LAG, 100 + p.end, ABORT)
             else:
-                p = p.written(stamp, kind)
+                p = p.with_record(stamp, kind)
         return p
 
     def clone(self) -> World:
-        """Another world in the same state, with a stage of its own and nobody watching."""
+        """Return a copy of the world, with its own stage and no watch."""
         out = copy.copy(self)
         out.stage, out.watch = Stage(), None
         out.partitions, out.past, out.files = list(self.partitions), list(self.past), Files(self.files)
         out.delayed, out.dead, out.group = list(self.delayed), set(self.dead), copy.deepcopy(self.group)
         return out
 
-    def fingerprint(self) -> int:
+    def compute_fingerprint(self) -> int:
         log = (tuple(self.partitions), self.now, tuple(self.delayed), tuple(sorted(self.dead)))
-        return hash((log, self.content, self.group.key()))
+        return hash((log, self.content, self.group.hash_state()))
 
-    def changed(self, what: str, **how: Any) -> None:
+    def notify_watch(self, what: str, **how: Any) -> None:
         if self.watch is not None and not self.broken:
-            self.broken = self.watch.after(what, **how) or ""
+            self.broken = self.watch.check_change(what, **how) or ""
 
     # -- the ports of one run
 
-    def edges(self, name: str) -> Ports:
+    def open_ports(self, name: str) -> Ports:
         lake = Lake(self)
         engine, liveness = Engine(lake, lambda: Logs(self), self.feed.landing), Liveness(self)
         cluster, group = Kafka(self), Group(self, name)
         return Ports(cluster, group, lake, engine, liveness, lambda: self.now, None, parallelism=1)
 
-    def ledger(self, name: str) -> Ledger:
+    def open_ledger(self, name: str) -> Ledger:
         return Ledger(Lake(self), FEED, lambda: self.now, name, CLUSTER)
 
     # -- files
 
     def write(self, path: str, data: bytes | None) -> None:
-        """Every change of the lake goes through here. None: remove."""
+        """Change a file of the lake; every change goes through here. None: remove."""
         before = self.files.get(path)
         if before is not None:
             self.content ^= hash((path, before))
@@ -244,19 +243,19 @@ class World:
         elif before is not None:
             del self.files[path]
         if before != data:
-            self.changed("file", path=path)
+            self.notify_watch("file", path=path)
 
-    # -- what happens by itself
+    # -- events
 
-    def events(self) -> Iterator[Event]:
+    def list_events(self) -> Iterator[Event]:
         for path, data in self.delayed:
             if path not in self.files:
                 yield Event(
-                    f"delayed write of {_short(path)} arrives", "arrive", lambda p=path, d=data: self._arrive(p, d)
+                    f"delayed write of {_trim_path(path)} arrives", "arrive", lambda p=path, d=data: self._deliver(p, d)
                 )
         for p in self.partitions:
-            yield from self._to_log(p)
-        yield Event("an hour passes", "tick", self._tick)
+            yield from self._list_log_events(p)
+        yield Event("an hour passes", "tick", self._advance_clock)
         yield Event("a partition is added with a record", "addpart", self._add_partition)
         for count in (1, 2, 3):
             yield Event(f"the ledger loses its newest {count}", "lose", lambda n=count: self._lose(n))
@@ -272,23 +271,23 @@ class World:
             for to in sorted({0, self.partitions[0].end}):
                 yield Event(f"somebody puts the group to {to}", "reset", lambda to=to: self._put_by_hand(to))
 
-    def _to_log(self, p: Partition) -> Iterator[Event]:
+    def _list_log_events(self, p: Partition) -> Iterator[Event]:
         n = p.number
 
         def put(make: Callable[[], Partition]) -> Callable[[], None]:
-            def act() -> None:
+            def apply() -> None:
                 self.partitions[n] = make()
 
-            return act
+            return apply
 
-        yield Event(f"{n}: a record", "append", put(lambda: p.written(self.now)))
-        yield Event(f"{n}: a bad record", "bad", put(lambda: p.written(self.now, "b")))
-        yield Event(f"{n}: a late record", "late", put(lambda: p.written(START)))
-        yield Event(f"{n}: a record from the future", "future", put(lambda: p.written(FAR)))
-        yield Event(f"{n}: a transaction begins", "open", put(lambda: p.written(self.now, "o")))
+        yield Event(f"{n}: a record", "append", put(lambda: p.with_record(self.now)))
+        yield Event(f"{n}: a bad record", "bad", put(lambda: p.with_record(self.now, "b")))
+        yield Event(f"{n}: a late record", "late", put(lambda: p.with_record(START)))
+        yield Event(f"{n}: a record from the future", "future", put(lambda: p.with_record(FAR)))
+        yield Event(f"{n}: a transaction begins", "open", put(lambda: p.with_record(self.now, "o")))
         for producer in p.open:
             for marker, word in ((COMMIT, "commits"), (ABORT, "aborts")):
-                end = put(lambda who=producer, m=marker: p.ended(self.now, who, m))
+                end = put(lambda who=producer, m=marker: p.with_transaction_end(self.now, who, m))
                 yield Event(f"{n}: transaction {producer} {word}", "end", end)
         if p.start < p.stable:
             yield Event(f"{n}: log start {p.start + 1}", "retain", put(lambda: replace(p, start=p.start + 1)))
@@ -296,7 +295,7 @@ class World:
         if p.end > p.start + 1 and not p.open:
             yield Event(f"{n}: truncated at {p.end - 1}", "trunc", lambda: self._truncate(p))
 
-    def _arrive(self, path: str, data: bytes) -> None:
+    def _deliver(self, path: str, data: bytes) -> None:
         self.delayed.remove((path, data))
         if path not in self.files:
             self.write(path, data)
@@ -310,25 +309,25 @@ class World:
         for path in sorted(self.files):
             self.write(path, None)
 
-    def _tick(self) -> None:
+    def _advance_clock(self) -> None:
         self.now += HOUR
 
     def _add_partition(self) -> None:
         new = Partition(len(self.partitions), self.partitions[0].topic_id)
-        self.partitions.append(new.written(self.now))
+        self.partitions.append(new.with_record(self.now))
 
     def _recreate(self, p: Partition) -> None:
-        """The whole topic, with a record less."""
+        """Recreate the whole topic, with one record less in each partition."""
         fresh = f"id-{int(p.topic_id[3:]) + 1}"
         self.past += self.partitions
-        self.partitions = [_filled(Partition(q.number, fresh), max(q.end - 1, 0), self.now) for q in self.partitions]
+        self.partitions = [_fill(Partition(q.number, fresh), max(q.end - 1, 0), self.now) for q in self.partitions]
 
     def _truncate(self, p: Partition) -> None:
-        """An unclean election: the last record is another."""
+        """Replace the last record, as an unclean leader election does."""
         self.past.append(p)
         cut = p.end - 1
         new = replace(p, version=p.version + 1, records=p.records[:cut], ends=(*p.ends, cut))
-        self.partitions[p.number] = new.written(self.now)
+        self.partitions[p.number] = new.with_record(self.now)
 
     def _abort(self) -> None:
         self.group.pending = None
@@ -341,26 +340,26 @@ class World:
         self.group.foreign[tp] = self.partitions[tp.partition].topic_id
 
     def release(self) -> bool:
-        """Time passes: the transaction that nobody ends is over. Whether there was one."""
+        """Abort the open transaction, as the coordinator does in time. Return True if there was one."""
         had = self.group.pending is not None
         self._abort()
         return had
 
-    def logs(self, key: Key) -> list[Partition]:
-        """Every log that this topic id ever had in the partition."""
+    def list_logs(self, key: Key) -> list[Partition]:
+        """Return every log that the partition ever had under this topic id."""
         return [p for p in [*self.past, *self.partitions] if p.tp == key.tp and p.topic_id == key.topic_id]
 
-    def now_of(self, tp: TopicPartition) -> Partition | None:
+    def get_partition(self, tp: TopicPartition) -> Partition | None:
         return next((p for p in self.partitions if p.tp == tp), None)
 
 
-def _filled(p: Partition, records: int, stamp: int) -> Partition:
+def _fill(p: Partition, records: int, stamp: int) -> Partition:
     for _ in range(records):
-        p = p.written(stamp)
+        p = p.with_record(stamp)
     return p
 
 
-def _short(path: str) -> str:
+def _trim_path(path: str) -> str:
     return path.replace(f"_sluice/{FEED}/", "")
 
 
@@ -368,7 +367,7 @@ def _short(path: str) -> str:
 
 
 class Kafka(MemoryCluster):
-    """`ports.Cluster` over the world's partitions."""
+    """`ports.Cluster` with the world's partitions."""
 
     def __init__(self, world: World) -> None:
         super().__init__(id=CLUSTER)
@@ -376,34 +375,34 @@ class Kafka(MemoryCluster):
 
     def topics(self) -> Mapping[str, str]:
         self._world.stage.point("ask for topics")
-        return self._saw({TOPIC: self._world.partitions[0].topic_id})
+        return self._record({TOPIC: self._world.partitions[0].topic_id})
 
     def partitions(self, topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
         self._world.stage.point("ask for partitions")
-        return self._saw(tuple(p.state() for p in self._world.partitions))
+        return self._record(tuple(p.state() for p in self._world.partitions))
 
     def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
         self._world.stage.point("look up times")
-        return self._saw(super().offsets_at(times))
+        return self._record(super().offsets_at(times))
 
     def first(self, tp: TopicPartition, time: int) -> OffsetAtTime | None:
-        p = self._world.now_of(tp)
-        found = ((at, r) for at, r in enumerate(p.records) if at >= p.start and r.marker is None) if p else ()
-        return next((OffsetAtTime(at, r.stamp) for at, r in found if r.stamp >= time), None)
+        p = self._world.get_partition(tp)
+        records = ((at, r) for at, r in enumerate(p.records) if at >= p.start and r.marker is None) if p else ()
+        return next((OffsetAtTime(at, r.stamp) for at, r in records if r.stamp >= time), None)
 
     def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
         if epochs:
             self._world.stage.point("ask for epochs")
-        held = {tp: p.epoch_end(e) for tp, e in epochs.items() if (p := self._world.now_of(tp))}
-        return self._saw(held)
+        ends = {tp: p.get_epoch_end(e) for tp, e in epochs.items() if (p := self._world.get_partition(tp))}
+        return self._record(ends)
 
-    def _saw(self, answer: Any) -> Any:
-        self._world.stage.saw(answer)
+    def _record(self, answer: Any) -> Any:
+        self._world.stage.record(answer)
         return answer
 
 
 class Logs:
-    """`ports.Fetcher`: each offset range in one answer, checked before it and after."""
+    """`ports.Fetcher`: each offset range in one answer; the partition is checked before and after."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -411,26 +410,26 @@ class Logs:
     def stream(self, ranges: Sequence[OffsetRange], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
         for index, s in enumerate(ranges):
             self._world.stage.point(f"fetch {s}")
-            p = self._world.now_of(s.tp)
-            if (wrong := self._wrong(s, p)) is not None or p is None:
-                self._world.stage.saw(type(wrong).__name__)
+            p = self._world.get_partition(s.tp)
+            if (wrong := self._find_error(s, p)) is not None or p is None:
+                self._world.stage.record(type(wrong).__name__)
                 yield FetchFailed(index, wrong or KafkaUnavailable("no such partition"))
                 continue
-            source = built(p.records)
+            source = build_log(p.records)
             data, aborted = source.fetch(s.start)
-            self._world.stage.saw(data)
+            self._world.stage.record(data)
             self._world.stage.point(f"is {s} still of that topic id?")
-            after = self._world.now_of(s.tp)
+            after = self._world.get_partition(s.tp)
             if after is None or after.topic_id != s.key.topic_id:
-                self._world.stage.saw("other")
+                self._world.stage.record("other")
                 yield FetchFailed(index, IncarnationChanged("another topic id"))
                 continue
             yield Fetched(index, data, tuple(aborted), source.end, True)
 
-    def _wrong(self, s: OffsetRange, p: Partition | None) -> Any:
+    def _find_error(self, s: OffsetRange, p: Partition | None) -> Any:
         if p is None or p.topic_id != s.key.topic_id:
             return IncarnationChanged("another topic id")
-        if p.epoch_end(s.leader_epoch) < s.end:
+        if p.get_epoch_end(s.leader_epoch) < s.end:
             return LogTruncated("the log ends below the offset range")
         if s.start < p.start:
             return OffsetsLost("below the log start")
@@ -440,27 +439,27 @@ class Logs:
 
 
 class Marked(RawFormat):
-    """Raw rows; a record whose value says that it is bad goes into quarantine."""
+    """Raw rows; a record whose value begins with `bad` goes into quarantine."""
 
     def convert(self, s: OffsetRange, chunk: pa.RecordBatch) -> Iterator[Formatted]:
         for rows in super().convert(s, chunk):
             bad = np.array([(v or b"").startswith(b"bad ") for v in rows.landed.column(1).to_pylist()])
             good, refused = (rows.landed.take(fixed_width(pa.int64(), np.flatnonzero(m))) for m in (~bad, bad))
-            yield Formatted(good, _refused(refused) if refused.num_rows else None)
+            yield Formatted(good, _build_quarantine(refused) if refused.num_rows else None)
 
 
-def _refused(rows: pa.RecordBatch) -> pa.RecordBatch:
+def _build_quarantine(rows: pa.RecordBatch) -> pa.RecordBatch:
     n = rows.num_rows
-    said = {"stage": "decode", "reason": "bad", "expectation": None, "field": None, "detail": "bad"}
+    reasons = {"stage": "decode", "reason": "bad", "expectation": None, "field": None, "detail": "bad"}
     few = [
         pa.DictionaryArray.from_arrays(pa.array([0 if v else None] * n, pa.int16()), text_array([v or ""]))
-        for v in said.values()
+        for v in reasons.values()
     ]
     return pa.RecordBatch.from_arrays([*rows.columns, *few, pa.array([None] * n, pa.int32())], schema=REFUSED)
 
 
 class Engine(MemoryEngine):
-    """`ports.Engine`: the code that executors run, in the driver."""
+    """`ports.Engine`: runs the executors' code in the driver."""
 
     def format(self, job: Job) -> Marked:
         return Marked()
@@ -480,41 +479,41 @@ class Group:
         self._world.stage.point("read committed offsets", lambda: g.pending is None)
         if g.pending is not None:
             raise KafkaUnavailable("a transaction is open")
-        held = {tp: g.offsets.get(tp) for tp in partitions}
-        self._world.stage.saw(held)
-        return held
+        committed = {tp: g.offsets.get(tp) for tp in partitions}
+        self._world.stage.record(committed)
+        return committed
 
     def members(self) -> tuple[Member, ...]:
         self._world.stage.point("describe the group")
-        found = tuple(Member(m, m, "host") for m in sorted(self._world.group.members))
-        self._world.stage.saw(found)
-        return found
+        members = tuple(Member(m, m, "host") for m in sorted(self._world.group.members))
+        self._world.stage.record(members)
+        return members
 
     def own(self, partitions: Callable[[], Iterable[TopicPartition]], lost: Callable[[], None]) -> None: ...
 
     @contextmanager
     def join(self, topics: Sequence[str], transactional_id: str | None) -> Iterator[Membership]:
-        """Others of ours are waited for as long as a session lasts: one that is at work stays, the dead are dropped."""
+        """Join the group. Dead members of ours are removed, as after a session timeout; live ones raise GroupHeld."""
         g, stage = self._world.group, self._world.stage
         if not self._world.stage.point("describe the group", answers=("kick",)):
             for member in sorted(g.members):
                 if member in self._world.dead:
                     g.drop(member)
             if g.members:
-                stage.saw("held")
+                stage.record("held")
                 raise GroupHeld("held by " + ", ".join(g.members))
         else:
             g.members.clear()
         stage.point("join the group")
         others = sorted(m for m in g.members if m.startswith("ext"))
         for member in sorted(set(g.members) - set(others)):
-            g.drop(member)  # it never joins again
+            g.drop(member)  # it never rejoins
         g.generation += 1
         if others:
-            stage.saw("held")
+            stage.record("held")
             raise GroupHeld("held by " + ", ".join(others))
         g.members[self._name] = g.generation
-        stage.saw(g.generation)
+        stage.record(g.generation)
         try:
             yield Membership(self._world, self._name, g.generation)
         finally:
@@ -534,7 +533,7 @@ class Membership:
         self._world.group.pending = None
         self._world.group.epoch += 1
         self._epoch = self._world.group.epoch
-        self._world.stage.saw(self._epoch)
+        self._world.stage.record(self._epoch)
 
     def fetch_committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
         return Group(self._world, self._name).fetch_committed(partitions)
@@ -548,7 +547,7 @@ class Membership:
         g = self._world.group
         try:
             sent = tuple(letter.source for letter in letters)
-            self._world.stage.point(f"send offsets {_offsets(offsets)} and {len(sent)} letters")
+            self._world.stage.point(f"send offsets {_format_offsets(offsets)} and {len(sent)} letters")
             self._check_epoch()
             self._check_generation()
             g.pending = Pending(self._epoch, dict(offsets), sent)
@@ -562,45 +561,47 @@ class Membership:
             raise CommitFenced("the coordinator aborted the transaction")
         pending, g.pending = g.pending, None
         if not answer.endswith("arrived"):
-            self._world_commits(pending.offsets, pending.letters)
+            self._apply_commit(pending.offsets, pending.letters)
         if answer:
             raise Unknown("no answer")
 
     def commit_plain(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-        answer = self._world.stage.point(f"commit {_offsets(offsets)}", answers=("lost", "lost, and it never arrived"))
+        answer = self._world.stage.point(
+            f"commit {_format_offsets(offsets)}", answers=("lost", "lost, and it never arrived")
+        )
         self._check_generation()
         if not answer.endswith("arrived"):
-            self._world_commits(offsets, ())
+            self._apply_commit(offsets, ())
         if answer:
             raise Unknown("no answer")
 
     def _check_epoch(self) -> None:
         if self._epoch != self._world.group.epoch:
-            self._world.stage.saw("fenced")
+            self._world.stage.record("fenced")
             raise CommitFenced("fenced by a newer producer")
 
     def _check_generation(self) -> None:
         g = self._world.group
         if g.members.get(self._name) != self._generation or g.generation != self._generation:
-            self._world.stage.saw("generation")
+            self._world.stage.record("generation")
             raise CommitFenced("illegal generation")
 
-    def _world_commits(self, offsets: Mapping[TopicPartition, CommittedOffset], letters: Sequence[str]) -> None:
+    def _apply_commit(self, offsets: Mapping[TopicPartition, CommittedOffset], letters: Sequence[str]) -> None:
         g = self._world.group
         before = dict(g.offsets)
         g.offsets.update(offsets)
         g.letters += letters
-        self._world.changed("commit", before=before, offsets=offsets, letters=letters)
+        self._world.notify_watch("commit", before=before, offsets=offsets, letters=letters)
         for tp in offsets:
             g.foreign.pop(tp, None)
 
 
-def _offsets(offsets: Mapping[TopicPartition, CommittedOffset]) -> str:
+def _format_offsets(offsets: Mapping[TopicPartition, CommittedOffset]) -> str:
     return ", ".join(f"{tp.partition}:{o.offset}" for tp, o in offsets.items())
 
 
 class Liveness(MemoryLiveness):
-    """`ports.Liveness`: who has ended, or crashed, is dead; who is at work may be taken for dead wrongly."""
+    """`ports.Liveness`: ended and crashed runs are dead; a running one may wrongly be taken for dead."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world.dead)
@@ -609,7 +610,7 @@ class Liveness(MemoryLiveness):
     def life(self, token: str, watch: bool) -> Life:
         answer = self._stage.point(f"is {token} dead?", answers=("wrongdead",))
         life = Life.DEAD if answer else super().life(token, watch)
-        self._stage.saw(life is Life.DEAD)
+        self._stage.record(life is Life.DEAD)
         return life
 
 
@@ -617,21 +618,21 @@ class Liveness(MemoryLiveness):
 
 
 class Lake(MemoryLake):
-    """`ports.Lake` over the world's files. Entries of the ledger never change: reading one that stands is no event."""
+    """`ports.Lake` with the world's files. Ledger entries never change: reading an existing one is no event."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
         self.files, self.copies = world.files, world.slow_copies
         self._world, self._stage = world, world.stage
         self.before = {
-            "put": lambda path: self._point(f"write {_short(path)}"),
-            "get": self._before_get,
-            "list": lambda prefix: self._point(f"list {_short(prefix)}"),
-            "size": lambda path: self._point(f"is {_short(path)} there?"),
-            "create": lambda path: self._point(f"finish {_short(path)}"),
-            "open": self._before_open,
+            "put": lambda path: self._point(f"write {_trim_path(path)}"),
+            "get": self._observe_get,
+            "list": lambda prefix: self._point(f"list {_trim_path(prefix)}"),
+            "size": lambda path: self._point(f"is {_trim_path(path)} there?"),
+            "create": lambda path: self._point(f"finish {_trim_path(path)}"),
+            "open": self._observe_open,
             "show": lambda target: self._point(f"show {target}"),
-            "remove": lambda path: self._point(f"remove {_short(path)}"),
+            "remove": lambda path: self._point(f"remove {_trim_path(path)}"),
         }
 
     def write(self, path: str, data: bytes | None) -> None:
@@ -639,9 +640,9 @@ class Lake(MemoryLake):
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         answers = ("lost", "lost, and it is late") if paths.log_number(path) is not None else ()
-        answer = self._stage.point(f"put {_short(path)}: {_told(data)}", answers=answers)
+        answer = self._stage.point(f"put {_trim_path(path)}: {_describe_entry(data)}", answers=answers)
         if path in self.files:
-            self._stage.saw("taken")
+            self._stage.record("taken")
             return False
         if answer.endswith("late"):
             self._world.delayed.append((path, data))
@@ -652,40 +653,40 @@ class Lake(MemoryLake):
         return True
 
     def list(self, prefix: str, after: str = "") -> Iterator[str]:
-        found = list(super().list(prefix, after))
-        self._stage.saw(found)
-        return iter(found)
+        files = list(super().list(prefix, after))
+        self._stage.record(files)
+        return iter(files)
 
     def size(self, path: str) -> int | None:
-        found = super().size(path)
-        self._stage.saw(found)
-        return found
+        size = super().size(path)
+        self._stage.record(size)
+        return size
 
     def show(self, source: str, target: str) -> None:
         self.before["show"](target)
         data = self.files.get(source)
-        self._stage.saw(data is not None)
+        self._stage.record(data is not None)
         if data is None:
             raise FileNotFoundError(source)
         if self._world.slow_copies:
             self._point(f"the copy to {target} ends")
         self.write(target, data)
 
-    def _before_get(self, path: str) -> None:
+    def _observe_get(self, path: str) -> None:
         if not (path in self.files and "/log/" in path):
-            self._point(f"read {_short(path)}")
-        self._stage.saw(self.files.get(path, b""))
+            self._point(f"read {_trim_path(path)}")
+        self._stage.record(self.files.get(path, b""))
 
-    def _before_open(self, path: str) -> None:
-        self._point(f"open {_short(path)}")
-        self._stage.saw(self.files.get(path, b""))
+    def _observe_open(self, path: str) -> None:
+        self._point(f"open {_trim_path(path)}")
+        self._stage.record(self.files.get(path, b""))
 
     def _point(self, label: str) -> None:
         self._stage.point(label)
 
 
-def _told(data: bytes) -> str:
-    """An entry in a line."""
+def _describe_entry(data: bytes) -> str:
+    """Return a ledger entry as one line."""
     try:
         entry = json.loads(data)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Lakes of these tests lie in folders that nobody needs after a power cut."""
+"""The lakes of these tests need not survive a power cut."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="module")
 def no_wait_for_the_disk() -> Iterator[None]:
-    """Waiting for a disk took half of their time. That a lake does wait: tests/resources/lake/test_local_lake.py."""
+    """fsync took half of their time. tests/resources/lake/test_local_lake.py checks that a lake calls it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
         yield

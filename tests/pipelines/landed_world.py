@@ -1,4 +1,4 @@
-"""A feed with two partitions and two closed hours in a lake in memory, landed by hand in whatever pieces."""
+"""A feed with two partitions and two closed hours in a lake in memory, landed in pieces of any size."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ A, B = Key("orders", 0, "id-1"), Key("orders", 1, "id-1")
 
 
 class World:
-    """Two partitions, two closed hours of 100 offsets each, landed by hand in whatever pieces."""
+    """Two partitions, two closed hours of 100 offsets each, landed in pieces of any size."""
 
     def __init__(self, root: Path, more: str = "", by_time: bool = False, lake: Lake | None = None) -> None:
         (root / "feeds").mkdir(parents=True, exist_ok=True)
@@ -47,14 +47,14 @@ class World:
         self.lake = cast(MemoryLake, lake or MemoryLake())
         self.liveness, self.now = MemoryLiveness(), START + 9 * HOUR
         self.by_time = HOUR if by_time else 0
-        self.ledger = self.fresh_ledger()
+        self.ledger = self.reopen_ledger()
         items = tuple(OriginItem(key=k, offset=0, committed=None, why="test", opens=START) for k in (A, B))
         self.ledger.append(lambda s: OriginEntry(items=items))
         times = (START + HOUR, START + 2 * HOUR)
         pins = tuple(Boundaries(key=k, times=times, offsets=(100, 200)) for k in (A, B))
         self.ledger.append(lambda s: BoundaryEntry(items=pins))
 
-    def fresh_ledger(self) -> Ledger:
+    def reopen_ledger(self) -> Ledger:
         return Ledger(self.lake, "orders", lambda: self.now, "test", "c")
 
     @property
@@ -69,32 +69,32 @@ class World:
 
     @property
     def folder_prefix(self) -> paths.FolderPrefix:
-        """The ledger's; a plan without a schema entry before it is one of an old ledger."""
+        """The ledger's prefix; a plan without a schema entry before it belongs to an old ledger."""
         state = self.ledger.read()
         return state.folder_prefix if state.shapes else paths.FORMER_PREFIX
 
     def plan(self, ranges: Sequence[OffsetRange], kind: RequestKind = RequestKind.CATCH_UP, by: str = "landing") -> int:
-        tasks, asked = (Task(0, 1, tuple(ranges)),), Request(kind)
-        plan = Plan("orders", "c", asked, Isolation.READ_COMMITTED, tasks)
+        tasks, request = (Task(0, 1, tuple(ranges)),), Request(kind)
+        plan = Plan("orders", "c", request, Isolation.READ_COMMITTED, tasks)
         appended = self.ledger.append(lambda s: PlanEntry(plan=plan, hash=plan.hash, owner=owner(by)))
         assert appended is not None
         return appended.number
 
     def land(self, *ranges: tuple[Key, int, int], bad: int = 0, gaps: int = 1) -> None:
-        """A batch with these offset ranges: the last `bad` are quarantined, of `gaps` offsets one holds a record."""
+        """Land a batch with these offset ranges: the last `bad` are quarantined, one in `gaps` offsets has a record."""
         planned = [self.build_range(*r) for r in ranges]
         batch = self.plan(planned)
         plan = self.ledger.plan(batch)
-        receipts = [self.landed(s, batch, plan.hash, bad, gaps) for s in planned]
+        receipts = [self.land_range(s, batch, plan.hash, bad, gaps) for s in planned]
         publish(self.ledger, batch, owner("landing"), receipts, [])
         roll_forward(self.ledger, self.lake, "orders")  # type: ignore[arg-type]
         write_manifests(self.ledger, self.lake, "orders", self.feed.window)  # type: ignore[arg-type]
 
-    def landed(self, s: OffsetRange, batch: int, plan_hash: str, bad: int, gaps: int) -> Receipt:
+    def land_range(self, s: OffsetRange, batch: int, plan_hash: str, bad: int, gaps: int) -> Receipt:
         offsets = np.arange(s.start, s.end, gaps)
         good, refused = offsets[: len(offsets) - bad], offsets[len(offsets) - bad :]
-        parts = self.write(s, batch, plan_hash, PartKind.LANDED, _rows(s, good))
-        parts += self.write(s, batch, plan_hash, PartKind.QUARANTINED, _refused(s, refused))
+        parts = self.write(s, batch, plan_hash, PartKind.LANDED, _convert(s, good))
+        parts += self.write(s, batch, plan_hash, PartKind.QUARANTINED, _make_refused(s, refused))
         counts = Counts(landed=len(good), quarantined=len(refused), compacted=s.span - len(offsets))
         return Receipt(s, s.end, counts, parts, "a", input_bytes=s.span)
 
@@ -106,36 +106,36 @@ class World:
         writer.write(rows)
         return writer.close()
 
-    def compact(self, asked: Sequence[int] | None = None, by: str = "merging") -> Compacted:
+    def compact(self, windows: Sequence[int] | None = None, by: str = "merging") -> Compacted:
         try:
-            return compact(self.feed, self.edges, asked, owner(by, "compact"), lambda progress: None)
+            return compact(self.feed, self.edges, windows, owner(by, "compact"), lambda progress: None)
         finally:
             self.liveness.dead.add(by)
 
     def state(self) -> State:
-        return self.fresh_ledger().read()
+        return self.reopen_ledger().read()
 
-    def rows(
+    def read_rows(
         self,
         kind: PartKind = PartKind.LANDED,
         windows: Sequence[int] = (START, START + HOUR),
         partitions: Sequence[int] = (0, 1),
     ) -> pa.Table:
-        """What readers get of the hours, by the ledger."""
-        found = published_files.list_files(self.fresh_ledger(), self.lake, windows, self.feed.window, kind)  # type: ignore[arg-type]
-        tables = [pq.read_table(self.lake.open(f.path)) for f in found if f.partition in partitions]
+        """Returns the rows of the hours that readers see, by the ledger."""
+        files = published_files.list_files(self.reopen_ledger(), self.lake, windows, self.feed.window, kind)  # type: ignore[arg-type]
+        tables = [pq.read_table(self.lake.open(f.path)) for f in files if f.partition in partitions]
         return pa.concat_tables(tables).combine_chunks() if tables else pa.table({})
 
-    def visible(self) -> list[str]:
+    def list_files(self) -> list[str]:
         return [p for root in ("data", "quarantine") for p in self.lake.list(f"{root}/orders")]
 
     def check(self) -> None:
-        found = audit(self.fresh_ledger(), self.lake, hashes=True)  # type: ignore[arg-type]
-        assert found.problems == ()
+        report = audit(self.reopen_ledger(), self.lake, hashes=True)  # type: ignore[arg-type]
+        assert report.problems == ()
 
 
-def decoded(offsets: np.ndarray) -> pa.RecordBatch:
-    """Records as the decoder makes them."""
+def make_records(offsets: np.ndarray) -> pa.RecordBatch:
+    """Returns records in the form of the decoder's output."""
     columns = {
         "key": pa.array([None if o % 3 else b"k%d" % o for o in offsets.tolist()], pa.binary()),
         "value": pa.array([b"v%d" % o * (o % 7) for o in offsets.tolist()], pa.binary()),
@@ -147,33 +147,33 @@ def decoded(offsets: np.ndarray) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def _rows(s: OffsetRange, offsets: np.ndarray) -> pa.RecordBatch:
-    return next(RawFormat().convert(s, decoded(offsets))).landed
+def _convert(s: OffsetRange, offsets: np.ndarray) -> pa.RecordBatch:
+    return next(RawFormat().convert(s, make_records(offsets))).landed
 
 
-def _refused(s: OffsetRange, offsets: np.ndarray) -> pa.RecordBatch:
-    raw = _rows(s, offsets)
-    said = {"stage": "decode", "reason": "not_json", "expectation": None, "field": None, "detail": "no", "byte": 3}
-    more = [pa.array([v] * len(offsets)).cast(REFUSED.field(n).type) for n, v in said.items()]
-    return quarantine_rows(pa.RecordBatch.from_arrays([*raw.columns, *more], schema=REFUSED), 1, "")
+def _make_refused(s: OffsetRange, offsets: np.ndarray) -> pa.RecordBatch:
+    converted = _convert(s, offsets)
+    columns = {"stage": "decode", "reason": "not_json", "expectation": None, "field": None, "detail": "no", "byte": 3}
+    more = [pa.array([v] * len(offsets)).cast(REFUSED.field(n).type) for n, v in columns.items()]
+    return quarantine_rows(pa.RecordBatch.from_arrays([*converted.columns, *more], schema=REFUSED), 1, "")
 
 
-def pieces(key: Key, step: int, start: int = 0, end: int = 200) -> list[tuple[Key, int, int]]:
+def split_offsets(key: Key, step: int, start: int = 0, end: int = 200) -> list[tuple[Key, int, int]]:
     return [(key, at, min(at + step, end)) for at in range(start, end, step)]
 
 
 class Died(BaseException):
-    """The machine is gone: nothing runs any more, not even what tidies up."""
+    """The machine died: no code runs any more, not even cleanup."""
 
 
 @contextlib.contextmanager
-def dying(lake: MemoryLake, after: int) -> Iterator[None]:
-    """After so many changes the lake takes none any more."""
-    left = [after]
+def crash_after(lake: MemoryLake, after: int) -> Iterator[None]:
+    """Make the lake fail every change after the given number."""
+    remaining = [after]
 
     def spend(path: str) -> None:
-        left[0] -= 1
-        if left[0] < 0:
+        remaining[0] -= 1
+        if remaining[0] < 0:
             raise Died
 
     lake.before |= dict.fromkeys(("put_if_absent", "put", "create", "show", "remove"), spend)

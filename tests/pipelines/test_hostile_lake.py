@@ -1,5 +1,5 @@
-"""Whoever can write into a lake's staging or ledger has us open, show and remove nothing but the feed's own parts, and
-stops nobody for good.
+"""An attacker with write access to a lake's staging or ledger cannot make Sluice open, publish or remove any files
+except the feed's own parts, and cannot block the feed permanently.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sluice.testing.cluster import MemoryFetcher
 from sluice.testing.engine import MemoryLiveness, owner
 from sluice.testing.lake import MemoryLake
 from sluice.testing.logs import LogBatch, LogRecord, log
-from tests.pipelines.landed_world import HOUR, START, A, B, World, pieces
+from tests.pipelines.landed_world import HOUR, START, A, B, World, split_offsets
 
 LOG = log(LogBatch(tuple(LogRecord(b"k", b"v%d" % i) for i in range(50))))
 RANGE = OffsetRange("orders", 0, "id-1", 0, LOG.end)
@@ -43,28 +43,28 @@ OUTSIDE = ("../victim", "/etc/victim", "a/../../victim", "data/../../victim", "n
 ELSEWHERE = ("data/payments/x.parquet", "_sluice/sales/log/00000000000000000000.json", "reports/x.parquet", "victim")
 
 
-# -- staging: what an earlier attempt is said to have finished
+# -- staging: forged receipts of an earlier attempt
 
 
 def run(lake: Any, attempt: str) -> Receipt:
     work = Assignment("sales", BATCH, PLAN.hash, PLAN.isolation, attempt, LandingSettings(), FetchLimits(), 512 << 20)
     tools = Tools(MemoryFetcher({TopicPartition("orders", 0): LOG}), lake, RawFormat())
-    (found,) = run_task(PLAN.tasks[0], work, tools)
-    assert isinstance(found, Receipt)
-    return found
+    (receipt,) = run_task(PLAN.tasks[0], work, tools)
+    assert isinstance(receipt, Receipt)
+    return receipt
 
 
-def _part(r: Receipt, **changes: Any) -> Receipt:
+def _change_part(r: Receipt, **changes: Any) -> Receipt:
     return replace(r, parts=(replace(r.parts[0], **changes),))
 
 
 FORGED: dict[str, Callable[[Receipt], Receipt]] = {
-    **{f"staged at {p!a}": lambda r, p=p: _part(r, staged=p) for p in (*OUTSIDE, *ELSEWHERE)},  # type: ignore[misc]
-    **{f"to be shown at {p!a}": lambda r, p=p: _part(r, path=p) for p in (*OUTSIDE, *ELSEWHERE)},  # type: ignore[misc]
-    "called otherwise": lambda r: _part(r, name="../x"),
+    **{f"staged at {p!a}": lambda r, p=p: _change_part(r, staged=p) for p in (*OUTSIDE, *ELSEWHERE)},  # type: ignore[misc]
+    **{f"to be shown at {p!a}": lambda r, p=p: _change_part(r, path=p) for p in (*OUTSIDE, *ELSEWHERE)},  # type: ignore[misc]
+    "called otherwise": lambda r: _change_part(r, name="../x"),
     "of another attempt": lambda r: replace(r, attempt="b"),
     "of an attempt outside": lambda r: replace(r, attempt="../../../.."),
-    "with a row too few": lambda r: replace(_part(r, rows=49), counts=Counts(landed=49, compacted=1)),
+    "with a row too few": lambda r: replace(_change_part(r, rows=49), counts=Counts(landed=49, compacted=1)),
 }
 
 
@@ -91,20 +91,20 @@ def test_a_sound_receipt_is_adopted(tmp_path: Path) -> None:
 # -- the ledger: entries that name files
 
 
-def ledger_of(lake: Any) -> Ledger:
+def open_ledger(lake: Any) -> Ledger:
     ledger = Ledger(lake, "sales", lambda: 1, "run", "c")
     ledger.append(lambda s: OriginEntry(items=(OriginItem(key=KEY, offset=0, committed=None, why="test", opens=0),)))
     return ledger
 
 
-def planned(ledger: Ledger, plan: Plan = PLAN) -> int:
+def append_plan(ledger: Ledger, plan: Plan = PLAN) -> int:
     appended = ledger.append(lambda s: PlanEntry(plan=plan, hash=plan.hash, owner=owner()))
     assert appended is not None
     return appended.number
 
 
-def published(ledger: Ledger, batch: int, lake: Any, **changes: str) -> None:
-    """A publish entry whose one part is not where it should be; its staging stands."""
+def append_publish(ledger: Ledger, batch: int, lake: Any, **changes: str) -> None:
+    """Append a publish entry whose only part has a forged path; its staged file exists."""
     name = paths.part_name(RANGE, batch)
     part = Part(
         name,
@@ -123,62 +123,62 @@ def published(ledger: Ledger, batch: int, lake: Any, **changes: str) -> None:
 @pytest.fixture
 def lake(tmp_path: Path) -> LocalLake:
     (tmp_path / "victim").write_bytes(b"whole")
-    found = LocalLake(tmp_path / "lake")
+    created = LocalLake(tmp_path / "lake")
     for path in ELSEWHERE[:1] + ELSEWHERE[2:]:
-        found.put(path, b"whole")
-    return found
+        created.put(path, b"whole")
+    return created
 
 
-def whole(lake: LocalLake) -> bool:
-    beside = (lake.root.parent / "victim").read_bytes() == b"whole"
-    return beside and all(lake.get(p) == b"whole" for p in ELSEWHERE[:1] + ELSEWHERE[2:])
+def is_intact(lake: LocalLake) -> bool:
+    victim = (lake.root.parent / "victim").read_bytes() == b"whole"
+    return victim and all(lake.get(p) == b"whole" for p in ELSEWHERE[:1] + ELSEWHERE[2:])
 
 
-def place(lake: LocalLake) -> RepairTarget:
+def make_target(lake: LocalLake) -> RepairTarget:
     return RepairTarget("sales", Ledger(lake, "sales", lambda: 1), lake, MemoryLiveness(), WindowSettings())
 
 
 @pytest.mark.parametrize("path", [*OUTSIDE, *ELSEWHERE])
 @pytest.mark.parametrize("which", ["staged", "path"])
 def test_a_forged_publish_entry_shows_nothing_and_removes_nothing(lake: LocalLake, which: str, path: str) -> None:
-    ledger = ledger_of(lake)
-    published(ledger, planned(ledger), lake, **{which: path})
+    ledger = open_ledger(lake)
+    append_publish(ledger, append_plan(ledger), lake, **{which: path})
     before = list(lake.list(""))
-    for act in (lambda: roll_forward(ledger, lake, "sales"), lambda: list(repair(place(lake)))):
+    for act in (lambda: roll_forward(ledger, lake, "sales"), lambda: list(repair(make_target(lake)))):
         with pytest.raises((LedgerCorrupt, Terminal)):
             act()
-    assert whole(lake)
+    assert is_intact(lake)
     assert list(lake.list("")) == before
 
 
 @pytest.mark.parametrize("path", [*OUTSIDE, *ELSEWHERE])
 def test_what_a_forged_plan_replaces_is_not_removed(lake: LocalLake, path: str) -> None:
-    ledger = ledger_of(lake)
-    published(ledger, planned(ledger, replace(PLAN, replaces=(path,))), lake)
+    ledger = open_ledger(lake)
+    append_publish(ledger, append_plan(ledger, replace(PLAN, replaces=(path,))), lake)
     with pytest.raises((LedgerCorrupt, Terminal)):
         roll_forward(ledger, lake, "sales")
-    assert whole(lake)
+    assert is_intact(lake)
 
 
 @pytest.mark.parametrize("path", [*OUTSIDE, *ELSEWHERE])
 def test_what_a_forged_retirement_names_is_not_removed(lake: LocalLake, path: str) -> None:
-    ledger = ledger_of(lake)
-    published(ledger, planned(ledger), lake)
+    ledger = open_ledger(lake)
+    append_publish(ledger, append_plan(ledger), lake)
     ledger.append(lambda s: RetireEntry(before=0, ranges=(), parts=(path,), reason="forged"))
     remove_retired(ledger, lake)
-    assert whole(lake)
+    assert is_intact(lake)
 
 
 @pytest.mark.parametrize("token", ["../../../../victim", "/etc/passwd", "a/../..", "nul\0"])
 def test_an_owner_whose_token_leads_out_is_refused(lake: LocalLake, token: str) -> None:
-    ledger = ledger_of(lake)
+    ledger = open_ledger(lake)
     ledger.append(lambda s: PlanEntry(plan=PLAN, hash=PLAN.hash, owner=replace(owner(), token=token)))
     with pytest.raises(Terminal, match="no path inside the lake"):
-        list(repair(replace(place(lake), liveness=MemoryLiveness({token}))))
-    assert whole(lake)
+        list(repair(replace(make_target(lake), liveness=MemoryLiveness({token}))))
+    assert is_intact(lake)
 
 
-# -- what readers see
+# -- readers
 
 
 def test_a_forged_manifest_makes_no_window_complete(tmp_path: Path) -> None:
@@ -187,9 +187,9 @@ def test_a_forged_manifest_makes_no_window_complete(tmp_path: Path) -> None:
     forged = paths.window_path("orders", START, HOUR)
     world.lake.put(forged, b'{"complete": true, "folders": ["../../etc"]}')
     with pytest.raises(WindowIncomplete):
-        world.rows()
+        world.read_rows()
     world.land((B, 0, 100))
-    assert world.rows(windows=[START]).num_rows == 200
+    assert world.read_rows(windows=[START]).num_rows == 200
 
 
 def test_files_of_others_in_a_window_s_folder_are_not_read(tmp_path: Path) -> None:
@@ -198,11 +198,11 @@ def test_files_of_others_in_a_window_s_folder_are_not_read(tmp_path: Path) -> No
     folder = paths.window_folder(START, HOUR, paths.PREFIX)
     for name in ("x.parquet", "orders-0-0-100-b99.parquet"):
         world.lake.put(f"data/orders/{folder}/{name}", b"PAR1 no such thing PAR1")
-    assert world.rows(windows=[START]).num_rows == 200
+    assert world.read_rows(windows=[START]).num_rows == 200
     world.land((A, 100, 200), (B, 100, 200))
     world.compact()
-    assert world.rows().num_rows == 400
-    assert len(audit(world.fresh_ledger(), world.lake).problems) == 2  # type: ignore[arg-type]
+    assert world.read_rows().num_rows == 400
+    assert len(audit(world.reopen_ledger(), world.lake).problems) == 2  # type: ignore[arg-type]
 
 
 NAMES = [
@@ -229,17 +229,17 @@ FOLDERS = ["staging", "owners", "windows", "checkpoints", "relanded", "reports",
 @pytest.mark.parametrize("folder", [f"_sluice/orders/{f}".rstrip("/") for f in FOLDERS] + ["data/orders", "_sluice"])
 def test_files_of_any_name_stop_nobody(tmp_path: Path, folder: str) -> None:
     world = World(tmp_path)
-    world.land(*pieces(A, 50), *pieces(B, 50))
+    world.land(*split_offsets(A, 50), *split_offsets(B, 50))
     for name in NAMES:
         world.lake.put(f"{folder}/{name}", b"[")
     lake: Any = world.lake
-    roll_forward(world.fresh_ledger(), lake, "orders")
-    expire(world.fresh_ledger(), lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
-    list(repair(RepairTarget("orders", world.fresh_ledger(), lake, world.liveness, world.feed.window)))
+    roll_forward(world.reopen_ledger(), lake, "orders")
+    expire(world.reopen_ledger(), lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
+    list(repair(RepairTarget("orders", world.reopen_ledger(), lake, world.liveness, world.feed.window)))
     world.compact()
-    assert world.rows(windows=[START + HOUR]).num_rows == 200
+    assert world.read_rows(windows=[START + HOUR]).num_rows == 200
     strangers = len(NAMES) if folder.startswith("data") else 0
-    assert len(audit(world.fresh_ledger(), lake).problems) == strangers
+    assert len(audit(world.reopen_ledger(), lake).problems) == strangers
 
 
 # -- checkpoints
@@ -250,8 +250,8 @@ ODD += [{"keys": [0], "counts": [n], "places": "eJwDAAAAAAE=", "offsets": ""} fo
 
 def test_a_hostile_checkpoint_is_a_state_or_none() -> None:
     memory = MemoryLake()
-    ledger = ledger_of(memory)
-    planned(ledger)
+    ledger = open_ledger(memory)
+    append_plan(ledger)
     sound = json.loads(checkpoint.dump_state(ledger.read()))
     for field in sound:
         for value in ODD:
@@ -264,7 +264,7 @@ def test_a_hostile_checkpoint_is_a_state_or_none() -> None:
 
 def test_a_checkpoint_of_another_number_is_passed_over() -> None:
     memory = MemoryLake()
-    ledger = ledger_of(memory)
-    planned(ledger)
+    ledger = open_ledger(memory)
+    append_plan(ledger)
     memory.put(paths.checkpoint_path("sales", 1), checkpoint.dump(ledger.read()))
     assert Ledger(memory, "sales", lambda: 1).read() == ledger.read()

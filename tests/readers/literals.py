@@ -1,4 +1,4 @@
-"""A value of a type, as each engine writes it in a filter."""
+"""Literals for filters: a value of a type in the syntax of each engine."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 
 
-def _kind(text: str) -> str:
+def _get_kind(text: str) -> str:
     word = text.partition("(")[0]
     return {"epoch": "timestamp", "json": "string"}.get(word, "int" if "int" in word else word)
 
 
-def native(text: str, value: Any) -> Any:
-    """As Python writes it; nanoseconds as Arrow's."""
-    match _kind(text):
+def to_native(text: str, value: Any) -> Any:
+    """Returns the value as a Python object; nanoseconds as an Arrow scalar."""
+    match _get_kind(text):
         case "date":
             return (EPOCH + dt.timedelta(days=value)).date()
         case "timestamp" if "ns" not in text:
             return EPOCH + dt.timedelta(microseconds=value)
         case "timestamp":
-            return arrow(text, value)
+            return to_arrow(text, value)
     return value
 
 
-def arrow(text: str, value: Any) -> pa.Scalar:
-    match _kind(text):
+def to_arrow(text: str, value: Any) -> pa.Scalar:
+    match _get_kind(text):
         case "date":
             return pa.scalar(value, pa.int32()).cast(pa.date32())
         case "timestamp":
             return pa.scalar(value, pa.timestamp("ns" if "ns" in text else "us", "UTC"))
         case "decimal":
-            return pa.scalar(value, pa.decimal128(*_digits(text)))
+            return pa.scalar(value, pa.decimal128(*_parse_decimal(text)))
         case "int":
             return pa.scalar(value, pa.uint64() if text == "uint64" else pa.int64())
         case "float32":
@@ -47,32 +47,32 @@ def arrow(text: str, value: Any) -> pa.Scalar:
     return pa.scalar(value)
 
 
-def _digits(text: str) -> tuple[int, int]:
-    found = _DECIMAL.fullmatch(text)
-    assert found is not None
-    return int(found[1]), int(found[2])
+def _parse_decimal(text: str) -> tuple[int, int]:
+    match = _DECIMAL.fullmatch(text)
+    assert match is not None
+    return int(match[1]), int(match[2])
 
 
-def _hex(value: str | bytes) -> str:
+def _to_hex(value: str | bytes) -> str:
     return (value.encode() if isinstance(value, str) else value).hex()
 
 
-def _float(value: float) -> str:
+def _format_float(value: float) -> str:
     return {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}.get(str(value), repr(value))
 
 
-def spark(text: str, value: Any) -> str:
-    match _kind(text):
+def to_spark(text: str, value: Any) -> str:
+    match _get_kind(text):
         case "int":
             return f"cast('{value}' as {'decimal(20,0)' if text == 'uint64' else 'bigint'})"
         case "float32" | "float64" as kind:
-            return f"cast('{_float(value)}' as {'float' if kind == 'float32' else 'double'})"
+            return f"cast('{_format_float(value)}' as {'float' if kind == 'float32' else 'double'})"
         case "decimal":
             return f"cast('{value}' as {text})"
         case "string":
-            return f"cast(X'{_hex(value)}' as string)"
+            return f"cast(X'{_to_hex(value)}' as string)"
         case "binary":
-            return f"X'{_hex(value)}'"
+            return f"X'{_to_hex(value)}'"
         case "date":
             return f"date_from_unix_date({value})"
         case "timestamp":
@@ -80,8 +80,8 @@ def spark(text: str, value: Any) -> str:
     return str(value).lower()
 
 
-def duckdb(text: str, value: Any) -> str:
-    match _kind(text):
+def to_duckdb(text: str, value: Any) -> str:
+    match _get_kind(text):
         case "int":
             return f"'{value}'::{'UBIGINT' if text == 'uint64' else 'BIGINT'}"
         case "float32" | "float64" as kind:
@@ -89,9 +89,9 @@ def duckdb(text: str, value: Any) -> str:
         case "decimal":
             return f"'{value}'::{text}"
         case "string":
-            return f"decode(unhex('{_hex(value)}'))"
+            return f"decode(unhex('{_to_hex(value)}'))"
         case "binary":
-            return f"unhex('{_hex(value)}')"
+            return f"unhex('{_to_hex(value)}')"
         case "date":
             return f"(DATE '1970-01-01' + {value})"
         case "timestamp":
@@ -99,18 +99,18 @@ def duckdb(text: str, value: Any) -> str:
     return str(value)
 
 
-def datafusion(text: str, value: Any) -> str:
-    match _kind(text):
+def to_datafusion(text: str, value: Any) -> str:
+    match _get_kind(text):
         case "int":
             return f"arrow_cast('{value}', '{'UInt64' if text == 'uint64' else 'Int64'}')"
         case "float32" | "float64" as kind:
             return f"arrow_cast('{value!r}', '{kind.title()}')"
         case "decimal":
-            return f"arrow_cast('{value}', 'Decimal128({', '.join(map(str, _digits(text)))})')"
+            return f"arrow_cast('{value}', 'Decimal128({', '.join(map(str, _parse_decimal(text)))})')"
         case "string":
             return "'{}'".format(value.replace("'", "''"))
         case "binary":
-            return f"X'{_hex(value)}'"
+            return f"X'{_to_hex(value)}'"
         case "date":
             return f"arrow_cast(arrow_cast('{value}', 'Int32'), 'Date32')"
         case "timestamp":
@@ -118,16 +118,16 @@ def datafusion(text: str, value: Any) -> str:
     return str(value)
 
 
-def clickhouse(text: str, value: Any) -> str:
-    match _kind(text):
+def to_clickhouse(text: str, value: Any) -> str:
+    match _get_kind(text):
         case "int":
             return f"to{'UInt64' if text == 'uint64' else 'Int64'}('{value}')"
         case "float32" | "float64" as kind:
             return f"to{kind.title()}('{value!r}')"
         case "decimal":
-            return f"toDecimal128('{value}', {_digits(text)[1]})"
+            return f"toDecimal128('{value}', {_parse_decimal(text)[1]})"
         case "string" | "binary":
-            return f"unhex('{_hex(value)}')"
+            return f"unhex('{_to_hex(value)}')"
         case "date":
             return f"toDate32({value})"
         case "timestamp":
@@ -138,8 +138,8 @@ def clickhouse(text: str, value: Any) -> str:
 Literal = Callable[[str, Any], str]
 
 
-def where(query: Query, literal: Literal, column: str = "") -> str:
-    """The filter in SQL. The names are plain words, so they need no quotes."""
+def build_where(query: Query, literal: Literal, column: str = "") -> str:
+    """Returns the filter in SQL. The names are plain words, so they need no quotes."""
     column = column or ".".join(query.leaf.path)
     if query.operation == "is null":
         return f"{column} IS NULL"
@@ -149,35 +149,38 @@ def where(query: Query, literal: Literal, column: str = "") -> str:
     return f"{column} {query.operation} {values[0]}"
 
 
-def plain(column: pa.ChunkedArray | pa.Array) -> list[Any]:
-    """The values, whatever Arrow type a reader gives them: times in nanoseconds, floats as text, maps as pairs."""
+def normalize_column(column: pa.ChunkedArray | pa.Array) -> list[Any]:
+    """Convert a column of any Arrow type to comparable values: times in nanoseconds, floats as text, maps as pairs."""
     if isinstance(column, pa.ChunkedArray):
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     kind = column.type
     if isinstance(kind, pa.DictionaryType):
-        return plain(column.dictionary_decode())
+        return normalize_column(column.dictionary_decode())
     if pa.types.is_timestamp(kind):
         factor = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[kind.unit]
         return [None if v is None else v * factor for v in column.cast(pa.int64()).to_pylist()]
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        return column.cast(pa.large_binary()).to_pylist()  # ClickHouse has one type for texts and bytes
+        return column.cast(pa.large_binary()).to_pylist()  # ClickHouse has one type for text and bytes
     if pa.types.is_date32(kind):
         return column.cast(pa.int32()).to_pylist()
     if pa.types.is_floating(kind):
-        return [None if v is None else _float(v) for v in column.to_pylist()]
+        return [None if v is None else _format_float(v) for v in column.to_pylist()]
     if pa.types.is_struct(kind):
         names = [kind.field(i).name for i in range(kind.num_fields)]
-        inner = [plain(column.field(i)) for i in range(kind.num_fields)]
+        inner = [normalize_column(column.field(i)) for i in range(kind.num_fields)]
         rows = [dict(zip(names, values, strict=True)) for values in zip(*inner, strict=True)]
         return [row if valid else None for row, valid in zip(rows, column.is_valid().to_pylist(), strict=True)]
     if pa.types.is_map(kind):
-        return [None if v is None else sorted(zip(plain(v.keys), plain(v.items), strict=True)) for v in _maps(column)]
+        return [
+            None if v is None else sorted(zip(normalize_column(v.keys), normalize_column(v.items), strict=True))
+            for v in _list_maps(column)
+        ]
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return [None if not v.is_valid else plain(v.values) for v in column]
+        return [None if not v.is_valid else normalize_column(v.values) for v in column]
     return column.to_pylist()
 
 
-def _maps(column: pa.Array) -> list[Any]:
+def _list_maps(column: pa.Array) -> list[Any]:
     class Pairs:
         def __init__(self, rows: pa.Array) -> None:
             self.keys, self.items = rows.field(0), rows.field(1)
@@ -185,9 +188,9 @@ def _maps(column: pa.Array) -> list[Any]:
     return [Pairs(v.values) if v.is_valid else None for v in column]
 
 
-def expected(text: str, value: Any) -> Any:
-    """A value as `plain` has it."""
-    from tests.readers.values import members
+def normalize(text: str, value: Any) -> Any:
+    """Convert a value as `normalize_column` does."""
+    from tests.readers.values import parse_members
 
     kind, _, rest = text.partition("<")
     match kind.partition("(")[0]:
@@ -196,13 +199,13 @@ def expected(text: str, value: Any) -> Any:
         case "timestamp" | "epoch":
             return value if "ns" in text else value * 1000
         case "float32" | "float64":
-            return _float(value)
+            return _format_float(value)
         case "string" | "json":
             return value.encode()
         case "struct":
-            return {name: expected(member, value[name]) for name, member in members(text)}
+            return {name: normalize(member, value[name]) for name, member in parse_members(text)}
         case "list":
-            return [expected(rest[:-1], inner) for inner in value]
+            return [normalize(rest[:-1], inner) for inner in value]
         case "map":
-            return sorted((key.encode(), expected(rest[:-1].partition(", ")[2], v)) for key, v in value.items())
+            return sorted((key.encode(), normalize(rest[:-1].partition(", ")[2], v)) for key, v in value.items())
     return value

@@ -1,6 +1,6 @@
-"""Values of each type that a feed supports, as records carry them, and which rows a filter must find.
+"""Values of each type that a feed supports, as records contain them, and the rows that a filter must find.
 
-A time is a whole number of microseconds since 1970 (of nanoseconds in the set `nanos`), a day one of days.
+A time is an integer of microseconds since 1970 (nanoseconds in the set `nanos`), a date an integer of days.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ YEAR_1, YEAR_9999_END = -719_162 * DAY_US, 2_932_897 * DAY_US - 1
 NOON = 1_795_176_000_123_456
 
 
-def _bits(bits: int, signed: bool = True) -> list[int]:
+def _list_bounds(bits: int, signed: bool = True) -> list[int]:
     low = -(1 << bits - 1) if signed else 0
     high = (1 << bits - signed) - 1
     return [low, low + 1, 0, 1, high - 1, high]
 
 
-def _whole(unit: int, *times: int) -> list[int]:
+def _truncate_times(unit: int, *times: int) -> list[int]:
     return sorted({time // unit * unit for time in times})
 
 
 _TIMES = (YEAR_1, -1, 0, 1, NOON, YEAR_9999_END)
 TYPES: dict[str, list[Any]] = {
-    "int8": _bits(8),
-    "int16": _bits(16),
-    "int32": _bits(32),
-    "int64": [*_bits(64), 1 << 53, (1 << 53) + 1],
-    "uint8": _bits(8, signed=False),
-    "uint16": _bits(16, signed=False),
-    "uint32": _bits(32, signed=False),
-    "uint64": _bits(64, signed=False),
+    "int8": _list_bounds(8),
+    "int16": _list_bounds(16),
+    "int32": _list_bounds(32),
+    "int64": [*_list_bounds(64), 1 << 53, (1 << 53) + 1],
+    "uint8": _list_bounds(8, signed=False),
+    "uint16": _list_bounds(16, signed=False),
+    "uint32": _list_bounds(32, signed=False),
+    "uint64": _list_bounds(64, signed=False),
     "float32": [-3.4028234663852886e38, -1.5, -0.0, 1.401298464324817e-45, 1.5, 3.4028234663852886e38],
     "float64": [-1.7976931348623157e308, -0.1, -0.0, 5e-324, 0.1, 1.7976931348623157e308],
     "decimal(5,2)": [Decimal(x) for x in ("-999.99", "-0.01", "0.00", "1.50", "999.99")],
@@ -49,15 +49,15 @@ TYPES: dict[str, list[Any]] = {
     "binary": [b"", b"\0", b"a", b"a" * 100, b"\xc3\x28", b"\xff" * 40],
     "date": [-719_162, -141_428, -1, 0, 20_777, 2_932_896],
     "json": ['"a"', '{"a":[1,null]}', "7", "[]"],
-    "timestamp(ms)": _whole(1000, *_TIMES),
+    "timestamp(ms)": _truncate_times(1000, *_TIMES),
     "timestamp(us)": [*_TIMES],
-    "epoch(s)": _whole(1_000_000, *_TIMES),
-    "epoch(ms)": _whole(1000, *_TIMES),
+    "epoch(s)": _truncate_times(1_000_000, *_TIMES),
+    "epoch(ms)": _truncate_times(1000, *_TIMES),
     "epoch(us)": [*_TIMES],
 }
 NESTED: dict[str, list[Any]] = {
     "struct<a:int64, b:string, t:timestamp(ms)>": [
-        {"a": 1, "b": "", "t": _whole(1000, NOON)[0]},
+        {"a": 1, "b": "", "t": _truncate_times(1000, NOON)[0]},
         {"a": -5, "b": "ü", "t": 0},
         {"a": None, "b": None, "t": None},
     ],
@@ -74,13 +74,13 @@ SETS: dict[str, dict[str, list[Any]]] = {
     "avro": {"float32": FLOATS, "float64": FLOATS, "struct<x:float64>": [{"x": x} for x in FLOATS]},
     "nanos": {"timestamp(ns)": NANOS, "epoch(ns)": NANOS},
 }
-"""What lands together, by the feed's name. Avro's records hold what JSON has no numbers for."""
+"""The types that land together, by the feed's name. Avro records hold the numbers that JSON cannot express."""
 OPERATIONS = ("=", "<", ">=", "in", "is null")
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a set, and the values of its rows, file by file. The last file has nulls alone."""
+    """A column of a set, and the values of its rows, file by file. The last file has only nulls."""
 
     name: str
     type: str
@@ -91,42 +91,42 @@ class Column:
         return [value for file in self.files for value in file]
 
 
-def columns(values: Mapping[str, Sequence[Any]]) -> list[Column]:
-    """A column of each type, with three files: smaller values and a null, larger values, nulls."""
+def build_columns(values: Mapping[str, Sequence[Any]]) -> list[Column]:
+    """Build a column of each type, with three files: smaller values and a null, larger values, nulls."""
     half = max((len(v) + 1) // 2 for v in values.values())
-    out = []
+    built = []
     for number, (text, all_) in enumerate(values.items()):
         low, high = all_[: (len(all_) + 1) // 2], all_[(len(all_) + 1) // 2 :] or all_
-        filled = [[*(some[i % len(some)] for i in range(half))] for some in (low, high)]
-        out.append(Column(f"c{number}", text, ((*filled[0], None), (*filled[1],), (None, None))))
-    return out
+        filled = [[*(part[i % len(part)] for i in range(half))] for part in (low, high)]
+        built.append(Column(f"c{number}", text, ((*filled[0], None), (*filled[1],), (None, None))))
+    return built
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """What a filter is about: a column, or a member of a struct in it."""
+    """The subject of a filter: a column, or a member of a struct in it."""
 
     path: tuple[str, ...]
     type: str
     rows: tuple[Any, ...]
-    """By the number of the row."""
+    """The values, by row number."""
 
 
-def leaves(column: Column) -> list[Leaf]:
-    return [*_leaves((column.name,), column.type, tuple(column.rows))]
+def list_leaves(column: Column) -> list[Leaf]:
+    return [*_list_leaves((column.name,), column.type, tuple(column.rows))]
 
 
-def _leaves(path: tuple[str, ...], text: str, rows: tuple[Any, ...]) -> list[Leaf]:
-    out = [Leaf(path, text, rows)]
+def _list_leaves(path: tuple[str, ...], text: str, rows: tuple[Any, ...]) -> list[Leaf]:
+    leaves = [Leaf(path, text, rows)]
     if text.startswith("struct<"):
-        for name, member in members(text):
+        for name, member in parse_members(text):
             inner = tuple(None if row is None else row[name] for row in rows)
-            out += _leaves((*path, name), member, inner)
-    return out
+            leaves += _list_leaves((*path, name), member, inner)
+    return leaves
 
 
-def members(text: str) -> list[tuple[str, str]]:
-    """The members of a struct and their types."""
+def parse_members(text: str) -> list[tuple[str, str]]:
+    """Returns the members of a struct type and their types."""
     parts = re.split(r", (?![^<(]*[>)])", text[len("struct<") : -1])
     return [(name, kind) for name, _, kind in (part.partition(":") for part in parts)]
 
@@ -139,17 +139,20 @@ class Query:
     operation: str
     values: tuple[Any, ...] = ()
 
-    def expected(self, *, nan_is_largest: bool) -> list[int]:
-        """The numbers of the rows that it must find. Some engines have NaN above all other numbers and equal to
-        itself, others follow IEEE 754: no comparison with NaN holds."""
-        return [n for n, value in enumerate(self.leaf.rows) if self._holds(value, nan_is_largest)]
+    def find_rows(self, *, nan_is_largest: bool) -> list[int]:
+        """Returns the numbers of the rows that the query must find.
 
-    def _holds(self, value: Any, nan_is_largest: bool) -> bool:
+        In some engines NaN equals itself and is larger than all other numbers; others follow IEEE 754, by which no
+        comparison with NaN holds.
+        """
+        return [n for n, value in enumerate(self.leaf.rows) if self._is_match(value, nan_is_largest)]
+
+    def _is_match(self, value: Any, nan_is_largest: bool) -> bool:
         if self.operation == "is null":
             return value is None
         if value is None:
             return False
-        pairs = [(_key(value), _key(x)) for x in self.values]
+        pairs = [(_get_sort_key(value), _get_sort_key(x)) for x in self.values]
         if not nan_is_largest and self.operation != "in":
             pairs = [(a, b) for a, b in pairs if not a[0] and not b[0]]
         holds = {
@@ -161,27 +164,27 @@ class Query:
         return any(holds[self.operation](a, b) for a, b in pairs)
 
 
-def _key(value: Any) -> tuple[int, Any]:
+def _get_sort_key(value: Any) -> tuple[int, Any]:
     if isinstance(value, float):
         return (1, 0.0) if value != value else (0, value)
     return (0, value.encode() if isinstance(value, str) else value)
 
 
-def queries(leaf: Leaf, most: int | None = None) -> list[Query]:
-    """Every filter on the leaf, on at most so many of its values; a list, a map and a struct are compared with null."""
-    out = [Query(leaf, "is null")]
+def build_queries(leaf: Leaf, limit: int | None = None) -> list[Query]:
+    """Build every filter on the leaf, on at most `limit` of its values. Lists, maps and structs get only `is null`."""
+    queries = [Query(leaf, "is null")]
     if "<" in leaf.type:
-        return out
+        return queries
     values = list({repr(v): v for v in leaf.rows if v is not None}.values())
-    some = values if most is None else values[:: max(1, len(values) // most)][-most:]
-    for value in some:
-        out += [Query(leaf, operation, (value,)) for operation in ("=", "<", ">=")]
-        out.append(Query(leaf, "in", (value, values[0])))
-    return out
+    chosen = values if limit is None else values[:: max(1, len(values) // limit)][-limit:]
+    for value in chosen:
+        queries += [Query(leaf, operation, (value,)) for operation in ("=", "<", ">=")]
+        queries.append(Query(leaf, "in", (value, values[0])))
+    return queries
 
 
 def as_json(text: str, value: Any) -> str:
-    """The value as a record of JSON spells it."""
+    """Returns the value as JSON text."""
     kind, _, rest = text.partition("<")
     match kind.partition("(")[0]:
         case _ if value is None:
@@ -193,11 +196,11 @@ def as_json(text: str, value: Any) -> str:
         case "date":
             return f'"{dt.date(1, 1, 1) + dt.timedelta(days=value - YEAR_1 // DAY_US)}"'
         case "timestamp":
-            return f'"{_iso(value, nanos="ns" in text)}"'
+            return f'"{_format_iso(value, nanos="ns" in text)}"'
         case "epoch":
             return str(value // {"s": 1_000_000, "ms": 1000, "us": 1, "ns": 1}[text[6:-1]])
         case "struct":
-            return as_object({name: as_json(member, value[name]) for name, member in members(text)})
+            return as_object({name: as_json(member, value[name]) for name, member in parse_members(text)})
         case "list":
             return f"[{', '.join(as_json(rest[:-1], inner) for inner in value)}]"
         case "map":
@@ -210,7 +213,7 @@ def as_object(members: Mapping[str, str]) -> str:
     return f"{{{', '.join(f'{json.dumps(name)}: {text}' for name, text in members.items())}}}"
 
 
-def _iso(time: int, *, nanos: bool) -> str:
+def _format_iso(time: int, *, nanos: bool) -> str:
     micros, rest = divmod(time, 1000) if nanos else (time, 0)
     moment = dt.datetime(1, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=micros - YEAR_1)
     return f"{moment.replace(tzinfo=None).isoformat(timespec='microseconds')}{f'{rest:03d}' if nanos else ''}Z"

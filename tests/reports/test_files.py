@@ -1,7 +1,7 @@
 """Reports about Parquet files in the hands of other readers: nulls in nests, bounds, names, decimals, empty parts.
 
-Rows land in a folder; DuckDB, Polars and pyarrow read the files and filter by each value. What they must find is worked
-out in plain Python.
+Rows land in a folder; DuckDB, Polars and pyarrow read the files and filter by each value. Plain Python computes the
+expected rows.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.pipelines.errors import FeedError
-from tests.reports.test_avro import BARE, encode, member, record
+from tests.reports.test_avro import BARE, encode, make_field, record
 from tests.reports.world import JSON, land_values
 
 Values = Sequence[Any]
 
 
 def land(root: Path, type: str, values: Values, more: str = "") -> list[str]:
-    """Land objects with a number `n` and the value `x`; returns the files."""
+    """Land objects with a number `n` and the value `x`, and return the files."""
     lines = [json.dumps({"n": i, "x": v}, default=str).encode() for i, v in enumerate(values)]
     lines = [line.replace(b'"<', b"").replace(b'>"', b"") for line in lines]
     land_values(root, JSON % (f"n: int32, x: '{type}'", "") + more, lines, root / "lake")
@@ -50,7 +50,7 @@ def find_by_pyarrow(files: list[str], where: Any) -> list[int]:
 
 
 def read_all(files: list[str]) -> list[tuple[Any, Any, Any]]:
-    """The column `x` by each reader, in the order of `n`."""
+    """Returns the column `x` as read by each reader, in the order of `n`."""
     by_duckdb = (
         duckdb.connect()
         .execute("select x from read_parquet($1, hive_partitioning = false) order by n", [files])
@@ -101,7 +101,7 @@ TEXTS: dict[str, list[str]] = {
 
 @pytest.mark.parametrize("report", TEXTS)
 def test_a_text_is_found_by_itself(report: str, tmp_path: Path) -> None:
-    """Bounds of long texts are cut; a reader that trusts them must still find each value, and the true least one."""
+    """Bounds of long texts are truncated; readers that rely on them still find each value and the minimum."""
     values = TEXTS[report]
     files = land(tmp_path, "string", values)
     for i, value in enumerate(values):
@@ -149,9 +149,9 @@ FLOATS: dict[str, list[float]] = {
 
 @pytest.mark.parametrize("report", FLOATS)
 def test_floats_are_found_beside_those_that_are_no_numbers(report: str, tmp_path: Path) -> None:
-    """Bounds leave NaN out; DuckDB and Polars hold it for the largest value, pyarrow for none."""
+    """Bounds omit NaN; DuckDB and Polars order it as the largest value, pyarrow does not order it."""
     values = FLOATS[report]
-    schema = record(member("n", "int"), member("x", "double"))
+    schema = record(make_field("n", "int"), make_field("x", "double"))
     rows = [encode(schema, {"n": i, "x": v})[5:] for i, v in enumerate(values)]
     land_values(tmp_path, BARE, rows, tmp_path / "lake", order__avsc=json.dumps(schema))
     files = sorted(map(str, (tmp_path / "lake" / "data").rglob("*.parquet")))
@@ -206,11 +206,11 @@ def test_columns_that_came_later_are_null_before(tmp_path: Path) -> None:
     assert duckdb.connect().execute(query, [files]).fetchall() == [(0, None), (1, "x")]
     query = "select n from read_parquet($1, union_by_name = true) where f = 'x'"
     assert duckdb.connect().execute(query, [files]).fetchall() == [(1,)]
-    frame = pl.scan_parquet(files, missing_columns="insert", extra_columns="ignore", schema=_later(files))
+    frame = pl.scan_parquet(files, missing_columns="insert", extra_columns="ignore", schema=_read_latest_schema(files))
     assert frame.filter(pl.col("f") == "x").select("n").collect().rows() == [(1,)]
 
 
-def _later(files: list[str]) -> Any:
+def _read_latest_schema(files: list[str]) -> Any:
     return max((pl.read_parquet_schema(f) for f in files), key=len)
 
 

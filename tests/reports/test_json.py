@@ -1,7 +1,7 @@
-"""Reports about JSON: numbers, texts, broken values, and what they did to the records beside them.
+"""Reports about JSON: numbers, texts, broken values, and their effect on adjacent records.
 
-Each value lands between two good records, so a report of "one bad record stops all" is tried as well. Where a value
-lands, Python's own json reads the same from it.
+Each value is between two good records, so reports that one bad record stops all are covered too. A landed value must
+equal the one that Python's json reads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.reports.world import land_json, land_values, reasons
+from tests.reports.world import land_json, land_values, list_reasons
 
 GOOD = b'{"id": 0}'
 LANDS: dict[str, tuple[str, bytes]] = {
@@ -75,7 +75,7 @@ def test_a_value_is_refused_alone_with_its_bytes(report: str, tmp_path: Path) ->
     good = b'{"id": 0, "x": 0}' if "not null" in schema else GOOD
     landed = land_json(tmp_path, f"id: int32, {schema}", good, value, good)
     assert landed.rows["id"].to_pylist() == [0, 0]
-    assert (reasons(landed), landed.quarantined["value"].to_pylist()) == ([reason], [value])
+    assert (list_reasons(landed), landed.quarantined["value"].to_pylist()) == ([reason], [value])
 
 
 def test_a_number_beyond_all_types_spoils_no_other_field(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_fraction_is_not_cut_off_a_time_of_seconds(tmp_path: Path) -> None:
     """risingwavelabs/risingwave#16852: a number of another unit than the column's was taken for this one."""
     values = [b'{"x": 1659386157.403862}', b'{"x": 1659386157403862}', b'{"x": 1659386157}']
     landed = land_json(tmp_path, "x: epoch(s)", *values)
-    assert reasons(landed) == ["inexact", "out_of_range"]
+    assert list_reasons(landed) == ["inexact", "out_of_range"]
     assert [t.isoformat() for t in landed.rows["x"].to_pylist()] == ["2022-08-01T20:35:57+00:00"]
 
 
@@ -107,26 +107,26 @@ def test_utf_16_is_refused_and_kept(tmp_path: Path) -> None:
     value = '{"id": 1}'.encode("utf-16")
     landed = land_json(tmp_path, "id: int32", value)
     assert landed.quarantined["value"].to_pylist() == [value]
-    assert reasons(landed)[0] in ("not_json", "invalid_utf8")
+    assert list_reasons(landed)[0] in ("not_json", "invalid_utf8")
 
 
 def test_refused_records_are_counted(tmp_path: Path) -> None:
-    """ClickHouse/ClickHouse#57366: nobody could see how many messages were skipped."""
+    """ClickHouse/ClickHouse#57366: the number of skipped messages was not visible."""
     landed = land_json(tmp_path, "id: int32", GOOD, b"1", b"", b"{", None)
     assert (landed.counts.landed, landed.counts.quarantined, landed.counts.dropped) == (2, 3, 0)
 
 
 def test_records_dropped_by_policy_are_counted_too(tmp_path: Path) -> None:
-    """ClickHouse/ClickHouse#10647: how many broken messages may be skipped depended on the size of a block."""
+    """ClickHouse/ClickHouse#10647: the limit of broken messages to skip depended on the size of a block."""
     landed = land_json(tmp_path, "id: int32", GOOD, *[b"1"] * 500, policies="on_undecodable: drop")
     assert (landed.counts.landed, landed.counts.quarantined, landed.counts.dropped) == (1, 0, 500)
 
 
 def test_a_message_of_no_bytes_is_no_tombstone(tmp_path: Path) -> None:
-    """redpanda-data/connect#1715: an empty message and a tombstone could not be told apart."""
+    """redpanda-data/connect#1715: an empty message and a tombstone could not be distinguished."""
     landed = land_json(tmp_path, "id: int32", b"", None)
     assert landed.rows["kafka_tombstone"].to_pylist() == [True]
-    assert (reasons(landed), landed.quarantined["value"].to_pylist()) == (["not_json"], [b""])
+    assert (list_reasons(landed), landed.quarantined["value"].to_pylist()) == (["not_json"], [b""])
     raw = land_values(tmp_path / "raw", "topics: orders\nstart: earliest\n", [b"", None])
     assert raw.rows["value"].to_pylist() == [b"", None]
 

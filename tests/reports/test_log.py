@@ -1,4 +1,4 @@
-"""The log of reports is true to the tests: each row's test is there, and each report has one row."""
+"""The log of reports matches the tests: each row's test exists, and each report has one row."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ REPORT = re.compile(r"[\w.-]+/[\w.-]+#\d+")
 VERDICTS = ("right", "was wrong", "wrong")
 
 
-def rows() -> Iterator[tuple[str, str, str, str]]:
-    """(report, module, test, verdict) of each row of the log."""
+def read_rows() -> Iterator[tuple[str, str, str, str]]:
+    """Yield (report, module, test, verdict) of each row of the log."""
     module = ""
     for line in (HERE / "README.md").read_text().splitlines():
         if theme := re.match(r"Tests in `(test_\w+\.py)`", line):
@@ -26,7 +26,7 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
             yield cells[0], path or module, test, cells[3]
 
 
-ROWS = list(rows())
+ROWS = list(read_rows())
 
 
 def test_each_report_has_one_row() -> None:

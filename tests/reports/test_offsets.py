@@ -1,4 +1,4 @@
-"""Reports about positions: where a reader begins, offsets that are gone, topics that were made again or grew."""
+"""Reports about positions: the start of a reader, deleted offsets, topics that were recreated or grew."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ LATEST = "topics: orders\nstart: latest\n"
 PATTERN = "topics: {include: ['orders.*']}\nstart: latest\n"
 
 
-def records(count: int, time: int = TIME, name: bytes = b"v") -> Log:
+def make_log(count: int, time: int = TIME, name: bytes = b"v") -> Log:
     return log(LogBatch(tuple(LogRecord(b"k", name + b"%d" % i, time + i) for i in range(count))))
 
 
 def test_a_new_partition_is_read_from_its_beginning(tmp_path: Path) -> None:
-    """IBM/sarama#1739: what was sent to a new partition before the group heard of it was lost."""
-    topics = Topics(tmp_path, LATEST, {A: records(3)})
+    """IBM/sarama#1739: records of a new partition, sent before the group detected it, were lost."""
+    topics = Topics(tmp_path, LATEST, {A: make_log(3)})
     assert topics.land().rows.num_rows == 0
-    topics.logs = {A: records(4), B: records(5)}
+    topics.logs = {A: make_log(4), B: make_log(5)}
     landed = topics.land().rows
     assert landed.select(["partition", "offset"]).to_pylist() == [
         {"partition": 0, "offset": 3},
@@ -37,22 +37,22 @@ def test_a_new_partition_is_read_from_its_beginning(tmp_path: Path) -> None:
 
 def test_a_new_topic_of_a_pattern_is_read_from_its_beginning(tmp_path: Path) -> None:
     """confluentinc/librdkafka#1852: the first messages of a topic that a pattern matched later were lost."""
-    topics = Topics(tmp_path, PATTERN, {A: records(3)})
+    topics = Topics(tmp_path, PATTERN, {A: make_log(3)})
     topics.land()
-    topics.logs[TopicPartition("orders.eu", 0)] = records(2)
+    topics.logs[TopicPartition("orders.eu", 0)] = make_log(2)
     landed = topics.land().rows
     assert landed["topic"].to_pylist() == ["orders.eu", "orders.eu"]
 
 
 def test_a_log_that_ends_before_the_position_is_named(tmp_path: Path) -> None:
-    """IBM/sarama#1734: a log was deleted on the disk; the group stayed at an offset that no longer was."""
-    topics = Topics(tmp_path, logs={A: records(10)})
+    """IBM/sarama#1734: a log was deleted on the disk; the group stayed at an offset that no longer existed."""
+    topics = Topics(tmp_path, logs={A: make_log(10)})
     topics.land()
-    topics.logs = {A: records(6)}
+    topics.logs = {A: make_log(6)}
     with pytest.raises(LogTruncated, match="sluice accept orders truncated"):
         topics.land()
-    topics.accept(AcceptEvent.TRUNCATED)
-    topics.logs = {A: records(8)}
+    topics.accept_event(AcceptEvent.TRUNCATED)
+    topics.logs = {A: make_log(8)}
     assert topics.land().rows["offset"].to_pylist() == [6, 7]
 
 
@@ -60,21 +60,21 @@ def test_a_log_that_ends_before_the_position_is_named(tmp_path: Path) -> None:
     ("report", "old", "new"), [("streamnative/kop#530", 10, 5), ("dibbhatt/kafka-spark-consumer#60", 3, 9)]
 )
 def test_a_topic_that_was_made_again_is_another_topic(report: str, old: int, new: int, tmp_path: Path) -> None:
-    """Of the new topic nothing was read, or its first records were missed, since the old position was kept."""
-    topics = Topics(tmp_path, logs={A: records(old, name=b"old")})
+    """No records of the new topic were read, or the first ones were missed, since the old position was kept."""
+    topics = Topics(tmp_path, logs={A: make_log(old, name=b"old")})
     topics.land()
-    topics.logs, topics.ids = {A: records(new, name=b"new")}, {"orders": "id-2"}
+    topics.logs, topics.ids = {A: make_log(new, name=b"new")}, {"orders": "id-2"}
     with pytest.raises(TopicRecreated, match="sluice accept orders recreated"):
         topics.land()
-    topics.accept(AcceptEvent.RECREATED)
+    topics.accept_event(AcceptEvent.RECREATED)
     assert topics.land().rows["value"].to_pylist() == [b"new%d" % i for i in range(new)]
 
 
 def test_offsets_that_are_gone_are_named_and_nothing_is_skipped(tmp_path: Path) -> None:
     """confluentinc/librdkafka#3745: a position that retention had passed was reset to the end."""
-    topics = Topics(tmp_path, logs={A: records(3), B: records(3)})
+    topics = Topics(tmp_path, logs={A: make_log(3), B: make_log(3)})
     topics.land()
-    topics.logs = {A: log(LogBatch((LogRecord(),)), start=7), B: records(4)}
+    topics.logs = {A: log(LogBatch((LogRecord(),)), start=7), B: make_log(4)}
     with pytest.raises(SluiceError, match=r"\[3, 7\)"):
         topics.land()
     topics.text += "policies: {on_loss: accept}\n"
@@ -84,11 +84,11 @@ def test_offsets_that_are_gone_are_named_and_nothing_is_skipped(tmp_path: Path) 
 def test_a_time_without_later_records_begins_at_the_end(tmp_path: Path) -> None:
     """apache/hudi#19658: a partition without a record after the time was read from its beginning."""
     text = "topics: orders\nstart: '2023-11-14T23:30:00Z'\n"
-    topics = Topics(tmp_path, text, {A: records(3, TIME), B: records(3, TIME + 2 * HOUR)})
+    topics = Topics(tmp_path, text, {A: make_log(3, TIME), B: make_log(3, TIME + 2 * HOUR)})
     assert topics.land().rows.select(["partition", "offset"]).to_pylist() == [
         {"partition": 1, "offset": i} for i in range(3)
     ]
-    topics.logs[A] = records(5, TIME)
+    topics.logs[A] = make_log(5, TIME)
     assert topics.land().rows.select(["partition", "offset"]).to_pylist() == [
         {"partition": 0, "offset": 3},
         {"partition": 0, "offset": 4},
@@ -96,9 +96,9 @@ def test_a_time_without_later_records_begins_at_the_end(tmp_path: Path) -> None:
 
 
 def test_an_empty_topic_is_no_error(tmp_path: Path) -> None:
-    """apache/spark#32747: a start by time failed the query where a partition had no such record."""
+    """apache/spark#32747: a start by time failed the query where a partition had no record after it."""
     text = "topics: orders\nstart: '2023-11-14T23:30:00Z'\n"
     topics = Topics(tmp_path, text, {A: log(), B: log()})
     assert topics.land().rows.num_rows == 0
-    topics.logs = {A: records(1), B: records(1)}
+    topics.logs = {A: make_log(1), B: make_log(1)}
     assert topics.land().rows["partition"].to_pylist() == [0, 1]

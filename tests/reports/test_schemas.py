@@ -1,4 +1,4 @@
-"""Reports about schemas: registries and their numbers, keys, JSON Schema, types learnt from a sample."""
+"""Reports about schemas: registries and their numbers, keys, JSON Schema, types inferred from a sample."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sluice.pipelines.records.rows.wire_format import AVRO
 from sluice.pipelines.schema.inference import sample_values
 from sluice.testing import LandedMessages, Message, land
 from sluice.testing.lake import MemoryLake
-from tests.pipelines.records.avro.rows import Schemas, convert, reader_of
-from tests.reports.test_avro import FEED, encode, member, record
-from tests.reports.world import RAW, feed_file, keep_schema, land_json, land_values, reasons
+from tests.pipelines.records.avro.rows import Schemas, convert, make_reader
+from tests.reports.test_avro import FEED, encode, make_field, record
+from tests.reports.world import RAW, keep_schema, land_json, land_values, list_reasons, write_feed
 
-ORDER = record(member("id", "int"))
+ORDER = record(make_field("id", "int"))
 
 
-def land_avro(root: Path, wire: str, *values: bytes, known: int = 1) -> LandedMessages:
+def land_avro(root: Path, wire: str, *values: bytes, number: int = 1) -> LandedMessages:
     lake = MemoryLake()
-    keep_schema(lake, known, AVRO, json.dumps(ORDER))
+    keep_schema(lake, number, AVRO, json.dumps(ORDER))
     feed = FEED + f"wire_format: {wire}\n"
     return land_values(root, feed, values, lake, order__avsc=json.dumps(ORDER))
 
@@ -31,34 +31,34 @@ def land_avro(root: Path, wire: str, *values: bytes, known: int = 1) -> LandedMe
 def test_records_of_a_lost_schema_wait_and_others_land(tmp_path: Path) -> None:
     """confluentinc/schema-registry#1975: the registry lost schema 20, and every consumer stood still."""
     values = [encode(ORDER, {"id": i}, 20 if i % 2 else 24) for i in range(6)]
-    landed = land_avro(tmp_path, "confluent", *values, known=24)
+    landed = land_avro(tmp_path, "confluent", *values, number=24)
     assert landed.rows["id"].to_pylist() == [0, 2, 4]
-    assert (reasons(landed), landed.quarantined["value"].to_pylist()) == (["unknown_schema"] * 3, values[1::2])
+    assert (list_reasons(landed), landed.quarantined["value"].to_pylist()) == (["unknown_schema"] * 3, values[1::2])
 
 
 def test_an_unknown_number_is_asked_for_once() -> None:
     """kafkajs/confluent-schema-registry#301: each record of an unknown schema was a request to the registry."""
     schemas = Schemas({1: ORDER})
     values = [encode(ORDER, {"id": i}, 1 + i % 3) for i in range(300)]
-    landed, refused, _ = convert(reader_of(ORDER), values, schemas)
+    landed, refused, _ = convert(make_reader(ORDER), values, schemas)
     assert (landed.num_rows, refused and refused.num_rows) == (100, 200)
-    assert sorted(schemas.asked) == [1, 2, 3]
+    assert sorted(schemas.requests) == [1, 2, 3]
 
 
 def test_numbers_of_four_and_of_eight_bytes_are_not_mixed_up(tmp_path: Path) -> None:
     """Apicurio/apicurio-registry#2547: four bytes of a number and four of the record were read as one number."""
     short, long = encode(ORDER, {"id": 7}), b"\0" + struct.pack(">q", 1) + b"\x0e"
     landed = land_avro(tmp_path / "four", "confluent", short, long)
-    assert (landed.rows["id"].to_pylist(), reasons(landed)) == ([7], ["unknown_schema"])
+    assert (landed.rows["id"].to_pylist(), list_reasons(landed)) == ([7], ["unknown_schema"])
     landed = land_avro(tmp_path / "eight", "apicurio", long, short)
-    assert (landed.rows["id"].to_pylist(), len(reasons(landed))) == ([7], 1)
+    assert (landed.rows["id"].to_pylist(), len(list_reasons(landed))) == ([7], 1)
 
 
 def test_a_record_of_another_registry_is_refused_alone(tmp_path: Path) -> None:
     """awslabs/aws-glue-schema-registry#136: a Glue header where Confluent's was expected stopped the task."""
     glue = b"\3\0" + bytes(16) + b"\x0e"
     landed = land_avro(tmp_path, "confluent", encode(ORDER, {"id": 1}), glue, encode(ORDER, {"id": 2}))
-    assert (landed.rows["id"].to_pylist(), reasons(landed)) == ([1, 2], ["not_avro"])
+    assert (landed.rows["id"].to_pylist(), list_reasons(landed)) == ([1, 2], ["not_avro"])
 
 
 # -- keys
@@ -67,7 +67,7 @@ def test_a_record_of_another_registry_is_refused_alone(tmp_path: Path) -> None:
 def test_keys_keep_their_bytes(tmp_path: Path) -> None:
     """apache/pinot#17899: keys in Confluent's format went through a text and arrived empty."""
     keys = [encode(ORDER, {"id": 1}), b"\xff\xfe\x00", b"", None, b"null", b"<null>"]
-    landed = land(feed_file(tmp_path, RAW), [Message(b"v", key=k) for k in keys], environ={})
+    landed = land(write_feed(tmp_path, RAW), [Message(b"v", key=k) for k in keys], environ={})
     assert landed.rows["key"].to_pylist() == keys
 
 
@@ -77,7 +77,7 @@ def test_a_record_without_a_key_lands_beside_others(tmp_path: Path) -> None:
     keep_schema(lake, 1, AVRO, json.dumps(ORDER))
     feed = "topics: orders\nstart: earliest\nformat: json\nschema: {n: int32}\n"
     feed += "registry: {url: 'http://127.0.0.1:9'}\nkey: {format: avro, schema_file: key.avsc}\n"
-    path = feed_file(tmp_path, feed, {"key.avsc": json.dumps(ORDER)})
+    path = write_feed(tmp_path, feed, {"key.avsc": json.dumps(ORDER)})
     messages = [Message(b'{"n": 1}', encode(ORDER, {"id": 9})), Message(b'{"n": 2}'), Message(b'{"n": 3}', b"")]
     landed = land(path, messages, lake=lake, environ={})
     assert landed.rows.select(["n", "key_id"]).to_pylist() == [{"n": 1, "key_id": 9}, {"n": 2, "key_id": None}]
@@ -132,7 +132,7 @@ def test_a_field_of_two_types_is_refused_by_its_place(tmp_path: Path) -> None:
         land_by_schema(tmp_path, {"x": {"type": ["integer", "string"]}}, {"x": 1}, {"x": "a"})
 
 
-# -- types learnt from a sample
+# -- types inferred from a sample
 
 SAMPLES: dict[str, tuple[list[Any], str]] = {
     "pola-rs/polars#4015": ([-3, 2, 0, 4.6], "float64"),
@@ -166,4 +166,4 @@ LATE: list[tuple[str, str, str]] = [
 def test_a_late_value_of_another_type_is_not_cast(type_: str, value: str, reason: str, tmp_path: Path) -> None:
     """duckdb/duckdb#25786: after the sample, `true` became 1.0, 7 became true and 1.5 became 2."""
     landed = land_json(tmp_path, f"x: {type_}", b'{"x": %s}' % value.encode())
-    assert (landed.rows.num_rows, reasons(landed)) == (0, [reason])
+    assert (landed.rows.num_rows, list_reasons(landed)) == (0, [reason])

@@ -1,6 +1,6 @@
 """Reports about time: records without a stamp or with an impossible one, folders of hours, nights when clocks change.
 
-The folder that a row must lie in is worked out by Python's datetime.
+Python's datetime computes the expected folder of each row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 from sluice.testing import Message, land
 from sluice.testing.logs import Log, LogBatch, LogRecord, log
-from tests.reports.world import RAW, feed_file, land_json, land_log
+from tests.reports.world import RAW, land_json, land_log, write_feed
 
 BY_TIME = RAW + "landing: {layout: record_time}\n"
 NOWHERE = "__HIVE_DEFAULT_PARTITION__"
@@ -27,10 +27,10 @@ def stamp(text: str) -> int:
     return round(datetime.fromisoformat(text).timestamp() * 1000)
 
 
-def folders(root: Path, feed: str, *times: int) -> dict[tuple[str, ...], list[int]]:
-    """The values of the folders' keys, each with the stamps of the rows in it; read by pyarrow."""
+def read_folders(root: Path, feed: str, *times: int) -> dict[tuple[str, ...], list[int]]:
+    """Returns the stamps of the rows in each folder, by the values of its keys; read by pyarrow."""
     lake = root / "lake"
-    land(feed_file(root, feed), [Message(b"v", time=t) for t in times], lake=lake, environ={})
+    land(write_feed(root, feed), [Message(b"v", time=t) for t in times], lake=lake, environ={})
     out: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for path in sorted((lake / "data" / "orders").rglob("*.parquet")):
         keys = tuple(p.partition("=")[2] for p in path.relative_to(lake / "data" / "orders").parts[:-1])
@@ -38,7 +38,7 @@ def folders(root: Path, feed: str, *times: int) -> dict[tuple[str, ...], list[in
     return dict(out)
 
 
-def hour_of(t: int) -> tuple[str, ...]:
+def get_hour(t: int) -> tuple[str, ...]:
     at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=t)
     return at.strftime("%Y-%m-%d"), at.strftime("%H")
 
@@ -78,10 +78,10 @@ def test_late_and_early_rows_lie_in_their_own_hours(tmp_path: Path) -> None:
     """confluentinc/kafka-connect-storage-cloud#200: records of later hours were put into the open one."""
     base = stamp("2026-01-01T10:59:59.999+00:00")
     times = [base, base + 1, base - HOUR, base + 5 * HOUR, base, base + HOUR, base - 1, base + 2]
-    hours = folders(tmp_path, BY_TIME, *times)
+    hours = read_folders(tmp_path, BY_TIME, *times)
     expected: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for t in times:
-        expected[hour_of(t)].append(t)
+        expected[get_hour(t)].append(t)
     assert {k: sorted(v) for k, v in hours.items()} == {k: sorted(v) for k, v in expected.items()}
 
 
@@ -89,18 +89,18 @@ def test_by_arrival_a_late_record_opens_no_old_hour(tmp_path: Path) -> None:
     """apache/inlong#5423: one machine's wrong clock opened old partitions again."""
     base = stamp("2026-01-01T10:30:00+00:00")
     root = tmp_path / "p"
-    folders(root, RAW, base)
+    read_folders(root, RAW, base)
     before = {p: p.stat().st_mtime_ns for p in (root / "lake" / "data").rglob("*.parquet")}
-    hours = folders(root, RAW, base - 400 * 24 * HOUR, base + HOUR)
+    hours = read_folders(root, RAW, base - 400 * 24 * HOUR, base + HOUR)
     assert {p: p.stat().st_mtime_ns for p in before} == before
-    assert [k for k in hours if k != hour_of(base)] == [hour_of(base + HOUR)]
+    assert [k for k in hours if k != get_hour(base)] == [get_hour(base + HOUR)]
 
 
 def test_rows_out_of_order_make_one_file_an_hour(tmp_path: Path) -> None:
     """confluentinc/kafka-connect-storage-common#82: each record out of order rolled a file."""
     base = stamp("2026-01-01T10:00:00+00:00")
     times = [base + (i * 7919 % 3600) * 1000 for i in range(500)]
-    assert {k: len(v) for k, v in folders(tmp_path, BY_TIME, *times).items()} == {hour_of(base): 500}
+    assert {k: len(v) for k, v in read_folders(tmp_path, BY_TIME, *times).items()} == {get_hour(base): 500}
     assert len(list((tmp_path / "lake" / "data").rglob("*.parquet"))) == 1
 
 
@@ -122,11 +122,11 @@ NIGHTS = {
 
 @pytest.mark.parametrize("report", NIGHTS)
 def test_nights_when_clocks_change_have_their_hours(report: str, zone: str, tmp_path: Path) -> None:
-    """An hour of such a night was there twice, or never. Windows are in UTC, whatever the machine's zone."""
+    """An hour of these nights existed twice or not at all. Windows are in UTC in any time zone of the machine."""
     first = stamp(NIGHTS[report])
     times = [first + i * HOUR // 2 for i in range(14)]
-    hours = folders(tmp_path, RAW, *times)
-    assert hours == {hour_of(first + i * HOUR): times[2 * i : 2 * i + 2] for i in range(7)}
+    hours = read_folders(tmp_path, RAW, *times)
+    assert hours == {get_hour(first + i * HOUR): times[2 * i : 2 * i + 2] for i in range(7)}
 
 
 def test_nanoseconds_move_no_date(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_nanoseconds_move_no_date(tmp_path: Path) -> None:
 
 
 def append_by_broker(*times: int) -> Log:
-    """A batch that the broker stamped with its last time."""
+    """Returns a batch that the broker stamped with its last time."""
     return log(LogBatch(tuple(LogRecord(time=t) for t in times), append_time=times[-1]))
 
 

@@ -1,4 +1,4 @@
-"""Feeds for tests after public reports: records, or whole logs as a broker holds them, through the real pipeline."""
+"""Feeds for tests of public reports: records, or whole logs as on a broker, through the real pipeline."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ TP = TopicPartition("orders", 0)
 A_DAY_LATER = 1_700_086_400_000
 
 
-def feed_file(root: Path, text: str = RAW, files: Mapping[str, str] | None = None) -> Path:
-    """A project with one feed, `orders`, and the files that it names."""
+def write_feed(root: Path, text: str = RAW, files: Mapping[str, str] | None = None) -> Path:
+    """Write a project with one feed, `orders`, and its files; return the path of the feed."""
     (root / "feeds").mkdir(parents=True, exist_ok=True)
     for name, content in (files or {}).items():
         (root / name).write_text(content)
@@ -45,8 +45,8 @@ def land_values(
     root: Path, feed: str, values: Iterable[bytes | None], lake: Any = None, **files: str
 ) -> LandedMessages:
     """Land values by the feed's text; `files` are its schemas, by name with `__` for the dot."""
-    named = {name.replace("__", "."): text for name, text in files.items()}
-    return land(feed_file(root, feed, named), map(Message, values), lake=lake, environ={})
+    contents = {name.replace("__", "."): text for name, text in files.items()}
+    return land(write_feed(root, feed, contents), map(Message, values), lake=lake, environ={})
 
 
 def land_json(root: Path, schema: str, *values: bytes | None, policies: str = "") -> LandedMessages:
@@ -54,17 +54,17 @@ def land_json(root: Path, schema: str, *values: bytes | None, policies: str = ""
 
 
 def keep_schema(lake: Lake, number: int, kind: str, *texts: str) -> None:
-    """A schema in the lake, as an earlier run wrote it there after it had asked the registry."""
+    """Write a schema to the lake, as an earlier run did after a request to the registry."""
     KeptSchemas(lake, "orders").keep(RegisteredSchema(number, kind, texts))
 
 
-def reasons(landed: LandedMessages) -> list[str]:
+def list_reasons(landed: LandedMessages) -> list[str]:
     return list(landed.quarantined["reason"].to_pylist())
 
 
 @dataclass
 class Topics:
-    """Topics in a cluster in memory, landed again and again into one lake while they change."""
+    """Topics in a cluster in memory that change between landings into one lake."""
 
     root: Path
     text: str = RAW
@@ -77,17 +77,17 @@ class Topics:
     answer_bytes: int = 1 << 20
 
     def land(self) -> LandedMessages:
-        feed, edges = self._open()
+        feed, edges = self._build_ports()
         result = land_batch(feed, edges, Request(RequestKind.CATCH_UP), new_owner("test"), lambda progress: None)
         result.check()
         return LandedMessages(feed, self.lake, result)
 
-    def accept(self, event: AcceptEvent) -> None:
+    def accept_event(self, event: AcceptEvent) -> None:
         """Decide as `sluice accept` does."""
-        accept_log(*self._open(), event, "a test")
+        accept_log(*self._build_ports(), event, "a test")
 
-    def _open(self) -> tuple[Feed, Ports]:
-        feed = load_feed(feed_file(self.root, self.text), {"KAFKA_BOOTSTRAP": "memory:9092"})
+    def _build_ports(self) -> tuple[Feed, Ports]:
+        feed = load_feed(write_feed(self.root, self.text), {"KAFKA_BOOTSTRAP": "memory:9092"})
         cache.ready()
         states = {
             tp: partition(*tp, topic_id=self.ids.get(tp.topic, "id-1"), log_start=log.start)
@@ -97,21 +97,17 @@ class Topics:
             cluster=MemoryCluster(states, logs=self.logs),
             group=self.group,
             lake=self.lake,
-            engine=MemoryEngine(self.lake, self._fetcher, feed.landing),
+            engine=MemoryEngine(self.lake, self._make_fetcher, feed.landing),
             liveness=MemoryLiveness(),
             clock=MemoryClock(self.now),
             wiring=None,
             parallelism=1,
         )
 
-    def _fetcher(self) -> MemoryFetcher:
+    def _make_fetcher(self) -> MemoryFetcher:
         return MemoryFetcher(self.logs, answer_bytes=self.answer_bytes)
 
 
 def land_log(root: Path, source: Log, text: str = RAW, answer_bytes: int = 1 << 20) -> LandedMessages:
-    """Land a partition's log, with its transactions and gaps, by answers of at most so many bytes."""
+    """Land a partition's log, with its transactions and gaps, by answers of at most `answer_bytes`."""
     return Topics(root, text, {TP: source}, answer_bytes=answer_bytes).land()
-
-
-def offsets(landed: LandedMessages, column: str = "offset") -> list[int]:
-    return list(landed.rows[column].to_pylist())

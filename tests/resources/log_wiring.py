@@ -1,4 +1,4 @@
-"""Wiring for Spark's workers over logs in memory, with ways to die and to hang. Workers import it by name."""
+"""Wiring for Spark's workers over logs in memory, which can kill or hang them. Workers import it by name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sluice.testing.logs import Log
 
 @dataclass(frozen=True)
 class LogWiring:
-    """`dies`: how often the process of partition 0's task is killed; `hangs`: it never ends. `notes`: who began."""
+    """`dies`: how often the process of partition 0's task is killed; `hangs`: it hangs. `notes`: a file per process."""
 
     lake: Path
     notes: Path
@@ -49,10 +49,10 @@ class Deadly(MemoryFetcher):
     def stream(self, ranges: Sequence[OffsetRange], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
         for one in super().stream(ranges, limits):
             if any(s.partition == 0 for s in ranges):
-                self._perhaps_end()
+                self._kill_or_hang()
             yield one
 
-    def _perhaps_end(self) -> None:
+    def _kill_or_hang(self) -> None:
         wiring = self.wiring
         if wiring is None:
             return

@@ -1,4 +1,4 @@
-"""The client of AWS Glue's registry against moto's, and feeds that name one."""
+"""The client of the AWS Glue registry, tested with moto, and feeds that use one."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def glue(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with mock_aws():
         client = boto3.client("glue", "eu-central-1")
         client.create_registry(RegistryName="shop")
-        given = {"RegistryId": {"RegistryName": "shop"}, "DataFormat": "AVRO", "Compatibility": "BACKWARD"}
-        client.create_schema(SchemaName="orders", SchemaDefinition=FIRST, **given)
-        named = {"RegistryName": "shop", "SchemaName": "orders"}
-        client.register_schema_version(SchemaId=named, SchemaDefinition=SECOND)
+        options = {"RegistryId": {"RegistryName": "shop"}, "DataFormat": "AVRO", "Compatibility": "BACKWARD"}
+        client.create_schema(SchemaName="orders", SchemaDefinition=FIRST, **options)
+        schema_id = {"RegistryName": "shop", "SchemaName": "orders"}
+        client.register_schema_version(SchemaId=schema_id, SchemaDefinition=SECOND)
         yield client
 
 
-def client(url: str = URL) -> GlueClient:
-    found = client_of(RegistrySettings(url=url, timeout="2s"))
-    assert isinstance(found, GlueClient)
-    return pickle.loads(pickle.dumps(found))
+def make_client(url: str = URL) -> GlueClient:
+    glue_client = client_of(RegistrySettings(url=url, timeout="2s"))
+    assert isinstance(glue_client, GlueClient)
+    return pickle.loads(pickle.dumps(glue_client))
 
 
-def feed_file(root: Path, registry: str = f"url: '{URL}'", more: str = "") -> Path:
+def write_feed_file(root: Path, registry: str = f"url: '{URL}'", more: str = "") -> Path:
     (root / "feeds").mkdir()
     (root / "order.avsc").write_text(FIRST)
     (root / "feeds" / "orders.yaml").write_text(FEED.format(registry=registry, more=more))
@@ -62,29 +62,29 @@ def feed_file(root: Path, registry: str = f"url: '{URL}'", more: str = "") -> Pa
 
 
 def test_versions_by_uuid_and_by_name(glue: Any, tmp_path: Path) -> None:
-    newest, first = client().version("orders"), client().version("orders", 1)
+    newest, first = make_client().version("orders"), make_client().version("orders", 1)
     assert newest is not None
     assert first is not None
     assert (newest.texts, newest.version, newest.type) == ((SECOND,), 2, "AVRO")
     assert (first.texts, first.version) == ((FIRST,), 1)
-    found = client().schema(first.id)
-    assert found is not None
-    assert (found.id, found.texts) == (first.id, (FIRST,))
-    assert client().version("nothing") is None
-    assert client().schema("00000000-0000-4000-8000-000000000009") is None
-    # a feed: its schema, its writers' schemas, kept in the lake
-    path = feed_file(tmp_path)
-    asked = schema_asked(path.parent, path.stem, {})
-    assert asked.subject == "orders", "Glue's serializers name a schema as the topic"
-    there = find_registered(asked)
-    assert json.loads(file_of(there, asked)) == json.loads(SECOND)
-    assert list(reader_of(there, asked).columns.texts()) == ["id", "country"]
+    schema = make_client().schema(first.id)
+    assert schema is not None
+    assert (schema.id, schema.texts) == (first.id, (FIRST,))
+    assert make_client().version("nothing") is None
+    assert make_client().schema("00000000-0000-4000-8000-000000000009") is None
+    # A feed's schema and its writers' schemas, which are cached in the lake.
+    path = write_feed_file(tmp_path)
+    request = schema_asked(path.parent, path.stem, {})
+    assert request.subject == "orders", "Glue's serializers name a schema as the topic"
+    there = find_registered(request)
+    assert json.loads(file_of(there, request)) == json.loads(SECOND)
+    assert list(reader_of(there, request).columns.texts()) == ["id", "country"]
     feed, lake = load_feed(path, {}), MemoryLake()
     assert feed.reader is not None
     assert feed.reader.wire == "glue"
-    kept = writers_of(feed, lake)
-    assert kept is not None
-    assert kept.texts(first.id) == (FIRST,)
+    schemas = writers_of(feed, lake)
+    assert schemas is not None
+    assert schemas.texts(first.id) == (FIRST,)
     glue.delete_schema(SchemaId={"RegistryName": "shop", "SchemaName": "orders"})
     again = writers_of(feed, lake)
     assert again is not None
@@ -92,7 +92,7 @@ def test_versions_by_uuid_and_by_name(glue: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "error", "said"),
+    ("code", "error", "message"),
     [
         ("AccessDeniedException", NotAuthorized, "refused the login"),
         ("ExpiredTokenException", NotAuthorized, "refused the login"),
@@ -102,14 +102,14 @@ def test_versions_by_uuid_and_by_name(glue: Any, tmp_path: Path) -> None:
     ],
 )
 def test_what_fails_is_one_clear_error(
-    code: str, error: type[SluiceError], said: str, glue: Any, monkeypatch: pytest.MonkeyPatch
+    code: str, error: type[SluiceError], message: str, glue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise ClientError({"Error": {"Code": code, "Message": "s3cr3t-word"}}, "GetSchemaVersion")
 
     monkeypatch.setattr("botocore.client.BaseClient._make_api_call", refuse)
-    with pytest.raises(error, match=said) as raised:
-        client().schema("00000000-0000-4000-8000-000000000009")
+    with pytest.raises(error, match=message) as raised:
+        make_client().schema("00000000-0000-4000-8000-000000000009")
     assert "s3cr3t" not in f"{raised.value} {raised.value.remedy}"
 
 
@@ -121,15 +121,15 @@ def test_no_credentials_and_no_address(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_ENDPOINT_URL_GLUE", "http://127.0.0.1:9")
     with pytest.raises(NotAuthorized, match="no credentials"):
-        client().subjects()
+        make_client().subjects()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     with pytest.raises(RegistryUnavailable, match="EndpointConnectionError"):
-        client().subjects()
+        make_client().subjects()
 
 
 def test_a_registry_that_is_not_there(glue: Any) -> None:
-    assert client("glue://eu-central-1/none").version("orders") is None
+    assert make_client("glue://eu-central-1/none").version("orders") is None
 
 
 def test_doctor_counts_schemas(glue: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,18 +138,18 @@ def test_doctor_counts_schemas(glue: Any, tmp_path: Path, monkeypatch: pytest.Mo
         "more": {"Schemas": [{"SchemaName": "customers"}]},
     }
 
-    def listed(self: Any, operation: str, given: dict[str, Any]) -> Any:  # moto cannot list schemas
-        assert (operation, given["RegistryId"]) == ("ListSchemas", {"RegistryName": "shop"})
-        return pages[given.get("NextToken", "")]
+    def answer_page(self: Any, operation: str, arguments: dict[str, Any]) -> Any:  # moto cannot list schemas
+        assert (operation, arguments["RegistryId"]) == ("ListSchemas", {"RegistryName": "shop"})
+        return pages[arguments.get("NextToken", "")]
 
-    monkeypatch.setattr("botocore.client.BaseClient._make_api_call", listed)
-    assert client().subjects() == ("customers", "orders")
-    feed = load_feed(feed_file(tmp_path), {})
+    monkeypatch.setattr("botocore.client.BaseClient._make_api_call", answer_page)
+    assert make_client().subjects() == ("customers", "orders")
+    feed = load_feed(write_feed_file(tmp_path), {})
     assert [d.found for d in examine_registry(feed)] == [f"{URL} answers; 2 subjects"]
 
 
 @pytest.mark.parametrize(
-    ("registry", "more", "said"),
+    ("registry", "more", "message"),
     [
         (f"url: '{URL}', username: a, password: b", "", "AWS's own settings"),
         (f"url: '{URL}'", "wire_format: confluent", "its own is `glue`"),
@@ -157,7 +157,7 @@ def test_doctor_counts_schemas(glue: Any, tmp_path: Path, monkeypatch: pytest.Mo
         ("url: 'glue://nowhere'", "", "glue://REGION/REGISTRY"),
     ],
 )
-def test_what_does_not_go_together_is_refused(registry: str, more: str, said: str, tmp_path: Path) -> None:
+def test_what_does_not_go_together_is_refused(registry: str, more: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(FeedError) as raised:
-        load_feed(feed_file(tmp_path, registry, more), {})
-    assert said in str(raised.value)
+        load_feed(write_feed_file(tmp_path, registry, more), {})
+    assert message in str(raised.value)

@@ -1,4 +1,4 @@
-"""A lake's folder may be called anything: no reader takes its name for a pattern, nor a column's for SQL."""
+"""A lake's folder may have any name: no reader takes it for a pattern, nor a column's name for SQL."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def test_exactly_the_named_files_are_read(tmp_path: Path, folder: str) -> None:
     windows = Windows(feed, (0,), PartKind.LANDED, (file,), table.schema)
     assert windows.arrow().column(EVIL).to_pylist() == [1]
     with duckdb.connect() as db:
-        found = windows.duckdb(db)
-        assert (found.columns, found.project("columns(*)").fetchall()[0][0]) == ([EVIL, "t"], 1)
+        relation = windows.duckdb(db)
+        assert (relation.columns, relation.project("columns(*)").fetchall()[0][0]) == ([EVIL, "t"], 1)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_hadoop_is_told_that_no_sign_is_a_pattern(folder: str) -> None:
-    """Spark takes paths for patterns of Hadoop's: what is left of them without backslashes is the path."""
+    """Spark takes paths for Hadoop's glob patterns; the pattern without its backslashes is the path."""
     assert re.sub(r"\\(.)", r"\1", _escape_glob(folder)) == folder
     assert not re.search(r"(?<!\\)[*?\[\]{}]", _escape_glob(folder).replace("\\\\", ""))
 
 
 def test_keys_of_a_bucket_that_are_no_paths_stop_nobody(s3_store: Store) -> None:
-    """S3 takes any key; whoever lists a folder to tidy it up meets only what can be read and removed."""
-    lake = S3Lake(s3_store.lake(), s3_store.settings)
+    """S3 accepts any key; listings for maintenance return only objects that can be read and removed."""
+    lake = S3Lake(s3_store.make_address(), s3_store.settings)
     lake.put("a/x", b"")
     above = lake.locate("a").removeprefix(f"s3://{lake.bucket.name}/")
     for name in ("/y", "../y", "b/../../../y", "./y", "b//y", "folder/"):

@@ -1,4 +1,4 @@
-"""Owners that send heartbeats to a real lake: seen alive, seen dead on this machine, watched where clocks disagree."""
+"""Owners that send heartbeats to a real lake: alive, dead on this machine, or watched because clocks disagree."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def lake(tmp_path: Path) -> LocalLake:
 
 
 class Watcher:
-    """A liveness whose pauses do not wait: they count, and let `meanwhile` happen."""
+    """A liveness whose pauses do not wait: it records them and calls `on_pause`."""
 
     def __init__(self, lake: LocalLake, clock: Clock) -> None:
         self.pauses: list[float] = []
-        self.meanwhile: Callable[[], None] = lambda: None
+        self.on_pause: Callable[[], None] = lambda: None
         self.liveness = LakeLiveness(lake, "orders", clock, BOUND, HEARTBEAT, self._pause)
 
     def is_dead(self, owner: Owner) -> bool:
@@ -57,7 +57,7 @@ class Watcher:
 
     def _pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
-        self.meanwhile()
+        self.on_pause()
 
 
 @pytest.fixture
@@ -65,21 +65,21 @@ def watcher(lake: LocalLake, clock: Clock) -> Watcher:
     return Watcher(lake, clock)
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
+def wait_until(condition: Callable[[], bool], event: str) -> None:
     give_up = time.monotonic() + 30
     while not condition():
         if time.monotonic() > give_up:
-            pytest.fail(f"never came: {what}")
+            pytest.fail(f"never came: {event}")
         threading.Event().wait(0.001)
 
 
-def said(lake: LocalLake, owner: Owner) -> dict[str, object]:
-    found: dict[str, object] = json.loads(lake.get(PATH.format(owner.token)) or b"{}")
-    return found
+def read_heartbeat(lake: LocalLake, owner: Owner) -> dict[str, object]:
+    heartbeat: dict[str, object] = json.loads(lake.get(PATH.format(owner.token)) or b"{}")
+    return heartbeat
 
 
-def elsewhere(lake: LocalLake, owner: Owner, at: int, number: int = 1) -> None:
-    """A heartbeat as an owner on another machine would leave it; its pid means nothing here."""
+def write_foreign_heartbeat(lake: LocalLake, owner: Owner, at: int, number: int = 1) -> None:
+    """Write the heartbeat of an owner on another machine, whose pid means nothing here."""
     heartbeat = {"machine": "another", "pid": 1 << 30, "started": 1, "at": at, "beat": number}
     lake.put(PATH.format(owner.token), json.dumps(heartbeat).encode())
 
@@ -97,7 +97,7 @@ def test_it_beats_at_once_says_who_it_is_and_stops_with_the_block(
 ) -> None:
     owner = new_owner("run-1")
     with watcher.liveness.send_heartbeats(owner):
-        heartbeat = said(lake, owner)
+        heartbeat = read_heartbeat(lake, owner)
         assert {k: heartbeat[k] for k in ("token", "run", "host", "pid", "at")} == {
             "token": owner.token, "run": "run-1", "host": owner.host, "pid": os.getpid(), "at": clock.now,
         }  # fmt: skip
@@ -112,8 +112,8 @@ def test_it_beats_at_once_says_who_it_is_and_stops_with_the_block(
 def test_it_beats_again_and_again_also_while_the_clock_stands_still(lake: LocalLake, clock: Clock) -> None:
     owner = new_owner("run-1")
     with LakeLiveness(lake, "orders", clock, BOUND, heartbeat_ms=1).send_heartbeats(owner):
-        seen = said(lake, owner)
-        until(lambda: said(lake, owner) != seen, "another heartbeat")
+        first = read_heartbeat(lake, owner)
+        wait_until(lambda: read_heartbeat(lake, owner) != first, "another heartbeat")
     names = [t.name for t in threading.enumerate()]
     assert "sluice-heartbeat" not in names
 
@@ -149,7 +149,7 @@ with LakeLiveness(LocalLake(Path(sys.argv[1])), "orders", lambda: int(sys.argv[2
 
 
 @contextmanager
-def another_run(lake: LocalLake, clock: Clock) -> Iterator[tuple[subprocess.Popen[str], Owner]]:
+def run_other_owner(lake: LocalLake, clock: Clock) -> Iterator[tuple[subprocess.Popen[str], Owner]]:
     with subprocess.Popen(
         [sys.executable, "-c", HEARTBEATS, str(lake.root), str(clock.now)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -164,14 +164,14 @@ def another_run(lake: LocalLake, clock: Clock) -> Iterator[tuple[subprocess.Pope
 def test_a_killed_run_on_this_machine_is_dead_at_once_though_its_heartbeat_is_fresh(
     lake: LocalLake, watcher: Watcher, clock: Clock
 ) -> None:
-    with another_run(lake, clock) as (process, owner):
+    with run_other_owner(lake, clock) as (process, owner):
         assert not watcher.is_dead(owner)
         process.send_signal(signal.SIGKILL)
-        # It stays a zombie until its parent, we, asks for it.
-        until(lambda: watcher.is_dead(owner), "death seen while unburied")
+        # It stays a zombie until this process, its parent, waits for it.
+        wait_until(lambda: watcher.is_dead(owner), "death seen while unburied")
         process.wait()
         assert watcher.is_dead(owner)
-    assert said(lake, owner), "its last heartbeat is still there"
+    assert read_heartbeat(lake, owner), "its last heartbeat is still there"
     assert watcher.pauses == []
 
 
@@ -183,7 +183,7 @@ def test_a_pid_that_now_belongs_to_another_process_is_no_sign_of_life(lake: Loca
 
 def test_a_pid_of_another_machine_proves_nothing(lake: LocalLake, watcher: Watcher, clock: Clock) -> None:
     owner = new_owner("run-1")
-    elsewhere(lake, owner, clock.now - BOUND)
+    write_foreign_heartbeat(lake, owner, clock.now - BOUND)
     assert not watcher.is_dead(owner)
     assert watcher.pauses == []
 
@@ -193,13 +193,13 @@ def test_a_live_owner_whose_clock_is_off_is_seen_to_beat(
     lake: LocalLake, watcher: Watcher, clock: Clock, off: int
 ) -> None:
     owner = new_owner("run-1")
-    elsewhere(lake, owner, clock.now + off)
+    write_foreign_heartbeat(lake, owner, clock.now + off)
 
-    def beats_at_the_third_look() -> None:
+    def send_at_third_pause() -> None:
         if len(watcher.pauses) == 3:
-            elsewhere(lake, owner, clock.now + off, number=2)
+            write_foreign_heartbeat(lake, owner, clock.now + off, number=2)
 
-    watcher.meanwhile = beats_at_the_third_look
+    watcher.on_pause = send_at_third_pause
     assert not watcher.is_dead(owner)
     assert len(watcher.pauses) == 3
 
@@ -209,16 +209,16 @@ def test_an_owner_that_sends_no_heartbeat_while_watched_for_the_bound_is_dead(
     lake: LocalLake, watcher: Watcher, clock: Clock, off: int
 ) -> None:
     owner = new_owner("run-1")
-    elsewhere(lake, owner, clock.now + off)
-    watcher.meanwhile = lambda: setattr(clock, "now", clock.now - HOUR)  # our clock plays no part in it
+    write_foreign_heartbeat(lake, owner, clock.now + off)
+    watcher.on_pause = lambda: setattr(clock, "now", clock.now - HOUR)  # this machine's clock has no influence
     assert watcher.is_dead(owner)
     assert sum(watcher.pauses) * 1000 == BOUND
 
 
 def test_an_owner_that_ends_while_watched_is_dead_at_once(lake: LocalLake, watcher: Watcher, clock: Clock) -> None:
     owner = new_owner("run-1")
-    elsewhere(lake, owner, clock.now - HOUR)
-    watcher.meanwhile = lambda: lake.remove(PATH.format(owner.token))
+    write_foreign_heartbeat(lake, owner, clock.now - HOUR)
+    watcher.on_pause = lambda: lake.remove(PATH.format(owner.token))
     assert watcher.is_dead(owner)
     assert len(watcher.pauses) == 1
 
@@ -226,7 +226,7 @@ def test_an_owner_that_ends_while_watched_is_dead_at_once(lake: LocalLake, watch
 def test_a_run_that_hangs_on_this_machine_is_dead_after_the_bound(
     lake: LocalLake, watcher: Watcher, clock: Clock
 ) -> None:
-    with another_run(lake, clock) as (process, owner):
+    with run_other_owner(lake, clock) as (process, owner):
         process.send_signal(signal.SIGSTOP)
         clock.now += HOUR
         assert watcher.is_dead(owner)
@@ -244,9 +244,9 @@ def test_a_heartbeat_that_cannot_be_read_is_watched_like_any_other(
     lake.put(PATH.format(owner.token), heartbeat)
     assert watcher.liveness.last_heartbeat(owner) is None
     assert watcher.liveness.judge([owner], watch=False)[owner.token].life is Life.UNKNOWN
-    watcher.meanwhile = lambda: lake.put(PATH.format(owner.token), heartbeat + b" ")
+    watcher.on_pause = lambda: lake.put(PATH.format(owner.token), heartbeat + b" ")
     assert not watcher.is_dead(owner)
-    watcher.meanwhile = lambda: None
+    watcher.on_pause = lambda: None
     assert watcher.is_dead(owner)
 
 
@@ -264,7 +264,7 @@ def test_a_lake_that_takes_no_heartbeat_is_logged_and_stops_nothing(
     monkeypatch.setattr(lake, "remove", refuse)
     done = False
     with LakeLiveness(lake, "orders", clock, BOUND, heartbeat_ms=1).send_heartbeats(new_owner("run-1")):
-        until(lambda: len(caplog.records) > 2, "more heartbeats tried")
+        wait_until(lambda: len(caplog.records) > 2, "more heartbeats tried")
         done = True
     assert done
     assert {r.levelname for r in caplog.records} == {"WARNING"}
@@ -278,19 +278,21 @@ def test_a_lake_that_takes_no_heartbeat_is_logged_and_stops_nothing(
 def test_all_suspects_are_watched_at_once_and_each_by_its_own_evidence(
     lake: LocalLake, watcher: Watcher, clock: Clock
 ) -> None:
-    beating, silent, ended, fresh, gone = (new_owner(f"run-{i}") for i in range(5))
+    beating, silent, ended, fresh, absent = (new_owner(f"run-{i}") for i in range(5))
     for owner in (beating, silent, ended):
-        elsewhere(lake, owner, clock.now - HOUR)
-    elsewhere(lake, fresh, clock.now - 3000)
+        write_foreign_heartbeat(lake, owner, clock.now - HOUR)
+    write_foreign_heartbeat(lake, fresh, clock.now - 3000)
 
-    def at_the_second_look() -> None:
+    def change_at_second_pause() -> None:
         if len(watcher.pauses) == 2:
-            elsewhere(lake, beating, clock.now - HOUR, number=2)
+            write_foreign_heartbeat(lake, beating, clock.now - HOUR, number=2)
             lake.remove(PATH.format(ended.token))
 
-    watcher.meanwhile = at_the_second_look
-    said = watcher.liveness.judge([beating, silent, ended, fresh, gone])
-    assert {o.run: (said[o.token].dead, said[o.token].why) for o in (beating, silent, ended, fresh, gone)} == {
+    watcher.on_pause = change_at_second_pause
+    verdicts = watcher.liveness.judge([beating, silent, ended, fresh, absent])
+    assert {
+        o.run: (verdicts[o.token].dead, verdicts[o.token].why) for o in (beating, silent, ended, fresh, absent)
+    } == {
         "run-0": (False, "its heartbeat goes on"),
         "run-1": (True, "its heartbeat did not change while it was watched for 60 s"),
         "run-2": (True, "it ended while it was watched"),
@@ -303,17 +305,17 @@ def test_all_suspects_are_watched_at_once_and_each_by_its_own_evidence(
 def test_without_watching_a_suspect_is_not_known_yet_and_what_would_tell_is_said(
     lake: LocalLake, watcher: Watcher, clock: Clock
 ) -> None:
-    silent, undated, fresh, gone = (new_owner(f"run-{i}") for i in range(4))
-    elsewhere(lake, silent, clock.now - HOUR)
+    silent, undated, fresh, absent = (new_owner(f"run-{i}") for i in range(4))
+    write_foreign_heartbeat(lake, silent, clock.now - HOUR)
     lake.put(PATH.format(undated.token), b"{}")
-    elsewhere(lake, fresh, clock.now - 3000)
-    said = watcher.liveness.judge([silent, undated, fresh, gone], watch=False)
-    assert [said[o.token].life for o in (silent, undated, fresh, gone)] == [
+    write_foreign_heartbeat(lake, fresh, clock.now - 3000)
+    verdicts = watcher.liveness.judge([silent, undated, fresh, absent], watch=False)
+    assert [verdicts[o.token].life for o in (silent, undated, fresh, absent)] == [
         Life.UNKNOWN, Life.UNKNOWN, Life.ALIVE, Life.DEAD,
     ]  # fmt: skip
     watching = "whether it goes on is seen by watching it for 60 s"
-    assert said[silent.token].why == f"by our clock its last heartbeat is 3600 s old; {watching}"
-    assert said[undated.token].why == f"its last heartbeat has no time; {watching}"
+    assert verdicts[silent.token].why == f"by our clock its last heartbeat is 3600 s old; {watching}"
+    assert verdicts[undated.token].why == f"its last heartbeat has no time; {watching}"
     assert watcher.pauses == [], "nobody waited"
 
 

@@ -30,7 +30,7 @@ from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.local_engine import LocalEngine
 from sluice.resources.spark import executor
 from sluice.testing.logs import LZ4, LogBatch, LogRecord, log
-from tests.resources.kafka.tools import until
+from tests.resources.kafka.tools import wait_until
 from tests.resources.log_wiring import LogWiring
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +61,7 @@ def run(wiring: LogWiring, attempt: str = "token", *, fresh: bool = False) -> li
 
 
 def list_processes(parent: int | None = None) -> list[int]:
-    """The pools below a process, and their workers: those that are no zombies."""
+    """Returns the pids of a process's pools and their workers, except for zombies."""
     pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -78,7 +78,7 @@ def list_workers() -> list[int]:
     return [pid for pid in list_processes() if pid != worker_pool._pools[-1]._process.pid]
 
 
-def in_the_meantime(does: Callable[[], object]) -> threading.Thread:
+def start_thread(does: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=does, daemon=True)
     thread.start()
     return thread
@@ -86,7 +86,7 @@ def in_the_meantime(does: Callable[[], object]) -> threading.Thread:
 
 def wait_for_begun(wiring: LogWiring, count: int = 1) -> list[int]:
     """Wait until this number of processes began partition 0; return their pids."""
-    return until(lambda: (p := [int(n.name) for n in wiring.notes.iterdir()]) and len(p) >= count and p)
+    return wait_until(lambda: (p := [int(n.name) for n in wiring.notes.iterdir()]) and len(p) >= count and p)
 
 
 def test_tasks_land_and_their_receipts_come_back(wiring: LogWiring) -> None:
@@ -107,7 +107,7 @@ def test_a_worker_that_ends_while_idle_costs_no_try(wiring: LogWiring) -> None:
     run(wiring)
     for pid in list_workers():
         os.kill(pid, signal.SIGKILL)
-    until(lambda: not any(worker.is_idle for worker in local_engine._idle))  # the pool has reported their ends
+    wait_until(lambda: not any(worker.is_idle for worker in local_engine._idle))  # the pool has reported their ends
     other = wiring.lake.with_name("other")
     dying = LogWiring(other, wiring.notes, LOGS, dies=len(list(wiring.notes.iterdir())) + 2)
     assert prove(PLAN, 12, run(dying), LocalLake(other))[1] == []
@@ -121,12 +121,12 @@ def test_a_pool_that_sees_two_ends_of_a_worker_at_once_reports_the_next_one() ->
     os.kill(pool._process.pid, signal.SIGSTOP)
     try:
         os.kill(first_pid, signal.SIGKILL)
-        until(lambda: first_pid not in list_processes())
+        wait_until(lambda: first_pid not in list_processes())
         first.close()
     finally:
         os.kill(pool._process.pid, signal.SIGCONT)
     os.kill(second_pid, signal.SIGKILL)
-    until(lambda: not second.is_idle)
+    wait_until(lambda: not second.is_idle)
     second.close()
 
 
@@ -224,11 +224,11 @@ class _Long:
 def test_cancelling_kills_the_workers(wiring: LogWiring) -> None:
     hanging = LogWiring(wiring.lake, wiring.notes, LOGS, hangs=True)
     engine = LocalEngine()
-    canceller = in_the_meantime(lambda: (wait_for_begun(hanging), engine.cancel()))
+    canceller = start_thread(lambda: (wait_for_begun(hanging), engine.cancel()))
     with pytest.raises(Failed, match="the tasks were cancelled"):
         engine.run(Job(PLAN, 12, "token", hanging), [0, 1])
     canceller.join()
-    until(lambda: not set(list_workers()) & set(wait_for_begun(hanging)))
+    wait_until(lambda: not set(list_workers()) & set(wait_for_begun(hanging)))
     with pytest.raises(Failed, match="the tasks were cancelled"):
         engine.run(Job(PLAN, 12, "token", wiring), [0, 1])
     assert len(prove(PLAN, 12, run(wiring), LocalLake(wiring.lake))[0]) == 3
@@ -238,22 +238,22 @@ def test_cancelling_kills_the_workers(wiring: LogWiring) -> None:
 def test_an_interrupt_reaches_the_waiting_thread_and_kills_the_workers(wiring: LogWiring, receiver: str) -> None:
     hanging = LogWiring(wiring.lake, wiring.notes, LOGS, hangs=True)
     find = threading.get_ident if receiver == "another thread" else lambda: threading.main_thread().ident or 0
-    interrupter = in_the_meantime(lambda: (wait_for_begun(hanging), signal.pthread_kill(find(), signal.SIGINT)))
+    interrupter = start_thread(lambda: (wait_for_begun(hanging), signal.pthread_kill(find(), signal.SIGINT)))
     with pytest.raises(KeyboardInterrupt):
         run(hanging)
     interrupter.join()
-    until(lambda: not set(list_workers()) & set(wait_for_begun(hanging)))
+    wait_until(lambda: not set(list_workers()) & set(wait_for_begun(hanging)))
     assert len(prove(PLAN, 12, run(wiring), LocalLake(wiring.lake))[0]) == 3
 
 
 def test_a_killed_pool_fails_its_job_and_the_next_job_starts_another(wiring: LogWiring) -> None:
     hanging = LogWiring(wiring.lake, wiring.notes, LOGS, hangs=True)
-    killer = in_the_meantime(lambda: (wait_for_begun(hanging), worker_pool._pools[-1]._process.kill()))
+    killer = start_thread(lambda: (wait_for_begun(hanging), worker_pool._pools[-1]._process.kill()))
     with pytest.raises(Failed) as e:
         run(hanging)
     killer.join()
     assert e.value.message == "the process that forks workers was killed by SIGKILL"
-    until(lambda: not list_processes())
+    wait_until(lambda: not list_processes())
     assert len(prove(PLAN, 12, run(wiring), LocalLake(wiring.lake))[0]) == 3
 
 
@@ -294,7 +294,7 @@ def test_nothing_outlives_a_killed_driver(wiring: LogWiring, forks: tuple[str, .
         assert len(list_processes(driver.pid)) >= 2
         driver.kill()
         driver.wait()
-        until(lambda: not list_processes(driver.pid))
+        wait_until(lambda: not list_processes(driver.pid))
         try:
             os.killpg(driver.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -318,8 +318,8 @@ def test_jobs_of_several_feeds_take_turns(wiring: LogWiring, monkeypatch: pytest
     def land(feed: str, calls: int) -> None:
         order.extend(LocalEngine().map(feed, "ask", _Slow(feed, wiring.notes), calls))
 
-    many = in_the_meantime(lambda: land("many", 8))
-    until(lambda: list(wiring.notes.iterdir()))
+    many = start_thread(lambda: land("many", 8))
+    wait_until(lambda: list(wiring.notes.iterdir()))
     land("few", 1)
     done = [n.name.partition("-")[2] for n in sorted(wiring.notes.iterdir(), key=lambda n: n.stat().st_mtime_ns)]
     many.join()

@@ -1,4 +1,4 @@
-"""The edges of reading: how windows are spelled, what Spark makes of our types, what is read together."""
+"""Edge cases of reading: the spelling of windows, types in Spark and DuckDB, and the grouping of files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FEED = "kafka: {bootstrap: '${KAFKA_BOOTSTRAP}'}\ntopics: orders\nstart: earlies
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project whose Kafka nobody knows, with a broken feed beside the one that is read."""
+    """A project without a Kafka address, with a broken feed next to a valid one."""
     monkeypatch.delenv("KAFKA_BOOTSTRAP", raising=False)
     (tmp_path / "feeds").mkdir()
     (tmp_path / "feeds" / "orders.yaml").write_text(FEED)
@@ -41,7 +41,7 @@ def test_a_window_in_its_spellings(when: reading.When) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("arguments", "says"),
     [
         ({"window": "hour 3"}, "is not a window"),
         ({"window": datetime(1970, 1, 2)}, "datetime needs its zone"),  # noqa: DTZ001
@@ -53,13 +53,13 @@ def test_a_window_in_its_spellings(when: reading.When) -> None:
         ({"window": "1970-01-02T03", "kind": "lost"}, "one of landed, quarantined"),
     ],
 )
-def test_what_is_no_window_is_refused(project: Path, asked: dict[str, Any], says: str) -> None:
+def test_what_is_no_window_is_refused(project: Path, arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        sluice.read("orders", project=project, **asked)
+        sluice.read("orders", project=project, **arguments)
 
 
 def test_a_range_up_to_a_wrong_year_ends_at_its_first_incomplete_window(project: Path) -> None:
-    """Of 70 million windows none is listed."""
+    """The 70 million windows of the range are not enumerated."""
     with pytest.raises(WindowIncomplete, match="window 2024-05-01T00:00 of feed orders is not complete"):
         sluice.read("orders", "2024-05-01T00", to="9999-12-31T00", project=project)
 
@@ -161,7 +161,13 @@ def test_small_files_are_read_together_and_large_ones_by_row_group(
     monkeypatch.setattr(parts, "TASK_BYTES", 5000)
     pq.write_table(pa.table({"v": [b"%0900d" % i for i in range(12)]}), tmp_path / "large", row_group_size=2,
                    compression="none", use_dictionary=False, write_statistics=False)  # fmt: skip
-    files = [_file("a", 2000), _file("b", 2900), _file("c", 200), _file("large", 12_000), _file("d", 1)]
+    files = [
+        _make_file("a", 2000),
+        _make_file("b", 2900),
+        _make_file("c", 200),
+        _make_file("large", 12_000),
+        _make_file("d", 1),
+    ]
     shares = [share.parts for share in parts.shares(LocalLake(tmp_path), files)]
     assert shares == [
         (("a", None), ("b", None)),
@@ -174,26 +180,26 @@ def test_small_files_are_read_together_and_large_ones_by_row_group(
     assert parts.shares(LocalLake(tmp_path), []) == []
 
 
-def _file(path: str, size: int) -> File:
+def _make_file(path: str, size: int) -> File:
     return File(0, PartKind.LANDED, path, path, "orders", 0, 0, 1, 1, size, "0" * 64)
 
 
 def test_from_s3_duckdb_has_the_times_that_it_has_from_a_disk(tmp_path: Path) -> None:
-    """Through Arrow, which stops at what is beyond DuckDB's calendar, they are carried as numbers."""
-    known = [0, 1_795_183_200_123, -1, None]
-    plain = pa.array([*known, 7], pa.timestamp("ms"))
-    table = pa.table({'a "b"': plain, "t": pa.array([*known, 2**63 - 1], pa.timestamp("ms", "UTC"))})
+    """Through Arrow, which rejects times beyond DuckDB's calendar, times are passed as numbers."""
+    times = [0, 1_795_183_200_123, -1, None]
+    plain = pa.array([*times, 7], pa.timestamp("ms"))
+    table = pa.table({'a "b"': plain, "t": pa.array([*times, 2**63 - 1], pa.timestamp("ms", "UTC"))})
     pq.write_table(table, tmp_path / "x")
     with duckdb.connect() as db:
         counted = table.cast(pa.schema([f.with_type(pa.int64()) for f in table.schema]))
-        found = db.from_arrow(counted).project(", ".join(map(reading._time_column_sql, table.schema)))
+        relation = db.from_arrow(counted).project(", ".join(map(reading._time_column_sql, table.schema)))
         expected = db.read_parquet(str(tmp_path / "x"))
-        assert (found.columns, found.types) == (expected.columns, expected.types)
-        assert found.to_arrow_table().equals(expected.to_arrow_table())
+        assert (relation.columns, relation.types) == (expected.columns, expected.types)
+        assert relation.to_arrow_table().equals(expected.to_arrow_table())
 
 
 def test_duckdb_compares_times_in_nanoseconds_once_they_are_cut(tmp_path: Path) -> None:
-    """By both ways to DuckDB: its own reader, and Arrow. Digits below a microsecond are cut off as for Spark."""
+    """Both by DuckDB's own reader and through Arrow, digits below a microsecond are cut off as for Spark."""
     stamps = [1, 1_700_000_000_123_456_789, None, -1, -1_700_000_000_123_456_789, 2**63 - 1]
     table = pa.table({'a "b"': pa.array(range(6)), "t": pa.array(stamps).cast(pa.timestamp("ns", "UTC"))})
     pq.write_table(table, tmp_path / "x", store_schema=False)
@@ -203,15 +209,15 @@ def test_duckdb_compares_times_in_nanoseconds_once_they_are_cut(tmp_path: Path) 
             (db.read_parquet(str(tmp_path / "x")), reading._cut_to_microseconds),
             (db.from_arrow(table), reading._time_column_sql),
         ):
-            found = rows.project(", ".join(map(column, table.schema)))
-            assert [str(kind) for kind in found.types] == ["BIGINT", "TIMESTAMP WITH TIME ZONE"]
-            numbers = [us for (us,) in found.project("epoch_us(t)").fetchall()]
+            relation = rows.project(", ".join(map(column, table.schema)))
+            assert [str(kind) for kind in relation.types] == ["BIGINT", "TIMESTAMP WITH TIME ZONE"]
+            numbers = [us for (us,) in relation.project("epoch_us(t)").fetchall()]
             assert numbers == [*cut[:-1], None], "DuckDB's infinity is the last nanosecond"
-            later = found.filter("t > timestamptz '2023-11-14 22:13:20+00' and isfinite(t)")
+            later = relation.filter("t > timestamptz '2023-11-14 22:13:20+00' and isfinite(t)")
             assert later.project('"a ""b"""').fetchall() == [(1,)]
-            same = found.filter("t = timestamptz '2023-11-14 22:13:20.123456+00'").project("date_trunc('hour', t)")
+            same = relation.filter("t = timestamptz '2023-11-14 22:13:20.123456+00'").project("date_trunc('hour', t)")
             assert len(same.fetchall()) == 1
-            assert len(found.filter("t = 'infinity'").fetchall()) == 1
+            assert len(relation.filter("t = 'infinity'").fetchall()) == 1
 
 
 def test_the_face_of_the_library() -> None:

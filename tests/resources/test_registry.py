@@ -1,4 +1,4 @@
-"""The client of schema registries against a server that answers what we like: every failure is one clear error."""
+"""The client of schema registries with a scripted server: every failure is one clear error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Serve = Callable[[Answers], RegistryClient]
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """A registry that answers paths as it is told: JSON, a status, or bytes. It knows one user."""
+    """A registry that answers paths with given JSON, statuses or bytes. It knows one user."""
     monkeypatch.setattr(confluent, "_PAUSE", 0.0)
     answers: Answers = {}
 
@@ -36,9 +36,9 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         def do_GET(self) -> None:
             answers.setdefault("asked", []).append(self.path)
             answers["login"] = self.headers.get("Authorization")
-            found = answers.get(self.path, 404)
-            status = found if isinstance(found, int) else 200
-            body = found if isinstance(found, bytes) else json.dumps(found).encode()
+            answer = answers.get(self.path, 404)
+            status = answer if isinstance(answer, int) else 200
+            body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
             self.send_response(status)
             if status == 302:
                 self.send_header("Location", "http://127.0.0.1:9/elsewhere")
@@ -51,11 +51,11 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     Thread(target=server.serve_forever, daemon=True).start()
 
-    def start(given: Answers) -> RegistryClient:
-        given.setdefault("asked", [])
+    def start(new_answers: Answers) -> RegistryClient:
+        new_answers.setdefault("asked", [])
         answers.clear()
-        answers.update(given)
-        given["now"] = answers
+        answers.update(new_answers)
+        new_answers["now"] = answers
         url = f"http://127.0.0.1:{server.server_port}/api"
         return RegistryClient(RegistrySettings(url=url, username="me", password=SECRET, timeout="2s"))
 
@@ -64,29 +64,29 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     server.server_close()
 
 
-def refers(*subjects: str, schema: str = '"int"') -> Answers:
+def make_reference(*subjects: str, schema: str = '"int"') -> Answers:
     return {"schema": schema, "references": [{"name": s, "subject": s, "version": 1} for s in subjects]}
 
 
 def test_a_schema_with_what_it_refers_to(serve: Serve) -> None:
     client = serve(
         {
-            "/api/schemas/ids/7": refers("a", "b", schema="top"),
-            "/api/subjects/a/versions/1": refers("b", schema="a"),
+            "/api/schemas/ids/7": make_reference("a", "b", schema="top"),
+            "/api/subjects/a/versions/1": make_reference("b", schema="a"),
             "/api/subjects/b/versions/1": {"schema": "b"},
         }
     )
-    found = client.schema(7)
-    assert found is not None
-    assert (found.id, found.type, found.texts) == (7, "AVRO", ("b", "a", "top"))
+    schema = client.schema(7)
+    assert schema is not None
+    assert (schema.id, schema.type, schema.texts) == (7, "AVRO", ("b", "a", "top"))
     assert client.schema(8) is None
 
 
 def test_the_login_goes_with_each_request_and_shows_nowhere(serve: Serve) -> None:
-    given: Answers = {"/api/schemas/ids/1": {"schema": '"int"'}}
-    client = serve(given)
+    answers: Answers = {"/api/schemas/ids/1": {"schema": '"int"'}}
+    client = serve(answers)
     client.schema(1)
-    assert given["now"]["login"].startswith("Basic ")
+    assert answers["now"]["login"].startswith("Basic ")
     assert SECRET not in repr(client) + str(client.settings.model_dump_json())
     assert pickle.loads(pickle.dumps(client)) == client
 
@@ -100,19 +100,19 @@ REFUSED: list[tuple[Answers, type[SluiceError], str]] = [
     ({"/api/schemas/ids/1": b"[" * 100_000}, Failed, "not JSON"),
     ({"/api/schemas/ids/1": b'"' + b"x" * (5 << 20)}, Failed, "larger than"),
     ({"/api/schemas/ids/1": ["a"]}, Failed, "no JSON object"),
-    ({"/api/schemas/ids/1": refers("a"), "/api/subjects/a/versions/1": []}, Failed, "no JSON object"),
+    ({"/api/schemas/ids/1": make_reference("a"), "/api/subjects/a/versions/1": []}, Failed, "no JSON object"),
     ({"/api/schemas/ids/1": {"id": 3}}, Failed, "without a schema"),
     ({"/api/schemas/ids/1": {"schema": "x", "references": 3}}, Failed, "no list"),
-    ({"/api/schemas/ids/1": refers("a")}, Failed, "does not exist"),
-    ({"/api/schemas/ids/1": refers("a"), "/api/subjects/a/versions/1": refers("a")}, Failed, "circle"),
+    ({"/api/schemas/ids/1": make_reference("a")}, Failed, "does not exist"),
+    ({"/api/schemas/ids/1": make_reference("a"), "/api/subjects/a/versions/1": make_reference("a")}, Failed, "circle"),
     (
-        {"/api/schemas/ids/1": refers("s0")}
-        | {f"/api/subjects/s{i}/versions/1": refers(f"s{i + 1}") for i in range(40)},
+        {"/api/schemas/ids/1": make_reference("s0")}
+        | {f"/api/subjects/s{i}/versions/1": make_reference(f"s{i + 1}") for i in range(40)},
         Failed,
         "deeper than",
     ),
     (
-        {"/api/schemas/ids/1": refers(*(f"s{i}" for i in range(300)))}
+        {"/api/schemas/ids/1": make_reference(*(f"s{i}" for i in range(300)))}
         | {f"/api/subjects/s{i}/versions/1": {"schema": '"int"'} for i in range(300)},
         Failed,
         "more than 256",
@@ -120,10 +120,10 @@ REFUSED: list[tuple[Answers, type[SluiceError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("answers", "kind", "said"), REFUSED)
-def test_what_fails_is_one_clear_error(serve: Serve, answers: Answers, kind: type[SluiceError], said: str) -> None:
+@pytest.mark.parametrize(("answers", "kind", "message"), REFUSED)
+def test_what_fails_is_one_clear_error(serve: Serve, answers: Answers, kind: type[SluiceError], message: str) -> None:
     client = serve(dict(answers))
-    with pytest.raises(kind, match=said) as error:
+    with pytest.raises(kind, match=message) as error:
         client.schema(1)
     assert error.value.remedy
     assert SECRET not in str(error.value)
@@ -144,24 +144,24 @@ def test_a_registry_that_nobody_reaches() -> None:
 
 
 def test_schemas_are_asked_for_once_and_kept(serve: Serve) -> None:
-    given: Answers = {"/api/schemas/ids/1": {"schema": '"int"'}}
-    client, lake = serve(given), MemoryLake()
+    answers: Answers = {"/api/schemas/ids/1": {"schema": '"int"'}}
+    client, lake = serve(answers), MemoryLake()
     schemas = KeptSchemas(lake, "orders", client)
     assert schemas.texts(1) == schemas.texts(1) == ('"int"',)
     assert KeptSchemas(lake, "orders").texts(1) == ('"int"',)
     assert KeptSchemas(lake, "orders").texts(2) is None
-    assert given["now"]["asked"] == ["/api/schemas/ids/1"]
+    assert answers["now"]["asked"] == ["/api/schemas/ids/1"]
     looking = KeptSchemas(other := MemoryLake(), "orders", client, keep=False)
     assert looking.texts(1) == ('"int"',)
     assert list(other.list("_sluice")) == []
 
 
 def test_a_schema_that_reads_nothing_is_kept_and_says_why(serve: Serve) -> None:
-    given: Answers = {
+    answers: Answers = {
         "/api/schemas/ids/1": {"schema": 'syntax = "proto3"; message M { Missing x = 1; }', "schemaType": "PROTOBUF"},
         "/api/schemas/ids/2": {"schema": '"int"'},
     }
-    client, lake = serve(given), MemoryLake()
+    client, lake = serve(answers), MemoryLake()
     for registry_ in (client, None):
         schemas = KeptSchemas(lake, "orders", registry_, types=("PROTOBUF",))
         with pytest.raises(UnusableSchema, match=r'does not compile: .*"Missing" is not defined'):
@@ -211,7 +211,7 @@ def test_the_number_of_the_feed_s_own_schema(serve: Serve, tmp_path: Path) -> No
     other = {"id": 8, "version": 3, "schema": json.dumps(older)}
     assert number({latest.format("again"): there}) == 7
     assert number({latest.format("again"): other, latest.format("orders"): there}) == 7
-    referring = refers("Line", schema=json.dumps(parted)) | {"id": 9, "version": 1}
+    referring = make_reference("Line", schema=json.dumps(parted)) | {"id": 9, "version": 1}
     assert number({latest.format("orders"): referring, **behind}) == 9
     assert number({"/api/subjects/mine/versions/2": there}) == 7
     assert number({}, lines="wire_format: bare\n") == 0

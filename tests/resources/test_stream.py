@@ -1,4 +1,4 @@
-"""`sluice.stream` against a real Kafka: what a plain consumer gets, in Arrow; open ranges; positions; what ends one."""
+"""`sluice.stream` on a real Kafka: the records of a plain consumer in Arrow, open ranges, positions, and its ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ import sluice
 from sluice.pipelines.errors import OffsetsLost, TopicRecreated, UsageError
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.streaming import Place, Stream
-from tests.resources.kafka.tools import admin, build_range, consumed, describe, produce, transaction, until
+from tests.resources.kafka.tools import (
+    build_range,
+    consume_records,
+    describe,
+    open_admin,
+    open_transaction,
+    produce,
+    wait_until,
+)
 
 pytestmark = pytest.mark.kafka
 
@@ -39,25 +47,27 @@ def test_importing_the_module_leaves_the_function() -> None:
     assert callable(sluice.stream)
 
 
-def offsets(batches: Any) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+def collect_offsets(batches: Any) -> dict[int, list[int]]:
+    offsets: dict[int, list[int]] = {}
     for batch in batches:
         (partition,) = set(batch.column("partition").to_pylist())
-        found.setdefault(partition, []).extend(batch.column("offset").to_pylist())
-    return found
+        offsets.setdefault(partition, []).extend(batch.column("offset").to_pylist())
+    return offsets
 
 
 def test_a_bounded_range_is_what_a_plain_consumer_gets(kafka: LocalKafka, project: Path, topic: str) -> None:
     for partition in range(3):
         produce(kafka, topic, 500, partition)
-    with transaction(kafka, topic, 20) as aborted:
+    with open_transaction(kafka, topic, 20) as aborted:
         aborted.abort_transaction()
-    until(lambda: all(s.last_stable_offset == s.high_watermark for s in describe(kafka, topic)))  # the marker is in
+    wait_until(
+        lambda: all(s.last_stable_offset == s.high_watermark for s in describe(kafka, topic))
+    )  # the marker is in
     stream = sluice.stream("orders", project=project)
     table = pa.Table.from_batches(list(stream), schema=stream.schema)
     for state in describe(kafka, topic):
         rows = table.filter(pc.equal(table["partition"], state.partition))
-        wanted = consumed(kafka, build_range(state, 0, state.last_stable_offset))
+        wanted = consume_records(kafka, build_range(state, 0, state.last_stable_offset))
         assert rows["offset"].to_pylist() == [r[0] for r in wanted]
         assert stream.positions[f"{topic}:{state.partition}"].consumed == state.last_stable_offset
     assert table.num_rows == 1500
@@ -66,7 +76,7 @@ def test_a_bounded_range_is_what_a_plain_consumer_gets(kafka: LocalKafka, projec
 def test_offsets_choose_partitions_and_end_where_they_say(kafka: LocalKafka, project: Path, topic: str) -> None:
     produce(kafka, topic, 30, 1)
     with sluice.stream("orders", {f"{topic}:1": 7}, {f"{topic}:1": 19}, project=project) as stream:
-        assert offsets(stream) == {1: list(range(7, 19))}
+        assert collect_offsets(stream) == {1: list(range(7, 19))}
         assert list(stream.positions) == [f"{topic}:1"]
     wrong = (
         ({f"{topic}:1": 31}, "lies outside"),
@@ -92,15 +102,15 @@ def test_an_open_range_goes_on_until_it_is_stopped_or_nothing_comes(
     kafka: LocalKafka, project: Path, topic: str
 ) -> None:
     with sluice.stream("orders", "latest", follow=True, project=project) as stream, ThreadPoolExecutor() as pool:
-        seen: list[pa.RecordBatch] = []
+        batches: list[pa.RecordBatch] = []
 
         def read() -> None:
-            seen.extend(iter(lambda: next(stream, None), None))
+            batches.extend(iter(lambda: next(stream, None), None))
 
         reading = pool.submit(read)
         for n in (1, 2):
             produce(kafka, topic, 5, 2)
-            until(lambda n=n: offsets(seen) == {2: list(range(5 * n))})
+            wait_until(lambda n=n: collect_offsets(batches) == {2: list(range(5 * n))})
         stream.stop()
         reading.result(30)
     with sluice.stream("orders", "latest", follow=True, timeout=0.2, project=project) as quiet:
@@ -112,7 +122,7 @@ def test_streams_share_the_partitions(kafka: LocalKafka, project: Path, topic: s
         produce(kafka, topic, 40, partition)
     shared = sluice.streams("orders", 2, project=project)
     with ThreadPoolExecutor() as pool:
-        first, second = pool.map(offsets, shared)
+        first, second = pool.map(collect_offsets, shared)
     assert (sorted(first), sorted(second)) == ([0, 1], [2])
     assert first[0] == first[1] == second[2] == list(range(40))
     assert [len(s.positions) for s in sluice.streams("orders", 4, assignor="round_robin", project=project)] == [
@@ -125,8 +135,8 @@ def test_streams_share_the_partitions(kafka: LocalKafka, project: Path, topic: s
         sluice.streams("orders", 2, assignor="sticky", project=project)
 
 
-def following(project: Path, start: Place = "earliest") -> Stream:
-    """A stream that has read what is there and waits for more."""
+def open_following_stream(project: Path, start: Place = "earliest") -> Stream:
+    """Open a stream that has read all records and waits for more."""
     stream = sluice.stream("orders", start, follow=True, timeout=60, project=project)
     assert next(stream).num_rows == 10
     return stream
@@ -134,9 +144,9 @@ def following(project: Path, start: Place = "earliest") -> Stream:
 
 def test_a_jump_is_an_error_not_a_gap(kafka: LocalKafka, project: Path, topic: str) -> None:
     produce(kafka, topic, 10, 0)
-    with following(project) as stream:
+    with open_following_stream(project) as stream:
         produce(kafka, topic, 10, 0)
-        with admin(kafka) as client:
+        with open_admin(kafka) as client:
             client.delete_records({Plain(topic, 0): 15})
         with pytest.raises(OffsetsLost, match=r"\[10, 15\) are gone"):
             list(stream)
@@ -145,12 +155,12 @@ def test_a_jump_is_an_error_not_a_gap(kafka: LocalKafka, project: Path, topic: s
 @pytest.mark.parametrize("partitions", [3, 1])
 def test_another_topic_of_that_name_is_an_error(kafka: LocalKafka, project: Path, topic: str, partitions: int) -> None:
     produce(kafka, topic, 10, 2)
-    with following(project, {f"{topic}:2": 0}) as stream:
-        with admin(kafka) as client:
+    with open_following_stream(project, {f"{topic}:2": 0}) as stream:
+        with open_admin(kafka) as client:
             client.delete_topics([topic])
-            until(lambda: topic not in client.list_topics())
+            wait_until(lambda: topic not in client.list_topics())
             client.create_topics({topic: {"num_partitions": partitions}}, wait_for_metadata=True)
-        until(lambda: len(describe(kafka, topic)) == partitions)
+        wait_until(lambda: len(describe(kafka, topic)) == partitions)
         with pytest.raises(TopicRecreated, match="another topic now"):
             list(stream)
 

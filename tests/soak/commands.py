@@ -1,7 +1,7 @@
-"""Commands of `sluice` as an operator or cron types them, and whether the way in which one ended is all right.
+"""Commands of `sluice` as an operator or cron runs them, and the check of their ends.
 
-While something is wrong, and shortly after, a command may fail by an error that passes by itself. Always, it may meet a
-rival. Anything else is a finding: another error, a traceback, no end.
+During a fault, and shortly after, a command may fail with a transient error. It may meet a rival at any time.
+Everything else is a finding: another error, a traceback, no end.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Commands:
         environment: Mapping[str, str] | None = None,
         expected: tuple[type[errors.SluiceError], ...] = (),
     ) -> Done:
-        """Run `sluice …` to its end. A finding if it ends in a way that it may not.
+        """Run `sluice …` to its end. An unexpected end is a finding.
 
         `accepted`: exit codes without an error that are fine; `expected`: errors that are. `killable`: faults may kill
         it.
@@ -146,7 +146,7 @@ class Commands:
         return done
 
     def kill_one(self, choose: Any) -> str:
-        """Kill a command at work (SIGKILL to its process group): its words, or nothing if none is at work."""
+        """Kill a running command (SIGKILL to its process group); return its arguments, or nothing if none runs."""
         pids = sorted(self.running)
         if not pids:
             return ""
@@ -159,7 +159,7 @@ class Commands:
     def _judge(
         self, done: Done, began: float, accepted: Sequence[int], expected: tuple[type[errors.SluiceError], ...]
     ) -> str:
-        """Returns a problem in words; nothing if the end is all right."""
+        """Returns the description of a problem; empty if the end is expected."""
         if "Traceback" in done.noise:
             return "a traceback"
         faults = self.weather.list_faults(began, time.time())

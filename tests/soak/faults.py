@@ -233,7 +233,7 @@ def kill_code_server(chaos: Chaos) -> Iterator[None]:
 
 @contextmanager
 def kill_code_process(chaos: Chaos) -> Iterator[None]:
-    """Kill the process that has loaded the code, and leave its server: that starts another."""
+    """Kill the process that has loaded the code, but not its server, which starts another."""
     chaos.kill_resident("code", part=b"\0grpc\0")
     yield
 
@@ -249,7 +249,7 @@ def kill_web_or_metrics(chaos: Chaos) -> Iterator[None]:
 
 @contextmanager
 def run_by_another_clock(chaos: Chaos) -> Iterator[None]:
-    """A run over one feed by a clock that is off by up to two minutes."""
+    """Run one feed with a clock that is off by up to two minutes."""
     feed = chaos.draw.choice(FEEDS)
     seconds = chaos.draw.choice([-1, 1]) * chaos.draw.randint(10, SKEW)
     began = time.time()
@@ -268,13 +268,13 @@ _BY_CLOCK = """
 import os, sys
 import sluice.resources.lake.s3_client
 from sluice.cli.entry import main
-from tests.faults.clock import CLOCK, moved
+from tests.faults.clock import CLOCK, shift_clock
 
-with moved(os.environ[CLOCK]):
+with shift_clock(os.environ[CLOCK]):
     sys.exit(main())
 """
 BY_CLOCK = (sys.executable, "-c", _BY_CLOCK)
-"""`sluice` by another clock."""
+"""`sluice` with a shifted clock."""
 
 FAULTS: tuple[tuple[Fault, ...], ...] = (
     (kill_one_broker, kill_one_broker, stop_broker, shut_down_broker),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 MOST_FINDINGS = 60
-"""The soak ends early with as many: more add nothing."""
+"""The soak ends early at this number of findings: more add no information."""
 
 
 @dataclass

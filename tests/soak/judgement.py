@@ -1,7 +1,7 @@
-"""Whether what must stay flat did: a robust slope of each series per hour, its limit, and a plot.
+"""The judgement of a soak's series: a robust slope per hour, its limit, and a plot.
 
 The slope is Theil and Sen's: the median over all pairs of points that are a few minutes apart. Both points of a pair
-are of one life of a process: one that was killed begins again, after a warm-up of its own.
+are of one life of a process: after a kill a new life begins, with its own warm-up.
 
 Not judged, because it grows by design: the ledger (entries are the account of all rows), Dagster's runs and events
 (of PostgreSQL; of SQLite `sluice prune` bounds the logs), and what moto holds in memory. Dagster's database is judged
@@ -47,7 +47,7 @@ class Point:
     minute: float
     value: float
     life: int = 0
-    """Which process, by its pid; points of different lives are not compared."""
+    """The pid of the process; points of different lives are not compared."""
 
 
 @dataclass(frozen=True)

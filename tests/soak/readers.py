@@ -26,7 +26,7 @@ from tests.soak.notes import Expected, read_notes
 from tests.soak.upkeep import pick_window
 from tests.soak.writers import Writers
 from tests.stores import Store
-from tests.table_readers import delta_access, fetch_file, iceberg_access
+from tests.table_readers import fetch_file, get_delta_access, get_iceberg_access
 
 Row = tuple[Any, ...]
 
@@ -128,7 +128,7 @@ class Readers:
             from pyiceberg.catalog import load_catalog
             from pyiceberg.exceptions import NoSuchTableError
 
-            properties = {"type": "sql", "uri": site.addresses.catalog, **iceberg_access(store)}
+            properties = {"type": "sql", "uri": site.addresses.catalog, **get_iceberg_access(store)}
             with closing(load_catalog("sluice", **properties)) as catalog:
                 try:
                     table = catalog.load_table(f"db.{feed.name}")
@@ -142,7 +142,7 @@ class Readers:
 
         lake = f"{site.project}/.sluice/lake" if feed.local else site.lake
         try:
-            delta = DeltaTable(f"{lake}/data/{feed.name}", storage_options=delta_access(store))
+            delta = DeltaTable(f"{lake}/data/{feed.name}", storage_options=get_delta_access(store))
         except TableNotFoundError:
             return None
         filtered = delta.to_pyarrow_table(columns=list(names), filters=[("amount", ">=", minimum)])

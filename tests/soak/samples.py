@@ -41,7 +41,10 @@ class Sampler:
 
     def measure(self) -> dict[str, Any]:
         """Returns one line of `metrics.jsonl`."""
-        line: dict[str, Any] = {"processes": dict(self._measure_residents()), "count": len(self.site.processes.alive())}
+        line: dict[str, Any] = {
+            "processes": dict(self._measure_residents()),
+            "count": len(self.site.processes.list_alive()),
+        }
         line |= {"temporary": measure_folder(self.site.temporary), "home": measure_folder(self.site.deployment.home)}
         line["project"] = self._measure_project()
         line["caches"] = measure_folder(Path.home() / ".cache" / "sluice")
@@ -49,8 +52,8 @@ class Sampler:
         line["ledger"] = self._count_entries()
         with suppress(psycopg2.Error):
             line |= self._measure_database()
-        self.site.store.seen.clear()  # of the proxies of the scene itself, which keep every request
-        self.site.registry.seen.clear()
+        self.site.store.requests.clear()  # of the proxies of the scene itself, which keep every request
+        self.site.registry.requests.clear()
         return line
 
     # -- processes

@@ -22,11 +22,11 @@ import dagster as dg
 from sluice.assets.schedules.window_scheduler import ACTIVE
 from sluice.resources.local.local_registry import LocalRegistry
 from tests import postgres as servers
-from tests.deployment import INFRA, UNITS, Deployment, served
-from tests.faults.arena import Arena, opened
+from tests.deployment import INFRA, UNITS, Deployment, run_deployment
+from tests.faults.arena import Arena, run_arena
 from tests.faults.nemeses.engines import Process, Processes
 from tests.postgres import Postgres
-from tests.resources.kafka.tools import until
+from tests.resources.kafka.tools import wait_until
 from tests.resources.lake import s3_faults
 from tests.soak.feeds import FEEDS, SCHEDULES, Addresses, SoakFeed
 from tests.soak.journal import Journal
@@ -42,7 +42,7 @@ _RUNS = """query($filter: RunsFilter!, $limit: Int) { runsOrError(filter: $filte
 
 @dataclass
 class Site:
-    """All of it. `store` and `registry` are proxies; tests and producers pass them by."""
+    """All systems. `store` and `registry` are proxies; tests and producers bypass them."""
 
     arena: Arena
     backend: Store
@@ -76,7 +76,7 @@ class Site:
         """Switch off the schedules, and wait until no run is queued or at work."""
         for schedule in SCHEDULES:
             self.deployment.switch_off(schedule)
-        until(self._is_quiet, SETTLE_SECONDS)
+        wait_until(self._is_quiet, SETTLE_SECONDS)
 
     def _is_quiet(self) -> bool:
         """Returns whether no run of Dagster is queued or at work. Asks at most every two seconds."""
@@ -92,7 +92,7 @@ class Site:
 
     def list_tree(self, name: str) -> list[Process]:
         """Returns the process of a unit, and all that came of it."""
-        alive = {p.pid: p for p in self.processes.alive()}
+        alive = {p.pid: p for p in self.processes.list_alive()}
         tree, last = set[int](), {self.deployment.processes[name].pid} if name in self.deployment.processes else set()
         while last:
             tree |= last
@@ -135,19 +135,19 @@ class Site:
             self.numbers[feed.name] = int(json.load(answer)["id"])
 
     def heal(self) -> None:
-        """Everything runs, and the proxies pass everything on."""
+        """Remove all faults and start ended units; wait until everything runs."""
         self.store.rules.clear()
         self.registry.rules.clear()
         self.arena.heal()
         for name in UNITS:
             if name not in self.deployment.processes:
                 self.deployment.start(name)
-        until(self._is_up, 300)
+        wait_until(self._is_up, 300)
 
     def _is_up(self) -> bool:
         self.restart_ended()
         with suppress(OSError):
-            return self.deployment.answers()
+            return self.deployment.is_answering()
         return False
 
 
@@ -162,7 +162,7 @@ def open_site(folder: Path, store: Store, seed: int, journal: Journal) -> Iterat
         scratch = temporary / "tmp"
         scratch.mkdir()
         (temporary / "arena").mkdir()
-        arena = stack.enter_context(opened(temporary / "arena" / "kafka"))
+        arena = stack.enter_context(run_arena(temporary / "arena" / "kafka"))
         proxy = stack.enter_context(s3_faults.run_proxy(store.settings.endpoint or ""))
         registry = stack.enter_context(LocalRegistry(temporary / "registry", keep=False))
         base, _, path = registry.url.removeprefix("http://").partition("/")
@@ -170,26 +170,28 @@ def open_site(folder: Path, store: Store, seed: int, journal: Journal) -> Iterat
         postgres = _start_postgres(stack) if seed % 2 else None
         catalog = f"sqlite:///{project}/catalog.db"
         access = store.access | {"endpoint": proxy.endpoint}
-        addresses = Addresses(arena.behind, store.lake(), access, f"{registry_proxy.endpoint}/{path}", catalog)
+        addresses = Addresses(
+            arena.proxied_bootstrap, store.make_address(), access, f"{registry_proxy.endpoint}/{path}", catalog
+        )
         more = {**processes.environment, "TMPDIR": str(scratch)}
-        more |= {"SLUICE_DAGSTER_DATABASE": postgres[0].address(postgres[1]) if postgres else ""}
+        more |= {"SLUICE_DAGSTER_DATABASE": postgres[0].build_address(postgres[1]) if postgres else ""}
         deployment = Deployment(project, folder / "dagster-home", more)
         if postgres is None:
             _use_sqlite(deployment)
-        stack.enter_context(processes.killed())
+        stack.enter_context(processes.kill_at_exit())
         systems = (arena, store, proxy, registry.url, registry_proxy, postgres, deployment, processes)
         site = Site(*systems, project, scratch, addresses, journal)
         _create(site)
-        stack.enter_context(served(deployment, *UNITS))
+        stack.enter_context(run_deployment(deployment, *UNITS))
         yield site
 
 
 def _start_postgres(stack: ExitStack) -> tuple[Postgres, str] | None:
-    programs = servers.programs()
+    programs = servers.find_programs()
     if programs is None:
         return None
-    server = stack.enter_context(servers.started(programs))
-    return server, server.database()
+    server = stack.enter_context(servers.run_server(programs))
+    return server, server.create_database()
 
 
 def _use_sqlite(deployment: Deployment) -> None:
@@ -216,11 +218,11 @@ def _create(site: Site) -> None:
 
 def list_environment(site: Site) -> dict[str, str]:
     """Returns the environment of commands that an operator types on the machine."""
-    return site.deployment.environment("metrics") | {"SLUICE_LOG_FORMAT": "text"}
+    return site.deployment.build_environment("metrics") | {"SLUICE_LOG_FORMAT": "text"}
 
 
 def check_feeds(site: Site) -> None:
-    """AssertionError with the words of `sluice feeds check`, if a feed file of the scene is wrong."""
+    """Raises AssertionError with the output of `sluice feeds check` if a feed file of the scene is wrong."""
     command = [PROGRAM, "feeds", "check", "--project", str(site.project)]
     done = subprocess.run(command, capture_output=True, text=True, env=list_environment(site), check=False)
     assert done.returncode == 0, done.stdout + done.stderr

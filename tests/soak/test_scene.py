@@ -76,7 +76,7 @@ class Gate:
 
 
 class Scene:
-    """All that goes on at once, and the conductor of it."""
+    """The concurrent actors of the scene, and their coordination."""
 
     def __init__(self, site: Site, journal: Journal) -> None:
         self.site, self.journal, self.gate = site, journal, Gate()
@@ -93,7 +93,7 @@ class Scene:
         self._explained = set[str]()
 
     def play(self, minutes: float) -> None:
-        """Let everything go on for as long, then judge every feed."""
+        """Run the scene for its duration, then judge every feed."""
         end, number = time.monotonic() + 60 * minutes, 0
         with ExitStack() as stack:
             stack.enter_context(self.writers.run())
@@ -163,7 +163,7 @@ class Scene:
     def _repeat(
         self, name: str, step: Callable[[], None], pause: Callable[[], float], *, gated: bool = True
     ) -> Iterator[None]:
-        """A thread that takes a step again and again while the block lasts; an exception is a finding."""
+        """Run a thread that repeats a step until the block ends; an exception is a finding."""
         over = threading.Event()
 
         def take_steps() -> None:
@@ -206,7 +206,7 @@ class Scene:
         )
 
 
-# kafka-python, which the scene's own admin clients are of, leaves the socket of a refused connection open.
+# kafka-python, which the scene's own admin clients use, leaves the socket of a refused connection open.
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_the_scene(s3_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):

@@ -1,6 +1,6 @@
 """An operator's cron: the second scheduler, compaction, expiry, audits, tables, republishes.
 
-The second scheduler runs `sluice run` without Dagster over all feeds or some, whatever Dagster's own does then.
+The second scheduler runs `sluice run` without Dagster over all feeds or some, independently of Dagster's own.
 """
 
 from __future__ import annotations

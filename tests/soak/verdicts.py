@@ -1,4 +1,4 @@
-"""The checker over one feed after another, once everything is healed and nothing writes to them any more.
+"""The checker over one feed after another, after all faults are healed and writers have stopped.
 
 It judges by Kafka's own tools, the ledger's files and the Parquet files. Values of Avro, Protobuf and JSON Schema are
 read by the formats' own libraries before. Then tables must have the rows of the files, and quarantined records one dead
@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.checker import facts
-from tests.checker.facts import Evidence, who
-from tests.checker.gather import gather_local, seen
+from tests.checker.facts import Evidence, find_value_id
+from tests.checker.gather import gather_local, list_writes
 from tests.checker.invariants import NAMES, Settings, Verdict, check
 from tests.checker.lake import Folder, fetch_s3
-from tests.checker.ledger import fold
+from tests.checker.ledger import fold_entries
 from tests.faults.kinds import list_letters, list_quarantined
-from tests.resources.kafka.tools import is_stable, until
+from tests.resources.kafka.tools import is_stable, wait_until
 from tests.soak.commands import Commands
 from tests.soak.faults import SKEW
 from tests.soak.feeds import BY_NAME, FEEDS, SoakFeed
@@ -43,8 +43,8 @@ class SoakFolder(Folder):
 
     def list_visible(self) -> set[str]:
         paths = super().list_visible()
-        book = fold(self.entries())
-        live = {p.path for r in book.live() for p in r.parts}
+        book = fold_entries(self.read_entries())
+        live = {p.path for r in book.list_live_receipts() for p in r.parts}
         superseded = ({p.path for r in book.receipts for p in r.parts} | book.replaced) - live
         return {p for p in paths if "/_delta_log/" not in p and p not in superseded}
 
@@ -60,7 +60,7 @@ class Checks:
     observed: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
-    """Feeds with a finding: a break stays."""
+    """Feeds with a finding: a broken invariant stays broken."""
 
     def check_feeds(self, names: Sequence[str]) -> None:
         """Judge the feeds. No run, no upkeep and no fault may be at work. Writers to them pause."""
@@ -85,7 +85,7 @@ class Checks:
 
     def _find_problems(self, feed: SoakFeed) -> Iterator[str]:
         site = self.commands.site
-        until(lambda: is_stable(site.arena.kafka, feed.topic), _STABLE_SECONDS)
+        wait_until(lambda: is_stable(site.arena.kafka, feed.topic), _STABLE_SECONDS)
         done = None
         for _ in range(_TRIES):
             done = self.commands.run("run", feed.name, "--no-dagster")
@@ -134,22 +134,22 @@ class Checks:
     def _judge(self, feed: SoakFeed, folder: Folder, keep: Path) -> tuple[Verdict, Evidence]:
         evidence = gather_local(self.commands.site.arena.kafka, folder, keep)
         for log in evidence.logs.values():
-            if log.seen is not None:
-                log.seen = {o: replace(s, value=feed.decode(s.value)) for o, s in log.seen.items()}
+            if log.records is not None:
+                log.records = {o: replace(s, value=feed.decode(s.value)) for o, s in log.records.items()}
         notes = self.writers.list_notes(feed.name)
-        evidence.produced = facts.produced(notes) if notes and not feed.source else None
+        evidence.produced = facts.read_produced(notes) if notes and not feed.source else None
         entries = self.observed.setdefault(feed.name, [])
         evidence.observed = tuple(entries)
         verdict = check(folder, evidence, _SETTINGS)
-        entries += [pair for pair in seen(folder) if pair not in set(entries)]
+        entries += [pair for pair in list_writes(folder) if pair not in set(entries)]
         self.verdicts.append(verdict)
         return verdict, evidence
 
     def _compare_table(self, feed: SoakFeed, folder: Folder) -> Iterator[str]:
         """The table has the rows of the ledger's live files, by position and amount."""
         names = (feed.partition_column, feed.offset_column, "amount")
-        book = fold(folder.entries())
-        paths = sorted({p.path for r in book.live() for p in r.parts if p.kind == "landed"})
+        book = fold_entries(folder.read_entries())
+        paths = sorted({p.path for r in book.list_live_receipts() for p in r.parts if p.kind == "landed"})
         rows = [r for path in paths for r in list_rows(pq.ParquetFile(folder.root / path).read(list(names)), names)]
         pair = self.readers.scan(feed, names, 0)
         there = pair[0] if pair else []
@@ -158,7 +158,9 @@ class Checks:
 
     def _compare_republished(self, feed: SoakFeed, evidence: Evidence) -> Iterator[str]:
         """Each record that was sent is in the topic once."""
-        senders = Counter(who(s.key, s.value) for log in evidence.logs.values() for s in (log.seen or {}).values())
+        senders = Counter(
+            find_value_id(s.key, s.value) for log in evidence.logs.values() for s in (log.records or {}).values()
+        )
         if twice := [name for name, n in senders.items() if n > 1]:
             yield f"{len(twice)} records were republished twice, such as {twice[0]}"
         sent = sum(self.upkeep.republished.values())

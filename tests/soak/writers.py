@@ -1,7 +1,7 @@
 """Producers that write all the time: one without transactions, others with transactions over several topics.
 
-What became of each value goes to `notes/<topic>.jsonl`, as the checker reads it, with `amount`, `fits` and `stamp` for
-the readers. They reach the brokers themselves, not through the proxies.
+The outcome of each value is written to `notes/<topic>.jsonl`, in the checker's format, with `amount`, `fits` and
+`stamp` for the readers. Producers connect to the brokers directly, not through the proxies.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAUSE = 1.0
 _SECONDS = 20
 _ABORTED, _LATE, _EARLY = 1 / 3, 0.03, 0.005
 _TOPICS, _RECORDS = 6, 4
-"""At most, of a round."""
+"""Maxima of a round."""
 
 
 @dataclass
@@ -166,7 +166,7 @@ class Writer:
 
 @dataclass
 class Writers:
-    """All producers of the scene, and what they share. `numbers`: of the schemas to write by, by feed."""
+    """All producers of the scene, and their shared state. `numbers`: the schema numbers to write with, by feed."""
 
     bootstrap: str
     notes: Path
@@ -179,7 +179,7 @@ class Writers:
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """The producers write while the block lasts."""
+        """Run the producers until the block ends."""
         self.notes.mkdir(exist_ok=True)
         feeds = [f for f in FEEDS if not f.source]
         self.writers.append(Writer("w0", feeds, False, self))

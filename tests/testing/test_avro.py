@@ -1,4 +1,4 @@
-"""Avro messages through a feed in memory: schemas kept in the lake, one table over versions, replay by a newer file."""
+"""Avro messages through a feed in memory: schemas in the lake, one table over versions, replay with a newer file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sluice.resources.liveness import new_owner
 from sluice.testing import LandedMessages, Message, land
 from sluice.testing.engine import MemoryClock, MemoryEngine, MemoryLiveness
 from sluice.testing.lake import MemoryLake
-from tests.pipelines.records.avro.rows import encoded
+from tests.pipelines.records.avro.rows import encode
 
 FEED = "topics: orders\nstart: latest\nformat: avro\nschema_file: order.avsc\n"
 REGISTRY = "registry: {url: 'http://127.0.0.1:9'}\n"
@@ -42,7 +42,7 @@ COUNTRY = {"name": "country", "type": "string", "default": "DE"}
 
 
 class Project:
-    """A feed's file with its schema, and a lake that keeps schemas as a registry told them."""
+    """A feed's file with its schema, and a lake with the schemas of a registry."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.lake = root, MemoryLake()
@@ -50,10 +50,10 @@ class Project:
         self.feed = root / "feeds" / "orders.yaml"
         self.feed.write_text(FEED + REGISTRY)
 
-    def reads(self, schema: Any) -> None:
+    def set_schema(self, schema: Any) -> None:
         (self.root / "order.avsc").write_text(json.dumps(schema))
 
-    def knows(self, number: int, schema: Any) -> None:
+    def keep_schema(self, number: int, schema: Any) -> None:
         KeptSchemas(self.lake, "orders").keep(RegisteredSchema(number, AVRO, (json.dumps(schema),)))
 
     def land(self, values: Iterable[bytes | None]) -> LandedMessages:
@@ -66,14 +66,14 @@ def project(tmp_path: Path) -> Project:
 
 
 def test_versions_are_one_table_and_the_ledger_says_how_they_were_read(project: Project) -> None:
-    project.reads(of(ID))
-    project.knows(1, of(ID))
-    project.knows(2, of(ID, COUNTRY))
-    first = project.land([encoded(of(ID), {"id": 1}, 1), None, b"x", encoded(of(ID), {"id": 9}, 77)])
+    project.set_schema(of(ID))
+    project.keep_schema(1, of(ID))
+    project.keep_schema(2, of(ID, COUNTRY))
+    first = project.land([encode(of(ID), {"id": 1}, 1), None, b"x", encode(of(ID), {"id": 9}, 77)])
     assert first.rows["id"].to_pylist() == [1, None]
     assert first.quarantined["reason"].to_pylist() == ["not_avro", "unknown_schema"]
-    project.reads(of(ID, COUNTRY))
-    both = [encoded(of(ID), {"id": 2}, 1), encoded(of(ID, COUNTRY), {"id": 3, "country": "FR"}, 2)]
+    project.set_schema(of(ID, COUNTRY))
+    both = [encode(of(ID), {"id": 2}, 1), encode(of(ID, COUNTRY), {"id": 3, "country": "FR"}, 2)]
     second = project.land(both)
     assert second.rows.select(["id", "country"]).to_pylist() == [{"id": 2, "country": "DE"}, {"id": 3, "country": "FR"}]
     ledger = Ledger(project.lake, "orders", lambda: 0)
@@ -81,24 +81,24 @@ def test_versions_are_one_table_and_the_ledger_says_how_they_were_read(project: 
     assert [e.reason for e in entries] == ["the first", "added country (string not null); schema_file changed"]
     assert shape_named(ledger, ledger.read(), entries[0].shape) != second.feed.shape
     assert shape_named(ledger, ledger.read(), entries[1].shape) == second.feed.shape
-    project.reads(of({"name": "id", "type": "string"}))
+    project.set_schema(of({"name": "id", "type": "string"}))
     with pytest.raises(SchemaChanged, match="id is string"):
         project.land([])
 
 
 def test_records_that_a_schema_refused_are_landed_by_a_newer_one(project: Project) -> None:
-    project.reads(of(state("open")))
-    project.knows(1, of(state("open", "paid")))
-    found = project.land(encoded(of(state("open", "paid")), {"state": s}, 1) for s in ("open", "paid", "open"))
-    assert found.rows["state"].to_pylist() == ["open", "open"]
-    assert found.quarantined.select(["reason", "field", "detail"]).to_pylist() == [
+    project.set_schema(of(state("open")))
+    project.keep_schema(1, of(state("open", "paid")))
+    landed = project.land(encode(of(state("open", "paid")), {"state": s}, 1) for s in ("open", "paid", "open"))
+    assert landed.rows["state"].to_pylist() == ["open", "open"]
+    assert landed.quarantined.select(["reason", "field", "detail"]).to_pylist() == [
         {
             "reason": "wrong_type",
             "field": "state",
             "detail": "a symbol that the feed's schema does not have (schema 1)",
         }
     ]
-    project.reads(of(state("open", "paid")))
+    project.set_schema(of(state("open", "paid")))
     again = project.land([])
     writers = KeptSchemas(project.lake, "orders")
     edges = Ports(None, None, project.lake, MemoryEngine(), MemoryLiveness(), MemoryClock(0), None, writers)  # type: ignore[arg-type]
@@ -108,25 +108,25 @@ def test_records_that_a_schema_refused_are_landed_by_a_newer_one(project: Projec
 
 def test_without_a_registry_all_records_are_of_the_file(project: Project) -> None:
     project.feed.write_text(FEED)
-    project.reads(of(ID))
-    found = project.land([encoded(of(ID), {"id": 1}, None), encoded(of(ID), {"id": 2}, 1)])
-    assert found.rows["id"].to_pylist() == [1]
-    assert found.quarantined["reason"].to_pylist() == ["not_avro"]
+    project.set_schema(of(ID))
+    landed = project.land([encode(of(ID), {"id": 1}, None), encode(of(ID), {"id": 2}, 1)])
+    assert landed.rows["id"].to_pylist() == [1]
+    assert landed.quarantined["reason"].to_pylist() == ["not_avro"]
 
 
 def test_fields_that_only_writers_have_become_columns_where_the_feed_says_so(project: Project) -> None:
     project.feed.write_text(FEED + REGISTRY + "policies: {on_drift: evolve}\n")
-    project.reads(of(ID))
+    project.set_schema(of(ID))
     tags = {"name": "tags", "type": {"type": "array", "items": ["null", "string"]}}
     at = {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}}
     newer = of(ID, COUNTRY, tags, at, state("open"))
-    project.knows(1, of(ID))
-    project.knows(2, newer)
+    project.keep_schema(1, of(ID))
+    project.keep_schema(2, newer)
     row = {"id": 1, "country": "FR", "tags": ["a", None], "at": 7, "state": "open"}
     plain = of(ID, COUNTRY, tags, {"name": "at", "type": "long"}, state("open"))
-    first = project.land([encoded(plain, row, 2)])
+    first = project.land([encode(plain, row, 2)])
     assert first.rows.column_names[:2] == ["id", "_extra"]
-    second = project.land([encoded(plain, row, 2), encoded(of(ID), {"id": 2}, 1)])
+    second = project.land([encode(plain, row, 2), encode(of(ID), {"id": 2}, 1)])
     assert second.rows.select(["id", "country", "tags"]).to_pylist() == [
         {"id": 1, "country": "FR", "tags": ["a", None]},
         {"id": 2, "country": None, "tags": None},
@@ -136,10 +136,10 @@ def test_fields_that_only_writers_have_become_columns_where_the_feed_says_so(pro
 
 
 def test_an_entry_of_format_2_is_read_as_before() -> None:
-    """As the first ledgers of Avro feeds have it: the source is `avro`, and its records are Avro."""
+    """The first ledgers of Avro feeds have the source `avro`, and its records are Avro."""
     texts = [json.dumps(of(ID))]
-    said = {"kind": "schema", "format": 2, "shape": "avro x", "columns": [["id", "int32 not null"]]}
-    entry = parse(json.dumps(said | {"avro": {"texts": texts, "wire": "confluent"}}).encode(), "log/1.json")
+    document = {"kind": "schema", "format": 2, "shape": "avro x", "columns": [["id", "int32 not null"]]}
+    entry = parse(json.dumps(document | {"avro": {"texts": texts, "wire": "confluent"}}).encode(), "log/1.json")
     assert isinstance(entry, SchemaEntry)
     assert entry.source is not None
     assert entry.source.reader() == AvroReader(tuple(texts), WireFormat.CONFLUENT)

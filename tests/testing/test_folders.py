@@ -1,6 +1,6 @@
 """Records with fields called `date`, `hour` and `minute`: other tools read the folder, and filter by both.
 
-The folder's keys are those of windows, the fields are the record's; no reader may take one for the other.
+The folder's keys are those of windows, the fields are the record's; no reader may confuse them.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ landing: {{layout: {layout}}}
 """
 
 
-def records(length: int, windows: int = 3) -> list[Message]:
-    """Two records in each window, with fields of their own; those of one window have the same."""
+def make_records(length: int, windows: int = 3) -> list[Message]:
+    """Returns two records for each window, with the same fields within a window."""
     begin = int(BEGIN.timestamp() * 1000) // length * length
     return [
-        Message(json.dumps(own(i // 2) | {"id": i}).encode(), time=begin + i // 2 * length + i % 2)
+        Message(json.dumps(make_fields(i // 2) | {"id": i}).encode(), time=begin + i // 2 * length + i % 2)
         for i in range(2 * windows)
     ]
 
 
-def own(window: int) -> dict[str, Any]:
+def make_fields(window: int) -> dict[str, Any]:
     return {"date": "1999-12-31", "hour": 77, "minute": 5} if window == 1 else {"date": None, "hour": 1, "minute": 6}
 
 
@@ -56,14 +56,14 @@ def layout(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def landed(folder: Path, layout: str, window: str = "1h", length: int = HOUR) -> LandedMessages:
+def land_records(folder: Path, layout: str, window: str = "1h", length: int = HOUR) -> LandedMessages:
     feed = folder / "feeds" / "orders.yaml"
     feed.parent.mkdir()
     feed.write_text(FEED.format(window=window, layout=layout))
-    return land(feed, records(length), lake=folder / "lake")
+    return land(feed, make_records(length), lake=folder / "lake")
 
 
-def folders(root: Path) -> set[str]:
+def list_folders(root: Path) -> set[str]:
     return {p.parent.relative_to(root).as_posix() for p in root.rglob("*.parquet")}
 
 
@@ -78,8 +78,8 @@ def folders(root: Path) -> set[str]:
 def test_folders_have_keys_that_no_field_can_have(
     tmp_path: Path, layout: str, window: str, length: int, first: str
 ) -> None:
-    landed(tmp_path, layout, window, length)
-    there = folders(tmp_path / "lake" / "data" / "orders")
+    land_records(tmp_path, layout, window, length)
+    there = list_folders(tmp_path / "lake" / "data" / "orders")
     assert first in there
     assert len(there) == 3
     keys = {level.partition("=")[0] for folder in there for level in folder.split("/")}
@@ -87,15 +87,15 @@ def test_folders_have_keys_that_no_field_can_have(
 
 
 def test_duckdb(tmp_path: Path, layout: str) -> None:
-    landed(tmp_path, layout)
+    land_records(tmp_path, layout)
     files = f"read_parquet('{tmp_path}/lake/data/orders/**/*.parquet', hive_partitioning = true)"
 
-    def ids(where: str) -> list[int]:
+    def select_ids(where: str) -> list[int]:
         return [row[0] for row in duckdb.sql(f"select id from {files} where {where} order by id").fetchall()]
 
-    assert ids(OWN) == [2, 3]
-    assert ids("kafka_window_date = date '2026-11-20' and kafka_window_hour = 23") == [0, 1]
-    assert ids(f"kafka_window_date = date '2026-11-21' and kafka_window_hour = 0 and {OWN}") == [2, 3]
+    assert select_ids(OWN) == [2, 3]
+    assert select_ids("kafka_window_date = date '2026-11-20' and kafka_window_hour = 23") == [0, 1]
+    assert select_ids(f"kafka_window_date = date '2026-11-21' and kafka_window_hour = 0 and {OWN}") == [2, 3]
     assert duckdb.sql(f"select distinct date from {files} where date is not null").fetchall() == [(DATE,)]
     plain = f"'{tmp_path}/lake/data/orders/**/*.parquet'"
     assert duckdb.sql(f"select id from {plain} where hour = 77 and kafka_window_hour = 0 order by id").fetchall() == [
@@ -106,20 +106,20 @@ def test_duckdb(tmp_path: Path, layout: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["", "/**/*.parquet"])
 def test_polars(tmp_path: Path, layout: str, pattern: str) -> None:
-    landed(tmp_path, layout)
+    land_records(tmp_path, layout)
     frame = pl.scan_parquet(f"{tmp_path}/lake/data/orders{pattern}", hive_partitioning=True)
 
-    def ids(*where: pl.Expr) -> list[int]:
+    def select_ids(*where: pl.Expr) -> list[int]:
         return frame.filter(*where).select("id").collect()["id"].sort().to_list()
 
     of_window = (pl.col("kafka_window_date") == datetime.date(2026, 11, 20), pl.col("kafka_window_hour") == 23)
-    assert ids(pl.col("date") == DATE, pl.col("hour") == 77, pl.col("minute") == 5) == [2, 3]
-    assert ids(*of_window) == [0, 1]
-    assert ids(*of_window, pl.col("hour") == 77) == []
+    assert select_ids(pl.col("date") == DATE, pl.col("hour") == 77, pl.col("minute") == 5) == [2, 3]
+    assert select_ids(*of_window) == [0, 1]
+    assert select_ids(*of_window, pl.col("hour") == 77) == []
 
 
 def test_pyarrow_and_pandas(tmp_path: Path, layout: str) -> None:
-    landed(tmp_path, layout)
+    land_records(tmp_path, layout)
     root = f"{tmp_path}/lake/data/orders"
     by_field = [("date", "=", DATE), ("hour", "=", 77)]
     by_key = [("kafka_window_date", "=", "2026-11-20"), ("kafka_window_hour", "=", 23)]
@@ -138,22 +138,22 @@ def test_spark(tmp_path: Path, layout: str) -> None:
     from sluice.pipelines.feed.sections import SparkSettings
     from sluice.resources.spark.engine import session
 
-    landed(tmp_path, layout)
+    land_records(tmp_path, layout)
     frame = session(SparkSettings(master="local[1]")).read.parquet(f"{tmp_path}/lake/data/orders")
 
-    def ids(where: str) -> list[int]:
+    def select_ids(where: str) -> list[int]:
         return sorted(row.id for row in frame.where(where).collect())
 
-    assert ids(OWN) == [2, 3]
-    assert ids("kafka_window_date = date '2026-11-20' and kafka_window_hour = 23") == [0, 1]
-    assert ids(f"kafka_window_hour = 0 and {OWN}") == [2, 3]
+    assert select_ids(OWN) == [2, 3]
+    assert select_ids("kafka_window_date = date '2026-11-20' and kafka_window_hour = 23") == [0, 1]
+    assert select_ids(f"kafka_window_hour = 0 and {OWN}") == [2, 3]
     assert frame.schema["date"].dataType.simpleString() == "date"
     plan = frame.where("kafka_window_hour = 23")._jdf.queryExecution().toString()
     assert "PartitionFilters: [isnotnull(kafka_window_hour" in plan
 
 
 def begin_as_formerly(folder: Path, feed: Feed) -> None:
-    """A ledger as it began before keys had a prefix."""
+    """A ledger that began before keys had a prefix."""
     ledger = Ledger(LocalLake(folder / "lake"), feed.name, lambda: 0, cluster="sluice-testing")
     columns = feed.columns.texts() if feed.columns else None
     ledger.append(lambda s: SchemaEntry(shape=feed.shape.name, columns=columns))
@@ -165,12 +165,12 @@ def test_an_old_lake_keeps_its_folders_and_a_run_names_the_fields_that_they_over
     path = tmp_path / "orders.yaml"
     path.write_text(FEED.format(window="1h", layout=layout))
     begin_as_formerly(tmp_path, load_feed(path, {}))
-    of_old = land(path, records(HOUR), lake=tmp_path / "lake")
-    assert folders(tmp_path / "lake" / "data" / "orders") == {
+    of_old = land(path, make_records(HOUR), lake=tmp_path / "lake")
+    assert list_folders(tmp_path / "lake" / "data" / "orders") == {
         "date=2026-11-20/hour=23",
         "date=2026-11-21/hour=00",
         "date=2026-11-21/hour=01",
     }
     assert "2 columns named like a key of this feed's folders (date, hour)" in of_old.result.overridden
     assert of_old.rows.num_rows == 6
-    assert land(path, records(HOUR)).result.overridden == ""
+    assert land(path, make_records(HOUR)).result.overridden == ""

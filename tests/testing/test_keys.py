@@ -1,4 +1,4 @@
-"""Keys with a schema of their own through a feed in memory: their columns, what does not fit, and the ledger."""
+"""Keys with a schema of their own through a feed in memory: their columns, invalid keys, and the ledger."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluice.pipelines.planning.schema_changes import find_newest_name, shape_nam
 from sluice.pipelines.records.rows.wire_format import AVRO, KEY_ID_HEADER, RegisteredSchema
 from sluice.testing import LandedMessages, Message, land
 from sluice.testing.lake import MemoryLake
-from tests.pipelines.records.avro.rows import encoded
+from tests.pipelines.records.avro.rows import encode
 
 FEED = "topics: orders\nstart: latest\nformat: json\nschema: {id: int64}\n"
 AVRO_KEY = "registry: {url: 'http://127.0.0.1:9'}\nkey: {format: avro, schema_file: key.avsc}\n"
@@ -46,51 +46,51 @@ def project(tmp_path: Path) -> Project:
 
 
 def test_avro_keys_beside_json_values(project: Project) -> None:
-    kept = KeptSchemas(project.lake, "orders")
-    kept.keep(RegisteredSchema(1, AVRO, (json.dumps(KEY),)))
-    kept.keep(RegisteredSchema(2, AVRO, (json.dumps(OLD_KEY),)))
-    found = project.land(
+    schemas = KeptSchemas(project.lake, "orders")
+    schemas.keep(RegisteredSchema(1, AVRO, (json.dumps(KEY),)))
+    schemas.keep(RegisteredSchema(2, AVRO, (json.dumps(OLD_KEY),)))
+    landed = project.land(
         FEED + AVRO_KEY,
         KEY,
-        Message(b'{"id":1}', key=encoded(KEY, {"customer": "a", "shop": 7}, 1)),
-        Message(b'{"id":2}', key=encoded(OLD_KEY, {"customer": "b"}, 2)),
+        Message(b'{"id":1}', key=encode(KEY, {"customer": "a", "shop": 7}, 1)),
+        Message(b'{"id":2}', key=encode(OLD_KEY, {"customer": "b"}, 2)),
         Message(b'{"id":3}', key=b"plain"),
         Message(b'{"id":"x"}', key=b"plain"),
         Message(b'{"id":4}'),
-        Message(None, key=encoded(KEY, {"customer": "c", "shop": None}, 1)),
+        Message(None, key=encode(KEY, {"customer": "c", "shop": None}, 1)),
         Message(b'{"id":5}', key=b"\0" + struct.pack(">I", 1) + b"\x02d\x07"),
     )
-    assert found.rows.select(["id", "key_customer", "key_shop", "kafka_tombstone"]).to_pylist() == [
+    assert landed.rows.select(["id", "key_customer", "key_shop", "kafka_tombstone"]).to_pylist() == [
         {"id": 1, "key_customer": "a", "key_shop": 7, "kafka_tombstone": False},
         {"id": 2, "key_customer": "b", "key_shop": None, "kafka_tombstone": False},
         {"id": 4, "key_customer": None, "key_shop": None, "kafka_tombstone": False},
         {"id": None, "key_customer": "c", "key_shop": None, "kafka_tombstone": True},
     ]
-    held = found.quarantined.select(["key", "value", "reason", "field", "detail"]).to_pylist()
-    assert [(h["value"], h["reason"], h["field"]) for h in held] == [
+    refused = landed.quarantined.select(["key", "value", "reason", "field", "detail"]).to_pylist()
+    assert [(h["value"], h["reason"], h["field"]) for h in refused] == [
         (b'{"id":3}', "not_avro", None),
         (b'{"id":"x"}', "wrong_type", "id"),
         (b'{"id":5}', "not_avro", "key_shop"),
     ]
-    assert held[0]["key"] == b"plain"
-    assert held[2]["detail"].endswith("(schema 1) (in the key)")
+    assert refused[0]["key"] == b"plain"
+    assert refused[2]["detail"].endswith("(schema 1) (in the key)")
     ledger = Ledger(project.lake, "orders", lambda: 0)
     state = ledger.read()
-    assert shape_named(ledger, state, find_newest_name(state) or "") == found.feed.shape
+    assert shape_named(ledger, state, find_newest_name(state) or "") == landed.feed.shape
 
 
 def test_json_schema_keys_join_the_contract(project: Project) -> None:
     schema = {"type": "object", "properties": {"c": {"type": "string", "enum": ["a", "b"]}}, "required": ["c"]}
     feed = FEED + "key: {format: json_schema, schema_file: key.avsc}\n"
-    found = project.land(
+    landed = project.land(
         feed,
         schema,
         Message(b'{"id":1}', key=b'{"c":"a"}'),
         Message(b'{"id":2}', key=b'{"c":"z"}'),
         Message(b'{"id":3}', key=b"{}"),
     )
-    assert found.rows.select(["id", "key_c"]).to_pylist() == [{"id": 1, "key_c": "a"}]
-    assert found.quarantined.select(["reason", "field"]).to_pylist() == [
+    assert landed.rows.select(["id", "key_c"]).to_pylist() == [{"id": 1, "key_c": "a"}]
+    assert landed.quarantined.select(["reason", "field"]).to_pylist() == [
         {"reason": "not_in_set", "field": "key_c"},
         {"reason": "missing", "field": "key_c"},
     ]
@@ -99,13 +99,13 @@ def test_json_schema_keys_join_the_contract(project: Project) -> None:
 def test_keys_whose_schema_is_named_in_a_header(project: Project) -> None:
     KeptSchemas(project.lake, "orders").keep(RegisteredSchema(1, AVRO, (json.dumps(KEY),)))
     feed = FEED + AVRO_KEY.replace("key.avsc}", "key.avsc, wire_format: confluent_headers}")
-    bare = encoded(KEY, {"customer": "a", "shop": 7}, None)
+    bare = encode(KEY, {"customer": "a", "shop": 7}, None)
     header = (KEY_ID_HEADER, b"\0" + struct.pack(">I", 1))
-    found = project.land(
+    landed = project.land(
         feed, KEY, Message(b'{"id":1}', key=bare, headers=[("x", b"y"), header]), Message(b'{"id":2}', key=bare)
     )
-    assert found.rows["key_customer"].to_pylist() == ["a"]
-    assert found.quarantined["reason"].to_pylist() == ["not_avro"]
+    assert landed.rows["key_customer"].to_pylist() == ["a"]
+    assert landed.quarantined["reason"].to_pylist() == ["not_avro"]
 
 
 def test_keys_whose_schema_is_named_in_apicurios_header(project: Project) -> None:
@@ -113,14 +113,14 @@ def test_keys_whose_schema_is_named_in_apicurios_header(project: Project) -> Non
     feed = FEED + AVRO_KEY.replace("key.avsc}", "key.avsc, wire_format: apicurio_headers}")
     feed = feed.replace("127.0.0.1:9", "127.0.0.1:9/apis/ccompat/v7")
     number = ("apicurio.key.globalId", struct.pack(">q", 1))
-    bare = encoded(KEY, {"customer": "a", "shop": 7}, None)
-    found = project.land(feed, KEY, Message(b'{"id":1}', key=bare, headers=[number]), Message(b'{"id":2}', key=bare))
-    assert found.rows["key_customer"].to_pylist() == ["a"]
-    assert found.quarantined["reason"].to_pylist() == ["not_avro"]
+    bare = encode(KEY, {"customer": "a", "shop": 7}, None)
+    landed = project.land(feed, KEY, Message(b'{"id":1}', key=bare, headers=[number]), Message(b'{"id":2}', key=bare))
+    assert landed.rows["key_customer"].to_pylist() == ["a"]
+    assert landed.quarantined["reason"].to_pylist() == ["not_avro"]
 
 
 def test_other_fields_of_keys_become_no_columns(project: Project) -> None:
-    """A column made of them would be read from the value."""
+    """A column for them would be read from the value."""
     schema = {"type": "object", "properties": {"c": {"type": "string"}}}
     feed = FEED + "key: {format: json_schema, schema_file: key.avsc}\npolicies: {on_drift: evolve}\n"
     message = Message(b'{"id":1,"b":true}', key=b'{"c":"a","region":"eu"}')
@@ -130,7 +130,7 @@ def test_other_fields_of_keys_become_no_columns(project: Project) -> None:
 
 
 @pytest.mark.parametrize(
-    ("feed", "said"),
+    ("feed", "message"),
     [
         (FEED + AVRO_KEY.replace("key.avsc}", "key.avsc, wire_format: apicurio_headers}"), "/apis/ccompat/v7"),
         ("topics: o\nstart: latest\n" + AVRO_KEY, "under `format: raw`"),
@@ -140,6 +140,6 @@ def test_other_fields_of_keys_become_no_columns(project: Project) -> None:
         (FEED + AVRO_KEY.replace("key.avsc", "other.avsc"), "key.schema_file: names"),
     ],
 )
-def test_keys_that_are_refused(project: Project, feed: str, said: str) -> None:
-    with pytest.raises(FeedError, match=said):
+def test_keys_that_are_refused(project: Project, feed: str, message: str) -> None:
+    with pytest.raises(FeedError, match=message):
         project.land(feed, KEY)

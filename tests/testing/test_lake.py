@@ -1,4 +1,4 @@
-"""The lake in memory: order of names, what it counts, and hooks."""
+"""The lake in memory: order of names, counters, and hooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages through a feed: what lands, what is refused and why, again in the same lake, and plain errors."""
+"""Messages through a feed: landed and refused records with reasons, repeated landings in a lake, and plain errors."""
 
 from __future__ import annotations
 
@@ -156,8 +156,8 @@ def test_a_report_needs_files_and_its_own_feed(orders: Path, tmp_path: Path) -> 
 
 
 def test_a_report_is_over_one_complete_window(orders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr("sluice.reading.run_report", lambda report, windows: asked.append(windows))
+    calls = []
+    monkeypatch.setattr("sluice.reading.run_report", lambda report, windows: calls.append(windows))
     (report := tmp_path / "r.sql").write_text("-- feed: orders\nSELECT 1\n")
     hours = [datetime(2026, 1, 1, h, tzinfo=UTC) for h in (5, 6)]
     landed = land(orders, [Message(order(h.hour), time=h) for h in hours], lake=tmp_path / "lake")
@@ -165,13 +165,13 @@ def test_a_report_is_over_one_complete_window(orders: Path, tmp_path: Path, monk
         landed.report(report)
     assert error.value.remedy == "name it: report(…, window='2026-01-01T05:00')"
     landed.report(report, "2026-01-01T06")
-    assert asked[0].arrow(["id"]).to_pylist() == [{"id": 6}]
+    assert calls[0].arrow(["id"]).to_pylist() == [{"id": 6}]
     with pytest.raises(WindowIncomplete):
         landed.report(report, "2026-01-01T07")
 
 
 def test_a_lake_that_came_from_a_kafka_is_left_alone(orders: Path, tmp_path: Path) -> None:
-    """What a run has planned there would be given up as a refused batch of a test's."""
+    """A batch planned there by a run would be abandoned as a refused batch of a test."""
     ledger = Ledger(LocalLake(tmp_path / "lake"), "orders", lambda: 0, "run", "a-real-cluster")
     key = Key("orders", 0, "id-1")
     ledger.append(lambda s: OriginEntry(items=(OriginItem(key=key, offset=0, committed=None, why="test"),)))

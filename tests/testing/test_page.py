@@ -1,4 +1,4 @@
-"""The examples of docs/testing.md, run as they stand there, in a project with the feed and the report they name."""
+"""The examples of docs/testing.md run as printed, in a project with the feed and the report that they name."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ PAGE = (ROOT / "docs" / "testing.md").read_text()
 ON_SPARK = {"test_revenue"}
 
 
-def blocks(language: str) -> list[str]:
+def find_blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def example(name: str) -> Callable[..., None]:
+def load_example(name: str) -> Callable[..., None]:
     names: dict[str, Any] = {}
-    exec(compile("\n".join(blocks("python")), "docs/testing.md", "exec"), names)
+    exec(compile("\n".join(find_blocks("python")), "docs/testing.md", "exec"), names)
     return names[name]  # type: ignore[no-any-return]
 
 
-NAMES = re.findall(r"^def (test_\w+)", "\n".join(blocks("python")), re.MULTILINE)
+NAMES = re.findall(r"^def (test_\w+)", "\n".join(find_blocks("python")), re.MULTILINE)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "project"
     for folder in ("feeds", "reports"):
         shutil.copytree(ROOT / folder, root / folder)
-    (contract,) = blocks("json")
+    (contract,) = find_blocks("json")
     (root / "feeds" / "orders.contract.json").write_text(contract)
     monkeypatch.chdir(root)
     return root
@@ -42,7 +42,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.spark] if n in ON_SPARK else []) for n in NAMES])
 def test_an_example(name: str, project: Path, tmp_path: Path) -> None:
-    run = example(name)
+    run = load_example(name)
     run(**{"tmp_path": tmp_path / "lake"} if inspect.signature(run).parameters else {})
 
 

@@ -1,4 +1,4 @@
-"""Feeds with tables, landed by `land` into a folder: which names of columns a table takes, whoever brings them."""
+"""Feeds with tables, landed by `land` into a folder: the column names that a table accepts from any source."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAMES = {
 }
 
 
-def _feed(root: Path, table: str) -> Feed:
+def _write_feed(root: Path, table: str) -> Feed:
     (root / "feeds").mkdir(exist_ok=True)
     path = root / "feeds" / "orders.yaml"
     path.write_text(FEED + table)
@@ -41,7 +41,7 @@ def _feed(root: Path, table: str) -> Feed:
 
 
 def _land(feed: Feed, root: Path) -> list[str]:
-    """The fields' columns of the newest rows; what drifts becomes a column of the next batch."""
+    """Returns the fields' columns of the newest rows; drifted fields become columns of the next batch."""
     for record in RECORDS * 2:
         rows = land(feed, [Message(json.dumps(record).encode())], lake=root / "lake").rows
     return [name for name in rows.schema.names if not name.startswith("kafka_") and name != "_extra"]
@@ -55,26 +55,26 @@ def _sync(feed: Feed, root: Path) -> Synced:
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_records_bring_in_no_column_that_the_table_cannot_have(kind: str, tmp_path: Path) -> None:
-    feed = _feed(tmp_path, TABLES[kind])
+    feed = _write_feed(tmp_path, TABLES[kind])
     assert sorted(_land(feed, tmp_path)) == sorted(NAMES[kind])
     last = land(feed, [Message(json.dumps(RECORDS[0] | RECORDS[1]).encode())], lake=tmp_path / "lake").rows
-    kept = json.loads(last["_extra"][0].as_py())
-    assert kept.keys() == (RECORDS[0] | RECORDS[1]).keys() - {*NAMES[kind]}
+    extra = json.loads(last["_extra"][0].as_py())
+    assert extra.keys() == (RECORDS[0] | RECORDS[1]).keys() - {*NAMES[kind]}
     assert _sync(feed, tmp_path).added == 5
 
 
 @pytest.mark.parametrize(("kind", "name"), [("iceberg", "_deleted"), ("delta", "net price")])
 def test_a_new_table_over_such_a_column_is_refused_by_name(kind: str, name: str, tmp_path: Path) -> None:
-    _land(_feed(tmp_path, ""), tmp_path)
+    _land(_write_feed(tmp_path, ""), tmp_path)
     with pytest.raises(TableRefused, match=f"cannot hold {name}: ") as refused:
-        _sync(_feed(tmp_path, TABLES[kind]), tmp_path)
+        _sync(_write_feed(tmp_path, TABLES[kind]), tmp_path)
     assert "other format" in refused.value.remedy
 
 
 @pytest.mark.parametrize(("kind", "names"), [("iceberg", ["a", "net price", "_file"]), ("delta", ["a", "_file"])])
 def test_nor_a_member_of_a_struct(kind: str, names: list[str], tmp_path: Path) -> None:
-    """A member may be called like a metadata column of Iceberg: only columns are mistaken for one."""
-    feed, record = _feed(tmp_path, TABLES[kind]), {"id": 1, "s": {"a": 2, "net price": 3, "_file": "x"}}
+    """A member may have the name of a metadata column of Iceberg: only a column is confused with it."""
+    feed, record = _write_feed(tmp_path, TABLES[kind]), {"id": 1, "s": {"a": 2, "net price": 3, "_file": "x"}}
     for _ in range(2):
         landed = land(feed, [Message(json.dumps(record).encode())], lake=tmp_path / "lake").rows
     (value,) = landed["s"].to_pylist()

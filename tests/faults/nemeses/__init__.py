@@ -1,4 +1,4 @@
-"""What goes wrong around Sluice: on entry, and healed on exit, so that faults can be combined."""
+"""Faults around Sluice. Context managers inject them on entry and heal them on exit, so that they can be combined."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from tests.faults.account import SEED
 from tests.faults.field import Field, Run
 
 
-def drawn(field: Field) -> random.Random:
-    """What a fault leaves to chance, again for each seed and the same for each repetition of it."""
+def seed_random(field: Field) -> random.Random:
+    """Returns a random generator for a fault, the same for each repetition with the same seed."""
     return random.Random(f"{SEED} {field.topic} {field.runs}")
 
 
-def hasty(field: Field) -> Field:
-    """With shorter times than ours, as a feed may ask for."""
+def shorten_timeouts(field: Field) -> Field:
+    """Returns the feed with timeouts below the defaults."""
     times = "request_timeout_ms: 5000, bootstrap_timeout_ms: 4000, session_timeout_ms: 3000"
-    kafka = f"{{bootstrap: '{field.arena.behind}', {times}, transaction_timeout_ms: 5000}}"
+    kafka = f"{{bootstrap: '{field.arena.proxied_bootstrap}', {times}, transaction_timeout_ms: 5000}}"
     return field.with_settings(kafka=kafka)
 
 
-def endured(ran: Run) -> None:
-    """It was clean, or failed by an error of ours that passes by itself, and tells where the trouble is."""
-    if not ran.clean:
-        ran.stopped_by(Retryable, Unknown, GroupHeld)
+def expect_clean_or_retryable(run: Run) -> None:
+    """Assert that a run is clean, or failed by an error that the next run may overcome."""
+    if not run.clean:
+        run.expect_error(Retryable, Unknown, GroupHeld)

@@ -1,4 +1,4 @@
-"""Requests that brokers carry out, and whose answers nobody gets."""
+"""Requests that brokers carry out, whose answers are lost."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ APIS = {
     "EndTxn": 26,
     "TxnOffsetCommit": 28,
 }
-FOR_LONG = 1 << 30
+UNLIMITED = 1 << 30
 
 
 @dataclass(frozen=True)
-class Losing:
-    """What is being lost: answers of every broker to one kind of request."""
+class LostAnswers:
+    """The loss of every broker's answers to one kind of request."""
 
     field: Field
     api: str
     times: int
 
     @property
-    def lost(self) -> int:
-        """How many by now, of all brokers."""
+    def count(self) -> int:
+        """The number of lost answers of all brokers."""
         return sum(self.times - proxy.lose.get(APIS[self.api], 0) for proxy in self.field.arena.proxies.values())
 
 
 @contextmanager
-def answers_lost(field: Field, api: str, times: int = FOR_LONG) -> Iterator[Losing]:
-    """Each broker's answers to the next requests of that kind are lost, and the connections that they were for."""
-    losing = Losing(field, api, times)
+def lose_answers(field: Field, api: str, times: int = UNLIMITED) -> Iterator[LostAnswers]:
+    """Drop each broker's answers to the next `times` requests of that kind, with their connections."""
+    loss = LostAnswers(field, api, times)
     for proxy in field.arena.proxies.values():
         proxy.lose[APIS[api]] = times
-    often = "until further notice" if times == FOR_LONG else f"{times} times for each broker"
-    field.account.did(f"answers to {api} are lost, {often}")
+    duration = "until further notice" if times == UNLIMITED else f"{times} times for each broker"
+    field.account.log(f"answers to {api} are lost, {duration}")
     try:
-        yield losing
+        yield loss
     finally:
-        lost = losing.lost
+        count = loss.count
         for proxy in field.arena.proxies.values():
             proxy.lose.pop(APIS[api], None)
-        field.account.did(f"answers to {api} come again; {lost} were lost")
+        field.account.log(f"answers to {api} come again; {count} were lost")

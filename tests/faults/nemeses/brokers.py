@@ -1,4 +1,4 @@
-"""Brokers that die, are restarted, freeze, or lose their leadership; and who plays which part for a feed."""
+"""Brokers that die, are restarted, freeze, or lose their leadership, and the parts of brokers for a feed."""
 
 from __future__ import annotations
 
@@ -9,82 +9,84 @@ from contextlib import contextmanager, suppress
 from kafka.errors import KafkaError
 
 from tests.faults.field import Field
-from tests.faults.nemeses import drawn
-from tests.resources.kafka.tools import until
+from tests.faults.nemeses import seed_random
+from tests.resources.kafka.tools import wait_until
 
 PARTS: Mapping[str, Callable[[Field], int]] = {
-    "leader": lambda field: field.arena.leaders(field.topic)[0],
-    "coordinator": lambda field: field.arena.coordinator(field.group),
-    "coordinator of transactions": lambda field: field.arena.coordinator_of_transactions(field.feed().transactional_id),
-    "controller": lambda field: field.arena.controller(),
+    "leader": lambda field: field.arena.find_leaders(field.topic)[0],
+    "coordinator": lambda field: field.arena.find_coordinator(field.group),
+    "coordinator of transactions": lambda field: field.arena.find_transaction_coordinator(
+        field.write_feed().transactional_id
+    ),
+    "controller": lambda field: field.arena.find_controller(),
 }
 
 
-def drawn_broker(field: Field) -> int:
-    return drawn(field).choice(field.arena.kafka.broker_ids)
+def draw_broker(field: Field) -> int:
+    return seed_random(field).choice(field.arena.kafka.broker_ids)
 
 
 @contextmanager
-def killed(field: Field, *brokers: int) -> Iterator[None]:
-    """Brokers die (SIGKILL; one of them if none is named) and are started again."""
-    brokers = brokers or (drawn_broker(field),)
+def kill_brokers(field: Field, *brokers: int) -> Iterator[None]:
+    """Kill brokers (SIGKILL), by default a random one, and start them again at the end of the block."""
+    brokers = brokers or (draw_broker(field),)
     for broker in brokers:
         field.arena.kafka.kill_broker(broker)
-    field.account.did(f"killed (SIGKILL): {_named(brokers)}")
+    field.account.log(f"killed (SIGKILL): {_format_brokers(brokers)}")
     try:
         yield
     finally:
         field.arena.kafka.start_broker(*brokers)
-        field.account.did(f"started again: {_named(brokers)}")
+        field.account.log(f"started again: {_format_brokers(brokers)}")
 
 
 @contextmanager
-def stopped(field: Field, *brokers: int) -> Iterator[None]:
-    """Brokers freeze (SIGSTOP; one of them if none is named), connections stay open; they go on as if nothing were."""
-    brokers = brokers or (drawn_broker(field),)
+def freeze_brokers(field: Field, *brokers: int) -> Iterator[None]:
+    """Stop brokers (SIGSTOP), by default a random one, and continue them at the end. Connections stay open."""
+    brokers = brokers or (draw_broker(field),)
     for broker in brokers:
         field.arena.kafka.kill_broker(broker, signal.SIGSTOP)
-    field.account.did(f"stopped (SIGSTOP): {_named(brokers)}")
+    field.account.log(f"stopped (SIGSTOP): {_format_brokers(brokers)}")
     try:
         yield
     finally:
         for broker in brokers:
             field.arena.kafka.kill_broker(broker, signal.SIGCONT)
-        field.account.did(f"continued (SIGCONT): {_named(brokers)}")
+        field.account.log(f"continued (SIGCONT): {_format_brokers(brokers)}")
 
 
-def bounced(field: Field) -> Iterator[int]:
-    """Each broker in turn is shut down, as for an upgrade, and started again; given while it is away."""
+def restart_in_turn(field: Field) -> Iterator[int]:
+    """Shut down and start each broker in turn, as for an upgrade. Yields the broker while it is away."""
     brokers = list(field.arena.kafka.broker_ids)
-    drawn(field).shuffle(brokers)
+    seed_random(field).shuffle(brokers)
     for broker in brokers:
         field.arena.kafka.kill_broker(broker, signal.SIGTERM)
-        field.account.did(f"shut down (SIGTERM): {_named([broker])}")
+        field.account.log(f"shut down (SIGTERM): {_format_brokers([broker])}")
         yield broker
         field.arena.heal()
-        field.account.did(f"started again: {_named([broker])}")
+        field.account.log(f"started again: {_format_brokers([broker])}")
 
 
-def deposed(field: Field, broker: int) -> None:
-    """Wait until it leads no partition any more. Who asks may meet it and wait in vain."""
+def wait_until_deposed(field: Field, broker: int) -> None:
+    """Wait until the broker leads no partition. Requests to it may time out."""
 
-    def others_lead() -> bool:
+    def has_lost_leadership() -> bool:
         with suppress(KafkaError):
-            return broker not in field.arena.leaders(field.topic).values()
+            return broker not in field.arena.find_leaders(field.topic).values()
         return False
 
-    until(others_lead, 120)
-    field.account.did(f"others lead in place of broker {broker}")
+    wait_until(has_lost_leadership, 120)
+    field.account.log(f"others lead in place of broker {broker}")
 
 
-def leaders_moved(field: Field) -> None:
-    """Every partition gets another leader."""
-    ids, draw = field.arena.kafka.broker_ids, drawn(field)
-    now = field.arena.leaders(field.topic)
-    wanted = {p: draw.choice([b for b in ids if b != leader]) for p, leader in now.items()}
-    field.arena.lead(field.topic, wanted)
-    field.account.did(f"leaders moved from {now} to {wanted}")
+def move_leaders(field: Field) -> None:
+    """Move every partition to another leader."""
+    ids, draw = field.arena.kafka.broker_ids, seed_random(field)
+    leaders = field.arena.find_leaders(field.topic)
+    new_leaders = {p: draw.choice([b for b in ids if b != leader]) for p, leader in leaders.items()}
+    field.arena.move_leaders(field.topic, new_leaders)
+    field.account.log(f"leaders moved from {leaders} to {new_leaders}")
 
 
-def _named(brokers: object) -> str:
+def _format_brokers(brokers: object) -> str:
     return "broker " + ", ".join(map(str, brokers))  # type: ignore[call-overload]

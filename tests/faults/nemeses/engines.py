@@ -1,4 +1,4 @@
-"""The processes of a run through Dagster: found by a mark that all of them inherit, and what is done to them.
+"""The processes of a run through Dagster, which share a mark in the inherited environment, and faults in them.
 
 driver (`sluice run`, or the run that Dagster launched)  →  Spark's JVM  →  its Python daemon  →  Python workers
 driver                                                   →  the pool     →  Python workers          without Spark
@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.faults.arena import Arena
 from tests.faults.field import Field
 from tests.resources.kafka.proxy import FETCH
-from tests.resources.kafka.tools import until
+from tests.resources.kafka.tools import wait_until
 
 MARK = "SLUICE_FAULTS_MARK"
 _JVM, _PYTHON = b"org.apache.spark.deploy.SparkSubmit", b"sluice.resources.spark.daemon"
@@ -46,18 +46,18 @@ class Process:
 
     @property
     def sockets(self) -> set[str]:
-        """Their inodes."""
-        found: set[str] = set()
+        """The inodes of its sockets."""
+        inodes: set[str] = set()
         with suppress(OSError):
             for descriptor in Path(f"/proc/{self.pid}/fd").iterdir():
                 with suppress(OSError):
-                    found.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
-        return found
+                    inodes.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
+        return inodes
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Whatever was started with `environment`, and all that came of it, whoever is its parent now."""
+    """The processes started with `environment`, and their descendants, whatever their parent."""
 
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
 
@@ -65,67 +65,69 @@ class Processes:
     def environment(self) -> dict[str, str]:
         return {MARK: self.mark}
 
-    def alive(self) -> list[Process]:
-        return [p for n in os.listdir("/proc") if n.isdigit() and (p := self._found(Path("/proc", n)))]
+    def list_alive(self) -> list[Process]:
+        return [p for n in os.listdir("/proc") if n.isdigit() and (p := self._read_process(Path("/proc", n)))]
 
-    def jvm(self) -> Process:
-        """Spark's JVM, once it is there; before that a shell and a launcher of the same name may be."""
-        return until(lambda: next((p for p in self.alive() if _JVM in p.command and b"/java\0" in p.command), None))
+    def find_jvm(self) -> Process:
+        """Wait for Spark's JVM and return it. A shell and a launcher of the same name may precede it."""
+        return wait_until(
+            lambda: next((p for p in self.list_alive() if _JVM in p.command and b"/java\0" in p.command), None)
+        )
 
     def find_pool(self) -> Process:
-        """The process that forks workers, once it is there."""
-        driven = until(lambda: [p for p in self.alive() if _POOL in p.command])
-        return next(p for p in driven if p.parent not in {other.pid for other in driven})
+        """Wait for the process that forks workers and return it."""
+        processes = wait_until(lambda: [p for p in self.list_alive() if _POOL in p.command])
+        return next(p for p in processes if p.parent not in {other.pid for other in processes})
 
-    def workers(self, arena: Arena) -> list[Process]:
-        """The Python workers that read from the arena's brokers now."""
-        sockets = _sockets({proxy.port for proxy in arena.proxies.values()})
-        return [p for p in self.alive() if p.is_python and p.sockets & sockets]
+    def list_workers(self, arena: Arena) -> list[Process]:
+        """Returns the Python workers that read from the arena's brokers now."""
+        sockets = _list_sockets({proxy.port for proxy in arena.proxies.values()})
+        return [p for p in self.list_alive() if p.is_python and p.sockets & sockets]
 
-    def gone(self) -> None:
-        """Wait until nothing of it is left. AssertionError with what is."""
+    def wait_until_gone(self) -> None:
+        """Wait until no process remains. AssertionError names the remaining ones."""
         try:
-            until(lambda: not self.alive(), 60)
+            wait_until(lambda: not self.list_alive(), 60)
         except AssertionError:
-            left = "; ".join(f"{p.pid} of {p.parent}: {p.command[-200:]!r}" for p in self.alive())
-            raise AssertionError(f"these outlived their run by a minute: {left}") from None
+            remaining = "; ".join(f"{p.pid} of {p.parent}: {p.command[-200:]!r}" for p in self.list_alive())
+            raise AssertionError(f"these outlived their run by a minute: {remaining}") from None
 
     @contextmanager
-    def killed(self) -> Iterator[None]:
-        """Nothing outlives the block."""
+    def kill_at_exit(self) -> Iterator[None]:
+        """Kill all processes at the end of the block."""
         try:
             yield
         finally:
-            for process in self.alive():
+            for process in self.list_alive():
                 process.send(signal.SIGKILL)
 
-    def _found(self, place: Path) -> Process | None:
+    def _read_process(self, folder: Path) -> Process | None:
         with suppress(OSError):
-            if f"{MARK}={self.mark}".encode() in place.joinpath("environ").read_bytes().split(b"\0"):
-                parent = int(place.joinpath("stat").read_bytes().rpartition(b")")[2].split()[1])
-                return Process(int(place.name), parent, place.joinpath("cmdline").read_bytes())
+            if f"{MARK}={self.mark}".encode() in folder.joinpath("environ").read_bytes().split(b"\0"):
+                parent = int(folder.joinpath("stat").read_bytes().rpartition(b")")[2].split()[1])
+                return Process(int(folder.name), parent, folder.joinpath("cmdline").read_bytes())
         return None
 
 
-def _sockets(ports: set[int]) -> set[str]:
-    """The inodes of sockets that are connected to these ports of this machine."""
+def _list_sockets(ports: set[int]) -> set[str]:
+    """Returns the inodes of sockets that are connected to these ports of this machine."""
     lines = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
     return {line[9] for line in lines if int(line[2].rpartition(":")[2], 16) in ports and line[3] == "01"}
 
 
-def held(field: Field, partitions: int, key: int = FETCH) -> None:
-    """Hold the requests with the API key at the leaders of the first partitions, from now on."""
-    leaders = field.arena.leaders(field.topic)
+def hold_requests(field: Field, partitions: int, key: int = FETCH) -> None:
+    """Hold requests with the API key at the leaders of the first partitions until `release_requests`."""
+    leaders = field.arena.find_leaders(field.topic)
     for broker in {leaders[p] for p in range(partitions)}:
         field.arena.proxies[broker].hold(key)
 
 
-def waiting(field: Field, key: int) -> int:
-    """How many requests with the API key are held now."""
+def count_held(field: Field, key: int) -> int:
+    """Returns the number of held requests with the API key."""
     return sum(proxy.held.count(key) for proxy in field.arena.proxies.values())
 
 
-def healed(field: Field) -> None:
+def release_requests(field: Field) -> None:
     for proxy in field.arena.proxies.values():
         proxy.heal()
-    field.account.did("nothing is held any more")
+    field.account.log("nothing is held any more")

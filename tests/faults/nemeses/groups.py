@@ -1,4 +1,4 @@
-"""What others do to our group: they join it, commit into it, move its offsets, delete them."""
+"""Foreign clients in the feed's group: they join it, commit to it, move its offsets, delete them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kafka.structs import OffsetAndMetadata
 
 from sluice.resources.local import java, local_kafka
 from tests.faults.field import Field
-from tests.resources.kafka.tools import until
+from tests.resources.kafka.tools import wait_until
 
 TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 _CONSOLE = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 
 
-def _consumer(field: Field) -> KafkaConsumer:
+def _connect_consumer(field: Field) -> KafkaConsumer:
     return KafkaConsumer(
         bootstrap_servers=field.arena.kafka.bootstrap,
         group_id=field.group,
@@ -32,67 +32,67 @@ def _consumer(field: Field) -> KafkaConsumer:
 
 
 @contextmanager
-def joined(field: Field) -> Iterator[Callable[[], None]]:
-    """An ordinary consumer is a member, and polls, until the block ends. It commits what it has read when told to."""
-    done, lock = threading.Event(), threading.Lock()
-    consumer = _consumer(field)
+def join_group(field: Field) -> Iterator[Callable[[], None]]:
+    """Keep an ordinary consumer in the group. Yields a function that commits its position."""
+    stopped, lock = threading.Event(), threading.Lock()
+    consumer = _connect_consumer(field)
     consumer.subscribe([field.topic])
-    # kafka-python's group leader assigns nothing, for good, when it joined before it knew the topic.
-    until(lambda: consumer.partitions_for_topic(field.topic))
+    # kafka-python's group leader never assigns partitions if it joins before it knows the topic.
+    wait_until(lambda: consumer.partitions_for_topic(field.topic))
 
     def poll() -> None:
-        while not done.is_set():
+        while not stopped.is_set():
             with lock:
                 consumer.poll(100)
 
-    def commits() -> None:
+    def commit() -> None:
         with lock:
-            at = {tp.partition: consumer.position(tp) for tp in consumer.assignment()}
-            consumer.commit({Plain(field.topic, p): OffsetAndMetadata(o, "", -1) for p, o in at.items()})
-        field.hands += [((field.topic, p), o) for p, o in at.items()]
-        field.account.did(f"it committed {at}")
+            positions = {tp.partition: consumer.position(tp) for tp in consumer.assignment()}
+            consumer.commit({Plain(field.topic, p): OffsetAndMetadata(o, "", -1) for p, o in positions.items()})
+        field.foreign_commits += [((field.topic, p), o) for p, o in positions.items()]
+        field.account.log(f"it committed {positions}")
 
     thread = threading.Thread(target=poll)
     thread.start()
     try:
-        until(consumer.assignment, 60)
-        field.account.did("an ordinary consumer is in our group")
-        yield commits
+        wait_until(consumer.assignment, 60)
+        field.account.log("an ordinary consumer is in our group")
+        yield commit
     finally:
-        done.set()
+        stopped.set()
         thread.join()
         consumer.close(autocommit=False)
-        field.account.did("it has left")
+        field.account.log("it has left")
 
 
 @contextmanager
-def joined_by_the_newer_protocol(field: Field) -> Iterator[None]:
-    """Kafka's own console consumer is a member, by the protocol of KIP-848, until the block ends."""
-    words = ["--bootstrap-server", field.arena.kafka.bootstrap, "--topic", field.topic, "--group", field.group]
+def join_by_newer_protocol(field: Field) -> Iterator[None]:
+    """Keep Kafka's console consumer in the group, by the protocol of KIP-848."""
+    arguments = ["--bootstrap-server", field.arena.kafka.bootstrap, "--topic", field.topic, "--group", field.group]
     for setting in ("group.protocol=consumer", "client.id=newer", "enable.auto.commit=false"):
-        words += ["--command-property", setting]
+        arguments += ["--command-property", setting]
     jars = java.jars(f"kafka-{local_kafka.VERSION}", local_kafka.ARTIFACTS)
-    command = [str(java.find_java()), "-Xmx128m", "-cp", f"{jars}/*", _CONSOLE, *words]
+    command = [str(java.find_java()), "-Xmx128m", "-cp", f"{jars}/*", _CONSOLE, *arguments]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            until(lambda: _members(field), 90)
-            field.account.did("a consumer of the newer protocol is in our group")
+            wait_until(lambda: _has_members(field), 90)
+            field.account.log("a consumer of the newer protocol is in our group")
             yield
         finally:
             process.terminate()
             process.wait()
-            until(lambda: not _members(field), 60)
-            field.account.did("it has left")
+            wait_until(lambda: not _has_members(field), 60)
+            field.account.log("it has left")
 
 
-def _members(field: Field) -> bool:
-    with field.arena.admin() as admin:
+def _has_members(field: Field) -> bool:
+    with field.arena.connect_admin() as admin:
         states = {g["group_id"]: g["group_state"] for g in admin.list_groups()}
     return states.get(field.group) == "Stable"
 
 
-def committed(field: Field) -> dict[int, int | None]:
-    """The group's offsets, as Kafka tells a consumer who waits for open transactions."""
+def fetch_offsets(field: Field) -> dict[int, int | None]:
+    """Returns the group's committed offsets, read at read_committed."""
     with closing(
         KafkaConsumer(
             bootstrap_servers=field.arena.kafka.bootstrap,
@@ -104,35 +104,35 @@ def committed(field: Field) -> dict[int, int | None]:
         return {p: consumer.committed(Plain(field.topic, p)) for p in range(field.partitions)}
 
 
-def moved(field: Field, offsets: Mapping[int, int]) -> None:
-    """Somebody sets offsets of the group by a consumer that is not a member."""
-    with closing(_consumer(field)) as consumer:
+def move_offsets(field: Field, offsets: Mapping[int, int]) -> None:
+    """Set offsets of the group by a consumer that is not a member."""
+    with closing(_connect_consumer(field)) as consumer:
         consumer.assign([Plain(field.topic, p) for p in offsets])
         consumer.commit({Plain(field.topic, p): OffsetAndMetadata(o, "", -1) for p, o in offsets.items()})
-    field.hands += [((field.topic, p), o) for p, o in offsets.items()]
-    field.account.did(f"somebody moved the group's offsets to {dict(offsets)}")
+    field.foreign_commits += [((field.topic, p), o) for p, o in offsets.items()]
+    field.account.log(f"somebody moved the group's offsets to {dict(offsets)}")
 
 
-def moved_by_the_tool(field: Field, *words: str) -> None:
-    """`kafka-consumer-groups --reset-offsets …` with all partitions; what it set is told to the checker."""
-    where = ("--group", field.group, "--topic", field.topic)
-    tool(field, *where, "--reset-offsets", *words, "--execute")
-    field.hands += [((field.topic, p), o) for p, o in committed(field).items()]
-    field.account.did(f"kafka-consumer-groups moved the group's offsets: {' '.join(words)}")
+def reset_offsets_by_tool(field: Field, *reset: str) -> None:
+    """Run `kafka-consumer-groups --reset-offsets …` for all partitions, and note the offsets for the checker."""
+    options = ("--group", field.group, "--topic", field.topic)
+    run_tool(field, *options, "--reset-offsets", *reset, "--execute")
+    field.foreign_commits += [((field.topic, p), o) for p, o in fetch_offsets(field).items()]
+    field.account.log(f"kafka-consumer-groups moved the group's offsets: {' '.join(reset)}")
 
 
-def deleted(field: Field, *, group: bool) -> None:
-    """The committed offsets are gone, as when they expire; or the whole group."""
-    with field.arena.admin() as admin:
+def delete_offsets(field: Field, *, group: bool) -> None:
+    """Delete the committed offsets, as when they expire, or the whole group."""
+    with field.arena.connect_admin() as admin:
         if group:
             admin.delete_groups([field.group])
         else:
             admin.delete_group_offsets(field.group, [Plain(field.topic, p) for p in range(field.partitions)])
-    until(lambda: not any(committed(field).values()))
-    field.account.did("the group is gone" if group else "the group's offsets are gone")
+    wait_until(lambda: not any(fetch_offsets(field).values()))
+    field.account.log("the group is gone" if group else "the group's offsets are gone")
 
 
-def tool(field: Field, *words: str) -> str:
-    done = field.arena.kafka.tool(TOOL, "--bootstrap-server", field.arena.kafka.bootstrap, *words)
-    assert done.returncode == 0, done.stderr + done.stdout
-    return done.stdout
+def run_tool(field: Field, *arguments: str) -> str:
+    result = field.arena.kafka.tool(TOOL, "--bootstrap-server", field.arena.kafka.bootstrap, *arguments)
+    assert result.returncode == 0, result.stderr + result.stdout
+    return result.stdout

@@ -1,7 +1,7 @@
-"""What goes wrong with a lake: a disk that is full or read-only, rights that are taken away; a store on a bad day.
+"""Faults of a lake: a full or read-only disk, revoked rights, a store that fails requests.
 
-Of a folder: the lake lies in a small file system of its own (`mounted`), which nothing else has a part in. Of S3: what
-requests a run makes (`REQUESTS`), what can become of one (`FAULTS`), and which of these meet with this seed (`drawn`).
+A folder's lake lies in a small, separate file system (`mount_tmpfs`). For stores: the requests that a run makes
+(`REQUESTS`), the faults of a request (`FAULTS`), and the combinations of a seed (`draw_faults`).
 """
 
 from __future__ import annotations
@@ -33,108 +33,108 @@ INODES = 4096
 
 
 @contextmanager
-def mounted(place: Path, size: str = "64m") -> Iterator[None]:
-    """A file system in memory at the place. Raises OSError where this machine does not allow that."""
-    place.mkdir()
-    _mount("-t", "tmpfs", "-o", f"size={size},nr_inodes={INODES}", "sluice-faults", str(place))
+def mount_tmpfs(folder: Path, size: str = "64m") -> Iterator[None]:
+    """Mount a file system in memory at the folder. Raises OSError where this machine does not permit it."""
+    folder.mkdir()
+    _mount("-t", "tmpfs", "-o", f"size={size},nr_inodes={INODES}", "sluice-faults", str(folder))
     try:
         yield
     finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True, capture_output=True)
+        subprocess.run(["umount", "--lazy", str(folder)], check=True, capture_output=True)
 
 
 def _mount(*arguments: str) -> None:
-    ran = subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False)
-    if ran.returncode:
-        raise OSError(errno.EPERM, ran.stderr.strip())
+    result = subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise OSError(errno.EPERM, result.stderr.strip())
 
 
-def _device(field: Field) -> Path:
-    """Where the lake's own file system is mounted."""
-    place = Path(field.feed().lake)
-    found = next((p for p in (place, *place.parents) if p.is_mount()), Path("/"))
-    assert found != Path("/"), f"{place} lies in no file system of its own"
-    return found
+def _find_mount(field: Field) -> Path:
+    """Returns the mount point of the lake's file system."""
+    lake = Path(field.write_feed().lake)
+    mount = next((p for p in (lake, *lake.parents) if p.is_mount()), Path("/"))
+    assert mount != Path("/"), f"{lake} lies in no file system of its own"
+    return mount
 
 
 @contextmanager
-def disk_full(field: Field) -> Iterator[None]:
-    """No byte fits on the lake's disk."""
-    with filled_up(field, _device(field), "the lake's disk"):
+def fill_disk(field: Field) -> Iterator[None]:
+    """Fill the lake's disk to the last byte."""
+    with fill_file_system(field, _find_mount(field), "the lake's disk"):
         yield
 
 
 @contextmanager
-def filled_up(field: Field, place: Path, what: str) -> Iterator[None]:
-    """No byte fits on the file system that is mounted at the place."""
-    ballast = place / "ballast"
+def fill_file_system(field: Field, folder: Path, name: str) -> Iterator[None]:
+    """Fill the file system that is mounted at the folder to the last byte. `name` is for the log."""
+    ballast = folder / "ballast"
     with ballast.open("wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(1 << 16)):
             pass
-    field.account.did(f"{what} was filled up")
+    field.account.log(f"{name} was filled up")
     try:
         yield
     finally:
         ballast.unlink()
-        field.account.did("there is room again")
+        field.account.log("there is room again")
 
 
 @contextmanager
-def no_inodes(field: Field) -> Iterator[None]:
-    """There is room for bytes, and for no more files or folders."""
-    ballast = _device(field) / "ballast"
+def use_up_inodes(field: Field) -> Iterator[None]:
+    """Use up the inodes of the lake's disk. It has room for bytes, but not for more files or folders."""
+    ballast = _find_mount(field) / "ballast"
     ballast.mkdir()
     with suppress(OSError):
         for number in range(INODES):
             (ballast / str(number)).touch()
-    field.account.did("the lake's disk was filled up with empty files")
+    field.account.log("the lake's disk was filled up with empty files")
     try:
         yield
     finally:
-        for one in ballast.iterdir():
-            one.unlink()
+        for file in ballast.iterdir():
+            file.unlink()
         ballast.rmdir()
-        field.account.did("there is room for files again")
+        field.account.log("there is room for files again")
 
 
 @contextmanager
-def read_only(field: Field) -> Iterator[None]:
-    """The lake's file system was mounted again, for reading. Nobody may be writing at that moment."""
-    device = str(_device(field))
+def make_read_only(field: Field) -> Iterator[None]:
+    """Remount the lake's file system read-only. No process may be writing at that moment."""
+    device = str(_find_mount(field))
     _mount("-o", "remount,ro", device)
-    field.account.did("the lake's file system is read-only")
+    field.account.log("the lake's file system is read-only")
     try:
         yield
     finally:
         _mount("-o", "remount,rw", device)
-        field.account.did("it is writable again")
+        field.account.log("it is writable again")
 
 
 @contextmanager
-def rights_taken(field: Field) -> Iterator[None]:
-    """Nobody may write into the lake's folders any more, but for root: let runs be `without_privileges`."""
-    folders = [Path(at) for at, _, _ in os.walk(field.feed().lake)]
+def revoke_write(field: Field) -> Iterator[None]:
+    """Revoke the right to write to the lake's folders. Root keeps it: use `start_without_privileges`."""
+    folders = [Path(path) for path, _, _ in os.walk(field.write_feed().lake)]
     for folder in folders:
         folder.chmod(0o555)
-    field.account.did("the right to write was taken from the lake's folders")
+    field.account.log("the right to write was taken from the lake's folders")
     try:
         yield
     finally:
         for folder in folders:
             if folder.is_dir():
                 folder.chmod(0o755)
-        field.account.did("it was given back")
+        field.account.log("it was given back")
 
 
 @contextmanager
-def read_all_the_time(field: Field) -> Iterator[None]:
-    """Somebody reads the ledger again and again. AssertionError when an entry was not whole once."""
+def read_ledger_continuously(field: Field) -> Iterator[None]:
+    """Read the ledger repeatedly inside the block. AssertionError if an entry was ever incomplete."""
     ended, broken, folder = threading.Event(), set(), field.folder
 
     def read() -> None:
         while not ended.wait(0.05):
             try:
-                folder.entries()
+                folder.read_entries()
             except EvidenceError as error:
                 broken.add(str(error))
 
@@ -148,23 +148,25 @@ def read_all_the_time(field: Field) -> Iterator[None]:
     assert not broken, broken
 
 
-def without_privileges(field: Field) -> Running:
-    """A run for which the rights of files count, whoever starts it."""
-    field.feed()
+def start_without_privileges(field: Field) -> Running:
+    """Start a run that is subject to file permissions, even for root."""
+    field.write_feed()
     field.runs += 1
     path, out = field.root / "feeds" / f"{field.name}.yaml", field.root / f"run-{field.runs}.out"
     dropped = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
-    return Running.alone([*dropped, sys.executable, "-m", "tests.faults.runner", str(path)], out, field.environment)
+    return Running.spawn([*dropped, sys.executable, "-m", "tests.faults.runner", str(path)], out, field.environment)
 
 
-def ledger_loses(field: Field, count: int, *, note: bool) -> None:
-    """The newest entries are gone, that many; and with them the note of the newest number, unless it is kept."""
-    lake = open_lake(field.feed())
+def lose_newest_entries(field: Field, count: int, *, note: bool) -> None:
+    """Delete the `count` newest entries, and without `note` also the note of the newest number."""
+    lake = open_lake(field.write_feed())
     for path in list(lake.list(paths.log_folder(field.name)))[-count:]:
         lake.remove(path)
     if not note:
         lake.remove(paths.tip_path(field.name))
-    field.account.did(f"the ledger lost its newest {count} entries" + ("" if note else ", and the note beside it"))
+    field.account.log(
+        f"the ledger lost its newest {count} entries" + ("" if note else ", and the note of the newest number")
+    )
 
 
 # -- a store
@@ -177,12 +179,12 @@ ACCESS = {
 }
 
 
-def in_store(field: Field, endpoint: str, **settings: Any) -> Field:
+def with_store(field: Field, endpoint: str, **settings: Any) -> Field:
     """Returns the feed with its store at the endpoint, and these settings. On S3, large parts go in pieces."""
     section = SECTIONS[scheme(field.settings["lake"])]
     access = {"endpoint": endpoint, "retries": 1, **ACCESS[section], **settings}
-    inside = ", ".join(f"{k}: '{v}'" for k, v in access.items())
-    return field.with_settings(**{section: f"{{{inside}}}"}, landing="{compression: none}")
+    text = ", ".join(f"{k}: '{v}'" for k, v in access.items())
+    return field.with_settings(**{section: f"{{{text}}}"}, landing="{compression: none}")
 
 
 def list_requests(field: Field) -> list[str]:
@@ -203,7 +205,7 @@ REQUESTS = {
     "a reading": r"^GET [^?]+$",
     "a size": r"^HEAD ",
 }
-"""Of a run, as `METHOD /path?query`."""
+"""Patterns of a run's requests, as `METHOD /path?query`."""
 FAULTS: dict[str, dict[str, Any]] = {
     "503": {"how": "refuse", "status": 503, "code": "SlowDown"},
     "500": {"how": "refuse", "status": 500, "code": "InternalError"},
@@ -219,30 +221,30 @@ REFUSALS: dict[str, dict[str, Any]] = {
     "refused": {"how": "refuse", "status": 401, "code": "AuthenticationFailed"},
     "full": {"how": "refuse", "status": 507, "code": "QuotaExceeded"},
 }
-"""What no trying again helps against."""
+"""Refusals that persist through retries."""
 BODIES = {"a listing", "a reading", "the beginning of an upload", "the end of an upload", "a copy"}
-"""What is answered with a body, which can break off."""
+"""Requests whose answers have a body, which can break off."""
 
 
-def drawn(field: Field) -> Sequence[tuple[str, str]]:
-    """(request, fault): this seed's half of all that there are; the other half is its neighbour's."""
+def draw_faults(field: Field) -> Sequence[tuple[str, str]]:
+    """Returns half of all (request, fault) pairs. The next or previous seed has the other half."""
     pairs = [(r, f) for r in list_requests(field) for f in FAULTS if f != "answered in half" or r in BODIES]
     random.Random((SEED + 1) // 2).shuffle(pairs)
     return pairs[SEED % 2 :: 2]
 
 
-def rule(request: str, fault: str, times: int = 1, late: float = 0) -> Rule:
-    """`late`: seconds, for an answer that comes when nobody waits any more."""
+def build_rule(request: str, fault: str, times: int = 1, late: float = 0) -> Rule:
+    """Returns the rule for a fault. `late`: the delay of a late answer in seconds."""
     return Rule(REQUESTS[request], times=times, seconds=late, **FAULTS[fault])
 
 
 @contextmanager
-def store_away(field: Field, store: Proxy, after: int = 0) -> Iterator[None]:
-    """Nobody answers any more, from so many requests on."""
+def take_store_away(field: Field, store: Proxy, after: int = 0) -> Iterator[None]:
+    """Reset all connections to the store after `after` more requests."""
     store.rules = [Rule(".", "pass", times=after), Rule(".", "reset", times=-1)]
-    field.account.did(f"{after} requests from now the store goes away")
+    field.account.log(f"{after} requests from now the store goes away")
     try:
         yield
     finally:
         store.rules = []
-        field.account.did("the store is back")
+        field.account.log("the store is back")

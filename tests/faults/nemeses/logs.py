@@ -1,4 +1,4 @@
-"""What happens to logs while they are read: retention, compaction, truncation, other topics, transactions that hang."""
+"""Faults of logs that runs read: retention, compaction, truncation, recreated topics, hanging transactions."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from kafka.errors import KafkaError
 from tests.checker.producers import Noting
 from tests.faults.field import REPOSITORY, SLUICE, Field, Running
 from tests.resources.kafka.proxy import FETCH
-from tests.resources.kafka.tools import until
+from tests.resources.kafka.tools import wait_until
 
-MADE_TO_LOSE = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
-"""Of a topic whose follower may lead although it has not everything."""
+UNCLEAN_ELECTION = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
+"""Settings of a topic whose followers may lead although they lack records."""
 _TRANSACTIONS = "org.apache.kafka.tools.TransactionsCommand"
 _numbers = itertools.count(1)
 
 
-def written(field: Field, counts: Mapping[int, int]) -> None:
-    """So many values to each partition, noted; all acknowledged."""
+def produce(field: Field, counts: Mapping[int, int]) -> None:
+    """Produce a number of values to each partition, all acknowledged and noted for the checker."""
     producer = Noting(field.root / "by-hand.jsonl", f"h{next(_numbers)}", field.arena.kafka.bootstrap)
     if field.root / "by-hand.jsonl" not in field.notes:
         field.notes.append(field.root / "by-hand.jsonl")
@@ -37,99 +37,103 @@ def written(field: Field, counts: Mapping[int, int]) -> None:
     producer.close()
 
 
-def commanded(field: Field, *words: str) -> tuple[int, dict[str, Any]]:
-    """`sluice …` as a user calls it: its exit code and document."""
-    field.feed()
+def run_sluice(field: Field, *words: str) -> tuple[int, dict[str, Any]]:
+    """Run `sluice …` as a user does. Returns the exit code and the JSON document."""
+    field.write_feed()
     command = [*SLUICE, *words, "--project", str(field.root), "--json"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False)
-    assert "Traceback" not in done.stderr, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout)
-    field.account.did(f"sluice {' '.join(words)}: exit {done.returncode}")
-    return done.returncode, said
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False)
+    assert "Traceback" not in result.stderr, result.stderr
+    document: dict[str, Any] = json.loads(result.stdout)
+    field.account.log(f"sluice {' '.join(words)}: exit {result.returncode}")
+    return result.returncode, document
 
 
-def accepted(field: Field, event: str, *more: str) -> dict[str, Any]:
-    code, said = commanded(
-        field, "accept", field.name, event, "--reason", f"fault {field.account.fault}", "--yes", *more
+def accept_event(field: Field, event: str, *options: str) -> dict[str, Any]:
+    code, document = run_sluice(
+        field, "accept", field.name, event, "--reason", f"fault {field.account.fault}", "--yes", *options
     )
-    assert code == 0, said
-    return said
+    assert code == 0, document
+    return document
 
 
-def configured(field: Field, **config: str) -> None:
-    """Settings of the topic, as Kafka spells them but for underscores."""
+def configure_topic(field: Field, **config: str) -> None:
+    """Change settings of the topic, named as in Kafka, with underscores for dots."""
     resource = ConfigResource("TOPIC", field.topic, {k.replace("_", "."): v for k, v in config.items()})
-    with field.arena.admin() as admin:
+    with field.arena.connect_admin() as admin:
         admin.alter_configs([resource], incremental=True)
 
 
-def lagging(field: Field, seconds: int, draw: Random) -> None:
-    """Two transactions, one of three aborted, of a producer whose records are stamped so long ago."""
+def produce_lagging(field: Field, seconds: int, draw: Random) -> None:
+    """Produce two transactions with timestamps `seconds` in the past. On average one of three is aborted."""
     name = f"lags{next(_numbers)}"
-    producer = Noting(field.noted(name), name, field.arena.kafka.bootstrap, f"{name}-{field.topic}", -1000 * seconds)
+    producer = Noting(
+        field.add_notes(name), name, field.arena.kafka.bootstrap, f"{name}-{field.topic}", -1000 * seconds
+    )
     for _ in range(2):
-        with producer.transaction(commits=draw.random() > 1 / 3):
+        with producer.run_transaction(commits=draw.random() > 1 / 3):
             for partition in range(field.partitions):
                 producer.send(field.topic, partition, draw.randint(1, 8))
     producer.close()
-    field.account.did(f"transactions lag by {seconds} s")
+    field.account.log(f"transactions lag by {seconds} s")
 
 
 @contextmanager
-def in_mid_read(field: Field, wanted: int = 1) -> Iterator[Running]:
-    """A run that stands before its next fetch, of so many leaders at least, until the block ends; then it goes on."""
+def hold_in_mid_read(field: Field, leaders: int = 1) -> Iterator[Running]:
+    """Start a run and hold its fetches until the block ends. At least `leaders` leaders hold one before the block."""
     for proxy in field.arena.proxies.values():
         proxy.hold(FETCH)
     running = field.start()
     try:
-        until(lambda: sum(bool(p.held) for p in field.arena.proxies.values()) >= wanted or running.process.poll(), 120)
+        wait_until(
+            lambda: sum(bool(p.held) for p in field.arena.proxies.values()) >= leaders or running.process.poll(), 120
+        )
         assert running.process.poll() is None, running.wait()
-        field.account.did("a run is about to fetch")
+        field.account.log("a run is about to fetch")
         yield running
     finally:
         for proxy in field.arena.proxies.values():
             proxy.heal()
 
 
-def landed_up_to(field: Field) -> dict[int, int]:
-    """The frontiers, as `sluice status` tells them."""
-    return {p["partition"]: p["frontier"] for p in commanded(field, "status", field.name)[1]["feeds"][0]["partitions"]}
+def read_frontiers(field: Field) -> dict[int, int]:
+    """Returns the frontiers, by `sluice status`."""
+    return {p["partition"]: p["frontier"] for p in run_sluice(field, "status", field.name)[1]["feeds"][0]["partitions"]}
 
 
-# -- what is deleted
+# -- deletion
 
 
-def log_starts(field: Field) -> dict[int, int]:
-    with field.arena.admin() as admin:
-        return {tp.partition: start for tp, start in _offsets(admin, field, "EARLIEST").items()}
+def fetch_log_starts(field: Field) -> dict[int, int]:
+    with field.arena.connect_admin() as admin:
+        return {tp.partition: start for tp, start in _fetch_offsets(admin, field, "EARLIEST").items()}
 
 
-def log_ends(field: Field) -> dict[int, int]:
-    with field.arena.admin() as admin:
-        return {tp.partition: end for tp, end in _offsets(admin, field, "LATEST").items()}
+def fetch_log_ends(field: Field) -> dict[int, int]:
+    with field.arena.connect_admin() as admin:
+        return {tp.partition: end for tp, end in _fetch_offsets(admin, field, "LATEST").items()}
 
 
-def _offsets(admin: Any, field: Field, which: str) -> dict[Plain, int]:
+def _fetch_offsets(admin: Any, field: Field, spec: str) -> dict[Plain, int]:
     from kafka.admin import OffsetSpec
 
-    asked = {Plain(field.topic, p): getattr(OffsetSpec, which) for p in field.arena.leaders(field.topic)}
-    return {tp: found.offset for tp, found in admin.list_partition_offsets(asked).items()}
+    specs = {Plain(field.topic, p): getattr(OffsetSpec, spec) for p in field.arena.find_leaders(field.topic)}
+    return {tp: result.offset for tp, result in admin.list_partition_offsets(specs).items()}
 
 
 @contextmanager
-def retention(field: Field, **config: str) -> Iterator[None]:
-    """Kafka deletes what is older or more than that, until the block ends."""
-    configured(field, segment_ms="500", **config)
-    field.account.did(f"the topic keeps {config}")
+def apply_retention(field: Field, **config: str) -> Iterator[None]:
+    """Apply retention settings until the block ends."""
+    configure_topic(field, segment_ms="500", **config)
+    field.account.log(f"the topic keeps {config}")
     yield
-    configured(field, retention_ms="-1", retention_bytes="-1", segment_ms="604800000")
-    field.account.did(f"the topic keeps everything again; its logs start at {log_starts(field)}")
+    configure_topic(field, retention_ms="-1", retention_bytes="-1", segment_ms="604800000")
+    field.account.log(f"the topic keeps everything again; its logs start at {fetch_log_starts(field)}")
 
 
 @contextmanager
-def compaction(field: Field) -> Iterator[None]:
-    """Kafka compacts the topic all the time, until the block ends."""
-    configured(
+def compact_topic(field: Field) -> Iterator[None]:
+    """Compact the topic continuously until the block ends."""
+    configure_topic(
         field,
         cleanup_policy="compact",
         segment_ms="500",
@@ -137,91 +141,96 @@ def compaction(field: Field) -> Iterator[None]:
         max_compaction_lag_ms="500",
         delete_retention_ms="0",
     )
-    field.account.did("the topic is compacted")
+    field.account.log("the topic is compacted")
     yield
-    configured(field, cleanup_policy="delete", segment_ms="604800000")
-    field.account.did("the topic is not compacted any more")
+    configure_topic(field, cleanup_policy="delete", segment_ms="604800000")
+    field.account.log("the topic is not compacted any more")
 
 
-def flipped(field: Field, partition: int, offset: int) -> tuple[int, int]:
-    """A bit of the batch that holds the offset turns over on every broker's disk; the batch's first and next offset."""
-    found = None
+def flip_bit(field: Field, partition: int, offset: int) -> tuple[int, int]:
+    """Flip a bit of the batch at the offset on every broker's disk. Returns the batch's first and next offset."""
+    batch = None
     for segment in sorted(field.arena.kafka.status().root.glob(f"node-*/data/{field.topic}-{partition}/*.log")):
         with segment.open("r+b") as log:
-            data, at = log.read(), 0
-            while at + 61 <= len(data):
-                base, size, last = *struct.unpack_from(">qi", data, at), struct.unpack_from(">i", data, at + 23)[0]
+            data, position = log.read(), 0
+            while position + 61 <= len(data):
+                base, size, last = (
+                    *struct.unpack_from(">qi", data, position),
+                    struct.unpack_from(">i", data, position + 23)[0],
+                )
                 if base <= offset <= base + last:
-                    spot = at + 12 + size - 2  # in a value: Kafka's tools stop at a count of headers that is wrong
+                    spot = position + 12 + size - 2  # in a value: Kafka's tools fail at a wrong count of headers
                     log.seek(spot)
                     log.write(bytes([data[spot] ^ 1]))
-                    found = base, base + last + 1
-                at += 12 + size
-    assert found, f"no segment holds offset {offset}"
-    field.account.did(f"a bit of the batch {found} of partition {partition} was turned over")
-    return found
+                    batch = base, base + last + 1
+                position += 12 + size
+    assert batch, f"no segment holds offset {offset}"
+    field.account.log(f"a bit of the batch {batch} of partition {partition} was turned over")
+    return batch
 
 
 # -- truncation
 
 
-def truncated(field: Field, partition: int, meanwhile: Callable[[], None], then: Callable[[], None]) -> tuple[int, int]:
-    """The leader of a partition with two replicas dies while its follower is away, which then comes back and leads.
+def truncate_log(
+    field: Field, partition: int, produce_lost: Callable[[], None], after_failover: Callable[[], None]
+) -> tuple[int, int]:
+    """Kill the leader of a partition with two replicas while its follower is down, then let the follower lead.
 
-    What is written `meanwhile` is lost by that. `then` is called once the follower leads. The offsets where the log
-    ended before and after.
+    Records that `produce_lost` produces are lost. `after_failover` is called once the follower leads. Returns the
+    log's end offsets before and after.
     """
     kafka = field.arena.kafka
-    leader, follower = _replicas(field, partition)
+    leader, follower = _find_replicas(field, partition)
     kafka.kill_broker(follower)
-    until(lambda: _in_sync(field, partition) == [leader], 60)
-    field.account.did(f"broker {follower}, which follows, was killed")
-    meanwhile()
-    before = log_ends(field)[partition]
+    wait_until(lambda: _list_in_sync(field, partition) == [leader], 60)
+    field.account.log(f"broker {follower}, which follows, was killed")
+    produce_lost()
+    before = fetch_log_ends(field)[partition]
     kafka.kill_broker(leader)
     kafka.start_broker(follower)
-    until(lambda: field.arena.leaders(field.topic)[partition] == follower, 60)
-    after = log_ends(field)[partition]
-    field.account.did(f"broker {leader} was killed; {follower} leads partition {partition}, up to {after} of {before}")
-    then()
+    wait_until(lambda: field.arena.find_leaders(field.topic)[partition] == follower, 60)
+    after = fetch_log_ends(field)[partition]
+    field.account.log(f"broker {leader} was killed; {follower} leads partition {partition}, up to {after} of {before}")
+    after_failover()
     field.arena.heal()
     return before, after
 
 
-def _replicas(field: Field, partition: int) -> tuple[int, int]:
-    """Leader and follower."""
-    described = _described(field, partition)
-    (follower,) = {*described["replica_nodes"]} - {described["leader_id"]}
-    return described["leader_id"], follower
+def _find_replicas(field: Field, partition: int) -> tuple[int, int]:
+    """Returns the leader and the follower."""
+    description = _describe_partition(field, partition)
+    (follower,) = {*description["replica_nodes"]} - {description["leader_id"]}
+    return description["leader_id"], follower
 
 
-def _in_sync(field: Field, partition: int) -> list[int]:
-    with suppress(KafkaError):  # a controller may be among those who died
-        return list(_described(field, partition)["isr_nodes"])
+def _list_in_sync(field: Field, partition: int) -> list[int]:
+    with suppress(KafkaError):  # the dead brokers may include a controller
+        return list(_describe_partition(field, partition)["isr_nodes"])
     return []
 
 
-def _described(field: Field, partition: int) -> dict[str, Any]:
-    with field.arena.admin() as admin:
-        (described,) = admin.describe_topics([field.topic])
-    found: dict[str, Any] = next(p for p in described["partitions"] if p["partition_index"] == partition)
-    return found
+def _describe_partition(field: Field, partition: int) -> dict[str, Any]:
+    with field.arena.connect_admin() as admin:
+        (topic,) = admin.describe_topics([field.topic])
+    description: dict[str, Any] = next(p for p in topic["partitions"] if p["partition_index"] == partition)
+    return description
 
 
 # -- other topics
 
 
-def recreated(field: Field, partitions: int | None = None) -> None:
-    """The topic is deleted, and there is another one of its name; with fewer partitions, if so."""
+def recreate_topic(field: Field, partitions: int | None = None) -> None:
+    """Delete the topic and create it again, with other `partitions` if given."""
     field.partitions = partitions or field.partitions
-    with field.arena.admin() as admin:
+    with field.arena.connect_admin() as admin:
         admin.delete_topics([field.topic])
-        until(lambda: field.topic not in admin.list_topics())
-    until(lambda: _created(field))
-    field.account.did("the topic was deleted and created again")
+        wait_until(lambda: field.topic not in admin.list_topics())
+    wait_until(lambda: _create_topic(field))
+    field.account.log("the topic was deleted and created again")
 
 
-def _created(field: Field) -> bool:
+def _create_topic(field: Field) -> bool:
     try:
         field.arena.create(field.topic, field.partitions, first=next(_numbers))
     except KafkaError:
@@ -229,21 +238,28 @@ def _created(field: Field) -> bool:
     return True
 
 
-def partitions_added(field: Field, count: int) -> None:
-    with field.arena.admin() as admin:
+def add_partitions(field: Field, count: int) -> None:
+    with field.arena.connect_admin() as admin:
         admin.create_partitions({field.topic: NewPartitions(count)})
-    until(lambda: len(field.arena.leaders(field.topic)) == count and min(field.arena.leaders(field.topic).values()) > 0)
-    field.account.did(f"the topic has {count} partitions now")
+    wait_until(
+        lambda: (
+            len(field.arena.find_leaders(field.topic)) == count
+            and min(field.arena.find_leaders(field.topic).values()) > 0
+        )
+    )
+    field.account.log(f"the topic has {count} partitions now")
 
 
 # -- transactions
 
 
 @contextmanager
-def left_open(field: Field, partition: int, time: int, *, unknown: bool = False) -> Iterator[tuple[str, int]]:
-    """A transaction of which nobody ends anything, with ten minutes to live; its transactional id and first offset.
+def leave_transaction_open(
+    field: Field, partition: int, time: int, *, unknown: bool = False
+) -> Iterator[tuple[str, int]]:
+    """Open a transaction with a timeout of ten minutes. Yields its transactional id and first offset.
 
-    Its records are stamped then (ms). `unknown`: its coordinator knows nothing of it, so that nobody ever will.
+    `time`: the timestamp of its records (ms). `unknown`: its coordinator does not know of it and never ends it.
     """
     name = f"stuck-{field.topic}-{next(_numbers)}"
     producer = KafkaProducer(
@@ -255,7 +271,7 @@ def left_open(field: Field, partition: int, time: int, *, unknown: bool = False)
         producer._transaction_manager._partitions_in_transaction.add(Plain(field.topic, partition))
     sent = [producer.send(field.topic, b"stuck %d" % n, partition=partition, timestamp_ms=time + n) for n in range(5)]
     producer.flush()
-    field.account.did(f"transaction {name} has records in partition {partition}, and its producer is silent")
+    field.account.log(f"transaction {name} has records in partition {partition}, and its producer is silent")
     try:
         yield name, sent[0].get(0).offset
     finally:
@@ -263,10 +279,10 @@ def left_open(field: Field, partition: int, time: int, *, unknown: bool = False)
 
 
 @contextmanager
-def unverified(field: Field) -> Iterator[None]:
-    """The brokers take records of transactions that no coordinator knows of, as before Kafka 3.6 (KIP-890)."""
+def disable_verification(field: Field) -> Iterator[None]:
+    """Let brokers accept records of transactions unknown to their coordinator, as before Kafka 3.6 (KIP-890)."""
     name = "transaction.partition.verification.enable"
-    with field.arena.admin() as admin:
+    with field.arena.connect_admin() as admin:
         for value in ("false", "true"):
             brokers = [ConfigResource("BROKER", str(b), {name: value}) for b in field.arena.kafka.broker_ids]
             admin.alter_configs(brokers, incremental=True)
@@ -274,19 +290,19 @@ def unverified(field: Field) -> Iterator[None]:
                 yield
 
 
-def aborted_by_the_tool(field: Field, arguments: str) -> None:
-    """What Sluice says is to be run of Kafka's own tool: the words behind its name."""
-    words = arguments.split()
-    given = () if "--bootstrap-server" in words else ("--bootstrap-server", field.arena.kafka.bootstrap)
-    done = field.arena.kafka.tool(_TRANSACTIONS, *given, *words)
-    assert done.returncode == 0, done.stderr + done.stdout
-    field.account.did(f"kafka-transactions {' '.join(words)}")
+def abort_by_tool(field: Field, arguments: str) -> None:
+    """Run `kafka-transactions.sh` with the arguments that Sluice recommends."""
+    options = arguments.split()
+    bootstrap = () if "--bootstrap-server" in options else ("--bootstrap-server", field.arena.kafka.bootstrap)
+    result = field.arena.kafka.tool(_TRANSACTIONS, *bootstrap, *options)
+    assert result.returncode == 0, result.stderr + result.stdout
+    field.account.log(f"kafka-transactions {' '.join(options)}")
 
 
-def stamped(field: Field, time: int, each: int) -> None:
-    """So many values to each partition, stamped then (ms)."""
+def produce_stamped(field: Field, time: int, count: int) -> None:
+    """Produce `count` values to each partition, with timestamps from `time` (ms)."""
     producer = KafkaProducer(bootstrap_servers=field.arena.kafka.bootstrap)
     for partition in range(field.partitions):
-        for n in range(each):
+        for n in range(count):
             producer.send(field.topic, b"%d" % n, partition=partition, timestamp_ms=time + n)
     producer.close()

@@ -1,4 +1,4 @@
-"""The network between Sluice and the brokers: cut, held, mute, slow, flapping. Others reach the brokers as ever."""
+"""Faults of the network between Sluice and the brokers. Other clients reach the brokers without them."""
 
 from __future__ import annotations
 
@@ -7,107 +7,109 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from tests.faults.field import Field, Running
-from tests.faults.nemeses import drawn
+from tests.faults.nemeses import seed_random
 from tests.resources.kafka.proxy import Proxy
-from tests.resources.kafka.tools import until
+from tests.resources.kafka.tools import wait_until
 
 Fault = Callable[..., AbstractContextManager[None]]
 
 
 @contextmanager
-def cut(field: Field, *brokers: int) -> Iterator[None]:
-    """Connections end, and new ones are refused."""
-    with _wrong(field, "cut off", Proxy.cut, brokers):
+def cut_connections(field: Field, *brokers: int) -> Iterator[None]:
+    """Cut connections and refuse new ones."""
+    with _apply_fault(field, "cut off", Proxy.cut, brokers):
         yield
 
 
 @contextmanager
-def held(field: Field, *brokers: int) -> Iterator[None]:
-    """A black hole: connections stay, nothing passes."""
-    with _wrong(field, "nothing passes to or from", Proxy.hold, brokers):
+def block_traffic(field: Field, *brokers: int) -> Iterator[None]:
+    """Keep connections open and pass nothing."""
+    with _apply_fault(field, "nothing passes to or from", Proxy.hold, brokers):
         yield
 
 
 @contextmanager
-def mute(field: Field, *brokers: int) -> Iterator[None]:
-    """One way only: requests arrive and are carried out, answers do not come back."""
-    with _wrong(field, "no answer comes from", Proxy.mute, brokers):
+def block_answers(field: Field, *brokers: int) -> Iterator[None]:
+    """Pass requests, which brokers carry out, but no answers."""
+    with _apply_fault(field, "no answer comes from", Proxy.mute, brokers):
         yield
 
 
 @contextmanager
-def slow(field: Field, *brokers: int, seconds: float = 0.4) -> Iterator[None]:
-    """Each answer takes so much longer."""
+def delay_answers(field: Field, *brokers: int, seconds: float = 0.4) -> Iterator[None]:
+    """Delay each answer."""
 
     def delay(proxy: Proxy) -> None:
         proxy.delay = seconds
 
-    with _wrong(field, f"{seconds:g} s late is each answer of", delay, brokers):
+    with _apply_fault(field, f"{seconds:g} s late is each answer of", delay, brokers):
         yield
 
 
 @contextmanager
-def flapping(field: Field, *brokers: int) -> Iterator[None]:
-    """One broker after the other is cut off for a moment."""
-    draw, ended = drawn(field), threading.Event()
+def cut_at_random(field: Field, *brokers: int) -> Iterator[None]:
+    """Cut off one random broker after another, each for up to a second."""
+    draw, stopped = seed_random(field), threading.Event()
     chosen = [field.arena.proxies[b] for b in brokers or field.arena.proxies]
 
-    def flap() -> None:
-        while not ended.is_set():
+    def cut_and_heal() -> None:
+        while not stopped.is_set():
             proxy = draw.choice(chosen)
             proxy.cut()
-            ended.wait(draw.uniform(0.1, 1))
+            stopped.wait(draw.uniform(0.1, 1))
             proxy.heal()
-            ended.wait(draw.uniform(0.1, 1))
+            stopped.wait(draw.uniform(0.1, 1))
 
-    thread = threading.Thread(target=flap)
+    thread = threading.Thread(target=cut_and_heal)
     thread.start()
-    field.account.did("connections come and go")
+    field.account.log("connections come and go")
     try:
         yield
     finally:
-        ended.set()
+        stopped.set()
         thread.join()
-        field.account.did("connections stay")
+        field.account.log("connections stay")
 
 
 @contextmanager
-def _wrong(field: Field, what: str, do: Callable[[Proxy], None], brokers: tuple[int, ...]) -> Iterator[None]:
-    """With the brokers, or all of them if none is named."""
+def _apply_fault(
+    field: Field, description: str, inject: Callable[[Proxy], None], brokers: tuple[int, ...]
+) -> Iterator[None]:
+    """Inject a fault at the brokers' proxies, by default all, and heal it after the block."""
     brokers = brokers or tuple(field.arena.proxies)
     for broker in brokers:
-        do(field.arena.proxies[broker])
-    field.account.did(f"{what} broker {', '.join(map(str, brokers))}")
+        inject(field.arena.proxies[broker])
+    field.account.log(f"{description} broker {', '.join(map(str, brokers))}")
     try:
         yield
     finally:
         for broker in brokers:
             field.arena.proxies[broker].heal()
-        field.account.did(f"the network is as ever at broker {', '.join(map(str, brokers))}")
+        field.account.log(f"the network is as ever at broker {', '.join(map(str, brokers))}")
 
 
 @contextmanager
-def caught(field: Field, key: int, *brokers: int) -> Iterator[Running]:
-    """A run, at the moment when a request of this kind (a key of Kafka's API) waits before a broker; then it passes.
+def hold_run_at(field: Field, key: int, *brokers: int) -> Iterator[Running]:
+    """Start a run and hold its requests with the API key before the brokers until the block ends. Yields the run.
 
-    A run for which no partition of that broker has new records asks it for none: the next one is tried.
+    If a run ends without that request, as without new records on the broker, the next one is started.
     """
     chosen = [field.arena.proxies[b] for b in brokers or field.arena.proxies]
     for proxy in chosen:
         proxy.hold(key)
     try:
-        yield _start_caught(field, chosen)
+        yield _start_until_held(field, chosen)
     finally:
         for proxy in chosen:
             proxy.heal()
 
 
-def _start_caught(field: Field, chosen: Sequence[Proxy]) -> Running:
+def _start_until_held(field: Field, chosen: Sequence[Proxy]) -> Running:
     for _ in range(5):
         running = field.start()
-        until(lambda running=running: any(p.held for p in chosen) or running.process.poll() is not None, 120)
+        wait_until(lambda running=running: any(p.held for p in chosen) or running.process.poll() is not None, 120)
         if running.process.poll() is None:
             return running
-        ran = field.ended(running)
-        assert ran.clean, ran
-    raise AssertionError(f"no request came to {chosen} in five runs; the last one {ran}")
+        run = field.wait_for_run(running)
+        assert run.clean, run
+    raise AssertionError(f"no request came to {chosen} in five runs; the last one {run}")

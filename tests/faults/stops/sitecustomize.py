@@ -1,8 +1,8 @@
 """Loaded by each Python that has this folder in PYTHONPATH: a run that Dagster launches waits at a point.
 
-The file that SLUICE_FAULTS_STOP names says at which one of `points`, and the run waits there while it stands; a file
-beside it, with the process's pid as suffix, says that it got there. It sleeps in Python, and can be interrupted: a
-process that SIGSTOP stopped Dagster cannot cancel, and its code server hangs when it tries.
+The file that SLUICE_FAULTS_STOP names has one of `points`. The run waits there as long as the file exists, and marks
+its arrival with a file whose suffix is its pid. It sleeps in Python and can be interrupted: Dagster cannot cancel a
+process that SIGSTOP stopped, and its code server hangs when it tries.
 """
 
 import os
@@ -11,18 +11,18 @@ import sys
 import time
 from pathlib import Path
 
-_asked = Path(os.environ.get("SLUICE_FAULTS_STOP", "."))
+_stop_file = Path(os.environ.get("SLUICE_FAULTS_STOP", "."))
 
 
 def _wait(*_: object) -> None:
-    _asked.with_suffix(f".{os.getpid()}").touch()
-    while _asked.exists():
+    _stop_file.with_suffix(f".{os.getpid()}").touch()
+    while _stop_file.exists():
         time.sleep(0.05)
 
 
-if _asked.is_file() and "spawn_main" in " ".join(sys.orig_argv):
-    from tests.faults.points import planted
+if _stop_file.is_file() and "spawn_main" in " ".join(sys.orig_argv):
+    from tests.faults.points import interrupt_at
 
     signal.signal(signal.SIGUSR1, _wait)
-    _planted = planted(_asked.read_text(), signal.SIGUSR1)
-    _planted.__enter__()
+    _interruption = interrupt_at(_stop_file.read_text(), signal.SIGUSR1)
+    _interruption.__enter__()

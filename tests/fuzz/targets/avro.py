@@ -1,4 +1,4 @@
-"""Avro records, several in one input (`fuzz.binary`): the loops over guarded memory, and what fastavro says."""
+"""Avro records, several in one input (`fuzz.binary`): the loops over guarded memory, compared with fastavro."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sluice.pipelines.records.avro.format import REASONS, AvroTyper
 from sluice.pipelines.records.avro.reader_schema import AvroReader
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from tests.fuzz import binary
-from tests.fuzz.binary import changed, seeds_of, typed
+from tests.fuzz.binary import check_records, make_seeds, mutate_records
 from tests.fuzz.target import Target
-from tests.pipelines.records.avro.rows import Schemas, encoded
+from tests.pipelines.records.avro.rows import Schemas, encode
 
 
-def _of(*fields: Any) -> dict[str, Any]:
+def _make_record(*fields: Any) -> dict[str, Any]:
     return {"type": "record", "name": "R", "fields": [{"name": f"f{i}", "type": t} for i, t in enumerate(fields)]}
 
 
@@ -27,9 +27,11 @@ _INNER = {
     "fields": [{"name": "x", "type": "int"}, {"name": "y", "type": ["null", "string"]}],
 }
 SCHEMAS: tuple[dict[str, Any], ...] = (
-    _of("string", ["null", "int"], "long", "float", "double", "boolean", "bytes"),
-    _of({"type": "array", "items": {"type": "array", "items": _INNER}}, {"type": "map", "values": ["null", "long"]}),
-    _of(
+    _make_record("string", ["null", "int"], "long", "float", "double", "boolean", "bytes"),
+    _make_record(
+        {"type": "array", "items": {"type": "array", "items": _INNER}}, {"type": "map", "values": ["null", "long"]}
+    ),
+    _make_record(
         {"type": "enum", "name": "E", "symbols": ["A", "B"]},
         {"type": "fixed", "name": "F", "size": 3},
         {"type": "bytes", "logicalType": "decimal", "precision": 30, "scale": 3},
@@ -46,33 +48,35 @@ _VALUES: tuple[list[dict[str, Any]], ...] = (
 )
 
 
-def _plain(node: Any) -> Any:
-    """The schema without logical types, for fastavro."""
+def _strip_logical_types(node: Any) -> Any:
+    """Return the schema without logical types, for fastavro."""
     if isinstance(node, dict):
-        return {k: _plain(v) for k, v in node.items() if k != "logicalType"}
-    return [_plain(n) for n in node] if isinstance(node, list) else node
+        return {k: _strip_logical_types(v) for k, v in node.items() if k != "logicalType"}
+    return [_strip_logical_types(n) for n in node] if isinstance(node, list) else node
 
 
-def _seeds() -> list[bytes]:
-    found = []
+def _make_seeds() -> list[bytes]:
+    seeds = []
     for kind, values in enumerate(_VALUES):
-        found += seeds_of(kind, [encoded(_plain(SCHEMAS[kind]), v, 1) for v in values])
-    return [*found, bytes([64]) + found[0][1:]]
+        seeds += make_seeds(kind, [encode(_strip_logical_types(SCHEMAS[kind]), v, 1) for v in values])
+    return [*seeds, bytes([64]) + seeds[0][1:]]
 
 
 def _run(data: bytes) -> str:
     kind = data[0] if data else 0
     writer = SCHEMAS[0 if kind & 64 else kind % 64 % 3]
     reader = AvroReader((json.dumps(NEWER if kind & 64 else writer),), WireFormat.CONFLUENT)
-    made = AvroTyper(reader, Schemas({1: writer}))
-    return typed(made, REASONS, data, lambda record: _read_too(writer, record, passed_over=bool(kind & 64)))
+    typer = AvroTyper(reader, Schemas({1: writer}))
+    return check_records(
+        typer, REASONS, data, lambda record: _read_with_fastavro(writer, record, passed_over=bool(kind & 64))
+    )
 
 
-def _read_too(writer: Any, record: bytes, *, passed_over: bool) -> None:
-    """What lands, fastavro reads, to the last byte. A text that nobody reads may be anything."""
+def _read_with_fastavro(writer: Any, record: bytes, *, passed_over: bool) -> None:
+    """Check that fastavro reads a landed record to its last byte. A text that is passed over may hold any bytes."""
     stream = io.BytesIO(record[5:])
     try:
-        fastavro.schemaless_reader(stream, fastavro.parse_schema(_plain(writer)))
+        fastavro.schemaless_reader(stream, fastavro.parse_schema(_strip_logical_types(writer)))
     except UnicodeDecodeError:
         assert passed_over
         return
@@ -80,4 +84,4 @@ def _read_too(writer: Any, record: bytes, *, passed_over: bool) -> None:
 
 
 guard = binary.guard
-AVRO = Target("avro", _seeds, _run, changed)
+AVRO = Target("avro", _make_seeds, _run, mutate_records)

@@ -1,4 +1,4 @@
-"""Avro schemas as registries and files hold them: parsed, made into columns and into a program, or refused in words."""
+"""Avro schemas from registries and files: parsed and compiled into columns and a program, or refused with a message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fuzz.target import Target
 from tests.fuzz.targets.avro import NEWER, SCHEMAS
 
 
-def _schema(data: bytes) -> str:
+def _read_schema(data: bytes) -> str:
     try:
         text = data.decode()
         reader = AvroReader((text,), WireFormat.BARE)
@@ -25,4 +25,4 @@ def _schema(data: bytes) -> str:
     return "read"
 
 
-AVRO_SCHEMAS = Target("avro-schemas", lambda: [json.dumps(s).encode() for s in (*SCHEMAS, NEWER)], _schema)
+AVRO_SCHEMAS = Target("avro-schemas", lambda: [json.dumps(s).encode() for s in (*SCHEMAS, NEWER)], _read_schema)

@@ -1,4 +1,4 @@
-"""Compressed bytes straight into each codec, with room that ends at a guarded page. The first byte is the codec."""
+"""Compressed bytes passed to each codec, with output that ends at a guarded page. The first byte is the codec."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import cramjam
 from sluice.pipelines.errors import CorruptBatch
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, decompression
 from sluice.testing.logs import BatchHeader, compress, encode_raw_v2
-from tests.fuzz.mutation import mutated
+from tests.fuzz.mutation import mutate_bytes
 from tests.fuzz.target import Target
 from tests.guarded import Guarded
 
@@ -21,7 +21,7 @@ _ROOM = 1 << 15
 _GUARDED = Guarded()
 
 
-def _seeds() -> list[bytes]:
+def _make_seeds() -> list[bytes]:
     texts = [b"", b"x", b"a record, and another record, " * 40, bytes(range(256)) * 8, bytes(100_000)]
     seeds = [
         bytes([codec]) + compress(t, codec, xerial) for codec in (1, 2, 3, 4) for t in texts for xerial in (True, False)
@@ -30,14 +30,14 @@ def _seeds() -> list[bytes]:
     return list(dict.fromkeys([*seeds, *linked]))
 
 
-def _mutated(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
+def _mutate(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
     codec = bytes([random.randrange(1, 5)]) if random.randrange(20) == 0 else data[:1]
-    return codec + mutated(random, data[1:], others)
+    return codec + mutate_bytes(random, data[1:], others)
 
 
 def _run(data: bytes) -> str:
     codec = 1 + (data[0] + 3) % 4 if data else 1
-    room = _GUARDED.room(_ROOM)
+    room = _GUARDED.allocate(_ROOM)
     try:
         written = decompression.decompress(codec, memoryview(data[1:]), room.data)
         assert 0 <= written <= _ROOM
@@ -48,18 +48,18 @@ def _run(data: bytes) -> str:
         _GUARDED.free()
 
 
-# -- bombs: batches that expand beyond what one may, at the bound that landing has
+# -- bombs: batches that expand beyond the limit that landing sets
 
 
 @cache
-def _bombs() -> tuple[bytes, ...]:
-    """At least one byte more than 256 MiB of zeros by each codec; of those that pack best, eight times that."""
+def _make_bombs() -> tuple[bytes, ...]:
+    """Return more than 256 MiB of zeros compressed by each codec, and eight times that by gzip and zstd."""
     return tuple(
-        bytes([codec]) + _bomb(codec, times) for codec, times in ((1, 1), (1, 8), (2, 1), (3, 1), (4, 1), (4, 8))
+        bytes([codec]) + _make_bomb(codec, times) for codec, times in ((1, 1), (1, 8), (2, 1), (3, 1), (4, 1), (4, 8))
     )
 
 
-def _bomb(codec: int, times: int) -> bytes:
+def _make_bomb(codec: int, times: int) -> bytes:
     size = times * (256 << 20) + 1
     match codec:
         case 1:
@@ -84,22 +84,22 @@ def _bomb(codec: int, times: int) -> bytes:
 _ZEROS = bytes(1 << 20)
 
 
-def _named(error: CorruptBatch) -> str:
+def _check_message(error: CorruptBatch) -> str:
     assert "orders:3: batch at offset 0" in error.message
     assert "of more than 268,435,456 bytes" in error.message
     return error.message.rpartition(":")[2]
 
 
 def _run_bomb(data: bytes) -> str:
-    """A batch of one record, says its header; the codec's bytes are the input's."""
+    """Decode a batch whose header claims one record; its compressed bytes are the input's."""
     batch = encode_raw_v2(BatchHeader(attributes=data[0]), data[1:])
     decoder = BatchDecoder("orders", 3, 0, 1)
     try:
         list(decoder.feed(batch))
     except CorruptBatch as error:
-        return decompression.CODECS[data[0]].name + _named(error)
+        return decompression.CODECS[data[0]].name + _check_message(error)
     raise AssertionError("nothing was refused")
 
 
-BOMBS = Target("bombs", _bombs, _run_bomb, lambda random, data, others: data)
-CODECS = Target("codecs", _seeds, _run, _mutated)
+BOMBS = Target("bombs", _make_bombs, _run_bomb, lambda random, data, others: data)
+CODECS = Target("codecs", _make_seeds, _run, _mutate)

@@ -17,7 +17,7 @@ from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.operating.move_offsets import parse_offsets
 from sluice.pipelines.records.contract_rows.contract_format import RowChecks
 from sluice.pipelines.schema.schema import parse_schema
-from tests.fuzz.mutation import ODD, mutated, mutated_json
+from tests.fuzz.mutation import ODD, mutate_bytes, mutate_json
 from tests.fuzz.target import Target
 from tests.pipelines.records.json.rows import convert
 
@@ -26,13 +26,13 @@ _ROOT = Path(__file__).parents[3]
 # -- feeds
 
 
-def _feed_seeds() -> list[bytes]:
-    """The feeds of this project, and what its pages show of feeds."""
-    shown = [
+def _make_feed_seeds() -> list[bytes]:
+    """Return the feeds of this project, and the examples on its pages."""
+    examples = [
         t for page in ("feeds", "contracts") for t in (_ROOT / f"docs/{page}.md").read_text().split("```") if ": " in t
     ]
     files = [p.read_text() for p in sorted((_ROOT / "feeds").glob("*.yaml"))]
-    least = "kafka: {bootstrap: '127.0.0.1:9'}\ntopics: t\nstart: earliest\n"
+    minimal = "kafka: {bootstrap: '127.0.0.1:9'}\ntopics: t\nstart: earliest\n"
     bombs = [
         "a: &a [x, x]\nb: &b [*a, *a, *a, *a]\nc: [*b, *b, *b, *b]\n",
         "[" * 5000,
@@ -52,8 +52,8 @@ def _feed_seeds() -> list[bytes]:
         "a: ${HOME}\n",
         "a: ${X:-${Y}}\n",
     ]
-    said = [*files, least + "alerts: {lag: 1h}\n", *(least + m for m in merged), *bombs, *tags, *merged, *shown]
-    return [t.encode() for t in said]
+    texts = [*files, minimal + "alerts: {lag: 1h}\n", *(minimal + m for m in merged), *bombs, *tags, *merged, *examples]
+    return [t.encode() for t in texts]
 
 
 _YAML = [
@@ -63,7 +63,7 @@ _YAML = [
 ]
 
 
-def _mutated_yaml(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
+def _mutate_yaml(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
     lines = data.split(b"\n")
     for _ in range(1 << random.randrange(3)):
         at = random.randrange(len(lines))
@@ -77,36 +77,36 @@ def _mutated_yaml(random: Random, data: bytes, others: Sequence[bytes]) -> bytes
                     lines[at].partition(b":")[0] + b": " + str(random.choice(ODD)).encode("utf-8", "surrogatepass")
                 )
             case 3:
-                place = random.randrange(len(lines[at]) + 1)
-                lines[at] = lines[at][:place] + random.choice(_YAML) + lines[at][place + random.randrange(3) :]
+                column = random.randrange(len(lines[at]) + 1)
+                lines[at] = lines[at][:column] + random.choice(_YAML) + lines[at][column + random.randrange(3) :]
             case 4:
                 lines[at : at + 1] = []
             case 5:
-                lines[at] = mutated(random, lines[at], others)
+                lines[at] = mutate_bytes(random, lines[at], others)
         lines = lines or [b""]
     return b"\n".join(lines)
 
 
 @cache
-def _folder() -> Path:
+def _make_folder() -> Path:
     folder = Path(tempfile.mkdtemp()) / "feeds"
     folder.mkdir()
     return folder
 
 
 def _run_feed(data: bytes) -> str:
-    path = _folder() / "orders.yaml"
+    path = _make_folder() / "orders.yaml"
     path.write_bytes(data)
     try:
         feed = load_feed(path, {"HOME": "secret-of-the-environment"})
     except FeedError as error:
-        return _refused(error, "orders.yaml")
+        return _check_refusal(error, "orders.yaml")
     assert "secret-of-the-environment" not in repr(feed.kafka)
     return "a feed"
 
 
-def _refused(error: Exception, name: str) -> str:
-    """It names the file and quotes nothing of the environment."""
+def _check_refusal(error: Exception, name: str) -> str:
+    """Check that the error names the file and quotes nothing from the environment."""
     assert name in str(error)
     assert "secret-of-the-environment" not in str(error)
     return "refused"
@@ -120,11 +120,11 @@ _SCHEMA = parse_schema(
 )
 
 
-def _contract_seeds() -> list[bytes]:
-    shown = [
+def _make_contract_seeds() -> list[bytes]:
+    examples = [
         t[t.find("{") :].encode() for t in (_ROOT / "docs/contracts.md").read_text().split("```") if '"expect' in t
     ]
-    return [*shown, *(_suite(type_, kwargs) for type_, kwargs in _EXPECTATIONS)]
+    return [*examples, *(_write_suite(type_, kwargs) for type_, kwargs in _EXPECTATIONS)]
 
 
 _EXPECTATIONS: list[tuple[str, str]] = [
@@ -148,13 +148,13 @@ _EXPECTATIONS: list[tuple[str, str]] = [
 ]
 
 
-def _suite(type_: str, kwargs: str) -> bytes:
+def _write_suite(type_: str, kwargs: str) -> bytes:
     item = f'{{"type": "{type_}", "kwargs": {kwargs}, "severity": "critical"}}'
     return f'{{"name": "orders", "expectations": [{item}], "meta": {{}}}}'.encode()
 
 
 @cache
-def _rows() -> pa.RecordBatch:
+def _make_rows() -> pa.RecordBatch:
     values = [
         b'{"id":1,"a":"x","d":1.5,"t":"2024-06-01T00:00:00Z","f":0.5,"ok":true}',
         b'{"id":-9223372036854775808,"a":"","d":-9999999999.99,"t":"0001-01-01T00:00:00Z","f":1e308}',
@@ -170,16 +170,16 @@ def _run_contract(data: bytes) -> str:
     try:
         contract = parse_contract(data, _SCHEMA)
     except ContractError as error:
-        return _refused(error, "")
-    held = RowChecks(contract).check(_rows())
-    assert all(0 <= t.unexpected <= t.checked <= 4 for t in held.tallies)
+        return _check_refusal(error, "")
+    checked = RowChecks(contract).check(_make_rows())
+    assert all(0 <= t.unexpected <= t.checked <= 4 for t in checked.tallies)
     return "held"
 
 
 # -- offsets to import
 
 
-def _offsets_seeds() -> list[bytes]:
+def _make_offsets_seeds() -> list[bytes]:
     return [
         b"orders,0,5\norders,1,7\n",
         b"orders,0,5",
@@ -191,15 +191,15 @@ def _offsets_seeds() -> list[bytes]:
 
 
 def _run_offsets(data: bytes) -> str:
-    known = [TopicPartition("orders", 0), TopicPartition("orders", 1)]
+    partitions = [TopicPartition("orders", 0), TopicPartition("orders", 1)]
     try:
-        found = parse_offsets(data, "offsets.csv", "group", known)
+        offsets = parse_offsets(data, "offsets.csv", "group", partitions)
     except UsageError as error:
-        return _refused(error, "offsets.csv")
-    assert set(found) <= set(known)
-    return f"{len(found)} offsets"
+        return _check_refusal(error, "offsets.csv")
+    assert set(offsets) <= set(partitions)
+    return f"{len(offsets)} offsets"
 
 
-FEEDS = Target("feeds", _feed_seeds, _run_feed, _mutated_yaml)
-CONTRACTS = Target("contracts", _contract_seeds, _run_contract, mutated_json)
-OFFSETS = Target("offsets", _offsets_seeds, _run_offsets, mutated)
+FEEDS = Target("feeds", _make_feed_seeds, _run_feed, _mutate_yaml)
+CONTRACTS = Target("contracts", _make_contract_seeds, _run_contract, mutate_json)
+OFFSETS = Target("offsets", _make_offsets_seeds, _run_offsets, mutate_bytes)

@@ -1,4 +1,4 @@
-"""JSON Schemas as registries and files hold them: made into columns and expectations, or refused by a place."""
+"""JSON Schemas from registries and files: made into columns and expectations, or refused with a place."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _NESTED = {
 }
 
 
-def _schema(data: bytes) -> str:
+def _read_schema(data: bytes) -> str:
     try:
-        said = data.decode()
-        reader = JsonSchemaReader((bundle_texts([said], ()),), WireFormat.BARE)
+        document = data.decode()
+        reader = JsonSchemaReader((bundle_texts([document], ()),), WireFormat.BARE)
         assert all(text(e) for e in reader.expectations)
         assert reader.fingerprint
     except (UnicodeDecodeError, UnusableSchema, SchemaError) as error:
@@ -37,4 +37,4 @@ def _schema(data: bytes) -> str:
     return "read"
 
 
-JSON_SCHEMAS = Target("json-schemas", lambda: [json.dumps(s).encode() for s in (JSON_SCHEMA, _NESTED)], _schema)
+JSON_SCHEMAS = Target("json-schemas", lambda: [json.dumps(s).encode() for s in (JSON_SCHEMA, _NESTED)], _read_schema)

@@ -1,5 +1,5 @@
-"""What lies in a lake, and anybody who may write there has written: ledgers, checkpoints, receipts, heartbeats,
-manifests, names of files.
+"""Files of a lake, written by anyone with access to it: ledgers, checkpoints, receipts, heartbeats, manifests, and
+names of files.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from sluice.pipelines.publishing.publish import roll_forward
 from sluice.resources import liveness
 from sluice.testing.engine import owner
 from sluice.testing.lake import MemoryLake
-from tests.fuzz.mutation import mutated, mutated_json
+from tests.fuzz.mutation import mutate_bytes, mutate_json
 from tests.fuzz.target import Target
 from tests.pipelines.landed_world import HOUR, START, A, B, World
 
@@ -53,8 +53,8 @@ _CONTRACT = '[{"kwargs":{"column":"id"},"severity":"critical","type":"expect_col
 
 
 @cache
-def _world() -> World:
-    """A lake with an entry of each kind."""
+def _make_world() -> World:
+    """Build a lake with an entry of each kind."""
     world = World(Path(tempfile.mkdtemp()))
     entries = [
         SchemaEntry(shape="raw", columns=None),
@@ -73,11 +73,11 @@ def _world() -> World:
     for e in entries:
         world.ledger.append(lambda s, e=e: e)  # type: ignore[misc]
     live = world.plan([world.build_range(A, 110, 150)], RequestKind.WINDOW)
-    gone = world.plan([world.build_range(B, 120, 150)])
+    abandoned = world.plan([world.build_range(B, 120, 150)])
     enters = OriginItem(key=Key("orders", 1, "id-2"), offset=0, committed=3, why="recreated")
     for e in (
         OwnEntry(batch=live, owner=owner("another")),
-        AbandonEntry(batch=gone, reason="no more"),
+        AbandonEntry(batch=abandoned, reason="no more"),
         AcceptEntry(event="recreated", items=(Entering(leaves=B, enters=enters),), reason="so be it"),
     ):
         world.ledger.append(lambda s, e=e: e)  # type: ignore[misc]
@@ -87,12 +87,12 @@ def _world() -> World:
 # -- ledgers: a line is an entry
 
 
-def _ledger_seeds() -> list[bytes]:
-    files = _world().lake.files
+def _make_ledger_seeds() -> list[bytes]:
+    files = _make_world().lake.files
     return [b"".join(files[p] for p in sorted(files) if p.startswith(_LOG))]
 
 
-def _mutated_lines(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
+def _mutate_lines(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
     lines = data.split(b"\n")
     for _ in range(1 << random.randrange(2)):
         at = random.randrange(len(lines))
@@ -102,37 +102,37 @@ def _mutated_lines(random: Random, data: bytes, others: Sequence[bytes]) -> byte
             case 1:
                 lines[at:at] = [random.choice(lines)] if lines else []
             case _:
-                lines[at : at + 1] = [mutated_json(random, line, others) for line in lines[at : at + 1]]
+                lines[at : at + 1] = [mutate_json(random, line, others) for line in lines[at : at + 1]]
         lines = lines or [b""]
     return b"\n".join(lines)
 
 
 def _run_ledger(data: bytes) -> str:
     lake = MemoryLake()
-    lake.files = {p: d for p, d in _world().lake.files.items() if not p.startswith(_LOG)}
+    lake.files = {p: d for p, d in _make_world().lake.files.items() if not p.startswith(_LOG)}
     for number, line in enumerate(data.rstrip(b"\n").split(b"\n")):
         lake.files[paths.log_path("orders", number)] = line
     ledger = Ledger(lake, "orders", lambda: START + 9 * HOUR)
     try:
         state = ledger.read()
     except SluiceError as error:
-        return _named(error)
-    _asked(state, ledger)
-    return _done(ledger, lake)
+        return _check_error(error)
+    _query_state(state, ledger)
+    return _repair_and_audit(ledger, lake)
 
 
-def _named(error: SluiceError) -> str:
+def _check_error(error: SluiceError) -> str:
     assert "/log/" in error.message or "ledger of feed orders" in error.message
     return type(error).__name__
 
 
-def _asked(state: State, ledger: Ledger) -> None:
-    """What everybody asks of a state."""
+def _query_state(state: State, ledger: Ledger) -> None:
+    """Make the queries that commands make of a state."""
     # Partitions without an origin are in no checkpoint.
-    kept = checkpoint.load(checkpoint.dump(state))
-    assert kept is not None
-    assert (kept.number, kept.frontiers()) == (state.number, state.frontiers())
-    assert checkpoint.dump(kept) == checkpoint.dump(state)
+    reloaded = checkpoint.load(checkpoint.dump(state))
+    assert reloaded is not None
+    assert (reloaded.number, reloaded.frontiers()) == (state.number, state.frontiers())
+    assert checkpoint.dump(reloaded) == checkpoint.dump(state)
     for key in state.known():
         state.holes(key)
         state.list_reserved(key)
@@ -140,26 +140,26 @@ def _asked(state: State, ledger: Ledger) -> None:
         assert batch.owner.describe()
     for name in state.shapes:
         shape_named(ledger, state, name)
-    find_columns(_world().feed, state)
+    find_columns(_make_world().feed, state)
 
 
-def _done(ledger: Ledger, lake: MemoryLake) -> str:
-    """What rolls it forward, and what audits it."""
-    said = []
+def _repair_and_audit(ledger: Ledger, lake: MemoryLake) -> str:
+    """Roll the ledger forward and audit it; return the outcome of each."""
+    outcomes = []
     for act in (lambda: roll_forward(ledger, lake, "orders"), lambda: audit(ledger, lake)):
         try:
             act()  # type: ignore[no-untyped-call]
-            said.append("done")
+            outcomes.append("done")
         except SluiceError as error:
-            said.append(type(error).__name__)
-    return " ".join(said)
+            outcomes.append(type(error).__name__)
+    return " ".join(outcomes)
 
 
 # -- checkpoints
 
 
-def _checkpoint_seeds() -> list[bytes]:
-    return [checkpoint.dump_state(_world().state())]
+def _make_checkpoint_seeds() -> list[bytes]:
+    return [checkpoint.dump_state(_make_world().state())]
 
 
 def _run_checkpoint(data: bytes) -> str:
@@ -167,8 +167,8 @@ def _run_checkpoint(data: bytes) -> str:
     if state is None:
         return "passed over"
     lake = MemoryLake()
-    lake.files = dict(_world().lake.files)
-    lake.put(paths.checkpoint_path("orders", _world().state().number), data)
+    lake.files = dict(_make_world().lake.files)
+    lake.put(paths.checkpoint_path("orders", _make_world().state().number), data)
     try:
         Ledger(lake, "orders", lambda: 1).read().frontiers()
     except SluiceError as error:
@@ -179,42 +179,42 @@ def _run_checkpoint(data: bytes) -> str:
 # -- receipts, heartbeats, manifests: one document each, read in turn
 
 
-def _document_seeds() -> list[bytes]:
-    world = _world()
-    receipts = [r for n, e in world.fresh_ledger().entries() if e.kind == "publish" for r in e.receipts]
+def _make_document_seeds() -> list[bytes]:
+    world = _make_world()
+    receipts = [r for n, e in world.reopen_ledger().entries() if e.kind == "publish" for r in e.receipts]
     more = replace(receipts[0], tallies=(Tally(0, 100, 2, (1, 2)),), relanded=(Range(3, 4),), timings={"wait": 3})
     heartbeat = {"run": "r", "host": "h", "pid": 7, "started": 3, "at": 5, "machine": liveness.machine()}
     manifests = [d for p, d in world.lake.files.items() if "/windows/" in p]
-    said = [to_json(r).encode() for r in (*receipts, more)]
-    return [*said, json.dumps(heartbeat).encode(), *manifests, _CONTRACT.encode(), b"{}"]
+    documents = [to_json(r).encode() for r in (*receipts, more)]
+    return [*documents, json.dumps(heartbeat).encode(), *manifests, _CONTRACT.encode(), b"{}"]
 
 
 def _run_document(data: bytes) -> str:
-    world = _world()
+    world = _make_world()
     lake = MemoryLake()
-    places = [
+    locations = [
         paths.receipt_path("orders", 5, "a", world.build_range(A, 0, 100)),
         paths.owner_path("orders", "token"),
         paths.window_path("orders", START, HOUR),
     ]
-    for path in places:
+    for path in locations:
         lake.put(path, data)
-    found = read_receipts(places[0], lake)
-    liveness._stamp(data), liveness._owner(places[1], data), liveness._process_gone(data)
-    problems = list(_stands_right(lake, places[2], _state()))
-    return f"{len(found)} {[p.invariant for p in problems]}"
+    receipts = read_receipts(locations[0], lake)
+    liveness._stamp(data), liveness._owner(locations[1], data), liveness._process_gone(data)
+    problems = list(_stands_right(lake, locations[2], _read_state()))
+    return f"{len(receipts)} {[p.invariant for p in problems]}"
 
 
 @cache
-def _state() -> State:
-    return _world().state()
+def _read_state() -> State:
+    return _make_world().state()
 
 
 # -- names
 
 
-def _name_seeds() -> list[bytes]:
-    files = list(_world().lake.files)
+def _make_name_seeds() -> list[bytes]:
+    files = list(_make_world().lake.files)
     more = [
         "_sluice/orders/owners/t.json",
         "_sluice/orders/relanded/3/a-0-1-2.parquet",
@@ -225,9 +225,9 @@ def _name_seeds() -> list[bytes]:
 
 
 def _run_name(data: bytes) -> str:
-    """No store has longer names than S3's 1,024 bytes."""
+    """Parse a name of at most 1,024 bytes, the limit of S3; no store allows more."""
     path = data[:1024].decode("utf-8", "surrogateescape")
-    found = [
+    parsed = [
         paths.log_number(path),
         paths.checkpoint_number(path),
         paths.staged_batch(path),
@@ -241,10 +241,10 @@ def _run_name(data: bytes) -> str:
     for text in {path, part.topic if part else ""}:
         with suppress(ValueError):
             decode_topic(text)
-    return " ".join(str(i) for i, f in enumerate(found) if f is not None)
+    return " ".join(str(i) for i, f in enumerate(parsed) if f is not None)
 
 
-LEDGER = Target("ledger", _ledger_seeds, _run_ledger, _mutated_lines)
-CHECKPOINTS = Target("checkpoints", _checkpoint_seeds, _run_checkpoint, mutated_json)
-DOCUMENTS = Target("documents", _document_seeds, _run_document, mutated_json)
-NAMES = Target("names", _name_seeds, _run_name, mutated)
+LEDGER = Target("ledger", _make_ledger_seeds, _run_ledger, _mutate_lines)
+CHECKPOINTS = Target("checkpoints", _make_checkpoint_seeds, _run_checkpoint, mutate_json)
+DOCUMENTS = Target("documents", _make_document_seeds, _run_document, mutate_json)
+NAMES = Target("names", _make_name_seeds, _run_name, mutate_bytes)

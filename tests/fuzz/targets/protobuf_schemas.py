@@ -1,4 +1,4 @@
-"""Compiled Protobuf schemas as lake and ledger hold them: read and made into columns, or refused in words."""
+"""Compiled Protobuf schemas from lake and ledger: read and made into columns, or refused with a message."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.fuzz.target import Target
 from tests.pipelines.records.protobuf import wild
 
 
-def _seeds() -> list[bytes]:
-    return [read_files(wild.schema(Random(i)))[0].SerializeToString() for i in range(12)]
+def _make_seeds() -> list[bytes]:
+    return [read_files(wild.make_schema(Random(i)))[0].SerializeToString() for i in range(12)]
 
 
-def _schema(data: bytes) -> str:
+def _read_schema(data: bytes) -> str:
     try:
         text = json.dumps({"files": base64.b64encode(data).decode(), "message": "M0"})
         reader = ProtobufReader((text,), WireFormat.BARE)
@@ -31,4 +31,4 @@ def _schema(data: bytes) -> str:
     return "read"
 
 
-PROTOBUF_SCHEMAS = Target("protobuf-schemas", _seeds, _schema)
+PROTOBUF_SCHEMAS = Target("protobuf-schemas", _make_seeds, _read_schema)

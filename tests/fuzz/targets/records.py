@@ -1,6 +1,6 @@
-"""Record bytes: batches whose checksums are right, so that what lies inside is read, however wrong it is.
+"""Record bytes: batches with right checksums, so that their contents are read, however wrong they are.
 
-The first four bytes of an input are options (`_Options`), the rest is what a broker answered.
+The first four bytes of an input are options (`_Options`), the rest is the response of a broker.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from sluice.testing.logs import (
     encode_raw_v2,
     log,
 )
-from tests.fuzz.mutation import INTEGERS, mutated
+from tests.fuzz.mutation import INTEGERS, mutate_bytes
 from tests.fuzz.target import Target
 from tests.guarded import Guarded
 
@@ -84,45 +84,47 @@ class _Options:
 # -- seeds
 
 
-def _seeds() -> list[bytes]:
-    some = tuple(LogRecord(b"k%d" % i, b"v" * i, 1_700_000_000_000 + i) for i in range(6))
+def _make_seeds() -> list[bytes]:
+    usual = tuple(LogRecord(b"k%d" % i, b"v" * i, 1_700_000_000_000 + i) for i in range(6))
     odd = (
         LogRecord(None, None, -1),
         LogRecord(b"", b"", -(1 << 63)),
         LogRecord(b"x" * 300, b"y" * 70, (1 << 63) - 1, (("h", b"1"), ("", None), ("größe", b""))),
         LogRecord(b"k", b"v", headers=(("a" * 20, b"b" * 20),) * 3, skip=5),
     )
-    logs = [log(LogBatch(some + odd, codec, tail=2), LogBatch(odd, codec)) for codec in (NONE, GZIP, SNAPPY, LZ4, ZSTD)]
-    logs += [log(LogBatch(some, codec, magic)) for codec in (NONE, GZIP, SNAPPY, LZ4) for magic in (0, 1)]
+    logs = [
+        log(LogBatch(usual + odd, codec, tail=2), LogBatch(odd, codec)) for codec in (NONE, GZIP, SNAPPY, LZ4, ZSTD)
+    ]
+    logs += [log(LogBatch(usual, codec, magic)) for codec in (NONE, GZIP, SNAPPY, LZ4) for magic in (0, 1)]
     logs += [
-        log(LogBatch(some, SNAPPY, xerial=False)),
+        log(LogBatch(usual, SNAPPY, xerial=False)),
         log(
-            LogBatch(some, GZIP, 1, append_time=7),
-            LogBatch(some, NONE, 1, append_time=7),
-            LogBatch(some, append_time=7),
+            LogBatch(usual, GZIP, 1, append_time=7),
+            LogBatch(usual, NONE, 1, append_time=7),
+            LogBatch(usual, append_time=7),
         ),
         log(
-            LogBatch(some[:2], producer=1, transactional=True),
-            LogBatch(some[:2], ZSTD, producer=2, transactional=True),
+            LogBatch(usual[:2], producer=1, transactional=True),
+            LogBatch(usual[:2], ZSTD, producer=2, transactional=True),
             LogBatch(producer=1, marker=ABORT),
             LogBatch(producer=2, marker=COMMIT),
-            LogBatch(some[:1]),
+            LogBatch(usual[:1]),
         ),
     ]
     framed = [encode_raw_v2(BatchHeader(), r) for r in _ODD_RECORDS]
-    inner = [log(LogBatch(some, NONE, magic)).data for magic in (0, 1)]
+    inner = [log(LogBatch(usual, NONE, magic)).data for magic in (0, 1)]
     wrapped = [
         inner[0][:-3],
         inner[0] + inner[0][:30],
         inner[1][:-3],
         inner[0] * 2,
         inner[1] * 2,
-        log(LogBatch(some, GZIP, 1)).data,
+        log(LogBatch(usual, GZIP, 1)).data,
     ]
     framed += [encode_message(20, magic, GZIP, 0, None, compress(data, GZIP)) for data in wrapped for magic in (0, 1)]
     options = (bytes([0x13, 250, 0, 128]), bytes([0x20, 3, 2, 9]), bytes([0x07, 17, 0, 200]))
-    seeds = [options[i % 3] + found.data for i, found in enumerate(logs)]
-    return [*seeds, *(options[0] + f for f in framed), bytes([3, 9, 1, 2]) + log(LogBatch(some, GZIP, 1)).data]
+    seeds = [options[i % 3] + source.data for i, source in enumerate(logs)]
+    return [*seeds, *(options[0] + f for f in framed), bytes([3, 9, 1, 2]) + log(LogBatch(usual, GZIP, 1)).data]
 
 
 _ODD_RECORDS = (
@@ -134,23 +136,23 @@ _ODD_RECORDS = (
     b"\x10\0\0\0\1\1\2\0\x80",
     b"\x10\0\0\0\1\1\2\0\x7e",
 )
-"""Records in which a varint is cut or lies, one in each field."""
+"""Records in which a varint is cut or wrong, one in each field."""
 
 
 # -- mutation
 
 
-def _mutated(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
+def _mutate(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
     options, raw = bytearray(data[:4].ljust(4, b"\0")), data[4:]
     if random.randrange(4) == 0:
         options[random.randrange(4)] = random.randrange(256)
-    frames = _frames(raw)
+    frames = _split_frames(raw)
     for _ in range(1 << random.randrange(3)):
         at = random.randrange(len(frames) + 1)
         match random.randrange(12):
             case 0:
                 other = random.choice(others)[4:]
-                frames[at:at] = _frames(other)[: random.choice((1, 2, 9))]
+                frames[at:at] = _split_frames(other)[: random.choice((1, 2, 9))]
             case 1:
                 frames[at : at + 1] = frames[at : at + 1] * 2
             case 2:
@@ -158,9 +160,9 @@ def _mutated(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
             case 3:
                 frames[at:at] = [random.randbytes(random.choice((3, 17, 61, 80)))]
             case 4:
-                frames[at : at + 1] = [mutated(random, f, others) for f in frames[at : at + 1]]
+                frames[at : at + 1] = [mutate_bytes(random, f, others) for f in frames[at : at + 1]]
             case _:
-                frames[at : at + 1] = [_frame(random, f, others) for f in frames[at : at + 1]]
+                frames[at : at + 1] = [_mutate_frame(random, f, others) for f in frames[at : at + 1]]
     if random.randrange(3):
         _follow(random, frames)
     out = b"".join(frames)
@@ -169,8 +171,8 @@ def _mutated(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
     return bytes(options) + out[:_MOST]
 
 
-def _frames(raw: bytes) -> list[bytes]:
-    """Cut where the sizes say; what is left over comes last."""
+def _split_frames(raw: bytes) -> list[bytes]:
+    """Split at the sizes in the headers; any remaining bytes come last."""
     out, at = [], 0
     while len(raw) - at >= 17:
         size = 12 + struct.unpack_from(">i", raw, at + 8)[0]
@@ -182,7 +184,7 @@ def _frames(raw: bytes) -> list[bytes]:
 
 
 def _follow(random: Random, frames: list[bytes]) -> None:
-    """Base offsets that follow one another, so that all of them are read."""
+    """Make base offsets follow one another, so that all frames are read."""
     offset = 0
     for i, f in enumerate(frames):
         if len(f) < 27:
@@ -193,20 +195,20 @@ def _follow(random: Random, frames: list[bytes]) -> None:
         offset += min(last, 1 << 30) + 1
 
 
-def _frame(random: Random, f: bytes, others: Sequence[bytes]) -> bytes:
-    """A frame changed inside of what it says, its size and its checksum put right."""
+def _mutate_frame(random: Random, f: bytes, others: Sequence[bytes]) -> bytes:
+    """Return the frame with its contents changed, and its size and checksum corrected."""
     if len(f) < 26:
-        return mutated(random, f, others)
-    return _batch(random, f, others) if f[16] == 2 and len(f) >= 61 else _message(random, f, others)
+        return mutate_bytes(random, f, others)
+    return _mutate_batch(random, f, others) if f[16] == 2 and len(f) >= 61 else _mutate_message(random, f, others)
 
 
 _FIELDS = [(21, 2), (23, 4), (27, 8), (35, 8), (43, 8), (51, 2), (53, 4), (57, 4)]
 
 
-def _batch(random: Random, f: bytes, others: Sequence[bytes]) -> bytes:
+def _mutate_batch(random: Random, f: bytes, others: Sequence[bytes]) -> bytes:
     head, body = bytearray(f[:61]), f[61:]
     codec = head[22] & 7
-    plain = _inflated(codec, body)
+    plain = _inflate(codec, body)
     match random.randrange(6):
         case 0:
             at, size = random.choice(_FIELDS)
@@ -217,20 +219,20 @@ def _batch(random: Random, f: bytes, others: Sequence[bytes]) -> bytes:
             head[22] = head[22] & 0xF8 | random.randrange(7)
             body = compress(plain, head[22] & 7, xerial=random.randrange(2) == 0)
         case 3 | 4 if plain is not None:
-            body = compress(_records(random, plain, others), codec, xerial=random.randrange(2) == 0)
+            body = compress(_mutate_records(random, plain, others), codec, xerial=random.randrange(2) == 0)
         case _:
-            body = mutated(random, body, others)
+            body = mutate_bytes(random, body, others)
     if random.randrange(4) == 0:
         head[57:61] = struct.pack(">i", random.choice((0, 1, 2, 3, 6, 10)))
-    return _sealed(bytes(head) + body)
+    return _seal(bytes(head) + body)
 
 
-def _sealed(f: bytes) -> bytes:
-    """A batch of format v2 with its size and checksum put right."""
+def _seal(f: bytes) -> bytes:
+    """Return a batch of format v2 with its size and checksum corrected."""
     return f[:8] + struct.pack(">i", len(f) - 12) + f[12:17] + struct.pack(">I", crc32c(f[21:])) + f[21:]
 
 
-def _inflated(codec: int, body: bytes) -> bytes | None:
+def _inflate(codec: int, body: bytes) -> bytes | None:
     if codec == NONE:
         return body
     try:
@@ -241,28 +243,28 @@ def _inflated(codec: int, body: bytes) -> bytes | None:
         return None
 
 
-def _records(random: Random, body: bytes, others: Sequence[bytes]) -> bytes:
-    """Records with varints changed where varints stand, more or less, and lengths that follow them at times."""
-    records = _cut(body)
+def _mutate_records(random: Random, body: bytes, others: Sequence[bytes]) -> bytes:
+    """Return records with varints changed, mostly in the places of varints; sometimes lengths change with them."""
+    records = _split_records(body)
     if not records or random.randrange(4) == 0:
-        return mutated(random, body, others)
+        return mutate_bytes(random, body, others)
     at = random.randrange(len(records))
     fields = records[at]
-    which = random.randrange(len(fields))
+    index = random.randrange(len(fields))
     match random.randrange(5):
         case 0:
-            fields[which] = mutated(random, fields[which], others)
+            fields[index] = mutate_bytes(random, fields[index], others)
         case 1 | 2:
-            fields[which] = _varint(random.choice([*INTEGERS, *range(-3, 12)]))
+            fields[index] = _encode_varint(random.choice([*INTEGERS, *range(-3, 12)]))
         case 3:
-            fields[which:which] = [random.choice(fields)]
+            fields[index:index] = [random.choice(fields)]
         case 4:
-            fields[which : which + 1] = []
-    return b"".join(_varint(len(joined := b"".join(fs))) + joined for fs in records)
+            fields[index : index + 1] = []
+    return b"".join(_encode_varint(len(joined := b"".join(fs))) + joined for fs in records)
 
 
-def _cut(body: bytes) -> list[list[bytes]]:
-    """Each record as its fields: attributes, two deltas, key, value, headers. Empty when that is not what it is."""
+def _split_records(body: bytes) -> list[list[bytes]]:
+    """Return each record as its fields: attributes, two deltas, key, value, headers. Empty if it does not parse."""
     out, at = list[list[bytes]](), 0
     while at < len(body):
         size, at = _read_varint(body, at)
@@ -293,8 +295,8 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     return (value >> 1) ^ -(value & 1), at + max(shift // 7, 1)
 
 
-def _varint(number: int) -> bytes:
-    """Zigzag, of up to ten bytes."""
+def _encode_varint(number: int) -> bytes:
+    """Encode in zigzag, in up to ten bytes."""
     bits = ((number << 1) ^ (number >> 80)) & ((1 << 70) - 1)
     out = bytearray()
     while True:
@@ -304,41 +306,43 @@ def _varint(number: int) -> bytes:
             return bytes(out)
 
 
-def _message(random: Random, f: bytes, others: Sequence[bytes]) -> bytes:
-    """A message of magic 0 or 1; of a compressed one what it wraps."""
+def _mutate_message(random: Random, f: bytes, others: Sequence[bytes]) -> bytes:
+    """Return a message of magic 0 or 1 with its contents changed, or the messages that it wraps."""
     if len(f) < 34 or f[16] > 1:
-        return mutated(random, f, others)
+        return mutate_bytes(random, f, others)
     at = 18 if f[16] == 0 else 26
     (key,) = struct.unpack_from(">i", f, at)
     value_at = at + 4 + max(key, 0)
     codec = f[17] & 7
     if not codec or random.randrange(3) == 0 or value_at + 4 > len(f):
-        return _signed(f[:16] + mutated(random, f[16:], others))
-    inner = _inflated(codec, f[value_at + 4 :])
+        return _sign(f[:16] + mutate_bytes(random, f[16:], others))
+    inner = _inflate(codec, f[value_at + 4 :])
     if inner is None:
-        return _signed(f[: value_at + 4] + mutated(random, f[value_at + 4 :], others))
-    frames = _frames(inner)
-    which = random.randrange(len(frames)) if frames else 0
-    frames[which : which + 1] = [_signed(m[:16] + mutated(random, m[16:], others)) for m in frames[which : which + 1]]
+        return _sign(f[: value_at + 4] + mutate_bytes(random, f[value_at + 4 :], others))
+    frames = _split_frames(inner)
+    index = random.randrange(len(frames)) if frames else 0
+    frames[index : index + 1] = [
+        _sign(m[:16] + mutate_bytes(random, m[16:], others)) for m in frames[index : index + 1]
+    ]
     body = compress(b"".join(frames), codec)
-    return _signed(f[:value_at] + struct.pack(">i", len(body)) + body)
+    return _sign(f[:value_at] + struct.pack(">i", len(body)) + body)
 
 
-def _signed(f: bytes) -> bytes:
-    """A message with its size and checksum put right."""
+def _sign(f: bytes) -> bytes:
+    """Return a message with its size and checksum corrected."""
     return f[:8] + struct.pack(">iI", len(f) - 12, zlib.crc32(f[16:])) + f[16:]
 
 
-# -- what is promised
+# -- guarantees
 
 
-def _guarded(self: Scratch, size: int) -> None:
-    self._memory = _GUARDED.room(size)
+def _resize_guarded(self: Scratch, size: int) -> None:
+    self._memory = _GUARDED.allocate(size)
     self._view = self._memory.data
 
 
-def _buffer(capacity: columns.Capacity, kind: Any, measure: str, how: str) -> np.ndarray:
-    new = _GUARDED.buffer(columns._get_length(capacity, measure, how), kind)
+def _allocate_buffer(capacity: columns.Capacity, kind: Any, measure: str, how: str) -> np.ndarray:
+    new = _GUARDED.allocate_items(columns._get_length(capacity, measure, how), kind)
     if how == "bits":
         new.fill(0xFF)
     elif how == "ends":
@@ -347,65 +351,65 @@ def _buffer(capacity: columns.Capacity, kind: Any, measure: str, how: str) -> np
 
 
 def guard() -> None:
-    """From here on the decoder writes into memory that ends where nobody may write."""
-    Scratch._resize = _guarded  # type: ignore[method-assign]
-    columns._allocate_buffer = _buffer
+    """Make the decoder write into memory that ends at a guarded page, from here on."""
+    Scratch._resize = _resize_guarded  # type: ignore[method-assign]
+    columns._allocate_buffer = _allocate_buffer
 
 
 def _run(data: bytes) -> str:
     options = _Options(data[:4].ljust(4, b"\0"))
-    raw = _GUARDED.filled(data[4:], at_end=options.at_end)
+    raw = _GUARDED.fill(data[4:], at_end=options.at_end)
     try:
-        return _decoded(raw.data, options)
+        return _decode(raw.data, options)
     finally:
         _GUARDED.free()
 
 
-def _decoded(raw: memoryview, options: _Options) -> str:
+def _decode(raw: memoryview, options: _Options) -> str:
     start, end = options.offset_range
     decoder = BatchDecoder("orders", 3, start, end, DecodeOptions(**options.decoder))
-    offsets, said, before = list[int](), "rows", start
+    offsets, outcome, before = list[int](), "rows", start
     try:
         for chunk in decoder.feed(raw, options.aborted):
-            offsets += _sound(chunk)
+            offsets += _check_chunk(chunk)
             assert decoder.position >= before
             before = decoder.position
     except (CorruptBatch, UnsupportedBatch) as error:
-        said = _named(error)
+        outcome = _check_error(error)
     for chunk in decoder.finish():
-        offsets += _sound(chunk)
+        offsets += _check_chunk(chunk)
     assert offsets == sorted(set(offsets))
     assert not offsets or start <= offsets[0] <= offsets[-1] < min(end, decoder.position)
     counts = decoder.counts
     assert counts.records == len(offsets)
     assert min(counts.control, counts.aborted) >= 0
-    _probed(raw, start)
-    return said
+    _probe(raw, start)
+    return outcome
 
 
-def _named(error: BatchProblem) -> str:
-    """What is wrong, of an error that names its batch."""
+def _check_error(error: BatchProblem) -> str:
+    """Return the problem named by an error, without numbers; the error must name its batch."""
     assert (error.topic, error.partition) == ("orders", 3)
     assert error.start is not None
     assert f"orders:3: batch at offset {error.start}" in error.message
     return _DIGITS.sub("#", error.message.rpartition(f"offset {error.start}: ")[2])
 
 
-def _sound(chunk: pa.RecordBatch) -> list[int]:
+def _check_chunk(chunk: pa.RecordBatch) -> list[int]:
     chunk.validate(full=True)
     assert chunk.num_rows
     return chunk.column("offset").to_pylist()  # type: ignore[no-any-return]
 
 
-def _probed(raw: memoryview, start: int) -> None:
-    """What the fetcher asks of it."""
+def _probe(raw: memoryview, start: int) -> None:
+    """Find the next position, as the fetcher does."""
     try:
         assert next_position(raw, start, "orders", 3) >= start
     except (CorruptBatch, UnsupportedBatch) as error:
-        _named(error)
+        _check_error(error)
 
 
-# -- the loops alone: many small changes of one input, without a Python object for each
+# -- the loops alone: many small edits of one input, without a Python object for each
 
 VARIANTS = 64
 _CAPACITY = columns.Capacity(64, 4096, 4096, 64, 1024, 1024)
@@ -413,25 +417,25 @@ _BYTES = (0, 1, 2, 0x7F, 0x80, 0xFF)
 
 
 def _run_loops(data: bytes) -> str:
-    """Changes no checksum, and decodes what is compressed as if it were records."""
+    """Decode without correcting checksums, and read compressed bytes as records."""
     options, random = _Options(data[:4].ljust(4, b"\0")), Random(zlib.crc32(data))
-    raw = _GUARDED.filled(data[4:], at_end=options.at_end)
-    whole, codes = raw.copy(), set[int]()
-    seen = raw.view()
-    seen.flags.writeable = False
+    raw = _GUARDED.fill(data[4:], at_end=options.at_end)
+    original, codes = raw.copy(), set[int]()
+    view = raw.view()
+    view.flags.writeable = False
     room = columns.allocate(_CAPACITY)
     for _ in range(VARIANTS):
         for _ in range(random.randrange(min(len(raw), 4) + 1)):
             at = random.randrange(len(raw))
             raw[at] = random.choice((*_BYTES, raw[at] ^ 1 << random.randrange(8), random.randrange(256)))
-        codes.add(_looped(seen, room, options))
-        raw[:] = whole
+        codes.add(_decode_with_loops(view, room, options))
+        raw[:] = original
     _GUARDED.free()
     return " ".join(map(str, sorted(codes)))
 
 
-def _looped(raw: np.ndarray, room: loops.ChunkBuffers, options: _Options) -> int:
-    table = _GUARDED.buffer((raw.size // 26 + 1) * loops.FIELDS, np.int64).reshape(-1, loops.FIELDS)
+def _decode_with_loops(raw: np.ndarray, room: loops.ChunkBuffers, options: _Options) -> int:
+    table = _GUARDED.allocate_items((raw.size // 26 + 1) * loops.FIELDS, np.int64).reshape(-1, loops.FIELDS)
     frames, at, code = loops.scan(raw, table)
     assert 0 <= at <= raw.size
     table[:frames][table[:frames, loops.MODE] == loops.LOOK, loops.MODE] = loops.HIDE
@@ -452,5 +456,5 @@ def _looped(raw: np.ndarray, room: loops.ChunkBuffers, options: _Options) -> int
     return done or code
 
 
-LOOPS = Target("loops", _seeds, _run_loops, _mutated, variants=VARIANTS)
-RECORDS = Target("records", _seeds, _run, _mutated)
+LOOPS = Target("loops", _make_seeds, _run_loops, _mutate, variants=VARIANTS)
+RECORDS = Target("records", _make_seeds, _run, _mutate)

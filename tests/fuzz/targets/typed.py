@@ -1,6 +1,6 @@
-"""Values of typed feeds, several in one input: the loops over guarded memory, and what an independent reader says.
+"""Values of typed feeds, several in one input: loops over guarded memory, compared with an independent reader.
 
-The first byte of an input chooses the schema and the side of the guarded page, the rest are values between BETWEEN.
+The first byte of an input selects the schema and the side of the guarded page. BETWEEN separates the values after it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from sluice.pipelines.records.json import columns, typer
 from sluice.pipelines.records.json.columns import get_detail, get_reason
 from sluice.pipelines.records.json.typer import TypedPiece, Typer
 from sluice.pipelines.schema.schema import Schema, parse_schema
-from tests.fuzz.mutation import mutated, mutated_json
+from tests.fuzz.mutation import mutate_bytes, mutate_json
 from tests.fuzz.target import Target
 from tests.guarded import Guarded
 from tests.pipelines.records.json.oracle import judge
-from tests.pipelines.records.json.rows import FIRST, by_offset, convert, parsed
+from tests.pipelines.records.json.rows import FIRST, by_offset, convert, parse_json
 from tests.pipelines.records.json.test_bounds import RECORD, SCHEMA
-from tests.pipelines.records.json.test_properties import EDGES, ODD_TIMES, same
+from tests.pipelines.records.json.test_properties import EDGES, ODD_TIMES, is_same
 
 BETWEEN = b"\x1e"
-"""No JSON holds it, and as good as any other byte that none holds."""
+"""A byte that occurs in no JSON document."""
 _MOST = 32
 _GUARDED = Guarded()
 SCHEMAS = (
@@ -48,7 +48,7 @@ SCHEMAS = (
 # -- seeds
 
 
-def _seeds() -> list[bytes]:
+def _make_seeds() -> list[bytes]:
     texts = ["", "h\u00e9llo", "\ud83d\ude00", '"\\/\b\f\n\r\t\u0000', "x" * 100, "aGVsbG8=", "2024-02-29T12:00:00Z"]
     more = [
         *EDGES,
@@ -64,7 +64,7 @@ def _seeds() -> list[bytes]:
         f'{{"e":{n}}}' for n in more
     ]
     times = [json.dumps({"t": t, "day": t, "m": {"k": {"x": t}}}) for t in ODD_TIMES]
-    said = [
+    text_values = [
         json.dumps({"a": t, "b": t, "m": {t: t}, "zz": t, "größe": 1}, ensure_ascii=i % 2 == 0)
         for t in texts
         for i in (0, 1)
@@ -117,7 +117,7 @@ def _seeds() -> list[bytes]:
     ]
     values = [
         t.encode("utf-8", "surrogatepass")
-        for t in (*numbers, *times, *said, *deep, *nested, *crowded, *binaries, *missing, *escapes, *odd)
+        for t in (*numbers, *times, *text_values, *deep, *nested, *crowded, *binaries, *missing, *escapes, *odd)
     ]
     values += [
         RECORD,
@@ -131,15 +131,15 @@ def _seeds() -> list[bytes]:
     values += [b'{"t":"2024-01-01T00:00:00' + t + b'"}' for t in _ZONES]
     values += [RECORD[:n] for n in (1, 4, 5, 9, 40, 41, 42, 43, 150, 190)]
     joined = [BETWEEN.join(values[i : i + 8]) for i in range(0, len(values), 8)]
-    # Alike but for their values, and some that are not: the first are read by a template.
+    # Records that differ in their values alone, which are read by a template, and some that differ in more.
     alike = [f'{{"b": "x{i}", "a": {i}, "ab": {i}.5}}' for i in range(12)]
     nested_alike = [f'{{"e":{i},"s":{{"a":{{"b":"x{i}","c":[{i}]}},"d":"aGVs"}}}}' for i in range(12)]
-    for some in (alike, nested_alike):
-        unlike = [text[: 3 * i] + text[3 * i + 1 :] for i, text in enumerate(some)]
-        mixed = [text for pair in zip(some, some, unlike, strict=True) for text in pair]
-        joined += [BETWEEN.join(text.encode() for text in texts) for texts in (some, mixed)]
+    for records in (alike, nested_alike):
+        unlike = [text[: 3 * i] + text[3 * i + 1 :] for i, text in enumerate(records)]
+        mixed = [text for pair in zip(records, records, unlike, strict=True) for text in pair]
+        joined += [BETWEEN.join(text.encode() for text in texts) for texts in (records, mixed)]
     joined += [RECORD, BETWEEN.join([b'{"id":1,"a":"x"}'] * 3000)]
-    return [bytes([kind]) + some for some in joined for kind in (0, 1, 2)]
+    return [bytes([kind]) + body for body in joined for kind in (0, 1, 2)]
 
 
 _SEQUENCES = (
@@ -155,7 +155,7 @@ _SEQUENCES = (
         b"\\",
     ),
 )
-"""UTF-8, whole, cut, overlong and too high."""
+"""UTF-8: complete, cut, overlong and out of range."""
 _ZONES = (
     b"",
     b"z",
@@ -176,7 +176,7 @@ _ZONES = (
 # -- mutation
 
 
-def _mutated(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
+def _mutate(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
     kind, values = data[:1] or b"\0", data[1:].split(BETWEEN)
     if random.randrange(10) == 0:
         kind = bytes([random.randrange(256)])
@@ -188,10 +188,12 @@ def _mutated(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
             case 1:
                 values[at:at] = [values[at]]
             case 2:
-                values[at] = mutated_json(random, values[at], others)
+                values[at] = mutate_json(random, values[at], others)
             case _:
                 values[at] = (
-                    _replaced(random, values[at]) if random.randrange(2) else mutated(random, values[at], others)
+                    _replace_piece(random, values[at])
+                    if random.randrange(2)
+                    else mutate_bytes(random, values[at], others)
                 )
     random.shuffle(values)
     return kind + BETWEEN.join(values[:_MOST])
@@ -207,8 +209,8 @@ _PIECES = [
 ]
 
 
-def _replaced(random: Random, value: bytes) -> bytes:
-    """A piece of it by something that JSON is made of."""
+def _replace_piece(random: Random, value: bytes) -> bytes:
+    """Replace a piece of the value by a token of JSON."""
     at = random.randrange(len(value) + 1)
     if random.randrange(2) and (colon := value.find(b":", at)) >= 0:
         ends = [e for e in (value.find(c, colon) for c in (b",", b"}", b"]")) if e >= 0]
@@ -216,80 +218,82 @@ def _replaced(random: Random, value: bytes) -> bytes:
     return value[:at] + random.choice(_PIECES) + value[min(len(value), at + random.choice((0, 1, 2, 5))) :]
 
 
-# -- what is promised
+# -- guarantees
 
 
 def guard() -> None:
-    """From here on columns grow in memory that ends where nobody may write."""
-    columns.allocate = _GUARDED.buffer
-    vars(typer)["allocate"] = _GUARDED.buffer
+    """Make columns grow in memory that ends at a guarded page, from here on."""
+    columns.allocate = _GUARDED.allocate_items
+    vars(typer)["allocate"] = _GUARDED.allocate_items
 
 
-def _values(data: bytes) -> tuple[Schema, list[bytes], bool]:
+def _split_values(data: bytes) -> tuple[Schema, list[bytes], bool]:
     kind = data[0] if data else 0
     return SCHEMAS[kind % 3], data[1:].split(BETWEEN), not kind & 128
 
 
 def _run(data: bytes) -> str:
-    schema, values, at_end = _values(data)
-    room = _GUARDED.filled(b"".join(values), at_end=at_end)
+    schema, values, at_end = _split_values(data)
+    room = _GUARDED.fill(b"".join(values), at_end=at_end)
     ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
     array = pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(ends), pa.py_buffer(room)])
-    made = Typer(schema)
+    schema_typer = Typer(schema)
     try:
-        return " ".join(sorted({word for piece in made.pieces(array) for word in _sound(made, piece)}))
+        return " ".join(
+            sorted({word for piece in schema_typer.pieces(array) for word in _check_piece(schema_typer, piece)})
+        )
     finally:
         _GUARDED.free()
 
 
-def _sound(made: Typer, piece: TypedPiece) -> list[str]:
-    """Each record typed or refused, once; each refusal with a reason, a field and a byte that are there."""
-    both = np.sort(np.concatenate([piece.rows, piece.refused.rows]))
-    assert both.tolist() == list(range(piece.start, piece.stop))
+def _check_piece(schema_typer: Typer, piece: TypedPiece) -> list[str]:
+    """Check that each record is typed or refused, once, and that each refusal has a valid reason and field."""
+    rows = np.sort(np.concatenate([piece.rows, piece.refused.rows]))
+    assert rows.tolist() == list(range(piece.start, piece.stop))
     for array in piece.arrays:
         array.validate(full=True)
         assert len(array) == len(piece.rows)
     codes, nodes = piece.refused.codes.tolist(), piece.refused.nodes.tolist()
     for code, node in zip(codes, nodes, strict=True):
-        assert -1 <= node < len(made.nodes)
-        assert get_detail(code, made.nodes[node] if node >= 0 else None)
+        assert -1 <= node < len(schema_typer.nodes)
+        assert get_detail(code, schema_typer.nodes[node] if node >= 0 else None)
     return [str(get_reason(code)) for code in codes]
 
 
-def _compared(data: bytes) -> str:
-    """The rows that land are what Python's own reader makes of the values."""
-    schema, values, _ = _values(data)
+def _compare(data: bytes) -> str:
+    """Compare the landed rows with the values as Python's own reader returns them."""
+    schema, values, _ = _split_values(data)
     try:
         landed, quarantined = convert(schema, values)
-        with _numbers_of_any_length():
-            return _agreed(schema, values, landed, quarantined)
+        with _allow_long_numbers():
+            return _compare_rows(schema, values, landed, quarantined)
     finally:
         _GUARDED.free()
 
 
 @contextmanager
-def _numbers_of_any_length() -> Iterator[None]:
-    """Python's reader must read them, where ours needs no limit."""
+def _allow_long_numbers() -> Iterator[None]:
+    """Lift Python's limit on digits, which ours does not have."""
     before = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(0)
     yield
     sys.set_int_max_str_digits(before)
 
 
-def _agreed(schema: Schema, values: list[bytes], landed: pa.Table, quarantined: pa.Table | None) -> str:
-    rows, held = by_offset(landed, "kafka_offset"), by_offset(quarantined, "offset")
+def _compare_rows(schema: Schema, values: list[bytes], landed: pa.Table, quarantined: pa.Table | None) -> str:
+    rows, refused = by_offset(landed, "kafka_offset"), by_offset(quarantined, "offset")
     for offset, value in enumerate(values, FIRST):
-        said = judge(schema, value)
-        if said.row is None:
-            assert held[offset]["reason"] in said.reasons, (value, held[offset], said)
-            assert held[offset]["value"] == value
+        verdict = judge(schema, value)
+        if verdict.row is None:
+            assert refused[offset]["reason"] in verdict.reasons, (value, refused[offset], verdict)
+            assert refused[offset]["value"] == value
             continue
-        assert offset in rows, (value, held[offset])
+        assert offset in rows, (value, refused[offset])
         row: dict[str, Any] = rows[offset]
-        assert all(same(f.type, row[f.name], said.row[f.name]) for f in schema.fields), (value, row, said.row)
-        assert parsed(row["_extra"]) == said.row["_extra"], value
-    return f"{bool(rows)} {bool(held)}"
+        assert all(is_same(f.type, row[f.name], verdict.row[f.name]) for f in schema.fields), (value, row, verdict.row)
+        assert parse_json(row["_extra"]) == verdict.row["_extra"], value
+    return f"{bool(rows)} {bool(refused)}"
 
 
-TYPED = Target("typed", _seeds, _run, _mutated)
-TYPED_VALUES = Target("typed-values", _seeds, _compared, _mutated)
+TYPED = Target("typed", _make_seeds, _run, _mutate)
+TYPED_VALUES = Target("typed-values", _make_seeds, _compare, _mutate)

@@ -1,4 +1,4 @@
-"""An audit looks at what changed since the last one, and finds what an audit of everything finds."""
+"""An audit that reads only changes since the last one reports the same as an audit of everything."""
 
 from __future__ import annotations
 
@@ -14,91 +14,93 @@ from sluice.pipelines.audit.audit_cache import Audited
 from sluice.pipelines.errors import LakeUnavailable, LedgerCorrupt
 from sluice.pipelines.lake import paths
 from sluice.pipelines.maintenance.expiry import RetireRequest, expire
-from tests.pipelines.landed_world import HOUR, START, A, B, World, pieces
+from tests.pipelines.landed_world import HOUR, START, A, B, World, split_offsets
 
 NOON = 1_700_000_000_000
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """Two batches, of two offset ranges each."""
-    made = World(tmp_path)
-    made.land((A, 0, 50), (B, 0, 50))
-    made.land((A, 50, 100), (B, 50, 100), bad=2)
-    return made
+    """A feed with two batches of two offset ranges each."""
+    world = World(tmp_path)
+    world.land((A, 0, 50), (B, 0, 50))
+    world.land((A, 50, 100), (B, 50, 100), bad=2)
+    return world
 
 
-def look(world: World, *, everything: bool = False, hashes: bool = False, at: int = NOON) -> AuditReport:
-    """What `sluice audit` does."""
+def run_audit(world: World, *, everything: bool = False, hashes: bool = False, at: int = NOON) -> AuditReport:
+    """Audit as `sluice audit` does, and keep the proof."""
     before = audit_cache.load_audited(world.lake, "orders")
-    known = None if everything else before
-    report = audit(world.fresh_ledger(), world.lake, hashes=hashes, previous=known, at=at)
+    previous = None if everything else before
+    report = audit(world.reopen_ledger(), world.lake, hashes=hashes, previous=previous, at=at)
     assert audit_cache.keep(world.lake, "orders", report.audited, before, at) is None
     return report
 
 
-def opened(world: World, work: Callable[[], object]) -> set[str]:
-    """The files that are opened meanwhile."""
-    seen: set[str] = set()
-    world.lake.before["open"] = seen.add
+def list_opened(world: World, work: Callable[[], object]) -> set[str]:
+    """Do the work. Returns the files that it opens."""
+    opened: set[str] = set()
+    world.lake.before["open"] = opened.add
     work()
     del world.lake.before["open"]
-    return seen
+    return opened
 
 
 def test_what_was_looked_at_is_not_opened_again(world: World) -> None:
-    first = look(world)
+    first = run_audit(world)
     assert (first.looked, first.batches, first.proven) == (2, 2, None)
-    assert not opened(world, lambda: look(world))
-    again = look(world)
+    assert not list_opened(world, lambda: run_audit(world))
+    again = run_audit(world)
     assert (again.looked, again.batches, again.proven) == (0, 2, (NOON, NOON))
     assert (again.accounts, again.parts, again.rows) == (first.accounts, first.parts, first.rows)
     world.land((A, 100, 200))
-    (third,) = opened(world, lambda: look(world))
+    (third,) = list_opened(world, lambda: run_audit(world))
     assert "-100-200-" in third
-    assert opened(world, lambda: look(world, everything=True)) == set(world.visible())
+    assert list_opened(world, lambda: run_audit(world, everything=True)) == set(world.list_files())
 
 
 def test_each_kind_of_audit_by_itself(world: World) -> None:
-    look(world)
-    assert opened(world, lambda: look(world, hashes=True)) == set(world.visible())
-    assert not opened(world, lambda: look(world, hashes=True))
-    assert not opened(world, lambda: look(world))
-    look(world, everything=True, at=NOON + HOUR)
-    assert not opened(world, lambda: look(world, hashes=True)), "the same files, whose bytes were hashed before"
+    run_audit(world)
+    assert list_opened(world, lambda: run_audit(world, hashes=True)) == set(world.list_files())
+    assert not list_opened(world, lambda: run_audit(world, hashes=True))
+    assert not list_opened(world, lambda: run_audit(world))
+    run_audit(world, everything=True, at=NOON + HOUR)
+    assert not list_opened(world, lambda: run_audit(world, hashes=True)), (
+        "the same files, whose bytes were hashed before"
+    )
 
 
 def test_a_batch_that_was_merged_or_retired_since(world: World) -> None:
-    look(world)
-    world.land(*pieces(A, 20, 100), *pieces(B, 20, 100))
-    look(world)
+    run_audit(world)
+    world.land(*split_offsets(A, 20, 100), *split_offsets(B, 20, 100))
+    run_audit(world)
     world.compact()
-    merged = look(world)
+    merged = run_audit(world)
     assert merged.problems == ()
-    assert merged.accounts == look(world, everything=True).accounts
-    ledger = world.fresh_ledger()
+    assert merged.accounts == run_audit(world, everything=True).accounts
+    ledger = world.reopen_ledger()
     expire(ledger, world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
-    retired = look(world)
+    retired = run_audit(world)
     assert (retired.problems, retired.looked) == ((), 0)
-    assert retired.accounts == look(world, everything=True).accounts
+    assert retired.accounts == run_audit(world, everything=True).accounts
     assert retired.accounts[0].retired == 100
 
 
-def _data(world: World) -> str:
-    return world.visible()[0]
+def _find_data_file(world: World) -> str:
+    return world.list_files()[0]
 
 
 def missing(world: World) -> None:
-    world.lake.remove(_data(world))
+    world.lake.remove(_find_data_file(world))
 
 
 def short(world: World) -> None:
-    world.lake.put(_data(world), world.lake.files[_data(world)][:-9])
+    world.lake.put(_find_data_file(world), world.lake.files[_find_data_file(world)][:-9])
 
 
 def another_of_its_size(world: World) -> None:
-    data = world.lake.files[_data(world)]
-    world.lake.put(_data(world), data[:-4] + b"XXXX")
+    data = world.lake.files[_find_data_file(world)]
+    world.lake.put(_find_data_file(world), data[:-4] + b"XXXX")
 
 
 def a_stranger(world: World) -> None:
@@ -114,47 +116,47 @@ def not_visible_yet(world: World) -> None:
 
 @pytest.mark.parametrize("damage", [missing, short, another_of_its_size, a_stranger, not_visible_yet])
 def test_damage_is_found_each_time_until_it_is_mended(world: World, damage: Callable[[World], None]) -> None:
-    whole = dict(world.lake.files)
-    look(world)
+    intact = dict(world.lake.files)
+    run_audit(world)
     damage(world)
-    found = look(world)
-    assert found.problems
-    assert found.problems == look(world).problems == look(world, everything=True).problems
-    world.lake.files = whole | {p: d for p, d in world.lake.files.items() if p == paths.audited_path("orders")}
-    assert look(world).problems == ()
-    assert look(world).looked == 0
+    report = run_audit(world)
+    assert report.problems
+    assert report.problems == run_audit(world).problems == run_audit(world, everything=True).problems
+    world.lake.files = intact | {p: d for p, d in world.lake.files.items() if p == paths.audited_path("orders")}
+    assert run_audit(world).problems == ()
+    assert run_audit(world).looked == 0
 
 
 def test_an_entry_that_is_gone_or_another(world: World) -> None:
-    look(world)
+    run_audit(world)
     path = paths.log_path("orders", 1)
-    said = world.lake.files[path]
-    world.lake.put(path, said.replace(b'"run":"test"', b'"run":"tset"'))
-    assert look(world).looked == 2, "this is another log: nothing of the proof counts"
+    entry = world.lake.files[path]
+    world.lake.put(path, entry.replace(b'"run":"test"', b'"run":"tset"'))
+    assert run_audit(world).looked == 2, "this is another log: none of the proof counts"
     world.lake.remove(path)
     with pytest.raises(LedgerCorrupt, match="entry 1 is missing"):
-        look(world)
+        run_audit(world)
 
 
 def test_a_file_that_only_has_another_tag(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a copy of the whole lake: entries are read and say the same, files are looked at."""
-    look(world)
+    """A copy of the whole lake has such files: entries are read again and are the same, files are checked again."""
+    run_audit(world)
     real = type(world.lake).stats
     copied = lambda lake, prefix, after="": (s._replace(tag="new") for s in real(lake, prefix, after))  # noqa: E731
     monkeypatch.setattr(type(world.lake), "stats", copied)
-    assert look(world).looked == 2
-    assert look(world).looked == 0
+    assert run_audit(world).looked == 2
+    assert run_audit(world).looked == 0
 
 
 def test_the_proof_of_another_ledger_or_none_at_all(world: World, tmp_path: Path) -> None:
     other = World(tmp_path / "other")
     other.land((A, 0, 50), (B, 0, 50))
-    look(other)
+    run_audit(other)
     proof = other.lake.files[paths.audited_path("orders")]
     for data in (proof, proof[:-3], b"", b"{}", b"[" * 50_000):
         world.lake.put(paths.audited_path("orders"), data)
-        assert look(world).looked == 2
-        assert look(world).looked == 0
+        assert run_audit(world).looked == 2
+        assert run_audit(world).looked == 0
 
 
 def test_who_may_not_write_is_told(world: World) -> None:
@@ -162,16 +164,16 @@ def test_who_may_not_write_is_told(world: World) -> None:
         raise LakeUnavailable("no")
 
     world.lake.before["put"] = refuse
-    report = audit(world.fresh_ledger(), world.lake)
+    report = audit(world.reopen_ledger(), world.lake)
     assert isinstance(audit_cache.keep(world.lake, "orders", report.audited, None, 0), LakeUnavailable)
 
 
 def test_what_is_kept_is_read_back(world: World) -> None:
-    look(world)
+    run_audit(world)
     data = world.lake.files[paths.audited_path("orders")]
-    found = Audited.load(data)
-    assert found is not None
-    assert found.dump() == data
+    loaded = Audited.load(data)
+    assert loaded is not None
+    assert loaded.dump() == data
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -186,22 +188,22 @@ def test_whatever_happens_it_finds_what_an_audit_of_everything_finds(tmp_path: P
             world.land((key, at[key], end), bad=chance.choice((0, 0, 3)))
             at[key] = end
 
-    def damage() -> None:
-        if world.visible():
-            path = chance.choice(world.visible())
+    def break_file() -> None:
+        if world.list_files():
+            path = chance.choice(world.list_files())
             data = world.lake.files[path]
             copy = path.replace(".parquet", "-9.parquet")
             path, data = chance.choice([(path, None), (path, data[: len(data) // 2]), (copy, data)])
             world.lake.write(path, data)
 
     def rewrite() -> None:
-        if all(end == 200 for end in at.values()) and look(world, everything=True).is_reconciled:
+        if all(end == 200 for end in at.values()) and run_audit(world, everything=True).is_reconciled:
             world.compact()
 
     for _ in range(14):
-        chance.choice([land, land, land, land, rewrite, damage])()
+        chance.choice([land, land, land, land, rewrite, break_file])()
         if chance.random() < 0.6:
-            quick = look(world, hashes=chance.random() < 0.3)
-            whole = audit(world.fresh_ledger(), world.lake)
-            assert sorted(map(str, quick.problems)) == sorted(map(str, whole.problems))
-            assert (quick.accounts, quick.batches) == (whole.accounts, whole.batches)
+            quick = run_audit(world, hashes=chance.random() < 0.3)
+            full = audit(world.reopen_ledger(), world.lake)
+            assert sorted(map(str, quick.problems)) == sorted(map(str, full.problems))
+            assert (quick.accounts, quick.batches) == (full.accounts, full.batches)

@@ -1,4 +1,4 @@
-"""A part that cannot be read, whatever is wrong with it: a finding of each audit, which goes on; readers name it."""
+"""A part that cannot be read, for any reason, is a finding of each audit, which continues; readers name the part."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from sluice.pipelines.quarantine import listing
 from sluice.pipelines.quarantine.limit import faults_of
 from sluice.testing.engine import owner
 from tests.pipelines.batch.test_batch import HOUR
-from tests.pipelines.landed_world import START, A, B, pieces
+from tests.pipelines.landed_world import START, A, B, split_offsets
 from tests.pipelines.landed_world import World as Landed
 from tests.pipelines.validation.test_drift import SCHEMA, World
 
@@ -41,116 +41,116 @@ ROWS = [{"id": n, "amount": 1.5, "note": f"note {n}"} for n in range(300)]
 Damage = Callable[[bytes], bytes | None]
 
 
-def _flipped(data: bytes, at: int) -> bytes:
+def _flip_byte(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
 
 
-def _other_rows(data: bytes) -> bytes:
+def _drop_row(data: bytes) -> bytes:
     out = io.BytesIO()
     pq.write_table(pq.read_table(io.BytesIO(data)).slice(1), out)
     return out.getvalue()
 
 
-def _renamed(data: bytes) -> bytes:
-    """No column is called as it should be."""
+def _rename_columns(data: bytes) -> bytes:
+    """Rename every column."""
     table, out = pq.read_table(io.BytesIO(data)), io.BytesIO()
     pq.write_table(table.rename_columns([f"x{i}" for i in range(table.num_columns)]), out)
     return out.getvalue()
 
 
 _UNSEEN = {"another number of rows", "other columns", "a flipped byte in the first column chunk"}
-"""Who reads the reasons alone has no way to see these."""
+"""Damage that a reader of the column of reasons cannot notice."""
 DAMAGE: dict[str, Damage] = {
     "cut in its middle": lambda d: d[: len(d) // 2],
     "cut by a byte": lambda d: d[:-1],
     "empty": lambda d: b"",
     "missing": lambda d: None,
     "no Parquet": lambda d: b"a page of HTML" * 99,
-    "a flipped byte in the footer": lambda d: _flipped(d, len(d) - 40),
-    "a flipped byte in the footer's length": lambda d: _flipped(d, len(d) - 6),
-    "a flipped byte in the first column chunk": lambda d: _flipped(d, 5),
-    "another number of rows": _other_rows,
-    "other columns": _renamed,
+    "a flipped byte in the footer": lambda d: _flip_byte(d, len(d) - 40),
+    "a flipped byte in the footer's length": lambda d: _flip_byte(d, len(d) - 6),
+    "a flipped byte in the first column chunk": lambda d: _flip_byte(d, 5),
+    "another number of rows": _drop_row,
+    "other columns": _rename_columns,
 }
 
 
-def damage(lake: Any, path: str, how: Damage) -> None:
-    after = how(lake.get(path) or b"")
+def break_file(lake: Any, path: str, damage: Damage) -> None:
+    after = damage(lake.get(path) or b"")
     lake.remove(path) if after is None else lake.put(path, after)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Two landed batches, of which the tests damage the first and the quarantine, each in a copy of its own."""
-    whole = World(tmp_path_factory.mktemp("whole"))
-    feed = whole.feed(SCHEMA)
-    whole.landed(feed, *ROWS, b"nojson", {"id": "x"})
-    whole.landed(feed, *ROWS)
-    return whole
+def intact(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Two landed batches; each test damages the first, or the quarantine, in its own copy."""
+    intact = World(tmp_path_factory.mktemp("whole"))
+    feed = intact.make_feed(SCHEMA)
+    intact.land_records(feed, *ROWS, b"nojson", {"id": "x"})
+    intact.land_records(feed, *ROWS)
+    return intact
 
 
 @pytest.fixture
-def world(tmp_path: Path, whole: World) -> World:
-    shutil.copytree(whole.root / "lake", tmp_path / "lake")
+def world(tmp_path: Path, intact: World) -> World:
+    shutil.copytree(intact.root / "lake", tmp_path / "lake")
     copy = World(tmp_path)
-    copy.runs, copy.liveness.dead = whole.runs, set(whole.liveness.dead)
-    copy.topic.batches = {tp: list(batches) for tp, batches in whole.topic.batches.items()}
+    copy.runs, copy.liveness.dead = intact.runs, set(intact.liveness.dead)
+    copy.topic.batches = {tp: list(batches) for tp, batches in intact.topic.batches.items()}
     return copy
 
 
 @pytest.fixture
 def feed(world: World) -> Feed:
-    return world.feed(SCHEMA)
+    return world.make_feed(SCHEMA)
 
 
-def files(world: World, folder: str) -> list[str]:
+def list_files(world: World, folder: str) -> list[str]:
     return [p for p in world.lake.list(f"{folder}/orders") if p.endswith(".parquet")]
 
 
-def audited(world: World, feed: Feed, *, hashes: bool = False) -> AuditReport:
+def audit_and_rescan(world: World, feed: Feed, *, hashes: bool = False) -> AuditReport:
     report = audit(world.ledger, world.lake, hashes=hashes)
     current = world.ledger.read().current
     today = {current[p.tp]: p for p in world.topic.partitions(["orders"], feed.isolation)}
-    fetcher: Any = world.topic.fetcher()
+    fetcher: Any = world.topic.make_fetcher()
     return rescan(report, world.ledger, world.lake, feed.shape, CurrentLog(fetcher, feed.isolation, today))
 
 
 @pytest.mark.parametrize("hashes", [False, True])
 @pytest.mark.parametrize("folder", ["data", "quarantine"])
-@pytest.mark.parametrize("how", DAMAGE.values(), ids=DAMAGE.keys())
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
 def test_a_broken_file_is_a_finding_and_the_rescan_goes_on(
-    world: World, feed: Feed, how: Damage, folder: str, hashes: bool
+    world: World, feed: Feed, damage: Damage, folder: str, hashes: bool
 ) -> None:
-    path = files(world, folder)[0]
-    damage(world.lake, path, how)
-    report = audited(world, feed, hashes=hashes)
+    path = list_files(world, folder)[0]
+    break_file(world.lake, path, damage)
+    report = audit_and_rescan(world, feed, hashes=hashes)
     (problem,) = [p for p in report.problems if p.file]
     assert problem.file == path
     assert path in problem.text
     assert "sluice run orders --offsets orders:0:0-302 --replace" in problem.remedy
-    assert report.compared >= len(ROWS), "the other offset range is compared all the same"
+    assert report.compared >= len(ROWS), "the other offset range is still compared"
 
 
 def test_every_broken_file_is_told_of(world: World, feed: Feed) -> None:
-    paths = [*files(world, "data"), *files(world, "quarantine")]
+    paths = [*list_files(world, "data"), *list_files(world, "quarantine")]
     for path in paths:
-        damage(world.lake, path, lambda d: d[:-1])
-    assert sorted(p.file for p in audited(world, feed).problems) == sorted(paths)
+        break_file(world.lake, path, lambda d: d[:-1])
+    assert sorted(p.file for p in audit_and_rescan(world, feed).problems) == sorted(paths)
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_no_flipped_byte_stops_a_rescan(world: World, feed: Feed, seed: int) -> None:
-    path, random = Random(seed).choice([*files(world, "data"), *files(world, "quarantine")]), Random(seed)
+    path, random = Random(seed).choice([*list_files(world, "data"), *list_files(world, "quarantine")]), Random(seed)
     data = bytearray(world.lake.get(path) or b"")
     for _ in range(random.choice([1, 1, 8])):
         data[random.randrange(len(data))] ^= 1 << random.randrange(8)
     world.lake.put(path, bytes(data))
-    audited(world, feed)
+    audit_and_rescan(world, feed)
     assert [p.file for p in audit(world.ledger, world.lake, hashes=True).problems] == [path]
 
 
 def test_a_file_that_the_lake_refuses_is_a_finding(world: World, feed: Feed) -> None:
-    path = files(world, "data")[0]
+    path = list_files(world, "data")[0]
 
     class Refusing:
         def __getattr__(self, name: str) -> Any:
@@ -167,68 +167,68 @@ def test_a_file_that_the_lake_refuses_is_a_finding(world: World, feed: Feed) -> 
 
 
 def test_readers_name_the_file(world: World, feed: Feed) -> None:
-    window = world.window(feed)
-    (path, *_) = files(world, "data")
-    damage(world.lake, path, DAMAGE["a flipped byte in the first column chunk"])
+    window = world.read_window(feed)
+    (path, *_) = list_files(world, "data")
+    break_file(world.lake, path, DAMAGE["a flipped byte in the first column chunk"])
     with pytest.raises(PartUnreadable, match=path):
         window.arrow()
-    whole = replace(window, files=window.files[1:])
+    rest = replace(window, files=window.files[1:])
     with pytest.raises(pa.ArrowInvalid, match="nowhere"):
-        whole.arrow(columns=["nowhere"])
-    damage(world.lake, path, DAMAGE["cut by a byte"])
+        rest.arrow(columns=["nowhere"])
+    break_file(world.lake, path, DAMAGE["cut by a byte"])
     for name in ("arrow", "duckdb", "dataset"):
         with pytest.raises(PartUnreadable, match=path):
             getattr(replace(window), name)()
-    with pytest.raises(PartUnreadable, match=path) as found:
+    with pytest.raises(PartUnreadable, match=path) as caught:
         explain_offset.explain(world.ledger, world.lake, TopicPartition("orders", 0), 7)
-    assert found.value.fields()["file"] == path
-    assert "--replace" in found.value.remedy
+    assert caught.value.fields()["file"] == path
+    assert "--replace" in caught.value.remedy
 
 
-@pytest.mark.parametrize("how", [h for n, h in DAMAGE.items() if n not in _UNSEEN])
-def test_readers_of_the_quarantine_name_the_file(world: World, feed: Feed, how: Damage) -> None:
-    (path,) = files(world, "quarantine")
-    damage(world.lake, path, how)
-    everything, settings = listing.Filter(), feed.window
+@pytest.mark.parametrize("damage", [h for n, h in DAMAGE.items() if n not in _UNSEEN])
+def test_readers_of_the_quarantine_name_the_file(world: World, feed: Feed, damage: Damage) -> None:
+    (path,) = list_files(world, "quarantine")
+    break_file(world.lake, path, damage)
+    all_records, settings = listing.Filter(), feed.window
     with pytest.raises(PartUnreadable, match=path):
-        listing.listing(world.ledger, world.lake, everything, settings)
-    receipts = everything.receipts(world.ledger, world.ledger.read(), settings)
+        listing.listing(world.ledger, world.lake, all_records, settings)
+    receipts = all_records.receipts(world.ledger, world.ledger.read(), settings)
     with pytest.raises(PartUnreadable, match=path):
-        list(listing.samples(world.lake, receipts, everything, 5))
+        list(listing.samples(world.lake, receipts, all_records, 5))
     with pytest.raises(PartUnreadable, match=path):
         faults_of([path], world.lake)
     parts = [(r, p) for r in receipts for p in r.parts if p.kind is PartKind.QUARANTINED]
-    found = rejects(parts, world.lake, published=True)
-    assert (found.unread, found.files) == (2, 1)
+    rejected = rejects(parts, world.lake, published=True)
+    assert (rejected.unread, rejected.files) == (2, 1)
 
 
 def test_columns_that_are_not_there_are_damage_too(world: World, feed: Feed) -> None:
-    (path,) = files(world, "quarantine")
-    damage(world.lake, path, _renamed)
+    (path,) = list_files(world, "quarantine")
+    break_file(world.lake, path, _rename_columns)
     with pytest.raises(PartUnreadable, match=path):
         listing.listing(world.ledger, world.lake, listing.Filter(), feed.window)
     with pytest.raises(PartUnreadable, match=path):
         faults_of([path], world.lake)
 
 
-@pytest.mark.parametrize("how", DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_report_counts_a_broken_file_as_not_read(world: World, feed: Feed, how: Damage) -> None:
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_report_counts_a_broken_file_as_not_read(world: World, feed: Feed, damage: Damage) -> None:
     entry = next(world.ledger.publication(b) for b in world.ledger.read().batches.values())
     parts = [(r, p) for r in entry.receipts for p in r.parts if p.kind is PartKind.LANDED]
-    whole = profiles(parts, world.lake, ["id"], [], published=True)
-    damage(world.lake, parts[0][1].path, how)
-    assert profiles(parts, world.lake, ["id"], [], published=True).rows <= whole.rows
+    intact = profiles(parts, world.lake, ["id"], [], published=True)
+    break_file(world.lake, parts[0][1].path, damage)
+    assert profiles(parts, world.lake, ["id"], [], published=True).rows <= intact.rows
 
 
-@pytest.mark.parametrize("how", DAMAGE.values(), ids=DAMAGE.keys())
-def test_merging_names_the_file(tmp_path: Path, how: Damage) -> None:
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_merging_names_the_file(tmp_path: Path, damage: Damage) -> None:
     world = Landed(tmp_path)
-    world.land(*pieces(A, 50), *pieces(B, 50))
-    path = world.visible()[0]
-    damage(world.lake, path, how)
-    with pytest.raises(ProofFailed, match=path) as found:
+    world.land(*split_offsets(A, 50), *split_offsets(B, 50))
+    path = world.list_files()[0]
+    break_file(world.lake, path, damage)
+    with pytest.raises(ProofFailed, match=path) as caught:
         world.compact([START])
-    assert "sluice run orders --offsets orders:0:0-50 --replace" in found.value.remedy
+    assert "sluice run orders --offsets orders:0:0-50 --replace" in caught.value.remedy
 
 
 def test_a_name_that_was_cut_is_no_error_of_its_own() -> None:
@@ -239,23 +239,23 @@ def test_a_name_that_was_cut_is_no_error_of_its_own() -> None:
 
 
 def test_landed_offsets_that_no_file_has_any_more_are_a_finding(tmp_path: Path) -> None:
-    """A replacement of half a range, as no plan of ours is."""
+    """A replacement of half a range, which no plan of ours makes."""
     world = Landed(tmp_path)
     world.land((A, 0, 100), (B, 0, 100))
-    (old,) = (path for path in world.visible() if "orders-0-0-100" in path)
+    (old,) = (path for path in world.list_files() if "orders-0-0-100" in path)
     half = world.build_range(A, 0, 50)
     request = Request(RequestKind.OFFSETS, replace=True)
     plan = Plan("orders", "c", request, Isolation.READ_COMMITTED, (Task(0, 1, (half,)),), (old,))
     appended = world.ledger.append(lambda s: PlanEntry(plan=plan, hash=plan.hash, owner=owner("x")))
     assert appended is not None
-    publish(world.ledger, appended.number, owner("x"), [world.landed(half, appended.number, plan.hash, 0, 1)], [])
+    publish(world.ledger, appended.number, owner("x"), [world.land_range(half, appended.number, plan.hash, 0, 1)], [])
     roll_forward(world.ledger, world.lake, "orders")  # type: ignore[arg-type]
-    (problem,) = audit(world.fresh_ledger(), world.lake, hashes=True).problems  # type: ignore[arg-type]
+    (problem,) = audit(world.reopen_ledger(), world.lake, hashes=True).problems  # type: ignore[arg-type]
     assert (problem.invariant, problem.text.partition(" has")[0]) == (1, "orders:0: [50, 100)")
     assert "sluice run orders --offsets orders:0:50-100 --replace" in problem.remedy
 
 
-# -- what stands beside the parts
+# -- manifests and errors
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"boundaries": [{}]}', b"\xff\x00", b"[" * 100_000])

@@ -1,4 +1,4 @@
-"""Where a record is: each class that an offset can end in is told by its name."""
+"""The class and the place of a record at an offset: each class is named."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ORIGIN = 5
 
 
 class Book:
-    """A ledger of one partition, whose origin is offset 5."""
+    """A ledger with one partition, whose origin is offset 5."""
 
     def __init__(self) -> None:
         self.lake = MemoryLake()
@@ -54,14 +54,14 @@ class Book:
     def publish(self, start: int, end: int, landed: list[int], bad: list[int], **others: int) -> None:
         batch, s = self.plan(start, end)
         parts = tuple(
-            self.part(kind, offsets)
+            self.write_part(kind, offsets)
             for kind, offsets in ((PartKind.LANDED, landed), (PartKind.QUARANTINED, bad))
             if offsets
         )
         receipt = Receipt(s, end, Counts(landed=len(landed), quarantined=len(bad), **others), parts, "a")
         self.put(PublishEntry(batch=batch, token=owner().token, receipts=(receipt,)))
 
-    def part(self, kind: PartKind, offsets: list[int]) -> Part:
+    def write_part(self, kind: PartKind, offsets: list[int]) -> Part:
         path = f"{kind}/{offsets[0]}.parquet"
         few = pa.array(["bad"] * len(offsets))
         columns = {"offset": pa.array(offsets), "reason": few, "field": few, "detail": few}
@@ -70,9 +70,9 @@ class Book:
         self.lake.files[path] = sink.getvalue()
         return Part(path, kind, path, path, len(offsets), 1, "0" * 64)
 
-    def told(self, offset: int) -> tuple[Class, str]:
-        said = explain(Ledger(self.lake, "orders", lambda: 0), self.lake, KEY.tp, offset)
-        return said.found, said.text
+    def explain_offset(self, offset: int) -> tuple[Class, str]:
+        explanation = explain(Ledger(self.lake, "orders", lambda: 0), self.lake, KEY.tp, offset)
+        return explanation.found, explanation.text
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def book() -> Book:
 
 
 @pytest.mark.parametrize(
-    ("offset", "found", "says"),
+    ("offset", "expected", "says"),
     [
         (8, Class.LANDED, "row 0 of row group 1 in memory://landed/5.parquet"),
         (7, Class.QUARANTINED, "memory://quarantined/7.parquet; bad: bad: bad"),
@@ -104,9 +104,9 @@ def book() -> Book:
         (4, Class.BELOW_ORIGIN, "origin 5"),
     ],
 )
-def test_each_class_is_told_by_its_name(book: Book, offset: int, found: Class, says: str) -> None:
-    kind, text = book.told(offset)
-    assert kind is found
+def test_each_class_is_told_by_its_name(book: Book, offset: int, expected: Class, says: str) -> None:
+    kind, text = book.explain_offset(offset)
+    assert kind is expected
     assert says in text
 
 
@@ -114,15 +114,15 @@ def test_each_class_is_told_by_its_name(book: Book, offset: int, found: Class, s
 def test_files_that_were_swapped_are_reported(book: Book, offset: int) -> None:
     files = book.lake.files
     files["landed/5.parquet"], files["landed/12.parquet"] = files["landed/12.parquet"], files["landed/5.parquet"]
-    with pytest.raises(PartUnreadable, match=r"the file was replaced") as found:
-        book.told(offset)
-    assert "sluice run orders --offsets orders:0:" in found.value.remedy
+    with pytest.raises(PartUnreadable, match=r"the file was replaced") as caught:
+        book.explain_offset(offset)
+    assert "sluice run orders --offsets orders:0:" in caught.value.remedy
 
 
 def test_a_file_of_another_partition_with_the_same_offsets_is_reported(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.land((A, 0, 100), (B, 0, 100))
-    one, other = (p for p in sorted(world.visible()) if p.startswith("data"))
+    one, other = (p for p in sorted(world.list_files()) if p.startswith("data"))
     files = world.lake.files
     files[one], files[other] = files[other], files[one]
     with pytest.raises(PartUnreadable, match=r"is not the file of orders:1:0-100: it has .* orders:0:0-100"):
@@ -130,5 +130,5 @@ def test_a_file_of_another_partition_with_the_same_offsets_is_reported(tmp_path:
 
 
 def test_a_partition_that_nobody_knows(book: Book) -> None:
-    said = explain(book.ledger, book.lake, TopicPartition("orders", 9), 1)
-    assert said.found is Class.UNKNOWN_PARTITION
+    explanation = explain(book.ledger, book.lake, TopicPartition("orders", 9), 1)
+    assert explanation.found is Class.UNKNOWN_PARTITION

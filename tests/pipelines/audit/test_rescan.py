@@ -1,4 +1,4 @@
-"""The rescan has teeth: what is in the lake is what its own shape makes of the log, in rows and in quarantine."""
+"""The rescan reports every difference between the lake and the log, for landed and quarantined records."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ def world(tmp_path: Path) -> World:
 
 @pytest.fixture
 def feed(world: World) -> Feed:
-    feed = world.feed(SCHEMA)
-    world.landed(feed, *ROWS)
-    assert world.audited(feed) == []
+    feed = world.make_feed(SCHEMA)
+    world.land_records(feed, *ROWS)
+    assert world.find_problems(feed) == []
     return feed
 
 
-def files(world: World, folder: str) -> list[str]:
+def list_files(world: World, folder: str) -> list[str]:
     return [p for p in world.lake.list(f"{folder}/orders") if p.endswith(".parquet")]
 
 
 def rewrite(world: World, folder: str, change: Change) -> None:
-    """Change the file of a kind behind the ledger's back."""
-    (path,) = files(world, folder)
+    """Change the one file of this folder without the ledger."""
+    (path,) = list_files(world, folder)
     table = pq.read_table(io.BytesIO(world.lake.get(path) or b""))
     out = io.BytesIO()
     pq.write_table(change(table), out)
     world.lake.put(path, out.getvalue())
 
 
-def published(world: World, change: Callable[[Receipt], Receipt]) -> None:
-    """Change what the publish entry says of its one receipt."""
+def change_receipts(world: World, change: Callable[[Receipt], Receipt]) -> None:
+    """Change the receipts in the publish entry."""
     number, entry = next((n, e) for n, e in world.ledger.entries() if isinstance(e, PublishEntry))
     changed = entry.model_copy(update={"receipts": tuple(map(change, entry.receipts))})
     world.lake.put(paths.log_path("orders", number), dump(changed))
@@ -93,7 +93,7 @@ def with_value(table: pa.Table, name: str, row: int, value: object) -> pa.Table:
 )
 def test_what_differs_from_the_log_is_told(world: World, feed: Feed, folder: str, change: Change, says: str) -> None:
     rewrite(world, folder, change)
-    problems = [p for p in world.audited(feed) if "orders:0:0-5" in p]
+    problems = [p for p in world.find_problems(feed) if "orders:0:0-5" in p]
     assert any(part in p for p in problems for part in says.split("|")), problems
 
 
@@ -102,45 +102,45 @@ def test_what_fits_and_is_in_quarantine_all_the_same_is_told(world: World, feed:
     rewrite(world, "data", lambda t: moved.append(t.slice(2)) or t.slice(0, 2))  # type: ignore[func-returns-value]
     tombstone = {"value": None, "offset": 3, "byte": None}
 
-    def held(table: pa.Table) -> pa.Table:
+    def quarantine_tombstone(table: pa.Table) -> pa.Table:
         rows = table.to_pylist()
         return pa.Table.from_pylist([rows[0], rows[0] | tombstone, rows[1]], table.schema)
 
-    rewrite(world, "quarantine", held)
-    assert any("offset 3 fits, and is in quarantine" in p for p in world.audited(feed))
+    rewrite(world, "quarantine", quarantine_tombstone)
+    assert any("offset 3 fits, and is in quarantine" in p for p in world.find_problems(feed))
 
 
 def test_rows_are_made_by_the_shape_that_made_them_whatever_the_feed_says_now(world: World, feed: Feed) -> None:
-    other = world.feed({"amount": "decimal(20,4)", "more": "list<string>"})
-    assert world.audited(other) == []
-    world.landed(other, {"amount": 1, "more": ["a"]}, {"more": 1})
-    assert world.audited(world.feed(SCHEMA)) == []
+    other = world.make_feed({"amount": "decimal(20,4)", "more": "list<string>"})
+    assert world.find_problems(other) == []
+    world.land_records(other, {"amount": 1, "more": ["a"]}, {"more": 1})
+    assert world.find_problems(world.make_feed(SCHEMA)) == []
 
 
 def test_mended_rows_are_not_compared_and_relanded_ones_may_be_of_any_shape_of_their_range(
     world: World, feed: Feed
 ) -> None:
-    def added(table: pa.Table) -> pa.Table:
+    def add_row(table: pa.Table) -> pa.Table:
         rows = table.to_pylist()
         return pa.Table.from_pylist([rows[0], rows[0] | {"kafka_offset": 1, "id": 77}, *rows[1:]], table.schema)
 
-    rewrite(world, "data", added)
+    rewrite(world, "data", add_row)
     rewrite(world, "quarantine", lambda t: t.slice(1))
-    published(world, lambda r: replace(r, relanded=(Range(1, 2),)))
-    assert any("offset 1 differs from the landed row" in p for p in world.audited(feed))
-    published(world, lambda r: replace(r, mended=(Range(1, 2),)))
-    assert [p for p in world.audited(feed) if "offset" in p and "what landed" in p] == []
+    change_receipts(world, lambda r: replace(r, relanded=(Range(1, 2),)))
+    assert any("offset 1 differs from the landed row" in p for p in world.find_problems(feed))
+    change_receipts(world, lambda r: replace(r, mended=(Range(1, 2),)))
+    assert [p for p in world.find_problems(feed) if "offset" in p and "what landed" in p] == []
 
 
 def test_keys_of_headers_in_files_from_before_they_were_escaped_are_the_logs(tmp_path: Path) -> None:
-    def rows(*keys: str) -> pa.Table:
+    def read_back(*keys: str) -> pa.Table:
         headers = [[{"key": key, "value": b"v"}] for key in keys]
         pq.write_table(pa.table({"headers": pa.array([*headers, None], HEADERS)}), tmp_path / "rows.parquet")
         return pq.read_table(tmp_path / "rows.parquet")
 
-    made = rows("sluice.hex:41ff42", "plain", "sluice.hex:41ff42")
-    assert equal_rows(rows("A\ufffdB", "plain", "A\ufffdC"), made).tolist() == [True, True, False, True]
-    assert equal_rows(made, made).all()
+    escaped = read_back("sluice.hex:41ff42", "plain", "sluice.hex:41ff42")
+    assert equal_rows(read_back("A\ufffdB", "plain", "A\ufffdC"), escaped).tolist() == [True, True, False, True]
+    assert equal_rows(escaped, escaped).all()
 
 
 @pytest.mark.parametrize(
@@ -180,15 +180,15 @@ def compare_with_log(
     report = audit(world.ledger, world.lake)
     current = world.ledger.read().current
     today = {current[p.tp]: p for p in world.topic.partitions(["orders"], feed.isolation)}
-    log = CurrentLog(fetcher or world.topic.fetcher(), feed.isolation, today, compacted)
+    log = CurrentLog(fetcher or world.topic.make_fetcher(), feed.isolation, today, compacted)
     return rescan(report, world.ledger, world.lake, feed.shape, log)
 
 
 @pytest.fixture
 def raw(world: World) -> Feed:
-    """A feed that landed offsets 0 to 4, of which Kafka has since compacted 1, 3 and 4 away."""
-    feed = world.feed(None)
-    world.landed(feed, b"a", b"b", b"c", b"d", b"e")
+    """A feed that landed offsets 0 to 4, of which Kafka then compacted away 1, 3 and 4."""
+    feed = world.make_feed(None)
+    world.land_records(feed, b"a", b"b", b"c", b"d", b"e")
     (batch,) = world.topic.batches[P0]
     first, _, third, _, _ = batch.records
     world.topic.batches[P0] = [replace(batch, records=(first, replace(third, skip=1)), tail=2)]
@@ -199,7 +199,7 @@ def test_records_that_compaction_removed_since_are_not_comparable(world: World, 
     report = compare_with_log(world, raw, {"orders": True})
     assert report.problems == ()
     assert (report.compared, report.not_comparable) == (2, 3)
-    assert len(report.list_uncompared()) == 1, "nothing proves the others"
+    assert len(report.list_uncompared()) == 1, "nothing proves the other records"
     rewrite(world, "data", lambda t: with_value(t, "value", 2, b"x"))
     assert "the record at offset 2 differs" in str(compare_with_log(world, raw, {"orders": True}).problems[-1])
 
@@ -214,10 +214,10 @@ def test_records_that_the_log_lacks_without_compaction_are_a_problem(
 
 
 def test_records_that_retention_deletes_in_mid_rescan_are_not_comparable(world: World) -> None:
-    feed = world.feed(None)
+    feed = world.make_feed(None)
     world.write(b"a")
-    world.landed(feed, b"b")
-    fetcher = world.topic.fetcher()
+    world.land_records(feed, b"b")
+    fetcher = world.topic.make_fetcher()
     fetcher.answer_bytes = 1
     fetcher.failing[P0] = OffsetsLost("gone", remedy="", topic="orders", partition=0, start=0, end=1)
     report = compare_with_log(world, feed, {}, fetcher)

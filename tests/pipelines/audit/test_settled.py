@@ -1,4 +1,4 @@
-"""A quick audit opens few of the files in which audits keep what they know of old entries, and each in its turn."""
+"""A quick audit opens a few of the files that cache results for old entries, and reaches each of them in turn."""
 
 from __future__ import annotations
 
@@ -24,95 +24,95 @@ NOON = 1_700_000_000_000
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few entries are settled at a time, and a folder is an hour's: all lies in one day."""
+    """Settle few entries at a time, and use a folder per hour, since all records are of one day."""
     monkeypatch.setattr(receipt_rows, "ENTRIES", 4)
     monkeypatch.setattr(audit_cache, "BLOCK", 2)
     for module in (receipt_rows, audit_cache, of_account):
         monkeypatch.setattr(module, "place_of", lambda path: "/".join(path.split("/")[2:-1]))
 
 
-def look(world: World, *, quick: bool = True, everything: bool = False, at: int = NOON) -> AuditReport:
+def run_audit(world: World, *, quick: bool = True, everything: bool = False, at: int = NOON) -> AuditReport:
     before = audit_cache.load_audited(world.lake, "orders")
-    known = None if everything else before
-    report = audit(world.fresh_ledger(), world.lake, previous=known, at=at, quick=quick)  # type: ignore[arg-type]
+    previous = None if everything else before
+    report = audit(world.reopen_ledger(), world.lake, previous=previous, at=at, quick=quick)  # type: ignore[arg-type]
     assert audit_cache.keep(world.lake, "orders", report.audited, before, at) is None  # type: ignore[arg-type]
     return report
 
 
-def said(report: AuditReport) -> tuple[Any, ...]:
+def summarize(report: AuditReport) -> tuple[Any, ...]:
     return report.problems, report.accounts, report.parts, report.rows, report.batches
 
 
-def whole(world: World) -> AuditReport:
-    return audit(world.fresh_ledger(), world.lake)  # type: ignore[arg-type]
+def audit_all(world: World) -> AuditReport:
+    return audit(world.reopen_ledger(), world.lake)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    made = World(tmp_path)
+    world = World(tmp_path)
     for start in range(0, 100, 10):
-        made.land((A, start, start + 10), (B, start, start + 10), bad=start % 20 // 10)
+        world.land((A, start, start + 10), (B, start, start + 10), bad=start % 20 // 10)
     for start in range(100, 200, 20):
-        made.land((A, start, start + 20), (B, start, start + 20))
-    return made
+        world.land((A, start, start + 20), (B, start, start + 20))
+    return world
 
 
-def kept(world: World) -> audit_cache.Audited:
-    found = audit_cache.load_audited(world.lake, "orders")  # type: ignore[arg-type]
-    assert found is not None
-    return found
+def load_cache(world: World) -> audit_cache.Audited:
+    cache = audit_cache.load_audited(world.lake, "orders")  # type: ignore[arg-type]
+    assert cache is not None
+    return cache
 
 
-def read(world: World) -> set[str]:
-    """The files of settled entries that a quick audit reads."""
-    seen: list[str] = []
-    world.lake.before["get"] = seen.append
-    look(world)
+def list_read_files(world: World) -> set[str]:
+    """Run a quick audit. Returns the files of settled entries that it reads."""
+    opened: list[str] = []
+    world.lake.before["get"] = opened.append
+    run_audit(world)
     del world.lake.before["get"]
-    return {p for p in seen if "/audited/" in p}
+    return {p for p in opened if "/audited/" in p}
 
 
 def test_what_is_old_is_settled_and_each_is_looked_at_in_turn(world: World) -> None:
-    first = look(world)
+    first = run_audit(world)
     assert first.unlisted == 0
-    old = [s.first for s in kept(world).settled]
+    old = [s.first for s in load_cache(world).settled]
     assert old == list(range(0, world.state().number - world.state().number % 4, 4))
-    again = look(world, at=NOON + HOUR)
-    assert said(again) == said(first)
+    again = run_audit(world, at=NOON + HOUR)
+    assert summarize(again) == summarize(first)
     assert (again.looked, again.proven) == (0, (NOON, NOON))
     assert again.unlisted > 0
     assert again.seen == NOON
     for n in range(len(old)):
-        assert said(look(world, at=NOON + (n + 2) * HOUR)) == said(first)
-    assert min(s.seen for s in kept(world).settled) > NOON // 1000
-    assert kept(world).dump() == world.lake.files[paths.audited_path("orders")]
+        assert summarize(run_audit(world, at=NOON + (n + 2) * HOUR)) == summarize(first)
+    assert min(s.seen for s in load_cache(world).settled) > NOON // 1000
+    assert load_cache(world).dump() == world.lake.files[paths.audited_path("orders")]
 
 
 def test_it_lists_only_where_it_looks(world: World) -> None:
-    look(world)
-    many = len(kept(world).settled)
-    assert len(read(world)) < many
+    run_audit(world)
+    count = len(load_cache(world).settled)
+    assert len(list_read_files(world)) < count
     listed: list[str] = []
     world.lake.before["list"] = listed.append
     world.lake.requests.clear()
-    look(world)
+    run_audit(world)
     assert paths.visible_roots("orders")[0] in listed
 
 
 def test_merged_retired_and_landed_again(world: World) -> None:
-    look(world)
+    run_audit(world)
     world.compact([START])
-    assert said(look(world)) == said(whole(world))
-    expire(world.fresh_ledger(), world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)  # type: ignore[arg-type]
-    assert said(look(world)) == said(whole(world))
-    assert look(world).problems == ()
+    assert summarize(run_audit(world)) == summarize(audit_all(world))
+    expire(world.reopen_ledger(), world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)  # type: ignore[arg-type]
+    assert summarize(run_audit(world)) == summarize(audit_all(world))
+    assert run_audit(world).problems == ()
 
 
-@pytest.mark.parametrize("what", ["gone", "short", "stranger", "entry"])
-def test_damage_is_found_when_its_turn_comes(world: World, what: str) -> None:
-    look(world)
-    victim = world.visible()[0]
-    match what:
+@pytest.mark.parametrize("damage", ["gone", "short", "stranger", "entry"])
+def test_damage_is_found_when_its_turn_comes(world: World, damage: str) -> None:
+    run_audit(world)
+    victim = world.list_files()[0]
+    match damage:
         case "gone":
             world.lake.remove(victim)
         case "short":
@@ -122,48 +122,48 @@ def test_damage_is_found_when_its_turn_comes(world: World, what: str) -> None:
         case "entry":
             path = paths.log_path("orders", 3)
             world.lake.put(path, world.lake.files[path].replace(b'"run":"test"', b'"run":"tset"'))
-    wanted = whole(world).problems
-    turns = [look(world, at=NOON + n * HOUR) for n in range(len(kept(world).settled) + 1)]
-    if what == "entry":
-        assert max(t.looked for t in turns) == whole(world).batches, "another log: nothing of the note counts"
+    wanted = audit_all(world).problems
+    turns = [run_audit(world, at=NOON + n * HOUR) for n in range(len(load_cache(world).settled) + 1)]
+    if damage == "entry":
+        assert max(t.looked for t in turns) == audit_all(world).batches, "another log: none of the note counts"
     else:
         assert wanted
         assert any(t.problems == wanted for t in turns)
-        assert turns[-1].problems == wanted, "and each time from then on"
-        assert look(world, quick=False).problems == wanted
+        assert turns[-1].problems == wanted, "and every time after that"
+        assert run_audit(world, quick=False).problems == wanted
 
 
 def test_a_file_of_it_that_is_gone_or_another(world: World) -> None:
-    first = look(world)
+    first = run_audit(world)
     for data in (None, b"", b"{}", zlib.compress(b"[]")):
         for path in [p for p in world.lake.files if "/audited/" in p]:
             world.lake.write(path, data)
-        found = look(world)
-        assert said(found) == said(first)
-        assert found.looked == first.batches
+        report = run_audit(world)
+        assert summarize(report) == summarize(first)
+        assert report.looked == first.batches
 
 
 def test_two_receipts_for_one_offset_are_named(world: World) -> None:
-    """What does not add up is looked at whole."""
-    look(world)
+    """Receipts that do not add up are audited completely."""
+    run_audit(world)
     world.land((A, 0, 10))
-    found = look(world)
-    assert [p.invariant for p in found.problems] == [2]
-    assert found.problems == whole(world).problems
+    report = run_audit(world)
+    assert [p.invariant for p in report.problems] == [2]
+    assert report.problems == audit_all(world).problems
 
 
 def test_a_note_of_before_is_read(world: World) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(receipt_rows, "ENTRIES", 10_000)
-        look(world, everything=True)
+        run_audit(world, everything=True)
         raw = json.loads(zlib.decompress(world.lake.files[paths.audited_path("orders")]))
     assert raw.pop("settled") == []
     del raw["places"]
     world.lake.put(paths.audited_path("orders"), zlib.compress(json.dumps(raw).encode()))
-    found = look(world)
-    assert (found.looked, found.problems) == (0, ())
-    assert kept(world).settled
-    assert said(look(world)) == said(found)
+    report = run_audit(world)
+    assert (report.looked, report.problems) == (0, ())
+    assert load_cache(world).settled
+    assert summarize(run_audit(world)) == summarize(report)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -171,43 +171,43 @@ def test_whatever_goes_on_it_says_what_an_audit_of_everything_says(tmp_path: Pat
     chance, world = random.Random(seed), World(tmp_path)
     todo = [(k, start, start + 10) for start in range(0, 200, 10) for k in (A, B)]
 
-    def steps() -> Iterator[str]:
+    def choose_steps() -> Iterator[str]:
         while todo:
             yield chance.choice(("land", "land", "land", "look"))
         yield from chance.sample(["compact", "expire", "look", "compact"], 4)
 
-    for step in steps():
+    for step in choose_steps():
         if step == "land":
-            some = [todo.pop(0) for _ in range(min(len(todo), chance.choice((1, 2, 3))))]
-            world.land(*some, bad=chance.choice((0, 0, 2)))
+            pieces = [todo.pop(0) for _ in range(min(len(todo), chance.choice((1, 2, 3))))]
+            world.land(*pieces, bad=chance.choice((0, 0, 2)))
         elif step == "compact":
             world.compact()
         elif step == "expire":
             expire(
-                world.fresh_ledger(), world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness
+                world.reopen_ledger(), world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness
             )  # type: ignore[arg-type]
-        found = look(world, quick=chance.random() < 0.8)
-        assert said(found) == said(whole(world))
-        assert found.problems == ()
+        report = run_audit(world, quick=chance.random() < 0.8)
+        assert summarize(report) == summarize(audit_all(world))
+        assert report.problems == ()
 
 
 def test_folders_are_listed_in_runs_in_the_order_of_paths() -> None:
-    known = ["date=1", "date=2", "date=3", "date=3-x", "date=4", "date=9"]
-    assert list(runs(["date=3", "date=4"], known)) == [("date=3", "date=4")]
-    assert list(runs(["date=1", "date=3", "date=9"], known)) == [
+    folders = ["date=1", "date=2", "date=3", "date=3-x", "date=4", "date=9"]
+    assert list(runs(["date=3", "date=4"], folders)) == [("date=3", "date=4")]
+    assert list(runs(["date=1", "date=3", "date=9"], folders)) == [
         ("date=1", "date=1"),
         ("date=3", "date=3"),
         ("date=9", "date=9"),
     ]
-    assert list(runs(["date=5"], known)) == [("date=5", "date=5")]
-    assert list(runs([], known)) == []
+    assert list(runs(["date=5"], folders)) == [("date=5", "date=5")]
+    assert list(runs([], folders)) == []
 
 
 def test_what_is_retired_leaves_no_file(world: World) -> None:
-    look(world)
-    expire(world.fresh_ledger(), world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)  # type: ignore[arg-type]
-    look(world)
+    run_audit(world)
+    expire(world.reopen_ledger(), world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)  # type: ignore[arg-type]
+    run_audit(world)
     assert {p for p in world.lake.files if "/audited/" in p} == {
-        paths.settled_path("orders", s.first) for s in kept(world).settled
+        paths.settled_path("orders", s.first) for s in load_cache(world).settled
     }
-    assert min(s.first for s in kept(world).settled) > 0
+    assert min(s.first for s in load_cache(world).settled) > 0

@@ -1,4 +1,4 @@
-"""The strict audit: committed offsets, ids and manifests against the ledger; what cannot be compared is named."""
+"""The strict audit compares committed offsets, ids and manifests with the ledger, and names unchecked ranges."""
 
 from __future__ import annotations
 
@@ -29,44 +29,44 @@ KEY, TP = Key("orders", 0, "id-1"), PARTITIONS[0]
 COMMITS = CommitSettings(CommitMode.TRANSACTIONAL, "tid", OnGroupMoved.REFUSE)
 
 
-def audited(world: World) -> Strict:
-    found = take_survey(world.feed, world.edges(), world.ledger)
+def run_strict_audit(world: World) -> Strict:
+    survey = take_survey(world.feed, world.make_ports(), world.ledger)
     report = audit(world.ledger, world.lake)  # type: ignore[arg-type]
-    return strict(world.ledger, world.lake, world.feed, found, report)  # type: ignore[arg-type]
+    return strict(world.ledger, world.lake, world.feed, survey, report)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """Two hours of two partitions, landed and committed."""
+    """A feed with two hours of two partitions, landed and committed."""
     (tmp_path / "orders.yaml").write_text("kafka: {bootstrap: 'a:1'}\ntopics: orders\nstart: earliest\n")
-    made = World(load_feed(tmp_path / "orders.yaml", {}))
+    world = World(load_feed(tmp_path / "orders.yaml", {}))
     for hour in range(2):
         for tp in PARTITIONS:
-            made.topic.write(tp, [START + hour * HOUR] * 5, False)
-    made.now += 4 * HOUR
-    made.land(Request(RequestKind.CATCH_UP))
-    commit(made.ledger, made.group, COMMITS)  # type: ignore[arg-type]
-    return made
+            world.topic.write(tp, [START + hour * HOUR] * 5, False)
+    world.now += 4 * HOUR
+    world.land(Request(RequestKind.CATCH_UP))
+    commit(world.ledger, world.group, COMMITS)  # type: ignore[arg-type]
+    return world
 
 
 def put(world: World, offset: int, mark: int | None = None, incarnation: str = "id-1") -> None:
-    """Kafka holds another committed offset for partition 0."""
+    """Put another committed offset for partition 0 into the group."""
     ledger = world.ledger.read().ledger_id
     metadata = Mark(ledger, mark, incarnation).dump() if mark is not None else ""
     world.group.offsets[TP] = CommittedOffset(offset, 0, metadata)
 
 
 def test_a_sound_feed(world: World) -> None:
-    found = audited(world)
-    assert found.problems == ()
-    assert (found.commits, found.recorded, found.unseen, found.expired) == (2, 1, (), ())
-    assert found.windows == 3
+    result = run_strict_audit(world)
+    assert result.problems == ()
+    assert (result.commits, result.recorded, result.unseen, result.expired) == (2, 1, (), ())
+    assert result.windows == 3
 
 
 def test_an_idle_groups_offsets_expire_and_nothing_is_wrong(world: World) -> None:
     del world.group.offsets[TP]
-    found = audited(world)
-    assert (found.problems, found.expired) == ((), (KEY,))
+    result = run_strict_audit(world)
+    assert (result.problems, result.expired) == ((), (KEY,))
 
 
 def ahead(w: World) -> None:
@@ -81,7 +81,7 @@ def a_mark_of_nothing(w: World) -> None:
     put(w, 10, mark=1)
 
 
-def a_mark_above_the_ledger(w: World) -> None:
+def put_mark_above_ledger(w: World) -> None:
     put(w, 9, mark=99)
 
 
@@ -108,17 +108,17 @@ def no_manifest(w: World) -> None:
 
 def a_manifest_too_early(w: World) -> None:
     path = next(iter(w.lake.list(paths.manifest_folder("orders"))))
-    said = json.loads(w.lake.files[path])
-    said["boundaries"][0]["end"] = 30
-    w.lake.put(path, json.dumps(said).encode())
+    manifest = json.loads(w.lake.files[path])
+    manifest["boundaries"][0]["end"] = 30
+    w.lake.put(path, json.dumps(manifest).encode())
 
 
 def a_manifest_of_what_was_retired(w: World) -> None:
-    gone = (KeyRange(key=KEY, range=Range(0, 5)),)
-    w.ledger.append(lambda s: RetireEntry(before=START + HOUR, ranges=gone, parts=(), reason="old"))
+    ranges = (KeyRange(key=KEY, range=Range(0, 5)),)
+    w.ledger.append(lambda s: RetireEntry(before=START + HOUR, ranges=ranges, parts=(), reason="old"))
 
 
-def _a_manifest_that_says(content: bytes) -> Callable[[World], None]:
+def _plant_manifest(content: bytes) -> Callable[[World], None]:
     def plant(w: World) -> None:
         w.lake.put(next(iter(w.lake.list(paths.manifest_folder("orders")))), content)
 
@@ -142,9 +142,9 @@ def no_manifest_at_all(w: World) -> None:
         (no_manifest, 4, "is missing, and its window is complete"),
         (a_manifest_too_early, 4, "is pending"),
         (a_manifest_of_what_was_retired, 4, "rows of its window were retired"),
-        (_a_manifest_that_says(b"[" * 50_000), 4, "cannot be read"),
+        (_plant_manifest(b"[" * 50_000), 4, "cannot be read"),
         (
-            _a_manifest_that_says(b'{"boundaries":[{"topic":0,"partition":0,"topic_id":0,"start":[],"end":1}]}'),
+            _plant_manifest(b'{"boundaries":[{"topic":0,"partition":0,"topic_id":0,"start":[],"end":1}]}'),
             4,
             "cannot be read",
         ),
@@ -153,77 +153,79 @@ def no_manifest_at_all(w: World) -> None:
 )
 def test_what_does_not_agree_is_named(world: World, plant: Callable[[World], None], invariant: int, says: str) -> None:
     plant(world)
-    found = audited(world)
-    assert {p.invariant for p in found.problems} == {invariant}
-    assert says in found.problems[0].text
+    result = run_strict_audit(world)
+    assert {p.invariant for p in result.problems} == {invariant}
+    assert says in result.problems[0].text
 
 
-@pytest.mark.parametrize("plant", [no_manifest, _a_manifest_that_says(b"{")], ids=["missing", "unreadable"])
+@pytest.mark.parametrize("plant", [no_manifest, _plant_manifest(b"{")], ids=["missing", "unreadable"])
 def test_the_remedy_for_a_manifest_writes_it(world: World, plant: Callable[[World], None]) -> None:
-    """Repair does. A run looks only for windows that became complete since the last one."""
+    """The remedy is a repair: a run checks only windows that became complete since the last run."""
     plant(world)
-    (problem,) = audited(world).problems
+    (problem,) = run_strict_audit(world).problems
     assert "sluice repair orders" in problem.remedy
     world.lake.remove(problem.file)
     target = RepairTarget("orders", world.ledger, world.lake, world.liveness, world.feed.window)  # type: ignore[arg-type]
     assert [f.kind for f in repair(target)] == [RepairKind.MANIFEST]
-    assert audited(world).problems == ()
+    assert run_strict_audit(world).problems == ()
 
 
-def again(world: World, before: AuditReport, found: Strict) -> tuple[AuditReport, Strict]:
-    """The audit that comes after one."""
-    known = replace(before.audited, strictly=found.strictly)
-    report = audit(world.ledger, world.lake, previous=known)  # type: ignore[arg-type]
-    look = take_survey(world.feed, world.edges(), world.ledger)
-    return report, strict(world.ledger, world.lake, world.feed, look, report)  # type: ignore[arg-type]
+def audit_again(world: World, before: AuditReport, earlier: Strict) -> tuple[AuditReport, Strict]:
+    """Audit again with the earlier audit as proof. Returns both reports."""
+    previous = replace(before.audited, strictly=earlier.strictly)
+    report = audit(world.ledger, world.lake, previous=previous)  # type: ignore[arg-type]
+    survey = take_survey(world.feed, world.make_ports(), world.ledger)
+    return report, strict(world.ledger, world.lake, world.feed, survey, report)  # type: ignore[arg-type]
 
 
 def test_what_was_looked_at_strictly_is_not_read_again(world: World) -> None:
     report = audit(world.ledger, world.lake)  # type: ignore[arg-type]
-    first = strict(world.ledger, world.lake, world.feed, take_survey(world.feed, world.edges(), world.ledger), report)  # type: ignore[arg-type]
+    first = strict(
+        world.ledger, world.lake, world.feed, take_survey(world.feed, world.make_ports(), world.ledger), report
+    )  # type: ignore[arg-type]
     read: list[str] = []
     world.lake.before["get"] = read.append
-    report, second = again(world, report, first)
+    report, second = audit_again(world, report, first)
     assert (second.problems, second.recorded, second.windows) == ((), first.recorded, first.windows)
     assert not [p for p in read if p.startswith(paths.manifest_folder("orders"))]
     a_manifest_too_early(world)
     recorded_ahead(world)
     for _ in range(2):
-        report, found = again(world, report, second)
-        assert sorted({p.invariant for p in found.problems}) == [4, 7], "each time, until it is fixed"
-        second = found
+        report, result = audit_again(world, report, second)
+        assert sorted({p.invariant for p in result.problems}) == [4, 7], "each time, until it is fixed"
+        second = result
 
 
 def test_a_ledger_that_lost_entries_is_not_audited(world: World) -> None:
-    a_mark_above_the_ledger(world)
+    put_mark_above_ledger(world)
     with pytest.raises(EntriesLost, match="has the mark of entry"):
-        audited(world)
+        run_strict_audit(world)
 
 
 def test_what_kafka_no_longer_holds_is_named(world: World) -> None:
     world.topic.log_start = 7
-    (first, second) = audited(world).unseen
+    (first, second) = run_strict_audit(world).unseen
     assert (first.key, first.why) == (KEY, "below the log start 7")
     assert first.ranges[0].start == 0
     assert first.records + second.records == 20
-    assert audited(world).problems == ()
+    assert run_strict_audit(world).problems == ()
 
 
 @pytest.mark.parametrize("event", [AcceptEvent.RECREATED, AcceptEvent.TRUNCATED])
 def test_another_life_of_the_log_is_no_fault_once_it_is_accepted(world: World, event: AcceptEvent) -> None:
     recreated(world) if event is AcceptEvent.RECREATED else truncated(world)
-    accept_log(world.feed, world.edges(), event, "a test")
+    accept_log(world.feed, world.make_ports(), event, "a test")
     world.topic.write(TP, [world.now] * 3, False)
     world.now += 2 * HOUR
     world.land(Request(RequestKind.CATCH_UP))
     commit(world.ledger, world.group, COMMITS)  # type: ignore[arg-type]
-    found = audited(world)
-    assert found.problems == ()
-    assert {u.why for u in found.unseen} == {"an earlier life of the topic, or a changed partition"}
+    result = run_strict_audit(world)
+    assert result.problems == ()
+    assert {u.why for u in result.unseen} == {"an earlier life of the topic, or a changed partition"}
 
 
 def test_without_commits_the_group_is_not_asked(world: World) -> None:
     put(world, 99)
     world.feed = world.feed.model_copy(update={"commit": CommitMode.NONE})
-    assert audited(world).problems == ()
-    assert replace(audited(world), unseen=()).expired == ()
+    assert run_strict_audit(world).problems == ()
+    assert replace(run_strict_audit(world), unseen=()).expired == ()

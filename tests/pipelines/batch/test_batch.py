@@ -1,5 +1,5 @@
-"""The stages together, over logs in memory: whatever is produced and fails, in whatever order it is asked for, windows
-tile and the audit reconciles (invariants 1 to 6).
+"""All stages over logs in memory: with any records, failures and order of requests, windows tile and the audit
+reconciles (invariants 1 to 6).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from sluice.testing.engine import MemoryEngine, MemoryLiveness, owner
 from sluice.testing.group import MemoryGroup
 from sluice.testing.lake import MemoryLake
 from sluice.testing.logs import ABORT, COMMIT, Log, LogBatch, LogRecord, log
-from tests.examples import examples
+from tests.examples import scale_examples
 
 HOUR = 3_600_000
 START = 400_000 * HOUR
@@ -68,7 +68,7 @@ PARTITIONS = [TopicPartition("orders", 0), TopicPartition("orders", 1)]
 
 @dataclass
 class Topic(MemoryCluster):
-    """Two partitions of batches; what a transaction has open lies above the last stable offset."""
+    """Two partitions of batches; open transactions lie above the last stable offset."""
 
     batches: dict[TopicPartition, list[LogBatch]] = field(default_factory=lambda: {tp: [] for tp in PARTITIONS})
     open_at: dict[TopicPartition, int] = field(default_factory=dict)
@@ -77,12 +77,12 @@ class Topic(MemoryCluster):
     broken: set[tuple[TopicPartition, int]] = field(default_factory=set)
     """Batches, by their base offset, that do not match their CRC."""
     takes_markers: bool = False
-    """Look-ups by time take markers for records, as Kafka's own does: no cluster of ours may."""
+    """Look-ups by time count markers as records, as Kafka's own do: our adapters must not."""
 
     def log(self, tp: TopicPartition) -> Log:
         return log(*self.batches[tp])
 
-    def fetcher(self) -> MemoryFetcher:
+    def make_fetcher(self) -> MemoryFetcher:
         return MemoryFetcher({tp: self._as_read(tp) for tp in PARTITIONS})
 
     def _as_read(self, tp: TopicPartition) -> Log:
@@ -100,7 +100,7 @@ class Topic(MemoryCluster):
         self.batches[tp].append(LogBatch(records, producer=7 if transactional else -1, transactional=transactional))
 
     def end_transaction(self, tp: TopicPartition, marker: int, now: int) -> None:
-        """With a marker that carries the broker's clock."""
+        """End the transaction with a marker that has the broker's time."""
         if self.open_at.pop(tp, None) is not None:
             self.batches[tp].append(LogBatch((LogRecord(time=now),), producer=7, marker=marker))
 
@@ -152,7 +152,7 @@ class World:
         enough: Callable[[], bool] = lambda: False,
     ) -> Landed:
         self.runs += 1
-        edges = self.edges(drops)
+        edges = self.make_ports(drops)
         try:
             options = LandingOptions(skip=skip, enough=enough)
             done = land(self.feed, edges, request, owner(f"token-{self.runs}"), report, options)
@@ -161,8 +161,8 @@ class World:
         finally:
             self.liveness.dead.add(f"token-{self.runs}")
 
-    def edges(self, drops: frozenset[int] = frozenset()) -> Ports:
-        engine = Dropping(self.lake, self.topic.fetcher, self.feed.landing, drops=drops)
+    def make_ports(self, drops: frozenset[int] = frozenset()) -> Ports:
+        engine = Dropping(self.lake, self.topic.make_fetcher, self.feed.landing, drops=drops)
         tasks = 1 if self.feed.landing.shared_files else 2  # offset ranges of one task share files
         outside = self.topic, self.group, self.lake, engine, self.liveness, lambda: self.now, None
         return Ports(*outside, parallelism=tasks)  # type: ignore[arg-type]
@@ -171,12 +171,12 @@ class World:
     def ledger(self) -> Ledger:
         return Ledger(self.lake, "orders", lambda: self.now, "test", self.topic.id)  # type: ignore[arg-type]
 
-    def windows(self, pending: bool = False) -> list[int]:
+    def list_windows(self, pending: bool = False) -> list[int]:
         state = self.ledger.read()
-        found = windows.list_manifest_windows(state, self.feed.window)
-        return [w for w in found if not (pending and windows.complete(state, w, self.feed.window))]
+        manifest_windows = windows.list_manifest_windows(state, self.feed.window)
+        return [w for w in manifest_windows if not (pending and windows.complete(state, w, self.feed.window))]
 
-    def rows(self, paths: Iterable[str]) -> list[tuple[int, int]]:
+    def read_rows(self, paths: Iterable[str]) -> list[tuple[int, int]]:
         tables = [pq.read_table(self.lake.open(p), columns=["partition", "offset"]).to_pydict() for p in paths]
         return [spot for t in tables for spot in zip(t["partition"], t["offset"], strict=True)]
 
@@ -201,7 +201,7 @@ steps = st.one_of(
 )
 
 
-def act(world: World, step: tuple[Any, ...]) -> None:
+def apply_step(world: World, step: tuple[Any, ...]) -> None:
     match step:
         case "write", tp, ages, transactional:
             world.topic.write(tp, [max(world.now + age, -1) for age in ages], transactional)
@@ -212,13 +212,13 @@ def act(world: World, step: tuple[Any, ...]) -> None:
         case "catch up", drops:
             world.land(Request(RequestKind.CATCH_UP), drops)
         case "window", back, drops:
-            if known := world.windows():
-                world.land(Request(RequestKind.WINDOW, window=known[-1 - back % len(known)]), drops)
+            if closed := world.list_windows():
+                world.land(Request(RequestKind.WINDOW, window=closed[-1 - back % len(closed)]), drops)
         case "offsets", tp, start, span, again, drops:
             (state,) = (s for s in world.topic.partitions(["orders"], Isolation.READ_COMMITTED) if s.tp == tp)
             if start + span <= state.last_stable_offset:
-                asked = (AskedRange(tp.topic, tp.partition, start, start + span),)
-                world.land(Request(RequestKind.OFFSETS, ranges=asked, replace=again), drops)
+                ranges = (AskedRange(tp.topic, tp.partition, start, start + span),)
+                world.land(Request(RequestKind.OFFSETS, ranges=ranges, replace=again), drops)
 
 
 @pytest.fixture(scope="module", params=["window", "record_time", "window, shared_files: true"])
@@ -230,7 +230,7 @@ def feed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return load_feed(path, {})
 
 
-@settings(max_examples=examples(25))
+@settings(max_examples=scale_examples(25))
 @example(
     script=[
         ("write", PARTITIONS[0], [-1, 0], False),
@@ -251,16 +251,16 @@ def feed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_windows_tile_whatever_happens(feed: Feed, script: list[tuple[Any, ...]], order: Any) -> None:
     world = World(feed)
     for step in script:
-        act(world, step)
+        apply_step(world, step)
     for tp in PARTITIONS:
         world.topic.end_transaction(tp, COMMIT, world.now)
     world.now += 2 * HOUR
-    world.land(Request(RequestKind.OFFSETS, ranges=()))  # pins what has passed, lands nothing
-    pending = world.windows(pending=True)
+    world.land(Request(RequestKind.OFFSETS, ranges=()))  # pins the boundaries that have passed, lands no records
+    pending = world.list_windows(pending=True)
     order.shuffle(pending)
     for window in pending:
         world.land(Request(RequestKind.WINDOW, window=window)).check()
-    assert world.windows(pending=True) == []
+    assert world.list_windows(pending=True) == []
     world.land(Request(RequestKind.CATCH_UP)).check()
     check(world)
 
@@ -268,31 +268,31 @@ def test_windows_tile_whatever_happens(feed: Feed, script: list[tuple[Any, ...]]
 def check(world: World) -> None:
     ledger, state = world.ledger, world.ledger.read()
     assert audit(ledger, world.lake, hashes=True).problems == ()  # type: ignore[arg-type]
-    landed = world.rows(world.lake.list("data/orders"))
-    visible = [(tp.partition, r["offset"]) for tp in PARTITIONS for r in _visible(world, tp)]
+    landed = world.read_rows(world.lake.list("data/orders"))
+    visible = [(tp.partition, r["offset"]) for tp in PARTITIONS for r in _list_visible(world, tp)]
     assert sorted(landed) == sorted(visible), "each record that can be seen, once"
     for key in state.origins:
         _check_tiling(world, key)
-    for window in world.windows():
+    for window in world.list_windows():
         files = manifest.read_window_files(ledger, window, world.feed.window)
         assert files.complete
         spans = {k.partition: windows.find_range(state, k, window, world.feed.window) for k in state.origins}
         inside = [(p, o) for p, o in visible if (r := spans[p]) is not None and r.start <= o < r.end]
-        assert sorted(world.rows({p.path for p in files.parts})) == sorted(inside)
+        assert sorted(world.read_rows({p.path for p in files.parts})) == sorted(inside)
 
 
-def _visible(world: World, tp: TopicPartition) -> list[dict[str, Any]]:
+def _list_visible(world: World, tp: TopicPartition) -> list[dict[str, Any]]:
     source = world.topic.log(tp)
     return source.visible(0, source.end)
 
 
 def _check_tiling(world: World, key: Key) -> None:
-    state, at = world.ledger.read(), world.ledger.read().origins[key].offset
-    for window in world.windows():
-        found = windows.find_range(state, key, window, world.feed.window)
-        assert found is not None
-        assert (found.start, found.end >= at) == (at, True)
-        at = found.end
+    state, expected_start = world.ledger.read(), world.ledger.read().origins[key].offset
+    for window in world.list_windows():
+        span = windows.find_range(state, key, window, world.feed.window)
+        assert span is not None
+        assert (span.start, span.end >= expected_start) == (expected_start, True)
+        expected_start = span.end
 
 
 def test_a_range_is_cut_where_windows_meet(feed: Feed) -> None:
@@ -308,7 +308,7 @@ def test_a_range_is_cut_where_windows_meet(feed: Feed) -> None:
 
 
 def test_a_run_that_sleeps_after_its_survey_pins_no_boundary_that_passed_meanwhile(feed: Feed) -> None:
-    """Its end of the log is too old for them: records of the hour would be in the next one (invariant 16)."""
+    """Its log end is older than the boundary: records of the hour would be in the next one (invariant 16)."""
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START, START + HOUR // 2], False)
     world.now = START + HOUR // 2
@@ -346,7 +346,7 @@ def test_positions_from_before_a_window_closed_are_requested_again(feed: Feed) -
     world.topic.forget = lambda: forgotten.append(True)  # type: ignore[method-assign]
     world.topic.partitions = share  # type: ignore[method-assign]
     world.land(Request(RequestKind.WINDOW, window=START)).check()
-    assert visible(world) == [(0, 0), (0, 1)]
+    assert read_landed(world) == [(0, 0), (0, 1)]
     (first,) = (k for k in world.ledger.read().origins if k.partition == 0)
     assert windows.find_range(world.ledger.read(), first, START, feed.window) == Range(0, 2)
 
@@ -363,38 +363,38 @@ def test_a_window_that_lacks_a_partition_which_kafka_no_longer_has_is_named_as_s
     landed = world.land(Request(RequestKind.WINDOW, window=START))
     result = RunResult("orders", "run", landed=landed)
     with pytest.raises(WindowIncomplete, match=r"has no end in orders:1, .* Kafka did not list it"):
-        FeedRun(feed, world.edges(), world.ledger, "run", lambda progress: None, result).check([START])
+        FeedRun(feed, world.make_ports(), world.ledger, "run", lambda progress: None, result).check([START])
 
 
-def asked(start: int, end: int, again: bool = False) -> Request:
+def request_offsets(start: int, end: int, again: bool = False) -> Request:
     return Request(RequestKind.OFFSETS, (AskedRange("orders", 0, start, end),), replace=again)
 
 
-def visible(world: World) -> list[tuple[int, int]]:
-    return sorted(world.rows(world.lake.list("data/orders")))
+def read_landed(world: World) -> list[tuple[int, int]]:
+    return sorted(world.read_rows(world.lake.list("data/orders")))
 
 
 def test_what_is_landed_again_is_replaced_by_whole_ranges_and_once(feed: Feed) -> None:
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START + i for i in range(10)], False)
-    world.land(asked(0, 4)).check()
-    world.land(asked(4, 8)).check()
+    world.land(request_offsets(0, 4)).check()
+    world.land(request_offsets(4, 8)).check()
     before = set(world.lake.list("data/orders"))
-    landed = world.land(asked(2, 5, again=True))
+    landed = world.land(request_offsets(2, 5, again=True))
     assert [(s.start, s.end) for b in landed.batches for s in b.plan.offset_ranges] == [(0, 8)]
     assert not before & set(world.lake.list("data/orders"))
-    assert visible(world) == [(0, o) for o in range(8)]
+    assert read_landed(world) == [(0, o) for o in range(8)]
     world.land(Request(RequestKind.CATCH_UP)).check()
     check(world)
 
 
 def test_what_has_no_rows_is_landed_again_once_too(feed: Feed) -> None:
-    """Its offset ranges have no parts that a plan could name; both would have counted."""
+    """Its offset ranges have no parts that a plan could replace, so both receipts would have counted."""
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START], True)
     world.topic.end_transaction(PARTITIONS[0], ABORT, world.now)
-    world.land(asked(0, 2)).check()
-    world.land(asked(0, 2, again=True)).check()
+    world.land(request_offsets(0, 2)).check()
+    world.land(request_offsets(0, 2, again=True)).check()
     assert len(list(list_live_receipts(world.ledger, world.ledger.read()))) == 1
     check(world)
 
@@ -403,12 +403,12 @@ def test_a_replacement_that_fails_in_part_changes_nothing_and_the_same_request_e
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START, START + HOUR], False)
     world.now = START + 2 * HOUR
-    world.land(asked(0, 2)).check()
+    world.land(request_offsets(0, 2)).check()
     before = {p: world.lake.files[p] for p in world.lake.list("data/orders")}
     with pytest.raises(BatchIncomplete, match="nothing was published"):
-        world.land(asked(0, 2, again=True), drops=frozenset({1})).check()
+        world.land(request_offsets(0, 2, again=True), drops=frozenset({1})).check()
     assert {p: world.lake.files[p] for p in world.lake.list("data/orders")} == before
-    landed = world.land(asked(0, 2, again=True))
+    landed = world.land(request_offsets(0, 2, again=True))
     landed.check()
     (batch,) = landed.batches
     assert batch.adopted == 2
@@ -419,13 +419,13 @@ def test_a_replacement_that_fails_in_part_changes_nothing_and_the_same_request_e
 def test_nothing_is_landed_again_that_kafka_holds_no_more(feed: Feed) -> None:
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START, START + 1, START + 2], False)
-    world.land(asked(0, 3)).check()
+    world.land(request_offsets(0, 3)).check()
     world.topic.log_start = 1
-    landed = world.land(asked(1, 3, again=True))
+    landed = world.land(request_offsets(1, 3, again=True))
     assert landed.batches == ()
     with pytest.raises(OffsetsLost, match="cannot be landed again"):
         landed.check()
-    assert visible(world) == [(0, 0), (0, 1), (0, 2)]
+    assert read_landed(world) == [(0, 0), (0, 1), (0, 2)]
 
 
 def test_catching_up_cannot_replace(feed: Feed) -> None:
@@ -435,7 +435,7 @@ def test_catching_up_cannot_replace(feed: Feed) -> None:
 
 
 def test_a_feed_that_chooses_no_beginning_asks_for_one(feed: Feed) -> None:
-    """`start: fail` takes committed offsets alone; what has none is named, and nothing is pinned."""
+    """`start: fail` accepts only committed offsets; it names partitions without one, and pins no origin."""
     world = World(feed.model_copy(update={"start": parse_start("fail")}))
     for tp in PARTITIONS:
         world.topic.write(tp, [START, START + 1], False)
@@ -445,29 +445,29 @@ def test_a_feed_that_chooses_no_beginning_asks_for_one(feed: Feed) -> None:
     assert not world.ledger.read().origins
     world.group.offsets[PARTITIONS[1]] = CommittedOffset(2)
     world.land(Request(RequestKind.CATCH_UP)).check()
-    assert visible(world) == [(0, 1)]
+    assert read_landed(world) == [(0, 1)]
 
 
-def begun_at_the_end(feed: Feed) -> World:
-    """Six hours of records, and a feed that began after them."""
+def begin_at_end(feed: Feed) -> World:
+    """Returns six hours of records and a feed that began after them."""
     world = World(feed.model_copy(update={"start": parse_start("latest")}))
     for tp in PARTITIONS:
         world.topic.write(tp, [START + h * HOUR + i for h in range(6) for i in range(2)], False)
     world.now = START + 6 * HOUR
     world.land(Request(RequestKind.CATCH_UP)).check()
-    assert visible(world) == []
+    assert read_landed(world) == []
     return world
 
 
 def test_windows_below_the_origin_are_backfilled_in_any_order_and_tile(feed: Feed) -> None:
-    world = begun_at_the_end(feed)
+    world = begin_at_end(feed)
     frontiers = world.ledger.read().frontiers()
     first = world.ledger.read().first_window
     for hour in (4, 2, 3):
         landed = world.land(Request(RequestKind.WINDOW, window=START + hour * HOUR))
         landed.check()
         assert landed.windows == (START + hour * HOUR,)
-    assert visible(world) == [(p, o) for p in (0, 1) for o in range(4, 10)]
+    assert read_landed(world) == [(p, o) for p in (0, 1) for o in range(4, 10)]
     state = world.ledger.read()
     assert (state.frontiers(), state.first_window) == (frontiers, first)
     assert windows.list_pending_windows(state, world.feed.window, world.now + 2 * HOUR) != [], (
@@ -479,7 +479,7 @@ def test_windows_below_the_origin_are_backfilled_in_any_order_and_tile(feed: Fee
 
 
 def test_several_windows_below_the_origin_are_one_batch(feed: Feed) -> None:
-    world = begun_at_the_end(feed)
+    world = begin_at_end(feed)
     landed = world.land(Request(RequestKind.WINDOW, window=START + HOUR, until=START + 5 * HOUR))
     landed.check()
     (batch,) = landed.batches
@@ -488,7 +488,7 @@ def test_several_windows_below_the_origin_are_one_batch(feed: Feed) -> None:
 
 
 def test_a_window_older_than_all_that_kafka_holds_is_refused_and_nothing_written(feed: Feed) -> None:
-    world = begun_at_the_end(feed)
+    world = begin_at_end(feed)
     before = dict(world.lake.files)
     with pytest.raises(UsageError, match="holds no record of window") as error:
         world.land(Request(RequestKind.WINDOW, window=START - 3 * HOUR))
@@ -511,14 +511,14 @@ def test_the_last_closed_window_of_a_new_topic_is_empty_if_nothing_was_deleted(f
         return
     landed = world.land(first)
     landed.check()
-    assert (landed.batches, visible(world)) == ((), [])
+    assert (landed.batches, read_landed(world)) == ((), [])
     assert windows.complete(world.ledger.read(), START, world.feed.window)
     with pytest.raises(UsageError, match="holds no record of window"):
         world.land(Request(RequestKind.WINDOW, window=START - HOUR))
     world.now = START + 2 * HOUR + HOUR // 6
     assert windows.list_pending_windows(world.ledger.read(), world.feed.window, world.now) == [START + HOUR]
     world.land(Request(RequestKind.WINDOW, window=START + HOUR)).check()
-    assert visible(world) == [(p, o) for p in (0, 1) for o in range(3)]
+    assert read_landed(world) == [(p, o) for p in (0, 1) for o in range(3)]
     check(world)
 
 
@@ -530,12 +530,12 @@ def test_what_is_skipped_is_read_only_when_it_is_named(feed: Feed) -> None:
     skip = Skip(START + 2 * HOUR, "too old")
     landed = world.land(Request(RequestKind.CATCH_UP, only=(PARTITIONS[0],)), skip=skip)
     assert [(s.key.tp, s.range) for s in landed.skipped] == [(PARTITIONS[0], Range(0, 2))]
-    assert visible(world) == [(0, 2), (0, 3)]
+    assert read_landed(world) == [(0, 2), (0, 3)]
     world.land(Request(RequestKind.CATCH_UP)).check()
     world.land(Request(RequestKind.WINDOW, window=START)).check()
-    assert (0, 0) not in visible(world)
-    world.land(asked(0, 1)).check()
-    assert (0, 0) in visible(world)
+    assert (0, 0) not in read_landed(world)
+    world.land(request_offsets(0, 1)).check()
+    assert (0, 0) in read_landed(world)
     state = world.ledger.read()
     assert [ranges for ranges in state.skipped.values() if ranges] == [(Range(1, 2),)]
     assert audit(world.ledger, world.lake).problems == ()  # type: ignore[arg-type]
@@ -553,9 +553,9 @@ def test_what_limits_leave_is_told(feed: Feed) -> None:
     limited = feed.model_copy(update={"limits": feed.limits.model_copy(update={"records": 3})})
     world = World(limited)
     world.topic.write(PARTITIONS[0], [START + i for i in range(8)], False)
-    assert [world.land(asked(0, 8)).left for _ in range(3)] == [5, 2, 0]
+    assert [world.land(request_offsets(0, 8)).left for _ in range(3)] == [5, 2, 0]
     with pytest.raises(UsageError, match="replaced only as a whole"):
-        world.land(asked(0, 8, again=True))
+        world.land(request_offsets(0, 8, again=True))
 
 
 # -- long catch-ups
@@ -574,29 +574,29 @@ def outage(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def test_a_long_catch_up_is_several_batches_the_oldest_windows_first(outage: World) -> None:
-    told: list[Progress] = []
-    landed = outage.land(Request(RequestKind.CATCH_UP), report=told.append)
+    reports: list[Progress] = []
+    landed = outage.land(Request(RequestKind.CATCH_UP), report=reports.append)
     landed.check()
     per_batch = [sorted({s.window for s in b.plan.offset_ranges if s.window}) for b in landed.batches]
     assert len(per_batch) > 2
     assert [w for windows in per_batch for w in windows] == [START + n * HOUR for n in range(12)]
     assert max(len(b.plan.offset_ranges) for b in landed.batches) <= 8, "four for each of two tasks at once"
-    assert sorted(landed.windows) == outage.windows()
+    assert sorted(landed.windows) == outage.list_windows()
     assert audit(outage.ledger, outage.lake).problems == ()  # type: ignore[arg-type]
-    assert [p.note for p in told if p.stage == "plan"][1] == f"batch 2, {12 - len(per_batch[0])} windows to go"
-    assert {p.total for p in told if p.stage == "publish"} == {48}
-    assert [p.done for p in told if p.stage == "publish"][-1] == 48
+    assert [p.note for p in reports if p.stage == "plan"][1] == f"batch 2, {12 - len(per_batch[0])} windows to go"
+    assert {p.total for p in reports if p.stage == "publish"} == {48}
+    assert [p.done for p in reports if p.stage == "publish"][-1] == 48
 
 
 def test_what_failed_in_a_long_catch_up_is_left_and_the_rest_lands(outage: World) -> None:
     landed = outage.land(Request(RequestKind.CATCH_UP), drops=frozenset({0}))
     failed = [f.offset_range for f in landed.failures]
     assert len(landed.batches) > 1
-    assert len(failed) == len(set(failed)) >= len(landed.batches), "some of each batch, and none was tried twice"
+    assert len(failed) == len(set(failed)) >= len(landed.batches), "failures in each batch, no range tried twice"
     with pytest.raises(BatchIncomplete):
         landed.check()
     outage.land(Request(RequestKind.CATCH_UP)).check()
-    assert outage.windows(pending=True) == []
+    assert outage.list_windows(pending=True) == []
 
 
 def test_who_has_enough_of_a_long_catch_up_leaves_the_rest(outage: World) -> None:
@@ -605,7 +605,7 @@ def test_who_has_enough_of_a_long_catch_up_leaves_the_rest(outage: World) -> Non
     assert (len(first.batches), first.stopped) == (1, True)
     assert first.left == 48 - first.batches[0].plan.span
     rest = outage.land(asked_for)
-    assert (rest.left, rest.stopped, outage.windows(pending=True)) == (0, False, [])
+    assert (rest.left, rest.stopped, outage.list_windows(pending=True)) == (0, False, [])
 
 
 def test_a_transaction_that_is_open_in_the_last_hour_holds_up_none_before_it(outage: World) -> None:
@@ -614,7 +614,7 @@ def test_a_transaction_that_is_open_in_the_last_hour_holds_up_none_before_it(out
     landed = outage.land(asked_for)
     with pytest.raises(WindowHeld):
         landed.check()
-    assert outage.windows(pending=True) == [START + 11 * HOUR]
+    assert outage.list_windows(pending=True) == [START + 11 * HOUR]
 
 
 def test_limits_of_a_run_hold_over_its_batches(outage: World) -> None:
@@ -629,13 +629,13 @@ def test_limits_of_a_run_hold_over_its_batches(outage: World) -> None:
 def test_a_dead_batch_that_wrote_parts_again_is_given_up(kind: RequestKind, feed: Feed) -> None:
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START, START + 1], False)
-    (batch,) = world.land(asked(0, 2)).batches
+    (batch,) = world.land(request_offsets(0, 2)).batches
     merge = replace(batch.plan, request=Request(kind))
     dead = world.ledger.append(lambda s: PlanEntry(plan=merge, hash=merge.hash, owner=owner("token-1")))
     assert dead is not None
-    world.land(asked(0, 2, again=True)).check()
+    world.land(request_offsets(0, 2, again=True)).check()
     assert world.ledger.read().batches[dead.number].status is BatchStatus.ABANDONED
-    assert visible(world) == [(0, 0), (0, 1)]
+    assert read_landed(world) == [(0, 0), (0, 1)]
 
 
 def test_a_batch_taken_over_in_vain_is_told_as_failed(feed: Feed) -> None:
@@ -662,9 +662,9 @@ class Changing(MemoryEngine):
         return [RangeFailure(s, self.error, "gone", fatal=True) for s in job.plan.offset_ranges]
 
 
-def _overtaken(world: World, error: str, change: Callable[[Topic], None]) -> Landed:
+def _land_during(world: World, error: str, change: Callable[[Topic], None]) -> Landed:
     engine = Changing(topic=world.topic, error=error, change=change)
-    edges = replace(world.edges(), engine=engine)
+    edges = replace(world.make_ports(), engine=engine)
     try:
         return land(world.feed, edges, Request(RequestKind.CATCH_UP), owner("overtaken"), lambda progress: None)
     finally:
@@ -672,11 +672,11 @@ def _overtaken(world: World, error: str, change: Callable[[Topic], None]) -> Lan
 
 
 def test_what_retention_took_before_anything_was_read_holds_no_plan_for_ever(feed: Feed) -> None:
-    """It was taken over and failed again, run after run, although the feed accepts losses."""
+    """The plan was taken over and failed in each run, although the feed accepts losses."""
     policies = feed.policies.model_copy(update={"on_loss": OnLoss.ACCEPT})
     world = World(feed.model_copy(update={"policies": policies}))
     world.topic.write(PARTITIONS[0], [START, START + 1], False)
-    landed = _overtaken(world, OffsetsLost.__name__, lambda topic: setattr(topic, "log_start", 2))
+    landed = _land_during(world, OffsetsLost.__name__, lambda topic: setattr(topic, "log_start", 2))
     assert [k.range for k in landed.losses] == [Range(0, 2)]
     landed.check()  # nothing is pending any more
     assert world.ledger.read().live() == ()
@@ -686,40 +686,40 @@ def test_what_retention_took_before_anything_was_read_holds_no_plan_for_ever(fee
 def test_a_loss_that_nobody_accepts_yet_stays_reserved(feed: Feed) -> None:
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START, START + 1], False)
-    _overtaken(world, OffsetsLost.__name__, lambda topic: setattr(topic, "log_start", 2))
+    _land_during(world, OffsetsLost.__name__, lambda topic: setattr(topic, "log_start", 2))
     assert len(world.ledger.read().live()) == 1
 
 
 def test_what_was_truncated_before_anything_was_read_is_planned_again(feed: Feed) -> None:
-    """Nothing of it had landed, so there was nothing to accept either."""
+    """No record of the plan had landed, so no loss needed an accept entry."""
     world = World(feed)
     for _ in range(2):
         world.topic.write(PARTITIONS[0], [START], False)
-    _overtaken(world, LogTruncated.__name__, lambda topic: topic.batches[PARTITIONS[0]].pop())
+    _land_during(world, LogTruncated.__name__, lambda topic: topic.batches[PARTITIONS[0]].pop())
     world.topic.write(PARTITIONS[0], [START + 1], False)
     world.land(Request(RequestKind.CATCH_UP)).check()
     check(world)
 
 
-def landed_meanwhile(world: World) -> None:
-    """More records, and another run that lands them."""
+def land_more(world: World) -> None:
+    """Produce one more record, and land it in another run."""
     world.topic.write(PARTITIONS[0], [START + 1], False)
     world.land(Request(RequestKind.CATCH_UP)).check()
 
 
 def test_what_another_run_landed_between_two_looks_is_no_truncation(feed: Feed) -> None:
-    """Kafka was asked before, the ledger after."""
+    """The survey asks Kafka first and reads the ledger afterwards."""
     world = World(feed)
-    landed_meanwhile(world)
+    land_more(world)
     real = world.topic.partitions
 
-    def overtaken(topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
-        found = real(topics, isolation)
+    def land_during_survey(topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
+        partitions = real(topics, isolation)
         world.topic.partitions = real  # type: ignore[method-assign]
-        landed_meanwhile(world)
-        return found
+        land_more(world)
+        return partitions
 
-    world.topic.partitions = overtaken  # type: ignore[method-assign]
+    world.topic.partitions = land_during_survey  # type: ignore[method-assign]
     world.land(Request(RequestKind.CATCH_UP)).check()
     check(world)
 
@@ -734,12 +734,12 @@ def test_a_partition_added_during_a_survey_keeps_its_committed_offset(feed: Feed
     def answer_late(topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
         first = filter_partitions(topics, isolation)
         world.topic.partitions = filter_partitions  # type: ignore[method-assign]
-        landed_meanwhile(world)
+        land_more(world)
         numbers.add(1)
         return first
 
     world.topic.partitions = filter_partitions  # type: ignore[method-assign]
-    landed_meanwhile(world)
+    land_more(world)
     world.topic.write(PARTITIONS[1], [START, START + 1, START + 2], False)
     world.group.offsets[PARTITIONS[1]] = CommittedOffset(2)
     world.topic.partitions = answer_late  # type: ignore[method-assign]
@@ -750,14 +750,14 @@ def test_a_partition_added_during_a_survey_keeps_its_committed_offset(feed: Feed
 
 def test_what_another_run_landed_between_survey_and_plan_is_pending_no_more(feed: Feed) -> None:
     world = World(feed)
-    landed_meanwhile(world)
+    land_more(world)
 
-    def overtaken(path: str) -> None:
+    def land_before_plan(path: str) -> None:
         world.lake.before.clear()
-        landed_meanwhile(world)
+        land_more(world)
 
     world.topic.write(PARTITIONS[0], [START + 1], False)
-    world.lake.before["put_if_absent"] = overtaken
+    world.lake.before["put_if_absent"] = land_before_plan
     world.land(Request(RequestKind.CATCH_UP)).check()
     check(world)
 
@@ -765,11 +765,11 @@ def test_what_another_run_landed_between_survey_and_plan_is_pending_no_more(feed
 def test_what_a_run_landed_between_two_looks_is_no_finding(feed: Feed) -> None:
     """The sensor asks Kafka once for all feeds, then reads one ledger after the other."""
     world = World(feed)
-    landed_meanwhile(world)
-    seen = view(world.topic, [feed])
-    landed_meanwhile(world)
-    found = watch(feed, world.ledger, world.topic, seen, world.now).findings
-    assert [f for f in found if f.severe] == []
+    land_more(world)
+    positions = view(world.topic, [feed])
+    land_more(world)
+    findings = watch(feed, world.ledger, world.topic, positions, world.now).findings
+    assert [f for f in findings if f.severe] == []
 
 
 @pytest.mark.parametrize("compacts", [False, True])
@@ -786,7 +786,7 @@ def test_offsets_in_no_batch_are_a_finding_in_a_topic_that_is_not_compacted(comp
 
 @pytest.mark.parametrize("on_loss", list(OnLoss))
 def test_nothing_is_planned_or_lost_in_a_life_that_was_left_meanwhile(on_loss: OnLoss, feed: Feed) -> None:
-    """The survey is older than the entry: the plan held its ranges for ever, and nobody could read them."""
+    """The survey is older than the entry: the plan would reserve its ranges permanently, and no run could read them."""
     policies = feed.policies.model_copy(update={"on_loss": on_loss})
     world = World(feed.model_copy(update={"policies": policies}))
     world.topic.write(PARTITIONS[0], [START, START + 1], False)
@@ -794,17 +794,17 @@ def test_nothing_is_planned_or_lost_in_a_life_that_was_left_meanwhile(on_loss: O
     world.topic.write(PARTITIONS[0], [START, START + 1], False)
     world.topic.log_start = 3 if on_loss is OnLoss.ACCEPT else 0
     state = world.ledger.read()
-    left = [state.current[tp] for tp in PARTITIONS]
+    keys = [state.current[tp] for tp in PARTITIONS]
 
-    def accepted(path: str) -> None:
+    def accept_new_life(path: str) -> None:
         world.lake.before.clear()
         items = tuple(
             Entering(leaves=k, enters=OriginItem(key=k._replace(incarnation="id-2"), offset=0, committed=None, why="t"))
-            for k in left
+            for k in keys
         )
         world.ledger.append(lambda s: AcceptEntry(event="recreated", items=items, reason="test"))
 
-    world.lake.before["put_if_absent"] = accepted
+    world.lake.before["put_if_absent"] = accept_new_life
     with pytest.raises(Refused, match="another life"):
         world.land(Request(RequestKind.CATCH_UP)).check()
     after = [e for n, e in world.ledger.entries() if n > state.number]
@@ -830,7 +830,7 @@ def test_a_run_with_limits_does_not_land_all_after_its_first_plan_came_to_nothin
     limits = feed.limits.model_copy(update={"records": 4})
     world = World(feed.model_copy(update={"policies": policies, "limits": limits}))
     world.topic.write(PARTITIONS[0], [START + i for i in range(16)], False)
-    edges, planned = world.edges(), list[int]()
+    edges, planned = world.make_ports(), list[int]()
     engine = edges.engine
 
     class Overtaken(MemoryEngine):

@@ -1,4 +1,4 @@
-"""How far a batch is, told from beside it: what goes wrong there is the batch's matter, or nobody's."""
+"""The thread that reports a batch's progress: its errors end the batch or are retried."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLAN = Mock(offset_ranges=())
 
 
 class Ended(BaseException):
-    """As an interrupt is: no Exception."""
+    """Not an Exception, like KeyboardInterrupt."""
 
 
 def test_what_a_reporter_raises_is_raised_where_the_batch_is_carried_out() -> None:
@@ -33,11 +33,11 @@ def test_what_a_reporter_raises_is_raised_where_the_batch_is_carried_out() -> No
 def test_a_lake_that_does_not_answer_is_asked_again() -> None:
     looks: list[Callable[[], Iterator[str]]] = [Mock(side_effect=LakeUnavailable("later")), lambda: iter(())]
     lake = Mock(list=lambda folder: looks.pop(0)())
-    told, twice = list[Progress](), threading.Event()
+    reports, twice = list[Progress](), threading.Event()
 
     def report(progress: Progress) -> None:
-        told.append(progress)
-        if len(told) == 2:
+        reports.append(progress)
+        if len(reports) == 2:
             twice.set()
 
     with report_progress(lake, "orders", 1, PLAN, report):

@@ -1,4 +1,4 @@
-"""A schema registry that hangs or refuses ends a landing soon: it is asked once, and what needs it stays pending."""
+"""A schema registry that hangs or refuses ends a landing early: one request, and records that need it stay pending."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def hang(connection: socket.socket) -> None:
 
 
 def drip(connection: socket.socket) -> None:
-    """An answer of which a byte comes now and then: no wait for one byte ever takes too long."""
+    """Send an answer byte by byte, so that no read of one byte times out."""
     with suppress(OSError):
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
         connection.settimeout(0.01)
@@ -66,25 +66,25 @@ def answer(status: int) -> Callable[[socket.socket], None]:
 
 @dataclass
 class Server:
-    """Answers each connection in one way, and counts them."""
+    """Handles each connection with `behave`, and counts the requests."""
 
     behave: Callable[[socket.socket], None]
-    asked: int = 0
+    requests: int = 0
 
     def serve(self, listening: socket.socket) -> None:
         with suppress(OSError):
             while True:
                 connection, _ = listening.accept()
-                self.asked += 1
-                Thread(target=self._one, args=(connection,), daemon=True).start()
+                self.requests += 1
+                Thread(target=self._handle, args=(connection,), daemon=True).start()
 
-    def _one(self, connection: socket.socket) -> None:
+    def _handle(self, connection: socket.socket) -> None:
         with connection:
             self.behave(connection)
 
 
 class Engine(MemoryEngine):
-    """Gives each task a copy of what knows the schemas, as Spark does."""
+    """Gives each task a copy of the schema reader, as Spark does."""
 
     writers: KeptSchemas
 
@@ -93,7 +93,7 @@ class Engine(MemoryEngine):
 
 
 class Registered(World):
-    """A feed of Avro records whose schemas a server has; the lake has one of them."""
+    """A feed of Avro records whose schemas are in a registry; the lake has one of them."""
 
     def __init__(self, path: Path, port: int) -> None:
         schema = path / "r.avsc"
@@ -106,14 +106,14 @@ class Registered(World):
         KeptSchemas(self.lake, "orders").keep(RegisteredSchema(KEPT, AVRO, (json.dumps(SCHEMA),)))
         self.engines: list[Engine] = []
 
-    def edges(self, drops: frozenset[int] = frozenset()) -> Ports:
-        engine = Engine(self.lake, self.topic.fetcher, self.feed.landing)
+    def make_ports(self, drops: frozenset[int] = frozenset()) -> Ports:
+        engine = Engine(self.lake, self.topic.make_fetcher, self.feed.landing)
         engine.writers = writers_of(self.feed, self.lake)  # type: ignore[assignment]
         self.engines.append(engine)
-        return replace(super().edges(drops), engine=engine)
+        return replace(super().make_ports(drops), engine=engine)
 
     def fill(self, schema: Callable[[int], int]) -> None:
-        """A record of each partition in each hour, by the schema of that number."""
+        """Write a record to each partition in each hour, with that hour's schema id."""
         for hour in range(HOURS):
             value = b"\0" + struct.pack(">I", schema(hour)) + b"\x0e"
             for tp in PARTITIONS:
@@ -126,12 +126,12 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     monkeypatch.setattr(confluent, "_PAUSE", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
-        def started(behave: Callable[[socket.socket], None]) -> tuple[Registered, Server]:
+        def start_server(behave: Callable[[socket.socket], None]) -> tuple[Registered, Server]:
             server = Server(behave)
             Thread(target=server.serve, args=(listening,), daemon=True).start()
             return Registered(tmp_path, listening.getsockname()[1]), server
 
-        yield started
+        yield start_server
         listening.shutdown(socket.SHUT_RDWR)
 
 
@@ -154,7 +154,7 @@ def test_a_registry_that_fails_is_asked_once(
     world, server = start(behave)
     world.fill(lambda hour: OTHER)
     landed = world.land(CATCH_UP)
-    assert server.asked == requests
+    assert server.requests == requests
     assert len(landed.failures) == len(PARTITIONS) * HOURS
     with pytest.raises(BatchIncomplete) as error:
         landed.check()
@@ -170,7 +170,7 @@ def test_what_needs_no_registry_lands_and_the_rest_waits(start: Any, monkeypatch
     world, server = start(hang)
     world.fill(lambda hour: KEPT if hour < 6 else OTHER)
     landed = world.land(CATCH_UP)
-    assert server.asked == LATE_TRIES
+    assert server.requests == LATE_TRIES
     assert len(world.engines[-1].ran) == 2  # of nine batches: no further one is begun
     assert len(landed.failures) == 4
     server.behave = answer(404)
@@ -185,4 +185,4 @@ def test_a_later_landing_asks_again(start: Any) -> None:
     world.fill(lambda hour: OTHER)
     world.land(CATCH_UP)
     world.land(CATCH_UP)
-    assert server.asked == 2 * LATE_TRIES
+    assert server.requests == 2 * LATE_TRIES

@@ -1,5 +1,5 @@
-"""Batches whose offset ranges share files: landed again, read, audited, explained, retired. The checker has the last
-word.
+"""Batches whose offset ranges share files: landed again, read, audited, explained, retired. The checker verifies the
+results.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from sluice.pipelines.maintenance import expiry
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.publishing.published_files import File, list_files, order_files
-from tests.checker.planted import ONE, ZERO, Sound, asked
+from tests.checker.planted import ONE, ZERO, Sound, request_range
 
 
 @pytest.fixture
 def sound(tmp_path: Path) -> Sound:
-    made = Sound(tmp_path, shared=True)
-    made.grow()
-    return made
+    created = Sound(tmp_path, shared=True)
+    created.grow()
+    return created
 
 
-def visible(sound: Sound) -> list[str]:
+def list_visible(sound: Sound) -> list[str]:
     return sorted(p.rpartition("/")[2] for p in sound.world.lake.list("data/orders"))
 
 
-def published(sound: Sound) -> list[PublishEntry]:
+def read_publish_entries(sound: Sound) -> list[PublishEntry]:
     return [e for _, e in sound.world.ledger.entries() if isinstance(e, PublishEntry)]
 
 
 def test_one_file_a_batch_and_the_account_closes(sound: Sound) -> None:
-    assert visible(sound) == [f"orders-0-{r}-shared.parquet" for r in ("0-12-b2", "12-15-b7", "15-18-b12")]
+    assert list_visible(sound) == [f"orders-0-{r}-shared.parquet" for r in ("0-12-b2", "12-15-b7", "15-18-b12")]
     assert sound.check().broken == []
     report = audit(sound.world.ledger, sound.world.lake, hashes=True)
     assert (report.problems, report.parts) == ((), 3)
@@ -46,20 +46,20 @@ def test_one_file_a_batch_and_the_account_closes(sound: Sound) -> None:
 def test_every_record_is_found(sound: Sound) -> None:
     for tp in (ZERO, ONE):
         for row in sound.world.topic.log(tp).visible(0, sound.world.topic.log(tp).end):
-            told = explain(sound.world.ledger, sound.world.lake, tp, row["offset"])
-            assert told.path
-            held = sound.world.rows([told.path])
-            assert held[told.row or 0] == (tp.partition, row["offset"])
+            explanation = explain(sound.world.ledger, sound.world.lake, tp, row["offset"])
+            assert explanation.path
+            rows = sound.world.read_rows([explanation.path])
+            assert rows[explanation.row or 0] == (tp.partition, row["offset"])
 
 
 def test_landing_again_takes_the_whole_file(sound: Sound) -> None:
-    sound.world.land(asked(0, 1, again=True))
-    (*_, again) = published(sound)
+    sound.world.land(request_range(0, 1, again=True))
+    (*_, again) = read_publish_entries(sound)
     assert {r.offset_range.tp for r in again.receipts} == {ZERO, ONE}
     assert {r.offset_range.range for r in again.receipts} == {
-        r.offset_range.range for r in published(sound)[0].receipts
+        r.offset_range.range for r in read_publish_entries(sound)[0].receipts
     }
-    assert "orders-0-0-12-b2-shared.parquet" not in visible(sound)
+    assert "orders-0-0-12-b2-shared.parquet" not in list_visible(sound)
     assert sound.check().broken == []
 
 
@@ -70,14 +70,14 @@ def test_landing_again_is_refused_when_a_range_of_the_file_is_gone(tmp_path: Pat
     sound.produce(ZERO, 2)
     sound.produce(ONE, 2)
     sound.land()
-    before = visible(sound)
+    before = list_visible(sound)
     sound.world.topic.log_start = 1
     again = Request(RequestKind.OFFSETS, ranges=(AskedRange("orders", 1, 5, 7),), replace=True)
     with pytest.raises(
         UsageError, match=r"orders:0:0-2 cannot be landed again now, and shares a file with requested offsets"
     ):
         sound.world.land(again)
-    assert visible(sound) == before
+    assert list_visible(sound) == before
 
 
 def test_retired_with_its_file(sound: Sound) -> None:
@@ -93,19 +93,19 @@ def test_retired_with_its_file(sound: Sound) -> None:
 
 def test_the_files_of_a_window(sound: Sound) -> None:
     world = sound.world
-    (first, *_) = world.windows()
+    (first, *_) = world.list_windows()
     listed = list_files(world.ledger, world.lake, [first], world.feed.window, PartKind.LANDED)
     assert [(f.partition, f.first, f.rows) for f in listed] == [(0, 0, 8), (1, 8, 5)]
     assert sum(f.bytes for f in listed) == world.lake.size(listed[0].path)
     assert len(order_files(listed)) == 1
 
 
-def of(path: str, partition: int, start: int) -> File:
+def make_file(path: str, partition: int, start: int) -> File:
     return File(0, PartKind.LANDED, path, path, "orders", partition, start, start + 1, 1, 1, "")
 
 
 @pytest.mark.parametrize(
-    ("found", "order"),
+    ("files", "order"),
     [
         ([("a", 0, 0), ("b", 0, 1), ("c", 1, 0)], "abc"),
         ([("b", 0, 1), ("a", 1, 0), ("b", 1, 1)], "ab"),
@@ -115,26 +115,26 @@ def of(path: str, partition: int, start: int) -> File:
     ],
     ids=["alone", "behind", "more", "in a circle", "the same"],
 )
-def test_files_come_in_an_order_that_keeps_the_logs(found: list[tuple[str, int, int]], order: str) -> None:
-    assert "".join(f.path for f in order_files([of(*f) for f in found])) == order
+def test_files_come_in_an_order_that_keeps_the_logs(files: list[tuple[str, int, int]], order: str) -> None:
+    assert "".join(f.path for f in order_files([make_file(*f) for f in files])) == order
 
 
 def test_an_older_sluice_stops_at_the_entry(sound: Sound) -> None:
-    raw = json.loads(next(sound.entry(n) for n in sound.numbers("publish")).read_bytes())
+    raw = json.loads(next(sound.get_entry_path(n) for n in sound.list_numbers("publish")).read_bytes())
     assert raw["format"] == 2
-    log = sound.numbers("publish")[0]
+    log = sound.list_numbers("publish")[0]
     path = f"_sluice/orders/log/{log:020d}.json"
     sound.world.lake.files[path] = json.dumps(raw | {"format": 3}).encode()
     with pytest.raises(LedgerTooNew):
         list(sound.world.ledger.entries())
 
 
-# -- the audit and the checker see what is wrong with a shared file
+# -- the audit and the checker detect errors in a shared file
 
 
 def change(sound: Sound, how: Any) -> None:
     """Change the first publish entry."""
-    number = sound.numbers("publish")[0]
+    number = sound.list_numbers("publish")[0]
     path = f"_sluice/orders/log/{number:020d}.json"
     raw = json.loads(sound.world.lake.files[path])
     how(raw)
@@ -142,19 +142,19 @@ def change(sound: Sound, how: Any) -> None:
 
 
 def forgotten(raw: Any) -> None:
-    """A row that the ledger gives to nobody."""
+    """Remove a row of the file from the ledger's counts."""
     raw["receipts"][0]["parts"][0]["rows"] -= 1
     raw["receipts"][0]["counts"]["landed"] -= 1
     raw["receipts"][0]["counts"]["compacted"] += 1
 
 
 def moved(raw: Any) -> None:
-    """The rows of the second are said to begin in those of the first."""
+    """Let the rows of the second range begin within those of the first."""
     raw["receipts"][1]["parts"][0]["shared"]["first"] -= 1
 
 
 def alone(raw: Any) -> None:
-    """An offset range says that the file is its own."""
+    """Record the file of one offset range as not shared."""
     raw["receipts"][0]["parts"][0]["shared"] = None
 
 

@@ -1,4 +1,4 @@
-"""A batch's report: what it says, that nothing from outside becomes markup, and that it stays small."""
+"""A batch's report: its contents, the escaping of all foreign text, and its limited size."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from sluice.pipelines.schema.schema import parse_schema
 from sluice.pipelines.validation.batch_expectations import count_earlier_rows, hold_whole
 from sluice.testing.engine import owner
 from sluice.testing.lake import MemoryLake
-from tests.pipelines.landed_world import A, B, World, pieces
+from tests.pipelines.landed_world import A, B, World, split_offsets
 
 HOUR = 3_600_000
 START = 400_000 * HOUR
@@ -100,7 +100,7 @@ _VOID = {"meta", "rect"}
 
 
 class Outline(HTMLParser):
-    """The file as a browser takes it: elements in balance, and none that could do anything."""
+    """The page as a browser parses it: elements are balanced, and none is active."""
 
     def __init__(self, page: bytes) -> None:
         super().__init__(convert_charrefs=True)
@@ -114,10 +114,10 @@ class Outline(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert tag in _ELEMENTS, tag
-        for name, said in attrs:
+        for name, value in attrs:
             assert not name.startswith("on"), name
             assert name not in ("src", "style", "srcdoc", "action", "xlink:href"), name
-            assert name != "href" or (said or "").startswith("#"), said
+            assert name != "href" or (value or "").startswith("#"), value
         self.elements.append((tag, dict(attrs)))
         if tag not in _VOID:
             self.open.append(tag)
@@ -133,7 +133,7 @@ class Outline(HTMLParser):
     def of(self, element: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.elements if name == element]
 
-    def section(self, name: str) -> bool:
+    def has_section(self, name: str) -> bool:
         return any(a.get("id") == name for a in self.of("section"))
 
 
@@ -141,8 +141,8 @@ def with_facts(account: BatchAccount, **changes: Any) -> BatchAccount:
     return replace(account, facts=replace(account.facts, **changes))
 
 
-def parsed(page: bytes) -> Outline:
-    """Checks besides what must hold of every report."""
+def parse(page: bytes) -> Outline:
+    """Parse the page, and check the rules of every report."""
     text = page.decode()
     assert len(page) < 300_000
     assert all(c.isprintable() or c == "\n" for c in text)
@@ -159,7 +159,7 @@ Records = Sequence[bytes | None]
 
 
 class Typed:
-    """A typed feed of one partition: records are made to rows by its own format, and land by hand."""
+    """A typed feed of one partition: its own format converts the records, and `land` publishes them."""
 
     def __init__(self, *expectations: dict[str, Any], columns: dict[str, str] | None = None, name: str = "orders"):
         self.columns, self.name = columns or COLUMNS, name
@@ -181,7 +181,7 @@ class Typed:
         fix: Callable[[Receipt], Receipt] = lambda r: r,
         failures: Sequence[RangeFailure] = (),
     ) -> int:
-        """The number of the batch."""
+        """Land the records, and return the number of the batch."""
         end = self.at + max(len(records), 1)
         s = OffsetRange(*KEY, self.at, end, 3, 0, START, paths.window_folder(START, HOUR, paths.PREFIX))
         plan = Plan(
@@ -190,7 +190,7 @@ class Typed:
         me = owner(f"t{self.at}")
         appended = self.ledger.append(lambda _: PlanEntry(plan=plan, hash=plan.hash, owner=me))
         assert appended is not None
-        receipt = fix(self._receipt(s, appended.number, plan.hash, me.token, records))
+        receipt = fix(self._make_receipt(s, appended.number, plan.hash, me.token, records))
         self.lake.put(paths.receipt_path(self.name, appended.number, me.token, s), to_json(receipt).encode())
         self.now, self.at = self.now + 2000, end
         if published:
@@ -200,37 +200,41 @@ class Typed:
             roll_forward(self.ledger, self.lake, self.name)  # type: ignore[arg-type]
         return appended.number
 
-    def _receipt(self, s: OffsetRange, batch: int, plan: str, attempt: str, records: Records) -> Receipt:
+    def _make_receipt(self, s: OffsetRange, batch: int, plan: str, attempt: str, records: Records) -> Receipt:
         form, parts, tallies, drift = self.shape.format(), [], dict[int, Tally](), list[Drift]()
         landed = refused = 0
-        for made in form.convert(s, _chunk(s.start, records)) if records else ():
-            bad = quarantine_rows(made.quarantined, batch, form.contract) if made.quarantined is not None else None
-            for kind, rows in ((PartKind.LANDED, made.landed), (PartKind.QUARANTINED, bad)):
+        for converted in form.convert(s, _make_chunk(s.start, records)) if records else ():
+            bad = (
+                quarantine_rows(converted.quarantined, batch, form.contract)
+                if converted.quarantined is not None
+                else None
+            )
+            for kind, rows in ((PartKind.LANDED, converted.landed), (PartKind.QUARANTINED, bad)):
                 if rows is not None and rows.num_rows:
                     target = PartTarget(self.name, batch, plan, attempt, s, kind)
                     writer = PartWriter(self.lake, target, rows.schema, LandingSettings(), 1 << 20)  # type: ignore[arg-type]
                     writer.write(rows)
                     parts += writer.close()
-            landed, refused = landed + made.landed.num_rows, refused + (bad.num_rows if bad is not None else 0)
-            tallies |= {t.expectation: t for t in made.tallies}
-            drift += made.drift
+            landed, refused = landed + converted.landed.num_rows, refused + (bad.num_rows if bad is not None else 0)
+            tallies |= {t.expectation: t for t in converted.tallies}
+            drift += converted.drift
         counts = Counts(landed=landed, quarantined=refused, compacted=s.span - landed - refused)
         times = {"wait": 3_000_000, "type": 1_000_000}
         return Receipt(
             s, s.end, counts, tuple(parts), attempt, 1000, times, self.shape.name, tuple(tallies.values()), tuple(drift)
         )
 
-    def told(self, batch: int, **more: Any) -> BatchAccount:
+    def read_account(self, batch: int, **more: Any) -> BatchAccount:
         return read_account(self.ledger, self.lake, batch, **more)  # type: ignore[arg-type]
 
-    def page(self, batch: int, behind: Sequence[PartitionLag] | None = None, **more: Any) -> Outline:
-        found = self.told(batch, **more)
-        page = report_page.make(found, self.lake, behind)  # type: ignore[arg-type]
-        assert page == report_page.make(found, self.lake, behind), "the same batch, the same file"  # type: ignore[arg-type]
-        return parsed(page)
+    def render_page(self, batch: int, behind: Sequence[PartitionLag] | None = None, **more: Any) -> Outline:
+        account = self.read_account(batch, **more)
+        page = report_page.make(account, self.lake, behind)  # type: ignore[arg-type]
+        assert page == report_page.make(account, self.lake, behind), "the same batch, the same file"  # type: ignore[arg-type]
+        return parse(page)
 
 
-def _chunk(start: int, records: Records) -> pa.RecordBatch:
+def _make_chunk(start: int, records: Records) -> pa.RecordBatch:
     n = len(records)
     columns = {
         "key": pa.array([EVIL.encode() + b"\xff"] * n, pa.binary()),
@@ -243,7 +247,7 @@ def _chunk(start: int, records: Records) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def rows(n: int, **fields: Any) -> list[bytes]:
+def make_rows(n: int, **fields: Any) -> list[bytes]:
     return [
         json.dumps({"id": i, "name": f"n{i % 3}", "price": i / 4, "ok": i % 2 == 0} | fields).encode() for i in range(n)
     ]
@@ -258,13 +262,13 @@ NAMES = expect("column_values_to_be_in_set", "warning", column="name", value_set
 PRICE = expect("column_values_to_be_between", "info", column="price", min_value=0)
 
 
-# -- what it says
+# -- contents
 
 
 def test_a_published_batch() -> None:
     feed = Typed(BETWEEN, NAMES, PRICE, expect("column_mean_to_be_between", column="price", min_value=0, max_value=20))
-    feed.land(rows(10))
-    said = feed.page(feed.land([*rows(100), b"{"]), [PartitionLag(KEY, 1280, 95_000)])
+    feed.land(make_rows(10))
+    outline = feed.render_page(feed.land([*make_rows(100), b"{"]), [PartitionLag(KEY, 1280, 95_000)])
     for words in (
         "orders · batch 4",
         "Window 2015-08-19T16:00, published 2015-08-19T17:00:04Z, with 1 expectation of its contract not met.",
@@ -286,24 +290,24 @@ def test_a_published_batch() -> None:
         "run-1",
         f"data/orders/{paths.window_folder(START, HOUR, paths.PREFIX)}/orders-0-10-111-b4.parquet",
     ):
-        assert words in said.text, words
-    assert feed.told(4).batch.hash in said.text
-    assert feed.shape.name in said.text
-    assert {s["id"] for s in said.of("section")} == {
+        assert words in outline.text, words
+    assert feed.read_account(4).batch.hash in outline.text
+    assert feed.shape.name in outline.text
+    assert {s["id"] for s in outline.of("section")} == {
         "rows", "quarantine", "contract", "columns", "drift", "lag", "time", "history", "offset-ranges", "origin",
     }  # fmt: skip
-    assert len(said.of("caption")) == len(said.of("table"))
+    assert len(outline.of("caption")) == len(outline.of("table"))
 
 
 def test_what_brokers_were_asked() -> None:
     feed = Typed()
-    told = feed.told(feed.land(rows(10)))
-    asked = BrokerTraffic(
+    account = feed.read_account(feed.land(make_rows(10)))
+    busy = BrokerTraffic(
         7, "b7:9092", 3, 0, 2_000_000, Latency.of(20_000), {"no answer": 1}, throttled=1, throttle_ms=4000
     )
-    many = (asked, *(BrokerTraffic(node, EVIL, 1) for node in range(8, 100)))
-    page = parsed(report_page.make(with_facts(told, traffic=Traffic(many, {"orders": 12})), feed.lake))  # type: ignore[arg-type]
-    assert page.section("brokers")
+    brokers = (busy, *(BrokerTraffic(node, EVIL, 1) for node in range(8, 100)))
+    page = parse(report_page.make(with_facts(account, traffic=Traffic(brokers, {"orders": 12})), feed.lake))  # type: ignore[arg-type]
+    assert page.has_section("brokers")
     for words in (
         "broker 7 at b7:9092 throttled this client for 4.0 s",
         "7 b7:9092 3 2 MB 20.0 ms 20.0 ms 20.0 ms 20 ms 0 ms 4.00 s 0 no answer 1",
@@ -311,48 +315,48 @@ def test_what_brokers_were_asked() -> None:
         "orders 10 1 kB 12",
     ):
         assert words in page.text, words
-    assert not feed.page(told.batch.id).section("brokers"), "an entry of before says nothing of brokers"
+    assert not feed.render_page(account.batch.id).has_section("brokers"), "an entry of before says nothing of brokers"
 
 
 def test_columns_are_drawn() -> None:
     feed = Typed(BETWEEN, NAMES)
-    batch = feed.land(rows(90))
-    found = report_page.columns_to_profile(feed.told(batch))
-    assert found == ["kafka_timestamp", "id", "name"]
-    said = feed.page(batch)
-    histograms = [a["aria-label"] for a in said.of("svg") if (a.get("aria-label") or "").startswith("Histogram")]
+    batch = feed.land(make_rows(90))
+    columns = report_page.columns_to_profile(feed.read_account(batch))
+    assert columns == ["kafka_timestamp", "id", "name"]
+    outline = feed.render_page(batch)
+    histograms = [a["aria-label"] for a in outline.of("svg") if (a.get("aria-label") or "").startswith("Histogram")]
     assert histograms == ["Histogram of kafka_timestamp", "Histogram of id"]
-    assert "least 0 · median 44.5 · mean 44.5 · most 89 · no nulls" in said.text
-    assert "n0 30 33.33 % n1 30 33.33 % n2 30 33.33 %" in said.text
+    assert "least 0 · median 44.5 · mean 44.5 · most 89 · no nulls" in outline.text
+    assert "n0 30 33.33 % n1 30 33.33 % n2 30 33.33 %" in outline.text
 
 
 def test_a_refused_batch_is_read_where_it_is_staged() -> None:
     feed = Typed(BETWEEN, expect("column_mean_to_be_between", column="price", min_value=1000))
-    batch = feed.land(rows(100), published=False)
-    said = feed.page(batch)
-    assert "refused Window 2015-08-19T16:00. Nothing of it is visible" in said.text
-    assert "Not met: 1 critical expectation about the whole batch." in said.text
-    assert "the mean of price is at least 1,000" in said.text
-    assert "contract out_of_bounds" in said.text
-    assert "_sluice/orders/staging/" in said.text
-    assert "too much is bad" in feed.page(batch, why="too much is bad\n    the first").text
-    told = feed.told(batch)
-    assert report_page.path_of(told) == f"_sluice/orders/reports/0/{batch}-{told.batch.owner.token}.html"
+    batch = feed.land(make_rows(100), published=False)
+    outline = feed.render_page(batch)
+    assert "refused Window 2015-08-19T16:00. Nothing of it is visible" in outline.text
+    assert "Not met: 1 critical expectation about the whole batch." in outline.text
+    assert "the mean of price is at least 1,000" in outline.text
+    assert "contract out_of_bounds" in outline.text
+    assert "_sluice/orders/staging/" in outline.text
+    assert "too much is bad" in feed.render_page(batch, why="too much is bad\n    the first").text
+    account = feed.read_account(batch)
+    assert report_page.path_of(account) == f"_sluice/orders/reports/0/{batch}-{account.batch.owner.token}.html"
 
 
 def test_a_batch_published_in_part() -> None:
     feed = Typed()
-    gone = RangeFailure(OffsetRange(*KEY, 500, 600), "OffsetsLost", EVIL * 100, fatal=True)
-    said = feed.page(feed.land(rows(3), failures=[gone]))
-    assert "published in part" in said.text
-    assert "orders:0:500-600 OffsetsLost <script>alert(1)" in said.text
-    assert "This batch was not checked against a contract." in said.text
+    lost = RangeFailure(OffsetRange(*KEY, 500, 600), "OffsetsLost", EVIL * 100, fatal=True)
+    outline = feed.render_page(feed.land(make_rows(3), failures=[lost]))
+    assert "published in part" in outline.text
+    assert "orders:0:500-600 OffsetsLost <script>alert(1)" in outline.text
+    assert "This batch was not checked against a contract." in outline.text
 
 
 def test_a_field_that_some_ranges_have_is_not_missing() -> None:
     feed = Typed()
-    told = feed.told(feed.land(rows(5)))
-    (r,) = told.facts.receipts
+    account = feed.read_account(feed.land(make_rows(5)))
+    (r,) = account.facts.receipts
     wrong, absent = (
         Drift(DriftKind.WRONG, "qty", 2, 7, "string"),
         Drift(DriftKind.MISSING, "name", 5, r.offset_range.start),
@@ -361,28 +365,28 @@ def test_a_field_that_some_ranges_have_is_not_missing() -> None:
         replace(r, drift=(wrong, absent)),
         replace(r, offset_range=replace(r.offset_range, partition=1), drift=(wrong,)),
     )
-    said = parsed(report_page.make(with_facts(told, receipts=both), feed.lake))  # type: ignore[arg-type]
-    assert "values of another type" in said.text
-    assert "a field that no record has" not in said.text
+    outline = parse(report_page.make(with_facts(account, receipts=both), feed.lake))  # type: ignore[arg-type]
+    assert "values of another type" in outline.text
+    assert "a field that no record has" not in outline.text
 
 
 def test_receipts_that_say_nothing_sound_are_no_account() -> None:
     feed = Typed()
-    unsound = feed.land(rows(3), published=False, fix=lambda r: replace(r, counts=replace(r.counts, landed=9)))
-    assert feed.told(unsound).facts.receipts == ()
+    unsound = feed.land(make_rows(3), published=False, fix=lambda r: replace(r, counts=replace(r.counts, landed=9)))
+    assert feed.read_account(unsound).facts.receipts == ()
 
 
 def test_raw_batches_and_merged_ones(tmp_path: Path) -> None:
     world = World(tmp_path)
-    world.land(*pieces(A, 25), *pieces(B, 25), bad=1)
+    world.land(*split_offsets(A, 25), *split_offsets(B, 25), bad=1)
     world.compact()
     assert len(world.state().batches) > 1
     for batch in world.state().batches:
-        found = read_account(world.fresh_ledger(), world.lake, batch)  # type: ignore[arg-type]
-        said = parsed(report_page.make(found, world.lake))  # type: ignore[arg-type]
-        assert " rows landed" in said.text
-        assert "Not known: this report was made without asking Kafka." in said.text
-    assert "not there any more" in parsed(report_page.make(read_account(world.ledger, world.lake, 2), world.lake)).text  # type: ignore[arg-type]
+        account = read_account(world.reopen_ledger(), world.lake, batch)  # type: ignore[arg-type]
+        outline = parse(report_page.make(account, world.lake))  # type: ignore[arg-type]
+        assert " rows landed" in outline.text
+        assert "Not known: this report was made without asking Kafka." in outline.text
+    assert "not there any more" in parse(report_page.make(read_account(world.ledger, world.lake, 2), world.lake)).text  # type: ignore[arg-type]
 
 
 def test_batches_that_are_not_there() -> None:
@@ -390,42 +394,44 @@ def test_batches_that_are_not_there() -> None:
     with pytest.raises(UsageError, match="no batch yet"):
         newest(feed.ledger.read(), "orders")
     with pytest.raises(UsageError, match="no batch 7"):
-        feed.told(7)
-    batch = feed.land(rows(1))
+        feed.read_account(7)
+    batch = feed.land(make_rows(1))
     assert newest(feed.ledger.read(), "orders") == batch
 
 
 def test_it_is_kept_in_the_lake() -> None:
     feed = Typed()
-    batch = feed.land(rows(2))
+    batch = feed.land(make_rows(2))
     path = report_page.keep(feed.ledger, feed.lake, batch)  # type: ignore[arg-type]
     assert path == f"_sluice/orders/reports/0/{batch}.html"
-    parsed(feed.lake.files[path])
+    parse(feed.lake.files[path])
 
 
-# -- what is odd
+# -- edge cases
 
 
-@pytest.mark.parametrize("records", [[], [b"nonsense"] * 20, [None] * 5, rows(1)], ids=["none", "bad", "dead", "one"])
+@pytest.mark.parametrize(
+    "records", [[], [b"nonsense"] * 20, [None] * 5, make_rows(1)], ids=["none", "bad", "dead", "one"]
+)
 def test_few_rows_or_none(records: list[bytes | None]) -> None:
     feed = Typed(BETWEEN, NAMES, PRICE, expect("column_values_to_be_unique", column="name"))
     for published in (True, False):
-        said = feed.page(feed.land(records, published=published))
-        assert said.section("contract")
+        outline = feed.render_page(feed.land(records, published=published))
+        assert outline.has_section("contract")
 
 
 def test_values_that_are_no_numbers() -> None:
     feed = Typed(PRICE, NAMES, expect("column_values_to_not_be_null", "info", column="blob"))
-    batch = feed.land(rows(20, name=None, price=None))
-    said = feed.page(batch)
-    assert said.text.count("100 % null") == 3
+    batch = feed.land(make_rows(20, name=None, price=None))
+    outline = feed.render_page(batch)
+    assert outline.text.count("100 % null") == 3
     table = {
         "price": pa.array([float("nan"), float("inf"), -float("inf"), None, 1.0, 1e300, -1e-300] * 5),
         "kafka_offset": pa.array(range(35), pa.int64()),
     }
-    found = _profile(pa.table(table), ["price"])
-    assert dict(found[0].stats)["NaN or infinite"] == "15"
-    assert sum(b.rows for b in found[0].bins) == 15
+    profiles = _read_columns(pa.table(table), ["price"])
+    assert dict(profiles[0].stats)["NaN or infinite"] == "15"
+    assert sum(b.rows for b in profiles[0].bins) == 15
 
 
 def test_every_kind_of_column() -> None:
@@ -444,58 +450,60 @@ def test_every_kind_of_column() -> None:
         "few": pa.array(["a", "a", "b", None]).dictionary_encode(),
     }
     table = pa.table(columns | {"offset": pa.array(range(4), pa.int64())})
-    found = {p.name: p for p in _profile(table, list(columns))}
-    assert [*found] == list(columns)
-    assert {n: p.nulls for n, p in found.items()} == {n: c.null_count for n, c in columns.items()}
-    assert found["few"].top == (("a", 2), ("b", 1))
-    assert found["yes"].top == (("true", 2), ("false", 1))
-    assert found["one"].bins == (column_profiles.Bin("7", 4),)
-    assert found["bytes"].of == "lengths in bytes"
-    assert dict(found["text"].stats) == {"different": "3", "length": "0 to 2,000,000, 666,667.7 on average"}
-    assert max(len(v) for v, _ in found["text"].top) == column_profiles.TEXT
-    assert all(sum(b.rows for b in p.bins) == 4 - p.nulls for p in found.values() if p.bins)
-    assert {n for n, p in found.items() if p.bins} == {"i8", "u64", "bytes", "day", "at", "money", "one"}
+    profiles = {p.name: p for p in _read_columns(table, list(columns))}
+    assert [*profiles] == list(columns)
+    assert {n: p.nulls for n, p in profiles.items()} == {n: c.null_count for n, c in columns.items()}
+    assert profiles["few"].top == (("a", 2), ("b", 1))
+    assert profiles["yes"].top == (("true", 2), ("false", 1))
+    assert profiles["one"].bins == (column_profiles.Bin("7", 4),)
+    assert profiles["bytes"].of == "lengths in bytes"
+    assert dict(profiles["text"].stats) == {"different": "3", "length": "0 to 2,000,000, 666,667.7 on average"}
+    assert max(len(v) for v, _ in profiles["text"].top) == column_profiles.TEXT
+    assert all(sum(b.rows for b in p.bins) == 4 - p.nulls for p in profiles.values() if p.bins)
+    assert {n for n, p in profiles.items() if p.bins} == {"i8", "u64", "bytes", "day", "at", "money", "one"}
 
 
 def test_a_few_values_far_outside_do_not_hide_the_others() -> None:
     values = [*range(1000), 10**9, -(10**9)]
     table = pa.table({"v": pa.array(values, pa.int64()), "offset": pa.array(range(1002), pa.int64())})
-    (found,) = _profile(table, ["v"])
-    assert sum(b.rows for b in found.bins) == 1002
-    assert [b.edge for b in found.bins].count(True) == 2
-    assert sum(not b.edge and b.rows > 20 for b in found.bins) > 20
+    (profile,) = _read_columns(table, ["v"])
+    assert sum(b.rows for b in profile.bins) == 1002
+    assert [b.edge for b in profile.bins].count(True) == 2
+    assert sum(not b.edge and b.rows > 20 for b in profile.bins) > 20
 
 
 @pytest.mark.parametrize("values", [[1.7e308] * 3, [1.7e308, -1.7e308], [1.7e308, 0.0, None, float("nan")]])
 def test_sums_and_distances_beyond_a_double_are_left_out(values: list[float | None]) -> None:
     table = pa.table({"v": pa.array(values, pa.float64()), "offset": pa.array(range(len(values)), pa.int64())})
-    (profile,) = _profile(table, ["v"])
+    (profile,) = _read_columns(table, ["v"])
     assert {"least", "median", "most"} <= {name for name, _ in profile.stats}
 
 
 def test_of_a_large_batch_a_sample_is_read() -> None:
     table = pa.table({"v": pa.array(range(10_000), pa.int64()), "offset": pa.array(range(10_000), pa.int64())})
-    found = _profiles(table, ["v"], most=1000, group=100)
-    assert (found.rows, found.all_, found.is_sampled) == (1000, 10_000, True)
-    (v,) = found.columns
-    assert [b.rows > 0 for b in v.bins].count(True) >= 10, "from everywhere"
+    profiles = _read_profiles(table, ["v"], max_rows=1000, group=100)
+    assert (profiles.rows, profiles.all_, profiles.is_sampled) == (1000, 10_000, True)
+    (profile,) = profiles.columns
+    assert [b.rows > 0 for b in profile.bins].count(True) >= 10, "from everywhere"
 
 
 def test_pages_side_by_side_share_a_database_and_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     offsets = pa.array(range(500), pa.int64())
     tables = [pa.table({"v": pa.array([n] * 500, pa.int64()), "offset": offsets}) for n in range(8)]
-    _profile(tables[0], ["v"])
+    _read_columns(tables[0], ["v"])
     monkeypatch.setattr(duckdb, "connect", lambda **how: pytest.fail("another database"))
     with ThreadPoolExecutor(4) as threads:
-        pages = [*threads.map(lambda table: _profile(table, ["v"]), tables)]
+        pages = [*threads.map(lambda table: _read_columns(table, ["v"]), tables)]
     assert [v.bins for (v,) in pages] == [(column_profiles.Bin(str(n), 500),) for n in range(8)]
 
 
-def _profile(table: pa.Table, wanted: list[str]) -> tuple[column_profiles.Profile, ...]:
-    return _profiles(table, wanted).columns
+def _read_columns(table: pa.Table, wanted: list[str]) -> tuple[column_profiles.Profile, ...]:
+    return _read_profiles(table, wanted).columns
 
 
-def _profiles(table: pa.Table, wanted: list[str], most: int = 10**6, group: int = 1 << 20) -> column_profiles.Profiles:
+def _read_profiles(
+    table: pa.Table, wanted: list[str], max_rows: int = 10**6, group: int = 1 << 20
+) -> column_profiles.Profiles:
     import io
 
     import pyarrow.parquet as pq
@@ -503,26 +511,26 @@ def _profiles(table: pa.Table, wanted: list[str], most: int = 10**6, group: int 
     lake, sink = MemoryLake(), io.BytesIO()
     pq.write_table(table, sink, row_group_size=group)
     lake.put("part", sink.getvalue())
-    part = replace(_part("part"), rows=table.num_rows)
+    part = replace(_make_part("part"), rows=table.num_rows)
     receipt = Receipt(OffsetRange(*KEY, 0, 4), 4, Counts(4), (part,), "a")
-    return column_profiles.profiles([(receipt, part)], lake, wanted, published=True, max_rows=most)  # type: ignore[arg-type]
+    return column_profiles.profiles([(receipt, part)], lake, wanted, published=True, max_rows=max_rows)  # type: ignore[arg-type]
 
 
-def _part(path: str) -> Any:
+def _make_part(path: str) -> Any:
     from sluice.pipelines.model.receipts import Part
 
     return Part(path, PartKind.LANDED, path, path, 0, 0, "")
 
 
-# -- what is hostile
+# -- hostile input
 
 
 def test_records_are_text() -> None:
     evil = expect("column_values_to_not_match_regex", column="name", regex='<b onclick="x">|</td><script>')
     feed = Typed(evil, NAMES, columns={**COLUMNS, "x<script>y": "string", 'q"&': "int32"})
     records = [
-        *rows(50, name=EVIL),
-        *rows(5, name="</td><script>alert(2)</script>"),
+        *make_rows(50, name=EVIL),
+        *make_rows(5, name="</td><script>alert(2)</script>"),
         EVIL.encode("utf-8", "surrogatepass"),
         b'{"name": "' + b"<script>" * 130_000 + b'", "id": "no"}',
         b'{"name": "' + b"\xf0\x9f\x98\x80" * 9 + b"\xff\xfe\x00" * 50,
@@ -530,12 +538,12 @@ def test_records_are_text() -> None:
     ]
     drifts = tuple(Drift(DriftKind.NEW, f"{EVIL}{i}" * 5, 3, 7, "string") for i in range(200))
     batch = feed.land(records, fix=lambda r: replace(r, drift=drifts, timings={"<script>": 5}))
-    said = feed.page(batch)
-    assert "<script>alert(1)</script>" in said.text, "shown as what it is"
-    assert "\\u202eevil\\u2066 \\x00\\x1b[2J \U0001f600 &amp; javascript:alert(1)" in said.text
-    assert "\\xff\\xfe\\x00" in said.text
-    assert "140 more" in said.text
-    feed.page(feed.land(records, published=False), why=EVIL * 10_000)
+    outline = feed.render_page(batch)
+    assert "<script>alert(1)</script>" in outline.text, "shown as text"
+    assert "\\u202eevil\\u2066 \\x00\\x1b[2J \U0001f600 &amp; javascript:alert(1)" in outline.text
+    assert "\\xff\\xfe\\x00" in outline.text
+    assert "140 more" in outline.text
+    feed.render_page(feed.land(records, published=False), why=EVIL * 10_000)
 
 
 def test_feeds_topics_and_columns_are_text() -> None:
@@ -543,11 +551,11 @@ def test_feeds_topics_and_columns_are_text() -> None:
     checks = [expect("column_values_to_be_between", "warning", column=c, min_value=5) for c in columns]
     feed = Typed(*checks, columns=columns)
     batch = feed.land([json.dumps(dict.fromkeys(columns, 1)).encode()] * 9)
-    said = feed.page(batch)
-    assert "25 columns more are not shown" in said.text
-    told = replace(feed.told(batch), feed=EVIL, ledger_id=EVIL)
-    evil = tuple(replace(r, offset_range=replace(r.offset_range, topic=EVIL)) for r in told.facts.receipts)
-    parsed(report_page.make(with_facts(told, receipts=evil), feed.lake))  # type: ignore[arg-type]
+    outline = feed.render_page(batch)
+    assert "25 columns more are not shown" in outline.text
+    account = replace(feed.read_account(batch), feed=EVIL, ledger_id=EVIL)
+    evil = tuple(replace(r, offset_range=replace(r.offset_range, topic=EVIL)) for r in account.facts.receipts)
+    parse(report_page.make(with_facts(account, receipts=evil), feed.lake))  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -556,43 +564,45 @@ def test_whatever_there_is_it_stays_small() -> None:
         expect("column_values_to_be_in_set", "warning", column="name", value_set=["&" * 60, f"{i}"]) for i in range(500)
     ]
     feed = Typed(*checks, columns={**COLUMNS, **{f"c{i}": "int32" for i in range(60)}})
-    told = feed.told(feed.land([*rows(300, name="\"'&<>" * 99), *(b'{"c%d": "' % i + b"&" * 5000 for i in range(60))]))
-    receipts = tuple(_elsewhere(told.facts.receipts[0], i) for i in range(1000))
+    account = feed.read_account(
+        feed.land([*make_rows(300, name="\"'&<>" * 99), *(b'{"c%d": "' % i + b"&" * 5000 for i in range(60))])
+    )
+    receipts = tuple(_move(account.facts.receipts[0], i) for i in range(1000))
     failures = tuple(RangeFailure(r.offset_range, "&" * 900, "<" * 900) for r in receipts)
     behind = tuple(PartitionLag(Key(f"{'&' * 200}{i}", i, "x"), i + 1, 5) for i in range(2000))
-    page = report_page.make(replace(with_facts(told, receipts=receipts), failures=failures), feed.lake, behind)  # type: ignore[arg-type]
-    said = parsed(page)
-    assert "Left out: it is too large to be shown." in said.text
-    assert "90 rows landed" not in said.text
+    page = report_page.make(replace(with_facts(account, receipts=receipts), failures=failures), feed.lake, behind)  # type: ignore[arg-type]
+    outline = parse(page)
+    assert "Left out: it is too large to be shown." in outline.text
+    assert "90 rows landed" not in outline.text
 
 
-def _elsewhere(r: Receipt, i: int) -> Receipt:
-    """The same in a partition and a window of its own."""
+def _move(r: Receipt, i: int) -> Receipt:
+    """Returns the receipt for another partition and window."""
     s = replace(r.offset_range, topic="&" * 200, partition=i, window=START + i * HOUR)
     return replace(r, offset_range=s, relanded=(Range(0, 1),))
 
 
 @pytest.mark.parametrize("text", ["", "a", "\x00", "\u202e", "\ud800", "é", "\U0001f468\u200d\U0001f469", "\n", "&lt;"])
 def test_text_comes_back_as_it_is_seen(text: str) -> None:
-    words = list(_texts(f"<p>{markup.plain(text)}</p>"))
+    words = list(_list_texts(f"<p>{markup.plain(text)}</p>"))
     assert "".join(words) == markup.harmless(text)
     assert len(markup.plain(text * 100_000)) < 10 * markup.LONGEST
 
 
-def _texts(page: str) -> Iterator[str]:
+def _list_texts(page: str) -> Iterator[str]:
     class Words(HTMLParser):
         def handle_data(self, data: str) -> None:
-            found.append(data)
+            texts.append(data)
 
-    found: list[str] = []
+    texts: list[str] = []
     parser = Words()
     parser.feed(page)
     parser.close()
-    yield from found
+    yield from texts
 
 
 @pytest.mark.parametrize(
-    ("part", "whole", "said"),
+    ("part", "total", "text"),
     [
         (0, 0, "–"),
         (0, 5, "0 %"),
@@ -602,5 +612,5 @@ def _texts(page: str) -> Iterator[str]:
         (1, 3, "33.33 %"),
     ],
 )
-def test_shares(part: int, whole: int, said: str) -> None:
-    assert markup.share(part, whole) == said
+def test_shares(part: int, total: int, text: str) -> None:
+    assert markup.share(part, total) == text

@@ -1,4 +1,4 @@
-"""The commit's steps over a fake coordinator; the same on a real one stands in tests/integration."""
+"""The steps of a commit over a fake coordinator; tests/integration repeats them on a real one."""
 
 import pytest
 
@@ -95,16 +95,16 @@ def test_nothing_new_does_not_touch_the_group() -> None:
 
 
 def test_a_run_that_sleeps_while_another_commits_on_says_so() -> None:
-    """Its own commit may have taken effect before: nobody can tell any more, and nothing rests on it."""
+    """Its own commit may have taken effect before; this can no longer be known, and nothing depends on it."""
     world = World()
     world.account(0, 50)
 
-    def another() -> None:
+    def commit_more() -> None:
         world.group.on_end = lambda: None
         world.account(50, 60)
         world.commit()
 
-    world.group.on_end = another
+    world.group.on_end = commit_more
     with pytest.raises(CommitFenced, match="another run has committed 60 since this one set out to commit 50"):
         world.commit()
     assert world.held == 60
@@ -146,7 +146,7 @@ def test_what_somebody_else_committed_is_told_once_landing_has_reached_it() -> N
 
 
 def test_what_an_own_commit_left_was_put_by_nobody_else() -> None:
-    """One whose answer was lost, one from before the ledger, one that somebody moved through us."""
+    """A commit with a lost answer, one from before the ledger, and an offset that a user moved with Sluice."""
     world = World(origin=20, committed=20)
     assert world.commit().put_by_others == ()
     world.account(20, 50)
@@ -177,13 +177,13 @@ K1, K2 = Key("orders", 1, "id-1"), Key("orders", 2, "id-1")
 def test_only_what_works_is_offered_for_moved_offsets(
     moved: dict[Key, tuple[int, int]], works: list[str], not_offered: list[str]
 ) -> None:
-    """Back, ahead, beyond the log's end at 70, and all of it at once."""
-    said = list_remedies("orders", moved, dict.fromkeys([k.tp for k in moved], 70))
-    assert said.startswith("commit the frontier anyway: sluice accept orders moved --reason …")
+    """Offsets moved back, ahead, beyond the log's end at 70, and all of these at once."""
+    remedies = list_remedies("orders", moved, dict.fromkeys([k.tp for k in moved], 70))
+    assert remedies.startswith("commit the frontier anyway: sluice accept orders moved --reason …")
     for command in works:
-        assert command in said
+        assert command in remedies
     for option in not_offered:
-        assert option not in said
+        assert option not in remedies
 
 
 def test_never_passes_a_hole() -> None:
@@ -300,9 +300,9 @@ def test_where_nobody_can_be_asked_after_a_lost_answer_the_outcome_is_unknown(
     answers = iter([world.group.fetch_committed([TP])] * 2)
 
     def fetch_committed(_: object) -> object:
-        if (found := next(answers, None)) is None:
+        if (offsets := next(answers, None)) is None:
             raise KafkaUnavailable("broker 1 does not answer")
-        return found
+        return offsets
 
     with monkeypatch.context() as patch:
         patch.setattr(world.group, "fetch_committed", fetch_committed)
@@ -319,7 +319,7 @@ def test_a_commit_whose_record_was_lost_is_recognised_by_its_mark() -> None:
     ours = world.group.offsets[TP]
     fresh = World()
     fresh.ledger = world.ledger
-    # Kafka holds our commit of 50, then the frontier moved on, and no commit entry says so for 60
+    # Kafka has our commit of 50; then the frontier moved on, and the ledger has no commit entry for 60
     world.account(50, 60)
     world.group.offsets[TP] = CommittedOffset(55, metadata=ours.metadata)
     world.commit()
@@ -339,10 +339,10 @@ def test_a_newer_committer_of_ours_fences_the_older() -> None:
     world = World()
     world.account(0, 50)
 
-    def rival() -> None:
+    def raise_epoch() -> None:
         world.group.epoch += 1
 
-    world.group.on_commit = rival
+    world.group.on_commit = raise_epoch
     with pytest.raises(CommitFenced):
         world.commit()
 
@@ -381,7 +381,7 @@ def test_commit_entries_count_by_their_maximum() -> None:
 
 @pytest.mark.parametrize("absent", [TopicPartition("orders", 1), TopicPartition("deleted", 0)])
 def test_a_partition_that_kafka_no_longer_has_holds_back_no_other(absent):
-    """Kafka commits nothing for it: one deleted topic of a pattern would end all commits of the feed."""
+    """Kafka commits no offset of a deleted topic, which would end all commits of a feed with a pattern."""
     world = World()
     key = Key(*absent, "id-1")
     item = OriginItem(key=key, offset=3, committed=None, why="test")

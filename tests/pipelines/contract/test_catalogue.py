@@ -1,4 +1,4 @@
-"""The catalogue: as Great Expectations' own classes have it, as the documentation lists it, and in words."""
+"""The catalogue agrees with Great Expectations' own classes and with the documentation; its entries in words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sluice.pipelines.schema.schema import arrow_type, parse_schema
 DOCS = (Path(__file__).parents[3] / "docs" / "contracts.md").read_text()
 
 
-def said(type_: str, **kwargs: Any) -> Expectation:
+def make_expectation(type_: str, **kwargs: Any) -> Expectation:
     return Expectation(0, type_, kwargs)
 
 
@@ -69,33 +69,35 @@ LEAST: dict[Takes, Any] = {
 @pytest.mark.parametrize("type_", [*ENTRIES])
 def test_each_says_itself_in_words(type_: str) -> None:
     kwargs = {k.name: LEAST[k.takes] for k in ENTRIES[type_].kwargs.values() if k.takes in LEAST}
-    found = Expectation(0, type_, kwargs)
-    assert text(found).isprintable()
-    assert "should" in demand(found)
-    assert all(name in text(found) for name in columns(found))
+    expectation = Expectation(0, type_, kwargs)
+    assert text(expectation).isprintable()
+    assert "should" in demand(expectation)
+    assert all(name in text(expectation) for name in columns(expectation))
 
 
 @pytest.mark.parametrize(
     ("expectation", "words"),
     [
         (
-            said("expect_column_values_to_be_between", column="amount", min_value=0, max_value=10000.0),
+            make_expectation("expect_column_values_to_be_between", column="amount", min_value=0, max_value=10000.0),
             "amount is between 0 and 10,000",
         ),
         (
-            said("expect_column_values_to_be_between", column="amount", min_value=0.5, strict_min=True),
+            make_expectation("expect_column_values_to_be_between", column="amount", min_value=0.5, strict_min=True),
             "amount is more than 0.5",
         ),
         (
-            said("expect_column_values_to_be_in_set", column="c", value_set=[*"abcdefg"], mostly=0.995),
+            make_expectation("expect_column_values_to_be_in_set", column="c", value_set=[*"abcdefg"], mostly=0.995),
             'c is one of "a", "b", "c", "d", "e" and 2 more, in at least 99.5% of rows',
         ),
         (
-            said("expect_column_pair_values_a_to_be_greater_than_b", column_A="end", column_B="begin", or_equal=True),
+            make_expectation(
+                "expect_column_pair_values_a_to_be_greater_than_b", column_A="end", column_B="begin", or_equal=True
+            ),
             "end is at least begin",
         ),
-        (said("expect_column_values_to_match_regex", column="c", regex="a" * 70), f"c matches {'a' * 60}…"),
-        (said("expect_column_value_lengths_to_equal", column="c\x1b", value=3), "the length of c� is 3"),
+        (make_expectation("expect_column_values_to_match_regex", column="c", regex="a" * 70), f"c matches {'a' * 60}…"),
+        (make_expectation("expect_column_value_lengths_to_equal", column="c\x1b", value=3), "the length of c� is 3"),
     ],
 )
 def test_the_words(expectation: Expectation, words: str) -> None:
@@ -103,8 +105,8 @@ def test_the_words(expectation: Expectation, words: str) -> None:
 
 
 def test_a_demand_is_what_a_broken_row_should_be() -> None:
-    found = said("expect_column_values_to_not_match_regex", column="c", regex="^x")
-    assert (text(found), demand(found)) == ("c does not match ^x", "c should not match ^x")
+    expectation = make_expectation("expect_column_values_to_not_match_regex", column="c", regex="^x")
+    assert (text(expectation), demand(expectation)) == ("c does not match ^x", "c should not match ^x")
 
 
 def test_the_columns_are_those_that_land() -> None:

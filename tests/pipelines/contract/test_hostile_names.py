@@ -1,4 +1,4 @@
-"""Names of columns and values of a contract are no SQL, whatever they say."""
+"""Names of columns and values of a contract never become SQL."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def test_whole_batches_are_asked_of_any_column_for_any_value(name: str) -> None:
     pq.write_table(pa.table(columns), sink)
     lake = MemoryLake()
     lake.put("x", sink.getvalue())
-    asked = [
+    expectations = [
         ("expect_column_values_to_be_unique", {"column": name}),
         ("expect_column_distinct_values_to_equal_set", {"column": name, "value_set": SQL}),
         ("expect_column_most_common_value_to_be_in_set", {"column": name, "value_set": SQL[:1]}),
         ("expect_column_max_to_be_between", {"column": "other", "max_value": len(SQL)}),
     ]
-    suite = {"name": "x", "expectations": [{"type": t, "kwargs": kwargs} for t, kwargs in asked]}
+    suite = {"name": "x", "expectations": [{"type": t, "kwargs": kwargs} for t, kwargs in expectations]}
     part = Part("x", PartKind.LANDED, "x", "x", len(values), 1, "")
     one = Receipt(OffsetRange("o", 0, "i", 0, len(values)), len(values), Counts(landed=len(values)), (part,), "a")
     shape = Shape(schema, parse_contract(json.dumps(suite).encode(), schema))
-    found = hold_whole(shape, [one], lake)  # type: ignore[arg-type]
-    assert [r.passed for r in found] == [False, True, True, True]
-    assert found[0].first == ("o:0:0", f"o:0:{len(SQL)}")
+    results = hold_whole(shape, [one], lake)  # type: ignore[arg-type]
+    assert [r.passed for r in results] == [False, True, True, True]
+    assert results[0].first == ("o:0:0", f"o:0:{len(SQL)}")

@@ -1,4 +1,4 @@
-"""What a sample suggests: it holds for the sample, it is a contract, and of too little nothing is said."""
+"""Proposals from a sample: the sample meets them, they form a contract, and too few rows give none."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from sluice.pipelines.records.contract_rows.contract_format import RowChecks
 from sluice.pipelines.records.rows.row_format import HEADERS
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import Schema, arrow_type, parse_schema
-from tests.examples import examples
+from tests.examples import scale_examples
 
 N = 1000
 
 
-def proposed(type_: str, values: list[Any], name: str = "x") -> dict[str, dict[str, Any]]:
-    """What is proposed of one column, by the end of the expectation's name."""
+def propose_for(type_: str, values: list[Any], name: str = "x") -> dict[str, dict[str, Any]]:
+    """Returns the proposals for one column, by the last part of the expectation's name."""
     schema = parse_schema({name: type_})
     column = pa.array(values, arrow_type(schema.fields[0].type))
-    found = propose(pa.table({name: column, "kafka_key": pa.nulls(len(values), pa.binary())}), schema)
-    return {p.type.removeprefix("expect_column_").removeprefix("values_to_"): dict(p.kwargs) for p in found}
+    proposals = propose(pa.table({name: column, "kafka_key": pa.nulls(len(values), pa.binary())}), schema)
+    return {p.type.removeprefix("expect_column_").removeprefix("values_to_"): dict(p.kwargs) for p in proposals}
 
 
-def contract_of(proposals: tuple[Proposal, ...], schema: Schema) -> Contract:
-    said = {"name": "x", "expectations": [p.item for p in proposals]}
-    return parse_contract(json.dumps(said).encode(), schema)
+def make_contract(proposals: tuple[Proposal, ...], schema: Schema) -> Contract:
+    suite = {"name": "x", "expectations": [p.item for p in proposals]}
+    return parse_contract(json.dumps(suite).encode(), schema)
 
 
-# -- what is seen in a column
+# -- properties of a column
 
 
 @pytest.mark.parametrize(
@@ -63,15 +63,15 @@ def contract_of(proposals: tuple[Proposal, ...], schema: Schema) -> Contract:
     ],
 )
 def test_ranges_have_room_and_round_bounds(type_: str, values: list[Any], expected: dict[str, Any]) -> None:
-    assert proposed(type_, values)["be_between"] == expected
+    assert propose_for(type_, values)["be_between"] == expected
 
 
 def test_few_values_that_are_each_often_there_are_a_set() -> None:
-    assert proposed("string", ["EUR", "USD"] * N)["be_in_set"] == {"value_set": ["EUR", "USD"]}
-    assert proposed("int32", [200, 404, 500] * N)["be_in_set"] == {"value_set": [200, 404, 500]}
-    assert "be_in_set" not in proposed("string", ["EUR", "USD"] * N + ["once"])
-    assert "be_in_set" not in proposed("string", ["x" * 65] * N)
-    assert "be_in_set" not in proposed("int32", [i % 8 for i in range(N)]), "numbers side by side are a range"
+    assert propose_for("string", ["EUR", "USD"] * N)["be_in_set"] == {"value_set": ["EUR", "USD"]}
+    assert propose_for("int32", [200, 404, 500] * N)["be_in_set"] == {"value_set": [200, 404, 500]}
+    assert "be_in_set" not in propose_for("string", ["EUR", "USD"] * N + ["once"])
+    assert "be_in_set" not in propose_for("string", ["x" * 65] * N)
+    assert "be_in_set" not in propose_for("int32", [i % 8 for i in range(N)]), "numbers side by side are a range"
 
 
 @pytest.mark.parametrize(
@@ -86,39 +86,39 @@ def test_few_values_that_are_each_often_there_are_a_set() -> None:
     ],
 )
 def test_a_pattern_is_proposed_where_it_is_obvious(values: list[str], regex: str) -> None:
-    assert regex in proposed("string", values)["match_regex"]["regex"]
-    other = proposed("string", [*values, "~"])
-    assert "match_regex" not in other, "one that does not match, and there is no pattern"
+    assert regex in propose_for("string", values)["match_regex"]["regex"]
+    other = propose_for("string", [*values, "~"])
+    assert "match_regex" not in other, "one value that does not match rules out a pattern"
     assert other["value_lengths_to_be_between"]["min_value"] == 1
 
 
 def test_keys_are_unique_by_their_name_and_by_what_was_seen() -> None:
-    assert "be_unique" in proposed("string", [f"{i:x}" for i in range(N)], "order_id")
-    assert proposed("int64", list(range(N)), "orderId").keys() == {"be_unique", "not_be_null"}
-    assert "be_unique" not in proposed("string", [f"{i:x}" for i in range(N)], "note")
-    assert "be_unique" not in proposed("string", [f"{i % 999:x}" for i in range(N)], "order_id")
+    assert "be_unique" in propose_for("string", [f"{i:x}" for i in range(N)], "order_id")
+    assert propose_for("int64", list(range(N)), "orderId").keys() == {"be_unique", "not_be_null"}
+    assert "be_unique" not in propose_for("string", [f"{i:x}" for i in range(N)], "note")
+    assert "be_unique" not in propose_for("string", [f"{i % 999:x}" for i in range(N)], "order_id")
 
 
 def test_nulls_are_ruled_out_only_where_none_was_seen_and_the_schema_allows_them() -> None:
-    assert "not_be_null" in proposed("string", ["a"] * N)
-    assert "not_be_null" not in proposed("string", ["a"] * N + [None])
-    assert "not_be_null" not in proposed("string not null", ["a"] * N)
-    assert "not_be_null" in proposed("list<int32>", [[1]] * N)
+    assert "not_be_null" in propose_for("string", ["a"] * N)
+    assert "not_be_null" not in propose_for("string", ["a"] * N + [None])
+    assert "not_be_null" not in propose_for("string not null", ["a"] * N)
+    assert "not_be_null" in propose_for("list<int32>", [[1]] * N)
 
 
 def test_of_too_little_nothing_is_said() -> None:
     few = ENOUGH - 1
-    assert proposed("int32", list(range(few))) == {}
-    assert proposed("int32", [1] * few + [None] * N) == {}
-    assert proposed("float64", [math.nan] * N) == {}  # which is a null to expectations
+    assert propose_for("int32", list(range(few))) == {}
+    assert propose_for("int32", [1] * few + [None] * N) == {}
+    assert propose_for("float64", [math.nan] * N) == {}  # a null to expectations
 
 
 def test_all_are_warnings_that_tell_counts_and_no_values() -> None:
     schema = parse_schema({"amount": "int32"})
     rows = pa.table({"amount": pa.array(range(N), pa.int32()), "kafka_key": pa.array([b"secret"] * N)})
-    found = propose(rows, schema)
-    assert {p.item["severity"] for p in found} == {"warning"}
-    assert [p.item["meta"] for p in found] == [
+    proposals = propose(rows, schema)
+    assert {p.item["severity"] for p in proposals} == {"warning"}
+    assert [p.item["meta"] for p in proposals] == [
         {"sluice": {"seen": {"rows": N, "nulls": 0}}},
         {"sluice": {"seen": {"values": N}}},
         {"sluice": {"seen": {"rows": N, "nulls": 0}}},
@@ -126,7 +126,7 @@ def test_all_are_warnings_that_tell_counts_and_no_values() -> None:
     assert [f.name for f in candidates(None)] == ["key"]
 
 
-# -- of whatever values
+# -- arbitrary values
 
 
 _COLUMNS = {
@@ -144,20 +144,20 @@ _COLUMNS = {
 }
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=scale_examples(60))
 @given(st.data(), st.sampled_from(sorted(_COLUMNS)), st.integers(1, 40))
 def test_what_is_proposed_is_a_contract_that_the_sample_keeps(data: st.DataObject, name: str, distinct: int) -> None:
-    keeps(name, data.draw(st.lists(st.none() | _COLUMNS[name][1], min_size=1, max_size=distinct)))
+    check_sample(name, data.draw(st.lists(st.none() | _COLUMNS[name][1], min_size=1, max_size=distinct)))
 
 
-@pytest.mark.parametrize("some", [[0.0, 1.0, math.inf], [0.0, 1.7e308], [-1.7e308, 1.7e308], [math.nan, 1.0, 2.5]])
-def test_a_sample_with_extreme_floats_keeps_what_is_proposed(some: list[float]) -> None:
-    keeps("f", some)
+@pytest.mark.parametrize("sample", [[0.0, 1.0, math.inf], [0.0, 1.7e308], [-1.7e308, 1.7e308], [math.nan, 1.0, 2.5]])
+def test_a_sample_with_extreme_floats_keeps_what_is_proposed(sample: list[float]) -> None:
+    check_sample("f", sample)
 
 
-def keeps(name: str, some: list[Any]) -> None:
+def check_sample(name: str, sample: list[Any]) -> None:
     type_, _ = _COLUMNS[name]
-    column = [some[i % len(some)] for i in range(3 * ENOUGH)]
+    column = [sample[i % len(sample)] for i in range(3 * ENOUGH)]
     schema = parse_schema({name: type_})
     landed = Shape(schema).landed
     columns = {f.name: pa.nulls(len(column), f.type if f.name != "kafka_headers" else HEADERS) for f in landed}
@@ -167,7 +167,7 @@ def keeps(name: str, some: list[Any]) -> None:
     columns["kafka_topic"] = pa.nulls(len(column), pa.string()).dictionary_encode()
     rows = pa.table(columns)
     if proposals := propose(rows.select([name, "kafka_key"]), schema):
-        contract = contract_of(proposals, schema)
+        contract = make_contract(proposals, schema)
         assert {e.severity for e in contract.expectations} == {Severity.WARNING}
-        held = RowChecks(contract).check(rows.to_batches()[0])
-        assert [t.unexpected for t in held.tallies] == [0] * len(held.tallies)
+        checked = RowChecks(contract).check(rows.to_batches()[0])
+        assert [t.unexpected for t in checked.tallies] == [0] * len(checked.tallies)

@@ -1,4 +1,4 @@
-"""Contracts through their files: what is accepted and what it means, and every bad file named with its place."""
+"""Contracts from their files: accepted settings and their meaning, and errors with the place in the file."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ SUM = "expect_multicolumn_sum_to_equal"
 EQUAL = "expect_column_pair_values_to_be_equal"
 
 
-def suite(*items: Any, **top: Any) -> bytes:
+def make_suite(*items: Any, **top: Any) -> bytes:
     return json.dumps({"name": "orders", "expectations": [*items], "meta": {}} | top).encode()
 
 
-def one(type_: str, severity: str | None = None, **kwargs: Any) -> dict[str, Any]:
+def make_item(type_: str, severity: str | None = None, **kwargs: Any) -> dict[str, Any]:
     return {"type": type_, "kwargs": kwargs} | ({"severity": severity} if severity else {})
 
 
-def refused(data: bytes) -> str:
+def read_error(data: bytes) -> str:
     with pytest.raises(ContractError) as caught:
         parse_contract(data, SCHEMA)
     error = caught.value
@@ -60,32 +60,35 @@ def refused(data: bytes) -> str:
     return "\n".join(f"{p.place}: {p.what} → {p.remedy}" for p in error.problems)
 
 
-def parsed(*items: Any, **top: Any) -> Contract:
-    return parse_contract(suite(*items, **top), SCHEMA)
+def parse(*items: Any, **top: Any) -> Contract:
+    return parse_contract(make_suite(*items, **top), SCHEMA)
 
 
 def test_what_great_expectations_saves_is_read_and_only_what_counts_is_kept() -> None:
-    saved = one(BETWEEN, "warning", column="n", min_value=1.0, max_value=5, mostly=1, strict_min=False, windows=None)
+    saved = make_item(
+        BETWEEN, "warning", column="n", min_value=1.0, max_value=5, mostly=1, strict_min=False, windows=None
+    )
     del saved["kwargs"]["windows"]
     saved |= {"id": "x", "meta": {"a": 1}, "notes": "n", "rendered_content": [], "description": None}
     saved["kwargs"] |= {"row_condition": None, "condition_parser": None, "batch_id": None, "result_format": "BASIC"}
-    found = parsed(saved, meta={"great_expectations_version": "1.24.1"}, id="y", notes=None)
-    (expectation,) = found.expectations
+    contract = parse(saved, meta={"great_expectations_version": "1.24.1"}, id="y", notes=None)
+    (expectation,) = contract.expectations
     assert (expectation.place, expectation.severity) == (0, Severity.WARNING)
     assert expectation.kwargs == {"column": "n", "min_value": 1.0, "max_value": 5}
 
 
 def test_severity_is_critical_unless_it_says_otherwise() -> None:
-    assert parsed(one(BETWEEN, column="n", min_value=1)).expectations[0].severity is Severity.CRITICAL
+    assert parse(make_item(BETWEEN, column="n", min_value=1)).expectations[0].severity is Severity.CRITICAL
 
 
 def test_a_contract_is_pickled_and_recalled_as_it_is() -> None:
-    found = parsed(
-        one(IN_SET, column="s", value_set=["a", "日"]), one(BETWEEN, "info", column="at", min_value="2026-01-01")
+    contract = parse(
+        make_item(IN_SET, column="s", value_set=["a", "日"]),
+        make_item(BETWEEN, "info", column="at", min_value="2026-01-01"),
     )
-    assert pickle.loads(pickle.dumps(found)) == found == recall(found.text)
-    assert recall(found.text).hash == found.hash
-    assert parsed(one(IN_SET, column="s", value_set=["a"])).hash != found.hash
+    assert pickle.loads(pickle.dumps(contract)) == contract == recall(contract.text)
+    assert recall(contract.text).hash == contract.hash
+    assert parse(make_item(IN_SET, column="s", value_set=["a"])).hash != contract.hash
 
 
 @pytest.mark.parametrize(
@@ -110,7 +113,7 @@ def test_a_contract_is_pickled_and_recalled_as_it_is() -> None:
     ],
 )
 def test_bounds_that_are_understood(column: str, value: Any) -> None:
-    assert parsed(one(BETWEEN, column=column, min_value=value))
+    assert parse(make_item(BETWEEN, column=column, min_value=value))
 
 
 @pytest.mark.parametrize(
@@ -148,71 +151,80 @@ def test_bounds_that_are_understood(column: str, value: Any) -> None:
     ],
 )
 def test_wrong_arguments_are_named(kwargs: dict[str, Any], error: str) -> None:
-    found = refused(suite(one(BETWEEN, column="f", min_value=0), one(BETWEEN, **kwargs)))
-    assert found.startswith(f"expectations[1] {BETWEEN}")
-    assert error in found
+    message = read_error(make_suite(make_item(BETWEEN, column="f", min_value=0), make_item(BETWEEN, **kwargs)))
+    assert message.startswith(f"expectations[1] {BETWEEN}")
+    assert error in message
 
 
 @pytest.mark.parametrize(
     ("item", "error"),
     [
-        (one(IN_SET, column="s", value_set=[]), "value_set: should be a list of 1 to 10,000"),
-        (one(IN_SET, column="s", value_set=["a", 1]), "value_set: [1] should be text in quotes"),
-        (one(IN_SET, column="s", value_set=["a", None]), "[1] should be text in quotes → nulls are not checked"),
-        (one(IN_SET, column="n", value_set=[1.5]), "value_set: [0] is not a value of int64"),
-        (one(IN_SET, column="small", value_set=[1, 128]), "value_set: [1] is not a value of int8"),
-        (one(IN_SET, column="g", value_set=[3.4e38, -3.41e38]), "value_set: [1] is not a value of float32"),
-        (one(IN_SET, column="amount", value_set=["0.001"]), "value_set: [0] is not a value of decimal(12,2)"),
-        (one(IN_SET, column="at", value_set=["2026-01-01T00:00:00.0001"]), "value_set: [0] is not a time in ms"),
-        (one(IN_SET, column="b", value_set=[1]), "value_set: [0] should be true or false"),
-        (one(IN_SET, column="raw", value_set=["x"]), "`raw` is binary, which this expectation does not support"),
+        (make_item(IN_SET, column="s", value_set=[]), "value_set: should be a list of 1 to 10,000"),
+        (make_item(IN_SET, column="s", value_set=["a", 1]), "value_set: [1] should be text in quotes"),
+        (make_item(IN_SET, column="s", value_set=["a", None]), "[1] should be text in quotes → nulls are not checked"),
+        (make_item(IN_SET, column="n", value_set=[1.5]), "value_set: [0] is not a value of int64"),
+        (make_item(IN_SET, column="small", value_set=[1, 128]), "value_set: [1] is not a value of int8"),
+        (make_item(IN_SET, column="g", value_set=[3.4e38, -3.41e38]), "value_set: [1] is not a value of float32"),
+        (make_item(IN_SET, column="amount", value_set=["0.001"]), "value_set: [0] is not a value of decimal(12,2)"),
+        (make_item(IN_SET, column="at", value_set=["2026-01-01T00:00:00.0001"]), "value_set: [0] is not a time in ms"),
+        (make_item(IN_SET, column="b", value_set=[1]), "value_set: [0] should be true or false"),
+        (make_item(IN_SET, column="raw", value_set=["x"]), "`raw` is binary, which this expectation does not support"),
         (
-            one(REGEX, column="n", regex="a"),
+            make_item(REGEX, column="n", regex="a"),
             "`n` is int64, which this expectation does not support → it is about strings",
         ),
-        (one(REGEX, column="s", regex="(a"), "regex: is not a regular expression at position 1: missing )"),
-        (one(REGEX, column="s", regex="(?=a)"), "regex: is not taken by RE2 at position 1: invalid perl operator: (?="),
-        (one(REGEX, column="s", regex=r"(a)\1"), r"is not taken by RE2 at position 4: invalid escape sequence: \1"),
-        (one(REGEX, column="s", regex="((a{100}){100}){100}"), "is not taken by RE2"),
-        (one(REGEX, column="s", regex="[[:alpha:]]"), "is not a regular expression with one meaning"),
-        (one(REGEX, column="s", regex="a{,3}"), "has {,3} at position 2 → write {0,3}"),
-        (one(REGEX, column="s", regex="^a{01}$"), "has {01} at position 3 → write {1}"),
-        (one(REGEX, column="s", regex="a{1}b{1,02}"), "has {1,02} at position 6 → write {1,2}"),
-        (one(REGEX, column="s", regex="a{00,}"), "has {00,} at position 2 → write {0,}"),
-        (one(REGEX, column="s", regex=r"\\{,}"), "has {,} at position 3 → write {0,}"),
-        (one(REGEX, column="s", regex=r"a\Z"), "is not taken by RE2"),
-        (one(REGEX, column="s", regex="a" * 1001), "should be a regular expression of at most 1000 characters"),
-        (one(REGEX + "_list", column="s", regex_list=["a", "("]), "regex_list: [1] is not a regular expression"),
-        (one(REGEX + "_list", column="s", regex_list=["a"], match_on="some"), "match_on: is none of its words"),
-        (one(EQUAL, column_A="n", column_B="s"), "compares strings with whole numbers"),
-        (one(EQUAL, column_A="amount", column_B="f"), "compares decimals with floats"),
-        (one(EQUAL, column_A="n", column_B="f", ignore_row_if="never"), "ignore_row_if: is none of its words"),
-        (one(SUM, column_list=["n"], sum_total=1), "column_list: should be a list of 2 to 32"),
-        (one(SUM, column_list=["n", "n"], sum_total=1), "column_list: should be a list of columns, each once"),
-        (one(SUM, column_list=["amount", "f"], sum_total=1), "adds floats to decimals"),
-        (one(SUM, column_list=["n", "s"], sum_total=1), "`s` is string, which this expectation does not support"),
-        (one(VOLUME, min_value=-1), "min_value: should be a whole number from 0 on"),
-        (one(VOLUME, min_value={"$PARAMETER": "low"}), "has a $PARAMETER that none of its windows gives"),
-        (one(VOLUME, min_value=1, windows=[{"range": 3}]), "windows: [0] is not a window"),
+        (make_item(REGEX, column="s", regex="(a"), "regex: is not a regular expression at position 1: missing )"),
         (
-            one("expect_column_mean_to_be_betwen", column="n"),
+            make_item(REGEX, column="s", regex="(?=a)"),
+            "regex: is not taken by RE2 at position 1: invalid perl operator: (?=",
+        ),
+        (
+            make_item(REGEX, column="s", regex=r"(a)\1"),
+            r"is not taken by RE2 at position 4: invalid escape sequence: \1",
+        ),
+        (make_item(REGEX, column="s", regex="((a{100}){100}){100}"), "is not taken by RE2"),
+        (make_item(REGEX, column="s", regex="[[:alpha:]]"), "is not a regular expression with one meaning"),
+        (make_item(REGEX, column="s", regex="a{,3}"), "has {,3} at position 2 → write {0,3}"),
+        (make_item(REGEX, column="s", regex="^a{01}$"), "has {01} at position 3 → write {1}"),
+        (make_item(REGEX, column="s", regex="a{1}b{1,02}"), "has {1,02} at position 6 → write {1,2}"),
+        (make_item(REGEX, column="s", regex="a{00,}"), "has {00,} at position 2 → write {0,}"),
+        (make_item(REGEX, column="s", regex=r"\\{,}"), "has {,} at position 3 → write {0,}"),
+        (make_item(REGEX, column="s", regex=r"a\Z"), "is not taken by RE2"),
+        (make_item(REGEX, column="s", regex="a" * 1001), "should be a regular expression of at most 1000 characters"),
+        (make_item(REGEX + "_list", column="s", regex_list=["a", "("]), "regex_list: [1] is not a regular expression"),
+        (make_item(REGEX + "_list", column="s", regex_list=["a"], match_on="some"), "match_on: is none of its words"),
+        (make_item(EQUAL, column_A="n", column_B="s"), "compares strings with whole numbers"),
+        (make_item(EQUAL, column_A="amount", column_B="f"), "compares decimals with floats"),
+        (make_item(EQUAL, column_A="n", column_B="f", ignore_row_if="never"), "ignore_row_if: is none of its words"),
+        (make_item(SUM, column_list=["n"], sum_total=1), "column_list: should be a list of 2 to 32"),
+        (make_item(SUM, column_list=["n", "n"], sum_total=1), "column_list: should be a list of columns, each once"),
+        (make_item(SUM, column_list=["amount", "f"], sum_total=1), "adds floats to decimals"),
+        (make_item(SUM, column_list=["n", "s"], sum_total=1), "`s` is string, which this expectation does not support"),
+        (make_item(VOLUME, min_value=-1), "min_value: should be a whole number from 0 on"),
+        (make_item(VOLUME, min_value={"$PARAMETER": "low"}), "has a $PARAMETER that none of its windows gives"),
+        (make_item(VOLUME, min_value=1, windows=[{"range": 3}]), "windows: [0] is not a window"),
+        (
+            make_item("expect_column_mean_to_be_betwen", column="n"),
             "is not supported → did you mean expect_column_mean_to_be",
         ),
         (
-            one("expect_column_values_to_match_json_schema", column="s"),
+            make_item("expect_column_values_to_match_json_schema", column="s"),
             "expect_column_values_to_match_json_schema: is not",
         ),
         ({"kwargs": {}}, "expectations[0]: type: is missing"),
         ({"type": 5}, "expectations[0]: type: should be text"),
         ({"expectation_type": IN_SET, "kwargs": {}}, "is an expectation of Great Expectations before 1.0"),
         ("x", "expectations[0]: is not an expectation"),
-        (one(BETWEEN, "fatal", column="n", min_value=1), "severity: is none of them → choose critical, warning, info"),
-        (one(BETWEEN, column="n", min_value=1) | {"mostly": 1}, f"{BETWEEN}: mostly: is unknown"),
-        (one(BETWEEN, column="n", min_value=1) | {"kwargs": []}, "kwargs: should be an object"),
+        (
+            make_item(BETWEEN, "fatal", column="n", min_value=1),
+            "severity: is none of them → choose critical, warning, info",
+        ),
+        (make_item(BETWEEN, column="n", min_value=1) | {"mostly": 1}, f"{BETWEEN}: mostly: is unknown"),
+        (make_item(BETWEEN, column="n", min_value=1) | {"kwargs": []}, "kwargs: should be an object"),
     ],
 )
 def test_wrong_expectations_are_named(item: Any, error: str) -> None:
-    assert error in refused(suite(item))
+    assert error in read_error(make_suite(item))
 
 
 @pytest.mark.parametrize(
@@ -231,26 +243,43 @@ def test_wrong_expectations_are_named(item: Any, error: str) -> None:
         (b'{"n": 0.12345678901234567890}', "of more digits than a float keeps"),
         (b'{"n": ' + b"9" * 5000 + b"}", "a whole number of more than 39 digits"),
         (rb'{"n": "\ud800"}', "half of a surrogate pair"),
-        (suite(), "expectations: should be a list of 1 to 500"),
-        (suite(*[one(BETWEEN, column="n", min_value=i) for i in range(MOST + 1)]), "expectations: should be a list"),
+        (make_suite(), "expectations: should be a list of 1 to 500"),
         (
-            suite(one(BETWEEN), meta={"great_expectations_version": "0.18.2"}),
+            make_suite(*[make_item(BETWEEN, column="n", min_value=i) for i in range(MOST + 1)]),
+            "expectations: should be a list",
+        ),
+        (
+            make_suite(make_item(BETWEEN), meta={"great_expectations_version": "0.18.2"}),
             "another Great Expectations than 1.x (0.18.2)",
         ),
-        (suite(one(BETWEEN), meta={"great_expectations_version": "2.0.0"}), "another Great Expectations than 1.x"),
-        (suite(one(BETWEEN), meta={"great_expectations_version": "10.0"}), "another Great Expectations than 1.x"),
-        (suite(one(BETWEEN), expectation_suite_name="x"), "another Great Expectations than 1.x"),
-        (suite(one(BETWEEN), suite_parameters={"a": 1}), "suite_parameters: are not supported"),
-        (suite(one(BETWEEN), nmae="x"), "nmae: is unknown → did you mean `name`?"),
+        (
+            make_suite(make_item(BETWEEN), meta={"great_expectations_version": "2.0.0"}),
+            "another Great Expectations than 1.x",
+        ),
+        (
+            make_suite(make_item(BETWEEN), meta={"great_expectations_version": "10.0"}),
+            "another Great Expectations than 1.x",
+        ),
+        (make_suite(make_item(BETWEEN), expectation_suite_name="x"), "another Great Expectations than 1.x"),
+        (make_suite(make_item(BETWEEN), suite_parameters={"a": 1}), "suite_parameters: are not supported"),
+        (make_suite(make_item(BETWEEN), nmae="x"), "nmae: is unknown → did you mean `name`?"),
     ],
 )
 def test_wrong_files_are_named(data: bytes, error: str) -> None:
-    assert error in refused(data)
+    assert error in read_error(data)
 
 
 def test_all_problems_are_said_at_once() -> None:
-    found = refused(suite(one(BETWEEN, column="x", min_value=1), one("nonsense"), one(REGEX, column="s", regex="(")))
-    assert [line.split()[0] for line in found.splitlines()] == ["expectations[0]", "expectations[1]", "expectations[2]"]
+    message = read_error(
+        make_suite(
+            make_item(BETWEEN, column="x", min_value=1), make_item("nonsense"), make_item(REGEX, column="s", regex="(")
+        )
+    )
+    assert [line.split()[0] for line in message.splitlines()] == [
+        "expectations[0]",
+        "expectations[1]",
+        "expectations[2]",
+    ]
 
 
 @given(
@@ -278,14 +307,14 @@ def test_whatever_is_in_the_file_it_is_a_contract_or_refused(value: Any) -> None
 
 def test_coordinates_and_the_columns_of_raw_feeds_are_columns() -> None:
     null = "expect_column_values_to_not_be_null"
-    assert parsed(one(null, column="kafka_key"), one(null, column="_extra"), one(null, column="lines"))
-    raw = suite(one(null, column="value"), one(BETWEEN, column="partition", min_value=0))
+    assert parse(make_item(null, column="kafka_key"), make_item(null, column="_extra"), make_item(null, column="lines"))
+    raw = make_suite(make_item(null, column="value"), make_item(BETWEEN, column="partition", min_value=0))
     assert len(parse_contract(raw, None).expectations) == 2
     with pytest.raises(ContractError, match="`kafka_key` is not a column"):
-        parse_contract(suite(one(null, column="kafka_key")), None)
+        parse_contract(make_suite(make_item(null, column="kafka_key")), None)
 
 
-# -- beside its feed
+# -- next to its feed
 
 
 @pytest.fixture
@@ -299,7 +328,7 @@ def feeds(tmp_path: Path) -> Path:
 
 def test_a_feed_has_the_contract_beside_it(feeds: Path) -> None:
     assert load_feed(feeds / "orders.yaml", {}).contract is None
-    (feeds / "orders.contract.json").write_bytes(suite(one(BETWEEN, column="n", min_value=1)))
+    (feeds / "orders.contract.json").write_bytes(make_suite(make_item(BETWEEN, column="n", min_value=1)))
     feed = load_feeds(feeds, {})["orders"]
     assert feed.contract is not None
     assert feed.shape.contract is feed.contract
@@ -309,7 +338,7 @@ def test_a_feed_has_the_contract_beside_it(feeds: Path) -> None:
 
 def test_a_wrong_contract_names_its_file_its_expectation_and_place(feeds: Path) -> None:
     file = feeds / "orders.contract.json"
-    file.write_bytes(suite(one(BETWEEN, column="m", min_value=1)))
+    file.write_bytes(make_suite(make_item(BETWEEN, column="m", min_value=1)))
     with pytest.raises(FeedError) as caught:
         load_feed(feeds / "orders.yaml", {})
     assert f"{file}: expectations[0] {BETWEEN}: column: `m` is not a column of this feed" in str(caught.value)
@@ -318,7 +347,7 @@ def test_a_wrong_contract_names_its_file_its_expectation_and_place(feeds: Path) 
 
 def test_a_contract_of_no_feed_is_a_problem_and_a_folder_is_no_contract(feeds: Path) -> None:
     stray = feeds / "order.contract.json"
-    stray.write_bytes(suite(one(BETWEEN, column="n", min_value=1)))
+    stray.write_bytes(make_suite(make_item(BETWEEN, column="n", min_value=1)))
     with pytest.raises(FeedError, match=r"order\.contract\.json: has no order\.yaml in its folder"):
         load_feeds(feeds, {})
     stray.unlink()

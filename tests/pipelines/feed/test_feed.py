@@ -1,4 +1,4 @@
-"""Feeds through their files: what is accepted and what it means, what is refused and how; no secret shows."""
+"""Feeds from their files: accepted settings and their meaning, refusals and their messages; secrets are hidden."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """A function that writes a feed file (`text`, or the least feed with changes) and returns its path."""
+    """A function that writes a feed file (`text`, or the minimal feed with changes) and returns its path."""
     folder = tmp_path / "feeds"
     folder.mkdir()
 
@@ -64,12 +64,12 @@ def write(tmp_path: Path) -> Write:
     return put
 
 
-def refused(path: Path, environ: Mapping[str, str] | None = None) -> str:
+def read_error(path: Path, environ: Mapping[str, str] | None = None) -> str:
     with pytest.raises(FeedError) as caught:
         load_feed(path, environ or {})
     error = caught.value
     assert error.__cause__ is None
-    assert error.__context__ is None, "what hangs on the error is shown by Dagster, and quotes the file"
+    assert error.__context__ is None, "Dagster shows the context of the error, which quotes the file"
     assert str(path) in str(error)
     return str(error)
 
@@ -135,10 +135,10 @@ def test_everything_said(write: Write, tmp_path: Path) -> None:
     assert feed.start == Start(StartKind.FAIL)
     assert feed.lake == f"{tmp_path}/elsewhere"
     assert feed.kafka.bootstrap == "a:1,[::1]:2"
-    given = {"security_protocol": "SSL", "ssl_cafile": f"{tmp_path}/ca.pem", "ssl_check_hostname": False}
-    assert feed.kafka.client_settings() == given
+    ssl_settings = {"security_protocol": "SSL", "ssl_cafile": f"{tmp_path}/ca.pem", "ssl_check_hostname": False}
+    assert feed.kafka.client_settings() == ssl_settings
     assert feed.kafka.session_timeout_ms == 6000
-    assert feed.kafka.producer_settings() == given | {"transaction_timeout_ms": 9000}
+    assert feed.kafka.producer_settings() == ssl_settings | {"transaction_timeout_ms": 9000}
     assert (feed.landing.compression, feed.landing.compression_level) == (Compression.GZIP, 9)
     assert (feed.limits.records, feed.limits.bytes, feed.limits.slice_bytes) == (10, 1 << 30, 2_000_000)
     assert feed.fetch.limits() == FetchLimits(2, 1 << 20, 1 << 10, 2 << 20)
@@ -148,7 +148,7 @@ def test_everything_said(write: Write, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "meant", "at_noon"),
+    ("text", "meant", "at_noon"),
     [
         ("earliest", Start(StartKind.EARLIEST), None),
         ("latest", Start(StartKind.LATEST), None),
@@ -160,16 +160,16 @@ def test_everything_said(write: Write, tmp_path: Path) -> None:
         ("99999d", Start(StartKind.LOOK_BACK, 99_999 * 86_400_000), 0),
     ],
 )
-def test_starts(write: Write, said: str, meant: Start, at_noon: int | None) -> None:
-    start = load_feed(write(f"kafka: {{bootstrap: 'a:1'}}\ntopics: a\nstart: {said}\n"), {}).start
+def test_starts(write: Write, text: str, meant: Start, at_noon: int | None) -> None:
+    start = load_feed(write(f"kafka: {{bootstrap: 'a:1'}}\ntopics: a\nstart: {text}\n"), {}).start
     assert start == meant
-    assert load_feed(write(start=str(start)), {}).start == meant, "a start reads back what it prints"
+    assert load_feed(write(start=str(start)), {}).start == meant, "a start is parsed from its own text"
     if at_noon is not None:
         assert start.resolve(1_795_521_600_000) == at_noon
 
 
 @pytest.mark.parametrize(
-    "said",
+    "value",
     [
         "yesterday",
         "2026-11-20",
@@ -184,15 +184,15 @@ def test_starts(write: Write, said: str, meant: Start, at_noon: int | None) -> N
         "9" * 30 + "d",
     ],
 )
-def test_what_is_no_start_is_refused_with_the_choices(write: Write, said: object) -> None:
-    assert "start: is not a place to start\n  → choose earliest, latest, a time" in refused(write(start=said))
+def test_what_is_no_start_is_refused_with_the_choices(write: Write, value: object) -> None:
+    assert "start: is not a place to start\n  → choose earliest, latest, a time" in read_error(write(start=value))
 
 
 @pytest.mark.parametrize(
     "text", ["topics: a\nkafka: {bootstrap: 'a:1'}", "topics: a\nkafka: {bootstrap: 'a:1'}\nstart:"]
 )
 def test_start_has_no_default(write: Write, text: str) -> None:
-    assert "start: is missing\n  → choose earliest, latest" in refused(write(text))
+    assert "start: is missing\n  → choose earliest, latest" in read_error(write(text))
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_start_has_no_default(write: Write, text: str) -> None:
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_by_file_key_and_remedy(write: Write, changes: dict[str, Any], complaint: str) -> None:
-    assert complaint in refused(write(**changes))
+    assert complaint in read_error(write(**changes))
 
 
 def test_the_grace_period_is_read_under_its_name_of_version_0_1(write: Write) -> None:
@@ -326,21 +326,21 @@ def test_the_grace_period_is_read_under_its_name_of_version_0_1(write: Write) ->
     ],
 )
 def test_types_of_other_systems_and_misspellings_get_ours(write: Write, text: str, ours: str | None) -> None:
-    message = refused(write(format="json", schema={"a": text}))
+    message = read_error(write(format="json", schema={"a": text}))
     assert f"did you mean {ours}?" in message if ours else "did you mean" not in message
     assert "hunter2" not in message
 
 
 def test_all_problems_of_a_file_are_told_at_once(write: Write) -> None:
-    told = refused(write(strat=1, start="soon", limits={"records": -1}))
-    assert "3 problems" in told
-    assert all(key in told for key in ("strat:", "start:", "limits.records:"))
+    message = read_error(write(strat=1, start="soon", limits={"records": -1}))
+    assert "3 problems" in message
+    assert all(key in message for key in ("strat:", "start:", "limits.records:"))
 
 
 def test_a_bad_name_is_told_once_and_not_again_for_what_derives_from_it(write: Write) -> None:
-    told = refused(write(feed="No Name"))
-    assert "group" not in told
-    assert "transactional_id" not in told
+    message = read_error(write(feed="No Name"))
+    assert "group" not in message
+    assert "transactional_id" not in message
 
 
 @pytest.mark.parametrize(
@@ -375,16 +375,16 @@ def test_a_bad_name_is_told_once_and_not_again_for_what_derives_from_it(write: W
     ],
 )  # fmt: skip
 def test_hostile_yaml_is_refused_in_one_line(write: Write, text: str | bytes, complaint: str) -> None:
-    told = refused(write(text))
-    assert complaint in told
-    assert SECRET not in told
+    message = read_error(write(text))
+    assert complaint in message
+    assert SECRET not in message
 
 
 def test_scalars_are_what_they_look_like(write: Write) -> None:
     """YAML 1.1 would read these as a date, a sexagesimal number, an octal and a boolean."""
     text = "kafka: {bootstrap: 'a:1'}\ntopics: [1:30, 010, no, 2026-11-20]\nstart: 2026-11-20T00:00:00Z"
-    told = refused(write(text))
-    assert "topics.0: is not a topic name" in told  # 1:30 is a string, and no topic name
+    message = read_error(write(text))
+    assert "topics.0: is not a topic name" in message  # 1:30 is a string, and no topic name
     feed = load_feed(write(text.replace("1:30, ", "")), {})
     assert feed.topics.names == ("010", "no", "2026-11-20")
 
@@ -394,9 +394,9 @@ def test_a_file_that_is_none(write: Write, kind: str) -> None:
     path = write().with_name("ordres.yaml")
     if kind == "folder":
         path.mkdir()
-        assert "cannot be read" in refused(path)
+        assert "cannot be read" in read_error(path)
     else:
-        assert "does not exist\n  → feeds there: orders.yaml" in refused(path)
+        assert "does not exist\n  → feeds there: orders.yaml" in read_error(path)
 
 
 def test_variables(write: Write) -> None:
@@ -408,15 +408,15 @@ def test_variables(write: Write) -> None:
     feed = load_feed(path, {"HOST": "h", "PW": "${HOST}", "EMPTY": "", "N": "12"})
     assert feed.kafka.bootstrap == "h:9092"
     password = feed.kafka.client_settings()["sasl_plain_password"]
-    assert password == "a$b${c}${HOST}", "what is filled in is not filled in again"
+    assert password == "a$b${c}${HOST}", "a filled-in value is not filled in again"
     assert (feed.group, feed.limits.records) == ("fallback", 12)
 
 
 def test_missing_variables_are_named_all_at_once_with_file_and_key(write: Write) -> None:
-    told = refused(write(group="${GROUP}", topics=["${TOPIC}"], kafka={"bootstrap": "${oops"}))
-    assert "group: needs the environment variable GROUP, which is not set" in told
-    assert "topics.0: needs the environment variable TOPIC" in told
-    assert "kafka.bootstrap: has a `${` that starts no variable" in told
+    message = read_error(write(group="${GROUP}", topics=["${TOPIC}"], kafka={"bootstrap": "${oops"}))
+    assert "group: needs the environment variable GROUP, which is not set" in message
+    assert "topics.0: needs the environment variable TOPIC" in message
+    assert "kafka.bootstrap: has a `${` that starts no variable" in message
 
 
 def test_secrets_from_files(write: Write, tmp_path: Path) -> None:
@@ -443,7 +443,7 @@ def test_files_of_secrets_that_cannot_serve_are_named_all_at_once(write: Write, 
         (tmp_path / name).write_bytes(data)
     (tmp_path / "hidden").chmod(0)
     os.mkfifo(tmp_path / "pipe")
-    said = {
+    reasons = {
         "none": "does not exist",
         "large/none": "does not exist",
         "feeds": "is a folder",
@@ -453,31 +453,31 @@ def test_files_of_secrets_that_cannot_serve_are_named_all_at_once(write: Write, 
         "pipe": "is no regular file",
         "\0": "cannot be read",
     } | ({"hidden": "this user may not read"} if os.geteuid() else {})
-    told = refused(
-        write(kafka={**SASL, "sasl_plain_password": "${file:none}"}, topics=[f"${{file:{n}}}" for n in said])
+    message = read_error(
+        write(kafka={**SASL, "sasl_plain_password": "${file:none}"}, topics=[f"${{file:{n}}}" for n in reasons])
     )
-    assert f"kafka.sasl_plain_password: needs the file {tmp_path}/none, which does not exist" in told
-    assert "relative paths count from the project's folder" in told
-    for i, (name, why) in enumerate(said.items()):
-        assert re.search(rf"topics\.{i}: needs the file .*, which {why}", told), (name, told)
-    assert SECRET not in told
+    assert f"kafka.sasl_plain_password: needs the file {tmp_path}/none, which does not exist" in message
+    assert "relative paths count from the project's folder" in message
+    for i, (name, why) in enumerate(reasons.items()):
+        assert re.search(rf"topics\.{i}: needs the file .*, which {why}", message), (name, message)
+    assert SECRET not in message
 
-    assert "group: has a `${file:…}` with a default" in refused(write(group="${file:none:-x}"))
-    assert "group: has a `${file:}` that names no file" in refused(write(group="${file: }"))
-    assert "group: has a `${` that starts no variable" in refused(write(group="${file:/run/${HOME}}"), {"HOME": "x"})
+    assert "group: has a `${file:…}` with a default" in read_error(write(group="${file:none:-x}"))
+    assert "group: has a `${file:}` that names no file" in read_error(write(group="${file: }"))
+    assert "group: has a `${` that starts no variable" in read_error(write(group="${file:/run/${HOME}}"), {"HOME": "x"})
 
 
 def test_spark_is_given_no_secret_that_it_would_show(write: Write, tmp_path: Path) -> None:
     (tmp_path / "s").write_text(SECRET)
     fine = load_feed(write(spark={"conf": {"spark.my.password": "${file:s}", "spark.b": "2"}}), {})
     assert fine.spark.conf["spark.my.password"] == SECRET
-    told = refused(write(spark={"conf": {"spark.a": "a${file:s}", "spark.b": "2"}}))
-    assert "spark.conf: has a value from a file in spark.a, which Spark would show to everybody" in told
-    assert SECRET not in told
+    message = read_error(write(spark={"conf": {"spark.a": "a${file:s}", "spark.b": "2"}}))
+    assert "spark.conf: has a value from a file in spark.a, which Spark would show to everybody" in message
+    assert SECRET not in message
 
 
 def test_keys_are_not_filled_in(write: Write) -> None:
-    assert "${HOME}: is unknown" in refused(write(**{"${HOME}": "x"}), {"HOME": SECRET})
+    assert "${HOME}: is unknown" in read_error(write(**{"${HOME}": "x"}), {"HOME": SECRET})
 
 
 def test_secrets_show_nowhere(write: Write) -> None:
@@ -486,7 +486,7 @@ def test_secrets_show_nowhere(write: Write) -> None:
     s3 = dict.fromkeys(("access_key_id", "secret_access_key", "session_token"), SECRET)
     clouds = {"gcs": {"token": SECRET}, "azure": {"account": "acme", "sas_token": f"?sp=r&sig={SECRET}"}}
     feed = load_feed(write(kafka=kafka, spark={"conf": conf}, s3=s3, **clouds), {})
-    shown = [
+    outputs = [
         str(feed.gcs),
         repr(feed.azure),
         repr(feed),
@@ -496,16 +496,16 @@ def test_secrets_show_nowhere(write: Write) -> None:
         repr(feed.spark),
         str(feed.kafka),
     ]
-    assert not [text for text in shown if SECRET in text]
-    assert all("plain" in text for text in shown[2:5])
+    assert not [output for output in outputs if SECRET in output]
+    assert all("plain" in output for output in outputs[2:5])
     assert feed.spark.conf == conf
     assert feed.kafka.client_settings()["ssl_password"] == SECRET
     assert feed.kafka.client_settings()["proxy_url"].endswith("@p:1")
 
 
-def paths_of(value: object, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def list_paths(value: object, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     if isinstance(value, dict):
-        return [p for k, v in value.items() for p in paths_of(v, (*above, k))]
+        return [p for k, v in value.items() for p in list_paths(v, (*above, k))]
     return [above]
 
 
@@ -533,23 +533,23 @@ FULL: dict[str, Any] = {
 
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
-    path=st.sampled_from(paths_of(FULL)),
+    path=st.sampled_from(list_paths(FULL)),
     bad=st.sampled_from(
         [SECRET, [SECRET], {"a": SECRET}, f"{SECRET}\n", f"7 {SECRET}", f"s3://{SECRET}", f"({SECRET}"]
     ),
 )
 def test_whatever_is_wrong_no_value_is_quoted(write: Write, path: tuple[Any, ...], bad: object) -> None:
-    said: dict[str, Any] = {**FULL}
-    here = said
+    document: dict[str, Any] = {**FULL}
+    section = document
     for part in path[:-1]:
-        here[part] = here = {**here[part]}
-    here[path[-1]] = bad
-    told = ""
+        section[part] = section = {**section[part]}
+    section[path[-1]] = bad
+    message = ""
     try:
-        load_feed(write(text=yaml.safe_dump(said)), {})
+        load_feed(write(text=yaml.safe_dump(document)), {})
     except FeedError as error:
-        told = f"{error} {error.fields()}"
-    assert SECRET not in told
+        message = f"{error} {error.fields()}"
+    assert SECRET not in message
 
 
 CONSUMER, PRODUCER, ADMIN = (set(c.DEFAULT_CONFIG) for c in (KafkaConsumer, KafkaProducer, KafkaAdminClient))
@@ -570,10 +570,10 @@ def test_each_client_takes_what_it_is_given() -> None:
         "client_dns_lookup": "use_all_dns_ips",
     }
     names = set(KafkaSettings.model_fields) - {"sasl_oauth_token_provider", *CREDENTIALS}
-    whole = KafkaSettings.model_validate(dict.fromkeys(names, "1000") | special)
-    assert set(whole.client_settings()) <= CONSUMER & PRODUCER & ADMIN
-    assert set(whole.producer_settings()) <= PRODUCER
-    assert set(whole.producer_settings()) | {"bootstrap", "session_timeout_ms"} == names
+    kafka_settings = KafkaSettings.model_validate(dict.fromkeys(names, "1000") | special)
+    assert set(kafka_settings.client_settings()) <= CONSUMER & PRODUCER & ADMIN
+    assert set(kafka_settings.producer_settings()) <= PRODUCER
+    assert set(kafka_settings.producer_settings()) | {"bootstrap", "session_timeout_ms"} == names
 
 
 def test_secrets_are_those_that_the_client_has() -> None:
@@ -620,11 +620,11 @@ def test_a_folder_tells_the_problems_of_all_its_files(write: Write, tmp_path: Pa
     write(name="other.yml")
     with pytest.raises(FeedError, match="4 problems") as caught:
         load_feeds(tmp_path / "feeds", {})
-    told = str(caught.value)
+    message = str(caught.value)
     assert [
-        n for n in ("bad.yaml:3:1: start", "broken.yaml: is not", "NOPE", "other.yml: does not end") if n not in told
+        n for n in ("bad.yaml:3:1: start", "broken.yaml: is not", "NOPE", "other.yml: does not end") if n not in message
     ] == []
-    assert "good" not in told
+    assert "good" not in message
 
 
 TYPED = """\
@@ -732,8 +732,8 @@ def test_the_same_group_on_two_clusters_is_fine(write: Write, tmp_path: Path) ->
 
 def test_a_feed_that_names_no_kafka_reads_from_the_environment_s_or_the_local_one(write: Write) -> None:
     path = write(kafka=None)
-    assert "kafka.bootstrap: is missing" in refused(path)
-    assert "sluice kafka start" in refused(path)
+    assert "kafka.bootstrap: is missing" in read_error(path)
+    assert "sluice kafka start" in read_error(path)
     local = {"SLUICE_LOCAL_KAFKA": "127.0.0.1:2"}
     assert load_feed(path, local).kafka.bootstrap == "127.0.0.1:2"
     assert load_feed(path, local | {"KAFKA_BOOTSTRAP": "a:1"}).kafka.bootstrap == "a:1"
@@ -752,13 +752,13 @@ def test_no_folder_of_feeds(tmp_path: Path) -> None:
 DOCS = (Path(__file__).parents[3] / "docs" / "feeds.md").read_text()
 
 
-def keys_of(model: type[BaseModel]) -> set[str]:
-    found = {f.alias or n for n, f in model.model_fields.items() if not f.exclude}
+def list_keys(model: type[BaseModel]) -> set[str]:
+    keys = {f.alias or n for n, f in model.model_fields.items() if not f.exclude}
     for field in model.model_fields.values():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not TopicFilter:
-            found |= keys_of(kind)
-    return found
+            keys |= list_keys(kind)
+    return keys
 
 
 def test_the_name_of_a_file_that_no_feed_can_have_is_named_as_such(write: Write) -> None:
@@ -781,7 +781,7 @@ def test_a_lake_on_s3_is_named_as_it_is(write: Write) -> None:
 
 def test_the_docs_name_every_key() -> None:
     old_places = {old_key.rpartition(".")[2] for old_key in TUNING.values()} | {"compaction"}
-    documented = keys_of(Feed) - old_places | set(TUNING)
+    documented = list_keys(Feed) - old_places | set(TUNING)
     assert [key for key in sorted(documented) if not re.search(rf"\b{key}\b", DOCS)] == []
 
 
@@ -798,11 +798,11 @@ def test_a_key_of_tuning_may_stand_in_its_old_place(write: Write, key: str) -> N
 
 
 def test_the_examples_of_the_docs_are_feeds_and_the_full_one_shows_the_defaults(write: Write) -> None:
-    least, full, *others = (
+    minimal, full, *others = (
         load_feed(write(text), {"KAFKA_PASSWORD": "x", "KAFKA_BOOTSTRAP": "kafka.example:9092"})
         for text in re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)
     )
-    assert full == least
+    assert full == minimal
     assert len(others) == 3
 
 

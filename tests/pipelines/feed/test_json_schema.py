@@ -14,7 +14,7 @@ from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.json_schema import MODELS, build_schema, describe_keys
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.project_files import load_fleet, load_notify
-from tests.test_docs import OTHERS, blocks
+from tests.test_docs import OTHERS, find_blocks
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = (ROOT / "feeds", *(ROOT / "examples").rglob("feeds"))
@@ -37,7 +37,7 @@ def test_every_feed_file_of_the_repository_passes(path: Path) -> None:
     assert check("feed", yaml.safe_load(path.read_text())) == []
 
 
-@pytest.mark.parametrize("text", list(blocks("yaml")))
+@pytest.mark.parametrize("text", list(find_blocks("yaml")))
 def test_every_feed_of_the_docs_passes(text: str) -> None:
     keys = yaml.safe_load(text.replace('"${', '"x${'))
     if OTHERS & {*keys}:

@@ -1,4 +1,4 @@
-"""The table of rights: what each feed needs, how it is granted, and that docs/security.md says the same."""
+"""The table of rights: those that each feed needs, the commands that grant them, and docs/security.md agrees."""
 
 from __future__ import annotations
 
@@ -22,24 +22,28 @@ CASES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def feed(**lines: Any) -> Feed:
+def make_feed(**lines: Any) -> Feed:
     return Feed.model_validate({**LEAST, **lines})
 
 
 def test_the_page_has_exactly_the_rights_of_the_table() -> None:
     rows = re.findall(r"^\| ([A-Z_]+) \| (topic|group|transactional-id|cluster) \| (.+?) \| (.+?) \|$", PAGE, re.M)
-    told = {(operation, kind, "optional" in when, need) for operation, kind, when, need in rows}
-    needed = {(r.operation, r.kind, r.optional, r.need) for lines in CASES.values() for r in rights_of(feed(**lines))}
-    assert told == needed
+    documented = {(operation, kind, "optional" in when, need) for operation, kind, when, need in rows}
+    needed = {
+        (r.operation, r.kind, r.optional, r.need) for lines in CASES.values() for r in rights_of(make_feed(**lines))
+    }
+    assert documented == needed
     for operation, kind, when, need in rows:
         for mode in set(re.findall(r"`(?:commit: )?(\w+)`", when)):
-            assert (operation, kind, need) in {(r.operation, r.kind, r.need) for r in rights_of(feed(**CASES[mode]))}
+            assert (operation, kind, need) in {
+                (r.operation, r.kind, r.need) for r in rights_of(make_feed(**CASES[mode]))
+            }
 
 
 def test_of_a_certificate_both_names_are_told() -> None:
-    needed = [rights_of(feed())[0]]
-    told = Grantee("User:CN=ingest", "k:1").remedy(needed)
-    assert told.startswith(
+    needed = [rights_of(make_feed())[0]]
+    remedy = Grantee("User:CN=ingest", "k:1").remedy(needed)
+    assert remedy.startswith(
         "grant READ on topic orders to User:CN=ingest (or to the name that the brokers' ssl.principal.mapping"
     )
     assert "mapping" not in Grantee("User:ingest", "k:1").remedy(needed)
@@ -47,7 +51,7 @@ def test_of_a_certificate_both_names_are_told() -> None:
 
 def test_the_page_grants_a_feed_by_the_commands_that_sluice_prints() -> None:
     commands = re.findall(r"^    (kafka-acls .*?) \\\n +(.*)$", PAGE, re.M)
-    needed = [r for r in rights_of(feed()) if not r.optional]
+    needed = [r for r in rights_of(make_feed()) if not r.optional]
     assert [" ".join(parts) for parts in commands] == Grantee("User:ingest", "kafka.example:9093").commands(needed)
 
 
@@ -63,14 +67,16 @@ def test_the_page_grants_a_feed_by_the_commands_that_sluice_prints() -> None:
     ],
 )
 def test_patterns_are_granted_by_what_their_names_begin_with(include: list[str], granted: list[str]) -> None:
-    read = [r.what for r in rights_of(feed(topics={"include": include, "exclude": ["x"]})) if r.operation == "READ"]
+    read = [
+        r.what for r in rights_of(make_feed(topics={"include": include, "exclude": ["x"]})) if r.operation == "READ"
+    ]
     assert read == [*granted, "group sluice-orders"]
 
 
 def test_names_that_a_shell_would_read_are_quoted() -> None:
-    def command(right: Right) -> str:
+    def make_command(right: Right) -> str:
         return Grantee("User:CN=in gest", "k:1").commands([right])[0]
 
-    last = command(rights_of(feed(group="$(rm)"))[1])
+    last = make_command(rights_of(make_feed(group="$(rm)"))[1])
     assert "--allow-principal 'User:CN=in gest'" in last
     assert last.endswith("--group '$(rm)'")

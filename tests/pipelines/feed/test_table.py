@@ -12,8 +12,8 @@ from sluice.pipelines.feed.load import load_feed
 FEED = "kafka: {bootstrap: '127.0.0.1:9'}\ntopics: orders\nstart: earliest\n"
 
 
-def load(root: Path, more: str) -> str:
-    """What is wrong with the feed; empty if nothing is."""
+def load_error(root: Path, more: str) -> str:
+    """Load the feed, and return its error; empty if it is valid."""
     (root / "orders.yaml").write_text(FEED + more)
     try:
         load_feed(root / "orders.yaml", {})
@@ -24,11 +24,11 @@ def load(root: Path, more: str) -> str:
 
 @pytest.mark.parametrize("table", ["{delta: {}}", "{iceberg: {name: db.orders}}", "{delta: {}, keep_snapshots: 1d}"])
 def test_a_table_has_a_format(table: str, tmp_path: Path) -> None:
-    assert load(tmp_path, f"table: {table}\n") == ""
+    assert load_error(tmp_path, f"table: {table}\n") == ""
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "message"),
     [
         ("{}", "table names no format"),
         ("{delta: null}", "table names no format"),
@@ -53,23 +53,23 @@ def test_a_table_has_a_format(table: str, tmp_path: Path) -> None:
         ("{iceberg: {name: orders}}", "is not namespace.table"),
     ],
 )
-def test_what_is_no_table_is_told(table: str, said: str, tmp_path: Path) -> None:
-    assert said in load(tmp_path, f"table: {table}\n").replace(":", "")
+def test_what_is_no_table_is_told(table: str, message: str, tmp_path: Path) -> None:
+    assert message in load_error(tmp_path, f"table: {table}\n").replace(":", "")
 
 
 @pytest.mark.parametrize("table", ["{delta: {}}", "{iceberg: {name: db.orders}}"])
 @pytest.mark.parametrize("kind", ["uint32", "uint64", "timestamp(ns)", "list<uint64>"])
 def test_types_that_readers_would_change_are_refused(table: str, kind: str, tmp_path: Path) -> None:
-    said = load(tmp_path, f"format: json\nschema: {{n: '{kind}'}}\ntable: {table}\n")
-    assert "cannot hold n" in said
-    assert "write" in said
+    error = load_error(tmp_path, f"format: json\nschema: {{n: '{kind}'}}\ntable: {table}\n")
+    assert "cannot hold n" in error
+    assert "write" in error
 
 
 @pytest.mark.parametrize("kind", ["uint8", "uint16", "map<string, uint8>"])
 def test_small_unsigned_types_are_refused_where_spark_does_not_read_them(kind: str, tmp_path: Path) -> None:
     feed = f"format: json\nschema: {{n: '{kind}'}}\n"
-    assert "cannot hold n" in load(tmp_path, f"{feed}table: {{iceberg: {{name: db.orders}}}}\n")
-    assert load(tmp_path, f"{feed}table: {{delta: {{}}}}\n") == ""
+    assert "cannot hold n" in load_error(tmp_path, f"{feed}table: {{iceberg: {{name: db.orders}}}}\n")
+    assert load_error(tmp_path, f"{feed}table: {{delta: {{}}}}\n") == ""
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def test_small_unsigned_types_are_refused_where_spark_does_not_read_them(kind: s
 )
 def test_names_that_spark_cannot_read_or_alter_are_refused(table: str, name: str, path: str, tmp_path: Path) -> None:
     kind = "list<map<string, struct<`net price`:int64>>>" if name == "a" else "int64"
-    said = load(tmp_path, f"format: json\nschema: {{'{name}': '{kind}'}}\ntable: {table}\n")
-    assert f"cannot hold {path}: " in said
-    assert "leave it out of the schema" in said
-    assert "write {iceberg" not in said, "that does not help"
+    error = load_error(tmp_path, f"format: json\nschema: {{'{name}': '{kind}'}}\ntable: {table}\n")
+    assert f"cannot hold {path}: " in error
+    assert "leave it out of the schema" in error
+    assert "write {iceberg" not in error, "that does not help"
 
 
 @pytest.mark.parametrize(
@@ -101,13 +101,13 @@ def test_names_that_spark_cannot_read_or_alter_are_refused(table: str, name: str
     ],
 )
 def test_names_that_spark_reads_are_fine(table: str, name: str, tmp_path: Path) -> None:
-    assert load(tmp_path, f"format: json\nschema: {{'{name}': int64}}\ntable: {table}\n") == ""
+    assert load_error(tmp_path, f"format: json\nschema: {{'{name}': int64}}\ntable: {table}\n") == ""
     nested = f"format: json\nschema: {{s: {{_deleted: int64, _file: string}}}}\ntable: {table}\n"
-    assert load(tmp_path, nested) == ""
+    assert load_error(tmp_path, nested) == ""
 
 
 @pytest.mark.parametrize(
-    ("table", "lake", "said"),
+    ("table", "lake", "reason"),
     [
         ("{delta: {}}", "s3://bucket/a%20b", "deltalake takes %20"),
         ("{delta: {}}", "a%2Fb", "deltalake takes %2F"),
@@ -117,12 +117,12 @@ def test_names_that_spark_reads_are_fine(table: str, name: str, tmp_path: Path) 
     ],
 )
 def test_lakes_that_a_table_would_be_written_outside_of_are_refused(
-    table: str, lake: str, said: str, tmp_path: Path
+    table: str, lake: str, reason: str, tmp_path: Path
 ) -> None:
-    found = load(tmp_path, f"lake: '{lake}'\ntable: {table}\n")
-    assert "table: cannot lie in the lake" in found
-    assert said in found
-    assert load(tmp_path, f"lake: '{lake}'\n") == ""
+    error = load_error(tmp_path, f"lake: '{lake}'\ntable: {table}\n")
+    assert "table: cannot lie in the lake" in error
+    assert reason in error
+    assert load_error(tmp_path, f"lake: '{lake}'\n") == ""
 
 
 @pytest.mark.parametrize(
@@ -133,4 +133,4 @@ def test_lakes_that_a_table_would_be_written_outside_of_are_refused(
     ],
 )
 def test_lakes_that_a_table_lies_in_are_fine(table: str, lake: str, tmp_path: Path) -> None:
-    assert load(tmp_path, f"lake: '{lake}'\ntable: {table}\n") == ""
+    assert load_error(tmp_path, f"lake: '{lake}'\ntable: {table}\n") == ""

@@ -1,4 +1,4 @@
-"""The topic filter over what Kafka shows, and topic names that become parts of file names and back."""
+"""The topic filter over Kafka's topics, and the conversion of topic names to parts of file names and back."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ NEAR_NAMES = st.text("aA._-~1", min_size=1, max_size=6).filter(is_topic_name)
 LONG_NAMES = st.text("aA-", min_size=150, max_size=249)
 
 
-def wanted(spelling: Any) -> TopicFilter:
+def make_filter(spelling: Any) -> TopicFilter:
     return TopicFilter.model_validate(spelling)
 
 
-def visible(*names: str) -> Mapping[str, str]:
+def list_topics(*names: str) -> Mapping[str, str]:
     return {n: f"id-of-{n}" for n in names}
 
 
@@ -40,38 +40,38 @@ def visible(*names: str) -> Mapping[str, str]:
     ],
 )
 def test_static_list_white_list_and_black_list(spelling: Any, expected: tuple[str, ...]) -> None:
-    assert match(wanted(spelling), visible("payments", "orders.eu.test", "orders", "orders.eu")) == expected
+    assert match(make_filter(spelling), list_topics("payments", "orders.eu.test", "orders", "orders.eu")) == expected
 
 
 def test_patterns_match_whole_names_only() -> None:
     with pytest.raises(UnknownTopic):
-        match(wanted({"include": ["order"]}), visible("orders", "preorder"))
+        match(make_filter({"include": ["order"]}), list_topics("orders", "preorder"))
 
 
 def test_an_alternative_binds_to_the_whole_name_too() -> None:
-    assert match(wanted({"include": ["a|b"]}), visible("a", "b", "ab", "xb", "ax")) == ("a", "b")
+    assert match(make_filter({"include": ["a|b"]}), list_topics("a", "b", "ab", "xb", "ax")) == ("a", "b")
 
 
 def test_an_unknown_name_is_an_error_with_near_names() -> None:
     with pytest.raises(UnknownTopic, match="did you mean `orders`") as caught:
-        match(wanted(["ordres", "payments"]), visible("orders", "payments"))
+        match(make_filter(["ordres", "payments"]), list_topics("orders", "payments"))
     assert caught.value.topic == "ordres"
 
 
 def test_an_include_pattern_that_matches_nothing_is_an_error_though_another_matches() -> None:
     with pytest.raises(UnknownTopic, match="refunds"):
-        match(wanted({"include": ["orders", "refunds"]}), visible("orders"))
+        match(make_filter({"include": ["orders", "refunds"]}), list_topics("orders"))
 
 
 @pytest.mark.parametrize("spelling", [{"include": [".*"], "exclude": [".*"]}, {"exclude": ["orders"]}])
 def test_a_filter_that_leaves_nothing_is_an_error(spelling: Any) -> None:
     with pytest.raises(UnknownTopic, match="no topic is left"):
-        match(wanted(spelling), visible("orders"))
+        match(make_filter(spelling), list_topics("orders"))
 
 
 def test_nothing_visible_at_all_is_an_error() -> None:
     with pytest.raises(UnknownTopic):
-        match(wanted({"include": [".*"]}), {})
+        match(make_filter({"include": [".*"]}), {})
 
 
 @pytest.mark.parametrize(
@@ -86,19 +86,19 @@ def test_nothing_visible_at_all_is_an_error() -> None:
 )  # fmt: skip
 def test_what_is_no_filter_is_refused_without_quoting_it(spelling: Any) -> None:
     with pytest.raises(ValidationError) as caught:
-        wanted(spelling)
+        make_filter(spelling)
     assert "input_value" not in str(caught.value)
 
 
 def test_a_hostile_pattern_on_a_hostile_name_takes_linear_time() -> None:
-    # By backtracking this would take longer than the universe has: it ends, or the suite never does.
+    # With backtracking this would never end, and neither would the suite.
     evil = "a" * 248 + "-"
     with pytest.raises(UnknownTopic):
-        match(wanted({"include": ["(a+)+b", "(a|a)*c"]}), visible(evil))
+        match(make_filter({"include": ["(a+)+b", "(a|a)*c"]}), list_topics(evil))
 
 
 def test_names_that_kafka_could_not_have_given_match_nothing() -> None:
-    assert match(wanted({"include": [".*"]}), visible("orders", "../etc", "a\nb")) == ("orders",)
+    assert match(make_filter({"include": [".*"]}), list_topics("orders", "../etc", "a\nb")) == ("orders",)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Names of the lake: deterministic, apart for whatever differs, and read back to what they were made of."""
+"""Paths in the lake: deterministic, distinct for distinct inputs, and parsed back to their inputs."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def test_no_column_of_a_feed_can_have_the_name_of_a_folder_key(length: int) -> N
 
 def test_manifests_and_reports_are_known_with_their_level_and_without() -> None:
     start = 1_795_183_200_000
-    for place in (paths.window_path, paths.former_window_path):
-        assert paths.manifest_window(place("sales", start, HOUR)) == (start, HOUR)
+    for make_path in (paths.window_path, paths.former_window_path):
+        assert paths.manifest_window(make_path("sales", start, HOUR)) == (start, HOUR)
     assert paths.manifest_window("_sluice/sales/windows/2026-10/2026-11-20T1400-1h.json") is None
     assert paths.batch_page_path("sales", 43_801) == "_sluice/sales/reports/43/43801.html"
     assert paths.batch_page_path("sales", 7, "abc") == "_sluice/sales/reports/0/7-abc.html"

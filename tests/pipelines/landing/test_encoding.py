@@ -1,4 +1,4 @@
-"""Each column is written in the way that suits its first rows, and reads back the same whatever comes after them."""
+"""The encoding of each column is chosen by its first rows, and all later rows read back unchanged."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.landing.writer import SAMPLE_ROWS, choose_options
-from tests.examples import examples
+from tests.examples import scale_examples
 
 SETTINGS = LandingSettings()
 ROWS = range(2 * SAMPLE_ROWS)
 
 
-def written(values: list[Any], kind: pa.DataType) -> set[str]:
-    """The encodings of a column's values in a file that begins with these."""
+def write_column(values: list[Any], kind: pa.DataType) -> set[str]:
+    """Write a column with these values. Returns the encodings of its values."""
     table = pa.table({"c": pa.array(values, kind)})
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, table.schema, **choose_options(table, SETTINGS)) as writer:
         writer.write_table(table)
-    found = pq.ParquetFile(sink.getvalue())
-    assert found.read()["c"].to_pylist() == values
-    return set(found.metadata.row_group(0).column(0).encodings) - {"RLE"}  # which levels have
+    file = pq.ParquetFile(sink.getvalue())
+    assert file.read()["c"].to_pylist() == values
+    return set(file.metadata.row_group(0).column(0).encodings) - {"RLE"}  # RLE encodes the levels
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.binary()])
@@ -43,13 +43,13 @@ def written(values: list[Any], kind: pa.DataType) -> set[str]:
 )
 def test_texts_by_what_they_are(kind: pa.DataType, of: Any, encodings: set[str]) -> None:
     values = [of(i) if pa.types.is_string(kind) else of(i).encode() for i in ROWS]
-    assert written(values, kind) == encodings
+    assert write_column(values, kind) == encodings
 
 
 def test_numbers_that_change_are_deltas_and_others_plain() -> None:
-    assert written(list(ROWS), pa.int64()) == {"DELTA_BINARY_PACKED"}
-    assert written([7 for _ in ROWS], pa.int32()) == {"PLAIN"}
-    assert written([None for _ in ROWS], pa.int32()) == {"PLAIN"}
+    assert write_column(list(ROWS), pa.int64()) == {"DELTA_BINARY_PACKED"}
+    assert write_column([7 for _ in ROWS], pa.int32()) == {"PLAIN"}
+    assert write_column([None for _ in ROWS], pa.int32()) == {"PLAIN"}
 
 
 def test_numbers_have_a_page_index_that_readers_use_to_skip_pages() -> None:
@@ -62,11 +62,11 @@ def test_numbers_have_a_page_index_that_readers_use_to_skip_pages() -> None:
 
 
 def test_few_rows_are_plain() -> None:
-    assert written(["a", "a"], pa.string()) == {"PLAIN"}
-    assert written([None], pa.string()) == {"PLAIN"}
+    assert write_column(["a", "a"], pa.string()) == {"PLAIN"}
+    assert write_column([None], pa.string()) == {"PLAIN"}
 
 
-@settings(max_examples=examples(25))
+@settings(max_examples=scale_examples(25))
 @given(
     first=st.lists(st.one_of(st.none(), st.text(max_size=12)), min_size=1, max_size=3),
     after=st.lists(st.one_of(st.none(), st.text(max_size=30)), max_size=200),

@@ -1,4 +1,4 @@
-"""The proof has teeth: a receipt that does not fit plan, range or files never passes."""
+"""The proof refuses every receipt that does not fit its plan, range or files."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def lake(tmp_path: Path) -> LocalLake:
     return LocalLake(tmp_path)
 
 
-def landed(lake: LocalLake, attempt: str = "a-1", plan: Plan = PLAN, batch: int = BATCH) -> list[Receipt]:
-    """Both offset ranges, each in three files."""
+def land_ranges(lake: LocalLake, attempt: str = "a-1", plan: Plan = PLAN, batch: int = BATCH) -> list[Receipt]:
+    """Land both offset ranges, each in three files. Returns their receipts."""
     landing = LandingSettings(row_group_rows=50, target_file_bytes=1)
     limits = FetchLimits()
     work = Assignment("sales", batch, plan.hash, plan.isolation, attempt, landing, limits, 512 << 20)
@@ -42,23 +42,23 @@ def landed(lake: LocalLake, attempt: str = "a-1", plan: Plan = PLAN, batch: int 
 
 
 def test_what_landed_is_proven(lake: LocalLake) -> None:
-    receipts = landed(lake)
+    receipts = land_ranges(lake)
     assert [len(r.parts) for r in receipts] == [3, 3]
     assert prove(PLAN, BATCH, reversed(receipts), lake) == (receipts, [])
 
 
-def _part(r: Receipt, **changes: Any) -> Receipt:
+def _change_part(r: Receipt, **changes: Any) -> Receipt:
     return replace(r, parts=(replace(r.parts[0], **changes), *r.parts[1:]))
 
 
-def _swapped(r: Receipt) -> Receipt:
-    """The first two parts under each other's names."""
+def _swap_names(r: Receipt) -> Receipt:
+    """Returns the receipt with the names of its first two parts swapped."""
     a, b, c = r.parts
 
-    def named(part: Part, as_of: Part) -> Part:
+    def rename(part: Part, as_of: Part) -> Part:
         return replace(part, name=as_of.name, staged=as_of.staged, path=as_of.path)
 
-    return replace(r, parts=(named(a, b), named(b, a), c))
+    return replace(r, parts=(rename(a, b), rename(b, a), c))
 
 
 TAMPERED: dict[str, Callable[[Receipt], Receipt]] = {
@@ -70,19 +70,19 @@ TAMPERED: dict[str, Callable[[Receipt], Receipt]] = {
     "rows as quarantined": lambda r: replace(r, counts=Counts(quarantined=150)),
     "a part left out": lambda r: replace(r, parts=r.parts[1:], counts=Counts(landed=100, compacted=50)),
     "a part twice": lambda r: replace(r, parts=(r.parts[0], *r.parts)),
-    "other bytes": lambda r: _part(r, bytes=r.parts[0].bytes + 1),
-    "other rows": lambda r: replace(_part(r, rows=49), counts=Counts(landed=149, compacted=1)),
-    "another kind": lambda r: replace(_part(r, kind=PartKind.QUARANTINED), counts=Counts(100, 50)),
-    "another path": lambda r: _part(r, path="data/sales/elsewhere.parquet"),
-    "outside the lake": lambda r: _part(r, staged="../" + r.parts[0].staged),
+    "other bytes": lambda r: _change_part(r, bytes=r.parts[0].bytes + 1),
+    "other rows": lambda r: replace(_change_part(r, rows=49), counts=Counts(landed=149, compacted=1)),
+    "another kind": lambda r: replace(_change_part(r, kind=PartKind.QUARANTINED), counts=Counts(100, 50)),
+    "another path": lambda r: _change_part(r, path="data/sales/elsewhere.parquet"),
+    "outside the lake": lambda r: _change_part(r, staged="../" + r.parts[0].staged),
     "another attempt": lambda r: replace(r, attempt="a-2"),
-    "names swapped": _swapped,
+    "names swapped": _swap_names,
 }
 
 
 @pytest.mark.parametrize("tamper", TAMPERED.values(), ids=TAMPERED.keys())
 def test_a_receipt_that_does_not_fit_fails(lake: LocalLake, tamper: Callable[[Receipt], Receipt]) -> None:
-    good, other = landed(lake)
+    good, other = land_ranges(lake)
     receipts, failures = prove(PLAN, BATCH, [tamper(good), other], lake)
     assert receipts == [other]
     assert [(f.offset_range, f.error, f.fatal) for f in failures] == [(ZERO, "ProofFailed", True)]
@@ -93,16 +93,16 @@ def _on_disk(change: Callable[[Path], object]) -> Callable[[LocalLake, Receipt],
 
 
 def _foreign(lake: LocalLake, r: Receipt) -> Receipt:
-    """A file of the same rows and place that an older plan wrote."""
+    """Returns a receipt of the same rows and paths that an older plan wrote."""
     older = replace(PLAN, cluster="other")
     for path in list(lake.list("_sluice/sales/staging")):
         lake.remove(path)
-    return landed(lake, plan=older)[0]
+    return land_ranges(lake, plan=older)[0]
 
 
 def _other_range(lake: LocalLake, r: Receipt) -> Receipt:
-    """The other partition's bytes under this offset range's names."""
-    mine, theirs = r.parts, landed(lake, "a-9")[1].parts
+    """Write the other partition's bytes under this offset range's names."""
+    mine, theirs = r.parts, land_ranges(lake, "a-9")[1].parts
     for a, b in zip(mine, theirs, strict=True):
         lake.put(a.staged, lake.get(b.staged) or b"")
     parts = tuple(replace(a, bytes=b.bytes, sha256=b.sha256) for a, b in zip(mine, theirs, strict=True))
@@ -110,7 +110,7 @@ def _other_range(lake: LocalLake, r: Receipt) -> Receipt:
 
 
 def _same_file_twice(lake: LocalLake, r: Receipt) -> Receipt:
-    """The first file's bytes under the second's name: rows and size agree, offsets do not."""
+    """Write the first file's bytes under the second's name: rows and size fit, offsets do not."""
     first, second, third = r.parts
     lake.put(second.staged, lake.get(first.staged) or b"")
     again = replace(second, bytes=first.bytes, rows=first.rows, sha256=first.sha256)
@@ -129,22 +129,22 @@ def _same_file_twice(lake: LocalLake, r: Receipt) -> Receipt:
     ],
 )
 def test_files_that_are_not_what_the_receipt_says_fail(lake: LocalLake, damage: Any) -> None:
-    good, _ = landed(lake)
-    found = damage(lake, good)
-    receipts, failures = prove(PLAN, BATCH, [found if isinstance(found, Receipt) else good], lake)
+    good, _ = land_ranges(lake)
+    damaged = damage(lake, good)
+    receipts, failures = prove(PLAN, BATCH, [damaged if isinstance(damaged, Receipt) else good], lake)
     assert receipts == []
     assert [f.error for f in failures] == ["ProofFailed", "ProofFailed"]
 
 
 def test_another_batch_proves_nothing(lake: LocalLake) -> None:
-    assert prove(PLAN, 13, landed(lake), lake)[0] == []
+    assert prove(PLAN, 13, land_ranges(lake), lake)[0] == []
 
 
 def test_one_of_several_receipts_is_chosen_the_same_way_each_time(lake: LocalLake) -> None:
-    first = landed(lake, "a-2")
+    first = land_ranges(lake, "a-2")
     for path in [p for p in lake.list("_sluice/sales/staging") if p.endswith(".json")]:
         lake.remove(path)
-    second = landed(lake, "a-1")
+    second = land_ranges(lake, "a-1")
     both: list[Outcome] = [*first, *second]
     assert prove(PLAN, BATCH, both, lake) == prove(PLAN, BATCH, reversed(both), lake) == (second, [])
     Path(lake.locate(second[0].parts[0].staged)).unlink()
@@ -160,6 +160,6 @@ def test_failures_pass_through_and_silence_is_one(lake: LocalLake) -> None:
 
 
 def test_a_receipt_beats_a_failure_of_the_same_range(lake: LocalLake) -> None:
-    receipts = landed(lake)
+    receipts = land_ranges(lake)
     failure = RangeFailure(ZERO, "KafkaUnavailable", "no leader")
     assert prove(PLAN, BATCH, [failure, *receipts], lake) == (receipts, [])

@@ -1,4 +1,4 @@
-"""What a task does, over logs in memory and a lake on disk: the log's records land, every offset has a class."""
+"""Tasks over logs in memory and a lake on disk: the log's records land, and every offset gets a class."""
 
 from __future__ import annotations
 
@@ -63,76 +63,78 @@ def lake(tmp_path: Path) -> LocalLake:
     return LocalLake(tmp_path)
 
 
-def whole(tp: TopicPartition, source: Log) -> OffsetRange:
+def make_range(tp: TopicPartition, source: Log) -> OffsetRange:
     return OffsetRange(tp.topic, tp.partition, "topic-id", 0, source.end, estimated_bytes=1000)
 
 
 def run(
     lake: Any, logs: Mapping[TopicPartition, Log], work: Assignment = WORK, format: Format | None = None, **fetcher: Any
 ) -> tuple[list[Outcome], MemoryFetcher]:
-    """All of each log as one task."""
+    """Run a task over all of each log. Returns its outcomes, and the fetcher that it read from."""
     source = MemoryFetcher(logs, **fetcher)
-    task = Task(0, 1, tuple(whole(tp, log) for tp, log in logs.items()))
+    task = Task(0, 1, tuple(make_range(tp, log) for tp, log in logs.items()))
     return run_task(task, work, Tools(source, lake, format or RawFormat())), source
 
 
-def receipts(outcomes: list[Outcome]) -> list[Receipt]:
+def expect_receipts(outcomes: list[Outcome]) -> list[Receipt]:
     assert all(isinstance(o, Receipt) for o in outcomes), outcomes
     return [o for o in outcomes if isinstance(o, Receipt)]
 
 
-def rows(lake: LocalLake, receipt: Receipt) -> list[dict[str, Any]]:
-    """What pyarrow reads from the receipt's landed parts, as the log describes rows."""
+def read_rows(lake: LocalLake, receipt: Receipt) -> list[dict[str, Any]]:
+    """Returns the rows of the receipt's landed parts, in the form that `Log.visible` has."""
     tables = [pq.read_table(lake.locate(p.staged)) for p in receipt.parts if p.kind is PartKind.LANDED]
-    found = pa.concat_tables(tables)
-    assert found["topic"].unique().to_pylist() == [receipt.offset_range.topic]
-    assert found["partition"].unique().to_pylist() == [receipt.offset_range.partition]
-    found = found.set_column(5, "timestamp", found["timestamp"].cast(pa.int64()))
-    return found.drop_columns(["topic", "partition"]).to_pylist()
+    table = pa.concat_tables(tables)
+    assert table["topic"].unique().to_pylist() == [receipt.offset_range.topic]
+    assert table["partition"].unique().to_pylist() == [receipt.offset_range.partition]
+    table = table.set_column(5, "timestamp", table["timestamp"].cast(pa.int64()))
+    return table.drop_columns(["topic", "partition"]).to_pylist()
 
 
-def staged(lake: LocalLake) -> list[str]:
+def list_staged(lake: LocalLake) -> list[str]:
     return list(lake.list("_sluice/sales/staging"))
 
 
 @pytest.mark.parametrize("answer_bytes", [1, 300, 1 << 20])
 def test_lands_what_the_log_shows(lake: LocalLake, answer_bytes: int) -> None:
     outcomes, _ = run(lake, {ZERO: PLAIN, ONE: MIXED}, answer_bytes=answer_bytes)
-    for receipt, source in zip(receipts(outcomes), (PLAIN, MIXED), strict=True):
-        assert rows(lake, receipt) == source.visible(0, source.end)
+    for receipt, source in zip(expect_receipts(outcomes), (PLAIN, MIXED), strict=True):
+        assert read_rows(lake, receipt) == source.visible(0, source.end)
         assert receipt.position == source.end
         assert receipt.counts.total == receipt.offset_range.span == source.end
 
 
 def test_duckdb_agrees(lake: LocalLake) -> None:
     outcomes, _ = run(lake, {ZERO: PLAIN})
-    (part,) = receipts(outcomes)[0].parts
+    (part,) = expect_receipts(outcomes)[0].parts
     query = 'select "offset", key, value, epoch_ms(timestamp), headers from read_parquet(?) order by "offset"'
-    found = duckdb.connect().execute(query, [lake.locate(part.staged)]).fetchall()
+    rows = duckdb.connect().execute(query, [lake.locate(part.staged)]).fetchall()
     expected = [(r["offset"], r["key"], r["value"], r["timestamp"], r["headers"]) for r in PLAIN.visible(0, PLAIN.end)]
-    assert found == expected
+    assert rows == expected
 
 
 def test_every_offset_has_its_class(lake: LocalLake) -> None:
-    (committed,) = receipts(run(lake, {ZERO: MIXED})[0])
+    (committed,) = expect_receipts(run(lake, {ZERO: MIXED})[0])
     assert committed.counts == Counts(landed=14, control=2, aborted=5, compacted=5 + 3 + 19)
     work = replace(WORK, isolation=Isolation.READ_UNCOMMITTED, batch=13)
-    (uncommitted,) = receipts(run(lake, {ZERO: MIXED}, work)[0])
+    (uncommitted,) = expect_receipts(run(lake, {ZERO: MIXED}, work)[0])
     assert uncommitted.counts == Counts(landed=19, control=2, compacted=5 + 3 + 19)
 
 
 def test_a_part_of_a_log(lake: LocalLake) -> None:
     s = OffsetRange("orders", 0, "topic-id", 13, 395)
-    (receipt,) = receipts(run_task(Task(0, 1, (s,)), WORK, Tools(MemoryFetcher({ZERO: PLAIN}), lake, RawFormat())))
-    assert rows(lake, receipt) == PLAIN.visible(13, 395)
+    (receipt,) = expect_receipts(
+        run_task(Task(0, 1, (s,)), WORK, Tools(MemoryFetcher({ZERO: PLAIN}), lake, RawFormat()))
+    )
+    assert read_rows(lake, receipt) == PLAIN.visible(13, 395)
     assert receipt.position >= 395
 
 
 def test_nothing_visible_makes_no_part_but_a_receipt(lake: LocalLake) -> None:
-    (receipt,) = receipts(run(lake, {ZERO: log(LogBatch((), tail=19), LogBatch(producer=1, marker=COMMIT))})[0])
+    (receipt,) = expect_receipts(run(lake, {ZERO: log(LogBatch((), tail=19), LogBatch(producer=1, marker=COMMIT))})[0])
     assert receipt.parts == ()
     assert receipt.counts == Counts(control=1, compacted=19)
-    assert staged(lake) == [paths.receipt_path("sales", 12, "a-1", receipt.offset_range)]
+    assert list_staged(lake) == [paths.receipt_path("sales", 12, "a-1", receipt.offset_range)]
 
 
 def test_answers_of_any_size_give_the_same_bytes(lake: LocalLake) -> None:
@@ -140,10 +142,10 @@ def test_answers_of_any_size_give_the_same_bytes(lake: LocalLake) -> None:
     hashes = set()
     for batch, answer_bytes in enumerate([1, 777, 1 << 20]):
         work = replace(WORK, landing=landing, attempt=f"a-{batch}")
-        (receipt,) = receipts(run(lake, {ZERO: PLAIN}, work, answer_bytes=answer_bytes)[0])
+        (receipt,) = expect_receipts(run(lake, {ZERO: PLAIN}, work, answer_bytes=answer_bytes)[0])
         assert len(receipt.parts) > 1
         hashes.add(tuple((p.name, p.rows, p.sha256) for p in receipt.parts))
-        for path in staged(lake):
+        for path in list_staged(lake):
             lake.remove(path)
     assert len(hashes) == 1
 
@@ -152,23 +154,23 @@ def test_what_an_earlier_attempt_finished_is_not_read_again(lake: LocalLake) -> 
     first, _ = run(lake, {ZERO: PLAIN})
     again, source = run(lake, {ZERO: PLAIN, ONE: MIXED}, replace(WORK, attempt="a-2"))
     assert [[s.tp for s in read] for read in source.read] == [[ONE]]
-    assert [r.adopted for r in receipts(again)] == [True, False]
+    assert [r.adopted for r in expect_receipts(again)] == [True, False]
     assert again[0] == first[0]
     tools = Tools(MemoryFetcher({}), lake, RawFormat())
-    assert salvage_task(Task(0, 1, (receipts(first)[0].offset_range,)), WORK, tools, "killed") == first
+    assert salvage_task(Task(0, 1, (expect_receipts(first)[0].offset_range,)), WORK, tools, "killed") == first
 
 
 def _flip(lake: LocalLake, r: Receipt) -> None:
-    place = Path(lake.locate(r.parts[0].staged))
-    data = bytearray(place.read_bytes())
+    file = Path(lake.locate(r.parts[0].staged))
+    data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
-    place.write_bytes(data)
+    file.write_bytes(data)
 
 
 def _rewrite(lake: LocalLake, r: Receipt, **changes: Any) -> None:
     path = paths.receipt_path("sales", 12, r.attempt, r.offset_range)
-    said = json.loads(lake.get(path) or b"") | changes
-    lake.put(path, json.dumps(said).encode())
+    receipt = json.loads(lake.get(path) or b"") | changes
+    lake.put(path, json.dumps(receipt).encode())
 
 
 @pytest.mark.parametrize(
@@ -181,27 +183,27 @@ def _rewrite(lake: LocalLake, r: Receipt, **changes: Any) -> None:
         lambda lake, r: _rewrite(lake, r, counts={"landed": 1}),
         lambda lake, r: _rewrite(lake, r, position=3),
         lambda lake, r: _rewrite(
-            lake, r, slice=json.loads(json.dumps(r.offset_range, default=_plain)) | {"leader_epoch": 9}
+            lake, r, slice=json.loads(json.dumps(r.offset_range, default=_list_fields)) | {"leader_epoch": 9}
         ),
     ],
 )
 def test_a_receipt_that_does_not_hold_is_not_adopted(lake: LocalLake, damage: Any) -> None:
-    (first,) = receipts(run(lake, {ZERO: PLAIN})[0])
+    (first,) = expect_receipts(run(lake, {ZERO: PLAIN})[0])
     damage(lake, first)
     again, source = run(lake, {ZERO: PLAIN}, replace(WORK, attempt="a-2"))
     assert len(source.read[0]) == 1
-    assert [r.adopted for r in receipts(again)] == [False]
-    assert rows(lake, receipts(again)[0]) == PLAIN.visible(0, PLAIN.end)
+    assert [r.adopted for r in expect_receipts(again)] == [False]
+    assert read_rows(lake, expect_receipts(again)[0]) == PLAIN.visible(0, PLAIN.end)
 
 
 def test_what_another_format_made_is_read_again(lake: LocalLake) -> None:
     run(lake, {ZERO: PLAIN})
     again, source = run(lake, {ZERO: PLAIN}, replace(WORK, attempt="a-2", shape="picky"))
     assert len(source.read[0]) == 1
-    assert [r.adopted for r in receipts(again)] == [False]
+    assert [r.adopted for r in expect_receipts(again)] == [False]
 
 
-def _plain(value: Any) -> Any:
+def _list_fields(value: Any) -> Any:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
@@ -214,8 +216,8 @@ def test_a_receipt_of_another_batch_is_not_ours(lake: LocalLake) -> None:
 def test_a_wrong_checksum_is_read_once_more(lake: LocalLake) -> None:
     outcomes, source = run(lake, {ZERO: PLAIN, ONE: MIXED}, damaged={ZERO: 1}, answer_bytes=300)
     assert [[s.tp for s in read] for read in source.read] == [[ZERO, ONE], [ZERO]]
-    assert rows(lake, receipts(outcomes)[0]) == PLAIN.visible(0, PLAIN.end)
-    assert len(staged(lake)) == 4
+    assert read_rows(lake, expect_receipts(outcomes)[0]) == PLAIN.visible(0, PLAIN.end)
+    assert len(list_staged(lake)) == 4
 
 
 def test_a_checksum_that_stays_wrong_fails_that_range_only(lake: LocalLake) -> None:
@@ -225,45 +227,45 @@ def test_a_checksum_that_stays_wrong_fails_that_range_only(lake: LocalLake) -> N
     assert (failed.error, failed.fatal, failed.offset_range.tp) == ("CorruptBatch", True, ZERO)
     assert isinstance(landed, Receipt)
     assert len(source.read) == 2
-    assert len(staged(lake)) == 2
+    assert len(list_staged(lake)) == 2
 
 
 @pytest.mark.parametrize("error", [OffsetsLost("gone", remedy="accept it"), IncarnationChanged("recreated")])
 def test_a_refusal_fails_its_range_at_once(lake: LocalLake, error: SluiceError) -> None:
     source = MemoryFetcher({ZERO: PLAIN, ONE: MIXED}, failing={ZERO: error}, answer_bytes=300)
-    task = Task(0, 1, (whole(ZERO, PLAIN), whole(ONE, MIXED)))
+    task = Task(0, 1, (make_range(ZERO, PLAIN), make_range(ONE, MIXED)))
     failed, landed = run_task(task, WORK, Tools(source, lake, RawFormat()), last_try=False)
     assert isinstance(failed, RangeFailure)
     assert (failed.error, failed.message, failed.remedy, failed.fatal) == (
         type(error).__name__, error.message, error.remedy, True,
     )  # fmt: skip
     assert isinstance(landed, Receipt)
-    assert not any(paths.name_range(failed.offset_range) in path for path in staged(lake))
+    assert not any(paths.name_range(failed.offset_range) in path for path in list_staged(lake))
 
 
 def test_nobody_looks_through_the_staging_of_a_fresh_batch() -> None:
     lake = MemoryLake()
-    assert [r.adopted for r in receipts(run(lake, {ZERO: PLAIN}, replace(WORK, fresh=True))[0])] == [False]
+    assert [r.adopted for r in expect_receipts(run(lake, {ZERO: PLAIN}, replace(WORK, fresh=True))[0])] == [False]
     assert lake.requests["list"] == 0
-    assert [r.adopted for r in receipts(run(lake, {ZERO: PLAIN}, replace(WORK, attempt="a-2"))[0])] == [True]
+    assert [r.adopted for r in expect_receipts(run(lake, {ZERO: PLAIN}, replace(WORK, attempt="a-2"))[0])] == [True]
 
 
 def test_what_may_pass_is_raised_until_the_last_try(lake: LocalLake) -> None:
     source = MemoryFetcher({ZERO: PLAIN, ONE: MIXED}, failing={ZERO: KafkaUnavailable("no leader")}, answer_bytes=300)
-    task = Task(0, 1, (whole(ZERO, PLAIN), whole(ONE, MIXED)))
+    task = Task(0, 1, (make_range(ZERO, PLAIN), make_range(ONE, MIXED)))
     tools = Tools(source, lake, RawFormat())
     with pytest.raises(KafkaUnavailable):
         run_task(task, WORK, tools, last_try=False)
     failed, landed = run_task(task, replace(WORK, attempt="a-2"), tools, last_try=True)
     assert isinstance(failed, RangeFailure)
     assert (failed.error, failed.fatal) == ("KafkaUnavailable", False)
-    assert receipts([landed])[0].adopted, "the offset range that got through on the first try is read only once"
+    assert expect_receipts([landed])[0].adopted, "the offset range that landed in the first try is read only once"
 
 
 def test_a_stream_that_ends_early_finishes_nothing_half(lake: LocalLake) -> None:
     outcomes, _ = run(lake, {ZERO: PLAIN, ONE: MIXED}, answer_bytes=300, cut_short=2)
     assert [type(o) for o in outcomes] == [RangeFailure, RangeFailure]
-    assert staged(lake) == []
+    assert list_staged(lake) == []
 
 
 class Broken(LocalLake):
@@ -293,7 +295,7 @@ def test_a_lake_that_fails_fails_the_range(tmp_path: Path, where: str, error: Ex
     (failed,), _ = run(lake, {ZERO: PLAIN})
     assert isinstance(failed, RangeFailure)
     assert (failed.error, failed.fatal) == (type(error).__name__, fatal)
-    assert staged(lake) == []
+    assert list_staged(lake) == []
 
 
 class Picky(RawFormat):
@@ -307,19 +309,19 @@ class Picky(RawFormat):
         offsets = rows.column(4).to_pylist()
         bad = [o % 3 == 0 for o in offsets]
         dropped = [not b and o % 5 == 0 for b, o in zip(bad, offsets, strict=True)]
-        kept = [not b and not d for b, d in zip(bad, dropped, strict=True)]
-        refused = _refused(rows.filter(pa.array(bad))) if any(bad) else None
-        yield Formatted(rows.filter(pa.array(kept)), refused, sum(dropped) - self.lose, validate_ns=self.validating)
+        landed = [not b and not d for b, d in zip(bad, dropped, strict=True)]
+        refused = _make_refused(rows.filter(pa.array(bad))) if any(bad) else None
+        yield Formatted(rows.filter(pa.array(landed)), refused, sum(dropped) - self.lose, validate_ns=self.validating)
 
 
-def _refused(raw: pa.RecordBatch) -> pa.RecordBatch:
-    said = {"stage": "decode", "reason": "not_json", "expectation": None, "field": None, "detail": "no", "byte": 3}
-    more = [pa.array([v] * raw.num_rows).cast(REFUSED.field(n).type) for n, v in said.items()]
+def _make_refused(raw: pa.RecordBatch) -> pa.RecordBatch:
+    refusal = {"stage": "decode", "reason": "not_json", "expectation": None, "field": None, "detail": "no", "byte": 3}
+    more = [pa.array([v] * raw.num_rows).cast(REFUSED.field(n).type) for n, v in refusal.items()]
     return pa.RecordBatch.from_arrays([*raw.columns, *more], schema=REFUSED)
 
 
 def test_a_format_sorts_records_out(lake: LocalLake) -> None:
-    (receipt,) = receipts(run(lake, {ZERO: PLAIN}, format=Picky())[0])
+    (receipt,) = expect_receipts(run(lake, {ZERO: PLAIN}, format=Picky())[0])
     offsets = range(PLAIN.end)
     bad = [o for o in offsets if o % 3 == 0]
     dropped = [o for o in offsets if o % 3 and o % 5 == 0]
@@ -331,7 +333,7 @@ def test_a_format_sorts_records_out(lake: LocalLake) -> None:
 
 
 def test_the_time_of_each_activity_is_told_and_the_contracts_is_not_the_typing(lake: LocalLake) -> None:
-    (receipt,) = receipts(run(lake, {ZERO: PLAIN}, format=Picky())[0])
+    (receipt,) = expect_receipts(run(lake, {ZERO: PLAIN}, format=Picky())[0])
     assert list(receipt.timings) == list(ACTIVITIES)
     assert receipt.timings["validate"] == Picky.validating
     assert min(receipt.timings.values()) >= 0
@@ -343,12 +345,14 @@ def test_a_format_that_loses_a_record_is_found_out(lake: LocalLake) -> None:
     (failed,), _ = run(lake, {ZERO: PLAIN}, format=format)
     assert isinstance(failed, RangeFailure)
     assert failed.error == "ProofFailed"
-    assert staged(lake) == []
+    assert list_staged(lake) == []
 
 
 def test_windows_have_folders(lake: LocalLake) -> None:
-    s = replace(whole(ZERO, PLAIN), window=1_795_183_200_000, folder="date=2026-11-20/hour=14")
-    (receipt,) = receipts(run_task(Task(0, 1, (s,)), WORK, Tools(MemoryFetcher({ZERO: PLAIN}), lake, RawFormat())))
+    s = replace(make_range(ZERO, PLAIN), window=1_795_183_200_000, folder="date=2026-11-20/hour=14")
+    (receipt,) = expect_receipts(
+        run_task(Task(0, 1, (s,)), WORK, Tools(MemoryFetcher({ZERO: PLAIN}), lake, RawFormat()))
+    )
     assert receipt.parts[0].path == f"data/sales/date=2026-11-20/hour=14/{receipt.parts[0].name}"
 
 
@@ -361,7 +365,7 @@ def test_memory_is_bounded_whatever_the_ranges(sizes: list[int], memory: int, ac
     work = replace(WORK, memory=memory, limits=FetchLimits(active_ranges=active))
     chunks, limits = share_memory(ranges, work)
     assert 1 <= limits.active_ranges <= active
-    held = sum(sorted(chunks.values())[-limits.active_ranges :])
-    assert limits.active_ranges == 1 or held * 5 <= memory
+    used = sum(sorted(chunks.values())[-limits.active_ranges :])
+    assert limits.active_ranges == 1 or used * 5 <= memory
     for s in ranges:
         assert share_memory([s], work)[0] == {s: chunks[s]}, "a share depends on its offset range alone"

@@ -1,4 +1,4 @@
-"""The Parquet sink: what is read back is what was written, whole or not at all."""
+"""The Parquet sink: written rows read back unchanged, and a file appears complete or not."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def lake(tmp_path: Path) -> LocalLake:
     return LocalLake(tmp_path)
 
 
-def decoded(offsets: Sequence[int], **columns: Sequence[Any]) -> pa.RecordBatch:
-    """A decoder's chunk with these offsets; other columns as given, or something plain."""
+def make_chunk(offsets: Sequence[int], **columns: Sequence[Any]) -> pa.RecordBatch:
+    """Returns a decoder's chunk with these offsets; other columns have the given or simple values."""
     n = len(offsets)
     arrays = {
         "key": pa.array(columns.get("key", [b"k"] * n), pa.binary()),
@@ -49,16 +49,16 @@ def decoded(offsets: Sequence[int], **columns: Sequence[Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(arrays)
 
 
-def raw(offsets: Sequence[int], **columns: Sequence[Any]) -> pa.RecordBatch:
-    return next(RawFormat().convert(RANGE, decoded(offsets, **columns))).landed
+def make_rows(offsets: Sequence[int], **columns: Sequence[Any]) -> pa.RecordBatch:
+    return next(RawFormat().convert(RANGE, make_chunk(offsets, **columns))).landed
 
 
-def writer(lake: Any, row_group_bytes: int = 1 << 20, target: PartTarget = TARGET, **settings: Any) -> PartWriter:
+def open_writer(lake: Any, row_group_bytes: int = 1 << 20, target: PartTarget = TARGET, **settings: Any) -> PartWriter:
     return PartWriter(lake, target, RawFormat.schema, LandingSettings(**settings), row_group_bytes)
 
 
 def land(lake: LocalLake, *batches: pa.RecordBatch, **settings: Any) -> tuple[Part, ...]:
-    w = writer(lake, **settings)
+    w = open_writer(lake, **settings)
     write_all(w, batches)
     return w.close()
 
@@ -68,14 +68,14 @@ def write_all(w: PartWriter, batches: Sequence[pa.RecordBatch]) -> None:
         w.write(batch)
 
 
-def staged(lake: LocalLake) -> list[str]:
+def list_staged(lake: LocalLake) -> list[str]:
     return list(lake.list(STAGING))
 
 
 def test_reads_back_as_sparks_kafka_source_would_give_it(lake: LocalLake) -> None:
     (part,) = land(
         lake,
-        raw(
+        make_rows(
             [100, 101, 105],
             key=[b"a", None, b""],
             value=[b"\x00\xff", b"", None],
@@ -109,7 +109,7 @@ def test_reads_back_as_sparks_kafka_source_would_give_it(lake: LocalLake) -> Non
 
 def test_duckdb_reads_the_same(lake: LocalLake) -> None:
     headers = [[{"key": "h", "value": b"1"}], None]
-    (part,) = land(lake, raw([100, 101], key=[b"a", None], headers=headers))
+    (part,) = land(lake, make_rows([100, 101], key=[b"a", None], headers=headers))
     query = 'select key, value, topic, partition, epoch_ms(timestamp), headers from read_parquet(?) order by "offset"'
     assert duckdb.connect().execute(query, [lake.locate(part.staged)]).fetchall() == [
         (b"a", b"v100", "orders.v1", 3, 100, headers[0]),
@@ -118,21 +118,23 @@ def test_duckdb_reads_the_same(lake: LocalLake) -> None:
 
 
 def test_the_query_of_the_docs_tells_the_lives_of_a_topic_apart(lake: LocalLake) -> None:
-    """The same offset of two lives, in two files."""
+    """The same offset of two lives is in two files."""
     lives = ("27YBcOddSAqT4E4khZ-qSQ", "27YBcOddSAqT4E4khZ-qSQ#1")
     for number, life in enumerate(lives):
-        (part,) = land(lake, raw([100, 101]), target=replace(TARGET, offset_range=replace(RANGE, incarnation=life)))
+        (part,) = land(
+            lake, make_rows([100, 101]), target=replace(TARGET, offset_range=replace(RANGE, incarnation=life))
+        )
         lake.show(part.staged, f"data/orders/{number}.parquet")
         lake.remove(part.staged)
     text = (Path(__file__).parents[3] / "docs" / "reading.md").read_text()
     (query,) = re.findall(r"```sql\n(.*?)```", text, re.DOTALL)
     root = lake.locate("data").removesuffix("/data")
-    found = duckdb.sql(query.replace(".sluice/lake", root)).select('topic_id, "offset"').fetchall()
-    assert sorted(found) == [(life, offset) for life in lives for offset in (100, 101)]
+    rows = duckdb.sql(query.replace(".sluice/lake", root)).select('topic_id, "offset"').fetchall()
+    assert sorted(rows) == [(life, offset) for life in lives for offset in (100, 101)]
 
 
 def test_a_part_says_whose_it_is(lake: LocalLake) -> None:
-    (part,) = land(lake, raw([100]))
+    (part,) = land(lake, make_rows([100]))
     with lake.open(part.staged) as f:
         metadata = pq.ParquetFile(f).metadata.metadata
     assert metadata == {
@@ -147,15 +149,15 @@ def test_a_part_says_whose_it_is(lake: LocalLake) -> None:
 
 
 def test_the_part_is_described_as_it_is(lake: LocalLake) -> None:
-    (part,) = land(lake, raw([100, 101]), raw([200]))
+    (part,) = land(lake, make_rows([100, 101]), make_rows([200]))
     assert part.name == "orders.v1-3-100-10000-b12.parquet"
     assert part.path == f"data/sales/{part.name}"
-    assert staged(lake) == [part.staged]
+    assert list_staged(lake) == [part.staged]
     assert (part.rows, part.bytes) == (3, lake.size(part.staged))
-    assert part.sha256 == sha256(lake, part)
+    assert part.sha256 == hash_part(lake, part)
 
 
-def sha256(lake: LocalLake, part: Part) -> str:
+def hash_part(lake: LocalLake, part: Part) -> str:
     import hashlib
 
     return hashlib.sha256(lake.get(part.staged) or b"").hexdigest()
@@ -163,7 +165,7 @@ def sha256(lake: LocalLake, part: Part) -> str:
 
 @pytest.mark.parametrize("compression", ["zstd", "snappy", "lz4", "gzip", "none"])
 def test_equal_rows_give_equal_bytes(lake: LocalLake, compression: str) -> None:
-    rows = [raw(range(100, 3000)), raw(range(3000, 3100))]
+    rows = [make_rows(range(100, 3000)), make_rows(range(3000, 3100))]
     other = PartTarget("sales", 12, "hash", "a-2", RANGE)
     first = land(lake, *rows, compression=compression)
     second = land(lake, *rows, compression=compression, target=other)
@@ -172,70 +174,70 @@ def test_equal_rows_give_equal_bytes(lake: LocalLake, compression: str) -> None:
 
 
 def test_row_groups_are_bounded_by_rows_and_by_bytes(lake: LocalLake) -> None:
-    batches = [raw(range(i, i + 100)) for i in range(100, 1100, 100)]
-    assert groups(lake, land(lake, *batches, row_group_rows=300)) == [300, 300, 300, 100]
+    batches = [make_rows(range(i, i + 100)) for i in range(100, 1100, 100)]
+    assert list_row_groups(lake, land(lake, *batches, row_group_rows=300)) == [300, 300, 300, 100]
     other = PartTarget("sales", 12, "hash", "a-2", RANGE)
-    assert groups(lake, land(lake, *batches, row_group_bytes=2 * batches[0].nbytes, target=other)) == [200] * 5
+    assert list_row_groups(lake, land(lake, *batches, row_group_bytes=2 * batches[0].nbytes, target=other)) == [200] * 5
 
 
-def groups(lake: LocalLake, parts: Sequence[Part]) -> list[int]:
+def list_row_groups(lake: LocalLake, parts: Sequence[Part]) -> list[int]:
     with lake.open(parts[0].staged) as f:
         metadata = pq.ParquetFile(f).metadata
         return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
 
 
 def test_a_range_is_cut_into_files_by_size(lake: LocalLake) -> None:
-    batches = [raw(range(i, i + 100)) for i in range(100, 600, 100)]
+    batches = [make_rows(range(i, i + 100)) for i in range(100, 600, 100)]
     parts = land(lake, *batches, row_group_rows=100, target_file_bytes=1)
     stem = "orders.v1-3-100-10000-b12"
     assert [p.name for p in parts] == [f"{stem}.parquet", *(f"{stem}-{i}.parquet" for i in range(1, 5))]
     assert [p.rows for p in parts] == [100] * 5
-    assert staged(lake) == sorted(p.staged for p in parts)
+    assert list_staged(lake) == sorted(p.staged for p in parts)
 
 
 def test_no_rows_no_file(lake: LocalLake) -> None:
-    assert land(lake) == land(lake, raw([])) == ()
-    assert staged(lake) == []
+    assert land(lake) == land(lake, make_rows([])) == ()
+    assert list_staged(lake) == []
 
 
 @pytest.mark.parametrize("batches", [([100, 100],), ([101, 100],), ([100, 101], [101]), ([99],), ([10_000],)])
 def test_offsets_must_increase_within_the_range(lake: LocalLake, batches: Sequence[Sequence[int]]) -> None:
-    w = writer(lake)
+    w = open_writer(lake)
     for offsets in batches[:-1]:
-        w.write(raw(offsets))
+        w.write(make_rows(offsets))
     with pytest.raises(ProofFailed) as e:
-        w.write(raw(batches[-1]))
+        w.write(make_rows(batches[-1]))
     assert (e.value.topic, e.value.partition) == ("orders.v1", 3)
     w.abandon()
-    assert staged(lake) == []
+    assert list_staged(lake) == []
 
 
 def test_abandoning_leaves_nothing(lake: LocalLake) -> None:
-    w = writer(lake, row_group_rows=10, target_file_bytes=500)
+    w = open_writer(lake, row_group_rows=10, target_file_bytes=500)
     for i in range(100, 1000, 10):
-        w.write(raw(range(i, i + 10)))
-    assert staged(lake)  # files that are full stand already
+        w.write(make_rows(range(i, i + 10)))
+    assert list_staged(lake)  # full files are staged already
     w.abandon()
     w.abandon()
     del w
     gc.collect()
-    assert staged(lake) == []
+    assert list_staged(lake) == []
     assert [p for p in lake.root.rglob("*") if p.is_file()] == []
 
 
 class FullDisk(LocalLake):
-    """Takes so many writes, then has no room."""
+    """A lake that takes `room` writes, and then has no space left."""
 
     room = 3
 
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
         with super().create(path) as file:
-            real, left = file.write, [self.room]
+            real, remaining = file.write, [self.room]
 
             def write(data: Any) -> int:
-                left[0] -= 1
-                if left[0] < 0:
+                remaining[0] -= 1
+                if remaining[0] < 0:
                     raise OSError(errno.ENOSPC, "no space left")
                 return real(data)
 
@@ -251,9 +253,9 @@ class _With:
 def test_a_full_disk_leaves_nothing_and_has_a_name(tmp_path: Path, room: int) -> None:
     lake = FullDisk(tmp_path)
     lake.room = room
-    w = writer(lake, row_group_rows=10)
+    w = open_writer(lake, row_group_rows=10)
     with pytest.raises(LakeFull):
-        write_all(w, [raw(range(i, i + 10)) for i in range(100, 1000, 10)])
+        write_all(w, [make_rows(range(i, i + 10)) for i in range(100, 1000, 10)])
     w.abandon()
     del w
     gc.collect()
@@ -261,10 +263,10 @@ def test_a_full_disk_leaves_nothing_and_has_a_name(tmp_path: Path, room: int) ->
 
 
 def test_bad_rows_leave_nothing(lake: LocalLake) -> None:
-    w = writer(lake, row_group_rows=1)
-    w.write(raw([100]))
+    w = open_writer(lake, row_group_rows=1)
+    w.write(make_rows([100]))
     with pytest.raises(pa.ArrowException):
-        w.write(raw([101]).drop_columns(["key"]).append_column("key", pa.array([1])))
+        w.write(make_rows([101]).drop_columns(["key"]).append_column("key", pa.array([1])))
     w.abandon()
     assert [p for p in lake.root.rglob("*") if p.is_file()] == []
 
@@ -274,22 +276,22 @@ FOLDER = paths.window_folder(None, HOUR, paths.PREFIX)
 BY_TIME = replace(TARGET, offset_range=replace(RANGE, by_time=HOUR, folder=FOLDER))
 
 
-def by_folder(lake: LocalLake, parts: Sequence[Part]) -> dict[str, list[int]]:
-    """The offsets in each folder."""
-    found: dict[str, list[int]] = {}
+def read_by_folder(lake: LocalLake, parts: Sequence[Part]) -> dict[str, list[int]]:
+    """Returns the offsets in each folder."""
+    folders: dict[str, list[int]] = {}
     for part in parts:
         with lake.open(part.staged) as f:
             offsets = pq.read_table(f, columns=["offset"])["offset"].to_pylist()
-        found.setdefault(part.path.removeprefix("data/sales/").rpartition("/")[0], []).extend(offsets)
-    return found
+        folders.setdefault(part.path.removeprefix("data/sales/").rpartition("/")[0], []).extend(offsets)
+    return folders
 
 
 def test_by_record_time_each_row_lies_in_its_own_hour(lake: LocalLake) -> None:
-    w = writer(lake, target=BY_TIME)
+    w = open_writer(lake, target=BY_TIME)
     # -1: no timestamp; 2040 is a year like any other; 292278994 is none.
-    w.write(raw(range(100, 106), timestamp=[5, HOUR, 7, -1, 2_209_032_000_000, 2**63 - 1]))
+    w.write(make_rows(range(100, 106), timestamp=[5, HOUR, 7, -1, 2_209_032_000_000, 2**63 - 1]))
     parts = w.close()
-    assert by_folder(lake, parts) == {
+    assert read_by_folder(lake, parts) == {
         "kafka_window_date=1970-01-01/kafka_window_hour=00": [100, 102],
         "kafka_window_date=1970-01-01/kafka_window_hour=01": [101],
         "kafka_window_date=2040-01-01/kafka_window_hour=12": [104],
@@ -300,16 +302,16 @@ def test_by_record_time_each_row_lies_in_its_own_hour(lake: LocalLake) -> None:
 
 
 def test_stamps_without_end_make_no_files_without_end(lake: LocalLake) -> None:
-    w = writer(lake, target=BY_TIME, row_group_rows=100)
+    w = open_writer(lake, target=BY_TIME, row_group_rows=100)
     for at in range(100, 400, 50):
-        w.write(raw(range(at, at + 50), timestamp=[o * HOUR for o in range(at, at + 50)]))
+        w.write(make_rows(range(at, at + 50), timestamp=[o * HOUR for o in range(at, at + 50)]))
     parts = w.close()
     assert len(parts) == MAX_FOLDERS + 1
-    assert sorted(o for offsets in by_folder(lake, parts).values() for o in offsets) == list(range(100, 400))
+    assert sorted(o for offsets in read_by_folder(lake, parts).values() for o in offsets) == list(range(100, 400))
 
 
 def test_abandoned_by_time_leaves_nothing(lake: LocalLake) -> None:
-    w = writer(lake, target=BY_TIME, row_group_rows=2)
-    w.write(raw([100, 101], timestamp=[5, HOUR]))
+    w = open_writer(lake, target=BY_TIME, row_group_rows=2)
+    w.write(make_rows([100, 101], timestamp=[5, HOUR]))
     w.abandon()
-    assert staged(lake) == []
+    assert list_staged(lake) == []

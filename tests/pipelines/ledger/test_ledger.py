@@ -1,4 +1,4 @@
-"""The ledger's log and fold: one creator a number, decisions on the state just below, hostile files."""
+"""The ledger's log and fold: one creator per number, decisions on the state before it, hostile files."""
 
 from __future__ import annotations
 
@@ -45,35 +45,35 @@ from sluice.testing.lake import MemoryLake
 KEY = Key("orders", 0, "id-1")
 
 
-def a_plan(start: int = 0, end: int = 10, replaces: tuple[str, ...] = ()) -> Plan:
+def make_plan(start: int = 0, end: int = 10, replaces: tuple[str, ...] = ()) -> Plan:
     s = OffsetRange("orders", 0, "id-1", start, end)
     return Plan("orders", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, (Task(0, 1, (s,)),), replaces)
 
 
-def a_receipt(start: int = 0, end: int = 10) -> Receipt:
+def make_receipt(start: int = 0, end: int = 10) -> Receipt:
     return Receipt(OffsetRange("orders", 0, "id-1", start, end), end, Counts(landed=end - start), (), "a")
 
 
-def begun(lake: MemoryLake | None = None) -> Ledger:
+def begin_ledger(lake: MemoryLake | None = None) -> Ledger:
     ledger = Ledger(lake or MemoryLake(), "orders", lambda: 5, "run", "c")
     item = OriginItem(key=KEY, offset=0, committed=None, why="test")
     ledger.append(lambda s: OriginEntry(items=(item,)))
     return ledger
 
 
-def planned(ledger: Ledger, plan: Plan | None = None, by: Owner | None = None) -> int:
-    p = plan or a_plan()
+def append_plan(ledger: Ledger, plan: Plan | None = None, by: Owner | None = None) -> int:
+    p = plan or make_plan()
     appended = ledger.append(lambda s: PlanEntry(plan=p, hash=p.hash, owner=by or owner()))
     assert appended is not None
     return appended.number
 
 
 def test_a_batch_is_planned_then_published_and_the_frontier_follows() -> None:
-    ledger = begun()
-    batch = planned(ledger)
+    ledger = begin_ledger()
+    batch = append_plan(ledger)
     assert ledger.read().live()[0].id == batch == 1
     assert ledger.read().frontier(KEY) == 0
-    publish(ledger, batch, owner(), [a_receipt()], [])
+    publish(ledger, batch, owner(), [make_receipt()], [])
     state = ledger.read()
     assert state.frontier(KEY) == 10
     assert state.batches[batch].status is BatchStatus.PUBLISHED
@@ -81,28 +81,28 @@ def test_a_batch_is_planned_then_published_and_the_frontier_follows() -> None:
 
 
 def test_what_live_plans_reserve_follows_the_ledger() -> None:
-    ledger = begun()
+    ledger = begin_ledger()
     assert ledger.read().list_reserved(KEY) == ()
-    batch = planned(ledger)
-    planned(ledger, a_plan(10, 20))
+    batch = append_plan(ledger)
+    append_plan(ledger, make_plan(10, 20))
     assert ledger.read().list_reserved(KEY) == (Range(0, 20),)
-    publish(ledger, batch, owner(), [a_receipt()], [])
+    publish(ledger, batch, owner(), [make_receipt()], [])
     assert ledger.read().list_reserved(KEY) == (Range(10, 20),)
     assert ledger.read().list_reserved(Key("orders", 1, "id-1")) == ()
 
 
 def test_a_batchs_plan_and_what_it_published_are_read_back() -> None:
-    ledger = begun()
-    batch = planned(ledger)
-    published = publish(ledger, batch, owner(), [a_receipt()], [])
+    ledger = begin_ledger()
+    batch = append_plan(ledger)
+    published = publish(ledger, batch, owner(), [make_receipt()], [])
     assert published is not None
-    assert ledger.plan(batch) == a_plan()
+    assert ledger.plan(batch) == make_plan()
     assert ledger.publication(published.state.batches[batch]) == published.entry
 
 
 def test_another_entry_in_the_place_of_either_is_named() -> None:
-    ledger = begun()
-    number = planned(ledger)
+    ledger = begin_ledger()
+    number = append_plan(ledger)
     batch = ledger.read().batches[number]
     with pytest.raises(LedgerCorrupt, match="entry 0 is not the plan of batch 0"):
         ledger.plan(0)
@@ -117,10 +117,10 @@ def of(r: Range, key: Key = KEY) -> tuple[KeyRange, ...]:
 
 
 def test_what_is_landed_after_all_is_skipped_no_longer() -> None:
-    ledger = begun()
+    ledger = begin_ledger()
     ledger.append(lambda s: SkipEntry(ranges=of(Range(0, 30)), reason="test"))
-    batch = planned(ledger, a_plan(10, 20))
-    publish(ledger, batch, owner(), [a_receipt(10, 20)], [])
+    batch = append_plan(ledger, make_plan(10, 20))
+    publish(ledger, batch, owner(), [make_receipt(10, 20)], [])
     state = ledger.read()
     assert state.skipped[KEY] == (Range(0, 10), Range(20, 30))
     assert state.landed[KEY] == (Range(10, 20),)
@@ -128,9 +128,9 @@ def test_what_is_landed_after_all_is_skipped_no_longer() -> None:
 
 
 def test_what_replaces_counts_and_what_it_replaces_does_not() -> None:
-    ledger = begun()
-    first = publish(ledger, planned(ledger), owner(), [a_receipt(0, 5), a_receipt(5, 10)], [])
-    again = publish(ledger, planned(ledger, a_plan(0, 5, ("data/x",))), owner(), [a_receipt(0, 5)], [])
+    ledger = begin_ledger()
+    first = publish(ledger, append_plan(ledger), owner(), [make_receipt(0, 5), make_receipt(5, 10)], [])
+    again = publish(ledger, append_plan(ledger, make_plan(0, 5, ("data/x",))), owner(), [make_receipt(0, 5)], [])
     assert first is not None
     assert again is not None
     state = ledger.read()
@@ -140,8 +140,8 @@ def test_what_replaces_counts_and_what_it_replaces_does_not() -> None:
 
 
 def test_what_is_retired_is_accounted_for_and_not_landed() -> None:
-    ledger = begun()
-    landed = publish(ledger, planned(ledger), owner(), [a_receipt(0, 5), a_receipt(5, 10)], [])
+    ledger = begin_ledger()
+    landed = publish(ledger, append_plan(ledger), owner(), [make_receipt(0, 5), make_receipt(5, 10)], [])
     assert landed is not None
     ledger.append(lambda s: RetireEntry(before=9, ranges=of(Range(0, 5)), parts=("data/x",), reason="old"))
     state = ledger.read()
@@ -151,9 +151,9 @@ def test_what_is_retired_is_accounted_for_and_not_landed() -> None:
 
 
 def test_an_accepted_log_begins_afresh_once() -> None:
-    """It gives up the live batches of the life that is left; by the time of a second entry nobody is there any more."""
-    ledger = begun()
-    batch = planned(ledger)
+    """It abandons the live batches of the former life; a second entry finds no partition in that life."""
+    ledger = begin_ledger()
+    batch = append_plan(ledger)
     new = KEY._replace(incarnation="id-2")
     entry = AcceptEntry(
         event="recreated",
@@ -172,7 +172,7 @@ def test_an_accepted_log_begins_afresh_once() -> None:
 
 
 def test_offsets_that_were_moved_by_hand_are_known_until_the_next_commit() -> None:
-    ledger = begun()
+    ledger = begin_ledger()
     ledger.append(lambda s: MovedEntry(offsets=(KeyOffset(key=KEY, offset=3),), reason="test"))
     assert ledger.read().moved == {KEY: 3}
     state = checkpoint.load(checkpoint.dump(ledger.read()))
@@ -181,41 +181,41 @@ def test_offsets_that_were_moved_by_hand_are_known_until_the_next_commit() -> No
 
 def test_the_ledgers_identity_is_its_first_write() -> None:
     lake = MemoryLake()
-    ledger = begun(lake)
+    ledger = begin_ledger(lake)
     first = json.loads(lake.files[paths.log_path("orders", 0)])
     assert ledger.read().ledger_id == first["write"] != ""
 
 
 def test_publishing_twice_is_once() -> None:
-    ledger = begun()
-    batch = planned(ledger)
-    assert publish(ledger, batch, owner(), [a_receipt()], []) is not None
-    assert publish(ledger, batch, owner(), [a_receipt()], []) is None
+    ledger = begin_ledger()
+    batch = append_plan(ledger)
+    assert publish(ledger, batch, owner(), [make_receipt()], []) is not None
+    assert publish(ledger, batch, owner(), [make_receipt()], []) is None
 
 
 def test_only_the_current_owner_may_publish() -> None:
-    ledger = begun()
-    batch = planned(ledger)
+    ledger = begin_ledger()
+    batch = append_plan(ledger)
     ledger.append(lambda s: OwnEntry(batch=batch, owner=owner("token-2")))
     with pytest.raises(OwnershipLost):
-        publish(ledger, batch, owner("token-1"), [a_receipt()], [])
-    assert publish(ledger, batch, owner("token-2"), [a_receipt()], [])
+        publish(ledger, batch, owner("token-1"), [make_receipt()], [])
+    assert publish(ledger, batch, owner("token-2"), [make_receipt()], [])
 
 
 def test_an_abandoned_batch_cannot_be_published() -> None:
-    ledger = begun()
-    batch = planned(ledger)
+    ledger = begin_ledger()
+    batch = append_plan(ledger)
     ledger.append(lambda s: AbandonEntry(batch=batch, reason="test"))
     with pytest.raises(OwnershipLost, match="abandoned"):
-        publish(ledger, batch, owner(), [a_receipt()], [])
+        publish(ledger, batch, owner(), [make_receipt()], [])
 
 
 def test_a_zombies_publish_entry_is_void_when_folded() -> None:
-    """A rival's entry that got in by force counts for nothing: the fold decides again."""
-    ledger = begun()
-    batch = planned(ledger)
+    """A rival's entry that bypassed the decision has no effect: the fold decides again."""
+    ledger = begin_ledger()
+    batch = append_plan(ledger)
     ledger.append(lambda s: OwnEntry(batch=batch, owner=owner("token-2")))
-    forged = PublishEntry(batch=batch, token="token-1", receipts=(a_receipt(),))
+    forged = PublishEntry(batch=batch, token="token-1", receipts=(make_receipt(),))
     appended = ledger.append(lambda s: forged)
     assert appended is not None
     state = ledger.read()
@@ -225,68 +225,71 @@ def test_a_zombies_publish_entry_is_void_when_folded() -> None:
 
 
 def test_replacing_what_was_replaced_is_void() -> None:
-    ledger = begun()
-    first, second = planned(ledger, a_plan(replaces=("data/x",))), planned(ledger, a_plan(replaces=("data/x",)))
-    publish(ledger, first, owner(), [a_receipt()], [])
+    ledger = begin_ledger()
+    first, second = (
+        append_plan(ledger, make_plan(replaces=("data/x",))),
+        append_plan(ledger, make_plan(replaces=("data/x",))),
+    )
+    publish(ledger, first, owner(), [make_receipt()], [])
     with pytest.raises(OwnershipLost):
-        publish(ledger, second, owner(), [a_receipt()], [])
+        publish(ledger, second, owner(), [make_receipt()], [])
 
 
 def test_a_writer_that_lost_the_number_decides_again() -> None:
     lake = MemoryLake()
-    ledger, rival = begun(lake), Ledger(lake, "orders", lambda: 6, "rival", "c")
-    seen: list[int] = []
+    ledger, rival = begin_ledger(lake), Ledger(lake, "orders", lambda: 6, "rival", "c")
+    numbers: list[int] = []
 
-    def barge(path: str) -> None:
+    def append_rival(path: str) -> None:
         lake.before.clear()
         rival.append(lambda s: LossEntry(ranges=(KeyRange(key=KEY, range=Range(0, 1)),), reason="r"))
 
     def decide(state: object) -> LossEntry | None:
-        seen.append(state.number)  # type: ignore[attr-defined]
+        numbers.append(state.number)  # type: ignore[attr-defined]
         return LossEntry(ranges=(KeyRange(key=KEY, range=Range(1, 2)),), reason="mine")
 
-    lake.before["put_if_absent"] = barge
+    lake.before["put_if_absent"] = append_rival
     appended = ledger.append(decide)
     assert appended is not None
-    assert (appended.number, seen) == (2, [1, 2])
+    assert (appended.number, numbers) == (2, [1, 2])
 
 
 def test_a_lost_answer_is_our_own_write_by_its_write_id() -> None:
     lake = MemoryLake()
-    ledger = begun(lake)
+    ledger = begin_ledger(lake)
     lake.lose_answer_of.add(paths.log_path("orders", 1))
-    batch = planned(ledger)
+    batch = append_plan(ledger)
     assert batch == 1
     assert ledger.read().number == 2
 
 
 def test_a_write_that_nobody_answers_and_that_is_not_there_ends_the_run() -> None:
-    """A store that reads and does not write kept a run asking for ever."""
+    """A run must not retry endlessly on a store that reads but does not write."""
     lake = MemoryLake()
-    ledger, tried = begun(lake), []
+    ledger, tried = begin_ledger(lake), []
 
     def refuse(path: str) -> None:
         tried.append(path)
-        assert len(tried) < 5, "it asks for ever"
+        assert len(tried) < 5, "it retries endlessly"
         raise Unknown("no answer")
 
     lake.before["put_if_absent"] = refuse
     with pytest.raises(Unknown):
-        planned(ledger)
+        append_plan(ledger)
     assert (len(tried), ledger.read().number) == (1, 1)
 
 
 def test_many_writers_give_each_number_one_creator() -> None:
     lake = MemoryLake()
-    begun(lake)
+    begin_ledger(lake)
     lock = threading.Lock()
     put = lake.put_if_absent
 
-    def guarded(path: str, data: bytes) -> bool:
+    def put_guarded(path: str, data: bytes) -> bool:
         with lock:
             return put(path, data)
 
-    lake.put_if_absent = guarded  # type: ignore[method-assign]
+    lake.put_if_absent = put_guarded  # type: ignore[method-assign]
 
     def write(i: int) -> None:
         ledger = Ledger(lake, "orders", lambda: i, f"run-{i}", "c")
@@ -357,7 +360,7 @@ ENTERS_ANOTHER = (
 )
 def test_a_bad_entry_stops_with_its_name(content: bytes, error: type[Exception]) -> None:
     lake = MemoryLake()
-    ledger = begun(lake)
+    ledger = begin_ledger(lake)
     path = paths.log_path("orders", 1)
     lake.files[path] = content
     with pytest.raises(error, match="00000000000000000001"):
@@ -367,29 +370,29 @@ def test_a_bad_entry_stops_with_its_name(content: bytes, error: type[Exception])
 
 def test_a_missing_entry_is_not_passed_over() -> None:
     lake = MemoryLake()
-    ledger = begun(lake)
-    planned(ledger)
-    planned(ledger, a_plan(20, 30))
+    ledger = begin_ledger(lake)
+    append_plan(ledger)
+    append_plan(ledger, make_plan(20, 30))
     del lake.files[paths.log_path("orders", 1)]
     with pytest.raises(LedgerCorrupt, match="entry 1 is missing"):
         Ledger(lake, "orders", lambda: 0).read()
 
 
-@pytest.mark.parametrize(("behind", "seen"), [(70, True), (5, False)])
-def test_a_hole_of_a_hundred_entries(behind: int, seen: bool) -> None:
-    """A first read from a checkpoint looks behind the end of the log; an audit sees every number that stands."""
+@pytest.mark.parametrize(("behind", "reported"), [(70, True), (5, False)])
+def test_a_hole_of_a_hundred_entries(behind: int, reported: bool) -> None:
+    """A first read from a checkpoint checks beyond the end of the log; an audit reads every existing number."""
     lake = MemoryLake()
-    ledger = begun(lake)
+    ledger = begin_ledger(lake)
     for i in range(309 + 100 + behind):
         if i == 309:
             Ledger(lake, "orders", lambda: 0).read()
             tip = lake.files[paths.tip_path("orders")]
-        planned(ledger, a_plan(i * 10, i * 10 + 10))
+        append_plan(ledger, make_plan(i * 10, i * 10 + 10))
     lake.files[paths.tip_path("orders")] = tip
     for number in range(310, 410):
         del lake.files[paths.log_path("orders", number)]
     fresh = Ledger(lake, "orders", lambda: 0)
-    if seen:
+    if reported:
         with pytest.raises(LedgerCorrupt, match="entry 310 is missing"):
             fresh.read()
     else:
@@ -400,9 +403,9 @@ def test_a_hole_of_a_hundred_entries(behind: int, seen: bool) -> None:
 
 def test_reading_goes_on_where_it_stopped() -> None:
     lake = MemoryLake()
-    reader, writer = Ledger(lake, "orders", lambda: 0), begun(lake)
+    reader, writer = Ledger(lake, "orders", lambda: 0), begin_ledger(lake)
     before = reader.read()
-    planned(writer)
+    append_plan(writer)
     assert reader.read().number == 2
     assert before.number == 1, "an older state stays as it was"
     assert before.live() == ()
@@ -410,14 +413,14 @@ def test_reading_goes_on_where_it_stopped() -> None:
 
 @given(st.integers(0, 10**18), st.integers(1, 10**6), st.text(max_size=20))
 def test_entries_survive_the_round_trip(start: int, span: int, reason: str) -> None:
-    receipt = replace(a_receipt(start, start + span), timings={"decode": 5})
+    receipt = replace(make_receipt(start, start + span), timings={"decode": 5})
     for entry in (
         PublishEntry(batch=3, token="t", receipts=(receipt,)),
         LossEntry(
             ranges=(KeyRange(key=KEY, range=Range(start, start + span)),),
             reason=reason.encode("utf-8", "replace").decode(),
         ),
-        PlanEntry(plan=a_plan(start, start + span), hash="h", owner=owner()),
+        PlanEntry(plan=make_plan(start, start + span), hash="h", owner=owner()),
     ):
         assert parse(dump(entry), "x") == entry
 
@@ -430,38 +433,38 @@ def test_arbitrary_bytes_never_crash_the_reader(data: bytes) -> None:
 
 def test_a_checkpoint_is_the_fold_and_is_never_needed() -> None:
     lake = MemoryLake()
-    ledger = begun(lake)
+    ledger = begin_ledger(lake)
     for i in range(checkpoint_every := 300):
-        batch = planned(ledger, a_plan(i * 10, i * 10 + 10))
+        batch = append_plan(ledger, make_plan(i * 10, i * 10 + 10))
         if i % 3:
-            publish(ledger, batch, owner(), [a_receipt(i * 10, i * 10 + 10)], [])
+            publish(ledger, batch, owner(), [make_receipt(i * 10, i * 10 + 10)], [])
     first = Ledger(lake, "orders", lambda: 0).read()
     stand = [p for p in lake.files if "/checkpoints/" in p]
     assert len(stand) == 1 < checkpoint_every
-    whole = lake.files[stand[0]]
+    intact = lake.files[stand[0]]
     for damage in (lake.files[stand[0]], b"", b"{}", b"null", b'{"format":9}', lake.files[stand[0]][:-50]):
         lake.files[stand[0]] = damage
         assert Ledger(lake, "orders", lambda: 0).read() == first
-        assert lake.files[stand[0]] == whole, "and the next reader finds it mended"
+        assert lake.files[stand[0]] == intact, "the read has repaired it"
 
 
 def test_what_batches_were_asked_for_survives_a_checkpoint() -> None:
-    ledger = begun()
-    asked = [
+    ledger = begin_ledger()
+    requests = [
         Request(RequestKind.OFFSETS, (AskedRange("orders", 0, 3, 9), AskedRange("a b", 1, 0, 1)), replace=True),
         Request(RequestKind.WINDOW, window=7_200_000, until=10_800_000, only=(KEY.tp,)),
         Request(RequestKind.COMPACT),
     ]
-    for i, request in enumerate(asked):
-        planned(ledger, replace(a_plan(i * 10, i * 10 + 10), request=request))
-    found = checkpoint.load(checkpoint.dump(ledger.read()))
-    assert found == ledger.read()
-    assert [(b.request, b.merges) for b in found.batches.values()] == [(a, a is asked[2]) for a in asked]
+    for i, request in enumerate(requests):
+        append_plan(ledger, replace(make_plan(i * 10, i * 10 + 10), request=request))
+    state = checkpoint.load(checkpoint.dump(ledger.read()))
+    assert state == ledger.read()
+    assert [(b.request, b.merges) for b in state.batches.values()] == [(a, a is requests[2]) for a in requests]
 
 
 def test_large_entries_leave_checkpoints_sooner_and_old_ones_go() -> None:
     lake = MemoryLake()
-    ledger = begun(lake)
+    ledger = begin_ledger(lake)
     for _ in range(6):
         ledger.append(lambda state: LossEntry(ranges=(), reason="x" * CHECKPOINT_BYTES))
         assert Ledger(lake, "orders", lambda: 0).read() == ledger.read()
@@ -472,7 +475,7 @@ def test_large_entries_leave_checkpoints_sooner_and_old_ones_go() -> None:
 
 def test_who_may_not_write_reads_without_leaving_a_checkpoint() -> None:
     lake = MemoryLake()
-    ledger = begun(lake)
+    ledger = begin_ledger(lake)
     for _ in range(CHECKPOINT_EVERY):
         ledger.append(lambda state: LossEntry(ranges=(), reason="x"))
 
@@ -484,7 +487,7 @@ def test_who_may_not_write_reads_without_leaving_a_checkpoint() -> None:
 
 
 def test_boundaries_survive_a_checkpoint_whatever_partitions_have_them() -> None:
-    ledger = begun(MemoryLake())
+    ledger = begin_ledger(MemoryLake())
     keys = [Key("other", n, "id-2") for n in range(3)]
     opens = [None, 7_200_000, 3_600_000]
     origins = (OriginItem(key=k, offset=9, committed=None, why="", opens=o) for k, o in zip(keys, opens, strict=True))
@@ -500,9 +503,9 @@ def test_boundaries_survive_a_checkpoint_whatever_partitions_have_them() -> None
 
 def test_a_checkpoint_saves_reading_the_entries_below_it() -> None:
     lake = MemoryLake()
-    ledger = begun(lake)
+    ledger = begin_ledger(lake)
     for i in range(300):
-        planned(ledger, a_plan(i * 10, i * 10 + 10))
+        append_plan(ledger, make_plan(i * 10, i * 10 + 10))
     expected = Ledger(lake, "orders", lambda: 0).read()
     reads: list[str] = []
     get = lake.get

@@ -36,7 +36,7 @@ from sluice.pipelines.planning import windows
 from sluice.pipelines.publishing import manifest
 from sluice.testing.engine import owner
 from sluice.testing.logs import COMMIT
-from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, World, act
+from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, World, apply_step
 
 LAKES = Path(__file__).parent / "lakes"
 A, B = PARTITIONS
@@ -44,20 +44,20 @@ A, B = PARTITIONS
 
 @pytest.fixture
 def old() -> World:
-    """The lake of 0.1.0, and Kafka as it was."""
+    """The lake of 0.1.0, with Kafka's logs of that time."""
     return open_old("0_1_0")
 
 
 @pytest.fixture(params=sorted(p.name for p in LAKES.iterdir()))
 def lake(request: pytest.FixtureRequest) -> World:
-    """Each old lake, and Kafka as it was."""
+    """Each old lake, with Kafka's logs of that time."""
     return open_old(request.param)
 
 
 def open_old(name: str) -> World:
     world = World(load_feed(LAKES / name / "orders.yaml", {}))
     for kind, *step in json.loads((LAKES / name / "logs.json").read_text()):
-        act(world, (kind, *step) if kind == "pass" else (kind, PARTITIONS[step[0]], *step[1:]))
+        apply_step(world, (kind, *step) if kind == "pass" else (kind, PARTITIONS[step[0]], *step[1:]))
     lake = LAKES / name / "lake"
     for file in sorted(p for p in lake.rglob("*") if p.is_file()):
         world.lake.put(file.relative_to(lake).as_posix(), file.read_bytes())
@@ -68,35 +68,35 @@ def open_old(name: str) -> World:
 
 
 def read(world: World) -> list[tuple[int, int]]:
-    """Partition and offset of every row that readers see."""
-    return sorted(world.rows(world.lake.list("data/orders")))
+    """Returns partition and offset of every row that readers see."""
+    return sorted(world.read_rows(world.lake.list("data/orders")))
 
 
 def in_kafka(world: World) -> list[tuple[int, int]]:
-    """The same of what Kafka holds."""
+    """Returns partition and offset of every record in Kafka."""
     return [(tp.partition, r["offset"]) for tp in PARTITIONS for r in world.topic.log(tp).visible(0, 1 << 40)]
 
 
 def assert_former_folders(world: World) -> None:
-    """Every part lies in folders with the keys with which the ledger began."""
-    found = [p.split("/")[2:-1] for root in ("data", "quarantine") for p in world.lake.list(f"{root}/orders")]
-    assert found
-    assert {tuple(level.partition("=")[0] for level in folder) for folder in found} == {("date", "hour")}
+    """Every part lies in folders with the keys that the ledger began with."""
+    folders = [p.split("/")[2:-1] for root in ("data", "quarantine") for p in world.lake.list(f"{root}/orders")]
+    assert folders
+    assert {tuple(level.partition("=")[0] for level in folder) for folder in folders} == {("date", "hour")}
 
 
 def test_it_is_read_and_closes(lake: World) -> None:
     assert audit(lake.ledger, lake.lake, hashes=True).problems == ()  # type: ignore[arg-type]
     assert read(lake) == in_kafka(lake)
-    assert all(windows.complete(lake.ledger.read(), w, lake.feed.window) for w in lake.windows())
+    assert all(windows.complete(lake.ledger.read(), w, lake.feed.window) for w in lake.list_windows())
     assert {b.status for b in lake.ledger.read().batches.values()} == {BatchStatus.PUBLISHED}
 
 
 def test_it_is_appended_to_and_committed(lake: World) -> None:
     before, prefix = lake.ledger.read().number, lake.ledger.read().folder_prefix
-    act(lake, ("write", A, [0, 0], False))
-    act(lake, ("write", B, [0], True))
-    act(lake, ("end", B, COMMIT))
-    act(lake, ("pass", 2 * HOUR))
+    apply_step(lake, ("write", A, [0, 0], False))
+    apply_step(lake, ("write", B, [0], True))
+    apply_step(lake, ("end", B, COMMIT))
+    apply_step(lake, ("pass", 2 * HOUR))
     landed = lake.land(Request(RequestKind.CATCH_UP))
     landed.check()
     assert lake.ledger.read().number > before
@@ -109,8 +109,8 @@ def test_it_is_appended_to_and_committed(lake: World) -> None:
 
 
 def test_its_ranges_are_landed_again_and_its_files_merged(lake: World) -> None:
-    act(lake, ("offsets", A, 3, 2, True, frozenset()))
-    compact(lake.feed, lake.edges(), None, owner("merging", "compact"), lambda progress: None)
+    apply_step(lake, ("offsets", A, 3, 2, True, frozenset()))
+    compact(lake.feed, lake.make_ports(), None, owner("merging", "compact"), lambda progress: None)
     assert read(lake) == in_kafka(lake)
     assert audit(lake.ledger, lake.lake, hashes=True).problems == ()  # type: ignore[arg-type]
 
@@ -126,13 +126,13 @@ def test_it_is_read_without_its_checkpoints_and_segments(lake: World) -> None:
 
 def test_it_stays_with_its_folders_when_its_schema_changes_and_without_checkpoints(old: World) -> None:
     old.feed = old.feed.model_copy(update={"policies": old.feed.policies.model_copy(update={"on_undecodable": "drop"})})
-    act(old, ("write", A, [0, 0], False))
-    act(old, ("pass", 2 * HOUR))
+    apply_step(old, ("write", A, [0, 0], False))
+    apply_step(old, ("pass", 2 * HOUR))
     old.land(Request(RequestKind.CATCH_UP)).check()
     for path in list(old.lake.list(paths.checkpoint_folder("orders"))):
         old.lake.remove(path)
-    act(old, ("write", A, [0], False))
-    act(old, ("pass", 2 * HOUR))
+    apply_step(old, ("write", A, [0], False))
+    apply_step(old, ("pass", 2 * HOUR))
     old.land(Request(RequestKind.CATCH_UP)).check()
     assert read(old) == in_kafka(old)
     assert_former_folders(old)
@@ -141,8 +141,8 @@ def test_it_stays_with_its_folders_when_its_schema_changes_and_without_checkpoin
 def test_it_stays_with_its_folders_by_record_time(old: World) -> None:
     by_time = old.feed.landing.model_copy(update={"layout": Layout.RECORD_TIME})
     old.feed = old.feed.model_copy(update={"landing": by_time})
-    act(old, ("write", A, [-HOUR, 0, HOUR], False))
-    act(old, ("pass", 2 * HOUR))
+    apply_step(old, ("write", A, [-HOUR, 0, HOUR], False))
+    apply_step(old, ("pass", 2 * HOUR))
     old.land(Request(RequestKind.CATCH_UP)).check()
     assert read(old) == in_kafka(old)
     assert_former_folders(old)
@@ -156,8 +156,8 @@ def test_windows_and_reports_without_a_level_are_found_and_new_ones_get_one(old:
     assert all(path.count("/") == 3 for path in flat)
     assert manifest.write_manifests(old.ledger, lake, "orders", old.feed.window, everywhere=True) == ()
     assert manifest.write_manifests(old.ledger, lake, "orders", old.feed.window) == ()
-    act(old, ("write", A, [0, 0], False))
-    act(old, ("pass", 2 * HOUR))
+    apply_step(old, ("write", A, [0, 0], False))
+    apply_step(old, ("pass", 2 * HOUR))
     old.land(Request(RequestKind.CATCH_UP)).check()
     new = set(lake.list(paths.manifest_folder("orders"))) - flat
     assert new
@@ -172,9 +172,9 @@ def test_windows_and_reports_without_a_level_are_found_and_new_ones_get_one(old:
     assert receipt_files.find_batch_page(lake, "orders", batches[-1]) == page
 
     before = max(w for w in map(paths.manifest_window, new) if w)[0] + HOUR
-    gone = expire(old.ledger, lake, RetireRequest(before, "old"), old.feed.window, old.edges().liveness).removed
-    assert flat | new <= {*gone.manifests}
-    assert {*map(paths.page_batch, gone.pages)} == {*batches}
+    removed = expire(old.ledger, lake, RetireRequest(before, "old"), old.feed.window, old.make_ports().liveness).removed
+    assert flat | new <= {*removed.manifests}
+    assert {*map(paths.page_batch, removed.pages)} == {*batches}
     assert not list(lake.list("_sluice/orders/windows")) + list(lake.list("_sluice/orders/reports"))
 
 

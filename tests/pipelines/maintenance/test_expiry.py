@@ -1,5 +1,6 @@
-"""Expiry: whole windows of all partitions, by a decision that stands before a file goes; the account still closes, and
-whoever asks for a retired window is told so.
+"""Expiry retires whole windows of all partitions, by a ledger entry that is written before a file is removed.
+
+The account still closes, and readers of a retired window get an error.
 """
 
 from __future__ import annotations
@@ -31,39 +32,39 @@ from sluice.pipelines.publishing import manifest
 from sluice.pipelines.publishing.publish import abandon, publish, roll_forward
 from sluice.testing.engine import owner
 from sluice.testing.lake import MemoryLake
-from tests.pipelines.landed_world import HOUR, START, A, B, Died, World, dying, pieces
+from tests.pipelines.landed_world import HOUR, START, A, B, Died, World, crash_after, split_offsets
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     """Both hours of both partitions have landed."""
     world = World(tmp_path)
-    world.land(*pieces(A, 25), *pieces(B, 50), bad=1, gaps=2)
+    world.land(*split_offsets(A, 25), *split_offsets(B, 50), bad=1, gaps=2)
     return world
 
 
-def by_hand(world: World, before: int = START + HOUR) -> Retired:
+def expire_by_hand(world: World, before: int = START + HOUR) -> Retired:
     ledger = Ledger(world.lake, "orders", lambda: world.now, "ada on hal", "c")  # type: ignore[arg-type]
     return expire(ledger, world.lake, RetireRequest(before, "kept for a day"), world.feed.window, world.liveness)  # type: ignore[arg-type]
 
 
-def first_hour(path: str) -> bool:
+def is_first_hour(path: str) -> bool:
     return f"/{paths.window_folder(START, HOUR, paths.FORMER_PREFIX)}/" in path
 
 
-# -- what becomes of rows, files and accounts
+# -- rows, files and accounts
 
 
 def test_rows_before_it_are_retired_and_the_account_closes(world: World) -> None:
-    kept = world.rows(windows=[START + HOUR])
-    files = [p for p in world.visible() if first_hour(p)]
-    done = by_hand(world)
+    later_rows = world.read_rows(windows=[START + HOUR])
+    files = [p for p in world.list_files() if is_first_hour(p)]
+    done = expire_by_hand(world)
     assert sorted(done.removed.parts) == files
-    assert world.visible() == [p for p in world.visible() if not first_hour(p)]
-    assert world.rows(windows=[START + HOUR]).equals(kept)
+    assert world.list_files() == [p for p in world.list_files() if not is_first_hour(p)]
+    assert world.read_rows(windows=[START + HOUR]).equals(later_rows)
     world.check()
     state = world.state()
-    assert {k: [tuple(r) for r in held] for k, held in state.retired.items()} == {A: [(0, 100)], B: [(0, 100)]}
+    assert {k: [tuple(r) for r in ranges] for k, ranges in state.retired.items()} == {A: [(0, 100)], B: [(0, 100)]}
     assert state.frontiers() == {A: 200, B: 200}
     entry = world.ledger.entry(done.number or -1)
     assert isinstance(entry, RetireEntry)
@@ -77,29 +78,29 @@ def test_rows_before_it_are_retired_and_the_account_closes(world: World) -> None
 
 def test_a_look_changes_nothing(world: World) -> None:
     before = dict(world.lake.files)
-    found = look(world.ledger, START + HOUR, world.feed.window, world.liveness)
+    preview = look(world.ledger, START + HOUR, world.feed.window, world.liveness)
     assert world.lake.files == before
-    assert [(w, sum(len(r.parts) for r in held)) for w, held in expiry.windows_of(found, world.feed.window)] == [
-        (START, 12)
-    ]
+    assert [
+        (w, sum(len(r.parts) for r in receipts)) for w, receipts in expiry.windows_of(preview, world.feed.window)
+    ] == [(START, 12)]
 
 
 def test_readers_are_told_by_whom_and_why(world: World) -> None:
-    by_hand(world)
+    expire_by_hand(world)
     with pytest.raises(WindowRetired, match=r"was retired on 2015-08-20T01:00:00Z by ada on hal: kept for a day"):
-        world.rows(windows=[START])
+        world.read_rows(windows=[START])
     with pytest.raises(WindowRetired):
-        world.rows(PartKind.QUARANTINED, windows=[START + HOUR, START])
-    found = explain(world.ledger, world.lake, A.tp, 50)  # type: ignore[arg-type]
-    assert found.found is Class.RETIRED
+        world.read_rows(PartKind.QUARANTINED, windows=[START + HOUR, START])
+    explanation = explain(world.ledger, world.lake, A.tp, 50)  # type: ignore[arg-type]
+    assert explanation.found is Class.RETIRED
     assert explain(world.ledger, world.lake, A.tp, 100).found is Class.LANDED  # type: ignore[arg-type]
 
 
 def test_the_window_stays_complete_and_its_manifest_goes_for_good(world: World) -> None:
     assert manifest.is_declared(world.lake, "orders", START, world.feed.window)  # type: ignore[arg-type]
-    done = by_hand(world)
+    done = expire_by_hand(world)
     assert done.removed.manifests == (paths.window_path("orders", START, HOUR),)
-    manifest.write_manifests(world.fresh_ledger(), world.lake, "orders", world.feed.window)  # type: ignore[arg-type]
+    manifest.write_manifests(world.reopen_ledger(), world.lake, "orders", world.feed.window)  # type: ignore[arg-type]
     assert not manifest.is_declared(world.lake, "orders", START, world.feed.window)  # type: ignore[arg-type]
     assert manifest.is_declared(world.lake, "orders", START + HOUR, world.feed.window)  # type: ignore[arg-type]
     assert windows.complete(world.state(), START, world.feed.window)
@@ -107,7 +108,7 @@ def test_the_window_stays_complete_and_its_manifest_goes_for_good(world: World) 
 
 
 def test_reports_of_batches_of_which_nothing_is_left_go(tmp_path: Path) -> None:
-    """A batch that landed in both hours keeps its own."""
+    """A batch that landed in both hours keeps its report."""
     world = World(tmp_path)
     world.land((A, 0, 50), (B, 0, 50))
     world.land((A, 50, 100))
@@ -118,36 +119,36 @@ def test_reports_of_batches_of_which_nothing_is_left_go(tmp_path: Path) -> None:
         world.lake.put(paths.batch_page_path("orders", id), b"<html>")
     world.lake.put(paths.batch_page_path("orders", 99), b"<html>")
     old = [i for i, e in published.items() if all(r.offset_range.window == START for r in e.receipts)]
-    done = by_hand(world)
+    done = expire_by_hand(world)
     assert done.removed.pages == tuple(paths.batch_page_path("orders", i) for i in sorted(old, key=str))
     assert len(old) == 2
-    left = set(world.lake.list(paths.batch_page_folder("orders")))
-    assert left == {paths.batch_page_path("orders", i) for i in (*set(published).difference(old), 99)}
-    assert by_hand(world).removed.pages == ()
+    remaining = set(world.lake.list(paths.batch_page_folder("orders")))
+    assert remaining == {paths.batch_page_path("orders", i) for i in (*set(published).difference(old), 99)}
+    assert expire_by_hand(world).removed.pages == ()
 
 
 def test_landed_again_a_retired_window_can_be_read_again(world: World) -> None:
-    before = world.rows(windows=[START])
-    by_hand(world)
-    world.land(*pieces(A, 25, end=100), *pieces(B, 50, end=100), bad=1, gaps=2)
-    assert world.rows(windows=[START]).equals(before)
+    before = world.read_rows(windows=[START])
+    expire_by_hand(world)
+    world.land(*split_offsets(A, 25, end=100), *split_offsets(B, 50, end=100), bad=1, gaps=2)
+    assert world.read_rows(windows=[START]).equals(before)
     assert manifest.is_declared(world.lake, "orders", START, world.feed.window)  # type: ignore[arg-type]
     world.check()
 
 
 def test_twice_is_once_and_later_takes_the_rest(world: World) -> None:
-    assert by_hand(world).number is not None
-    again = by_hand(world)
+    assert expire_by_hand(world).number is not None
+    again = expire_by_hand(world)
     assert (again.number, again.removed.parts) == (None, ())
-    assert by_hand(world, START + 2 * HOUR).number is not None
-    assert world.visible() == []
+    assert expire_by_hand(world, START + 2 * HOUR).number is not None
+    assert world.list_files() == []
     world.check()
 
 
 def test_compacted_windows_are_retired_all_the_same(world: World) -> None:
     world.compact()
-    by_hand(world)
-    assert len(world.visible()) == 4
+    expire_by_hand(world)
+    assert len(world.list_files()) == 4
     world.check()
     assert world.compact(by="again").merged == ()
 
@@ -160,13 +161,13 @@ def test_a_life_of_a_partition_that_is_over_goes_by_its_own_windows(world: World
     pins = tuple(Boundaries(key=k, times=(START + 3 * HOUR,), offsets=(o,)) for k, o in ((fresh, 40), (B, 200)))
     world.ledger.append(lambda s: BoundaryEntry(items=pins))
     world.land((fresh, 0, 40))
-    done = by_hand(world, START + 2 * HOUR)
+    done = expire_by_hand(world, START + 2 * HOUR)
     assert {(i.key, tuple(i.range)) for i in done.expiry.ranges} == {(A, (0, 200)), (B, (0, 200))}
     with pytest.raises(WindowRetired):
-        world.rows(windows=[START + HOUR])
+        world.read_rows(windows=[START + HOUR])
     world.check()
-    assert by_hand(world, START + 3 * HOUR).number is not None
-    assert world.visible() == []
+    assert expire_by_hand(world, START + 3 * HOUR).number is not None
+    assert world.list_files() == []
 
 
 def test_what_lies_across_it_outside_windows_stays(world: World) -> None:
@@ -174,9 +175,9 @@ def test_what_lies_across_it_outside_windows_stays(world: World) -> None:
     batch = world.plan([s])
     plan = world.ledger.plan(batch)
 
-    publish(world.ledger, batch, owner("landing"), [world.landed(s, batch, plan.hash, 0, 1)], [])
-    found = look(world.ledger, START + 2 * HOUR, world.feed.window, world.liveness)
-    assert [str(r.offset_range) for r in found.across] == ["orders:0:190-210"]
+    publish(world.ledger, batch, owner("landing"), [world.land_range(s, batch, plan.hash, 0, 1)], [])
+    preview = look(world.ledger, START + 2 * HOUR, world.feed.window, world.liveness)
+    assert [str(r.offset_range) for r in preview.across] == ["orders:0:190-210"]
 
 
 # -- refused
@@ -187,35 +188,35 @@ def test_only_at_a_boundary_that_every_partition_has(world: World) -> None:
         (START + HOUR // 2, "is not the start of a window"),
         (START + 3 * HOUR, "the nearest end of a window before it is 2015-08-19T18:00"),
     ):
-        with pytest.raises(UsageError) as refused:
-            by_hand(world, before)
-        assert says in str(refused.value)
+        with pytest.raises(UsageError) as caught:
+            expire_by_hand(world, before)
+        assert says in str(caught.value)
     pin = Boundaries(key=A, times=(START + 3 * HOUR,), offsets=(200,))
     world.ledger.append(lambda s: BoundaryEntry(items=(pin,)))
     with pytest.raises(UsageError, match="in orders:1"):
-        by_hand(world, START + 3 * HOUR)
+        expire_by_hand(world, START + 3 * HOUR)
     with pytest.raises(UsageError, match="nothing of feed orders has landed"):
         look(Ledger(MemoryLake(), "orders", lambda: 0), START, world.feed.window, world.liveness)  # type: ignore[arg-type]
 
 
 def test_what_is_pending_before_it_is_named_with_the_command(tmp_path: Path) -> None:
     world = World(tmp_path)
-    world.land(*pieces(A, 100), *pieces(B, 50, end=50))
-    with pytest.raises(WindowIncomplete) as refused:
-        by_hand(world)
-    assert "orders:1 [50, 100)" in refused.value.message
-    assert "sluice run orders --window 2015-08-19T16:00" in refused.value.remedy
-    with pytest.raises(WindowIncomplete) as refused:
-        by_hand(world, START + 2 * HOUR)
-    assert "--from 2015-08-19T16:00 --to 2015-08-19T18:00" in refused.value.remedy
+    world.land(*split_offsets(A, 100), *split_offsets(B, 50, end=50))
+    with pytest.raises(WindowIncomplete) as caught:
+        expire_by_hand(world)
+    assert "orders:1 [50, 100)" in caught.value.message
+    assert "sluice run orders --window 2015-08-19T16:00" in caught.value.remedy
+    with pytest.raises(WindowIncomplete) as caught:
+        expire_by_hand(world, START + 2 * HOUR)
+    assert "--from 2015-08-19T16:00 --to 2015-08-19T18:00" in caught.value.remedy
     assert world.state().retired == {}
 
 
 def test_while_somebody_is_at_work_there_nothing_is_retired(world: World) -> None:
     batch = world.plan([world.build_range(B, 50, 100)], RequestKind.COMPACT, by="rival")
     with pytest.raises(PlanBusy, match=f"batch {batch}"):
-        by_hand(world)
-    assert len(world.visible()) == 24
+        expire_by_hand(world)
+    assert len(world.list_files()) == 24
 
 
 def test_a_dead_run_s_batch_is_in_the_way_with_its_ways_out_or_given_up_where_it_landed_nothing(world: World) -> None:
@@ -223,48 +224,48 @@ def test_a_dead_run_s_batch_is_in_the_way_with_its_ways_out_or_given_up_where_it
     world.liveness.dead.add("rival")
     with pytest.raises(
         PlanBusy, match=rf"batch {batch} .* is unfinished, and run run-1 .* is dead: set by the test"
-    ) as refused:
-        by_hand(world)
-    assert f"`sluice repair orders --abandon {batch}` gives it up" in refused.value.remedy
+    ) as caught:
+        expire_by_hand(world)
+    assert f"`sluice repair orders --abandon {batch}` gives it up" in caught.value.remedy
     abandon(world.ledger, batch, "by hand")
     merging = world.plan([world.build_range(B, 50, 100)], RequestKind.COMPACT, by="rival")
     assert look(world.ledger, START + HOUR, world.feed.window, world.liveness).receipts
-    assert by_hand(world).number is not None
+    assert expire_by_hand(world).number is not None
     assert world.state().batches[merging].status is BatchStatus.ABANDONED
 
 
 def test_what_begins_just_before_the_decision_is_seen(world: World) -> None:
-    def rival_first(path: str) -> None:
+    def plan_first(path: str) -> None:
         world.lake.before.clear()
         world.plan([world.build_range(B, 50, 100)], by="rival")
 
-    world.lake.before["put_if_absent"] = rival_first
+    world.lake.before["put_if_absent"] = plan_first
     with pytest.raises(PlanBusy):
-        by_hand(world)
+        expire_by_hand(world)
     assert world.state().retired == {}
 
 
-# -- whatever goes wrong
+# -- failures
 
 
 def test_a_crash_at_any_write_is_brought_home_by_the_next(tmp_path: Path) -> None:
     at, ended = 0, False
     while not ended:
         world = World(tmp_path / str(at))
-        world.land(*pieces(A, 50), *pieces(B, 50), bad=1)
-        files = world.visible()
-        with contextlib.suppress(Died), dying(world.lake, at):
-            by_hand(world)
+        world.land(*split_offsets(A, 50), *split_offsets(B, 50), bad=1)
+        files = world.list_files()
+        with contextlib.suppress(Died), crash_after(world.lake, at):
+            expire_by_hand(world)
             ended = True
         if world.state().retired:
             with pytest.raises(WindowRetired):
-                world.rows(windows=[START])
-            remove_retired(world.fresh_ledger(), world.lake)  # type: ignore[arg-type]
+                world.read_rows(windows=[START])
+            remove_retired(world.reopen_ledger(), world.lake)  # type: ignore[arg-type]
             world.check()
-            assert world.visible() == [p for p in files if not first_hour(p)]
+            assert world.list_files() == [p for p in files if not is_first_hour(p)]
             assert not manifest.is_declared(world.lake, "orders", START, world.feed.window)  # type: ignore[arg-type]
         else:
-            assert world.visible() == files
+            assert world.list_files() == files
         at += 1
     assert at > 10, "every write was tried"
 
@@ -278,7 +279,7 @@ def test_a_sleeper_that_removes_manifests_puts_back_that_of_a_window_landed_agai
             world.land((A, 0, 100), (B, 0, 100))
 
     world.lake.before["remove"] = land_first
-    assert by_hand(world).removed.manifests == ()
+    assert expire_by_hand(world).removed.manifests == ()
     assert woken
     assert manifest.is_declared(world.lake, "orders", START, world.feed.window)  # type: ignore[arg-type]
     world.check()
@@ -291,10 +292,10 @@ def test_a_sleeper_that_declares_a_window_retired_meanwhile_takes_it_back(tmp_pa
     def retire_first(path: str) -> None:
         if path.startswith(paths.manifest_folder("orders")) and not woken:
             woken.append(path)
-            by_hand(world)
+            expire_by_hand(world)
 
     world.lake.before["put_if_absent"] = retire_first
-    world.land(*pieces(A, 100), *pieces(B, 100))
+    world.land(*split_offsets(A, 100), *split_offsets(B, 100))
     assert woken
     declared = [manifest.is_declared(world.lake, "orders", w, world.feed.window) for w in (START, START + HOUR)]  # type: ignore[arg-type]
     assert declared == [False, True]
@@ -302,18 +303,18 @@ def test_a_sleeper_that_declares_a_window_retired_meanwhile_takes_it_back(tmp_pa
 
 
 def test_a_part_that_is_still_staged_cannot_come_back(world: World) -> None:
-    """Published, and whoever was to show it sleeps: it is retired before he wakes up."""
+    """The part is published, and retired while the process that would make it visible sleeps."""
     ranges = [world.build_range(A, 200, 250)]
     pins = tuple(Boundaries(key=k, times=(START + 3 * HOUR,), offsets=(o,)) for k, o in ((A, 250), (B, 200)))
     world.ledger.append(lambda s: BoundaryEntry(items=pins))
     batch = world.plan(ranges)
     plan = world.ledger.plan(batch)
-    receipt = world.landed(ranges[0], batch, plan.hash, 0, 1)
+    receipt = world.land_range(ranges[0], batch, plan.hash, 0, 1)
     show, woken = world.lake.show, []
 
     def sleep_then_show(source: str, target: str) -> None:
         world.lake.show = show  # type: ignore[method-assign]
-        by_hand(world, START + 3 * HOUR)
+        expire_by_hand(world, START + 3 * HOUR)
         woken.append(target)
         show(source, target)
 
@@ -321,5 +322,5 @@ def test_a_part_that_is_still_staged_cannot_come_back(world: World) -> None:
     world.lake.show = sleep_then_show  # type: ignore[method-assign]
     roll_forward(world.ledger, world.lake, "orders")  # type: ignore[arg-type]
     assert woken
-    assert world.visible() == []
+    assert world.list_files() == []
     world.check()

@@ -1,4 +1,4 @@
-"""Fix functions are loaded by name, and whatever is wrong with one is told by file and line."""
+"""Fix functions are loaded by name; errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def test_a_function_of_a_file_or_of_a_module_of_the_project(tmp_path: Path) -> N
 )
 def test_what_is_wrong_is_told_by_file_and_line(tmp_path: Path, text: str, says: str) -> None:
     path = write(tmp_path, text)
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as caught:
         load(f"{path}:fix", tmp_path)
-    assert says in told.value.message
-    assert told.value.exit_code == 2
+    assert says in caught.value.message
+    assert caught.value.exit_code == 2
 
 
 def test_files_are_looked_for_in_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,11 +58,11 @@ def test_files_are_looked_for_in_the_project(tmp_path: Path, monkeypatch: pytest
     (shell / "fixes.py").write_text("def fix(record):\n    return b'of the shell'\n")
     monkeypatch.chdir(shell)
     assert load("fixes.py:fix", project).fix(RECORD) == b"of the project"
-    assert load(f"{shell}/fixes.py:fix", project).fix(RECORD) == b"of the shell", "by its whole path"
+    assert load(f"{shell}/fixes.py:fix", project).fix(RECORD) == b"of the shell", "by its full path"
     (project / "fixes.py").unlink()
-    with pytest.raises(UsageError, match="looked for in the project, not where the shell stands") as told:
+    with pytest.raises(UsageError, match="looked for in the project, not where the shell stands") as caught:
         load("fixes.py:fix", project)
-    assert f"--fix {shell}/fixes.py:FUNCTION" in told.value.remedy
+    assert f"--fix {shell}/fixes.py:FUNCTION" in caught.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Files whose Parquet statistics Spark misreads in Iceberg are written again, with every row as it was."""
+"""Files whose Parquet statistics Spark misreads in Iceberg are rewritten with the same rows."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.tables.check import comparison
 from sluice.resources.tables.iceberg import IcebergTable
 from sluice.testing.engine import owner
-from tests.pipelines.landed_world import A, B, pieces
+from tests.pipelines.landed_world import A, B, split_offsets
 from tests.pipelines.tables.worlds import IcebergWorld
 
 
-def _misread(world: IcebergWorld) -> tuple[str, ...]:
-    table = world.table()
+def _list_misread(world: IcebergWorld) -> tuple[str, ...]:
+    table = world.open_table()
     assert table.look()
     return table.misread()
 
 
 def _renew(world: IcebergWorld) -> int:
-    done = renew(world.feed, world.edges, frozenset(_misread(world)), owner("renewing", "compact"), lambda p: None)
+    done = renew(world.feed, world.edges, frozenset(_list_misread(world)), owner("renewing", "compact"), lambda p: None)
     world.liveness.dead.add("renewing")
     return len(done.merged)
 
@@ -34,48 +34,48 @@ def test_old_files_of_a_table_are_replaced_and_the_others_stay(tmp_path: Path, m
     world = IcebergWorld(tmp_path)
     with monkeypatch.context() as earlier:
         earlier.setattr(writer, "in_milliseconds", lambda schema: [])
-        world.land(*pieces(A, 50), bad=3)
+        world.land(*split_offsets(A, 50), bad=3)
     world.sync()
-    old = world.files()
-    world.land(*pieces(B, 50), bad=3)
+    old = world.list_table_files()
+    world.land(*split_offsets(B, 50), bad=3)
     world.sync()
-    assert set(_misread(world)) == set(old)
-    table = world.table()
-    assert not comparison(world.fresh_ledger(), world.lake, table).right
+    assert set(_list_misread(world)) == set(old)
+    table = world.open_table()
+    assert not comparison(world.reopen_ledger(), world.lake, table).right
 
-    before = [world.rows(kind) for kind in PartKind]
-    newer = set(world.files()).difference(old)
+    before = [world.read_rows(kind) for kind in PartKind]
+    newer = set(world.list_table_files()).difference(old)
     assert _renew(world) == len(old)
     world.sync()
-    assert [world.rows(kind) for kind in PartKind] == before
-    assert world.operations()[-1] == "replace"
-    assert set(world.files()).isdisjoint(old)
-    assert set(world.files()).issuperset(newer)
+    assert [world.read_rows(kind) for kind in PartKind] == before
+    assert world.list_operations()[-1] == "replace"
+    assert set(world.list_table_files()).isdisjoint(old)
+    assert set(world.list_table_files()).issuperset(newer)
     world.check()
     world.check_same()
-    assert comparison(world.fresh_ledger(), world.lake, world.table()).right
+    assert comparison(world.reopen_ledger(), world.lake, world.open_table()).right
     assert _renew(world) == 0
 
 
 def test_files_that_came_into_a_partition_are_described_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older release added them without their values to a table that somebody had partitioned."""
+    """An older release added files without partition values to a table that somebody had partitioned."""
     from pyiceberg.transforms import DayTransform
 
     world = IcebergWorld(tmp_path)
-    world.land(*pieces(A, 50))
+    world.land(*split_offsets(A, 50))
     world.sync()
     with world.iceberg.update_spec() as change:
         change.add_field("timestamp", DayTransform(), "day")
-    world.land(*pieces(B, 50))
+    world.land(*split_offsets(B, 50))
     with monkeypatch.context() as earlier:
         earlier.setattr(IcebergTable, "_check_unpartitioned", lambda table: None)
         world.sync()
-    assert len(_misread(world)) == 4
+    assert len(_list_misread(world)) == 4
     with world.iceberg.update_spec() as change:
         change.remove_field("day")
     assert _renew(world) == 4
     world.sync()
-    assert _misread(world) == ()
+    assert _list_misread(world) == ()
     assert world.iceberg.scan("timestamp >= '2000-01-01T00:00:00+00:00'").to_arrow().num_rows == 400
     world.check_same()
     world.check()

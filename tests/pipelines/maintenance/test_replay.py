@@ -1,5 +1,6 @@
-"""Replay: what fits by now lands where it belongs, the rest stays as it was; whatever is in the way, and wherever it
-dies.
+"""Replay lands quarantined records that fit today's feed in their places, and leaves the others unchanged.
+
+This holds for damaged files, rival runs and a crash at any write.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from sluice.pipelines.quarantine.limit import QuarantineKind
 from sluice.pipelines.quarantine.listing import Filter, Listing, listing
 from sluice.pipelines.records.rows.row_format import quarantine_rows
 from sluice.testing.engine import owner
-from tests.pipelines.landed_world import FEED, HOUR, START, A, B, Died, World, decoded, dying, pieces
+from tests.pipelines.landed_world import FEED, HOUR, START, A, B, Died, World, crash_after, make_records, split_offsets
 
 STRICT = {"id": "int64 not null", "amount": "int32", "name": "string"}
 WIDER = {**STRICT, "amount": "int64", "more": "string"}
@@ -48,45 +49,45 @@ ALL = Filter()
 
 
 class Typed(World):
-    """The same partitions, of JSON: each tenth record's amount is too large, each seventh is no JSON."""
+    """The same partitions with JSON records: every tenth amount is too large, every seventh value is no JSON."""
 
     def __init__(self, root: Path, more: str = "", by_time: bool = False) -> None:
-        super().__init__(root, _said(STRICT) + more, by_time)
+        super().__init__(root, _dump_schema(STRICT) + more, by_time)
         self.root, self.more = root, more
 
-    def says(self, schema: Mapping[str, str], more: str = "") -> None:
-        """The feed's file from now on."""
-        (self.root / "feeds" / "orders.yaml").write_text(FEED + _said(schema) + self.more + more)
+    def write_feed(self, schema: Mapping[str, str], more: str = "") -> None:
+        """Rewrite the feed's file with this schema, and load it."""
+        (self.root / "feeds" / "orders.yaml").write_text(FEED + _dump_schema(schema) + self.more + more)
         self.feed = load_feed(self.root / "feeds" / "orders.yaml", {})
 
     def land(self, *ranges: Any, bad: int = 0, gaps: int = 1) -> None:
         declare(self.feed, self.ledger)
         super().land(*ranges, bad=bad, gaps=gaps)
 
-    def value(self, offset: int) -> bytes:
+    def make_value(self, offset: int) -> bytes:
         if offset % 7 == 3:
             return b"no %d" % offset
         amount = LARGE + offset if offset % 10 == 5 else offset
         return json.dumps({"id": offset, "amount": amount, "name": f"n{offset}"}).encode()
 
-    def landed(self, s: Any, batch: int, plan_hash: str, bad: int, gaps: int) -> Receipt:
+    def land_range(self, s: Any, batch: int, plan_hash: str, bad: int, gaps: int) -> Receipt:
         offsets = np.arange(s.start, s.end, gaps)
-        rows = decoded(offsets)
-        values = pa.array([self.value(o) for o in offsets.tolist()], pa.binary())
+        rows = make_records(offsets)
+        values = pa.array([self.make_value(o) for o in offsets.tolist()], pa.binary())
         rows = rows.set_column(rows.schema.get_field_index("value"), "value", values)
         form, parts, counts = self.feed.shape.format(), (), Counts(compacted=s.span - len(offsets))
-        for made in form.convert(s, rows):
-            parts += self.write(s, batch, plan_hash, PartKind.LANDED, made.landed)
-            counts += Counts(landed=made.landed.num_rows)
-            if made.quarantined is not None:
-                refused = quarantine_rows(made.quarantined, batch, form.contract)
+        for piece in form.convert(s, rows):
+            parts += self.write(s, batch, plan_hash, PartKind.LANDED, piece.landed)
+            counts += Counts(landed=piece.landed.num_rows)
+            if piece.quarantined is not None:
+                refused = quarantine_rows(piece.quarantined, batch, form.contract)
                 parts += self.write(s, batch, plan_hash, PartKind.QUARANTINED, refused)
                 counts += Counts(quarantined=refused.num_rows)
         drift = (Drift(DriftKind.WRONG, "amount", 1, s.start),)
         return Receipt(s, s.end, counts, parts, "a", input_bytes=s.span, format=self.feed.shape.name, drift=drift)
 
     def land_together(self, *ranges: Any) -> None:
-        """A batch whose offset ranges share files."""
+        """Land a batch whose offset ranges share files."""
         declare(self.feed, self.ledger)
         planned = [self.build_range(*r) for r in ranges]
         batch = self.plan(planned)
@@ -94,52 +95,52 @@ class Typed(World):
         sharing = Sharing(planned, self.feed.landing, self.lake, target)  # type: ignore[arg-type]
         for s in planned:
             offsets = np.arange(s.start, s.end)
-            records = decoded(offsets)
-            values = pa.array([self.value(o) for o in offsets.tolist()], pa.binary())
+            records = make_records(offsets)
+            values = pa.array([self.make_value(o) for o in offsets.tolist()], pa.binary())
             records = records.set_column(records.schema.get_field_index("value"), "value", values)
-            (made,) = self.feed.shape.format().convert(s, records)
-            refused = made.quarantined and quarantine_rows(made.quarantined, batch, "")
-            counts = Counts(landed=made.landed.num_rows, quarantined=refused.num_rows if refused else 0)
-            rows = {PartKind.LANDED: [made.landed]} | ({PartKind.QUARANTINED: [refused]} if refused else {})
+            (piece,) = self.feed.shape.format().convert(s, records)
+            refused = piece.quarantined and quarantine_rows(piece.quarantined, batch, "")
+            counts = Counts(landed=piece.landed.num_rows, quarantined=refused.num_rows if refused else 0)
+            rows = {PartKind.LANDED: [piece.landed]} | ({PartKind.QUARANTINED: [refused]} if refused else {})
             sharing.take(UnwrittenRange(Receipt(s, s.end, counts, (), "a", format=self.feed.shape.name), rows))
         sharing.finish()
         publish(self.ledger, batch, owner("landing"), [sharing.landed[s] for s in planned], [])
         roll_forward(self.ledger, self.lake, "orders")  # type: ignore[arg-type]
 
-    def replay(self, asked: Filter = ALL, fix: Any = None, by: str = "replaying") -> Replayed:
+    def replay(self, selection: Filter = ALL, fix: Any = None, by: str = "replaying") -> Replayed:
         fixer = Fixer(fix, __file__) if fix else None
         try:
-            return replay(self.feed, self.edges, asked, fixer, owner(by, "replay"), lambda progress: None)
+            return replay(self.feed, self.edges, selection, fixer, owner(by, "replay"), lambda progress: None)
         finally:
             self.liveness.dead.add(by)
 
-    def foreseen(self, asked: Filter = ALL, fix: Any = None) -> Replayed:
+    def preview(self, selection: Filter = ALL, fix: Any = None) -> Replayed:
         return foresee_replay(
-            self.feed, self.edges, asked, Fixer(fix, __file__) if fix else None, lambda progress: None
+            self.feed, self.edges, selection, Fixer(fix, __file__) if fix else None, lambda progress: None
         )
 
-    def held(self, asked: Filter = ALL) -> Listing:
-        return listing(self.fresh_ledger(), self.lake, asked, self.feed.window)  # type: ignore[arg-type]
+    def list_quarantined(self, selection: Filter = ALL) -> Listing:
+        return listing(self.reopen_ledger(), self.lake, selection, self.feed.window)  # type: ignore[arg-type]
 
-    def where(self, kind: PartKind = PartKind.LANDED) -> list[tuple[int, int]]:
-        """Partition and offset of each row that readers get, in their order."""
+    def list_positions(self, kind: PartKind = PartKind.LANDED) -> list[tuple[int, int]]:
+        """Returns partition and offset of each row that readers get, in their order."""
         names = ["kafka_partition", "kafka_offset"] if kind is PartKind.LANDED else ["partition", "offset"]
-        ledger, windows = self.fresh_ledger(), (START, START + HOUR)
-        found = reading.list_files(ledger, self.lake, windows, self.feed.window, kind)  # type: ignore[arg-type]
-        tables = [pq.read_table(self.lake.open(f.path), columns=names).to_pydict() for f in found]
-        return [place for t in tables for place in zip(*(t[n] for n in names), strict=True)]
+        ledger, windows = self.reopen_ledger(), (START, START + HOUR)
+        files = reading.list_files(ledger, self.lake, windows, self.feed.window, kind)  # type: ignore[arg-type]
+        tables = [pq.read_table(self.lake.open(f.path), columns=names).to_pydict() for f in files]
+        return [position for t in tables for position in zip(*(t[n] for n in names), strict=True)]
 
-    def path_of(self, root: str, start: int, partition: int = 0) -> str:
-        """The visible file of the offset range that starts there."""
-        (found,) = (p for p in self.visible() if p.startswith(root) and f"/orders-{partition}-{start}-" in p)
-        return found
+    def find_path(self, root: str, start: int, partition: int = 0) -> str:
+        """Returns the visible file of the offset range that starts at this offset."""
+        (path,) = (p for p in self.list_files() if p.startswith(root) and f"/orders-{partition}-{start}-" in p)
+        return path
 
-    def receipts(self) -> list[Receipt]:
-        ledger = self.fresh_ledger()
+    def list_receipts(self) -> list[Receipt]:
+        ledger = self.reopen_ledger()
         return list_live_receipts(ledger, ledger.read())
 
 
-def _said(schema: Mapping[str, str]) -> str:
+def _dump_schema(schema: Mapping[str, str]) -> str:
     return f"format: json\nschema: {json.dumps(dict(schema))}\n"
 
 
@@ -148,70 +149,73 @@ def world(tmp_path: Path) -> Typed:
     return Typed(tmp_path)
 
 
-def large(offsets: Sequence[int] = range(200)) -> list[int]:
+def list_large(offsets: Sequence[int] = range(200)) -> list[int]:
     return [o for o in offsets if o % 10 == 5 and o % 7 != 3]
 
 
-def broken(offsets: Sequence[int] = range(200)) -> list[int]:
+def list_broken(offsets: Sequence[int] = range(200)) -> list[int]:
     return [o for o in offsets if o % 7 == 3]
 
 
-# -- what becomes of rows
+# -- rows
 
 
 def test_what_fits_the_mended_schema_lands_in_its_place_and_the_rest_stays(world: Typed) -> None:
-    world.land(*pieces(A, 50), *pieces(B, 100))
-    before = world.rows()
+    world.land(*split_offsets(A, 50), *split_offsets(B, 100))
+    before = world.read_rows()
     state, manifests = world.state(), list(world.lake.list(paths.manifest_folder("orders")))
-    refused = {(r["partition"], r["offset"]): r for r in world.rows(PartKind.QUARANTINED).to_pylist()}
-    world.says(WIDER)
+    refused = {(r["partition"], r["offset"]): r for r in world.read_rows(PartKind.QUARANTINED).to_pylist()}
+    world.write_feed(WIDER)
     done = world.replay()
     world.check()
-    assert world.where() == [(p, o) for h in (0, 100) for p in (0, 1) for o in range(h, h + 100) if o % 7 != 3]
-    rows = world.rows().to_pylist()
+    assert world.list_positions() == [(p, o) for h in (0, 100) for p in (0, 1) for o in range(h, h + 100) if o % 7 != 3]
+    rows = world.read_rows().to_pylist()
     assert [(r["id"], r["amount"], r["name"], r["more"]) for r in rows] == [
         (o, LARGE + o if o % 10 == 5 else o, f"n{o}", None) for o in (r["kafka_offset"] for r in rows)
     ]
-    kept = [r for r in rows if r["kafka_offset"] not in large()]
-    assert [{k: v for k, v in r.items() if k != "more"} for r in kept] == before.to_pylist()
-    assert world.rows(PartKind.QUARANTINED).to_pylist() == [
-        refused[p, o] for h in (0, 100) for p in (0, 1) for o in broken(range(h, h + 100))
+    unchanged = [r for r in rows if r["kafka_offset"] not in list_large()]
+    assert [{k: v for k, v in r.items() if k != "more"} for r in unchanged] == before.to_pylist()
+    assert world.read_rows(PartKind.QUARANTINED).to_pylist() == [
+        refused[p, o] for h in (0, 100) for p in (0, 1) for o in list_broken(range(h, h + 100))
     ], "with their bytes, their batch and their reason"
-    assert {r.format for r in world.receipts()} == {world.feed.shape.name}
-    for r in world.receipts():
+    assert {r.format for r in world.list_receipts()} == {world.feed.shape.name}
+    for r in world.list_receipts():
         s = r.offset_range
-        assert r.relanded == tuple(Range(o, o + 1) for o in large(range(s.start, s.end)))
+        assert r.relanded == tuple(Range(o, o + 1) for o in list_large(range(s.start, s.end)))
         assert (r.mended, r.drift) == ((), (Drift(DriftKind.WRONG, "amount", 1, s.start),))
         assert r.counts.landed + r.counts.quarantined == s.span
     after = world.state()
     assert (after.frontiers(), after.commits, after.boundaries) == (state.frontiers(), state.commits, state.boundaries)
     assert list(world.lake.list(paths.manifest_folder("orders"))) == manifests
     assert list(world.lake.list(paths.staging_root("orders"))) == []
-    assert (done.outcome.fit.total(), done.trial.tried.total()) == (2 * len(large()), 2 * len(large() + broken()))
+    assert (done.outcome.fit.total(), done.trial.tried.total()) == (
+        2 * len(list_large()),
+        2 * len(list_large() + list_broken()),
+    )
     assert world.replay().done == ()
 
 
 def test_a_replayed_file_is_as_landing_would_have_made_it(world: Typed) -> None:
-    world.land((A, 0, 100), *pieces(B, 100))
-    world.says(WIDER)
+    world.land((A, 0, 100), *split_offsets(B, 100))
+    world.write_feed(WIDER)
     world.land((A, 100, 200))
-    fresh = {k: pq.ParquetFile(world.lake.open(world.path_of(k, 100))).schema for k in ("data", "quarantine")}
+    fresh = {k: pq.ParquetFile(world.lake.open(world.find_path(k, 100))).schema for k in ("data", "quarantine")}
     world.replay(Filter(windows=frozenset({START})))
     for kind, schema in fresh.items():
-        file = pq.ParquetFile(world.lake.open(world.path_of(kind, 0)))
+        file = pq.ParquetFile(world.lake.open(world.find_path(kind, 0)))
         assert file.schema.equals(schema)
-        said = {k.decode(): v.decode() for k, v in file.metadata.metadata.items()}
-        assert said["sluice.range"] == "orders:0:0-100"
+        metadata = {k.decode(): v.decode() for k, v in file.metadata.metadata.items()}
+        assert metadata["sluice.range"] == "orders:0:0-100"
 
 
 def test_rows_by_their_own_time_go_to_their_folders(tmp_path: Path) -> None:
     world = Typed(tmp_path, "landing: {layout: record_time}\n", by_time=True)
-    world.land(*pieces(A, 100), *pieces(B, 100))
-    world.says(WIDER)
+    world.land(*split_offsets(A, 100), *split_offsets(B, 100))
+    world.write_feed(WIDER)
     assert len(world.replay().done) == 4
     world.check()
-    assert sorted(world.where()) == [(p, o) for p in (0, 1) for o in range(200) if o % 7 != 3]
-    for path in (p for p in world.visible() if p.startswith("data")):
+    assert sorted(world.list_positions()) == [(p, o) for p in (0, 1) for o in range(200) if o % 7 != 3]
+    for path in (p for p in world.list_files() if p.startswith("data")):
         rows = pq.read_table(world.lake.open(path), columns=["kafka_timestamp"]).column(0).cast(pa.int64())
         hours = {t // HOUR * HOUR for t in rows.to_pylist()}
         assert [paths.window_folder(h, HOUR, world.folder_prefix) for h in hours] == [
@@ -220,131 +224,133 @@ def test_rows_by_their_own_time_go_to_their_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "offsets"),
+    ("selection", "offsets"),
     [
-        (Filter(windows=frozenset({START + HOUR})), large(range(100, 200))),
-        (Filter(reasons=("out_of_range",)), large()),
+        (Filter(windows=frozenset({START + HOUR})), list_large(range(100, 200))),
+        (Filter(reasons=("out_of_range",)), list_large()),
         (Filter(reasons=("not_json",)), []),
-        (Filter(fields=("amount", "name")), large()),
+        (Filter(fields=("amount", "name")), list_large()),
         (Filter(fields=("name",)), []),
         (Filter(expectations=("expect_column_values_to_be_between",)), []),
         (Filter(places=((A.tp, 15), (A.tp, 125), (B.tp, 15), (A.tp, 16))), [15, 125]),
     ],
 )
-def test_only_what_is_asked_for_is_tried(world: Typed, asked: Filter, offsets: list[int]) -> None:
-    world.land(*pieces(A, 50), *pieces(B, 100))
-    before = set(world.where())
-    world.says(WIDER)
-    world.replay(asked)
+def test_only_what_is_asked_for_is_tried(world: Typed, selection: Filter, offsets: list[int]) -> None:
+    world.land(*split_offsets(A, 50), *split_offsets(B, 100))
+    before = set(world.list_positions())
+    world.write_feed(WIDER)
+    world.replay(selection)
     world.check()
-    here = {o for p, o in set(world.where()) - before if p == 0}
+    here = {o for p, o in set(world.list_positions()) - before if p == 0}
     assert here == set(offsets)
-    assert set(world.where(PartKind.QUARANTINED)) == {(p, o) for p in (0, 1) for o in range(200)} - set(world.where())
+    assert set(world.list_positions(PartKind.QUARANTINED)) == {(p, o) for p in (0, 1) for o in range(200)} - set(
+        world.list_positions()
+    )
 
 
 def test_a_dry_run_says_the_same_and_writes_nothing(world: Typed) -> None:
-    world.land(*pieces(A, 50), *pieces(B, 100))
-    world.says(WIDER)
+    world.land(*split_offsets(A, 50), *split_offsets(B, 100))
+    world.write_feed(WIDER)
     files = dict(world.lake.files)
-    told = world.foreseen()
+    foreseen = world.preview()
     assert world.lake.files == files
     done = world.replay()
-    assert told.trial == done.trial
-    assert [c.offset_range for c, _ in told.done] == [c.offset_range for c, _ in done.done]
-    assert told.outcome.fit == {
-        QuarantineKind("schema", "out_of_range", None, "amount", "too large for int32"): 2 * len(large())
+    assert foreseen.trial == done.trial
+    assert [c.offset_range for c, _ in foreseen.done] == [c.offset_range for c, _ in done.done]
+    assert foreseen.outcome.fit == {
+        QuarantineKind("schema", "out_of_range", None, "amount", "too large for int32"): 2 * len(list_large())
     }
-    ((kind, (records, first)),) = told.trial.why.items()
-    assert (kind.reason, records, first) == ("not_json", 2 * len(broken()), "orders:0:3")
+    ((kind, (records, first)),) = foreseen.trial.why.items()
+    assert (kind.reason, records, first) == ("not_json", 2 * len(list_broken()), "orders:0:3")
 
 
 def test_what_fails_otherwise_now_says_so(world: Typed) -> None:
-    world.land(*pieces(A, 100), *pieces(B, 100))
-    refused = {r["offset"]: r for r in world.rows(PartKind.QUARANTINED).to_pylist()}
-    world.says({**WIDER, "name": "string", "other": "string not null"})
+    world.land(*split_offsets(A, 100), *split_offsets(B, 100))
+    refused = {r["offset"]: r for r in world.read_rows(PartKind.QUARANTINED).to_pylist()}
+    world.write_feed({**WIDER, "name": "string", "other": "string not null"})
     assert world.replay().done == ()
-    assert {r["offset"]: r for r in world.rows(PartKind.QUARANTINED).to_pylist()} == refused
+    assert {r["offset"]: r for r in world.read_rows(PartKind.QUARANTINED).to_pylist()} == refused
 
-    def some(record: Record) -> bytes | None:
+    def fix_one(record: Record) -> bytes | None:
         return b'{"id": 3, "other": "x"}' if record.offset == 3 else record.value
 
-    world.replay(fix=some)
-    now = {r["offset"]: r for r in world.rows(PartKind.QUARANTINED, windows=(START,), partitions=(0,)).to_pylist()}
+    world.replay(fix=fix_one)
+    now = {r["offset"]: r for r in world.read_rows(PartKind.QUARANTINED, windows=(START,), partitions=(0,)).to_pylist()}
     assert (now[15]["reason"], now[15]["field"], now[15]["batch"]) == ("missing", "other", refused[15]["batch"])
     assert now[10] == refused[10] | {k: now[10][k] for k in ("partition", "key", "headers", "timestamp")}
     world.check()
 
 
 def test_rows_that_today_s_types_would_lose_something_of_are_left_alone(world: Typed) -> None:
-    world.land(*pieces(A, 100), *pieces(B, 100))
-    world.says({"id": "int64 not null", "amount": "int64"})
-    before = world.rows()
+    world.land(*split_offsets(A, 100), *split_offsets(B, 100))
+    world.write_feed({"id": "int64 not null", "amount": "int64"})
+    before = world.read_rows()
     done = world.replay()
     assert done.done == ()
     assert {why for _, why in done.candidates.unfit} == {"column name is not in the schema any more"}
     assert len(done.candidates.unfit) == 4
-    assert world.rows().equals(before)
-    world.says({**WIDER, "id": "string"})
-    for ask in (world.foreseen, world.replay):
+    assert world.read_rows().equals(before)
+    world.write_feed({**WIDER, "id": "string"})
+    for ask in (world.preview, world.replay):
         with pytest.raises(SchemaChanged, match="id is string, and has landed as int64"):
             ask()
 
 
-@pytest.mark.parametrize("wanted", [Filter(places=((A.tp, 5),)), Filter(windows=frozenset({START}))])
-def test_rows_that_share_a_file_with_what_fits_lose_nothing(world: Typed, wanted: Filter) -> None:
+@pytest.mark.parametrize("selection", [Filter(places=((A.tp, 5),)), Filter(windows=frozenset({START}))])
+def test_rows_that_share_a_file_with_what_fits_lose_nothing(world: Typed, selection: Filter) -> None:
     world.land_together((A, 5, 6), (B, 0, 5))  # of A nothing landed, of B nothing in quarantine will fit
     world.land((A, 0, 5), (A, 6, 15), (B, 5, 15))
     world.land((A, 15, 100), (A, 100, 200), (B, 15, 100), (B, 100, 200))
-    before = world.rows()
-    world.says({"id": "int64 not null", "amount": "int64"})
-    done = world.replay(wanted)
+    before = world.read_rows()
+    world.write_feed({"id": "int64 not null", "amount": "int64"})
+    done = world.replay(selection)
     assert (1, "column name is not in the schema any more") in [(s.partition, why) for s, why in done.candidates.unfit]
     assert done.done == ()
-    assert world.rows().equals(before)
-    world.says(WIDER)
-    assert {(c.offset_range.start, c.offset_range.end) for c, _ in world.replay(wanted).done} >= {(5, 6), (0, 5)}
-    assert (0, 5) in world.where()
+    assert world.read_rows().equals(before)
+    world.write_feed(WIDER)
+    assert {(c.offset_range.start, c.offset_range.end) for c, _ in world.replay(selection).done} >= {(5, 6), (0, 5)}
+    assert (0, 5) in world.list_positions()
     world.check()
 
 
 def test_a_feed_that_drops_what_does_not_fit_drops_nothing_here(world: Typed) -> None:
-    world.land(*pieces(A, 100), *pieces(B, 100))
-    world.says(WIDER, "policies: {on_undecodable: drop}\n")
+    world.land(*split_offsets(A, 100), *split_offsets(B, 100))
+    world.write_feed(WIDER, "policies: {on_undecodable: drop}\n")
     assert len(world.replay().done) == 4
-    assert sorted(world.where(PartKind.QUARANTINED)) == [(p, o) for p in (0, 1) for o in broken()]
+    assert sorted(world.list_positions(PartKind.QUARANTINED)) == [(p, o) for p in (0, 1) for o in list_broken()]
     world.check()
 
 
 # -- contracts
 
 
-def between(most: int, severity: str = "critical") -> dict[str, Any]:
-    kwargs = {"column": "id", "min_value": 0, "max_value": most}
+def expect_between(maximum: int, severity: str = "critical") -> dict[str, Any]:
+    kwargs = {"column": "id", "min_value": 0, "max_value": maximum}
     return {"type": "expect_column_values_to_be_between", "kwargs": kwargs, "severity": severity}
 
 
-def contract(world: Typed, *expectations: dict[str, Any]) -> None:
-    said = {"name": "orders", "expectations": expectations, "meta": {"great_expectations_version": "1.24.1"}}
-    (world.root / "feeds" / "orders.contract.json").write_text(json.dumps(said))
-    world.says(STRICT)
+def write_contract(world: Typed, *expectations: dict[str, Any]) -> None:
+    suite = {"name": "orders", "expectations": expectations, "meta": {"great_expectations_version": "1.24.1"}}
+    (world.root / "feeds" / "orders.contract.json").write_text(json.dumps(suite))
+    world.write_feed(STRICT)
 
 
 def test_rows_land_once_the_contract_was_mended_and_its_tallies_are_todays(world: Typed) -> None:
-    contract(world, between(150), between(120, "warning"))
-    world.land(*pieces(A, 100), *pieces(B, 100))
-    good = [o for o in range(200) if o not in large() + broken()]
-    assert [o for p, o in world.where() if p == 0] == [o for o in good if o <= 150]
-    reasons = {h.kind.expectation: h.records for h in world.held().held if h.kind.stage == "contract"}
+    write_contract(world, expect_between(150), expect_between(120, "warning"))
+    world.land(*split_offsets(A, 100), *split_offsets(B, 100))
+    good = [o for o in range(200) if o not in list_large() + list_broken()]
+    assert [o for p, o in world.list_positions() if p == 0] == [o for o in good if o <= 150]
+    reasons = {h.kind.expectation: h.records for h in world.list_quarantined().held if h.kind.stage == "contract"}
     assert reasons == {"expect_column_values_to_be_between": 2 * len([o for o in good if o > 150])}
-    before = [r.tallies for r in world.receipts()]
+    before = [r.tallies for r in world.list_receipts()]
     assert world.replay().done == ()
-    contract(world, between(180))
+    write_contract(world, expect_between(180))
     done = world.replay(Filter(expectations=("expect_column_values_to_be_between",)))
     world.check()
-    assert [o for p, o in world.where() if p == 0] == [o for o in good if o <= 180]
+    assert [o for p, o in world.list_positions() if p == 0] == [o for o in good if o <= 180]
     (why,) = [(k.reason, n) for k, (n, _) in done.trial.why.items()]
     assert why[1] == 2 * len([o for o in good if o > 180])
-    for r in world.receipts():
+    for r in world.list_receipts():
         mine = [o for o in good if r.offset_range.start <= o < r.offset_range.end]
         assert world.feed.contract is not None
         if world.feed.contract.hash in r.format:
@@ -353,32 +359,32 @@ def test_rows_land_once_the_contract_was_mended_and_its_tallies_are_todays(world
         else:
             assert r.offset_range.end <= 100, "nothing of it was quarantined by the contract"
             assert r.tallies in before
-    left = world.rows(PartKind.QUARANTINED, windows=(START + HOUR,), partitions=(0,)).to_pylist()
-    hashes = {r["contract"] for r in left if r["stage"] == "contract"}
+    quarantined = world.read_rows(PartKind.QUARANTINED, windows=(START + HOUR,), partitions=(0,)).to_pylist()
+    hashes = {r["contract"] for r in quarantined if r["stage"] == "contract"}
     assert hashes == {world.feed.contract.hash if world.feed.contract else None}, "they were tried today"
 
 
 def test_rows_that_were_not_asked_for_still_count_for_the_contract(world: Typed) -> None:
-    contract(world, between(150))
-    world.land(*pieces(A, 100), *pieces(B, 100))
-    contract(world, between(160))
+    write_contract(world, expect_between(150))
+    world.land(*split_offsets(A, 100), *split_offsets(B, 100))
+    write_contract(world, expect_between(160))
     world.replay(Filter(places=((A.tp, 151),)))
     world.check()
-    (r,) = [r for r in world.receipts() if r.relanded]
-    good = [o for o in range(100, 200) if o not in large() + broken()]
+    (r,) = [r for r in world.list_receipts() if r.relanded]
+    good = [o for o in range(100, 200) if o not in list_large() + list_broken()]
     assert [(t.checked, t.unexpected) for t in r.tallies] == [(len(good), len([o for o in good if o > 160]))]
     assert r.counts.quarantined == len([o for o in range(100, 200) if o not in good or o > 150]) - 1
 
 
-# -- mended
+# -- fix functions
 
 
 def test_mended_records_land_and_are_known_as_such(world: Typed) -> None:
-    world.land(*pieces(A, 100), *pieces(B, 100))
-    seen: list[Record] = []
+    world.land(*split_offsets(A, 100), *split_offsets(B, 100))
+    records: list[Record] = []
 
     def fix(record: Record) -> Any:
-        seen.append(record)
+        records.append(record)
         if record.reason != "not_json":
             return None
         assert record.value is not None
@@ -386,17 +392,17 @@ def test_mended_records_land_and_are_known_as_such(world: Typed) -> None:
 
     done = world.replay(fix=fix)
     world.check()
-    assert sorted(world.where(PartKind.QUARANTINED)) == [(p, o) for p in (0, 1) for o in large()]
-    rows = {r["kafka_offset"]: r for r in world.rows(partitions=(0,)).to_pylist()}
+    assert sorted(world.list_positions(PartKind.QUARANTINED)) == [(p, o) for p in (0, 1) for o in list_large()]
+    rows = {r["kafka_offset"]: r for r in world.read_rows(partitions=(0,)).to_pylist()}
     assert (rows[3]["id"], rows[3]["name"], rows[3]["kafka_key"]) == (3, "mended", b"k3")
-    assert (done.trial.left, done.trial.mended) == (2 * len(large()), 2 * len(broken()))
-    for r in world.receipts():
+    assert (done.trial.left, done.trial.mended) == (2 * len(list_large()), 2 * len(list_broken()))
+    for r in world.list_receipts():
         assert (
             r.mended
             == r.relanded
-            == tuple(Range(o, o + 1) for o in broken(range(r.offset_range.start, r.offset_range.end)))
+            == tuple(Range(o, o + 1) for o in list_broken(range(r.offset_range.start, r.offset_range.end)))
         )
-    first = seen[0]
+    first = records[0]
     assert (first.offset, first.value, first.key, first.headers) == (3, b"no 3", b"k3", (("h", b"3"),))
     assert (first.topic, first.partition, first.stage, first.reason) == ("orders", 0, "decode", "not_json")
     assert first.timestamp == START + 3 * 7919 % 5 * HOUR
@@ -419,18 +425,18 @@ def test_mended_records_land_and_are_known_as_such(world: Typed) -> None:
     ],
 )
 def test_whatever_a_fix_function_returns(world: Typed, answer: Any, landed: bool) -> None:
-    world.land(*pieces(A, 100), *pieces(B, 100))
-    before = world.rows(PartKind.QUARANTINED)
+    world.land(*split_offsets(A, 100), *split_offsets(B, 100))
+    before = world.read_rows(PartKind.QUARANTINED)
     done = world.replay(Filter(places=((A.tp, 3),)), lambda record: answer)
     assert len(done.done) == landed
-    assert ((0, 3) in world.where()) is landed
+    assert ((0, 3) in world.list_positions()) is landed
     if not landed:
-        assert world.rows(PartKind.QUARANTINED).equals(before)
+        assert world.read_rows(PartKind.QUARANTINED).equals(before)
     world.check()
 
 
 def test_a_function_that_raises_is_counted_and_the_replay_goes_on(world: Typed) -> None:
-    world.land(*pieces(A, 100), *pieces(B, 100))
+    world.land(*split_offsets(A, 100), *split_offsets(B, 100))
 
     def fix(record: Record) -> Any:
         if record.offset % 2:
@@ -442,24 +448,24 @@ def test_a_function_that_raises_is_counted_and_the_replay_goes_on(world: Typed) 
         return {"id": record.offset}
 
     done = world.replay(Filter(windows=frozenset({START})), fix)
-    said = {what.partition(" at ")[0]: (n, first) for what, (n, first) in done.trial.botched.items()}
-    odd = [o for o in range(100) if o % 2 and (o in large() or o in broken())]
-    assert said == {
+    errors = {error.partition(" at ")[0]: (n, first) for error, (n, first) in done.trial.botched.items()}
+    odd = [o for o in range(100) if o % 2 and (o in list_large() or o in list_broken())]
+    assert errors == {
         "KeyError": (2 * len(odd), f"orders:0:{odd[0]}"),
         "SystemExit": (2, "orders:0:10"),
         "returned int": (2, "orders:0:24"),
     }
     assert "secret" not in str(done.trial)
-    assert all("test_replay.py:" in what for what in done.trial.botched if not what.startswith("returned"))
-    assert {o for p, o in world.where() if p == 0 and o < 100} >= {38, 52}
+    assert all("test_replay.py:" in error for error in done.trial.botched if not error.startswith("returned"))
+    assert {o for p, o in world.list_positions() if p == 0 and o < 100} >= {38, 52}
     world.check()
 
 
 def test_bytes_that_stay_as_they_are_are_not_mended(world: Typed) -> None:
-    world.land(*pieces(A, 100), *pieces(B, 100))
-    world.says(WIDER)
+    world.land(*split_offsets(A, 100), *split_offsets(B, 100))
+    world.write_feed(WIDER)
     world.replay(fix=lambda record: record.value)
-    assert all(r.relanded and not r.mended for r in world.receipts())
+    assert all(r.relanded and not r.mended for r in world.list_receipts())
     world.check()
 
 
@@ -468,112 +474,118 @@ def test_large_mended_values_are_typed_a_few_at_a_time(world: Typed, monkeypatch
 
     monkeypatch.setattr(sorter, "FIXED_BYTES", 100)
     monkeypatch.setattr(fixers, "MOST_BYTES", 1000)
-    world.land(*pieces(A, 100), *pieces(B, 100))
+    world.land(*split_offsets(A, 100), *split_offsets(B, 100))
     done = world.replay(fix=lambda r: {"id": r.offset, "name": "x" * (5000 if r.offset == 10 else 60)})
-    assert sorted(world.where(PartKind.QUARANTINED)) == [(0, 10), (1, 10)]
+    assert sorted(world.list_positions(PartKind.QUARANTINED)) == [(0, 10), (1, 10)]
     assert list(done.trial.botched.values()) == [(2, "orders:0:10")]
     world.check()
 
 
-# -- again, and together with others
+# -- repeated, and with other operations
 
 
 def test_what_was_re_landed_is_carried_on_by_replays_and_by_compaction(world: Typed) -> None:
-    world.land(*pieces(A, 50), *pieces(B, 100))
-    world.says(WIDER)
+    world.land(*split_offsets(A, 50), *split_offsets(B, 100))
+    world.write_feed(WIDER)
     world.replay()
     world.replay(fix=lambda r: {"id": r.offset})
-    assert world.where(PartKind.QUARANTINED) == []
-    assert all("quarantine" not in p for p in world.visible())
-    both = {r.offset_range.start: (r.relanded, r.mended) for r in world.receipts() if r.offset_range.partition == 0}
+    assert world.list_positions(PartKind.QUARANTINED) == []
+    assert all("quarantine" not in p for p in world.list_files())
+    both = {
+        r.offset_range.start: (r.relanded, r.mended) for r in world.list_receipts() if r.offset_range.partition == 0
+    }
     for start, (relanded, mended) in both.items():
         here = range(start, start + 50)
-        assert [o for r in relanded for o in range(*r)] == sorted(large(here) + broken(here))
-        assert [o for r in mended for o in range(*r)] == broken(here)
+        assert [o for r in relanded for o in range(*r)] == sorted(list_large(here) + list_broken(here))
+        assert [o for r in mended for o in range(*r)] == list_broken(here)
     assert world.compact().merged
     world.check()
-    merged = [r for r in world.receipts() if r.offset_range.partition == 0]
-    assert [o for r in merged for x in r.relanded for o in range(*x)] == sorted(large() + broken())
-    assert [o for r in merged for x in r.mended for o in range(*x)] == broken()
+    merged = [r for r in world.list_receipts() if r.offset_range.partition == 0]
+    assert [o for r in merged for x in r.relanded for o in range(*x)] == sorted(list_large() + list_broken())
+    assert [o for r in merged for x in r.mended for o in range(*x)] == list_broken()
     assert [d.records for d in merged[0].drift] == [2]
-    listed = world.held()
+    listed = world.list_quarantined()
     assert listed.held == ()
     assert [(w.relanded, w.mended, w.quarantined) for w in listed.windows] == [
-        (2 * len([o for o in large() + broken() if o // 100 == h]), 2 * len([o for o in broken() if o // 100 == h]), 0)
+        (
+            2 * len([o for o in list_large() + list_broken() if o // 100 == h]),
+            2 * len([o for o in list_broken() if o // 100 == h]),
+            0,
+        )
         for h in (0, 1)
     ]
 
 
 def test_it_is_told_where_a_record_is_and_why_it_had_been_in_quarantine(world: Typed) -> None:
-    world.land(*pieces(A, 50), *pieces(B, 100))
-    world.says(WIDER)
+    world.land(*split_offsets(A, 50), *split_offsets(B, 100))
+    world.write_feed(WIDER)
     world.replay()
     (batch,) = {b.id for b in world.state().batches.values() if b.request.kind is RequestKind.REPLAY}
     for _ in range(2):
-        told = explain(world.fresh_ledger(), world.lake, A.tp, 15)  # type: ignore[arg-type]
-        assert told.found is Class.LANDED
-        assert f"re-landed by batch {batch}" in told.text
-        assert "it was quarantined by batch 3: amount: out_of_range: too large for int32" in told.text
-        plain = explain(world.fresh_ledger(), world.lake, A.tp, 16)  # type: ignore[arg-type]
+        explanation = explain(world.reopen_ledger(), world.lake, A.tp, 15)  # type: ignore[arg-type]
+        assert explanation.found is Class.LANDED
+        assert f"re-landed by batch {batch}" in explanation.text
+        assert "it was quarantined by batch 3: amount: out_of_range: too large for int32" in explanation.text
+        plain = explain(world.reopen_ledger(), world.lake, A.tp, 16)  # type: ignore[arg-type]
         assert "re-landed" not in plain.text
         world.compact()
     world.replay(fix=lambda r: {"id": r.offset})
-    told = explain(world.fresh_ledger(), world.lake, A.tp, 3)  # type: ignore[arg-type]
-    assert "fixed" in told.text
-    assert "not_json" in told.text
+    explanation = explain(world.reopen_ledger(), world.lake, A.tp, 3)  # type: ignore[arg-type]
+    assert "fixed" in explanation.text
+    assert "not_json" in explanation.text
 
 
 def test_what_a_fix_function_leaves_alone_says_why_it_does_not_fit_today(world: Typed) -> None:
-    """The offset range is written again for those that it mended; what stays beside them is what it is today."""
-    world.land(*pieces(A, 100), *pieces(B, 100))
-    world.says({**WIDER, "name": "string", "other": "string not null"})
+    """Fixed records have their offset range rewritten; the others in it get the reason that they have today."""
+    world.land(*split_offsets(A, 100), *split_offsets(B, 100))
+    world.write_feed({**WIDER, "name": "string", "other": "string not null"})
 
     def fix(record: Record) -> Any:
         return {"id": 1, "other": "mended"} if record.reason == "not_json" else None
 
     done = world.replay(fix=fix)
     world.check()
-    stay = world.rows(PartKind.QUARANTINED).to_pylist()
+    stay = world.read_rows(PartKind.QUARANTINED).to_pylist()
     assert {(r["reason"], r["field"]) for r in stay} == {("missing", "other")}
     assert (done.trial.left, done.trial.left_fit) == (len(stay), 0)
-    assert {str(h.kind) for h in world.held().held} == {"other: missing"}
+    assert {str(h.kind) for h in world.list_quarantined().held} == {"other: missing"}
 
 
 def test_what_a_fix_function_leaves_alone_although_it_fits_is_counted(world: Typed) -> None:
-    world.land(*pieces(A, 100), *pieces(B, 100))
-    world.says({**WIDER, "name": "string"})
+    world.land(*split_offsets(A, 100), *split_offsets(B, 100))
+    world.write_feed({**WIDER, "name": "string"})
     done = world.replay(fix=lambda record: None)
     assert (done.batches, done.trial.fit.total()) == ((), 0)
-    assert (done.trial.left, done.trial.left_fit) == (2 * len(large() + broken()), 2 * len(large()))
+    assert (done.trial.left, done.trial.left_fit) == (2 * len(list_large() + list_broken()), 2 * len(list_large()))
 
 
 def test_what_is_in_quarantine_is_counted_by_reason(world: Typed) -> None:
-    world.land(*pieces(A, 50), *pieces(B, 100))
-    found = world.held()
-    top = found.held[0]
+    world.land(*split_offsets(A, 50), *split_offsets(B, 100))
+    listed = world.list_quarantined()
+    top = listed.held[0]
     assert (top.window, top.kind.reason, top.kind.stage, top.first) == (
         START + HOUR,
         "not_json",
         "decode",
         "orders:0:101",
     )
-    assert sum(h.records for h in found.held) == 2 * len(large() + broken())
-    assert [(w.window, w.quarantined, w.relanded) for w in found.windows] == [
-        (START + h * HOUR, 2 * len([o for o in large() + broken() if o // 100 == h]), 0) for h in (0, 1)
+    assert sum(h.records for h in listed.held) == 2 * len(list_large() + list_broken())
+    assert [(w.window, w.quarantined, w.relanded) for w in listed.windows] == [
+        (START + h * HOUR, 2 * len([o for o in list_large() + list_broken() if o // 100 == h]), 0) for h in (0, 1)
     ]
-    assert world.held(Filter(reasons=("nothing",))).held == ()
+    assert world.list_quarantined(Filter(reasons=("nothing",))).held == ()
 
 
 # -- rivals
 
 
 def test_one_replay_at_a_time(world: Typed) -> None:
-    world.land(*pieces(A, 50), *pieces(B, 100))
-    world.says(WIDER)
+    world.land(*split_offsets(A, 50), *split_offsets(B, 100))
+    world.write_feed(WIDER)
     rival = world.plan([world.build_range(B, 0, 100)], RequestKind.REPLAY, by="rival")
     with pytest.raises(PlanBusy, match=f"batch {rival} .*replay of quarantined records"):
         world.replay()
-    assert world.foreseen().busy == {START: rival}
+    assert world.preview().busy == {START: rival}
     world.liveness.dead.add("rival")
     assert len(world.replay().done) == 6
     assert world.state().batches[rival].status is BatchStatus.ABANDONED
@@ -584,30 +596,30 @@ def test_records_that_another_replay_landed_while_they_were_tried(
     world: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.land((A, 0, 100))
-    world.says(WIDER)
+    world.write_feed(WIDER)
     check_source = replaying.check_source
 
-    def overtaken(lake: Any, feed: str, part: Any) -> None:
+    def check_and_overtake(lake: Any, feed: str, part: Any) -> None:
         check_source(lake, feed, part)
         monkeypatch.setattr(replaying, "check_source", check_source)
         world.replay(by="another")
 
-    monkeypatch.setattr(replaying, "check_source", overtaken)
+    monkeypatch.setattr(replaying, "check_source", check_and_overtake)
     with pytest.raises(LakeUnavailable, match="were merged"):
         world.replay()
     world.check()
 
 
 def test_it_begins_no_ledger(world: Typed) -> None:
-    """One that was begun without asking Kafka would never know its cluster."""
+    """A ledger that begins without a request to Kafka would never know its cluster."""
     world.lake.files.clear()
     assert world.replay().done == ()
     assert world.lake.files == {}
 
 
 def test_where_another_batch_is_at_work_is_left_out_and_named(world: Typed) -> None:
-    world.land(*pieces(A, 50), *pieces(B, 100))
-    world.says(WIDER)
+    world.land(*split_offsets(A, 50), *split_offsets(B, 100))
+    world.write_feed(WIDER)
     rival = world.plan([world.build_range(A, 60, 70)], by="replacing")
     done = world.replay()
     assert done.busy == {START: rival}
@@ -615,7 +627,7 @@ def test_where_another_batch_is_at_work_is_left_out_and_named(world: Typed) -> N
     world.check()
 
 
-# -- whatever goes wrong
+# -- failures
 
 
 @pytest.mark.slow
@@ -623,22 +635,22 @@ def test_a_crash_at_any_write_leaves_every_record_exactly_once(tmp_path: Path) -
     crashed, at = 0, 0
     while crashed == at:
         world = Typed(tmp_path / str(at))
-        world.land((A, 0, 100), (A, 100, 200), *pieces(B, 100))
-        world.says(WIDER)
-        before = {kind: sorted(world.where(kind)) for kind in PartKind}
-        files = world.visible()
-        with contextlib.suppress(Died), dying(world.lake, at):
+        world.land((A, 0, 100), (A, 100, 200), *split_offsets(B, 100))
+        world.write_feed(WIDER)
+        before = {kind: sorted(world.list_positions(kind)) for kind in PartKind}
+        files = world.list_files()
+        with contextlib.suppress(Died), crash_after(world.lake, at):
             world.replay(Filter(windows=frozenset({START})))
             at -= 1
         crashed, at = crashed + 1, at + 1
-        roll_forward(world.fresh_ledger(), world.lake, "orders")  # type: ignore[arg-type]
+        roll_forward(world.reopen_ledger(), world.lake, "orders")  # type: ignore[arg-type]
         world.check()
-        now = {kind: sorted(world.where(kind)) for kind in PartKind}
-        published = any(r.relanded for r in world.receipts())
-        assert (now == before and world.visible() == files) is not published
+        now = {kind: sorted(world.list_positions(kind)) for kind in PartKind}
+        published = any(r.relanded for r in world.list_receipts())
+        assert (now == before and world.list_files() == files) is not published
         assert sorted(now[PartKind.LANDED] + now[PartKind.QUARANTINED]) == [(p, o) for p in (0, 1) for o in range(200)]
         world.replay(by="next")
-        assert sorted(world.where()) == [(p, o) for p in (0, 1) for o in range(200) if o % 7 != 3]
+        assert sorted(world.list_positions()) == [(p, o) for p in (0, 1) for o in range(200) if o % 7 != 3]
         assert list(world.lake.list(paths.staging_root("orders"))) == []
         noted = {paths.relanded_batch(p) for p in world.lake.list(paths.relanded_folder("orders"))}
         assert {world.state().batches[b].status for b in noted if b} == {BatchStatus.PUBLISHED}
@@ -649,20 +661,20 @@ def test_a_crash_at_any_write_leaves_every_record_exactly_once(tmp_path: Path) -
 @pytest.mark.parametrize("damage", ["flip", "gone"])
 @pytest.mark.parametrize("kind", ["data", "quarantine"])
 def test_a_part_that_is_not_the_ledgers_is_never_used(damage: str, kind: str, world: Typed) -> None:
-    world.land(*pieces(A, 100), *pieces(B, 100))
-    world.says(WIDER)
-    found = find(world.feed, world.edges, world.fresh_ledger(), Filter(), None)  # type: ignore[arg-type]
-    path = world.path_of(kind, 0)
+    world.land(*split_offsets(A, 100), *split_offsets(B, 100))
+    world.write_feed(WIDER)
+    candidates = find(world.feed, world.edges, world.reopen_ledger(), Filter(), None)  # type: ignore[arg-type]
+    path = world.find_path(kind, 0)
     data = world.lake.files.pop(path)
     if damage == "flip":
         world.lake.files[path] = data[:100] + bytes([data[100] ^ 1]) + data[101:]
     with pytest.raises((ProofFailed, PartUnreadable), match=path):
         world.replay()
-    assert (world.state().live(), len(found.fitting)) == ((), 4)
+    assert (world.state().live(), len(candidates.fitting)) == ((), 4)
 
 
 @pytest.mark.parametrize(
-    ("again", "says"),
+    ("changes", "says"),
     [
         ({"relanded": (Range(8, 9),), "mended": (Range(8, 9),)}, ""),
         ({"relanded": (Range(3, 4),)}, "I2: .*holds offset 3, which was re-landed"),
@@ -670,13 +682,15 @@ def test_a_part_that_is_not_the_ledgers_is_never_used(damage: str, kind: str, wo
         ({"relanded": (Range(98, 101),)}, "I5: .*3 re-landed records are not among"),
     ],
 )
-def test_the_audit_holds_what_receipts_say_of_replays(world: Typed, again: dict[str, Any], says: str) -> None:
-    world.land((A, 100, 200), *pieces(B, 100))
+def test_the_audit_holds_what_receipts_say_of_replays(world: Typed, changes: dict[str, Any], says: str) -> None:
+    world.land((A, 100, 200), *split_offsets(B, 100))
     s = world.build_range(A, 0, 100)
     batch = world.plan([s])
     plan = world.ledger.plan(batch)
-    publish(world.ledger, batch, owner("landing"), [replace(world.landed(s, batch, plan.hash, 0, 1), **again)], [])
+    publish(
+        world.ledger, batch, owner("landing"), [replace(world.land_range(s, batch, plan.hash, 0, 1), **changes)], []
+    )
     roll_forward(world.ledger, world.lake, "orders")  # type: ignore[arg-type]
-    found = audit(world.fresh_ledger(), world.lake)  # type: ignore[arg-type]
-    assert len(found.problems) == bool(says)
-    assert all(re.search(says, str(p)) for p in found.problems)
+    report = audit(world.reopen_ledger(), world.lake)  # type: ignore[arg-type]
+    assert len(report.problems) == bool(says)
+    assert all(re.search(says, str(p)) for p in report.problems)

@@ -1,4 +1,4 @@
-"""What can be known of a group: how long its offsets last, who holds what."""
+"""Facts about a consumer group: the expiry of its offsets and the holders of partitions."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ WEEK = 7 * 86_400_000
 TP = TopicPartition("orders", 0)
 
 
-def view(state: str, kind: str = "classic", protocol_type: str = "consumer", **given: object) -> GroupView:
-    return GroupView("g", kind, state, protocol_type, "", BROKER, **{"members": (), **given})  # type: ignore[arg-type]
+def view(state: str, kind: str = "classic", protocol_type: str = "consumer", **fields: object) -> GroupView:
+    return GroupView("g", kind, state, protocol_type, "", BROKER, **{"members": (), **fields})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("group", "left", "expected"),
+    ("group", "left_at", "expected"),
     [
         (view("Stable"), 5, OffsetExpiry(Counting.NEVER, WEEK)),
         (view("PreparingRebalance"), None, OffsetExpiry(Counting.NEVER, WEEK)),
@@ -35,9 +35,9 @@ def view(state: str, kind: str = "classic", protocol_type: str = "consumer", **g
     ],
 )
 def test_offsets_last_as_kafka_counts_and_no_more_is_claimed_than_is_known(
-    group: GroupView, left: int | None, expected: OffsetExpiry
+    group: GroupView, left_at: int | None, expected: OffsetExpiry
 ) -> None:
-    assert estimate_expiry(group, WEEK, left) == expected
+    assert estimate_expiry(group, WEEK, left_at) == expected
 
 
 def test_without_a_known_retention_nothing_is_claimed() -> None:
@@ -46,9 +46,9 @@ def test_without_a_known_retention_nothing_is_claimed() -> None:
 
 def test_who_holds_a_partition() -> None:
     holder = member("loader", TP)
-    held = view("Stable", members=(member("idle"), holder))
-    assert (held.holder(TP), held.holder(TopicPartition("orders", 1))) == (holder, None)
-    assert held.who() == "idle at 10.0.0.7, loader at 10.0.0.7"
+    group = view("Stable", members=(member("idle"), holder))
+    assert (group.holder(TP), group.holder(TopicPartition("orders", 1))) == (holder, None)
+    assert group.who() == "idle at 10.0.0.7, loader at 10.0.0.7"
     assert view("Assigning").who() == "nobody is listed yet"
     assert view("Stable", kind="share", members=None).who() == "members of the 'share' protocol"
     many = view("Stable", members=tuple(member(f"m{n}") for n in range(9)))

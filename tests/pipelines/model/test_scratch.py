@@ -1,4 +1,4 @@
-"""What killed processes leave in the temporary folder goes with the next one; nothing else of anybody does."""
+"""The next process removes the temporary files of killed processes, and no others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The temporary folder of this process and of those that it starts."""
+    """The temporary folder of this process and its children."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
@@ -35,7 +35,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def process() -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """One that has a folder, and its folder."""
+    """Run a process with a scratch folder, and yield both."""
     command = [sys.executable, "-c", _MAKES]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
@@ -54,24 +54,24 @@ def test_it_is_ones_own_and_gone_when_the_process_ends(there: Path) -> None:
 
 
 def test_what_a_killed_process_left_is_removed_and_that_of_a_living_one_stays(there: Path) -> None:
-    with process() as (killed, left), process() as (_, alive):
+    with process() as (killed, leftover), process() as (_, alive):
         assert scratch.clear() == []
         killed.kill()
         killed.wait()
-        assert scratch.dead() == [left]
-        assert (left / "blockmgr-1" / "shuffle").exists(), "looking removes nothing"
-        assert scratch.clear() == [left]
-        assert not left.exists()
+        assert scratch.dead() == [leftover]
+        assert (leftover / "blockmgr-1" / "shuffle").exists(), "looking removes nothing"
+        assert scratch.clear() == [leftover]
+        assert not leftover.exists()
         assert (alive / "blockmgr-1" / "shuffle").exists()
 
 
 def test_the_next_process_removes_it(there: Path) -> None:
-    with process() as (killed, left):
+    with process() as (killed, leftover):
         killed.kill()
         killed.wait()
         with process() as (_, alive):
             assert list(there.iterdir()) == [alive]
-        assert not left.exists()
+        assert not leftover.exists()
 
 
 def test_a_forked_process_leaves_it_to_the_one_whose_it_is(there: Path) -> None:

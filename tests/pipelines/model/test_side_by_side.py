@@ -1,4 +1,4 @@
-"""Several calls side by side: all are done, in order; quick ones by one thread; an error ends it."""
+"""Parallel calls: all are made, with results in order; quick ones share a thread; an error stops the rest."""
 
 import threading
 
@@ -27,13 +27,13 @@ def test_others_join_where_one_waits(patience: float) -> None:
 def test_the_first_error_is_raised_and_nothing_new_begins(patience: float) -> None:
     begun: list[int] = []
 
-    def work(n: int) -> None:
+    def fail_late(n: int) -> None:
         begun.append(n)
         if n >= 20:
             raise ValueError(n)
 
     with pytest.raises(ValueError, match=r"^20$"):
-        map_parallel(work, range(1000), patience)
+        map_parallel(fail_late, range(1000), patience)
     assert len(begun) <= 20 + AT_ONCE
 
 

@@ -1,4 +1,4 @@
-"""Adding traffic up: in any grouping and order the same, small however much there was, never a percentile too short."""
+"""Sums of traffic: equal in any grouping and order, bounded in size, and percentiles are never too low."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def test_batches_add_up_in_any_grouping_and_the_last_knows_how_far_behind(a: Tra
 
 
 @given(st.lists(BROKERS))
-def test_the_sum_of_all_brokers_is_the_sum_of_each(found: list[BrokerTraffic]) -> None:
-    whole, merged = sum_brokers(found), sum_brokers(by_broker(found))
-    assert whole == merged
-    assert (whole.requests, whole.bytes) == (sum(b.requests for b in found), sum(b.bytes for b in found))
-    assert whole.latency.count == sum(b.latency.count for b in found)
+def test_the_sum_of_all_brokers_is_the_sum_of_each(brokers: list[BrokerTraffic]) -> None:
+    total, merged = sum_brokers(brokers), sum_brokers(by_broker(brokers))
+    assert total == merged
+    assert (total.requests, total.bytes) == (sum(b.requests for b in brokers), sum(b.bytes for b in brokers))
+    assert total.latency.count == sum(b.latency.count for b in brokers)
 
 
 @given(TASKS)
@@ -82,12 +82,12 @@ def test_a_time_lies_in_its_bucket(us: int) -> None:
 
 @given(st.lists(TIMES, min_size=1, max_size=200), st.floats(0.01, 1))
 def test_a_percentile_is_never_too_short_and_too_long_by_half_at_most(times: list[int], share: float) -> None:
-    told = sum(map(Latency.of, times), Latency()).percentile_ms(share) * 1000
+    estimate = sum(map(Latency.of, times), Latency()).percentile_ms(share) * 1000
     ordered = sorted(times)
     true = next(t for i, t in enumerate(ordered, 1) if i >= share * len(ordered))
-    assert told >= true * 0.999999
+    assert estimate >= true * 0.999999
     if true < get_bound_us(BUCKETS - 2):
-        assert told <= max(1.5 * true, 1000) * 1.000001
+        assert estimate <= max(1.5 * true, 1000) * 1.000001
 
 
 def test_no_answers_have_no_percentiles() -> None:

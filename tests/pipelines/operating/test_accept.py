@@ -1,4 +1,4 @@
-"""Every refusal's way out, over logs in memory: what happened is accepted once, what did not is refused."""
+"""The way out of each refusal, over logs in memory: an event is accepted once, and only if it happened."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def feed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
 
 @pytest.fixture
 def world(feed: Feed) -> World:
-    """Two batches of four records in the first partition, landed; two hours later."""
+    """Two batches of four records in the first partition, which landed two hours after they were written."""
     world = World(feed)
     for _ in range(2):
         world.topic.write(P0, [START + i for i in range(4)], False)
@@ -62,20 +62,20 @@ def world(feed: Feed) -> World:
     return world
 
 
-def committed(world: World, moved: str = "refuse") -> CommitStatus:
+def commit_landed(world: World, moved: str = "refuse") -> CommitStatus:
     settings = CommitSettings(CommitMode.TRANSACTIONAL, "tid", OnGroupMoved(moved))
     return commit(world.ledger, world.group, settings).status
 
 
-def rows(world: World) -> list[tuple[int, int]]:
-    return sorted(world.rows(world.lake.list("data/orders")))
+def list_rows(world: World) -> list[tuple[int, int]]:
+    return sorted(world.read_rows(world.lake.list("data/orders")))
 
 
 def is_reconciled(world: World) -> bool:
     return audit(world.ledger, world.lake, hashes=True).is_reconciled  # type: ignore[arg-type]
 
 
-def unchanged(world: World) -> dict[str, bytes]:
+def copy_files(world: World) -> dict[str, bytes]:
     return dict(world.lake.files)
 
 
@@ -85,13 +85,13 @@ def unchanged(world: World) -> dict[str, bytes]:
 def test_what_retention_took_is_accepted_with_a_name(world: World) -> None:
     world.topic.write(P0, [world.now] * 4, False)
     world.topic.log_start = 10
-    with pytest.raises(OffsetsLost, match=r"\[8, 10\) are gone") as refused:
+    with pytest.raises(OffsetsLost, match=r"\[8, 10\) are gone") as caught:
         world.land(CATCH_UP).check()
-    assert "sluice accept orders lost --reason" in refused.value.remedy
-    done = accept_lost(world.feed, world.edges(), "an hour's retention")
+    assert "sluice accept orders lost --reason" in caught.value.remedy
+    done = accept_lost(world.feed, world.make_ports(), "an hour's retention")
     assert done.lost == (KeyRange(key=KEY, range=Range(8, 10)),)
     world.land(CATCH_UP).check()
-    assert rows(world) == [(0, o) for o in (0, 1, 2, 3, 4, 5, 6, 7, 10, 11)]
+    assert list_rows(world) == [(0, o) for o in (0, 1, 2, 3, 4, 5, 6, 7, 10, 11)]
     assert is_reconciled(world)
 
 
@@ -102,12 +102,12 @@ def test_a_loss_is_not_put_over_what_a_live_batch_may_have_read(world: World) ->
     (batch,) = world.ledger.read().live()
     world.topic.log_start = 10
     world.liveness.dead.clear()
-    before = unchanged(world)
+    before = copy_files(world)
     with pytest.raises(PlanBusy):
-        accept_lost(world.feed, world.edges(), "gone")
-    assert unchanged(world) == before
+        accept_lost(world.feed, world.make_ports(), "gone")
+    assert copy_files(world) == before
     world.liveness.dead.add(batch.owner.token)
-    done = accept_lost(world.feed, world.edges(), "gone")
+    done = accept_lost(world.feed, world.make_ports(), "gone")
     assert done.abandoned == (batch.id,)
     world.land(CATCH_UP).check()
     assert is_reconciled(world)
@@ -117,39 +117,39 @@ def test_before_the_first_plan_nothing_is_lost(feed: Feed) -> None:
     world = World(feed)
     world.topic.write(P0, [START] * 4, False)
     with pytest.raises(NothingToAccept):
-        accept_lost(world.feed, world.edges(), "gone")
+        accept_lost(world.feed, world.make_ports(), "gone")
 
 
 # -- another log
 
 
 def test_a_recreated_topic_begins_afresh_and_what_landed_stays(world: World) -> None:
-    committed(world)
+    commit_landed(world)
     world.topic.topic_id, world.topic.batches[P0] = "id-2", []
     world.topic.write(P0, [world.now] * 3, False)
-    with pytest.raises(TopicRecreated) as refused:
+    with pytest.raises(TopicRecreated) as caught:
         world.land(Request(RequestKind.CATCH_UP, only=(P0,)))
-    assert "sluice accept orders recreated" in refused.value.remedy
-    done = accept_log(world.feed, world.edges(), AcceptEvent.RECREATED, "INC-1")
+    assert "sluice accept orders recreated" in caught.value.remedy
+    done = accept_log(world.feed, world.make_ports(), AcceptEvent.RECREATED, "INC-1")
     assert [(i.leaves.incarnation, i.enters.key.incarnation, i.enters.offset) for i in done.entered] == [
         ("id-1", "id-2", 0)
     ] * 2
     world.land(CATCH_UP).check()
-    assert rows(world) == sorted([(0, o) for o in range(8)] + [(0, o) for o in range(3)])
+    assert list_rows(world) == sorted([(0, o) for o in range(8)] + [(0, o) for o in range(3)])
     assert is_reconciled(world)
-    assert committed(world) is CommitStatus.COMMITTED
+    assert commit_landed(world) is CommitStatus.COMMITTED
     assert world.group.offsets[P0].offset == 3
     with pytest.raises(NothingToAccept):
-        accept_log(world.feed, world.edges(), AcceptEvent.RECREATED, "again")
+        accept_log(world.feed, world.make_ports(), AcceptEvent.RECREATED, "again")
 
 
 def test_windows_do_not_wait_for_a_partition_that_is_gone_for_good(world: World) -> None:
     """A topic of a pattern was deleted, or one came back with fewer partitions."""
     with pytest.raises(NothingToAccept):
-        accept_log(world.feed, world.edges(), AcceptEvent.GONE, "?")
+        accept_log(world.feed, world.make_ports(), AcceptEvent.GONE, "?")
     world.topic.write(P1, [world.now] * 5, False)
     world.land(Request(RequestKind.OFFSETS, (AskedRange("orders", 1, 3, 5),))).check()
-    committed(world)
+    commit_landed(world)
     list_all = world.topic.known
     world.topic.known = lambda: [P0]  # type: ignore[method-assign]
     world.topic.write(P0, [world.now + HOUR], False)
@@ -157,37 +157,37 @@ def test_windows_do_not_wait_for_a_partition_that_is_gone_for_good(world: World)
     world.land(CATCH_UP).check()
     settings = world.feed.window
     assert not windows.complete(world.ledger.read(), window, settings)
-    done = accept_log(world.feed, world.edges(), AcceptEvent.GONE, "INC-9")
+    done = accept_log(world.feed, world.make_ports(), AcceptEvent.GONE, "INC-9")
     assert [(i.leaves.tp, i.enters.offset) for i in done.entered] == [(P1, 5)]
     assert [tuple(r.range) for r in done.skipped] == [(0, 3)]
     assert window in world.land(CATCH_UP).windows
     assert windows.list_pending_windows(world.ledger.read(), settings, world.now) == []
-    assert committed(world) is CommitStatus.COMMITTED
+    assert commit_landed(world) is CommitStatus.COMMITTED
     assert is_reconciled(world)
     with pytest.raises(NothingToAccept):
-        accept_log(world.feed, world.edges(), AcceptEvent.GONE, "again")
+        accept_log(world.feed, world.make_ports(), AcceptEvent.GONE, "again")
 
     world.topic.known = list_all  # type: ignore[method-assign]
     world.topic.write(P1, [world.now] * 2, False)
-    with pytest.raises(TopicRecreated, match="orders:1 is in Kafka again") as refused:
+    with pytest.raises(TopicRecreated, match="orders:1 is in Kafka again") as caught:
         world.land(CATCH_UP).check()
-    assert "sluice accept orders recreated" in refused.value.remedy
-    done = accept_log(world.feed, world.edges(), AcceptEvent.RECREATED, "INC-9")
+    assert "sluice accept orders recreated" in caught.value.remedy
+    done = accept_log(world.feed, world.make_ports(), AcceptEvent.RECREATED, "INC-9")
     assert [(i.enters.key.incarnation, i.enters.offset) for i in done.entered] == [("id-1#1", 5)]
     world.land(CATCH_UP).check()
-    assert rows(world) == [*((0, o) for o in range(9)), *((1, o) for o in range(3, 7))]
+    assert list_rows(world) == [*((0, o) for o in range(9)), *((1, o) for o in range(3, 7))]
     assert is_reconciled(world)
-    assert committed(world) is CommitStatus.COMMITTED
+    assert commit_landed(world) is CommitStatus.COMMITTED
     assert world.group.offsets[P1].offset == 7
     world.topic.known = lambda: [P0]  # type: ignore[method-assign]
-    done = accept_log(world.feed, world.edges(), AcceptEvent.GONE, "INC-10")
+    done = accept_log(world.feed, world.make_ports(), AcceptEvent.GONE, "INC-10")
     assert [(i.leaves.incarnation, i.enters.offset) for i in done.entered] == [("id-1#1", 7)]
     assert world.ledger.read().frontiers().keys() == {KEY}
 
 
 @pytest.mark.parametrize("event", [AcceptEvent.RECREATED, AcceptEvent.TRUNCATED])
 def test_what_somebody_else_accepted_meanwhile_is_not_accepted_again(event: AcceptEvent, world: World) -> None:
-    """The second of two would have begun the new life afresh, and all of it would have landed twice."""
+    """A second acceptance would begin the new life again, and all its records would land twice."""
     if event is AcceptEvent.RECREATED:
         world.topic.topic_id, world.topic.batches[P0] = "id-2", []
         world.topic.write(P0, [world.now] * 3, False)
@@ -195,62 +195,62 @@ def test_what_somebody_else_accepted_meanwhile_is_not_accepted_again(event: Acce
         world.topic.batches[P0].pop()
         world.topic.ends[P0] = 4
 
-    def first(path: str) -> None:
+    def accept_first(path: str) -> None:
         world.lake.before.clear()
-        accept_log(world.feed, world.edges(), event, "INC-1")
+        accept_log(world.feed, world.make_ports(), event, "INC-1")
         world.land(CATCH_UP).check()
 
-    world.lake.before["put_if_absent"] = first
+    world.lake.before["put_if_absent"] = accept_first
     with pytest.raises(NothingToAccept):
-        accept_log(world.feed, world.edges(), event, "INC-1")
-    before = rows(world)
+        accept_log(world.feed, world.make_ports(), event, "INC-1")
+    before = list_rows(world)
     world.land(CATCH_UP).check()
-    assert rows(world) == before
+    assert list_rows(world) == before
     assert is_reconciled(world)
 
 
 def test_a_topic_recreated_while_it_is_looked_at_is_not_taken_for_truncated(world: World) -> None:
-    """Epochs are asked for by name: the answer may be another log's."""
+    """Epochs are requested by topic name, so the answer may come from another log."""
     epoch_ends = world.topic.epoch_ends
 
-    def recreated(epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
+    def recreate_topic(epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
         world.topic.topic_id = "id-2"
         return epoch_ends(epochs) | {P0: 1}
 
-    world.topic.epoch_ends = recreated  # type: ignore[method-assign]
-    before = unchanged(world)
+    world.topic.epoch_ends = recreate_topic  # type: ignore[method-assign]
+    before = copy_files(world)
     with pytest.raises(NothingToAccept):
-        accept_log(world.feed, world.edges(), AcceptEvent.TRUNCATED, "it looked like it")
-    assert unchanged(world) == before
+        accept_log(world.feed, world.make_ports(), AcceptEvent.TRUNCATED, "it looked like it")
+    assert copy_files(world) == before
 
 
 def test_windows_go_on_tiling_after_a_recreation(world: World) -> None:
     world.topic.topic_id, world.topic.batches[P0] = "id-2", []
-    accept_log(world.feed, world.edges(), AcceptEvent.RECREATED, "INC-1")
+    accept_log(world.feed, world.make_ports(), AcceptEvent.RECREATED, "INC-1")
     world.topic.write(P0, [world.now, world.now + HOUR], False)
     world.now += 3 * HOUR
     world.land(Request(RequestKind.OFFSETS))
-    pending = world.windows(pending=True)
+    pending = world.list_windows(pending=True)
     for window in pending:
         world.land(Request(RequestKind.WINDOW, window=window)).check()
-    assert world.windows(pending=True) == []
+    assert world.list_windows(pending=True) == []
     assert world.ledger.read().frontier(Key("orders", 0, "id-2")) == 2
 
 
 def test_a_truncated_log_is_entered_where_it_ends(world: World) -> None:
     world.topic.batches[P0].pop()
     world.topic.write(P0, [world.now], False)
-    with pytest.raises(LogTruncated) as refused:
+    with pytest.raises(LogTruncated) as caught:
         world.land(CATCH_UP).check()
-    assert (refused.value.start, refused.value.end) == (5, 8)
-    assert "sluice accept orders truncated" in refused.value.remedy
+    assert (caught.value.start, caught.value.end) == (5, 8)
+    assert "sluice accept orders truncated" in caught.value.remedy
     world.topic.ends[P0] = 4
-    done = accept_log(world.feed, world.edges(), AcceptEvent.TRUNCATED, "unclean election", (P0,))
+    done = accept_log(world.feed, world.make_ports(), AcceptEvent.TRUNCATED, "unclean election", (P0,))
     ((leaves, enters),) = [(i.leaves, i.enters) for i in done.entered]
     assert (leaves.incarnation, enters.key.incarnation, enters.offset) == ("id-1", "id-1#1", 4)
     world.topic.ends.clear()
     world.land(CATCH_UP).check()
-    assert rows(world) == sorted([(0, o) for o in range(8)] + [(0, 4)])
+    assert list_rows(world) == sorted([(0, o) for o in range(8)] + [(0, 4)])
     assert is_reconciled(world)
 
 
@@ -258,7 +258,7 @@ def test_what_was_pending_in_the_life_that_is_left_is_named(world: World) -> Non
     world.topic.write(P0, [world.now] * 4, False)
     world.land(Request(RequestKind.OFFSETS, (AskedRange("orders", 0, 10, 12),))).check()
     world.topic.topic_id = "id-2"
-    done = accept_log(world.feed, world.edges(), AcceptEvent.RECREATED, "INC-1")
+    done = accept_log(world.feed, world.make_ports(), AcceptEvent.RECREATED, "INC-1")
     assert done.skipped == (KeyRange(key=KEY, range=Range(8, 10)),)
 
 
@@ -267,23 +267,23 @@ def test_a_live_batch_of_the_life_that_is_left_ends_there(world: World) -> None:
     world.land(CATCH_UP, drops=frozenset({0}))
     (batch,) = world.ledger.read().live()
     world.topic.topic_id = "id-2"
-    done = accept_log(world.feed, world.edges(), AcceptEvent.RECREATED, "INC-1")
+    done = accept_log(world.feed, world.make_ports(), AcceptEvent.RECREATED, "INC-1")
     assert done.abandoned == (batch.id,)
     assert world.ledger.read().batches[batch.id].status is BatchStatus.ABANDONED
 
 
 def test_another_cluster_is_entered_from_its_log_starts_and_back(world: World) -> None:
-    committed(world)
+    commit_landed(world)
     world.topic.id, world.topic.topic_id, world.topic.log_start = "cluster-2", "id-9", 2
-    with pytest.raises(ClusterChanged) as refused:
+    with pytest.raises(ClusterChanged) as caught:
         world.land(CATCH_UP)
-    assert "sluice accept orders cluster" in refused.value.remedy
-    done = accept_log(world.feed, world.edges(), AcceptEvent.CLUSTER, "failover")
+    assert "sluice accept orders cluster" in caught.value.remedy
+    done = accept_log(world.feed, world.make_ports(), AcceptEvent.CLUSTER, "failover")
     assert {(i.enters.key.partition, i.enters.offset) for i in done.entered} == {(0, 2), (1, 0)}
     world.land(CATCH_UP).check()
     assert world.ledger.read().cluster == "cluster-2"
     world.topic.id, world.topic.topic_id = "cluster-1", "id-1"
-    back = accept_log(world.feed, world.edges(), AcceptEvent.CLUSTER, "failback")
+    back = accept_log(world.feed, world.make_ports(), AcceptEvent.CLUSTER, "failback")
     assert {i.enters.key.incarnation for i in back.entered} == {"id-1#1"}
     world.land(CATCH_UP).check()
     assert is_reconciled(world)
@@ -291,16 +291,16 @@ def test_another_cluster_is_entered_from_its_log_starts_and_back(world: World) -
 
 @pytest.mark.parametrize("event", [AcceptEvent.RECREATED, AcceptEvent.TRUNCATED, AcceptEvent.CLUSTER])
 def test_what_did_not_happen_is_not_accepted(world: World, event: AcceptEvent) -> None:
-    before = unchanged(world)
+    before = copy_files(world)
     with pytest.raises(NothingToAccept):
-        accept_log(world.feed, world.edges(), event, "?")
+        accept_log(world.feed, world.make_ports(), event, "?")
     with pytest.raises(NothingToAccept):
-        accept_lost(world.feed, world.edges(), "?")
+        accept_lost(world.feed, world.make_ports(), "?")
     with pytest.raises(NothingToAccept):
-        accept_moved(world.feed, world.edges(), "?")
+        accept_moved(world.feed, world.make_ports(), "?")
     with pytest.raises(UsageError):
-        accept_lost(world.feed, world.edges(), "?", (TopicPartition("orders", 7),))
-    assert unchanged(world) == before
+        accept_lost(world.feed, world.make_ports(), "?", (TopicPartition("orders", 7),))
+    assert copy_files(world) == before
 
 
 # -- moved offsets
@@ -308,14 +308,14 @@ def test_what_did_not_happen_is_not_accepted(world: World, event: AcceptEvent) -
 
 @pytest.mark.parametrize("to", [3, 90])
 def test_the_next_commit_goes_on_from_offsets_that_were_moved(world: World, to: int) -> None:
-    committed(world)
+    commit_landed(world)
     world.group.offsets[P0] = CommittedOffset(to)
-    with pytest.raises(GroupMoved) as refused:
-        committed(world)
-    assert "sluice accept orders moved" in refused.value.remedy
-    done = accept_moved(world.feed, world.edges(), "somebody's script")
+    with pytest.raises(GroupMoved) as caught:
+        commit_landed(world)
+    assert "sluice accept orders moved" in caught.value.remedy
+    done = accept_moved(world.feed, world.make_ports(), "somebody's script")
     assert [(m.key, m.offset) for m in done.moved] == [(KEY, to)]
-    committed(world)
+    commit_landed(world)
     assert world.group.offsets[P0].offset == 8
 
 
@@ -323,32 +323,32 @@ def test_offsets_that_somebody_put_where_the_frontier_happens_to_be_are_accepted
     p1 = TopicPartition(P0.topic, 1)
     world.topic.write(p1, [world.now] * 4, False)
     world.land(CATCH_UP).check()
-    committed(world)
+    commit_landed(world)
     for tp, count in ((P0, 3), (p1, 2)):
         world.topic.write(tp, [world.now] * count, False)
     world.land(CATCH_UP).check()
     world.group.offsets |= {P0: CommittedOffset(2), p1: CommittedOffset(6)}
     with pytest.raises(GroupMoved):
-        committed(world)
-    accept_moved(world.feed, world.edges(), "a stranger")
+        commit_landed(world)
+    accept_moved(world.feed, world.make_ports(), "a stranger")
     world.topic.write(p1, [world.now] * 5, False)
     world.land(CATCH_UP).check()
-    committed(world)
+    commit_landed(world)
     assert [world.group.offsets[tp].offset for tp in (P0, p1)] == [11, 11]
 
 
 def test_what_moved_offsets_pass_over_is_skipped_when_they_are_adopted(world: World) -> None:
-    committed(world)
+    commit_landed(world)
     world.topic.write(P0, [world.now] * 4, False)
     world.group.offsets[P0] = CommittedOffset(10)
-    done = accept_moved(world.feed, world.edges(), "not wanted", adopting=True)
+    done = accept_moved(world.feed, world.make_ports(), "not wanted", adopting=True)
     assert done.skipped == (KeyRange(key=KEY, range=Range(8, 10)),)
     world.land(CATCH_UP).check()
-    committed(world)
-    assert (rows(world)[-2:], world.group.offsets[P0].offset) == ([(0, 10), (0, 11)], 12)
+    commit_landed(world)
+    assert (list_rows(world)[-2:], world.group.offsets[P0].offset) == ([(0, 10), (0, 11)], 12)
     world.group.offsets[P0] = CommittedOffset(2)
     with pytest.raises(UsageError, match="below the frontier") as back:
-        accept_moved(world.feed, world.edges(), "back", adopting=True)
+        accept_moved(world.feed, world.make_ports(), "back", adopting=True)
     assert "--adopt" not in back.value.remedy
     assert "sluice run orders --offsets orders:0:2-12 --replace" in back.value.remedy
 
@@ -357,29 +357,29 @@ def test_one_back_and_one_ahead_each_have_a_way_that_works(world: World) -> None
     p1 = TopicPartition(P0.topic, 1)
     world.topic.write(p1, [world.now] * 4, False)
     world.land(CATCH_UP).check()
-    committed(world)
+    commit_landed(world)
     world.topic.write(p1, [world.now] * 4, False)
     world.group.offsets |= {P0: CommittedOffset(2), p1: CommittedOffset(6)}
-    with pytest.raises(GroupMoved) as refused:
-        committed(world)
+    with pytest.raises(GroupMoved) as caught:
+        commit_landed(world)
     with pytest.raises(UsageError) as both:
-        accept_moved(world.feed, world.edges(), "both", adopting=True)
-    for error in (refused.value, both.value):
+        accept_moved(world.feed, world.make_ports(), "both", adopting=True)
+    for error in (caught.value, both.value):
         assert "accept orders moved --adopt --only orders:1 --reason" in error.remedy
         assert "--offsets orders:0:2-8 --replace" in error.remedy
-    adopted = accept_moved(world.feed, world.edges(), "as printed", (p1,), adopting=True)
+    adopted = accept_moved(world.feed, world.make_ports(), "as printed", (p1,), adopting=True)
     assert [(s.key.tp, s.range) for s in adopted.skipped] == [(p1, Range(4, 6))]
-    accept_moved(world.feed, world.edges(), "as printed")
+    accept_moved(world.feed, world.make_ports(), "as printed")
     world.land(CATCH_UP).check()
-    committed(world)
+    commit_landed(world)
     assert [world.group.offsets[tp].offset for tp in (P0, p1)] == [8, 8]
 
 
 # -- corrupt
 
 
-def corrupt(world: World, asked: AskedRange) -> Accepted:
-    return accept_corrupt(world.feed, world.edges(), world.topic.fetcher(), asked, "disk")  # type: ignore[arg-type]
+def accept_damage(world: World, damaged: AskedRange) -> Accepted:
+    return accept_corrupt(world.feed, world.make_ports(), world.topic.make_fetcher(), damaged, "disk")  # type: ignore[arg-type]
 
 
 def test_a_batch_that_cannot_be_read_is_lost_and_nothing_else(feed: Feed) -> None:
@@ -387,30 +387,30 @@ def test_a_batch_that_cannot_be_read_is_lost_and_nothing_else(feed: Feed) -> Non
     for _ in range(3):
         world.topic.write(P0, [START] * 4, False)
     world.topic.broken = {(P0, 4)}
-    with pytest.raises(BatchIncomplete) as refused:
+    with pytest.raises(BatchIncomplete) as caught:
         world.land(CATCH_UP).check()
-    assert "sluice accept orders corrupt --offsets orders:0:0-12" in refused.value.remedy
-    done = corrupt(world, AskedRange("orders", 0, 0, 12))
+    assert "sluice accept orders corrupt --offsets orders:0:0-12" in caught.value.remedy
+    done = accept_damage(world, AskedRange("orders", 0, 0, 12))
     assert (done.lost, len(done.abandoned)) == ((KeyRange(key=KEY, range=Range(4, 8)),), 1)
     world.land(CATCH_UP).check()
-    assert rows(world) == [(0, o) for o in (0, 1, 2, 3, 8, 9, 10, 11)]
+    assert list_rows(world) == [(0, o) for o in (0, 1, 2, 3, 8, 9, 10, 11)]
     assert is_reconciled(world)
     with pytest.raises(NothingToAccept):
-        corrupt(world, AskedRange("orders", 0, 0, 12))
+        accept_damage(world, AskedRange("orders", 0, 0, 12))
 
 
 def test_a_batch_that_can_be_read_is_not_lost(feed: Feed) -> None:
     world = World(feed)
     world.topic.write(P0, [START] * 4, False)
     with pytest.raises(NothingToAccept, match="can be read"):
-        corrupt(world, AskedRange("orders", 0, 0, 4))
+        accept_damage(world, AskedRange("orders", 0, 0, 4))
 
 
 def test_a_batch_that_the_leader_has_whole_is_not_lost(feed: Feed) -> None:
-    """A replica in the rack sent it damaged the first time."""
+    """A replica in the rack sends the batch damaged the first time."""
     world = World(feed)
     world.topic.write(P0, [START] * 4, False)
-    fetcher = world.topic.fetcher()
+    fetcher = world.topic.make_fetcher()
     fetcher.damaged = {P0: 1}
     with pytest.raises(NothingToAccept, match="can be read"):
-        accept_corrupt(world.feed, world.edges(), fetcher, AskedRange("orders", 0, 0, 4), "disk")  # type: ignore[arg-type]
+        accept_corrupt(world.feed, world.make_ports(), fetcher, AskedRange("orders", 0, 0, 4), "disk")  # type: ignore[arg-type]

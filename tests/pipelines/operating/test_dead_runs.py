@@ -1,5 +1,6 @@
-"""What dead runs left, and what the next one does about it: finished, given up, or named with the ways out; never a
-word too few, and nothing of a run that is only suspected to be dead.
+"""Batches of dead runs are finished, given up, or reported with the commands that resolve them.
+
+The next run reports each of them, and touches none of a run that is only suspected to be dead.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ KEY = Key("orders", 0, "id-1")
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """Stands for a kill of the process."""
 
 
 class Dies(MemoryEngine):
-    """A run that is killed while tasks work; what `finishes` of them finished stays."""
+    """A run that is killed while its tasks work; with `finishes`, their receipts are staged first."""
 
     finishes = True
 
@@ -44,57 +45,57 @@ class Dies(MemoryEngine):
 
 
 class FindsLost(MemoryEngine):
-    """Kafka does not hold any more what is to be read."""
+    """An engine whose tasks find that Kafka deleted the records to read."""
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
         return [RangeFailure(s, OffsetsLost.__name__, "gone", fatal=True) for s in job.plan.offset_ranges]
 
 
 class Refuses(MemoryEngine):
-    """Tasks of which one finds what nobody can land."""
+    """An engine whose tasks fail because too many records are bad."""
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
         raise QuarantineExceeded("too much is in quarantine", remedy="fix it")
 
 
-Heard = dict[int, Met]
+MetBatches = dict[int, Met]
 CATCH_UP = Request(RequestKind.CATCH_UP)
 
 
-def again(start: int, end: int) -> Request:
+def make_request(start: int, end: int) -> Request:
     return Request(RequestKind.OFFSETS, (AskedRange("orders", 0, start, end),), replace=True)
 
 
-def killed(world: World, request: Request, finishes: bool = True) -> Batch:
-    """The batch that a killed run left."""
-    engine = Dies(world.lake, world.topic.fetcher, world.feed.landing)
+def kill_run(world: World, request: Request, finishes: bool = True) -> Batch:
+    """Kill a run of this request. Returns the batch that it leaves."""
+    engine = Dies(world.lake, world.topic.make_fetcher, world.feed.landing)
     engine.finishes = finishes
     with pytest.raises(Killed):
-        land(world.feed, replace(world.edges(), engine=engine), request, owner("killed"), lambda p: None)
+        land(world.feed, replace(world.make_ports(), engine=engine), request, owner("killed"), lambda p: None)
     world.liveness.dead.add("killed")
     (batch,) = world.ledger.read().live()
     return batch
 
 
-def ran(
+def run_next(
     world: World, request: Request, engine: type[MemoryEngine] = MemoryEngine, by: str = "next"
-) -> tuple[Landed, Heard]:
-    """What a run landed, and what it said of other runs' batches last."""
-    heard: Heard = {}
+) -> tuple[Landed, MetBatches]:
+    """Run this request. Returns its landing, and its last report of each batch of another run."""
+    met: MetBatches = {}
 
     def report(p: Progress) -> None:
-        heard.update({p.met.batch: p.met} if p.met else {})
+        met.update({p.met.batch: p.met} if p.met else {})
 
-    tasks = engine(world.lake, world.topic.fetcher, world.feed.landing)
+    tasks = engine(world.lake, world.topic.make_fetcher, world.feed.landing)
     try:
-        return land(world.feed, replace(world.edges(), engine=tasks), request, owner(by), report), heard
+        return land(world.feed, replace(world.make_ports(), engine=tasks), request, owner(by), report), met
     finally:
         world.liveness.dead.add(by)
 
 
 @pytest.fixture
 def landed(feed: Feed) -> World:
-    """Four offsets that landed."""
+    """A feed of which four offsets have landed."""
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START] * 4, False)
     world.land(CATCH_UP).check()
@@ -102,11 +103,11 @@ def landed(feed: Feed) -> World:
 
 
 def test_a_catch_up_finishes_a_dead_replacing_that_nothing_pending_overlaps(landed: World) -> None:
-    """It ended well without a word of it, and the batch stayed in the way of everybody else."""
-    batch = killed(landed, again(0, 2))
-    done, heard = ran(landed, CATCH_UP)
+    """Regression: the run succeeded without a report of the batch, which kept blocking all other runs."""
+    batch = kill_run(landed, make_request(0, 2))
+    done, met_batches = run_next(landed, CATCH_UP)
     done.check()
-    met = heard[batch.id]
+    met = met_batches[batch.id]
     assert (met.fate, met.ways, met.verdict.why) == (Fate.TAKEN_OVER, (), "set by the test")
     assert str(met).startswith(f"batch {batch.id} (offsets orders:0:0-2, replacing) is unfinished, and run run-1")
     (result,) = done.batches
@@ -117,36 +118,36 @@ def test_a_catch_up_finishes_a_dead_replacing_that_nothing_pending_overlaps(land
 
 
 def test_what_is_pending_comes_first_and_what_dead_runs_left_then(landed: World) -> None:
-    batch = killed(landed, again(0, 2))
+    batch = kill_run(landed, make_request(0, 2))
     landed.topic.write(PARTITIONS[0], [START], False)
-    done, _ = ran(landed, CATCH_UP)
+    done, _ = run_next(landed, CATCH_UP)
     assert [b.foreign for b in done.batches] == [False, True]
     assert done.batches[1].batch == batch.id
 
 
 def test_a_dead_replacing_that_kafka_does_not_hold_any_more_is_given_up(landed: World) -> None:
-    batch = killed(landed, again(0, 2), finishes=False)
-    done, heard = ran(landed, CATCH_UP, FindsLost)
+    batch = kill_run(landed, make_request(0, 2), finishes=False)
+    done, met_batches = run_next(landed, CATCH_UP, FindsLost)
     done.check()
-    assert (heard[batch.id].fate, heard[batch.id].why) == (Fate.GIVEN_UP, "orders:0:0-4: gone")
+    assert (met_batches[batch.id].fate, met_batches[batch.id].why) == (Fate.GIVEN_UP, "orders:0:0-4: gone")
     assert landed.ledger.read().batches[batch.id].status is BatchStatus.ABANDONED
 
 
 def test_the_same_replacing_goes_on_though_kafka_does_not_hold_what_it_reads_any_more(landed: World) -> None:
-    """All of it was finished; it was refused since its records are gone, and nobody could publish it."""
-    batch = killed(landed, again(0, 2))
+    """Regression: all its receipts were staged, but no run could publish them, because its records were gone."""
+    batch = kill_run(landed, make_request(0, 2))
     landed.topic.log_start = 1
-    done, heard = ran(landed, again(0, 2))
+    done, met_batches = run_next(landed, make_request(0, 2))
     done.check()
-    assert (heard[batch.id].fate, done.batches[0].adopted, done.refusals) == (Fate.TAKEN_OVER, 1, ())
+    assert (met_batches[batch.id].fate, done.batches[0].adopted, done.refusals) == (Fate.TAKEN_OVER, 1, ())
     assert landed.ledger.read().live() == ()
 
 
 def test_a_replacing_that_is_refused_again_does_not_stop_a_catch_up(landed: World) -> None:
-    batch = killed(landed, again(0, 2))
-    done, heard = ran(landed, CATCH_UP, Refuses)
+    batch = kill_run(landed, make_request(0, 2))
+    done, met_batches = run_next(landed, CATCH_UP, Refuses)
     done.check()
-    met = heard[batch.id]
+    met = met_batches[batch.id]
     assert (met.fate, met.why) == (Fate.LEFT, "too much is in quarantine")
     assert [command for command, _ in met.ways] == [
         "sluice run orders --offsets orders:0:0-2 --replace",
@@ -157,17 +158,21 @@ def test_a_replacing_that_is_refused_again_does_not_stop_a_catch_up(landed: Worl
 
 
 def test_what_ended_with_a_report_why_is_not_tried_again_and_again(landed: World) -> None:
-    batch = killed(landed, again(0, 2))
+    batch = kill_run(landed, make_request(0, 2))
     landed.lake.put(paths.batch_page_path("orders", batch.id, "killed"), b"<html>")
     for heartbeats, fate in (({}, Fate.LEFT), ({"killed": 7}, Fate.TAKEN_OVER)):
         landed.liveness.heartbeats = heartbeats
-        _, heard = ran(landed, CATCH_UP, by=f"next-{len(heartbeats)}")
-        assert heard[batch.id].fate is fate
+        _, met_batches = run_next(landed, CATCH_UP, by=f"next-{len(heartbeats)}")
+        assert met_batches[batch.id].fate is fate
 
 
 @pytest.mark.parametrize(
     "request_",
-    [Request(RequestKind.WINDOW, window=START // HOUR * HOUR), again(2, 4), replace(CATCH_UP, only=PARTITIONS[1:])],
+    [
+        Request(RequestKind.WINDOW, window=START // HOUR * HOUR),
+        make_request(2, 4),
+        replace(CATCH_UP, only=PARTITIONS[1:]),
+    ],
 )
 def test_who_was_asked_for_something_else_names_it_and_the_ways_out(feed: Feed, request_: Request) -> None:
     world = World(feed)
@@ -175,23 +180,23 @@ def test_who_was_asked_for_something_else_names_it_and_the_ways_out(feed: Feed, 
         world.topic.write(PARTITIONS[0], [START] * 2, False)
         world.land(CATCH_UP).check()
     world.now += 2 * HOUR
-    batch = killed(world, again(0, 2))
-    done, heard = ran(world, request_)
+    batch = kill_run(world, make_request(0, 2))
+    done, met_batches = run_next(world, request_)
     done.check()
-    assert (heard[batch.id].fate, len(heard[batch.id].ways)) == (Fate.LEFT, 2)
+    assert (met_batches[batch.id].fate, len(met_batches[batch.id].ways)) == (Fate.LEFT, 2)
     assert [b.id for b in world.ledger.read().live()] == [batch.id]
 
 
 def test_nothing_of_a_run_that_is_only_suspected_is_touched(landed: World) -> None:
-    batch = killed(landed, again(0, 2))
+    batch = kill_run(landed, make_request(0, 2))
     landed.liveness.suspects, landed.liveness.dead = {"killed"}, set()
-    done, heard = ran(landed, CATCH_UP)
-    assert (done.batches, heard) == ((), {})
+    done, met_batches = run_next(landed, CATCH_UP)
+    assert (done.batches, met_batches) == ((), {})
     assert [b.id for b in landed.ledger.read().live()] == [batch.id]
     with pytest.raises(
         PlanBusy, match=r"is at work: run run-1 .* lives: set by the test; it reserves orders:0:0-4"
     ) as busy:
-        ran(landed, again(0, 1))
+        run_next(landed, make_request(0, 1))
     assert busy.value.remedy.startswith("wait for it to end, or cancel it where it runs (host)")
 
 
@@ -200,36 +205,39 @@ def test_any_run_gives_up_what_a_dead_one_was_writing_again(landed: World) -> No
     plan = Plan("orders", landed.topic.id, Request(RequestKind.COMPACT), Isolation.READ_COMMITTED, (Task(0, -1, (s,)),))
     landed.ledger.append(lambda state: PlanEntry(plan=plan, hash=plan.hash, owner=owner("killed")))
     landed.liveness.dead.add("killed")
-    _, heard = ran(landed, replace(CATCH_UP, only=PARTITIONS[1:]))
-    (met,) = heard.values()
+    _, met_batches = run_next(landed, replace(CATCH_UP, only=PARTITIONS[1:]))
+    (met,) = met_batches.values()
     assert (met.fate, met.why) == (Fate.GIVEN_UP, "the run that wrote these parts again died; they are as they were")
     assert landed.ledger.read().live() == ()
 
 
 def test_a_dry_run_says_what_the_run_would_do_about_the_dead_and_is_not_stopped_by_them(landed: World) -> None:
-    batch = killed(landed, again(0, 2))
-    said = {request: preview(landed.feed, landed.edges(), request) for request in (CATCH_UP, again(0, 1), again(0, 2))}
-    assert [(p.blocked, p.met[0].batch, p.met[0].fate) for p in said.values()] == [
+    batch = kill_run(landed, make_request(0, 2))
+    previews = {
+        request: preview(landed.feed, landed.make_ports(), request)
+        for request in (CATCH_UP, make_request(0, 1), make_request(0, 2))
+    }
+    assert [(p.blocked, p.met[0].batch, p.met[0].fate) for p in previews.values()] == [
         (None, batch.id, Fate.TAKEN_OVER)
     ] * 3
-    other = preview(landed.feed, landed.edges(), replace(CATCH_UP, only=PARTITIONS[1:]))
+    other = preview(landed.feed, landed.make_ports(), replace(CATCH_UP, only=PARTITIONS[1:]))
     assert (other.met[0].fate, len(other.met[0].ways)) == (Fate.LEFT, 2)
     landed.liveness.dead.clear()
-    alive = preview(landed.feed, landed.edges(), again(0, 1))
+    alive = preview(landed.feed, landed.make_ports(), make_request(0, 1))
     assert isinstance(alive.blocked, PlanBusy)
     assert alive.met == ()
 
 
 def test_a_dead_replacing_in_the_way_that_is_given_up_does_not_fail_what_is_landed_instead(feed: Feed) -> None:
-    """What was pending landed by a plan of its own, and the run failed by what it had given up."""
+    """Regression: pending offsets landed in another batch, and the run failed because of the batch that it gave up."""
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START] * 2, False)
-    batch = killed(world, replace(again(0, 2)), finishes=False)
-    engine = type("Once", (MemoryEngine,), {"run": lambda self, job, tasks: _once(self, job, tasks, batch.id)})
-    done, heard = ran(world, CATCH_UP, engine)
+    batch = kill_run(world, replace(make_request(0, 2)), finishes=False)
+    engine = type("Once", (MemoryEngine,), {"run": lambda self, job, tasks: _run_once(self, job, tasks, batch.id)})
+    done, met_batches = run_next(world, CATCH_UP, engine)
     done.check()
-    assert (heard[batch.id].fate, [b.number is None for b in done.batches]) == (Fate.GIVEN_UP, [True, False])
+    assert (met_batches[batch.id].fate, [b.number is None for b in done.batches]) == (Fate.GIVEN_UP, [True, False])
 
 
-def _once(tasks: MemoryEngine, job: Job, indexes: Sequence[int], lost: int) -> list[Outcome]:
+def _run_once(tasks: MemoryEngine, job: Job, indexes: Sequence[int], lost: int) -> list[Outcome]:
     return (FindsLost.run if job.batch == lost else MemoryEngine.run)(tasks, job, indexes)  # type: ignore[arg-type]

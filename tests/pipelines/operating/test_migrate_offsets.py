@@ -1,4 +1,4 @@
-"""Migrating a group's offsets, killed at each of its steps: a real ZooKeeper, Kafka's groups in memory."""
+"""A migration of a group's offsets, killed at each of its steps, with a real ZooKeeper and Kafka groups in memory."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _numbers = count(1)
 
 
 class Killed(BaseException):
-    """As if the process had been killed here."""
+    """Stands for a kill of the process at this point."""
 
 
-class Place:
-    """A group in both stores. Each `stores` is another process: what one leaves open, its end gives up."""
+class World:
+    """A group in both stores. Each `open_stores` stands for a process, whose end closes its sessions."""
 
     def __init__(self, zookeeper: LocalZooKeeper) -> None:
         self.zookeeper, self.name = zookeeper, f"moved-{next(_numbers)}"
@@ -36,7 +36,7 @@ class Place:
         self.groups = MemoryGroups(self.name, self.kafka)
 
     @contextmanager
-    def stores(self, patience: float = 0.0) -> Iterator[Stores]:
+    def open_stores(self, patience: float = 0.0) -> Iterator[Stores]:
         group = ZooKeeperGroup(self.zookeeper.connect, self.name, patience=patience)
         try:
             yield Stores(self.name, group, self.groups)
@@ -44,8 +44,8 @@ class Place:
             group.close()
 
     def put(self, *offsets: int) -> None:
-        """Into ZooKeeper, with a mark each."""
-        with self.stores() as stores:
+        """Write offsets into ZooKeeper, each with a mark."""
+        with self.open_stores() as stores:
             stores.zookeeper.own(lambda: TPS, lambda: None)
             with stores.zookeeper.join(["orders"], None) as owner:
                 owner.fetch_committed(TPS)
@@ -55,24 +55,24 @@ class Place:
         return [c.offset if (c := self.kafka.offsets.get(tp)) else None for tp in TPS]
 
     def migrate(self, source: OffsetStore = ZOOKEEPER) -> int:
-        """How many offsets it moved."""
-        with self.stores() as stores:
+        """Migrate the group. Returns the number of moved offsets."""
+        with self.open_stores() as stores:
             return len(migrate("orders", stores, source, LOGS).of(MigrationAction.MOVE))
 
 
 @pytest.fixture
-def place(zookeeper: LocalZooKeeper) -> Place:
-    return Place(zookeeper)
+def world(zookeeper: LocalZooKeeper) -> World:
+    return World(zookeeper)
 
 
-def test_offsets_and_marks_go_there_and_back(place: Place) -> None:
-    place.put(4, 5, 6)
-    assert place.migrate() == 3
-    assert place.kafka.offsets == {tp: CommittedOffset(n, 1, f"mark {n}") for tp, n in zip(TPS, (4, 5, 6), strict=True)}
-    place.kafka.offsets[TPS[0]] = CommittedOffset(9, 2, "mark 9")
-    assert place.migrate(KAFKA) == 1
-    with place.stores() as stores:
-        assert stores.zookeeper.fetch_committed(TPS) == place.kafka.offsets
+def test_offsets_and_marks_go_there_and_back(world: World) -> None:
+    world.put(4, 5, 6)
+    assert world.migrate() == 3
+    assert world.kafka.offsets == {tp: CommittedOffset(n, 1, f"mark {n}") for tp, n in zip(TPS, (4, 5, 6), strict=True)}
+    world.kafka.offsets[TPS[0]] = CommittedOffset(9, 2, "mark 9")
+    assert world.migrate(KAFKA) == 1
+    with world.open_stores() as stores:
+        assert stores.zookeeper.fetch_committed(TPS) == world.kafka.offsets
 
 
 POINTS = ["own", "look", "read", "half", "write", "read back"]
@@ -81,90 +81,90 @@ POINTS = ["own", "look", "read", "half", "write", "read back"]
 @pytest.mark.parametrize("source", [ZOOKEEPER, KAFKA])
 @pytest.mark.parametrize("point", POINTS)
 def test_a_kill_at_any_step_is_mended_by_the_same_command(
-    place: Place, monkeypatch: pytest.MonkeyPatch, point: str, source: OffsetStore
+    world: World, monkeypatch: pytest.MonkeyPatch, point: str, source: OffsetStore
 ) -> None:
-    place.put(4, 5, 6)
+    world.put(4, 5, 6)
     if source is KAFKA:
-        place.migrate()
-        with place.zookeeper.client() as client:
-            client.delete(f"/consumers/{place.name}/offsets", recursive=True)
+        world.migrate()
+        with world.zookeeper.open_client() as client:
+            client.delete(f"/consumers/{world.name}/offsets", recursive=True)
     with monkeypatch.context() as patch:
-        _plant(place, patch, point, source)
+        _plant(world, patch, point, source)
         with pytest.raises(Killed):
-            place.migrate(source)
-    left = place.migrate(source)
-    assert left == {"half": 2, "write": 0, "read back": 0}.get(point, 3)
-    assert place.in_kafka() == [4, 5, 6]
-    assert place.zookeeper.held(place.name, "orders") == {0: "4", 1: "5", 2: "6"}
-    assert place.zookeeper.names(f"/consumers/{place.name}/ids") == []
+            world.migrate(source)
+    moved = world.migrate(source)
+    assert moved == {"half": 2, "write": 0, "read back": 0}.get(point, 3)
+    assert world.in_kafka() == [4, 5, 6]
+    assert world.zookeeper.read_offsets(world.name, "orders") == {0: "4", 1: "5", 2: "6"}
+    assert world.zookeeper.list_children(f"/consumers/{world.name}/ids") == []
 
 
-def _plant(place: Place, patch: pytest.MonkeyPatch, point: str, source: OffsetStore) -> None:
-    """Let it be killed before or after an effect."""
+def _plant(world: World, patch: pytest.MonkeyPatch, point: str, source: OffsetStore) -> None:
+    """Patch one step so that the migration is killed before or after its effect."""
     from sluice.pipelines.operating import migrate_offsets as module
     from sluice.resources.zookeeper.zookeeper_group import ZooKeeperMembership
 
-    def killed(*_: Any, **__: Any) -> Any:
+    def raise_killed(*_: Any, **__: Any) -> Any:
         raise Killed
 
     to_kafka = source is ZOOKEEPER
     where, name = (MemoryGroups, "put") if to_kafka else (ZooKeeperMembership, "commit_plain")
     real = getattr(where, name)
 
-    def partly(self: Any, *given: Any) -> None:
-        *others, offsets = given
+    def write_part(self: Any, *arguments: Any) -> None:
+        *others, offsets = arguments
         real(self, *others, dict(list(offsets.items())[: 1 if point == "half" else 3]))
         raise Killed
 
     match point:
         case "own":
-            patch.setattr(ZooKeeperGroup, "_take", killed)
+            patch.setattr(ZooKeeperGroup, "_take", raise_killed)
         case "look":
-            patch.setattr(MemoryGroups, "view", killed)
+            patch.setattr(MemoryGroups, "view", raise_killed)
         case "read":
-            patch.setattr(module, "plan", killed)
+            patch.setattr(module, "plan", raise_killed)
         case "half" | "write":
-            patch.setattr(where, name, partly)
+            patch.setattr(where, name, write_part)
         case _:
-            patch.setattr(module, "_read_back", killed)
+            patch.setattr(module, "_read_back", raise_killed)
 
 
 @pytest.mark.parametrize(
-    ("offsets", "said"),
+    ("offsets", "message"),
     [
         ((4, 101, 6), "beyond the end of the log: orders:1"),
         ((4, 5, 2), "further on in kafka than in zookeeper: orders:2"),
     ],
 )
 def test_what_would_pass_over_or_repeat_records_is_refused_whole(
-    place: Place, offsets: tuple[int, ...], said: str
+    world: World, offsets: tuple[int, ...], message: str
 ) -> None:
-    place.kafka.offsets[TPS[2]] = CommittedOffset(6)
-    place.put(*offsets)
-    with place.stores() as stores:
-        assert said in str(refusal("orders", place.name, plan(stores, ZOOKEEPER, LOGS)))
-    with pytest.raises(Refused, match=said):
-        place.migrate()
-    assert place.in_kafka() == [None, None, 6]
+    world.kafka.offsets[TPS[2]] = CommittedOffset(6)
+    world.put(*offsets)
+    with world.open_stores() as stores:
+        assert message in str(refusal("orders", world.name, plan(stores, ZOOKEEPER, LOGS)))
+    with pytest.raises(Refused, match=message):
+        world.migrate()
+    assert world.in_kafka() == [None, None, 6]
 
 
-def test_a_half_written_tree_is_refused_by_what_is_missing_or_wrong(place: Place) -> None:
-    place.zookeeper.put(place.name, "orders", {0: "4", 2: "6"})
+def test_a_half_written_tree_is_refused_by_what_is_missing_or_wrong(world: World) -> None:
+    world.zookeeper.put(world.name, "orders", {0: "4", 2: "6"})
     with pytest.raises(Refused, match="without an offset in zookeeper, where their topic has others: orders:1"):
-        place.migrate()
-    place.zookeeper.put(place.name, "orders", {1: "five"})
+        world.migrate()
+    world.zookeeper.put(world.name, "orders", {1: "five"})
     with pytest.raises(Refused, match="orders/1 holds 'five'"):
-        place.migrate()
-    assert place.in_kafka() == [None, None, None]
+        world.migrate()
+    assert world.in_kafka() == [None, None, None]
 
 
-def test_a_group_in_use_and_a_second_migration_are_refused(place: Place) -> None:
-    place.put(4, 5, 6)
-    with place.stores() as first:
+def test_a_group_in_use_and_a_second_migration_are_refused(world: World) -> None:
+    world.put(4, 5, 6)
+    with world.open_stores() as first:
         first.zookeeper.own(lambda: TPS, lambda: None)
         with pytest.raises(GroupHeld, match="sluice"):
-            place.migrate()
-    place.groups.members[place.name] = (member("loader", TPS[0]),)
+            world.migrate()
+    world.groups.members[world.name] = (member("loader", TPS[0]),)
     with pytest.raises(GroupHeld, match="in Kafka loader"):
-        place.migrate()
-    assert place.in_kafka() == [None, None, None]
+        world.migrate()
+    assert world.in_kafka() == [None, None, None]

@@ -1,4 +1,4 @@
-"""Moving committed offsets by hand: where they go, what is refused, what stands in the ledger before Kafka changes."""
+"""Moves of committed offsets by hand: targets, refusals, and the ledger entry that precedes each change in Kafka."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ SETTINGS = CommitSettings(CommitMode.TRANSACTIONAL, "t", OnGroupMoved.REFUSE)
 LATER = 1_800_000_000_000
 
 
-def spot(committed: int | None = 50, frontier: int | None = 60, **kafka: object) -> Spot:
+def make_spot(committed: int | None = 50, frontier: int | None = 60, **kafka: object) -> Spot:
     at = None if committed is None else CommittedOffset(committed)
     return Spot(partition(**({"high_watermark": 120, "log_start": 10} | kafka)), KEY, at, frontier)  # type: ignore[arg-type]
 
 
-def to(aim: Aim, number: int = 0, *spots: Spot, found: OffsetAtTime | None = None) -> list[tuple[int, str]]:
-    moves = resolve(OffsetTarget(aim, number), spots or (spot(),), {TP: found}, LATER)
+def to(aim: Aim, number: int = 0, *spots: Spot, at_time: OffsetAtTime | None = None) -> list[tuple[int, str]]:
+    moves = resolve(OffsetTarget(aim, number), spots or (make_spot(),), {TP: at_time}, LATER)
     return [(m.after, m.note) for m in moves]
 
 
-# -- where to
+# -- targets
 
 
 def test_each_target() -> None:
@@ -64,12 +64,12 @@ def test_each_target() -> None:
     assert to(Aim.SHIFT, -5) == [(45, "")]
     assert to(Aim.SHIFT, 5) == [(55, "")]
     assert to(Aim.FRONTIER) == [(60, "")]
-    assert to(Aim.TIME, 7, found=OffsetAtTime(33, 0)) == [(33, "stamped 1970-01-01T00:00:00Z")]
+    assert to(Aim.TIME, 7, at_time=OffsetAtTime(33, 0)) == [(33, "stamped 1970-01-01T00:00:00Z")]
     assert to(Aim.TIME, 7) == [(100, "no record since: the end")]
 
 
 def test_a_record_stamped_in_the_future_is_told_as_such() -> None:
-    ((_, note),) = to(Aim.TIME, 7, found=OffsetAtTime(33, LATER + 1))
+    ((_, note),) = to(Aim.TIME, 7, at_time=OffsetAtTime(33, LATER + 1))
     assert note.endswith("that is in the future")
 
 
@@ -83,20 +83,20 @@ def test_any_number_ends_in_the_log_and_says_so(number: int) -> None:
 
 
 def test_a_frontier_below_the_log_is_kept_what_is_pending_there_stays_pending() -> None:
-    assert to(Aim.FRONTIER, 0, spot(frontier=4)) == [(4, "")]
+    assert to(Aim.FRONTIER, 0, make_spot(frontier=4)) == [(4, "")]
 
 
 def test_partitions_of_which_a_target_says_nothing_are_left_or_refused() -> None:
-    known, bare = spot(), spot(committed=None, frontier=None)
+    planned, bare = make_spot(), make_spot(committed=None, frontier=None)
     for aim in (Aim.SHIFT, Aim.FRONTIER, Aim.FILE):
         target = OffsetTarget(aim, offsets={})
         with pytest.raises(UsageError):
             spots_concerned(target, [bare], all_of_them=False)
         if aim is not Aim.FILE:
-            assert spots_concerned(target, [known, bare], all_of_them=False) == (known,)
+            assert spots_concerned(target, [planned, bare], all_of_them=False) == (planned,)
             with pytest.raises(UsageError):
-                spots_concerned(target, [known, bare], all_of_them=True)
-    assert spots_concerned(OffsetTarget(Aim.EARLIEST), [known, bare], all_of_them=True) == (known, bare)
+                spots_concerned(target, [planned, bare], all_of_them=True)
+    assert spots_concerned(OffsetTarget(Aim.EARLIEST), [planned, bare], all_of_them=True) == (planned, bare)
 
 
 # -- files
@@ -113,7 +113,7 @@ def test_what_is_written_is_read_back(offsets: dict[TopicPartition, int]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         (b"", "holds no offsets"),
         (b"\n\n", "holds no offsets"),
@@ -136,10 +136,10 @@ def test_what_is_written_is_read_back(offsets: dict[TopicPartition, int]) -> Non
         (b"o" * 200_000 + b",0,1", "line 1: is not CSV"),
     ],
 )
-def test_a_file_that_is_none_is_told_by_its_line(data: bytes, told: str) -> None:
+def test_a_file_that_is_none_is_told_by_its_line(data: bytes, message: str) -> None:
     with pytest.raises(UsageError) as error:
         parse_offsets(data, "f.csv", GROUP, KNOWN)
-    assert told in error.value.message
+    assert message in error.value.message
     assert "TOPIC,PARTITION,OFFSET" in error.value.remedy
 
 
@@ -149,7 +149,7 @@ def test_whatever_bytes_a_file_holds(data: bytes) -> None:
         assert set(parse_offsets(data, "f", GROUP, KNOWN)) <= set(KNOWN)
 
 
-# -- what stands beside an offset
+# -- metadata of offsets
 
 
 def test_marks_of_commits_and_by_hand_are_told_apart_and_only_a_commits_proves_anything() -> None:
@@ -161,16 +161,16 @@ def test_marks_of_commits_and_by_hand_are_told_apart_and_only_a_commits_proves_a
 
 @given(st.text(max_size=30) | st.sampled_from(["{}", "[1]", '{"sluice": "a", "n": 1e999, "i": ""}', '{"moved": {}}']))
 def test_whatever_stands_beside_an_offset(text: str) -> None:
-    found = Beside.parse(text)
-    assert found is None or text.startswith("{")
+    parsed = Beside.parse(text)
+    assert parsed is None or text.startswith("{")
 
 
-# -- doing it
+# -- moves
 
 
 @dataclass
 class World:
-    """A feed with one partition planned: accounted up to 60 and committed; a second one not planned yet."""
+    """A feed with one partition accounted and committed up to 60, and a second one that is not planned yet."""
 
     lake: MemoryLake = field(default_factory=MemoryLake)
     group: MemoryGroup = field(default_factory=MemoryGroup)
@@ -187,20 +187,20 @@ class World:
         entry = LossEntry(ranges=(KeyRange(key=KEY, range=Range(start, end)),), reason="test")
         self.ledger.append(lambda s: entry)
 
-    def spot(self) -> Spot:
+    def make_spot(self) -> Spot:
         state = self.ledger.read()
         return Spot(STATE, KEY, self.group.offsets.get(TP), state.frontier(KEY))
 
     def move(self, offset: int, *more: Spot, ledger: bool = True) -> Done:
         target = OffsetTarget(Aim.OFFSET, offset)
-        moves = resolve(target, [self.spot(), *more], {}, 0)
+        moves = resolve(target, [self.make_spot(), *more], {}, 0)
         return move(OwnedGroup(GROUP, self.groups, "orders", self.ledger if ledger else None), moves, target, "because")
 
-    def stands(self) -> Stands:
-        return stands(self.ledger.read(), self.spot())
+    def get_standing(self) -> Stands:
+        return stands(self.ledger.read(), self.make_spot())
 
     @property
-    def held(self) -> int:
+    def committed(self) -> int:
         return self.group.offsets[TP].offset
 
     def commit(self) -> CommitStatus:
@@ -211,18 +211,18 @@ def test_a_move_is_noted_first_then_made_and_the_next_commit_goes_on_to_the_fron
     world = World()
     number = world.ledger.read().number
 
-    def noted() -> None:
+    def check_note() -> None:
         entry = world.ledger.entry(number)
         assert isinstance(entry, MovedEntry)
         assert (entry.reason, [o.offset for o in entry.offsets]) == ("because", [20])
-        assert world.held == 60
+        assert world.committed == 60
 
-    world.groups.before_put = noted
+    world.groups.before_put = check_note
     done = world.move(20)
-    assert (done.entry, done.held[TP].offset, world.held) == (number, 20, 20)
+    assert (done.entry, done.held[TP].offset, world.committed) == (number, 20, 20)
     assert Beside.parse(world.group.offsets[TP].metadata) == Beside(world.ledger.read().ledger_id, number, by_hand=True)
-    assert world.stands() is Stands.BY_HAND
-    assert (world.commit(), world.held, world.stands()) == (CommitStatus.COMMITTED, 60, Stands.AT)
+    assert world.get_standing() is Stands.BY_HAND
+    assert (world.commit(), world.committed, world.get_standing()) == (CommitStatus.COMMITTED, 60, Stands.AT)
 
 
 def test_beyond_the_frontier_is_refused_and_nothing_is_written() -> None:
@@ -232,7 +232,7 @@ def test_beyond_the_frontier_is_refused_and_nothing_is_written() -> None:
         world.move(90)
     assert "orders:0 [60, 90)" in error.value.message
     assert "sluice run orders --skip-to TIME" in error.value.remedy
-    assert (world.lake.files, world.held) == (before, 60)
+    assert (world.lake.files, world.committed) == (before, 60)
 
 
 def test_the_frontier_that_counts_is_the_one_below_the_entry() -> None:
@@ -242,7 +242,7 @@ def test_the_frontier_that_counts_is_the_one_below_the_entry() -> None:
     moves = resolve(target, [stale], {}, 0)
     with pytest.raises(Refused):
         move(OwnedGroup(GROUP, world.groups, "orders", world.ledger), moves, target, "")
-    assert world.held == 60
+    assert world.committed == 60
 
 
 def test_a_group_with_members_is_left_alone() -> None:
@@ -251,7 +251,7 @@ def test_a_group_with_members_is_left_alone() -> None:
     before = dict(world.lake.files)
     with pytest.raises(GroupHeld, match=r"loader at 10\.0\.0\.7"):
         world.move(20)
-    assert (world.lake.files, world.held) == (before, 60)
+    assert (world.lake.files, world.committed) == (before, 60)
 
 
 def test_a_member_that_comes_in_at_the_last_moment_keeps_its_offsets() -> None:
@@ -259,7 +259,7 @@ def test_a_member_that_comes_in_at_the_last_moment_keeps_its_offsets() -> None:
     world.groups.before_put = lambda: world.groups.members.update({GROUP: (member(),)})
     with pytest.raises(GroupHeld):
         world.move(20)
-    assert (world.held, world.stands()) == (60, Stands.AT)
+    assert (world.committed, world.get_standing()) == (60, Stands.AT)
 
 
 def test_a_lost_answer_is_read_back() -> None:
@@ -278,15 +278,15 @@ def test_somebody_who_commits_at_the_same_moment_is_seen() -> None:
 def test_a_commit_between_the_note_and_the_move_does_not_make_it_somebody_elses() -> None:
     world = World()
 
-    def run() -> None:
+    def commit_more() -> None:
         world.account(60, 90)
         world.commit()
 
-    world.groups.before_put = run
+    world.groups.before_put = commit_more
     done = world.move(20)
     assert done.entry == world.ledger.read().number - 1
-    assert (world.held, world.stands()) == (20, Stands.BY_HAND)
-    assert (world.commit(), world.held) == (CommitStatus.COMMITTED, 90)
+    assert (world.committed, world.get_standing()) == (20, Stands.BY_HAND)
+    assert (world.commit(), world.committed) == (CommitStatus.COMMITTED, 90)
 
 
 def test_a_partition_that_is_not_planned_begins_there_and_is_not_noted() -> None:
@@ -310,15 +310,15 @@ def test_of_a_group_that_no_feed_owns_nothing_is_noted() -> None:
 def test_how_an_offset_stands() -> None:
     world = World()
     state = world.ledger.read()
-    assert (world.stands(), expected_offset(state, KEY)) == (Stands.AT, 60)
+    assert (world.get_standing(), expected_offset(state, KEY)) == (Stands.AT, 60)
     world.group.offsets[TP] = CommittedOffset(33)
-    assert world.stands() is Stands.MOVED
+    assert world.get_standing() is Stands.MOVED
     del world.group.offsets[TP]
-    assert world.stands() is Stands.GONE
+    assert world.get_standing() is Stands.GONE
     world.group.offsets[TP] = CommittedOffset(33, metadata=Mark(state.ledger_id, 99, KEY.incarnation).dump())
-    assert world.stands() is Stands.STALE
+    assert world.get_standing() is Stands.STALE
     again = Spot(partition(topic_id="another"), Key("orders", 0, "another"), None)
     assert stands(state, again) is Stands.ANOTHER
     fresh = World()
     fresh.account(60, 70)
-    assert fresh.stands() is Stands.BEHIND
+    assert fresh.get_standing() is Stands.BEHIND

@@ -1,4 +1,4 @@
-"""What dead runs leave in ledger and lake is fixed, what live ones are at is left alone, and all of it is told."""
+"""Repair removes leftovers of dead runs from ledger and lake, spares those of live runs, and reports all of them."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ class World(Published):
         super().__init__()
         self.liveness = MemoryLiveness()
 
-    def place(self, lake: Lake | None = None) -> RepairTarget:
-        ledger = self.fresh_ledger()
+    def make_target(self, lake: Lake | None = None) -> RepairTarget:
+        ledger = self.reopen_ledger()
         return RepairTarget("orders", ledger, lake or self.lake, self.liveness, WindowSettings())
 
     def repair(self, *giving_up: int) -> list[RepairFinding]:
-        return list(repair(self.place(), giving_up))
+        return list(repair(self.make_target(), giving_up))
 
     def bury(self) -> None:
         self.liveness.dead.add(owner().token)
 
-    def heartbeats(self, who: Owner) -> str:
+    def write_heartbeat(self, who: Owner) -> str:
         path = paths.owner_path("orders", who.token)
         self.lake.files[path] = b"{}"
         self.liveness.lake_owners.append(who)
         return path
 
-    def visible_land(self, start: int, end: int) -> Receipt:
+    def land_visibly(self, start: int, end: int) -> Receipt:
         receipt = self.land(start, end)
         self.roll()
         return receipt
@@ -61,31 +61,31 @@ def world() -> World:
     return World()
 
 
-def kinds(found: list[RepairFinding]) -> list[RepairKind]:
-    return [f.kind for f in found]
+def list_kinds(findings: list[RepairFinding]) -> list[RepairKind]:
+    return [f.kind for f in findings]
 
 
 def test_a_sound_lake_needs_nothing(world: World) -> None:
-    world.visible_land(0, 10)
+    world.land_visibly(0, 10)
     assert world.repair() == []
 
 
 def test_what_is_published_becomes_visible_and_its_staging_goes(world: World) -> None:
     receipt = world.land(0, 10)
-    found = world.repair()
-    assert kinds(found) == [RepairKind.SHOWN, RepairKind.STAGING]
-    assert (found[0].act, found[0].text) == ("made visible", "1 published file")
+    findings = world.repair()
+    assert list_kinds(findings) == [RepairKind.SHOWN, RepairKind.STAGING]
+    assert (findings[0].act, findings[0].text) == ("made visible", "1 published file")
     assert (world.visible, world.staged) == ({receipt.parts[0].path}, set())
     assert world.repair() == []
 
 
 def test_a_retired_part_that_is_still_there_goes(world: World) -> None:
-    receipt = world.visible_land(0, 10)
-    gone = (receipt.parts[0].path,)
-    entry = RetireEntry(before=1, ranges=(KeyRange(key=KEY, range=Range(0, 10)),), parts=gone, reason="old")
+    receipt = world.land_visibly(0, 10)
+    parts = (receipt.parts[0].path,)
+    entry = RetireEntry(before=1, ranges=(KeyRange(key=KEY, range=Range(0, 10)),), parts=parts, reason="old")
     world.ledger.append(lambda s: entry)
     (hidden,) = world.repair()
-    assert (hidden.kind, hidden.act, hidden.items) == (RepairKind.HIDDEN, "removed", gone)
+    assert (hidden.kind, hidden.act, hidden.items) == (RepairKind.HIDDEN, "removed", parts)
     assert world.visible == set()
     assert world.repair() == []
 
@@ -115,16 +115,18 @@ def test_folders_of_the_dead_go_and_those_of_a_live_batch_stay(world: World, tmp
     lake = LocalLake(tmp_path)
     ledger = Ledger(lake, "orders", lambda: 1, "test", "c")
     world.plan(0, 10)
-    for entry in world.fresh_ledger().entries():
+    for entry in world.reopen_ledger().entries():
         ledger.append(lambda state, entry=entry: entry[1])
     batch = ledger.read().live()[0].id
     live, unknown = (tmp_path / "_sluice" / "orders" / "staging" / str(b) / "a" for b in (batch, 99))
     for folder in (live, unknown):
         folder.mkdir(parents=True)
-    place = RepairTarget("orders", ledger, lake, world.liveness, WindowSettings())
-    assert kinds(list(repair(place))) == [RepairKind.AT_WORK], "a batch at work stages, and of 99 nothing is known yet"
+    target = RepairTarget("orders", ledger, lake, world.liveness, WindowSettings())
+    assert list_kinds(list(repair(target))) == [RepairKind.AT_WORK], (
+        "a live batch stages files, and batch 99 is not in the ledger yet"
+    )
     world.bury()
-    (emptied,) = (f for f in repair(place, [batch]) if f.kind is RepairKind.EMPTY)
+    (emptied,) = (f for f in repair(target, [batch]) if f.kind is RepairKind.EMPTY)
     assert (emptied.text, emptied.act, emptied.items) == (
         "1 empty folder",
         "removed",
@@ -141,17 +143,17 @@ def test_a_live_run_s_batch_is_at_work_and_cannot_be_given_up(world: World) -> N
     with pytest.raises(PlanBusy, match=f"batch {alive} .* is at work: run run-2"):
         world.repair(dead, alive)
     assert world.lake.files == before, "nothing is given up when one of them cannot be"
-    assert kinds(world.repair()) == [RepairKind.WAITING, RepairKind.AT_WORK]
+    assert list_kinds(world.repair()) == [RepairKind.WAITING, RepairKind.AT_WORK]
 
 
 def test_a_dead_run_s_batch_can_be_given_up(world: World) -> None:
     batch = world.plan(0, 10)
     world.stage(batch)
     world.bury()
-    found = world.repair(batch)
-    assert kinds(found) == [RepairKind.ABANDONED, RepairKind.STAGING]
-    assert found[0].text == f"batch {batch} (catch-up); 1 finished offset range will be read again"
-    state = world.fresh_ledger().read()
+    findings = world.repair(batch)
+    assert list_kinds(findings) == [RepairKind.ABANDONED, RepairKind.STAGING]
+    assert findings[0].text == f"batch {batch} (catch-up); 1 finished offset range will be read again"
+    state = world.reopen_ledger().read()
     assert state.batches[batch].status is BatchStatus.ABANDONED
     assert state.list_reserved(KEY) == ()
     assert world.staged == set()
@@ -165,14 +167,14 @@ def test_a_batch_that_somebody_took_over_meanwhile_is_not_given_up(world: World)
 
     class TakenOver(MemoryLiveness):
         def judge(self, owners, *, watch=True):  # type: ignore[no-untyped-def]
-            said = super().judge(owners)
+            verdicts = super().judge(owners)
             world.ledger.append(lambda s: OwnEntry(batch=batch, owner=owner("token-2", "run-2")))
-            return said
+            return verdicts
 
     world.liveness = TakenOver(world.liveness.dead)
     with pytest.raises(PlanBusy, match="it has just begun"):
         world.repair(batch)
-    assert world.fresh_ledger().read().batches[batch].status is BatchStatus.PLANNED
+    assert world.reopen_ledger().read().batches[batch].status is BatchStatus.PLANNED
 
 
 def test_only_a_batch_can_be_given_up(world: World) -> None:
@@ -180,7 +182,7 @@ def test_only_a_batch_can_be_given_up(world: World) -> None:
         world.repair(99)
 
 
-ASKED = {
+REQUESTS = {
     "sluice run orders": Request(RequestKind.CATCH_UP),
     "sluice run orders --only orders:3": Request(RequestKind.CATCH_UP, only=(TopicPartition("orders", 3),)),
     "sluice run orders --window 1970-01-01T05:00": Request(RequestKind.WINDOW, window=5 * HOUR),
@@ -193,24 +195,24 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize(("spelled", "asked"), ASKED.items(), ids=list(ASKED))
-def test_the_command_that_finishes_a_batch_asks_for_the_same(spelled: str, asked: Request) -> None:
-    assert format_request("orders", asked) == spelled
+@pytest.mark.parametrize(("command", "wanted"), REQUESTS.items(), ids=list(REQUESTS))
+def test_the_command_that_finishes_a_batch_asks_for_the_same(command: str, wanted: Request) -> None:
+    assert format_request("orders", wanted) == command
 
 
 # -- leftovers
 
 
 def test_staging_of_no_batch_goes(world: World) -> None:
-    world.visible_land(0, 10)
+    world.land_visibly(0, 10)
     world.lake.files[paths.receipt_path("orders", 0, "a", RANGE)] = b"{}"
-    found = world.repair()
-    assert [(f.kind, f.act) for f in found] == [(RepairKind.STAGING, "removed")]
+    findings = world.repair()
+    assert [(f.kind, f.act) for f in findings] == [(RepairKind.STAGING, "removed")]
     assert world.staged == set()
 
 
 def test_staging_that_is_newer_than_the_ledger_stops_it_with_nothing_touched(world: World) -> None:
-    world.visible_land(0, 10)
+    world.land_visibly(0, 10)
     newer = paths.receipt_path("orders", 4711, "a", RANGE)
     world.lake.files |= {paths.receipt_path("orders", 0, "a", RANGE): b"{}", newer: b"{}"}
     before = dict(world.lake.files)
@@ -220,39 +222,39 @@ def test_staging_that_is_newer_than_the_ledger_stops_it_with_nothing_touched(wor
 
 
 def test_a_batch_that_begins_while_we_look_is_no_orphan(world: World) -> None:
-    """The names are read first, then the ledger: what stands behind them is in it."""
+    """Names are listed first and the ledger is read after them, so every listed batch is in it."""
 
-    world.visible_land(0, 10)
+    world.land_visibly(0, 10)
 
     class Growing(MemoryLake):
         def list(self, prefix: str, after: str = "") -> Iterator[str]:
             if prefix == paths.staging_root("orders") and world.armed:
                 world.stage(world.plan(20, 30))
-            world.armed = prefix == paths.manifest_folder("orders")  # the last folder looked at before staging
+            world.armed = prefix == paths.manifest_folder("orders")  # the last folder listed before staging
             return super().list(prefix, after)
 
     world.armed = False  # type: ignore[attr-defined]
     lake = Growing()
     lake.files = world.lake.files
-    place = world.place(lake)
-    place.ledger.read()
-    assert list(repair(place)) == []
+    target = world.make_target(lake)
+    target.ledger.read()
+    assert list(repair(target)) == []
     assert len(world.staged) == 2
 
 
 def test_writes_that_never_ended_go_when_nobody_can_be_at_them(world: World) -> None:
-    done, live = world.visible_land(0, 10), world.plan(10, 20)
+    done, live = world.land_visibly(0, 10), world.plan(10, 20)
     old, young = STALE_MS + 1, STALE_MS - 1
     world.lake.begun = {
         "_sluice/orders/log/.tmp-old": old,
         "_sluice/orders/log/.tmp-young": young,
         f"{paths.attempt_folder('orders', live, 'a')}/.tmp-old": old,
-        f"{paths.attempt_folder('orders', _batch(done), 'a')}/.tmp-young": young,
+        f"{paths.attempt_folder('orders', _parse_batch(done), 'a')}/.tmp-young": young,
         "data/orders/.tmp-old": old,
         "data/others/.tmp-old": old,
     }
-    (found,) = (f for f in world.repair() if f.kind is RepairKind.UNFINISHED)
-    assert len(found.items) == 3
+    (finding,) = (f for f in world.repair() if f.kind is RepairKind.UNFINISHED)
+    assert len(finding.items) == 3
     assert list(world.lake.begun) == [
         "_sluice/orders/log/.tmp-young",
         f"{paths.attempt_folder('orders', live, 'a')}/.tmp-old",
@@ -260,18 +262,18 @@ def test_writes_that_never_ended_go_when_nobody_can_be_at_them(world: World) -> 
     ]
 
 
-def _batch(receipt: Receipt) -> int:
+def _parse_batch(receipt: Receipt) -> int:
     name = paths.parse_part(receipt.parts[0].path)
     assert name is not None
     return name.batch
 
 
 def test_beats_of_the_dead_go_and_those_of_the_living_stay(world: World) -> None:
-    dead, alive = world.heartbeats(owner()), world.heartbeats(owner("token-2", "run-2"))
+    dead, alive = world.write_heartbeat(owner()), world.write_heartbeat(owner("token-2", "run-2"))
     world.bury()
-    (found,) = world.repair()
-    assert found.kind is RepairKind.HEARTBEAT
-    assert found.text == "the sign of life of run run-1 (pid 1 on host), which is dead"
+    (finding,) = world.repair()
+    assert finding.kind is RepairKind.HEARTBEAT
+    assert finding.text == "the sign of life of run run-1 (pid 1 on host), which is dead"
     assert dead not in world.lake.files
     assert alive in world.lake.files
     world.liveness.lake_owners.pop(0)
@@ -279,7 +281,7 @@ def test_beats_of_the_dead_go_and_those_of_the_living_stay(world: World) -> None
 
 
 def test_files_of_nobody_and_parts_that_are_nowhere_are_told_and_left(world: World) -> None:
-    receipt = world.visible_land(0, 10)
+    receipt = world.land_visibly(0, 10)
     lost = receipt.parts[0].path
     del world.lake.files[lost]
     world.lake.files["data/orders/mine.parquet"] = b"?"
@@ -296,33 +298,33 @@ def test_files_of_nobody_and_parts_that_are_nowhere_are_told_and_left(world: Wor
 def test_what_a_live_run_publishes_while_we_look_is_neither_missing_nor_a_stranger(world: World) -> None:
     class Busy(MemoryLake):
         def list(self, prefix: str, after: str = "") -> Iterator[str]:
-            found = list(super().list(prefix, after))
+            names = list(super().list(prefix, after))
             if prefix == "quarantine/orders":  # after `data/` was listed
                 world.land(world.reached, world.reached + 10)
                 world.roll()
                 world.reached += 10
-            return iter(found)
+            return iter(names)
 
     world.reached = 100  # type: ignore[attr-defined]
     lake = Busy()
     lake.files = world.lake.files
-    world.visible_land(0, 10)
-    assert list(repair(world.place(lake))) == []
+    world.land_visibly(0, 10)
+    assert list(repair(world.make_target(lake))) == []
 
 
 # -- the dry run
 
 
-def debris(world: World) -> int:
-    """One of everything; a batch that may be given up."""
-    retired = world.visible_land(0, 10).parts[0].path
+def make_debris(world: World) -> int:
+    """Leave one of each kind of leftover. Returns a batch that may be given up."""
+    retired = world.land_visibly(0, 10).parts[0].path
     entry = RetireEntry(before=1, ranges=(KeyRange(key=KEY, range=Range(0, 10)),), parts=(retired,), reason="old")
     world.ledger.append(lambda s: entry)
     world.land(10, 20)
     batch = world.plan(20, 30)
     world.stage(batch)
     world.bury()
-    world.heartbeats(owner())
+    world.write_heartbeat(owner())
     world.lake.files[paths.receipt_path("orders", 0, "a", RANGE)] = b"{}"
     world.lake.files["data/orders/mine.parquet"] = b"?"
     world.lake.begun = {"data/orders/.tmp-old": STALE_MS + 1}
@@ -331,32 +333,32 @@ def debris(world: World) -> int:
 
 @pytest.mark.parametrize("giving_up", [False, True])
 def test_a_dry_run_says_what_a_repair_does_and_touches_nothing(world: World, giving_up: bool) -> None:
-    batch = debris(world)
-    asked = (batch,) if giving_up else ()
+    batch = make_debris(world)
+    abandoned = (batch,) if giving_up else ()
     files, begun = dict(world.lake.files), dict(world.lake.begun)
     pretended = Pretended(world.lake)
-    place = replace(world.place(pretended), ledger=Ledger(pretended, "orders", lambda: 1, "run", "c"))
-    told = list(repair(place, asked))
+    target = replace(world.make_target(pretended), ledger=Ledger(pretended, "orders", lambda: 1, "run", "c"))
+    findings = list(repair(target, abandoned))
     assert (world.lake.files, world.lake.begun) == (files, begun)
-    assert told == world.repair(*asked)
+    assert findings == world.repair(*abandoned)
     assert (world.lake.files, world.lake.begun) != (files, begun)
 
 
 def test_repairing_twice_finds_the_second_time_only_what_others_must_do(world: World) -> None:
-    debris(world)
+    make_debris(world)
     world.repair()
-    assert kinds(world.repair()) == [RepairKind.WAITING, RepairKind.STRANGER]
+    assert list_kinds(world.repair()) == [RepairKind.WAITING, RepairKind.STRANGER]
 
 
 @pytest.mark.parametrize("failing", range(12))
 def test_a_repair_that_dies_anywhere_is_finished_by_the_next(failing: int) -> None:
     world, count = World(), 0
-    batch = debris(world)
-    whole = World()
-    debris(whole)
-    whole.repair(batch)
+    batch = make_debris(world)
+    undisturbed = World()
+    make_debris(undisturbed)
+    undisturbed.repair(batch)
 
-    def dying(path: str, real: Callable[[str], None]) -> None:
+    def remove_or_die(path: str, real: Callable[[str], None]) -> None:
         nonlocal count
         count += 1
         if count > failing:
@@ -364,7 +366,7 @@ def test_a_repair_that_dies_anywhere_is_finished_by_the_next(failing: int) -> No
         real(path)
 
     real = world.lake.remove
-    world.lake.remove = lambda path: dying(path, real)  # type: ignore[method-assign]
+    world.lake.remove = lambda path: remove_or_die(path, real)  # type: ignore[method-assign]
     try:
         world.repair(batch)
     except KeyboardInterrupt:
@@ -374,7 +376,7 @@ def test_a_repair_that_dies_anywhere_is_finished_by_the_next(failing: int) -> No
     world.repair(batch)
     logs = paths.log_folder("orders")
     assert {p for p in world.lake.files if not p.startswith(logs)} == {
-        p for p in whole.lake.files if not p.startswith(logs)
+        p for p in undisturbed.lake.files if not p.startswith(logs)
     }
 
 

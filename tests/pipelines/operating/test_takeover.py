@@ -49,7 +49,7 @@ def world(feed: Feed) -> World:
     write(world, 8)
     world.now = START + 2 * HOUR
     world.land(CATCH_UP).check()
-    assert commit_of(world).status is CommitStatus.COMMITTED
+    assert commit_landed(world).status is CommitStatus.COMMITTED
     world.lake = MemoryLake()
     write(world, 4)
     return world
@@ -60,20 +60,20 @@ def write(world: World, count: int) -> None:
         world.topic.write(tp, [START + i for i in range(count)], False)
 
 
-def commit_of(world: World, moved: str = "refuse", mode: str = "transactional") -> CommitResult:
+def commit_landed(world: World, moved: str = "refuse", mode: str = "transactional") -> CommitResult:
     settings = CommitSettings(CommitMode(mode), "tid", OnGroupMoved(moved))
     return commit(world.ledger, world.group, settings, cluster=world.topic)
 
 
-def held(world: World) -> list[int]:
+def list_committed(world: World) -> list[int]:
     return [world.group.offsets[tp].offset for tp in PARTITIONS]
 
 
-def rows(world: World) -> list[tuple[int, int]]:
-    return sorted(world.rows(world.lake.list("data/orders")))
+def list_rows(world: World) -> list[tuple[int, int]]:
+    return sorted(world.read_rows(world.lake.list("data/orders")))
 
 
-def all_rows(first: int, end: int) -> list[tuple[int, int]]:
+def make_rows(first: int, end: int) -> list[tuple[int, int]]:
     return [(p, o) for p in (0, 1) for o in range(first, end)]
 
 
@@ -85,10 +85,10 @@ WRITERS: dict[str, Callable[[World], object]] = {
     "run": lambda w: w.land(CATCH_UP),
     "run of offsets": lambda w: w.land(Request(RequestKind.OFFSETS, ranges=(AskedRange("orders", 0, 0, 2),))),
     "run that skips": lambda w: w.land(CATCH_UP, skip=Skip(None, "test")),
-    "plan": lambda w: preview(w.feed, w.edges(), CATCH_UP),
-    "accept lost": lambda w: accept_lost(w.feed, w.edges(), "test"),
+    "plan": lambda w: preview(w.feed, w.make_ports(), CATCH_UP),
+    "accept lost": lambda w: accept_lost(w.feed, w.make_ports(), "test"),
     "accept corrupt": lambda w: accept_corrupt(
-        w.feed, w.edges(), w.topic.fetcher(), AskedRange("orders", 0, 0, 2), "test"
+        w.feed, w.make_ports(), w.topic.make_fetcher(), AskedRange("orders", 0, 0, 2), "test"
     ),
 }
 
@@ -96,75 +96,75 @@ WRITERS: dict[str, Callable[[World], object]] = {
 @pytest.mark.parametrize("name", WRITERS)
 def test_after_a_lost_lake_nothing_begins_at_the_committed_offsets(world: World, name: str) -> None:
     before = dict(world.group.offsets)
-    with pytest.raises(ForeignMarks, match="orders:0: the committed offset 8 has the mark of entry") as refused:
+    with pytest.raises(ForeignMarks, match="orders:0: the committed offset 8 has the mark of entry") as caught:
         WRITERS[name](world)
     mark = Mark.parse(before[P0].metadata)
     assert mark is not None
-    assert mark.ledger in refused.value.message
-    assert "restore it" in refused.value.remedy
-    assert "sluice accept orders group --begin committed" in refused.value.remedy
-    assert "sluice accept orders group --begin start" in refused.value.remedy
-    assert "`group:`" in refused.value.remedy
-    assert refused.value.exit_code == 3
+    assert mark.ledger in caught.value.message
+    assert "restore it" in caught.value.remedy
+    assert "sluice accept orders group --begin committed" in caught.value.remedy
+    assert "sluice accept orders group --begin start" in caught.value.remedy
+    assert "`group:`" in caught.value.remedy
+    assert caught.value.exit_code == 3
     assert (world.lake.files, world.group.offsets) == ({}, before)
 
 
 def test_taken_over_from_where_it_stands(world: World) -> None:
-    done = accept_group(world.feed, world.edges(), Begin.COMMITTED, "restored rows are elsewhere")
+    done = accept_group(world.feed, world.make_ports(), Begin.COMMITTED, "restored rows are elsewhere")
     assert [(o.key.tp, o.offset) for o in done.begun] == [(P0, 8), (P1, 8)]
     world.land(CATCH_UP).check()
-    assert rows(world) == all_rows(8, 12)
-    assert commit_of(world).status is CommitStatus.COMMITTED
-    assert held(world) == [12, 12]
+    assert list_rows(world) == make_rows(8, 12)
+    assert commit_landed(world).status is CommitStatus.COMMITTED
+    assert list_committed(world) == [12, 12]
     assert is_reconciled(world)
     with pytest.raises(NothingToAccept):
-        accept_group(world.feed, world.edges(), Begin.COMMITTED, "again")
+        accept_group(world.feed, world.make_ports(), Begin.COMMITTED, "again")
 
 
 def test_taken_over_from_the_start_lands_everything_that_kafka_has(world: World) -> None:
-    accept_group(world.feed, world.edges(), Begin.START, "the lake is lost")
+    accept_group(world.feed, world.make_ports(), Begin.START, "the lake is lost")
     world.land(CATCH_UP).check()
-    assert rows(world) == all_rows(0, 12)
-    assert commit_of(world).status is CommitStatus.COMMITTED
-    assert held(world) == [12, 12]
+    assert list_rows(world) == make_rows(0, 12)
+    assert commit_landed(world).status is CommitStatus.COMMITTED
+    assert list_committed(world) == [12, 12]
     assert is_reconciled(world)
 
 
 def test_a_group_that_is_taken_over_never_goes_back(world: World) -> None:
-    """Its offsets stay until landing has reached them again."""
-    accept_group(world.feed, world.edges(), Begin.START, "the lake is lost")
-    asked = tuple(AskedRange("orders", p, 0, 3) for p in (0, 1))
-    world.land(Request(RequestKind.OFFSETS, ranges=asked)).check()
-    done = commit_of(world)
+    """Its offsets stay until landing reaches them again."""
+    accept_group(world.feed, world.make_ports(), Begin.START, "the lake is lost")
+    ranges = tuple(AskedRange("orders", p, 0, 3) for p in (0, 1))
+    world.land(Request(RequestKind.OFFSETS, ranges=ranges)).check()
+    done = commit_landed(world)
     assert (done.status, [(m.before, m.after) for m in done.waiting]) == (CommitStatus.UNCHANGED, [(8, 3), (8, 3)])
-    assert held(world) == [8, 8]
+    assert list_committed(world) == [8, 8]
     world.land(CATCH_UP).check()
-    assert commit_of(world).status is CommitStatus.COMMITTED
-    assert held(world) == [12, 12]
+    assert commit_landed(world).status is CommitStatus.COMMITTED
+    assert list_committed(world) == [12, 12]
 
 
 def test_a_commit_that_nothing_landed_for_puts_our_mark(world: World) -> None:
-    accept_group(world.feed, world.edges(), Begin.COMMITTED, "test")
-    assert commit_of(world).status is CommitStatus.COMMITTED
-    assert held(world) == [8, 8]
-    found = Beside.parse(world.group.offsets[P0].metadata)
-    assert found is not None
-    assert found.ledger == world.ledger.read().ledger_id
+    accept_group(world.feed, world.make_ports(), Begin.COMMITTED, "test")
+    assert commit_landed(world).status is CommitStatus.COMMITTED
+    assert list_committed(world) == [8, 8]
+    mark = Beside.parse(world.group.offsets[P0].metadata)
+    assert mark is not None
+    assert mark.ledger == world.ledger.read().ledger_id
 
 
 @pytest.fixture
 def two(feed: Feed) -> tuple[World, World]:
-    """Two lakes on one group; the second took it over by name, and both know it."""
+    """Two lakes that share one group, which the second took over by name."""
     first, second = World(feed), World(feed)
     second.topic, second.group = first.topic, first.group
     write(first, 4)
     first.now = second.now = START + 2 * HOUR
     first.land(CATCH_UP).check()
-    commit_of(first)
-    accept_group(feed, second.edges(), Begin.COMMITTED, "moved")
+    commit_landed(first)
+    accept_group(feed, second.make_ports(), Begin.COMMITTED, "moved")
     write(first, 2)
     second.land(CATCH_UP).check()
-    commit_of(second)
+    commit_landed(second)
     return first, second
 
 
@@ -175,45 +175,45 @@ def test_the_former_lake_lands_and_commits_nothing_more(two: tuple[World, World]
     with pytest.raises(ForeignMarks):
         first.land(CATCH_UP)
     with pytest.raises(ForeignMarks):
-        commit_of(first, moved)
+        commit_landed(first, moved)
     with pytest.raises(ForeignMarks):
-        accept_moved(first.feed, first.edges(), "test", adopting=True)
+        accept_moved(first.feed, first.make_ports(), "test", adopting=True)
     assert (first.lake.files, first.group.offsets) == (before, offsets)
 
 
 def test_a_former_lake_that_commits_again_is_noticed(two: tuple[World, World]) -> None:
-    """What was accepted are marks up to one entry. Later ones tell that the other lake is still in use."""
+    """Acceptance covers marks up to one entry; later ones show that the other lake is still in use."""
     first, second = two
     write(first, 2)
-    accept_group(first.feed, first.edges(), Begin.START, "back")
+    accept_group(first.feed, first.make_ports(), Begin.START, "back")
     first.land(CATCH_UP).check()
-    commit_of(first)
+    commit_landed(first)
     with pytest.raises(ForeignMarks):
         second.land(CATCH_UP)
     with pytest.raises(ForeignMarks):
-        commit_of(second)
-    assert rows(first) == all_rows(0, 8)
+        commit_landed(second)
+    assert list_rows(first) == make_rows(0, 8)
 
 
 def test_a_planned_feed_skips_what_the_other_ledger_landed(two: tuple[World, World]) -> None:
     first, _ = two
-    done = accept_group(first.feed, first.edges(), Begin.COMMITTED, "the other lake has it")
+    done = accept_group(first.feed, first.make_ports(), Begin.COMMITTED, "the other lake has it")
     assert [(r.key.tp, r.range.start, r.range.end) for r in done.skipped] == [(P0, 4, 6), (P1, 4, 6)]
-    assert commit_of(first).status is CommitStatus.COMMITTED
-    assert held(first) == [6, 6]
-    assert rows(first) == all_rows(0, 4)
+    assert commit_landed(first).status is CommitStatus.COMMITTED
+    assert list_committed(first) == [6, 6]
+    assert list_rows(first) == make_rows(0, 4)
     assert is_reconciled(first)
 
 
 def test_committed_at_the_same_offset_by_another_ledger(two: tuple[World, World]) -> None:
-    """The offset alone would say: nothing to do."""
+    """The offset alone would mean that nothing is to be done."""
     first, second = two
-    assert held(first) == [6, 6]
+    assert list_committed(first) == [6, 6]
     mark = second.group.offsets[P0].metadata
     for tp in PARTITIONS:
         first.group.offsets[tp] = CommittedOffset(4, metadata=mark)
     with pytest.raises(ForeignMarks):
-        commit_of(first)
+        commit_landed(first)
 
 
 def test_an_offset_moved_by_hand_tells_of_its_ledger_too(world: World) -> None:
@@ -229,48 +229,48 @@ def test_marks_of_any_number_are_noticed_and_accepted(world: World, number: str)
         world.group.offsets[tp] = CommittedOffset(5, metadata=f'{{"sluice":"x","n":{number},"i":"id-1"}}')
     with pytest.raises(ForeignMarks):
         world.land(CATCH_UP)
-    accept_group(world.feed, world.edges(), Begin.COMMITTED, "test")
+    accept_group(world.feed, world.make_ports(), Begin.COMMITTED, "test")
     world.land(CATCH_UP).check()
-    assert rows(world) == all_rows(5, 12)
+    assert list_rows(world) == make_rows(5, 12)
 
 
 def test_a_feed_that_commits_nothing_only_begins_by_the_group(tmp_path: Path, world: World) -> None:
-    """Another lake's feed may go on to commit for the group: this one never reads its offsets again."""
+    """Another lake's feed may keep committing for the group: this feed never reads its offsets again."""
     world.feed = make_feed(tmp_path, more="commit: none\n")
     with pytest.raises(ForeignMarks):
         world.land(CATCH_UP)
-    accept_group(world.feed, world.edges(), Begin.START, "a trial beside production")
+    accept_group(world.feed, world.make_ports(), Begin.START, "a trial next to production")
     world.land(CATCH_UP).check()
     for tp in PARTITIONS:
         world.group.offsets[tp] = CommittedOffset(9, metadata=Mark("another", 99, "id-1").dump())
     write(world, 1)
     world.land(CATCH_UP).check()
-    assert rows(world) == all_rows(0, 13)
+    assert list_rows(world) == make_rows(0, 13)
 
 
 def test_an_offset_of_an_earlier_topic_is_no_beginning(world: World) -> None:
     world.topic.topic_id = "id-2"
     with pytest.raises(ForeignMarks):
         world.land(CATCH_UP)
-    with pytest.raises(UsageError, match="it is of topic id id-1, now id-2") as refused:
-        accept_group(world.feed, world.edges(), Begin.COMMITTED, "test")
-    assert "--begin start" in refused.value.remedy
-    accept_group(world.feed, world.edges(), Begin.START, "a new topic")
+    with pytest.raises(UsageError, match="it is of topic id id-1, now id-2") as caught:
+        accept_group(world.feed, world.make_ports(), Begin.COMMITTED, "test")
+    assert "--begin start" in caught.value.remedy
+    accept_group(world.feed, world.make_ports(), Begin.START, "a new topic")
     world.land(CATCH_UP).check()
-    assert rows(world) == all_rows(0, 12)
+    assert list_rows(world) == make_rows(0, 12)
 
 
 def test_an_offset_beyond_the_log_is_no_beginning(world: World) -> None:
     world.group.offsets[P0] = CommittedOffset(50, metadata=world.group.offsets[P0].metadata)
     with pytest.raises(UsageError, match="50: its log ends at 12"):
-        accept_group(world.feed, world.edges(), Begin.COMMITTED, "test")
+        accept_group(world.feed, world.make_ports(), Begin.COMMITTED, "test")
 
 
 def test_offsets_without_a_mark_are_taken_as_ever(world: World) -> None:
     for tp in PARTITIONS:
         world.group.offsets[tp] = CommittedOffset(5, metadata="written by a consumer")
     world.land(CATCH_UP).check()
-    assert rows(world) == all_rows(5, 12)
+    assert list_rows(world) == make_rows(5, 12)
 
 
 def test_a_renamed_feed_learns_its_former_name(tmp_path: Path) -> None:
@@ -278,39 +278,39 @@ def test_a_renamed_feed_learns_its_former_name(tmp_path: Path) -> None:
     write(world, 4)
     world.now = START + 2 * HOUR
     world.land(CATCH_UP).check()
-    commit_of(world)
+    commit_landed(world)
     world.feed = make_feed(tmp_path, "sales")
-    with pytest.raises(ForeignMarks) as refused:
+    with pytest.raises(ForeignMarks) as caught:
         world.land(CATCH_UP)
-    assert "the marks are those of feed orders in this lake" in refused.value.remedy
-    assert "mv feeds/sales.yaml feeds/orders.yaml" in refused.value.remedy
-    accept_group(world.feed, world.edges(), Begin.COMMITTED, "renamed")
+    assert "the marks are those of feed orders in this lake" in caught.value.remedy
+    assert "mv feeds/sales.yaml feeds/orders.yaml" in caught.value.remedy
+    accept_group(world.feed, world.make_ports(), Begin.COMMITTED, "renamed")
     write(world, 2)
     world.land(CATCH_UP).check()
-    both = sorted(world.rows([*world.lake.list("data/orders"), *world.lake.list("data/sales")]))
-    assert both == all_rows(0, 6), "each row once, in the two folders together"
+    both = sorted(world.read_rows([*world.lake.list("data/orders"), *world.lake.list("data/sales")]))
+    assert both == make_rows(0, 6), "each row once, in the two folders together"
 
 
 def test_two_feeds_of_one_lake_share_a_group_for_different_topics(world: World) -> None:
-    """Marks of partitions that the feed does not read are none of its business."""
+    """Marks of partitions that the feed does not read are ignored."""
     world.group.offsets.clear()
     mine = CommittedOffset(3, metadata=Mark("other feed", 5, "id-9").dump())
     world.group.offsets[P0._replace(topic="payments")] = mine
     world.land(CATCH_UP).check()
-    assert commit_of(world).status is CommitStatus.COMMITTED
+    assert commit_landed(world).status is CommitStatus.COMMITTED
     assert world.group.offsets[P0._replace(topic="payments")] == mine
 
 
 def test_a_checkpoint_keeps_what_was_taken_over(world: World) -> None:
-    accept_group(world.feed, world.edges(), Begin.COMMITTED, "test")
+    accept_group(world.feed, world.make_ports(), Begin.COMMITTED, "test")
     state = world.ledger.read()
     assert state.taken
     assert checkpoint.load(checkpoint.dump(state)) == state
 
 
 def test_offsets_show_the_other_ledger(world: World) -> None:
-    found = replace(moving.spot(), committed=world.group.offsets[P0])
-    assert stands(Ledger(world.lake, "orders", lambda: 0).read(), found) is Stands.FOREIGN
+    spot = replace(moving.make_spot(), committed=world.group.offsets[P0])
+    assert stands(Ledger(world.lake, "orders", lambda: 0).read(), spot) is Stands.FOREIGN
 
 
 def test_offsets_of_another_ledger_are_not_moved_by_hand() -> None:
@@ -318,4 +318,4 @@ def test_offsets_of_another_ledger_are_not_moved_by_hand() -> None:
     here.group.offsets[moving.TP] = CommittedOffset(50, metadata=Mark("another", 3, "t").dump())
     with pytest.raises(ForeignMarks):
         here.move(20)
-    assert here.held == 50
+    assert here.committed == 50

@@ -1,4 +1,4 @@
-"""Which task reads what: Kafka's own worked examples, and what holds for any offset ranges."""
+"""The assignment of partitions to tasks: Kafka's documented examples, and properties for any offset ranges."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from sluice.pipelines.planning.assignment import (
 SIZING = Sizing(range_bytes=100, task_bytes=100, parallelism=3, max_tasks=64)
 
 
-def topic(count: int, name: str = "t1") -> list[TopicPartition]:
+def list_partitions(count: int, name: str = "t1") -> list[TopicPartition]:
     return [TopicPartition(name, p) for p in range(count)]
 
 
-def numbers(given: list[list[TopicPartition]]) -> list[list[int]]:
-    return [[tp.partition for tp in held] for held in given]
+def list_numbers(tasks: list[list[TopicPartition]]) -> list[list[int]]:
+    return [[tp.partition for tp in task] for task in tasks]
 
 
-def led(partition: int, leader: int = 1, size: int = 10, start: int = 0) -> tuple[int, OffsetRange]:
+def make_range(partition: int, leader: int = 1, size: int = 10, start: int = 0) -> tuple[int, OffsetRange]:
     return leader, OffsetRange("t1", partition, "id", start, start + 5, estimated_bytes=size)
 
 
@@ -44,42 +44,42 @@ def led(partition: int, leader: int = 1, size: int = 10, start: int = 0) -> tupl
     [(10, [0, 1, 2, 3], [4, 5, 6], [7, 8, 9]), (11, [0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10])],
 )
 def test_range_as_kafka_documents_it(partitions: int, c1_0: list[int], c2_0: list[int], c2_1: list[int]) -> None:
-    assert numbers(assign_ranges(topic(partitions), 3)) == [c1_0, c2_0, c2_1]
+    assert list_numbers(assign_ranges(list_partitions(partitions), 3)) == [c1_0, c2_0, c2_1]
 
 
 def test_five_partitions_over_four_threads() -> None:
-    assert numbers(assign_ranges(topic(5), 4)) == [[0, 1], [2], [3], [4]]
+    assert list_numbers(assign_ranges(list_partitions(5), 4)) == [[0, 1], [2], [3], [4]]
 
 
 def test_range_begins_again_with_each_topic() -> None:
-    given = assign_ranges([*topic(3, "a"), *topic(3, "b")], 2)
-    assert numbers(given) == [[0, 1, 0, 1], [2, 2]]
+    tasks = assign_ranges([*list_partitions(3, "a"), *list_partitions(3, "b")], 2)
+    assert list_numbers(tasks) == [[0, 1, 0, 1], [2, 2]]
 
 
 def test_round_robin_as_kafka_documents_it() -> None:
     """Ten partitions in a shuffled order, over c1-0, c1-1, c2-0 and c2-1."""
     shuffled = [TopicPartition("t1", p) for p in (5, 3, 0, 8, 2, 1, 4, 7, 6, 9)]
-    assert numbers(round_robin(shuffled, 4)) == [[5, 2, 6], [3, 1, 9], [0, 4], [8, 7]]
+    assert list_numbers(round_robin(shuffled, 4)) == [[5, 2, 6], [3, 1, 9], [0, 4], [8, 7]]
 
 
 def test_sticky_moves_no_more_than_balance_needs() -> None:
-    before = {tp: tp.partition % 2 for tp in topic(6)}
-    assert numbers(assign_sticky(topic(6), 2, before)) == [[0, 2, 4], [1, 3, 5]]
-    assert numbers(assign_sticky(topic(8), 3, before)) == [[0, 2, 4], [1, 3, 5], [6, 7]]
-    assert numbers(assign_sticky(topic(6), 3, before)) == [[0, 2], [1, 3], [4, 5]]
-    assert sorted(numbers(assign_sticky(topic(6), 1, before))[0]) == list(range(6))
+    before = {tp: tp.partition % 2 for tp in list_partitions(6)}
+    assert list_numbers(assign_sticky(list_partitions(6), 2, before)) == [[0, 2, 4], [1, 3, 5]]
+    assert list_numbers(assign_sticky(list_partitions(8), 3, before)) == [[0, 2, 4], [1, 3, 5], [6, 7]]
+    assert list_numbers(assign_sticky(list_partitions(6), 3, before)) == [[0, 2], [1, 3], [4, 5]]
+    assert sorted(list_numbers(assign_sticky(list_partitions(6), 1, before))[0]) == list(range(6))
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.dictionaries(st.integers(0, 40), st.integers(0, 15)))
 def test_sticky_is_even_and_keeps_what_it_can(partitions: int, count: int, stood: dict[int, int]) -> None:
     before = {TopicPartition("t1", p): task for p, task in stood.items()}
-    given = assign_sticky(topic(partitions), count, before)
-    sizes = [len(held) for held in given]
-    assert sorted(tp for held in given for tp in held) == topic(partitions)
+    tasks = assign_sticky(list_partitions(partitions), count, before)
+    sizes = [len(assigned) for assigned in tasks]
+    assert sorted(tp for assigned in tasks for tp in assigned) == list_partitions(partitions)
     assert max(sizes) - min(sizes) <= 1
-    kept = sum(before.get(tp) == i for i, held in enumerate(given) for tp in held)
-    wanted = Counter(task for tp, task in before.items() if tp in topic(partitions) and task < count)
-    assert kept >= sum(min(n, partitions // count) for n in wanted.values())
+    unmoved = sum(before.get(tp) == i for i, assigned in enumerate(tasks) for tp in assigned)
+    wanted = Counter(task for tp, task in before.items() if tp in list_partitions(partitions) and task < count)
+    assert unmoved >= sum(min(n, partitions // count) for n in wanted.values())
 
 
 @given(
@@ -87,27 +87,27 @@ def test_sticky_is_even_and_keeps_what_it_can(partitions: int, count: int, stood
     st.sampled_from(Assignor),
 )
 def test_each_range_is_read_once(world: list[tuple[int, int]], assignor: Assignor) -> None:
-    ranges = [led(p, 1 + p % 3, size, 5 * i) for i, (p, size) in enumerate(world)]
-    made = assign_tasks(ranges, replace(SIZING, assignor=assignor))
-    assert sorted((s for t in made for s in t.offset_ranges), key=lambda s: s.start) == [s for _, s in ranges]
-    assert [t.index for t in made] == list(range(len(made)))
-    for task in made:
+    ranges = [make_range(p, 1 + p % 3, size, 5 * i) for i, (p, size) in enumerate(world)]
+    tasks = assign_tasks(ranges, replace(SIZING, assignor=assignor))
+    assert sorted((s for t in tasks for s in t.offset_ranges), key=lambda s: s.start) == [s for _, s in ranges]
+    assert [t.index for t in tasks] == list(range(len(tasks)))
+    for task in tasks:
         leaders = {1 + s.partition % 3 for s in task.offset_ranges}
         assert task.leader == (leaders.pop() if len(leaders) == 1 else SEVERAL)
     if assignor is not Assignor.LEADER_BYTES:
-        assert all(n == 1 for n in Counter(tp for t in made for tp in {s.tp for s in t.offset_ranges}).values())
+        assert all(n == 1 for n in Counter(tp for t in tasks for tp in {s.tp for s in t.offset_ranges}).values())
 
 
 def test_a_comparison_says_how_even_how_far_and_what_moved() -> None:
-    ranges = [led(0, 1, 80), led(1, 2, 10), led(2, 1, 10), led(3, 2, 80)]
+    ranges = [make_range(0, 1, 80), make_range(1, 2, 10), make_range(2, 1, 10), make_range(3, 2, 80)]
     sizing = replace(SIZING, parallelism=2, task_bytes=1000)
     first = assign_tasks(ranges, replace(sizing, assignor=Assignor.RANGE))
     plan = Plan("f", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, first)
-    found = {c.assignor: c for c in compare(ranges, replace(sizing, before=map_tasks(plan)))}
+    comparisons = {c.assignor: c for c in compare(ranges, replace(sizing, before=map_tasks(plan)))}
     assert [c.moved for c in compare(ranges, sizing)] == [None] * 4
-    assert found[Assignor.RANGE].moved == found[Assignor.STICKY].moved == 0
-    assert found[Assignor.ROUND_ROBIN].moved == 2
-    assert found[Assignor.LEADER_BYTES].leaders == 1
-    assert found[Assignor.RANGE].leaders == 2
-    assert found[Assignor.RANGE].balance == 1.0
-    assert found[Assignor.ROUND_ROBIN].balance == 1.0
+    assert comparisons[Assignor.RANGE].moved == comparisons[Assignor.STICKY].moved == 0
+    assert comparisons[Assignor.ROUND_ROBIN].moved == 2
+    assert comparisons[Assignor.LEADER_BYTES].leaders == 1
+    assert comparisons[Assignor.RANGE].leaders == 2
+    assert comparisons[Assignor.RANGE].balance == 1.0
+    assert comparisons[Assignor.ROUND_ROBIN].balance == 1.0

@@ -1,4 +1,4 @@
-"""The planner: a plan covers exactly what is pending, within limits, the same each time."""
+"""The planner: a plan covers exactly the pending offsets, within limits, and is deterministic."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from sluice.pipelines.model.plans import SEVERAL, AskedRange, Assignor, Plan, Re
 from sluice.pipelines.planning.assignment import Sizing
 from sluice.pipelines.planning.plan import build, find_pending_ranges
 from sluice.testing.cluster import partition
-from tests.examples import examples
+from tests.examples import scale_examples
 
 CATCH_UP = Request(RequestKind.CATCH_UP)
 HOURLY = WindowSettings()
 SIZING = Sizing(range_bytes=128 << 20, task_bytes=128 << 20, parallelism=2, max_tasks=64)
 
 
-def key(number: int = 0) -> Key:
+def make_key(number: int = 0) -> Key:
     return Key("orders", number, "id-1")
 
 
 def state(origins: dict[int, int], accounted: dict[int, list[Range]] | None = None) -> State:
-    items = tuple(OriginItem(key=key(n), offset=o, committed=None, why="") for n, o in origins.items())
-    lost = tuple(KeyRange(key=key(n), range=r) for n, rs in (accounted or {}).items() for r in rs)
+    items = tuple(OriginItem(key=make_key(n), offset=o, committed=None, why="") for n, o in origins.items())
+    lost = tuple(KeyRange(key=make_key(n), range=r) for n, rs in (accounted or {}).items() for r in rs)
     return State().extend([OriginEntry(items=items), LossEntry(ranges=lost, reason="")])
 
 
-def planned(
+def build_plan(
     s: State, parts: dict[Key, PartitionState], request: Request = CATCH_UP, sizing: Sizing = SIZING
 ) -> Plan | None:
-    found, refused = find_pending_ranges(request, s, parts, HOURLY)
+    pending, refused = find_pending_ranges(request, s, parts, HOURLY)
     assert not refused
-    return build(Plan("orders", "c", request, Isolation.READ_COMMITTED, ()), found, sizing, s, HOURLY)
+    return build(Plan("orders", "c", request, Isolation.READ_COMMITTED, ()), pending, sizing, s, HOURLY)
 
 
 partitions = st.lists(
@@ -57,7 +57,7 @@ partitions = st.lists(
 )
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=scale_examples(200))
 @given(partitions, st.integers(1, 4), st.sampled_from([1, 1 << 20, 128 << 20]), st.sampled_from(Assignor))
 def test_a_plan_covers_exactly_what_is_pending(
     world: list[tuple[int, int, list[tuple[int, int]], int, int | None]],
@@ -68,28 +68,28 @@ def test_a_plan_covers_exactly_what_is_pending(
     accounted = {n: [Range(a, a + w) for a, w in w_[2]] for n, w_ in enumerate(world)}
     s = state({n: w[0] for n, w in enumerate(world)}, accounted)
     parts = {
-        key(n): partition(
+        make_key(n): partition(
             number=n, leader=w[3], log_bytes=w[4], last_stable_offset=w[0] + w[1], high_watermark=max(w[0] + w[1], 200)
         )
         for n, w in enumerate(world)
     }
     sizing = Sizing(size, size, parallelism, 64, min_range_bytes=1, assignor=assignor)
-    plan = planned(s, parts, sizing=sizing)
+    plan = build_plan(s, parts, sizing=sizing)
     for n, w in enumerate(world):
-        frontier = s.frontier(key(n))
-        expected = subtract(Range(frontier, max(frontier, w[0] + w[1])), s.list_accounted(key(n)))
-        mine = [x for x in (plan.offset_ranges if plan else ()) if x.key == key(n)]
+        frontier = s.frontier(make_key(n))
+        expected = subtract(Range(frontier, max(frontier, w[0] + w[1])), s.list_accounted(make_key(n)))
+        mine = [x for x in (plan.offset_ranges if plan else ()) if x.key == make_key(n)]
         assert union(x.range for x in mine) == expected
         assert sum(x.span for x in mine) == sum(r.span for r in expected), "offset ranges do not overlap"
-        leaders = {t.leader for t in (plan.tasks if plan else ()) for x in t.offset_ranges if x.key == key(n)}
+        leaders = {t.leader for t in (plan.tasks if plan else ()) for x in t.offset_ranges if x.key == make_key(n)}
         assert leaders <= ({w[3]} if assignor is Assignor.LEADER_BYTES else {w[3], SEVERAL})
-    again = planned(s, parts, sizing=sizing)
+    again = build_plan(s, parts, sizing=sizing)
     assert (plan and plan.hash) == (again and again.hash)
 
 
 def test_large_partitions_are_split_over_several_tasks() -> None:
-    parts = {key(): partition(last_stable_offset=10**6, high_watermark=10**6, log_bytes=1 << 30)}
-    plan = planned(state({0: 0}), parts)
+    parts = {make_key(): partition(last_stable_offset=10**6, high_watermark=10**6, log_bytes=1 << 30)}
+    plan = build_plan(state({0: 0}), parts)
     assert plan is not None
     assert len(plan.offset_ranges) == 8
     assert len(plan.tasks) == 8
@@ -97,23 +97,25 @@ def test_large_partitions_are_split_over_several_tasks() -> None:
 
 
 def test_small_work_is_not_cut_to_crumbs() -> None:
-    parts = {key(n): partition(number=n, leader=n % 3) for n in range(6)}
-    plan = planned(state(dict.fromkeys(range(6), 0)), parts)
+    parts = {make_key(n): partition(number=n, leader=n % 3) for n in range(6)}
+    plan = build_plan(state(dict.fromkeys(range(6), 0)), parts)
     assert plan is not None
     assert len(plan.offset_ranges) == 6
     assert [t.leader for t in plan.tasks] == [0, 1, 2]
 
 
 def test_limits_shorten_all_partitions_alike() -> None:
-    parts = {key(n): partition(number=n, last_stable_offset=e, high_watermark=e) for n, e in enumerate((1000, 3000))}
-    plan = planned(state({0: 0, 1: 0}), parts, sizing=Sizing(128 << 20, 128 << 20, 2, 64, max_records=400))
+    parts = {
+        make_key(n): partition(number=n, last_stable_offset=e, high_watermark=e) for n, e in enumerate((1000, 3000))
+    }
+    plan = build_plan(state({0: 0, 1: 0}), parts, sizing=Sizing(128 << 20, 128 << 20, 2, 64, max_records=400))
     assert plan is not None
-    assert {s.key: s.range for s in plan.offset_ranges} == {key(0): Range(0, 100), key(1): Range(0, 300)}
+    assert {s.key: s.range for s in plan.offset_ranges} == {make_key(0): Range(0, 100), make_key(1): Range(0, 300)}
 
 
 def test_explicit_ranges_have_pending_only_what_is_not_accounted() -> None:
     request = Request(RequestKind.OFFSETS, ranges=(AskedRange("orders", 0, 10, 90),))
-    plan = planned(state({0: 50}, {0: [Range(50, 60)]}), {key(): partition()}, request)
+    plan = build_plan(state({0: 50}, {0: [Range(50, 60)]}), {make_key(): partition()}, request)
     assert plan is not None
     assert [s.range for s in plan.offset_ranges] == [Range(10, 50), Range(60, 90)], (
         "a backfill may reach below the origin"
@@ -122,13 +124,13 @@ def test_explicit_ranges_have_pending_only_what_is_not_accounted() -> None:
 
 def test_ranges_that_overlap_are_asked_for_once() -> None:
     ranges = (AskedRange("orders", 0, 10, 30), AskedRange("orders", 0, 20, 40), AskedRange("orders", 0, 50, 60))
-    plan = planned(state({0: 0}), {key(): partition()}, Request(RequestKind.OFFSETS, ranges))
+    plan = build_plan(state({0: 0}), {make_key(): partition()}, Request(RequestKind.OFFSETS, ranges))
     assert plan is not None
     assert [s.range for s in plan.offset_ranges] == [Range(10, 40), Range(50, 60)]
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("requested", "says"),
     [
         (AskedRange("orders", 0, 90, 101), "beyond the last stable offset 100"),
         (AskedRange("orders", 0, 5, 5), "is not a range"),
@@ -136,33 +138,35 @@ def test_ranges_that_overlap_are_asked_for_once() -> None:
         (AskedRange("orders", 7, 0, 5), "orders:7 is not a partition"),
     ],
 )
-def test_bad_ranges_are_refused(asked: AskedRange, says: str) -> None:
+def test_bad_ranges_are_refused(requested: AskedRange, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        find_pending_ranges(Request(RequestKind.OFFSETS, ranges=(asked,)), state({0: 0}), {key(): partition()}, HOURLY)
+        find_pending_ranges(
+            Request(RequestKind.OFFSETS, ranges=(requested,)), state({0: 0}), {make_key(): partition()}, HOURLY
+        )
 
 
 def test_only_must_match() -> None:
     request = Request(RequestKind.CATCH_UP, only=(TopicPartition("orders", 9),))
     with pytest.raises(UsageError, match="orders:9"):
-        find_pending_ranges(request, state({0: 0}), {key(): partition()}, HOURLY)
+        find_pending_ranges(request, state({0: 0}), {make_key(): partition()}, HOURLY)
 
 
 def test_pending_offsets_below_the_log_start_are_set_apart() -> None:
-    found, _ = find_pending_ranges(
-        CATCH_UP, state({0: 10}, {0: [Range(15, 20)]}), {key(): partition(log_start=40)}, HOURLY
+    pending, _ = find_pending_ranges(
+        CATCH_UP, state({0: 10}, {0: [Range(15, 20)]}), {make_key(): partition(log_start=40)}, HOURLY
     )
-    assert found[0].lost == (Range(10, 15), Range(20, 40))
-    assert found[0].ranges == (Range(40, 100),)
+    assert pending[0].lost == (Range(10, 15), Range(20, 40))
+    assert pending[0].ranges == (Range(40, 100),)
 
 
 def test_a_position_beyond_the_log_is_refused() -> None:
-    found, refused = find_pending_ranges(CATCH_UP, state({0: 500}), {key(): partition()}, HOURLY)
-    assert not found
+    pending, refused = find_pending_ranges(CATCH_UP, state({0: 500}), {make_key(): partition()}, HOURLY)
+    assert not pending
     assert "beyond the end of the log" in refused[0].error.message
 
 
 def test_a_plans_hash_is_that_of_its_fields_as_canonical_json() -> None:
-    plan = planned(state({0: 0}), {key(): partition()})
+    plan = build_plan(state({0: 0}), {make_key(): partition()})
     assert plan
     fields = asdict(plan) | {"tasks": [{"slices": t.pop("offset_ranges"), **t} for t in asdict(plan)["tasks"]]}
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
@@ -171,8 +175,8 @@ def test_a_plans_hash_is_that_of_its_fields_as_canonical_json() -> None:
 
 
 def test_the_hash_depends_on_the_content() -> None:
-    one = planned(state({0: 0}), {key(): partition()})
-    other = planned(state({0: 1}), {key(): partition()})
+    one = build_plan(state({0: 0}), {make_key(): partition()})
+    other = build_plan(state({0: 1}), {make_key(): partition()})
     assert one
     assert other
     assert one.hash != other.hash

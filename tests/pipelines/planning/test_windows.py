@@ -1,4 +1,4 @@
-"""Windows tile every partition whatever order they are resolved in, whatever the stamps say."""
+"""Windows tile every partition for any order of resolution and any stamps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from sluice.pipelines.planning.windows import (
 )
 from sluice.testing.cluster import MemoryCluster, partition
 from sluice.testing.lake import MemoryLake
-from tests.examples import examples
+from tests.examples import scale_examples
 
 HOUR = 3_600_000
 SETTINGS = WindowSettings()
@@ -43,20 +43,20 @@ START = 400_000 * HOUR
 
 @dataclass
 class Log(MemoryCluster):
-    """One partition whose look-ups by time come from its records' stamps."""
+    """One partition with look-ups by time over its records' stamps."""
 
     stamps: list[int] = field(default_factory=list)
     hidden: range = range(0)
-    """Offsets of records that markers hide: they were searched for."""
-    asked: int = 0
+    """Offsets of records behind markers, found by a search."""
+    lookups: int = 0
 
     def offsets_at(self, times):  # type: ignore[no-untyped-def]
-        self.asked += 1
-        return {tp: self._first(t) for tp, t in times.items()}
+        self.lookups += 1
+        return {tp: self._find_first(t) for tp, t in times.items()}
 
-    def _first(self, time: int) -> OffsetAtTime | None:
-        found = ((o, s) for o, s in enumerate(self.stamps) if s >= time)
-        return next((OffsetAtTime(o, s, by_marker=o in self.hidden) for o, s in found), None)
+    def _find_first(self, time: int) -> OffsetAtTime | None:
+        matches = ((o, s) for o, s in enumerate(self.stamps) if s >= time)
+        return next((OffsetAtTime(o, s, by_marker=o in self.hidden) for o, s in matches), None)
 
     @property
     def partitions_by_key(self) -> dict[Key, PartitionState]:
@@ -80,11 +80,11 @@ class World:
         return self.ledger.read()
 
     def pin(self) -> None:
-        """As a run does, now."""
+        """Pin the due boundaries, as a run does."""
         for entry in find_due(self.state, self.log, self.now, self.log.partitions_by_key, SETTINGS):
             self.ledger.append(partial(clamp_boundaries, entry=entry))
 
-    def window(self, start: int) -> Range | None:
+    def find_window(self, start: int) -> Range | None:
         return find_range(self.state, KEY, start, SETTINGS)
 
 
@@ -94,7 +94,7 @@ stamp = st.one_of(
 )
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=scale_examples(200))
 @given(st.lists(st.tuples(st.lists(stamp, max_size=12), st.integers(0, 3 * HOUR)), min_size=1, max_size=6))
 def test_windows_tile_whatever_arrives_between(rounds: list[tuple[list[int], int]]) -> None:
     world = World([], START + 20 * 60_000, opens=START)
@@ -104,17 +104,17 @@ def test_windows_tile_whatever_arrives_between(rounds: list[tuple[list[int], int
         world.now += passes
         world.pin()
         windows = range(START, SETTINGS.last_boundary(world.now), HOUR)
-        found = {w: world.window(w) for w in windows}
-        assert found.items() >= pinned.items(), "first resolution wins"
+        ranges = {w: world.find_window(w) for w in windows}
+        assert ranges.items() >= pinned.items(), "first resolution wins"
         at = 0
-        for r in found.values():
+        for r in ranges.values():
             assert r is not None
             assert (r.start, r.end >= r.start) == (at, True)
             at = r.end
-        pinned = found
+        pinned = ranges
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=scale_examples(100))
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 12 * HOUR)), max_size=10), st.randoms())
 def test_rivals_that_saw_different_ends_still_tile(looks: list[tuple[bool, int]], random: Any) -> None:
     """Two runs resolve at different times; their entries reach the ledger in any order."""
@@ -134,23 +134,23 @@ hours = st.lists(st.integers(-2, 12), min_size=1, max_size=8, unique=True).map(s
 offset = st.integers(0, 9)
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=scale_examples(300))
 @given(
     hours, st.lists(offset, min_size=8, max_size=8), hours, st.lists(offset, max_size=8), offset, st.integers(-2, 12)
 )
 def test_each_boundary_is_moved_by_itself_however_many_come_at_once(
-    found: list[int], offsets: list[int], before: list[int], pinned: list[int], origin: int, floor: int
+    new_hours: list[int], offsets: list[int], before: list[int], pinned: list[int], origin: int, floor: int
 ) -> None:
     state = World([], START, origin, opens=START).state
     for hour, at in zip(before, sorted(pinned), strict=False):
         state.boundaries[KEY].add([START + hour * HOUR], [at])
     state.floors[KEY] = START + floor * HOUR, 5
-    expected, least = dict[int, int](), 0
-    for hour, at in zip(found, offsets, strict=False):
+    expected, minimum = dict[int, int](), 0
+    for hour, at in zip(new_hours, offsets, strict=False):
         time = START + hour * HOUR
         if time not in state.boundaries[KEY].times:
-            expected[time] = least = clamp(state, KEY, time, max(at, least))
-    times = tuple(START + h * HOUR for h in found)
+            expected[time] = minimum = clamp(state, KEY, time, max(at, minimum))
+    times = tuple(START + h * HOUR for h in new_hours)
     entry = BoundaryEntry(items=(Boundaries(key=KEY, times=times, offsets=tuple(offsets[: len(times)])),))
     clamped = clamp_boundaries(state, entry)
     assert dict(zip(clamped.items[0].times, clamped.items[0].offsets, strict=True) if clamped else ()) == expected
@@ -160,31 +160,31 @@ def test_records_lie_in_the_window_of_their_stamps() -> None:
     stamps = [START + 5, START + HOUR - 1, START + HOUR, START + 2 * HOUR + 9]
     world = World(stamps, START + 4 * HOUR, opens=START)
     world.pin()
-    assert [world.window(START + i * HOUR) for i in range(3)] == [Range(0, 2), Range(2, 3), Range(3, 4)]
+    assert [world.find_window(START + i * HOUR) for i in range(3)] == [Range(0, 2), Range(2, 3), Range(3, 4)]
 
 
 def test_one_record_from_2040_does_not_empty_later_hours() -> None:
     far = START + 20 * 365 * 24 * HOUR
     world = World([START, far, START + 10], START + HOUR + 20 * 60_000, opens=START)
     world.pin()
-    assert world.window(START) == Range(0, 3)
+    assert world.find_window(START) == Range(0, 3)
     world.log.stamps += [START + HOUR + 5, START + 2 * HOUR]
     world.now += HOUR
     world.pin()
-    assert world.window(START + HOUR) == Range(3, 5)
+    assert world.find_window(START + HOUR) == Range(3, 5)
 
 
 def test_fifty_years_in_few_questions() -> None:
-    """A log whose first record is stamped 1970: empty years cost no question, no entry, and are complete."""
+    """A log whose first record is stamped 1970: empty years need no look-up and no entry, and are complete."""
     world = World([5, START, START + HOUR, START + HOUR + 1], START + 4 * HOUR)
     assert world.state.first_window == 0
-    world.log.asked = 0
+    world.log.lookups = 0
     world.pin()
-    assert world.log.asked < 60
-    assert world.window(0) == Range(0, 1)
-    assert world.window(HOUR) == world.window(START - HOUR) == Range(1, 1)
-    assert world.window(START) == Range(1, 2)
-    assert world.window(START + HOUR) == Range(2, 4)
+    assert world.log.lookups < 60
+    assert world.find_window(0) == Range(0, 1)
+    assert world.find_window(HOUR) == world.find_window(START - HOUR) == Range(1, 1)
+    assert world.find_window(START) == Range(1, 2)
+    assert world.find_window(START + HOUR) == Range(2, 4)
     assert LISTED - 2 <= len(list_manifest_windows(world.state, SETTINGS)) < LISTED + 60
 
 
@@ -211,7 +211,7 @@ def test_what_a_catch_up_landed_in_the_open_window_is_the_floor_of_its_end() -> 
     world.now += HOUR
     world.ledger._state = state
     world.pin()
-    assert world.window(START) == Range(0, 1)
+    assert world.find_window(START) == Range(0, 1)
 
 
 @pytest.mark.parametrize(
@@ -237,9 +237,9 @@ def test_a_boundary_that_was_searched_for_is_marked_for_good() -> None:
     world.log.hidden = range(2, 3)
     world.pin()
     assert [count_marker_searches(world.state, START + n * HOUR, SETTINGS) for n in range(4)] == [0, 1, 1, 0]
-    (entry,) = [e for e in entries(world) if isinstance(e, BoundaryEntry)]
+    (entry,) = [e for e in list_entries(world) if isinstance(e, BoundaryEntry)]
     assert entry.items[0].by_marker == (START + 2 * HOUR,)
-    assert world.window(START + HOUR) == Range(1, 2)
+    assert world.find_window(START + HOUR) == Range(1, 2)
     again = checkpoint.load(checkpoint.dump(world.state))
     assert again is not None
     assert again.by_marker == {START + 2 * HOUR: 1}
@@ -251,27 +251,27 @@ def test_a_boundary_that_was_searched_for_is_marked_for_good() -> None:
 def test_the_end_of_the_log_behind_markers_is_by_the_clock_and_marked() -> None:
     world = World([START, START + HOUR], START + 5 * HOUR, opens=START)
     end = OffsetAtTime(2, START + 2 * HOUR, by_marker=True)
-    world.log._first = lambda time: OffsetAtTime(1, START + HOUR) if time <= START + HOUR else end  # type: ignore
+    world.log._find_first = lambda time: OffsetAtTime(1, START + HOUR) if time <= START + HOUR else end  # type: ignore
     world.pin()
-    (entry,) = [e for e in entries(world) if isinstance(e, BoundaryEntry)]
+    (entry,) = [e for e in list_entries(world) if isinstance(e, BoundaryEntry)]
     assert (entry.items[0].offsets[-1], entry.items[0].by_marker[-1]) == (2, entry.items[0].times[-1])
 
 
-def entries(world: World) -> list[Any]:
+def list_entries(world: World) -> list[Any]:
     return [entry for _, entry in world.ledger.entries()]
 
 
 def test_a_window_before_a_partitions_opening_is_empty_there() -> None:
     world = World([START], START + 5 * HOUR, opens=START + 2 * HOUR)
-    assert world.window(START) == Range(0, 0)
+    assert world.find_window(START) == Range(0, 0)
 
 
 def test_pieces_are_cut_at_boundaries_and_named_by_window() -> None:
     stamps = [START, START + HOUR, START + HOUR + 1, START + 3 * HOUR]
     world = World(stamps, START + 5 * HOUR, opens=START)
     world.pin()
-    found = cut_at_boundaries(world.state, KEY, Range(0, 4))
-    assert [(p.range, p.window) for p in found] == [
+    pieces = cut_at_boundaries(world.state, KEY, Range(0, 4))
+    assert [(p.range, p.window) for p in pieces] == [
         (Range(0, 1), START),
         (Range(1, 3), START + HOUR),
         (Range(3, 4), START + 3 * HOUR),
@@ -295,10 +295,10 @@ def test_an_open_transaction_holds_a_window() -> None:
     world = World([START, START + 1, START + HOUR], START + 3 * HOUR, opens=START)
     world.pin()
     parts = world.log.partitions_by_key
-    asked = Request(RequestKind.WINDOW, window=START)
-    assert find_pending_ranges(asked, world.state, parts, SETTINGS)[1] == ()
+    request = Request(RequestKind.WINDOW, window=START)
+    assert find_pending_ranges(request, world.state, parts, SETTINGS)[1] == ()
     stuck = {KEY: partition(last_stable_offset=1, high_watermark=3)}
-    (refused,) = find_pending_ranges(asked, world.state, stuck, SETTINGS)[1]
+    (refused,) = find_pending_ranges(request, world.state, stuck, SETTINGS)[1]
     assert (refused.tp, type(refused.error)) == (TP, WindowHeld)
 
 
@@ -313,7 +313,7 @@ def test_a_window_is_complete_when_all_of_it_is_accounted_for() -> None:
 
 
 def test_a_clock_that_jumps_back_resolves_nothing_new() -> None:
-    """The other partition's next boundary is ahead of the clock, and windows grew in between."""
+    """The other partition's next boundary is ahead of the clock, and the window length grew in between."""
     world = World([START, START + 3 * HOUR], START + 4 * HOUR, opens=START)
     world.pin()
     other = Key("orders", 1, "id-1")

@@ -1,6 +1,6 @@
-"""A ledger that lost its newest entries, however many: noticed before anything is done, and gone on from with a named
-acceptance, by which nothing is lost, doubled or used twice. By Sluice's own runs over ports in memory; the model's
-watch holds every change against the invariants.
+"""A ledger that lost any number of its newest entries: a run detects it before it writes, and continues after an
+explicit acceptance, without lost records, duplicates or reused numbers. Sluice's own runs over ports in memory; the
+model's watch checks every change against the invariants.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from sluice.pipelines.ledger.tip import Tip
 from sluice.pipelines.operating.acceptance import accept_ledger
 from sluice.pipelines.operating.repairs import RepairTarget, repair
 from sluice.testing.logs import COMMIT
-from tests.model.explore import Scenario, feed_of
-from tests.model.programs import CATCH_UP, as_one, program
+from tests.model.explore import Scenario, build_feed
+from tests.model.programs import CATCH_UP, build_program, run_deterministically
 from tests.model.watch import LOG, ROOTS, Watch
 from tests.model.world import CLUSTER, FEED, HOUR, World
 
@@ -37,13 +37,13 @@ LATER = "_sluice/orders/aside/"
 
 @pytest.fixture(autouse=True)
 def _as_one() -> Iterator[None]:
-    with as_one():
+    with run_deterministically():
         yield
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What there is besides the log: whether the note of the newest number, and a checkpoint of everything."""
+class Evidence:
+    """Evidence besides the log: the note of the newest number, and a checkpoint of all entries."""
 
     tip: bool
     fold: bool
@@ -54,15 +54,15 @@ class Kept:
 
 def write(world: World, number: int, *kinds: str) -> None:
     for kind in kinds:
-        p = world.partitions[number].written(world.now, kind)
-        world.partitions[number] = p.ended(world.now, 100 + p.end - 1, COMMIT) if kind == "o" else p
+        p = world.partitions[number].with_record(world.now, kind)
+        world.partitions[number] = p.with_transaction_end(world.now, 100 + p.end - 1, COMMIT) if kind == "o" else p
 
 
 @cache
-def landed(mode: CommitMode) -> World:
-    """Two runs over two partitions, with records that go into quarantine, transactions, and a complete window."""
+def land_twice(mode: CommitMode) -> World:
+    """Returns a world of two partitions after two runs: quarantined records, transactions, and a complete window."""
     scenario = Scenario("lost", (), ("cbt", "cc"), letters=mode is CommitMode.TRANSACTIONAL)
-    world = World(feed_of(scenario).model_copy(update={"commit": mode}), scenario.logs)
+    world = World(build_feed(scenario).model_copy(update={"commit": mode}), scenario.logs)
     Watch(world)
     run(world, "first")
     world.now += HOUR // 2
@@ -75,56 +75,56 @@ def landed(mode: CommitMode) -> World:
 
 
 def run(world: World, name: str) -> None:
-    program(world, name, ("catch",))()
+    build_program(world, name, ("catch",))()
 
 
-def copied(world: World) -> World:
+def copy_world(world: World) -> World:
     out = world.clone()
     Watch(out).take_over(world.watch)
     return out
 
 
-def entries(world: World) -> list[str]:
+def list_entries(world: World) -> list[str]:
     return sorted(p for p in world.files if p.startswith(LOG))
 
 
-def lose(world: World, count: int, kept: Kept) -> None:
-    """The newest entries, that many, are gone."""
-    if kept.fold:
-        state = world.ledger("folding").read()
+def lose(world: World, count: int, evidence: Evidence) -> None:
+    """Delete the newest entries, `count` of them."""
+    if evidence.fold:
+        state = world.open_ledger("folding").read()
         world.files[paths.checkpoint_path(FEED, state.number)] = checkpoint.dump(state)
-    if not kept.tip:
+    if not evidence.tip:
         del world.files[TIP]
-    for path in entries(world)[-count:]:
+    for path in list_entries(world)[-count:]:
         del world.files[path]
 
 
-def accept(world: World) -> int:
-    return accept_ledger(world.feed, world.edges("operator"), "the disk was restored").next
+def accept_loss(world: World) -> int:
+    return accept_ledger(world.feed, world.open_ports("operator"), "the disk was restored").next
 
 
-def rows(world: World) -> dict[str, bytes]:
+def list_rows(world: World) -> dict[str, bytes]:
     return {p: data for p, data in world.files.items() if p.startswith(ROOTS)}
 
 
-def problems(world: World) -> list[str]:
-    edges = world.edges("auditor")
-    ledger = world.ledger("auditor")
+def find_problems(world: World) -> list[str]:
+    edges = world.open_ports("auditor")
+    ledger = world.open_ledger("auditor")
     report = audit(ledger, edges.lake)
-    found = strict(ledger, edges.lake, world.feed, take_survey(world.feed, edges, ledger), report)
-    return [str(p) for p in (*audit(ledger, edges.lake, hashes=True).problems, *found.problems)]
+    findings = strict(ledger, edges.lake, world.feed, take_survey(world.feed, edges, ledger), report)
+    return [str(p) for p in (*audit(ledger, edges.lake, hashes=True).problems, *findings.problems)]
 
 
-def is_right(world: World) -> None:
-    """The last run is over: everything stable is there, once, committed, told, and the audits close."""
+def check_complete(world: World) -> None:
+    """After the last run, every stable record has landed once, is committed and reported, and the audits close."""
     none = world.feed.commit is CommitMode.NONE
-    assert world.watch.at_last(moved=none, letters=world.feed.dead_letters is not None) == ""
+    assert world.watch.check_end_state(moved=none, letters=world.feed.dead_letters is not None) == ""
     assert not world.broken
-    assert problems(world) == []
+    assert find_problems(world) == []
 
 
-def noticed(world: World) -> bool:
-    """Whether a run is refused."""
+def is_refused(world: World) -> bool:
+    """Returns True if a run is refused."""
     try:
         run(world, "refused")
     except EntriesLost:
@@ -133,66 +133,68 @@ def noticed(world: World) -> bool:
 
 
 SUFFIXES = [(m, count) for m in CommitMode for count in range(1, 8 if m is CommitMode.NONE else 12)]
-EVIDENCE = [Kept(tip, fold) for tip in (True, False) for fold in (True, False)]
+EVIDENCE = [Evidence(tip, fold) for tip in (True, False) for fold in (True, False)]
 
 
 def test_the_suffixes_are_all_there_are() -> None:
     for mode in CommitMode:
-        assert len(entries(landed(mode))) == max(count for m, count in SUFFIXES if m is mode)
+        assert len(list_entries(land_twice(mode))) == max(count for m, count in SUFFIXES if m is mode)
 
 
-@pytest.mark.parametrize("kept", EVIDENCE, ids=str)
+@pytest.mark.parametrize("evidence", EVIDENCE, ids=str)
 @pytest.mark.parametrize(("mode", "count"), SUFFIXES)
-def test_every_lost_suffix(mode: CommitMode, count: int, kept: Kept) -> None:
-    """It is noticed, with nothing touched, and gone on from; where nothing tells of it, landing gives the same."""
-    world = copied(landed(mode))
-    numbers = {paths.log_number(p) or 0 for p in entries(world)}
-    lose(world, count, kept)
+def test_every_lost_suffix(mode: CommitMode, count: int, evidence: Evidence) -> None:
+    """The loss is detected before any write, and accepted; without evidence of it, landing gives the same result."""
+    world = copy_world(land_twice(mode))
+    numbers = {paths.log_number(p) or 0 for p in list_entries(world)}
+    lose(world, count, evidence)
     before = dict(world.files)
-    if not noticed(world):
-        assert kept == Kept(tip=False, fold=False), "only a lake without any note may not notice"
-        is_right(world)
+    if not is_refused(world):
+        assert evidence == Evidence(tip=False, fold=False), "only without any evidence may the loss go undetected"
+        check_complete(world)
         return
     assert world.files == before, "nothing was written"
-    after = accept(world)
-    if kept.tip or kept.fold:
+    after = accept_loss(world)
+    if evidence.tip or evidence.fold:
         assert after > max(numbers)
-    shown = rows(world)
+    files = list_rows(world)
     run(world, "on")
-    is_right(world)
-    assert {p: d for p, d in rows(world).items() if p in shown} == shown, "what stayed is as it was"
-    used = {int(json.loads(world.files[p])["batch"]) for p in entries(world) if b'"kind":"publish"' in world.files[p]}
+    check_complete(world)
+    assert {p: d for p, d in list_rows(world).items() if p in files} == files, "remaining files are unchanged"
+    used = {
+        int(json.loads(world.files[p])["batch"]) for p in list_entries(world) if b'"kind":"publish"' in world.files[p]
+    }
     assert all(b >= after or b in numbers for b in used)
     write(world, 0, "c")
     run(world, "later")
-    is_right(world)
+    check_complete(world)
 
 
 # -- one truth
 
 
-def short(count: int = 3, mode: CommitMode = CommitMode.TRANSACTIONAL) -> World:
-    world = copied(landed(mode))
-    lose(world, count, Kept(tip=True, fold=False))
+def shorten_ledger(count: int = 3, mode: CommitMode = CommitMode.TRANSACTIONAL) -> World:
+    world = copy_world(land_twice(mode))
+    lose(world, count, Evidence(tip=True, fold=False))
     return world
 
 
-def place(world: World) -> RepairTarget:
-    edges = world.edges("operator")
-    return RepairTarget(FEED, world.ledger("operator"), edges.lake, edges.liveness, world.feed.window)
+def make_target(world: World) -> RepairTarget:
+    edges = world.open_ports("operator")
+    return RepairTarget(FEED, world.open_ledger("operator"), edges.lake, edges.liveness, world.feed.window)
 
 
 @pytest.mark.parametrize("tip", [True, False])
 def test_dry_runs_and_repair_say_the_same(tip: bool) -> None:
-    """Without the note it is the visible parts of a batch that is planned, and marks, that tell."""
-    world = copied(landed(CommitMode.TRANSACTIONAL))
-    lose(world, 3, Kept(tip=tip, fold=False))
+    """Without the note, the visible parts of a planned batch and the marks are the evidence."""
+    world = copy_world(land_twice(CommitMode.TRANSACTIONAL))
+    lose(world, 3, Evidence(tip=tip, fold=False))
     before = dict(world.files)
-    edges = world.edges("looking")
+    edges = world.open_ports("looking")
     for look in (
         lambda: preview(world.feed, edges, CATCH_UP),
-        lambda: take_survey(world.feed, edges, world.ledger("looking")),
-        lambda: list(repair(place(world))),
+        lambda: take_survey(world.feed, edges, world.open_ledger("looking")),
+        lambda: list(repair(make_target(world))),
     ):
         with pytest.raises(EntriesLost, match="the ledger of feed orders lost entries: its newest is entry 7"):
             look()
@@ -200,23 +202,23 @@ def test_dry_runs_and_repair_say_the_same(tip: bool) -> None:
 
 
 def test_a_name_alone_is_no_proof_that_an_entry_stood() -> None:
-    """A file that was copied here may have any name. The run is refused, since it may as well be a lost batch's."""
-    world = copied(landed(CommitMode.TRANSACTIONAL))
+    """A file copied into the lake may have any name. The run is refused, since the file may be a lost batch's."""
+    world = copy_world(land_twice(CommitMode.TRANSACTIONAL))
     stray = f"data/{FEED}/orders-0-0-5-b93.parquet"
     world.files[stray] = b"?"
     with pytest.raises(EntriesLost) as stopped:
-        list(repair(place(world)))
+        list(repair(make_target(world)))
     assert "lost entries, or files in its folders are not its own" in stopped.value.message
     assert f"the name of {stray} is of batch 93" in stopped.value.message
     assert "once existed" not in stopped.value.message
     assert "move it out of the lake" in stopped.value.remedy
     del world.files[stray]
-    assert list(repair(place(world))) == []
+    assert list(repair(make_target(world))) == []
 
 
 def test_it_says_what_is_missing_how_it_is_known_and_the_way_out() -> None:
     with pytest.raises(EntriesLost) as stopped:
-        run(short(), "refused")
+        run(shorten_ledger(), "refused")
     assert str(stopped.value) == (
         "the ledger of feed orders lost entries: its newest is entry 7, and entry 10 once existed.\n"
         "    _sluice/orders/tip.json names entry 10\n"
@@ -230,16 +232,16 @@ def test_it_says_what_is_missing_how_it_is_known_and_the_way_out() -> None:
 
 
 def test_what_lost_entries_told_of_is_set_aside_and_nothing_is_deleted() -> None:
-    world = short()
+    world = shorten_ledger()
     before = dict(world.files)
-    done = accept_ledger(world.feed, world.edges("operator"), "the disk was restored")
+    done = accept_ledger(world.feed, world.open_ports("operator"), "the disk was restored")
     assert (done.number, done.next, done.abandoned) == (8, 11, (7,))
     moved = {p.removeprefix(f"{LATER}11/"): data for p, data in world.files.items() if p.startswith(LATER)}
     assert {p.rpartition("/")[2] for p in moved} >= {"orders-0-4-6-b7.parquet", "orders-1-2-5-b7.parquet"}
     assert set(moved) == set(done.aside)
     assert all(before[p] == data for p, data in moved.items()), "moved as they were"
     assert {p for p in before if p not in world.files} == set(moved)
-    entry = world.ledger("reader").entry(8)
+    entry = world.open_ledger("reader").entry(8)
     assert isinstance(entry, GapEntry)
     assert (entry.next, entry.reason, entry.ledger) == (11, "the disk was restored", "")
     assert "_sluice/orders/tip.json names entry 10" in entry.evidence
@@ -248,83 +250,83 @@ def test_what_lost_entries_told_of_is_set_aside_and_nothing_is_deleted() -> None
 @pytest.mark.parametrize("count", range(1, 8))
 @pytest.mark.parametrize("kept_tip", [True, False])
 def test_no_number_of_a_lost_entry_is_used_again(count: int, kept_tip: bool) -> None:
-    """The entry of a commit is known from the tip alone; its intent has a mark in Kafka."""
-    world = copied(landed(CommitMode.TRANSACTIONAL))
-    before = {p: world.files[p] for p in entries(world)}
-    lose(world, count, Kept(tip=kept_tip, fold=False))
+    """Only the tip proves the entry of a commit; its intent has a mark in Kafka."""
+    world = copy_world(land_twice(CommitMode.TRANSACTIONAL))
+    before = {p: world.files[p] for p in list_entries(world)}
+    lose(world, count, Evidence(tip=kept_tip, fold=False))
     if not kept_tip and count == 1:
         with pytest.raises(NothingToAccept):
-            accept(world)
+            accept_loss(world)
         return
-    accept(world)
+    accept_loss(world)
     run(world, "next")
     again = {p for p in before if world.files.get(p, before[p]) != before[p]}
-    assert again <= {entries(world)[len(before) - count]}, "only the gap's own entry"
+    assert again <= {list_entries(world)[len(before) - count]}, "only the gap's own entry"
 
 
 def test_what_has_not_happened_is_not_accepted() -> None:
-    world = copied(landed(CommitMode.TRANSACTIONAL))
+    world = copy_world(land_twice(CommitMode.TRANSACTIONAL))
     before = dict(world.files)
     with pytest.raises(NothingToAccept):
-        accept(world)
+        accept_loss(world)
     assert world.files == before
-    lose(world, 3, Kept(tip=True, fold=True))
-    accept(world)
+    lose(world, 3, Evidence(tip=True, fold=True))
+    accept_loss(world)
     with pytest.raises(NothingToAccept):
-        accept(world)
+        accept_loss(world)
 
 
 def test_while_somebody_may_be_at_work_it_is_not_accepted() -> None:
-    world = short(2)
-    lose(world, 1, Kept(tip=True, fold=False))
+    world = shorten_ledger(2)
+    lose(world, 1, Evidence(tip=True, fold=False))
     world.dead.clear()
     before = dict(world.files)
     with pytest.raises(PlanBusy, match="is at work on feed orders"):
-        accept(world)
+        accept_loss(world)
     assert world.files == before
 
 
 def test_what_kafka_does_not_hold_any_more_is_named_and_never_silent() -> None:
-    world = short()
+    world = shorten_ledger()
     p = world.partitions[0]
     world.partitions[0] = replace(p, start=p.end)
-    done = accept_ledger(world.feed, world.edges("operator"), "the disk was restored")
+    done = accept_ledger(world.feed, world.open_ports("operator"), "the disk was restored")
     assert [str(r.range) for r in done.gone] == ["[4, 6)"]
     policies = world.feed.policies.model_copy(update={"on_loss": OnLoss.FAIL})
     world.feed = world.feed.model_copy(update={"policies": policies})
     with pytest.raises(OffsetsLost) as refused:
         run(world, "on")
     assert (refused.value.start, refused.value.end) == (4, 6)
-    program(world, "operator2", ("lost",))()
+    build_program(world, "operator2", ("lost",))()
     run(world, "again")
-    assert problems(world) == []
+    assert find_problems(world) == []
 
 
 def test_the_commit_waits_until_landing_has_come_to_what_was_committed() -> None:
-    world = short()
-    accept(world)
-    held = dict(world.group.offsets)
-    program(world, "one", ("bf", 0, 4, 5))()
-    assert world.group.offsets == held, "never moved back"
-    edges = world.edges("two")
+    world = shorten_ledger()
+    accept_loss(world)
+    offsets = dict(world.group.offsets)
+    build_program(world, "one", ("bf", 0, 4, 5))()
+    assert world.group.offsets == offsets, "never moved back"
+    edges = world.open_ports("two")
     settings = CommitSettings(world.feed.commit, "tid", world.feed.policies.on_group_moved)
-    result = commit(world.ledger("two"), edges.group, settings)
+    result = commit(world.open_ledger("two"), edges.group, settings)
     assert [(m.key.partition, m.before, m.after) for m in result.waiting] == [(0, 6, 5), (1, 5, 2)]
     run(world, "on")
-    is_right(world)
+    check_complete(world)
 
 
 def test_a_note_that_is_late_or_is_none_proves_nothing() -> None:
-    world = copied(landed(CommitMode.TRANSACTIONAL))
-    ledger_id = world.ledger("reader").read().ledger_id
+    world = copy_world(land_twice(CommitMode.TRANSACTIONAL))
+    ledger_id = world.open_ledger("reader").read().ledger_id
     for data in (Tip(ledger_id, 3).dump(), b"", b"[", b"{}", b"[" * 100_000, Tip(ledger_id, 1 << 62).dump()):
         world.files[TIP] = data
         run(world, "on")
-        is_right(world)
+        check_complete(world)
 
 
 def test_the_note_of_another_ledger_is_noticed() -> None:
-    world = copied(landed(CommitMode.NONE))
+    world = copy_world(land_twice(CommitMode.NONE))
     world.files[TIP] = Tip("another", 3).dump()
     with pytest.raises(EntriesLost, match="names entry 3 of another ledger"):
         run(world, "refused")
@@ -334,61 +336,61 @@ def test_the_note_of_another_ledger_is_noticed() -> None:
 
 
 def test_what_a_run_that_knew_lost_entries_writes_late_counts_for_nothing() -> None:
-    world = short()
-    after = accept(world)
-    state = world.ledger("reader").read()
+    world = shorten_ledger()
+    after = accept_loss(world)
+    state = world.open_ledger("reader").read()
     late = CommitEntry(mode="plain", mark=9, offsets=(), write="late", cluster=CLUSTER)
     world.files[paths.log_path(FEED, 9)] = dump(late)
-    assert world.ledger("reader").read() == state
+    assert world.open_ledger("reader").read() == state
     assert state.number == after
     run(world, "on")
-    is_right(world)
+    check_complete(world)
 
 
 def test_numbers_go_on_above_the_gap_with_and_without_a_checkpoint() -> None:
-    world = short()
-    after = accept(world)
-    reader = world.ledger("reader")
+    world = shorten_ledger()
+    after = accept_loss(world)
+    reader = world.open_ledger("reader")
     assert reader.read().number == after
     run(world, "on")
-    assert [n for n, _ in world.ledger("lister").entries()][:12] == [*range(9), *range(after, after + 3)]
+    assert [n for n, _ in world.open_ledger("lister").entries()][:12] == [*range(9), *range(after, after + 3)]
     grown = reader.read()
-    assert grown == world.ledger("whole").read()
+    assert grown == world.open_ledger("whole").read()
     at = paths.checkpoint_path(FEED, grown.number)
     world.files[at] = checkpoint.dump(grown)
-    assert world.ledger("from the checkpoint").read() == grown
+    assert world.open_ledger("from the checkpoint").read() == grown
     run(world, "later")
-    is_right(world)
+    check_complete(world)
 
 
 def test_a_fold_just_above_a_gap_knows_which_entry_is_its_newest() -> None:
-    world = short()
-    accept(world)
-    state = world.ledger("folding").read()
+    world = shorten_ledger()
+    accept_loss(world)
+    state = world.open_ledger("folding").read()
     world.files[paths.checkpoint_path(FEED, state.number)] = checkpoint.dump(state)
-    assert world.ledger("reader").read() == state
+    assert world.open_ledger("reader").read() == state
     del world.files[paths.log_path(FEED, 8)]
     with pytest.raises(EntriesLost, match=r"a checkpoint in .* names entry 10"):
-        world.ledger("reader").read()
+        world.open_ledger("reader").read()
 
 
 def test_a_hole_is_still_a_hole() -> None:
-    world = short()
-    accept(world)
+    world = shorten_ledger()
+    accept_loss(world)
     run(world, "on")
-    del world.files[entries(world)[-2]]
+    del world.files[list_entries(world)[-2]]
     with pytest.raises(LedgerCorrupt, match="is missing"):
-        world.ledger("reader").read()
+        world.open_ledger("reader").read()
 
 
 @pytest.mark.parametrize("count", [1, 3, 6])
 def test_entries_that_are_lost_again_are_noticed_again(count: int) -> None:
-    world = short()
-    first = accept(world)
+    world = shorten_ledger()
+    first = accept_loss(world)
     run(world, "on")
-    lose(world, count, Kept(tip=True, fold=False))
+    lose(world, count, Evidence(tip=True, fold=False))
     with pytest.raises(EntriesLost):
         run(world, "refused")
-    assert accept(world) > first
+    assert accept_loss(world) > first
     run(world, "again")
-    is_right(world)
+    check_complete(world)

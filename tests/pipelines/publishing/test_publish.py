@@ -1,4 +1,4 @@
-"""Roll-forward makes `data/` equal the live parts of the fold, whoever runs it, however often."""
+"""Roll-forward makes `data/` equal to the live parts of the fold, after any number of runs by any process."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class World:
 
     def __init__(self) -> None:
         self.lake = MemoryLake()
-        self.ledger = self.fresh_ledger()
+        self.ledger = self.reopen_ledger()
         item = OriginItem(key=KEY, offset=0, committed=None, why="test")
         self.ledger.append(lambda s: OriginEntry(items=(item,)))
 
-    def fresh_ledger(self) -> Ledger:
+    def reopen_ledger(self) -> Ledger:
         return Ledger(self.lake, "orders", lambda: self.now, "run", "c")
 
     def plan(self, start: int, end: int, replaces: tuple[str, ...] = ()) -> int:
@@ -61,7 +61,7 @@ class World:
         return receipt
 
     def roll(self) -> None:
-        roll_forward(self.fresh_ledger(), self.lake, "orders")
+        roll_forward(self.reopen_ledger(), self.lake, "orders")
 
     @property
     def visible(self) -> set[str]:
@@ -90,34 +90,34 @@ def test_published_parts_become_visible_and_staging_goes() -> None:
 
 
 def test_a_batch_just_published_is_shown_by_its_names() -> None:
-    """What another attempt left in staging goes with the next roll-forward."""
+    """The next roll-forward removes the staged files of another attempt."""
     world = World()
     batch = world.plan(0, 10)
     chosen, _ = world.stage(batch, "a"), world.stage(batch, "b")
     publish(world.ledger, batch, owner(), [chosen], [])
-    left = {p for p in world.staged if "/b/" in p}
+    stale = {p for p in world.staged if "/b/" in p}
     world.lake.requests.clear()
-    roll_forward_own(world.fresh_ledger(), world.lake, "orders", batch, [chosen])
+    roll_forward_own(world.reopen_ledger(), world.lake, "orders", batch, [chosen])
     assert world.lake.requests["list"] <= 2, "to open the ledger"
     assert world.visible == {chosen.parts[0].path}
-    assert world.staged == left != set()
+    assert world.staged == stale != set()
     world.roll()
     assert world.staged == set()
 
 
 def test_a_broken_file_in_the_place_of_a_part_does_not_cost_the_staged_one(tmp_path: Path) -> None:
-    """As of a tool that copies the lake and was stopped."""
+    """A tool that copies the lake was stopped in the middle."""
     world = landed_world.World(tmp_path, lake=LocalLake(tmp_path / "lake"))
     s = world.build_range(landed_world.A, 0, 100)
     batch = world.plan([s])
-    receipt = world.landed(s, batch, world.ledger.plan(batch).hash, 0, 1)
+    receipt = world.land_range(s, batch, world.ledger.plan(batch).hash, 0, 1)
     publish(world.ledger, batch, owner("landing"), [receipt], [])
     world.lake.put(receipt.parts[0].path, b"PAR1")
     for _ in range(2):
         with pytest.raises(ProofFailed, match="another size"):
-            roll_forward(world.fresh_ledger(), world.lake, "orders")
+            roll_forward(world.reopen_ledger(), world.lake, "orders")
     world.lake.remove(receipt.parts[0].path)
-    roll_forward(world.fresh_ledger(), world.lake, "orders")
+    roll_forward(world.reopen_ledger(), world.lake, "orders")
     world.check()
 
 
@@ -137,7 +137,7 @@ def test_a_replacement_hides_what_it_replaces_wherever_the_first_run_died() -> N
         old = world.land(0, 10)
         world.roll()
         new = world.land(0, 10, replaces=(old.parts[0].path,))
-        _die_after(world, crash_at)
+        _crash_after(world, crash_at)
         world.roll()
         assert world.visible == {new.parts[0].path}, crash_at
         assert world.staged == set()
@@ -151,16 +151,16 @@ class _Died(Exception):
     pass
 
 
-def _die_after(world: World, effects: int) -> None:
-    """Roll forward, and die after so many changes to the lake."""
-    left = [effects]
+def _crash_after(world: World, effects: int) -> None:
+    """Roll forward, and die after the given number of changes to the lake."""
+    remaining = [effects]
     remove, show = world.lake.remove, world.lake.show
 
     def count_calls(do):  # type: ignore[no-untyped-def]
         def call(*args: str) -> None:
-            if left[0] == 0:
+            if remaining[0] == 0:
                 raise _Died
-            left[0] -= 1
+            remaining[0] -= 1
             do(*args)
 
         return call
@@ -192,31 +192,31 @@ def test_a_sleeper_with_an_old_fold_cannot_bring_a_replaced_part_back() -> None:
 
 
 def test_a_part_that_is_replaced_while_it_is_copied_does_not_stay() -> None:
-    """On S3 a copy has read its source before it appears: it may appear after all others have gone on."""
+    """On S3 a copy reads its source before it appears: it may appear after other runs have continued."""
 
     class Slow(MemoryLake):
         def show(self, source: str, target: str) -> None:
             data = self.files[source]
             if target == first.parts[0].path:
                 world.land(0, 10, (target,))
-                held = self.show
+                current = self.show
                 self.show = super().show  # type: ignore[method-assign]
-                roll_forward(world.fresh_ledger(), self, "orders")
-                self.show = held  # type: ignore[method-assign]
+                roll_forward(world.reopen_ledger(), self, "orders")
+                self.show = current  # type: ignore[method-assign]
             self.files[target] = data
 
     world = World()
     first = world.land(0, 10)
     slow = Slow()
     slow.files = world.lake.files
-    roll_forward(world.fresh_ledger(), slow, "orders")
+    roll_forward(world.reopen_ledger(), slow, "orders")
     (stands,) = world.visible
     assert stands != first.parts[0].path
     assert world.staged == set()
 
 
 def test_a_replaced_part_that_appears_when_its_run_is_dead_is_hidden_by_the_next() -> None:
-    """A store finishes a copy whose run was killed, after all others have gone on."""
+    """A store finishes the copy of a killed run after other runs have continued."""
     world = World()
     world.lake.copies = True
     old = world.land(0, 10).parts[0]
@@ -227,7 +227,7 @@ def test_a_replaced_part_that_appears_when_its_run_is_dead_is_hidden_by_the_next
         world.roll()
         assert world.visible == {new.path}
         world.lake.files[old.path] = data
-    assert roll_forward(world.fresh_ledger(), world.lake, "orders").cleaned == (), "of nothing but the note"
+    assert roll_forward(world.reopen_ledger(), world.lake, "orders").cleaned == (), "of nothing but the note"
     world.now += LATE
     world.roll()
     assert (world.visible, world.staged) == ({new.path}, set())

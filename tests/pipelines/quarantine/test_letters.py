@@ -1,5 +1,5 @@
-"""Dead letters over ports in memory: each quarantined record in one transaction at most, whatever happens; what is
-pending goes with the next commit, and what they say. The same on a real Kafka stands in tests/integration."""
+"""Dead letters over ports in memory: each quarantined record is sent in at most one transaction, pending ones go with
+the next commit, and the contents of letters. tests/integration repeats this on a real Kafka."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from sluice.pipelines.records.rows.row_format import QUARANTINED
 from sluice.testing.engine import owner
 from sluice.testing.group import MemoryGroup
 from sluice.testing.lake import MemoryLake
-from tests.examples import examples
+from tests.examples import scale_examples
 
 KEYS = Key("orders", 0, "id-1"), Key("orders", 5, "id-1")
 KEY = KEYS[0]
@@ -65,12 +65,12 @@ class Crash(BaseException):
     """The process dies here."""
 
 
-def row(place: Key, offset: int, **changes: Any) -> dict[str, Any]:
+def make_row(source: Key, offset: int, **changes: Any) -> dict[str, Any]:
     plain = {
         "key": b"k%d" % offset,
         "value": b"v%d" % offset,
-        "topic": place.topic,
-        "partition": place.partition,
+        "topic": source.topic,
+        "partition": source.partition,
         "offset": offset,
         "timestamp": STAMP + offset,
         "timestampType": 0,
@@ -89,7 +89,7 @@ def row(place: Key, offset: int, **changes: Any) -> dict[str, Any]:
 
 @dataclass
 class World:
-    """A ledger of batches that quarantined what it is told to, without Kafka and files of landed rows."""
+    """A ledger of batches with the given quarantined offsets, without Kafka and without files of landed rows."""
 
     ledger: Ledger = field(init=False)
     lake: MemoryLake = field(default_factory=MemoryLake)
@@ -104,7 +104,7 @@ class World:
     # -- batches
 
     def land(self, start: int, end: int, bad: Iterable[int] = (), key: Key = KEY, **how: Any) -> int:
-        """Plan and publish one offset range; `bad` are the offsets that it quarantines. The number of its publish
+        """Plan and publish one offset range, quarantining the offsets of `bad`; return the number of its publish
         entry.
         """
         return self.publish(self.plan(start, end, key, **how), bad, **how)
@@ -122,15 +122,15 @@ class World:
 
     def publish(self, planned: tuple[int, OffsetRange], bad: Iterable[int] = (), rows: Any = None, **_: Any) -> int:
         batch, s = planned
-        rows = [row(s.key, o) for o in sorted(bad)] if rows is None else rows
-        parts = (self.part(batch, s, rows),) if rows else ()
+        rows = [make_row(s.key, o) for o in sorted(bad)] if rows is None else rows
+        parts = (self.write_part(batch, s, rows),) if rows else ()
         counts = Counts(landed=s.span - len(rows), quarantined=len(rows))
         receipt = Receipt(s, s.end, counts, parts, "a")
         done = self.ledger.append(lambda state: PublishEntry(batch=batch, token="token-1", receipts=(receipt,)))
         assert done
         return done.number
 
-    def part(self, batch: int, s: OffsetRange, rows: list[dict[str, Any]]) -> Part:
+    def write_part(self, batch: int, s: OffsetRange, rows: list[dict[str, Any]]) -> Part:
         name = f"{s.topic}-{s.partition}-{s.start}-{s.end}-b{batch}.parquet"
         file = io.BytesIO()
         pq.write_table(pa.Table.from_pylist(rows, QUARANTINED), file, row_group_size=2)
@@ -139,25 +139,25 @@ class World:
         digest = sha256(file.getvalue()).hexdigest()
         return Part(name, PartKind.QUARANTINED, f"staging/{name}", path, len(rows), len(file.getvalue()), digest)
 
-    def parts(self) -> list[Part]:
-        """The quarantined parts that count."""
+    def list_parts(self) -> list[Part]:
+        """Returns the live quarantined parts."""
         state = self.ledger.read()
         entries = [(n, e) for n, e in self.ledger.entries() if isinstance(e, PublishEntry)]
         return [p for n, e in entries for r in state.receipts(n, e) for p in r.parts]
 
-    def held(self) -> set[int]:
-        """The offsets of KEY that are in quarantine now."""
-        tables = (pq.read_table(io.BytesIO(self.lake.files[p.path])).to_pylist() for p in self.parts())
+    def list_quarantined_offsets(self) -> set[int]:
+        """Returns the offsets of KEY that are in quarantine now."""
+        tables = (pq.read_table(io.BytesIO(self.lake.files[p.path])).to_pylist() for p in self.list_parts())
         return {r["offset"] for t in tables for r in t if r["partition"] == KEY.partition}
 
     def rewrite(self, kind: str, keep: Callable[[int], bool] = lambda offset: True) -> None:
-        """What compaction (all into one part) and replay (some land after all) do with everything of KEY."""
+        """Rewrite all parts of KEY as compaction does (into one part) or replay does (some records land)."""
         state = self.ledger.read()
         landed = state.landed.get(KEY, ())
         if not landed:
             return
-        old = [p for p in self.parts() if f"-{KEY.partition}-" in p.name]
-        bad = {o for o in self.held() if keep(o)}
+        old = [p for p in self.list_parts() if f"-{KEY.partition}-" in p.name]
+        bad = {o for o in self.list_quarantined_offsets() if keep(o)}
         self.land(landed[0].start, landed[-1].end, bad, kind=kind, instead=old)
         for part in old:
             del self.lake.files[part.path]
@@ -166,7 +166,7 @@ class World:
 
     def commit(self, moved: str = "refuse") -> CommitResult:
         how = CommitSettings(CommitMode.TRANSACTIONAL, "tid", OnGroupMoved(moved))
-        # As another process: what it knows, it has read.
+        # As another process, which knows only the files it has read.
         ledger = Ledger(self.lake, "orders", lambda: 1, "run", "cluster-1")
         return commit(ledger, self.group, how, Outlet("orders", DLQ, self.lake))
 
@@ -174,11 +174,11 @@ class World:
     def sent(self) -> list[str]:
         return [letter.source for _, letter in self.group.letters]
 
-    def offsets(self) -> list[int]:
+    def list_sent_offsets(self) -> list[int]:
         return [int(source.rpartition(":")[2]) for source in self.sent]
 
 
-# -- what goes along, and when
+# -- letters of a commit
 
 
 def test_letters_go_with_the_commit_and_once() -> None:
@@ -192,7 +192,7 @@ def test_letters_go_with_the_commit_and_once() -> None:
     assert world.commit().status is CommitStatus.UNCHANGED
     world.land(140, 150, [149])
     assert world.commit().letters == 1
-    assert world.offsets() == [103, 117, 130, 149]
+    assert world.list_sent_offsets() == [103, 117, 130, 149]
 
 
 def test_where_nothing_is_quarantined_nothing_is_sent() -> None:
@@ -203,7 +203,7 @@ def test_where_nothing_is_quarantined_nothing_is_sent() -> None:
 
 
 def test_the_frontier_has_no_say_in_what_is_sent() -> None:
-    """Beyond a hole, and below the origin: what is published is published."""
+    """Published records have letters beyond a hole and below the origin too."""
     world = World()
     world.land(100, 110, [105])
     world.commit()
@@ -215,17 +215,17 @@ def test_the_frontier_has_no_say_in_what_is_sent() -> None:
     below = world.commit()
     assert below.letters == 1
     assert [(m.before, m.after) for m in below.offsets if m.key == KEY] == [(110, 110)]
-    assert world.offsets() == [105, 125, 7]
+    assert world.list_sent_offsets() == [105, 125, 7]
     world.land(110, 120, [111])
     world.commit()
-    assert world.offsets() == [105, 125, 7, 111]
+    assert world.list_sent_offsets() == [105, 125, 7, 111]
     assert world.group.offsets[KEY.tp].offset == 130
     joins = world.group.joins
     assert (world.commit().status, world.group.joins) == (CommitStatus.UNCHANGED, joins)
 
 
 def test_every_partition_carries_the_mark_of_what_was_sent() -> None:
-    """So that one that is moved by somebody takes nothing away."""
+    """A partition whose offset another client moves loses no mark."""
     world = World()
     world.land(100, 110, [105])
     world.land(100, 110, key=KEYS[1])
@@ -252,22 +252,22 @@ def test_those_that_were_committed_before_the_feed_sent_letters_are_not_sent() -
     assert world.commit().status is CommitStatus.UNCHANGED
     world.land(110, 120, [115])
     world.commit()
-    assert world.offsets() == [115]
+    assert world.list_sent_offsets() == [115]
 
 
 def test_each_publication_is_read_once_and_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that were committed are read where something was landed again, and then once for all of it."""
+    """Committed publications are read only if their offsets landed again, and then once for all of them."""
     world = World()
-    told = world.land(100, 110, [105])
+    committed = world.land(100, 110, [105])
     mark = world.commit().mark or 0
     newer = [world.land(110, 120, [115]), world.land(120, 130)]
     newer += [world.land(100 + at, 105 + at, [105], kind="offsets") for at in (0, 5)]
     state, read = world.ledger.read(), list[int]()
     entry = world.ledger.entry
     monkeypatch.setattr(world.ledger, "entry", lambda number: read.append(number) or entry(number))  # type: ignore[func-returns-value]
-    found = list_pending_letters(world.ledger, state, mark)
-    assert sorted(read) == [told, *newer]
-    assert [(s.offset_range.start, s.ranges) for s in found] == [(110, (Range(110, 120),))]
+    pending = list_pending_letters(world.ledger, state, mark)
+    assert sorted(read) == [committed, *newer]
+    assert [(s.offset_range.start, s.ranges) for s in pending] == [(110, (Range(110, 120),))]
 
 
 # -- parts that are written again
@@ -280,7 +280,7 @@ def test_compaction_moves_what_is_pending_and_have_pending_nothing_itself() -> N
     world.land(110, 120, [115])
     world.rewrite("compact")
     world.commit()
-    assert world.offsets() == [105, 115]
+    assert world.list_sent_offsets() == [105, 115]
     world.rewrite("compact")
     assert world.commit().status is CommitStatus.UNCHANGED
 
@@ -290,18 +290,18 @@ def test_what_a_replay_landed_before_the_commit_needs_no_letter_and_the_rest_has
     world.land(100, 110, [103, 105])
     world.rewrite("replay", keep=lambda offset: offset == 105)
     world.commit()
-    assert world.offsets() == [105]
+    assert world.list_sent_offsets() == [105]
     world.rewrite("replay", keep=lambda offset: True)
     world.commit()
-    assert world.offsets() == [105]
+    assert world.list_sent_offsets() == [105]
 
 
 def test_landed_again_before_the_commit_the_newest_parts_are_what_is_sent() -> None:
     world = World()
     world.land(100, 110, [103, 105])
-    world.land(100, 110, [105, 106], kind="offsets", instead=world.parts())
+    world.land(100, 110, [105, 106], kind="offsets", instead=world.list_parts())
     world.commit()
-    assert world.offsets() == [105, 106]
+    assert world.list_sent_offsets() == [105, 106]
 
 
 def test_landed_again_after_the_commit_nothing_is_sent_twice() -> None:
@@ -309,22 +309,21 @@ def test_landed_again_after_the_commit_nothing_is_sent_twice() -> None:
     world.land(100, 110, [103])
     world.land(110, 120)
     world.commit()
-    # 115 comes from an offset range of which no letter was sent; 104 from one of which a letter was, and which one
-    # nobody knows
-    world.land(100, 120, [103, 104, 115], kind="offsets", instead=world.parts())
+    # No letter of 115's offset range was sent; one of 104's range was, and its offset is unknown.
+    world.land(100, 120, [103, 104, 115], kind="offsets", instead=world.list_parts())
     world.commit()
-    assert world.offsets() == [103, 115]
-    world.land(100, 120, [103, 104, 115], kind="offsets", instead=world.parts())
+    assert world.list_sent_offsets() == [103, 115]
+    world.land(100, 120, [103, 104, 115], kind="offsets", instead=world.list_parts())
     world.commit()
-    assert world.offsets() == [103, 115]
+    assert world.list_sent_offsets() == [103, 115]
 
 
 def test_what_is_not_kept_any_longer_is_not_sent() -> None:
     world = World()
     world.land(100, 110, [103])
-    (part,) = world.parts()
-    gone = KeyRange(key=KEY, range=Range(100, 110))
-    world.ledger.append(lambda s: RetireEntry(before=1, ranges=(gone,), parts=(part.path,), reason="test"))
+    (part,) = world.list_parts()
+    expired = KeyRange(key=KEY, range=Range(100, 110))
+    world.ledger.append(lambda s: RetireEntry(before=1, ranges=(expired,), parts=(part.path,), reason="test"))
     del world.lake.files[part.path]
     assert world.commit().letters == 0
 
@@ -332,8 +331,8 @@ def test_what_is_not_kept_any_longer_is_not_sent() -> None:
 # -- refusals and crashes
 
 
-def one_with_pending_letters() -> World:
-    """One that has committed, and has two letters pending."""
+def make_world_with_pending_letters() -> World:
+    """Returns a world that has committed and has two letters pending."""
     world = World()
     world.land(100, 110, [105])
     world.commit()
@@ -342,19 +341,19 @@ def one_with_pending_letters() -> World:
 
 
 def test_a_topic_that_is_not_there_refuses_before_anything_is_written() -> None:
-    world = one_with_pending_letters()
+    world = make_world_with_pending_letters()
     del world.group.topics[DLQ]
     before = world.ledger.read().number, dict(world.group.offsets)
     with pytest.raises(UnknownTopic):
         world.commit()
-    assert (world.ledger.read().number, world.group.offsets, world.offsets()) == (*before, [105])
+    assert (world.ledger.read().number, world.group.offsets, world.list_sent_offsets()) == (*before, [105])
     world.group.topics[DLQ] = 1
     world.commit()
-    assert world.offsets() == [105, 112, 118]
+    assert world.list_sent_offsets() == [105, 112, 118]
 
 
 def test_a_refused_commit_sends_nothing_and_the_next_one_all() -> None:
-    world = one_with_pending_letters()
+    world = make_world_with_pending_letters()
     world.group.others.append(Member("m", "app", "host"))
     with pytest.raises(GroupHeld):
         world.commit()
@@ -363,22 +362,22 @@ def test_a_refused_commit_sends_nothing_and_the_next_one_all() -> None:
     world.group.offsets[KEY.tp] = CommittedOffset(3)
     with pytest.raises(GroupMoved):
         world.commit()
-    assert world.offsets() == [105]
+    assert world.list_sent_offsets() == [105]
     world.group.offsets[KEY.tp] = mine
     world.commit()
-    assert world.offsets() == [105, 112, 118]
+    assert world.list_sent_offsets() == [105, 112, 118]
 
 
 def test_moved_offsets_that_are_overwritten_send_nothing_twice() -> None:
-    world = one_with_pending_letters()
+    world = make_world_with_pending_letters()
     world.group.offsets = {k.tp: CommittedOffset(3) for k in KEYS}
     world.commit(moved="overwrite")
-    assert world.offsets() == [105, 112, 118]
+    assert world.list_sent_offsets() == [105, 112, 118]
 
 
 @pytest.mark.parametrize("lose", ["before", "after"])
 def test_a_lost_answer_is_told_by_reading_back(lose: str) -> None:
-    world = one_with_pending_letters()
+    world = make_world_with_pending_letters()
     world.group.lose = lose
     if lose == "before":
         with pytest.raises(CommitFenced):
@@ -386,11 +385,11 @@ def test_a_lost_answer_is_told_by_reading_back(lose: str) -> None:
     else:
         assert world.commit().letters == 2
     world.commit()
-    assert world.offsets() == [105, 112, 118]
+    assert world.list_sent_offsets() == [105, 112, 118]
 
 
-def on(world: World, step: str) -> None:
-    """Die at the step, once."""
+def crash_at(world: World, step: str) -> None:
+    """Crash at the step, once."""
 
     def crash(*_: Any) -> None:
         heal(world)
@@ -421,64 +420,64 @@ STEPS = ["intent", "begin", "letter", "end", "record"]
 @pytest.mark.parametrize("again", [None, *STEPS])
 @pytest.mark.parametrize("step", STEPS)
 def test_a_crash_at_any_step_and_one_after_it(step: str, again: str | None) -> None:
-    world = one_with_pending_letters()
-    on(world, step)
+    world = make_world_with_pending_letters()
+    crash_at(world, step)
     with pytest.raises(Crash):
         world.commit()
     took = step in ("end", "record")
-    assert world.offsets() == ([105, 112, 118] if took else [105])
+    assert world.list_sent_offsets() == ([105, 112, 118] if took else [105])
     assert (world.group.offsets[KEY.tp].offset == 120) is took
     world.land(120, 130, [125])
     if again:
-        on(world, again)
+        crash_at(world, again)
         with pytest.raises(Crash):
             world.commit()
     world.commit()
-    assert world.offsets() == [105, 112, 118, 125]
+    assert world.list_sent_offsets() == [105, 112, 118, 125]
     assert world.commit().status is CommitStatus.UNCHANGED
 
 
 def test_a_crash_after_letters_alone_were_sent() -> None:
-    """No offset moves, and no commit entry says that the letters are sent: the mark does."""
+    """No offset moves and no commit entry records the letters: only the mark does."""
     world = World()
     world.land(100, 110)
     world.commit()
     world.land(0, 50, [7], kind="window")
-    on(world, "end")
+    crash_at(world, "end")
     with pytest.raises(Crash):
         world.commit()
     assert world.commit().status is CommitStatus.UNCHANGED
-    assert world.offsets() == [7]
+    assert world.list_sent_offsets() == [7]
     joins = world.group.joins
     assert (world.commit().status, world.group.joins) == (CommitStatus.UNCHANGED, joins)
     world.group.offsets.clear()
     world.commit()
-    assert world.offsets() == [7], "the ledger knows it by now"
+    assert world.list_sent_offsets() == [7], "the ledger has recorded the letter"
 
 
 def test_what_is_published_while_a_commit_is_under_way_is_the_next_ones() -> None:
-    world = one_with_pending_letters()
+    world = make_world_with_pending_letters()
     world.group.on_commit = lambda: (heal(world), world.land(120, 130, [125]))[0]
     assert world.commit().letters == 2
     assert world.commit().letters == 1
-    assert world.offsets() == [105, 112, 118, 125]
+    assert world.list_sent_offsets() == [105, 112, 118, 125]
 
 
 def test_a_rival_that_takes_over_in_mid_transaction() -> None:
-    world = one_with_pending_letters()
+    world = make_world_with_pending_letters()
 
-    def rival(letter: DeadLetter) -> None:
+    def commit_first(letter: DeadLetter) -> None:
         heal(world)
         world.commit()
 
-    world.group.on_letter = rival
+    world.group.on_letter = commit_first
     with pytest.raises(CommitFenced):
         world.commit()
-    assert world.offsets() == [105, 112, 118]
+    assert world.list_sent_offsets() == [105, 112, 118]
 
 
 def test_a_mark_above_the_ledger_stops_also_where_the_offset_is_the_frontier() -> None:
-    world = one_with_pending_letters()
+    world = make_world_with_pending_letters()
     mark = Mark(world.ledger.read().ledger_id, 999, KEY.incarnation).dump()
     world.group.offsets[KEY.tp] = CommittedOffset(120, metadata=mark)
     with pytest.raises(EntriesLost, match="lost entries"):
@@ -489,49 +488,49 @@ def test_a_mark_above_the_ledger_stops_also_where_the_offset_is_the_frontier() -
 
 
 def test_a_part_that_is_not_shown_yet_is_read_where_it_was_staged() -> None:
-    world = one_with_pending_letters()
-    (part,) = (p for p in world.parts() if "110-120" in p.name)
+    world = make_world_with_pending_letters()
+    (part,) = (p for p in world.list_parts() if "110-120" in p.name)
     world.lake.files[part.staged] = world.lake.files.pop(part.path)
     world.commit()
-    assert world.offsets() == [105, 112, 118]
+    assert world.list_sent_offsets() == [105, 112, 118]
 
 
 def test_a_part_that_goes_away_meanwhile_and_one_that_is_another() -> None:
-    world = one_with_pending_letters()
-    (part,) = (p for p in world.parts() if "110-120" in p.name)
+    world = make_world_with_pending_letters()
+    (part,) = (p for p in world.list_parts() if "110-120" in p.name)
     data = world.lake.files.pop(part.path)
     with pytest.raises(LakeUnavailable, match="was removed"):
         world.commit()
-    for wrong in (world.lake.files[world.parts()[0].path], data[:-7], b"", b"no parquet at all"):
+    for wrong in (world.lake.files[world.list_parts()[0].path], data[:-7], b"", b"no parquet at all"):
         world.lake.files[part.path] = wrong
         with pytest.raises(ProofFailed, match="not the file"):
             world.commit()
-    assert world.offsets() == [105]
+    assert world.list_sent_offsets() == [105]
     world.lake.files[part.path] = data
     world.commit()
-    assert world.offsets() == [105, 112, 118]
+    assert world.list_sent_offsets() == [105, 112, 118]
 
 
 @pytest.mark.slow
 def test_hardly_anything_of_a_large_quarantine_is_in_memory() -> None:
     world = World()
-    rows = [row(KEY, 100 + n, value=b"v" * 10_000) for n in range(3000)]
+    rows = [make_row(KEY, 100 + n, value=b"v" * 10_000) for n in range(3000)]
     world.land(100, 3100, rows=rows)
-    pa_before, most = pa.total_allocated_bytes(), 0
+    pa_before, peak = pa.total_allocated_bytes(), 0
 
-    def look(letter: DeadLetter) -> None:
-        nonlocal most
-        most = max(most, pa.total_allocated_bytes() - pa_before)
+    def measure_memory(letter: DeadLetter) -> None:
+        nonlocal peak
+        peak = max(peak, pa.total_allocated_bytes() - pa_before)
 
-    world.group.on_letter = look
+    world.group.on_letter = measure_memory
     assert world.commit().letters == 3000
-    assert most < 8 << 20
+    assert peak < 8 << 20
 
 
-# -- what they say
+# -- contents of letters
 
 
-def said(letter: DeadLetter) -> dict[str, str]:
+def read_headers(letter: DeadLetter) -> dict[str, str]:
     return {name: (value or b"").decode() for name, value in letter.headers if name.startswith("sluice.")}
 
 
@@ -542,7 +541,7 @@ def test_a_letter_is_the_record_as_it_was_and_why_it_is_there() -> None:
     ((topic, letter),) = world.group.letters
     assert (topic, letter.partition, letter.timestamp) == (DLQ, 0, STAMP + 105)
     assert (letter.key, letter.value, letter.headers[0]) == (b"k105", b"v105", ("trace", b"t105"))
-    assert said(letter) == {
+    assert read_headers(letter) == {
         "sluice.topic": "orders",
         "sluice.partition": "0",
         "sluice.offset": "105",
@@ -567,45 +566,53 @@ def test_a_record_of_nothing_and_one_that_pretends_to_be_ours() -> None:
         {"key": "é", "value": b"\xff"},
     ]
     far = 1 << 62  # no calendar reaches there
-    rows = [row(KEY, 100, **nothing), row(KEY, 101, headers=forged, timestamp=far), row(KEY, 102, headers=[])]
+    rows = [
+        make_row(KEY, 100, **nothing),
+        make_row(KEY, 101, headers=forged, timestamp=far),
+        make_row(KEY, 102, headers=[]),
+    ]
     world.land(100, 110, rows=rows)
     world.commit()
     first, second, third = (letter for _, letter in world.group.letters)
     assert (first.key, first.value, first.timestamp) == (None, None, -1)
-    assert (said(first)["sluice.field"], said(first)["sluice.timestamp"], said(first)["sluice.contract"]) == (
+    assert (
+        read_headers(first)["sluice.field"],
+        read_headers(first)["sluice.timestamp"],
+        read_headers(first)["sluice.contract"],
+    ) == (
         "",
         "",
         "",
     )
     assert second.headers[:3] == (("sluice.offset", b"1"), ("sluice.offset", None), ("é", b"\xff"))
-    assert (said(second)["sluice.offset"], said(second)["sluice.timestamp"]) == ("101", str(far))
-    assert [name for name, _ in third.headers] == list(said(third))
+    assert (read_headers(second)["sluice.offset"], read_headers(second)["sluice.timestamp"]) == ("101", str(far))
+    assert [name for name, _ in third.headers] == list(read_headers(third))
 
 
 def test_letters_go_to_the_partition_of_their_records_number() -> None:
     world = World()
-    for partitions, places in ((4, [0, 1]), (1, [0, 0]), (6, [0, 5])):
+    for partitions, expected in ((4, [0, 1]), (1, [0, 0]), (6, [0, 5])):
         world.group.topics[DLQ], world.group.letters = partitions, []
         end = world.ledger.read().frontier(KEY) + 10
         for key in KEYS:
             world.land(end - 10, end, [end - 1], key=key)
         world.commit()
-        assert [letter.partition for _, letter in world.group.letters] == places
+        assert [letter.partition for _, letter in world.group.letters] == expected
 
 
 def test_of_files_by_the_records_own_time_letters_come_in_the_order_of_the_log() -> None:
     world = World()
     batch, s = world.plan(100, 110)
     s = replace(s, by_time=3_600_000)
-    apart = [[row(KEY, o) for o in offsets] for offsets in ((101, 105, 109), (100, 104), (102,))]
-    parts = tuple(world.part(batch + n, s, rows) for n, rows in enumerate(apart))
+    apart = [[make_row(KEY, o) for o in offsets] for offsets in ((101, 105, 109), (100, 104), (102,))]
+    parts = tuple(world.write_part(batch + n, s, rows) for n, rows in enumerate(apart))
     receipt = Receipt(s, s.end, Counts(landed=4, quarantined=6), parts, "a")
     world.ledger.append(lambda state: PublishEntry(batch=batch, token="token-1", receipts=(receipt,)))
     world.commit()
-    assert world.offsets() == [100, 101, 102, 104, 105, 109]
+    assert world.list_sent_offsets() == [100, 101, 102, 104, 105, 109]
 
 
-# -- anything at all
+# -- random steps
 
 STEP = st.one_of(
     st.tuples(st.just("land"), st.integers(1, 5), st.frozensets(st.integers(0, 4))),
@@ -618,7 +625,7 @@ STEP = st.one_of(
 
 
 class Books:
-    """What an observer of the world knows, by other means than ours."""
+    """An independent account of the world: quarantined ranges, and offsets whose letters may have been sent."""
 
     def __init__(self) -> None:
         self.world, self.doubtful, self.quarantined = World(), set[int](), set[Range]()
@@ -628,7 +635,7 @@ class Books:
         match step:
             case ("land" | "ahead") as how, span, bad:
                 start = max([100, *(r.end for r in landed)]) + 3 * (how == "ahead")
-                self.landed(start, start + span, {start + b for b in bad if b < span})
+                self.land(start, start + span, {start + b for b in bad if b < span})
             case "again", bad if landed:
                 self.land_again(landed[-1], bad)
             case ("compact",) if len(landed) == 1:
@@ -638,16 +645,14 @@ class Books:
             case "commit", fault:
                 self.commit(fault)
 
-    def land_again(self, whole: Range, bad: frozenset[int]) -> None:
-        """Letters of offset ranges that quarantined something may have been sent: nobody knows of each offset any
-        more.
-        """
-        self.doubtful |= {o for r in self.quarantined if r.meets(whole) for o in range(r.start, r.end)}
-        old = [p for p in self.world.parts() if whole.start <= int(p.name.split("-")[2]) < whole.end]
-        bad_now = {whole.start + b for b in bad if whole.start + b < whole.end}
-        self.landed(whole.start, whole.end, bad_now, kind="offsets", instead=old)
+    def land_again(self, landed: Range, bad: frozenset[int]) -> None:
+        """Each offset of a range with quarantined records becomes doubtful: its letter may have been sent."""
+        self.doubtful |= {o for r in self.quarantined if r.meets(landed) for o in range(r.start, r.end)}
+        old = [p for p in self.world.list_parts() if landed.start <= int(p.name.split("-")[2]) < landed.end]
+        bad_now = {landed.start + b for b in bad if landed.start + b < landed.end}
+        self.land(landed.start, landed.end, bad_now, kind="offsets", instead=old)
 
-    def landed(self, start: int, end: int, bad: set[int], **how: Any) -> None:
+    def land(self, start: int, end: int, bad: set[int], **how: Any) -> None:
         if bad:
             self.quarantined.add(Range(start, end))
         self.world.land(start, end, bad, **how)
@@ -657,14 +662,14 @@ class Books:
         if fault in ("before", "after"):
             world.group.lose = fault
         elif fault:
-            on(world, fault)
+            crash_at(world, fault)
         with suppress(Crash, CommitFenced):
             world.commit()
         heal(world)
         world.group.lose = None
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=scale_examples(60))
 @given(st.lists(STEP, max_size=14))
 def test_at_most_once_always_and_once_where_it_can_be_known(steps: list[tuple[Any, ...]]) -> None:
     books = Books()
@@ -675,30 +680,30 @@ def test_at_most_once_always_and_once_where_it_can_be_known(steps: list[tuple[An
     books.commit(None)
     sent = books.world.sent
     assert max(Counter(sent).values(), default=0) <= 1
-    assert books.world.held() - set(books.world.offsets()) <= books.doubtful
+    assert books.world.list_quarantined_offsets() - set(books.world.list_sent_offsets()) <= books.doubtful
     assert books.world.commit().status in (CommitStatus.UNCHANGED, CommitStatus.DISABLED)
 
 
 # -- the feed
 
 
-def feed(folder: Path, **said: Any) -> Feed:
+def make_feed(folder: Path, **options: Any) -> Feed:
     path = folder / "feeds" / "orders.yaml"
     path.parent.mkdir(exist_ok=True)
-    whole = {"kafka": {"bootstrap": "h:1"}, "topics": "orders", "start": "earliest", "dead_letters": {"topic": DLQ}}
-    path.write_text(yaml.safe_dump(whole | said))
+    document = {"kafka": {"bootstrap": "h:1"}, "topics": "orders", "start": "earliest", "dead_letters": {"topic": DLQ}}
+    path.write_text(yaml.safe_dump(document | options))
     return load_feed(path, {})
 
 
 def test_a_feed_names_the_topic(tmp_path: Path) -> None:
     lake = MemoryLake()
-    assert Outlet.of(feed(tmp_path), lake) == Outlet("orders", DLQ, lake)
-    assert Outlet.of(feed(tmp_path, dead_letters=None), lake) is None
-    assert feed(tmp_path, topics={"include": ["orders.*"], "exclude": [r".*\.dlq"]}).dead_letters
+    assert Outlet.of(make_feed(tmp_path), lake) == Outlet("orders", DLQ, lake)
+    assert Outlet.of(make_feed(tmp_path, dead_letters=None), lake) is None
+    assert make_feed(tmp_path, topics={"include": ["orders.*"], "exclude": [r".*\.dlq"]}).dead_letters
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("options", "why"),
     [
         ({"commit": "plain"}, "need the transaction"),
         ({"commit": "none"}, "need the transaction"),
@@ -710,6 +715,6 @@ def test_a_feed_names_the_topic(tmp_path: Path) -> None:
         ({"dead_letters": {}}, "dead_letters.topic: is missing"),
     ],
 )
-def test_a_feed_that_cannot_send_them_is_refused(tmp_path: Path, said: dict[str, Any], why: str) -> None:
+def test_a_feed_that_cannot_send_them_is_refused(tmp_path: Path, options: dict[str, Any], why: str) -> None:
     with pytest.raises(FeedError, match=why):
-        feed(tmp_path, **said)
+        make_feed(tmp_path, **options)

@@ -34,13 +34,13 @@ ZERO = TopicPartition("orders", 0)
 GOOD = b'{"n":%d,"amount":%d.25,"day":"2026-11-20","lines":[{"sku":"a","q":1},{}],"more":"x"}'
 
 
-def values(i: int) -> bytes | None:
+def make_value(i: int) -> bytes | None:
     if i % 10 == 3:
         return (b"{", b'{"n":"one"}', b'{"n":3000000000}')[i // 10 % 3]
     return None if i % 17 == 0 else GOOD % (i, i)
 
 
-RECORDS = tuple(LogRecord(b"k%d" % i, values(i), 1_700_000_000_000 + i) for i in range(600))
+RECORDS = tuple(LogRecord(b"k%d" % i, make_value(i), 1_700_000_000_000 + i) for i in range(600))
 LOG = log(*[LogBatch(RECORDS[i : i + 100], LZ4) for i in range(0, 600, 100)])
 WORK = Assignment("sales", 12, "hash", Isolation.READ_COMMITTED, "a-1", LandingSettings(), FetchLimits(), 512 << 20)
 RANGE = OffsetRange("orders", 0, "topic-id", 0, LOG.end, estimated_bytes=1000, folder="date=2026-11-20/hour=14")
@@ -52,7 +52,7 @@ def lake(tmp_path: Path) -> LocalLake:
     return LocalLake(tmp_path)
 
 
-def landed(lake: LocalLake, *, dropping: bool = False, **settings: int) -> Receipt:
+def land(lake: LocalLake, *, dropping: bool = False, **settings: int) -> Receipt:
     work = replace(WORK, plan_hash=PLAN.hash, landing=LandingSettings(**settings))
     tools = Tools(MemoryFetcher({ZERO: LOG}, answer_bytes=4000), lake, JsonFormat(SCHEMA, dropping=dropping))
     (receipt,) = run_task(PLAN.tasks[0], work, tools)
@@ -61,7 +61,7 @@ def landed(lake: LocalLake, *, dropping: bool = False, **settings: int) -> Recei
 
 
 def test_both_datasets_are_proven(lake: LocalLake) -> None:
-    receipt = landed(lake, row_group_rows=50, target_file_bytes=4000)
+    receipt = land(lake, row_group_rows=50, target_file_bytes=4000)
     assert receipt.counts == Counts(landed=540, quarantined=60)
     proven, failures = prove(PLAN, 12, [receipt], lake)
     assert (proven, failures) == ([receipt], [])
@@ -70,7 +70,7 @@ def test_both_datasets_are_proven(lake: LocalLake) -> None:
 
 
 def test_a_file_of_the_quarantine_that_lost_a_row_is_found_out(lake: LocalLake) -> None:
-    receipt = landed(lake)
+    receipt = land(lake)
     (part,) = (p for p in receipt.parts if p.kind is PartKind.QUARANTINED)
     wrong = replace(receipt, parts=tuple(replace(p, rows=p.rows - 1) if p is part else p for p in receipt.parts))
     proven, failures = prove(PLAN, 12, [wrong], lake)
@@ -78,24 +78,24 @@ def test_a_file_of_the_quarantine_that_lost_a_row_is_found_out(lake: LocalLake) 
 
 
 def test_duckdb_reads_what_the_log_holds(lake: LocalLake) -> None:
-    receipt = landed(lake, row_group_rows=77)
+    receipt = land(lake, row_group_rows=77)
     files = {k: [lake.locate(p.staged) for p in receipt.parts if p.kind is k] for k in PartKind}
     query = """select kafka_offset, n, amount::varchar, day::varchar, lines, _extra, kafka_tombstone, kafka_key
         from read_parquet(?, hive_partitioning = false) order by 1"""
-    found = duckdb.connect().execute(query, [files[PartKind.LANDED]]).fetchall()
+    rows = duckdb.connect().execute(query, [files[PartKind.LANDED]]).fetchall()
     lines = [{"sku": "a", "q": 1}, {"sku": None, "q": None}]
-    assert found == [
+    assert rows == [
         (i, None, None, None, None, None, True, r.key)
         if r.value is None
         else (i, i, f"{i}.25", "2026-11-20", lines, '{"more":"x"}', False, r.key)
         for i, r in enumerate(RECORDS)
         if i % 10 != 3
     ]
-    held = pq.read_table(files[PartKind.QUARANTINED][0]).to_pylist()
-    assert [(r["offset"], r["value"], r["key"], r["topic"]) for r in held] == [
+    quarantined = pq.read_table(files[PartKind.QUARANTINED][0]).to_pylist()
+    assert [(r["offset"], r["value"], r["key"], r["topic"]) for r in quarantined] == [
         (i, r.value, r.key, "orders") for i, r in enumerate(RECORDS) if i % 10 == 3
     ]
-    assert [(r["reason"], r["field"], r["byte"]) for r in held[:3]] == [
+    assert [(r["reason"], r["field"], r["byte"]) for r in quarantined[:3]] == [
         ("not_json", None, 1),
         ("wrong_type", "n", 5),
         ("out_of_range", "n", 5),
@@ -117,19 +117,19 @@ def test_duckdb_reads_what_the_log_holds(lake: LocalLake) -> None:
     ],
 )
 def test_the_limit(lake: LocalLake, policies: Policies, refused: bool) -> None:
-    receipt = landed(lake)
+    receipt = land(lake)
     if not refused:
         check_quarantine([receipt], policies, lake)
         return
     with pytest.raises(QuarantineExceeded) as caught:
         check_quarantine([receipt], policies, lake)
-    told = str(caught.value)
-    assert "60 of 600 records (10.0%)" in told
-    assert "n: wrong_type (should be int32), 20 records, the first at orders:0:13" in told
+    message = str(caught.value)
+    assert "60 of 600 records (10.0%)" in message
+    assert "n: wrong_type (should be int32), 20 records, the first at orders:0:13" in message
     fails = policies.on_undecodable is OnUndecodable.FAIL
     value = "at_most: 60" if policies.quarantine_limit.at_most is not None else "share: 0.11"
-    assert ("{on_undecodable: quarantine}`" if fails else f"`policies: {{quarantine_limit: {{{value}}}}}`") in told
-    assert lake.locate(receipt.parts[1].staged) in told
+    assert ("{on_undecodable: quarantine}`" if fails else f"`policies: {{quarantine_limit: {{{value}}}}}`") in message
+    assert lake.locate(receipt.parts[1].staged) in message
 
 
 def test_the_first_record_is_the_first_in_the_log(lake: LocalLake) -> None:
@@ -142,14 +142,14 @@ def test_the_first_record_is_the_first_in_the_log(lake: LocalLake) -> None:
 
 
 def test_what_is_dropped_is_counted_and_never_too_much(lake: LocalLake) -> None:
-    receipt = landed(lake, dropping=True)
+    receipt = land(lake, dropping=True)
     assert receipt.counts == Counts(landed=540, dropped=60)
     assert [p.kind for p in receipt.parts] == [PartKind.LANDED]
     check_quarantine([receipt], Policies(on_undecodable=OnUndecodable.DROP), lake)
 
 
-def refused_records(*reasons: tuple[str | None, str, str]) -> bytes:
-    """A file of the quarantine with one record for each (field, reason, detail)."""
+def write_refused(*reasons: tuple[str | None, str, str]) -> bytes:
+    """Returns a file of the quarantine with one record for each (field, reason, detail)."""
     n = len(reasons)
     columns = {
         "topic": ["orders"] * n,
@@ -170,7 +170,7 @@ def test_reasons_are_ranked_over_all_files(tmp_path: Path) -> None:
     lake = LocalLake(tmp_path)
     rare, often = (None, "not_json", "it ends too early"), ("n", "out_of_bounds", "n should be at most 9")
     for i in range(40):
-        lake.put(f"q/{i}", refused_records(rare, *[often] * (i + 1)))
+        lake.put(f"q/{i}", write_refused(rare, *[often] * (i + 1)))
     first, second = faults_of([f"q/{i}" for i in range(40)], lake)
     assert (first.records, str(first.kind)) == (820, "n: expect_column_values_to_be_between")
     assert str(second) == "not_json (it ends too early), 40 records, the first at orders:0:0"
@@ -178,7 +178,7 @@ def test_reasons_are_ranked_over_all_files(tmp_path: Path) -> None:
 
 def test_what_is_told_cannot_move_a_terminal_nor_fill_it(tmp_path: Path) -> None:
     lake = LocalLake(tmp_path)
-    lake.put("q", refused_records(("\x1b[2J\u202e" + "x" * 5000, "out_of_bounds", "\r\nall is well\x07")))
+    lake.put("q", write_refused(("\x1b[2J\u202e" + "x" * 5000, "out_of_bounds", "\r\nall is well\x07")))
     (fault,) = faults_of(["q"], lake)
     assert str(fault).isprintable()
     assert len(str(fault)) < 400
@@ -188,7 +188,7 @@ def test_what_is_told_cannot_move_a_terminal_nor_fill_it(tmp_path: Path) -> None
 
 def test_however_many_kinds_there_are_all_records_are_counted(tmp_path: Path) -> None:
     lake = LocalLake(tmp_path)
-    lake.put("q", refused_records(*[(f"field {i}", "wrong_type", "should be int32") for i in range(MOST_FAULTS + 500)]))
+    lake.put("q", write_refused(*[(f"field {i}", "wrong_type", "should be int32") for i in range(MOST_FAULTS + 500)]))
     faults = faults_of(["q"], lake)
     assert len(faults) == MOST_FAULTS + 1
     assert (faults[0].kind.reason, faults[0].records) == ("others", 500)

@@ -1,4 +1,4 @@
-"""Calls of compiled loops refuse arguments that their machine code would misread, and raise what the loop raises."""
+"""Calls of compiled loops refuse arguments that their machine code would misread, and raise the errors of the loop."""
 
 from __future__ import annotations
 

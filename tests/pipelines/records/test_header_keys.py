@@ -1,4 +1,4 @@
-"""Keys of headers as text: every key's bytes come back, and a key that is UTF-8 is its text."""
+"""Header keys as text: the bytes of every key are recovered, and a UTF-8 key is its own text."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ keys = st.binary(max_size=12) | st.text(max_size=8).map(str.encode) | st.binary(
 @given(st.lists(keys, max_size=8))
 @example([b"A\xffB", b"plain", MARK.encode() + b"41", MARK.encode() + b"zz", MARK.encode()])
 @example([MARK[:6].encode(), MARK[6:].encode()])
-def test_every_key_comes_back(some: list[bytes]) -> None:
-    texts = escape_keys(pa.array(some, pa.binary()))
+def test_every_key_comes_back(raw_keys: list[bytes]) -> None:
+    texts = escape_keys(pa.array(raw_keys, pa.binary()))
     assert texts.type == pa.string()
     texts.validate(full=True)
-    assert texts.to_pylist() == [escape_key(k) for k in some]
-    assert unescape_keys(texts).to_pylist() == some
-    assert [unescape_key(t) for t in texts.to_pylist()] == some
+    assert texts.to_pylist() == [escape_key(k) for k in raw_keys]
+    assert unescape_keys(texts).to_pylist() == raw_keys
+    assert [unescape_key(t) for t in texts.to_pylist()] == raw_keys
 
 
 @given(st.text().filter(lambda t: not t.startswith(MARK)))

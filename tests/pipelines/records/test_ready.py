@@ -1,4 +1,4 @@
-"""Compiled once, each share by itself, by one process at a time; and where nothing can be kept, that is said."""
+"""Loops are compiled once, each share separately, by one process at a time; a missing cache folder is reported."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ QUICK = "contract_rows.text_tables"
 
 
 @pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of loops, for settings with which none is compiled yet; of all shares, the one that is quick."""
+def loops_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of loops, with settings for which nothing is compiled yet and with the quick share alone."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
     monkeypatch.setenv("NUMBA_OPT", "1")
     monkeypatch.setattr(cache, "SHARES", {QUICK: 1})
@@ -45,24 +45,24 @@ def clear() -> None:
 
 def test_every_module_with_entry_points_is_a_share() -> None:
     sources = {p: p.read_text() for p in PIPELINES.rglob("*.py")}
-    found = {p for p, text in sources.items() if re.search(r"^@compiled\(", text, re.MULTILINE)}
-    assert {".".join(p.relative_to(PIPELINES).with_suffix("").parts) for p in found} == set(cache.SHARES)
+    modules = {p for p, text in sources.items() if re.search(r"^@compiled\(", text, re.MULTILINE)}
+    assert {".".join(p.relative_to(PIPELINES).with_suffix("").parts) for p in modules} == set(cache.SHARES)
 
 
-def test_what_is_compiled_is_compiled_once_and_said_before(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Progress] = []
+def test_what_is_compiled_is_compiled_once_and_said_before(loops_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    progress: list[Progress] = []
     assert not cache.is_ready()
-    cache.ready(told.append)
-    assert [(p.stage, p.done, p.total) for p in told] == [("compile", 0, 1), ("compile", 1, 1)]
-    assert "once for this version of Sluice and numba; about" in told[0].note
+    cache.ready(progress.append)
+    assert [(p.stage, p.done, p.total) for p in progress] == [("compile", 0, 1), ("compile", 1, 1)]
+    assert "once for this version of Sluice and numba; about" in progress[0].note
     assert [p.name.partition("-")[0] for p in cache.list_files()] == [QUICK]
     assert cache.is_ready()
     monkeypatch.setattr(subprocess, "Popen", None)
-    cache.ready(told.append)
-    assert len(told) == 2
+    cache.ready(progress.append)
+    assert len(progress) == 2
 
 
-def test_a_share_that_fails_leaves_it_to_whoever_needs_it(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_that_fails_leaves_it_to_whoever_needs_it(loops_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "SHARES", {"compiled": 1})
     monkeypatch.setattr(cache, "source_stamp", lambda *shares: "")
     cache.ready()
@@ -70,7 +70,7 @@ def test_a_share_that_fails_leaves_it_to_whoever_needs_it(kept: Path, monkeypatc
 
 
 def test_a_change_of_what_loops_share_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The modules that a share imports count as well."""
+    """Changes in modules that a share imports count as well."""
     shutil.copytree(cache.ROOM, tmp_path / "records")
     monkeypatch.setattr(cache, "ROOM", tmp_path / "records")
     before = {share: cache.source_stamp(share) for share in cache.SHARES}
@@ -82,15 +82,15 @@ def test_a_change_of_what_loops_share_is_compiled_again(tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-def test_loops_are_loaded_from_objects_and_compiled_again_for_other_sources(kept: Path) -> None:
-    """The settings of `kept` are not those of the library."""
+def test_loops_are_loaded_from_objects_and_compiled_again_for_other_sources(loops_folder: Path) -> None:
+    """The library is not used: it was built with settings other than those of `loops_folder`."""
     script = """import sys
 from sluice.pipelines.records.contract_rows import text_tables
 assert not cache.find_library() and not text_tables.__name__ in ()
 assert "numba" not in sys.modules and "llvmlite" in sys.modules"""
     command = [sys.executable, "-c", f"from sluice.pipelines.records.compiled import cache\n{script}"]
     subprocess.run(command, check=True)
-    (path,) = kept.glob("*.o")
+    (path,) = loops_folder.glob("*.o")
     written = path.stat().st_mtime_ns
     subprocess.run(command, check=True)
     assert path.stat().st_mtime_ns == written
@@ -99,27 +99,27 @@ assert "numba" not in sys.modules and "llvmlite" in sys.modules"""
     assert path.exists(), "compiled again"
 
 
-def test_two_processes_do_not_compile_the_same(kept: Path) -> None:
-    kept.mkdir()
-    told: list[Progress] = []
-    waiting = threading.Thread(target=cache.ready, args=(told.append,))
-    with (kept / "sluice-loops.lock").open("a") as lock:
+def test_two_processes_do_not_compile_the_same(loops_folder: Path) -> None:
+    loops_folder.mkdir()
+    progress: list[Progress] = []
+    waiting = threading.Thread(target=cache.ready, args=(progress.append,))
+    with (loops_folder / "sluice-loops.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         waiting.start()
-        path = kept / cache.make_object_name(QUICK, cache.find_targets()[0])
-        path.touch()  # the other one is done
+        path = loops_folder / cache.make_object_name(QUICK, cache.find_targets()[0])
+        path.touch()  # the other process is done
     waiting.join()
-    assert (told, list(kept.glob("*.o"))) == ([], [path])
+    assert (progress, list(loops_folder.glob("*.o"))) == ([], [path])
 
 
-@pytest.mark.parametrize("what", ["sources", "numba", "processor", "settings"])
+@pytest.mark.parametrize("part", ["sources", "numba", "processor", "settings"])
 def test_another_version_is_compiled_again(
-    what: str, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    part: str, loops_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "find_targets", lambda: [cache.HOST])
     before = cache.stamp(QUICK, cache.HOST)
     cache.stamp.cache_clear()
-    match what:
+    match part:
         case "sources":
             for name in ("compiled/build.py", f"{QUICK.replace('.', '/')}.py"):
                 (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -144,7 +144,7 @@ def test_loops_serve_the_same_sources_anywhere(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="levels are those of x86-64")
 def test_a_processor_below_the_level_gets_loops_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It must never load instructions that it does not have."""
+    """It must not load loops with instructions that it lacks."""
     newer = f"flags\t\t: {' '.join(cache._FLAGS)} avx512f"
     marks = {}
     for processor in (newer, f"{newer} avx512_bf16", newer.replace(" avx2", "")):
@@ -166,7 +166,7 @@ def test_numbas_settings_for_the_processor_are_respected(monkeypatch: pytest.Mon
 
 
 def test_loops_of_earlier_sources_are_removed_from_the_package(
-    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loops_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "LOOPS", tmp_path / "loops")
     cache.LOOPS.mkdir()
@@ -183,9 +183,9 @@ def test_where_nothing_can_be_kept_that_is_said_and_nothing_done(
     (tmp_path / "file").touch()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "below"))
     monkeypatch.setattr(cache, "LOOPS", tmp_path / "none")
-    told: list[Progress] = []
-    cache.ready(told.append)
-    assert [p.note for p in told] == [cache.NOWHERE]
+    progress: list[Progress] = []
+    cache.ready(progress.append)
+    assert [p.note for p in progress] == [cache.NOWHERE]
     assert not cache.is_ready()
 
 
@@ -199,7 +199,7 @@ def test_the_users_folder_serves_where_the_package_cannot_be_written(
     assert cache.find_writable_folder() == tmp_path / "sluice"
 
 
-def test_from_a_shell_it_says_what_it_does(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_a_shell_it_says_what_it_does(loops_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache._say(Progress("compile", 0, 1, "compiling"))
     cache._say(Progress("compile", 1, 1))
     assert capsys.readouterr().err == "compiling\n"

@@ -1,4 +1,4 @@
-"""Rows are chosen as whole runs or one by one: the same rows."""
+"""Rows taken as runs equal rows taken one by one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.pipelines.records.compiled.take_rows import LEAST_RUN, take_rows
-from tests.examples import examples
+from tests.examples import scale_examples
 
 N = 1000
 TEXTS = [str(i) * (i % 3) for i in range(N)]
@@ -43,22 +43,22 @@ COLUMNS = {
 }
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=scale_examples(60))
 @given(st.lists(st.integers(0, N - 1), max_size=30), st.integers(0, 70), st.sampled_from([1, 1, 1, 3, 700]))
 def test_chosen_rows_are_those_that_were_asked_for(left_out: list[int], start: int, every: int) -> None:
     rows = pa.RecordBatch.from_pydict(COLUMNS).slice(start)
-    places = np.setdiff1d(np.arange(0, rows.num_rows, every), left_out)
-    found = take_rows(rows, places)
-    found.validate(full=True)
-    assert found.schema == rows.schema
-    assert found.to_pylist() == rows.take(pa.array(places, pa.int64())).to_pylist()
+    positions = np.setdiff1d(np.arange(0, rows.num_rows, every), left_out)
+    chosen = take_rows(rows, positions)
+    chosen.validate(full=True)
+    assert chosen.schema == rows.schema
+    assert chosen.to_pylist() == rows.take(pa.array(positions, pa.int64())).to_pylist()
 
 
 @pytest.mark.parametrize("kind", COLUMNS)
 def test_one_run_of_each_type(kind: str) -> None:
     rows = pa.RecordBatch.from_arrays([COLUMNS[kind]], ["c"]).slice(3)
-    places = np.array([*range(LEAST_RUN * 2), *range(LEAST_RUN * 3, LEAST_RUN * 6)])
-    assert take_rows(rows, places)["c"].to_pylist() == [rows["c"][i].as_py() for i in places.tolist()]
+    positions = np.array([*range(LEAST_RUN * 2), *range(LEAST_RUN * 3, LEAST_RUN * 6)])
+    assert take_rows(rows, positions)["c"].to_pylist() == [rows["c"][i].as_py() for i in positions.tolist()]
 
 
 def test_no_rows() -> None:

@@ -1,4 +1,4 @@
-"""Values of rows whose columns came from records are sent whole, and a condition may name such columns."""
+"""Values of rows with columns learnt from records are sent completely, and a condition may name these columns."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_columns_that_records_added_are_in_their_values(feed: Feed, tmp_path: Pa
 
 
 def test_a_condition_names_a_column_that_records_added(feed: Feed, tmp_path: Path) -> None:
-    """In files from before the column it is null, as for readers."""
+    """In files older than the column it is null, as for readers."""
     plan, lake, ledger = open_plan(feed, tmp_path)
     state = ledger.read()
     columns = find_columns(feed, state)

@@ -1,4 +1,4 @@
-"""Functions that choose partitions: what they may return, and what is refused."""
+"""Functions that choose partitions: valid and refused results."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from sluice.pipelines.records.shape import RAW
 from sluice.pipelines.republishing import coordinates
 from sluice.pipelines.republishing.republish_plan import Republish, Wishes, asked_windows, keep, plan_republish
 from sluice.pipelines.republishing.send_lane import Run, claim, finish
-from tests.pipelines.landed_world import HOUR, START, A, B, World, pieces
+from tests.pipelines.landed_world import HOUR, START, A, B, World, split_offsets
 from tests.pipelines.republishing.test_replaced_parts import Topic
 
 AFTER = START + 2 * HOUR
@@ -24,9 +24,9 @@ NEW = Key("orders", 0, "id-2")
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """A topic that was made again after two hours, of which a new hour has landed."""
+    """A topic that was recreated after two hours, with a new hour landed since."""
     world = World(tmp_path)
-    world.land(*pieces(A, 50), *pieces(B, 50))
+    world.land(*split_offsets(A, 50), *split_offsets(B, 50))
     begins = OriginItem(key=NEW, offset=0, committed=None, why="recreated", opens=AFTER)
     entering = Entering(leaves=A, enters=begins)
     world.ledger.append(lambda s: AcceptEntry(event="recreated", items=(entering,), reason="test"))
@@ -53,7 +53,7 @@ def test_rows_of_two_lives_of_a_partition_are_refused(world: World) -> None:
 
 
 def test_a_record_of_a_life_that_is_over_is_not_taken_for_its_namesake(world: World) -> None:
-    lake, ledger, plan = cast(Lake, world.lake), world.fresh_ledger(), plan_windows(world, START)
+    lake, ledger, plan = cast(Lake, world.lake), world.reopen_ledger(), plan_windows(world, START)
     keep(lake, plan)
     Run(plan, 0, claim(lake, plan), ledger, lake, Topic(), RAW, lambda: world.now).carry_out()
     finish(lake, plan, world.now)

@@ -16,7 +16,7 @@ from sluice.pipelines.records.shape import RAW
 from sluice.pipelines.republishing import coordinates
 from sluice.pipelines.republishing.republish_plan import Republish, Source, Wishes
 from sluice.pipelines.republishing.send_lane import LaneSent, Run, claim
-from tests.pipelines.landed_world import A, B, World, pieces
+from tests.pipelines.landed_world import A, B, World, split_offsets
 
 PLAN = Republish("again", "orders", "", Wishes("to", 1), tuple(Source(*k, (Range(0, 200),)) for k in (A, B)))
 
@@ -50,14 +50,14 @@ class Topic:
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     world = World(tmp_path)
-    world.land(*pieces(A, 20), *pieces(B, 20))
+    world.land(*split_offsets(A, 20), *split_offsets(B, 20))
     return world
 
 
 def run_republish(world: World) -> LaneSent:
     lake = cast(Lake, world.lake)
     token = claim(lake, PLAN)
-    return Run(PLAN, 0, token, world.fresh_ledger(), lake, Topic(), RAW, lambda: world.now).carry_out()
+    return Run(PLAN, 0, token, world.reopen_ledger(), lake, Topic(), RAW, lambda: world.now).carry_out()
 
 
 def test_parts_that_are_merged_while_they_are_read(world: World) -> None:
@@ -75,6 +75,6 @@ def test_parts_that_are_merged_while_they_are_read(world: World) -> None:
 
 
 def test_a_part_that_nobody_replaced_is_an_error(world: World) -> None:
-    world.lake.files[world.visible()[3]] = b"of another program"
+    world.lake.files[world.list_files()[3]] = b"of another program"
     with pytest.raises(ProofFailed):
         run_republish(world)

@@ -1,4 +1,4 @@
-"""Conditions in SQL: which rows pass, and what is no condition."""
+"""Conditions in SQL: the rows that pass, and invalid conditions."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ ROWS = pa.RecordBatch.from_pylist(
 )
 
 
-def passed(sql: str) -> list[int]:
+def filter_ids(sql: str) -> list[int]:
     with Condition(sql) as condition:
         condition.check(SCHEMA)
         return [n for rows in condition.filter(iter([ROWS, ROWS.slice(90)])) for n in rows.column("id").to_pylist()]
 
 
 def test_rows_that_meet_it_pass_in_their_order() -> None:
-    assert passed("id >= 95") == [*range(95, 100), *range(95, 100)]
-    assert passed("country = 'DE' and id < 10") == [0, 3, 6, 9]
-    assert passed("country is null and id < 5") == [1, 4]
-    assert passed("stamp >= '2023-11-14T22:13:20.098Z'") == [98, 99, 98, 99]
-    assert passed("(decode(value)->>'$.n')::int in (7, 8)") == [7, 8]
-    assert passed("false") == []
+    assert filter_ids("id >= 95") == [*range(95, 100), *range(95, 100)]
+    assert filter_ids("country = 'DE' and id < 10") == [0, 3, 6, 9]
+    assert filter_ids("country is null and id < 5") == [1, 4]
+    assert filter_ids("stamp >= '2023-11-14T22:13:20.098Z'") == [98, 99, 98, 99]
+    assert filter_ids("(decode(value)->>'$.n')::int in (7, 8)") == [7, 8]
+    assert filter_ids("false") == []
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_rows_that_meet_it_pass_in_their_order() -> None:
 def test_what_is_no_condition_of_a_row_is_refused(sql: str) -> None:
     secret = ROWS  # noqa: F841 - a variable is no table
     with pytest.raises(UsageError, match="--where"):
-        passed(sql)
+        filter_ids(sql)
 
 
 def test_no_condition_reaches_a_file_the_network_or_a_setting(tmp_path: Path) -> None:
@@ -81,17 +81,17 @@ def test_no_condition_reaches_a_file_the_network_or_a_setting(tmp_path: Path) ->
         "exists (select * from sniff_csv('/etc/passwd'))",
     ):
         with pytest.raises(UsageError, match="--where"):
-            passed(sql)
+            filter_ids(sql)
 
 
 def test_a_value_that_does_not_fit_is_not_shown() -> None:
-    assert passed("try_cast(country as int) = 1") == []
+    assert filter_ids("try_cast(country as int) = 1") == []
     with pytest.raises(UsageError, match="ConversionException for some row") as refused:
-        passed("country::int = 1")
+        filter_ids("country::int = 1")
     assert "DE" not in str(refused.value)
 
 
 def test_one_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_filter, "SECONDS", 0.2)
     with pytest.raises(UsageError, match="takes more than"):
-        passed("(select count(*) from range(100000000000)) > 0")
+        filter_ids("(select count(*) from range(100000000000)) > 0")

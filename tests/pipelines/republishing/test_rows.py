@@ -1,4 +1,4 @@
-"""Rows taken piece by piece, and the headers and the order that they get."""
+"""Rows read piece by piece, with their headers and their order."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from sluice.pipelines.republishing.republish_plan import PIECE, Republish, Sourc
 from sluice.pipelines.republishing.republish_rows import RowCursor, with_coordinates
 from sluice.pipelines.republishing.send_lane import LaneProgress
 from sluice.pipelines.schema.arrays import int64s
-from tests.examples import examples
+from tests.examples import scale_examples
 
 SOURCE = Source("orders", 3, "id", (Range(0, 100),))
 
 
-def batches(offsets: list[int], size: int) -> Iterator[pa.RecordBatch]:
+def make_batches(offsets: list[int], size: int) -> Iterator[pa.RecordBatch]:
     for at in range(0, len(offsets), size):
         yield pa.RecordBatch.from_pydict({"offset": pa.array(offsets[at : at + size], pa.int64())})
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=scale_examples(200))
 @given(
     st.sets(st.integers(0, 60)).map(sorted),
     st.integers(1, 20),
@@ -35,19 +35,19 @@ def batches(offsets: list[int], size: int) -> Iterator[pa.RecordBatch]:
     st.integers(1, 9),
 )
 def test_a_piece_has_its_rows_and_what_is_left_over_stays(
-    offsets: list[int], size: int, edges: list[int], most: int
+    offsets: list[int], size: int, edges: list[int], limit: int
 ) -> None:
-    cursor = RowCursor(batches(offsets, size))
-    found: list[list[int]] = []
+    cursor = RowCursor(make_batches(offsets, size))
+    pieces_read: list[list[int]] = []
     for a, b in pairwise(edges):
-        chunks = [int64s(rows.column("offset")).tolist() for rows in cursor.read_between(a, b, lambda: most)]
-        assert all(0 < len(c) <= most for c in chunks)
-        found.append([o for c in chunks for o in c])
-    assert found == [[o for o in offsets if a <= o < b] for a, b in pairwise(edges)]
+        chunks = [int64s(rows.column("offset")).tolist() for rows in cursor.read_between(a, b, lambda: limit)]
+        assert all(0 < len(c) <= limit for c in chunks)
+        pieces_read.append([o for c in chunks for o in c])
+    assert pieces_read == [[o for o in offsets if a <= o < b] for a, b in pairwise(edges)]
 
 
 def test_whoever_stops_in_the_middle_of_a_piece_goes_on_there() -> None:
-    cursor = RowCursor(batches([*range(30)], 20))
+    cursor = RowCursor(make_batches([*range(30)], 20))
     assert next(cursor.read_between(0, 30, lambda: 7)).num_rows == 7
     rest = [o for rows in cursor.read_between(7, 30, lambda: 7) for o in int64s(rows.column("offset")).tolist()]
     assert rest == [*range(7, 30)]
@@ -56,14 +56,14 @@ def test_whoever_stops_in_the_middle_of_a_piece_goes_on_there() -> None:
 entries = st.fixed_dictionaries({"key": st.text(max_size=3), "value": st.one_of(st.none(), st.binary(max_size=3))})
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=scale_examples(100))
 @given(st.lists(st.one_of(st.none(), st.lists(entries, max_size=3)), min_size=2, max_size=8), st.integers(0, 1))
 def test_old_coordinates_come_after_the_records_own_headers(rows: list[list[dict] | None], first: int) -> None:
     headers = pa.array(rows, HEADERS).slice(first)
     offsets = pa.array(range(first, len(rows)), pa.int64())
-    found = with_coordinates(headers, SOURCE, int64s(offsets))
-    found.validate(full=True)
-    assert found.to_pylist() == [
+    extended = with_coordinates(headers, SOURCE, int64s(offsets))
+    extended.validate(full=True)
+    assert extended.to_pylist() == [
         [
             *(own or ()),
             {"key": "sluice.topic", "value": b"orders"},
@@ -78,15 +78,15 @@ def test_old_coordinates_come_after_the_records_own_headers(rows: list[list[dict
 def test_sources_take_turns_and_nothing_is_left_out() -> None:
     long = Source("orders", 0, "id", (Range(5, 2 * PIECE + 6), Range(3 * PIECE, 3 * PIECE + 2)))
     plan = Republish("", "orders", "", Wishes("to", 1), (long, SOURCE))
-    found = pieces(plan)
-    assert [p.source for p in found] == [0, 1, 0, 0, 0]
-    assert [(p.start, p.end) for p in found if p.source == 0] == [
+    plan_pieces = pieces(plan)
+    assert [p.source for p in plan_pieces] == [0, 1, 0, 0, 0]
+    assert [(p.start, p.end) for p in plan_pieces if p.source == 0] == [
         (5, PIECE + 5),
         (PIECE + 5, 2 * PIECE + 5),
         (2 * PIECE + 5, 2 * PIECE + 6),
         (3 * PIECE, 3 * PIECE + 2),
     ]
-    assert sum(p.end - p.start for p in found) == plan.span
+    assert sum(p.end - p.start for p in plan_pieces) == plan.span
 
 
 def test_a_name_does_not_change_what_a_plan_is() -> None:

@@ -1,4 +1,4 @@
-"""Typed rows as JSON: whatever landed lands the same again."""
+"""Typed rows as JSON: written values land as the same rows again."""
 
 from __future__ import annotations
 
@@ -22,44 +22,44 @@ from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.republishing.republish_plan import Wishes
 from sluice.pipelines.republishing.values import check_schema, check_sendable, json_values, typed_values
 from sluice.pipelines.schema.schema import EXTRA, Schema, parse_schema
-from tests.examples import examples
+from tests.examples import scale_examples
 from tests.pipelines.records.avro import rows as avro
-from tests.pipelines.records.avro.test_properties import RECORDS, values
-from tests.pipelines.records.avro.test_properties import _empty as no_columns
+from tests.pipelines.records.avro.test_properties import RECORDS, generate_values
+from tests.pipelines.records.avro.test_properties import _has_no_columns as no_columns
 from tests.pipelines.records.json.oracle import Pairs
-from tests.pipelines.records.json.rows import by_offset, convert, parsed
-from tests.pipelines.records.json.test_properties import cases
+from tests.pipelines.records.json.rows import by_offset, convert, parse_json
+from tests.pipelines.records.json.test_properties import generate_case
 from tests.pipelines.records.protobuf import rows as protobuf
 
 
-def again(schema: Schema, landed: pa.Table) -> tuple[list[bytes | None], pa.Table]:
-    """The values made of landed rows, and what lands of these."""
+def convert_again(schema: Schema, landed: pa.Table) -> tuple[list[bytes | None], pa.Table]:
+    """Returns the values written from landed rows, and the rows that these land as."""
     (rows,) = landed.unify_dictionaries().combine_chunks().to_batches() or [None]
     values = json_values(rows, schema).to_pylist()
-    made, refused = convert(schema, values)
+    relanded, refused = convert(schema, values)
     assert refused is None, refused.to_pylist()
-    return values, made
+    return values, relanded
 
 
 def in_order(value: Any) -> Any:
-    """JSON with the members of each object by their names: those that no schema names come last."""
+    """JSON with the members of each object sorted by name, since members outside the schema come last."""
     if isinstance(value, Pairs):
         return Pairs((k, in_order(v)) for k, v in sorted(value, key=lambda pair: pair[0]))
     return [in_order(v) for v in value] if isinstance(value, list) else value
 
 
-@settings(max_examples=examples(100))
-@given(cases())
+@settings(max_examples=scale_examples(100))
+@given(generate_case())
 def test_what_landed_lands_the_same_again(case: tuple[Schema, list[bytes | None]]) -> None:
     schema, values = case
     landed, _ = convert(schema, values)
     if not landed.num_rows:
         return
-    _, made = again(schema, landed)
-    before, after = (list(by_offset(t, "kafka_offset").values()) for t in (landed, made))
+    _, relanded = convert_again(schema, landed)
+    before, after = (list(by_offset(t, "kafka_offset").values()) for t in (landed, relanded))
     names = [*(f.name for f in schema.fields), "kafka_tombstone"]
     assert repr([{n: r[n] for n in names} for r in after]) == repr([{n: r[n] for n in names} for r in before])
-    assert [in_order(parsed(r[EXTRA])) for r in after] == [in_order(parsed(r[EXTRA])) for r in before]
+    assert [in_order(parse_json(r[EXTRA])) for r in after] == [in_order(parse_json(r[EXTRA])) for r in before]
 
 
 def test_how_values_are_spelled() -> None:
@@ -77,7 +77,7 @@ def test_how_values_are_spelled() -> None:
     value = b""" {"j": [1, 1.50], "new": {"x" : 1}, "t": "2024-02-29T12:00:00.25+01:00", "a": 1.5, "id": 1e3, "f": 0.1,
         "e": 1709208000, "b": "aGk=", "gone": null} """
     landed, _ = convert(schema, [value, None, b"{}"])
-    values, _ = again(schema, landed)
+    values, _ = convert_again(schema, landed)
     assert values == [
         b'{"id":1000,"a":1.50,"f":0.1,"t":"2024-02-29T11:00:00.250000Z","e":1709208000,"b":"aGk=","j":[1, 1.50],%s}'
         % b'"new":{"x" : 1},"gone":null',
@@ -98,36 +98,38 @@ def test_fields_inside_of_others_that_the_schema_does_not_name_stand_where_they_
     value = b"""{"id": 1, "in\\/to": {"a": 2, "new": [1.50, "}"], "s": {"c": null}},
         "l": [null, [{}, {"x": 1, "y": {"x": 2}}], []], "m": {"k": {"v": 1}, "\\u00e4": {"w": "W"}}, "own": 1}"""
     landed, _ = convert(schema, [value, b'{"id": 2}', b'{"new": {"in/to": {}}}'])
-    values, made = again(schema, landed)
-    said = b'{"id":1,"in/to":{"a":2,"s":{"c":null},"new":[1.50, "}"]},"l":[null,[{},{"x":1,"y":{"x": 2}}],[]],'
+    values, relanded = convert_again(schema, landed)
+    expected = b'{"id":1,"in/to":{"a":2,"s":{"c":null},"new":[1.50, "}"]},"l":[null,[{},{"x":1,"y":{"x": 2}}],[]],'
     assert values == [
-        said + '"m":{"k":{"v":1},"ä":{"w":"W"}},"own":1}'.encode(),
+        expected + '"m":{"k":{"v":1},"ä":{"w":"W"}},"own":1}'.encode(),
         b'{"id":2}',
         b'{"new":{"in/to": {}}}',
     ]
     assert json.loads(values[0] or b"") == json.loads(value)
-    made_extra, extra = (t[EXTRA].to_pylist() for t in (made, landed))
-    assert [in_order(parsed(text)) for text in made_extra] == [in_order(parsed(text)) for text in extra]
+    made_extra, extra = (t[EXTRA].to_pylist() for t in (relanded, landed))
+    assert [in_order(parse_json(text)) for text in made_extra] == [in_order(parse_json(text)) for text in extra]
 
 
-def avro_again(schema: Any, given_: list[bytes | None], id: int = 1, wire: WireFormat = WireFormat.CONFLUENT) -> Any:
-    """What becomes of Avro values that landed, by the same schema."""
-    reader = avro.reader_of(schema, wire)
-    landed, held, _ = avro.convert(reader, given_, avro.Schemas({id: schema}))
-    assert held is None
+def write_avro_again(
+    schema: Any, given_: list[bytes | None], id: int = 1, wire: WireFormat = WireFormat.CONFLUENT
+) -> Any:
+    """Land Avro values, and return them as written from the rows by the same schema."""
+    reader = avro.make_reader(schema, wire)
+    landed, refused, _ = avro.convert(reader, given_, avro.Schemas({id: schema}))
+    assert refused is None
     (rows,) = landed.combine_chunks().to_batches()
     return typed_values(rows, Shape(reader.columns, reader=reader), id).to_pylist()
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=scale_examples(60))
 @given(st.data())
 def test_avro_that_landed_is_written_as_fastavro_does(data: st.DataObject) -> None:
     schema = data.draw(RECORDS.filter(lambda s: not no_columns(s)))
     given_: list[bytes | None] = [
-        avro.encoded(schema, v) for v in data.draw(st.lists(values(schema), min_size=1, max_size=6))
+        avro.encode(schema, v) for v in data.draw(st.lists(generate_values(schema), min_size=1, max_size=6))
     ]
     given_.insert(data.draw(st.integers(0, len(given_))), None)
-    assert avro_again(schema, given_) == given_
+    assert write_avro_again(schema, given_) == given_
 
 
 def test_avro_of_logical_types_and_other_wire_formats() -> None:
@@ -153,24 +155,24 @@ def test_avro_of_logical_types_and_other_wire_formats() -> None:
         "choice": [1, None, -(1 << 62)],
     }
     rows = [one, one | {"fine": moment, "choice": None, "amount": Decimal("1.28")}, one | {"choice": "x"}]
-    given_ = [avro.encoded(schema, r) for r in rows]
-    assert avro_again(schema, [*given_, None]) == [*given_, None]
-    bare = [avro.encoded(schema, r, id=None) for r in rows]
-    assert avro_again(schema, [*bare], wire=WireFormat.BARE) == bare
+    given_ = [avro.encode(schema, r) for r in rows]
+    assert write_avro_again(schema, [*given_, None]) == [*given_, None]
+    bare = [avro.encode(schema, r, id=None) for r in rows]
+    assert write_avro_again(schema, [*bare], wire=WireFormat.BARE) == bare
     eight = [b"\0" + (7).to_bytes(8, "big") + r for r in bare]
-    assert avro_again(schema, [*eight], id=7, wire=WireFormat.APICURIO) == eight
+    assert write_avro_again(schema, [*eight], id=7, wire=WireFormat.APICURIO) == eight
 
 
 def test_bytes_as_the_whole_avro_value_have_a_size_except_in_confluents_format() -> None:
     own = [b"", b"\x04ab", b"\xff" * 70]
     confluent: list[bytes | None] = [*(b"\0\0\0\0\1" + v for v in own), None]
-    assert avro_again("bytes", confluent) == confluent
-    assert avro_again({"type": {"type": "bytes"}}, confluent) == confluent
+    assert write_avro_again("bytes", confluent) == confluent
+    assert write_avro_again({"type": {"type": "bytes"}}, confluent) == confluent
     decimals: list[bytes | None] = [b"\0\0\0\0\1\x01\x00", b"\0\0\0\0\1\xff"]
-    assert avro_again({"type": "bytes", "logicalType": "decimal", "precision": 9}, decimals) == decimals
+    assert write_avro_again({"type": "bytes", "logicalType": "decimal", "precision": 9}, decimals) == decimals
     for schema, wire in ((["null", "bytes"], WireFormat.CONFLUENT), ("bytes", WireFormat.APICURIO3)):
-        sized: list[bytes | None] = [avro.encoded(schema, v) for v in own]
-        assert avro_again(schema, sized, wire=wire) == sized
+        sized: list[bytes | None] = [avro.encode(schema, v) for v in own]
+        assert write_avro_again(schema, sized, wire=wire) == sized
 
 
 def test_what_the_schema_has_no_room_for_is_named() -> None:
@@ -184,12 +186,12 @@ def test_what_the_schema_has_no_room_for_is_named() -> None:
         ],
     }
     landed, _, _ = avro.convert(
-        avro.reader_of(old), [avro.encoded(old, {"a": v}) for v in ("x", None)], avro.Schemas({1: old})
+        avro.make_reader(old), [avro.encode(old, {"a": v}) for v in ("x", None)], avro.Schemas({1: old})
     )
     (rows,) = landed.combine_chunks().to_batches()
-    reader = avro.reader_of(new)
+    reader = avro.make_reader(new)
     shape = Shape(reader.columns, reader=reader)
-    assert typed_values(rows.slice(0, 1), shape, 3).to_pylist() == [avro.encoded(new, {"b": "x", "c": None}, 3)]
+    assert typed_values(rows.slice(0, 1), shape, 3).to_pylist() == [avro.encode(new, {"b": "x", "c": None}, 3)]
     with pytest.raises(NotWritable, match="b: it is null, and the schema has no null there") as raised:
         typed_values(rows, shape, 3)
     assert raised.value.item == 1
@@ -201,23 +203,25 @@ def test_times_in_avro_have_the_unit_of_the_schema_of_now() -> None:
         for unit in ({"logicalType": "timestamp-millis"}, {"logicalType": "timestamp-micros"})
     )
     moments = [dt.datetime(2024, 2, 29, 12, 0, 0, 250_000, dt.UTC), None, dt.datetime(1, 1, 1, tzinfo=dt.UTC)]
-    records: list[bytes | None] = [avro.encoded(old, {"at": moment}) for moment in moments]
-    landed, _, _ = avro.convert(avro.reader_of(old), records, avro.Schemas({1: old}))
+    records: list[bytes | None] = [avro.encode(old, {"at": moment}) for moment in moments]
+    landed, _, _ = avro.convert(avro.make_reader(old), records, avro.Schemas({1: old}))
     (rows,) = landed.combine_chunks().to_batches()
-    reader = avro.reader_of(new)
+    reader = avro.make_reader(new)
     written = typed_values(rows, Shape(reader.columns, reader=reader), 1).to_pylist()
-    assert written == [avro.encoded(new, {"at": moment}) for moment in moments]
+    assert written == [avro.encode(new, {"at": moment}) for moment in moments]
 
 
 def test_protobuf_names_its_schema_and_its_message() -> None:
     text = "package p; message A { int32 x = 1; } message B { int32 x = 1; string y = 2; }"
-    made = protobuf.message_class(protobuf.reader_of(text, "p.B").texts[0])
-    bare = [made(x=1, y="é").SerializeToString(), b"", made(x=-1).SerializeToString()]
+    message = protobuf.make_message_class(protobuf.make_reader(text, "p.B").texts[0])
+    bare = [message(x=1, y="é").SerializeToString(), b"", message(x=-1).SerializeToString()]
     for wire, head in ((WireFormat.CONFLUENT, b"\0\0\0\1\2\2\2"), (WireFormat.BARE, b"")):
-        reader = protobuf.reader_of(text, "p.B", wire)
+        reader = protobuf.make_reader(text, "p.B", wire)
         given_ = [head + v for v in bare]
-        landed, held, _ = protobuf.convert(reader, [*given_, None], protobuf.Schemas({258: protobuf.whole(text)}))
-        assert held is None
+        landed, refused, _ = protobuf.convert(
+            reader, [*given_, None], protobuf.Schemas({258: protobuf.add_syntax(text)})
+        )
+        assert refused is None
         (rows,) = landed.combine_chunks().to_batches()
         shape = Shape(reader.columns, reader=reader)
         check_sendable(shape, "orders")
@@ -229,13 +233,13 @@ def test_json_of_a_registry_names_its_schema() -> None:
     reader = JsonSchemaReader((json.dumps(schema),), WireFormat.CONFLUENT)
     landed, _ = convert(reader.columns, [b'{"id":1}', None, b'{"id":2, "new":true}'])
     (rows,) = landed.combine_chunks().to_batches()
-    made = typed_values(rows, Shape(reader.columns, reader=reader), 258).to_pylist()
-    assert made == [b'\0\0\0\1\2{"id":1}', None, b'\0\0\0\1\2{"id":2,"new":true}']
+    written = typed_values(rows, Shape(reader.columns, reader=reader), 258).to_pylist()
+    assert written == [b'\0\0\0\1\2{"id":1}', None, b'\0\0\0\1\2{"id":2,"new":true}']
 
 
 def test_values_are_not_made_by_another_schema_nor_where_nobody_could_read_them() -> None:
     schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "string"}]}
-    reader = avro.reader_of(schema)
+    reader = avro.make_reader(schema)
     shape = Shape(reader.columns, reader=reader)
     wishes = Wishes("again", 1, schema=reader.fingerprint, schema_id=1)
     check_schema(wishes, shape, "orders")
@@ -243,4 +247,4 @@ def test_values_are_not_made_by_another_schema_nor_where_nobody_could_read_them(
     with pytest.raises(Refused, match="another schema"):
         check_schema(replace(wishes, schema=""), shape, "orders")
     with pytest.raises(UsageError, match="glue"):
-        check_sendable(replace(shape, reader=avro.reader_of(schema, WireFormat.GLUE)), "orders")
+        check_sendable(replace(shape, reader=avro.make_reader(schema, WireFormat.GLUE)), "orders")

@@ -1,4 +1,4 @@
-"""Types from a sample: each is one that the typed format takes for every value that it was learnt from."""
+"""Types inferred from a sample: the typed format accepts every value of the sample."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from sluice.pipelines.schema.inference import sample_values
 from sluice.pipelines.schema.schema import parse_schema
-from tests.examples import examples
+from tests.examples import scale_examples
 from tests.pipelines.records.json.rows import convert
 
 
-def guessed(*values: Any) -> dict[str, str]:
+def infer_columns(*values: Any) -> dict[str, str]:
     return sample_values(json.dumps(v).encode() for v in values).columns
 
 
@@ -42,7 +42,7 @@ def guessed(*values: Any) -> dict[str, str]:
     ],
 )
 def test_the_smallest_type_for_all_values(values: list[Any], type_: str) -> None:
-    assert guessed(*({"x": v} for v in values))["x"].replace(" ", "") == type_.replace(" ", "")
+    assert infer_columns(*({"x": v} for v in values))["x"].replace(" ", "") == type_.replace(" ", "")
 
 
 def test_fields_that_no_column_can_be_named_after_get_other_names() -> None:
@@ -57,7 +57,7 @@ def test_fields_that_no_column_can_be_named_after_get_other_names() -> None:
         "a_b": 1,
         "s": {"x.y": 1, "X": 2, "x": 3},
     }
-    assert guessed(odd) == {
+    assert infer_columns(odd) == {
         "a_b_2": 'int64 from "a.b"',
         "record_kafka_x": 'int64 from "kafka_x"',
         "A": "int64",
@@ -68,7 +68,7 @@ def test_fields_that_no_column_can_be_named_after_get_other_names() -> None:
         "a_b": "int64",
         "s": 'struct<x_y:int64 from "x.y", X:int64, x_2:int64 from "x">',
     }
-    landed, quarantined = convert(parse_schema(guessed(odd)), [json.dumps(odd).encode()])
+    landed, quarantined = convert(parse_schema(infer_columns(odd)), [json.dumps(odd).encode()])
     assert (quarantined, landed["_extra"].to_pylist()) == (None, [None])
 
 
@@ -100,20 +100,20 @@ def test_fields_of_records_whose_names_are_data_get_no_columns() -> None:
     ],
 )
 def test_integers_are_times_by_name_and_range(name: str, values: list[Any], type_: str) -> None:
-    assert guessed(*({name: v} for v in values))[name] == type_
+    assert infer_columns(*({name: v} for v in values))[name] == type_
 
 
 def test_what_is_no_json_is_counted() -> None:
-    found = sample_values([b"{}", b"[1]", None, b"\xff", b'{"a": 1}', b"{" * 100_000])
-    assert (found.values, found.tombstones, found.objects, found.other, found.is_typed) == (6, 1, 2, 3, False)
+    sample = sample_values([b"{}", b"[1]", None, b"\xff", b'{"a": 1}', b"{" * 100_000])
+    assert (sample.values, sample.tombstones, sample.objects, sample.other, sample.is_typed) == (6, 1, 2, 3, False)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 def test_json_in_another_encoding_is_told_from_what_is_none(encoding: str) -> None:
-    found = sample_values(
+    sample = sample_values(
         [json.dumps({"a": i}).encode(encoding) for i in range(5)] + [b"\xef\xbb\xbf{}", b'{"a": NaN}']
     )
-    assert (found.objects, found.is_typed, found.encoded) == (1, False, {encoding[:6].upper(): 5})
+    assert (sample.objects, sample.is_typed, sample.encoded) == (1, False, {encoding[:6].upper(): 5})
 
 
 def test_values_with_nan_do_not_count_as_objects_and_are_counted() -> None:
@@ -128,17 +128,19 @@ def test_values_with_nan_do_not_count_as_objects_and_are_counted() -> None:
 
 
 def test_an_object_whose_names_are_data_is_a_map() -> None:
-    ids = guessed(*({"m": {f"k{i}": i, f"l{i % 97}": 1.5}, "s": {"a": 1, "b": 2}} for i in range(200)))
+    ids = infer_columns(*({"m": {f"k{i}": i, f"l{i % 97}": 1.5}, "s": {"a": 1, "b": 2}} for i in range(200)))
     assert ids == {"m": "map<string, float64>", "s": "struct<a:int64, b:int64>"}
-    nested = guessed(*({"m": [{f"a.{i}.{j}": {"x": j}} for j in range(3)]} for i in range(50)))
+    nested = infer_columns(*({"m": [{f"a.{i}.{j}": {"x": j}} for j in range(3)]} for i in range(50)))
     assert nested == {"m": "list<map<string, struct<x:int64>>>"}
-    assert guessed(*({"m": {f"k{i}": "x" if i % 2 else 1}} for i in range(200)))["m"] == "map<string, json>"
+    assert infer_columns(*({"m": {f"k{i}": "x" if i % 2 else 1}} for i in range(200)))["m"] == "map<string, json>"
     for name in ("2026-11-20", "9b2f0a54-5d7e-4c3b-8d7f-2f1f7d2f6a11", "4711", "ann@example.com", "user_1234"):
-        assert guessed({"m": {name: 1}})["m"] == "map<string, int64>"
-    often = guessed(*({"m": {f"k{i}": 1 for i in range(40)}} for _ in range(50)))
+        assert infer_columns({"m": {name: 1}})["m"] == "map<string, int64>"
+    often = infer_columns(*({"m": {f"k{i}": 1 for i in range(40)}} for _ in range(50)))
     assert often["m"].startswith("struct<k0:int64"), "these are in every object"
-    assert guessed(*({"m": {"id": i, f"k{i}": i}} for i in range(200)))["m"].startswith("struct<"), "id is in every one"
-    assert guessed(*({"m": {f"k{i}": 1}} for i in range(10)))["m"].startswith("struct<"), "too few to tell"
+    assert infer_columns(*({"m": {"id": i, f"k{i}": i}} for i in range(200)))["m"].startswith("struct<"), (
+        "id is in every one"
+    )
+    assert infer_columns(*({"m": {f"k{i}": 1}} for i in range(10)))["m"].startswith("struct<"), "too few to tell"
 
 
 LEAVES = st.none() | st.booleans() | st.integers(-(1 << 80), 1 << 80) | st.floats(-1e300, 1e300) | st.text(max_size=5)
@@ -149,7 +151,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=scale_examples(150))
 @given(st.lists(st.dictionaries(st.text("abcdeXY_.`", max_size=3), JSON, max_size=4), min_size=1, max_size=6))
 def test_every_value_fits_the_type_that_was_learnt_from_it(objects: list[dict[str, Any]]) -> None:
     values = [json.dumps(o).encode() for o in objects]

@@ -1,4 +1,4 @@
-"""Rows of an earlier schema as rows of a later one: only where nothing is lost, and then nothing is."""
+"""Rows of an earlier schema are recast to a later one only if no value is lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OTHERS = [
 TYPES = INTEGERS + OTHERS
 
 
-def _limits(kind: pa.DataType) -> list[int]:
+def _list_limits(kind: pa.DataType) -> list[int]:
     bits = kind.bit_width
     return [-(1 << bits - 1), (1 << bits - 1) - 1] if pa.types.is_signed_integer(kind) else [0, (1 << bits) - 1]
 
@@ -37,7 +37,7 @@ def _limits(kind: pa.DataType) -> list[int]:
 def test_every_integer_comes_through_exactly_what_holds_it(old: pa.DataType, new: pa.DataType, near: int) -> None:
     if not holds(old, new):
         return
-    low, high = _limits(old)
+    low, high = _list_limits(old)
     values = [low, high, low + abs(near), high - abs(near), None]
     (column,) = recast(pa.record_batch({"x": pa.array(values, old)}), pa.schema([("x", new)])).columns
     assert [None if v is None else int(v) for v in column.to_pylist()] == values
@@ -80,8 +80,8 @@ def test_nested_rows_come_through_with_nulls_for_what_is_new() -> None:
     old = pa.struct([("a", pa.int8())])
     rows = pa.record_batch({"x": pa.array([{"a": 1}, None], old), "y": pa.array(["p", None])})
     new = pa.schema([("z", pa.date32()), ("y", pa.string()), ("x", pa.struct([("a", pa.int64()), ("b", pa.string())]))])
-    said: list[dict[str, Any]] = recast(rows, new).to_pylist()
-    assert said == [{"z": None, "y": "p", "x": {"a": 1, "b": None}}, {"z": None, "y": None, "x": None}]
+    recast_rows: list[dict[str, Any]] = recast(rows, new).to_pylist()
+    assert recast_rows == [{"z": None, "y": "p", "x": {"a": 1, "b": None}}, {"z": None, "y": None, "x": None}]
 
 
 def test_what_would_be_lost_is_named() -> None:

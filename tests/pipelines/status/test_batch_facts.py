@@ -1,4 +1,4 @@
-"""Where the time of tasks went: what receipts say, added up by activity and by task."""
+"""The time that tasks spent: sums of receipts' timings by activity and by task."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ PLAN = Plan(
 )
 
 
-def receipt(s: OffsetRange, **ns: int) -> Receipt:
+def make_receipt(s: OffsetRange, **ns: int) -> Receipt:
     counts = Counts(landed=70, quarantined=20, dropped=5, control=5)
     return Receipt(s, 100, counts, (), "a", input_bytes=1000, timings=ns)
 
 
 def test_activities_stand_in_the_order_of_work_and_add_up() -> None:
-    found = sum_times([receipt(RANGES[0], write=3, wait=1), receipt(RANGES[1], wait=10, crc=5)])
-    assert list(found.ns) == list(ACTIVITIES)
-    assert {a: ns for a, ns in found.ns.items() if ns} == {"wait": 11, "crc": 5, "write": 3}
-    assert (found.total, found.records, found.input_bytes, found.offset_ranges) == (19, 190, 2000, 2)
-    assert found.per_record(found.total) == 0.1
+    times = sum_times([make_receipt(RANGES[0], write=3, wait=1), make_receipt(RANGES[1], wait=10, crc=5)])
+    assert list(times.ns) == list(ACTIVITIES)
+    assert {a: ns for a, ns in times.ns.items() if ns} == {"wait": 11, "crc": 5, "write": 3}
+    assert (times.total, times.records, times.input_bytes, times.offset_ranges) == (19, 190, 2000, 2)
+    assert times.per_record(times.total) == 0.1
 
 
 def test_what_an_earlier_attempt_finished_took_none_of_it() -> None:
-    assert not sum_times([replace(receipt(RANGES[0], wait=1), adopted=True)]).offset_ranges
+    assert not sum_times([replace(make_receipt(RANGES[0], wait=1), adopted=True)]).offset_ranges
 
 
 def test_an_activity_that_nobody_knows_is_kept_beside_the_others() -> None:
-    assert sum_times([receipt(RANGES[0], dance=4)]).ns["dance"] == 4
+    assert sum_times([make_receipt(RANGES[0], dance=4)]).ns["dance"] == 4
 
 
 def test_each_task_has_the_time_of_its_own_ranges() -> None:
-    found = by_task(PLAN, [receipt(RANGES[2], wait=7), receipt(RANGES[0], wait=1)])
-    assert [(task.index, s.total, s.offset_ranges) for task, s in found] == [(0, 1, 1), (1, 7, 1)]
+    times_by_task = by_task(PLAN, [make_receipt(RANGES[2], wait=7), make_receipt(RANGES[0], wait=1)])
+    assert [(task.index, s.total, s.offset_ranges) for task, s in times_by_task] == [(0, 1, 1), (1, 7, 1)]
 
 
 def test_no_records_cost_nothing_each() -> None:

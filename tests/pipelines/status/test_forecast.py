@@ -1,4 +1,4 @@
-"""What is about to happen: how old what is pending is, when it will be landed, and what retention takes before."""
+"""Forecasts: the age of pending offsets, the time until they land, and the offsets that retention deletes before."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOW = 1_000 * HOUR
 
 
 def state(pins: Mapping[int, int] | None = None, done: int = 0, origin: int = 0) -> State:
-    """One partition, accounted for up to `done`; `pins` maps the times of boundaries to their offsets."""
+    """Returns one partition, accounted for up to `done`; `pins` maps the times of boundaries to their offsets."""
     times = sorted(pins or {990 * HOUR: 0})
     opens = OriginItem(key=KEY, offset=origin, committed=None, why="", opens=times[0])
     offsets = tuple((pins or {})[t] for t in times[1:])
@@ -51,27 +51,27 @@ def state(pins: Mapping[int, int] | None = None, done: int = 0, origin: int = 0)
 
 @dataclass
 class Stamped(MemoryCluster):
-    """Records stamped as given, by offset; counts the questions."""
+    """Records with the given stamps, by offset; counts the look-ups."""
 
     stamps: tuple[int, ...] = ()
-    asked: int = 0
+    questions: int = 0
 
     def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
-        self.asked += 1
+        self.questions += 1
         (time,) = times.values()
         return {KEY.tp: next((OffsetAtTime(o, s) for o, s in enumerate(self.stamps) if s >= time), None)}
 
 
-def age_of(cluster: Stamped, known: State, position: int) -> int | None:
-    return outlook.stamps(cluster, known, {KEY: position}, NOW).get(KEY)
+def find_stamp(cluster: Stamped, ledger_state: State, position: int) -> int | None:
+    return outlook.stamps(cluster, ledger_state, {KEY: position}, NOW).get(KEY)
 
 
 def test_a_position_at_a_boundary_is_found_by_one_question() -> None:
     stamps = tuple(990 * HOUR + n * MINUTE for n in range(600))
     cluster = Stamped(stamps=stamps)
-    known = state({990 * HOUR: 0, 993 * HOUR: 180, 994 * HOUR: 240}, done=180)
-    assert age_of(cluster, known, 180) == stamps[180]
-    assert cluster.asked == 1
+    ledger_state = state({990 * HOUR: 0, 993 * HOUR: 180, 994 * HOUR: 240}, done=180)
+    assert find_stamp(cluster, ledger_state, 180) == stamps[180]
+    assert cluster.questions == 1
 
 
 @given(
@@ -91,53 +91,53 @@ def test_an_age_is_never_younger_than_it_is_and_costs_few_questions(
     for time in range(begin + HOUR, NOW, HOUR) if pinned else ():
         bounds[time] = next((o for o, s in enumerate(stamps) if s >= time), len(stamps))
     cluster = Stamped(stamps=tuple(stamps))
-    found = age_of(cluster, state(bounds, done=position), position)
-    assert found is not None
-    true, told = NOW - stamps[position], NOW - found
-    # Equal stamps cannot be told apart by time: the first of them speaks for all.
-    assert told >= true
-    assert told - true <= max(1000, told // 8, (100 * HOUR >> (outlook.QUESTIONS - 2)) if not pinned else 0)
-    assert cluster.asked <= outlook.QUESTIONS
+    stamp = find_stamp(cluster, state(bounds, done=position), position)
+    assert stamp is not None
+    true, estimate = NOW - stamps[position], NOW - stamp
+    # A look-up by time cannot distinguish equal stamps: it finds the first of them.
+    assert estimate >= true
+    assert estimate - true <= max(1000, estimate // 8, (100 * HOUR >> (outlook.QUESTIONS - 2)) if not pinned else 0)
+    assert cluster.questions <= outlook.QUESTIONS
 
 
 def test_a_record_from_the_future_before_the_position_does_not_make_it_young() -> None:
     stamps = (990 * HOUR, NOW + 14 * 365 * DAY, *(990 * HOUR + n * MINUTE for n in range(2, 100)))
-    known = state({990 * HOUR: 0, 991 * HOUR: 60, 992 * HOUR: 100}, done=70)
+    ledger_state = state({990 * HOUR: 0, 991 * HOUR: 60, 992 * HOUR: 100}, done=70)
     for position in (60, 70):
-        found = age_of(Stamped(stamps=stamps), known, position)
-        assert found == 991 * HOUR, "the start of its window is what is known"
+        stamp = find_stamp(Stamped(stamps=stamps), ledger_state, position)
+        assert stamp == 991 * HOUR, "only the start of its window is known"
 
 
 def test_records_that_came_late_are_as_old_as_their_stamps() -> None:
-    """Quiet hours are pinned; then come records of before."""
+    """Quiet hours are pinned; records with earlier stamps follow."""
     stamps = (980 * HOUR, *(981 * HOUR + n * 10 * MINUTE for n in range(30)))
-    known = state({980 * HOUR: 0} | {h * HOUR: 1 for h in range(981, 1000)}, done=1)
-    found = age_of(Stamped(stamps=stamps), known, 1)
-    assert found is not None
-    assert 980 * HOUR <= found <= 981 * HOUR
+    ledger_state = state({980 * HOUR: 0} | {h * HOUR: 1 for h in range(981, 1000)}, done=1)
+    stamp = find_stamp(Stamped(stamps=stamps), ledger_state, 1)
+    assert stamp is not None
+    assert 980 * HOUR <= stamp <= 981 * HOUR
 
 
 def test_nothing_at_all_there_is_no_age() -> None:
-    assert age_of(Stamped(), state({0: 0}), 0) is None
+    assert find_stamp(Stamped(), state({0: 0}), 0) is None
 
 
 # -- pending, rates
 
 
 def test_what_is_pending_is_told_apart_from_what_is_gone() -> None:
-    known = state(done=100).extend([SkipEntry(ranges=(KeyRange(key=KEY, range=Range(300, 400)),), reason="")])
-    (found,) = forecast.backlogs(known, {KEY: partition(log_start=150, last_stable_offset=500)})
-    assert found.ranges == (Range(100, 300), Range(400, 500))
-    assert (found.lost, found.held) == ((Range(100, 150),), (Range(150, 300), Range(400, 500)))
-    assert forecast.backlogs(known, {KEY: partition(last_stable_offset=100)}) == ()
-    assert forecast.backlogs(known, {Key("new", 0, "id-2"): partition("new")}) == (), (
+    ledger_state = state(done=100).extend([SkipEntry(ranges=(KeyRange(key=KEY, range=Range(300, 400)),), reason="")])
+    (backlog,) = forecast.backlogs(ledger_state, {KEY: partition(log_start=150, last_stable_offset=500)})
+    assert backlog.ranges == (Range(100, 300), Range(400, 500))
+    assert (backlog.lost, backlog.held) == ((Range(100, 150),), (Range(150, 300), Range(400, 500)))
+    assert forecast.backlogs(ledger_state, {KEY: partition(last_stable_offset=100)}) == ()
+    assert forecast.backlogs(ledger_state, {Key("new", 0, "id-2"): partition("new")}) == (), (
         "no origin: nothing is pending yet"
     )
 
 
 def test_production_is_told_from_a_boundary_of_a_day_ago_up_to_now() -> None:
-    known = state({NOW - 30 * HOUR: 0, NOW - 24 * HOUR: 1_000, NOW - HOUR: 50_000})
-    assert forecast.production(known, KEY, 1_000 + 864_000, NOW) == pytest.approx(10)
+    ledger_state = state({NOW - 30 * HOUR: 0, NOW - 24 * HOUR: 1_000, NOW - HOUR: 50_000})
+    assert forecast.production(ledger_state, KEY, 1_000 + 864_000, NOW) == pytest.approx(10)
     stale = state({NOW - 50 * HOUR: 0})
     assert forecast.production(stale, KEY, 50 * 3600, NOW) == pytest.approx(1)
     assert forecast.production(State(), KEY, 10, NOW) is None
@@ -166,7 +166,7 @@ def test_an_eta_is_no_less_than_a_run_and_none_for_what_is_far_beyond_what_ever_
 
 
 class Published:
-    """A ledger of nothing but publish entries."""
+    """A ledger of publish entries only."""
 
     def __init__(self, entries: Mapping[int, PublishEntry]) -> None:
         self._entries = entries
@@ -179,24 +179,24 @@ class Published:
 
 
 def test_rates_are_told_by_batches_that_read_all_that_they_published() -> None:
-    def batch(id_: int, kind: RequestKind) -> Batch:
+    def make_batch(id_: int, kind: RequestKind) -> Batch:
         return Batch(id_, None, Request(kind), "hash", owner(), BatchStatus.PUBLISHED, 0, published=id_ + 1)
 
-    def entry(batch: int, *, adopted: bool) -> PublishEntry:
+    def make_entry(batch: int, *, adopted: bool) -> PublishEntry:
         read = Receipt(OffsetRange(*KEY, 0, 1000), 1000, Counts(landed=1000), (), "a", adopted=adopted)
         return PublishEntry(batch=batch, token="t", at=2_000, receipts=(read,))
 
-    entries = {1: entry(1, adopted=True), 3: entry(3, adopted=False), 5: entry(5, adopted=False)}
+    entries = {1: make_entry(1, adopted=True), 3: make_entry(3, adopted=False), 5: make_entry(5, adopted=False)}
     kinds = {1: RequestKind.CATCH_UP, 3: RequestKind.REPLAY, 5: RequestKind.CATCH_UP}
-    known = State(batches=Batches(batch(n, kind) for n, kind in kinds.items()))
-    published = outlook.read_recent(Published(entries), known)  # type: ignore[arg-type]
+    ledger_state = State(batches=Batches(make_batch(n, kind) for n, kind in kinds.items()))
+    published = outlook.read_recent(Published(entries), ledger_state)  # type: ignore[arg-type]
     assert outlook.work(published) == [BatchPace(1000, 2_000)]
 
 
 # -- retention
 
 
-def deletion(
+def forecast_deletion(
     config: TopicConfig | None,
     since: int | None = NOW - 4 * DAY,
     rate: float | None = None,
@@ -212,25 +212,25 @@ def deletion(
 
 def test_retention_by_time_is_warned_of_before() -> None:
     keeps = TopicConfig(retention_ms=4 * DAY + 3 * HOUR)
-    found = deletion(keeps)
-    assert found is not None
-    assert found.at == NOW + 3 * HOUR
-    assert found.stamped == NOW + DAY - keeps.retention_ms, "what will be old enough within the notice"
-    said = found.at_risk(700)
-    assert said.ranges == (Range(120, 700),)
-    assert said.describe(NOW) == "orders:0 [120, 700) will begin to be deleted in about 3 h (retention.ms 99h)"
-    assert found.at_risk(None).ranges == (Range(120, 900),)
-    assert deletion(keeps, notice=2 * HOUR) is None
-    assert deletion(keeps, notice=2 * HOUR, needed=5 * HOUR) is not None, "landing takes longer than is left"
-    late = deletion(TopicConfig(retention_ms=DAY))
+    deletion = forecast_deletion(keeps)
+    assert deletion is not None
+    assert deletion.at == NOW + 3 * HOUR
+    assert deletion.stamped == NOW + DAY - keeps.retention_ms, "the oldest stamp to be deleted within the notice"
+    risk = deletion.at_risk(700)
+    assert risk.ranges == (Range(120, 700),)
+    assert risk.describe(NOW) == "orders:0 [120, 700) will begin to be deleted in about 3 h (retention.ms 99h)"
+    assert deletion.at_risk(None).ranges == (Range(120, 900),)
+    assert forecast_deletion(keeps, notice=2 * HOUR) is None
+    assert forecast_deletion(keeps, notice=2 * HOUR, needed=5 * HOUR) is not None, "landing takes longer than is left"
+    late = forecast_deletion(TopicConfig(retention_ms=DAY))
     assert late is not None
     assert "may be deleted at any moment" in late.at_risk(None).describe(NOW)
 
 
 def test_a_topic_that_keeps_little_is_warned_of_at_half_of_it() -> None:
     keeps = TopicConfig(retention_ms=2 * HOUR)
-    assert deletion(keeps, since=NOW - 30 * MINUTE) is None
-    assert deletion(keeps, since=NOW - 61 * MINUTE) is not None
+    assert forecast_deletion(keeps, since=NOW - 30 * MINUTE) is None
+    assert forecast_deletion(keeps, since=NOW - 61 * MINUTE) is not None
 
 
 @pytest.mark.parametrize(
@@ -242,34 +242,34 @@ def test_a_topic_that_keeps_little_is_warned_of_at_half_of_it() -> None:
     ],
 )
 def test_without_deletion_or_without_knowing_nothing_is_said(config: TopicConfig | None) -> None:
-    assert deletion(config) is None
+    assert forecast_deletion(config) is None
 
 
 def test_an_unknown_age_is_no_alarm() -> None:
-    assert deletion(TopicConfig(retention_ms=1), since=None) is None
+    assert forecast_deletion(TopicConfig(retention_ms=1), since=None) is None
 
 
 def test_retention_by_size_counts_the_room_that_is_left() -> None:
     """800 offsets in 8000 bytes; 780 of them are pending."""
     keeps = TopicConfig(retention_bytes=8_800)  # 880 offsets: room for 100 more
-    found = deletion(keeps, rate=0.01, log_bytes=8_000)
-    assert found is not None
-    assert found.at == NOW + 10_000_000
-    assert found.at_risk(None).ranges == (Range(120, 884),), "864 offsets come in a day"
-    assert deletion(keeps, rate=0.001, log_bytes=8_000) is None
-    assert deletion(keeps, log_bytes=8_000) is None, "how fast it grows is not known, and there is room"
-    assert deletion(keeps, rate=0.01) is None, "nor how large it is"
-    full = deletion(TopicConfig(retention_bytes=7_000), log_bytes=8_000)
+    deletion = forecast_deletion(keeps, rate=0.01, log_bytes=8_000)
+    assert deletion is not None
+    assert deletion.at == NOW + 10_000_000
+    assert deletion.at_risk(None).ranges == (Range(120, 884),), "864 offsets come in a day"
+    assert forecast_deletion(keeps, rate=0.001, log_bytes=8_000) is None
+    assert forecast_deletion(keeps, log_bytes=8_000) is None, "how fast it grows is not known, and there is room"
+    assert forecast_deletion(keeps, rate=0.01) is None, "nor how large it is"
+    full = forecast_deletion(TopicConfig(retention_bytes=7_000), log_bytes=8_000)
     assert full is not None
     assert full.at == NOW
 
 
 def test_what_comes_first_is_told() -> None:
     both = TopicConfig(retention_ms=4 * DAY + 3 * HOUR, retention_bytes=8_800)
-    found = deletion(both, rate=0.1, log_bytes=8_000)
-    assert found is not None
-    assert "retention.bytes" in found.why
-    assert found.at == NOW + 1_000_000
+    deletion = forecast_deletion(both, rate=0.1, log_bytes=8_000)
+    assert deletion is not None
+    assert "retention.bytes" in deletion.why
+    assert deletion.at == NOW + 1_000_000
 
 
 @given(
@@ -282,22 +282,22 @@ def test_what_comes_first_is_told() -> None:
 def test_what_is_at_risk_lies_in_what_is_held(
     since: int, retention: int, notice: int, needed: int, end: int | None
 ) -> None:
-    found = deletion(TopicConfig(retention_ms=retention), since=since, notice=notice, needed=needed)
-    if found is None:
+    deletion = forecast_deletion(TopicConfig(retention_ms=retention), since=since, notice=notice, needed=needed)
+    if deletion is None:
         assert since + retention > NOW + min(notice, retention // 2)
         return
-    (r,) = found.at_risk(end).ranges
+    (r,) = deletion.at_risk(end).ranges
     assert 120 == r.start < r.end <= 900
 
 
 def test_what_has_landed_is_not_at_risk() -> None:
     pending = Backlog(KEY, partition(last_stable_offset=900), (Range(0, 300), Range(400, 900)), NOW - DAY)
-    (found,) = forecast.deletions([pending], {"orders": TopicConfig(retention_ms=DAY)}, {}, NOW, DAY)
-    assert found.at_risk(600).ranges == (Range(0, 300), Range(400, 600))
-    assert "[0, 300) and 1 more may be deleted" in found.at_risk(600).describe(NOW)
+    (deletion,) = forecast.deletions([pending], {"orders": TopicConfig(retention_ms=DAY)}, {}, NOW, DAY)
+    assert deletion.at_risk(600).ranges == (Range(0, 300), Range(400, 600))
+    assert "[0, 300) and 1 more may be deleted" in deletion.at_risk(600).describe(NOW)
 
 
-# -- what Kafka forgets
+# -- expiry in Kafka
 
 
 def test_offsets_and_transactional_ids_expire() -> None:
@@ -313,7 +313,7 @@ def test_offsets_and_transactional_ids_expire() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ms", "said"),
+    ("ms", "text"),
     [
         (0, "0 s"),
         (-5, "0 s"),
@@ -325,5 +325,5 @@ def test_offsets_and_transactional_ids_expire() -> None:
         (30 * DAY + 4 * HOUR, "30 d"),
     ],
 )
-def test_spans_of_time_as_people_say_them(ms: int, said: str) -> None:
-    assert show_about(ms) == said
+def test_spans_of_time_as_people_say_them(ms: int, text: str) -> None:
+    assert show_about(ms) == text

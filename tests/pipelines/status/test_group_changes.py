@@ -1,4 +1,4 @@
-"""Changes of a group between two looks: what is said of them, and what the state machine allows."""
+"""Changes of a group between two snapshots: their descriptions, and the transitions of the state machine."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ HERE = Broker(1, "127.0.0.1:9092")
 EMPTY = GroupView("g", "classic", GroupState.EMPTY, "consumer", "", HERE, ())
 
 
-def member(name: str, *partitions: int, static: str | None = None) -> GroupMember:
+def make_member(name: str, *partitions: int, static: str | None = None) -> GroupMember:
     return GroupMember(name, "loader", "10.0.0.1", static, tuple(TopicPartition("t", p) for p in partitions))
 
 
-def stable(*members: GroupMember) -> GroupView:
+def make_stable_view(*members: GroupMember) -> GroupView:
     return replace(EMPTY, state=GroupState.STABLE, assignor="range", members=members)
 
 
@@ -69,8 +69,8 @@ def test_states_of_newer_groups_follow_no_such_machine() -> None:
 
 
 def test_members_come_go_and_pass_partitions_on() -> None:
-    before = stable(member("a", 0, 1, 2, 3), member("b"))
-    after = stable(member("a", 0, 1), member("c", 2, 3))
+    before = make_stable_view(make_member("a", 0, 1, 2, 3), make_member("b"))
+    after = make_stable_view(make_member("a", 0, 1), make_member("c", 2, 3))
     assert [c.text for c in changes(before, after)] == [
         "loader at 10.0.0.1 gives up t:2, t:3",
         "loader at 10.0.0.1 joined",
@@ -80,12 +80,12 @@ def test_members_come_go_and_pass_partitions_on() -> None:
 
 
 def test_a_static_member_comes_back_under_another_id() -> None:
-    before, after = (stable(member(name, 0, static="one")) for name in ("a", "b"))
+    before, after = (make_stable_view(make_member(name, 0, static="one")) for name in ("a", "b"))
     assert [c.what for c in changes(before, after)] == ["returned"]
 
 
 def test_the_assignor_and_the_coordinator() -> None:
-    moved = replace(stable(), coordinator=Broker(2, "127.0.0.1:9093"))
+    moved = replace(make_stable_view(), coordinator=Broker(2, "127.0.0.1:9093"))
     texts = [c.text for c in changes(EMPTY, moved)]
     assert "the members chose the assignor range" in texts
     assert texts[-1] == "its coordinator is broker 2 at 127.0.0.1:9093 now"

@@ -1,4 +1,4 @@
-"""What is about to happen to a feed."""
+"""The outlook of a feed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How windows stand by the ledger alone, and which windows a strip shows."""
+"""The standing of windows by the ledger alone, and the windows of a strip."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOW = 5 * HOUR
 
 
 def state(*accounted: tuple[int, int, int]) -> State:
-    """Two partitions, ten offsets an hour from hour 1 to hour 4; `accounted` as (partition, start, end)."""
+    """Returns two partitions, ten offsets an hour from hour 1 to hour 4; `accounted` as (partition, start, end)."""
     origins = tuple(OriginItem(key=k, offset=0, committed=None, why="", opens=HOUR) for k in KEYS)
     pins = tuple(Boundaries(key=k, times=(2 * HOUR, 3 * HOUR, 4 * HOUR), offsets=(10, 20, 30)) for k in KEYS)
     ranges = tuple(KeyRange(key=KEYS[n], range=Range(start, end)) for n, start, end in accounted)
@@ -34,26 +34,28 @@ def state(*accounted: tuple[int, int, int]) -> State:
 
 
 def test_a_window_is_landed_when_nothing_of_it_is_pending() -> None:
-    found = standings(state((0, 0, 30), (1, 0, 13)), HOURLY, [HOUR, 2 * HOUR, 3 * HOUR], NOW, OutsideFacts())
-    assert [s.standing for s in found] == [Standing.LANDED, Standing.PARTIAL, Standing.PARTIAL]
-    assert [(s.done, s.span) for s in found] == [(20, 20), (13, 20), (10, 20)]
-    assert [o.ranges for s in found for o in s.pending] == [(Range(13, 20),), (Range(20, 30),)]
+    statuses = standings(state((0, 0, 30), (1, 0, 13)), HOURLY, [HOUR, 2 * HOUR, 3 * HOUR], NOW, OutsideFacts())
+    assert [s.standing for s in statuses] == [Standing.LANDED, Standing.PARTIAL, Standing.PARTIAL]
+    assert [(s.done, s.span) for s in statuses] == [(20, 20), (13, 20), (10, 20)]
+    assert [o.ranges for s in statuses for o in s.pending] == [(Range(13, 20),), (Range(20, 30),)]
 
 
 def test_what_is_known_besides_the_ledger_gives_it_a_better_name() -> None:
-    held = OpenTransaction(12, 7, 0)
+    transaction = OpenTransaction(12, 7, 0)
     nothing = state()
-    for seen, expected in (
+    for facts, expected in (
         (OutsideFacts(), Standing.PENDING),
-        (OutsideFacts({KEYS[1]: 12}, {KEYS[1].tp: held}), Standing.HELD),
+        (OutsideFacts({KEYS[1]: 12}, {KEYS[1].tp: transaction}), Standing.HELD),
         (OutsideFacts({KEYS[1]: 12}, failed={2 * HOUR: 4}), Standing.FAILED),
         (OutsideFacts({KEYS[1]: 12}, running={2 * HOUR: 5}, failed={2 * HOUR: 4}), Standing.RUNNING),
     ):
-        found = standing(nothing, HOURLY, 2 * HOUR, NOW, seen)
-        assert found.standing is expected
-        assert found.batch == {Standing.FAILED: 4, Standing.RUNNING: 5}.get(expected)
-    by_partition = standing(nothing, HOURLY, 2 * HOUR, NOW, OutsideFacts({KEYS[1]: 12}, {KEYS[1].tp: held})).pending
-    assert [(o.held_at, o.held_by) for o in by_partition] == [(None, None), (12, held)]
+        status = standing(nothing, HOURLY, 2 * HOUR, NOW, facts)
+        assert status.standing is expected
+        assert status.batch == {Standing.FAILED: 4, Standing.RUNNING: 5}.get(expected)
+    by_partition = standing(
+        nothing, HOURLY, 2 * HOUR, NOW, OutsideFacts({KEYS[1]: 12}, {KEYS[1].tp: transaction})
+    ).pending
+    assert [(o.held_at, o.held_by) for o in by_partition] == [(None, None), (12, transaction)]
 
 
 def test_a_window_whose_end_is_not_resolved_is_pending_once_it_is_closed() -> None:
@@ -75,6 +77,6 @@ def test_a_window_whose_end_is_not_resolved_is_pending_once_it_is_closed() -> No
     ],
 )
 def test_the_newest_windows_from_the_first_to_the_open_one(length: str, count: int, expected: list[int]) -> None:
-    shown = last_windows(state(), WindowSettings.model_validate(length), NOW, count)
-    assert [w // HOUR for w in shown] == expected
+    windows = last_windows(state(), WindowSettings.model_validate(length), NOW, count)
+    assert [w // HOUR for w in windows] == expected
     assert not last_windows(State(), HOURLY, NOW, count)

@@ -1,4 +1,4 @@
-"""What fetching says about brokers: how far behind a batch stopped, and what of it is worth a word."""
+"""Facts about brokers from fetching: the lag at the end of a batch, and notable delays and errors."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from sluice.pipelines.model.receipts import BrokerTraffic, Counts, Latency, Rece
 from sluice.pipelines.status.batch_facts import TopicTraffic, by_topic, notable, traffic_of
 
 
-def receipt(topic: str, partition: int, start: int, end: int) -> Receipt:
+def make_receipt(topic: str, partition: int, start: int, end: int) -> Receipt:
     counts = Counts(landed=end - start - 1, compacted=1)
     return Receipt(
         OffsetRange(topic, partition, "id", start, end), end, counts, (), "a", input_bytes=10 * (end - start)
     )
 
 
-def answers(node: int, ms: int, count: int = 10, **more: int) -> BrokerTraffic:
-    seen = sum([Latency.of(ms * 1000)] * count, Latency())
-    return BrokerTraffic(node, f"b{node}:9092", requests=count, bytes=count << 20, latency=seen, **more)
+def make_traffic(node: int, ms: int, count: int = 10, **more: int) -> BrokerTraffic:
+    latency = sum([Latency.of(ms * 1000)] * count, Latency())
+    return BrokerTraffic(node, f"b{node}:9092", requests=count, bytes=count << 20, latency=latency, **more)
 
 
 def test_a_topic_is_behind_by_what_its_partitions_hold_after_the_last_range() -> None:
     """A partition that two tasks read counts once, from where the later offset range ends."""
-    receipts = [receipt("orders", 0, 0, 50), receipt("orders", 0, 50, 100), receipt("orders", 1, 0, 10)]
+    receipts = [make_receipt("orders", 0, 0, 50), make_receipt("orders", 0, 50, 100), make_receipt("orders", 1, 0, 10)]
     sent = [TaskTraffic(ends={"orders:0": 110}), TaskTraffic(ends={"orders:0": 120, "orders:1": 10, "gone:0": 7})]
     traffic = traffic_of(sent, receipts)
     assert traffic.behind == {"orders": 20}
@@ -31,35 +31,37 @@ def test_a_topic_is_behind_by_what_its_partitions_hold_after_the_last_range() ->
 
 
 def test_what_an_earlier_attempt_read_is_not_counted_again() -> None:
-    receipts = [receipt("orders", 0, 0, 50), replace(receipt("orders", 1, 0, 50), adopted=True)]
+    receipts = [make_receipt("orders", 0, 0, 50), replace(make_receipt("orders", 1, 0, 50), adopted=True)]
     assert by_topic(receipts, Traffic()) == (TopicTraffic("orders", 49, 500, None),)
 
 
 def test_nothing_is_worth_a_word_where_all_is_well() -> None:
-    assert notable([answers(1, 5), answers(2, 9, throttle_ms=1), answers(3, 40)]) == []
+    assert notable([make_traffic(1, 5), make_traffic(2, 9, throttle_ms=1), make_traffic(3, 40)]) == []
     assert notable([]) == []
     assert notable([BrokerTraffic(1)]) == []
 
 
 def test_a_quota_that_takes_its_time_is_named_with_what_to_raise() -> None:
-    (said,) = notable([answers(1, 10, throttle_ms=900, throttled=3), answers(2, 10)])
-    assert said.startswith("broker 1 at b1:9092 throttled this client for 0.9 s, 90 % of the time")
-    assert "consumer_byte_rate" in said
+    (note,) = notable([make_traffic(1, 10, throttle_ms=900, throttled=3), make_traffic(2, 10)])
+    assert note.startswith("broker 1 at b1:9092 throttled this client for 0.9 s, 90 % of the time")
+    assert "consumer_byte_rate" in note
 
 
 def test_a_slow_broker_is_held_against_the_others() -> None:
-    (said,) = notable([answers(1, 20), answers(2, 3000), answers(3, 20)])
-    assert said.startswith("broker 2 at b2:9092 takes 3,000 ms")
-    assert notable([answers(1, 3000), answers(2, 3000)]) == []
-    assert notable([answers(1, 3000)]) == []
+    (note,) = notable([make_traffic(1, 20), make_traffic(2, 3000), make_traffic(3, 20)])
+    assert note.startswith("broker 2 at b2:9092 takes 3,000 ms")
+    assert notable([make_traffic(1, 3000), make_traffic(2, 3000)]) == []
+    assert notable([make_traffic(1, 3000)]) == []
 
 
 def test_leaders_that_moved_and_connections_that_broke_are_told() -> None:
-    moved, lost = notable([answers(1, 5, moved=2), replace(answers(2, 5, reconnects=1), errors={"no answer": 1})])
+    moved, lost = notable(
+        [make_traffic(1, 5, moved=2), replace(make_traffic(2, 5, reconnects=1), errors={"no answer": 1})]
+    )
     assert "gave up the lead of 2 partitions" in moved
     assert "left 1 request without an answer and was connected to again 1 time:" in lost
 
 
 def test_many_small_answers_are_told() -> None:
-    (said,) = notable([replace(answers(1, 5, count=300), bytes=300_000)])
-    assert said.startswith("300 fetches brought 1.0 kB each")
+    (note,) = notable([replace(make_traffic(1, 5, count=300), bytes=300_000)])
+    assert note.startswith("300 fetches brought 1.0 kB each")

@@ -1,4 +1,4 @@
-"""What a Delta table says of its files and columns, and which of them it refuses; read by deltalake."""
+"""Files and columns of Delta tables: their statistics, their types, and refusals; read by deltalake."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.lake.s3_lake import S3Lake
 from sluice.resources.tables.delta import DeltaLakeTable
 from sluice.resources.tables.delta_types import delta_field
-from tests.pipelines.landed_world import A, B, pieces
+from tests.pipelines.landed_world import A, B, split_offsets
 from tests.pipelines.tables.values import (
     AFTER,
     BEFORE,
@@ -44,25 +44,25 @@ from tests.pipelines.tables.values import (
     NOON,
     OUTER,
     ROWS,
-    told,
+    format_values,
     write,
     write_as_landing,
 )
 from tests.pipelines.tables.worlds import DeltaWorld
 from tests.stores import Store
-from tests.table_readers import delta_access
+from tests.table_readers import get_delta_access
 
 ROOT = "data/orders"
 
 
-class Place:
+class OrdersTable:
     """A Delta table over files that are written by hand."""
 
     def __init__(self, root: Path) -> None:
         self.lake, self.mark = LocalLake(root), 0
-        self.table = self.fresh()
+        self.table = self.reopen_table()
 
-    def fresh(self) -> DeltaLakeTable:
+    def reopen_table(self) -> DeltaLakeTable:
         return DeltaLakeTable(self.lake, ROOT, {})
 
     def write(self, name: str, columns: Mapping[str, str], values: Mapping[str, list[Any]]) -> str:
@@ -81,39 +81,39 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def orders(tmp_path: Path) -> OrdersTable:
+    return OrdersTable(tmp_path)
 
 
-def test_values_of_all_types_are_read_as_they_landed(place: Place) -> None:
-    place.add(COLUMNS, place.write("one.parquet", COLUMNS, ROWS))
-    read = place.delta.to_pyarrow_table().to_pydict()
+def test_values_of_all_types_are_read_as_they_landed(orders: OrdersTable) -> None:
+    orders.add(COLUMNS, orders.write("one.parquet", COLUMNS, ROWS))
+    read = orders.delta.to_pyarrow_table().to_pydict()
     for column, text in COLUMNS.items():
-        assert told(read[column]) == str(ROWS[column]), text
-    types = {f["name"]: f["type"] for f in json.loads(place.delta.schema().to_json())["fields"]}
+        assert format_values(read[column]) == str(ROWS[column]), text
+    types = {f["name"]: f["type"] for f in json.loads(orders.delta.schema().to_json())["fields"]}
     assert [types[c] for c in ("c0", "c2", "c3", "c11", "c13")] == [
         *("byte", "short", "integer", "decimal(38,4)", "timestamp"),
     ]
 
 
-def test_readers_prune_by_what_the_log_says_of_each_file(place: Place) -> None:
+def test_readers_prune_by_what_the_log_says_of_each_file(orders: OrdersTable) -> None:
     columns = {"n": "int64", "at": "timestamp(us)", "s": "string", "none": "int32"}
     row = {"n": [3, 1], "at": [NOON, NOON], "s": ["b", "a"], "none": [None, None]}
-    place.add(columns, place.write("one.parquet", columns, row))
-    said = pa.table(place.delta.get_add_actions(flatten=True)).to_pylist()[0]
-    assert (said["num_records"], said["min.n"], said["max.n"], said["null_count.none"]) == (2, 1, 3, 2)
-    assert not {"min.s", "max.s", "null_count.s"} & said.keys()
-    assert said["min.at"] <= NOON <= said["max.at"]
-    assert place.delta.to_pyarrow_table(filters=[("n", ">", 3)]).num_rows == 0
-    assert place.delta.to_pyarrow_table(filters=[("at", "=", NOON)]).num_rows == 2
+    orders.add(columns, orders.write("one.parquet", columns, row))
+    action = pa.table(orders.delta.get_add_actions(flatten=True)).to_pylist()[0]
+    assert (action["num_records"], action["min.n"], action["max.n"], action["null_count.none"]) == (2, 1, 3, 2)
+    assert not {"min.s", "max.s", "null_count.s"} & action.keys()
+    assert action["min.at"] <= NOON <= action["max.at"]
+    assert orders.delta.to_pyarrow_table(filters=[("n", ">", 3)]).num_rows == 0
+    assert orders.delta.to_pyarrow_table(filters=[("at", "=", NOON)]).num_rows == 2
 
 
 ODD = "a#b?c%d [e]'f+g=h:i@j*ü"
-"""A name with characters that mean something in a URL."""
+"""A name with characters that have a meaning in URLs."""
 
 
-def _log_and_rows(lake: Lake, table: DeltaLakeTable) -> tuple[set[str], list[int]]:
-    """The lake's folders with a log, and the table's numbers, after two commits of two."""
+def _commit_twice(lake: Lake, table: DeltaLakeTable) -> tuple[set[str], list[int]]:
+    """Make two commits of two rows. Returns the lake's folders that have a log, and the table's numbers."""
     columns = {"n": "int64"}
     assert table.look() is None
     table.create(columns, {"sluice.ledger": "x"})
@@ -129,16 +129,16 @@ def _log_and_rows(lake: Lake, table: DeltaLakeTable) -> tuple[set[str], list[int
 
 def test_a_table_lies_in_a_folder_whatever_it_is_called(tmp_path: Path) -> None:
     lake = LocalLake(tmp_path / ODD)
-    assert _log_and_rows(lake, DeltaLakeTable(lake, ROOT, {})) == ({f"{ROOT}/_delta_log"}, [-2, -1, 1, 2])
+    assert _commit_twice(lake, DeltaLakeTable(lake, ROOT, {})) == ({f"{ROOT}/_delta_log"}, [-2, -1, 1, 2])
     assert [p.name for p in tmp_path.iterdir()] == [ODD]
     assert DeltaTable((tmp_path / ODD / ROOT).as_uri()).to_pyarrow_table().num_rows == 4
 
 
 def test_a_table_lies_below_a_prefix_whatever_it_is_called(s3_store: Store) -> None:
-    root = s3_store.lake()
+    root = s3_store.make_address()
     lake, around = S3Lake(f"{root}/{ODD}", s3_store.settings), S3Lake(root, s3_store.settings)
-    options = {**(delta_access(s3_store) or {}), "aws_conditional_put": "etag"}
-    assert _log_and_rows(lake, DeltaLakeTable(lake, ROOT, options)) == ({f"{ROOT}/_delta_log"}, [-2, -1, 1, 2])
+    options = {**(get_delta_access(s3_store) or {}), "aws_conditional_put": "etag"}
+    assert _commit_twice(lake, DeltaLakeTable(lake, ROOT, options)) == ({f"{ROOT}/_delta_log"}, [-2, -1, 1, 2])
     assert {path.partition("/")[0] for path in around.list("")} == {ODD}
 
 
@@ -155,8 +155,8 @@ EDGES: dict[str, tuple[str, list[Any]]] = {
 }
 
 
-def _find(delta: DeltaTable, column: str, value: Any) -> dict[str, int]:
-    """How many rows each of deltalake's ways of filtering returns for a value that is in the table."""
+def _count_matches(delta: DeltaTable, column: str, value: Any) -> dict[str, int]:
+    """Returns how many rows each way of filtering finds for a value that is in the table."""
     counts = {op: delta.to_pyarrow_table(filters=[(column, op, value)]).num_rows for op in ("=", ">=", "<=")}
     counts["in"] = delta.to_pyarrow_table(filters=[(column, "in", [value])]).num_rows
     counts["pandas"] = len(delta.to_pandas(filters=[(column, "=", value)]))
@@ -167,156 +167,156 @@ def _find(delta: DeltaTable, column: str, value: Any) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("column", FLAT, ids=FLAT.values())
-def test_a_filter_on_a_value_of_a_landed_file_finds_its_row(place: Place, column: str) -> None:
-    """Landed files have bounds of some columns only. The second file has nulls alone."""
+def test_a_filter_on_a_value_of_a_landed_file_finds_its_row(orders: OrdersTable, column: str) -> None:
+    """Landed files have bounds for some columns only. The second file has only nulls."""
     nulls = {c: [None] for c in COLUMNS}
-    place.add(
+    orders.add(
         COLUMNS,
-        write_as_landing(place.lake, f"{ROOT}/one.parquet", COLUMNS, ROWS, 1),
-        write_as_landing(place.lake, f"{ROOT}/two.parquet", COLUMNS, nulls),
+        write_as_landing(orders.lake, f"{ROOT}/one.parquet", COLUMNS, ROWS, 1),
+        write_as_landing(orders.lake, f"{ROOT}/two.parquet", COLUMNS, nulls),
     )
     for value in ROWS[column]:
         if value is not None and value == value:
-            assert min(_find(place.delta, column, value).values()) >= 1, value
+            assert min(_count_matches(orders.delta, column, value).values()) >= 1, value
     lacking = ds.field(column).is_null()
-    assert place.delta.to_pyarrow_dataset().to_table(filter=lacking).num_rows == 1 + ROWS[column].count(None)
-    query = QueryBuilder().register("rows", place.delta)
+    assert orders.delta.to_pyarrow_dataset().to_table(filter=lacking).num_rows == 1 + ROWS[column].count(None)
+    query = QueryBuilder().register("rows", orders.delta)
     assert pa.table(query.execute(f'SELECT 1 FROM rows WHERE "{column}" IS NULL').read_all()).num_rows == (
         1 + ROWS[column].count(None)
     )
 
 
 @pytest.mark.parametrize("edge", EDGES)
-def test_a_value_at_the_edge_of_its_type_goes_in_and_is_found(place: Place, edge: str) -> None:
+def test_a_value_at_the_edge_of_its_type_goes_in_and_is_found(orders: OrdersTable, edge: str) -> None:
     text, stored = EDGES[edge]
     columns = {"n": "int64", "x": text}
     values = pa.array(stored, pa.int32() if text == "date" else pa.int64()).cast(arrow_type(parse_type(text)))
-    place.add(columns, write_as_landing(place.lake, f"{ROOT}/a.parquet", columns, {"n": stored, "x": values}))
-    rows = place.delta.to_pyarrow_dataset()
+    orders.add(columns, write_as_landing(orders.lake, f"{ROOT}/a.parquet", columns, {"n": stored, "x": values}))
+    rows = orders.delta.to_pyarrow_dataset()
     for value, scalar in zip(stored, values.cast(rows.schema.field("x").type), strict=True):
         assert rows.to_table(filter=ds.field("x") >= scalar).num_rows >= 1
         assert rows.to_table(filter=ds.field("n") == value).num_rows == 1
 
 
-def test_a_table_of_before_is_described_again_without_a_change_of_rows(place: Place) -> None:
-    """Its files say bounds of some columns only, no file names the column that came later, and no property the rest."""
+def test_a_table_of_before_is_described_again_without_a_change_of_rows(orders: OrdersTable) -> None:
+    """Its files have bounds for some columns only; no file names the later column, and no property names the rest."""
     columns = {"n": "int64", "s": "string", "at": "timestamp(ms)"}
     fields = [delta_field(*column) for column in (columns | {"later": "int32"}).items()]
     schema = Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
     DeltaTable.create(
-        place.lake.locate(ROOT), schema, configuration={"sluice.ledger": "x"}, raise_if_key_not_exists=False
+        orders.lake.locate(ROOT), schema, configuration={"sluice.ledger": "x"}, raise_if_key_not_exists=False
     )
     for name, n in (("a", 1), ("b", 2)):
         write_as_landing(
-            place.lake, f"{ROOT}/{name}.parquet", columns, {"n": [n], "s": [name], "at": [NOON.replace(microsecond=0)]}
+            orders.lake, f"{ROOT}/{name}.parquet", columns, {"n": [n], "s": [name], "at": [NOON.replace(microsecond=0)]}
         )
         stats = {"numRecords": 1, "minValues": {"n": n}, "maxValues": {"n": n}, "nullCount": {"n": 0}}
-        size = place.lake.size(f"{ROOT}/{name}.parquet")
+        size = orders.lake.size(f"{ROOT}/{name}.parquet")
         action = AddAction(f"{name}.parquet", size, {}, 0, True, json.dumps(stats))
-        place.delta.create_write_transaction([action], mode="append", schema=place.delta.schema())
-    assert place.delta.to_pyarrow_table(filters=[("s", "=", "a")]).num_rows == 0
+        orders.delta.create_write_transaction([action], mode="append", schema=orders.delta.schema())
+    assert orders.delta.to_pyarrow_table(filters=[("s", "=", "a")]).num_rows == 0
 
-    before = place.table.look()
+    before = orders.table.look()
     assert before is not None
-    assert len(place.table.misread()) == 2
-    assert place.table.repair()
-    after = place.table.look()
+    assert len(orders.table.misread()) == 2
+    assert orders.table.repair()
+    after = orders.table.look()
     assert after is not None
     assert (after.rows, after.files, after.mark) == (before.rows, before.files, before.mark)
-    assert (place.table.misread(), place.table.repair()) == ((), False)
+    assert (orders.table.misread(), orders.table.repair()) == ((), False)
     for column, value in (("s", "a"), ("n", 2), ("at", NOON.replace(microsecond=0))):
-        assert min(_find(place.delta, column, value).values()) >= 1
-    rows = place.delta.to_pyarrow_dataset()
+        assert min(_count_matches(orders.delta, column, value).values()) >= 1
+    rows = orders.delta.to_pyarrow_dataset()
     assert rows.to_table(filter=ds.field("later").is_null()).num_rows == 2
-    changed = [a["add"]["dataChange"] for a in _actions(place, before.snapshot or 0) if "add" in a]
+    changed = [a["add"]["dataChange"] for a in _read_actions(orders, before.snapshot or 0) if "add" in a]
     assert changed == [False, False]
 
 
-def _actions(place: Place, after: int) -> list[dict[str, Any]]:
-    logs = sorted(p for p in place.lake.list(f"{ROOT}/_delta_log") if p.endswith(".json"))
-    lines = [line for p in logs if int(p[-25:-5]) > after for line in (place.lake.get(p) or b"").splitlines()]
+def _read_actions(orders: OrdersTable, after: int) -> list[dict[str, Any]]:
+    logs = sorted(p for p in orders.lake.list(f"{ROOT}/_delta_log") if p.endswith(".json"))
+    lines = [line for p in logs if int(p[-25:-5]) > after for line in (orders.lake.get(p) or b"").splitlines()]
     return [json.loads(line) for line in lines]
 
 
-def test_names_of_files_are_as_the_lake_has_them(place: Place) -> None:
-    """Topics are encoded with `~`, and folders of windows have a `=`."""
+def test_names_of_files_are_as_the_lake_has_them(orders: OrdersTable) -> None:
+    """Topics are encoded with `~`, and folders of windows have `=` in their names."""
     name = "date=2026-11-20/hour=14/~my~~orders-0-0-2-b1.parquet"
-    address = place.write(name, {"n": "int64"}, {"n": [1, 2]})
-    place.add({"n": "int64"}, address)
-    head = place.table.look()
+    address = orders.write(name, {"n": "int64"}, {"n": [1, 2]})
+    orders.add({"n": "int64"}, address)
+    head = orders.table.look()
     assert head is not None
-    assert (head.rows, head.files, list(place.table.files())) == (2, 1, [address])
-    assert place.delta.to_pyarrow_table().num_rows == 2
-    place.table.commit(TableChange(TableOperation.DELETE, 2, (), (address,), {"n": "int64"}, {}))
-    assert place.delta.to_pyarrow_table().num_rows == 0
-    assert place.fresh().look() is not None
+    assert (head.rows, head.files, list(orders.table.files())) == (2, 1, [address])
+    assert orders.delta.to_pyarrow_table().num_rows == 2
+    orders.table.commit(TableChange(TableOperation.DELETE, 2, (), (address,), {"n": "int64"}, {}))
+    assert orders.delta.to_pyarrow_table().num_rows == 0
+    assert orders.reopen_table().look() is not None
 
 
-def test_columns_and_members_are_added_before_the_first_file_that_has_them(place: Place) -> None:
+def test_columns_and_members_are_added_before_the_first_file_that_has_them(orders: OrdersTable) -> None:
     first = {"n": "int64", "s": "struct<a:int64>"}
-    place.add(first, place.write("one.parquet", first, {"n": [1], "s": [{"a": 1}]}))
+    orders.add(first, orders.write("one.parquet", first, {"n": [1], "s": [{"a": 1}]}))
     more = {"n": "int64", "s": "struct<a:int64, b:string>", "m": "string"}
-    place.add(more, place.write("two.parquet", more, {"n": [2], "s": [{"a": 2, "b": "x"}], "m": ["y"]}))
-    rows = sorted(place.delta.to_pyarrow_table().to_pylist(), key=lambda r: r["n"])
+    orders.add(more, orders.write("two.parquet", more, {"n": [2], "s": [{"a": 2, "b": "x"}], "m": ["y"]}))
+    rows = sorted(orders.delta.to_pyarrow_table().to_pylist(), key=lambda r: r["n"])
     assert rows == [{"n": 1, "s": {"a": 1, "b": None}, "m": None}, {"n": 2, "s": {"a": 2, "b": "x"}, "m": "y"}]
-    head = place.table.look()
+    head = orders.table.look()
     assert head is not None
     assert (head.mark, head.own_mark) == (2, 2)
 
 
-def test_members_at_every_depth_are_added_before_the_first_file_that_has_them(place: Place) -> None:
-    place.add(OUTER, place.write("one.parquet", OUTER, BEFORE))
-    place.add(INNER, place.write("two.parquet", INNER, AFTER))
-    assert sorted(place.delta.to_pyarrow_table().to_pylist(), key=lambda r: r["n"]) == GROWN
-    query = QueryBuilder().register("t", place.delta)
-    for condition, found in (("s['a']['c'] = 'c'", 2), ("s['a']['b'] = 1", 1), ("s['a']['c'] is null", 1)):
+def test_members_at_every_depth_are_added_before_the_first_file_that_has_them(orders: OrdersTable) -> None:
+    orders.add(OUTER, orders.write("one.parquet", OUTER, BEFORE))
+    orders.add(INNER, orders.write("two.parquet", INNER, AFTER))
+    assert sorted(orders.delta.to_pyarrow_table().to_pylist(), key=lambda r: r["n"]) == GROWN
+    query = QueryBuilder().register("t", orders.delta)
+    for condition, number in (("s['a']['c'] = 'c'", 2), ("s['a']['b'] = 1", 1), ("s['a']['c'] is null", 1)):
         rows = pa.table(query.execute(f"select n from t where {condition}").read_all())
-        assert rows["n"].to_pylist() == [found], condition
+        assert rows["n"].to_pylist() == [number], condition
 
 
-def test_what_delta_would_not_widen_is_refused_by_name(place: Place) -> None:
-    place.add({"n": "int32"}, place.write("one.parquet", {"n": "int32"}, {"n": [1]}))
+def test_what_delta_would_not_widen_is_refused_by_name(orders: OrdersTable) -> None:
+    orders.add({"n": "int32"}, orders.write("one.parquet", {"n": "int32"}, {"n": [1]}))
     with pytest.raises(TableRefused, match="n is integer in it and would become long"):
-        place.add({"n": "int64"}, place.write("two.parquet", {"n": "int64"}, {"n": [2]}))
-    assert place.delta.to_pyarrow_table().num_rows == 1
+        orders.add({"n": "int64"}, orders.write("two.parquet", {"n": "int64"}, {"n": [2]}))
+    assert orders.delta.to_pyarrow_table().num_rows == 1
 
 
-def test_a_commit_stands_on_the_version_that_was_looked_at(place: Place) -> None:
-    one, two = (place.write(f"{n}.parquet", {"n": "int64"}, {"n": [n]}) for n in (1, 2))
-    place.add({"n": "int64"}, one)
-    stale = place.fresh()
+def test_a_commit_stands_on_the_version_that_was_looked_at(orders: OrdersTable) -> None:
+    one, two = (orders.write(f"{n}.parquet", {"n": "int64"}, {"n": [n]}) for n in (1, 2))
+    orders.add({"n": "int64"}, one)
+    stale = orders.reopen_table()
     stale.look()
-    place.add({"n": "int64"}, two)
+    orders.add({"n": "int64"}, two)
     with pytest.raises(TableMoved):
         stale.commit(TableChange(TableOperation.APPEND, 2, (two,), (), {"n": "int64"}, {}))
     with pytest.raises(TableMoved):
         stale.tell("2026-11-20T15:00:00Z")
-    assert sorted(place.delta.to_pyarrow_table()["n"].to_pylist()) == [1, 2]
+    assert sorted(orders.delta.to_pyarrow_table()["n"].to_pylist()) == [1, 2]
 
 
 class Interrupted(LocalLake):
-    """Something happens once, right after files were listed."""
+    """A lake that calls `interrupt` once, right after files were listed."""
 
-    meanwhile: Callable[[], object] | None = None
+    interrupt: Callable[[], object] | None = None
 
     def list(self, prefix: str, after: str = "") -> Iterator[str]:
-        found = [*super().list(prefix, after)]
-        happens, self.meanwhile = self.meanwhile, None
+        names = [*super().list(prefix, after)]
+        happens, self.interrupt = self.interrupt, None
         if happens:
             happens()
-        return iter(found)
+        return iter(names)
 
 
-def test_versions_that_another_publisher_let_go_meanwhile_are_no_damage(place: Place) -> None:
-    first = place.write("first.parquet", {"n": "int64"}, {"n": [1]})
-    second = place.write("second.parquet", {"n": "int64"}, {"n": [2]})
-    place.add({"n": "int64"}, first)
-    place.table.commit(TableChange(TableOperation.OVERWRITE, 2, (second,), (first,), {"n": "int64"}, {}))
-    lake = Interrupted(place.lake.root)
-    mine, other = DeltaLakeTable(lake, ROOT, {}), place.fresh()
+def test_versions_that_another_publisher_let_go_meanwhile_are_no_damage(orders: OrdersTable) -> None:
+    first = orders.write("first.parquet", {"n": "int64"}, {"n": [1]})
+    second = orders.write("second.parquet", {"n": "int64"}, {"n": [2]})
+    orders.add({"n": "int64"}, first)
+    orders.table.commit(TableChange(TableOperation.OVERWRITE, 2, (second,), (first,), {"n": "int64"}, {}))
+    lake = Interrupted(orders.lake.root)
+    mine, other = DeltaLakeTable(lake, ROOT, {}), orders.reopen_table()
     mine.look()
     other.look()
-    lake.meanwhile = lambda: other.expire(1 << 60)
+    lake.interrupt = lambda: other.expire(1 << 60)
     with pytest.raises(TableMoved):
         mine.find_named([first])
     mine.look()
@@ -324,7 +324,7 @@ def test_versions_that_another_publisher_let_go_meanwhile_are_no_damage(place: P
 
 
 class Refusing(LocalLake):
-    """One file cannot be removed, which a distant store says after it has removed another one."""
+    """A lake that refuses to remove one file, after it has removed another, as a distant store may."""
 
     def __init__(self, root: Path, refused: str) -> None:
         super().__init__(root)
@@ -339,15 +339,17 @@ class Refusing(LocalLake):
 
 
 @pytest.mark.parametrize("stays", ["00000000000000000000.json", "00000000000000000003.checkpoint.parquet"])
-def test_versions_that_could_not_go_leave_no_gap_by_which_a_named_file_seems_unnamed(place: Place, stays: str) -> None:
-    first, second, third, fourth = (place.write(f"{n}.parquet", {"n": "int64"}, {"n": [n]}) for n in (1, 2, 3, 4))
-    place.add({"n": "int64"}, first)
-    place.table.commit(TableChange(TableOperation.OVERWRITE, 2, (second,), (first,), {"n": "int64"}, {}))
-    place.add({"n": "int64"}, third)
-    place.delta.create_checkpoint()
-    place.add({"n": "int64"}, fourth)
-    place.add({"n": "int64"}, place.write("5.parquet", {"n": "int64"}, {"n": [5]}))
-    lake = Refusing(place.lake.root, f"{ROOT}/_delta_log/{stays}")
+def test_versions_that_could_not_go_leave_no_gap_by_which_a_named_file_seems_unnamed(
+    orders: OrdersTable, stays: str
+) -> None:
+    first, second, third, fourth = (orders.write(f"{n}.parquet", {"n": "int64"}, {"n": [n]}) for n in (1, 2, 3, 4))
+    orders.add({"n": "int64"}, first)
+    orders.table.commit(TableChange(TableOperation.OVERWRITE, 2, (second,), (first,), {"n": "int64"}, {}))
+    orders.add({"n": "int64"}, third)
+    orders.delta.create_checkpoint()
+    orders.add({"n": "int64"}, fourth)
+    orders.add({"n": "int64"}, orders.write("5.parquet", {"n": "int64"}, {"n": [5]}))
+    lake = Refusing(orders.lake.root, f"{ROOT}/_delta_log/{stays}")
     table = DeltaLakeTable(lake, ROOT, {})
     table.look()
     with pytest.raises(LakeUnavailable):
@@ -360,22 +362,22 @@ def test_versions_that_could_not_go_leave_no_gap_by_which_a_named_file_seems_unn
     assert table.find_named([first, second, third, fourth]) == {second, third, fourth}
 
 
-def test_a_file_of_the_log_that_nobody_let_go_is_damage(place: Place) -> None:
-    place.add({"n": "int64"}, place.write("first.parquet", {"n": "int64"}, {"n": [1]}))
-    place.add({"n": "int64"}, place.write("second.parquet", {"n": "int64"}, {"n": [2]}))
-    place.lake.remove(f"{ROOT}/_delta_log/{1:020d}.json")
+def test_a_file_of_the_log_that_nobody_let_go_is_damage(orders: OrdersTable) -> None:
+    orders.add({"n": "int64"}, orders.write("first.parquet", {"n": "int64"}, {"n": [1]}))
+    orders.add({"n": "int64"}, orders.write("second.parquet", {"n": "int64"}, {"n": [2]}))
+    orders.lake.remove(f"{ROOT}/_delta_log/{1:020d}.json")
     with pytest.raises(TableDiffers):
-        place.fresh().look()
+        orders.reopen_table().look()
 
 
-def test_a_file_that_is_not_there_is_not_added(place: Place) -> None:
+def test_a_file_that_is_not_there_is_not_added(orders: OrdersTable) -> None:
     with pytest.raises(PartUnreadable, match="is missing"):
-        place.add({"n": "int64"}, place.lake.locate(f"{ROOT}/gone.parquet"))
+        orders.add({"n": "int64"}, orders.lake.locate(f"{ROOT}/gone.parquet"))
 
 
 def test_readers_that_follow_the_table_need_not_look_at_merged_files(tmp_path: Path) -> None:
     world = DeltaWorld(tmp_path)
-    world.land(*pieces(A, 20), *pieces(B, 20))
+    world.land(*split_offsets(A, 20), *split_offsets(B, 20))
     world.sync()
     world.compact()
     world.sync()

@@ -1,4 +1,4 @@
-"""What an Iceberg table says of its files and columns, and which of them it refuses; read by PyIceberg."""
+"""Files and columns of Iceberg tables: their statistics, their types, and refusals; read by PyIceberg."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.pipelines.tables.values import (
     OUTER,
     ROWS,
     SIGNED,
-    told,
+    format_values,
     write,
     write_as_landing,
 )
@@ -40,7 +40,7 @@ from tests.pipelines.tables.values import (
 ROOT = "data/orders"
 
 
-class Place:
+class OrdersTable:
     """An Iceberg table over files that are written by hand."""
 
     def __init__(self, root: Path) -> None:
@@ -64,30 +64,30 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def orders(tmp_path: Path) -> OrdersTable:
+    return OrdersTable(tmp_path)
 
 
-def test_values_of_all_types_are_read_as_they_landed(place: Place) -> None:
-    place.add(SIGNED, *(place.write(f"{n}.parquet", SIGNED, ROWS) for n in "ab"))
-    read = place.iceberg.scan().to_arrow().to_pydict()
+def test_values_of_all_types_are_read_as_they_landed(orders: OrdersTable) -> None:
+    orders.add(SIGNED, *(orders.write(f"{n}.parquet", SIGNED, ROWS) for n in "ab"))
+    read = orders.iceberg.scan().to_arrow().to_pydict()
     for column, text in SIGNED.items():
-        assert told(read[column]) == str(ROWS[column] * 2), text
+        assert format_values(read[column]) == str(ROWS[column] * 2), text
 
 
-def test_members_at_every_depth_are_added_before_the_first_file_that_has_them(place: Place) -> None:
-    place.add(OUTER, place.write("one.parquet", OUTER, BEFORE))
-    place.add(INNER, place.write("two.parquet", INNER, AFTER))
-    assert sorted(place.iceberg.scan().to_arrow().to_pylist(), key=lambda r: r["n"]) == GROWN
+def test_members_at_every_depth_are_added_before_the_first_file_that_has_them(orders: OrdersTable) -> None:
+    orders.add(OUTER, orders.write("one.parquet", OUTER, BEFORE))
+    orders.add(INNER, orders.write("two.parquet", INNER, AFTER))
+    assert sorted(orders.iceberg.scan().to_arrow().to_pylist(), key=lambda r: r["n"]) == GROWN
     for test in (EqualTo("s.a.c", "c"), EqualTo("s.a.b", 2)):
-        assert place.iceberg.scan(test).to_arrow()["n"].to_pylist() == [2]
-    assert place.iceberg.scan(IsNull("s.a.c")).to_arrow()["n"].to_pylist() == [1]
+        assert orders.iceberg.scan(test).to_arrow()["n"].to_pylist() == [2]
+    assert orders.iceberg.scan(IsNull("s.a.c")).to_arrow()["n"].to_pylist() == [1]
 
 
-def test_each_file_is_described_as_by_pyiceberg(place: Place) -> None:
-    """The first of a shape is described by PyIceberg alone, the others by parts of it."""
-    place.add(SIGNED, *(place.write(f"{n}.parquet", SIGNED, ROWS) for n in "ab"))
-    first, second = ([f.get(k) for k in f if k != "file_path"] for f in place.iceberg.inspect.files().to_pylist())
+def test_each_file_is_described_as_by_pyiceberg(orders: OrdersTable) -> None:
+    """PyIceberg describes the first file of a shape on its own; parts of PyIceberg describe the others."""
+    orders.add(SIGNED, *(orders.write(f"{n}.parquet", SIGNED, ROWS) for n in "ab"))
+    first, second = ([f.get(k) for k in f if k != "file_path"] for f in orders.iceberg.inspect.files().to_pylist())
     assert str(first) == str(second)
 
 
@@ -95,7 +95,7 @@ def test_each_file_is_described_as_by_pyiceberg(place: Place) -> None:
 def test_a_file_with_fewer_digits_than_the_table_is_added_with_its_bounds(
     tmp_path: Path, narrow: str, wide: str
 ) -> None:
-    orders = Place(tmp_path)
+    orders = OrdersTable(tmp_path)
     values = {"x": [Decimal("-1.50"), None, Decimal("2.00")]}
     orders.add({"x": wide}, write_as_landing(orders.lake, f"{ROOT}/a.parquet", {"x": narrow}, values))
     (file,) = orders.iceberg.inspect.files().to_pylist()
@@ -108,58 +108,60 @@ FLAT = {c: text for c, text in SIGNED.items() if "<" not in text}
 
 
 @pytest.mark.parametrize("column", FLAT, ids=FLAT.values())
-def test_a_filter_on_a_value_of_a_landed_file_finds_its_row(place: Place, column: str) -> None:
+def test_a_filter_on_a_value_of_a_landed_file_finds_its_row(orders: OrdersTable, column: str) -> None:
     nulls = {c: [None] for c in SIGNED}
-    place.add(
+    orders.add(
         SIGNED,
-        write_as_landing(place.lake, f"{ROOT}/one.parquet", SIGNED, ROWS, 1),
-        write_as_landing(place.lake, f"{ROOT}/two.parquet", SIGNED, nulls),
+        write_as_landing(orders.lake, f"{ROOT}/one.parquet", SIGNED, ROWS, 1),
+        write_as_landing(orders.lake, f"{ROOT}/two.parquet", SIGNED, nulls),
     )
-    table = place.iceberg
+    table = orders.iceberg
     for value in ROWS[column]:
         if value is not None and value == value:
             for test in (EqualTo, GreaterThanOrEqual, LessThanOrEqual):
-                assert table.scan(test(column, _literal(value))).to_arrow().num_rows >= 1, (value, test)
-            assert table.scan(In(column, [_literal(value)])).to_arrow().num_rows >= 1
+                assert table.scan(test(column, _make_literal(value))).to_arrow().num_rows >= 1, (value, test)
+            assert table.scan(In(column, [_make_literal(value)])).to_arrow().num_rows >= 1
     assert table.scan(IsNull(column)).to_arrow().num_rows == 1 + ROWS[column].count(None)
 
 
-def _literal(value: Any) -> Any:
+def _make_literal(value: Any) -> Any:
     return value.isoformat() if isinstance(value, dt.datetime) else value
 
 
-def test_statistics_of_parquet_have_no_bounds_of_milliseconds_and_manifests_have(place: Place) -> None:
-    """Iceberg's Java takes the first for microseconds, and is right about the second."""
+def test_statistics_of_parquet_have_no_bounds_of_milliseconds_and_manifests_have(orders: OrdersTable) -> None:
+    """Iceberg's Java reads the former as microseconds, and the latter correctly."""
     columns = {"ms": "timestamp(ms)", "s": "epoch(s)", "us": "timestamp(us)", "n": "int64"}
     stamps = {"ms": [NOON.replace(microsecond=0), None], "s": [None, None], "us": [NOON, NOON], "n": [1, 2]}
-    address = write_as_landing(place.lake, f"{ROOT}/a.parquet", columns, stamps)
+    address = write_as_landing(orders.lake, f"{ROOT}/a.parquet", columns, stamps)
     chunks = pq.read_metadata(address).row_group(0)
     bounded = {c.path_in_schema for c in map(chunks.column, range(4)) if c.is_stats_set}
     assert bounded == {"us", "n"}
-    place.add(columns, address)
-    (file,) = place.iceberg.inspect.files().to_pylist()
+    orders.add(columns, address)
+    (file,) = orders.iceberg.inspect.files().to_pylist()
     metrics = {name: file["readable_metrics"][name] for name in ("ms", "s", "us")}
     assert {n: (m["lower_bound"], m["upper_bound"], m["null_value_count"]) for n, m in metrics.items()} == {
         "ms": (NOON.replace(microsecond=0), NOON.replace(microsecond=0), 1),
         "s": (None, None, 2),
         "us": (NOON, NOON, 0),
     }
-    assert place.table.misread() == ()
-    old = place.write("old.parquet", columns, stamps)
-    place.add(columns, old)
-    place.table.look()
-    assert place.table.misread() == (old,)
+    assert orders.table.misread() == ()
+    old = orders.write("old.parquet", columns, stamps)
+    orders.add(columns, old)
+    orders.table.look()
+    assert orders.table.misread() == (old,)
 
 
 @pytest.mark.parametrize("stamp", [253_402_300_800_000, 1_764_000_000_000_000, 1 << 62, -1, -(1 << 63), (1 << 63) - 1])
-def test_an_odd_stamp_goes_in_beside_the_others(place: Place, stamp: int) -> None:
-    """The year 10000, microseconds taken for milliseconds, and times that no microseconds hold."""
+def test_an_odd_stamp_goes_in_beside_the_others(orders: OrdersTable, stamp: int) -> None:
+    """Stamps of the year 10000, microseconds taken for milliseconds, and times too large for microseconds."""
     columns = {"n": "int64", "at": "timestamp(ms)"}
     for name, stamps in (("a", [0, stamp]), ("b", [0, 1])):
         values = pa.array(stamps).cast(pa.timestamp("ms", "UTC"))
-        place.add(columns, write_as_landing(place.lake, f"{ROOT}/{name}.parquet", columns, {"n": [1, 2], "at": values}))
-    assert place.iceberg.scan(selected_fields=("n",)).to_arrow().num_rows == 4
-    files = {t.file.file_path[-9:]: t.file for t in place.iceberg.scan().plan_files()}
+        orders.add(
+            columns, write_as_landing(orders.lake, f"{ROOT}/{name}.parquet", columns, {"n": [1, 2], "at": values})
+        )
+    assert orders.iceberg.scan(selected_fields=("n",)).to_arrow().num_rows == 4
+    files = {t.file.file_path[-9:]: t.file for t in orders.iceberg.scan().plan_files()}
     low, high = sorted((0, 1000 * stamp))
     fits = low >= -(1 << 63) and high < 1 << 63
     ends = [
@@ -170,45 +172,48 @@ def test_an_odd_stamp_goes_in_beside_the_others(place: Place, stamp: int) -> Non
     assert ends == ([low, high] if fits else [])
 
 
-def test_a_reader_of_an_hour_opens_the_files_of_that_hour(place: Place) -> None:
-    """Without partitions: by what manifests say of each file. The second has one late record."""
+def test_a_reader_of_an_hour_opens_the_files_of_that_hour(orders: OrdersTable) -> None:
+    """The table has no partitions: manifests give the bounds of each file. The second file has one late record."""
     columns, hour = {"at": "timestamp(ms)"}, dt.timedelta(hours=1)
     times = ([NOON, NOON + 0.9 * hour], [NOON + 0.99 * hour, NOON + 1.5 * hour], [NOON + 2 * hour, NOON + 2.5 * hour])
-    files = [place.write(f"{n}.parquet", columns, {"at": found}) for n, found in enumerate(times)]
-    place.add(columns, *files)
-    late = place.iceberg.scan(f"at >= '{(NOON + 2 * hour).isoformat()}'").plan_files()
+    files = [orders.write(f"{n}.parquet", columns, {"at": stamps}) for n, stamps in enumerate(times)]
+    orders.add(columns, *files)
+    late = orders.iceberg.scan(f"at >= '{(NOON + 2 * hour).isoformat()}'").plan_files()
     assert [t.file.file_path for t in late] == files[2:]
 
 
-def test_files_of_several_shapes_go_in_together(place: Place) -> None:
+def test_files_of_several_shapes_go_in_together(orders: OrdersTable) -> None:
     narrow, wide = {"n": "int32"}, {"n": "int64", "s": "string"}
-    files = (place.write("a.parquet", narrow, {"n": [1]}), place.write("b.parquet", wide, {"n": [2**40], "s": ["x"]}))
-    place.add(wide, *files)
-    read = place.iceberg.scan().to_arrow().sort_by("n").to_pylist()
+    files = (orders.write("a.parquet", narrow, {"n": [1]}), orders.write("b.parquet", wide, {"n": [2**40], "s": ["x"]}))
+    orders.add(wide, *files)
+    read = orders.iceberg.scan().to_arrow().sort_by("n").to_pylist()
     assert read == [{"n": 1, "s": None}, {"n": 2**40, "s": "x"}]
     with pytest.raises(TableRefused):
-        place.add(wide, place.write("c.parquet", {"n": "string"}, {"n": ["x"]}))
+        orders.add(wide, orders.write("c.parquet", {"n": "string"}, {"n": ["x"]}))
 
 
-def test_a_file_that_is_not_there_or_no_parquet_is_not_added(place: Place) -> None:
-    with pytest.raises(PartUnreadable, match=r"gone.parquet is missing") as lost:
-        place.add({"n": "int64"}, place.lake.locate(f"{ROOT}/gone.parquet"))
-    assert lost.value.gone
-    with place.lake.create(f"{ROOT}/torn.parquet") as file:
+def test_a_file_that_is_not_there_or_no_parquet_is_not_added(orders: OrdersTable) -> None:
+    with pytest.raises(PartUnreadable, match=r"gone.parquet is missing") as caught:
+        orders.add({"n": "int64"}, orders.lake.locate(f"{ROOT}/gone.parquet"))
+    assert caught.value.gone
+    with orders.lake.create(f"{ROOT}/torn.parquet") as file:
         file.write(b"PAR1")
     with pytest.raises(PartUnreadable, match="cannot be read"):
-        place.add({"n": "int64"}, place.lake.locate(f"{ROOT}/torn.parquet"))
-    assert place.iceberg.current_snapshot() is None
+        orders.add({"n": "int64"}, orders.lake.locate(f"{ROOT}/torn.parquet"))
+    assert orders.iceberg.current_snapshot() is None
 
 
-def test_a_commit_does_not_look_at_older_snapshots(place: Place) -> None:
-    """What a commit takes does not grow with them; and they stay."""
+def test_a_commit_does_not_look_at_older_snapshots(orders: OrdersTable) -> None:
+    """The cost of a commit does not grow with their number, and they stay."""
     columns = {"n": "int64"}
     for n in range(4):
-        place.add(columns, place.write(f"{n}.parquet", columns, {"n": [n]}))
-    found = place.iceberg.metadata
-    assert (len(found.snapshots), len(found.snapshot_log), len(found.metadata_log)) == (4, 4, 4)
-    assert [s.parent_snapshot_id for s in found.snapshots] == [None, *(s.snapshot_id for s in found.snapshots[:3])]
+        orders.add(columns, orders.write(f"{n}.parquet", columns, {"n": [n]}))
+    metadata = orders.iceberg.metadata
+    assert (len(metadata.snapshots), len(metadata.snapshot_log), len(metadata.metadata_log)) == (4, 4, 4)
+    assert [s.parent_snapshot_id for s in metadata.snapshots] == [
+        None,
+        *(s.snapshot_id for s in metadata.snapshots[:3]),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -219,8 +224,8 @@ def test_a_commit_does_not_look_at_older_snapshots(place: Place) -> None:
 def test_a_table_with_partitions_gets_no_file_that_a_filter_would_miss(
     tmp_path: Path, column: str, by: Transform[Any, Any]
 ) -> None:
-    """Somebody partitioned it: a file's rows are of several partitions, and a manifest has one value for a file."""
-    orders = Place(tmp_path)
+    """Somebody partitioned the table: a file has rows of several partitions, but a manifest has one value per file."""
+    orders = OrdersTable(tmp_path)
     columns = {"us": "timestamp(us)", "n": "int64", "s": "string"}
     values = {"us": [NOON, None], "n": [1, None], "s": ["a", None]}
     first, second = (orders.write(f"{n}.parquet", columns, values) for n in "ab")
@@ -240,7 +245,7 @@ def test_a_table_with_partitions_gets_no_file_that_a_filter_would_miss(
 
 @pytest.mark.parametrize(("old", "new"), [("n", "o"), ("s", "t"), ("s.a.b", "z")])
 def test_a_renamed_column_does_not_lose_its_values_to_a_new_one(tmp_path: Path, old: str, new: str) -> None:
-    orders = Place(tmp_path)
+    orders = OrdersTable(tmp_path)
     orders.add(OUTER, orders.write("one.parquet", OUTER, BEFORE))
     with orders.iceberg.update_schema() as change:
         change.rename_column(old, new)
@@ -257,7 +262,7 @@ def test_a_renamed_column_does_not_lose_its_values_to_a_new_one(tmp_path: Path, 
 
 
 def test_a_dropped_column_is_there_again_with_the_next_file(tmp_path: Path) -> None:
-    orders = Place(tmp_path)
+    orders = OrdersTable(tmp_path)
     orders.add(OUTER, orders.write("one.parquet", OUTER, BEFORE))
     with orders.iceberg.update_schema() as change:
         change.delete_column("n")
@@ -267,7 +272,7 @@ def test_a_dropped_column_is_there_again_with_the_next_file(tmp_path: Path) -> N
 
 
 def test_a_name_mapping_that_others_removed_is_there_again_with_the_next_file(tmp_path: Path) -> None:
-    orders = Place(tmp_path)
+    orders = OrdersTable(tmp_path)
     columns = {"a": "int64", "b": "string"}
     first, second = (orders.write(f"{n}.parquet", columns, {"a": [n], "b": [str(n)]}) for n in (1, 2))
     orders.add(columns, first)

@@ -1,5 +1,7 @@
-"""Tables that somebody moved to an older state: rolled back, restored, fast-forwarded, or a catalog restored from a
-backup. Each is either named and repaired on request, or brought up to the ledger by the next sync, never doubled."""
+"""Tables in an older state: rolled back, restored, fast-forwarded, or of a catalog that was restored from a backup.
+
+Each is either reported and repaired on request, or brought up to the ledger by the next sync, without doubled rows.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import pytest
 from sluice.pipelines.errors import TableDiffers
 from sluice.pipelines.maintenance.expiry import RetireRequest, expire
 from sluice.pipelines.tables.check import comparison
-from tests.pipelines.landed_world import HOUR, START, A, B, pieces
+from tests.pipelines.landed_world import HOUR, START, A, B, split_offsets
 from tests.pipelines.tables.worlds import DeltaWorld, IcebergWorld, TableWorld
 
 pytest.importorskip("pyiceberg")
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.slow
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> TableWorld:
     """A table of two partitions, in small files."""
     table_world: TableWorld = request.param(tmp_path)
-    table_world.land(*pieces(A, 20), *pieces(B, 50))
+    table_world.land(*split_offsets(A, 20), *split_offsets(B, 50))
     table_world.sync()
     return table_world
 
@@ -34,10 +36,10 @@ def _retire(world: TableWorld) -> None:
 
 
 def _land(world: TableWorld) -> None:
-    """The next records of one partition, whichever is behind."""
-    next_offset = {key: max(o for partition, o in world.landed_rows() if partition == key.partition) for key in (A, B)}
+    """Land the next records of the partition that is behind."""
+    next_offset = {key: max(o for partition, o in world.read_landed() if partition == key.partition) for key in (A, B)}
     key = min(next_offset, key=lambda k: next_offset[k])
-    world.land(*pieces(key, 50, 200, 300))
+    world.land(*split_offsets(key, 50, 200, 300))
 
 
 def _append_strange(world: TableWorld) -> None:
@@ -58,33 +60,33 @@ CHANGES: dict[str, Callable[[TableWorld], object]] = {
 def test_a_table_without_its_newest_commits_is_named_and_repaired(
     world: TableWorld, lost: str, later: tuple[str, ...]
 ) -> None:
-    before, rows = world.snapshot, world.offsets()
+    before, rows = world.snapshot, world.read_offsets()
     CHANGES[lost](world)
     world.sync()
     world.roll_back(before)
-    assert world.offsets() == rows
+    assert world.read_offsets() == rows
     for change in later:
         if change != lost:
             CHANGES[change](world)
-    compared = comparison(world.fresh_ledger(), world.lake, world.table())
+    compared = comparison(world.reopen_ledger(), world.lake, world.open_table())
     assert not compared.same
     if not compared.is_sound:
         with pytest.raises(TableDiffers, match="missing in it"):
             world.sync()
-        assert world.offsets() == rows, "nothing is added to a table that somebody changed"
+        assert world.read_offsets() == rows, "nothing is added to a table that somebody changed"
     world.sync(repair=True)
     world.check_same()
     _land(world)
     world.sync()
     world.check_same()
-    world.sync(expire_before=world.said()[-1][1] + 1)
+    world.sync(expire_before=world.list_snapshots()[-1][1] + 1)
     world.check_same()
     world.check()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_rows_of_others_are_rolled_back_by_hand(world: TableWorld, when: str) -> None:
-    """To the last snapshot of ours: the remedy for files that delete rows."""
+    """The rollback goes to our last snapshot: the remedy for files that delete rows."""
     if when == "after":
         world.compact()
         world.sync()
@@ -101,13 +103,13 @@ def test_rows_of_others_are_rolled_back_by_hand(world: TableWorld, when: str) ->
 def test_a_branch_that_became_the_table(tmp_path: Path, strange: bool) -> None:
     """A fast-forward, or a replaced main branch: Iceberg's way to publish rows after checks."""
     world = IcebergWorld(tmp_path)
-    world.land(*pieces(A, 20))
+    world.land(*split_offsets(A, 20))
     world.sync()
     table = world.iceberg
     table.manage_snapshots().create_branch(world.snapshot, "audited").commit()
     if strange:
         table.append(world.read().slice(0, 7), branch="audited")
-    world.land(*pieces(B, 50))
+    world.land(*split_offsets(B, 50))
     world.sync()
     head = world.iceberg.refs()["audited"].snapshot_id
     world.iceberg.manage_snapshots().set_current_snapshot(head).commit()
@@ -124,23 +126,25 @@ def test_a_branch_that_became_the_table(tmp_path: Path, strange: bool) -> None:
 @pytest.mark.parametrize("expired", [False, True], ids=["all files there", "files of it expired"])
 @pytest.mark.parametrize("lost", CHANGES)
 def test_a_catalog_that_names_an_older_metadata_file(tmp_path: Path, lost: str, expired: bool, repair: bool) -> None:
-    """As after its database was restored from a backup. The table is one of our own older states, with its mark: what
-    it lacks is pending, and the next sync adds it."""
+    """This happens when its database is restored from a backup.
+
+    The table is in one of our older states, with its mark: the missing files are pending, and the next sync adds them.
+    """
     world = IcebergWorld(tmp_path)
-    world.land(*pieces(A, 20), *pieces(B, 50))
+    world.land(*split_offsets(A, 20), *split_offsets(B, 50))
     world.sync()
     older = world.iceberg.metadata_location
     CHANGES[lost](world)
     world.sync()
     _land(world)
-    world.sync(expire_before=world.said()[-1][1] + 1 if expired else None)
+    world.sync(expire_before=world.list_snapshots()[-1][1] + 1 if expired else None)
     with sqlite3.connect(tmp_path / "catalog.db") as db:
         db.execute("update iceberg_tables set metadata_location = ?", (older,))
-    compared = comparison(world.fresh_ledger(), world.lake, world.table())
+    compared = comparison(world.reopen_ledger(), world.lake, world.open_table())
     assert compared.is_sound
     assert not compared.same
     world.sync(repair=repair)
     world.check_same()
-    world.sync(expire_before=world.said()[-1][1] + 1)
+    world.sync(expire_before=world.list_snapshots()[-1][1] + 1)
     world.check_same()
     world.check()

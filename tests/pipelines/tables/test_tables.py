@@ -1,5 +1,6 @@
-"""A feed's table is what its ledger says: each file once, whoever comes between and wherever it dies. In each format,
-read by the format's own library and by DuckDB over the files that a snapshot names.
+"""A feed's table has each file of its ledger once, with rival publishers and with a crash at any step.
+
+Each format is read by its own library, and by DuckDB over the files that a snapshot names.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.tables.sync import Synced, sync
 from sluice.pipelines.tables.table_windows import FeedTables
 from sluice.resources.lake.local_lake import LocalLake
-from tests.pipelines.landed_world import HOUR, START, A, B, Died, World, pieces
+from tests.pipelines.landed_world import HOUR, START, A, B, Died, World, split_offsets
 from tests.pipelines.tables.worlds import DeltaWorld, IcebergWorld, TableWorld
 
 
@@ -32,82 +33,82 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> TableWorld:
 
 def test_what_lands_is_in_the_table_once_a_batch_a_commit(world: TableWorld) -> None:
     assert world.sync() == Synced(None), "nothing has landed: no table"
-    world.land(*pieces(A, 50), bad=3)
-    world.land(*pieces(B, 100))
+    world.land(*split_offsets(A, 50), bad=3)
+    world.land(*split_offsets(B, 100))
     done = world.sync()
     assert (done.created, done.commits, done.added) == (True, 2, 6)
     world.check_same()
-    (first, _, _), (second, _, said) = world.said()
+    (first, _, _), (second, _, summary) = world.list_snapshots()
     assert done.windows == {"2015-08-19T16:00": second, "2015-08-19T17:00": second}
-    assert json.loads(said["sluice.offsets"]) == {"orders": {"1": ["0-200"]}}
-    assert said["sluice.windows"] == "2015-08-19T16:00 2015-08-19T17:00"
+    assert json.loads(summary["sluice.offsets"]) == {"orders": {"1": ["0-200"]}}
+    assert summary["sluice.windows"] == "2015-08-19T16:00 2015-08-19T17:00"
     batch = world.state().batches[max(world.state().batches)]
-    assert said["sluice.batches"] == f"{batch.id}/{batch.hash}"
-    assert (said["sluice.feed"], said["sluice.ledger"]) == ("orders", world.state().ledger_id)
-    assert (len(world.offsets(first)), len(world.offsets(second))) == (188, 388)
-    assert world.properties()["sluice.complete-until"] == "2015-08-19T18:00:00Z"
+    assert summary["sluice.batches"] == f"{batch.id}/{batch.hash}"
+    assert (summary["sluice.feed"], summary["sluice.ledger"]) == ("orders", world.state().ledger_id)
+    assert (len(world.read_offsets(first)), len(world.read_offsets(second))) == (188, 388)
+    assert world.get_properties()["sluice.complete-until"] == "2015-08-19T18:00:00Z"
     again = world.sync()
     assert (again.commits, again.head) == (0, done.head)
 
 
 def test_merged_landed_again_and_retired_files_are_each_one_change(world: TableWorld) -> None:
-    world.land(*pieces(A, 20), *pieces(B, 50))
+    world.land(*split_offsets(A, 20), *split_offsets(B, 50))
     world.sync()
-    before, rows = world.snapshot, world.offsets()
+    before, rows = world.snapshot, world.read_offsets()
     world.compact()
     assert world.sync().commits == 1
     world.check_same()
-    assert world.offsets() == world.offsets(before) == rows, "the older snapshot is still there to read"
+    assert world.read_offsets() == world.read_offsets(before) == rows, "the older snapshot is still there to read"
     expire(world.ledger, world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
     done = world.sync()
     assert (done.commits, done.added, done.removed) == (1, 0, 2)
-    assert world.operations() == ["append", "replace", "delete"]
-    assert world.offsets() == [o for o in rows if o[1] >= 100]
-    assert world.offsets(before) == rows
+    assert world.list_operations() == ["append", "replace", "delete"]
+    assert world.read_offsets() == [o for o in rows if o[1] >= 100]
+    assert world.read_offsets(before) == rows
 
 
 def test_files_go_when_the_snapshots_that_name_them_have_expired(world: TableWorld) -> None:
-    world.land(*pieces(A, 20), *pieces(B, 50))
+    world.land(*split_offsets(A, 20), *split_offsets(B, 50))
     world.sync()
-    many = len(world.parts())
+    count = len(world.list_parts())
     world.compact()
     done = world.sync(expire_before=0)
-    assert (done.expired, len(world.parts())) == (0, many + 4)
-    later = world.said()[-1][1] + 1
+    assert (done.expired, len(world.list_parts())) == (0, count + 4)
+    later = world.list_snapshots()[-1][1] + 1
     done = world.sync(expire_before=later)
-    assert (done.expired > 0, len(done.cleaned), len(world.parts())) == (True, many, 4)
+    assert (done.expired > 0, len(done.cleaned), len(world.list_parts())) == (True, count, 4)
     world.check_same()
     world.check()
     assert world.sync(expire_before=later).expired == 0
 
 
 def test_two_publishers_that_let_the_same_snapshots_expire(world: TableWorld) -> None:
-    world.land(*pieces(A, 20))
+    world.land(*split_offsets(A, 20))
     world.sync()
-    world.land(*pieces(B, 50))
+    world.land(*split_offsets(B, 50))
     world.compact()
     world.sync()
-    later, slow, met = world.said()[-1][1] + 1, world.table(), list[Synced]()
+    later, slow, met = world.list_snapshots()[-1][1] + 1, world.open_table(), list[Synced]()
 
-    def between(before: int) -> int:
+    def expire_after_rival(before: int) -> int:
         if not met:
             met.append(world.sync(expire_before=later))
         return type(slow).expire(slow, before)
 
-    slow.__dict__["expire"] = between
-    done = sync(world.fresh_ledger(), world.lake, FeedTables(slow), expire_before=later)
+    slow.__dict__["expire"] = expire_after_rival
+    done = sync(world.reopen_ledger(), world.lake, FeedTables(slow), expire_before=later)
     assert (met[0].expired > 0, done.expired) == (True, 0)
-    assert len(world.parts()) == 4
+    assert len(world.list_parts()) == 4
     world.check_same()
     world.check()
 
 
 def test_a_file_that_was_merged_before_the_table_saw_it_never_comes_into_it(world: TableWorld) -> None:
-    world.land(*pieces(A, 20), *pieces(B, 100))
+    world.land(*split_offsets(A, 20), *split_offsets(B, 100))
     world.compact()
     world.land((A, 200, 300))
     done = world.sync()
-    assert (done.added, done.removed, world.operations()) == (5, 0, ["append"] * 3)
+    assert (done.added, done.removed, world.list_operations()) == (5, 0, ["append"] * 3)
     world.check_same()
 
 
@@ -115,38 +116,40 @@ def test_a_file_that_was_merged_before_the_table_saw_it_never_comes_into_it(worl
 def test_files_that_no_table_ever_saw_go_once_they_do_not_count(
     world: TableWorld, many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Merged before the table was brought up; and all those of the quarantine, which it does not name."""
+    """They were merged before the table was synced, or belong to the quarantine, which the table does not name."""
     monkeypatch.setattr("sluice.pipelines.tables.sync.MANY_PATHS", many)
-    world.land(*pieces(A, 50), bad=2)
+    world.land(*split_offsets(A, 50), bad=2)
     world.sync()
-    world.land(*pieces(B, 20), bad=3)
+    world.land(*split_offsets(B, 20), bad=3)
     world.compact()
-    commit = type(world.table()).commit
+    commit = type(world.open_table()).commit
     with monkeypatch.context() as patched:
-        patched.setattr(type(world.table()), "commit", lambda *given: (commit(*given), (_ for _ in ()).throw(Died())))
+        patched.setattr(
+            type(world.open_table()), "commit", lambda *arguments: (commit(*arguments), (_ for _ in ()).throw(Died()))
+        )
         with pytest.raises(Died):
             world.sync()
     done = world.sync(expire_before=0)
     assert sorted(p.partition("/")[0] for p in done.cleaned) == ["data"] * 10 + ["quarantine"] * 14
-    assert len(world.parts()) == 4 + 4 + 4, "four of the older snapshot stay"
+    assert len(world.list_parts()) == 4 + 4 + 4, "four of the older snapshot stay"
     world.check_same()
     world.check()
 
 
 def test_two_publishers_add_each_file_once(world: TableWorld) -> None:
-    world.land(*pieces(A, 20))
+    world.land(*split_offsets(A, 20))
     world.sync()
-    world.land(*pieces(B, 20))
-    slow, rival = world.table(), world.table()
+    world.land(*split_offsets(B, 20))
+    slow, rival = world.open_table(), world.open_table()
     met: list[Synced] = []
 
-    def between(change: TableChange) -> int:
+    def commit_after_rival(change: TableChange) -> int:
         slow.__dict__.pop("commit")
-        met.append(sync(world.fresh_ledger(), world.lake, FeedTables(rival)))
+        met.append(sync(world.reopen_ledger(), world.lake, FeedTables(rival)))
         return slow.commit(change)
 
-    slow.__dict__["commit"] = between
-    done = sync(world.fresh_ledger(), world.lake, FeedTables(slow))
+    slow.__dict__["commit"] = commit_after_rival
+    done = sync(world.reopen_ledger(), world.lake, FeedTables(slow))
     assert (done.added, met[0].added) == (0, 10)
     world.check_same()
 
@@ -154,20 +157,20 @@ def test_two_publishers_add_each_file_once(world: TableWorld) -> None:
 def test_a_slow_publisher_adds_no_file_that_was_retired_and_removed(
     world: TableWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.land(*pieces(A, 100, 100), *pieces(B, 100, 100))
+    world.land(*split_offsets(A, 100, 100), *split_offsets(B, 100, 100))
     world.sync()
-    world.land(*pieces(A, 100, 0, 100), *pieces(B, 100, 0, 100))
-    kind, name = world.commits_by()
+    world.land(*split_offsets(A, 100, 0, 100), *split_offsets(B, 100, 0, 100))
+    kind, name = world.get_commit_method()
     commit = getattr(kind, name)
 
-    def sleep_then_commit(*args: Any, **how: Any) -> Any:
+    def sleep_then_commit(*args: Any, **options: Any) -> Any:
         monkeypatch.setattr(kind, name, commit)
         expire(world.ledger, world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
         assert len(world.sync(expire_before=world.now).cleaned) == 2
         try:
-            return commit(*args, **how)
+            return commit(*args, **options)
         finally:
-            assert len(world.offsets()) == 200
+            assert len(world.read_offsets()) == 200
 
     monkeypatch.setattr(kind, name, sleep_then_commit)
     world.sync()
@@ -175,36 +178,36 @@ def test_a_slow_publisher_adds_no_file_that_was_retired_and_removed(
 
 
 def test_publishers_that_note_removals_at_once_forget_none(world: TableWorld) -> None:
-    world.land(*pieces(A, 20))
+    world.land(*split_offsets(A, 20))
     world.sync()
-    world.land(*pieces(B, 20, 0, 100))
+    world.land(*split_offsets(B, 20, 0, 100))
     world.compact()
     slow = LocalLake(world.lake.root)
 
     def sleep_then_put(path: str, data: bytes) -> None:
         del slow.__dict__["put"]
-        world.land(*pieces(B, 20, 100))
+        world.land(*split_offsets(B, 20, 100))
         world.compact()
         world.sync()
         slow.put(path, data)
 
     slow.__dict__["put"] = sleep_then_put
-    sync(world.fresh_ledger(), slow, FeedTables(world.table()))
+    sync(world.reopen_ledger(), slow, FeedTables(world.open_table()))
     assert "put" not in slow.__dict__
     world.sync()
-    world.sync(expire_before=world.said()[-1][1] + 1)
+    world.sync(expire_before=world.list_snapshots()[-1][1] + 1)
     world.check_same()
     world.check()
-    assert world.audited().problems == ()
-    assert not [p for p in world.parts() if p in world.ledger.list_replaced(world.parts())]
+    assert world.run_audit().problems == ()
+    assert not [p for p in world.list_parts() if p in world.ledger.list_replaced(world.list_parts())]
 
 
 def test_a_table_begins_while_a_run_removes_what_it_replaced(world: TableWorld) -> None:
-    """The run met no note of a table, and removes the files when the table has its first snapshot."""
-    world.land(*pieces(A, 20), *pieces(B, 50))
+    """The run finds no note of a table, and removes files after the table has its first snapshot."""
+    world.land(*split_offsets(A, 20), *split_offsets(B, 50))
     checked, begun = threading.Event(), threading.Event()
     rival = threading.Thread(target=world.compact)
-    size, slow = world.lake.size, world.table()
+    size, slow = world.lake.size, world.open_table()
 
     def check_then_sleep(path: str) -> int | None:
         answer = size(path)
@@ -220,7 +223,7 @@ def test_a_table_begins_while_a_run_removes_what_it_replaced(world: TableWorld) 
 
     world.lake.size, slow.create = check_then_sleep, create  # type: ignore[method-assign]
     try:
-        sync(world.fresh_ledger(), world.lake, FeedTables(slow))
+        sync(world.reopen_ledger(), world.lake, FeedTables(slow))
     finally:
         begun.set()
         rival.join()
@@ -228,7 +231,7 @@ def test_a_table_begins_while_a_run_removes_what_it_replaced(world: TableWorld) 
 
 
 def test_publishers_side_by_side_add_each_file_once(world: TableWorld) -> None:
-    for piece in pieces(A, 50):
+    for piece in split_offsets(A, 50):
         world.land(piece)
     done: list[int] = []
     threads = [threading.Thread(target=lambda: done.append(world.sync().added)) for _ in range(3)]
@@ -242,21 +245,21 @@ def test_publishers_side_by_side_add_each_file_once(world: TableWorld) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_commit_without_an_answer_is_looked_up(world: TableWorld, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.land(*pieces(A, 50))
+    world.land(*split_offsets(A, 50))
     world.sync()
-    world.land(*pieces(B, 50))
-    owner, name = world.commits_by()
+    world.land(*split_offsets(B, 50))
+    owner, name = world.get_commit_method()
     commit, lost = getattr(owner, name), [1]
 
-    def silent(*given: Any, **named: Any) -> Any:
+    def commit_without_answer(*arguments: Any, **options: Any) -> Any:
         if not lost:
-            return commit(*given, **named)
+            return commit(*arguments, **options)
         lost.pop()
         if when == "after":
-            commit(*given, **named)
+            commit(*arguments, **options)
         raise ConnectionResetError("no answer")
 
-    monkeypatch.setattr(owner, name, silent)
+    monkeypatch.setattr(owner, name, commit_without_answer)
     done = world.sync()
     assert done.commits == (0 if when == "after" else 1)
     world.check_same()
@@ -264,61 +267,61 @@ def test_a_commit_without_an_answer_is_looked_up(world: TableWorld, when: str, m
 
 @pytest.mark.parametrize("at", range(4))
 def test_killed_anywhere_the_next_one_goes_on(world: TableWorld, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compaction and a landing wait for the table: the publisher dies before or after one of its two commits."""
-    world.land(*pieces(A, 20), *pieces(B, 100))
+    """A compaction and a landing are pending: the publisher dies before or after one of its two commits."""
+    world.land(*split_offsets(A, 20), *split_offsets(B, 100))
     world.sync()
     world.compact()
     world.land((A, 200, 300))
-    ours = type(world.table())
+    ours = type(world.open_table())
     commit, steps = ours.commit, iter(range(9))
 
-    def dying(table: Any, change: TableChange) -> int:
+    def commit_or_die(table: Any, change: TableChange) -> int:
         if next(steps) == at:
             raise Died
-        made = commit(table, change)
+        snapshot = commit(table, change)
         if next(steps) == at:
             raise Died
-        return made
+        return snapshot
 
     with monkeypatch.context() as patched:
-        patched.setattr(ours, "commit", dying)
+        patched.setattr(ours, "commit", commit_or_die)
         with pytest.raises(Died):
             world.sync()
     world.sync()
     world.check_same()
-    assert world.operations() == ["append", "replace", "append"]
+    assert world.list_operations() == ["append", "replace", "append"]
 
 
 def test_a_table_that_somebody_rolled_back_is_named_and_mended(world: TableWorld) -> None:
-    world.land(*pieces(A, 100))
-    world.land(*pieces(B, 100))
+    world.land(*split_offsets(A, 100))
+    world.land(*split_offsets(B, 100))
     world.sync()
-    world.roll_back(world.said()[0][0])
+    world.roll_back(world.list_snapshots()[0][0])
     with pytest.raises(TableDiffers, match="2 files of the feed are missing in it"):
         world.sync()
-    assert len(world.offsets()) == 200
+    assert len(world.read_offsets()) == 200
     world.sync(repair=True)
     world.check_same()
 
 
 def test_a_table_that_was_dropped_is_made_again(world: TableWorld) -> None:
-    """And what its old snapshots alone named goes."""
-    world.land(*pieces(A, 20), *pieces(B, 50))
+    """Files that only its old snapshots named are removed."""
+    world.land(*split_offsets(A, 20), *split_offsets(B, 50))
     world.sync()
     world.compact()
     world.sync()
     world.drop()
     done = world.sync(expire_before=0)
-    assert (done.created, done.added, len(done.cleaned), len(world.parts())) == (True, 4, 14, 4)
+    assert (done.created, done.added, len(done.cleaned), len(world.list_parts())) == (True, 4, 14, 4)
     world.check_same()
     world.check()
 
 
 def test_rows_of_others_are_named_and_taken_out(world: TableWorld) -> None:
-    world.land(*pieces(A, 100))
+    world.land(*split_offsets(A, 100))
     world.sync()
     world.append(world.read().slice(0, 7))
-    world.land(*pieces(B, 100))
+    world.land(*split_offsets(B, 100))
     with pytest.raises(TableDiffers, match="1 file in it is not of the feed"):
         world.sync()
     world.sync(repair=True)
@@ -329,9 +332,9 @@ def test_rows_of_others_are_named_and_taken_out(world: TableWorld) -> None:
 
 
 def test_a_file_that_others_listed_again_is_named_and_listed_once(world: TableWorld) -> None:
-    world.land(*pieces(A, 100), *pieces(B, 100))
+    world.land(*split_offsets(A, 100), *split_offsets(B, 100))
     world.sync()
-    world.list_again(world.files()[0])
+    world.list_again(world.list_table_files()[0])
     with pytest.raises(TableDiffers, match="1 file is listed with other numbers of rows"):
         world.sync()
     world.sync(repair=True)
@@ -343,7 +346,7 @@ FOREIGN: dict[str, Callable[[TableWorld], object]] = {
     "append": lambda world: world.append(world.read().slice(0, 7)),
     "delete": lambda world: world.delete('partition = 1 and "offset" < 10'),
     "optimize": lambda world: isinstance(world, DeltaWorld) and world.delta.optimize.compact(),
-    "overwrite": lambda world: isinstance(world, DeltaWorld) and world.overwrite(world.read().slice(0, 7)),
+    "overwrite": lambda world: isinstance(world, DeltaWorld) and world.replace_rows(world.read().slice(0, 7)),
     "change data": lambda world: isinstance(world, DeltaWorld) and world.delete_with_change_data("partition = 1"),
     "all": lambda world: [change(world) for name, change in FOREIGN.items() if name != "all"],
 }
@@ -351,81 +354,81 @@ FOREIGN: dict[str, Callable[[TableWorld], object]] = {
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_files_of_other_writers_go_once_no_snapshot_names_them(world: TableWorld, name: str) -> None:
-    world.land(*pieces(A, 50, 0, 100), *pieces(B, 50))
+    world.land(*split_offsets(A, 50, 0, 100), *split_offsets(B, 50))
     world.sync()
-    ours = sorted(world.parts())
+    ours = sorted(world.list_parts())
     FOREIGN[name](world)
-    foreign = sorted({*world.parts()} - {*ours})
+    foreign = sorted({*world.list_parts()} - {*ours})
     assert bool(foreign) is isinstance(world, DeltaWorld)
     if foreign:
-        assert all("table sync orders --repair" in p.remedy for p in world.audited().problems)
-        assert len(world.audited().problems) == len(foreign)
-    before = world.counts()
+        assert all("table sync orders --repair" in p.remedy for p in world.run_audit().problems)
+        assert len(world.run_audit().problems) == len(foreign)
+    before = world.count_rows()
     world.sync(repair=True)
     world.check_same()
     world.check()
-    assert list(world.audited().foreign) == foreign
-    assert world.counts().items() >= before.items(), "each older snapshot can be read as before"
-    world.land(*pieces(A, 50, 100))
+    assert list(world.run_audit().foreign) == foreign
+    assert world.count_rows().items() >= before.items(), "each older snapshot can be read as before"
+    world.land(*split_offsets(A, 50, 100))
     world.sync(expire_before=0)
-    assert list(world.audited().foreign) == foreign
-    world.sync(expire_before=world.said()[-1][1] + 1)
+    assert list(world.run_audit().foreign) == foreign
+    world.sync(expire_before=world.list_snapshots()[-1][1] + 1)
     world.check_same()
     world.check()
-    assert world.audited().foreign == ()
-    assert not {*foreign} & {*world.parts()}
+    assert world.run_audit().foreign == ()
+    assert not {*foreign} & {*world.list_parts()}
 
 
 def test_a_repair_finds_files_whose_snapshots_another_program_let_expire(tmp_path: Path) -> None:
     world = IcebergWorld(tmp_path)
-    world.land(*pieces(A, 20), *pieces(B, 50))
+    world.land(*split_offsets(A, 20), *split_offsets(B, 50))
     world.sync()
     world.compact()
     world.sync()
     world.land((A, 200, 300))
     world.sync()
-    snapshots = [s for s, _, _ in world.said()[:-1]]
+    snapshots = [s for s, _, _ in world.list_snapshots()[:-1]]
     world.iceberg.maintenance.expire_snapshots().by_ids(snapshots).commit()
     done = world.sync(expire_before=0, repair=True)
-    assert (len(done.cleaned), len(world.parts())) == (14, 5)
+    assert (len(done.cleaned), len(world.list_parts())) == (14, 5)
     world.check_same()
     world.check()
 
 
 def test_files_of_other_writers_that_an_older_release_took_out_are_noted_by_a_repair(tmp_path: Path) -> None:
     world = DeltaWorld(tmp_path)
-    world.land(*pieces(A, 100))
+    world.land(*split_offsets(A, 100))
     world.sync()
     world.append(world.read().slice(0, 7))
     world.sync(repair=True)
     for path in world.lake.list(paths.get_removals_folder("orders")):
         world.lake.remove(path)
     world.lake.put(paths.table_note_path("orders"), b'{"table": "table data/orders", "removing": [], "foreign": []}')
-    (problem,) = world.audited().problems
+    (problem,) = world.run_audit().problems
     assert "table sync orders --repair" in problem.remedy
     assert world.sync(repair=True).commits == 0
     world.check()
-    assert len(world.audited().foreign) == 1
+    assert len(world.run_audit().foreign) == 1
 
 
 def test_a_strange_part_is_never_taken_for_another_writer_s(tmp_path: Path) -> None:
-    """It may be what entries that are lost had published."""
+    """It may be a part that lost ledger entries had published."""
     world = DeltaWorld(tmp_path)
-    world.land(*pieces(A, 100))
+    world.land(*split_offsets(A, 100))
     world.sync()
-    data = (tmp_path / "lake" / world.parts()[0]).read_bytes()
-    strange = world.parts()[0].replace("-b", "-b9")
+    data = (tmp_path / "lake" / world.list_parts()[0]).read_bytes()
+    strange = world.list_parts()[0].replace("-b", "-b9")
     world.lake.put(strange, data)
-    world.sync(repair=True, expire_before=world.said()[-1][1] + 1)
-    assert [p.text for p in world.audited().problems] == [f"{strange} is in no publish entry of the ledger"]
-    assert strange in world.parts()
+    world.sync(repair=True, expire_before=world.list_snapshots()[-1][1] + 1)
+    assert [p.text for p in world.run_audit().problems] == [f"{strange} is in no publish entry of the ledger"]
+    assert strange in world.list_parts()
 
 
 def test_a_property_that_somebody_sets_changes_no_row(world: TableWorld) -> None:
-    world.land(*pieces(A, 100))
+    world.land(*split_offsets(A, 100))
     world.sync()
     world.put_property("owner", "somebody")
-    world.land(*pieces(B, 100))
+    world.land(*split_offsets(B, 100))
     assert world.sync().added == 2
     world.check_same()
     world.append(world.read().slice(0, 3))
@@ -435,25 +438,25 @@ def test_a_property_that_somebody_sets_changes_no_row(world: TableWorld) -> None
 
 
 def test_a_snapshot_of_others_that_changes_no_file_is_fine(world: TableWorld) -> None:
-    """As of rewritten manifests."""
-    world.land(*pieces(A, 20), *pieces(B, 100))
+    """An example is a rewrite of manifests."""
+    world.land(*split_offsets(A, 20), *split_offsets(B, 100))
     world.sync()
     world.append(world.read().slice(0, 0))
     world.compact([START])
-    world.land(*pieces(A, 50, 200, 300))
+    world.land(*split_offsets(A, 50, 200, 300))
     done = world.sync()
     assert (done.added, done.removed) == (3, 5)
     world.check_same()
     world.append(world.read().slice(0, 0))
     assert world.sync().commits == 0
     world.delete("partition = 1")
-    world.land(*pieces(B, 50, 200, 300))
+    world.land(*split_offsets(B, 50, 200, 300))
     with pytest.raises(TableDiffers, match="2 files of the feed are missing in it"):
         world.sync()
 
 
 def test_a_table_of_another_ledger_is_left_alone(world: TableWorld, tmp_path: Path) -> None:
-    world.land(*pieces(A, 100))
+    world.land(*split_offsets(A, 100))
     world.sync()
     world.put_property("sluice.ledger", "another")
     with pytest.raises(TableDiffers, match="belongs to another ledger"):
@@ -467,7 +470,7 @@ def test_a_table_of_another_ledger_is_left_alone(world: TableWorld, tmp_path: Pa
 def test_a_catalog_that_is_away_changes_nothing(tmp_path: Path) -> None:
     pytest.importorskip("pyiceberg")
     world = IcebergWorld(tmp_path)
-    world.land(*pieces(A, 100))
+    world.land(*split_offsets(A, 100))
     (world.root / "catalog.db").mkdir()
     with pytest.raises(CatalogUnavailable, match="does not answer"):
         world.sync()
@@ -476,31 +479,31 @@ def test_a_catalog_that_is_away_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind", "said", "tries"),
+    ("answer", "kind", "message", "tries"),
     [
         ("BadRequestError", TableRefused, "refuses the rows to be added", 1),
         ("ServerError", Unknown, r"outcome of a commit to table db.orders is unknown \(ServerError\)", 3),
     ],
 )
 def test_a_catalog_that_answers_with_an_error_is_told(
-    answer: str, kind: type[Exception], said: str, tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    answer: str, kind: type[Exception], message: str, tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that refuses is not asked again; of one that failed nobody knows what it did."""
+    """A refusal is not retried; after a server error the outcome of the commit is unknown."""
     pytest.importorskip("pyiceberg")
     from pyiceberg import exceptions
 
     world, calls = IcebergWorld(tmp_path), list[Any]()
-    world.land(*pieces(A, 100))
+    world.land(*split_offsets(A, 100))
     world.sync()
-    world.land(*pieces(B, 100))
+    world.land(*split_offsets(B, 100))
 
-    def failing(*given: Any, **named: Any) -> Any:
-        calls.append(given)
+    def fail_with_answer(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
         raise getattr(exceptions, answer)("no")
 
     with monkeypatch.context() as patched:
-        patched.setattr(*world.commits_by(), failing)
-        with pytest.raises(kind, match=said):
+        patched.setattr(*world.get_commit_method(), fail_with_answer)
+        with pytest.raises(kind, match=message):
             world.sync()
     assert len(calls) == tries
     assert world.sync().added == 2
@@ -508,22 +511,22 @@ def test_a_catalog_that_answers_with_an_error_is_told(
 
 
 def test_a_part_is_added_once_it_is_visible(world: TableWorld) -> None:
-    """Published and not yet shown: a sync shows it first."""
-    world.land(*pieces(A, 100))
-    shown = world.lake.show
+    """A sync first makes published parts visible."""
+    world.land(*split_offsets(A, 100))
+    show = world.lake.show
     try:
-        world.lake.show = lambda *given: (_ for _ in ()).throw(Died())  # type: ignore[method-assign]
+        world.lake.show = lambda *arguments: (_ for _ in ()).throw(Died())  # type: ignore[method-assign]
         with pytest.raises(Died):
-            world.land(*pieces(B, 100))
+            world.land(*split_offsets(B, 100))
     finally:
-        world.lake.show = shown  # type: ignore[method-assign]
+        world.lake.show = show  # type: ignore[method-assign]
     assert world.sync().added == 4
     world.check_same()
 
 
 def test_a_lake_without_a_table_hides_what_was_replaced(tmp_path: Path) -> None:
     world = World(tmp_path, lake=LocalLake(tmp_path / "lake"))
-    world.land(*pieces(A, 20), *pieces(B, 100))
+    world.land(*split_offsets(A, 20), *split_offsets(B, 100))
     world.compact()
-    assert len(world.visible()) == 4
+    assert len(world.list_files()) == 4
     assert roll_forward(world.ledger, world.lake, "orders").hidden == ()

@@ -1,4 +1,4 @@
-"""Which windows are complete, told by a small table beside that of the rows; read by the format's own library."""
+"""A small table next to that of the rows lists complete windows; it is read by the format's own library."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from sluice.pipelines.model.tables import TableChange
 from sluice.pipelines.tables.sync import sync
 from sluice.pipelines.tables.table_windows import CompleteWindows, FeedTables
 from sluice.resources.open_ports import open_tables
-from tests.pipelines.landed_world import HOUR, START, A, B, Died, pieces
+from tests.pipelines.landed_world import HOUR, START, A, B, Died, split_offsets
 from tests.pipelines.tables.worlds import DeltaWorld, IcebergWorld, TableWorld
 
 
 class Windows:
-    """A feed's world, and what its table of windows says."""
+    """A feed's world, and its table of complete windows."""
 
     def __init__(self, world: TableWorld) -> None:
         self.world = world
 
     def sync(self, expire_before: int | None = None) -> None:
         with open_tables(self.world.feed, self.world.lake) as tables:
-            sync(self.world.fresh_ledger(), self.world.lake, tables, expire_before=expire_before)
+            sync(self.world.reopen_ledger(), self.world.lake, tables, expire_before=expire_before)
 
-    def told(self) -> list[int]:
-        """The starts of the windows in it (ms)."""
+    def read_starts(self) -> list[int]:
+        """Returns the starts (ms) of the windows in the table."""
         with open_tables(self.world.feed, self.world.lake) as (_, _, windows):
             if windows.table.look() is None:
                 return []
@@ -37,11 +37,11 @@ class Windows:
         assert all((r["window_end"] - r["window_start"]).total_seconds() == 3600 for r in rows)
         return sorted(int(r["window_start"].astimezone(UTC).timestamp() * 1000) for r in rows)
 
-    def files(self) -> list[str]:
-        found = self.world.lake.list("tables/orders_windows")
-        return [p for p in found if p.endswith(".parquet") and "_delta_log" not in p]
+    def list_files(self) -> list[str]:
+        paths = self.world.lake.list("tables/orders_windows")
+        return [p for p in paths if p.endswith(".parquet") and "_delta_log" not in p]
 
-    def snapshots(self) -> int:
+    def count_snapshots(self) -> int:
         with open_tables(self.world.feed, self.world.lake) as (_, _, windows):
             head = windows.table.look()
         return head.snapshots if head else 0
@@ -55,86 +55,88 @@ def windows(request: pytest.FixtureRequest, tmp_path: Path) -> Windows:
 
 def test_a_window_is_told_once_it_is_complete_in_all_partitions(windows: Windows) -> None:
     world = windows.world
-    world.land(*pieces(A, 100))
+    world.land(*split_offsets(A, 100))
     windows.sync()
-    assert windows.told() == []
-    world.land(*pieces(B, 50, 0, 100))
+    assert windows.read_starts() == []
+    world.land(*split_offsets(B, 50, 0, 100))
     windows.sync()
-    assert windows.told() == [START]
-    world.land(*pieces(B, 50, 100, 200))
+    assert windows.read_starts() == [START]
+    world.land(*split_offsets(B, 50, 100, 200))
     windows.sync()
-    assert windows.told() == [START, START + HOUR]
-    many = windows.snapshots()
+    assert windows.read_starts() == [START, START + HOUR]
+    count = windows.count_snapshots()
     windows.sync()
-    assert (windows.told(), windows.snapshots()) == ([START, START + HOUR], many)
+    assert (windows.read_starts(), windows.count_snapshots()) == ([START, START + HOUR], count)
     world.check()
     world.check_same()
 
 
 def test_a_window_that_was_retired_is_told_no_more_and_old_files_go(windows: Windows) -> None:
     world = windows.world
-    world.land(*pieces(A, 100), *pieces(B, 100))
+    world.land(*split_offsets(A, 100), *split_offsets(B, 100))
     windows.sync()
     expire(world.ledger, world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
     windows.sync()
-    assert (windows.told(), len(windows.files())) == ([START + HOUR], 2)
+    assert (windows.read_starts(), len(windows.list_files())) == ([START + HOUR], 2)
     later = int(datetime.now(UTC).timestamp() * 1000) + 60_000
     windows.sync(expire_before=later)
-    assert windows.told() == [START + HOUR]
-    assert len(windows.files()) == 1
+    assert windows.read_starts() == [START + HOUR]
+    assert len(windows.list_files()) == 1
 
 
 def test_a_publisher_that_dies_or_is_overtaken_leaves_it_whole(windows: Windows, monkeypatch: Any) -> None:
     world = windows.world
-    world.land(*pieces(A, 100), *pieces(B, 100, 0, 100))
+    world.land(*split_offsets(A, 100), *split_offsets(B, 100, 0, 100))
     windows.sync()
-    world.land(*pieces(B, 100, 100, 200))
-    with open_tables(world.feed, world.lake) as (rows, _, told):
-        commit, calls = told.table.commit, []
+    world.land(*split_offsets(B, 100, 100, 200))
+    with open_tables(world.feed, world.lake) as (rows, _, complete):
+        commit, calls = complete.table.commit, []
 
-        def overtaken(change: TableChange) -> int:
+        def sync_and_commit(change: TableChange) -> int:
             calls.append(change)
             if len(calls) == 1:
                 windows.sync()
             return commit(change)
 
-        monkeypatch.setattr(told.table, "commit", overtaken)
-        sync(world.fresh_ledger(), world.lake, FeedTables(rows, windows=told))
-    assert (len(calls), windows.told()) == (1, [START, START + HOUR])
+        monkeypatch.setattr(complete.table, "commit", sync_and_commit)
+        sync(world.reopen_ledger(), world.lake, FeedTables(rows, windows=complete))
+    assert (len(calls), windows.read_starts()) == (1, [START, START + HOUR])
 
-    def dying(self: CompleteWindows, *given: Any) -> None:
+    def raise_died(self: CompleteWindows, *arguments: Any) -> None:
         raise Died
 
     expire(world.ledger, world.lake, RetireRequest(START + HOUR, "old"), world.feed.window, world.liveness)
     with monkeypatch.context() as patched:
-        patched.setattr(CompleteWindows, "bring_up", dying)
+        patched.setattr(CompleteWindows, "bring_up", raise_died)
         with pytest.raises(Died):
             windows.sync()
     windows.sync()
-    assert windows.told() == [START + HOUR]
+    assert windows.read_starts() == [START + HOUR]
 
 
 def test_a_commit_without_an_answer_is_tried_three_times(windows: Windows, monkeypatch: Any) -> None:
     world, calls = windows.world, []
-    world.land(*pieces(A, 100), *pieces(B, 100))
+    world.land(*split_offsets(A, 100), *split_offsets(B, 100))
 
-    def silent(change: TableChange) -> int:
+    def fail_to_answer(change: TableChange) -> int:
         calls.append(change)
         raise Unknown("nobody saw it", remedy="wait")
 
-    with open_tables(world.feed, world.lake) as (rows, _, told):
-        monkeypatch.setattr(told.table, "commit", silent)
+    with open_tables(world.feed, world.lake) as (rows, _, complete):
+        monkeypatch.setattr(complete.table, "commit", fail_to_answer)
         with pytest.raises(Unknown):
-            sync(world.fresh_ledger(), world.lake, FeedTables(rows, windows=told))
+            sync(world.reopen_ledger(), world.lake, FeedTables(rows, windows=complete))
     assert len(calls) == 3
     windows.sync()
-    assert windows.told() == [START, START + HOUR]
+    assert windows.read_starts() == [START, START + HOUR]
 
 
 def test_a_table_of_windows_of_somebody_else_is_left_alone(windows: Windows) -> None:
     world = windows.world
-    world.land(*pieces(A, 100), *pieces(B, 100))
-    with open_tables(world.feed, world.lake) as (_, _, told):
-        told.table.create({"window_start": "timestamp(ms)", "window_end": "timestamp(ms)"}, {"sluice.ledger": "other"})
+    world.land(*split_offsets(A, 100), *split_offsets(B, 100))
+    with open_tables(world.feed, world.lake) as (_, _, complete):
+        complete.table.create(
+            {"window_start": "timestamp(ms)", "window_end": "timestamp(ms)"}, {"sluice.ledger": "other"}
+        )
     with pytest.raises(TableDiffers, match="orders_windows is there and belongs to another ledger"):
         windows.sync()

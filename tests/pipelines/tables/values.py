@@ -1,4 +1,4 @@
-"""A column of each type that a table holds, with two values, and a file with them."""
+"""A column of each type that a table holds, with two values each, and functions that write them to files."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ VALUES: dict[str, list[Any]] = {
 COLUMNS = {f"c{i}": text for i, text in enumerate(VALUES)}
 ROWS = dict(zip(COLUMNS, VALUES.values(), strict=True))
 SIGNED = {c: text for c, text in COLUMNS.items() if not text.startswith("uint")}
-"""The columns that an Iceberg table may have."""
+"""The columns that an Iceberg table can have."""
 
 
 def write_as_landing(
     lake: Lake, path: str, columns: Mapping[str, str], values: Mapping[str, list[Any]], group_rows: int = 1 << 20
 ) -> str:
-    """The address of a new file with these values, encoded as a landed file is: some columns have no bounds."""
+    """Write a file that is encoded as a landed one: some columns have no bounds. Returns its address."""
     rows = pa.table({c: pa.array(values[c], arrow_type(parse_type(text))) for c, text in columns.items()})
     times = TimeBounds(rows.schema)
     with (
@@ -61,15 +61,15 @@ def write_as_landing(
 
 
 def write(lake: Lake, path: str, columns: Mapping[str, str], values: Mapping[str, list[Any]]) -> str:
-    """The address of a new file of the lake that has these values."""
+    """Write a file with these values into the lake. Returns its address."""
     arrays = {c: pa.array(values[c], arrow_type(parse_type(text))) for c, text in columns.items()}
     with lake.create(path) as file:
         pq.write_table(pa.table(arrays), file)
     return lake.locate(path)
 
 
-def told(values: list[Any]) -> str:
-    """Values as text, however a reader spells UTC."""
+def format_values(values: list[Any]) -> str:
+    """Returns the values as text, with one spelling of UTC for all readers."""
     return str(values).replace("zoneinfo.ZoneInfo(key='UTC')", "datetime.timezone.utc")
 
 
@@ -85,7 +85,7 @@ INNER = {
     "l": "list<struct<x:int64, y:string>>",
     "m": "map<string, struct<v:int8, w:bool>>",
 }
-"""Columns, and what they become when members come at every depth."""
+"""The columns of `OUTER` with new members at every depth."""
 BEFORE: dict[str, list[Any]] = {"n": [1], "s": [{"a": {"b": 1}}], "l": [[{"x": 1}]], "m": [[("k", {"v": 1})]]}
 AFTER: dict[str, list[Any]] = {
     "n": [2],

@@ -1,4 +1,4 @@
-"""A feed that lands by hand in a real folder, with a table of each format, read by the format's own library."""
+"""Feeds that land by hand in a real folder, with a table of each format that its own library reads."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.open_ports import open_table
 from tests.pipelines.landed_world import HOUR, START, World
 
-Said = dict[str, Any]
+Summary = dict[str, Any]
 
 
 class TableWorld(World):
-    """What both formats share. `snapshot` means what a reader of the format names: a snapshot's id, or a version."""
+    """A feed with a table of either format. A `snapshot` is a snapshot's id in Iceberg, and a version in Delta."""
 
     line: str
 
@@ -34,49 +34,49 @@ class TableWorld(World):
         super().__init__(root, self.line, lake=LocalLake(root / "lake"))
         self.root = root
 
-    def table(self) -> Table:
+    def open_table(self) -> Table:
         return open_table(self.feed, self.lake)
 
-    def sync(self, **how: Any) -> Synced:
-        return sync(self.fresh_ledger(), self.lake, FeedTables(self.table()), **how)
+    def sync(self, **options: Any) -> Synced:
+        return sync(self.reopen_ledger(), self.lake, FeedTables(self.open_table()), **options)
 
-    def offsets(self, snapshot: int | None = None) -> list[tuple[int, int]]:
-        """(partition, offset) of the table's rows, read by the format's own library."""
+    def read_offsets(self, snapshot: int | None = None) -> list[tuple[int, int]]:
+        """Returns (partition, offset) of the table's rows, read by the format's own library."""
         rows = self.read(snapshot)
         return sorted(zip(*rows.select(["partition", "offset"]).to_pydict().values(), strict=True))
 
-    def landed_rows(self, kind: PartKind = PartKind.LANDED) -> list[tuple[int, int]]:
-        """The same of what landed, or of what is in quarantine, by the ledger."""
+    def read_landed(self, kind: PartKind = PartKind.LANDED) -> list[tuple[int, int]]:
+        """Returns (partition, offset) of landed or quarantined rows, by the ledger."""
         hours = [START, START + HOUR, START + 2 * HOUR]
-        found = files.list_files(self.fresh_ledger(), self.lake, hours, self.feed.window, kind, partial=True)
-        read = [pq.read_table(f.address, columns=["partition", "offset"], partitioning=None) for f in found]
-        return sorted(zip(*pa.concat_tables(read).to_pydict().values(), strict=True))
+        listed = files.list_files(self.reopen_ledger(), self.lake, hours, self.feed.window, kind, partial=True)
+        tables = [pq.read_table(f.address, columns=["partition", "offset"], partitioning=None) for f in listed]
+        return sorted(zip(*pa.concat_tables(tables).to_pydict().values(), strict=True))
 
     def check_same(self) -> None:
-        """The table is what landed: by its library, by DuckDB over the snapshot's files, by our own comparison."""
-        assert self.offsets() == self.landed_rows()
-        query = f'select partition, "offset" from read_parquet({self.files()}) order by all'
-        found = duckdb.connect().execute(query).fetchall()
-        assert found == self.landed_rows()
-        table, ledger = self.table(), self.fresh_ledger()
+        """Check that the table has the landed rows: by its library, by DuckDB over its files, and by our comparison."""
+        assert self.read_offsets() == self.read_landed()
+        query = f'select partition, "offset" from read_parquet({self.list_table_files()}) order by all'
+        rows = duckdb.connect().execute(query).fetchall()
+        assert rows == self.read_landed()
+        table, ledger = self.open_table(), self.reopen_ledger()
         assert compare(ledger, self.lake, table, table.look(), ledger.read()).same
 
-    # -- each format's own
+    # -- per format
 
     def read(self, snapshot: int | None = None) -> pa.Table:
         raise NotImplementedError
 
-    def files(self) -> list[str]:
+    def list_table_files(self) -> list[str]:
         raise NotImplementedError
 
-    def said(self) -> list[tuple[int, int, Said]]:
-        """What each snapshot that changed files says of itself, oldest first: its id, its time (ms), its summary."""
+    def list_snapshots(self) -> list[tuple[int, int, Summary]]:
+        """Returns id, time (ms) and summary of each snapshot that changed files, oldest first."""
         raise NotImplementedError
 
-    def operations(self) -> list[str]:
+    def list_operations(self) -> list[str]:
         raise NotImplementedError
 
-    def properties(self) -> dict[str, str]:
+    def get_properties(self) -> dict[str, str]:
         raise NotImplementedError
 
     def put_property(self, name: str, value: str) -> None:
@@ -89,7 +89,7 @@ class TableWorld(World):
         raise NotImplementedError
 
     def list_again(self, file: str) -> None:
-        """Let the table say something wrong of one of our files, as others may."""
+        """Add one of our files again with wrong statistics, as other writers may."""
         raise NotImplementedError
 
     def delete(self, where: str) -> None:
@@ -101,23 +101,23 @@ class TableWorld(World):
     def drop(self) -> None:
         raise NotImplementedError
 
-    def commits_by(self) -> tuple[Any, str]:
-        """The class of the format's library and its method by which a commit takes effect."""
+    def get_commit_method(self) -> tuple[Any, str]:
+        """Returns the class of the format's library, and the name of its method that commits."""
         raise NotImplementedError
 
     @property
     def snapshot(self) -> int:
-        return self.said()[-1][0]
+        return self.list_snapshots()[-1][0]
 
-    def audited(self) -> AuditReport:
-        return audit(self.fresh_ledger(), self.lake, hashes=True)
+    def run_audit(self) -> AuditReport:
+        return audit(self.reopen_ledger(), self.lake, hashes=True)
 
-    def counts(self) -> dict[int, int]:
-        """How many rows each snapshot has, also of what others committed."""
+    def count_rows(self) -> dict[int, int]:
+        """Returns the number of rows of each snapshot, including those that others committed."""
         raise NotImplementedError
 
-    def parts(self) -> list[str]:
-        return [path for path in self.visible() if not is_table_log(path)]
+    def list_parts(self) -> list[str]:
+        return [path for path in self.list_files() if not is_table_log(path)]
 
 
 class IcebergWorld(TableWorld):
@@ -132,20 +132,20 @@ class IcebergWorld(TableWorld):
     def read(self, snapshot: int | None = None) -> pa.Table:
         return self.iceberg.scan(snapshot_id=snapshot).to_arrow()
 
-    def files(self) -> list[str]:
+    def list_table_files(self) -> list[str]:
         return [t.file.file_path for t in self.iceberg.scan().plan_files()]
 
-    def said(self) -> list[tuple[int, int, Said]]:
-        found = self.iceberg.metadata.snapshots
-        return [(s.snapshot_id, s.timestamp_ms, s.summary.additional_properties) for s in found]
+    def list_snapshots(self) -> list[tuple[int, int, Summary]]:
+        snapshots = self.iceberg.metadata.snapshots
+        return [(s.snapshot_id, s.timestamp_ms, s.summary.additional_properties) for s in snapshots]
 
-    def counts(self) -> dict[int, int]:
-        return {s.snapshot_id: len(self.offsets(s.snapshot_id)) for s in self.iceberg.metadata.snapshots}
+    def count_rows(self) -> dict[int, int]:
+        return {s.snapshot_id: len(self.read_offsets(s.snapshot_id)) for s in self.iceberg.metadata.snapshots}
 
-    def operations(self) -> list[str]:
+    def list_operations(self) -> list[str]:
         return [str(s.summary.operation.value) for s in self.iceberg.metadata.snapshots]
 
-    def properties(self) -> dict[str, str]:
+    def get_properties(self) -> dict[str, str]:
         return dict(self.iceberg.properties)
 
     def put_property(self, name: str, value: str) -> None:
@@ -164,7 +164,7 @@ class IcebergWorld(TableWorld):
     def delete(self, where: str) -> None:
         self.iceberg.delete(where)
 
-    def commits_by(self) -> tuple[Any, str]:
+    def get_commit_method(self) -> tuple[Any, str]:
         from pyiceberg.catalog.sql import SqlCatalog
 
         return SqlCatalog, "commit_table"
@@ -191,17 +191,17 @@ class DeltaWorld(TableWorld):
     def read(self, snapshot: int | None = None) -> pa.Table:
         return self.at(snapshot).to_pyarrow_table()
 
-    def files(self) -> list[str]:
+    def list_table_files(self) -> list[str]:
         return list(self.delta.file_uris())
 
-    def said(self) -> list[tuple[int, int, Said]]:
+    def list_snapshots(self) -> list[tuple[int, int, Summary]]:
         ours = (c for c in reversed(self.delta.history()) if "sluice.operation" in c)
         return [(c["version"], c["timestamp"], c) for c in ours]
 
-    def operations(self) -> list[str]:
-        return [c["sluice.operation"] for _, _, c in self.said()]
+    def list_operations(self) -> list[str]:
+        return [c["sluice.operation"] for _, _, c in self.list_snapshots()]
 
-    def properties(self) -> dict[str, str]:
+    def get_properties(self) -> dict[str, str]:
         return dict(self.delta.metadata().configuration)
 
     def put_property(self, name: str, value: str) -> None:
@@ -210,9 +210,9 @@ class DeltaWorld(TableWorld):
     def put_mark(self, mark: int) -> None:
         from deltalake import CommitProperties, Transaction
 
-        found = self.delta
+        table = self.delta
         marks = CommitProperties(app_transactions=[Transaction(f"sluice/{self.state().ledger_id}", mark)])
-        found.create_write_transaction([], mode="append", schema=found.schema(), commit_properties=marks)
+        table.create_write_transaction([], mode="append", schema=table.schema(), commit_properties=marks)
 
     def append(self, rows: pa.Table) -> None:
         from deltalake import write_deltalake
@@ -229,7 +229,7 @@ class DeltaWorld(TableWorld):
     def delete(self, where: str) -> None:
         self.delta.delete(where)
 
-    def overwrite(self, rows: pa.Table) -> None:
+    def replace_rows(self, rows: pa.Table) -> None:
         from deltalake import write_deltalake
 
         write_deltalake(self.delta, rows, mode="overwrite")
@@ -238,11 +238,11 @@ class DeltaWorld(TableWorld):
         self.put_property("delta.enableChangeDataFeed", "true")
         self.delete(where)
 
-    def counts(self) -> dict[int, int]:
+    def count_rows(self) -> dict[int, int]:
         log = (int(p.stem) for p in (self.root / "lake/data/orders/_delta_log").glob("*.json"))
-        return {version: len(self.offsets(version)) for version in log}
+        return {version: len(self.read_offsets(version)) for version in log}
 
-    def commits_by(self) -> tuple[Any, str]:
+    def get_commit_method(self) -> tuple[Any, str]:
         from deltalake import DeltaTable
 
         return DeltaTable, "create_write_transaction"

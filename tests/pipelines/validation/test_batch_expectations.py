@@ -1,5 +1,6 @@
-"""Expectations about whole batches decide what Great Expectations decides on the same rows in pandas, in bounded
-memory; what it has no say in (history, tombstones, nothing landed, exactness) is as documented.
+"""Expectations about whole batches agree with Great Expectations on the same rows in pandas, in bounded memory.
+
+Cases that it does not cover (history, tombstones, empty batches, exactness) are as documented.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from sluice.pipelines.records.shape import RAW, Shape
 from sluice.pipelines.schema.schema import parse_schema
 from sluice.pipelines.validation.batch_expectations import DECIDED, NO_ROWS, hold_whole
 from sluice.testing.lake import MemoryLake
-from tests.examples import examples
+from tests.examples import scale_examples
 
 SCHEMA = parse_schema(
     {
@@ -56,11 +57,11 @@ TYPES = {
     "t": pa.timestamp("ms", "UTC"),
 }
 Row = Mapping[str, Any]
-Asked = tuple[str, dict[str, Any]]
+Expectation = tuple[str, dict[str, Any]]
 
 
-def receipt(lake: MemoryLake, rows: Sequence[Row], start: int = 0, tombstones: Iterable[int] = ()) -> Receipt:
-    """A range of `orders:0` with these rows as its one part, and a row group for each three of them."""
+def make_receipt(lake: MemoryLake, rows: Sequence[Row], start: int = 0, tombstones: Iterable[int] = ()) -> Receipt:
+    """Returns the receipt of a range of `orders:0`: these rows are its one part, in row groups of three."""
     dead = set(tombstones)
     columns = {c: pa.array([None if i in dead else r[c] for i, r in enumerate(rows)], t) for c, t in TYPES.items()}
     columns["kafka_offset"] = pa.array(range(start, start + len(rows)), pa.int64())
@@ -72,24 +73,24 @@ def receipt(lake: MemoryLake, rows: Sequence[Row], start: int = 0, tombstones: I
     return Receipt(s, s.end, Counts(landed=len(rows)), (part,), "a-1")
 
 
-def shape(*asked: Asked, raw: bool = False) -> Shape:
-    """As from a feed's files."""
+def shape(*expectations: Expectation, raw: bool = False) -> Shape:
+    """Returns the shape that a feed's files with these expectations give."""
     columns = None if raw else SCHEMA
-    suite = {"name": "orders", "expectations": [{"type": t, "kwargs": kwargs} for t, kwargs in asked]}
+    suite = {"name": "orders", "expectations": [{"type": t, "kwargs": kwargs} for t, kwargs in expectations]}
     return Shape(columns, parse_contract(json.dumps(suite).encode(), columns))
 
 
-def held(rows: Sequence[Row], *asked: Asked, earlier: Sequence[int] = ()) -> list[Result]:
+def evaluate(rows: Sequence[Row], *expectations: Expectation, earlier: Sequence[int] = ()) -> list[Result]:
     lake = MemoryLake()
     cut = len(rows) // 2
-    receipts = [receipt(lake, rows[:cut]), receipt(lake, rows[cut:], start=cut)]
-    return list(hold_whole(shape(*asked), receipts, lake, earlier))  # type: ignore[arg-type]
+    receipts = [make_receipt(lake, rows[:cut]), make_receipt(lake, rows[cut:], start=cut)]
+    return list(hold_whole(shape(*expectations), receipts, lake, earlier))  # type: ignore[arg-type]
 
 
 # -- Great Expectations as the oracle
 
 QUARTERS = st.integers(-8, 8).map(lambda n: n / 4)
-"""Sums of them are exact, so that values can meet their bounds."""
+"""Their sums are exact, so an observed value can equal a bound."""
 NUMBERS = st.sampled_from([-2, -0.5, 0, 0.25, 1, 1.5, 3])
 DAYS = st.integers(1, 4).map(lambda day: date(2026, 11, day))
 rows_ = st.fixed_dictionaries(
@@ -112,29 +113,29 @@ SETS: Mapping[str, st.SearchStrategy[Any]] = {
 }
 
 
-def limits(numbers: st.SearchStrategy[Any], strict: bool = True) -> st.SearchStrategy[dict[str, Any]]:
-    def ordered(said: dict[str, Any]) -> dict[str, Any]:
-        low, high = said.get("min_value"), said.get("max_value")
+def make_limits(numbers: st.SearchStrategy[Any], strict: bool = True) -> st.SearchStrategy[dict[str, Any]]:
+    def order_bounds(bounds: dict[str, Any]) -> dict[str, Any]:
+        low, high = bounds.get("min_value"), bounds.get("max_value")
         if low is not None and high is not None and low > high:
-            return said | {"min_value": high, "max_value": low}
-        return said
+            return bounds | {"min_value": high, "max_value": low}
+        return bounds
 
     flags = {"strict_min": st.booleans(), "strict_max": st.booleans()} if strict else {}
     both = st.fixed_dictionaries({"min_value": numbers, "max_value": numbers}, optional=flags)
     one = st.sampled_from(["min_value", "max_value"]).flatmap(
         lambda name: st.fixed_dictionaries({name: numbers}, optional=flags)
     )
-    return st.one_of(both.map(ordered), one)
+    return st.one_of(both.map(order_bounds), one)
 
 
-def about(type_: str, columns: str, more: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[Asked]:
+def expect_column(type_: str, columns: str, more: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[Expectation]:
     column = st.sampled_from(list(columns))
     return st.tuples(column, more).map(lambda drawn: (f"expect_column_{type_}", {"column": drawn[0]} | drawn[1]))
 
 
 TIMES = st.integers(1, 3).map(lambda hour: f"2026-11-20T{hour:02}:00:00Z")
 ROUND = st.sampled_from([0.013, 0.377, 0.811, 1.293, 2.117])
-"""No standard deviation here is one of them."""
+"""No standard deviation of these rows equals one of them."""
 SHARES = st.sampled_from([0, 0.25, 1 / 3, 0.5, 2 / 3, 0.75, 1])
 MOSTLY = st.sampled_from([{}, {"mostly": 0.5}, {"mostly": 2 / 3}, {"mostly": 0.75}])
 RANGES = st.tuples(NUMBERS, NUMBERS).map(sorted) | NUMBERS.map(lambda n: [None, n]) | NUMBERS.map(lambda n: [n, None])
@@ -154,23 +155,23 @@ together = st.fixed_dictionaries(
         "mostly": st.sampled_from([0.5, 0.75]),
     },
 )
-asked_ = st.one_of(
-    st.tuples(st.just("expect_table_row_count_to_be_between"), limits(st.integers(0, 9))),
+expectations_ = st.one_of(
+    st.tuples(st.just("expect_table_row_count_to_be_between"), make_limits(st.integers(0, 9))),
     st.tuples(st.just("expect_table_row_count_to_equal"), st.fixed_dictionaries({"value": st.integers(0, 9)})),
-    about("min_to_be_between", "nfa", limits(NUMBERS)),
-    about("max_to_be_between", "nfa", limits(NUMBERS)),
-    about("min_to_be_between", "t", limits(TIMES)),
-    about("max_to_be_between", "t", limits(TIMES)),
-    about("mean_to_be_between", "nfa", limits(NUMBERS)),
-    about("sum_to_be_between", "nfa", limits(NUMBERS)),
-    about("median_to_be_between", "nfa", limits(NUMBERS)),
-    about("stdev_to_be_between", "nfa", limits(ROUND)),
-    about("quantile_values_to_be_between", "nf", quantile_ranges),
-    about("values_to_be_unique", "nfsabdt", MOSTLY),
+    expect_column("min_to_be_between", "nfa", make_limits(NUMBERS)),
+    expect_column("max_to_be_between", "nfa", make_limits(NUMBERS)),
+    expect_column("min_to_be_between", "t", make_limits(TIMES)),
+    expect_column("max_to_be_between", "t", make_limits(TIMES)),
+    expect_column("mean_to_be_between", "nfa", make_limits(NUMBERS)),
+    expect_column("sum_to_be_between", "nfa", make_limits(NUMBERS)),
+    expect_column("median_to_be_between", "nfa", make_limits(NUMBERS)),
+    expect_column("stdev_to_be_between", "nfa", make_limits(ROUND)),
+    expect_column("quantile_values_to_be_between", "nf", quantile_ranges),
+    expect_column("values_to_be_unique", "nfsabdt", MOSTLY),
     st.tuples(st.just("expect_compound_columns_to_be_unique"), together),
-    about("unique_value_count_to_be_between", "nfsabdt", limits(st.integers(0, 5))),
-    about("proportion_of_unique_values_to_be_between", "nfsabdt", limits(SHARES)),
-    about("proportion_of_non_null_values_to_be_between", "nfsabdt", limits(SHARES)),
+    expect_column("unique_value_count_to_be_between", "nfsabdt", make_limits(st.integers(0, 5))),
+    expect_column("proportion_of_unique_values_to_be_between", "nfsabdt", make_limits(SHARES)),
+    expect_column("proportion_of_non_null_values_to_be_between", "nfsabdt", make_limits(SHARES)),
     *(
         st.tuples(st.just(f"expect_column_distinct_values_to_{how}_set"), members)
         for how in ("be_in", "equal", "contain")
@@ -185,7 +186,7 @@ asked_ = st.one_of(
 
 
 @cache
-def oracle() -> Any:
+def load_oracle() -> Any:
     import great_expectations as gx
     from great_expectations.data_context.types.base import ProgressBarsConfig
 
@@ -194,52 +195,58 @@ def oracle() -> Any:
     return context.data_sources.add_pandas("p").add_dataframe_asset("a").add_batch_definition_whole_dataframe("b")
 
 
-def as_gx_says(rows: Sequence[Row], asked: Sequence[Asked]) -> list[tuple[bool, Any]]:
-    """Of each whether it holds, and the value observed, where that is one number."""
+def evaluate_with_gx(rows: Sequence[Row], expectations: Sequence[Expectation]) -> list[tuple[bool, Any]]:
+    """Returns whether Great Expectations lets each expectation pass, and the value that it observed."""
     import great_expectations as gx
     from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
 
     frame = pa.table({c: pa.array([r[c] for r in rows], t) for c, t in TYPES.items()}).to_pandas()
-    configured = [ExpectationConfiguration(type=t, kwargs=kw, meta={"at": i}) for i, (t, kw) in enumerate(asked)]
+    configured = [ExpectationConfiguration(type=t, kwargs=kw, meta={"at": i}) for i, (t, kw) in enumerate(expectations)]
     suite = gx.ExpectationSuite("s", expectations=[c.to_domain_obj() for c in configured])
-    found = oracle().get_batch({"dataframe": frame}).validate(suite)
-    raised = [r.exception_info for r in found.results if r.exception_info.get("raised_exception", True)]
+    validation = load_oracle().get_batch({"dataframe": frame}).validate(suite)
+    raised = [r.exception_info for r in validation.results if r.exception_info.get("raised_exception", True)]
     assert not raised, raised
-    said = {r.expectation_config.meta["at"]: (bool(r.success), r.result.get("observed_value")) for r in found.results}
-    return [said[i] for i in range(len(asked))]
+    outcomes = {
+        r.expectation_config.meta["at"]: (bool(r.success), r.result.get("observed_value")) for r in validation.results
+    }
+    return [outcomes[i] for i in range(len(expectations))]
 
 
-def _once(asked: list[Asked]) -> list[Asked]:
-    """Great Expectations takes the quantiles, and the set, of one expectation for those of another of the same column:
-    in one suite they are asked of once."""
+def _drop_clashes(expectations: list[Expectation]) -> list[Expectation]:
+    """Drop expectations that Great Expectations would confuse with another one of the same suite.
 
-    def kind(at: int, type_: str, kwargs: Mapping[str, Any]) -> object:
+    It takes the quantiles, or the value set, of one expectation for those of another of the same column.
+    """
+
+    def get_key(at: int, type_: str, kwargs: Mapping[str, Any]) -> object:
         shared = next((word for word in ("quantile", "distinct_values") if word in type_), None)
         return (shared, kwargs["column"]) if shared else at
 
-    return list({kind(i, *question): question for i, question in enumerate(asked)}.values())
+    return list({get_key(i, *expectation): expectation for i, expectation in enumerate(expectations)}.values())
 
 
 @pytest.mark.slow
 @settings(
-    max_examples=examples(15),
+    max_examples=scale_examples(15),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-@given(st.lists(rows_, min_size=1, max_size=9), st.lists(asked_, min_size=10, max_size=20).map(_once))
-def test_as_great_expectations_decides(rows: list[Row], asked: list[Asked]) -> None:
-    for question, said, (passed, observed) in zip(asked, held(rows, *asked), as_gx_says(rows, asked), strict=True):
-        assert said.passed == passed, (question, said, observed)
+@given(st.lists(rows_, min_size=1, max_size=9), st.lists(expectations_, min_size=10, max_size=20).map(_drop_clashes))
+def test_as_great_expectations_decides(rows: list[Row], expectations: list[Expectation]) -> None:
+    for expectation, result, (passed, observed) in zip(
+        expectations, evaluate(rows, *expectations), evaluate_with_gx(rows, expectations), strict=True
+    ):
+        assert result.passed == passed, (expectation, result, observed)
         if isinstance(observed, int | float | Decimal) and not isinstance(observed, bool):
-            shown = float(said.observed.removesuffix(" rows").replace(",", ""))
-            assert shown == pytest.approx(float(observed), abs=1e-12), (question, said)
+            number = float(result.observed.removesuffix(" rows").replace(",", ""))
+            assert number == pytest.approx(float(observed), abs=1e-12), (expectation, result)
 
 
 def test_every_expectation_about_batches_is_decided() -> None:
     assert {t for t, e in ENTRIES.items() if e.scope is Scope.WHOLE} == DECIDED
 
 
-# -- what it has no say in
+# -- cases outside Great Expectations
 
 ROW: Row = {"n": 1, "f": 0.5, "s": "x", "b": True, "a": Decimal("0.10"), "d": date(2026, 11, 20), "t": None}
 
@@ -247,7 +254,7 @@ ROW: Row = {"n": 1, "f": 0.5, "s": "x", "b": True, "a": Decimal("0.10"), "d": da
 def test_columns_are_those_that_land() -> None:
     names = [*TYPES, "_extra", *(f"kafka_{c}" for c in ("key", "topic", "partition", "offset", "timestamp"))]
     names += ["kafka_timestampType", "kafka_headers", "kafka_tombstone"]
-    asked: list[tuple[Asked, bool]] = [
+    cases: list[tuple[Expectation, bool]] = [
         (("expect_table_columns_to_match_ordered_list", {"column_list": names}), True),
         (("expect_table_columns_to_match_ordered_list", {"column_list": names[::-1]}), False),
         (("expect_table_columns_to_match_set", {"column_set": names[::-1]}), True),
@@ -261,39 +268,39 @@ def test_columns_are_those_that_land() -> None:
         (("expect_column_to_exist", {"column": "f", "column_index": 2}), False),
         (("expect_column_to_exist", {"column": "f", "column_index": 99}), False),
     ]
-    assert [r.passed for r in held([ROW], *(e for e, _ in asked))] == [passed for _, passed in asked]
+    assert [r.passed for r in evaluate([ROW], *(e for e, _ in cases))] == [passed for _, passed in cases]
 
 
 def test_tombstones_are_rows_for_nothing_but_counting() -> None:
     lake = MemoryLake()
     rows = [ROW, ROW | {"n": 3}, ROW, ROW]
-    asked = shape(
+    contract_shape = shape(
         ("expect_table_row_count_to_equal", {"value": 4}),
         ("expect_column_proportion_of_non_null_values_to_be_between", {"column": "n", "min_value": 1}),
         ("expect_compound_columns_to_be_unique", {"column_list": ["n", "t"], "ignore_row_if": "never"}),
         ("expect_column_mean_to_be_between", {"column": "n", "min_value": 2, "max_value": 2}),
     )
-    found = hold_whole(asked, [receipt(lake, rows, tombstones=[2, 3])], lake)  # type: ignore[arg-type]
-    assert [r.passed for r in found] == [True] * 4
-    assert [r.checked for r in found] == [0, 0, 2, 0]
+    results = hold_whole(contract_shape, [make_receipt(lake, rows, tombstones=[2, 3])], lake)  # type: ignore[arg-type]
+    assert [r.passed for r in results] == [True] * 4
+    assert [r.checked for r in results] == [0, 0, 2, 0]
 
 
 def test_where_nothing_landed_only_its_size_is_wrong() -> None:
     lake = MemoryLake()
-    asked = shape(
+    contract_shape = shape(
         ("expect_column_mean_to_be_between", {"column": "n", "min_value": 2}),
         ("expect_column_distinct_values_to_contain_set", {"column": "s", "value_set": ["x"]}),
         ("expect_table_row_count_to_be_between", {"min_value": 1}),
     )
-    none = replace(receipt(lake, []), parts=(), counts=Counts(compacted=3))
-    for receipts in ([none], [none, receipt(lake, [ROW], tombstones=[0])]):
-        found = hold_whole(asked, receipts, lake)  # type: ignore[arg-type]
-        assert [(r.passed, r.observed) for r in found[:2]] == [(True, NO_ROWS)] * 2
-        assert found[2].passed == (len(receipts) == 2)
+    empty = replace(make_receipt(lake, []), parts=(), counts=Counts(compacted=3))
+    for receipts in ([empty], [empty, make_receipt(lake, [ROW], tombstones=[0])]):
+        results = hold_whole(contract_shape, receipts, lake)  # type: ignore[arg-type]
+        assert [(r.passed, r.observed) for r in results[:2]] == [(True, NO_ROWS)] * 2
+        assert results[2].passed == (len(receipts) == 2)
 
 
 @pytest.mark.parametrize(
-    ("asked", "rows", "observed"),
+    ("expectation", "rows", "observed"),
     [
         (("expect_column_max_to_be_between", {"column": "a", "min_value": 0.1, "max_value": 0.1}), [ROW], "0.10"),
         (("expect_column_max_to_be_between", {"column": "a", "max_value": "0.10"}), [ROW], "0.10"),
@@ -307,19 +314,19 @@ def test_where_nothing_landed_only_its_size_is_wrong() -> None:
         ),
     ],
 )
-def test_values_are_as_exact_as_their_column(asked: Asked, rows: list[Row], observed: str | None) -> None:
-    (found,) = held(rows, asked)
-    assert found.passed
-    assert observed is None or found.observed == observed
+def test_values_are_as_exact_as_their_column(expectation: Expectation, rows: list[Row], observed: str | None) -> None:
+    (result,) = evaluate(rows, expectation)
+    assert result.passed
+    assert observed is None or result.observed == observed
 
 
 @pytest.mark.parametrize(("values", "passed"), [((1e200, -1e200), True), ((math.inf, 1.0), False)])
 def test_a_deviation_that_is_no_number_or_infinite(values: tuple[float, float], passed: bool) -> None:
-    """As in pandas. DuckDB before version 2 raises an error for both."""
+    """The same as in pandas; DuckDB before version 2 raises an error for both."""
     row = {"n": 1, "s": "", "b": True, "a": Decimal(1), "d": date(2026, 11, 1), "t": None}
     bounds = {"column": "f", "min_value": 0}
     rules = [(f"expect_column_{name}_to_be_between", bounds) for name in ("stdev", "max")]
-    assert [r.passed for r in held([row | {"f": value} for value in values], *rules)] == [passed, True]
+    assert [r.passed for r in evaluate([row | {"f": value} for value in values], *rules)] == [passed, True]
 
 
 def test_nanoseconds_are_not_rounded() -> None:
@@ -328,46 +335,46 @@ def test_nanoseconds_are_not_rounded() -> None:
     columns = {"t": pa.array(times, pa.timestamp("ns", "UTC")), "kafka_offset": [0, 1], "kafka_tombstone": [False] * 2}
     pq.write_table(pa.table(columns), sink := io.BytesIO())
     lake.put("x", sink.getvalue())
-    said = [
+    expectations = [
         ("expect_column_values_to_be_unique", {"column": "t"}),
         ("expect_column_max_to_be_between", {"column": "t", "max_value": "2026-11-18T11:06:40.000000002Z"}),
         ("expect_column_max_to_be_between", {"column": "t", "max_value": "2026-11-18T11:06:40.000000001Z"}),
     ]
-    suite = {"name": "x", "expectations": [{"type": t, "kwargs": kw} for t, kw in said]}
-    one = Receipt(
+    suite = {"name": "x", "expectations": [{"type": t, "kwargs": kw} for t, kw in expectations]}
+    receipt = Receipt(
         OffsetRange("o", 0, "i", 0, 2), 2, Counts(landed=2), (Part("x", PartKind.LANDED, "x", "x", 2, 1, ""),), "a"
     )
-    found = hold_whole(Shape(schema, parse_contract(json.dumps(suite).encode(), schema)), [one], lake)  # type: ignore[arg-type]
-    assert [r.passed for r in found] == [True, True, False]
-    assert found[1].observed == "2026-11-18T11:06:40.000000002Z"
+    results = hold_whole(Shape(schema, parse_contract(json.dumps(suite).encode(), schema)), [receipt], lake)  # type: ignore[arg-type]
+    assert [r.passed for r in results] == [True, True, False]
+    assert results[1].observed == "2026-11-18T11:06:40.000000002Z"
 
 
 def test_rows_that_are_there_twice_are_named_in_order() -> None:
     rows = [ROW | {"s": s} for s in "abcxbxay"]
-    (found,) = held(rows, ("expect_column_values_to_be_unique", {"column": "s"}))
-    assert (found.checked, found.unexpected) == (8, 6)
-    assert found.first == ("orders:0:0", "orders:0:1", "orders:0:3")
+    (result,) = evaluate(rows, ("expect_column_values_to_be_unique", {"column": "s"}))
+    assert (result.checked, result.unexpected) == (8, 6)
+    assert result.first == ("orders:0:0", "orders:0:1", "orders:0:3")
 
 
 def test_texts_with_zero_bytes_are_texts_like_others() -> None:
-    """To pandas, which Great Expectations asks, they end there."""
+    """In pandas, and so in Great Expectations, a string ends at a zero byte."""
     rows = [ROW | {"s": s} for s in ("a", "a\0", "a\0b")]
-    asked = [
+    expectations = [
         ("expect_column_values_to_be_unique", {"column": "s"}),
         ("expect_column_distinct_values_to_be_in_set", {"column": "s", "value_set": ["a", "a\0"]}),
     ]
-    assert [r.passed for r in held(rows, *asked)] == [True, False]
-    assert held(rows[:2], asked[1])[0].passed
+    assert [r.passed for r in evaluate(rows, *expectations)] == [True, False]
+    assert evaluate(rows[:2], expectations[1])[0].passed
 
 
 def test_no_text_of_a_record_is_told() -> None:
     rows = [ROW | {"s": "secret"}, ROW | {"s": "secret"}, ROW | {"s": "other"}]
     types = [t for t, e in ENTRIES.items() if e.scope is Scope.WHOLE and "value_set" in e.kwargs]
-    asked: list[Asked] = [(t, {"column": "s", "value_set": ["x"]}) for t in types]
-    asked += [("expect_column_values_to_be_unique", {"column": "s"})]
-    found = held(rows, *asked)
-    assert not any(r.passed for r in found)
-    assert "secret" not in repr(found)
+    expectations: list[Expectation] = [(t, {"column": "s", "value_set": ["x"]}) for t in types]
+    expectations += [("expect_column_values_to_be_unique", {"column": "s"})]
+    results = evaluate(rows, *expectations)
+    assert not any(r.passed for r in results)
+    assert "secret" not in repr(results)
 
 
 def test_raw_feeds_have_the_columns_of_records() -> None:
@@ -375,54 +382,54 @@ def test_raw_feeds_have_the_columns_of_records() -> None:
     table = pa.table({"key": pa.array([b"a", b"a", None, b"\xff"]), "offset": [0, 1, 2, 3]})
     pq.write_table(table, sink := io.BytesIO())
     lake.put("x", sink.getvalue())
-    asked = shape(
+    contract_shape = shape(
         ("expect_column_values_to_be_unique", {"column": "key", "mostly": 0.3}),
         ("expect_column_unique_value_count_to_be_between", {"column": "key", "min_value": 2, "max_value": 2}),
         ("expect_column_max_to_be_between", {"column": "offset", "max_value": 3}),
         raw=True,
     )
-    one = Receipt(
+    receipt = Receipt(
         OffsetRange("o", 0, "i", 0, 4), 4, Counts(landed=4), (Part("x", PartKind.LANDED, "x", "x", 4, 1, ""),), "a"
     )
-    found = hold_whole(asked, [one], lake)  # type: ignore[arg-type]
-    assert [(r.passed, r.checked, r.unexpected) for r in found] == [(True, 3, 2), (True, 0, 0), (True, 0, 0)]
-    assert found[0].first == ("o:0:0", "o:0:1")
+    results = hold_whole(contract_shape, [receipt], lake)  # type: ignore[arg-type]
+    assert [(r.passed, r.checked, r.unexpected) for r in results] == [(True, 3, 2), (True, 0, 0), (True, 0, 0)]
+    assert results[0].first == ("o:0:0", "o:0:1")
     assert RAW.contract is None
-    assert hold_whole(RAW, [one], lake) == ()  # type: ignore[arg-type]
+    assert hold_whole(RAW, [receipt], lake) == ()  # type: ignore[arg-type]
 
 
 # -- the volume against the batches before
 
 
-def volume(fn: str = "mean", range_: int = 3, strict: bool = False, **bounds: float) -> Asked:
+def expect_volume(fn: str = "mean", range_: int = 3, strict: bool = False, **bounds: float) -> Expectation:
     window = {"constraint_fn": fn, "range": range_, "strict": strict, "offset": {"positive": 0.5, "negative": 0.5}}
     windows = [window | {"parameter_name": name} for name in bounds]
     return "expect_table_row_count_to_be_between", {n: {"$PARAMETER": n} for n in bounds} | {"windows": windows}
 
 
 @pytest.mark.parametrize(
-    ("asked", "earlier", "passed"),
+    ("expectation", "earlier", "passed"),
     [
-        (volume(min_value=1), [8, 8, 8], True),
-        (volume(min_value=1), [9, 8, 8], False),
-        (volume(min_value=1), [8, 8, 8, 1000], True),
-        (volume(max_value=1), [3, 3, 3], True),
-        (volume(max_value=1), [2, 3, 2], False),
-        (volume("median", min_value=1), [1, 8, 1000], True),
-        (volume("min", min_value=1), [8, 90, 90], True),
-        (volume("max", max_value=1), [1, 1, 3], True),
-        (volume(min_value=1, max_value=1), [4, 4, 4], True),
-        (volume(min_value=1), [100, 100], True),
-        (volume(min_value=1, strict=True), [100, 100], False),
+        (expect_volume(min_value=1), [8, 8, 8], True),
+        (expect_volume(min_value=1), [9, 8, 8], False),
+        (expect_volume(min_value=1), [8, 8, 8, 1000], True),
+        (expect_volume(max_value=1), [3, 3, 3], True),
+        (expect_volume(max_value=1), [2, 3, 2], False),
+        (expect_volume("median", min_value=1), [1, 8, 1000], True),
+        (expect_volume("min", min_value=1), [8, 90, 90], True),
+        (expect_volume("max", max_value=1), [1, 1, 3], True),
+        (expect_volume(min_value=1, max_value=1), [4, 4, 4], True),
+        (expect_volume(min_value=1), [100, 100], True),
+        (expect_volume(min_value=1, strict=True), [100, 100], False),
     ],
 )
-def test_the_volume(asked: Asked, earlier: list[int], passed: bool) -> None:
-    (found,) = held([ROW] * 4, asked, earlier=earlier)
-    assert found.passed == passed
-    assert ("no history yet: 2 of 3 batches" in found.observed) == (len(earlier) < 3)
+def test_the_volume(expectation: Expectation, earlier: list[int], passed: bool) -> None:
+    (result,) = evaluate([ROW] * 4, expectation, earlier=earlier)
+    assert result.passed == passed
+    assert ("no history yet: 2 of 3 batches" in result.observed) == (len(earlier) < 3)
 
 
-# -- memory, and what fails on the way
+# -- memory, and errors of the lake
 
 
 def test_what_the_lake_says_is_what_is_raised() -> None:
@@ -431,9 +438,9 @@ def test_what_the_lake_says_is_what_is_raised() -> None:
             raise LakeUnavailable("away")
 
     lake = MemoryLake()
-    one = receipt(lake, [ROW])
+    receipt = make_receipt(lake, [ROW])
     with pytest.raises(LakeUnavailable):
-        hold_whole(shape(("expect_column_values_to_be_unique", {"column": "s"})), [one], Away())  # type: ignore[arg-type]
+        hold_whole(shape(("expect_column_values_to_be_unique", {"column": "s"})), [receipt], Away())  # type: ignore[arg-type]
 
 
 _LARGE = """
@@ -467,10 +474,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before >> 10)
 
 @pytest.mark.slow
 def test_memory_is_bounded_whatever_the_batch_holds() -> None:
-    """800,000 distinct texts of 306 bytes are 245 MB, and twice that where they are counted too."""
+    """800,000 distinct strings of 306 bytes are 245 MB; counting them takes twice that."""
     root = str(Path(__file__).parents[3])
     env = os.environ | {"PYTHONPATH": root}
     command = [sys.executable, "-c", _LARGE]
     done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert int(done.stdout) < 240, "MiB beyond what the files take"
+    assert int(done.stdout) < 240, "MiB more than the files"

@@ -1,5 +1,7 @@
-"""Batches that break their contract as a whole, end to end over logs in memory: nothing of them is visible, no offset
-moves, what was read is kept; and what came of every expectation can be told afterwards.
+"""Batches that break their contract as a whole, end to end over logs in memory.
+
+None of their rows becomes visible and no offset moves; the rows that were read stay staged, and the result of every
+expectation is recorded.
 """
 
 from __future__ import annotations
@@ -30,20 +32,20 @@ from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, World
 
 CATCH_UP = Request(RequestKind.CATCH_UP)
 MEAN = "expect_column_mean_to_be_between"
-Asked = dict[str, Any]
+Expectation = dict[str, Any]
 
 
-def said(type_: str, severity: str = "critical", **kwargs: Any) -> Asked:
+def make_expectation(type_: str, severity: str = "critical", **kwargs: Any) -> Expectation:
     return {"type": type_, "kwargs": kwargs, "severity": severity}
 
 
-MEAN_OF_N = said(MEAN, column="n", max_value=10)
+MEAN_OF_N = make_expectation(MEAN, column="n", max_value=10)
 
 
 class Shop(World):
-    """Orders in JSON, in one partition, under whatever contract the feed's folder has when it is loaded."""
+    """Orders in JSON, in one partition, under the contract that the feed's folder has when the feed is loaded."""
 
-    def __init__(self, folder: Path, *expectations: Asked, policies: str = "{}") -> None:
+    def __init__(self, folder: Path, *expectations: Expectation, policies: str = "{}") -> None:
         self.folder, self.fetchers = folder, list[MemoryFetcher]()
         (folder / "orders.yaml").write_text(
             "kafka: {bootstrap: 'a:1'}\ntopics: orders\nstart: earliest\nformat: json\n"
@@ -55,44 +57,44 @@ class Shop(World):
     def load(self) -> Feed:
         return load_feed(self.folder / "orders.yaml", {})
 
-    def fix(self, *expectations: Asked, first: bool = False) -> None:
+    def fix(self, *expectations: Expectation, first: bool = False) -> None:
         suite = {"name": "orders", "expectations": expectations}
         (self.folder / "orders.contract.json").write_text(json.dumps(suite))
         if not first:
             self.feed = self.load()
 
     def order(self, *numbers: Any) -> None:
-        """One record for each number; None: a tombstone; text: as it is."""
+        """Write a record for each number; None writes a tombstone, and a string is the value itself."""
         values = [n if n is None else n.encode() if isinstance(n, str) else b'{"n":%d,"s":"x"}' % n for n in numbers]
         records = tuple(LogRecord(b"k", v, START + i) for i, v in enumerate(values))
         self.topic.batches[PARTITIONS[0]].append(LogBatch(records))
 
-    def edges(self, drops: frozenset[int] = frozenset()) -> Ports:
-        return replace(super().edges(drops), engine=MemoryEngine(self.lake, self.fetcher, self.feed.landing))
+    def make_ports(self, drops: frozenset[int] = frozenset()) -> Ports:
+        return replace(super().make_ports(drops), engine=MemoryEngine(self.lake, self.open_fetcher, self.feed.landing))
 
-    def fetcher(self) -> MemoryFetcher:
-        self.fetchers.append(self.topic.fetcher())
+    def open_fetcher(self) -> MemoryFetcher:
+        self.fetchers.append(self.topic.make_fetcher())
         return self.fetchers[-1]
 
     @property
     def read(self) -> int:
-        """How many offsets were read of Kafka so far."""
+        """The number of offsets that were read from Kafka."""
         return sum(s.span for fetcher in self.fetchers for ranges in fetcher.read for s in ranges)
 
-    def visible(self) -> list[str]:
+    def list_visible(self) -> list[str]:
         return [*self.lake.list("data/orders"), *self.lake.list("quarantine/orders")]
 
-    def published(self) -> list[PublishEntry]:
+    def list_published(self) -> list[PublishEntry]:
         entries = (self.ledger.entry(n) for n in range(self.ledger.read().number))
         return [e for e in entries if isinstance(e, PublishEntry)]
 
 
-def refused(shop: Shop) -> str:
-    """That a catch-up is refused, with nothing to see of it; its text."""
-    before, frontier = shop.visible(), shop.ledger.read().frontiers()
+def expect_refusal(shop: Shop) -> str:
+    """Check that a catch-up is refused and has no visible effect. Returns the error's text."""
+    before, frontier = shop.list_visible(), shop.ledger.read().frontiers()
     with pytest.raises(ContractBroken) as caught:
         shop.land(CATCH_UP)
-    assert shop.visible() == before
+    assert shop.list_visible() == before
     state = shop.ledger.read()
     assert all(at == frontier.get(key, 0) for key, at in state.frontiers().items())
     assert len(state.live()) == 1
@@ -102,34 +104,34 @@ def refused(shop: Shop) -> str:
 
 
 @pytest.mark.parametrize(
-    ("broken", "told"),
+    ("broken", "message"),
     [
         (MEAN_OF_N, "the mean of n is at most 10: observed 25"),
         (
-            said("expect_column_values_to_be_unique", column="s"),
+            make_expectation("expect_column_values_to_be_unique", column="s"),
             "3 of 3 rows are not so (100.00%), the first at orders",
         ),
         (
-            said("expect_table_row_count_to_be_between", min_value=4),
+            make_expectation("expect_table_row_count_to_be_between", min_value=4),
             "the number of rows is at least 4: observed 3 rows",
         ),
         (
-            said("expect_column_values_to_be_between", column="n", max_value=20, mostly=0.5),
+            make_expectation("expect_column_values_to_be_between", column="n", max_value=20, mostly=0.5),
             "2 of 3 rows are not so (66.67%), the first at orders:0:1, orders:0:2",
         ),
     ],
 )
-def test_a_broken_batch_stays_staged_and_is_not_read_again(tmp_path: Path, broken: Asked, told: str) -> None:
-    shop = Shop(tmp_path, said("expect_column_max_to_be_between", column="n", max_value=99), broken)
+def test_a_broken_batch_stays_staged_and_is_not_read_again(tmp_path: Path, broken: Expectation, message: str) -> None:
+    shop = Shop(tmp_path, make_expectation("expect_column_max_to_be_between", column="n", max_value=99), broken)
     shop.order(5, 30, 40)
-    assert told in refused(shop)
+    assert message in expect_refusal(shop)
     assert shop.read == 3
-    refused(shop)
-    assert shop.read == 3, "the second run adopts what the first one read"
-    shop.fix(said("expect_column_max_to_be_between", column="n", max_value=99))
+    expect_refusal(shop)
+    assert shop.read == 3, "the second run adopts the receipts of the first"
+    shop.fix(make_expectation("expect_column_max_to_be_between", column="n", max_value=99))
     shop.land(CATCH_UP).check()
     assert shop.read == 6, "another contract: read again"
-    assert len(shop.visible()) == 1
+    assert len(shop.list_visible()) == 1
     assert audit(shop.ledger, shop.lake, hashes=True).problems == ()  # type: ignore[arg-type]
 
 
@@ -137,59 +139,59 @@ def test_each_broken_expectation_is_named_and_no_other(tmp_path: Path) -> None:
     shop = Shop(
         tmp_path,
         MEAN_OF_N,
-        said("expect_column_min_to_be_between", column="n", max_value=10),
-        said("expect_column_median_to_be_between", column="n", max_value=11),
-        said("expect_column_sum_to_be_between", "warning", column="n", max_value=1),
+        make_expectation("expect_column_min_to_be_between", column="n", max_value=10),
+        make_expectation("expect_column_median_to_be_between", column="n", max_value=11),
+        make_expectation("expect_column_sum_to_be_between", "warning", column="n", max_value=1),
     )
     shop.order(5, 30, 40)
-    told = refused(shop)
-    assert [line.split(":")[0].strip() for line in told.splitlines()[1:-1]] == [
+    message = expect_refusal(shop)
+    assert [line.split(":")[0].strip() for line in message.splitlines()[1:-1]] == [
         "the mean of n is at most 10",
         "the median of n is at most 11",
     ]
-    assert "feeds/orders.contract.json" in told
+    assert "feeds/orders.contract.json" in message
 
 
 def test_what_only_warns_is_published_with_its_result(tmp_path: Path) -> None:
     shop = Shop(
         tmp_path,
-        said(MEAN, "warning", column="n", max_value=10),
-        said("expect_column_max_to_be_between", "info", column="n", max_value=10),
-        said("expect_column_min_to_be_between", column="n", max_value=10),
-        said("expect_column_values_to_be_between", "warning", column="n", max_value=20),
+        make_expectation(MEAN, "warning", column="n", max_value=10),
+        make_expectation("expect_column_max_to_be_between", "info", column="n", max_value=10),
+        make_expectation("expect_column_min_to_be_between", column="n", max_value=10),
+        make_expectation("expect_column_values_to_be_between", "warning", column="n", max_value=20),
     )
     shop.order(5, 30, 40)
     shop.land(CATCH_UP).check()
-    (entry,) = shop.published()
+    (entry,) = shop.list_published()
     assert entry.results == (Result(0, False, "25"), Result(1, False, "40"), Result(2, True, "5"))
     assert shop.feed.contract is not None
-    found = contract_results(shop.feed.contract, entry.receipts, entry.results)
-    assert [(o.passed, o.checked, o.unexpected, o.first) for o in found] == [
+    outcomes = contract_results(shop.feed.contract, entry.receipts, entry.results)
+    assert [(o.passed, o.checked, o.unexpected, o.first) for o in outcomes] == [
         (False, 0, 0, ()),
         (False, 0, 0, ()),
         (True, 0, 0, ()),
         (False, 3, 2, ("orders:0:1", "orders:0:2")),
     ]
-    assert not any(o.refuses for o in found)
+    assert not any(o.refuses for o in outcomes)
 
 
 def test_the_volume_is_held_against_the_batches_before(tmp_path: Path) -> None:
     window = {"constraint_fn": "mean", "parameter_name": "least", "range": 2, "strict": False}
     windows = [window | {"offset": {"positive": 0, "negative": 0.5}}]
-    least = {"$PARAMETER": "least"}
-    shop = Shop(tmp_path, said("expect_table_row_count_to_be_between", min_value=least, windows=windows))
+    minimum = {"$PARAMETER": "least"}
+    shop = Shop(tmp_path, make_expectation("expect_table_row_count_to_be_between", min_value=minimum, windows=windows))
     for rows in (10, 10):
         shop.order(*range(rows))
         shop.land(CATCH_UP).check()
-    assert "no history yet" in shop.published()[1].results[0].observed
+    assert "no history yet" in shop.list_published()[1].results[0].observed
     shop.order(*range(4))
-    assert "observed 4 rows" in refused(shop)
+    assert "observed 4 rows" in expect_refusal(shop)
     shop.order(5)
-    assert "observed 4 rows" in refused(shop), "the batch that stands in the way is taken over first"
+    assert "observed 4 rows" in expect_refusal(shop), "the unfinished batch is taken over first"
 
 
 def test_batches_are_compared_with_their_like(tmp_path: Path) -> None:
-    shop = Shop(tmp_path, said("expect_table_row_count_to_be_between", max_value=99))
+    shop = Shop(tmp_path, make_expectation("expect_table_row_count_to_be_between", max_value=99))
     landed: list[tuple[BatchResult, ...]] = []
     for request in (CATCH_UP, CATCH_UP, replace(CATCH_UP, only=(PARTITIONS[0],)), CATCH_UP):
         shop.order(1, 2)
@@ -199,9 +201,9 @@ def test_batches_are_compared_with_their_like(tmp_path: Path) -> None:
     last = landed[-1][0].batch
     assert count_earlier_rows(state, CATCH_UP, last) == [2, 2]
     assert count_earlier_rows(state, replace(CATCH_UP, replace=True), last) == [2, 2]
-    some = landed[2][0]
-    assert count_earlier_rows(state, some.plan.request, some.batch) == []
-    assert count_earlier_rows(state, some.plan.request, last) == [2]
+    single = landed[2][0]
+    assert count_earlier_rows(state, single.plan.request, single.batch) == []
+    assert count_earlier_rows(state, single.plan.request, last) == [2]
     assert count_earlier_rows(state, Request(RequestKind.WINDOW), last) == []
 
 
@@ -210,24 +212,24 @@ def test_where_every_record_is_bad_the_limit_decides(tmp_path: Path) -> None:
     shop.order("{", '{"n":"one"}', '{"n":1e99}')
     with pytest.raises(QuarantineExceeded, match=r"3 of 3 records \(100\.0%\)"):
         shop.land(CATCH_UP)
-    assert shop.visible() == []
+    assert shop.list_visible() == []
     (tmp_path / "orders.yaml").write_text((tmp_path / "orders.yaml").read_text().replace("at_most: 2", "at_most: 3"))
     shop.feed = shop.load()
     shop.land(CATCH_UP).check()
     assert shop.read == 3
-    (entry,) = shop.published()
+    (entry,) = shop.list_published()
     assert entry.results == (Result(0, True, "no rows"),)
 
 
 def test_without_a_contract_nobody_is_asked() -> None:
     nobody: Any = object()
-    assert check_contract(RAW, nobody, nobody, [receipt(0, "")], nobody) == ()
+    assert check_contract(RAW, nobody, nobody, [make_receipt(0, "")], nobody) == ()
 
 
 # -- results, over one batch or several
 
 
-def receipt(start: int, contract: str, *tallies: Tally) -> Receipt:
+def make_receipt(start: int, contract: str, *tallies: Tally) -> Receipt:
     s = OffsetRange("orders", 0, "id-1", start, start + 10)
     return Receipt(s, s.end, Counts(landed=10), (), "a", format=f"json abc contract {contract}", tallies=tallies)
 
@@ -235,30 +237,30 @@ def receipt(start: int, contract: str, *tallies: Tally) -> Receipt:
 def test_outcomes_add_up_over_batches(tmp_path: Path) -> None:
     shop = Shop(
         tmp_path,
-        said("expect_column_values_to_be_between", column="n", max_value=20),
-        said("expect_column_values_to_be_between", column="n", max_value=30, mostly=0.9),
+        make_expectation("expect_column_values_to_be_between", column="n", max_value=20),
+        make_expectation("expect_column_values_to_be_between", column="n", max_value=30, mostly=0.9),
         MEAN_OF_N,
-        said(MEAN, "warning", column="n", max_value=11),
+        make_expectation(MEAN, "warning", column="n", max_value=11),
     )
     contract = shop.feed.contract
     assert contract is not None
     receipts = [
-        receipt(0, contract.hash, Tally(0, 10, 1, (4,)), Tally(1, 10, 1, (4,))),
-        receipt(10, contract.hash, Tally(0, 10), Tally(1, 10, 2, (11, 12))),
-        receipt(20, "another", Tally(0, 10, 10, (20,))),
+        make_receipt(0, contract.hash, Tally(0, 10, 1, (4,)), Tally(1, 10, 1, (4,))),
+        make_receipt(10, contract.hash, Tally(0, 10), Tally(1, 10, 2, (11, 12))),
+        make_receipt(20, "another", Tally(0, 10, 10, (20,))),
     ]
     results = [Result(2, False, "12"), Result(2, True, "9")]
-    found = contract_results(contract, receipts, results)
+    outcomes = contract_results(contract, receipts, results)
     first, second, third, fourth = contract.expectations
-    assert found == [
+    assert outcomes == [
         ExpectationOutcome(first, False, "", 20, 1, ("orders:0:4",)),
         ExpectationOutcome(second, False, "", 20, 3, ("orders:0:4", "orders:0:11", "orders:0:12")),
         ExpectationOutcome(third, False, "12"),
     ]
-    assert fourth not in [o.expectation for o in found], "nobody said anything of it"
-    assert [o.quarantines for o in found] == [True, False, False]
-    assert [o.refuses for o in found] == [False, True, True]
-    assert found[1].share == 0.15
+    assert fourth not in [o.expectation for o in outcomes], "it has no result"
+    assert [o.quarantines for o in outcomes] == [True, False, False]
+    assert [o.refuses for o in outcomes] == [False, True, True]
+    assert outcomes[1].share == 0.15
 
 
 def test_shares_are_compared_as_great_expectations_does() -> None:

@@ -1,4 +1,4 @@
-"""Schemas over time: what drifts is counted exactly, the policy decides, and what has landed stays one table."""
+"""Schemas over time: drift is counted exactly, the policy applies, and all landed rows stay one table."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from sluice.testing.engine import MemoryEngine, MemoryLiveness, owner
 from sluice.testing.group import MemoryGroup
 from sluice.testing.logs import LogBatch, LogRecord
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, Topic
-from tests.pipelines.records.avro.rows import encoded
-from tests.pipelines.records.json.rows import chunk
+from tests.pipelines.records.avro.rows import encode
+from tests.pipelines.records.json.rows import make_chunk
 
 CATCH_UP = Request(RequestKind.CATCH_UP)
 NEW, MISSING, WIDENED, WRONG, OUT_OF_RANGE, INEXACT, MALFORMED, _ = DriftKind
@@ -61,7 +61,7 @@ class World:
         self.liveness = MemoryLiveness()
         self.lake = LocalLake(root / "lake")
 
-    def feed(self, schema: dict[str, str] | None, on_drift: str = "extra") -> Feed:
+    def make_feed(self, schema: dict[str, str] | None, on_drift: str = "extra") -> Feed:
         typed = f"format: json\nschema: {json.dumps(schema)}\npolicies: {{on_drift: {on_drift}}}\n" if schema else ""
         text = "kafka: {bootstrap: '127.0.0.1:9'}\ntopics: orders\nstart: earliest\nlake: lake\nwindow: 1h\n"
         path = self.root / "feeds" / "orders.yaml"
@@ -73,19 +73,19 @@ class World:
         records = tuple(LogRecord(b"k", v, START + 60_000) for v in data)
         self.topic.batches[PARTITIONS[partition]].append(LogBatch(records))
 
-    def edges(self, feed: Feed) -> Ports:
-        engine = MemoryEngine(self.lake, self.topic.fetcher, feed.landing)
+    def make_ports(self, feed: Feed) -> Ports:
+        engine = MemoryEngine(self.lake, self.topic.make_fetcher, feed.landing)
         return Ports(self.topic, MemoryGroup(), self.lake, engine, self.liveness, lambda: self.now, None)  # type: ignore[arg-type]
 
     def land(self, feed: Feed, request: Request = CATCH_UP) -> Landed:
         self.runs += 1
         try:
-            return land(feed, self.edges(feed), request, owner(f"token-{self.runs}"), lambda progress: None)
+            return land(feed, self.make_ports(feed), request, owner(f"token-{self.runs}"), lambda progress: None)
         finally:
             self.liveness.dead.add(f"token-{self.runs}")
 
-    def landed(self, feed: Feed, *values: dict[str, Any] | bytes | None) -> tuple[Receipt, ...]:
-        """What a run over these records says of them."""
+    def land_records(self, feed: Feed, *values: dict[str, Any] | bytes | None) -> tuple[Receipt, ...]:
+        """Write these records and land them in a run. Returns its receipts."""
         self.write(*values)
         return tuple(r for b in self.land(feed).batches for r in b.receipts)
 
@@ -97,17 +97,17 @@ class World:
     def entries(self) -> list[SchemaEntry]:
         return [e for _, e in self.ledger.entries() if isinstance(e, SchemaEntry)]
 
-    def window(self, feed: Feed) -> reading.Windows:
+    def read_window(self, feed: Feed) -> reading.Windows:
         self.now = START + 3 * HOUR
         self.land(feed)
         return reading.of_feed(feed, START)
 
-    def audited(self, feed: Feed) -> list[str]:
-        """Problems of the audit and of a rescan."""
+    def find_problems(self, feed: Feed) -> list[str]:
+        """Returns the problems that the audit and a rescan report."""
         report = audit(self.ledger, self.lake)
         current = self.ledger.read().current
         today = {current[p.tp]: p for p in self.topic.partitions(["orders"], feed.isolation)}
-        fetcher: Any = self.topic.fetcher()
+        fetcher: Any = self.topic.make_fetcher()
         book, lake = self.ledger, self.lake
         return [
             str(p) for p in rescan(report, book, lake, feed.shape, CurrentLog(fetcher, feed.isolation, today)).problems
@@ -150,15 +150,15 @@ def test_a_type_does_not_hold_another(wide: str, narrow: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "becomes"),
+    ("texts", "becomes"),
     [
         (("int64", "float64"), "float64"), (("int64", ""), "int64"), (("", ""), ""), (("string", "json"), "json"),
         (("bool", "int64"), "json"), (("string", "int64"), "json"), (("uint8", "int8"), "int16"),
         (("uint64", "int8"), "float64"), (("decimal(5,2)", "decimal(4,3)"), "decimal(6,3)"), (("", "bool"), "bool"),
     ],
 )  # fmt: skip
-def test_types_seen_are_joined(seen: tuple[str, ...], becomes: str) -> None:
-    assert join_texts(*seen) == join_texts(*reversed(seen)) == becomes
+def test_types_seen_are_joined(texts: tuple[str, ...], becomes: str) -> None:
+    assert join_texts(*texts) == join_texts(*reversed(texts)) == becomes
 
 
 NUMBERS = [*(Type(k) for k in list(Kind)[:10]), Type(Kind.DECIMAL, 9, 2), Type(Kind.DECIMAL, 20, 0), Type(Kind.JSON)]
@@ -172,11 +172,13 @@ def test_joining_is_in_any_order(a: Type, b: Type, c: Type) -> None:
     assert wide.kind in (Kind.JSON, Kind.FLOAT64) or all(holds(wide, t) for t in (a, b, c))
 
 
-# -- what is seen
+# -- counting drift
 
 
-def seen(world: World, *values: dict[str, Any] | bytes | None, schema: dict[str, str] | None = None) -> dict[Any, Any]:
-    receipts = world.landed(world.feed(schema or SCHEMA), *values)
+def observe_drift(
+    world: World, *values: dict[str, Any] | bytes | None, schema: dict[str, str] | None = None
+) -> dict[Any, Any]:
+    receipts = world.land_records(world.make_feed(schema or SCHEMA), *values)
     return {(d.kind, d.field): (d.records, d.first, d.type) for d in sum_drift(receipts)}
 
 
@@ -184,11 +186,11 @@ ROW = {"id": 1, "amount": 1.5, "note": "x"}
 
 
 def test_what_fits_does_not_drift(world: World) -> None:
-    assert seen(world, ROW, None, ROW | {"id": None}) == {}
+    assert observe_drift(world, ROW, None, ROW | {"id": None}) == {}
 
 
 def test_unknown_fields_are_counted_by_name_and_typed(world: World) -> None:
-    found = seen(
+    drift = observe_drift(
         world,
         ROW,
         ROW | {"coupon": "x", "rank": 1, "gone": None},
@@ -196,7 +198,7 @@ def test_unknown_fields_are_counted_by_name_and_typed(world: World) -> None:
         b'{"id":1,"amount":1,"note":"","coupon":"y","coupon":"z","c\\u006fupon":"w","ok":true}',
         ROW | {"ok": {"a": [1, {"b": 2}]}, "tags": [1], "a\nb\\": 1},
     )
-    assert found == {
+    assert drift == {
         (NEW, "coupon"): (3, 1, "string"),
         (NEW, "rank"): (2, 1, "float64"),
         (NEW, "gone"): (1, 1, ""),
@@ -208,28 +210,28 @@ def test_unknown_fields_are_counted_by_name_and_typed(world: World) -> None:
 
 
 def test_fields_that_are_nowhere_are_missing_tombstones_aside(world: World) -> None:
-    assert seen(world, {"id": 1}, None, {"id": 2, "note": None}) == {
+    assert observe_drift(world, {"id": 1}, None, {"id": 2, "note": None}) == {
         (MISSING, "amount"): (2, 0, ""),
         (MISSING, "note"): (2, 0, ""),
     }
-    assert seen(world, None, None) == {}, "tombstones have no fields"
+    assert observe_drift(world, None, None) == {}, "tombstones have no fields"
 
 
 def test_what_does_not_fit_says_what_would_hold_it(world: World) -> None:
     schema = SCHEMA | {"lines": "list<struct<n:int8>>", "at": "timestamp(ms)", "small": "uint8", "part": "float32"}
-    whole = ROW | {"lines": [{"n": 1}], "at": "2026-01-01T00:00:00Z", "small": 1, "part": 1.5}
-    found = seen(
+    row = ROW | {"lines": [{"n": 1}], "at": "2026-01-01T00:00:00Z", "small": 1, "part": 1.5}
+    drift = observe_drift(
         world,
-        whole,
-        *(whole | {"id": n} for n in (1 << 31, 1 << 62, 1.5, 1 << 80, "x")),
-        *(whole | {"amount": n} for n in (12345.5, 1.125, "1.5")),
-        *(whole | {"lines": [{"n": 1}, {"n": n}]} for n in (128, True)),
-        *(whole | {"small": n} for n in (300, -1)),
-        whole | {"at": "yesterday"},
-        whole | {"part": 1e300},
+        row,
+        *(row | {"id": n} for n in (1 << 31, 1 << 62, 1.5, 1 << 80, "x")),
+        *(row | {"amount": n} for n in (12345.5, 1.125, "1.5")),
+        *(row | {"lines": [{"n": 1}, {"n": n}]} for n in (128, True)),
+        *(row | {"small": n} for n in (300, -1)),
+        row | {"at": "yesterday"},
+        row | {"part": 1e300},
         schema=schema,
     )
-    assert found == {
+    assert drift == {
         (WIDENED, "id"): (3, 1, "float64"),
         (OUT_OF_RANGE, "id"): (1, 4, "float64"),
         (WRONG, "id"): (1, 5, "string"),
@@ -244,10 +246,10 @@ def test_what_does_not_fit_says_what_would_hold_it(world: World) -> None:
 
 
 def test_names_are_bounded_in_number_and_length(world: World) -> None:
-    found = seen(world, ROW | {f"n{i}": i for i in range(100)}, ROW | {"x" * 700: 1, "y" * 5000: 1})
-    assert len([k for k in found if k[1] != OTHERS]) == MOST_FIELDS
-    assert found[(NEW, OTHERS)][0] == 100 + 2 - MOST_FIELDS
-    assert max(len(name) for _, name in found) <= 201
+    drift = observe_drift(world, ROW | {f"n{i}": i for i in range(100)}, ROW | {"x" * 700: 1, "y" * 5000: 1})
+    assert len([k for k in drift if k[1] != OTHERS]) == MOST_FIELDS
+    assert drift[(NEW, OTHERS)][0] == 100 + 2 - MOST_FIELDS
+    assert max(len(name) for _, name in drift) <= 201
 
 
 def test_ranges_and_pieces_add_up() -> None:
@@ -256,87 +258,87 @@ def test_ranges_and_pieces_add_up() -> None:
     drifts.add([Drift(NEW, "a", 1, 3, "float64")], 5)
     assert drifts.all == (Drift(NEW, "a", 3, 3, "float64"),)
     ranges = [OffsetRange("orders", p, "id-1", 0, 10) for p in (0, 1, 2)]
-    gone = (Drift(MISSING, "b", 10, 0),)
-    nothing = Receipt(ranges[2], 10, Counts(compacted=10), (), "a")
-    whole = [Receipt(s, 10, Counts(landed=10), (), "a", drift=gone) for s in ranges[:2]]
-    assert sum_drift([*whole, nothing]) == (Drift(MISSING, "b", 20, 0),)
-    assert sum_drift([whole[0], replace(whole[1], drift=())]) == ()
+    missing = (Drift(MISSING, "b", 10, 0),)
+    empty = Receipt(ranges[2], 10, Counts(compacted=10), (), "a")
+    receipts = [Receipt(s, 10, Counts(landed=10), (), "a", drift=missing) for s in ranges[:2]]
+    assert sum_drift([*receipts, empty]) == (Drift(MISSING, "b", 20, 0),)
+    assert sum_drift([receipts[0], replace(receipts[1], drift=())]) == ()
 
 
 # -- policies
 
 
 def test_closed_schemas_quarantine_unknown_fields(world: World) -> None:
-    feed = world.feed(SCHEMA, "quarantine")
-    receipts = world.landed(feed, ROW, ROW | {"coupon": 1}, ROW | {"id": "x", "more": 1}, None)
+    feed = world.make_feed(SCHEMA, "quarantine")
+    receipts = world.land_records(feed, ROW, ROW | {"coupon": 1}, ROW | {"id": "x", "more": 1}, None)
     assert sum((r.counts for r in receipts), Counts()) == Counts(landed=2, quarantined=2)
     assert [(d.kind, d.field, d.records) for d in sum_drift(receipts)] == [(NEW, "coupon", 1), (WRONG, "id", 1)]
     world.now = START + 3 * HOUR
     world.land(feed)
     rows = reading.of_feed(feed, START, kind="quarantined").arrow().to_pylist()
-    said = [(r["offset"], r["stage"], r["reason"], r["field"]) for r in rows]
-    assert said == [(1, "schema", "unknown_field", "coupon"), (2, "schema", "wrong_type", "id")]
-    assert world.audited(feed) == []
+    refusals = [(r["offset"], r["stage"], r["reason"], r["field"]) for r in rows]
+    assert refusals == [(1, "schema", "unknown_field", "coupon"), (2, "schema", "wrong_type", "id")]
+    assert world.find_problems(feed) == []
 
 
 def test_a_feed_that_fails_on_drift_publishes_nothing_until_it_is_mended(world: World) -> None:
     world.write(ROW, ROW | {"coupon": "s3cret"})
     with pytest.raises(SchemaDrifted, match=r"coupon \(string\) is not in the schema, 1 record.*orders:0:1") as caught:
-        world.land(world.feed(SCHEMA, "fail"))
+        world.land(world.make_feed(SCHEMA, "fail"))
     assert "s3cret" not in str(caught.value)
     assert caught.value.exit_code == 3
     assert world.ledger.read().landed == {}
-    done = world.land(world.feed(SCHEMA))
-    assert done.batches[0].adopted == 1, "what was read is kept"
-    check_drift(done.batches[0].receipts, world.feed(SCHEMA).policies)
-    world.landed(world.feed(SCHEMA, "fail"), {"id": 1}, ROW)
+    done = world.land(world.make_feed(SCHEMA))
+    assert done.batches[0].adopted == 1, "the failed run's receipts are kept"
+    check_drift(done.batches[0].receipts, world.make_feed(SCHEMA).policies)
+    world.land_records(world.make_feed(SCHEMA, "fail"), {"id": 1}, ROW)
 
 
 def test_a_raw_feed_has_nothing_to_drift_from(world: World) -> None:
     path = world.root / "feeds" / "orders.yaml"
-    world.feed(None)
+    world.make_feed(None)
     path.write_text(path.read_text() + "policies: {on_drift: evolve}\n")
     with pytest.raises(FeedError, match="on_drift without a schema"):
         load_feed(path, {})
 
 
 def test_evolving_takes_in_new_and_wider_fields_from_the_next_batch_on(world: World) -> None:
-    feed = world.feed(SCHEMA, "evolve")
+    feed = world.make_feed(SCHEMA, "evolve")
     odd = {"kafka_x": 1, "Id": 2, "_extra": 3, "a.b": 4, "none": None, "b\\s": 1}
-    world.landed(feed, ROW, ROW | {"coupon": "a", "id": 1 << 40}, ROW | {"coupon": "b"} | odd)
+    world.land_records(feed, ROW, ROW | {"coupon": "a", "id": 1 << 40}, ROW | {"coupon": "b"} | odd)
     last = world.entries[-1]
     assert last.evolved == {"id": "int64", "coupon": "string"}
     assert last.reason == "added coupon (string); id: int32 to int64"
-    receipts = world.landed(feed, ROW | {"coupon": "c", "id": 1 << 41})
+    receipts = world.land_records(feed, ROW | {"coupon": "c", "id": 1 << 41})
     assert (receipts[0].format, receipts[0].drift) == (last.shape, ())
     assert len(world.entries) == 2, "the next batch lands by the entry that stands"
-    table = world.window(feed).arrow()
+    table = world.read_window(feed).arrow()
     assert table.schema.names[:5] == ["id", "amount", "note", "coupon", "_extra"]
     assert table.select(["id", "coupon"]).to_pylist() == [
         {"id": 1, "coupon": None}, {"id": 1, "coupon": None}, {"id": 1 << 41, "coupon": "c"},
     ]  # fmt: skip
-    assert world.audited(feed) == []
+    assert world.find_problems(feed) == []
     assert checkpoint.load(checkpoint.dump(world.ledger.read())) == world.ledger.read()
 
 
 def test_the_feeds_own_columns_win_and_evolved_ones_stay(world: World) -> None:
-    world.landed(world.feed(SCHEMA, "evolve"), ROW | {"coupon": 1, "rank": 2}, ROW | {"id": 1 << 40})
+    world.land_records(world.make_feed(SCHEMA, "evolve"), ROW | {"coupon": 1, "rank": 2}, ROW | {"id": 1 << 40})
     state = world.ledger.read()
 
-    def texts(schema: dict[str, str]) -> dict[str, str]:
-        shape = find_shape(world.feed(schema), state)
+    def get_texts(schema: dict[str, str]) -> dict[str, str]:
+        shape = find_shape(world.make_feed(schema), state)
         assert shape.columns is not None
         return shape.columns.texts()
 
-    assert texts(SCHEMA) == SCHEMA | {"id": "int64", "coupon": "int64", "rank": "int64"}
+    assert get_texts(SCHEMA) == SCHEMA | {"id": "int64", "coupon": "int64", "rank": "int64"}
     own = {"id": "int64 not null", "rank": "string"}
-    assert texts(own) == own | {"coupon": "int64"}
-    assert texts({"id": "string"})["id"] == "string"
+    assert get_texts(own) == own | {"coupon": "int64"}
+    assert get_texts({"id": "string"})["id"] == "string"
 
 
 def test_two_runs_that_evolve_at_once_lose_nothing(world: World) -> None:
-    feed = world.feed(SCHEMA, "evolve")
-    receipts = world.landed(world.feed(SCHEMA), ROW)
+    feed = world.make_feed(SCHEMA, "evolve")
+    receipts = world.land_records(world.make_feed(SCHEMA), ROW)
     one, other = world.ledger, world.ledger
     one.read(), other.read()
     for ledger, name in ((one, "a"), (other, "b")):
@@ -346,9 +348,9 @@ def test_two_runs_that_evolve_at_once_lose_nothing(world: World) -> None:
 
 def test_columns_from_records_are_bounded_and_never_break_the_table() -> None:
     columns = parse_schema({"id": "int32", "in": "struct<n:int8>"})
-    found = [Drift(NEW, f"n{i}", 1, 0, "bool") for i in range(5)]
+    new_fields = [Drift(NEW, f"n{i}", 1, 0, "bool") for i in range(5)]
     grown = evolve_schema(
-        columns, [*found, Drift(WIDENED, "in.n", 1, 0, "int16"), Drift(WIDENED, "id", 1, 0, "json")], {}, 3
+        columns, [*new_fields, Drift(WIDENED, "in.n", 1, 0, "int16"), Drift(WIDENED, "id", 1, 0, "json")], {}, 3
     )
     assert grown.texts() == {"id": "int32", "in": "struct<n:int16>", "n0": "bool", "n1": "bool", "n2": "bool"}
     assert evolve_schema(columns, [Drift(NEW, "was", 1, 0, "bool")], {"was": "string"}, 3) == columns
@@ -378,23 +380,23 @@ CHANGES = [
 def test_a_window_with_parts_of_two_shapes_is_one_table(
     world: World, old: str, before: Any, new: str, after: Any
 ) -> None:
-    world.landed(world.feed({"x": old, "gone": "string"}), {"x": before, "gone": "g"})
-    feed = world.feed({"added": "bool", "x": new})
-    world.landed(feed, {"x": after, "added": True})
-    found = world.window(feed)
-    assert found.schema.names[:3] == ["added", "x", "_extra"]
-    assert found.schema.names[-1] == "gone"
-    table = found.arrow()
+    world.land_records(world.make_feed({"x": old, "gone": "string"}), {"x": before, "gone": "g"})
+    feed = world.make_feed({"added": "bool", "x": new})
+    world.land_records(feed, {"x": after, "added": True})
+    window = world.read_window(feed)
+    assert window.schema.names[:3] == ["added", "x", "_extra"]
+    assert window.schema.names[-1] == "gone"
+    table = window.arrow()
     assert table.column("gone").to_pylist() == ["g", None]
     assert table.column("added").to_pylist() == [None, True]
     assert table.column("x").null_count == 0
-    by_duckdb = found.duckdb().to_arrow_table()
+    by_duckdb = window.duckdb().to_arrow_table()
     assert by_duckdb.column("x").cast(table.schema.field("x").type).equals(table.column("x"))
-    schema = types.spark_schema(found.schema)
-    shares = parts.shares(world.lake, found.files)  # type: ignore[arg-type]
+    schema = types.spark_schema(window.schema)
+    shares = parts.shares(world.lake, window.files)  # type: ignore[arg-type]
     rows = [b for s in shares for b in parts.rows(world.lake, s, schema)]  # type: ignore[arg-type]
     assert pa.Table.from_batches(rows).column("x").to_pylist() == table.column("x").to_pylist()
-    assert world.audited(feed) == []
+    assert world.find_problems(feed) == []
 
 
 REFUSED = [
@@ -410,11 +412,11 @@ REFUSED = [
 def test_what_is_not_one_table_is_refused_before_anything_is_read(
     world: World, old: dict[str, str], new: dict[str, str], says: str
 ) -> None:
-    world.landed(world.feed(old), {})
-    world.landed(world.feed({"other": "bool"}), {})
-    feed, number = world.feed(new), world.ledger.read().number
+    world.land_records(world.make_feed(old), {})
+    world.land_records(world.make_feed({"other": "bool"}), {})
+    feed, number = world.make_feed(new), world.ledger.read().number
     world.write({})
-    for act in (world.land, lambda f: preview(f, world.edges(f), CATCH_UP)):
+    for act in (world.land, lambda f: preview(f, world.make_ports(f), CATCH_UP)):
         with pytest.raises(SchemaChanged, match=says) as caught:
             act(feed)
         assert caught.value.exit_code == 3
@@ -424,13 +426,13 @@ def test_what_is_not_one_table_is_refused_before_anything_is_read(
 
 
 def test_what_never_landed_binds_nobody(world: World) -> None:
-    declare(world.feed({"x": "int64"}), world.ledger)
-    world.landed(world.feed({"x": "string"}), {"x": "a"})
+    declare(world.make_feed({"x": "int64"}), world.ledger)
+    world.land_records(world.make_feed({"x": "string"}), {"x": "a"})
     assert [e.reason for e in world.entries] == ["the first", "x: int64 to string"]
 
 
 def test_what_stands_already_is_declared_with_one_look(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    feed, ledger, looks = world.feed({"x": "int64"}), world.ledger, list[State]()
+    feed, ledger, looks = world.make_feed({"x": "int64"}), world.ledger, list[State]()
     shape, read = declare(feed, ledger), ledger.read
 
     def look() -> State:
@@ -444,14 +446,14 @@ def test_what_stands_already_is_declared_with_one_look(world: World, monkeypatch
 
 
 def test_a_feed_may_become_typed(world: World) -> None:
-    world.landed(world.feed(None), ROW)
-    feed = world.feed(SCHEMA)
-    world.landed(feed, ROW)
-    table = world.window(feed).arrow()
+    world.land_records(world.make_feed(None), ROW)
+    feed = world.make_feed(SCHEMA)
+    world.land_records(feed, ROW)
+    table = world.read_window(feed).arrow()
     assert (table.column("id").to_pylist(), table.column("offset").to_pylist()) == ([None, 1], [0, None])
-    assert world.audited(feed) == []
+    assert world.find_problems(feed) == []
     with pytest.raises(SchemaChanged, match="value is string"):
-        world.landed(world.feed({"value": "string"}), {})
+        world.land_records(world.make_feed({"value": "string"}), {})
 
 
 # -- at every depth
@@ -478,26 +480,26 @@ PATHS = {
 
 
 def test_new_fields_at_every_depth_are_kept_at_their_paths(world: World) -> None:
-    feed = world.feed(NESTED)
-    receipts = world.landed(feed, *NEW_INSIDE)
+    feed = world.make_feed(NESTED)
+    receipts = world.land_records(feed, *NEW_INSIDE)
     assert {(d.kind, d.field): (d.records, d.first, d.type) for d in sum_drift(receipts)} == PATHS
-    table = world.window(feed)
+    table = world.read_window(feed)
     assert [json.loads(text) if text else None for text in table.arrow()["_extra"].to_pylist()] == [
         None,
         {"after": {"iban": "DE02"}, "top": 1},
         {"list": [{}, {"y": [1]}]},
         {"after": {"iban": None, "b.c": 1}, "tags": {"l": {"w": {"u": 1}}}},
     ]
-    found = table.duckdb().filter("json_extract_string(_extra, '$.after.iban') = 'DE02'")
-    assert found.project("id, after.a").fetchall() == [(2, 2)]
-    found = table.duckdb().filter("json_extract(_extra, '$.list[1].y[0]') = 1")
-    assert found.project("id").fetchall() == [(3,)]
-    assert world.audited(feed) == []
+    relation = table.duckdb().filter("json_extract_string(_extra, '$.after.iban') = 'DE02'")
+    assert relation.project("id, after.a").fetchall() == [(2, 2)]
+    relation = table.duckdb().filter("json_extract(_extra, '$.list[1].y[0]') = 1")
+    assert relation.project("id").fetchall() == [(3,)]
+    assert world.find_problems(feed) == []
 
 
 def test_closed_schemas_quarantine_new_fields_at_every_depth(world: World) -> None:
-    feed = world.feed(NESTED, "quarantine")
-    receipts = world.landed(feed, *[NEW_INSIDE[0]] * 20, *NEW_INSIDE)
+    feed = world.make_feed(NESTED, "quarantine")
+    receipts = world.land_records(feed, *[NEW_INSIDE[0]] * 20, *NEW_INSIDE)
     assert sum((r.counts for r in receipts), Counts()) == Counts(landed=21, quarantined=3)
     world.now = START + 3 * HOUR
     world.land(feed)
@@ -505,20 +507,20 @@ def test_closed_schemas_quarantine_new_fields_at_every_depth(world: World) -> No
     assert [(r["reason"], r["field"]) for r in rows] == [
         ("unknown_field", "after.iban"), ("unknown_field", "list[].y"), ("unknown_field", "after.iban"),
     ]  # fmt: skip
-    assert world.audited(feed) == []
+    assert world.find_problems(feed) == []
 
 
 def test_a_feed_that_fails_on_drift_fails_on_new_fields_at_every_depth(world: World) -> None:
     world.write(*NEW_INSIDE)
     with pytest.raises(SchemaDrifted) as caught:
-        world.land(world.feed(NESTED, "fail"))
+        world.land(world.make_feed(NESTED, "fail"))
     assert [path for _, path in PATHS if f"\n    {path} (" not in caught.value.message] == []
     assert world.ledger.read().landed == {}
 
 
 def test_evolving_takes_in_new_members_of_structs_from_the_next_batch_on(world: World) -> None:
-    feed = world.feed(NESTED, "evolve")
-    world.landed(feed, *NEW_INSIDE)
+    feed = world.make_feed(NESTED, "evolve")
+    world.land_records(feed, *NEW_INSIDE)
     grown = {
         "id": "int64",
         "after": "struct<a:int64, iban:string>",
@@ -528,17 +530,19 @@ def test_evolving_takes_in_new_members_of_structs_from_the_next_batch_on(world: 
     }
     assert world.entries[-1].columns == grown
     assert world.ledger.read().evolved == {n: t for n, t in grown.items() if NESTED.get(n) != t}
-    receipts = world.landed(feed, *NEW_INSIDE)
+    receipts = world.land_records(feed, *NEW_INSIDE)
     assert [(d.kind, d.field) for d in sum_drift(receipts)] == [(NEW, "after.b\\.c")]
-    window = world.window(feed)
+    window = world.read_window(feed)
     rows = window.duckdb().filter("after.iban = 'DE02'").project("id, after.a, top, _extra").fetchall()
     assert rows == [(2, 2, 1, None)]
     rows = window.duckdb().filter("json_extract(list[2].y, '$[0]') = 1").project("id, list[3].x").fetchall()
     assert rows == [(3, 3)]
     table = window.arrow()
-    assert table["after"].to_pylist()[1] == {"a": 2, "iban": None}, "what landed before keeps its values in _extra"
-    assert world.audited(feed) == []
-    assert list_texts(world.feed({"id": "int64", "after": "struct<a:int64>"}), world) == grown
+    assert table["after"].to_pylist()[1] == {"a": 2, "iban": None}, (
+        "rows that landed before keep their values in _extra"
+    )
+    assert world.find_problems(feed) == []
+    assert list_texts(world.make_feed({"id": "int64", "after": "struct<a:int64>"}), world) == grown
 
 
 def list_texts(feed: Feed, world: World) -> dict[str, str]:
@@ -549,9 +553,9 @@ def list_texts(feed: Feed, world: World) -> dict[str, str]:
 
 def test_members_from_records_are_bounded_too_and_never_break_the_table() -> None:
     columns = parse_schema({"id": "int32", "in": "struct<n:int8>", "l": "list<list<struct<n:int8>>>"})
-    found = [Drift(NEW, f"in.n{i}", 1, 0, "bool") for i in range(3)]
+    members = [Drift(NEW, f"in.n{i}", 1, 0, "bool") for i in range(3)]
     odd = [Drift(NEW, name, 1, 0, "bool") for name in ("in.N", "in.", "in.a\\.b", "id.x", "up.x", "l[].x", "in.a`b")]
-    grown = evolve_schema(columns, [*odd, Drift(NEW, "l[][].m", 1, 0, "string"), *found], {}, 3)
+    grown = evolve_schema(columns, [*odd, Drift(NEW, "l[][].m", 1, 0, "string"), *members], {}, 3)
     assert grown.texts() == {
         "id": "int32", "in": "struct<n:int8, n0:bool, n1:bool>", "l": "list<list<struct<n:int8, m:string>>>",
     }  # fmt: skip
@@ -562,31 +566,31 @@ def test_members_from_records_are_bounded_too_and_never_break_the_table() -> Non
 def test_a_column_reads_a_field_of_another_name_and_keeps_it_while_the_schema_evolves(world: World) -> None:
     own = {"id": 'int32 from "ID"', "method": 'string from "http.method"', "s": 'struct<a_b:int8 from "a.b">'}
     row = {"ID": 1, "http.method": "GET", "s": {"a.b": 2}}
-    feed = world.feed(own, "evolve")
-    world.landed(feed, row)
+    feed = world.make_feed(own, "evolve")
+    world.land_records(feed, row)
     fresh = row | {"method": "other", "s": {"a.b": 3, "c": True}, "new": 1}
-    world.landed(feed, fresh, row | {"ID": 1 << 40})
+    world.land_records(feed, fresh, row | {"ID": 1 << 40})
     assert world.ledger.read().evolved == {
         "id": 'int64 from "ID"',
         "s": 'struct<a_b:int8 from "a.b", c:bool>',
         "new": "int64",
     }
-    world.landed(feed, fresh | {"ID": 1 << 40})
+    world.land_records(feed, fresh | {"ID": 1 << 40})
     table = world.ledger.read().table
     assert table == {"id": "int64", "method": "string", "s": "struct<a_b:int8, c:bool>", "new": "int64"}
-    window = world.window(feed)
+    window = world.read_window(feed)
     assert window.arrow().select(["id", "method", "s", "new", "_extra"]).to_pylist()[-1] == {
         "id": 1 << 40, "method": "GET", "s": {"a_b": 3, "c": True}, "new": 1, "_extra": '{"method":"other"}'
     }  # fmt: skip
-    assert world.audited(feed) == []
-    feed = world.feed(own | {"fresh": 'int64 from "new"'}, "evolve")
+    assert world.find_problems(feed) == []
+    feed = world.make_feed(own | {"fresh": 'int64 from "new"'}, "evolve")
     assert "new" not in list_texts(feed, world), "a field has one column, and the file's wins"
     assert {entry.format for entry in world.entries} == {5}
 
 
 def test_values_that_do_not_fit_a_guessed_type_land_in_extra(world: World) -> None:
-    feed = world.feed({"id": "int32", "s": "struct<a:int64>"}, "evolve")
-    world.landed(feed, {"id": 1, "n": 1, "m": "x", "s": {"a": 1, "b": True}}, {"id": 1, "n": 2})
+    feed = world.make_feed({"id": "int32", "s": "struct<a:int64>"}, "evolve")
+    world.land_records(feed, {"id": 1, "n": 1, "m": "x", "s": {"a": 1, "b": True}}, {"id": 1, "n": 2})
     later: list[dict[str, Any]] = [
         {"id": 2, "n": 1.5, "m": "y", "s": {"a": 2, "b": False}},
         {"id": 3, "n": "n/a", "m": 7, "s": {"a": 3, "b": 0}},
@@ -594,13 +598,13 @@ def test_values_that_do_not_fit_a_guessed_type_land_in_extra(world: World) -> No
         {"id": 5, "n": 4, "m": "z", "s": {"b": True}},
         {"id": "six", "n": 1.5},
     ]
-    receipts = world.landed(feed, *later, *[later[3]] * 20)
+    receipts = world.land_records(feed, *later, *[later[3]] * 20)
     assert sum((r.counts for r in receipts), Counts()) == Counts(landed=24, quarantined=1)
     assert {(d.kind, d.field): d.records for d in sum_drift(receipts)} == {
         (NEW, "s.c"): 1, (WRONG, "id"): 1, (WRONG, "m"): 1, (WRONG, "s.b"): 2,
         (INEXACT, "n"): 1, (OUT_OF_RANGE, "n"): 1, (WRONG, "n"): 1,
     }  # fmt: skip
-    window = world.window(feed)
+    window = world.read_window(feed)
     table = window.arrow().select(["id", "n", "m", "s", "_extra"]).to_pylist()[2:6]
     assert [json.loads(r.pop("_extra") or "{}") for r in table] == [
         {"n": 1.5}, {"n": "n/a", "m": 7, "s": {"b": 0}}, {"n": 1 << 70, "s": {"b": [], "c": 1}}, {},
@@ -612,29 +616,29 @@ def test_values_that_do_not_fit_a_guessed_type_land_in_extra(world: World) -> No
         {"id": 5, "n": 4, "m": "z", "s": {"a": None, "b": True, "c": None}},
     ]
     assert window.duckdb().filter("n = 4").aggregate("count(*)").fetchall() == [(21,)]
-    assert world.audited(feed) == []
-    closed = world.feed({"id": "int32", "s": "struct<a:int64>"}, "quarantine")
+    assert world.find_problems(feed) == []
+    closed = world.make_feed({"id": "int32", "s": "struct<a:int64>"}, "quarantine")
     assert find_shape(closed, world.ledger.read()).base is None, "there, nothing lands in _extra"
 
 
 def test_a_file_that_lacks_values_inside_of_fields_fails_the_audit(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    feed = world.feed(NESTED)
+    feed = world.make_feed(NESTED)
     monkeypatch.setattr(PieceBuilder, "_make_extra", lambda builder, rows, members: members)
-    world.landed(feed, *NEW_INSIDE)
+    world.land_records(feed, *NEW_INSIDE)
     monkeypatch.undo()
-    (problem,) = world.audited(feed)
+    (problem,) = world.find_problems(feed)
     assert "offset 1 differs from the landed row: _extra" in problem
 
 
 def test_the_audit_counts_values_and_does_not_rely_on_what_made_the_rows(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    feed = world.feed(NESTED)
+    feed = world.make_feed(NESTED)
     monkeypatch.setattr(PieceBuilder, "_make_extra", lambda builder, rows, members: members)
-    world.landed(feed, *NEW_INSIDE)
-    (problem,) = world.audited(feed)
+    world.land_records(feed, *NEW_INSIDE)
+    (problem,) = world.find_problems(feed)
     assert "offset 1 has 4 values, and its row 3" in problem
 
 
@@ -644,7 +648,7 @@ def test_typers_without_fields_that_do_not_fit_are_few(monkeypatch: pytest.Monke
     names = [f"f{i}" for i in range(6)]
     form = JsonFormat(parse_schema({"id": "int64"} | dict.fromkeys(names, "int64")), base=parse_schema({"id": "int64"}))
     values = [{"id": n} | {name: n if n >> i & 1 else "x" for i, name in enumerate(names)} for n in range(64)] * 2
-    records = chunk([json.dumps(value).encode() for value in values])
+    records = make_chunk([json.dumps(value).encode() for value in values])
     (piece,) = form.convert(OffsetRange("orders", 0, "id", 1000, 1000 + len(values)), records)
     assert (piece.landed.num_rows, piece.quarantined) == (len(values), None)
     for row, value in zip(piece.landed.to_pylist(), values, strict=True):
@@ -655,20 +659,20 @@ def test_typers_without_fields_that_do_not_fit_are_few(monkeypatch: pytest.Monke
 
 
 def test_a_byte_order_mark_is_no_value_that_a_rescan_misses(world: World) -> None:
-    feed = world.feed(SCHEMA)
-    world.landed(feed, b"\xef\xbb\xbf" + json.dumps(ROW).encode(), ROW)
-    assert world.window(feed).arrow()["id"].to_pylist() == [1, 1]
-    assert world.audited(feed) == []
+    feed = world.make_feed(SCHEMA)
+    world.land_records(feed, b"\xef\xbb\xbf" + json.dumps(ROW).encode(), ROW)
+    assert world.read_window(feed).arrow()["id"].to_pylist() == [1, 1]
+    assert world.find_problems(feed) == []
 
 
 # -- Avro
 
 
 class AvroWorld(World):
-    """The same with records of Avro, by schemas that the lake has."""
+    """A feed of Avro records, whose writer schemas the lake keeps."""
 
     def write_feed(self, *fields: tuple[str, Any]) -> Feed:
-        (self.root / "r.avsc").write_text(record_of(*fields))
+        (self.root / "r.avsc").write_text(dump_record_schema(*fields))
         path = self.root / "feeds" / "orders.yaml"
         path.write_text(
             "kafka: {bootstrap: '127.0.0.1:9'}\ntopics: orders\nstart: earliest\nlake: lake\nwindow: 1h\n"
@@ -678,14 +682,14 @@ class AvroWorld(World):
         return load_feed(path, {})
 
     def write_by(self, number: int, *fields: tuple[str, Any, Any]) -> None:
-        """A record by a new schema of these names, types and values."""
-        text = record_of(*((name, kind) for name, kind, _ in fields))
+        """Write a record with a new schema, from its names, types and values."""
+        text = dump_record_schema(*((name, kind) for name, kind, _ in fields))
         KeptSchemas(self.lake, "orders").keep(RegisteredSchema(number, AVRO, (text,)))
-        self.write(encoded(json.loads(text), {name: value for name, _, value in fields}, number))
+        self.write(encode(json.loads(text), {name: value for name, _, value in fields}, number))
 
-    def edges(self, feed: Feed) -> Ports:
-        engine = AvroEngine(self.lake, self.topic.fetcher, feed.landing)
-        return replace(super().edges(feed), engine=engine)
+    def make_ports(self, feed: Feed) -> Ports:
+        engine = AvroEngine(self.lake, self.topic.make_fetcher, feed.landing)
+        return replace(super().make_ports(feed), engine=engine)
 
 
 class AvroEngine(MemoryEngine):
@@ -693,7 +697,7 @@ class AvroEngine(MemoryEngine):
         return job.shape.format(KeptSchemas(self.lake, "orders"))
 
 
-def record_of(*fields: tuple[str, Any]) -> str:
+def dump_record_schema(*fields: tuple[str, Any]) -> str:
     return json.dumps({"type": "record", "name": "R", "fields": [{"name": n, "type": t} for n, t in fields]})
 
 
@@ -714,7 +718,7 @@ def test_fields_of_several_types_or_without_a_name_become_no_columns_of_avro(avr
     avro.write_by(3, ("id", "long", 3), ("a", "string", "x"), *many)
     (receipt,) = avro.land(feed).batches[0].receipts
     assert receipt.counts == Counts(landed=1)
-    assert avro.window(feed).arrow()["n000"].to_pylist() == [None, None, True]
+    assert avro.read_window(feed).arrow()["n000"].to_pylist() == [None, None, True]
 
 
 def test_records_whose_fields_became_columns_of_avro_land_again(avro: AvroWorld) -> None:
@@ -739,7 +743,7 @@ def test_lists_that_became_columns_of_avro_take_nulls_of_other_writers(avro: Avr
         avro.write_by(number, ("id", "long", number), ("l", kinds[0], values), ("m", kinds[1], {"k": values[-1]}))
         (receipt,) = avro.land(feed).batches[0].receipts
         assert receipt.counts == Counts(landed=1)
-    assert avro.window(feed).arrow().select(["l", "m"]).to_pylist()[1:] == [
+    assert avro.read_window(feed).arrow().select(["l", "m"]).to_pylist()[1:] == [
         {"l": [2], "m": [("k", 2)]},
         {"l": [3, None], "m": [("k", None)]},
     ]
@@ -747,14 +751,14 @@ def test_lists_that_became_columns_of_avro_take_nulls_of_other_writers(avro: Avr
 
 @pytest.mark.parametrize("wire", ["confluent", "bare"])
 def test_columns_from_json_that_a_feed_of_avro_cannot_read(avro: AvroWorld, wire: str) -> None:
-    avro.landed(avro.feed({"id": "int64"}, "evolve"), {"id": 1, "x y": 1, "z": "a", "m": [1]})
+    avro.land_records(avro.make_feed({"id": "int64"}, "evolve"), {"id": 1, "x y": 1, "z": "a", "m": [1]})
     assert avro.ledger.read().evolved == {"x y": "int64", "z": "string", "m": "json"}
     feed = avro.write_feed(("id", "long"))
     if wire == "bare":
         path = avro.root / "feeds" / "orders.yaml"
         path.write_text(path.read_text().split("registry:")[0])
         feed = load_feed(path, {})
-        avro.write(encoded(json.loads(record_of(("id", "long"))), {"id": 2}, None))
+        avro.write(encode(json.loads(dump_record_schema(("id", "long"))), {"id": 2}, None))
     else:
         avro.write_by(1, ("id", "long", 2), ("z", "string", "b"), ("x", "long", 3))
     (receipt,) = avro.land(feed).batches[0].receipts
@@ -771,11 +775,11 @@ def test_a_schema_file_of_avro_whose_types_are_narrower_than_added_columns_is_re
         avro.land(avro.write_feed(("id", "long"), ("a", ["null", "int"])))
     feed = avro.write_feed(("id", "long"), ("a", ["null", "long"]))
     avro.land(feed)
-    assert avro.window(feed).arrow()["a"].to_pylist() == [None, 1 << 41, 7]
+    assert avro.read_window(feed).arrow()["a"].to_pylist() == [None, 1 << 41, 7]
 
 
 def test_the_name_of_further_fields_is_no_column(world: World) -> None:
-    feed = world.feed(SCHEMA, "evolve")
-    world.landed(feed, ROW | {f"n{i:03}": i for i in range(2 * MOST_FIELDS)})
-    assert OTHERS in {d.field for d in sum_drift(world.landed(feed, ROW | {f"m{i:03}": i for i in range(99)}))}
+    feed = world.make_feed(SCHEMA, "evolve")
+    world.land_records(feed, ROW | {f"n{i:03}": i for i in range(2 * MOST_FIELDS)})
+    assert OTHERS in {d.field for d in sum_drift(world.land_records(feed, ROW | {f"m{i:03}": i for i in range(99)}))}
     assert OTHERS not in world.ledger.read().evolved

@@ -1,4 +1,4 @@
-"""Checks side by side: none takes another down, and all end in time."""
+"""Checks run in parallel: none affects another, and all end in time."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from sluice.resources.health import Check, examine
 def test_whatever_one_check_does_the_others_are_told() -> None:
     never = threading.Event()
 
-    def hangs(_: None) -> Iterator[Diagnosis]:
+    def hang(_: None) -> Iterator[Diagnosis]:
         yield report_ok("hangs", "at first it goes well")
         never.wait()
 
-    def refused(_: None) -> Iterator[Diagnosis]:
+    def raise_unavailable(_: None) -> Iterator[Diagnosis]:
         raise KafkaUnavailable("nobody is there", remedy="start it")
         yield
 
-    def missing(_: None) -> Iterator[Diagnosis]:
+    def raise_missing(_: None) -> Iterator[Diagnosis]:
         raise FileNotFoundError(2, "No such file or directory", "/x")
         yield
 
-    def wrong(_: None) -> Iterator[Diagnosis]:
+    def raise_unforeseen(_: None) -> Iterator[Diagnosis]:
         raise KeyError("correct-horse")
         yield
 
-    looks = {"hangs": hangs, "refused": refused, "missing": missing, "wrong": wrong}
-    found = examine(None, [*(Check(title, look) for title, look in looks.items())], seconds=0.5)
+    looks = {"hangs": hang, "refused": raise_unavailable, "missing": raise_missing, "wrong": raise_unforeseen}
+    diagnoses = examine(None, [*(Check(title, look) for title, look in looks.items())], seconds=0.5)
     never.set()
-    assert found == [
+    assert diagnoses == [
         report_ok("hangs", "at first it goes well"),
         report_failure("hangs", "no answer within 0 s", "check that the service is up"),
         report_failure("refused", "nobody is there", "start it"),
@@ -42,7 +42,7 @@ def test_whatever_one_check_does_the_others_are_told() -> None:
 
 
 def test_checks_begin_at_once() -> None:
-    """Two that wait for each other both end."""
+    """Two checks that wait for each other both end."""
     meet = threading.Barrier(2)
 
     def look(_: None) -> Iterator[Diagnosis]:

@@ -1,4 +1,4 @@
-"""What is told of a cluster that answers in unusual ways. Real ones: tests/cli/test_doctor.py."""
+"""Diagnoses of clusters that answer in unusual ways. Real ones: tests/cli/test_doctor.py."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ HERE = Broker(1, "a:1")
 
 @dataclass
 class Visit:
-    """A visit with these answers; an error is raised."""
+    """A visit with given answers; errors among them are raised."""
 
     answers: Mapping[str, Any] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        def answer(*_: object) -> Any:
-            if isinstance(said := self.answers[name], Exception):
-                raise said
-            return said
+        def raise_or_return(*_: object) -> Any:
+            if isinstance(answer := self.answers[name], Exception):
+                raise answer
+            return answer
 
-        return answer
+        return raise_or_return
 
 
-def feed(**said: Any) -> Feed:
+def make_feed(**settings: Any) -> Feed:
     return Feed.model_validate(
-        {"feed": "orders", "kafka": {"bootstrap": "a:1"}, "topics": "orders", "start": "earliest"} | said
+        {"feed": "orders", "kafka": {"bootstrap": "a:1"}, "topics": "orders", "start": "earliest"} | settings
     )
 
 
-def cluster(**answers: Any) -> ClusterVisit:
-    return ClusterVisit(feed().kafka, (feed(),), cast(KafkaVisit, Visit(answers)))
+def make_cluster_visit(**answers: Any) -> ClusterVisit:
+    return ClusterVisit(make_feed().kafka, (make_feed(),), cast(KafkaVisit, Visit(answers)))
 
 
-def one(of: Feed, **answers: Any) -> OneFeed:
+def make_feed_visit(of: Feed, **answers: Any) -> OneFeed:
     return OneFeed(of, cast(KafkaVisit, Visit(answers)))
 
 
-def healths(found: Iterable[Any]) -> list[Health]:
-    return [d.health for d in found]
+def list_healths(diagnoses: Iterable[Any]) -> list[Health]:
+    return [d.health for d in diagnoses]
 
 
 @pytest.mark.parametrize(
-    ("ahead", "health", "said"),
+    ("ahead", "health", "message"),
     [
         (0.0, Health.OK, "as the brokers', to the second"),
         (20.0, Health.OK, "this machine's is 20 s ahead of the brokers'"),
@@ -65,24 +65,24 @@ def healths(found: Iterable[Any]) -> list[Health]:
         (NotAuthorized("no"), Health.SKIPPED, "unknown: "),
     ],
 )
-def test_clocks(ahead: Any, health: Health, said: str) -> None:
-    (found,) = kafka_checks.clock(cluster(ahead=ahead))
-    assert found.health is health
-    assert said in found.found
+def test_clocks(ahead: Any, health: Health, message: str) -> None:
+    (diagnosis,) = kafka_checks.clock(make_cluster_visit(ahead=ahead))
+    assert diagnosis.health is health
+    assert message in diagnosis.found
 
 
 def test_brokers_that_are_old_or_advertise_what_cannot_be_reached() -> None:
-    assert healths(kafka_checks.brokers(cluster(brokers=(HERE,), release=(2, 7)))) == [Health.FAILED]
-    (found,) = kafka_checks.brokers(cluster(brokers=(HERE,), release=KafkaUnavailable("no route")))
-    assert (found.health, "advertised.listeners" in found.remedy) == (Health.FAILED, True)
+    assert list_healths(kafka_checks.brokers(make_cluster_visit(brokers=(HERE,), release=(2, 7)))) == [Health.FAILED]
+    (diagnosis,) = kafka_checks.brokers(make_cluster_visit(brokers=(HERE,), release=KafkaUnavailable("no route")))
+    assert (diagnosis.health, "advertised.listeners" in diagnosis.remedy) == (Health.FAILED, True)
 
 
 def test_topics_that_are_hidden_or_have_no_id() -> None:
-    seen = {
+    topics = {
         "hidden": TopicSeen(TopicAuthorizationFailedError, "", 0, frozenset()),
         "old": TopicSeen(None, "", 3, frozenset()),
         "sound": TopicSeen(None, "x", 3, frozenset()),
     }
-    found = [*kafka_checks.topics(one(feed(topics=list(seen)), topics_seen=seen))]
-    assert healths(found) == [Health.SKIPPED, Health.FAILED, Health.OK]
-    assert found[0].found == "hidden: unknown: this client may not see it; see `rights`"
+    diagnoses = [*kafka_checks.topics(make_feed_visit(make_feed(topics=list(topics)), topics_seen=topics))]
+    assert list_healths(diagnoses) == [Health.SKIPPED, Health.FAILED, Health.OK]
+    assert diagnoses[0].found == "hidden: unknown: this client may not see it; see `rights`"

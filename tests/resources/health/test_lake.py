@@ -1,4 +1,4 @@
-"""Diagnoses of lakes in object stores. Those of folders are tested through the command: tests/cli/test_doctor.py."""
+"""Diagnoses of lakes in object stores. Folders are tested with the command: tests/cli/test_doctor.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def by_title(diagnoses: list[Diagnosis]) -> dict[str, Diagnosis]:
 
 
 def test_a_lake_on_s3(s3_store: Store) -> None:
-    address = s3_store.lake()
+    address = s3_store.make_address()
     before = by_title(examine_lake(address, s3_store.settings))
     assert before["listing"].found == f"{address}: it can be listed, and nothing has landed yet"
     assert (before["clock"].health, before["conditional writes"].health) == (Health.OK, Health.SKIPPED)
@@ -39,8 +39,8 @@ def test_a_bucket_that_is_not_there_and_a_store_that_is_away(s3_store: Store) ->
     nowhere = by_title(examine_lake("s3://no-such-bucket-here", s3_store.settings))
     assert nowhere["listing"].health is Health.FAILED
     assert "no-such-bucket-here" in nowhere["listing"].found
-    said = {"endpoint": "http://127.0.0.1:9", "region": "x", "access_key_id": "a", "secret_access_key": "hunter2"}
-    away = examine_lake("s3://lake", S3Settings.model_validate(said))
+    settings = {"endpoint": "http://127.0.0.1:9", "region": "x", "access_key_id": "a", "secret_access_key": "hunter2"}
+    away = examine_lake("s3://lake", S3Settings.model_validate(settings))
     assert [d.title for d in away if d.health is Health.FAILED] == ["listing"]
     assert "hunter2" not in repr(away)
 
@@ -62,7 +62,7 @@ def test_each_missing_right_on_s3_is_reported_by_its_name(
     with run_proxy(s3_store.settings.endpoint or "") as proxy:
         proxy.rules[:] = [Rule(request_line, "refuse", times=-1, status=403, code="AccessDenied")]
         settings = s3_store.settings.model_copy(update={"endpoint": proxy.endpoint})
-        failed = [d for d in examine_lake(s3_store.lake(), settings) if d.health is Health.FAILED]
+        failed = [d for d in examine_lake(s3_store.make_address(), settings) if d.health is Health.FAILED]
     assert [(d.title, d.remedy) for d in failed] == [(f"right to {right}", f"grant {name}")]
 
 
@@ -95,7 +95,7 @@ def proxy(cloud: CloudStore) -> Iterator[Proxy]:
 def test_a_lake_in_a_cloud(cloud: CloudStore) -> None:
     from sluice.resources.lake.cloud_lake import CloudLake
 
-    address = cloud.lake()
+    address = cloud.make_address()
     before = by_title(examine_lake(address, cloud.settings))
     assert before["listing"].found == f"{address}: it can be listed, and nothing has landed yet"
     assert (before["clock"].health, before["conditional writes"].health) == (Health.OK, Health.SKIPPED)
@@ -119,7 +119,7 @@ def test_each_missing_right_in_a_cloud_is_reported_by_its_name(
     cloud: CloudStore, proxy: Proxy, request_line: str, right: str, google: str, azure: str
 ) -> None:
     proxy.rules[:] = [Rule(request_line, "refuse", times=-1, status=403, code="AccessDenied")]
-    report = examine_lake(cloud.lake(), cloud.pass_through(proxy.endpoint).settings)
+    report = examine_lake(cloud.make_address(), cloud.pass_through(proxy.endpoint).settings)
     (failed,) = (d for d in report if d.health is Health.FAILED)
     assert failed.title == f"right to {right}"
     assert (azure if cloud.scheme == "az" else google) in failed.remedy
@@ -130,7 +130,7 @@ def test_each_missing_right_in_a_cloud_is_reported_by_its_name(
 )
 def test_a_sas_token_without_a_letter(azure_store: CloudStore, letters: str, right: str) -> None:
     pytest.importorskip("obstore")
-    report = by_title(examine_lake(azure_store.lake(), azure_store.with_token(letters).settings))
+    report = by_title(examine_lake(azure_store.make_address(), azure_store.with_token(letters).settings))
     (missing,) = set("rwdl") - set(letters)
     assert report["SAS token"].found == f"it lacks {missing}"
     failed = {t for t, d in report.items() if d.health is Health.FAILED} - {"SAS token"}
@@ -141,13 +141,13 @@ def test_a_sas_token_without_a_letter(azure_store: CloudStore, letters: str, rig
 
 def test_a_sas_token_and_its_end(azure_store: CloudStore) -> None:
     pytest.importorskip("obstore")
-    fine = by_title(examine_lake(azure_store.lake(), azure_store.with_token("rcwdl", 30 * 86_400).settings))
+    fine = by_title(examine_lake(azure_store.make_address(), azure_store.with_token("rcwdl", 30 * 86_400).settings))
     assert fine["SAS token"].health is Health.OK
     assert fine["rights"].health is Health.OK
-    soon = by_title(examine_lake(azure_store.lake(), azure_store.with_token("rcwdl").settings))
+    soon = by_title(examine_lake(azure_store.make_address(), azure_store.with_token("rcwdl").settings))
     assert soon["SAS token"].health is Health.WARNING
     store = azure_store.with_token("rcwdl", -60)
-    over = by_title(examine_lake(azure_store.lake(), store.settings))
+    over = by_title(examine_lake(azure_store.make_address(), store.settings))
     assert over["SAS token"].found.startswith("it expired at")
     assert "expired at" in over["credentials"].found
     for report in (fine, soon, over):
@@ -159,7 +159,7 @@ def test_a_clock_that_is_off_is_reported_with_refusals(cloud: CloudStore, proxy:
         Rule("^GET /$", "skew", times=-1, seconds=-1200),
         Rule("comp=list|list-type", "refuse", times=-1, status=403, code="AuthenticationFailed"),
     ]
-    report = by_title(examine_lake(cloud.lake(), cloud.pass_through(proxy.endpoint).settings))
+    report = by_title(examine_lake(cloud.make_address(), cloud.pass_through(proxy.endpoint).settings))
     assert (report["clock"].health, report["clock"].remedy) == (Health.FAILED, "set this machine's clock (NTP)")
     assert "20 min" in report["clock"].found
     assert report["credentials"].health is Health.FAILED
@@ -169,7 +169,7 @@ def test_a_cloud_bucket_that_is_not_there_and_a_store_that_is_away(cloud: CloudS
     nowhere = examine_lake(f"{cloud.scheme}://nowhere/x", cloud.settings)
     (failed,) = (d for d in nowhere if d.health is Health.FAILED)
     assert failed.found == "there is no bucket or container nowhere"
-    away = examine_lake(cloud.lake(), cloud.pass_through("http://127.0.0.1:9").settings)
+    away = examine_lake(cloud.make_address(), cloud.pass_through("http://127.0.0.1:9").settings)
     (failed,) = (d for d in away if d.health is Health.FAILED)
     assert failed.title == "listing"
 
@@ -180,7 +180,7 @@ def test_policies_and_versions_that_azure_shows(azure_store: CloudStore) -> None
 
     with run_proxy(azure_store.settings.endpoint or "") as proxy:
         store = azure_store.pass_through(proxy.endpoint)
-        address = store.lake()
+        address = store.make_address()
         CloudLake(address, store.settings).put_if_absent("_sluice/orders/log/0.json", b"{}")
         headers = {"x-ms-version-id": "2026-11-26T00:00:00Z", "x-ms-immutability-policy-until-date": "soon"}
         proxy.rules[:] = [Rule("^GET .*sig=", "add", times=-1, headers=headers)]

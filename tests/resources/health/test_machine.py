@@ -1,4 +1,4 @@
-"""What is told of this machine."""
+"""Diagnoses of this machine."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ def test_packages_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None
     ("free", "health"), [(100 << 20, Health.FAILED), (1 << 30, Health.WARNING), (9 << 30, Health.OK)]
 )
 def test_room(free: int, health: Health, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     assert machine_checks.room("scratch", tmp_path, "TMPDIR").health is health
 
 
 def set_versions(monkeypatch: pytest.MonkeyPatch, **versions: str | None) -> None:
-    """The locked versions, but for these; None: it is not there."""
+    """Pretend that these versions are installed instead of the locked ones; None: not installed."""
     real = metadata.version
 
-    def version(name: str) -> str:
+    def get_version(name: str) -> str:
         release = versions.get(name.replace("-", "_"), real(name))
         if release is None:
             raise metadata.PackageNotFoundError(name)
         return release
 
-    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(metadata, "version", get_version)
 
 
 def test_packages_of_extras_that_are_not_installed_may_have_any_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Dagster brings SQLAlchemy and protobuf, which two extras narrow."""
+    """Dagster requires SQLAlchemy and protobuf as well, which two extras restrict."""
     others = dict.fromkeys(("pyiceberg", "dagster_postgres", "grpcio_tools"))
     set_versions(monkeypatch, sqlalchemy="2.1.0", protobuf="7.1", **others)
     (diagnosis,) = machine_checks.packages(())

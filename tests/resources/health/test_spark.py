@@ -1,4 +1,4 @@
-"""What is told of a Spark. A real cluster: tests/cluster/test_doctor.py."""
+"""Diagnoses of Spark. A real cluster: tests/cluster/test_doctor.py."""
 
 from __future__ import annotations
 
@@ -18,45 +18,55 @@ from tests.resources.kafka.tools import free_port
 HERE = ExecutorAnswer("w1", "3.11.7", "x86_64")
 
 
-def feed(**spark: Any) -> Feed:
-    said = {"feed": "orders", "kafka": {"bootstrap": "a:1"}, "topics": "orders", "start": "earliest", "spark": spark}
-    return Feed.model_validate(said)
+def make_feed(**spark: Any) -> Feed:
+    settings = {
+        "feed": "orders",
+        "kafka": {"bootstrap": "a:1"},
+        "topics": "orders",
+        "start": "earliest",
+        "spark": spark,
+    }
+    return Feed.model_validate(settings)
 
 
-def told(found: list[Diagnosis]) -> list[tuple[str, Health]]:
-    return [(d.title, d.health) for d in found]
+def list_healths(diagnoses: list[Diagnosis]) -> list[tuple[str, Health]]:
+    return [(d.title, d.health) for d in diagnoses]
 
 
 def test_a_session_is_started_only_when_asked_for() -> None:
-    assert told(examine_spark(feed(), start=False)) == [("master", Health.OK)]
-    here = examine_spark(feed(master="local"), start=False)
-    assert told(here) == [("master", Health.OK), ("session", Health.SKIPPED)]
-    assert examine_spark(feed(master="yarn"), start=False)[0].health is Health.SKIPPED
+    assert list_healths(examine_spark(make_feed(), start=False)) == [("master", Health.OK)]
+    here = examine_spark(make_feed(master="local"), start=False)
+    assert list_healths(here) == [("master", Health.OK), ("session", Health.SKIPPED)]
+    assert examine_spark(make_feed(master="yarn"), start=False)[0].health is Health.SKIPPED
 
 
 @pytest.mark.parametrize("scheme", ["spark", "sc"])
 def test_a_master_that_is_away(scheme: str) -> None:
     master = f"{scheme}://127.0.0.1:{free_port()}"
-    found = examine_spark(feed(master=master), start=True)
-    assert told(found) == [("master", Health.FAILED), ("session", Health.FAILED)]
-    assert f"answers at {master}: Connection refused" in found[0].found
+    diagnoses = examine_spark(make_feed(master=master), start=True)
+    assert list_healths(diagnoses) == [("master", Health.FAILED), ("session", Health.FAILED)]
+    assert f"answers at {master}: Connection refused" in diagnoses[0].found
 
 
 def test_executors_say_what_they_miss(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answering(answer: Callable[[], Preflight]) -> list[Diagnosis]:
+    def examine_with(answer: Callable[[], Preflight]) -> list[Diagnosis]:
         monkeypatch.setattr(SparkEngine, "preflight", lambda self: answer())
-        return examine_spark(feed(), start=True)[1:]
+        return examine_spark(make_feed(), start=True)[1:]
 
-    sound = answering(lambda: Preflight((HERE, HERE), ()))
-    assert told(sound) == [("session", Health.OK), ("executors", Health.OK)]
+    sound = examine_with(lambda: Preflight((HERE, HERE), ()))
+    assert list_healths(sound) == [("session", Health.OK), ("executors", Health.OK)]
     assert sound[1].found.startswith("2 on w1: ")
     wrong = ExecutorProblem("executors on w1 run Python 3.9, the driver 3.11", "install Python 3.11 there")
     odd = ExecutorProblem("executors on w1 have another processor", "make the pack there", fatal=False)
-    found = answering(lambda: Preflight((HERE,), (wrong, odd)))
-    assert told(found) == [("session", Health.OK), ("executors", Health.FAILED), ("executors", Health.WARNING)]
-    assert (found[1].found, found[1].remedy) == (wrong.message, wrong.remedy)
+    diagnoses = examine_with(lambda: Preflight((HERE,), (wrong, odd)))
+    assert list_healths(diagnoses) == [
+        ("session", Health.OK),
+        ("executors", Health.FAILED),
+        ("executors", Health.WARNING),
+    ]
+    assert (diagnoses[1].found, diagnoses[1].remedy) == (wrong.message, wrong.remedy)
 
-    def none() -> Preflight:
+    def raise_no_executor() -> Preflight:
         raise SetupError("gave no executor within 5s", remedy="ask for less")
 
-    assert told(answering(none)) == [("session", Health.FAILED)]
+    assert list_healths(examine_with(raise_no_executor)) == [("session", Health.FAILED)]

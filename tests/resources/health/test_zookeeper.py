@@ -1,4 +1,4 @@
-"""What `sluice doctor` says of offsets in ZooKeeper: a real server, and none."""
+"""Diagnoses of offsets in ZooKeeper: with a real server, and without one."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from sluice.resources.zookeeper import tree
 from tests.zookeepers import LocalZooKeeper
 
 
-def feed(root: Path, **offsets: object) -> Feed:
-    said = {"feed": "orders", "kafka": {"bootstrap": "127.0.0.1:9"}, "topics": "orders", "start": "fail"}
-    return Feed.model_validate({**said, "group": "examined", "offsets": offsets}, context={"root": root})
+def make_feed(root: Path, **offsets: object) -> Feed:
+    settings = {"feed": "orders", "kafka": {"bootstrap": "127.0.0.1:9"}, "topics": "orders", "start": "fail"}
+    return Feed.model_validate({**settings, "group": "examined", "offsets": offsets}, context={"root": root})
 
 
 def test_it_is_told_who_answers_and_who_is_in_the_group(tmp_path: Path, zookeeper: LocalZooKeeper) -> None:
-    assert list(examine_offsets(feed(tmp_path))) == []
-    asked = feed(tmp_path, store="zookeeper", connect=zookeeper.connect)
-    (fresh,) = examine_offsets(asked)
+    assert list(examine_offsets(make_feed(tmp_path))) == []
+    feed_in_zookeeper = make_feed(tmp_path, store="zookeeper", connect=zookeeper.connect)
+    (fresh,) = examine_offsets(feed_in_zookeeper)
     assert (fresh.health, "is not there yet" in fresh.found) == (Health.OK, True)
     zookeeper.put("examined", "orders", {0: "4", 1: "5"})
-    (known,) = examine_offsets(asked)
-    assert known.found == f"ZooKeeper at {zookeeper.connect}; group examined has 2 offsets"
+    (with_offsets,) = examine_offsets(feed_in_zookeeper)
+    assert with_offsets.found == f"ZooKeeper at {zookeeper.connect}; group examined has 2 offsets"
     about = {"version": 1, "subscription": {"orders": 1}, "pattern": "static", "timestamp": "1"}
-    with zookeeper.client() as old:
+    with zookeeper.open_client() as old:
         old.create("/consumers/examined/ids/somebody", json.dumps(about).encode(), ephemeral=True, makepath=True)
-        (held,) = examine_offsets(asked)
-    assert (held.health, "has 1 consumer: somebody" in held.found) == (Health.WARNING, True)
+        (with_consumer,) = examine_offsets(feed_in_zookeeper)
+    assert (with_consumer.health, "has 1 consumer: somebody" in with_consumer.found) == (Health.WARNING, True)
 
 
 def test_a_server_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree.Tree.__init__, "__defaults__", (12.0, 1.0))
     with pytest.raises(ZooKeeperUnavailable, match=r"no ZooKeeper answers at 127\.0\.0\.1:1"):
-        list(examine_offsets(feed(tmp_path, connect="127.0.0.1:1", dual_commit=True)))
+        list(examine_offsets(make_feed(tmp_path, connect="127.0.0.1:1", dual_commit=True)))
 
 
 @pytest.mark.parametrize(
-    ("offsets", "said"),
+    ("offsets", "message"),
     [
         ({"store": "zookeeper"}, "needs `connect`"),
         ({"store": "zookeeper", "connect": "nonsense"}, "is no address"),
@@ -50,9 +50,9 @@ def test_a_server_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ({"dual_commit": True}, "needs `connect`"),
     ],
 )
-def test_settings_that_contradict_each_other(tmp_path: Path, offsets: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        feed(tmp_path, **offsets)
+def test_settings_that_contradict_each_other(tmp_path: Path, offsets: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_feed(tmp_path, **offsets)
 
 
 def test_a_transaction_of_kafka_does_not_reach_zookeeper(tmp_path: Path) -> None:

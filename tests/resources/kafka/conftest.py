@@ -1,4 +1,4 @@
-"""A broker of our own behind a proxy, for tests that cut connections, forbid things or restart it."""
+"""A separate broker behind a proxy, for tests that cut connections, deny access or restart it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.resources.kafka.proxy import Proxy
 
 @dataclass(frozen=True)
 class Behind:
-    """A cluster that every client reaches through the proxy only (but for bootstrapping), with an authorizer."""
+    """A cluster with an authorizer that every client, once bootstrapped, reaches only through the proxy."""
 
     cluster: LocalKafka
     proxy: Proxy
@@ -26,11 +26,11 @@ class Behind:
 def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
     root = tmp_path_factory.mktemp("behind") / "kafka"
 
-    def broker() -> tuple[str, int]:
+    def get_broker() -> tuple[str, int]:
         host, port = LocalKafka.attach(root).bootstrap.rsplit(":", 1)
         return host, int(port)
 
-    with closing(Proxy(root.parent, broker)) as proxy:
+    with closing(Proxy(root.parent, get_broker)) as proxy:
         settings = {
             "advertised.listeners": f"PLAINTEXT://127.0.0.1:{proxy.port}",
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",

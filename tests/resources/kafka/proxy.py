@@ -1,4 +1,4 @@
-"""A man in the middle between clients and one broker: passes on, loses, delays, holds or cuts; speaks TLS if asked."""
+"""A proxy between clients and one broker that loses, delays, holds or cuts; it speaks TLS to clients that do."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _TLS_HANDSHAKE = 0x16
 
 
 class Proxy:
-    """Listens on loopback. `lose` says of how many requests, by API key, the answer is to be lost.
+    """A proxy on loopback. `lose`: the number of requests, by API key, whose answers get lost.
 
-    Such a request reaches the broker, its answer reaches nobody, and the connection is cut. `delay` seconds pass before
-    each answer is given. `hold` lets nothing through either way, connections stay, or `only` requests with these API
-    keys (of one `client` id), which the broker does not see yet; `held` are those that wait. `mute` lets all requests
-    through, held ones included, and holds the answers. `cut` ends all and takes no new one. `seen` counts requests by
+    A lost answer: the broker gets the request, the client gets no answer, and the connection is cut. `delay`: seconds
+    before each answer is passed on. `hold` keeps connections but stops all traffic, or only requests with the API keys
+    `only` (of one `client` id), before the broker gets them; `held` lists those. `mute` passes all requests, held ones
+    included, and holds the answers. `cut` ends all connections and accepts no new one. `requests` counts requests by
     API key.
     """
 
     def __init__(self, folder: Path, broker: Callable[[], tuple[str, int]]) -> None:
         self.lose: dict[int, int] = {}
-        self.seen: Counter[int] = Counter()
+        self.requests: Counter[int] = Counter()
         self.delay = 0.0
         self._flowing, self._answering, self._refuses = threading.Event(), threading.Event(), False
         self._flowing.set()
@@ -49,7 +49,7 @@ class Proxy:
         self.certificate = folder / "ca.pem"
         self._broker = broker
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._tls.load_cert_chain(_self_signed(folder, self.certificate))
+        self._tls.load_cert_chain(_write_certificate(folder, self.certificate))
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -70,7 +70,7 @@ class Proxy:
 
     @property
     def held(self) -> tuple[int, ...]:
-        """The API keys of the requests that wait at this moment."""
+        """The API keys of the requests that are held now."""
         return tuple(self._held)
 
     def cut(self) -> None:
@@ -80,7 +80,7 @@ class Proxy:
                 client.shutdown(socket.SHUT_RDWR)
 
     def heal(self) -> None:
-        """Pass on everything again, what was held included."""
+        """Pass on everything again, including held requests."""
         self.lose, self.delay, self._refuses = {}, 0.0, False
         self._flowing.set()
         self._answering.set()
@@ -95,17 +95,17 @@ class Proxy:
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        with suppress(OSError), closing(client), self._known(client):
+        with suppress(OSError), closing(client), self._track_client(client):
             if client.recv(1, socket.MSG_PEEK)[:1] == bytes([_TLS_HANDSHAKE]):
                 client = self._tls.wrap_socket(client, server_side=True)
-            # One request at a time, as a broker serves a connection: which answer is whose is plain.
+            # One request at a time, as a broker serves a connection: the next answer belongs to it.
             with closing(client), closing(socket.create_connection(self._broker())) as broker:
-                for request in _frames(client):
+                for request in _read_frames(client):
                     (key,) = struct.unpack_from(">h", request, 4)
-                    self.seen[key] += 1
-                    self._pass(key, _client(request))
+                    self.requests[key] += 1
+                    self._pass(key, _read_client_id(request))
                     broker.sendall(request)
-                    answer = next(_frames(broker), b"")
+                    answer = next(_read_frames(broker), b"")
                     time.sleep(self.delay)
                     self._answering.wait()
                     if not self._only:
@@ -118,14 +118,14 @@ class Proxy:
 
     def _pass(self, key: int, client: bytes) -> None:
         """Wait while requests of this kind are held."""
-        held = not self._only or (key in self._only and self._client in (b"", client))
-        if not self._flowing.is_set() and held:
+        waits = not self._only or (key in self._only and self._client in (b"", client))
+        if not self._flowing.is_set() and waits:
             self._held.append(key)
             self._flowing.wait()
             self._held.remove(key)
 
     @contextmanager
-    def _known(self, client: socket.socket) -> Iterator[None]:
+    def _track_client(self, client: socket.socket) -> Iterator[None]:
         self._clients.add(client)
         try:
             yield
@@ -133,19 +133,19 @@ class Proxy:
             self._clients.discard(client)
 
 
-def _client(request: bytes) -> bytes:
-    """The client id in a request's header."""
+def _read_client_id(request: bytes) -> bytes:
+    """Returns the client id in a request's header."""
     (size,) = struct.unpack_from(">h", request, 12)
     return request[14 : 14 + max(size, 0)]
 
 
-def _frames(source: socket.socket) -> Iterator[bytes]:
-    """Whole requests or answers, their length included."""
-    while head := _exactly(source, 4):
-        yield head + _exactly(source, int.from_bytes(head, "big"))
+def _read_frames(source: socket.socket) -> Iterator[bytes]:
+    """Yield whole requests or answers, their length included."""
+    while head := _read_exactly(source, 4):
+        yield head + _read_exactly(source, int.from_bytes(head, "big"))
 
 
-def _exactly(source: socket.socket, count: int) -> bytes:
+def _read_exactly(source: socket.socket, count: int) -> bytes:
     data = bytearray()
     while len(data) < count:
         more = source.recv(min(count - len(data), 1 << 16))
@@ -155,9 +155,8 @@ def _exactly(source: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
-def _self_signed(folder: Path, certificate: Path, host: str = "127.0.0.1", days: int = 1) -> Path:
-    """A file with key and certificate for an IP address that holds for so many days; the certificate alone in
-    `certificate`."""
+def _write_certificate(folder: Path, certificate: Path, host: str = "127.0.0.1", days: int = 1) -> Path:
+    """Write a key and certificate for an IP address, valid for `days`; the certificate alone goes to `certificate`."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
     now = datetime.datetime.now(datetime.UTC)

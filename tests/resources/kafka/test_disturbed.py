@@ -1,4 +1,4 @@
-"""Answers that are lost, rights that are missing, TLS, a log with a hole: on a broker of our own behind a proxy."""
+"""Lost answers, missing permissions, TLS and holes in logs, with a separate broker behind a proxy."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ from tests.resources.kafka.proxy import (
     SYNC_GROUP,
 )
 from tests.resources.kafka.tools import (
-    address,
-    admin,
     build_range,
     build_ranges,
-    consumed,
+    consume_records,
     describe,
     fetch,
+    make_address,
+    open_admin,
+    open_producer,
+    open_transaction,
     produce,
-    producing,
-    transaction,
-    unpacked,
-    until,
+    unpack_records,
+    wait_until,
 )
 
 pytestmark = [pytest.mark.kafka, pytest.mark.faults]
@@ -66,9 +66,9 @@ SMALL = FetchLimits(active_ranges=3, request_bytes=64 << 10, partition_bytes=16 
 def test_a_lost_answer_to_a_commit_is_asked_for_again_or_unknown(behind, fresh_topic, lost, transactional):
     topic = fresh_topic(cluster=behind.cluster)
     spot = TopicPartition(topic, 0)
-    meant = CommittedOffset(5, 0, "mark")
+    offset = CommittedOffset(5, 0, "mark")
     with (
-        closing(KafkaGroup(address(behind.cluster), f"g-{topic}", patience=3.0)) as group,
+        closing(KafkaGroup(make_address(behind.cluster), f"g-{topic}", patience=3.0)) as group,
         group.join([topic], f"t-{topic}" if transactional else None) as member,
     ):
         if transactional:
@@ -76,13 +76,13 @@ def test_a_lost_answer_to_a_commit_is_asked_for_again_or_unknown(behind, fresh_t
         commit = member.commit_transaction if transactional else member.commit_plain
         behind.proxy.lose = {END_TXN if transactional else OFFSET_COMMIT: lost}
         with nullcontext() if lost == 1 else pytest.raises(Unknown, match="lost"):
-            commit({spot: meant})
+            commit({spot: offset})
         behind.proxy.lose = {}
-        assert member.fetch_committed([spot]) == {spot: meant}
+        assert member.fetch_committed([spot]) == {spot: offset}
 
 
 def test_a_lost_answer_is_unknown_also_if_no_login_follows(behind, fresh_topic, monkeypatch):
-    """The token endpoint is away when the commit is to be repeated over a new connection."""
+    """The token endpoint is down when the commit has to be repeated over a new connection."""
     topic, committed = fresh_topic(cluster=behind.cluster), CommittedOffset(5, 0, "mark")
     spot = TopicPartition(topic, 0)
 
@@ -90,7 +90,7 @@ def test_a_lost_answer_is_unknown_also_if_no_login_follows(behind, fresh_topic, 
         raise KafkaUnavailable("the token endpoint does not answer", remedy="wait")
 
     with (
-        closing(KafkaGroup(address(behind.cluster), f"g-{topic}", patience=3.0)) as group,
+        closing(KafkaGroup(make_address(behind.cluster), f"g-{topic}", patience=3.0)) as group,
         group.join([topic], f"t-{topic}") as member,
     ):
         member.init_transactions()
@@ -104,7 +104,7 @@ def test_a_lost_answer_is_unknown_also_if_no_login_follows(behind, fresh_topic, 
 
 def test_a_lost_answer_to_a_join_still_leaves_us_alone(behind, fresh_topic):
     topic = fresh_topic(cluster=behind.cluster)
-    with closing(KafkaGroup(address(behind.cluster), f"g-{topic}", session=2.0)) as group:
+    with closing(KafkaGroup(make_address(behind.cluster), f"g-{topic}", session=2.0)) as group:
         behind.proxy.lose = {JOIN_GROUP: 2}
         with group.join([topic], None) as member:
             assert len(group.members()) == 1
@@ -113,9 +113,9 @@ def test_a_lost_answer_to_a_join_still_leaves_us_alone(behind, fresh_topic):
 
 
 def test_a_seat_that_is_lost_before_it_was_taken_is_taken_again(behind, fresh_topic):
-    """The coordinator takes us for dead amid joining; nobody else is there."""
+    """The coordinator expires the only member while it joins."""
     topic = fresh_topic(cluster=behind.cluster)
-    here = address(behind.cluster)
+    here = make_address(behind.cluster)
     with (
         closing(KafkaGroup(here, f"g-{topic}", session=1.0)) as group,
         closing(KafkaGroup(here, f"g-{topic}")) as looking,
@@ -125,8 +125,8 @@ def test_a_seat_that_is_lost_before_it_was_taken_is_taken_again(behind, fresh_to
         joining = group.join([topic], None)
         try:
             taking = pool.submit(joining.__enter__)
-            until(lambda: behind.proxy.held)
-            until(lambda: not looking.members())
+            wait_until(lambda: behind.proxy.held)
+            wait_until(lambda: not looking.members())
         finally:
             behind.proxy.heal()
         taking.result().commit_plain({TopicPartition(topic, 0): CommittedOffset(1)})
@@ -136,7 +136,7 @@ def test_a_seat_that_is_lost_before_it_was_taken_is_taken_again(behind, fresh_to
 
 def test_nobody_waits_for_the_answer_to_a_farewell(behind, fresh_topic):
     topic, patient = fresh_topic(cluster=behind.cluster), {"request_timeout_ms": 3_600_000}
-    with closing(KafkaGroup(address(behind.cluster, **patient), f"g-{topic}", session=2.0)) as group:
+    with closing(KafkaGroup(make_address(behind.cluster, **patient), f"g-{topic}", session=2.0)) as group:
         with group.join([topic], None):
             behind.proxy.hold(LEAVE_GROUP)
         assert behind.proxy.held == (LEAVE_GROUP,)
@@ -148,52 +148,52 @@ def test_a_connection_cut_in_mid_stream_is_made_again(behind, fresh_topic):
     for partition in range(2):
         produce(behind.cluster, topic, 2000, partition)
     pieces = build_ranges(behind.cluster, topic)
-    with closing(KafkaFetcher(address(behind.cluster), Isolation.READ_COMMITTED)) as fetcher:
+    with closing(KafkaFetcher(make_address(behind.cluster), Isolation.READ_COMMITTED)) as fetcher:
         stream = fetcher.stream(pieces, SMALL)
         items = [next(stream)]
         behind.proxy.lose = {FETCH: 2}
         items += stream
-        (told,) = fetcher.traffic().brokers
+        (traffic,) = fetcher.traffic().brokers
     assert behind.proxy.lose == {FETCH: 0}
-    assert (told.errors, told.reconnects) == ({"no answer": 2}, 2)
-    assert told.requests == told.latency.count + 2
-    found = unpacked(items, pieces)
-    assert found == {index: consumed(behind.cluster, piece) for index, piece in enumerate(pieces)}
+    assert (traffic.errors, traffic.reconnects) == ({"no answer": 2}, 2)
+    assert traffic.requests == traffic.latency.count + 2
+    records = unpack_records(items, pieces)
+    assert records == {index: consume_records(behind.cluster, piece) for index, piece in enumerate(pieces)}
 
 
 def test_answers_that_take_long_are_measured_as_long(behind, fresh_topic):
     topic = fresh_topic(cluster=behind.cluster)
     produce(behind.cluster, topic, 1000)
     pieces = build_ranges(behind.cluster, topic)
-    with closing(KafkaFetcher(address(behind.cluster), Isolation.READ_COMMITTED)) as fetcher:
+    with closing(KafkaFetcher(make_address(behind.cluster), Isolation.READ_COMMITTED)) as fetcher:
         behind.proxy.delay = 0.2
-        unpacked(fetcher.stream(pieces, SMALL), pieces)
+        unpack_records(fetcher.stream(pieces, SMALL), pieces)
         behind.proxy.heal()
-        (told,) = fetcher.traffic().brokers
-    assert told.latency.percentile_ms(0.01) >= 200
-    assert told.latency.total_us >= told.requests * 200_000
+        (traffic,) = fetcher.traffic().brokers
+    assert traffic.latency.percentile_ms(0.01) >= 200
+    assert traffic.latency.total_us >= traffic.requests * 200_000
 
 
 # -- nothing twice
 
 
 def test_what_an_answer_told_is_not_asked_for_again(behind, fresh_topic):
-    """One look at a feed: topics, positions, the cluster's id, leader epochs, settings, a time."""
+    """A check of a feed asks for topics, positions, the cluster's id, leader epochs, settings and a time."""
     topic = fresh_topic(partitions=2, cluster=behind.cluster)
     produce(behind.cluster, topic, 5)
     spots = [TopicPartition(topic, p) for p in range(2)]
     cluster_id = behind.cluster.status().cluster_id
-    with closing(KafkaCluster(address(behind.cluster))) as cluster:
-        behind.proxy.seen.clear()
+    with closing(KafkaCluster(make_address(behind.cluster))) as cluster:
+        behind.proxy.requests.clear()
         assert topic in cluster.topics()
         states = cluster.partitions([topic], Isolation.READ_COMMITTED)
         assert cluster.cluster_id() == cluster_id
         assert cluster.epoch_ends({s.tp: s.leader_epoch for s in states}) == {spots[0]: 5, spots[1]: 0}
         assert set(cluster.configs([topic]).topics) == {topic}
         assert cluster.offsets_at(dict.fromkeys(spots, 0))[spots[1]] is None
-        seen = behind.proxy.seen.copy()
-        del seen[API_VERSIONS]
-        assert seen == {
+        requests = behind.proxy.requests.copy()
+        del requests[API_VERSIONS]
+        assert requests == {
             METADATA: 1,
             LIST_OFFSETS: 5,
             DESCRIBE_LOG_DIRS: 1,
@@ -202,10 +202,10 @@ def test_what_an_answer_told_is_not_asked_for_again(behind, fresh_topic):
             FETCH: 1,
         }
         produce(behind.cluster, topic, 3)
-        behind.proxy.seen.clear()
+        behind.proxy.requests.clear()
         first, _ = cluster.partitions([topic], Isolation.READ_COMMITTED)
         assert first.last_stable_offset == 8
-        assert behind.proxy.seen[METADATA] >= 1, "positions of another moment are asked for again, leaders too"
+        assert behind.proxy.requests[METADATA] >= 1, "positions of another moment are asked for again, leaders too"
 
 
 # -- TLS
@@ -216,25 +216,25 @@ def test_everything_over_tls(behind, fresh_topic):
     for partition in range(2):
         produce(behind.cluster, topic, 2000, partition, size=500)
     pieces = build_ranges(behind.cluster, topic)
-    secure = _secure(behind, str(behind.proxy.certificate))
+    secure = _make_tls_address(behind, str(behind.proxy.certificate))
     with closing(KafkaFetcher(secure, Isolation.READ_COMMITTED)) as fetcher:
-        found = unpacked(fetcher.stream(pieces, FetchLimits()), pieces)
-    assert found == {index: consumed(behind.cluster, piece) for index, piece in enumerate(pieces)}
+        records = unpack_records(fetcher.stream(pieces, FetchLimits()), pieces)
+    assert records == {index: consume_records(behind.cluster, piece) for index, piece in enumerate(pieces)}
 
 
 def test_a_certificate_that_nobody_vouches_for(behind):
     stranger = KafkaAddress(f"127.0.0.1:{behind.proxy.port}", {"security_protocol": "SSL", "bootstrap_timeout_ms": 500})
     with (
         closing(KafkaCluster(stranger)) as cluster,
-        pytest.raises(KafkaUnavailable, match="CERTIFICATE_VERIFY_FAILED") as found,
+        pytest.raises(KafkaUnavailable, match="CERTIFICATE_VERIFY_FAILED") as caught,
     ):
         cluster.cluster_id()
-    assert "ssl_cafile" in found.value.remedy
+    assert "ssl_cafile" in caught.value.remedy
     with pytest.raises(FeedError, match=r"/nowhere/ca\.pem is no file"):
-        KafkaCluster(_secure(behind, "/nowhere/ca.pem"))
+        KafkaCluster(_make_tls_address(behind, "/nowhere/ca.pem"))
 
 
-def _secure(behind, cafile):
+def _make_tls_address(behind, cafile):
     return KafkaAddress(f"127.0.0.1:{behind.proxy.port}", {"security_protocol": "SSL", "ssl_cafile": cafile})
 
 
@@ -246,9 +246,9 @@ def test_what_is_forbidden_is_named(behind, fresh_topic):
     produce(behind.cluster, topic, 10)
     pieces, group_name = build_ranges(behind.cluster, topic), f"g-{topic}"
     spot = TopicPartition(topic, 0)
-    with closing(KafkaGroup(address(behind.cluster), group_name)) as group:
+    with closing(KafkaGroup(make_address(behind.cluster), group_name)) as group:
         with (
-            _forbidden(behind, ResourceType.TRANSACTIONAL_ID, f"t-{topic}"),
+            _deny(behind, ResourceType.TRANSACTIONAL_ID, f"t-{topic}"),
             group.join([topic], f"t-{topic}") as member,
             pytest.raises(NotAuthorized, match="TRANSACTIONAL_ID"),
         ):
@@ -257,22 +257,22 @@ def test_what_is_forbidden_is_named(behind, fresh_topic):
         with group.join([topic], f"t-{topic}") as member:
             member.init_transactions()
             with (
-                _forbidden(behind, ResourceType.TOPIC, letters, ACLOperation.WRITE),
+                _deny(behind, ResourceType.TOPIC, letters, ACLOperation.WRITE),
                 pytest.raises(NotAuthorized, match="WRITE on topic"),
             ):
                 member.commit_transaction({spot: CommittedOffset(1)}, letters, [letter])
-        with _forbidden(behind, ResourceType.GROUP, group_name), pytest.raises(NotAuthorized, match="GROUP") as caught:
+        with _deny(behind, ResourceType.GROUP, group_name), pytest.raises(NotAuthorized, match="GROUP") as caught:
             group.fetch_committed([spot])
         assert group_name in caught.value.message
         assert "grant" in caught.value.remedy
-    with _forbidden(behind, ResourceType.TOPIC, topic):
+    with _deny(behind, ResourceType.TOPIC, topic):
         (failed,) = fetch(behind.cluster, pieces)
         assert isinstance(failed, FetchFailed)
         assert isinstance(failed.error, NotAuthorized)
         with pytest.raises(NotAuthorized) as caught:
             describe(behind.cluster, topic)
         assert caught.value.topic == topic
-    with _forbidden(behind, ResourceType.CLUSTER, "kafka-cluster", ACLOperation.DESCRIBE):
+    with _deny(behind, ResourceType.CLUSTER, "kafka-cluster", ACLOperation.DESCRIBE):
         (state,) = describe(behind.cluster, topic)
         assert state.log_bytes is None
         assert state.last_stable_offset == 10
@@ -282,21 +282,21 @@ def test_a_producer_that_lacks_rights_is_told_which(behind, fresh_topic):
     topic, spare = fresh_topic(cluster=behind.cluster), "nowhere-yet"
     kafka, mix = KafkaSettings(bootstrap=behind.cluster.bootstrap), events.Mix(1)
 
-    def remedy(**how):
+    def find_remedy(**how):
         with pytest.raises(NotAuthorized) as caught:
             events.send(kafka, events.orders(mix, 5000, 0, 1000), mix, events.SendOptions((topic,), **how))
         assert "commit: plain" not in caught.value.remedy
         return caught.value.remedy
 
     for denied in (ACLOperation.WRITE, ACLOperation.ALL):
-        with _forbidden(behind, ResourceType.TOPIC, topic, denied):
-            assert "WRITE on topic" in remedy()
-            assert "WRITE on topic" in remedy(transactional_id="t")
-    with _forbidden(behind, ResourceType.TRANSACTIONAL_ID, "t"):
-        assert "WRITE on transactional id t to User:ANONYMOUS: kafka-acls" in remedy(transactional_id="t")
+        with _deny(behind, ResourceType.TOPIC, topic, denied):
+            assert "WRITE on topic" in find_remedy()
+            assert "WRITE on topic" in find_remedy(transactional_id="t")
+    with _deny(behind, ResourceType.TRANSACTIONAL_ID, "t"):
+        assert "WRITE on transactional id t to User:ANONYMOUS: kafka-acls" in find_remedy(transactional_id="t")
     with (
-        _forbidden(behind, ResourceType.CLUSTER, "kafka-cluster", ACLOperation.CREATE),
-        _forbidden(behind, ResourceType.TOPIC, spare, ACLOperation.CREATE),
+        _deny(behind, ResourceType.CLUSTER, "kafka-cluster", ACLOperation.CREATE),
+        _deny(behind, ResourceType.TOPIC, spare, ACLOperation.CREATE),
         pytest.raises(NotAuthorized) as caught,
     ):
         events.create(kafka, [spare], 1)
@@ -320,40 +320,40 @@ def test_a_republish_that_lacks_rights_is_told_which(behind, fresh_topic):
         target.send(iter(batches), str)
         target.commit(CommittedOffset(1))
 
-    for right, told in lacking.items():
+    for right, missing in lacking.items():
         with (
-            closing(KafkaTarget(address(behind.cluster), topic, name)) as target,
-            _forbidden(behind, *right),
+            closing(KafkaTarget(make_address(behind.cluster), topic, name)) as target,
+            _deny(behind, *right),
             pytest.raises(NotAuthorized) as caught,
         ):
             republish(target)
-        assert told in caught.value.remedy
+        assert missing in caught.value.remedy
         assert "kafka-acls" in caught.value.remedy
 
 
 def test_a_group_that_may_not_be_seen_is_no_group_that_is_not_there(behind):
-    with closing(KafkaGroups(address(behind.cluster))) as groups:
+    with closing(KafkaGroups(make_address(behind.cluster))) as groups:
         assert not groups.view("hidden").exists
-        with _forbidden(behind, ResourceType.GROUP, "hidden"), pytest.raises(NotAuthorized) as caught:
+        with _deny(behind, ResourceType.GROUP, "hidden"), pytest.raises(NotAuthorized) as caught:
             groups.view("hidden")
     assert "DESCRIBE on group hidden" in caught.value.remedy
 
 
 def test_settings_that_may_not_be_seen_are_named(behind, fresh_topic):
     topic, other = fresh_topic(cluster=behind.cluster), fresh_topic(cluster=behind.cluster)
-    with closing(KafkaCluster(address(behind.cluster))) as cluster:
+    with closing(KafkaCluster(make_address(behind.cluster))) as cluster:
         assert cluster.configs([topic, other]).denied == ()
-        with _forbidden(behind, ResourceType.TOPIC, topic, ACLOperation.DESCRIBE_CONFIGS):
-            told = cluster.configs([topic, other])
-    assert (told.denied, list(told.topics)) == ((topic,), [other])
+        with _deny(behind, ResourceType.TOPIC, topic, ACLOperation.DESCRIBE_CONFIGS):
+            configs = cluster.configs([topic, other])
+    assert (configs.denied, list(configs.topics)) == ((topic,), [other])
 
 
 @contextmanager
-def _forbidden(behind, kind, name, operation=ACLOperation.ALL):
-    """Denies everybody an operation, and no other, until the block ends."""
+def _deny(behind, kind, name, operation=ACLOperation.ALL):
+    """Deny everybody this operation only, until the block ends."""
     rules = {ACLOperation.ALL: ACLPermissionType.ALLOW} | {operation: ACLPermissionType.DENY}
     acls = [ACL("User:*", "*", what, rule, ResourcePattern(kind, name)) for what, rule in rules.items()]
-    with admin(behind.cluster) as client:
+    with open_admin(behind.cluster) as client:
         client.create_acls(acls)
         yield
         client.delete_acls(acls)
@@ -368,7 +368,7 @@ def test_a_segment_that_is_gone_from_a_disk_is_no_gap(behind, fresh_topic):
     topic = fresh_topic(config={"segment.ms": "1"}, cluster=cluster)
     produce(cluster, topic, 80, enable_idempotence=False, linger_ms=10_000)  # one batch, so one segment
     (state,) = describe(cluster, topic)
-    with transaction(cluster, topic, 1) as still_open:  # rolls the segment, and holds the last stable offset at 80
+    with open_transaction(cluster, topic, 1) as still_open:  # rolls the segment, and holds the last stable offset at 80
         cluster.kill_broker(1, signal.SIGTERM)
         os.truncate(behind.root / "node-1" / "data" / f"{topic}-0" / f"{0:020}.log", 0)
         cluster.start_broker(1)
@@ -380,9 +380,9 @@ def test_a_segment_that_is_gone_from_a_disk_is_no_gap(behind, fresh_topic):
 
 
 def test_compaction_may_leave_nothing_up_to_the_last_stable_offset(behind, fresh_topic):
-    """No batch covers the end of the offset range: the position moves there on the leader's word.
+    """No batch covers the end of the offset range: the position moves there by the leader's last stable offset.
 
-    Cleaners of old brokers left such logs; today's keep an empty last batch, which we take out of the file.
+    Cleaners of old brokers left such logs; current ones keep an empty last batch, which the test cuts off.
     """
     cluster = behind.cluster
     eager = {
@@ -392,14 +392,14 @@ def test_compaction_may_leave_nothing_up_to_the_last_stable_offset(behind, fresh
         "segment.ms": "1",
     }
     topic = fresh_topic(config=eager, cluster=cluster)
-    with producing(cluster, enable_idempotence=False) as producer:
+    with open_producer(cluster, enable_idempotence=False) as producer:
         for value in (b"x", None):
             for n in range(40):
                 producer.send(topic, value=value, key=b"k%d" % n, partition=0)
     (state,) = describe(cluster, topic)
     piece = build_range(state, 0, 80)
-    with transaction(cluster, topic, 1) as still_open:  # rolls the segment, and holds the last stable offset at 80
-        until(lambda: all(record[2] is None for record in consumed(cluster, piece)))
+    with open_transaction(cluster, topic, 1) as still_open:  # rolls the segment, and holds the last stable offset at 80
+        wait_until(lambda: all(record[2] is None for record in consume_records(cluster, piece)))
         cluster.kill_broker(1, signal.SIGTERM)
         os.truncate(behind.root / "node-1" / "data" / f"{topic}-0" / f"{0:020}.log", 0)
         cluster.start_broker(1)
@@ -408,6 +408,6 @@ def test_compaction_may_leave_nothing_up_to_the_last_stable_offset(behind, fresh
         (only,) = fetch(cluster, [piece])
         assert (only.last, only.next_position, len(only.records)) == (True, 80, 0)
         still_open.abort_transaction()
-    until(lambda: describe(cluster, topic)[0].last_stable_offset == 82)
+    wait_until(lambda: describe(cluster, topic)[0].last_stable_offset == 82)
     *_, last = fetch(cluster, [piece])
     assert (last.last, last.next_position) == (True, 81)

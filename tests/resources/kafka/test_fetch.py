@@ -1,4 +1,4 @@
-"""Reading offset ranges from real brokers: what comes is what Kafka holds, and what cannot be read says why."""
+"""Offset ranges read from real brokers: records as in Kafka, and a reason for each range that cannot be read."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from sluice.resources.kafka.fetch.fetch import KafkaFetcher, RangeReader
 from sluice.resources.kafka.protocol import messages
 from sluice.testing.logs import LogBatch, LogRecord, log
 from tests.resources.kafka.tools import (
-    address,
-    admin,
     build_range,
     build_ranges,
-    consumed,
+    consume_records,
     describe,
     fetch,
+    make_address,
+    open_admin,
+    open_producer,
+    open_transaction,
     produce,
-    producing,
-    transaction,
-    unpacked,
-    until,
+    unpack_records,
+    wait_until,
 )
 
 SMALL = FetchLimits(active_ranges=3, request_bytes=64 << 10, partition_bytes=16 << 10, ahead_bytes=64 << 10)
 
 
-def failures(items):
+def list_errors(items):
     return [item.error for item in items if isinstance(item, FetchFailed)]
 
 
@@ -60,25 +60,25 @@ def test_three_leaders_give_what_a_plain_consumer_reads(kafka3, fresh_topic, cod
         produce(kafka3, topic, 3000, partition, compression_type=codec)
     pieces = build_ranges(kafka3, topic)
     assert {state.leader for state in describe(kafka3, topic)} == {1, 2, 3}
-    found = unpacked(fetch(kafka3, pieces, SMALL), pieces)
-    assert found == {index: consumed(kafka3, piece) for index, piece in enumerate(pieces)}
+    records = unpack_records(fetch(kafka3, pieces, SMALL), pieces)
+    assert records == {index: consume_records(kafka3, piece) for index, piece in enumerate(pieces)}
 
 
 def test_what_brokers_were_asked_is_counted_by_leader(kafka3, fresh_topic):
     topic = fresh_topic(cluster=kafka3, assignments={0: [1, 2, 3], 1: [1, 2, 3], 2: [3, 1, 2]})
     for partition in range(3):
         produce(kafka3, topic, 2000, partition)
-    whole = build_ranges(kafka3, topic)
-    pieces = [dataclasses.replace(piece, end=1500) for piece in whole]
-    with closing(KafkaFetcher(address(kafka3), Isolation.READ_COMMITTED)) as fetcher:
+    full_ranges = build_ranges(kafka3, topic)
+    pieces = [dataclasses.replace(piece, end=1500) for piece in full_ranges]
+    with closing(KafkaFetcher(make_address(kafka3), Isolation.READ_COMMITTED)) as fetcher:
         assert fetcher.traffic().brokers == ()
         items = list(fetcher.stream(pieces, SMALL))
-        told = fetcher.traffic()
-    assert told.ends == {f"{topic}:{p}": 2000 for p in range(3)}
-    assert [b.node for b in told.brokers] == [1, 3]
-    one, three = told.brokers
+        traffic = fetcher.traffic()
+    assert traffic.ends == {f"{topic}:{p}": 2000 for p in range(3)}
+    assert [b.node for b in traffic.brokers] == [1, 3]
+    one, three = traffic.brokers
     assert one.bytes + three.bytes > sum(len(item.records) for item in items) > 2 * three.bytes
-    for b in told.brokers:
+    for b in traffic.brokers:
         assert b.address in kafka3.bootstrap
         assert b.requests == b.latency.count >= 2
         assert 0 < b.latency.max_us <= b.latency.total_us
@@ -89,20 +89,20 @@ def test_a_consumer_that_takes_nothing_holds_requests_back(kafka, fresh_topic):
     topic = fresh_topic(partitions=3)
     for partition in range(3):
         produce(kafka, topic, 3000, partition, size=300)
-    with closing(KafkaFetcher(address(kafka), Isolation.READ_COMMITTED)) as fetcher:
+    with closing(KafkaFetcher(make_address(kafka), Isolation.READ_COMMITTED)) as fetcher:
         stream = fetcher.stream(build_ranges(kafka, topic), SMALL)
         next(stream)
         (running,) = fetcher._streams
-        until(lambda: running._sources.budget._waiting)
+        wait_until(lambda: running._sources.budget._waiting)
         time.sleep(0.1)
         list(stream)
-        (told,) = fetcher.traffic().brokers
-    assert told.held_us >= 100_000
+        (traffic,) = fetcher.traffic().brokers
+    assert traffic.held_us >= 100_000
 
 
 @pytest.fixture
 def throttled_client(kafka):
-    """The id of a client that may read 100 kB a second."""
+    """The id of a client with a quota of 100 kB a second."""
     entity = ["--entity-type", "clients", "--entity-name", "throttled"]
     alter = ["kafka.admin.ConfigCommand", "--bootstrap-server", kafka.bootstrap, "--alter", *entity]
     kafka.tool(*alter, "--add-config", "consumer_byte_rate=100000")
@@ -111,19 +111,19 @@ def throttled_client(kafka):
 
 
 def test_a_quota_slows_reading_down_and_is_told(kafka, fresh_topic, throttled_client):
-    """Nothing is refused for it: brokers say how long to pause, and are not asked before."""
+    """No request is refused: brokers answer how long to pause, and get no request until then."""
     topic = fresh_topic(partitions=2)
     for partition in range(2):
         produce(kafka, topic, 2000, partition, size=500)
     pieces = build_ranges(kafka, topic)
-    with closing(KafkaFetcher(address(kafka, client_id=throttled_client), Isolation.READ_COMMITTED)) as fetcher:
-        found = unpacked(fetcher.stream(pieces, FetchLimits(partition_bytes=64 << 10)), pieces)
-        (told,) = fetcher.traffic().brokers
-    assert found == {index: consumed(kafka, piece) for index, piece in enumerate(pieces)}
-    assert told.throttled >= 1
-    assert told.throttle_ms > 500
-    assert told.errors == {}
-    assert "throttled this client" in notable([told])[0]
+    with closing(KafkaFetcher(make_address(kafka, client_id=throttled_client), Isolation.READ_COMMITTED)) as fetcher:
+        records = unpack_records(fetcher.stream(pieces, FetchLimits(partition_bytes=64 << 10)), pieces)
+        (traffic,) = fetcher.traffic().brokers
+    assert records == {index: consume_records(kafka, piece) for index, piece in enumerate(pieces)}
+    assert traffic.throttled >= 1
+    assert traffic.throttle_ms > 500
+    assert traffic.errors == {}
+    assert "throttled this client" in notable([traffic])[0]
 
 
 def test_ranges_begin_and_end_anywhere(kafka, fresh_topic):
@@ -133,8 +133,8 @@ def test_ranges_begin_and_end_anywhere(kafka, fresh_topic):
     states = describe(kafka, topic)
     cuts = [0, 1, 499, 500, 731, 1998, 2000]
     pieces = [build_range(s, a, b) for s in states for a, b in pairwise(cuts)]
-    found = unpacked(fetch(kafka, pieces, SMALL), pieces)
-    assert {i: [r[0] for r in records] for i, records in found.items()} == {
+    records_by_range = unpack_records(fetch(kafka, pieces, SMALL), pieces)
+    assert {i: [r[0] for r in records] for i, records in records_by_range.items()} == {
         i: list(range(piece.start, piece.end)) for i, piece in enumerate(pieces)
     }
 
@@ -142,21 +142,21 @@ def test_ranges_begin_and_end_anywhere(kafka, fresh_topic):
 def test_a_batch_larger_than_every_limit_arrives_whole(kafka, fresh_topic):
     topic = fresh_topic(partitions=3, config={"max.message.bytes": "9000000"})
     for partition in range(3):
-        with producing(kafka, max_request_size=9_000_000) as producer:
+        with open_producer(kafka, max_request_size=9_000_000) as producer:
             for n in range(3):
                 producer.send(topic, value=bytes([65 + n]) * 3_000_000, partition=partition).get(10)
     pieces = build_ranges(kafka, topic)
-    found = unpacked(fetch(kafka, pieces, SMALL), pieces)
-    assert [[len(r[2] or b"") for r in found[index]] for index in range(3)] == [[3_000_000] * 3] * 3
+    records = unpack_records(fetch(kafka, pieces, SMALL), pieces)
+    assert [[len(r[2] or b"") for r in records[index]] for index in range(3)] == [[3_000_000] * 3] * 3
 
 
 def test_aborted_transactions_are_told_and_nothing_unstable_comes(kafka, fresh_topic):
     topic = fresh_topic()
     produce(kafka, topic, 10)
     for commit in (False, True, False):
-        with transaction(kafka, topic, 20) as producer:
+        with open_transaction(kafka, topic, 20) as producer:
             producer.commit_transaction() if commit else producer.abort_transaction()
-    with transaction(kafka, topic, 5) as still_open:
+    with open_transaction(kafka, topic, 5) as still_open:
         produce(kafka, topic, 10)
         (state,) = describe(kafka, topic)
         assert state.last_stable_offset == 10 + 3 * 21
@@ -164,9 +164,9 @@ def test_aborted_transactions_are_told_and_nothing_unstable_comes(kafka, fresh_t
         pieces = build_ranges(kafka, topic)
         items = fetch(kafka, pieces)
         assert len({pair for item in items if isinstance(item, Fetched) for pair in item.aborted}) == 2
-        assert unpacked(items, pieces)[0] == consumed(kafka, pieces[0])
+        assert unpack_records(items, pieces)[0] == consume_records(kafka, pieces[0])
         uncommitted = build_ranges(kafka, topic, isolation=Isolation.READ_UNCOMMITTED)
-        read = unpacked(fetch(kafka, uncommitted, isolation=Isolation.READ_UNCOMMITTED), uncommitted)
+        read = unpack_records(fetch(kafka, uncommitted, isolation=Isolation.READ_UNCOMMITTED), uncommitted)
         assert len(read[0]) == 10 + 3 * 20 + 15
         still_open.abort_transaction()
 
@@ -176,10 +176,10 @@ def test_gone_offsets_fail_with_the_exact_range_and_the_others_go_on(kafka, fres
     for partition in range(2):
         produce(kafka, topic, 100, partition)
     pieces = build_ranges(kafka, topic)
-    with admin(kafka) as client:
+    with open_admin(kafka) as client:
         client.delete_records({Plain(topic, 1): 37})
     items = fetch(kafka, pieces)
-    (error,) = failures(items)
+    (error,) = list_errors(items)
     assert isinstance(error, OffsetsLost)
     assert (error.topic, error.partition, error.start, error.end) == (topic, 1, 0, 37)
     assert "[0, 37)" in error.message
@@ -188,23 +188,23 @@ def test_gone_offsets_fail_with_the_exact_range_and_the_others_go_on(kafka, fres
 
 @pytest.mark.parametrize("version", messages.FETCH_VERSIONS)
 def test_a_recreated_topic_is_another_topic(kafka, fresh_topic, version, monkeypatch):
-    """Also while it is read, and also where the broker cannot tell (topics go by name before version 13)."""
+    """Also while it is being read, and where requests name topics without ids (before version 13)."""
     monkeypatch.setattr(messages, "FETCH_VERSIONS", (12, version))
     topic = fresh_topic()
     produce(kafka, topic, 2000)
     (piece,) = build_ranges(kafka, topic)
     tiny = FetchLimits(1, 16 << 10, 16 << 10, 16 << 10)
-    with closing(KafkaFetcher(address(kafka), Isolation.READ_COMMITTED)) as fetcher:
+    with closing(KafkaFetcher(make_address(kafka), Isolation.READ_COMMITTED)) as fetcher:
         stream = fetcher.stream([piece], tiny)
         assert not next(stream).last
-        with admin(kafka) as client:
+        with open_admin(kafka) as client:
             client.delete_topics([topic])
-            until(lambda: topic not in client.list_topics())
+            wait_until(lambda: topic not in client.list_topics())
             client.create_topics({topic: {"num_partitions": 1}}, wait_for_metadata=True)
         produce(kafka, topic, 2000)
         *_, end = stream
     assert isinstance(end.error, TopicRecreated)
-    (error,) = failures(fetch(kafka, [piece]))
+    (error,) = list_errors(fetch(kafka, [piece]))
     assert isinstance(error, TopicRecreated)
     assert piece.incarnation in error.message
 
@@ -213,9 +213,9 @@ def test_a_deleted_topic_is_unknown(kafka, fresh_topic):
     topic = fresh_topic()
     produce(kafka, topic, 10)
     pieces = build_ranges(kafka, topic)
-    with admin(kafka) as client:
+    with open_admin(kafka) as client:
         client.delete_topics([topic])
-    (error,) = failures(fetch(kafka, pieces))
+    (error,) = list_errors(fetch(kafka, pieces))
     assert isinstance(error, UnknownTopic)
     assert error.topic == topic
 
@@ -226,7 +226,7 @@ def test_a_log_that_ends_before_the_range_was_truncated(kafka, fresh_topic):
     (state,) = describe(kafka, topic)
     for epoch in (state.leader_epoch, -1):
         piece = dataclasses.replace(build_range(state, 5, 15), leader_epoch=epoch)
-        (error,) = failures(fetch(kafka, [piece]))
+        (error,) = list_errors(fetch(kafka, [piece]))
         assert isinstance(error, LogTruncated)
         assert (error.start, error.end) == (10, 15)
 
@@ -238,33 +238,33 @@ def test_a_leader_that_dies_is_followed_and_one_that_stays_away_given_up(kafka3,
     for name, partition in ((topic, 0), (topic, 1), (alone, 0)):
         produce(kafka3, name, 3000, partition, size=100)
     pieces, lonely = build_ranges(kafka3, topic), build_ranges(kafka3, alone)
-    with closing(KafkaFetcher(address(kafka3), Isolation.READ_COMMITTED)) as fetcher:
+    with closing(KafkaFetcher(make_address(kafka3), Isolation.READ_COMMITTED)) as fetcher:
         stream = fetcher.stream(pieces, SMALL)
         items = [next(stream)]
         while items[-1].index != 0:  # until the broker that is to die has answered once
             items.append(next(stream))
         kafka3.kill_broker(3)
         items += stream
-        told = {b.node: b for b in fetcher.traffic().brokers}
-    assert told[3].moved == 1
-    assert told[1].moved == 0
-    assert set(told[3].errors) & {"no answer", "not reached"}
-    (error,) = failures(fetch(kafka3, lonely, patience=1.0))
+        brokers = {b.node: b for b in fetcher.traffic().brokers}
+    assert brokers[3].moved == 1
+    assert brokers[1].moved == 0
+    assert set(brokers[3].errors) & {"no answer", "not reached"}
+    (error,) = list_errors(fetch(kafka3, lonely, patience=1.0))
     kafka3.start_broker(3)
-    found = unpacked(items, pieces)
-    assert [[r[0] for r in found[index]] for index in range(2)] == [list(range(3000))] * 2
+    records = unpack_records(items, pieces)
+    assert [[r[0] for r in records[index]] for index in range(2)] == [list(range(3000))] * 2
     assert isinstance(error, KafkaUnavailable)
     assert (error.topic, error.partition, error.start, error.end) == (alone, 0, 0, 3000)
-    assert unpacked(fetch(kafka3, lonely), lonely)[0] == consumed(kafka3, lonely[0])
+    assert unpack_records(fetch(kafka3, lonely), lonely)[0] == consume_records(kafka3, lonely[0])
 
 
 def test_only_the_first_range_is_waited_for_while_nobody_answers(monkeypatch):
-    """Otherwise a run without brokers takes as many times its patience as it has offset ranges."""
-    given = []
+    """Otherwise a run without brokers waits for its patience once per offset range."""
+    patience_by_topic = []
 
     class Stub:
         def __init__(self, sources, index, piece, emit, patience):
-            given.append((piece.topic, patience))
+            patience_by_topic.append((piece.topic, patience))
             self.position, self._sources, self._answers = piece.start, sources, piece.topic == "healthy"
 
         async def run(self):
@@ -276,8 +276,8 @@ def test_only_the_first_range_is_waited_for_while_nobody_answers(monkeypatch):
     order = ["gone", "gone", "also gone", "healthy", "moved", "gone"]
     pieces = [OffsetRange(topic, 0, "id", n, n + 1) for n, topic in enumerate(order)]
     with closing(KafkaFetcher(KafkaAddress("127.0.0.1:1"), Isolation.READ_COMMITTED, patience=60.0)) as fetcher:
-        failed = failures(fetcher.stream(pieces, dataclasses.replace(SMALL, active_ranges=1)))
-    assert given == list(zip(order, [60.0, 0.0, 0.0, 0.0, 60.0, 0.0], strict=True))
+        failed = list_errors(fetcher.stream(pieces, dataclasses.replace(SMALL, active_ranges=1)))
+    assert patience_by_topic == list(zip(order, [60.0, 0.0, 0.0, 0.0, 60.0, 0.0], strict=True))
     assert [type(error) for error in failed] == [KafkaUnavailable] * 5
 
 
@@ -286,8 +286,8 @@ def test_many_ranges_with_little_ahead(kafka, fresh_topic):
     for partition in range(4):
         produce(kafka, topic, 1000, partition, size=200)
     pieces = [build_range(s, at, at + 50) for at in range(0, 1000, 50) for s in describe(kafka, topic)]
-    found = unpacked(fetch(kafka, pieces, SMALL), pieces)
-    assert sum(map(len, found.values())) == 4000
+    records = unpack_records(fetch(kafka, pieces, SMALL), pieces)
+    assert sum(map(len, records.values())) == 4000
 
 
 def test_what_is_ahead_of_the_consumer_is_bounded(kafka, fresh_topic):
@@ -295,13 +295,13 @@ def test_what_is_ahead_of_the_consumer_is_bounded(kafka, fresh_topic):
     for partition in range(3):
         produce(kafka, topic, 3000, partition, size=300)
     pieces = build_ranges(kafka, topic)
-    with closing(KafkaFetcher(address(kafka), Isolation.READ_COMMITTED)) as fetcher:
+    with closing(KafkaFetcher(make_address(kafka), Isolation.READ_COMMITTED)) as fetcher:
         stream = fetcher.stream(pieces, SMALL)
         next(stream)
         (running,) = fetcher._streams
-        # The reader is left alone with a consumer that takes nothing: it fills the budget and stops there.
+        # The consumer takes nothing, so the reader fills its budget and stops.
         budget = running._sources.budget
-        until(lambda: budget._waiting)
+        wait_until(lambda: budget._waiting)
         assert budget._held <= SMALL.ahead_bytes
         stream.close()
         assert not any(t.name.startswith("kafka-io-sluice") for t in threading.enumerate())
@@ -311,10 +311,10 @@ def test_closing_from_another_thread_wakes_the_consumer(kafka, fresh_topic):
     topic = fresh_topic()
     produce(kafka, topic, 10)
     (state,) = describe(kafka, topic)
-    fetcher = KafkaFetcher(address(kafka), Isolation.READ_UNCOMMITTED)
-    with transaction(kafka, topic, 1) as still_open:
-        # Read committed up to where the open transaction begins and beyond: that never ends by itself.
-        waiting = KafkaFetcher(address(kafka), Isolation.READ_COMMITTED)
+    fetcher = KafkaFetcher(make_address(kafka), Isolation.READ_UNCOMMITTED)
+    with open_transaction(kafka, topic, 1) as still_open:
+        # A read-committed range that reaches beyond the start of the open transaction never ends by itself.
+        waiting = KafkaFetcher(make_address(kafka), Isolation.READ_COMMITTED)
         stream = waiting.stream([build_range(state, 0, 11)], FetchLimits())
         assert next(stream).next_position == 10
         threading.Timer(0.2, waiting.close).start()
@@ -325,7 +325,7 @@ def test_closing_from_another_thread_wakes_the_consumer(kafka, fresh_topic):
 
 
 def test_damaged_answers_do_not_use_up_what_may_be_ahead(monkeypatch):
-    """Each is larger than a third of it: unless they give it back, the fourth reader waits without end."""
+    """Each takes a third of the budget: unless it is released, the fourth reader waits forever."""
     damaged = memoryview(bytes(SMALL.ahead_bytes // 3))
 
     async def settle(reader):
@@ -347,7 +347,7 @@ def test_damaged_answers_do_not_use_up_what_may_be_ahead(monkeypatch):
     with closing(KafkaFetcher(KafkaAddress("127.0.0.1:1"), Isolation.READ_COMMITTED)) as fetcher:
         giving_up = threading.Timer(10, fetcher.close)
         giving_up.start()
-        errors = failures(fetcher.stream(pieces, SMALL))
+        errors = list_errors(fetcher.stream(pieces, SMALL))
         giving_up.cancel()
     assert [type(e) for e in errors] == [CorruptBatch] * 8
 
@@ -370,7 +370,7 @@ def test_replicas_that_send_us_to_each_other_are_left_for_the_leader(monkeypatch
 
 
 def test_what_a_replica_sent_is_read_again_from_the_leader(monkeypatch):
-    """The replica's disk may have damaged it: it is no loss as long as the leader has it whole."""
+    """The replica's disk may be damaged; nothing is lost as long as the leader has the batch."""
     sent = log(LogBatch((LogRecord(b"k", b"v"),))).data
 
     async def send(wire, node, request, seconds=None):
@@ -390,7 +390,7 @@ def test_what_a_replica_sent_is_read_again_from_the_leader(monkeypatch):
 
 @pytest.mark.parametrize("cut", [1, 30])
 def test_half_a_batch_is_no_gap(monkeypatch, cut):
-    """Kafka returns whole batches for the first partition; what stands in for it may not."""
+    """Kafka returns whole batches for the first partition; Kafka-compatible brokers may not."""
     records = memoryview(log(LogBatch((LogRecord(b"k", b"v"),))).data[:-cut])
 
     async def send(wire, node, request, seconds=None):
@@ -406,7 +406,7 @@ def test_half_a_batch_is_no_gap(monkeypatch, cut):
 
 
 def _answer_by(monkeypatch, send):
-    """Let a stand-in answer fetches, in place of the leader of one partition."""
+    """Replace the leader of one partition: `send` answers its fetches."""
 
     async def settle(reader):
         return messages.Leadership(reader._range.tp, "A" * 22, 1, 0, None)
@@ -435,6 +435,6 @@ def test_an_address_where_nobody_listens_fails_every_range():
     pieces = [OffsetRange("t", p, "A" * 22, 0, 10) for p in range(2)]
     nowhere = KafkaAddress("127.0.0.1:1", {"bootstrap_timeout_ms": 200})
     with closing(KafkaFetcher(nowhere, Isolation.READ_COMMITTED)) as fetcher:
-        errors = failures(fetcher.stream(pieces, FetchLimits()))
+        errors = list_errors(fetcher.stream(pieces, FetchLimits()))
     assert [type(e) for e in errors] == [KafkaUnavailable] * 2
     assert "127.0.0.1:1: connection refused" in errors[0].message

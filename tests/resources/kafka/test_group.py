@@ -1,4 +1,4 @@
-"""Holding a real consumer group: alone or not at all; every commit fenced, its outcome known or said to be unknown."""
+"""Membership of a real consumer group: exclusive, with fenced commits whose outcome is known or reported as unknown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sluice.resources.kafka.group.membership import Heart
 from sluice.resources.kafka.protocol.group_api import Seat
 from sluice.resources.kafka.protocol.kafka_errors import BrokerNotReached
 from sluice.resources.local import java, local_kafka
-from tests.resources.kafka.tools import address, admin, until
+from tests.resources.kafka.tools import make_address, open_admin, wait_until
 
 
 @pytest.fixture
@@ -31,25 +31,27 @@ def topic(fresh_topic):
 
 @pytest.fixture
 def group(kafka, topic):
-    with closing(KafkaGroup(address(kafka), f"g-{topic}", session=2.0, transaction=2.0, patience=10.0)) as opened:
-        yield opened
+    with closing(
+        KafkaGroup(make_address(kafka), f"g-{topic}", session=2.0, transaction=2.0, patience=10.0)
+    ) as kafka_group:
+        yield kafka_group
 
 
-def spots(topic):
+def list_spots(topic):
     return [TopicPartition(topic, partition) for partition in range(3)]
 
 
 @contextmanager
-def consumer_in(kafka, topic, **settings):
-    """A live consumer of the topic's group, polling in a thread of its own until the block ends."""
+def run_consumer(kafka, topic, **settings):
+    """Run a consumer of the topic's group that polls in its own thread until the block ends."""
     done = threading.Event()
     with closing(
         KafkaConsumer(
             topic, bootstrap_servers=kafka.bootstrap, group_id=f"g-{topic}", auto_offset_reset="earliest", **settings
         )
     ) as consumer:
-        # kafka-python's group leader assigns nothing, for good, when it joined before it knew the topic.
-        until(lambda: consumer.partitions_for_topic(topic))
+        # kafka-python's group leader never assigns anything if it joins before it knows the topic.
+        wait_until(lambda: consumer.partitions_for_topic(topic))
         assigned: list[int] = []
 
         def poll():
@@ -67,22 +69,22 @@ def consumer_in(kafka, topic, **settings):
 
 
 def test_nothing_committed_is_none(group, topic):
-    assert group.fetch_committed(spots(topic)) == dict.fromkeys(spots(topic))
+    assert group.fetch_committed(list_spots(topic)) == dict.fromkeys(list_spots(topic))
     assert group.fetch_committed([]) == {}
     assert group.members() == ()
 
 
 @pytest.mark.parametrize("transactional", [True, False])
 def test_what_was_committed_is_read_back_at_once(kafka, group, topic, transactional):
-    first, second, third = spots(topic)
+    first, second, third = list_spots(topic)
     with group.join([topic], f"t-{topic}" if transactional else None) as member:
         if transactional:
             member.init_transactions()
         commit = member.commit_transaction if transactional else member.commit_plain
-        for n in range(1, 6):  # a read that does not ask for stable offsets is one behind, now and then
-            meant = {first: CommittedOffset(n, 0, f"mark {n}"), second: CommittedOffset(n * 10, -1, "é" * n)}
-            commit(meant)
-            assert member.fetch_committed([first, second, third]) == meant | {third: None}
+        for n in range(1, 6):  # a read that does not require stable offsets is sometimes one behind
+            offsets = {first: CommittedOffset(n, 0, f"mark {n}"), second: CommittedOffset(n * 10, -1, "é" * n)}
+            commit(offsets)
+            assert member.fetch_committed([first, second, third]) == offsets | {third: None}
         commit({})
     with closing(KafkaConsumer(bootstrap_servers=kafka.bootstrap, group_id=f"g-{topic}")) as plain:
         assert plain.committed(Plain(topic, 0), metadata=True) == OffsetAndMetadata(5, "mark 5", 0)
@@ -90,15 +92,15 @@ def test_what_was_committed_is_read_back_at_once(kafka, group, topic, transactio
 
 
 def test_a_read_waits_for_an_open_transaction(kafka, group, topic):
-    """Somebody's transactional offsets are pending: what was there before is no answer."""
+    """While transactional offsets are pending, the previous ones are not returned."""
 
-    spot, *_ = spots(topic)
+    spot, *_ = list_spots(topic)
     with closing(KafkaProducer(bootstrap_servers=kafka.bootstrap, transactional_id=f"other-{topic}")) as producer:
         producer.init_transactions()
         producer.begin_transaction()
         producer.send_offsets_to_transaction({Plain(topic, 0): OffsetAndMetadata(7, "", -1)}, f"g-{topic}")
         with (
-            closing(KafkaGroup(address(kafka), f"g-{topic}", patience=0.3)) as hasty,
+            closing(KafkaGroup(make_address(kafka), f"g-{topic}", patience=0.3)) as hasty,
             pytest.raises(KafkaUnavailable, match="UNSTABLE_OFFSET_COMMIT"),
         ):
             hasty.fetch_committed([spot])
@@ -107,8 +109,8 @@ def test_a_read_waits_for_an_open_transaction(kafka, group, topic):
 
 
 def test_a_live_consumer_is_not_disturbed(kafka, group, topic):
-    with consumer_in(kafka, topic, client_id="somebody") as (assigned, consumer):
-        until(lambda: assigned and assigned[-1] == 3)
+    with run_consumer(kafka, topic, client_id="somebody") as (assigned, consumer):
+        wait_until(lambda: assigned and assigned[-1] == 3)
         generation = consumer.group_metadata().generation_id
         (member,) = group.members()
         assert (member.client_id, member.host) == ("somebody", "127.0.0.1")
@@ -120,37 +122,40 @@ def test_a_live_consumer_is_not_disturbed(kafka, group, topic):
 
 def test_a_static_member_stays_after_it_was_stopped_and_the_error_names_it(kafka, group, topic):
     static = {"client_id": "somebody", "group_instance_id": "loader-1", "session_timeout_ms": 6000}
-    with consumer_in(kafka, topic, **static) as (assigned, _):
-        until(lambda: assigned and assigned[-1] == 3)
+    with run_consumer(kafka, topic, **static) as (assigned, _):
+        wait_until(lambda: assigned and assigned[-1] == 3)
     with (
         pytest.raises(GroupHeld, match=r"somebody at 127.* \(static member loader-1\)") as caught,
         group.join([topic], f"t-{topic}"),
     ):
         pass
     assert "until its session.timeout.ms has passed" in caught.value.remedy
-    until(lambda: not group.members())
+    wait_until(lambda: not group.members())
 
 
 def test_who_comes_in_after_us_fences_us(kafka, group, topic):
-    spot, *_ = spots(topic)
+    spot, *_ = list_spots(topic)
     with group.join([topic], f"t-{topic}") as member:
         member.init_transactions()
         member.commit_transaction({spot: CommittedOffset(1)})
-        with consumer_in(kafka, topic) as (assigned, _):
-            until(lambda: assigned and assigned[-1] == 3)
+        with run_consumer(kafka, topic) as (assigned, _):
+            wait_until(lambda: assigned and assigned[-1] == 3)
             with pytest.raises(CommitFenced, match=r"ILLEGAL_GENERATION|UNKNOWN_MEMBER"):
                 member.commit_transaction({spot: CommittedOffset(2)})
             with pytest.raises(CommitFenced, match=r"ILLEGAL_GENERATION|UNKNOWN_MEMBER"):
                 member.commit_plain({spot: CommittedOffset(3)})
-            # The refused transaction was aborted: nobody has to wait for it to time out.
+            # The refused transaction was aborted: no reader has to wait for it to time out.
             assert group.fetch_committed([spot]) == {spot: CommittedOffset(1)}
 
 
 def test_a_second_committer_fences_the_first(kafka, group, topic):
-    spot, *_ = spots(topic)
+    spot, *_ = list_spots(topic)
     with group.join([topic], f"t-{topic}") as member:
         member.init_transactions()
-        with closing(KafkaGroup(address(kafka), f"other-{topic}")) as other, other.join([topic], f"t-{topic}") as rival:
+        with (
+            closing(KafkaGroup(make_address(kafka), f"other-{topic}")) as other,
+            other.join([topic], f"t-{topic}") as rival,
+        ):
             rival.init_transactions()
             with pytest.raises(CommitFenced, match=r"PRODUCER_FENCED|INVALID_PRODUCER_EPOCH"):
                 member.commit_transaction({spot: CommittedOffset(1)})
@@ -174,14 +179,14 @@ def test_a_crashed_run_of_ours_is_waited_for(kafka, group, topic):
 
 
 def test_a_live_run_of_ours_is_waited_for_and_keeps_its_seat(group, kafka, topic):
-    spot, *_ = spots(topic)
+    spot, *_ = list_spots(topic)
     with (
-        closing(KafkaGroup(address(kafka), f"g-{topic}", session=1.0)) as other,
+        closing(KafkaGroup(make_address(kafka), f"g-{topic}", session=1.0)) as other,
         other.join([topic], None) as member,
     ):
         with pytest.raises(GroupHeld, match="sluice at"), group.join([topic], None):
             pass
-        # We were waited for longer than our session: heartbeats kept the seat.
+        # The other member waited longer than the session lasts: heartbeats kept the seat.
         member.commit_plain({spot: CommittedOffset(4)})
     assert group.fetch_committed([spot]) == {spot: CommittedOffset(4)}
 
@@ -193,7 +198,7 @@ def test_leaving_also_when_the_block_fails(group, topic):
 
 
 def test_what_is_no_offset_is_refused_before_anything_is_sent(group, topic):
-    first, second, _ = spots(topic)
+    first, second, _ = list_spots(topic)
     with group.join([topic], f"t-{topic}") as member:
         with pytest.raises(UsageError, match="not started"):
             member.commit_transaction({first: CommittedOffset(1)})
@@ -208,19 +213,19 @@ def test_what_is_no_offset_is_refused_before_anything_is_sent(group, topic):
 
 
 def test_deleted_offsets_are_none_again(kafka, group, topic):
-    spot, *_ = spots(topic)
+    spot, *_ = list_spots(topic)
     with group.join([topic], None) as member:
         member.commit_plain({spot: CommittedOffset(9)})
-    with admin(kafka) as client:
+    with open_admin(kafka) as client:
         client.delete_groups([f"g-{topic}"])
     assert group.fetch_committed([spot]) == {spot: None}
 
 
 def test_a_group_of_the_newer_protocol_is_held_by_others(kafka, group, topic):
-    """Its members are listed by no request of the classic protocol (KIP-848)."""
-    consumer = _console_consumer(kafka, topic)
+    """No request of the classic protocol lists its members (KIP-848)."""
+    consumer = _start_console_consumer(kafka, topic)
     try:
-        until(lambda: _is_held(group))
+        wait_until(lambda: _is_held(group))
         with pytest.raises(GroupHeld, match="newer"), group.join([topic], None):
             pass
     finally:
@@ -230,17 +235,17 @@ def test_a_group_of_the_newer_protocol_is_held_by_others(kafka, group, topic):
 
 def test_who_comes_in_by_the_newer_protocol_fences_us(kafka, topic):
     """The coordinator converts the group, and accepts commits of our generation until our session has passed."""
-    spot, *_ = spots(topic)
+    spot, *_ = list_spots(topic)
     with (
-        closing(KafkaGroup(address(kafka), f"g-{topic}", session=30.0, transaction=2.0, patience=10.0)) as group,
-        closing(KafkaGroups(address(kafka))) as groups,
+        closing(KafkaGroup(make_address(kafka), f"g-{topic}", session=30.0, transaction=2.0, patience=10.0)) as group,
+        closing(KafkaGroups(make_address(kafka))) as groups,
         group.join([topic], f"t-{topic}") as member,
     ):
         member.init_transactions()
         member.commit_transaction({spot: CommittedOffset(1)})
-        consumer = _console_consumer(kafka, topic)
+        consumer = _start_console_consumer(kafka, topic)
         try:
-            until(lambda: groups.view(f"g-{topic}").kind == "consumer")
+            wait_until(lambda: groups.view(f"g-{topic}").kind == "consumer")
             with pytest.raises(CommitFenced, match="newer group protocol"):
                 member.commit_transaction({spot: CommittedOffset(2)})
             with pytest.raises(CommitFenced, match="newer group protocol"):
@@ -259,7 +264,7 @@ def _is_held(group):
     return False
 
 
-def _console_consumer(kafka, topic):
+def _start_console_consumer(kafka, topic):
     jars = java.jars(f"kafka-{local_kafka.VERSION}", local_kafka.ARTIFACTS)
     name = "org.apache.kafka.tools.consumer.ConsoleConsumer"
     where = ["--bootstrap-server", kafka.bootstrap, "--topic", topic, "--group", f"g-{topic}"]
@@ -289,13 +294,13 @@ def test_nobody_there():
 
 
 def test_heartbeats_look_for_another_coordinator_when_theirs_is_gone(monkeypatch):
-    """Else a member that commits long after it joined has lost its seat by then."""
+    """Otherwise a member that commits long after it joined would have lost its seat."""
 
-    async def gone(*_):
+    async def raise_not_reached(*_):
         raise BrokerNotReached("gone")
 
     forgotten = threading.Event()
-    monkeypatch.setattr(Wire, "send", gone)
+    monkeypatch.setattr(Wire, "send", raise_not_reached)
     monkeypatch.setattr(Wire, "forget_coordinator", lambda *_: forgotten.set())
     with closing(Wire(KafkaAddress("127.0.0.1:1"))) as wire:
         heart = Heart(Coordinators(wire, 1.0), Seat("g", "m", 1), 0.01)

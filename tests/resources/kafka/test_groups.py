@@ -1,4 +1,4 @@
-"""Every group of a real cluster, looked at without disturbing any, and offsets put only where nobody is a member."""
+"""The groups of a real cluster are described without disturbing any; offsets are set only in groups without members."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from sluice.resources.kafka.connection.connection_settings import KafkaAddress
 from sluice.resources.kafka.group.all_groups import KafkaGroups
 from sluice.resources.kafka.protocol import admin_api
 from sluice.resources.local.local_kafka import LocalKafka
-from tests.resources.kafka.tools import address, until
+from tests.resources.kafka.tools import make_address, wait_until
 
 
 @pytest.fixture
 def groups(kafka: LocalKafka) -> Iterator[KafkaGroups]:
-    with closing(KafkaGroups(address(kafka), patience=15.0)) as opened:
-        yield opened
+    with closing(KafkaGroups(make_address(kafka), patience=15.0)) as kafka_groups:
+        yield kafka_groups
 
 
 @contextmanager
-def consuming(kafka: LocalKafka, topic: str, group: str, **settings: Any) -> Iterator[KafkaConsumer]:
-    """A live consumer, polling in a thread of its own until the block ends."""
+def run_consumer(kafka: LocalKafka, topic: str, group: str, **settings: Any) -> Iterator[KafkaConsumer]:
+    """Run a consumer that polls in its own thread until the block ends."""
     done = threading.Event()
     where = {"bootstrap_servers": kafka.bootstrap, "group_id": group, "enable_auto_commit": False}
     with closing(KafkaConsumer(topic, **where, **settings)) as consumer:
-        until(lambda: consumer.partitions_for_topic(topic))
+        wait_until(lambda: consumer.partitions_for_topic(topic))
 
         def poll() -> None:
             while not done.is_set():
@@ -45,7 +45,7 @@ def consuming(kafka: LocalKafka, topic: str, group: str, **settings: Any) -> Ite
         thread = threading.Thread(target=poll)
         thread.start()
         try:
-            until(lambda: consumer.assignment())
+            wait_until(lambda: consumer.assignment())
             yield consumer
         finally:
             done.set()
@@ -61,12 +61,12 @@ def test_a_group_that_is_not_there_is_dead_and_is_not_made_by_looking(groups: Ka
 
 def test_what_is_put_is_read_back_and_makes_a_group_without_protocol(groups: KafkaGroups, fresh_topic: Any) -> None:
     topic = fresh_topic(partitions=2)
-    meant = {
+    offsets = {
         TopicPartition(topic, 0): CommittedOffset(3, metadata="by hand"),
         TopicPartition(topic, 1): CommittedOffset(0),
     }
-    groups.put(f"g-{topic}", meant)
-    assert groups.fetch_committed(f"g-{topic}") == meant
+    groups.put(f"g-{topic}", offsets)
+    assert groups.fetch_committed(f"g-{topic}") == offsets
     view = groups.view(f"g-{topic}")
     assert (view.state, view.kind, view.protocol_type, view.members) == (GroupState.EMPTY, "classic", "", ())
     assert [(g.state, g.kind) for g in groups.list_groups() if g.name == f"g-{topic}"] == [("Empty", "classic")]
@@ -76,12 +76,12 @@ def test_a_live_group_is_described_and_not_moved(kafka: LocalKafka, groups: Kafk
     topic = fresh_topic(partitions=2)
     name, tps = f"g-{topic}", tuple(TopicPartition(topic, p) for p in range(2))
     settings = {"client_id": "loader", "group_instance_id": "loader-1", "session_timeout_ms": 6000}
-    with consuming(kafka, topic, name, **settings) as consumer:
-        view = until(lambda: (v := groups.view(name)).state == GroupState.STABLE and v)
+    with run_consumer(kafka, topic, name, **settings) as consumer:
+        view = wait_until(lambda: (v := groups.view(name)).state == GroupState.STABLE and v)
         assert (view.protocol_type, view.assignor, view.free) == ("consumer", "range", False)
         assert str(view.coordinator).endswith(kafka.bootstrap)
-        (seen,) = view.members or ()
-        assert (seen.client_id, seen.host, seen.instance_id, seen.assignment) == (
+        (member,) = view.members or ()
+        assert (member.client_id, member.host, member.instance_id, member.assignment) == (
             "loader",
             "127.0.0.1",
             "loader-1",
@@ -102,21 +102,21 @@ def test_a_cluster_that_does_not_answer() -> None:
         groups.list_groups()
 
 
-# -- what members say of themselves
+# -- assignments as members encode them
 
 _PARTITIONS = st.dictionaries(st.text(min_size=1, max_size=9), st.lists(st.integers(0, 99), max_size=4), max_size=4)
 
 
 @given(_PARTITIONS, st.integers(0, 3))
-def test_an_assignment_as_consumers_write_it(held: dict[str, list[int]], version: int) -> None:
+def test_an_assignment_as_consumers_write_it(assigned: dict[str, list[int]], version: int) -> None:
     one = ConsumerProtocolAssignment.TopicPartition
-    entries = [one(topic=topic, partitions=numbers) for topic, numbers in held.items()]
+    entries = [one(topic=topic, partitions=numbers) for topic, numbers in assigned.items()]
     data = ConsumerProtocolAssignment(version=version, assigned_partitions=entries, user_data=b"x").encode(header=True)
-    expected = tuple(sorted(TopicPartition(topic, p) for topic, numbers in held.items() for p in numbers))
+    expected = tuple(sorted(TopicPartition(topic, p) for topic, numbers in assigned.items() for p in numbers))
     assert admin_api.read_assignment(bytes(data)) == expected
 
 
 @given(st.binary(max_size=80))
 def test_whatever_bytes_a_member_was_assigned(data: bytes) -> None:
-    found = admin_api.read_assignment(data)
-    assert found is None or all(isinstance(tp, TopicPartition) for tp in found)
+    assignment = admin_api.read_assignment(data)
+    assert assignment is None or all(isinstance(tp, TopicPartition) for tp in assignment)

@@ -1,4 +1,4 @@
-"""The answer to a fetch, read by hand: as kafka-python's own schema reads it, and no byte further than there are."""
+"""Answers to fetches, decoded without kafka-python: with its results, and never beyond their last byte."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ answers = st.dictionaries(names, st.dictionaries(st.integers(0, 99), parts, max_
 
 @given(answer=answers, version=st.sampled_from([12, 13]), throttled=st.integers(0, 1000))
 def test_the_answer_to_a_fetch_as_the_schema_says(answer, version, throttled):
-    data = _encoded(answer, version, throttled)
+    data = _encode_answer(answer, version, throttled)
     read = messages.read_fetch(memoryview(b"head" + data), 4, version)
     assert (read.throttle_time_ms, read.error) == (throttled, None)
     assert read.parts == {
-        (name if version == 12 else messages.printed_id(_id(name)), number): _expected(part)
+        (name if version == 12 else messages.printed_id(_make_id(name)), number): _build_expected(part)
         for name, numbers in answer.items()
         for number, part in numbers.items()
     }
@@ -48,10 +48,10 @@ def test_the_answer_to_a_fetch_as_the_schema_says(answer, version, throttled):
 
 @given(answer=answers, version=st.sampled_from([12, 13]), data=st.data())
 def test_an_answer_that_was_cut_or_changed_is_an_error_or_another_answer(answer, version, data):
-    whole = bytearray(_encoded(answer, version, 0))
-    at = data.draw(st.integers(0, len(whole) - 1))
-    whole[at] ^= data.draw(st.integers(0, 255))
-    cut = whole[: data.draw(st.integers(at, len(whole)))]
+    encoded = bytearray(_encode_answer(answer, version, 0))
+    at = data.draw(st.integers(0, len(encoded) - 1))
+    encoded[at] ^= data.draw(st.integers(0, 255))
+    cut = encoded[: data.draw(st.integers(at, len(encoded)))]
     try:
         read = messages.read_fetch(memoryview(bytes(cut)), 0, version)
     except KafkaProtocolError:
@@ -68,7 +68,7 @@ def test_an_answer_that_was_cut_or_changed_is_an_error_or_another_answer(answer,
 def test_a_produce_request_is_encoded_as_kafka_python_would(records, producer, topic, version):
     views = {partition: memoryview(batch) for partition, batch in records.items()}
     encoded = []
-    for request in (ask_produce(ProducerId(producer, 7, 1), topic, some) for some in (views, records)):
+    for request in (ask_produce(ProducerId(producer, 7, 1), topic, batches) for batches in (views, records)):
         request.API_VERSION = version
         request.with_header(correlation_id=12, client_id="sluice-orders")
         encoded.append(bytes(request.encode(header=True, framed=True)))
@@ -79,13 +79,13 @@ def test_a_produce_request_is_encoded_as_kafka_python_would(records, producer, t
 @pytest.mark.parametrize("version", [12, 13])
 def test_a_topic_named_as_another_s_id_gets_its_own_records(version):
     """Kafka allows such a name. Before Kafka 3.1, answers name topics by their names."""
-    topic_id = messages.printed_id(_id("orders"))
+    topic_id = messages.printed_id(_make_id("orders"))
     part = {"error_code": 0, "high_watermark": 9, "last_stable_offset": 9, "log_start_offset": 0}
     part |= {"preferred_read_replica": -1, "aborted": None}
     answer = {name: {0: part | {"records": name.encode()}} for name in ("orders", topic_id)}
-    read = messages.read_fetch(memoryview(_encoded(answer, version, 0)), 0, version)
+    read = messages.read_fetch(memoryview(_encode_answer(answer, version, 0)), 0, version)
     asks = [
-        FetchAsk(Leadership(TopicPartition(name, 0), messages.printed_id(_id(name)), 1, 0, None), 0, 100)
+        FetchAsk(Leadership(TopicPartition(name, 0), messages.printed_id(_make_id(name)), 1, 0, None), 0, 100)
         for name in answer
     ]
     assert [bytes(part.records).decode() for part in parts_of(read, asks)] == ["orders", topic_id]
@@ -103,11 +103,11 @@ def test_topic_ids_as_kafka_prints_them(topic_id):
     assert messages.parsed_id(printed) == topic_id
 
 
-def _id(name: str) -> uuid.UUID:
+def _make_id(name: str) -> uuid.UUID:
     return uuid.uuid5(uuid.NAMESPACE_DNS, name)
 
 
-def _expected(part) -> FetchPart:
+def _build_expected(part) -> FetchPart:
     return FetchPart(
         messages.error_of(part["error_code"]),
         part["high_watermark"],
@@ -118,7 +118,7 @@ def _expected(part) -> FetchPart:
     )
 
 
-def _encoded(answer, version: int, throttled: int) -> bytes:
+def _encode_answer(answer, version: int, throttled: int) -> bytes:
     topic = FetchResponse.FetchableTopicResponse
     response = FetchResponse(
         throttle_time_ms=throttled,
@@ -127,7 +127,7 @@ def _encoded(answer, version: int, throttled: int) -> bytes:
         responses=[
             topic(
                 topic=name,
-                topic_id=_id(name),
+                topic_id=_make_id(name),
                 partitions=[
                     topic.PartitionData(
                         partition_index=number,
@@ -154,26 +154,28 @@ def test_partitions_grouped_by_topic_in_their_order():
 
 
 def test_settings_that_may_not_be_read_are_unknown() -> None:
-    def said(kind: int, name: str, error: int = 0, **configs: str) -> DescribeConfigsResponse.DescribeConfigsResult:
+    def build_result(
+        kind: int, name: str, error: int = 0, **configs: str
+    ) -> DescribeConfigsResponse.DescribeConfigsResult:
         result = DescribeConfigsResponse.DescribeConfigsResult
         one = result.DescribeConfigsResourceResult
         values = [one(name=k.replace("_", "."), value=v) for k, v in configs.items()]
         return result(error_code=error, resource_type=kind, resource_name=name, configs=values)
 
-    found = messages.read_configs(
+    configs = messages.read_configs(
         DescribeConfigsResponse(
             results=[
-                said(2, "orders", cleanup_policy="compact, delete", retention_ms="-1", retention_bytes="100"),
-                said(2, "changelog", cleanup_policy="compact", retention_ms="604800000", retention_bytes="-1"),
-                said(2, "odd", cleanup_policy="", retention_ms="², soon", retention_bytes=""),
-                said(2, "secret", error=29),
-                said(4, "1", error=31, offsets_retention_minutes="10080"),
+                build_result(2, "orders", cleanup_policy="compact, delete", retention_ms="-1", retention_bytes="100"),
+                build_result(2, "changelog", cleanup_policy="compact", retention_ms="604800000", retention_bytes="-1"),
+                build_result(2, "odd", cleanup_policy="", retention_ms="², soon", retention_bytes=""),
+                build_result(2, "secret", error=29),
+                build_result(4, "1", error=31, offsets_retention_minutes="10080"),
             ]
         )
     )
-    assert found.topics == {
+    assert configs.topics == {
         "orders": TopicConfig(retention_bytes=100, compacts=True),
         "changelog": TopicConfig(retention_ms=604_800_000, deletes=False, compacts=True),
         "odd": TopicConfig(deletes=False),
     }
-    assert found.broker == BrokerConfig()
+    assert configs.broker == BrokerConfig()

@@ -1,4 +1,4 @@
-"""Tokens by client credentials: a real OIDC endpoint signs them, and a real broker checks them against its keys."""
+"""OAuth tokens by client credentials: an OIDC endpoint signs them, and a real broker verifies them with its keys."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ SECRET = "s3same+/="
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
 
-def _b64(data: bytes) -> str:
+def _encode_base64(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
 class Issuer:
-    """A small OIDC provider: `/token` and `/keys`. `life`: seconds that a token lasts; `broken`: what it does wrong."""
+    """A small OIDC provider: `/token` and `/keys`. `life`: a token's life in seconds; `broken`: its kind of fault."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.key = rsa.generate_private_key(65537, 2048)
@@ -48,7 +48,7 @@ class Issuer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                issuer.send(self, 200, {"keys": [issuer.jwk()]})
+                issuer.send(self, 200, {"keys": [issuer.export_key()]})
 
             def do_POST(self) -> None:
                 form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
@@ -76,9 +76,9 @@ class Issuer:
         handler.end_headers()
         handler.wfile.write(data)
 
-    def jwk(self) -> dict[str, str]:
+    def export_key(self) -> dict[str, str]:
         numbers = self.key.public_key().public_numbers()
-        n, e = (_b64(v.to_bytes((v.bit_length() + 7) // 8)) for v in (numbers.n, numbers.e))
+        n, e = (_encode_base64(v.to_bytes((v.bit_length() + 7) // 8)) for v in (numbers.n, numbers.e))
         return {"kty": "RSA", "kid": "one", "alg": "RS256", "use": "sig", "n": n, "e": e}
 
     def answer(self, login: str, form: dict[str, list[str]]) -> tuple[int, Any]:
@@ -98,19 +98,19 @@ class Issuer:
                 return 200, b'{"access_token": "t", "expires_in": NaN}'
             case "moved":
                 return 302, {}
-        given = base64.b64decode(login.removeprefix("Basic ")).decode()
-        if given != "ingest:s3same%2B%2F%3D" or form["grant_type"] != ["client_credentials"]:
+        credentials = base64.b64decode(login.removeprefix("Basic ")).decode()
+        if credentials != "ingest:s3same%2B%2F%3D" or form["grant_type"] != ["client_credentials"]:
             return 401, {"error": "invalid_client"}
         if form.get("scope", ["kafka"]) != ["kafka"]:
             return 400, {"error": "invalid_scope"}
         self.issued += 1
-        return 200, {"access_token": self.token(), "expires_in": self.life, "token_type": "Bearer"}
+        return 200, {"access_token": self.make_token(), "expires_in": self.life, "token_type": "Bearer"}
 
-    def token(self) -> str:
+    def make_token(self) -> str:
         now = int(time.time())
         claims = {"sub": "ingest", "aud": "kafka", "iss": "test", "iat": now, "exp": now + self.life}
-        body = ".".join(_b64(json.dumps(part).encode()) for part in ({"alg": "RS256", "kid": "one"}, claims))
-        return f"{body}.{_b64(self.key.sign(body.encode(), padding.PKCS1v15(), hashes.SHA256()))}"
+        body = ".".join(_encode_base64(json.dumps(part).encode()) for part in ({"alg": "RS256", "kid": "one"}, claims))
+        return f"{body}.{_encode_base64(self.key.sign(body.encode(), padding.PKCS1v15(), hashes.SHA256()))}"
 
 
 def test_a_server_that_speaks_no_http_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,8 +132,8 @@ def test_a_server_that_speaks_no_http_is_one_clear_error(monkeypatch: pytest.Mon
 
 @pytest.fixture(scope="module")
 def issuer() -> Iterator[Issuer]:
-    with closing(Issuer()) as made:
-        yield made
+    with closing(Issuer()) as local_issuer:
+        yield local_issuer
 
 
 @pytest.fixture(autouse=True)
@@ -141,8 +141,8 @@ def sound(issuer: Issuer) -> None:
     issuer.life, issuer.broken = 300, ""
 
 
-def given(issuer: Issuer, **other: Any) -> ClientCredentials:
-    # A scope of its own for each test would ask again; another path does, too.
+def make_provider(issuer: Issuer, **other: Any) -> ClientCredentials:
+    # Tokens are cached by endpoint: with another path, each test asks for a new one.
     settings = {"endpoint": f"{issuer.address}/{time.monotonic_ns()}", "client_id": "ingest", "client_secret": SECRET}
     return ClientCredentials(**settings | other)
 
@@ -151,15 +151,15 @@ def test_a_token_serves_until_it_is_old(issuer: Issuer, monkeypatch: pytest.Monk
     later = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later[0], sleep=lambda seconds: None)
     monkeypatch.setattr(oauth, "time", clock)
-    provider, before = given(issuer), issuer.issued
+    provider, before = make_provider(issuer), issuer.issued
     assert provider.token() == provider.token()
     assert issuer.issued == before + 1
     issuer.life = 1000
-    short = given(issuer)
+    short = make_provider(issuer)
     first = short.token()
     issuer.broken = "down"
     later[0], before = 850, issuer.requests
-    assert short.token() == short.token() == first  # its endpoint is away, and it is valid still
+    assert short.token() == short.token() == first  # its endpoint is down, and it is still valid
     assert issuer.requests == before + 1  # connections would wait for each request
     later[0] = 1100
     with pytest.raises(KafkaUnavailable):
@@ -194,18 +194,18 @@ def test_each_trouble_has_its_error(
 ) -> None:
     issuer.broken = broken
     with pytest.raises(kind) as caught:
-        given(issuer, **other).token()
+        make_provider(issuer, **other).token()
     assert says in str(caught.value)
     assert "s3same" not in str(caught.value)
     assert caught.value.remedy
 
 
 def test_no_proxy_sees_the_secret_in_plain(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Proxies of the environment are for https, which they cannot read."""
+    """Proxies of the environment are used only for https, which they cannot read."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    assert given(issuer).token()
+    assert make_provider(issuer).token()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "login.example"])
@@ -219,9 +219,9 @@ def test_over_https_with_a_ca_of_its_own(tmp_path: Path, host: str) -> None:
     tls.load_cert_chain(tmp_path / "own.pem")
     with closing(Issuer(tls)) as issuer:
         with pytest.raises(NotAuthorized, match="not believed: unable to get local issuer") as caught:
-            given(issuer, cafile=str(tmp_path / "other.pem")).token()
+            make_provider(issuer, cafile=str(tmp_path / "other.pem")).token()
         assert "sasl_oauth_cafile" in caught.value.remedy
-        provider = given(issuer, cafile=str(tmp_path / "ca.pem"))
+        provider = make_provider(issuer, cafile=str(tmp_path / "ca.pem"))
         if host == "127.0.0.1":
             assert provider.token().count(".") == 2
             return

@@ -1,5 +1,4 @@
-"""Letters into a real topic, in the transaction of the offsets: there with them or not at all, in order, as they
-were."""
+"""Dead letters are sent to a real topic in the transaction of the offsets: all or none, in order and unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from sluice.resources.kafka.group.group import KafkaGroup
 from sluice.resources.kafka.group.membership import KafkaMembership
 from sluice.resources.kafka.protocol import group_api, messages
 from sluice.resources.kafka.protocol.group_api import TRANSACTION
-from tests.resources.kafka.tools import address, until
+from tests.resources.kafka.tools import make_address, wait_until
 
 PRODUCE, ADD_PARTITIONS = 0, 24
 """API keys."""
@@ -29,7 +28,7 @@ PRODUCE, ADD_PARTITIONS = 0, 24
 STAMP = 1_700_000_000_000
 
 
-def letter(n, partition=0, **changes):
+def make_letter(n, partition=0, **changes):
     plain = {
         "partition": partition,
         "timestamp": STAMP + n,
@@ -42,7 +41,7 @@ def letter(n, partition=0, **changes):
 
 
 def read(kafka, topic, isolation="read_committed"):
-    """What a plain consumer sees, by partition."""
+    """Returns the records that a plain consumer reads, by partition."""
     with closing(
         KafkaConsumer(
             bootstrap_servers=kafka.bootstrap, isolation_level=isolation, auto_offset_reset="earliest", check_crcs=True
@@ -60,14 +59,14 @@ def read(kafka, topic, isolation="read_committed"):
 
 @pytest.fixture
 def spot(fresh_topic):
-    """Where offsets are committed."""
+    """The partition whose offsets are committed."""
     return TopicPartition(fresh_topic(name="orders"), 0)
 
 
 @pytest.fixture
 def group(kafka, spot):
-    with closing(KafkaGroup(address(kafka), f"g-{spot.topic}", session=6.0, transaction=10.0)) as opened:
-        yield opened
+    with closing(KafkaGroup(make_address(kafka), f"g-{spot.topic}", session=6.0, transaction=10.0)) as kafka_group:
+        yield kafka_group
 
 
 def as_sent(records):
@@ -81,9 +80,9 @@ def as_meant(letters):
 def test_letters_are_there_with_the_offsets_in_order_and_as_they_were(kafka, group, spot, fresh_topic, monkeypatch):
     monkeypatch.setattr(membership, "CHUNK_BYTES", 20_000)
     topic = fresh_topic(partitions=3)
-    odd = letter(0, 2, key=None, value=None, headers=(), timestamp=-1)
-    first = [odd, *(letter(n, n % 3) for n in range(1, 1000))]
-    second = [letter(n, 1, value=b"x" * 1000) for n in range(1000, 1100)]
+    odd = make_letter(0, 2, key=None, value=None, headers=(), timestamp=-1)
+    first = [odd, *(make_letter(n, n % 3) for n in range(1, 1000))]
+    second = [make_letter(n, 1, value=b"x" * 1000) for n in range(1000, 1100)]
     with group.join([spot.topic], f"t-{topic}") as member:
         assert member.partitions_of(topic) == 3
         member.init_transactions()
@@ -91,53 +90,53 @@ def test_letters_are_there_with_the_offsets_in_order_and_as_they_were(kafka, gro
             member.commit_transaction({spot: CommittedOffset(number)}, topic, iter(letters))
         member.commit_transaction({spot: CommittedOffset(2)}, topic, [])
         assert member.fetch_committed([spot]) == {spot: CommittedOffset(2)}
-    found = until(lambda: sum(map(len, (r := read(kafka, topic)).values())) == 1100 and r)
+    records = wait_until(lambda: sum(map(len, (r := read(kafka, topic)).values())) == 1100 and r)
     for partition in range(3):
-        meant = [m for m in first + second if m.partition == partition]
-        assert as_sent(found[partition]) == as_meant(meant)
+        expected = [m for m in first + second if m.partition == partition]
+        assert as_sent(records[partition]) == as_meant(expected)
 
 
 def test_a_failed_transaction_leaves_nothing_and_the_next_one_goes_through(kafka, group, spot, fresh_topic):
     topic = fresh_topic()
 
-    def broken():
-        yield letter(1)
-        yield letter(2, value=b"x" * 900_000)
+    def yield_and_fail():
+        yield make_letter(1)
+        yield make_letter(2, value=b"x" * 900_000)
         raise RuntimeError("the lake is gone")
 
     with group.join([spot.topic], f"t-{topic}") as member:
         member.init_transactions()
         with pytest.raises(RuntimeError):
-            member.commit_transaction({spot: CommittedOffset(1)}, topic, broken())
+            member.commit_transaction({spot: CommittedOffset(1)}, topic, yield_and_fail())
         with pytest.raises(UsageError, match="not started"):
             member.commit_transaction({spot: CommittedOffset(1)})
         assert member.fetch_committed([spot]) == {spot: None}
         member.init_transactions()
-        member.commit_transaction({spot: CommittedOffset(2)}, topic, [letter(3)])
-    assert len(until(lambda: read(kafka, topic, "read_uncommitted")[0])) == 2
-    assert [r.key for r in until(lambda: read(kafka, topic)[0])] == [b"k3"]
+        member.commit_transaction({spot: CommittedOffset(2)}, topic, [make_letter(3)])
+    assert len(wait_until(lambda: read(kafka, topic, "read_uncommitted")[0])) == 2
+    assert [r.key for r in wait_until(lambda: read(kafka, topic)[0])] == [b"k3"]
 
 
 def test_a_newer_committer_fences_what_is_half_sent(kafka, group, spot, fresh_topic, monkeypatch):
     monkeypatch.setattr(membership, "CHUNK_BYTES", 1000)
     topic = fresh_topic()
     with (
-        closing(KafkaGroup(address(kafka), f"other-{topic}")) as other,
+        closing(KafkaGroup(make_address(kafka), f"other-{topic}")) as other,
         other.join([spot.topic], f"t-{topic}") as rival,
     ):
 
-        def interrupted():
-            yield from (letter(n) for n in range(100))
+        def yield_and_fence():
+            yield from (make_letter(n) for n in range(100))
             rival.init_transactions()
-            yield from (letter(n) for n in range(100, 200))
+            yield from (make_letter(n) for n in range(100, 200))
 
         with group.join([spot.topic], f"t-{topic}") as member:
             member.init_transactions()
             with pytest.raises(CommitFenced, match=r"PRODUCER_FENCED|INVALID_PRODUCER_EPOCH"):
-                member.commit_transaction({spot: CommittedOffset(1)}, topic, interrupted())
-            rival.commit_transaction({spot: CommittedOffset(2)}, topic, [letter(7)])
+                member.commit_transaction({spot: CommittedOffset(1)}, topic, yield_and_fence())
+            rival.commit_transaction({spot: CommittedOffset(2)}, topic, [make_letter(7)])
             assert member.fetch_committed([spot]) == {spot: None}
-    assert [r.key for r in until(lambda: read(kafka, topic)[0])] == [b"k7"]
+    assert [r.key for r in wait_until(lambda: read(kafka, topic)[0])] == [b"k7"]
 
 
 def test_a_topic_that_is_not_there_and_one_that_is_kafkas_own(group, spot):
@@ -148,7 +147,7 @@ def test_a_topic_that_is_not_there_and_one_that_is_kafkas_own(group, spot):
 
 
 @pytest.mark.parametrize(
-    ("config", "wrong", "why"),
+    ("config", "wrong", "reason"),
     [
         ({"max.message.bytes": "5000"}, {"value": b"x" * 6000}, "MESSAGE_SIZE_TOO_LARGE(?s:.)*max.message.bytes"),
         ({"cleanup.policy": "compact"}, {"key": None}, "INVALID_RECORD(?s:.)*cleanup.policy"),
@@ -159,29 +158,29 @@ def test_a_topic_that_is_not_there_and_one_that_is_kafkas_own(group, spot):
         ),
     ],
 )
-def test_what_the_topic_does_not_take_is_named(kafka, group, spot, fresh_topic, config, wrong, why):
+def test_what_the_topic_does_not_take_is_named(kafka, group, spot, fresh_topic, config, wrong, reason):
     topic = fresh_topic(config=config)
-    letters = [letter(n, **({"value": b"x" * 500} | (wrong if n == 77 else {}))) for n in range(100)]
+    letters = [make_letter(n, **({"value": b"x" * 500} | (wrong if n == 77 else {}))) for n in range(100)]
     with group.join([spot.topic], f"t-{topic}") as member:
         member.init_transactions()
-        with pytest.raises(UsageError, match=f"orders:0:77 (?s:.)*{why}"):
+        with pytest.raises(UsageError, match=f"orders:0:77 (?s:.)*{reason}"):
             member.commit_transaction({spot: CommittedOffset(1)}, topic, letters)
         assert member.fetch_committed([spot]) == {spot: None}
         member.init_transactions()
-        # Many that are too large together go in halves.
+        # A chunk that is too large is sent in halves.
         member.commit_transaction({spot: CommittedOffset(2)}, topic, letters[:77] + letters[78:])
-    assert len(until(lambda: read(kafka, topic)[0])) == 99
+    assert len(wait_until(lambda: read(kafka, topic)[0])) == 99
 
 
 def test_a_transaction_that_takes_too_long_says_what_to_raise(kafka, spot, fresh_topic, monkeypatch):
     monkeypatch.setattr(membership, "CHUNK_BYTES", 100)
     topic = fresh_topic()
     with (
-        closing(KafkaGroup(address(kafka), f"g-{topic}", session=6.0, transaction=1.0)) as hasty,
+        closing(KafkaGroup(make_address(kafka), f"g-{topic}", session=6.0, transaction=1.0)) as hasty,
         hasty.join([spot.topic], f"t-{topic}") as member,
     ):
         member.init_transactions()
-        endless = iter(lambda: letter(1), None)
+        endless = iter(lambda: make_letter(1), None)
         with pytest.raises(UsageError, match=r"(?s)dead letters were sent.*transaction_timeout_ms"):
             member.commit_transaction({spot: CommittedOffset(1)}, topic, endless)
         assert member.fetch_committed([spot]) == {spot: None}
@@ -189,10 +188,10 @@ def test_a_transaction_that_takes_too_long_says_what_to_raise(kafka, spot, fresh
 
 
 def test_a_committer_that_sleeps_once_its_letters_are_sent_is_fenced(kafka, group, spot, fresh_topic, monkeypatch):
-    """It is not for the letters that its time was up: no setting is to blame."""
+    """The transaction did not time out because of the letters, so the error names no setting."""
     topic, clock, adding = fresh_topic(), SimpleNamespace(monotonic=time.monotonic), KafkaMembership._add_offsets
 
-    async def asleep(member, offsets, producer):
+    async def add_offsets_late(member, offsets, producer):
         await member._coordinators.ask(
             TRANSACTION, f"t-{topic}", partial(group_api.ask_producer, f"t-{topic}", 9000), messages.top_error
         )
@@ -200,11 +199,11 @@ def test_a_committer_that_sleeps_once_its_letters_are_sent_is_fenced(kafka, grou
         await adding(member, offsets, producer)
 
     monkeypatch.setattr(membership, "time", clock)
-    monkeypatch.setattr(KafkaMembership, "_add_offsets", asleep)
+    monkeypatch.setattr(KafkaMembership, "_add_offsets", add_offsets_late)
     with group.join([spot.topic], f"t-{topic}") as member:
         member.init_transactions()
         with pytest.raises(CommitFenced):
-            member.commit_transaction({spot: CommittedOffset(1)}, topic, [letter(1)])
+            member.commit_transaction({spot: CommittedOffset(1)}, topic, [make_letter(1)])
         assert member.fetch_committed([spot]) == {spot: None}
 
 
@@ -213,17 +212,17 @@ def test_a_committer_that_sleeps_once_its_letters_are_sent_is_fenced(kafka, grou
 def test_lost_answers_double_nothing(behind, fresh_topic, monkeypatch, key):
     monkeypatch.setattr(membership, "CHUNK_BYTES", 2000)
     topic, source = fresh_topic(partitions=2, cluster=behind.cluster), fresh_topic(cluster=behind.cluster)
-    letters = [letter(n, n % 2) for n in range(200)]
+    letters = [make_letter(n, n % 2) for n in range(200)]
     with (
-        closing(KafkaGroup(address(behind.cluster), f"g-{topic}", session=6.0)) as group,
+        closing(KafkaGroup(make_address(behind.cluster), f"g-{topic}", session=6.0)) as group,
         group.join([source], f"t-{topic}") as member,
     ):
         member.init_transactions()
         behind.proxy.lose = {key: 2}
         member.commit_transaction({TopicPartition(source, 0): CommittedOffset(1)}, topic, letters)
     assert behind.proxy.lose == {key: 0}
-    found = until(lambda: sum(map(len, (r := read(behind.cluster, topic)).values())) == 200 and r)
-    assert [as_sent(found[p]) for p in (0, 1)] == [as_meant(letters[p::2]) for p in (0, 1)]
+    records = wait_until(lambda: sum(map(len, (r := read(behind.cluster, topic)).values())) == 200 and r)
+    assert [as_sent(records[p]) for p in (0, 1)] == [as_meant(letters[p::2]) for p in (0, 1)]
 
 
 @pytest.mark.faults
@@ -231,13 +230,13 @@ def test_a_leader_that_does_not_come_back_commits_nothing(behind, fresh_topic):
     topic, source = fresh_topic(cluster=behind.cluster), fresh_topic(cluster=behind.cluster)
     spot = TopicPartition(source, 0)
     with (
-        closing(KafkaGroup(address(behind.cluster), f"g-{topic}", session=6.0, transaction=3.0)) as group,
+        closing(KafkaGroup(make_address(behind.cluster), f"g-{topic}", session=6.0, transaction=3.0)) as group,
         group.join([source], f"t-{topic}") as member,
     ):
         member.init_transactions()
         behind.proxy.lose = {PRODUCE: 999}
         with pytest.raises((UsageError, KafkaUnavailable)):
-            member.commit_transaction({spot: CommittedOffset(1)}, topic, [letter(1)])
+            member.commit_transaction({spot: CommittedOffset(1)}, topic, [make_letter(1)])
         behind.proxy.lose = {}
         assert member.fetch_committed([spot]) == {spot: None}
     assert read(behind.cluster, topic)[0] == []
@@ -245,7 +244,7 @@ def test_a_leader_that_does_not_come_back_commits_nothing(behind, fresh_topic):
 
 def test_a_letter_has_the_bytes_of_the_records_header_keys() -> None:
     raw = (b"A\xffB", b"plain", b"sluice.hex:41")
-    sent = letter(0, headers=tuple((escape_key(k), b"x") for k in raw))
+    sent = make_letter(0, headers=tuple((escape_key(k), b"x") for k in raw))
     (batch,) = membership._encode([sent])
     data = bytes(batch.encode())
     assert all(bytes([2 * len(k)]) + k + b"\x02x" in data for k in raw)

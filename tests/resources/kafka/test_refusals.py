@@ -1,4 +1,4 @@
-"""Each way in which a real secured broker and we refuse each other is an error of its own, with its own remedy."""
+"""Each refusal between a real secured broker and the client is a distinct error with its own remedy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def guard(secured: LocalKafka) -> Iterator[Secured]:
     return secured.secured
 
 
-def refused(address: str, **settings: Any) -> SluiceError:
+def expect_refusal(address: str, **settings: Any) -> SluiceError:
     with closing(KafkaCluster(KafkaAddress(address, settings))) as cluster, pytest.raises(SluiceError) as caught:
         cluster.cluster_id()
     print(f"\n{type(caught.value).__name__}: {caught.value}")
@@ -34,62 +34,62 @@ def refused(address: str, **settings: Any) -> SluiceError:
 
 
 def test_a_wrong_password(secured: LocalKafka) -> None:
-    found = refused(secured.bootstrap, **secured.client(USER) | {"sasl_plain_password": "guessed"})
-    assert isinstance(found, NotAuthorized)
-    assert "check the user's name and password" in found.remedy
-    assert "guessed" not in str(found)
+    error = expect_refusal(secured.bootstrap, **secured.client(USER) | {"sasl_plain_password": "guessed"})
+    assert isinstance(error, NotAuthorized)
+    assert "check the user's name and password" in error.remedy
+    assert "guessed" not in str(error)
 
 
 def test_a_mechanism_that_is_not_enabled(secured: LocalKafka) -> None:
-    found = refused(secured.bootstrap, **secured.client(USER) | {"sasl_mechanism": "SCRAM-SHA-256"})
-    assert isinstance(found, NotAuthorized)
-    assert "set `sasl_mechanism`" in found.remedy
+    error = expect_refusal(secured.bootstrap, **secured.client(USER) | {"sasl_mechanism": "SCRAM-SHA-256"})
+    assert isinstance(error, NotAuthorized)
+    assert "set `sasl_mechanism`" in error.remedy
 
 
 def test_a_ca_that_is_not_known(secured: LocalKafka, tmp_path: Path) -> None:
     stranger = Secured(tmp_path / "secure")
     stranger.prepare([], "")
-    found = refused(secured.bootstrap, **secured.client(USER) | {"ssl_cafile": str(stranger.ca)})
-    assert isinstance(found, KafkaUnavailable)
-    assert "set `ssl_cafile`" in found.remedy
+    error = expect_refusal(secured.bootstrap, **secured.client(USER) | {"ssl_cafile": str(stranger.ca)})
+    assert isinstance(error, KafkaUnavailable)
+    assert "set `ssl_cafile`" in error.remedy
 
 
 def test_no_certificate_where_one_is_asked_for(secured: LocalKafka, guard: Secured) -> None:
-    found = refused(secured.certificate_bootstrap, security_protocol="SSL", ssl_cafile=str(guard.ca))
-    assert isinstance(found, NotAuthorized)
-    assert "this listener asks for a certificate: set `ssl_certfile`" in found.remedy
+    error = expect_refusal(secured.certificate_bootstrap, security_protocol="SSL", ssl_cafile=str(guard.ca))
+    assert isinstance(error, NotAuthorized)
+    assert "this listener asks for a certificate: set `ssl_certfile`" in error.remedy
 
 
 def test_a_certificate_of_another_ca(secured: LocalKafka, guard: Secured, tmp_path: Path) -> None:
     stranger = Secured(tmp_path / "secure")
     stranger.prepare([], "")
     settings = stranger.client(USER, by_certificate=True) | {"ssl_cafile": str(guard.ca)}
-    found = refused(secured.certificate_bootstrap, **settings)
-    assert isinstance(found, NotAuthorized)
-    assert "signed by a CA that is in the brokers' truststore" in found.remedy
+    error = expect_refusal(secured.certificate_bootstrap, **settings)
+    assert isinstance(error, NotAuthorized)
+    assert "signed by a CA that is in the brokers' truststore" in error.remedy
 
 
 def test_a_certificate_of_ours_that_has_expired(secured: LocalKafka, guard: Secured) -> None:
     guard.issue_user("late", lifetime=timedelta(hours=-1))
-    found = refused(secured.certificate_bootstrap, **guard.client("late", by_certificate=True))
-    assert isinstance(found, NotAuthorized)
-    assert "it expired on" in found.remedy
+    error = expect_refusal(secured.certificate_bootstrap, **guard.client("late", by_certificate=True))
+    assert isinstance(error, NotAuthorized)
+    assert "it expired on" in error.remedy
 
 
 def test_a_broker_whose_certificate_has_expired_or_names_another_host(secured: LocalKafka, guard: Secured) -> None:
-    """The listener for passwords alone: among themselves, brokers go on."""
+    """Only the listener for passwords gets the certificates: brokers still reach each other."""
     short = guard.issue_broker(1, lifetime=timedelta(seconds=15), name="short.pem")
     elsewhere = guard.issue_broker(1, hosts=["kafka.example"], name="elsewhere.pem")
     try:
         secured.reload_certificate(1, elsewhere, ["sasl_ssl"])
-        found = refused(secured.bootstrap, **secured.client(USER))
-        assert isinstance(found, KafkaUnavailable)
-        assert "advertised.listeners as their certificates" in found.remedy
+        error = expect_refusal(secured.bootstrap, **secured.client(USER))
+        assert isinstance(error, KafkaUnavailable)
+        assert "advertised.listeners as their certificates" in error.remedy
         secured.reload_certificate(1, short, ["sasl_ssl"])
         time.sleep(16)
-        found = refused(secured.bootstrap, **secured.client(USER))
-        assert isinstance(found, KafkaUnavailable)
-        assert "renew the brokers' certificates" in found.remedy
+        error = expect_refusal(secured.bootstrap, **secured.client(USER))
+        assert isinstance(error, KafkaUnavailable)
+        assert "renew the brokers' certificates" in error.remedy
     finally:
         secured.reload_certificate(1, guard.broker_file(1), ["sasl_ssl"])
     with closing(KafkaCluster(KafkaAddress(secured.bootstrap, secured.client(ADMIN)))) as cluster:
@@ -97,6 +97,6 @@ def test_a_broker_whose_certificate_has_expired_or_names_another_host(secured: L
 
 
 def test_plain_speech_to_a_listener_with_tls(secured: LocalKafka) -> None:
-    found = refused(secured.bootstrap, bootstrap_timeout_ms=500)
-    assert isinstance(found, KafkaUnavailable)
-    assert "`security_protocol`" in found.remedy
+    error = expect_refusal(secured.bootstrap, bootstrap_timeout_ms=500)
+    assert isinstance(error, KafkaUnavailable)
+    assert "`security_protocol`" in error.remedy

@@ -1,4 +1,4 @@
-"""How much may wait for brokers: more while they take it at once, what goes out in seconds where they throttle."""
+"""Bounds of the bytes that wait for brokers: they grow while brokers keep up, and shrink where brokers throttle."""
 
 from __future__ import annotations
 

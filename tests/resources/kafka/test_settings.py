@@ -1,4 +1,4 @@
-"""Settings and errors: bounds set, secrets kept, every failure one of ours with something to do next."""
+"""Settings and errors: default bounds, hidden secrets, and an error with a remedy for each failure."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def test_an_address_travels_and_keeps_its_secrets():
 
 
 def test_every_bound_is_set_and_the_users_own_wins():
-    plain, told = connecting(KafkaAddress("a:1,b:2"), 7), connecting(KafkaAddress("a:1", SECRETS), 7)
+    plain, custom = connecting(KafkaAddress("a:1,b:2"), 7), connecting(KafkaAddress("a:1", SECRETS), 7)
     assert plain.options["bootstrap_servers"] == ["a:1", "b:2"]
     assert plain.options["receive_message_max_bytes"] == 7
     assert (plain.client_id, plain.bootstrap_seconds, plain.request_seconds) == ("sluice", 10.0, 30.0)
-    assert told.request_seconds == 5.0
-    assert (socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20) in told.options["socket_options"]
+    assert custom.request_seconds == 5.0
+    assert (socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20) in custom.options["socket_options"]
 
 
 def test_a_missing_file_of_certificates_is_named():
@@ -103,8 +103,8 @@ def test_what_passes_and_what_does_not():
     assert not is_passing(kafka_errors.OffsetOutOfRangeError())
 
 
-@pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00\x00\x00\x00", b""])
-def test_what_answers_but_speaks_no_kafka(said):
+@pytest.mark.parametrize("reply", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00\x00\x00\x00", b""])
+def test_what_answers_but_speaks_no_kafka(reply):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer():
@@ -115,7 +115,7 @@ def test_what_answers_but_speaks_no_kafka(said):
                     return
                 with client:
                     client.recv(1000)
-                    client.sendall(said)
+                    client.sendall(reply)
 
         threading.Thread(target=answer, daemon=True).start()
         address = KafkaAddress(f"127.0.0.1:{server.getsockname()[1]}", {"bootstrap_timeout_ms": 300})

@@ -1,4 +1,4 @@
-"""Many feeds on one Kafka: what they share, what each is told by itself, and how few requests that takes."""
+"""Many feeds of one Kafka: shared answers, answers to single feeds, and the number of requests."""
 
 from __future__ import annotations
 
@@ -22,64 +22,64 @@ from sluice.resources.kafka.cluster.shared_cluster import SharedKafka, _Failed
 from sluice.resources.kafka.connection.connections import Wire
 from sluice.resources.kafka.group.group import KafkaGroup
 from sluice.resources.open_ports import open_ports
-from tests.resources.kafka.tools import address, produce, transaction, until
+from tests.resources.kafka.tools import make_address, open_transaction, produce, wait_until
 
 pytestmark = pytest.mark.kafka
 COMMITTED = Isolation.READ_COMMITTED
 
 
-def feed_of(cluster: Any, topic: str, root: Path, **said: Any) -> Feed:
+def make_feed(cluster: Any, topic: str, root: Path, **changes: Any) -> Feed:
     settings = {
         "feed": "f" + topic.replace("-", "_").lower(),
         "topics": topic,
         "group": f"g-{topic}",
         "start": "earliest",
     }
-    return Feed.model_validate(settings | {"kafka": {"bootstrap": cluster.bootstrap}} | said, context={"root": root})
+    return Feed.model_validate(settings | {"kafka": {"bootstrap": cluster.bootstrap}} | changes, context={"root": root})
 
 
 @contextmanager
-def sharing(feeds: list[Feed]) -> Iterator[SharedKafka]:
+def share_kafka(feeds: list[Feed]) -> Iterator[SharedKafka]:
     with closing(SharedKafka(feeds[0].kafka, feeds)) as kafka:
         yield kafka
 
 
 @pytest.fixture
 def feeds(kafka, fresh_topic, tmp_path) -> list[Feed]:
-    """Four feeds of one topic each, of two partitions, with three records in the first and offset 1 committed."""
-    found = []
+    """Four feeds of a two-partition topic each, with three records in the first partition and offset 1 committed."""
+    created_feeds = []
     for _ in range(4):
         topic = fresh_topic(2, cluster=kafka)
         produce(kafka, topic, 3)
-        feed = feed_of(kafka, topic, tmp_path)
-        with closing(KafkaGroup(address(kafka), feed.group)) as group, group.join([topic], None) as member:
+        feed = make_feed(kafka, topic, tmp_path)
+        with closing(KafkaGroup(make_address(kafka), feed.group)) as group, group.join([topic], None) as member:
             member.commit_plain({TopicPartition(topic, 0): CommittedOffset(1, 0, "here")})
-        found.append(feed)
-    return found
+        created_feeds.append(feed)
+    return created_feeds
 
 
 @pytest.fixture
-def asked(monkeypatch) -> Counter[str]:
-    """The requests that go out, by kind."""
-    found: Counter[str] = Counter()
+def requests(monkeypatch) -> Counter[str]:
+    """The numbers of requests to brokers, by kind."""
+    requests: Counter[str] = Counter()
     sent = Wire._submit
 
-    async def counted(wire: Wire, node: Any, request: Any, seconds: float) -> Any:
-        found[type(request).__name__.removesuffix("Request")] += 1
+    async def count_and_submit(wire: Wire, node: Any, request: Any, seconds: float) -> Any:
+        requests[type(request).__name__.removesuffix("Request")] += 1
         return await sent(wire, node, request, seconds)
 
-    monkeypatch.setattr(Wire, "_submit", counted)
-    return found
+    monkeypatch.setattr(Wire, "_submit", count_and_submit)
+    return requests
 
 
-def test_many_feeds_are_told_what_each_would_find_by_itself_in_a_few_requests(feeds, asked):
+def test_many_feeds_are_told_what_each_would_find_by_itself_in_a_few_requests(feeds, requests):
     alone = {}
     for feed in feeds:
         with closing(KafkaCluster(feed.kafka)) as cluster, closing(KafkaGroup(feed.kafka, feed.group)) as group:
             states = cluster.partitions([feed.topics.names[0]], COMMITTED)
             alone[feed.name] = (cluster.cluster_id(), states, group.fetch_committed([p.tp for p in states]))
-    asked.clear()
-    with sharing(feeds) as shared_kafka, ThreadPoolExecutor(4) as pool:
+    requests.clear()
+    with share_kafka(feeds) as shared_kafka, ThreadPoolExecutor(4) as pool:
 
         def look(feed: Feed) -> Any:
             with closing(shared_kafka.cluster()) as cluster, closing(shared_kafka.group(feed.group)) as group:
@@ -90,36 +90,36 @@ def test_many_feeds_are_told_what_each_would_find_by_itself_in_a_few_requests(fe
                 assert cluster.epoch_ends({p.tp: p.leader_epoch for p in states}) == {}
                 return cluster.cluster_id(), states, group.fetch_committed([p.tp for p in states])
 
-        told = dict(zip(alone, pool.map(look, feeds), strict=True))
-    assert told == alone
+        answers = dict(zip(alone, pool.map(look, feeds), strict=True))
+    assert answers == alone
     once = ("Metadata", "OffsetFetch", "DescribeConfigs", "FindCoordinator", "DescribeLogDirs")
-    assert asked == {**dict.fromkeys(once, 1), "ListOffsets": 4}
+    assert requests == {**dict.fromkeys(once, 1), "ListOffsets": 4}
 
 
-def test_look_ups_by_time_that_feeds_ask_meanwhile_go_together(feeds, asked, monkeypatch):
+def test_look_ups_by_time_that_feeds_ask_meanwhile_go_together(feeds, requests, monkeypatch):
     times = [{TopicPartition(f.topics.names[0], p): 0 for p in range(2)} for f in feeds]
-    times.append(dict(times[0]))  # of two feeds that read one topic, the second asks by itself
+    times.append(dict(times[0]))  # if two feeds read one topic, the second one asks separately
     with closing(KafkaCluster(feeds[0].kafka)) as cluster:
-        alone = [cluster.offsets_at(each) for each in times]
-    with sharing(feeds) as shared_kafka, ThreadPoolExecutor(5) as pool:
+        alone = [cluster.offsets_at(query) for query in times]
+    with share_kafka(feeds) as shared_kafka, ThreadPoolExecutor(5) as pool:
         clusters = [shared_kafka.cluster() for _ in times]
-        with shared_kafka._asking:  # somebody is being answered
-            asked.clear()
-            told = [pool.submit(c.offsets_at, each) for c, each in zip(clusters, times, strict=True)]
-            until(lambda: len(shared_kafka._questions) == 5)
-            look = Counter(asked)
-        assert [t.result(60) for t in told] == alone
-        assert (asked - look)["ListOffsets"] <= 2
+        with shared_kafka._asking:  # a question is being answered
+            requests.clear()
+            answers = [pool.submit(c.offsets_at, query) for c, query in zip(clusters, times, strict=True)]
+            wait_until(lambda: len(shared_kafka._questions) == 5)
+            look = Counter(requests)
+        assert [t.result(60) for t in answers] == alone
+        assert (requests - look)["ListOffsets"] <= 2
 
-        def broken(asked: object) -> None:
+        def raise_unavailable(times: object) -> None:
             raise KafkaUnavailable("one of them has no leader")
 
-        monkeypatch.setattr(shared_kafka._cluster, "offsets_at", broken)
-        assert clusters[0].offsets_at(times[0]) == alone[0], "each finds out by itself"
+        monkeypatch.setattr(shared_kafka._cluster, "offsets_at", raise_unavailable)
+        assert clusters[0].offsets_at(times[0]) == alone[0], "each asks separately"
 
 
 def test_settings_that_cannot_be_shared_are_only_for_explanations(feeds, monkeypatch):
-    with sharing(feeds) as shared_kafka:
+    with share_kafka(feeds) as shared_kafka:
         monkeypatch.setattr(shared_kafka, "_take_look", lambda began: _Failed(began, KafkaUnavailable("no broker")))
         topic = feeds[0].topics.names[0]
         assert shared_kafka.cluster().configs([topic]).topics.keys() == {topic}
@@ -135,7 +135,7 @@ def test_a_slow_look_serves_all_feeds_that_waited_for_it(feeds, monkeypatch):
 
     monkeypatch.setattr(shared_cluster, "time", SimpleNamespace(clock_gettime=lambda _: clock[0]))
     monkeypatch.setattr(SharedKafka, "_take_look", take_long)
-    with sharing(feeds) as shared_kafka:
+    with share_kafka(feeds) as shared_kafka:
         for feed in feeds:
             assert feed.topics.names[0] in shared_kafka.cluster().topics()
     assert len(looks) == 1
@@ -153,7 +153,7 @@ def test_settings_that_take_long_serve_all_feeds_that_waited_for_them(feeds, mon
         shared_cluster, "time", SimpleNamespace(monotonic=lambda: clock[0], clock_gettime=lambda _: clock[0])
     )
     monkeypatch.setattr(KafkaCluster, "configs", describe_slowly)
-    with sharing(feeds) as shared_kafka:
+    with share_kafka(feeds) as shared_kafka:
         for feed in feeds:
             assert feed.topics.names[0] in shared_kafka.cluster().configs(feed.topics.names).topics
     assert len(described) == 1
@@ -168,7 +168,7 @@ def test_no_feed_waits_for_a_look_up_of_another_that_hangs(feeds, monkeypatch):
         raise KafkaUnavailable("its broker does not answer")
 
     times = [{TopicPartition(f.topics.names[0], 0): 0} for f in feeds]
-    with sharing(feeds) as shared_kafka, ThreadPoolExecutor(1) as pool:
+    with share_kafka(feeds) as shared_kafka, ThreadPoolExecutor(1) as pool:
         clusters = [shared_kafka.cluster() for _ in times]
         monkeypatch.setattr(shared_kafka._cluster, "offsets_at", hang)
         first = pool.submit(clusters[0].offsets_at, times[0])
@@ -176,17 +176,17 @@ def test_no_feed_waits_for_a_look_up_of_another_that_hangs(feeds, monkeypatch):
         assert clusters[1].offsets_at(times[1])
         hangs.set()
         assert first.result(60)
-        assert shared_kafka.offsets_at(times[2]) is None, "from then on each asks by itself"
+        assert shared_kafka.offsets_at(times[2]) is None, "from then on each asks separately"
 
 
 def test_a_feed_by_itself_looks_for_brokers_once_and_commits(kafka, feeds, monkeypatch):
     learned, learn = [], Wire._learn_from
 
-    async def counted(wire: Wire, *given: Any) -> None:
-        learned.append(given)
-        await learn(wire, *given)
+    async def record_and_learn(wire: Wire, *arguments: Any) -> None:
+        learned.append(arguments)
+        await learn(wire, *arguments)
 
-    monkeypatch.setattr(Wire, "_learn_from", counted)
+    monkeypatch.setattr(Wire, "_learn_from", record_and_learn)
     feed = feeds[0]
     (topic,) = feed.topics.names
     with open_ports(feed) as edges:
@@ -206,7 +206,7 @@ def test_what_is_out_of_date_is_asked_for_again(kafka, feeds, monkeypatch):
         return cluster.partitions([topic], COMMITTED)[0].last_stable_offset
 
     with (
-        sharing(feeds) as shared_kafka,
+        share_kafka(feeds) as shared_kafka,
         closing(shared_kafka.cluster()) as cluster,
         closing(shared_kafka.cluster()) as other,
     ):
@@ -224,7 +224,7 @@ def test_what_is_out_of_date_is_asked_for_again(kafka, feeds, monkeypatch):
 def test_a_member_reads_offsets_of_that_moment_and_no_look_tells_them_afterwards(kafka, feeds):
     topic = feeds[0].topics.names[0]
     spot = TopicPartition(topic, 0)
-    with sharing(feeds) as shared_kafka, closing(shared_kafka.group(feeds[0].group)) as group:
+    with share_kafka(feeds) as shared_kafka, closing(shared_kafka.group(feeds[0].group)) as group:
         assert group.fetch_committed([spot]) == {spot: CommittedOffset(1, 0, "here")}
         with group.join([topic], f"t-{topic}") as member:
             member.init_transactions()
@@ -237,7 +237,7 @@ def test_a_member_reads_offsets_of_that_moment_and_no_look_tells_them_afterwards
 
 
 def test_two_feeds_commit_at_once_over_one_wire(kafka, feeds):
-    with sharing(feeds) as shared_kafka, ThreadPoolExecutor(4) as pool:
+    with share_kafka(feeds) as shared_kafka, ThreadPoolExecutor(4) as pool:
 
         def commit(feed: Feed) -> Any:
             topic = feed.topics.names[0]
@@ -253,7 +253,7 @@ def test_two_feeds_commit_at_once_over_one_wire(kafka, feeds):
 
 def test_an_open_transaction_holds_back_who_reads_committed_records_alone(kafka, feeds):
     topic = feeds[0].topics.names[0]
-    with transaction(kafka, topic, 2) as still_open, sharing(feeds) as shared_kafka:
+    with open_transaction(kafka, topic, 2) as still_open, share_kafka(feeds) as shared_kafka:
         cluster = shared_kafka.cluster()
         stable = cluster.partitions([topic], COMMITTED)[0]
         assert (stable.last_stable_offset, stable.high_watermark) == (3, 5)
@@ -262,8 +262,8 @@ def test_an_open_transaction_holds_back_who_reads_committed_records_alone(kafka,
 
 
 def test_one_feed_without_its_topic_is_told_so_and_no_other(kafka, feeds, tmp_path):
-    gone = feed_of(kafka, "nowhere", tmp_path)
-    with sharing([*feeds, gone]) as shared_kafka:
+    topicless = make_feed(kafka, "nowhere", tmp_path)
+    with share_kafka([*feeds, topicless]) as shared_kafka:
         with pytest.raises(UnknownTopic):
             shared_kafka.cluster().partitions(["nowhere"], COMMITTED)
         topic = feeds[0].topics.names[0]
@@ -275,11 +275,11 @@ def test_a_kafka_that_is_away_is_asked_once_for_all(tmp_path):
         bootstrap = "127.0.0.1:9"
 
     feeds = [
-        feed_of(Nowhere, f"t{n}", tmp_path, kafka={"bootstrap": "127.0.0.1:9", "bootstrap_timeout_ms": 300})
+        make_feed(Nowhere, f"t{n}", tmp_path, kafka={"bootstrap": "127.0.0.1:9", "bootstrap_timeout_ms": 300})
         for n in range(30)
     ]
     errors = []
-    with sharing(feeds) as shared_kafka:
+    with share_kafka(feeds) as shared_kafka:
         for _ in feeds:
             with pytest.raises(KafkaUnavailable) as caught:
                 shared_kafka.cluster().topics()

@@ -1,4 +1,4 @@
-"""A broker with tiered storage (KIP-405): an answer without bytes is no hole in the log."""
+"""Reads from tiered storage (KIP-405): an answer without bytes is not a hole in the log."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.local import java
 from sluice.resources.local.local_kafka import VERSION, LocalKafka
 from tests.resources.kafka.tools import (
-    address,
-    admin,
     build_range,
-    consumed,
+    consume_records,
     describe,
     fetch,
+    make_address,
+    open_admin,
+    open_producer,
     produce,
-    producing,
-    unpacked,
-    until,
+    unpack_records,
+    wait_until,
 )
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -43,7 +43,7 @@ WAIT, QUOTA = "remote.fetch.max.wait.ms", "remote.log.manager.fetch.max.bytes.pe
 
 
 def load_tier() -> Path:
-    """The jar of Kafka's own tests with a tier in a folder, from Maven Central, fetched once."""
+    """Returns the folder of Kafka's test jar with a tier in a local folder; fetched once from Maven Central."""
     folder = java.cache() / f"kafka-tier-{VERSION}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locking(folder.with_name(folder.name + ".lock")):
@@ -91,7 +91,7 @@ def tiered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalKafka]:
 
 @contextmanager
 def delay_tier(cluster: LocalKafka) -> Iterator[None]:
-    """Let the broker wait for its tier for 1 ms, which is rarely enough, in the first two seconds."""
+    """Limit the broker's wait for its tier to 1 ms, which is rarely enough, for the first two seconds."""
 
     def restore() -> None:
         time.sleep(2)
@@ -106,7 +106,7 @@ def delay_tier(cluster: LocalKafka) -> Iterator[None]:
 
 def set_broker(cluster: LocalKafka, key: str, value: str | None) -> None:
     """Change a broker's setting; None: back to the default."""
-    with admin(cluster) as client:
+    with open_admin(cluster) as client:
         change = ("DELETE", None) if value is None else value
         client.alter_configs([ConfigResource(ConfigResourceType.BROKER, "1", {key: change})])
 
@@ -114,7 +114,7 @@ def set_broker(cluster: LocalKafka, key: str, value: str | None) -> None:
 def await_tier(cluster: LocalKafka, topic: str, partitions: int = 1) -> None:
     """Wait until only active segments are left on the broker's disk."""
     folder = cluster._root / "node-1" / "data"
-    until(lambda: all(len([*(folder / f"{topic}-{p}").glob("*.log")]) == 1 for p in range(partitions)), 60)
+    wait_until(lambda: all(len([*(folder / f"{topic}-{p}").glob("*.log")]) == 1 for p in range(partitions)), 60)
 
 
 def test_a_slow_tier_is_waited_for(tiered, fresh_topic):
@@ -123,11 +123,11 @@ def test_a_slow_tier_is_waited_for(tiered, fresh_topic):
     await_tier(tiered, topic)
     (state,) = describe(tiered, topic)
     piece = build_range(state, 0, 3000)
-    wanted = consumed(tiered, piece)
+    wanted = consume_records(tiered, piece)
     assert (state.log_start, len(wanted)) == (0, 3000)
     assert state.log_bytes == pytest.approx(sum(len(record[2] or b"") for record in wanted), rel=0.3)
     with delay_tier(tiered):
-        assert unpacked(fetch(tiered, [piece]), [piece])[0] == wanted
+        assert unpack_records(fetch(tiered, [piece]), [piece])[0] == wanted
     set_broker(tiered, QUOTA, "1000")
     (failed,) = [item for item in fetch(tiered, [piece], patience=0.0) if isinstance(item, FetchFailed)]
     set_broker(tiered, QUOTA, None)
@@ -137,10 +137,10 @@ def test_a_slow_tier_is_waited_for(tiered, fresh_topic):
 
 
 def test_records_behind_markers_in_a_slow_tier(tiered, fresh_topic):
-    """A marker carries the broker's clock: look-ups by time meet it first, and read on behind it."""
+    """A marker is stamped by the broker's clock: a look-up by time finds it first and reads on behind it."""
     topic, began = fresh_topic(partitions=3, cluster=tiered, config=TIERED), time.time_ns() // 1_000_000 - 86_400_000
     partitions = [TopicPartition(topic, p) for p in range(3)]
-    with producing(tiered, transactional_id=f"tier-{topic}", batch_size=1_000) as producer:
+    with open_producer(tiered, transactional_id=f"tier-{topic}", batch_size=1_000) as producer:
         producer.init_transactions()
         for hour in range(4):
             producer.begin_transaction()
@@ -150,7 +150,7 @@ def test_records_behind_markers_in_a_slow_tier(tiered, fresh_topic):
                     producer.send(topic, bytes([n % 256]) * 1000, partition=p, timestamp_ms=stamp)
             producer.commit_transaction()
     await_tier(tiered, topic, 3)
-    with closing(KafkaCluster(address(tiered))) as cluster, delay_tier(tiered):
+    with closing(KafkaCluster(make_address(tiered))) as cluster, delay_tier(tiered):
         cluster.partitions([topic], Isolation.READ_UNCOMMITTED)
         for hour in range(1, 4):
             at = began + hour * 3_600_000

@@ -1,4 +1,4 @@
-"""Which broker is asked, and what is said of those that do not answer: on stand-ins that die and fall silent."""
+"""The choice of a broker and the errors for those that do not answer, with fake brokers that die and fall silent."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from sluice.resources.kafka.connection.connection_settings import KafkaAddress
 from sluice.resources.kafka.connection.connections import Wire
 from sluice.resources.kafka.protocol.kafka_errors import Untrusted, explain
 from sluice.resources.local import events
-from tests.resources.kafka.proxy import Proxy, _frames, _self_signed
+from tests.resources.kafka.proxy import Proxy, _read_frames, _write_certificate
 
 _VERSIONS = {ApiVersionsRequest.API_KEY: 3, MetadataRequest.API_KEY: 12}
 MEMBERS = (1, 2, 3)
 
 
 class StandIn:
-    """Answers ApiVersions and Metadata as a broker of a cluster would; `ports` are where its brokers listen."""
+    """A fake broker that answers ApiVersions and Metadata; `ports`: the ports of its cluster's brokers."""
 
     def __init__(self, ports: dict[int, int]) -> None:
         self._ports = ports
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = self._server.getsockname()
-        self.asked = 0
+        self.requests = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
@@ -53,21 +53,21 @@ class StandIn:
 
     def _serve(self, client: socket.socket) -> None:
         with suppress(OSError), client:
-            for frame in _frames(client):
+            for frame in _read_frames(client):
                 key, _, correlation = struct.unpack_from(">hhi", frame, 4)
-                said = struct.pack(">i", correlation) + self._answer(key)
-                client.sendall(struct.pack(">i", len(said)) + said)
+                reply = struct.pack(">i", correlation) + self._answer(key)
+                client.sendall(struct.pack(">i", len(reply)) + reply)
 
     def _answer(self, key: int) -> bytes:
         version = _VERSIONS[key]
         if key == ApiVersionsRequest.API_KEY:
-            known = [
+            versions = [
                 ApiVersionsResponse.ApiVersion(api_key=k, min_version=0, max_version=v) for k, v in _VERSIONS.items()
             ]
             return bytes(
-                ApiVersionsResponse(version=version, error_code=0, api_keys=known, throttle_time_ms=0).encode()
+                ApiVersionsResponse(version=version, error_code=0, api_keys=versions, throttle_time_ms=0).encode()
             )
-        self.asked += 1
+        self.requests += 1
         broker = MetadataResponse.MetadataResponseBroker
         brokers = [broker(node_id=n, host="127.0.0.1", port=port, rack=None) for n, port in self._ports.items()]
         response = MetadataResponse(
@@ -78,24 +78,24 @@ class StandIn:
 
 @pytest.fixture
 def brokers(tmp_path) -> Iterator[dict[int, Proxy]]:
-    """Three stand-ins of one cluster, each behind a proxy that can cut it off or hold it."""
+    """Three fake brokers of one cluster, each behind a proxy that can cut or hold its connections."""
     ports: dict[int, int] = {}
     with ExitStack() as stack:
-        made = {n: stack.enter_context(closing(StandIn(ports))) for n in MEMBERS}
+        stand_ins = {n: stack.enter_context(closing(StandIn(ports))) for n in MEMBERS}
         proxies = {
-            n: stack.enter_context(closing(Proxy(tmp_path, lambda at=one.address: at))) for n, one in made.items()
+            n: stack.enter_context(closing(Proxy(tmp_path, lambda at=one.address: at))) for n, one in stand_ins.items()
         }
         ports |= {n: proxy.port for n, proxy in proxies.items()}
         yield proxies
 
 
 @contextmanager
-def wire(brokers: dict[int, Proxy], **client: int) -> Iterator[Wire]:
-    with closing(Wire(access(brokers, **client))) as made:
-        yield made
+def open_wire(brokers: dict[int, Proxy], **client: int) -> Iterator[Wire]:
+    with closing(Wire(make_address(brokers, **client))) as link:
+        yield link
 
 
-def access(brokers: dict[int, Proxy], **client: int) -> KafkaAddress:
+def make_address(brokers: dict[int, Proxy], **client: int) -> KafkaAddress:
     return KafkaAddress(",".join(f"127.0.0.1:{proxy.port}" for proxy in brokers.values()), client)
 
 
@@ -104,42 +104,42 @@ def ask(wire: Wire) -> str:
 
 
 def test_any_broker_is_another_one_where_the_first_is_gone(brokers):
-    """Metadata names a dead broker until its session has ended."""
+    """Metadata lists a dead broker until its session has ended."""
     brokers[2].cut()
     for _ in range(12):
-        with wire(brokers) as some:
-            assert [ask(some) for _ in range(3)] == ["stand-in"] * 3
+        with open_wire(brokers) as link:
+            assert [ask(link) for _ in range(3)] == ["stand-in"] * 3
 
 
 def test_any_broker_is_another_one_where_two_fall_silent(brokers):
-    with wire(brokers, request_timeout_ms=1500) as some:
+    with open_wire(brokers, request_timeout_ms=1500) as link:
         for _ in range(9):
-            ask(some)
+            ask(link)
         brokers[1].hold()
         brokers[2].hold()
-        assert [ask(some) for _ in range(5)] == ["stand-in"] * 5
+        assert [ask(link) for _ in range(5)] == ["stand-in"] * 5
 
 
 def test_a_slow_broker_is_not_given_up_for_the_next(brokers):
-    """Each answer takes longer than a silent broker is waited for alone."""
-    with wire(brokers, request_timeout_ms=3000) as some:
-        ask(some)
+    """Each answer takes longer than the time after which a second broker is asked as well."""
+    with open_wire(brokers, request_timeout_ms=3000) as link:
+        ask(link)
         for proxy in brokers.values():
             proxy.delay = 1.3
-        assert ask(some) == "stand-in"
+        assert ask(link) == "stand-in"
 
 
 def test_when_none_answers_each_is_named_with_what_is_wrong(brokers):
-    with wire(
+    with open_wire(
         brokers, request_timeout_ms=900, socket_connection_setup_timeout_ms=300, bootstrap_timeout_ms=300
-    ) as some:
-        ask(some)
+    ) as link:
+        ask(link)
         for n in (1, 2):
             brokers[n].cut()
             brokers[n].close()
         brokers[3].hold()
         with pytest.raises(KafkaUnavailable, match="no broker answers") as caught:
-            ask(some)
+            ask(link)
         for n, proxy in brokers.items():
             assert f"broker {n} at 127.0.0.1:{proxy.port}: " in caught.value.message
         assert "connection refused" in caught.value.message
@@ -147,27 +147,27 @@ def test_when_none_answers_each_is_named_with_what_is_wrong(brokers):
 
 
 def test_brokers_that_moved_are_found_again_through_the_bootstrap_addresses(tmp_path):
-    """KIP-899: all that were known have gone; what listens at the bootstrap address knows others."""
+    """KIP-899: all known brokers are gone; the one at the bootstrap address knows others."""
     ports: dict[int, int] = {}
     with (
         closing(StandIn(ports)) as entrance,
         closing(StandIn(ports)) as new,
         closing(Proxy(tmp_path, lambda: entrance.address)) as old,
-        closing(Wire(KafkaAddress(f"127.0.0.1:{entrance.address[1]}"))) as some,
+        closing(Wire(KafkaAddress(f"127.0.0.1:{entrance.address[1]}"))) as link,
     ):
         ports[7] = old.port
-        ask(some)
+        ask(link)
         old.cut()
         del ports[7]
         ports[8] = new.address[1]
         with pytest.raises(KafkaUnavailable, match="broker 7"):
-            ask(some)
-        assert ask(some) == "stand-in"
-        assert new.asked == 1
+            ask(link)
+        assert ask(link) == "stand-in"
+        assert new.requests == 1
 
 
 def test_the_cluster_is_waited_for_while_all_its_brokers_start_again(brokers):
-    with closing(KafkaCluster(access(brokers))) as cluster:
+    with closing(KafkaCluster(make_address(brokers))) as cluster:
         cluster.cluster_id()
         for proxy in brokers.values():
             proxy.cut()
@@ -180,14 +180,14 @@ def test_the_cluster_is_waited_for_while_all_its_brokers_start_again(brokers):
 def test_an_address_where_nobody_is_does_not_keep_us_from_the_others(brokers):
     brokers[1].cut()
     brokers[2].hold()
-    with wire(brokers, bootstrap_timeout_ms=900, socket_connection_setup_timeout_ms=500) as some:
-        assert ask(some) == "stand-in"
+    with open_wire(brokers, bootstrap_timeout_ms=900, socket_connection_setup_timeout_ms=500) as link:
+        assert ask(link) == "stand-in"
 
 
 def test_a_throttle_without_end_is_not_waited_out(brokers, monkeypatch):
     """A byte rate of 1 makes a broker demand a pause of days."""
     monkeypatch.setattr(connections, "MOST_THROTTLED", 0.2)
-    with wire(brokers) as link:
+    with open_wire(brokers) as link:
         ask(link)
         link.run("connecting", link.reach, 1)
         link._manager._conns[1].pause("throttle")
@@ -196,17 +196,17 @@ def test_a_throttle_without_end_is_not_waited_out(brokers, monkeypatch):
 
 
 def test_a_broker_that_is_asked_by_name_is_named(brokers):
-    with wire(brokers, request_timeout_ms=300) as some:
-        ask(some)
+    with open_wire(brokers, request_timeout_ms=300) as link:
+        ask(link)
         brokers[2].cut()
         brokers[2].close()
         brokers[3].hold()
-        gone = "(connection refused|closed the connection)"
-        for n, why in ((2, gone), (2, "connection refused"), (3, "did not answer in time")):
+        lost = "(connection refused|closed the connection)"
+        for n, why in ((2, lost), (2, "connection refused"), (3, "did not answer in time")):
             with pytest.raises(KafkaUnavailable, match=f"broker {n} at 127.0.0.1:{brokers[n].port}: .*{why}"):
-                some.run("asking", some.layout, (), n)
+                link.run("asking", link.layout, (), n)
         with pytest.raises(KafkaUnavailable, match="broker 9 is not there"):
-            some.run("asking", some.layout, (), 9)
+            link.run("asking", link.layout, (), 9)
 
 
 # -- sockets
@@ -214,25 +214,27 @@ def test_a_broker_that_is_asked_by_name_is_named(brokers):
 
 @pytest.fixture
 def unclosed() -> Iterator[list[str]]:
-    """What was collected without having been closed, once the test has let go of everything."""
-    found: list[str] = []
+    """Fails the test if a socket was garbage-collected without being closed."""
+    leaks: list[str] = []
     gc.collect()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
-        yield found
+        yield leaks
         gc.collect()
-        found += [str(w.message) for w in caught if "socket" in str(w.message)]
-        assert found == []
+        leaks += [str(w.message) for w in caught if "socket" in str(w.message)]
+        assert leaks == []
 
 
-def _fails(address: KafkaAddress, kind: type[SluiceError], says: str) -> None:
+def _expect_failure(address: KafkaAddress, kind: type[SluiceError], says: str) -> None:
     with closing(KafkaCluster(address)) as cluster, pytest.raises(kind, match=says):
         cluster.cluster_id()
 
 
 @pytest.mark.usefixtures("unclosed")
 def test_a_refused_connection_leaves_no_socket_open():
-    _fails(KafkaAddress(f"127.0.0.1:{_closed_port()}", {"bootstrap_timeout_ms": 300}), KafkaUnavailable, "refused")
+    _expect_failure(
+        KafkaAddress(f"127.0.0.1:{_find_closed_port()}", {"bootstrap_timeout_ms": 300}), KafkaUnavailable, "refused"
+    )
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 64])
@@ -253,14 +255,14 @@ def test_an_address_that_is_none_is_the_error_each_time():
 @pytest.mark.usefixtures("unclosed")
 def test_a_producer_that_is_refused_leaves_no_socket_open(monkeypatch):
     monkeypatch.setattr(events, "_PATIENCE", {"request_timeout_ms": 500, "bootstrap_timeout_ms": 500})
-    kafka, mix = KafkaSettings(bootstrap=f"127.0.0.1:{_closed_port()}"), events.Mix(1)
+    kafka, mix = KafkaSettings(bootstrap=f"127.0.0.1:{_find_closed_port()}"), events.Mix(1)
     with pytest.raises(KafkaUnavailable):
         events.topics_of(kafka)
     with pytest.raises(KafkaUnavailable):
         events.send(kafka, events.orders(mix, 1, 0, 1), mix, events.SendOptions(("orders",)))
 
 
-def _closed_port() -> int:
+def _find_closed_port() -> int:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         return server.getsockname()[1]
 
@@ -268,8 +270,8 @@ def _closed_port() -> int:
 @pytest.mark.usefixtures("unclosed")
 @pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:{}", "http://127.0.0.1:{}"])
 def test_a_refusing_proxy_leaves_no_socket_open(proxy: str):
-    settings = {"bootstrap_timeout_ms": 300, "proxy_url": proxy.format(_closed_port())}
-    _fails(KafkaAddress("127.0.0.1:9", settings), KafkaUnavailable, "refused")
+    settings = {"bootstrap_timeout_ms": 300, "proxy_url": proxy.format(_find_closed_port())}
+    _expect_failure(KafkaAddress("127.0.0.1:9", settings), KafkaUnavailable, "refused")
 
 
 @pytest.mark.usefixtures("unclosed")
@@ -277,7 +279,9 @@ def test_a_file_of_certificates_that_is_none_leaves_no_socket_open(tmp_path):
     (tmp_path / "ca.pem").write_text("nothing of the kind")
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         settings = {"security_protocol": "SSL", "ssl_cafile": str(tmp_path / "ca.pem")}
-        _fails(KafkaAddress(f"127.0.0.1:{server.getsockname()[1]}", settings), FeedError, "no start line|NO_CERT|X509")
+        _expect_failure(
+            KafkaAddress(f"127.0.0.1:{server.getsockname()[1]}", settings), FeedError, "no start line|NO_CERT|X509"
+        )
 
 
 @pytest.mark.usefixtures("unclosed")
@@ -285,14 +289,14 @@ def test_a_file_of_certificates_that_is_none_leaves_no_socket_open(tmp_path):
 def test_what_ends_while_it_connects_leaves_no_socket_open(protocol: str):
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         settings = {"security_protocol": protocol, "bootstrap_timeout_ms": 60_000}
-        wire = KafkaCluster(KafkaAddress(f"127.0.0.1:{server.getsockname()[1]}", settings))
-        asked = threading.Thread(target=_ask, args=(wire,))
-        asked.start()
+        cluster = KafkaCluster(KafkaAddress(f"127.0.0.1:{server.getsockname()[1]}", settings))
+        asking = threading.Thread(target=_ask, args=(cluster,))
+        asking.start()
         client, _ = server.accept()  # it has connected, and gets no answer
         with client:
             client.recv(1)
-            wire.close()
-            asked.join()
+            cluster.close()
+            asking.join()
 
 
 def _ask(cluster: KafkaCluster) -> None:
@@ -317,22 +321,22 @@ def test_a_certificate_that_is_not_believed_is_named_with_what_fixes_it(
 ):
     authority = tmp_path / "ca.pem"
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(_self_signed(tmp_path, authority, host, days))
+    tls.load_cert_chain(_write_certificate(tmp_path, authority, host, days))
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        threading.Thread(target=_shake_hands, args=(server, tls), daemon=True).start()
+        threading.Thread(target=_accept_handshakes, args=(server, tls), daemon=True).start()
         where = f"127.0.0.1:{server.getsockname()[1]}"
         cafile = {"ssl_cafile": str(authority)} if trusted else {}
         with (
             closing(KafkaCluster(KafkaAddress(where, {"security_protocol": "SSL", **cafile}))) as cluster,
-            pytest.raises(KafkaUnavailable, match=says) as found,
+            pytest.raises(KafkaUnavailable, match=says) as caught,
         ):
             cluster.cluster_id()
-        assert remedy in found.value.remedy
-        assert "listens" not in found.value.remedy
+        assert remedy in caught.value.remedy
+        assert "listens" not in caught.value.remedy
         server.shutdown(socket.SHUT_RDWR)
 
 
-def _shake_hands(server: socket.socket, tls: ssl.SSLContext) -> None:
+def _accept_handshakes(server: socket.socket, tls: ssl.SSLContext) -> None:
     with suppress(OSError):
         while True:
             client, _ = server.accept()
@@ -341,6 +345,6 @@ def _shake_hands(server: socket.socket, tls: ssl.SSLContext) -> None:
 
 
 def test_a_broker_that_refuses_our_certificate_points_to_it():
-    told = explain(Untrusted("the broker asks for a certificate"), Grantee("User:u", "k:9093"), "asking")
-    assert isinstance(told, NotAuthorized)
-    assert "ssl_certfile" in told.remedy
+    error = explain(Untrusted("the broker asks for a certificate"), Grantee("User:u", "k:9093"), "asking")
+    assert isinstance(error, NotAuthorized)
+    assert "ssl_certfile" in error.remedy

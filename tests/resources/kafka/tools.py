@@ -1,4 +1,4 @@
-"""What the tests of the Kafka resources share: producing by kafka-python's clients, reading by other eyes than ours."""
+"""Helpers of the Kafka tests: they produce and consume by kafka-python's clients, independently of Sluice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Record = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes], ...], i
 """Offset, key, value, headers, timestamp."""
 
 
-def address(cluster: LocalKafka, **client: Any) -> KafkaAddress:
+def make_address(cluster: LocalKafka, **client: Any) -> KafkaAddress:
     return KafkaAddress(cluster.bootstrap, client)
 
 
@@ -36,13 +36,13 @@ def is_stable(cluster: LocalKafka, topic: str) -> bool:
 def _read_ends(cluster: LocalKafka, topic: str, isolation: str) -> dict[Plain, int]:
     settings = {"isolation_level": isolation, "group_id": None, **cluster.client()}
     with closing(KafkaConsumer(bootstrap_servers=cluster.bootstrap, **settings)) as consumer:
-        partitions = until(lambda: consumer.partitions_for_topic(topic))
+        partitions = wait_until(lambda: consumer.partitions_for_topic(topic))
         ends: dict[Plain, int] = consumer.end_offsets([Plain(topic, p) for p in sorted(partitions)])
         return ends
 
 
 @contextmanager
-def producing(cluster: LocalKafka, **settings: Any) -> Iterator[KafkaProducer]:
+def open_producer(cluster: LocalKafka, **settings: Any) -> Iterator[KafkaProducer]:
     producer = KafkaProducer(bootstrap_servers=cluster.bootstrap, **settings)
     try:
         yield producer
@@ -61,16 +61,16 @@ def produce(
     value: Callable[[int], bytes | None] | None = None,
     **settings: Any,
 ) -> None:
-    """`count` records with headers into one partition; every seventh is a tombstone."""
+    """Produce `count` records with headers into one partition; every seventh is a tombstone."""
     make = value or (lambda n: None if n % 7 == 0 else (b"v%d " % n).ljust(size, b"."))
-    with producing(cluster, **settings) as producer:
+    with open_producer(cluster, **settings) as producer:
         for n in range(count):
             producer.send(topic, value=make(n), key=key(n), partition=partition, headers=[("n", b"%d" % n)])
 
 
 @contextmanager
-def transaction(cluster: LocalKafka, topic: str, count: int, partition: int = 0) -> Iterator[KafkaProducer]:
-    """An open transaction with `count` records on the broker; end it yourself."""
+def open_transaction(cluster: LocalKafka, topic: str, count: int, partition: int = 0) -> Iterator[KafkaProducer]:
+    """Begin a transaction with `count` records on the broker; the caller commits or aborts it."""
     name = f"tx-{topic}-{time.monotonic_ns()}"
     with closing(
         KafkaProducer(bootstrap_servers=cluster.bootstrap, transactional_id=name, transaction_timeout_ms=600_000)
@@ -86,14 +86,14 @@ def transaction(cluster: LocalKafka, topic: str, count: int, partition: int = 0)
 def describe(
     cluster: LocalKafka, *topics: str, isolation: Isolation = Isolation.READ_COMMITTED
 ) -> tuple[PartitionState, ...]:
-    with closing(KafkaCluster(address(cluster))) as kafka:
+    with closing(KafkaCluster(make_address(cluster))) as kafka:
         return kafka.partitions(topics, isolation)
 
 
 def build_ranges(
     cluster: LocalKafka, *topics: str, isolation: Isolation = Isolation.READ_COMMITTED
 ) -> list[OffsetRange]:
-    """One offset range for each partition, from its log start to its last stable offset."""
+    """Returns one offset range for each partition, from its log start to its last stable offset."""
     return [
         build_range(state, state.log_start, state.last_stable_offset)
         for state in describe(cluster, *topics, isolation=isolation)
@@ -112,13 +112,13 @@ def fetch(
     isolation: Isolation = Isolation.READ_COMMITTED,
     **settings: Any,
 ) -> list[Fetched | FetchFailed]:
-    with closing(KafkaFetcher(address(cluster), isolation, **settings)) as fetcher:
+    with closing(KafkaFetcher(make_address(cluster), isolation, **settings)) as fetcher:
         return list(fetcher.stream(pieces, limits or FetchLimits()))
 
 
-def unpacked(items: Iterable[Fetched | FetchFailed], pieces: Sequence[OffsetRange]) -> dict[int, list[Record]]:
-    """The visible records of each offset range, decoded by kafka-python's own reader. Checks what a stream promises."""
-    found: dict[int, list[Record]] = {index: [] for index in range(len(pieces))}
+def unpack_records(items: Iterable[Fetched | FetchFailed], pieces: Sequence[OffsetRange]) -> dict[int, list[Record]]:
+    """Returns each offset range's visible records, decoded by kafka-python. Checks the guarantees of a stream."""
+    records: dict[int, list[Record]] = {index: [] for index in range(len(pieces))}
     positions = {index: piece.start for index, piece in enumerate(pieces)}
     ended: set[int] = set()
     for item in items:
@@ -127,18 +127,18 @@ def unpacked(items: Iterable[Fetched | FetchFailed], pieces: Sequence[OffsetRang
         assert item.next_position >= positions[item.index], "the position went back"
         positions[item.index] = item.next_position
         wanted = range(pieces[item.index].start, pieces[item.index].end)
-        seen = {record[0] for record in found[item.index]}
-        new = [r for r in _records(item) if r[0] in wanted and r[0] not in seen]
-        found[item.index] += new
+        offsets = {record[0] for record in records[item.index]}
+        new = [r for r in _read_records(item) if r[0] in wanted and r[0] not in offsets]
+        records[item.index] += new
         if item.last:
             assert item.next_position >= pieces[item.index].end
             ended.add(item.index)
     assert ended == set(range(len(pieces)))
-    return found
+    return records
 
 
-def _records(item: Fetched) -> Iterator[Record]:
-    """Without control records and those of aborted transactions (KIP-98)."""
+def _read_records(item: Fetched) -> Iterator[Record]:
+    """Yield the records except for control records and those of aborted transactions (KIP-98)."""
     aborted: set[int] = set()
     due = sorted(item.aborted, key=lambda pair: pair[1])
     memory = MemoryRecords(bytes(item.records))
@@ -153,8 +153,10 @@ def _records(item: Fetched) -> Iterator[Record]:
                 yield (record.offset, record.key, record.value, tuple(record.headers), record.timestamp)
 
 
-def consumed(cluster: LocalKafka, piece: OffsetRange, isolation: Isolation = Isolation.READ_COMMITTED) -> list[Record]:
-    """The records of an offset range as kafka-python's consumer gives them."""
+def consume_records(
+    cluster: LocalKafka, piece: OffsetRange, isolation: Isolation = Isolation.READ_COMMITTED
+) -> list[Record]:
+    """Returns the records of an offset range as kafka-python's consumer reads them."""
     tp = Plain(piece.topic, piece.partition)
     with closing(
         KafkaConsumer(
@@ -166,22 +168,22 @@ def consumed(cluster: LocalKafka, piece: OffsetRange, isolation: Isolation = Iso
     ) as consumer:
         consumer.assign([tp])
         consumer.seek(tp, piece.start)
-        found: list[Record] = []
+        records: list[Record] = []
         while consumer.position(tp) < piece.end:
             for record in consumer.poll(500).get(tp, []):
                 if record.offset < piece.end:
-                    found.append((record.offset, record.key, record.value, tuple(record.headers), record.timestamp))
-        return found
+                    records.append((record.offset, record.key, record.value, tuple(record.headers), record.timestamp))
+        return records
 
 
 @contextmanager
-def admin(cluster: LocalKafka) -> Iterator[KafkaAdminClient]:
+def open_admin(cluster: LocalKafka) -> Iterator[KafkaAdminClient]:
     with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap)) as client:
         yield client
 
 
-def until(true: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """Wait for a condition; its value."""
+def wait_until(true: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """Wait until the condition is true, and return its value."""
     deadline = time.monotonic() + seconds
     while not (value := true()):
         assert time.monotonic() < deadline, "it did not come true in time"
@@ -190,11 +192,11 @@ def until(true: Callable[[], Any], seconds: float = 30.0) -> Any:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on."""
+    """Returns a loopback port that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port
 
 
-def tp(state: PartitionState | OffsetRange) -> TopicPartition:
+def to_tp(state: PartitionState | OffsetRange) -> TopicPartition:
     return TopicPartition(state.topic, state.partition)

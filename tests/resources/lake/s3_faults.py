@@ -1,7 +1,7 @@
-"""A proxy before a store that speaks S3, which does to requests what networks and stores do on a bad day.
+"""A proxy in front of an object store that injects the faults of networks and stores.
 
-Rules are looked through in order for each request; the first that fits and is not used up is carried out, all else is
-passed on as it is. Every request is noted.
+The first rule that matches a request and is not used up is applied; other requests are passed on unchanged. All
+requests are recorded.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from urllib.parse import unquote
 
 @dataclass
 class Rule:
-    """What to do to requests whose `METHOD /path?query` matches, so many times (-1: always).
+    """A fault for requests whose `METHOD /path?query` matches, applied `times` times (-1: always).
 
-    `how`: `refuse` (the store never sees it), `lose` (it is done, and nobody answers), `reset` (cut while the body is
-    on its way), `cut` (the answer's body breaks off), `ignore` (conditions are taken out), `skew` (another time),
-    `slow` (it comes to the store so many `seconds` late), `add` (the answer has more `headers`). `then` is called
-    before anybody is answered.
+    `how`: `refuse` (the store never gets the request), `lose` (the store carries it out, the client gets no answer),
+    `reset` (the connection is cut in the middle of the request's body), `cut` (in the middle of the answer's body),
+    `ignore` (conditions are removed), `skew` (the answer's date is moved by `seconds`), `slow` (the store gets the
+    request `seconds` late), `add` (the answer gets additional `headers`). `then` is called before the answer.
     """
 
     match: str
@@ -36,12 +36,12 @@ class Rule:
     times: int = 1
     status: int = 503
     code: str = "SlowDown"
-    said: str = "as asked for"
+    message: str = "as asked for"
     seconds: float = 0
     headers: Mapping[str, str] = field(default_factory=dict)
     then: Callable[[], None] = lambda: None
 
-    def matches(self, line: str) -> bool:
+    def is_match(self, line: str) -> bool:
         return self.times != 0 and re.search(self.match, unquote(line)) is not None
 
 
@@ -49,14 +49,14 @@ class Rule:
 class Proxy:
     endpoint: str
     rules: list[Rule] = field(default_factory=list)
-    seen: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     lock: Lock = field(default_factory=Lock)
 
     def take(self, line: str) -> Rule | None:
         with self.lock:
-            self.seen.append(line)
+            self.requests.append(line)
             for rule in self.rules:
-                if rule.matches(line):
+                if rule.is_match(line):
                     rule.times -= 1
                     return rule
         return None
@@ -64,15 +64,15 @@ class Proxy:
 
 @contextmanager
 def run_proxy(upstream: str) -> Iterator[Proxy]:
-    """A proxy on loopback before the endpoint, while the block lasts."""
+    """Run a proxy on loopback in front of the endpoint."""
     handler = type("Proxied", (Handler,), {"upstream": upstream.removeprefix("http://")})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    handler.proxy = found = Proxy(f"http://127.0.0.1:{server.server_port}")  # type: ignore[attr-defined]
+    handler.proxy = proxy = Proxy(f"http://127.0.0.1:{server.server_port}")  # type: ignore[attr-defined]
     thread = Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
-        yield found
+        yield proxy
     finally:
         server.shutdown()
         server.server_close()
@@ -87,7 +87,7 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
     def handle(self) -> None:
-        with suppress(ConnectionError):  # nobody waits for the answer any more
+        with suppress(ConnectionError):  # the client has gone
             super().handle()
 
     def _handle_any(self) -> None:
@@ -105,9 +105,9 @@ class Handler(BaseHTTPRequestHandler):
             if "comp=batch" in self.path and rule.status in (403, 409):
                 return self._refuse_each(rule, body)
             text = (
-                rule.said.encode()
+                rule.message.encode()
                 if rule.status == 200
-                else f"<Error><Code>{rule.code}</Code><Message>{rule.said}</Message></Error>".encode()
+                else f"<Error><Code>{rule.code}</Code><Message>{rule.message}</Message></Error>".encode()
             )
             return self._answer(rule.status, {"Content-Type": "application/xml"}, text)
         if rule and rule.how == "ignore":
@@ -125,12 +125,12 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(status, headers, data, cut=bool(rule and rule.how == "cut"))
 
     def _refuse_each(self, rule: Rule, body: bytes) -> None:
-        """Azure's answer to a batch, in which each request is refused."""
+        """Answer an Azure batch with a refusal of each request in it."""
         cut = body.split(b"\r\n", 1)[0]
         numbers = re.findall(rb"Content-ID: (\d+)", body)
         part = b"%b\r\nContent-Type: application/http\r\nContent-ID: %b\r\n\r\nHTTP/1.1 %d %b\r\n"
         part += b"x-ms-error-code: %b\r\n\r\n\r\n"
-        parts = [part % (cut, n, rule.status, rule.said.encode(), rule.code.encode()) for n in numbers]
+        parts = [part % (cut, n, rule.status, rule.message.encode(), rule.code.encode()) for n in numbers]
         kind = f"multipart/mixed; boundary={cut.decode().removeprefix('--')}"
         self._answer(202, {"Content-Type": kind}, b"".join(parts) + cut + b"--")
 
@@ -138,7 +138,7 @@ class Handler(BaseHTTPRequestHandler):
         while size := int(self.rfile.readline().split(b";")[0], 16):
             yield self.rfile.read(size)
             self.rfile.readline()
-        while self.rfile.readline().strip():  # what trails the last chunk
+        while self.rfile.readline().strip():  # trailers
             pass
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _handle_any
@@ -168,7 +168,7 @@ class Handler(BaseHTTPRequestHandler):
             self._cut_off()
 
     def _cut_off(self) -> None:
-        """A reset, not an orderly end."""
+        """Reset the connection instead of closing it in order."""
         self.wfile.flush()
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()

@@ -1,4 +1,4 @@
-"""What every lake promises, on each of them: atomic writes, one creator, whole listings, no path that leads out."""
+"""The guarantees of every lake: atomic writes, one creator, complete listings, no paths outside the lake."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _numbers = itertools.count()
 
 @pytest.fixture(params=["local", "s3", "azure", "google"])
 def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Lake]]:
-    """Makes an empty lake of each kind."""
+    """Returns a function that creates an empty lake, for each kind of lake."""
     if request.param == "local":
         yield lambda: LocalLake(tmp_path / f"lake-{next(_numbers)}" / "of" / "ours")
         return
     if request.param == "s3":
         store: Store = request.getfixturevalue("s3_store")
-        yield lambda: S3Lake(store.lake(), store.settings)
+        yield lambda: S3Lake(store.make_address(), store.settings)
         return
     cloud: CloudStore = request.getfixturevalue(f"{request.param}_store")
     module = pytest.importorskip("sluice.resources.lake.cloud_lake")
-    yield lambda: module.CloudLake(cloud.lake(), cloud.settings)
+    yield lambda: module.CloudLake(cloud.make_address(), cloud.settings)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def lake(fresh: Callable[[], Lake]) -> Lake:
     return fresh()
 
 
-def files(lake: Lake) -> list[str]:
+def list_files(lake: Lake) -> list[str]:
     return [p for p in lake.list("") if not p.startswith("_sluice/.probe")]
 
 
@@ -52,14 +52,14 @@ def test_put_if_absent_creates_once(lake: Lake) -> None:
     assert not lake.put_if_absent("_sluice/f/log/1.json", b"two")
     assert not lake.put_if_absent("_sluice/f/log/1.json", b"one"), "equal bytes are not the same write"
     assert lake.get("_sluice/f/log/1.json") == b"one"
-    assert files(lake) == ["_sluice/f/log/1.json"]
+    assert list_files(lake) == ["_sluice/f/log/1.json"]
 
 
 def test_of_files_put_together_each_is_created_once(lake: Lake) -> None:
     lake.put("_sluice/f/windows/2026-11/7.json", b"before")
     put = {f"_sluice/f/windows/2026-1{i % 2}/{i}.json": str(i).encode() * 300 for i in range(150)}
     assert lake.put_each_if_absent(put) == put.keys() - {"_sluice/f/windows/2026-11/7.json"}
-    assert files(lake) == sorted(put)
+    assert list_files(lake) == sorted(put)
     there = put | {"_sluice/f/windows/2026-11/7.json": b"before"}
     assert {path: lake.get(path) for path in put} == there
     assert lake.put_each_if_absent(dict.fromkeys(put, b"again")) == frozenset()
@@ -72,7 +72,7 @@ def test_put_replaces(lake: Lake) -> None:
     lake.put("x", b"1")
     lake.put("x", b"22")
     assert (lake.get("x"), lake.size("x")) == (b"22", 2)
-    assert files(lake) == ["x"]
+    assert list_files(lake) == ["x"]
 
 
 def test_what_is_not_there(lake: Lake) -> None:
@@ -91,10 +91,10 @@ def test_create_appears_when_the_block_ends(lake: Lake) -> None:
     with lake.create("data/part.parquet") as file:
         pq.write_table(pa.table({"x": range(1000)}), file)
         assert lake.get("data/part.parquet") is None
-        assert files(lake) == []
+        assert list_files(lake) == []
     with lake.open("data/part.parquet") as file:
         assert pq.read_table(file).num_rows == 1000
-    assert files(lake) == ["data/part.parquet"]
+    assert list_files(lake) == ["data/part.parquet"]
     with lake.create("empty") as file:
         pass
     assert lake.get("empty") == b""
@@ -103,11 +103,11 @@ def test_create_appears_when_the_block_ends(lake: Lake) -> None:
 @pytest.mark.parametrize("stop", [RuntimeError, KeyboardInterrupt])
 def test_create_leaves_nothing_when_the_block_raises(lake: Lake, stop: type[BaseException]) -> None:
     lake.put("x", b"before")
-    for written in (b"half", bytes(12 << 20)):  # on S3 the second one has begun its upload
-        with pytest.raises(stop), lake.create("x") as file:  # noqa: PT012 - what the block does is the test
+    for written in (b"half", bytes(12 << 20)):  # on S3 the second one has already begun its upload
+        with pytest.raises(stop), lake.create("x") as file:  # noqa: PT012 - the block is the test
             file.write(written)
             raise stop
-    assert files(lake) == ["x"]
+    assert list_files(lake) == ["x"]
     assert lake.get("x") == b"before"
     lake.put("_sluice/f/x", b"")
     assert list(lake.list_unfinished("_sluice/f")) == []
@@ -169,7 +169,7 @@ def test_show_is_idempotent_and_needs_its_source(lake: Lake) -> None:
     lake.show("staging/p", "data/date=2026-11-20/p")
     assert lake.get("data/date=2026-11-20/p") == b"rows"
     lake.remove("staging/p")
-    assert files(lake) == ["data/date=2026-11-20/p"]
+    assert list_files(lake) == ["data/date=2026-11-20/p"]
     with pytest.raises(FileNotFoundError):
         lake.show("staging/p", "data/date=2026-11-20/p")
 
@@ -216,14 +216,14 @@ def test_a_path_that_leaves_the_lake_is_refused_by_every_call(lake: Lake, path: 
 def test_a_name_too_long(lake: Lake) -> None:
     with pytest.raises(Terminal, match="x" * 200):
         lake.put("x" * 1100, b"")
-    assert files(lake) == []
+    assert list_files(lake) == []
 
 
 def test_no_write_is_discarded_that_unfinished_never_named(lake: Lake) -> None:
     lake.put("d/x", b"whole")
     with pytest.raises(Terminal):
         lake.discard("d/x")
-    assert files(lake) == ["d/x"]
+    assert list_files(lake) == ["d/x"]
 
 
 def test_it_travels_to_other_processes(lake: Lake) -> None:

@@ -1,4 +1,4 @@
-"""Lakes on Azure and Google Cloud on a bad day: lost answers, refusals, other writers, and secrets in errors."""
+"""Faults of lakes on Azure and Google Cloud: lost answers, refusals, concurrent writers, and secrets in errors."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ def proxy(store: CloudStore) -> Iterator[Proxy]:
 
 @pytest.fixture
 def lake(store: CloudStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Through the proxy; it has passed the probe."""
+    """A lake behind the proxy that has passed its probe."""
     monkeypatch.setattr(cloud_client, "choose_pause", lambda _: 0)
     behind = store.pass_through(proxy.endpoint)
-    probed = cloud_lake.CloudLake(behind.lake(), behind.settings.model_copy(update={"retries": 1}))
+    probed = cloud_lake.CloudLake(behind.make_address(), behind.settings.model_copy(update={"retries": 1}))
     probed.put_if_absent("before", b"")
-    proxy.seen.clear()
+    proxy.requests.clear()
     return probed
 
 
 def count(proxy: Proxy, start: str) -> int:
-    return sum(line.startswith(start) for line in proxy.seen)
+    return sum(line.startswith(start) for line in proxy.requests)
 
 
 def test_a_lost_answer_is_told_from_a_refusal(lake: Any, proxy: Proxy) -> None:
     proxy.rules[:] = [Rule(WRITES, "lose")]
-    assert lake.put_if_absent(ENTRY, b"ours"), "the second try meets the first one's object, and knows its id"
+    assert lake.put_if_absent(ENTRY, b"ours"), "the second try finds the first one's object and recognizes its id"
     assert count(proxy, "PUT") == 2
     assert not lake.put_if_absent(ENTRY, b"ours")
     assert lake.get(ENTRY) == b"ours"
@@ -194,7 +194,7 @@ def test_a_bucket_that_is_not_there(store: CloudStore) -> None:
 def test_a_store_that_ignores_conditions_is_refused(store: CloudStore, proxy: Proxy) -> None:
     if store.scheme == "az":
         pytest.skip("a request to Azure is signed with its condition")
-    fresh = cloud_lake.CloudLake(store.lake(), store.pass_through(proxy.endpoint).settings)
+    fresh = cloud_lake.CloudLake(store.make_address(), store.pass_through(proxy.endpoint).settings)
     proxy.rules[:] = [Rule("^PUT", "ignore", times=-1)]
     with pytest.raises(SetupError, match="conditional writes"):
         fresh.put_if_absent(ENTRY, b"")
@@ -203,7 +203,7 @@ def test_a_store_that_ignores_conditions_is_refused(store: CloudStore, proxy: Pr
 
 
 def test_a_store_that_removes_nothing_is_refused_before_the_first_entry(store: CloudStore, proxy: Proxy) -> None:
-    fresh = cloud_lake.CloudLake(store.lake(), store.pass_through(proxy.endpoint).settings)
+    fresh = cloud_lake.CloudLake(store.make_address(), store.pass_through(proxy.endpoint).settings)
     proxy.rules[:] = [Rule(DELETES, "refuse", times=-1, **RETENTION[store.scheme])]
     with pytest.raises(SetupError, match="retention policy"):
         fresh.put_if_absent(ENTRY, b"")
@@ -211,23 +211,23 @@ def test_a_store_that_removes_nothing_is_refused_before_the_first_entry(store: C
 
 def test_no_credentials_is_an_error(azure_store: CloudStore, monkeypatch: pytest.MonkeyPatch) -> None:
     with run_proxy(azure_store.settings.endpoint or "") as metadata:
-        metadata.rules[:] = [Rule(".", "refuse", times=-1, status=403, code="no", said="no identity here")]
+        metadata.rules[:] = [Rule(".", "refuse", times=-1, status=403, code="no", message="no identity here")]
         monkeypatch.setenv("AZURE_MSI_ENDPOINT", metadata.endpoint)
         settings = azure_store.settings.model_copy(update={"account_key": None, "retries": 0})
         with pytest.raises(NotAuthorized, match="no credentials for az://lake") as refused:
-            cloud_lake.CloudLake(azure_store.lake(), settings).get("x")
+            cloud_lake.CloudLake(azure_store.make_address(), settings).get("x")
     assert "AZURE_STORAGE_ACCOUNT_KEY" in refused.value.remedy
 
 
 def test_a_module_does_not_hide_the_function_that_imports_it(store: CloudStore) -> None:
-    cloud_lake.open_filesystem(store.lake(), store.settings)
+    cloud_lake.open_filesystem(store.make_address(), store.settings)
     assert callable(sluice.resources.lake.arrow_files)
 
 
 def test_no_secret_is_in_an_error_or_a_repr(lake: Any, store: CloudStore, proxy: Proxy) -> None:
     secret = "emulator" if store.scheme == "gs" else KEY
     detail = f"token {secret} is bad, sig=abc%2Fdef"
-    proxy.rules[:] = [Rule("^PUT", "refuse", times=-1, status=403, code="AccessDenied", said=detail)]
+    proxy.rules[:] = [Rule("^PUT", "refuse", times=-1, status=403, code="AccessDenied", message=detail)]
     with pytest.raises(NotAuthorized) as refused:
         lake.put("x", b"")
     for text in (str(refused.value), repr(refused.value.__context__), repr(lake.bucket), repr(lake.bucket.settings)):

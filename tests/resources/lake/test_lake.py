@@ -1,4 +1,4 @@
-"""The lake on S3 beside what `test_lake` asks of every lake: faults of network and store through a proxy, and sizes."""
+"""The lake on S3, in addition to `test_both_lakes`: faults of network and store by a proxy, and large objects."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses between tries are for networks."""
+    """Removes the pauses between tries."""
     monkeypatch.setattr(s3_client.time, "sleep", lambda _: None)
     monkeypatch.setattr("sluice.resources.lake.s3_client.patience", lambda *_: 0)
     monkeypatch.setattr(object_lake, "_checked_lakes", set())
@@ -55,30 +55,30 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 def one_proxy(s3_store: Store) -> Iterator[Proxy]:
     if not s3_store.local:
         pytest.skip("faults are played before moto's server")
-    with run_proxy(s3_store.settings.endpoint or "") as found:
-        yield found
+    with run_proxy(s3_store.settings.endpoint or "") as proxy:
+        yield proxy
 
 
 @pytest.fixture
 def between(one_proxy: Proxy) -> Proxy:
-    """With no rules yet, and nothing seen."""
-    one_proxy.rules, one_proxy.seen = [], []
+    """The proxy without rules and recorded requests."""
+    one_proxy.rules, one_proxy.requests = [], []
     return one_proxy
 
 
-def lake_at(store: Store, endpoint: str, **changes: object) -> S3Lake:
+def make_lake(store: Store, endpoint: str, **changes: object) -> S3Lake:
     settings = {"endpoint": endpoint, "retries": 2, "part_bytes": 5 * MIB, "read_timeout_ms": 5000}
-    return S3Lake(store.lake(), store.settings.model_copy(update=settings | changes))
+    return S3Lake(store.make_address(), store.settings.model_copy(update=settings | changes))
 
 
 @pytest.fixture
 def lake(s3_store: Store, between: Proxy) -> S3Lake:
-    """Behind the proxy, and probed."""
-    found = lake_at(s3_store, between.endpoint)
-    assert found.put_if_absent("first", b"")
-    found.remove("first")
-    between.seen.clear()
-    return found
+    """A lake behind the proxy that has passed its probe."""
+    probed = make_lake(s3_store, between.endpoint)
+    assert probed.put_if_absent("first", b"")
+    probed.remove("first")
+    between.requests.clear()
+    return probed
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_two_writes_in_each_others_way_are_tried_again(lake: S3Lake, between: Pr
 
 
 def test_of_rivals_exactly_one_wins_each_number(s3_store: Store) -> None:
-    lake = S3Lake(s3_store.lake(), s3_store.settings)
+    lake = S3Lake(s3_store.make_address(), s3_store.settings)
 
     def play(me: int) -> list[int]:
         return [n for n in range(30) if lake.put_if_absent(f"log/{n:020}", str(me).encode())]
@@ -137,11 +137,11 @@ def test_of_rivals_exactly_one_wins_each_number(s3_store: Store) -> None:
         assert all(lake.get(f"log/{n:020}") == str(me).encode() for n in wins)
 
 
-# -- what the store must promise
+# -- guarantees of the store
 
 
 def test_a_store_that_ignores_conditions_is_refused_before_anything_is_written(s3_store: Store, between: Proxy) -> None:
-    lake = lake_at(s3_store, between.endpoint)
+    lake = make_lake(s3_store, between.endpoint)
     between.rules = [Rule("PUT", "ignore", times=-1)]
     with pytest.raises(SetupError, match="does not honour conditional writes"):
         lake.put_if_absent("log/1", b"entry")
@@ -149,32 +149,32 @@ def test_a_store_that_ignores_conditions_is_refused_before_anything_is_written(s
 
 
 def test_a_store_that_does_not_know_conditions_is_refused(s3_store: Store, between: Proxy) -> None:
-    lake = lake_at(s3_store, between.endpoint)
+    lake = make_lake(s3_store, between.endpoint)
     between.rules = [Rule("PUT", "refuse", times=-1, status=501, code="NotImplemented")]
     with pytest.raises(SetupError, match="does not honour conditional writes"):
         lake.put_if_absent("log/1", b"entry")
 
 
-@pytest.mark.parametrize(("seconds", "told"), [(-3600, "60 min 0 s ahead"), (3600, "behind")])
+@pytest.mark.parametrize(("seconds", "direction"), [(-3600, "60 min 0 s ahead"), (3600, "behind")])
 def test_a_clock_an_hour_off_is_refused_by_a_store_that_does_not_care(
-    s3_store: Store, between: Proxy, seconds: int, told: str
+    s3_store: Store, between: Proxy, seconds: int, direction: str
 ) -> None:
-    lake = lake_at(s3_store, between.endpoint)
+    lake = make_lake(s3_store, between.endpoint)
     between.rules = [Rule(".", "skew", times=-1, seconds=seconds)]
     with pytest.raises(SetupError, match="this machine's clock is") as caught:
         lake.put_if_absent("log/1", b"entry")
-    assert told.split()[-1] in caught.value.message
+    assert direction.split()[-1] in caught.value.message
     assert list(lake.list("")) == []
 
 
 def test_the_probe_costs_one_request_where_it_was_made(s3_store: Store, between: Proxy) -> None:
-    lake = lake_at(s3_store, between.endpoint)
+    lake = make_lake(s3_store, between.endpoint)
     assert lake.put_if_absent("log/1", b"")
     object_lake._checked_lakes.clear()  # as in another process
-    between.seen.clear()
+    between.requests.clear()
     assert lake.put_if_absent("log/2", b"")
     assert lake.put_if_absent("log/3", b"")
-    assert [line.split()[0] for line in between.seen] == ["HEAD", "PUT", "PUT"]
+    assert [line.split()[0] for line in between.requests] == ["HEAD", "PUT", "PUT"]
 
 
 # -- errors
@@ -231,7 +231,7 @@ def test_a_bucket_that_is_not_there(s3_store: Store) -> None:
 
 
 def test_nobody_at_the_endpoint(s3_store: Store) -> None:
-    lake = lake_at(s3_store, "http://127.0.0.1:9", connect_timeout_ms=500)
+    lake = make_lake(s3_store, "http://127.0.0.1:9", connect_timeout_ms=500)
     with pytest.raises(LakeUnavailable, match=r"127\.0\.0\.1:9"):
         lake.get("x")
     with pytest.raises(LakeUnavailable):
@@ -255,12 +255,12 @@ def test_secrets_stand_in_no_error_log_or_repr(
     s3_store: Store, between: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     secret = {n: SecretStr("hunter2-s3cr3t") for n in ("access_key_id", "secret_access_key", "session_token")}
-    lake = lake_at(s3_store, between.endpoint, **secret)
-    between.rules = [Rule("PUT", "refuse", status=403, code="AccessDenied", said="for hunter2-s3cr3t")]
+    lake = make_lake(s3_store, between.endpoint, **secret)
+    between.rules = [Rule("PUT", "refuse", status=403, code="AccessDenied", message="for hunter2-s3cr3t")]
     with caplog.at_level(logging.INFO), pytest.raises(SluiceError) as caught:
         lake.put("x", b"")
-    said = f"{caught.value}{caught.value.fields()}{lake.bucket!r}{lake.settings!r}{caplog.text}"
-    assert "hunter2" not in said
+    texts = f"{caught.value}{caught.value.fields()}{lake.bucket!r}{lake.settings!r}{caplog.text}"
+    assert "hunter2" not in texts
 
 
 @pytest.mark.parametrize(("status", "code"), [(404, "NotFound"), (501, "NotImplemented"), (412, "PreconditionFailed")])
@@ -274,35 +274,35 @@ def test_an_answer_that_nobody_expects_is_an_error_of_ours(
 
 
 def test_what_does_not_speak_s3_is_told(lake: S3Lake, between: Proxy) -> None:
-    between.rules = [Rule("GET", "refuse", times=-1, status=400, said="<html>sign in<br></html>")]
+    between.rules = [Rule("GET", "refuse", times=-1, status=400, message="<html>sign in<br></html>")]
     with pytest.raises(Terminal, match=r"s3\.endpoint"):
         list(lake.list(""))
 
 
 def test_each_request_is_tried_as_often_as_the_settings_say(s3_store: Store, between: Proxy) -> None:
-    """Botocore's own retries end for all requests of a process once they have been needed some 35 times."""
-    lake = lake_at(s3_store, between.endpoint, retries=4)
+    """Botocore stops its own retries for all requests of a process after about 35 of them."""
+    lake = make_lake(s3_store, between.endpoint, retries=4)
     lake.put("x", b"1")
     for _ in range(20):
         between.rules = [Rule("GET", "lose", times=4)]
         assert lake.get("x") == b"1"
-    between.rules, between.seen = [Rule("GET", "refuse", times=-1)], []
+    between.rules, between.requests = [Rule("GET", "refuse", times=-1)], []
     with pytest.raises(LakeUnavailable):
         lake.get("x")
-    assert len(between.seen) == 5
+    assert len(between.requests) == 5
 
 
 # -- uploads
 
 
-def patterned(size: int) -> bytes:
+def make_pattern(size: int) -> bytes:
     return (bytes(range(251)) * (size // 251 + 1))[:size]
 
 
 @pytest.mark.parametrize("how", ["reset", "lose", "refuse"])
 @pytest.mark.parametrize("at", ["uploads", "partNumber=2", "POST .*uploadId="])
 def test_an_upload_that_is_disturbed_ends_whole(lake: S3Lake, between: Proxy, how: str, at: str) -> None:
-    data = patterned(12 * MIB)
+    data = make_pattern(12 * MIB)
     between.rules = [Rule(at, how, times=2)]
     with lake.create("part") as file:
         file.write(data)
@@ -320,7 +320,7 @@ def test_an_upload_that_fails_leaves_nothing(lake: S3Lake, aside: S3Lake, betwee
 
 
 def test_a_last_answer_that_never_comes_is_looked_up_or_unknown(lake: S3Lake, aside: S3Lake, between: Proxy) -> None:
-    data = patterned(6 * MIB)
+    data = make_pattern(6 * MIB)
     between.rules = [Rule("POST .*uploadId=", "lose", times=3)]
     with lake.create("a/part") as file:
         file.write(data)
@@ -334,24 +334,24 @@ def test_a_last_answer_that_never_comes_is_looked_up_or_unknown(lake: S3Lake, as
 def test_a_small_object_is_one_request(lake: S3Lake, between: Proxy) -> None:
     with lake.create("small") as file:
         file.write(b"x" * MIB)
-    assert len(between.seen) == 1
+    assert len(between.requests) == 1
 
 
 def test_an_upload_that_was_discarded_fails_and_is_not_seen(lake: S3Lake, between: Proxy) -> None:
     ended = pytest.raises(LakeUnavailable, match="ended by somebody else")
     with ended, lake.create("staging/7/part") as file:
         file.write(bytes(15 * MIB))
-        (found,) = lake.list_unfinished("staging")
-        assert found[0].startswith("staging/7/part#")
+        (unfinished,) = lake.list_unfinished("staging")
+        assert unfinished[0].startswith("staging/7/part#")
         for _ in range(2):
-            lake.discard(found[0])
+            lake.discard(unfinished[0])
         between.rules = [Rule("uploadId=", "refuse", times=-1, status=404, code="NoSuchUpload")]  # moto says 500
     assert list(lake.list_unfinished("staging")) == []
     assert lake.get("staging/7/part") is None
 
 
 def test_memory_is_bounded_whatever_waits(lake: S3Lake, s3_store: Store) -> None:
-    """40 files of 6 MiB begun at once, under a bound of 16 MiB: what is more waits on disk."""
+    """Of 40 concurrent files of 6 MiB with a bound of 16 MiB, the excess is buffered on disk."""
     bounded = S3Lake(lake.uri, s3_store.settings.model_copy(update={"buffer_bytes": 16 * MIB, "part_bytes": 8 * MIB}))
     tracemalloc.start()
     begun = [s3_streams.Upload(bounded.bucket, bounded._key(f"x/{n}")) for n in range(40)]
@@ -372,7 +372,7 @@ def test_memory_is_bounded_whatever_waits(lake: S3Lake, s3_store: Store) -> None
 def test_a_disk_without_room_for_what_waits_is_told_where_it_is_written(
     lake: S3Lake, s3_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also the few bytes that a buffer would have kept until the upload."""
+    """The error comes for a few bytes as well, which a buffer would have kept until the upload."""
     monkeypatch.setattr("tempfile.TemporaryFile", partial(open, "/dev/full", "w+b"))
     monkeypatch.setattr(streams._memory, "_held", MIB)
     bounded = S3Lake(lake.uri, s3_store.settings.model_copy(update={"buffer_bytes": MIB, "part_bytes": 8 * MIB}))
@@ -394,8 +394,8 @@ def test_parts_grow_so_that_any_object_fits_into_ten_thousand() -> None:
 
 
 def test_encryption_and_tags_go_with_every_object(lake: S3Lake, s3_store: Store) -> None:
-    said = {"sse": "AES256", "tags": {"team": "orders + more"}, "part_bytes": 5 * MIB}
-    lake = S3Lake(lake.uri, s3_store.settings.model_copy(update=said))
+    options = {"sse": "AES256", "tags": {"team": "orders + more"}, "part_bytes": 5 * MIB}
+    lake = S3Lake(lake.uri, s3_store.settings.model_copy(update=options))
     lake.put("put", b"")
     lake.put_if_absent("absent", b"")
     for name, size in (("small", 1), ("large", 6 * MIB)):
@@ -405,8 +405,8 @@ def test_encryption_and_tags_go_with_every_object(lake: S3Lake, s3_store: Store)
     for path in ("put", "absent", "small", "large", "shown-small", "shown-large"):
         key = lake._key(path)
         assert lake.bucket.call("head_object", key)["ServerSideEncryption"] == "AES256"
-        found = lake.bucket.call("get_object_tagging", key)["TagSet"]
-        assert found == [{"Key": "team", "Value": "orders + more"}], path
+        tags = lake.bucket.call("get_object_tagging", key)["TagSet"]
+        assert tags == [{"Key": "team", "Value": "orders + more"}], path
 
 
 class OnS3(World):
@@ -415,7 +415,7 @@ class OnS3(World):
     def __init__(self, lake: S3Lake) -> None:
         self.lake = lake  # type: ignore[assignment]
         self.liveness = MemoryLiveness()
-        self.ledger = self.fresh_ledger()
+        self.ledger = self.reopen_ledger()
         self.ledger.append(lambda s: OriginEntry(items=(OriginItem(key=KEY, offset=0, committed=None, why="test"),)))
 
 
@@ -424,24 +424,24 @@ def test_repair_ends_uploads_that_nobody_can_be_at_and_no_others(lake: S3Lake) -
     live, given_up = world.plan(0, 10), world.plan(10, 20)
     abandon(world.ledger, given_up, "a test")
     staging = paths.staging_root("orders")
-    made = [f"{staging}/{live}/a/data/x", f"{staging}/{given_up}/a/data/x", "data/orders/x"]
-    for path in made:
+    created = [f"{staging}/{live}/a/data/x", f"{staging}/{given_up}/a/data/x", "data/orders/x"]
+    for path in created:
         upload = s3_streams.Upload(lake.bucket, lake._key(path))
         upload.write(bytes(5 * MIB))
         upload._collect(0)
-    (found,) = [f for f in world.repair() if f.kind is RepairKind.UNFINISHED]
-    assert [name.partition("#")[0] for name in found.items] == [made[1]]
-    left = [
+    (repair,) = [f for f in world.repair() if f.kind is RepairKind.UNFINISHED]
+    assert [name.partition("#")[0] for name in repair.items] == [created[1]]
+    remaining = [
         name.partition("#")[0] for root in ("_sluice/orders", "data/orders") for name, _ in lake.list_unfinished(root)
     ]
-    assert left == [made[0], made[2]], "its owner lives; it began just now"
+    assert remaining == [created[0], created[2]], "the first one's owner lives; the second one began just now"
 
 
 # -- reading and copying
 
 
 def test_an_answer_that_breaks_off_is_asked_for_again(lake: S3Lake, between: Proxy) -> None:
-    data = patterned(3 * MIB)
+    data = make_pattern(3 * MIB)
     lake.put("x", data)
     between.rules = [Rule("GET", "cut", times=2)]
     assert lake.get("x") == data
@@ -456,8 +456,8 @@ def test_an_answer_that_breaks_off_is_asked_for_again(lake: S3Lake, between: Pro
 def test_calls_within_calls_keep_their_connections(
     s3_store: Store, between: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The client of all feeds opens no connection twice, and warns on nobody's terminal that it must."""
-    lake, arrived = lake_at(s3_store, between.endpoint, read_timeout_ms=60_000), threading.Barrier(AT_ONCE * AT_ONCE)
+    """The client that all feeds share reuses its connections and logs no warning about a full pool."""
+    lake, arrived = make_lake(s3_store, between.endpoint, read_timeout_ms=60_000), threading.Barrier(AT_ONCE * AT_ONCE)
     lake.put("x", b"x")
     between.rules = [Rule("GET", "slow", times=-1, then=lambda: arrived.wait(60) and None)]
 
@@ -469,20 +469,20 @@ def test_calls_within_calls_keep_their_connections(
 
 
 def test_a_footer_is_one_request_and_what_is_read_on_and_on_few(lake: S3Lake, between: Proxy) -> None:
-    lake.put("x", patterned(20 * MIB))
-    between.seen.clear()
+    lake.put("x", make_pattern(20 * MIB))
+    between.requests.clear()
     with lake.open("x") as file:
         file.seek(-1000, io.SEEK_END)
         file.read()
-        assert len(between.seen) == 1
+        assert len(between.requests) == 1
         file.seek(0)
         while file.read(100_000):
             pass
-    assert len(between.seen) < 12
+    assert len(between.requests) < 12
 
 
 def test_an_object_that_is_replaced_while_it_is_read_is_noticed(lake: S3Lake) -> None:
-    lake.put("x", patterned(2 * MIB))
+    lake.put("x", make_pattern(2 * MIB))
     with lake.open("x") as file:
         lake.put("x", bytes(2 * MIB))
         with pytest.raises(LakeUnavailable, match="was replaced or removed while it was read"):
@@ -494,11 +494,11 @@ def test_a_listing_is_asked_for_page_by_page_and_from_its_place(lake: S3Lake, as
         list(pool.map(lambda n: aside.put(f"d/{n:05}", b""), range(1010)))
     listed = lake.list("d")
     assert next(listed) == "d/00000"
-    assert len(between.seen) == 1, "the second page was not asked for"
+    assert len(between.requests) == 1, "the second page was not asked for"
     assert len(list(listed)) == 1009
-    between.seen.clear()
+    between.requests.clear()
     assert list(lake.list("d", after="d/01007")) == ["d/01008", "d/01009"]
-    assert len(between.seen) == 1
+    assert len(between.requests) == 1
 
 
 @pytest.mark.parametrize("how", ["lose", "refuse", "reset"])
@@ -519,7 +519,7 @@ def test_an_empty_object_is_no_copy(lake: S3Lake) -> None:
 def test_what_is_too_large_for_one_copy_is_copied_by_ranges(lake: S3Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lake_s3, "COPIED_AT_ONCE", 6 * MIB)
     monkeypatch.setattr(lake_s3, "COPY_RANGE", 5 * MIB)
-    data = patterned(12 * MIB)
+    data = make_pattern(12 * MIB)
     lake.put("staging/p", data)
     lake.show("staging/p", "data/p")
     lake.show("staging/p", "data/p")
@@ -531,9 +531,9 @@ def test_a_copy_by_ranges_whose_last_answer_is_lost_is_done(
 ) -> None:
     monkeypatch.setattr(lake_s3, "COPIED_AT_ONCE", 6 * MIB)
     monkeypatch.setattr(lake_s3, "COPY_RANGE", 5 * MIB)
-    data = patterned(12 * MIB)
+    data = make_pattern(12 * MIB)
     lake.put("staging/p", data)
-    last = "POST .*data/p.*uploadId"  # some stores know nothing of an upload once it is complete
+    last = "POST .*data/p.*uploadId"  # some stores do not know an upload any more once it is complete
     between.rules = [Rule(last, "lose"), Rule(last, "refuse", status=404, code="NoSuchUpload")]
     lake.show("staging/p", "data/p")
     assert lake.get("data/p") == data
@@ -544,7 +544,7 @@ def test_a_copy_by_ranges_that_fails_leaves_nothing(
 ) -> None:
     monkeypatch.setattr(lake_s3, "COPIED_AT_ONCE", 6 * MIB)
     monkeypatch.setattr(lake_s3, "COPY_RANGE", 5 * MIB)
-    lake.put("staging/p", patterned(12 * MIB))
+    lake.put("staging/p", make_pattern(12 * MIB))
     between.rules = [Rule("partNumber=2", "refuse", times=-1)]
     with pytest.raises(LakeUnavailable):
         lake.show("staging/p", "data/p")

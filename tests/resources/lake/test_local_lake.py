@@ -1,4 +1,4 @@
-"""The local lake on a real file system, beside what `test_lake` asks of all: rivals, full disks, stray paths."""
+"""The local lake on a real file system, in addition to `test_both_lakes`: rivals, full disks, stray paths."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def lake(tmp_path: Path) -> LocalLake:
     return LocalLake(tmp_path / "a" / "lake")
 
 
-def files(lake: LocalLake) -> list[str]:
-    """Every file below the root, temporary ones too."""
+def list_files(lake: LocalLake) -> list[str]:
+    """Returns every file below the root, including temporary ones."""
     return sorted(str(p.relative_to(lake.root)) for p in lake.root.rglob("*") if not p.is_dir())
 
 
@@ -98,7 +98,7 @@ def test_a_name_too_long_and_a_file_where_a_folder_is_needed(lake: LocalLake) ->
         lake.put_if_absent("file/below", b"")
     with pytest.raises(Terminal):
         lake.put(".", b"")
-    assert files(lake) == ["file"]
+    assert list_files(lake) == ["file"]
 
 
 def test_its_addresses(lake: LocalLake) -> None:
@@ -144,7 +144,7 @@ def test_of_rival_processes_exactly_one_wins_each_number_and_none_sees_half_an_e
     assert sorted(i for wins in won for i in wins) == list(range(200))
     for me, wins in enumerate(won):
         assert all(lake.get(f"log/{i:020}.json") == str(me).encode() * 5000 for i in wins)
-    assert files(lake) == [f"log/{i:020}.json" for i in range(200)]
+    assert list_files(lake) == [f"log/{i:020}.json" for i in range(200)]
 
 
 KILLED = """
@@ -165,8 +165,8 @@ with local_lake.LocalLake(Path(sys.argv[1])).create("d/x") as file:
 def test_a_killed_writer_leaves_only_a_temporary_file_that_no_call_shows(lake: LocalLake, during: str) -> None:
     ended = subprocess.run([sys.executable, "-c", KILLED, str(lake.root), during], check=False)
     assert ended.returncode == -signal.SIGKILL
-    (left,) = files(lake)
-    assert Path(left).name.startswith(local_lake.TEMPORARY)
+    (remaining,) = list_files(lake)
+    assert Path(remaining).name.startswith(local_lake.TEMPORARY)
     assert list(lake.list("")) == []
     assert lake.put_if_absent("d/x", b"whole")
     assert list(lake.list("")) == ["d/x"]
@@ -200,23 +200,23 @@ def test_files_put_together_are_durable_before_their_names_and_these_before_the_
     lake: LocalLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sync, link, place_of = os.fsync, os.link, os.path.realpath
-    durable, named = set[str](), list[str]()
+    durable, links = set[str](), list[str]()
 
-    def synced(handle: int) -> None:
+    def sync_and_record(handle: int) -> None:
         sync(handle)
         durable.add(place_of(f"/proc/self/fd/{handle}"))
 
-    def linked(source: object, target: object, **kwargs: object) -> None:
+    def link_and_record(source: object, target: object, **kwargs: object) -> None:
         assert str(source) in durable, "a name of a file that a crash may empty"
         link(source, target, **kwargs)  # type: ignore[arg-type]
-        named.append(str(target))
+        links.append(str(target))
         durable.discard(os.path.dirname(str(target)))
 
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "link", linked)
+    monkeypatch.setattr(os, "fsync", sync_and_record)
+    monkeypatch.setattr(os, "link", link_and_record)
     put = {f"{folder}/{i}": b"x" for folder in ("a", "b/c") for i in range(80)}
     assert lake.put_each_if_absent(put) == put.keys()
-    assert sorted(named) == sorted(f"{lake.root}/{path}" for path in put)
+    assert sorted(links) == sorted(f"{lake.root}/{path}" for path in put)
     assert {f"{lake.root}/a", f"{lake.root}/b/c", f"{lake.root}/b", f"{lake.root}"} <= durable
 
 
@@ -224,12 +224,12 @@ def test_of_files_put_together_that_find_no_room_none_appears(small_disk: Path) 
     lake = LocalLake(small_disk)
     with pytest.raises(LakeFull, match="no room in the lake for d/"):
         lake.put_each_if_absent({f"d/{i}": os.urandom(100_000) for i in range(20)})
-    assert files(lake) == []
+    assert list_files(lake) == []
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB of its own. Skips where this user may not mount one."""
+    """A separate file system of 1 MiB. Skips if this user may not mount one."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = subprocess.run(
@@ -252,7 +252,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(small_disk: Path) -> None:
         file.write(big)
     with pytest.raises(LakeFull), lake.create("z") as file:
         pq.write_table(pa.table({"x": [big]}), file)
-    assert files(lake) == ["x"]
+    assert list_files(lake) == ["x"]
     assert lake.get("x") == b"before"
     lake.put("x", b"after")
     assert lake.get("x") == b"after"
@@ -263,7 +263,7 @@ def test_what_waits_in_a_buffer_when_the_disk_fills_is_not_forgotten(small_disk:
     with pytest.raises(LakeFull), lake.create("z") as file:  # noqa: PT012 - any of the writes may be the one
         for _ in range(1 << 12):
             file.write(b"x" * 1000)
-    assert files(lake) == []
+    assert list_files(lake) == []
 
 
 LIMITED = """
@@ -284,11 +284,11 @@ with lake.create("y") as file:
 
 
 def test_a_limit_on_file_sizes_counts_as_full(lake: LocalLake) -> None:
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", LIMITED, str(lake.root)], capture_output=True, text=True, check=True
     ).stdout
-    assert told.count("no room in the lake for x") == 2
-    assert files(lake) == ["y"]
+    assert output.count("no room in the lake for x") == 2
+    assert list_files(lake) == ["y"]
 
 
 def test_show_copies_to_where_links_do_not_reach(small_disk: Path, tmp_path: Path) -> None:
@@ -298,11 +298,11 @@ def test_show_copies_to_where_links_do_not_reach(small_disk: Path, tmp_path: Pat
     for _ in range(2):
         lake.show("lake/staging/p", "disk/data/p")
         assert lake.get("disk/data/p") == b"rows"
-    assert files(LocalLake(small_disk)) == ["data/p"]
+    assert list_files(LocalLake(small_disk)) == ["data/p"]
     lake.put("lake/staging/big", os.urandom(2 << 20))
     with pytest.raises(LakeFull):
         lake.show("lake/staging/big", "disk/data/big")
-    assert files(LocalLake(small_disk)) == ["data/p"]
+    assert list_files(LocalLake(small_disk)) == ["data/p"]
 
 
 def test_a_read_only_disk_is_terminal(small_disk: Path) -> None:
@@ -355,7 +355,7 @@ def test_an_entry_that_stands_but_may_not_last_is_unknown(lake: LocalLake, monke
 def test_a_lost_answer_to_our_own_link_is_our_success(
     lake: LocalLake, monkeypatch: pytest.MonkeyPatch, answer: int
 ) -> None:
-    """Over NFS a repeated LINK finds its own work: the link count of our file tells."""
+    """Over NFS a repeated LINK finds its own result, which the file's link count reveals."""
     link = os.link
 
     def link_and_lose_the_answer(*args: object, **kwargs: object) -> None:
@@ -364,7 +364,7 @@ def test_a_lost_answer_to_our_own_link_is_our_success(
 
     monkeypatch.setattr(os, "link", link_and_lose_the_answer)
     assert lake.put_if_absent("log/1", b"ours")
-    assert files(lake) == ["log/1"]
+    assert list_files(lake) == ["log/1"]
 
 
 def test_a_file_system_without_links_is_refused_for_the_ledger(
@@ -378,14 +378,14 @@ def test_a_file_system_without_links_is_refused_for_the_ledger(
         lake.put_if_absent("log/1", b"")
     lake.put("staging/p", b"rows")
     lake.show("staging/p", "data/p")
-    assert files(lake) == ["data/p", "staging/p"]
+    assert list_files(lake) == ["data/p", "staging/p"]
 
 
 @pytest.mark.parametrize(("link", "says"), [(False, "lsattr"), (True, "needs a file system with hard links")])
 def test_what_is_not_permitted_is_told_by_what_was_tried(
     lake: LocalLake, monkeypatch: pytest.MonkeyPatch, link: bool, says: str
 ) -> None:
-    """An immutable folder takes no file, FAT no link: the same error number."""
+    """An immutable folder accepts no file and FAT no link, with the same error number."""
 
     def refuse(*names: object, **_: object) -> None:
         second = (None, str(names[1])) if link else ()
@@ -406,7 +406,7 @@ def test_a_large_file_in_pieces_of_any_size_is_whole(lake: LocalLake) -> None:
     assert lake.size("data/large") > 8 << 20
 
 
-# -- what killed processes leave
+# -- remains of killed processes
 
 
 def test_unfinished_writes_are_shown_with_their_age_and_can_be_discarded(lake: LocalLake, tmp_path: Path) -> None:
@@ -421,15 +421,15 @@ def test_unfinished_writes_are_shown_with_their_age_and_can_be_discarded(lake: L
     assert (name, age < 3_600_000) == ("log/.tmp-00ff", True)
     ((old, older),) = lake.list_unfinished("staging")
     assert older > 50 * 365 * 86_400_000
-    for each in (name, old, old):
-        lake.discard(each)
+    for unfinished in (name, old, old):
+        lake.discard(unfinished)
     assert list(lake.list_unfinished("log")) == list(lake.list_unfinished("nowhere")) == []
-    assert not (lake.root / "staging").exists(), "the folders that this leaves empty go too"
+    assert not (lake.root / "staging").exists(), "folders that become empty are removed too"
     assert list(lake.list("")) == ["log/1.json"]
 
 
 def test_a_folder_made_for_a_file_that_never_came_is_an_unfinished_write(lake: LocalLake) -> None:
-    """A process that was killed before its file left folders that nothing removed."""
+    """A process that was killed before it wrote its file leaves empty folders."""
     lake.put("staging/8/a/x", b"1")
     (lake.root / "staging" / "7" / "a" / "data").mkdir(parents=True)
     ((name, age),) = lake.list_unfinished("staging")

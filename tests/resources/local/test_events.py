@@ -1,4 +1,4 @@
-"""Sample events: the same seed, the same bytes; and what is said to be committed is what a plain consumer sees."""
+"""Sample events: a seed always gives the same bytes, and the reported numbers are those that a consumer reads."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ HOUR = 3_600_000
 NOW = 1_795_000_000_000
 
 
-def made(mix: Mix, count: int = 2000) -> list[events.SampleEvent]:
+def make_events(mix: Mix, count: int = 2000) -> list[events.SampleEvent]:
     return list(events.orders(mix, count, NOW - HOUR, NOW))
 
 
 @given(st.integers(0, 2**32), st.integers(0, 10**9))
 def test_a_seed_gives_the_same_events_and_another_gives_others(seed: int, first: int) -> None:
     mix = Mix(seed, first, bad=0.1, tombstones=0.1, headers=0.3)
-    assert made(mix, 50) == made(mix, 50)
-    assert made(mix, 50) != made(Mix(seed + 1, first, bad=0.1, tombstones=0.1, headers=0.3), 50)
+    assert make_events(mix, 50) == make_events(mix, 50)
+    assert make_events(mix, 50) != make_events(Mix(seed + 1, first, bad=0.1, tombstones=0.1, headers=0.3), 50)
 
 
 def test_events_are_orders_of_about_190_bytes_in_order_of_time() -> None:
-    found = made(Mix(1, first=500))
-    assert [e.timestamp for e in found] == sorted(e.timestamp for e in found)
-    assert (found[0].timestamp, found[-1].timestamp) == (NOW - HOUR, NOW)
-    orders = [json.loads(e.value or b"") for e in found]
+    sample = make_events(Mix(1, first=500))
+    assert [e.timestamp for e in sample] == sorted(e.timestamp for e in sample)
+    assert (sample[0].timestamp, sample[-1].timestamp) == (NOW - HOUR, NOW)
+    orders = [json.loads(e.value or b"") for e in sample]
     assert len({o["order_id"] for o in orders}) == len(orders)
-    assert all(o["customer"].encode() == e.key for o, e in zip(orders, found, strict=True))
+    assert all(o["customer"].encode() == e.key for o, e in zip(orders, sample, strict=True))
     assert {len(o) for o in orders} == {9}
-    assert 170 < sum(len(e.value or b"") for e in found) / len(found) < 200
+    assert 170 < sum(len(e.value or b"") for e in sample) / len(sample) < 200
 
 
 def test_shares_are_kept() -> None:
-    found = made(Mix(2, bad=0.05, tombstones=0.1, headers=0.5), 20_000)
-    assert 0.09 < sum(e.value is None for e in found) / 20_000 < 0.11
-    assert 0.04 < sum(e.malformed for e in found) / 20_000 < 0.06
-    assert 0.48 < sum(bool(e.headers) for e in found) / 20_000 < 0.52
-    assert not any(_is_order(e.value) for e in found if e.malformed)
-    assert all(_is_order(e.value) for e in found if e.value is not None and not e.malformed)
+    sample = make_events(Mix(2, bad=0.05, tombstones=0.1, headers=0.5), 20_000)
+    assert 0.09 < sum(e.value is None for e in sample) / 20_000 < 0.11
+    assert 0.04 < sum(e.malformed for e in sample) / 20_000 < 0.06
+    assert 0.48 < sum(bool(e.headers) for e in sample) / 20_000 < 0.52
+    assert not any(_is_order(e.value) for e in sample if e.malformed)
+    assert all(_is_order(e.value) for e in sample if e.value is not None and not e.malformed)
 
 
 def _is_order(value: bytes | None) -> bool:
@@ -73,28 +73,28 @@ def test_what_is_reported_is_what_a_consumer_sees(
     assert sent.committed + sent.aborted == 5000
     assert (sent.aborted > 0) is (transactional_id is not None)
 
-    seen = [r for t in topics for r in _consumed(kafka, t)]
-    assert len(seen) == sent.committed
-    assert sum(r.value is None for r in seen) == sent.tombstones
-    assert sum(bool(r.headers) for r in seen) == sent.with_headers
-    assert sum(len(r.value or b"") for r in seen) == sent.bytes
-    places = {(r.topic, r.key): r.partition for r in seen}
-    assert all(places[r.topic, r.key] == r.partition for r in seen)
+    records = [r for t in topics for r in _consume_topic(kafka, t)]
+    assert len(records) == sent.committed
+    assert sum(r.value is None for r in records) == sent.tombstones
+    assert sum(bool(r.headers) for r in records) == sent.with_headers
+    assert sum(len(r.value or b"") for r in records) == sent.bytes
+    partitions = {(r.topic, r.key): r.partition for r in records}
+    assert all(partitions[r.topic, r.key] == r.partition for r in records)
 
 
-def _consumed(kafka: LocalKafka, topic: str) -> list[object]:
+def _consume_topic(kafka: LocalKafka, topic: str) -> list[object]:
     consumer = KafkaConsumer(
         bootstrap_servers=kafka.bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
     )
     try:
-        places = [TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic)]
-        consumer.assign(places)
-        ends = consumer.end_offsets(places)
-        found: list[object] = []
-        while any(consumer.position(p) < ends[p] for p in places):
+        tps = [TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic)]
+        consumer.assign(tps)
+        ends = consumer.end_offsets(tps)
+        consumed: list[object] = []
+        while any(consumer.position(p) < ends[p] for p in tps):
             for records in consumer.poll(timeout_ms=500).values():
-                found += records
-        return found
+                consumed += records
+        return consumed
     finally:
         consumer.close()
 

@@ -1,4 +1,4 @@
-"""Java is found where machines keep it, old ones are passed over, and jars arrive whole or not at all."""
+"""The search for Java, which skips old versions, and downloads of jars, which are complete or leave nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluice.resources.local import java, local_kafka
 
 @pytest.fixture(autouse=True)
 def unknown_java() -> Iterator[None]:
-    """No test sees the Java that another one found."""
+    """Forgets the Java that another test found."""
     java.find_java.cache_clear()
     yield
     java.find_java.cache_clear()
@@ -24,14 +24,14 @@ def unknown_java() -> Iterator[None]:
 
 @pytest.fixture
 def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A machine without any Java; returns a folder for some."""
+    """A folder for Java installations on a machine that has none."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "path" / "bin"))
     monkeypatch.setattr(java, "_PLACES", (str(tmp_path / "jvm" / "*"),))
     return tmp_path
 
 
-def fake_java(home: Path, version: str) -> Path:
+def make_fake_java(home: Path, version: str) -> Path:
     path = home / "bin" / "java"
     path.parent.mkdir(parents=True)
     path.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-04-15' >&2\n")
@@ -48,17 +48,17 @@ def test_no_java_is_one_line_that_says_what_to_install(bare_machine: Path) -> No
 @pytest.mark.parametrize("old", ["1.8.0_402", "11.0.22", "16.0.1", "nonsense"])
 def test_one_that_is_too_old_is_passed_over(bare_machine: Path, monkeypatch: pytest.MonkeyPatch, old: str) -> None:
     monkeypatch.setenv("JAVA_HOME", str(bare_machine / "old"))
-    fake_java(bare_machine / "old", old)
-    fake_java(bare_machine / "path", old)
-    good = fake_java(bare_machine / "jvm" / "temurin", "21.0.2")
+    make_fake_java(bare_machine / "old", old)
+    make_fake_java(bare_machine / "path", old)
+    good = make_fake_java(bare_machine / "jvm" / "temurin", "21.0.2")
     assert java.find_java() == good
 
 
 def test_java_home_goes_first_then_the_path(bare_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    on_path = fake_java(bare_machine / "path", "17.0.15")
+    on_path = make_fake_java(bare_machine / "path", "17.0.15")
     assert java.find_java() == on_path
     java.find_java.cache_clear()
-    at_home = fake_java(bare_machine / "home", "25")
+    at_home = make_fake_java(bare_machine / "home", "25")
     monkeypatch.setenv("JAVA_HOME", str(bare_machine / "home"))
     assert java.find_java() == at_home
     assert java.java_home() == bare_machine / "home"
@@ -66,7 +66,7 @@ def test_java_home_goes_first_then_the_path(bare_machine: Path, monkeypatch: pyt
 
 def test_a_java_home_that_is_gone_is_passed_over(bare_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(bare_machine / "gone"))
-    on_path = fake_java(bare_machine / "path", "17")
+    on_path = make_fake_java(bare_machine / "path", "17")
     assert java.find_java() == on_path
 
 
@@ -82,7 +82,7 @@ def test_what_cannot_be_fetched_is_quoted_and_leaves_nothing(monkeypatch: pytest
 
 
 def test_a_program_starts_from_the_classes_of_its_first_run_whatever_became_of_them(tmp_path: Path) -> None:
-    """The version is all that it may print: an archive that is no good is passed over without a word."""
+    """It prints only its version: a damaged archive is ignored silently."""
     jars = tmp_path / "jars"
     jars.symlink_to(java.jars(f"kafka-{local_kafka.VERSION}", local_kafka.ARTIFACTS))
     classes = java.SharedClasses(jars, "org.apache.kafka.tools.GetOffsetShell", tmp_path / "made.jsa")
@@ -92,19 +92,19 @@ def test_a_program_starts_from_the_classes_of_its_first_run_whatever_became_of_t
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout.split()[0], done.stderr
 
-    said = run()
-    assert said[:2] == (0, local_kafka.VERSION)
+    result = run()
+    assert result[:2] == (0, local_kafka.VERSION)
     classes.keep()
     archive = classes.archive
     assert archive
     assert any(str(archive) in option for option in classes.options)
-    assert run() == said
-    classes.keep()  # that run made none
-    whole = archive.read_bytes()
-    for bad in (b"", bytes(len(whole)), whole[:-5000]):
+    assert run() == result
+    classes.keep()  # that run wrote none
+    archive_bytes = archive.read_bytes()
+    for bad in (b"", bytes(len(archive_bytes)), archive_bytes[:-5000]):
         archive.unlink()
         archive.write_bytes(bad)
-        assert run() == said
+        assert run() == result
     classes.keep()
     assert classes.archive
-    assert run() == said
+    assert run() == result

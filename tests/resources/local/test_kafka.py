@@ -1,4 +1,4 @@
-"""The local Kafka is real, answers when it says so, survives what happens to it, ends only its own."""
+"""The local Kafka is a real one: it answers once started, survives kills, and ends only its own processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.kafka
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[LocalKafka]:
-    """A kept cluster of this test alone, not started; its folder has a name that is awkward to quote."""
+    """A cluster for this test only, kept and not started; its folder has a name that is awkward to quote."""
     cluster = LocalKafka(tmp_path / "a b,ü=#", settings={"log.segment.bytes": "1234567"})
     yield cluster
     cluster.stop()
@@ -38,22 +38,22 @@ def produce(cluster: LocalKafka, topic: str, *values: bytes) -> None:
         producer.close()
 
 
-def values(cluster: LocalKafka, topic: str) -> list[bytes]:
+def consume_values(cluster: LocalKafka, topic: str) -> list[bytes]:
     partition = TopicPartition(topic, 0)
     consumer = KafkaConsumer(bootstrap_servers=cluster.bootstrap, auto_offset_reset="earliest")
     try:
         consumer.assign([partition])
         end = consumer.end_offsets([partition])[partition]
-        found: list[bytes] = []
+        values: list[bytes] = []
         while consumer.position(partition) < end:
             for records in consumer.poll(timeout_ms=1000).values():
-                found.extend(record.value for record in records)
-        return found
+                values.extend(record.value for record in records)
+        return values
     finally:
         consumer.close()
 
 
-def process_of(cluster: LocalKafka, broker: int = 1) -> int:
+def get_pid(cluster: LocalKafka, broker: int = 1) -> int:
     pid = cluster.status().brokers[broker - 1].pid
     assert pid is not None
     return pid
@@ -62,19 +62,19 @@ def process_of(cluster: LocalKafka, broker: int = 1) -> int:
 def test_what_is_produced_is_read_by_kafkas_own_consumer(kafka: LocalKafka, fresh_topic: Callable[..., str]) -> None:
     topic = fresh_topic()
     produce(kafka, topic, b"one", b"two", "drei ü".encode())
-    said = kafka.tool(
+    process = kafka.tool(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
         *("--bootstrap-server", kafka.bootstrap, "--topic", topic, "--from-beginning", "--max-messages", "3"),
     )
-    assert said.stdout.splitlines() == ["one", "two", "drei ü"], said.stderr
+    assert process.stdout.splitlines() == ["one", "two", "drei ü"], process.stderr
 
 
 LOOPBACK = ("0100007F", "0000000000000000FFFF00000100007F")
-"""127.0.0.1 as Linux shows it, and as an IPv6 socket has it."""
+"""127.0.0.1 in Linux's tables of sockets, for IPv4 and IPv6."""
 
 
 def list_listeners(pid: int) -> list[str]:
-    """The addresses on which a process listens, as the system has them; none where it shows none."""
+    """Returns the addresses on which a process listens; empty where the system does not show them."""
     descriptors = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").glob("*") if path.is_symlink()}
     tables = [path.read_text().splitlines()[1:] for path in Path(f"/proc/{pid}/net").glob("tcp*")]
     sockets = [line.split() for table in tables for line in table]
@@ -109,23 +109,23 @@ def test_a_kept_cluster_comes_back_with_its_ports_data_and_settings(own: LocalKa
 
     again = LocalKafka.attach(first.root).start()
     assert (again.status().cluster_id, again.bootstrap) == (first.cluster_id, first.bootstrap)
-    assert values(again, "kept") == [b"before", b"between"]
+    assert consume_values(again, "kept") == [b"before", b"between"]
     assert "log.segment.bytes = 1234567" in again.status().brokers[0].log.read_text()
 
 
 def test_starting_what_runs_changes_nothing_and_another_process_finds_it(own: LocalKafka) -> None:
-    pid = process_of(own.start())
-    found = LocalKafka.attach(own.status().root)
-    assert process_of(found.start()) == pid
-    found.stop()
+    pid = get_pid(own.start())
+    attached = LocalKafka.attach(own.status().root)
+    assert get_pid(attached.start()) == pid
+    attached.stop()
     assert own.status().brokers[0].pid is None
-    found.stop()
+    attached.stop()
 
 
 def test_a_cluster_that_is_not_kept_leaves_only_what_was_there(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("not Kafka's")
     with LocalKafka(tmp_path, keep=False) as cluster:
-        process = _process(tmp_path)
+        process = _open_process(tmp_path)
         assert cluster.status().answering
     assert not process.alive
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
@@ -140,7 +140,7 @@ def test_a_cluster_that_is_not_kept_ends_with_the_process_that_started_it(tmp_pa
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starter:
         assert starter.stdout is not None
         assert starter.stdout.readline() == b"up\n"
-        process = _process(tmp_path)
+        process = _open_process(tmp_path)
         starter.kill()
     assert process.wait(60)
 
@@ -190,7 +190,7 @@ def test_a_pid_that_somebody_else_has_now_is_not_signalled(own: LocalKafka) -> N
 @pytest.mark.faults
 def test_a_frozen_broker_of_a_damaged_record_is_ended_too(own: LocalKafka) -> None:
     root = own.start().status().root
-    process = _process(root)
+    process = _open_process(root)
     own.kill_broker(1, signal.SIGSTOP)
     (root / "cluster.json").write_text("?")
     own.stop()
@@ -221,18 +221,18 @@ def test_the_number_of_brokers_stays(kafka: LocalKafka) -> None:
 def test_three_brokers_go_on_without_one(kafka3: LocalKafka, fresh_topic: Callable[..., str]) -> None:
     topic = fresh_topic(cluster=kafka3, assignments={0: [3, 1, 2]})
     produce(kafka3, topic, b"three")
-    os_pid = process_of(kafka3, 3)
+    os_pid = get_pid(kafka3, 3)
     kafka3.kill_broker(3)
     produce(kafka3, topic, b"two of three")
-    assert values(kafka3, topic) == [b"three", b"two of three"]
+    assert consume_values(kafka3, topic) == [b"three", b"two of three"]
     kafka3.start_broker(3)
     assert kafka3.status().answering
-    assert process_of(kafka3, 3) != os_pid
+    assert get_pid(kafka3, 3) != os_pid
 
 
-def _process(root: Path) -> Process:
-    kept = json.loads((root / "node-1" / "process.json").read_text())
-    process = Process(kept["pid"], kept["born"])
+def _open_process(root: Path) -> Process:
+    record = json.loads((root / "node-1" / "process.json").read_text())
+    process = Process(record["pid"], record["born"])
     os.kill(process.pid, 0)
     assert process.alive
     return process

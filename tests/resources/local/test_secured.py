@@ -1,4 +1,4 @@
-"""The secured local Kafka: nobody comes in unknown, nobody may do what was not granted, and no secret lies open."""
+"""The secured local Kafka: all clients are authenticated, all operations need a grant, and secrets stay private."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_kafkas_own_tools_log_in_by_the_file_for_them(secured: LocalKafka) -> No
     tool = "org.apache.kafka.tools.AclCommand"
     for user, code in ((ADMIN, 0), (USER, 1)):
         config = ("--command-config", str(_guard(secured).java_properties(user)))
-        said = secured.tool(tool, "--bootstrap-server", secured.bootstrap, *config, "--list")
-        assert said.returncode == code, said.stderr
+        process = secured.tool(tool, "--bootstrap-server", secured.bootstrap, *config, "--list")
+        assert process.returncode == code, process.stderr
 
 
 def test_what_is_secret_is_its_owners_alone_and_on_no_command_line(secured: LocalKafka) -> None:
@@ -56,9 +56,9 @@ def test_what_is_secret_is_its_owners_alone_and_on_no_command_line(secured: Loca
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
     pid = secured.status().brokers[0].pid
-    shown = Path(f"/proc/{pid}/cmdline").read_bytes() + secured.status().brokers[0].log.read_bytes()
+    visible = Path(f"/proc/{pid}/cmdline").read_bytes() + secured.status().brokers[0].log.read_bytes()
     for user in USERS:
-        assert _guard(secured).password(user).encode() not in shown
+        assert _guard(secured).password(user).encode() not in visible
         assert _guard(secured).password(user) not in repr(_guard(secured))
     assert not (folder / "scram.arguments").exists()
 

@@ -14,7 +14,7 @@ from sluice.pipelines.errors import SetupError
 from sluice.resources.local import local_registry, local_s3
 from sluice.resources.local.local_registry import LocalRegistry
 from sluice.resources.local.local_s3 import LocalS3
-from tests.resources.kafka.tools import until
+from tests.resources.kafka.tools import wait_until
 
 _START = """
 import sys
@@ -67,7 +67,7 @@ def test_a_kafka_that_is_interrupted_while_it_formats_its_storage(tmp_path: Path
     program.write_text(f"#!/bin/sh\necho $$ > {note}\nexec sleep 600\n")
     program.chmod(0o755)
     with subprocess.Popen([sys.executable, "-c", _START, str(tmp_path)], stderr=subprocess.DEVNULL) as starting:
-        pid = until(lambda: note.exists() and int(note.read_text() or 0))
+        pid = wait_until(lambda: note.exists() and int(note.read_text() or 0))
         starting.send_signal(signal.SIGINT)
         assert starting.wait() != 0
     with pytest.raises(ProcessLookupError):

@@ -1,5 +1,6 @@
-"""Lands `test_engine.PLAN` through Spark Connect, and says what came of it: a process of its own, since a process that
-was once a client of Spark Connect makes no other Spark any more.
+"""A program that lands `test_engine.PLAN` through Spark Connect and prints the outcome.
+
+It is a process of its own, since a former client of Spark Connect cannot create any other Spark session.
 
     python -m tests.resources.spark.connect_client MASTER FOLDER [cancelled | dies]
 """
@@ -17,13 +18,13 @@ from sluice.pipelines.landing.proof import prove
 from sluice.pipelines.ports import Job
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.spark.engine import SparkEngine
-from tests.resources.kafka.tools import until
+from tests.resources.kafka.tools import wait_until
 from tests.resources.log_wiring import LogWiring
 from tests.resources.spark.test_engine import LOGS, PLAN
 
 
-def landed(master: str, folder: Path, how: str) -> dict[str, object]:
-    """What proof and error say of one batch."""
+def land_batch(master: str, folder: Path, how: str) -> dict[str, object]:
+    """Returns the proof or the error of one batch."""
     notes = folder / "notes"
     notes.mkdir()
     wiring = LogWiring(folder / "lake", notes, LOGS, dies=1 if how == "dies" else 0, hangs=how == "cancelled")
@@ -31,7 +32,7 @@ def landed(master: str, folder: Path, how: str) -> dict[str, object]:
     if how == "cancelled":
 
         def cancel() -> None:
-            until(lambda: any(notes.iterdir()))
+            wait_until(lambda: any(notes.iterdir()))
             engine.cancel()
 
         threading.Thread(target=cancel).start()
@@ -43,4 +44,4 @@ def landed(master: str, folder: Path, how: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(landed(sys.argv[1], Path(sys.argv[2]), sys.argv[3])))
+    print(json.dumps(land_batch(sys.argv[1], Path(sys.argv[2]), sys.argv[3])))

@@ -1,4 +1,4 @@
-"""The engine on a real server of Spark Connect, from a process that is nothing but its client."""
+"""The engine on a real server of Spark Connect, from a process that is only its client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyspark
 import pytest
 
 from sluice.resources.local import java
-from tests.resources.kafka.tools import free_port, until
+from tests.resources.kafka.tools import free_port, wait_until
 
 ROOT = Path(__file__).parents[3]
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
@@ -23,7 +23,7 @@ _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 @pytest.fixture(scope="module")
 def connect() -> Iterator[str]:
-    """The address of a server that tries each task three times."""
+    """The address of a Spark Connect server that tries each task three times."""
     port = free_port()
     conf = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -38,11 +38,11 @@ def connect() -> Iterator[str]:
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     command = [Path(pyspark.__file__).parent / "bin/spark-submit", "--master", "local[2,3]", "--class", _SERVER]
-    said = [word for key, value in conf.items() for word in ("--conf", f"{key}={value}")]
+    options = [word for key, value in conf.items() for word in ("--conf", f"{key}={value}")]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    server = subprocess.Popen([*command, *said, "spark-internal"], env=environment, start_new_session=True, **quiet)
+    server = subprocess.Popen([*command, *options, "spark-internal"], env=environment, start_new_session=True, **quiet)
     try:
-        until(lambda: _listens(port) or server.poll() is not None, 120)
+        wait_until(lambda: _is_listening(port) or server.poll() is not None, 120)
         assert server.poll() is None
         yield f"sc://127.0.0.1:{port}"
     finally:
@@ -50,7 +50,7 @@ def connect() -> Iterator[str]:
         server.wait()
 
 
-def _listens(port: int) -> bool:
+def _is_listening(port: int) -> bool:
     with socket.socket() as asking:
         return asking.connect_ex(("127.0.0.1", port)) == 0
 
@@ -58,15 +58,15 @@ def _listens(port: int) -> bool:
 @pytest.mark.spark
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "outcome"),
     [
         ("lands", {"receipts": 3, "failures": 0, "begun": 1}),
         ("dies", {"receipts": 3, "failures": 0, "begun": 2}),
         ("cancelled", {"error": "the Spark job was cancelled"}),
     ],
 )
-def test_a_batch_through_spark_connect(connect: str, tmp_path: Path, how: str, said: dict[str, object]) -> None:
+def test_a_batch_through_spark_connect(connect: str, tmp_path: Path, how: str, outcome: dict[str, object]) -> None:
     ask = [sys.executable, "-m", "tests.resources.spark.connect_client", connect, str(tmp_path), how]
     done = subprocess.run(ask, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == said
+    assert json.loads(done.stdout) == outcome

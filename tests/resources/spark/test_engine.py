@@ -1,4 +1,4 @@
-"""The engine on a real Spark: tasks land, die, hang and fail, and the driver hears what became of each offset range."""
+"""The engine on a real Spark: tasks land, die, hang and fail, and the driver gets an outcome for each offset range."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sluice.resources.spark import executor, executors
 from sluice.resources.spark.engine import SparkEngine
 from sluice.resources.spark.executors import is_local
 from sluice.testing.logs import LZ4, LogBatch, LogRecord, log
-from tests.resources.kafka.tools import until
+from tests.resources.kafka.tools import wait_until
 from tests.resources.log_wiring import LogWiring
 
 ROOT = Path(__file__).parents[3]
@@ -45,7 +45,7 @@ PLAN = Plan("sales", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTE
 @pytest.fixture(scope="module")
 def settings() -> Iterator[SparkSettings]:
     with pytest.MonkeyPatch.context() as patch:
-        # Workers import the wiring by its module's name, as they do the project's own.
+        # Workers import the wiring by its module's name, as they do with modules of a project.
         patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
         yield SparkSettings(master="local[2,3]", conf={"spark.hadoop.fs.s3a.secret.key": SECRET})
 
@@ -70,11 +70,11 @@ def test_tasks_land_and_their_receipts_come_back(settings: SparkSettings, wiring
     files = [lake.locate(p.staged) for r in receipts for p in r.parts]
     query = 'select partition, count(*), min("offset"), max("offset") from read_parquet(?) group by 1 order by 1'
     assert duckdb.connect().execute(query, [files]).fetchall() == [(p, 2000, 0, 1999) for p in range(3)]
-    _spark_reads_its_own_kafka_columns(settings, files)
+    _check_columns_in_spark(settings, files)
     assert [r.adopted for r in run(settings, wiring, "next") if isinstance(r, Receipt)] == [True] * 3
 
 
-def _spark_reads_its_own_kafka_columns(settings: SparkSettings, files: list[str]) -> None:
+def _check_columns_in_spark(settings: SparkSettings, files: list[str]) -> None:
     frame = spark.session(settings).read.parquet(*files)
     assert frame.schema.simpleString() == (
         "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
@@ -82,8 +82,8 @@ def _spark_reads_its_own_kafka_columns(settings: SparkSettings, files: list[str]
     )
     columns = ("key", "value", "offset", "unix_millis(timestamp) as timestamp", "timestampType", "headers")
     rows = frame.where("partition = 1").orderBy("offset").selectExpr(*columns).collect()
-    found = [r.asDict(recursive=True) for r in rows]
-    assert [r | {"key": bytes(r["key"]), "value": bytes(r["value"])} for r in found] == LOG.visible(0, LOG.end)
+    records = [r.asDict(recursive=True) for r in rows]
+    assert [r | {"key": bytes(r["key"]), "value": bytes(r["value"])} for r in records] == LOG.visible(0, LOG.end)
 
 
 @pytest.mark.spark
@@ -118,7 +118,7 @@ def test_a_job_that_cannot_run_says_why_in_one_line(settings: SparkSettings, wir
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="reads command lines where Linux has them")
 def test_a_secret_reaches_spark_and_no_command_line(settings: SparkSettings) -> None:
     assert spark.session(settings).conf.get("spark.hadoop.fs.s3a.secret.key") == SECRET
-    lines = [_command_line(place) for place in Path("/proc").glob("[0-9]*/cmdline")]
+    lines = [_read_command_line(path) for path in Path("/proc").glob("[0-9]*/cmdline")]
     assert any(b"org.apache.spark.deploy.SparkSubmit" in line for line in lines)
     assert not any(SECRET.encode() in line for line in lines)
 
@@ -141,8 +141,8 @@ def test_a_local_spark_obeys_nobody_else_on_the_machine(settings: SparkSettings)
 
 def test_the_folder_of_sockets_goes_with_the_process() -> None:
     ask = "from sluice.resources.spark import engine; print(engine._here()['spark.python.unix.domain.socket.dir'])"
-    said = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
-    assert not Path(said.stdout.strip()).exists()
+    process = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    assert not Path(process.stdout.strip()).exists()
 
 
 def test_where_no_socket_has_room_for_its_name_spark_goes_by_tcp(tmp_path: Path) -> None:
@@ -150,14 +150,14 @@ def test_where_no_socket_has_room_for_its_name_spark_goes_by_tcp(tmp_path: Path)
     deep.mkdir()
     ask = "from sluice.resources.spark import engine as spark; print(spark._sockets(spark._here()['spark.local.dir']))"
     environment = os.environ | {"TMPDIR": str(deep)}
-    said = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, env=environment)
-    assert said.stdout == "{}\n"
+    process = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, env=environment)
+    assert process.stdout == "{}\n"
     assert not list(deep.iterdir())
 
 
-def _command_line(place: Path) -> bytes:
+def _read_command_line(path: Path) -> bytes:
     try:
-        return place.read_bytes()
+        return path.read_bytes()
     except OSError:
         return b""
 
@@ -225,11 +225,11 @@ def test_an_interrupt_reaches_whoever_waits_and_ends_the_job(settings: SparkSett
         SparkEngine(settings).run(hanging, [0, 1])
     interrupter.join()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "PySpark has one of its own"
-    until(lambda: not spark.session(settings).sparkContext.statusTracker().getActiveJobsIds())
+    wait_until(lambda: not spark.session(settings).sparkContext.statusTracker().getActiveJobsIds())
     assert len(prove(PLAN, 12, run(settings, wiring), LocalLake(wiring.lake))[0]) == 3
 
 
-def _in_a_process(code: str) -> str:
+def _run_code(code: str) -> str:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     return done.stderr
 
@@ -242,27 +242,27 @@ _START = (
 
 @pytest.mark.spark
 def test_spark_that_does_not_start_is_one_clear_error() -> None:
-    said = _in_a_process(_START + "spark.session(SparkSettings(conf={'spark.driver.memory': 'plenty'}))")
-    assert "SetupError: Spark did not start on this machine" in said
-    assert "plenty" in said, "what the JVM printed is in the error"
+    errors = _run_code(_START + "spark.session(SparkSettings(conf={'spark.driver.memory': 'plenty'}))")
+    assert "SetupError: Spark did not start on this machine" in errors
+    assert "plenty" in errors, "the JVM's output is in the error"
 
 
-@pytest.mark.parametrize(("full", "told"), [(True, "SPARK_LOCAL_DIRS"), (False, "JAVA_HOME")])
-def test_a_full_temporary_folder_is_no_matter_of_the_feeds_settings(full: bool, told: str) -> None:
-    said = f"java.nio.file.FileSystemException: /tmp/x: {'No space left on device' if full else 'File exists'}"
-    error = spark._not_started(SparkSettings(), OSError("Connection refused"), io.BytesIO(said.encode()))
-    assert said in error.message
-    assert told in error.remedy
+@pytest.mark.parametrize(("full", "setting"), [(True, "SPARK_LOCAL_DIRS"), (False, "JAVA_HOME")])
+def test_a_full_temporary_folder_is_no_matter_of_the_feeds_settings(full: bool, setting: str) -> None:
+    output = f"java.nio.file.FileSystemException: /tmp/x: {'No space left on device' if full else 'File exists'}"
+    error = spark._not_started(SparkSettings(), OSError("Connection refused"), io.BytesIO(output.encode()))
+    assert output in error.message
+    assert setting in error.remedy
 
 
 def test_a_machine_without_java_is_one_clear_error() -> None:
-    said = _in_a_process(
+    errors = _run_code(
         _START
         + "from sluice.pipelines.errors import SetupError\n"
         + "def home(): raise SetupError('no Java', remedy='install one')\n"
         + "java.java_home = home; spark.session(SparkSettings())"
     )
-    assert said.strip().endswith("SetupError: no Java\n  → install one")
+    assert errors.strip().endswith("SetupError: no Java\n  → install one")
 
 
 def test_no_tasks_need_no_spark(wiring: LogWiring) -> None:
@@ -289,7 +289,7 @@ def test_how_often_a_master_tries(master: str | None, conf: dict[str, str], trie
 def test_outcomes_survive_the_way_as_rows() -> None:
     failure = RangeFailure(RANGES[0], "KafkaUnavailable", "no “leader”\n", "run again", fatal=True)
     assert executor.sent_in("RangeFailure", to_json(failure)) == failure
-    asked = TaskTraffic((BrokerTraffic(1, "b1:9092", 2, latency=Latency.of(5000)),), {"orders:0": 7})
-    assert executor.sent_in("TaskTraffic", to_json(asked)) == asked
+    traffic = TaskTraffic((BrokerTraffic(1, "b1:9092", 2, latency=Latency.of(5000)),), {"orders:0": 7})
+    assert executor.sent_in("TaskTraffic", to_json(traffic)) == traffic
     with pytest.raises(ValueError, match="nothing that a task sends"):
         executor.sent_in("Guess", "{}")

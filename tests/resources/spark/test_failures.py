@@ -1,4 +1,4 @@
-"""What Spark's errors mean: the line that tells, the host, what became of executors."""
+"""Spark's errors explained: the relevant line, the host, and the ends of executors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Driver stacktrace:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (CRASHED, CRASH),
         (RAISED, "ValueError: bad"),
@@ -47,8 +47,8 @@ Driver stacktrace:
         ("", "RuntimeError"),
     ],
 )
-def test_the_line_that_tells(text: str, told: str) -> None:
-    assert cause(RuntimeError(text)) == told
+def test_the_line_that_tells(text: str, expected: str) -> None:
+    assert cause(RuntimeError(text)) == expected
 
 
 def test_executors_that_ended_at_the_very_end_are_in_the_drivers_log() -> None:
@@ -71,7 +71,7 @@ UNABLE = "Unable to create executor due to No space left on device"
 
 
 @pytest.mark.parametrize(
-    ("ends", "said", "remedy"),
+    ("ends", "message", "remedy"),
     [
         ([], "", ""),
         ([("w1", "Executor killed by driver.")], "", ""),
@@ -89,6 +89,6 @@ UNABLE = "Unable to create executor due to No space left on device"
         ([(f"w{i}", "") for i in range(5)], "5 executors on w0, w1, w2 and 2 more ended: no reason is given", "stderr"),
     ],
 )
-def test_executors_that_ended_are_told_by_their_hosts(ends: list[tuple[str, str]], said: str, remedy: str) -> None:
-    assert summarize_ends(ends)[0] == said
+def test_executors_that_ended_are_told_by_their_hosts(ends: list[tuple[str, str]], message: str, remedy: str) -> None:
+    assert summarize_ends(ends)[0] == message
     assert remedy in summarize_ends(ends)[1]

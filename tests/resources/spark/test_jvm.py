@@ -1,4 +1,4 @@
-"""Spark's JVM from an archive of its classes: it is used where it fits, and nothing needs it."""
+"""Spark's JVM with an archive of its classes, which is used where it fits and never required."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from sluice.resources.spark import engine, jvm
 @pytest.fixture(scope="module")
 def archive() -> jvm.Archive:
     assert jvm.prepare()
-    found = jvm.find_archive()
-    assert found
-    return found
+    existing = jvm.find_archive()
+    assert existing
+    return existing
 
 
-def command_of(settings: SparkSettings) -> str:
-    """How the JVM was started that now carries out a job of that Spark."""
+def run_and_read_command(settings: SparkSettings) -> str:
+    """Run a Spark job and return the command line of its JVM."""
     spark = engine.context(settings)
     try:
         assert spark.parallelize(range(2), 2).mapPartitions(lambda rows: [sum(rows)]).collect() == [0, 1]
@@ -41,10 +41,10 @@ def command_of(settings: SparkSettings) -> str:
 
 @pytest.mark.spark
 def test_a_jvm_starts_from_the_archive_and_has_the_options_that_pyspark_gives(archive: jvm.Archive) -> None:
-    said = command_of(SparkSettings(master="local[2,3]"))
-    assert str(archive.classes) in said
-    assert "--add-opens=java.base/java.nio=ALL-UNNAMED" in said
-    assert "org.apache.spark.launcher" not in said
+    command = run_and_read_command(SparkSettings(master="local[2,3]"))
+    assert str(archive.classes) in command
+    assert "--add-opens=java.base/java.nio=ALL-UNNAMED" in command
+    assert "org.apache.spark.launcher" not in command
 
 
 @pytest.mark.spark
@@ -52,7 +52,7 @@ def test_without_an_archive_it_starts_as_pyspark_starts_it(
     archive: jvm.Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert "SharedArchiveFile" not in command_of(SparkSettings(master="local[2,3]"))
+    assert "SharedArchiveFile" not in run_and_read_command(SparkSettings(master="local[2,3]"))
 
 
 def test_a_jvm_that_never_answers_is_ended(
@@ -139,13 +139,13 @@ def test_an_archive_of_jars_that_are_gone_is_removed_when_another_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    gone = tmp_path / "sluice" / "spark-jvm-000000000000"
-    gone.mkdir(parents=True)
-    (gone / "arguments.json").write_text(json.dumps({"jars": str(tmp_path / "nowhere")}))
+    outdated = tmp_path / "sluice" / "spark-jvm-000000000000"
+    outdated.mkdir(parents=True)
+    (outdated / "arguments.json").write_text(json.dumps({"jars": str(tmp_path / "nowhere")}))
     unfinished = jvm._place().with_name(jvm._place().name + ".killed")
     unfinished.mkdir()
     monkeypatch.setattr(jvm, "_TRAINING", 0.01)
-    assert not jvm.prepare()  # it takes longer than that
-    assert not gone.exists()
+    assert not jvm.prepare()  # the training takes longer
+    assert not outdated.exists()
     assert not unfinished.exists()
-    assert jvm.is_prepared()  # it is not tried again
+    assert jvm.is_prepared()  # so the attempt is not repeated

@@ -1,4 +1,4 @@
-"""What a pack holds, and how executors are told where it is."""
+"""The content of packs, and the Spark settings by which executors find one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_pack_serves_a_python_that_has_nothing(tmp_path: Path) -> None:
     ask = "import sluice.resources.spark.executor as e; print(e.cache.is_ready())"
     bare = {"PYTHONPATH": str(tmp_path), "HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     answer = subprocess.run([sys.executable, "-S", "-c", ask], env=bare, capture_output=True, text=True, check=True)
-    assert answer.stdout == "True\n", "what was compiled here is not compiled there"
+    assert answer.stdout == "True\n", "code that was compiled here is not compiled again there"
 
 
 def test_what_a_killed_process_left_of_a_pack_goes(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_pack_stays_as_long_as_a_process_that_uses_it(tmp_path: Path, monkeypa
     pack_archive._mark_in_use(packs[0])
     pack_archive._forget(tmp_path)
     assert [pack.exists() for pack in packs] == [True, False, True, True, True]
-    pack_archive._own_packs[packs[0]].close()  # as when it ends
+    pack_archive._own_packs[packs[0]].close()  # as at the end of the process
     pack_archive._forget(tmp_path)
     assert not packs[0].exists()
 
@@ -84,7 +84,7 @@ def test_a_pack_reaches_a_lake_in_a_store(kind: str, request: pytest.FixtureRequ
     store: CloudStore = request.getfixturevalue(f"{kind}_store")
     with tarfile.open(pack_archive.pack().path) as archive:
         archive.extractall(tmp_path, filter="data")
-    (tmp_path / "lake").write_bytes(pickle.dumps(open_store(store.lake(), store.settings)))
+    (tmp_path / "lake").write_bytes(pickle.dumps(open_store(store.make_address(), store.settings)))
     bare = {"PYTHONPATH": str(tmp_path), "HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     command = [sys.executable, "-S", "-c", f"import obstore\n{_ASK}", str(tmp_path / "lake"), str(tmp_path)]
     answer = subprocess.run(command, env=bare, capture_output=True, text=True, check=True)
@@ -99,7 +99,7 @@ def test_a_pack_reaches_a_lake_in_a_store(kind: str, request: pytest.FixtureRequ
     ],
 )
 def test_a_pack_has_one_libarrow_python(names: tuple[str, ...], packed: str, tmp_path: Path) -> None:
-    """By the name that other libraries load: pyarrow 18 has no number in it."""
+    """The library has the name that others load; in pyarrow 18 it has no number."""
     (tmp_path / "pyarrow").mkdir()
     files = [PurePosixPath("pyarrow", name) for name in names]
     for file in files:
@@ -109,7 +109,7 @@ def test_a_pack_has_one_libarrow_python(names: tuple[str, ...], packed: str, tmp
 
 
 def test_protoc_runs_where_only_pythonpath_leads_to_packages(tmp_path: Path) -> None:
-    """As on an executor, which has a pack and nothing else: of Protobuf, what a task needs for a new schema."""
+    """As on an executor with only a pack: tasks compile new Protobuf schemas there."""
     assert {"protobuf", "grpcio-tools"} <= {*pack_archive._distributions()}
     theirs = (pack_archive._theirs(d) for d in pack_archive._distributions().values())
     for file in (*pack_archive._ours(), *(file for files in theirs for file in files)):
@@ -121,28 +121,32 @@ def test_protoc_runs_where_only_pythonpath_leads_to_packages(tmp_path: Path) -> 
         "print([f.name for f in compile_schema([text], []).file])"
     )
     bare = {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(tmp_path)}
-    outside = Path(sys.base_prefix, "bin", pack_archive.python())  # not our environment's, which has the packages
-    said = subprocess.run([outside, "-S", "-c", ask], env=bare, capture_output=True, text=True, check=False)
-    assert "schema.proto" in said.stdout, said.stderr
+    outside = Path(
+        sys.base_prefix, "bin", pack_archive.python()
+    )  # not that of this environment, which has the packages
+    process = subprocess.run([outside, "-S", "-c", ask], env=bare, capture_output=True, text=True, check=False)
+    assert "schema.proto" in process.stdout, process.stderr
 
 
 @pytest.mark.cluster
 def test_a_pack_is_made_once(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pack_archive.pack()
     assert main(["pack", "--json", "--output", str(tmp_path / "p.tar.gz")]) == 0
-    said = json.loads(capfd.readouterr().out)
-    assert (said["created"], said["path"]) == (False, str(tmp_path / "p.tar.gz"))
-    assert said["bytes"] == (tmp_path / "p.tar.gz").stat().st_size
-    assert "kafka-python 3.0.12" in said["distributions"]
+    document = json.loads(capfd.readouterr().out)
+    assert (document["created"], document["path"]) == (False, str(tmp_path / "p.tar.gz"))
+    assert document["bytes"] == (tmp_path / "p.tar.gz").stat().st_size
+    assert "kafka-python 3.0.12" in document["distributions"]
 
 
 def test_another_release_or_another_file_is_another_pack(tmp_path: Path) -> None:
-    found, ours = pack_archive._distributions(), pack_archive._ours()
+    distributions, ours = pack_archive._distributions(), pack_archive._ours()
     (tmp_path / "changed.py").write_text("x = 1")
     digests = {
-        pack_archive._digest(found, ours),
-        pack_archive._digest({k: v for k, v in found.items() if k != "six"}, ours),
-        pack_archive._digest(found, [*ours, pack_archive._PackedFile("sluice/changed.py", tmp_path / "changed.py")]),
+        pack_archive._digest(distributions, ours),
+        pack_archive._digest({k: v for k, v in distributions.items() if k != "six"}, ours),
+        pack_archive._digest(
+            distributions, [*ours, pack_archive._PackedFile("sluice/changed.py", tmp_path / "changed.py")]
+        ),
     }
     assert len(digests) == 3
 
@@ -154,8 +158,8 @@ def test_a_pack_by_another_name_than_sparks_is_refused(capsys: pytest.CaptureFix
 
 def test_what_the_feed_says_of_archives_and_paths_stays() -> None:
     settings = SparkSettings(master="yarn", environment="hdfs:///sluice/pack.tar.gz")
-    given = {"spark.archives": "/my.zip#mine", "spark.executorEnv.PYTHONPATH": "./mine"}
-    assert executors.conf(settings, given) == {
+    conf = {"spark.archives": "/my.zip#mine", "spark.executorEnv.PYTHONPATH": "./mine"}
+    assert executors.conf(settings, conf) == {
         "spark.archives": "/my.zip#mine,hdfs:///sluice/pack.tar.gz#sluice-env",
         "spark.executorEnv.PYTHONPATH": "./sluice-env:./mine",
     }
@@ -178,14 +182,14 @@ def test_executors_run_the_python_that_is_named() -> None:
 
 
 def test_a_module_of_the_users_goes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder on the path, a package of an installed distribution with what that requires, and none at all."""
+    """Covers a folder on the path, an installed distribution with its requirements, and a missing module."""
     (tmp_path / "company" / "__pycache__").mkdir(parents=True)
     for name in ("__init__.py", "tokens.py", "scopes.json", "__pycache__/tokens.pyc"):
         (tmp_path / "company" / name).write_text("")
     (tmp_path / "alone.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    found = pack_archive._Module.of("company")
-    assert sorted(f.path for f in found.files) == ["company/__init__.py", "company/scopes.json", "company/tokens.py"]
+    module = pack_archive._Module.of("company")
+    assert sorted(f.path for f in module.files) == ["company/__init__.py", "company/scopes.json", "company/tokens.py"]
     assert [f.path for f in pack_archive._Module.of("alone").files] == ["alone.py"]
     installed = pack_archive._Module.of("typer")
     assert (installed.roots, installed.files) == (("typer",), ())

@@ -1,4 +1,4 @@
-"""What executors answer, and what that means: each finding names hosts, both sides and a way out."""
+"""Executors' answers and the findings from them: each names the hosts, both sides and a remedy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SOUND = replace(DRIVER, host="worker-1", kafka={"broker-1:9092": ""})
 
 
 @pytest.mark.parametrize(
-    ("answer", "said", "fatal"),
+    ("answer", "message", "fatal"),
     [
         (replace(SOUND, python="3.9.18"), "run Python 3.9, the driver 3.11", True),
         (replace(SOUND, machine="aarch64"), "are aarch64 machines, the driver is x86_64", True),
@@ -47,11 +47,11 @@ SOUND = replace(DRIVER, host="worker-1", kafka={"broker-1:9092": ""})
         (replace(SOUND, processor="another"), "have another processor (another)", False),
     ],
 )
-def test_each_thing_that_is_wrong_is_a_finding(answer: ExecutorAnswer, said: str, fatal: bool) -> None:
-    (found,) = findings(DRIVER, [SOUND, answer])
-    assert found.message.startswith(f"executors on worker-1 {said}")
-    assert found.remedy
-    assert found.fatal is fatal
+def test_each_thing_that_is_wrong_is_a_finding(answer: ExecutorAnswer, message: str, fatal: bool) -> None:
+    (finding,) = findings(DRIVER, [SOUND, answer])
+    assert finding.message.startswith(f"executors on worker-1 {message}")
+    assert finding.remedy
+    assert finding.fatal is fatal
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_each_thing_that_is_wrong_is_a_finding(answer: ExecutorAnswer, said: str
     ],
 )
 def test_each_way_to_kafka_has_its_remedy(why: str, remedy: str) -> None:
-    (found,) = findings(DRIVER, [replace(SOUND, kafka={"": why})])
-    assert found.message == f"executors on worker-1 do not reach Kafka: {why}"
-    assert remedy in found.remedy
+    (finding,) = findings(DRIVER, [replace(SOUND, kafka={"": why})])
+    assert finding.message == f"executors on worker-1 do not reach Kafka: {why}"
+    assert remedy in finding.remedy
 
 
 def test_files_that_the_feed_names_are_looked_for(tmp_path: Path) -> None:
@@ -78,8 +78,8 @@ def test_files_that_the_feed_names_are_looked_for(tmp_path: Path) -> None:
 
 
 def test_hosts_with_the_same_trouble_are_one_finding() -> None:
-    (found,) = findings(DRIVER, [replace(SOUND, host=f"w{i}", python="3.9.1") for i in range(5)])
-    assert found.message == "executors on w0, w1, w2 and 2 more run Python 3.9, the driver 3.11"
+    (finding,) = findings(DRIVER, [replace(SOUND, host=f"w{i}", python="3.9.1") for i in range(5)])
+    assert finding.message == "executors on w0, w1, w2 and 2 more run Python 3.9, the driver 3.11"
 
 
 def test_what_is_sound_is_no_finding() -> None:
@@ -108,7 +108,7 @@ NO_PYTHON = (
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (MISMATCH, "executors on 10.0.0.2 run Python 3.9, the driver 3.11"),
         ('java.io.IOException: Cannot run program "python3.11": error=2', "executors have no python3.11"),
@@ -122,21 +122,21 @@ NO_PYTHON = (
         ("it broke\n\tat java.base/java.lang.Thread.run(Thread.java:840)", "executors do not answer: it broke"),
     ],
 )
-def test_why_no_executor_answered(error: str, said: str) -> None:
-    found = explain_failure(error, "python3.11")
-    assert found.message == said
-    assert found.remedy
+def test_why_no_executor_answered(error: str, message: str) -> None:
+    problem = explain_failure(error, "python3.11")
+    assert problem.message == message
+    assert problem.remedy
 
 
 def test_a_clock_is_off_by_what_the_jobs_time_does_not_explain() -> None:
-    told = executor_probe.answer({"releases": [], "ports": b"", "seconds": 1})
-    assert told["imports"], "and what cannot be loaded is told"
+    probe = executor_probe.answer({"releases": [], "ports": b"", "seconds": 1})
+    assert probe["imports"], "ports that cannot be loaded are reported"
 
-    def skew(clock: int) -> int:
-        (found,) = answers([told | {"clock": clock}, told | {"clock": clock}], 1000, 5000)
-        return found.skew
+    def measure_skew(clock: int) -> int:
+        (answer,) = answers([probe | {"clock": clock}, probe | {"clock": clock}], 1000, 5000)
+        return answer.skew
 
-    assert [skew(clock) for clock in (400, 1000, 3000, 5000, 5700)] == [-600, 0, 0, 0, 700]
+    assert [measure_skew(clock) for clock in (400, 1000, 3000, 5000, 5700)] == [-600, 0, 0, 0, 700]
 
 
 def test_what_is_sent_refers_to_nothing_of_ours() -> None:

@@ -1,4 +1,4 @@
-"""Queues of tasks: each task once, at most so many queues a broker, brokers in turn."""
+"""Queues of tasks: each task is in one queue, queues per broker are bounded, and brokers take turns."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ LEADERS = st.lists(st.integers(-1, 4), max_size=30)
 
 @given(LEADERS, st.none() | st.integers(1, 5))
 def test_each_task_is_in_one_queue_and_no_broker_has_too_many(leaders: list[int], bound: int | None) -> None:
-    found = queues(leaders, bound)
-    assert sorted(chain.from_iterable(found)) == list(range(len(leaders)))
-    assert all(len({leaders[place] for place in queue}) == 1 for queue in found)
-    of_each = Counter(leaders[queue[0]] for queue in found)
+    task_queues = queues(leaders, bound)
+    assert sorted(chain.from_iterable(task_queues)) == list(range(len(leaders)))
+    assert all(len({leaders[task] for task in queue}) == 1 for queue in task_queues)
+    of_each = Counter(leaders[queue[0]] for queue in task_queues)
     assert all(count == min(leaders.count(b), bound or count) for b, count in of_each.items())
-    assert bound or all(len(queue) == 1 for queue in found)
+    assert bound or all(len(queue) == 1 for queue in task_queues)
 
 
 @given(LEADERS)
@@ -38,11 +38,11 @@ def test_brokers_take_turns(leaders: list[int]) -> None:
 
 @pytest.mark.parametrize(("feeds", "machines", "used"), [("r1", "", "r1"), ("r1", "r2", "r2"), ("", "", "")])
 def test_a_machine_says_its_rack_itself(feeds: str, machines: str, used: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    racks: list[str] = []
     monkeypatch.setenv(executor.RACK, machines)
-    monkeypatch.setattr("sluice.resources.kafka.fetch.fetch.KafkaFetcher.__init__", lambda *_, rack: asked.append(rack))
+    monkeypatch.setattr("sluice.resources.kafka.fetch.fetch.KafkaFetcher.__init__", lambda *_, rack: racks.append(rack))
     monkeypatch.setattr("sluice.resources.kafka.fetch.fetch.KafkaFetcher.close", lambda _: None)
     kafka = KafkaSettings(bootstrap="127.0.0.1:9")
     wiring = executor.Wiring(kafka, MemoryLake(), LandingSettings(), FetchLimits(), feeds, 1 << 30)
     with wiring.open(Isolation.READ_COMMITTED, RAW):
-        assert asked == [used]
+        assert racks == [used]

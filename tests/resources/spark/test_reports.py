@@ -1,4 +1,4 @@
-"""A report's SQL over real Spark: exactly the window's rows, in UTC, and what is wrong with the SQL in one line."""
+"""A report's SQL over real Spark: exactly the window's rows, in UTC; errors in the SQL are one line."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ FROM orders WHERE ts >= :window_start AND ts < :window_end GROUP BY ALL ORDER BY
 """
 
 
-def feed() -> Feed:
-    said = {"feed": "orders", "kafka": {"bootstrap": "127.0.0.1:9"}, "topics": "orders", "start": "earliest"}
-    return Feed.model_validate(said, context={"root": Path("/")})
+def make_feed() -> Feed:
+    settings = {"feed": "orders", "kafka": {"bootstrap": "127.0.0.1:9"}, "topics": "orders", "start": "earliest"}
+    return Feed.model_validate(settings, context={"root": Path("/")})
 
 
-def windows(folder: Path) -> Windows:
+def make_windows(folder: Path) -> Windows:
     table = pa.table(
         {
             "ts": pa.array([START + 1, START + 2, START + 3, START + HOUR], pa.timestamp("ms", "UTC")),
@@ -45,23 +45,23 @@ def windows(folder: Path) -> Windows:
     path = folder / "a [1].parquet"
     pq.write_table(table, path)
     file = File(START, PartKind.LANDED, str(path), "", "orders", 0, 0, 4, 4, path.stat().st_size, "")
-    return Windows(feed(), (START,), PartKind.LANDED, (file,), table.schema)
+    return Windows(make_feed(), (START,), PartKind.LANDED, (file,), table.schema)
 
 
 def test_sql_over_a_window(tmp_path: Path) -> None:
-    result = run_report(Report("revenue", "orders", SQL, ""), windows(tmp_path))
+    result = run_report(Report("revenue", "orders", SQL, ""), make_windows(tmp_path))
     hour = datetime.fromtimestamp(START / 1000, UTC).strftime("%H")
     assert [list(row.values()) for row in result.to_pylist()] == [[hour, "EUR", 2, 4], [hour, "USD", 1, 2]]
 
 
 def test_a_window_without_rows_has_the_feed_s_columns() -> None:
-    nothing = Windows(feed(), (START,), PartKind.LANDED, (), plain(RawFormat.schema))
+    nothing = Windows(make_feed(), (START,), PartKind.LANDED, (), plain(RawFormat.schema))
     result = run_report(Report("keys", "orders", "-- feed: orders\nSELECT key, offset FROM orders", ""), nothing)
     assert (result.num_rows, result.schema.names) == (0, ["key", "offset"])
 
 
 def test_what_is_wrong_with_the_sql_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(Failed, match=r"report typo failed: .*curency") as failed:
-        run_report(Report("typo", "orders", "-- feed: orders\nSELECT curency FROM orders", ""), windows(tmp_path))
+        run_report(Report("typo", "orders", "-- feed: orders\nSELECT curency FROM orders", ""), make_windows(tmp_path))
     assert "reports/typo.sql" in failed.value.remedy
     assert len(failed.value.message.splitlines()) == 1

@@ -20,7 +20,7 @@ from tests.zookeepers import LocalZooKeeper
 TPS = [TopicPartition("orders", p) for p in range(3)]
 
 
-def marked(offset: int) -> CommittedOffset:
+def make_offset(offset: int) -> CommittedOffset:
     return CommittedOffset(offset, 2, f"mark {offset}")
 
 
@@ -33,21 +33,25 @@ def commit(group: ZooKeeperGroup, offsets: Mapping[TopicPartition, CommittedOffs
 
 def test_a_mark_counts_until_somebody_writes_the_offset(zookeeper: LocalZooKeeper) -> None:
     with closing(ZooKeeperGroup(zookeeper.connect, "marks")) as group:
-        commit(group, {tp: marked(5) for tp in TPS})
+        commit(group, {tp: make_offset(5) for tp in TPS})
         zookeeper.put("marks", "orders", {1: "5"})  # the same number, by another
-        assert group.fetch_committed(TPS) == {TPS[0]: marked(5), TPS[1]: CommittedOffset(5), TPS[2]: marked(5)}
-        commit(group, {tp: marked(6) for tp in TPS})
-        assert group.fetch_committed(TPS) == {tp: marked(6) for tp in TPS}
+        assert group.fetch_committed(TPS) == {
+            TPS[0]: make_offset(5),
+            TPS[1]: CommittedOffset(5),
+            TPS[2]: make_offset(5),
+        }
+        commit(group, {tp: make_offset(6) for tp in TPS})
+        assert group.fetch_committed(TPS) == {tp: make_offset(6) for tp in TPS}
 
 
 def test_a_deleted_offset_is_none_and_can_be_committed_again(zookeeper: LocalZooKeeper) -> None:
     with closing(ZooKeeperGroup(zookeeper.connect, "deleted")) as group:
-        commit(group, {tp: marked(5) for tp in TPS})
-        with zookeeper.client() as old:
+        commit(group, {tp: make_offset(5) for tp in TPS})
+        with zookeeper.open_client() as old:
             old.delete("/consumers/deleted/offsets", recursive=True)
         assert group.fetch_committed(TPS) == dict.fromkeys(TPS)
-        commit(group, {tp: marked(7) for tp in TPS})
-        assert zookeeper.held("deleted", "orders") == {0: "7", 1: "7", 2: "7"}
+        commit(group, {tp: make_offset(7) for tp in TPS})
+        assert zookeeper.read_offsets("deleted", "orders") == {0: "7", 1: "7", 2: "7"}
 
 
 def test_many_partitions_go_in_transactions_that_a_server_takes(
@@ -59,14 +63,14 @@ def test_many_partitions_go_in_transactions_that_a_server_takes(
         group.own(lambda: tps, lambda: None)
         with group.join(["many"], None) as member:
             member.fetch_committed(tps)
-            member.commit_plain({tp: marked(tp.partition) for tp in tps})
-        assert group.fetch_committed(tps) == {tp: marked(tp.partition) for tp in tps}
+            member.commit_plain({tp: make_offset(tp.partition) for tp in tps})
+        assert group.fetch_committed(tps) == {tp: make_offset(tp.partition) for tp in tps}
         with group.join(["many"], None) as member:
             member.fetch_committed(tps)
             zookeeper.put("many", "many", {59: "7"})
             with pytest.raises(CommitFenced, match=r"only \d+ of 60 offsets were committed"):
-                member.commit_plain({tp: marked(1) for tp in tps})
-        assert group.fetch_committed(tps[:1]) == {tps[0]: marked(1)}
+                member.commit_plain({tp: make_offset(1) for tp in tps})
+        assert group.fetch_committed(tps[:1]) == {tps[0]: make_offset(1)}
 
 
 def test_numbers_without_end_in_nodes_are_unreadable() -> None:
@@ -78,9 +82,9 @@ def test_partitions_that_come_later_are_owned_too(zookeeper: LocalZooKeeper) -> 
     with closing(ZooKeeperGroup(zookeeper.connect, "later")) as group:
         group.own(lambda: TPS[:1], lambda: None)
         group.own(lambda: TPS, lambda: None)
-        assert zookeeper.names("/consumers/later/owners/orders") == ["0", "1", "2"]
-        (name,) = zookeeper.names("/consumers/later/ids")
-        with zookeeper.client() as old:
+        assert zookeeper.list_children("/consumers/later/owners/orders") == ["0", "1", "2"]
+        (name,) = zookeeper.list_children("/consumers/later/ids")
+        with zookeeper.open_client() as old:
             consumer = layout.parse_consumer(name, old.get(f"/consumers/later/ids/{name}")[0])
         assert (consumer.ours, consumer.topics, bool(consumer.host)) == (True, {"orders": 3}, True)
 
@@ -88,8 +92,8 @@ def test_partitions_that_come_later_are_owned_too(zookeeper: LocalZooKeeper) -> 
 def test_a_registration_that_somebody_removed_is_lost(zookeeper: LocalZooKeeper) -> None:
     with closing(ZooKeeperGroup(zookeeper.connect, "removed")) as group:
         group.own(lambda: TPS[:1], lambda: None)
-        (name,) = zookeeper.names("/consumers/removed/ids")
-        with zookeeper.client() as old:
+        (name,) = zookeeper.list_children("/consumers/removed/ids")
+        with zookeeper.open_client() as old:
             old.delete(f"/consumers/removed/ids/{name}")
         with pytest.raises(CommitFenced):
             group.own(lambda: TPS, lambda: None)
@@ -99,14 +103,14 @@ def test_a_group_is_shown_with_who_owns_what(zookeeper: LocalZooKeeper) -> None:
     with closing(ZooKeeperGroups(zookeeper.connect)) as groups:
         assert groups.view("shown").state == GroupState.DEAD
         with closing(ZooKeeperGroup(zookeeper.connect, "shown")) as group:
-            commit(group, {TPS[0]: marked(5)})
+            commit(group, {TPS[0]: make_offset(5)})
             view = groups.view("shown")
             assert (view.state, [m.assignment for m in view.members or ()]) == (GroupState.STABLE, [tuple(TPS)])
             with pytest.raises(GroupHeld, match="in use"):
-                groups.put("shown", {TPS[0]: marked(1)})
+                groups.put("shown", {TPS[0]: make_offset(1)})
         assert groups.view("shown").free
-        groups.put("shown", {TPS[0]: marked(1), TPS[1]: marked(2)})
-        assert groups.fetch_committed("shown") == {TPS[0]: marked(1), TPS[1]: marked(2)}
+        groups.put("shown", {TPS[0]: make_offset(1), TPS[1]: make_offset(2)})
+        assert groups.fetch_committed("shown") == {TPS[0]: make_offset(1), TPS[1]: make_offset(2)}
         assert "shown" in [g.name for g in groups.list_groups()]
 
 
@@ -130,8 +134,8 @@ def test_a_server_that_falls_silent_ends_ownership_before_it_gives_it_away(own_s
             with pytest.raises(CommitFenced, match="session with ZooKeeper ended"):
                 group.own(lambda: TPS, lambda: None)
     with closing(ZooKeeperGroup(own_server.connect, "silent", patience=20)) as another:
-        commit(another, {TPS[0]: marked(1)})  # once the session is over
-    assert own_server.held("silent", "orders") == {0: "1"}
+        commit(another, {TPS[0]: make_offset(1)})  # once the session is over
+    assert own_server.read_offsets("silent", "orders") == {0: "1"}
 
 
 def test_a_server_that_comes_back_within_the_session_takes_nothing_away(own_server: LocalZooKeeper) -> None:
@@ -140,9 +144,9 @@ def test_a_server_that_comes_back_within_the_session_takes_nothing_away(own_serv
         group.own(lambda: TPS, lost.set)
         own_server.stop()
         own_server.start()
-        commit(group, {tp: marked(4) for tp in TPS})
+        commit(group, {tp: make_offset(4) for tp in TPS})
         assert not lost.is_set()
-    assert own_server.held("back", "orders") == {0: "4", 1: "4", 2: "4"}
+    assert own_server.read_offsets("back", "orders") == {0: "4", 1: "4", 2: "4"}
 
 
 def test_no_server_and_no_chroot_are_told_apart(zookeeper: LocalZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:

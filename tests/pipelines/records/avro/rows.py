@@ -1,4 +1,4 @@
-"""Avro records through the format, and schemas in memory instead of a registry."""
+"""Converts Avro records with the format; a registry of schemas in memory."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.records.avro.format import AvroFormat
 from sluice.pipelines.records.avro.reader_schema import AvroReader
 from sluice.pipelines.records.rows.wire_format import Named, WireFormat
-from tests.pipelines.records.json.rows import FIRST, chunk
+from tests.pipelines.records.json.rows import FIRST, make_chunk
 
 
 class Schemas:
-    """`WriterSchemas` from a mapping; `asked` are the numbers that were asked for."""
+    """`WriterSchemas` from a mapping. `requests` has the ids that were looked up."""
 
-    def __init__(self, known: Mapping[Any, Any]) -> None:
-        self._known, self.asked = known, list[Named]()
+    def __init__(self, schemas: Mapping[Any, Any]) -> None:
+        self._schemas, self.requests = schemas, list[Named]()
 
     def texts(self, id: Named) -> tuple[str, ...] | None:
-        self.asked.append(id)
-        return (json.dumps(self._known[id]),) if id in self._known else None
+        self.requests.append(id)
+        return (json.dumps(self._schemas[id]),) if id in self._schemas else None
 
 
-def reader_of(schema: Any, wire: WireFormat = WireFormat.CONFLUENT) -> AvroReader:
+def make_reader(schema: Any, wire: WireFormat = WireFormat.CONFLUENT) -> AvroReader:
     return AvroReader((json.dumps(schema),), wire)
 
 
-def encoded(schema: Any, value: Any, id: int | None = 1) -> bytes:
-    """A value as fastavro writes it, behind the number of its schema."""
+def encode(schema: Any, value: Any, id: int | None = 1) -> bytes:
+    """Encode a value with fastavro, after the id of its schema."""
     out = io.BytesIO()
     fastavro.schemaless_writer(out, fastavro.parse_schema(json.loads(json.dumps(schema))), value)
     return (b"" if id is None else b"\0" + struct.pack(">I", id)) + out.getvalue()
 
 
 def convert(
-    reader: AvroReader, values: Sequence[bytes | None], schemas: Schemas | None = None, **how: bool
+    reader: AvroReader, values: Sequence[bytes | None], schemas: Schemas | None = None, **options: bool
 ) -> tuple[pa.Table, pa.Table | None, list[Any]]:
-    """Landed and quarantined rows of one chunk, and its drift; all of its records, each once."""
-    form = AvroFormat(reader, schemas, **how)
-    pieces = list(form.convert(OffsetRange("orders", 3, "id", FIRST, FIRST + len(values)), chunk(values)))
+    """Return the landed rows, the quarantined rows and the drift of one chunk. Each record is in one of the two."""
+    form = AvroFormat(reader, schemas, **options)
+    pieces = list(form.convert(OffsetRange("orders", 3, "id", FIRST, FIRST + len(values)), make_chunk(values)))
     for piece in pieces:
         piece.landed.validate(full=True)
     assert sum(p.total for p in pieces) == len(values)
     landed = pa.Table.from_batches([p.landed for p in pieces], form.schema)
-    held = [p.quarantined for p in pieces if p.quarantined is not None]
-    for batch in held:
+    refused = [p.quarantined for p in pieces if p.quarantined is not None]
+    for batch in refused:
         batch.validate(full=True)
-    quarantined = pa.Table.from_batches(held) if held else None
+    quarantined = pa.Table.from_batches(refused) if refused else None
     return landed, quarantined, [d for p in pieces for d in p.drift]

@@ -1,4 +1,4 @@
-"""What docs/formats.md says of Avro's types is what happens, and what fastavro writes."""
+"""Avro types land as docs/formats.md documents them, in records that fastavro writes."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from sluice.pipelines.records.avro.programs import Pool, compile_program
 from sluice.pipelines.records.avro.reader_schema import as_record
 from sluice.pipelines.records.avro.schema import AvroKind, parse
 from sluice.pipelines.records.json.scan_tables import make_nodes
-from tests.pipelines.records.avro.rows import Schemas, convert, encoded, reader_of
+from tests.pipelines.records.avro.rows import Schemas, convert, encode, make_reader
 from tests.pipelines.records.json.rows import FIRST, by_offset
 
 DOCS = (Path(__file__).parents[4] / "docs" / "formats.md").read_text().split("## Avro")[1].split("\n## ")[0]
 CASES = re.findall(r"^\| `(.+?)` \| `(.+)` \| `(.+)` \|$", DOCS, re.MULTILINE)
 
 
-def without_logical(node: Any) -> Any:
+def strip_logical_types(node: Any) -> Any:
     if isinstance(node, dict):
-        return {k: without_logical(v) for k, v in node.items() if k != "logicalType"}
-    return [without_logical(n) for n in node] if isinstance(node, list) else node
+        return {k: strip_logical_types(v) for k, v in node.items() if k != "logicalType"}
+    return [strip_logical_types(n) for n in node] if isinstance(node, list) else node
 
 
-def written(schema: Any, value: Any) -> Any:
-    """A value as JSON has it, as fastavro takes it: bytes are text in JSON."""
-    named = schema.get("type") if isinstance(schema, dict) else schema
-    return value.encode("latin-1") if named in ("bytes", "fixed") else value
+def from_json(schema: Any, value: Any) -> Any:
+    """Convert a value from JSON for fastavro: bytes are text in JSON."""
+    type_name = schema.get("type") if isinstance(schema, dict) else schema
+    return value.encode("latin-1") if type_name in ("bytes", "fixed") else value
 
 
 @pytest.mark.parametrize(("type_", "value", "lands"), CASES)
@@ -38,27 +38,27 @@ def test_a_type(type_: str, value: str, lands: str) -> None:
     schema = {"type": "record", "name": "R", "fields": [{"name": "x", "type": kind}]}
     default = {"type": "record", "name": "R", "fields": [{"name": "x", "type": kind, "default": json.loads(value)}]}
     empty = {"type": "record", "name": "R", "fields": []}
-    reader = reader_of(schema)
-    assert reader.columns.fields[0].type == reader_of(default).columns.fields[0].type
+    reader = make_reader(schema)
+    assert reader.columns.fields[0].type == make_reader(default).columns.fields[0].type
     assert str(reader.columns.fields[0].type) == lands
-    plain = encoded(without_logical(schema), {"x": written(kind, json.loads(value))})
-    landed, held, _ = convert(reader, [plain], Schemas({1: schema}))
-    assert held is None
+    plain = encode(strip_logical_types(schema), {"x": from_json(kind, json.loads(value))})
+    landed, quarantined, _ = convert(reader, [plain], Schemas({1: schema}))
+    assert quarantined is None
     row = by_offset(landed, "kafka_offset")[FIRST]["x"]
     assert row is not None or kind == "null"
     # The same value as a default of a field that was not written.
-    landed, held, _ = convert(reader_of(default), [encoded(empty, {}, 2)], Schemas({2: empty}))
-    assert held is None
+    landed, quarantined, _ = convert(make_reader(default), [encode(empty, {}, 2)], Schemas({2: empty}))
+    assert quarantined is None
     assert by_offset(landed, "kafka_offset")[FIRST]["x"] == row
 
 
 def test_the_table_has_every_type() -> None:
     kinds = {parse((type_,)).kind for type_, _, _ in CASES}
-    assert kinds == set(AvroKind) - {AvroKind.AGAIN}  # which no column can be
+    assert kinds == set(AvroKind) - {AvroKind.AGAIN}  # no column has this kind
 
 
 def test_a_program_of_every_type_ends() -> None:
     for type_, _, _ in CASES:
-        reader = reader_of({"type": "record", "name": "R", "fields": [{"name": "x", "type": json.loads(type_)}]})
+        reader = make_reader({"type": "record", "name": "R", "fields": [{"name": "x", "type": json.loads(type_)}]})
         ops, unknown = compile_program(as_record(reader.type), reader.type, make_nodes(reader.columns), 0, Pool())
         assert (len(ops) > 0, unknown) == (True, {})

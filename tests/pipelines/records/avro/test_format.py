@@ -1,4 +1,4 @@
-"""Records of several writers, and those that are refused: the reason, the field, the byte, the schema's number."""
+"""Records of several writers, and refused records: the reason, the field, the byte and the id of the schema."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sluice.pipelines.records.avro.schema import AvroSchemaError, parse
 from sluice.pipelines.records.json import scan_tables
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import SchemaError, parse_schema
-from tests.pipelines.records.avro.rows import Schemas, convert, encoded, reader_of
+from tests.pipelines.records.avro.rows import Schemas, convert, encode, make_reader
 from tests.pipelines.records.json.rows import FIRST
 
 ORDER: dict[str, Any] = {
@@ -26,20 +26,20 @@ NEWER = ORDER | {"fields": [*ORDER["fields"], {"name": "country", "type": "strin
 OTHER = {"type": "record", "name": "Customer", "fields": [{"name": "id", "type": "string"}]}
 
 
-def of(kind: Any) -> dict[str, Any]:
+def make_schema(kind: Any) -> dict[str, Any]:
     return {"type": "record", "name": "R", "fields": [{"name": "x", "type": kind}]}
 
 
 def test_records_of_several_writers_are_one_table() -> None:
     records = [
-        encoded(ORDER, {"id": "a", "items": 1}, 1),
-        encoded(NEWER, {"id": "b", "items": None, "country": "FR"}, 2),
+        encode(ORDER, {"id": "a", "items": 1}, 1),
+        encode(NEWER, {"id": "b", "items": None, "country": "FR"}, 2),
         None,
-        encoded(ORDER, {"id": "c", "items": 3}, 1),
+        encode(ORDER, {"id": "c", "items": 3}, 1),
     ]
     schemas = Schemas({1: ORDER, 2: NEWER})
-    landed, held, drift = convert(reader_of(NEWER), records, schemas)
-    assert held is None
+    landed, quarantined, drift = convert(make_reader(NEWER), records, schemas)
+    assert quarantined is None
     assert landed.select(["id", "items", "country"]).to_pylist() == [
         {"id": "a", "items": 1, "country": "DE"},
         {"id": "b", "items": None, "country": "FR"},
@@ -47,68 +47,77 @@ def test_records_of_several_writers_are_one_table() -> None:
         {"id": "c", "items": 3, "country": "DE"},
     ]
     assert landed["kafka_tombstone"].to_pylist() == [False, False, True, False]
-    assert schemas.asked == [1, 2]
+    assert schemas.requests == [1, 2]
     assert drift == []
 
 
 def test_fields_that_only_the_writer_has_are_counted_as_drift() -> None:
-    records = [encoded(ORDER, {"id": "a", "items": 1}, 1), encoded(NEWER, {"id": "b", "items": 2, "country": "FR"}, 2)]
+    records = [encode(ORDER, {"id": "a", "items": 1}, 1), encode(NEWER, {"id": "b", "items": 2, "country": "FR"}, 2)]
     schemas = Schemas({1: ORDER, 2: NEWER})
-    landed, held, drift = convert(reader_of(ORDER), records, schemas)
-    assert (held, landed.num_rows) == (None, 2)
+    landed, quarantined, drift = convert(make_reader(ORDER), records, schemas)
+    assert (quarantined, landed.num_rows) == (None, 2)
     assert [(d.kind, d.field, d.records, d.first, d.type) for d in drift] == [
         (DriftKind.NEW, "country", 1, 1001, "string")
     ]
-    _, held, _ = convert(reader_of(ORDER), records, schemas, closed=True)
-    assert held is not None
-    assert held.select(["offset", "reason"]).to_pylist() == [{"offset": 1001, "reason": "unknown_field"}]
+    _, quarantined, _ = convert(make_reader(ORDER), records, schemas, closed=True)
+    assert quarantined is not None
+    assert quarantined.select(["offset", "reason"]).to_pylist() == [{"offset": 1001, "reason": "unknown_field"}]
 
 
-def _record(kind: Any, data: bytes) -> tuple[dict[str, Any], bytes]:
-    return of(kind), b"\0\0\0\0\x01" + data
+def _make_record(kind: Any, data: bytes) -> tuple[dict[str, Any], bytes]:
+    return make_schema(kind), b"\0\0\0\0\x01" + data
 
 
 REFUSED = [
-    (*_record("int", b""), "not_avro", "x", 5),
-    (*_record("int", b"\x02\x00"), "not_avro", None, 6),
-    (*_record("int", b"\xff\xff\xff\xff\x1f"), "not_avro", "x", 5),
-    (*_record("long", b"\xff" * 9 + b"\x02"), "not_avro", "x", 5),
-    (*_record("long", b"\xff" * 12), "not_avro", "x", 5),
-    (*_record("boolean", b"\x02"), "not_avro", "x", 5),
-    (*_record("string", b"\x04a"), "not_avro", "x", 5),
-    (*_record("string", b"\x01"), "not_avro", "x", 5),
-    (*_record("string", b"\x06a\xffb"), "invalid_utf8", "x", 7),
-    (*_record("bytes", b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01"), "not_avro", "x", 5),
-    (*_record("double", b"1234567"), "not_avro", "x", 5),
-    (*_record(["null", "int"], b"\x04"), "not_avro", "x", 5),
-    (*_record({"type": "enum", "name": "E", "symbols": ["A"]}, b"\x02"), "not_avro", "x", 5),
-    (*_record({"type": "array", "items": "int"}, b"\x80\x80\x80\x80\x10"), "not_avro", "x", 5),
-    (*_record({"type": "array", "items": "int"}, b"\x01\x02\x02"), "not_avro", "x", 8),
-    (*_record({"type": "array", "items": "null"}, b"\x80\x80\x80\x80\x10"), "too_large", "x", 5),
-    (*_record({"type": "map", "values": "int"}, b"\x04\x02a\x02\x02a\x04\x00"), "duplicate", "x", None),
-    (*_record({"type": "bytes", "logicalType": "decimal", "precision": 2}, b"\x02\x64"), "out_of_range", "x", None),
-    (*_record({"type": "int", "logicalType": "date"}, b"\xfe\xff\xff\xff\x0f"), "out_of_range", "x", None),
+    (*_make_record("int", b""), "not_avro", "x", 5),
+    (*_make_record("int", b"\x02\x00"), "not_avro", None, 6),
+    (*_make_record("int", b"\xff\xff\xff\xff\x1f"), "not_avro", "x", 5),
+    (*_make_record("long", b"\xff" * 9 + b"\x02"), "not_avro", "x", 5),
+    (*_make_record("long", b"\xff" * 12), "not_avro", "x", 5),
+    (*_make_record("boolean", b"\x02"), "not_avro", "x", 5),
+    (*_make_record("string", b"\x04a"), "not_avro", "x", 5),
+    (*_make_record("string", b"\x01"), "not_avro", "x", 5),
+    (*_make_record("string", b"\x06a\xffb"), "invalid_utf8", "x", 7),
+    (*_make_record("bytes", b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01"), "not_avro", "x", 5),
+    (*_make_record("double", b"1234567"), "not_avro", "x", 5),
+    (*_make_record(["null", "int"], b"\x04"), "not_avro", "x", 5),
+    (*_make_record({"type": "enum", "name": "E", "symbols": ["A"]}, b"\x02"), "not_avro", "x", 5),
+    (*_make_record({"type": "array", "items": "int"}, b"\x80\x80\x80\x80\x10"), "not_avro", "x", 5),
+    (*_make_record({"type": "array", "items": "int"}, b"\x01\x02\x02"), "not_avro", "x", 8),
+    (*_make_record({"type": "array", "items": "null"}, b"\x80\x80\x80\x80\x10"), "too_large", "x", 5),
+    (*_make_record({"type": "map", "values": "int"}, b"\x04\x02a\x02\x02a\x04\x00"), "duplicate", "x", None),
+    (
+        *_make_record({"type": "bytes", "logicalType": "decimal", "precision": 2}, b"\x02\x64"),
+        "out_of_range",
+        "x",
+        None,
+    ),
+    (*_make_record({"type": "int", "logicalType": "date"}, b"\xfe\xff\xff\xff\x0f"), "out_of_range", "x", None),
 ]
 
 
-@pytest.mark.parametrize(("schema", "record", "reason", "field", "place"), REFUSED)
-def test_bytes_that_are_refused(schema: Any, record: bytes, reason: str, field: str | None, place: int | None) -> None:
-    _, held, _ = convert(reader_of(schema), [record], Schemas({1: schema}))
-    assert held is not None
-    (row,) = held.to_pylist()
-    found = row["field"].rstrip("[]{}") if row["field"] else None
-    assert (row["reason"], found, row["byte"], row["value"]) == (reason, field, place, record)
+@pytest.mark.parametrize(("schema", "record", "reason", "field", "position"), REFUSED)
+def test_bytes_that_are_refused(
+    schema: Any, record: bytes, reason: str, field: str | None, position: int | None
+) -> None:
+    _, quarantined, _ = convert(make_reader(schema), [record], Schemas({1: schema}))
+    assert quarantined is not None
+    (row,) = quarantined.to_pylist()
+    column = row["field"].rstrip("[]{}") if row["field"] else None
+    assert (row["reason"], column, row["byte"], row["value"]) == (reason, field, position, record)
     assert "schema 1" in row["detail"]
 
 
 def test_headers_and_schemas_that_are_refused() -> None:
-    good = encoded(ORDER, {"id": "a", "items": 1}, 1)
-    records = [b"", b"\0\0\0", b"\x01" + good[1:], encoded(ORDER, {"id": "a", "items": 1}, 9), good]
-    records += [encoded(OTHER, {"id": "x"}, 3), encoded("string", "x", 4)]
-    _, held, _ = convert(reader_of(ORDER), records, Schemas({1: ORDER, 3: OTHER, 4: "string", 5: {"type": "bad"}}))
-    assert held is not None
-    found = [(r["offset"] - 1000, r["reason"], r["byte"]) for r in held.to_pylist()]
-    assert found == [
+    good = encode(ORDER, {"id": "a", "items": 1}, 1)
+    records = [b"", b"\0\0\0", b"\x01" + good[1:], encode(ORDER, {"id": "a", "items": 1}, 9), good]
+    records += [encode(OTHER, {"id": "x"}, 3), encode("string", "x", 4)]
+    _, quarantined, _ = convert(
+        make_reader(ORDER), records, Schemas({1: ORDER, 3: OTHER, 4: "string", 5: {"type": "bad"}})
+    )
+    assert quarantined is not None
+    refusals = [(r["offset"] - 1000, r["reason"], r["byte"]) for r in quarantined.to_pylist()]
+    assert refusals == [
         (0, "not_avro", 0),
         (1, "not_avro", 0),
         (2, "not_avro", 0),
@@ -116,17 +125,17 @@ def test_headers_and_schemas_that_are_refused() -> None:
         (5, "incompatible", 1),
         (6, "incompatible", 1),
     ]
-    details = held["detail"].to_pylist()
+    details = quarantined["detail"].to_pylist()
     assert details[3].endswith("(schema 9)")
     assert details[4].endswith("feed's: the record: record Customer was written, and record Order is read (schema 3)")
 
 
 def test_without_a_registry_all_is_of_the_schema_file() -> None:
-    reader = reader_of(ORDER, WireFormat.BARE)
-    landed, held, _ = convert(reader, [encoded(ORDER, {"id": "a", "items": 1}, None), b"\x02"])
+    reader = make_reader(ORDER, WireFormat.BARE)
+    landed, quarantined, _ = convert(reader, [encode(ORDER, {"id": "a", "items": 1}, None), b"\x02"])
     assert landed["id"].to_pylist() == ["a"]
-    assert held is not None
-    assert held["reason"].to_pylist() == ["not_avro"]
+    assert quarantined is not None
+    assert quarantined["reason"].to_pylist() == ["not_avro"]
 
 
 DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 2}
@@ -134,31 +143,33 @@ DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 
 
 @pytest.mark.parametrize(("written", "read"), [("string", DECIMAL), (DECIMAL, "string"), ("string", ["null", DECIMAL])])
 def test_texts_and_decimals_are_not_read_as_each_other(written: Any, read: Any) -> None:
-    """Avro promotes string to bytes and back, also to the bytes of a decimal."""
+    """Avro promotes string to bytes and back, even to the bytes of a decimal."""
     value: Any = "12.50" if written == "string" else b"A"  # 0.65, by its bytes
-    record = encoded(of("string" if written == "string" else "bytes"), {"x": value})
-    landed, quarantine, _ = convert(reader_of(of(read)), [record], Schemas({1: of(written)}))
-    assert quarantine is not None
-    assert (landed.num_rows, quarantine["reason"].to_pylist()) == (0, ["incompatible"])
+    record = encode(make_schema("string" if written == "string" else "bytes"), {"x": value})
+    landed, quarantined, _ = convert(make_reader(make_schema(read)), [record], Schemas({1: make_schema(written)}))
+    assert quarantined is not None
+    assert (landed.num_rows, quarantined["reason"].to_pylist()) == (0, ["incompatible"])
 
 
 def test_a_value_of_another_branch_is_refused_alone() -> None:
-    writer = of(["int", "string"])
-    records = [encoded(writer, {"x": 1}), encoded(writer, {"x": "a"})]
-    landed, held, drift = convert(reader_of(of("int")), records, Schemas({1: writer}))
+    writer = make_schema(["int", "string"])
+    records = [encode(writer, {"x": 1}), encode(writer, {"x": "a"})]
+    landed, quarantined, drift = convert(make_reader(make_schema("int")), records, Schemas({1: writer}))
     assert landed["x"].to_pylist() == [1]
-    assert held is not None
-    assert held.select(["reason", "field"]).to_pylist() == [{"reason": "incompatible", "field": "x"}]
+    assert quarantined is not None
+    assert quarantined.select(["reason", "field"]).to_pylist() == [{"reason": "incompatible", "field": "x"}]
     assert [(d.kind, d.field) for d in drift] == [(DriftKind.WRONG, "x")]
 
 
 def test_a_schema_that_is_too_long_inside_a_branch_is_refused_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not as a value of another branch, after all other branches were compiled to their limit, too."""
+    """It is not refused as a value of another branch, even after all other branches were compiled to the limit."""
     monkeypatch.setattr(programs, "MOST_OPS", 200)
-    long = of(["int", *({"type": "fixed", "name": f"F{size}", "size": size} for size in range(1, 200))])
+    long = make_schema(["int", *({"type": "fixed", "name": f"F{size}", "size": size} for size in range(1, 200))])
     writer = {"type": "record", "name": "W", "fields": [{"name": "r", "type": ["null", long]}]}
-    reader = reader_of({"type": "record", "name": "W", "fields": [{"name": "r", "type": ["null", of("int")]}]})
-    values = [encoded(writer, {"r": {"x": 1}}), encoded(writer, {"r": None})]
+    reader = make_reader(
+        {"type": "record", "name": "W", "fields": [{"name": "r", "type": ["null", make_schema("int")]}]}
+    )
+    values = [encode(writer, {"r": {"x": 1}}), encode(writer, {"r": None})]
     _, quarantined, _ = convert(reader, values, Schemas({1: writer}))
     assert quarantined is not None
     assert quarantined["reason"].to_pylist() == ["incompatible"] * 2
@@ -169,7 +180,7 @@ TREE = {"type": "record", "name": "Tree", "fields": [{"name": "left", "type": ["
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{", "not JSON"),
         ("[" * 100_000, "nested too deeply"),
@@ -180,14 +191,14 @@ TREE = {"type": "record", "name": "Tree", "fields": [{"name": "left", "type": ["
         ('{"type": "record", "name": "1", "fields": []}', "name"),
     ],
 )
-def test_schemas_that_are_refused(text: str, said: str) -> None:
+def test_schemas_that_are_refused(text: str, message: str) -> None:
     with pytest.raises((AvroSchemaError, SchemaError)) as error:
         AvroReader((text,), WireFormat.BARE)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_schema_bomb_is_refused() -> None:
-    """Forty types, each of which holds the one before twice: 2^40 columns."""
+    """Forty types, each with two fields of the type before: 2^40 columns."""
     texts = ['{"type": "record", "name": "A0", "fields": [{"name": "x", "type": "int"}]}']
     for i in range(1, 40):
         fields = f'[{{"name": "a", "type": "A{i - 1}"}}, {{"name": "b", "type": "A{i - 1}"}}]'
@@ -198,12 +209,12 @@ def test_a_schema_bomb_is_refused() -> None:
 
 def test_too_many_elements_are_refused_and_their_neighbours_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan_tables, "MOST_SLOTS", 30_000)
-    schema = of({"type": "array", "items": "int"})
-    short, long = (encoded(schema, {"x": [1] * n}, None) for n in (30_000, 30_001))
-    landed, held, _ = convert(reader_of(schema, WireFormat.BARE), [short, short, long, short])
+    schema = make_schema({"type": "array", "items": "int"})
+    short, long = (encode(schema, {"x": [1] * n}, None) for n in (30_000, 30_001))
+    landed, quarantined, _ = convert(make_reader(schema, WireFormat.BARE), [short, short, long, short])
     assert landed["kafka_offset"].to_pylist() == [FIRST, FIRST + 1, FIRST + 3]
-    assert held is not None
-    assert held.select(["offset", "reason", "field"]).to_pylist() == [
+    assert quarantined is not None
+    assert quarantined.select(["offset", "reason", "field"]).to_pylist() == [
         {"offset": FIRST + 2, "reason": "too_large", "field": "x"}
     ]
 
@@ -211,11 +222,11 @@ def test_too_many_elements_are_refused_and_their_neighbours_are_not(monkeypatch:
 def test_columns_are_added_to_a_record_in_an_object_of_its_own() -> None:
     record = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
     columns = {"a": "int32 not null", "b": "string"}
-    assert reader_of({"type": record}).grown(parse_schema(columns)).columns.texts() == columns
+    assert make_reader({"type": record}).grown(parse_schema(columns)).columns.texts() == columns
 
 
 def test_one_text_of_a_schema_and_its_references_means_the_same() -> None:
-    """Java writes an empty namespace for a type of none inside of a type of another."""
+    """Java writes an empty namespace for a type without one inside a type with one."""
     plain = {"name": "T", "namespace": "", "type": "enum", "symbols": ["A"]}
     inside = {"type": "record", "name": "T", "namespace": "a", "fields": [{"name": "x", "type": plain}]}
     refers = {"type": "record", "name": "a.S", "fields": [{"name": n, "type": "T"} for n in "xy"]}

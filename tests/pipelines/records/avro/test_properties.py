@@ -1,5 +1,7 @@
-"""Any schema, any values: what lands equals what fastavro reads, by the writer's schema or by another. Any bytes end in
-a row or in quarantine, never in both, and never outside of the buffers."""
+"""Any schema and any values: landed rows equal those that fastavro reads, by the writer's schema or by another.
+
+Any bytes end in a row or in quarantine, never in both, and are never read outside the buffers.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.pipelines.records.avro.schema import AvroSchemaError
-from tests.examples import examples
-from tests.pipelines.records.avro.rows import Schemas, convert, encoded, reader_of
+from tests.examples import scale_examples
+from tests.pipelines.records.avro.rows import Schemas, convert, encode, make_reader
 from tests.pipelines.records.json.rows import FIRST, by_offset
 
 NAMES = st.sampled_from(["a", "b", "id", "amount", "when_", "Zz9"])
 PRIMITIVES = ["null", "boolean", "int", "long", "float", "double", "bytes", "string"]
 
 
-def _named(kinds: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+def _generate_record(kinds: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     field = st.fixed_dictionaries({"name": NAMES, "type": kinds})
     fields = st.lists(field, min_size=1, max_size=4, unique_by=lambda f: str(f["name"]).lower())
     return fields.map(lambda f: {"type": "record", "name": "R", "fields": f})
@@ -35,18 +37,24 @@ LEAVES = st.one_of(
 )
 
 
-def _kind(t: Any) -> str:
+def _get_kind(t: Any) -> str:
     return t if isinstance(t, str) else "union" if isinstance(t, list) else t["type"]
 
 
-def _unions(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    several = st.lists(inner.filter(lambda t: _kind(t) != "union"), min_size=1, max_size=3, unique_by=_kind)
-    # float beside double and bytes beside fixed are one thing to whoever writes Python's values.
+def _generate_union(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    several = st.lists(inner.filter(lambda t: _get_kind(t) != "union"), min_size=1, max_size=3, unique_by=_get_kind)
+    # A writer of Python values cannot choose between float and double, or between bytes and fixed.
     return (
-        several.filter(lambda u: not {"float", "double"} <= set(map(_kind, u)))
-        .filter(lambda u: not {"bytes", "fixed"} <= set(map(_kind, u)) and not {"string", "enum"} <= set(map(_kind, u)))
-        .filter(lambda u: not {"int", "long"} <= set(map(_kind, u)) and not {"map", "record"} <= set(map(_kind, u)))
-        .filter(lambda u: len({"int", "long", "float", "double", "boolean"} & set(map(_kind, u))) < 2)
+        several.filter(lambda u: not {"float", "double"} <= set(map(_get_kind, u)))
+        .filter(
+            lambda u: (
+                not {"bytes", "fixed"} <= set(map(_get_kind, u)) and not {"string", "enum"} <= set(map(_get_kind, u))
+            )
+        )
+        .filter(
+            lambda u: not {"int", "long"} <= set(map(_get_kind, u)) and not {"map", "record"} <= set(map(_get_kind, u))
+        )
+        .filter(lambda u: len({"int", "long", "float", "double", "boolean"} & set(map(_get_kind, u))) < 2)
     )
 
 
@@ -55,18 +63,18 @@ TYPES = st.recursive(
     lambda inner: st.one_of(
         inner.map(lambda t: {"type": "array", "items": t}),
         inner.map(lambda t: {"type": "map", "values": t}),
-        _named(inner),
-        _unions(inner),
+        _generate_record(inner),
+        _generate_union(inner),
     ),
     max_leaves=5,
 )
-RECORDS = _named(TYPES).map(lambda s: renamed(s, [0]))
+RECORDS = _generate_record(TYPES).map(lambda s: rename_types(s, [0]))
 
 
-def renamed(t: Any, count: list[int]) -> Any:
-    """The schema with a name of its own for each named type."""
+def rename_types(t: Any, count: list[int]) -> Any:
+    """Return the schema with a unique name for each named type."""
     if isinstance(t, list):
-        return [renamed(b, count) for b in t]
+        return [rename_types(b, count) for b in t]
     if not isinstance(t, dict):
         return t
     out = dict(t)
@@ -74,18 +82,18 @@ def renamed(t: Any, count: list[int]) -> Any:
         count[0] += 1
         out["name"] = f"{t['name']}{count[0]}"
     if t["type"] == "record":
-        out["fields"] = [f | {"type": renamed(f["type"], count)} for f in t["fields"]]
+        out["fields"] = [f | {"type": rename_types(f["type"], count)} for f in t["fields"]]
     for inside in ("items", "values"):
         if inside in t:
-            out[inside] = renamed(t[inside], count)
+            out[inside] = rename_types(t[inside], count)
     return out
 
 
-def values(t: Any) -> st.SearchStrategy[Any]:
-    """Values of a schema's type."""
+def generate_values(t: Any) -> st.SearchStrategy[Any]:
+    """Generate values of a schema's type."""
     if isinstance(t, list):
-        return st.one_of(*map(values, t))
-    match _kind(t):
+        return st.one_of(*map(generate_values, t))
+    match _get_kind(t):
         case "null":
             return st.none()
         case "boolean":
@@ -107,41 +115,41 @@ def values(t: Any) -> st.SearchStrategy[Any]:
         case "fixed":
             return st.binary(min_size=t["size"], max_size=t["size"])
         case "array":
-            return st.lists(values(t["items"]), max_size=4)
+            return st.lists(generate_values(t["items"]), max_size=4)
         case "map":
-            return st.dictionaries(st.text(max_size=5), values(t["values"]), max_size=4)
-    return st.fixed_dictionaries({f["name"]: values(f["type"]) for f in t["fields"]})
+            return st.dictionaries(st.text(max_size=5), generate_values(t["values"]), max_size=4)
+    return st.fixed_dictionaries({f["name"]: generate_values(f["type"]) for f in t["fields"]})
 
 
-def landing(t: Any, value: Any) -> Any:
-    """What a value that fastavro read lands as."""
+def to_landed(t: Any, value: Any) -> Any:
+    """Convert a value that fastavro read to its landed form."""
     if isinstance(t, list):
         others = [b for b in t if b != "null"]
         if value is None or not others:
             return None
         if len(others) == 1:
-            return landing(others[0], value)
-        chosen = next(b for b in others if _holds(b, value))
-        names = {_short(b): landing(b, value) if b is chosen else None for b in others}
+            return to_landed(others[0], value)
+        chosen = next(b for b in others if _is_instance(b, value))
+        names = {_name_branch(b): to_landed(b, value) if b is chosen else None for b in others}
         return names
-    match _kind(t):
+    match _get_kind(t):
         case "float":  # fastavro leaves a widened number as it is; in 32 bits it is rounded, as by Java's cast
             return float(np.array(value, np.int64 if isinstance(value, int) else np.float64).astype(np.float32))
         case "array":
-            return [landing(t["items"], v) for v in value]
+            return [to_landed(t["items"], v) for v in value]
         case "map":
-            return [(k, landing(t["values"], v)) for k, v in value.items()]
+            return [(k, to_landed(t["values"], v)) for k, v in value.items()]
         case "record":
-            return {f["name"]: landing(f["type"], value[f["name"]]) for f in t["fields"]}
+            return {f["name"]: to_landed(f["type"], value[f["name"]]) for f in t["fields"]}
     return value
 
 
-def _short(t: Any) -> str:
-    return t["name"] if isinstance(t, dict) and "name" in t else _kind(t)
+def _name_branch(t: Any) -> str:
+    return t["name"] if isinstance(t, dict) and "name" in t else _get_kind(t)
 
 
-def _holds(t: Any, value: Any) -> bool:
-    match _kind(t):
+def _is_instance(t: Any, value: Any) -> bool:
+    match _get_kind(t):
         case "boolean":
             return isinstance(value, bool)
         case "int" | "long":
@@ -158,7 +166,7 @@ def _holds(t: Any, value: Any) -> bool:
 
 
 def read(writer: Any, reader: Any, data: bytes) -> Any:
-    """What fastavro makes of the bytes."""
+    """Read the bytes with fastavro."""
     return fastavro.schemaless_reader(
         io.BytesIO(data),
         fastavro.parse_schema(json.loads(json.dumps(writer))),
@@ -166,26 +174,26 @@ def read(writer: Any, reader: Any, data: bytes) -> Any:
     )
 
 
-def _empty(t: Any) -> bool:
-    """Whether a type of the schema cannot be a column."""
+def _has_no_columns(t: Any) -> bool:
+    """Return true if a type of the schema cannot be a column."""
     try:
-        reader_of(t)
+        make_reader(t)
     except (AvroSchemaError, ValueError):
         return True
     return False
 
 
 @given(st.data())
-@settings(max_examples=examples(60))
+@settings(max_examples=scale_examples(60))
 def test_what_lands_is_what_fastavro_reads(data: st.DataObject) -> None:
-    schema = data.draw(RECORDS.filter(lambda s: not _empty(s)))
-    given_ = data.draw(st.lists(values(schema), min_size=1, max_size=6))
-    records = [encoded(schema, v) for v in given_]
-    landed, held, _ = convert(reader_of(schema), records, Schemas({1: schema}))
-    assert held is None
+    schema = data.draw(RECORDS.filter(lambda s: not _has_no_columns(s)))
+    values = data.draw(st.lists(generate_values(schema), min_size=1, max_size=6))
+    records = [encode(schema, v) for v in values]
+    landed, quarantined, _ = convert(make_reader(schema), records, Schemas({1: schema}))
+    assert quarantined is None
     rows = by_offset(landed, "kafka_offset")
     for i, record in enumerate(records):
-        expected = landing(schema, read(schema, schema, record[5:]))
+        expected = to_landed(schema, read(schema, schema, record[5:]))
         assert {k: rows[FIRST + i][k] for k in expected} == expected
 
 
@@ -193,18 +201,18 @@ _WIDER = {"int": ["long", "float", "double"], "long": ["float", "double"], "floa
 
 
 def _has_text_and_bytes(t: Any) -> bool:
-    """Whether some union has both: fastavro takes the first that fits, Java and we the one of the same type."""
+    """Return true if a union has both: fastavro takes the first that fits, Java and Sluice the one of the same type."""
     if isinstance(t, list):
-        return {"string", "bytes"} <= set(map(_kind, t)) or any(map(_has_text_and_bytes, t))
+        return {"string", "bytes"} <= set(map(_get_kind, t)) or any(map(_has_text_and_bytes, t))
     if not isinstance(t, dict):
         return False
     return any(map(_has_text_and_bytes, (t.get("items"), t.get("values"), *(f["type"] for f in t.get("fields", ())))))
 
 
 @st.composite
-def _evolved(draw: st.DrawFn) -> tuple[Any, Any]:
-    """A writer's schema and a reader's: fields dropped, added with a default, widened, in another order, renamed."""
-    writer = draw(RECORDS.filter(lambda s: not _empty(s) and not _has_text_and_bytes(s)))
+def _evolve(draw: st.DrawFn) -> tuple[Any, Any]:
+    """Generate a writer's schema, and a reader's with fields dropped, added, widened, reordered or renamed."""
+    writer = draw(RECORDS.filter(lambda s: not _has_no_columns(s) and not _has_text_and_bytes(s)))
     fields = []
     for f in writer["fields"]:
         change = draw(st.sampled_from(["keep", "keep", "drop", "widen", "null", "rename"]))
@@ -213,11 +221,11 @@ def _evolved(draw: st.DrawFn) -> tuple[Any, Any]:
             continue
         if change == "widen" and isinstance(kind, str) and kind in _WIDER:
             kind = draw(st.sampled_from(_WIDER[kind]))
-        if change == "null" and _kind(kind) not in ("union", "null"):
+        if change == "null" and _get_kind(kind) not in ("union", "null"):
             kind = ["null", kind]
-        named = {"name": f"new_{f['name']}", "aliases": [f["name"]]} if change == "rename" else {"name": f["name"]}
-        fields.append(named | {"type": kind})
-    # fastavro leaves a default of bytes as text: test_documented has it.
+        field = {"name": f"new_{f['name']}", "aliases": [f["name"]]} if change == "rename" else {"name": f["name"]}
+        fields.append(field | {"type": kind})
+    # No default of bytes, which fastavro leaves as text; test_documented covers it.
     added: list[tuple[Any, Any]] = [
         ("string", "é"), ("int", -7), ("double", 1.5), ("boolean", True), (["null", "string"], None),
         ({"type": "array", "items": "string"}, ["x", "y"]), ({"type": "map", "values": "long"}, {"k": 5}),
@@ -229,46 +237,46 @@ def _evolved(draw: st.DrawFn) -> tuple[Any, Any]:
     return writer, {"type": "record", "name": writer["name"], "fields": draw(st.permutations(fields))}
 
 
-@given(_evolved(), st.data())
-@settings(max_examples=examples(60))
+@given(_evolve(), st.data())
+@settings(max_examples=scale_examples(60))
 def test_another_schema_reads_what_fastavro_reads_by_it(schemas: tuple[Any, Any], data: st.DataObject) -> None:
     writer, reader = schemas
-    given_ = data.draw(st.lists(values(writer), min_size=1, max_size=5))
-    mixed = [encoded(writer, v) for v in given_]
-    landed, held, _ = convert(reader_of(reader), mixed, Schemas({1: writer}))
+    values = data.draw(st.lists(generate_values(writer), min_size=1, max_size=5))
+    mixed = [encode(writer, v) for v in values]
+    landed, quarantined, _ = convert(make_reader(reader), mixed, Schemas({1: writer}))
     expected = []
     for record in mixed:
         try:
-            expected.append(landing(reader, read(writer, reader, record[5:])))
+            expected.append(to_landed(reader, read(writer, reader, record[5:])))
         except UnicodeDecodeError:
             expected.append(None)
     rows = by_offset(landed, "kafka_offset")
-    assert held is None
+    assert quarantined is None
     for i, row in enumerate(expected):
         assert {k: rows[FIRST + i][k] for k in row} == row
 
 
-@given(_evolved(), st.permutations(["null", "string", "record"]), st.booleans(), st.data())
-@settings(max_examples=examples(60))
+@given(_evolve(), st.permutations(["null", "string", "record"]), st.booleans(), st.data())
+@settings(max_examples=scale_examples(60))
 def test_a_union_as_the_whole_schema(
     schemas: tuple[Any, Any], order: list[str], reverse: bool, data: st.DataObject
 ) -> None:
-    """Of the writer: each record is read by its own branch, or refused alone. Of the reader: the branch that fits."""
+    """A writer's union: each record is read by its own branch or refused alone. A reader's: by the branch that fits."""
     record, reader = schemas
     union = [record if kind == "record" else kind for kind in order]
     if reverse:
         writer, reader = record, [reader if kind == "record" else kind for kind in order]
     else:
         writer = union
-    given_ = data.draw(st.lists(values(writer), min_size=1, max_size=5))
-    mixed = [encoded(writer, v) for v in given_]
-    landed, held, drift = convert(reader_of(reader), mixed, Schemas({1: writer}))
+    values = data.draw(st.lists(generate_values(writer), min_size=1, max_size=5))
+    mixed = [encode(writer, v) for v in values]
+    landed, quarantined, drift = convert(make_reader(reader), mixed, Schemas({1: writer}))
     assert all(d.field for d in drift)
-    rows, refused = by_offset(landed, "kafka_offset"), [] if held is None else held.to_pylist()
+    rows, refused = by_offset(landed, "kafka_offset"), [] if quarantined is None else quarantined.to_pylist()
     expected = {}
-    for i, (value, bytes_) in enumerate(zip(given_, mixed, strict=True)):
+    for i, (value, bytes_) in enumerate(zip(values, mixed, strict=True)):
         if isinstance(value, dict):
-            row = landing(reader, read(writer, reader, bytes_[5:]))
+            row = to_landed(reader, read(writer, reader, bytes_[5:]))
             expected[FIRST + i] = {"value": row} if reverse else row
     assert {at: {k: rows[at][k] for k in expected[at]} for at in rows} == expected
     assert [(r["offset"], r["reason"]) for r in refused] == [
@@ -277,10 +285,10 @@ def test_a_union_as_the_whole_schema(
 
 
 @given(st.data())
-@settings(max_examples=examples(80))
+@settings(max_examples=scale_examples(80))
 def test_mutated_bytes_land_or_are_refused_and_leave_others_alone(data: st.DataObject) -> None:
-    schema = data.draw(RECORDS.filter(lambda s: not _empty(s)))
-    good = encoded(schema, data.draw(values(schema)))
+    schema = data.draw(RECORDS.filter(lambda s: not _has_no_columns(s)))
+    good = encode(schema, data.draw(generate_values(schema)))
     bad = bytearray(good)
     for _ in range(data.draw(st.integers(1, 4))):
         match data.draw(st.sampled_from(["flip", "cut", "add"])):
@@ -290,24 +298,26 @@ def test_mutated_bytes_land_or_are_refused_and_leave_others_alone(data: st.DataO
                 del bad[data.draw(st.integers(0, len(bad))) :]
             case _:
                 bad += data.draw(st.binary(min_size=1, max_size=4))
-    landed, held, _ = convert(reader_of(schema), [good, bytes(bad), good], Schemas({1: schema}))
+    landed, quarantined, _ = convert(make_reader(schema), [good, bytes(bad), good], Schemas({1: schema}))
     rows = by_offset(landed, "kafka_offset")
     assert {FIRST, FIRST + 2} <= set(rows)
     names = [f["name"] for f in schema["fields"]]
     assert [rows[FIRST][n] for n in names] == [rows[FIRST + 2][n] for n in names]
     if FIRST + 1 in rows:
-        # Whatever lands, fastavro reads too, and makes the same of it.
-        found = landing(schema, read(schema, schema, bytes(bad)[5:]))
-        assert json.dumps(found, default=repr) == json.dumps({n: rows[FIRST + 1][n] for n in names}, default=repr)
+        # fastavro reads every landed record, to the same values.
+        expected = to_landed(schema, read(schema, schema, bytes(bad)[5:]))
+        assert json.dumps(expected, default=repr) == json.dumps({n: rows[FIRST + 1][n] for n in names}, default=repr)
     else:
-        assert held is not None
-        assert held["offset"].to_pylist() == [FIRST + 1]
+        assert quarantined is not None
+        assert quarantined["offset"].to_pylist() == [FIRST + 1]
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 5_000, 300_000])
 def test_lists_of_any_length(count: int) -> None:
     schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": {"type": "array", "items": "int"}}]}
-    some = [list(range(count)), [], [7]]
-    landed, held, _ = convert(reader_of(schema), [encoded(schema, {"a": v}) for v in some], Schemas({1: schema}))
-    assert held is None
-    assert landed["a"].to_pylist() == some
+    lists = [list(range(count)), [], [7]]
+    landed, quarantined, _ = convert(
+        make_reader(schema), [encode(schema, {"a": v}) for v in lists], Schemas({1: schema})
+    )
+    assert quarantined is None
+    assert landed["a"].to_pylist() == lists

@@ -1,4 +1,4 @@
-"""Avro records that name their schema otherwise than before the value, as Confluent does."""
+"""Avro records that name their schema in other ways than Confluent's prefix of the value."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from sluice.pipelines.model.plans import OffsetRange
 from sluice.pipelines.records.avro.format import AvroFormat
 from sluice.pipelines.records.rows.wire_format import ID_HEADER, Named, WireFormat
-from tests.pipelines.records.avro.rows import Schemas, convert, encoded, reader_of
-from tests.pipelines.records.json.rows import FIRST, chunk
+from tests.pipelines.records.avro.rows import Schemas, convert, encode, make_reader
+from tests.pipelines.records.json.rows import FIRST, make_chunk
 from tests.pipelines.records.json_schema.rows import with_headers
 
 OLD: dict[str, Any] = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "int"}]}
@@ -23,80 +23,94 @@ NEW = OLD | {"fields": [*OLD["fields"], {"name": "note", "type": "string", "defa
 FIRST_GUID, SECOND_GUID = (UUID(int=i) for i in (7, 8))
 
 
-def bare(i: int, *, new: bool) -> bytes:
-    return encoded(NEW, {"id": i, "note": f"n{i}"}, None) if new else encoded(OLD, {"id": i}, None)
+def encode_bare(i: int, *, new: bool) -> bytes:
+    return encode(NEW, {"id": i, "note": f"n{i}"}, None) if new else encode(OLD, {"id": i}, None)
 
 
-def converted(wire: WireFormat, records: pa.RecordBatch, known: dict[Named, Any]) -> tuple[list[Any], list[Any]]:
-    """Landed rows, and the offset, reason and detail of those in quarantine."""
-    form = AvroFormat(reader_of(NEW, wire), Schemas(known))
+def convert_records(
+    wire: WireFormat, records: pa.RecordBatch, schemas: dict[Named, Any]
+) -> tuple[list[Any], list[Any]]:
+    """Return landed rows, and the offset, reason and detail of the quarantined ones."""
+    form = AvroFormat(make_reader(NEW, wire), Schemas(schemas))
     pieces = list(form.convert(OffsetRange("orders", 3, "id", FIRST, FIRST + len(records)), records))
     landed = [r for p in pieces for r in p.landed.select(["id", "note"]).to_pylist()]
-    held = [r for p in pieces if p.quarantined for r in p.quarantined.to_pylist()]
-    return landed, [(r["offset"] - FIRST, r["reason"], r["detail"].rpartition("(")[2].strip(")")) for r in held]
+    quarantined = [r for p in pieces if p.quarantined for r in p.quarantined.to_pylist()]
+    return landed, [(r["offset"] - FIRST, r["reason"], r["detail"].rpartition("(")[2].strip(")")) for r in quarantined]
 
 
 def test_apicurios_numbers_of_eight_bytes() -> None:
     numbers = (1 << 41, 3, 1 << 41, 3)
-    values = [b"\0" + struct.pack(">q", n) + bare(i, new=n == 3) for i, n in enumerate(numbers)]
-    values += [b"\0\0\0\0\3\x12", b"\0" + struct.pack(">q", 5) + bare(9, new=True)]
-    rows, held = converted(WireFormat.APICURIO, chunk(values), {1 << 41: OLD, 3: NEW})
+    values = [b"\0" + struct.pack(">q", n) + encode_bare(i, new=n == 3) for i, n in enumerate(numbers)]
+    values += [b"\0\0\0\0\3\x12", b"\0" + struct.pack(">q", 5) + encode_bare(9, new=True)]
+    rows, refused = convert_records(WireFormat.APICURIO, make_chunk(values), {1 << 41: OLD, 3: NEW})
     assert rows == [{"id": i, "note": f"n{i}" if n == 3 else "-"} for i, n in enumerate(numbers)]
-    assert [h[:2] for h in held] == [(4, "not_avro"), (5, "unknown_schema")]
-    assert held[1][2] == "schema 5"
+    assert [h[:2] for h in refused] == [(4, "not_avro"), (5, "unknown_schema")]
+    assert refused[1][2] == "schema 5"
 
 
 def test_what_apicurios_serializers_write() -> None:
-    """A record with one string, by AvroKafkaSerializer 2.6.5 for schema 7; and since 3, by their default."""
+    """A record with one string, as AvroKafkaSerializer 2.6.5 and, with its defaults, 3 write it for schema 7."""
     schema = {"type": "record", "name": "O", "fields": [{"name": "id", "type": "string"}]}
     for wire, value in ((WireFormat.APICURIO, "000000000000000007046f31"), (WireFormat.APICURIO3, "0000000007046f31")):
-        form = AvroFormat(reader_of(schema, wire), Schemas({7: schema}))
-        (piece,) = form.convert(OffsetRange("orders", 3, "id", FIRST, FIRST + 1), chunk([bytes.fromhex(value)]))
+        form = AvroFormat(make_reader(schema, wire), Schemas({7: schema}))
+        (piece,) = form.convert(OffsetRange("orders", 3, "id", FIRST, FIRST + 1), make_chunk([bytes.fromhex(value)]))
         assert piece.landed["id"].to_pylist() == ["o1"]
 
 
 def test_numbers_and_guids_in_headers() -> None:
-    """Confluent's serializers add a header to those that a forwarded record has: the last one counts."""
+    """Confluent's serializers add a header to those of a forwarded record: the last one counts."""
     number, guid = (ID_HEADER, b"\0" + struct.pack(">I", 3)), (ID_HEADER, b"\1" + FIRST_GUID.bytes)
-    values: list[bytes | None] = [bare(0, new=True), bare(1, new=False), None, bare(3, new=True), b"\2x"]
-    records = with_headers(chunk(values), [[("a", b"1"), guid, number], [number, guid], [], [], [guid]])
-    rows, held = converted(WireFormat.CONFLUENT_HEADERS, records, {3: NEW, str(FIRST_GUID): OLD})
+    values: list[bytes | None] = [
+        encode_bare(0, new=True),
+        encode_bare(1, new=False),
+        None,
+        encode_bare(3, new=True),
+        b"\2x",
+    ]
+    records = with_headers(make_chunk(values), [[("a", b"1"), guid, number], [number, guid], [], [], [guid]])
+    rows, refused = convert_records(WireFormat.CONFLUENT_HEADERS, records, {3: NEW, str(FIRST_GUID): OLD})
     assert rows == [{"id": 0, "note": "n0"}, {"id": 1, "note": "-"}, {"id": None, "note": None}]
-    assert [h[:2] for h in held] == [(3, "not_avro"), (4, "not_avro")]
-    assert held[1][2] == f"schema {FIRST_GUID}"
+    assert [h[:2] for h in refused] == [(3, "not_avro"), (4, "not_avro")]
+    assert refused[1][2] == f"schema {FIRST_GUID}"
 
 
 def test_apicurios_numbers_in_headers() -> None:
-    """A record may have both numbers, or a header twice; its serializers' consumers take the last, and the content."""
+    """A record may have both ids, or a header twice: Apicurio's deserializers take the last one, and the content id."""
     content, global_ = (
         ("apicurio.value.contentId", struct.pack(">q", 3)),
         ("apicurio.value.globalId", struct.pack(">q", 3)),
     )
     other = ("apicurio.value.contentId", struct.pack(">q", 9))
-    values: list[bytes | None] = [bare(0, new=True), bare(1, new=False), bare(2, new=True), bare(3, new=True), None]
+    values: list[bytes | None] = [
+        encode_bare(0, new=True),
+        encode_bare(1, new=False),
+        encode_bare(2, new=True),
+        encode_bare(3, new=True),
+        None,
+    ]
     headers = [[("a", b"1"), content], [global_], [global_, content], [other, content], []]
     wrong = [[], [("apicurio.value.globalId", b"\0\0\0\3")], [("apicurio.value.contentId", b"\xff" * 8)], [other]]
-    records = with_headers(chunk([*values, *[bare(9, new=True)] * len(wrong)]), [*headers, *wrong])
-    rows, held = converted(WireFormat.APICURIO_HEADERS, records, {"contentId-3": NEW, "globalId-3": OLD})
+    records = with_headers(make_chunk([*values, *[encode_bare(9, new=True)] * len(wrong)]), [*headers, *wrong])
+    rows, refused = convert_records(WireFormat.APICURIO_HEADERS, records, {"contentId-3": NEW, "globalId-3": OLD})
     notes = ["n0", "-", "n2", "n3"]
     assert rows == [*({"id": i, "note": n} for i, n in enumerate(notes)), {"id": None, "note": None}]
-    assert [h[:2] for h in held] == [(5, "not_avro"), (6, "not_avro"), (7, "not_avro"), (8, "unknown_schema")]
-    assert held[3][2] == "schema contentId-9"
+    assert [h[:2] for h in refused] == [(5, "not_avro"), (6, "not_avro"), (7, "not_avro"), (8, "unknown_schema")]
+    assert refused[3][2] == "schema contentId-9"
 
 
 def test_glues_guids_compressed_or_not() -> None:
-    def of(i: int, guid: UUID, *, packed: bool) -> bytes:
-        own = bare(i, new=guid == SECOND_GUID)
+    def make_value(i: int, guid: UUID, *, packed: bool) -> bytes:
+        own = encode_bare(i, new=guid == SECOND_GUID)
         return b"\3" + (b"\5" + guid.bytes + zlib.compress(own) if packed else b"\0" + guid.bytes + own)
 
     guids = [FIRST_GUID, SECOND_GUID, FIRST_GUID, SECOND_GUID, SECOND_GUID]
-    values: list[bytes | None] = [of(i, g, packed=bool(i % 2)) for i, g in enumerate(guids)]
+    values: list[bytes | None] = [make_value(i, g, packed=bool(i % 2)) for i, g in enumerate(guids)]
     values += [b"\3\5" + FIRST_GUID.bytes + b"no zlib", b"\3\0" + UUID(int=9).bytes + b"x", b"\3", None]
-    rows, held = converted(WireFormat.GLUE, chunk(values), {str(FIRST_GUID): OLD, str(SECOND_GUID): NEW})
+    rows, refused = convert_records(WireFormat.GLUE, make_chunk(values), {str(FIRST_GUID): OLD, str(SECOND_GUID): NEW})
     expected = [{"id": i, "note": f"n{i}" if g == SECOND_GUID else "-"} for i, g in enumerate(guids)]
     assert rows == [*expected, {"id": None, "note": None}]
-    assert [h[:2] for h in held] == [(5, "not_avro"), (6, "unknown_schema"), (7, "not_avro")]
-    assert held[1][2] == f"schema {UUID(int=9)}"
+    assert [h[:2] for h in refused] == [(5, "not_avro"), (6, "unknown_schema"), (7, "not_avro")]
+    assert refused[1][2] == f"schema {UUID(int=9)}"
 
 
 DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
@@ -107,10 +121,10 @@ WHOLE: list[bytes] = [b"", b"\x04ab", b"abc", b"\xff" * 70, b"\0"]
 @pytest.mark.parametrize("reader", ["bytes", ["null", "bytes"], ["string", "bytes"]])
 def test_bytes_as_the_whole_value_have_no_size_in_confluents_formats(writer: Any, reader: Any) -> None:
     """Confluent's serializers write such values without Avro's encoding; a union with bytes is encoded."""
-    others = [encoded("string", "é", 2), encoded(["null", "bytes"], b"xy", 3)]
+    others = [encode("string", "é", 2), encode(["null", "bytes"], b"xy", 3)]
     schemas = Schemas({1: writer, 2: "string", 3: ["null", "bytes"]})
     values = [*(b"\0\0\0\0\1" + v for v in WHOLE), *others]
-    landed, refused, _ = convert(reader_of(reader), [*values, None], schemas)
+    landed, refused, _ = convert(make_reader(reader), [*values, None], schemas)
     assert refused is None
     rows = landed["value"].to_pylist()
     if reader == ["string", "bytes"]:
@@ -121,18 +135,22 @@ def test_bytes_as_the_whole_value_have_no_size_in_confluents_formats(writer: Any
 
 
 def test_bytes_as_the_whole_value_become_text_or_decimals() -> None:
-    landed, refused, _ = convert(reader_of("string"), [b"\0\0\0\0\1\x04ab", b"\0\0\0\0\1a\xff"], Schemas({1: "bytes"}))
+    landed, refused, _ = convert(
+        make_reader("string"), [b"\0\0\0\0\1\x04ab", b"\0\0\0\0\1a\xff"], Schemas({1: "bytes"})
+    )
     assert landed["value"].to_pylist() == ["\x04ab"]
     assert refused is not None
     assert refused.select(["reason", "byte"]).to_pylist() == [{"reason": "invalid_utf8", "byte": 6}]
-    landed, refused, _ = convert(reader_of(DECIMAL), [b"\0\0\0\0\1\x01\x00"], Schemas({1: DECIMAL}))
+    landed, refused, _ = convert(make_reader(DECIMAL), [b"\0\0\0\0\1\x01\x00"], Schemas({1: DECIMAL}))
     assert (landed["value"].to_pylist(), refused) == ([Decimal("2.56")], None)
 
 
 def test_bytes_as_the_whole_value_with_the_schema_in_a_header() -> None:
-    form = AvroFormat(reader_of("bytes", WireFormat.CONFLUENT_HEADERS), Schemas({3: "bytes", str(FIRST_GUID): "bytes"}))
+    form = AvroFormat(
+        make_reader("bytes", WireFormat.CONFLUENT_HEADERS), Schemas({3: "bytes", str(FIRST_GUID): "bytes"})
+    )
     ids = [(ID_HEADER, b"\0" + struct.pack(">I", 3)), (ID_HEADER, b"\1" + FIRST_GUID.bytes)]
-    records = with_headers(chunk([*WHOLE, *WHOLE]), [[ids[i // len(WHOLE)]] for i in range(2 * len(WHOLE))])
+    records = with_headers(make_chunk([*WHOLE, *WHOLE]), [[ids[i // len(WHOLE)]] for i in range(2 * len(WHOLE))])
     (piece,) = form.convert(OffsetRange("orders", 3, "id", FIRST, FIRST + len(records)), records)
     assert (piece.landed["value"].to_pylist(), piece.quarantined) == ([*WHOLE, *WHOLE], None)
 
@@ -148,5 +166,7 @@ def test_bytes_as_the_whole_value_with_the_schema_in_a_header() -> None:
 )
 def test_bytes_as_the_whole_value_have_their_size_elsewhere(wire: WireFormat, before: bytes) -> None:
     schemas = Schemas({1: "bytes", str(FIRST_GUID): "bytes"})
-    landed, refused, _ = convert(reader_of("bytes", wire), [before + encoded("bytes", v, None) for v in WHOLE], schemas)
+    landed, refused, _ = convert(
+        make_reader("bytes", wire), [before + encode("bytes", v, None) for v in WHOLE], schemas
+    )
     assert (landed["value"].to_pylist(), refused) == (WHOLE, None)

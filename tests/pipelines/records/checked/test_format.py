@@ -1,4 +1,4 @@
-"""The format with a contract: each record in one place, in order, and said of each that is quarantined why."""
+"""The format with a contract: each record in one place, in order, and each quarantined one with its reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sluice.pipelines.model.receipts import EXAMPLES, Tally
 from sluice.pipelines.records.rows.row_format import HEADERS, REFUSED, Formatted
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import Schema, parse_schema
-from tests.examples import examples
+from tests.examples import scale_examples
 
 SCHEMA = parse_schema({"n": "int64", "s": "string"})
 BETWEEN = {"type": "expect_column_values_to_be_between", "kwargs": {"column": "n", "min_value": 0, "max_value": 9}}
@@ -29,11 +29,11 @@ THERE = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "n"
 RANGE = OffsetRange("orders", 3, "i", 100, 10_000)
 
 
-def contract(*items: dict[str, Any], schema: Schema | None = SCHEMA) -> Contract:
+def make_contract(*items: dict[str, Any], schema: Schema | None = SCHEMA) -> Contract:
     return parse_contract(json.dumps({"expectations": items}).encode(), schema)
 
 
-def chunk(values: Sequence[bytes | None], offsets: Sequence[int] | None = None) -> pa.RecordBatch:
+def make_chunk(values: Sequence[bytes | None], offsets: Sequence[int] | None = None) -> pa.RecordBatch:
     n = len(values)
     return pa.record_batch(
         {
@@ -51,24 +51,24 @@ def record(**fields: Any) -> bytes:
     return json.dumps(fields).encode()
 
 
-def converted(shape: Shape, records: pa.RecordBatch) -> list[Formatted]:
+def convert(shape: Shape, records: pa.RecordBatch) -> list[Formatted]:
     return [*shape.format().convert(RANGE, records)]
 
 
-def offsets(rows: pa.RecordBatch | None, column: str) -> list[int]:
+def list_offsets(rows: pa.RecordBatch | None, column: str) -> list[int]:
     return rows.column(column).to_pylist() if rows is not None else []
 
 
 def test_rows_that_break_a_critical_expectation_are_quarantined_with_all_that_is_known() -> None:
-    held = contract(BETWEEN, WORDS | {"severity": "warning"}, THERE)
+    contract = make_contract(BETWEEN, WORDS | {"severity": "warning"}, THERE)
     values = [record(n=1, s="a"), record(n=10, s="z"), b"no json", record(s="z"), record(n=3), None]
-    (piece,) = converted(Shape(SCHEMA, held), chunk(values))
-    assert offsets(piece.landed, "kafka_offset") == [100, 104, 105]
+    (piece,) = convert(Shape(SCHEMA, contract), make_chunk(values))
+    assert list_offsets(piece.landed, "kafka_offset") == [100, 104, 105]
     assert piece.quarantined is not None
     assert piece.quarantined.schema == REFUSED
     rows = piece.quarantined.to_pylist()
-    said = [(r["offset"], r["stage"], r["reason"], r["expectation"], r["field"], r["detail"]) for r in rows]
-    assert said == [
+    reasons = [(r["offset"], r["stage"], r["reason"], r["expectation"], r["field"], r["detail"]) for r in rows]
+    assert reasons == [
         (101, "contract", "out_of_bounds", BETWEEN["type"], "n", "n should be between 0 and 9"),
         (102, "decode", "not_json", None, None, rows[1]["detail"]),
         (103, "contract", "is_null", THERE["type"], "n", "n should not be null"),
@@ -80,16 +80,16 @@ def test_rows_that_break_a_critical_expectation_are_quarantined_with_all_that_is
 
 def test_the_first_expectation_of_the_file_names_a_row() -> None:
     for order in ([BETWEEN, WORDS], [WORDS, BETWEEN]):
-        (piece,) = converted(Shape(SCHEMA, contract(*order)), chunk([record(n=10, s="z")]))
+        (piece,) = convert(Shape(SCHEMA, make_contract(*order)), make_chunk([record(n=10, s="z")]))
         assert piece.quarantined is not None
         assert piece.quarantined.column("expectation").to_pylist() == [order[0]["type"]]
 
 
 @pytest.mark.parametrize(
-    "but", [{"severity": "warning"}, {"severity": "info"}, {"kwargs": {**BETWEEN["kwargs"], "mostly": 0.9}}]
+    "override", [{"severity": "warning"}, {"severity": "info"}, {"kwargs": {**BETWEEN["kwargs"], "mostly": 0.9}}]
 )  # type: ignore[dict-item]
-def test_other_severities_and_shares_are_counted_and_land(but: dict[str, Any]) -> None:
-    (piece,) = converted(Shape(SCHEMA, contract(BETWEEN | but)), chunk([record(n=10), record(n=1)]))
+def test_other_severities_and_shares_are_counted_and_land(override: dict[str, Any]) -> None:
+    (piece,) = convert(Shape(SCHEMA, make_contract(BETWEEN | override)), make_chunk([record(n=10), record(n=1)]))
     assert (piece.landed.num_rows, piece.quarantined) == (2, None)
     assert piece.tallies == (Tally(0, 2, 1, (100,)),)
 
@@ -97,21 +97,23 @@ def test_other_severities_and_shares_are_counted_and_land(but: dict[str, Any]) -
 def test_tombstones_are_exempt_also_where_something_must_be_there() -> None:
     key = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "kafka_key"}}
     values = [None, record(n=1), None, record(n=11), None]
-    (piece,) = converted(Shape(SCHEMA, contract(THERE, key, BETWEEN)), chunk(values))
-    assert offsets(piece.landed, "kafka_offset") == [100, 101, 102, 104]
-    assert offsets(piece.quarantined, "offset") == [103]
+    (piece,) = convert(Shape(SCHEMA, make_contract(THERE, key, BETWEEN)), make_chunk(values))
+    assert list_offsets(piece.landed, "kafka_offset") == [100, 101, 102, 104]
+    assert list_offsets(piece.quarantined, "offset") == [103]
     assert piece.tallies == (Tally(0, 2), Tally(1, 2), Tally(2, 2, 1, (103,)))
 
 
 def test_what_is_dropped_is_counted() -> None:
-    (piece,) = converted(Shape(SCHEMA, contract(BETWEEN), dropping=True), chunk([b"x", record(n=10), record(n=1)]))
-    assert (offsets(piece.landed, "kafka_offset"), piece.quarantined, piece.dropped) == ([102], None, 2)
+    (piece,) = convert(
+        Shape(SCHEMA, make_contract(BETWEEN), dropping=True), make_chunk([b"x", record(n=10), record(n=1)])
+    )
+    assert (list_offsets(piece.landed, "kafka_offset"), piece.quarantined, piece.dropped) == ([102], None, 2)
 
 
 def test_a_raw_feed_has_a_contract_over_its_columns() -> None:
-    held = contract({"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "key"}}, schema=None)
-    (piece,) = converted(Shape(None, held), chunk([b"a", b"b", None]))
-    assert offsets(piece.landed, "offset") == [101]
+    contract = make_contract({"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "key"}}, schema=None)
+    (piece,) = convert(Shape(None, contract), make_chunk([b"a", b"b", None]))
+    assert list_offsets(piece.landed, "offset") == [101]
     assert piece.quarantined is not None
     assert piece.quarantined.column("value").to_pylist() == [b"a", None]
     assert piece.quarantined.column("field").to_pylist() == ["key", "key"]
@@ -120,15 +122,15 @@ def test_a_raw_feed_has_a_contract_over_its_columns() -> None:
 
 def test_a_topic_is_looked_at_once_for_all_its_rows() -> None:
     topic = {"type": "expect_column_values_to_be_in_set", "kwargs": {"column": "kafka_topic", "value_set": ["other"]}}
-    (piece,) = converted(Shape(SCHEMA, contract(topic)), chunk([record(n=1)] * 5))
+    (piece,) = convert(Shape(SCHEMA, make_contract(topic)), make_chunk([record(n=1)] * 5))
     assert (piece.landed.num_rows, piece.tallies) == (0, (Tally(0, 5, 5, (100, 101, 102)),))
 
 
 def test_nothing_is_held_against_nothing() -> None:
-    shape = Shape(SCHEMA, contract(BETWEEN, WORDS))
-    for piece in converted(shape, chunk([])):
+    shape = Shape(SCHEMA, make_contract(BETWEEN, WORDS))
+    for piece in convert(shape, make_chunk([])):
         assert piece.tallies == (Tally(0, 0), Tally(1, 0))
-    assert all(p.landed.schema == shape.format().schema for p in converted(shape, chunk([record(n=77)])))
+    assert all(p.landed.schema == shape.format().schema for p in convert(shape, make_chunk([record(n=77)])))
 
 
 VALUES = st.one_of(
@@ -138,13 +140,13 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=scale_examples(60))
 @given(values=st.lists(VALUES, max_size=40), dropping=st.booleans(), gaps=st.randoms(use_true_random=False))
 def test_each_record_is_in_one_place_and_in_order(values: list[bytes | None], dropping: bool, gaps: Any) -> None:
     at = sorted(gaps.sample(range(100, 10_000), len(values)))
-    pieces = converted(Shape(SCHEMA, contract(BETWEEN, WORDS), dropping=dropping), chunk(values, at))
-    landed = [o for p in pieces for o in offsets(p.landed, "kafka_offset")]
-    quarantined = [o for p in pieces for o in offsets(p.quarantined, "offset")]
+    pieces = convert(Shape(SCHEMA, make_contract(BETWEEN, WORDS), dropping=dropping), make_chunk(values, at))
+    landed = [o for p in pieces for o in list_offsets(p.landed, "kafka_offset")]
+    quarantined = [o for p in pieces for o in list_offsets(p.quarantined, "offset")]
     good = [o for o, v in zip(at, values, strict=True) if v is None or _is_good(v)]
     assert landed == good
     assert sorted(landed + quarantined) == (good if dropping else at)
@@ -156,22 +158,22 @@ def test_each_record_is_in_one_place_and_in_order(values: list[bytes | None], dr
 def _is_good(value: bytes) -> bool:
     if value == b"{":
         return False
-    said = json.loads(value)
-    return 0 <= said["n"] <= 9 and said["s"] in ("a", "b", None)
+    fields = json.loads(value)
+    return 0 <= fields["n"] <= 9 and fields["s"] in ("a", "b", None)
 
 
 def test_several_pieces_have_tallies_of_their_own_and_add_up() -> None:
     schema = parse_schema({"n": "int64", "s": "string"} | {f"c{i}": "int64" for i in range(400)})
-    shape = Shape(schema, contract(BETWEEN, schema=schema))
+    shape = Shape(schema, make_contract(BETWEEN, schema=schema))
     n = 30_000
-    pieces = converted(shape, chunk([record(n=i % 11) for i in range(n)]))
+    pieces = convert(shape, make_chunk([record(n=i % 11) for i in range(n)]))
     assert len(pieces) > 1
     total = pieces[0].tallies[0]
     for piece in pieces[1:]:
         total += piece.tallies[0]
     bad = [100 + i for i in range(n) if i % 11 > 9]
     assert total == Tally(0, n, len(bad), tuple(bad[:EXAMPLES]))
-    assert [o for p in pieces for o in offsets(p.quarantined, "offset")] == bad
+    assert [o for p in pieces for o in list_offsets(p.quarantined, "offset")] == bad
 
 
 def test_workers_do_not_load_pandas() -> None:

@@ -1,4 +1,4 @@
-"""A fixed form says of every text what Arrow's automaton says, or there is none."""
+"""A fixed form matches exactly the texts that Arrow's automaton matches, or there is no fixed form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.pipelines.records.contract_rows.text_tables import LONGEST_FORM, fixed_form
-from tests.examples import examples
+from tests.examples import scale_examples
 
 PLACES = st.sampled_from(
     ["a", "Z", "7", "_", "-", " ", ":", r"\.", r"\$", r"\d", "[0-9a-f]", "[A-z]", "[a-c_-]", "[x]"]
@@ -19,19 +19,19 @@ FORMS = st.lists(st.tuples(PLACES, TIMES).map("".join), min_size=1, max_size=6).
 
 
 @st.composite
-def nearly(draw: st.DrawFn, regex: str) -> str | None:
-    """A text that matches, or one that hardly does not, or anything."""
+def generate_near_match(draw: st.DrawFn, regex: str) -> str | None:
+    """Generate a text that matches, one that nearly matches, or neither."""
     text: str = draw(st.from_regex(regex, fullmatch=True, alphabet=st.characters(codec="utf-8")))
     at = draw(st.integers(0, len(text)))
     changed = text[:at] + draw(st.text(max_size=2)) + text[at + draw(st.integers(0, 1)) :]
     return draw(st.sampled_from([text, text, changed, changed, text + "\n", "", None]))
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=scale_examples(200))
 @given(st.data(), FORMS, st.integers(0, 3))
 def test_fixed_forms(data: st.DataObject, regex: str, start: int) -> None:
     form = fixed_form(regex)
-    column = pa.array(data.draw(st.lists(nearly(regex), max_size=20)), pa.string()).slice(start)
+    column = pa.array(data.draw(st.lists(generate_near_match(regex), max_size=20)), pa.string()).slice(start)
     if form is not None:
         assert form(column).to_pylist() == pc.match_substring_regex(column, regex).to_pylist()
 

@@ -1,4 +1,4 @@
-"""Row expectations: the same rows as Great Expectations itself finds on pandas, and what no oracle says."""
+"""Row expectations find the same rows as Great Expectations on pandas; cases without an oracle follow."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ NUMBERS = ("n", "k", "f", "g", "m")
 REGEXES = ["a", "^a", "b$", "[A-Z]{3}", "^$", "(?i)eur", "a|x1", "[0-9]", "^[^a]+$", "日", "^.{2}$", r"\.", "(?s)a.b"]
 
 Table = dict[str, list[Any]]
-Said = tuple[str, dict[str, Any]]
+Expectation = tuple[str, dict[str, Any]]
 
 
-def landed(table: Table, first: int = 100) -> pa.RecordBatch:
-    """Rows as a typed feed lands them, as far as checks look at them."""
+def make_rows(table: Table, first: int = 100) -> pa.RecordBatch:
+    """Make rows of a typed feed, with the columns that checks read."""
     n = len(next(iter(table.values())))
     arrays = {name: pa.array(values, ARROW[name]) for name, values in table.items()}
     arrays["kafka_offset"] = pa.array(range(first, first + n), pa.int64())
@@ -91,13 +91,13 @@ def landed(table: Table, first: int = 100) -> pa.RecordBatch:
     return pa.record_batch(arrays)
 
 
-def contract(*said: Said, schema: Schema | None = None, severity: str = "critical") -> Contract:
-    items = [{"type": t, "kwargs": k, "severity": severity} for t, k in said]
-    text = json.dumps({"expectations": items}, default=_text)
+def make_contract(*expectations: Expectation, schema: Schema | None = None, severity: str = "critical") -> Contract:
+    items = [{"type": t, "kwargs": k, "severity": severity} for t, k in expectations]
+    text = json.dumps({"expectations": items}, default=_to_text)
     return parse_contract(text.encode(), schema or parse_schema(COLUMNS))
 
 
-def _text(value: object) -> object:
+def _to_text(value: object) -> object:
     return str(value) if isinstance(value, Decimal) else value.isoformat()  # type: ignore[attr-defined]
 
 
@@ -105,7 +105,7 @@ def _text(value: object) -> object:
 
 
 class Oracle:
-    """Great Expectations on pandas."""
+    """Judges expectations with Great Expectations on pandas."""
 
     def __init__(self) -> None:
         os.environ["GX_ANALYTICS_ENABLED"] = "false"
@@ -117,28 +117,28 @@ class Oracle:
         self._definition = asset.add_batch_definition_whole_dataframe("rows")
         self._gx = gx
 
-    def judge(self, table: Table, said: Sequence[Said]) -> list[tuple[int, list[int]]]:
-        """Of each expectation how many rows it looked at, and which were unexpected."""
+    def judge(self, table: Table, expectations: Sequence[Expectation]) -> list[tuple[int, list[int]]]:
+        """Return, for each expectation, the number of rows that it checked and the unexpected rows."""
         import great_expectations.expectations as gxe
 
         suite = self._gx.ExpectationSuite(name="rows")
-        for place, (type_, kwargs) in enumerate(said):
+        for index, (type_, kwargs) in enumerate(expectations):
             name = "".join(w.capitalize() for w in type_.split("_"))
-            native = {k: _native(v) for k, v in kwargs.items()}
-            suite.add_expectation(getattr(gxe, name)(**native, meta={"place": place}))
-        batch = self._definition.get_batch({"dataframe": self._frame(table)})
-        found = batch.validate(suite, result_format={"result_format": "COMPLETE"})
-        in_order = sorted(found.results, key=lambda r: int(r.expectation_config.meta["place"]))
+            native = {k: _to_native(v) for k, v in kwargs.items()}
+            suite.add_expectation(getattr(gxe, name)(**native, meta={"place": index}))
+        batch = self._definition.get_batch({"dataframe": self._make_frame(table)})
+        validation = batch.validate(suite, result_format={"result_format": "COMPLETE"})
+        in_order = sorted(validation.results, key=lambda r: int(r.expectation_config.meta["place"]))
         return [self._read(r) for r in in_order]
 
     @staticmethod
     def _read(result: Any) -> tuple[int, list[int]]:
         assert not result.exception_info.get("raised_exception", True), result.exception_info
-        seen = result.result
-        return seen["element_count"] - (seen.get("missing_count") or 0), seen["unexpected_index_list"]
+        details = result.result
+        return details["element_count"] - (details.get("missing_count") or 0), details["unexpected_index_list"]
 
     @staticmethod
-    def _frame(table: Table) -> Any:
+    def _make_frame(table: Table) -> Any:
         import pandas as pd
 
         frame = {}
@@ -152,9 +152,9 @@ class Oracle:
         return pd.DataFrame(frame)
 
 
-def _native(value: Any) -> Any:
+def _to_native(value: Any) -> Any:
     if isinstance(value, list):
-        return [_native(v) for v in value]
+        return [_to_native(v) for v in value]
     return float(value) if isinstance(value, Decimal) else value
 
 
@@ -163,18 +163,18 @@ def oracle() -> Oracle:
     return Oracle()
 
 
-def members(name: str) -> st.SearchStrategy[list[Any]]:
+def generate_members(name: str) -> st.SearchStrategy[list[Any]]:
     finite = [v for v in POOLS[name] if not isinstance(v, float) or math.isfinite(v)]
     return st.lists(st.sampled_from(finite), min_size=1, max_size=4)
 
 
 @st.composite
-def bounds(draw: st.DrawFn, values: Sequence[Any]) -> dict[str, Any]:
+def generate_bounds(draw: st.DrawFn, values: Sequence[Any]) -> dict[str, Any]:
     low, high = sorted(draw(st.tuples(st.sampled_from(values), st.sampled_from(values))))
-    said = {"min_value": low, "max_value": high}
+    limits = {"min_value": low, "max_value": high}
     if draw(st.integers(0, 3)) == 0:
-        del said[draw(st.sampled_from(["min_value", "max_value"]))]
-    return said | {k: True for k in ("strict_min", "strict_max") if draw(st.booleans())}
+        del limits[draw(st.sampled_from(["min_value", "max_value"]))]
+    return limits | {k: True for k in ("strict_min", "strict_max") if draw(st.booleans())}
 
 
 BOUNDS: Mapping[str, Sequence[Any]] = {
@@ -189,59 +189,65 @@ BOUNDS: Mapping[str, Sequence[Any]] = {
 
 
 @st.composite
-def expectations(draw: st.DrawFn) -> list[Said]:
-    """One of every row expectation at least, on columns of every family."""
+def generate_expectations(draw: st.DrawFn) -> list[Expectation]:
+    """Generate at least one of every row expectation, on columns of every family."""
     c = "expect_column_values_to_"
-    said: list[Said] = [
-        (f"{c}{null}", {"column": name}) for name in ("f", "s", "j") for null in ("be_null", "not_be_null")
+    expectations: list[Expectation] = [
+        (f"{c}{check}", {"column": name}) for name in ("f", "s", "j") for check in ("be_null", "not_be_null")
     ]
     for name in ("n", "f", "g", "m", "s", "r", "t", "d", "b"):
         for kind in ("be_in_set", "not_be_in_set"):
-            said.append((c + kind, {"column": name, "value_set": draw(members(name))}))
-    said += [(f"{c}be_between", {"column": name} | draw(bounds(values))) for name, values in BOUNDS.items()]
+            expectations.append((c + kind, {"column": name, "value_set": draw(generate_members(name))}))
+    expectations += [
+        (f"{c}be_between", {"column": name} | draw(generate_bounds(values))) for name, values in BOUNDS.items()
+    ]
     for name in ("s", "r"):
-        lengths = draw(bounds([0, 1, 2, 3, 27]))
-        said.append(("expect_column_value_lengths_to_be_between", {"column": name} | lengths))
-        said.append(("expect_column_value_lengths_to_equal", {"column": name, "value": draw(st.integers(0, 5))}))
+        lengths = draw(generate_bounds([0, 1, 2, 3, 27]))
+        expectations.append(("expect_column_value_lengths_to_be_between", {"column": name} | lengths))
+        expectations.append(
+            ("expect_column_value_lengths_to_equal", {"column": name, "value": draw(st.integers(0, 5))})
+        )
         for kind in ("match_regex", "not_match_regex"):
-            said.append((c + kind, {"column": name, "regex": draw(st.sampled_from(REGEXES))}))
-        some = st.lists(st.sampled_from(REGEXES), min_size=1, max_size=3, unique=True)
+            expectations.append((c + kind, {"column": name, "regex": draw(st.sampled_from(REGEXES))}))
+        regexes = st.lists(st.sampled_from(REGEXES), min_size=1, max_size=3, unique=True)
         on = draw(st.sampled_from(["any", "all"]))
-        said.append((c + "match_regex_list", {"column": name, "regex_list": draw(some), "match_on": on}))
-        said.append((c + "not_match_regex_list", {"column": name, "regex_list": draw(some)}))
-    return said + draw(of_several())
+        expectations.append((c + "match_regex_list", {"column": name, "regex_list": draw(regexes), "match_on": on}))
+        expectations.append((c + "not_match_regex_list", {"column": name, "regex_list": draw(regexes)}))
+    return expectations + draw(generate_multicolumn())
 
 
 @st.composite
-def of_several(draw: st.DrawFn) -> list[Said]:
-    said: list[Said] = []
+def generate_multicolumn(draw: st.DrawFn) -> list[Expectation]:
+    expectations: list[Expectation] = []
     pair = partial(st.sampled_from, ["both_values_are_missing", "either_value_is_missing", "neither"])
     many = partial(st.sampled_from, ["all_values_are_missing", "any_value_is_missing", "never"])
     p = "expect_column_pair_values_"
     for a, b in (["n", "k"], ["s", "r"], ["t", "u"], ["d", "e"], ["f", "g"], ["n", "m"], ["n", "f"]):
         names = {"column_A": a, "column_B": b}
-        said.append((f"{p}to_be_equal", names | {"ignore_row_if": draw(pair())}))
-        pairs = draw(st.lists(st.tuples(*(st.sampled_from([*_finite(x), None]) for x in (a, b))).map(list), min_size=1))
-        said.append((f"{p}to_be_in_set", names | {"value_pairs_set": pairs[:6], "ignore_row_if": draw(pair())}))
+        expectations.append((f"{p}to_be_equal", names | {"ignore_row_if": draw(pair())}))
+        pairs = draw(
+            st.lists(st.tuples(*(st.sampled_from([*_list_finite(x), None]) for x in (a, b))).map(list), min_size=1)
+        )
+        expectations.append((f"{p}to_be_in_set", names | {"value_pairs_set": pairs[:6], "ignore_row_if": draw(pair())}))
         if a != "s":
             or_equal = draw(st.booleans())
             greater = names | {"or_equal": or_equal, "ignore_row_if": draw(pair())}
-            said.append((f"{p}a_to_be_greater_than_b", greater))
+            expectations.append((f"{p}a_to_be_greater_than_b", greater))
     for names_ in (["n", "k", "m"], ["s", "r"], ["t", "u"], ["d", "e"], ["f", "g", "n"]):
         unique = {"column_list": names_, "ignore_row_if": draw(many())}
-        said.append(("expect_select_column_values_to_be_unique_within_record", unique))
+        expectations.append(("expect_select_column_values_to_be_unique_within_record", unique))
     for names_, total in ((["n", "k", "m"], 3.25), (["n", "k"], 3), (["f", "g"], 1.75), (["k", "m"], 0.125)):
         sums = {"column_list": names_, "sum_total": total, "ignore_row_if": draw(many())}
-        said.append(("expect_multicolumn_sum_to_equal", sums))
-    return said
+        expectations.append(("expect_multicolumn_sum_to_equal", sums))
+    return expectations
 
 
-def _finite(name: str) -> list[Any]:
+def _list_finite(name: str) -> list[Any]:
     return [v for v in POOLS[name] if not isinstance(v, float) or math.isfinite(v)]
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> Table:
+def generate_table(draw: st.DrawFn) -> Table:
     n = draw(st.integers(1, 40))
     return {
         name: draw(st.lists(st.sampled_from([*pool, None]), min_size=n, max_size=n)) for name, pool in POOLS.items()
@@ -250,26 +256,26 @@ def tables(draw: st.DrawFn) -> Table:
 
 @pytest.mark.slow
 @settings(max_examples=3, phases=[Phase.generate], suppress_health_check=[*HealthCheck])
-@given(table=tables(), said=expectations())
+@given(table=generate_table(), expectations=generate_expectations())
 def test_the_same_rows_are_unexpected_as_great_expectations_finds_on_pandas(
-    oracle: Oracle, table: Table, said: list[Said]
+    oracle: Oracle, table: Table, expectations: list[Expectation]
 ) -> None:
-    assert {t for t, _ in said} == {e.type for e in ENTRIES.values() if e.scope is Scope.ROW}
-    held = RowChecks(contract(*said, severity="info")).check(landed(table))
-    seen = [(t.checked, rows_of(t, table, said[t.expectation])) for t in held.tallies]
-    for each, ours, theirs in zip(said, seen, oracle.judge(table, said), strict=True):
-        assert ours == theirs, each
+    assert {t for t, _ in expectations} == {e.type for e in ENTRIES.values() if e.scope is Scope.ROW}
+    result = RowChecks(make_contract(*expectations, severity="info")).check(make_rows(table))
+    results = [(t.checked, find_broken_rows(t, table, expectations[t.expectation])) for t in result.tallies]
+    for expectation, ours, theirs in zip(expectations, results, oracle.judge(table, expectations), strict=True):
+        assert ours == theirs, expectation
 
 
-def rows_of(tally: Any, table: Table, said: Said) -> list[int]:
-    """All rows that break one expectation: those that it alone would put into quarantine."""
-    held = RowChecks(contract(said)).check(landed(table))
-    assert held.tallies[0].unexpected == tally.unexpected == len(held.broken.rows)
-    assert [100 + r for r in held.broken.rows[:3].tolist()] == list(tally.first)
-    return held.broken.rows.tolist()
+def find_broken_rows(tally: Any, table: Table, expectation: Expectation) -> list[int]:
+    """Return the rows that break one expectation: those that it alone would quarantine."""
+    result = RowChecks(make_contract(expectation)).check(make_rows(table))
+    assert result.tallies[0].unexpected == tally.unexpected == len(result.broken.rows)
+    assert [100 + r for r in result.broken.rows[:3].tolist()] == list(tally.first)
+    return result.broken.rows.tolist()
 
 
-# -- what no oracle says
+# -- cases without an oracle
 
 EXTREMES = {
     "n": (pa.int64(), [-(1 << 63), -1, 0, 1, (1 << 53) + 1, (1 << 63) - 1]),
@@ -284,7 +290,7 @@ EXTREMES = {
 WIDE = parse_schema({"n": "int64", "w": "uint64", "t": "timestamp(ms)", "u": "timestamp(us)", "m": "decimal(18,4)"})
 
 
-def extremes() -> pa.RecordBatch:
+def make_extremes() -> pa.RecordBatch:
     arrays = {name: pa.array(values, kind) for name, (kind, values) in EXTREMES.items()}
     arrays |= {k: arrays[k].view(pa.timestamp(unit, "UTC")) for k, unit in (("t", "ms"), ("u", "us"))}
     return pa.record_batch(arrays | {"kafka_offset": pa.array(range(6), pa.int64())})
@@ -293,24 +299,24 @@ def extremes() -> pa.RecordBatch:
 @pytest.mark.parametrize(("a", "b", "factor"), [("n", "w", 1), ("t", "u", 1000), ("n", "m", 1), ("w", "m", 1)])
 @pytest.mark.parametrize("turned", [False, True])
 def test_values_out_of_all_range_are_compared_exactly(a: str, b: str, factor: int, turned: bool) -> None:
-    left = [None if v is None else v * factor for v in EXTREMES[a][1]]
-    right = EXTREMES[b][1]
+    left_values = [None if v is None else v * factor for v in EXTREMES[a][1]]
+    right_values = EXTREMES[b][1]
     names = {"column_A": b, "column_B": a} if turned else {"column_A": a, "column_B": b}
-    pairs = [*zip(right, left, strict=True)] if turned else [*zip(left, right, strict=True)]
-    greater = contract(("expect_column_pair_values_a_to_be_greater_than_b", names), schema=WIDE)
-    equal = contract(("expect_column_pair_values_to_be_equal", names), schema=WIDE)
+    pairs = [*zip(right_values, left_values, strict=True)] if turned else [*zip(left_values, right_values, strict=True)]
+    greater = make_contract(("expect_column_pair_values_a_to_be_greater_than_b", names), schema=WIDE)
+    equal = make_contract(("expect_column_pair_values_to_be_equal", names), schema=WIDE)
     unequal = [i for i, (x, y) in enumerate(pairs) if x is None or y is None or x != y]
-    assert RowChecks(equal).check(extremes()).broken.rows.tolist() == unequal
-    assert RowChecks(greater).check(extremes()).broken.rows.tolist() == [
+    assert RowChecks(equal).check(make_extremes()).broken.rows.tolist() == unequal
+    assert RowChecks(greater).check(make_extremes()).broken.rows.tolist() == [
         i for i, (x, y) in enumerate(pairs) if x is None or y is None or x <= y
     ]
 
 
 def test_sums_do_not_wrap() -> None:
-    said = ("expect_multicolumn_sum_to_equal", {"column_list": ["n", "w"], "sum_total": -1})
-    left, right = EXTREMES["n"][1], EXTREMES["w"][1]
-    assert RowChecks(contract(said, schema=WIDE)).check(extremes()).broken.rows.tolist() == [
-        i for i, (x, y) in enumerate(zip(left, right, strict=True)) if x + y != -1
+    expectation = ("expect_multicolumn_sum_to_equal", {"column_list": ["n", "w"], "sum_total": -1})
+    left_values, right_values = EXTREMES["n"][1], EXTREMES["w"][1]
+    assert RowChecks(make_contract(expectation, schema=WIDE)).check(make_extremes()).broken.rows.tolist() == [
+        i for i, (x, y) in enumerate(zip(left_values, right_values, strict=True)) if x + y != -1
     ]
 
 
@@ -321,15 +327,17 @@ def test_a_sum_that_no_row_of_small_numbers_has(total: float) -> None:
     rows = pa.record_batch(
         {name: pa.array([127, -128, 0], pa.int8()) for name in "ab"} | {"kafka_offset": pa.array(range(3), pa.int64())}
     )
-    broken = RowChecks(contract(expectation, schema=parse_schema({"a": "int8", "b": "int8"}))).check(rows).broken.rows
+    broken = (
+        RowChecks(make_contract(expectation, schema=parse_schema({"a": "int8", "b": "int8"}))).check(rows).broken.rows
+    )
     assert broken.tolist() == ([1, 2] if total == 254 else [0, 1, 2])
 
 
 def test_a_member_of_a_set_of_narrow_floats_is_the_nearest() -> None:
-    """1e-320 is nearest to 0, whatever its sign."""
+    """The nearest float to 1e-320 is 0, of either sign."""
     table: Table = {"g": [0.0, -0.0, 0.1, math.inf, 3.4e38]}
     expectation = ("expect_column_values_to_be_in_set", {"column": "g", "value_set": [1e-320, 0.1, 3.4e38]})
-    assert RowChecks(contract(expectation)).check(landed(table)).broken.rows.tolist() == [3]
+    assert RowChecks(make_contract(expectation)).check(make_rows(table)).broken.rows.tolist() == [3]
 
 
 @pytest.mark.parametrize(
@@ -345,9 +353,11 @@ def test_a_member_of_a_set_of_narrow_floats_is_the_nearest() -> None:
 def test_bounds_of_narrow_floats_are_the_nearest_inside(kwargs: dict[str, float], broken: list[int]) -> None:
     """0.1 is between two such floats: the one above is 0.10000000149011612."""
     table: Table = {"g": [0.05, 0.1, 1.0, -math.inf, math.inf, math.nan, None]}
-    held = RowChecks(contract(("expect_column_values_to_be_between", {"column": "g"} | kwargs))).check(landed(table))
-    assert held.broken.rows.tolist() == broken
-    assert held.tallies[0].checked == 5
+    result = RowChecks(make_contract(("expect_column_values_to_be_between", {"column": "g"} | kwargs))).check(
+        make_rows(table)
+    )
+    assert result.broken.rows.tolist() == broken
+    assert result.tallies[0].checked == 5
 
 
 @pytest.mark.parametrize(
@@ -372,15 +382,15 @@ def test_bounds_finer_or_wider_than_the_column(column: str, kwargs: dict[str, An
         "t": [datetime(1, 1, 1, tzinfo=UTC), TIMES[0], TIMES[1], None],
         "d": [date(1, 1, 1), DATES[0], DATES[1], None],
     }
-    said = ("expect_column_values_to_be_between", {"column": column} | kwargs)
-    assert RowChecks(contract(said)).check(landed(table)).broken.rows.tolist() == broken
+    expectation = ("expect_column_values_to_be_between", {"column": column} | kwargs)
+    assert RowChecks(make_contract(expectation)).check(make_rows(table)).broken.rows.tolist() == broken
 
 
 def test_a_part_of_a_batch_is_looked_at_as_if_it_were_one() -> None:
     table: Table = {"s": [*WORDS, None] * 3, "f": [0.0, None, math.nan] * 11, "n": [*range(33)]}
     c = "expect_column_values_to_"
-    held = RowChecks(
-        contract(
+    checks = RowChecks(
+        make_contract(
             (f"{c}match_regex", {"column": "s", "regex": "^a"}),
             ("expect_column_value_lengths_to_be_between", {"column": "s", "max_value": 2}),
             (f"{c}not_be_null", {"column": "f"}),
@@ -391,9 +401,9 @@ def test_a_part_of_a_batch_is_looked_at_as_if_it_were_one() -> None:
             ),
         )
     )
-    whole = landed(table)
-    parts = [held.check(pa.record_batch(whole.slice(i, 5))) for i in range(0, 33, 5)]
-    copied = [held.check(whole.take(pa.array(range(i, min(i + 5, 33))))) for i in range(0, 33, 5)]
+    batch = make_rows(table)
+    parts = [checks.check(pa.record_batch(batch.slice(i, 5))) for i in range(0, 33, 5)]
+    copied = [checks.check(batch.take(pa.array(range(i, min(i + 5, 33))))) for i in range(0, 33, 5)]
     assert [p.tallies for p in parts] == [p.tallies for p in copied]
     assert [p.broken.rows.tolist() for p in parts] == [p.broken.rows.tolist() for p in copied]
     assert [p.broken.expectations.tolist() for p in parts] == [p.broken.expectations.tolist() for p in copied]
@@ -402,5 +412,5 @@ def test_a_part_of_a_batch_is_looked_at_as_if_it_were_one() -> None:
 def test_a_regex_of_ascii_means_ascii_and_the_end_is_the_end() -> None:
     table: Table = {"s": ["٣", "3", "Ä", "x", "x\n"]}
     for regex, broken in ((r"^\d$", [0, 2, 3, 4]), (r"^\w$", [0, 2, 4]), ("^.$", [4])):
-        said = ("expect_column_values_to_match_regex", {"column": "s", "regex": regex})
-        assert RowChecks(contract(said)).check(landed(table)).broken.rows.tolist() == broken
+        expectation = ("expect_column_values_to_match_regex", {"column": "s", "regex": regex})
+        assert RowChecks(make_contract(expectation)).check(make_rows(table)).broken.rows.tolist() == broken

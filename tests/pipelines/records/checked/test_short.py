@@ -1,4 +1,4 @@
-"""A table of short texts says of every text what Arrow's hash table says, or there is none."""
+"""A table of short texts contains exactly the texts of Arrow's hash table, or there is no table."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.pipelines.records.contract_rows.text_tables import LONGEST, short_set
-from tests.examples import examples
+from tests.examples import scale_examples
 
 SHORT = st.binary(max_size=LONGEST).filter(lambda b: b.isascii()).map(bytes.decode) | st.sampled_from(
     ["", "\0", "a", "a\0", "EUR", "EURO", "12345678", "ä", "日本"]
 )
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=scale_examples(200))
 @given(st.data(), st.lists(SHORT, min_size=1, max_size=64, unique=True), st.integers(0, 3))
 def test_what_it_says_is_what_arrow_says(data: st.DataObject, members: list[str], start: int) -> None:
     near = st.none() | st.sampled_from(members) | st.sampled_from(members).map(lambda t: t + "\0") | st.text(max_size=9)

@@ -1,4 +1,4 @@
-"""Logs in memory, read as a task reads them: their bytes through the decoder, into plain rows."""
+"""Reads logs in memory like a task: their bytes pass through the decoder into plain rows."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sluice.pipelines.records.kafka_batches.decode import SCHEMA, BatchDecoder, 
 from sluice.testing.logs import HUGE, Log, Row
 
 
-def decoder(start: int = 0, end: int = HUGE, **options: Any) -> BatchDecoder:
+def make_decoder(start: int = 0, end: int = HUGE, **options: Any) -> BatchDecoder:
     return BatchDecoder(
         "orders", 3, start, end, DecodeOptions(**{"chunk_rows": 1000, "chunk_bytes": 1 << 20} | options)
     )
 
 
-def rows(chunks: Iterable[pa.RecordBatch]) -> list[Row]:
-    """Chunks as plain rows, times as numbers; every chunk must be sound Arrow."""
+def to_rows(chunks: Iterable[pa.RecordBatch]) -> list[Row]:
+    """Convert chunks to plain rows, times as numbers. Every chunk must be valid Arrow."""
     out: list[Row] = []
     for chunk in chunks:
         chunk.validate(full=True)
@@ -29,19 +29,19 @@ def rows(chunks: Iterable[pa.RecordBatch]) -> list[Row]:
 
 
 def decode(data: bytes, aborted: Sequence[tuple[int, int]] = (), **options: Any) -> list[Row]:
-    """All rows of one response."""
-    d = decoder(**options)
-    return rows([*d.feed(data, aborted), *d.finish()])
+    """Decode all rows of one response."""
+    d = make_decoder(**options)
+    return to_rows([*d.feed(data, aborted), *d.finish()])
 
 
 def read(source: Log, d: BatchDecoder, end: int, sizes: Iterable[int] = ()) -> list[Row]:
     """Fetch and decode from a log until the position reaches `end`, with responses cut at the given sizes."""
     out, wanted = [], iter(sizes)
     while d.position < end:
-        most = next(wanted, HUGE)
-        data, aborted = source.fetch(d.position, most)
+        limit = next(wanted, HUGE)
+        data, aborted = source.fetch(d.position, limit)
         reached = next_position(data, d.position)
         if reached == d.position:
             data, aborted = source.fetch(d.position)
-        out += rows(d.feed(data, aborted))
-    return out + rows(d.finish())
+        out += to_rows(d.feed(data, aborted))
+    return out + to_rows(d.finish())

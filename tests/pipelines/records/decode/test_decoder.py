@@ -1,4 +1,4 @@
-"""What an offset range must yield: every visible record once, in order, as kafka-python's builders wrote it."""
+"""The rows of an offset range: every visible record once, in order, as kafka-python's builders wrote it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sluice.testing.logs import (
     log,
     with_checksum,
 )
-from tests.pipelines.records.decode.reading import decode, decoder, read, rows
+from tests.pipelines.records.decode.reading import decode, make_decoder, read, to_rows
 
 SOME = tuple(LogRecord(b"k%d" % i, b"value %d " % i * (i % 7), 1_700_000_000_000 + i * i) for i in range(500))
 ODD = (
@@ -47,15 +47,15 @@ ODD = (
 )
 
 
-def both(source: Log, **options: object) -> tuple[list[Row], list[Row]]:
-    """Rows decoded and rows expected of a whole log."""
-    return read(source, decoder(0, source.end, **options), source.end), source.visible(0, source.end)
+def read_both(source: Log, **options: object) -> tuple[list[Row], list[Row]]:
+    """Return the decoded and the expected rows of a complete log."""
+    return read(source, make_decoder(0, source.end, **options), source.end), source.visible(0, source.end)
 
 
 @pytest.mark.parametrize("codec", [NONE, GZIP, SNAPPY, LZ4, ZSTD])
 @pytest.mark.parametrize("append_time", [None, 1_700_000_999_999])
 def test_every_codec_and_clock(codec: int, append_time: int | None) -> None:
-    got, expected = both(log(*[LogBatch(r, codec, append_time=append_time) for r in (SOME, ODD, SOME[:1])]))
+    got, expected = read_both(log(*[LogBatch(r, codec, append_time=append_time) for r in (SOME, ODD, SOME[:1])]))
     assert got == expected
 
 
@@ -65,7 +65,7 @@ def test_every_codec_and_clock(codec: int, append_time: int | None) -> None:
 def test_message_sets(magic: int, codec: int, append_time: int | None) -> None:
     bare = tuple(LogRecord(r.key, r.value, r.time, skip=i % 3) for i, r in enumerate(ODD + SOME))
     stamp = append_time if magic else None
-    got, expected = both(
+    got, expected = read_both(
         log(LogBatch(bare, codec, magic, append_time=stamp), LogBatch(SOME, codec, magic, append_time=stamp))
     )
     assert got == expected
@@ -76,7 +76,7 @@ def test_formats_may_follow_one_another() -> None:
         LogBatch(SOME[:5], c, m)
         for m, c in [(0, NONE), (1, NONE), (0, NONE), (1, GZIP), (1, NONE), (2, LZ4), (1, NONE)]
     ]
-    got, expected = both(log(*mixed))
+    got, expected = read_both(log(*mixed))
     assert got == expected
 
 
@@ -90,7 +90,7 @@ def test_kafka_pythons_reader_agrees() -> None:
 
 
 def test_snappy_without_framing() -> None:
-    got, expected = both(log(LogBatch(SOME, SNAPPY, xerial=False)))
+    got, expected = read_both(log(LogBatch(SOME, SNAPPY, xerial=False)))
     assert got == expected
 
 
@@ -111,7 +111,7 @@ def test_snappy_framing_that_begins_again_is_read_on_as_by_kafkas_own_consumer()
 def test_compaction_leaves_gaps_tails_and_empty_batches() -> None:
     thin = tuple(LogRecord(b"k", b"v", skip=i) for i in range(20))
     source = log(LogBatch(thin, tail=7), LogBatch((), tail=30, gap=2), LogBatch(SOME[:3], gap=100, delete_horizon=True))
-    d = decoder(0, source.end)
+    d = make_decoder(0, source.end)
     assert read(source, d, source.end) == source.visible(0, source.end)
     assert d.position == source.end
     assert d.counts.records == 23
@@ -119,20 +119,20 @@ def test_compaction_leaves_gaps_tails_and_empty_batches() -> None:
 
 def test_the_position_passes_what_is_invisible() -> None:
     source = log(LogBatch((), tail=10), LogBatch(producer=1, marker=COMMIT), LogBatch(SOME[:2], tail=5))
-    d = decoder(0, source.end)
-    assert rows(d.feed(source.batches[0].data)) == []
+    d = make_decoder(0, source.end)
+    assert to_rows(d.feed(source.batches[0].data)) == []
     assert d.position == 10
-    assert rows(d.feed(source.batches[1].data)) == []
+    assert to_rows(d.feed(source.batches[1].data)) == []
     assert d.position == 11
-    assert rows(d.feed(source.batches[2].data)) == []
+    assert to_rows(d.feed(source.batches[2].data)) == []
     assert d.position == 18 == source.end
-    assert len(rows(d.finish())) == 2
+    assert len(to_rows(d.finish())) == 2
 
 
 def test_the_range_is_exact() -> None:
     source = log(*[LogBatch(SOME[i : i + 10], [NONE, LZ4][i // 10 % 2]) for i in range(0, 100, 10)])
     for start, end in [(0, 1), (7, 8), (9, 11), (10, 20), (13, 57), (99, 100), (5, 5)]:
-        d = decoder(start, end)
+        d = make_decoder(start, end)
         assert read(source, d, end) == source.visible(start, end)
         assert d.position >= end
         assert d.counts.records == end - start
@@ -140,7 +140,7 @@ def test_the_range_is_exact() -> None:
 
 def test_an_end_amid_a_gap_is_reached() -> None:
     source = log(LogBatch(SOME[:5]), LogBatch(SOME[:5], gap=20))
-    d = decoder(0, 10)
+    d = make_decoder(0, 10)
     assert len(read(source, d, 10)) == 5
     assert d.position == 25
 
@@ -148,37 +148,37 @@ def test_an_end_amid_a_gap_is_reached() -> None:
 def test_a_response_is_cut_anywhere() -> None:
     source = log(*[LogBatch(SOME[i : i + 3], codec) for i, codec in enumerate([NONE, LZ4, ZSTD, NONE, GZIP])])
     for size in range(1, len(source.data), 7):
-        d = decoder(0, source.end)
+        d = make_decoder(0, source.end)
         assert read(source, d, source.end, [size] * 100) == source.visible(0, source.end)
 
 
 def test_what_was_read_is_passed_over() -> None:
     source = log(*[LogBatch(SOME[i : i + 3]) for i in range(5)])
-    d = decoder(4, source.end)
-    out = rows([*d.feed(source.data), *d.feed(source.data), *d.finish()])
+    d = make_decoder(4, source.end)
+    out = to_rows([*d.feed(source.data), *d.feed(source.data), *d.finish()])
     assert out == source.visible(4, source.end)
 
 
 # --- transactions -------------------------------------------------------------------------------------------------
 
 
-def txn(producer: int, n: int = 3) -> LogBatch:
+def make_transaction(producer: int, n: int = 3) -> LogBatch:
     return LogBatch(
         tuple(LogRecord(b"p%d" % producer, b"%d" % i) for i in range(n)), producer=producer, transactional=True
     )
 
 
 INTERLEAVED = log(
-    txn(1),  # 0-2
-    txn(2),  # 3-5
+    make_transaction(1),  # 0-2
+    make_transaction(2),  # 3-5
     LogBatch(SOME[:2]),  # 6-7
     LogBatch(SOME[:2], producer=1),  # 8-9: idempotent only, in no transaction
     LogBatch(producer=1, marker=ABORT),  # 10
-    txn(1),  # 11-13: the next one, committed
+    make_transaction(1),  # 11-13: the next one, committed
     LogBatch(producer=2, marker=COMMIT),  # 14
-    txn(2, 5),  # 15-19
+    make_transaction(2, 5),  # 15-19
     LogBatch(producer=1, marker=COMMIT),  # 20
-    txn(1),  # 21-23
+    make_transaction(1),  # 21-23
     LogBatch(producer=2, marker=ABORT),  # 24
     LogBatch(producer=1, marker=ABORT),  # 25
     LogBatch(SOME[:1]),  # 26
@@ -186,14 +186,14 @@ INTERLEAVED = log(
 
 
 def test_aborted_records_are_left_out() -> None:
-    d = decoder(0, INTERLEAVED.end)
+    d = make_decoder(0, INTERLEAVED.end)
     got = read(INTERLEAVED, d, INTERLEAVED.end)
     assert [r["offset"] for r in got] == [3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 26]
     assert (d.counts.records, d.counts.control, d.counts.aborted) == (11, 5, 11)
 
 
 def test_read_uncommitted_leaves_out_only_markers() -> None:
-    d = decoder(0, INTERLEAVED.end, read_committed=False)
+    d = make_decoder(0, INTERLEAVED.end, read_committed=False)
     got = read(INTERLEAVED, d, INTERLEAVED.end)
     assert [r["offset"] for r in got] == [o for o in range(27) if o not in (10, 14, 20, 24, 25)]
     assert (d.counts.records, d.counts.control, d.counts.aborted) == (22, 5, 0)
@@ -203,7 +203,7 @@ def test_read_uncommitted_leaves_out_only_markers() -> None:
 def test_ranges_and_responses_begin_amid_transactions(size: int) -> None:
     for start in range(INTERLEAVED.end):
         for end in range(start, INTERLEAVED.end + 1, 5):
-            d = decoder(start, end)
+            d = make_decoder(start, end)
             assert read(INTERLEAVED, d, end, [size] * 100) == INTERLEAVED.visible(start, end)
             assert d.counts.aborted == INTERLEAVED.count(start, end, control=False)
             assert d.counts.control == INTERLEAVED.count(start, end, control=True)
@@ -211,22 +211,22 @@ def test_ranges_and_responses_begin_amid_transactions(size: int) -> None:
 
 def test_one_response_may_be_fed_in_pieces_with_its_whole_list() -> None:
     aborted = [(p, first) for p, first, _ in INTERLEAVED.aborted]
-    d = decoder(0, INTERLEAVED.end)
+    d = make_decoder(0, INTERLEAVED.end)
     pieces = [chunk for b in INTERLEAVED.batches for chunk in d.feed(b.data, aborted)]
-    assert rows([*pieces, *d.finish()]) == INTERLEAVED.visible(0, INTERLEAVED.end)
+    assert to_rows([*pieces, *d.finish()]) == INTERLEAVED.visible(0, INTERLEAVED.end)
 
 
 def test_markers_seen_behind_an_error_are_seen_again() -> None:
     source = log(
         LogBatch(SOME[:2], magic=1),
-        txn(1),
+        make_transaction(1),
         LogBatch(producer=1, marker=ABORT),
-        txn(1),
+        make_transaction(1),
         LogBatch(producer=1, marker=COMMIT),
     )
     damaged = bytearray(source.data)
     damaged[12] ^= 1  # the CRC-32 of the first message, which the decode loop checks, long after the markers were met
-    d = decoder(0, source.end)
+    d = make_decoder(0, source.end)
     with pytest.raises(CorruptBatch, match="CRC-32"):
         list(d.feed(bytes(damaged), [(1, 2)]))
     assert read(source, d, source.end) == source.visible(0, source.end)
@@ -235,13 +235,15 @@ def test_markers_seen_behind_an_error_are_seen_again() -> None:
 def test_hidden_records_are_counted_one_by_one_at_the_edges() -> None:
     thin = tuple(LogRecord(b"k", b"v", skip=1) for _ in range(10))  # offsets 1, 3, … 19
     source = log(LogBatch(thin, LZ4, producer=4, transactional=True), LogBatch(producer=4, marker=ABORT))
-    d = decoder(4, 15)
+    d = make_decoder(4, 15)
     assert read(source, d, 15) == []
     assert (d.counts.aborted, d.counts.control) == (5, 0)
 
 
 def test_a_control_batch_of_another_kind_ends_nothing() -> None:
-    source = log(txn(1), LogBatch(producer=1, marker=5), txn(1), LogBatch(producer=1, marker=ABORT))
+    source = log(
+        make_transaction(1), LogBatch(producer=1, marker=5), make_transaction(1), LogBatch(producer=1, marker=ABORT)
+    )
     data, _ = source.fetch(0)
     assert decode(data, [(1, 0)]) == []
 
@@ -251,27 +253,27 @@ def test_a_control_batch_of_another_kind_ends_nothing() -> None:
 
 def test_chunks_are_bounded_by_rows() -> None:
     source = log(*[LogBatch(SOME, LZ4), LogBatch(ODD * 40), LogBatch(SOME, LZ4, magic=1)])
-    d = decoder(0, source.end, chunk_rows=7)
+    d = make_decoder(0, source.end, chunk_rows=7)
     chunks = [*d.feed(source.data), *d.finish()]
     assert {c.num_rows for c in chunks[:-1]} == {7}
-    assert rows(chunks) == source.visible(0, source.end)
+    assert to_rows(chunks) == source.visible(0, source.end)
 
 
 def test_chunks_are_bounded_by_bytes() -> None:
     records = tuple(LogRecord(b"k" * 10, b"v" * (10 * i % 90), headers=(("h" * 5, b"x" * 5),)) for i in range(300))
     source = log(LogBatch(records, ZSTD))
-    d = decoder(0, source.end, chunk_bytes=256)
+    d = make_decoder(0, source.end, chunk_bytes=256)
     chunks = [*d.feed(source.data), *d.finish()]
-    assert rows(chunks) == source.visible(0, source.end)
+    assert to_rows(chunks) == source.visible(0, source.end)
     for c in chunks:
-        size = sum(len(r["key"]) + len(r["value"]) + 10 for r in rows([c]))
+        size = sum(len(r["key"]) + len(r["value"]) + 10 for r in to_rows([c]))
         assert size <= 256
 
 
 def test_one_record_larger_than_a_chunk() -> None:
     big = bytes(50_000_000)
     source = log(LogBatch(SOME[:3]), LogBatch((LogRecord(b"k", big, headers=(("h", big),)),), LZ4), LogBatch(SOME[:3]))
-    d = decoder(0, source.end, chunk_bytes=1000, max_batch_bytes=200 << 20)
+    d = make_decoder(0, source.end, chunk_bytes=1000, max_batch_bytes=200 << 20)
     chunks = [*d.feed(source.data), *d.finish()]
     assert [c.num_rows for c in chunks] == [3, 1, 3]
     assert chunks[1].column("value")[0].as_py() == big
@@ -280,7 +282,7 @@ def test_one_record_larger_than_a_chunk() -> None:
 
 def test_a_chunk_is_not_touched_after_it_was_yielded() -> None:
     source = log(*[LogBatch(SOME) for _ in range(4)])
-    d = decoder(0, source.end, chunk_rows=300)
+    d = make_decoder(0, source.end, chunk_rows=300)
     chunks = d.feed(source.data)
     first = next(chunks)
     before = first.to_pylist()
@@ -332,24 +334,24 @@ def test_a_checksum_that_does_not_match_names_the_batch() -> None:
     source = log(*[LogBatch(SOME[i * 3 : i * 3 + 3], LZ4) for i in range(5)])
     data = bytearray(source.data)
     data[sum(len(b.data) for b in source.batches[:3]) + 70] ^= 1
-    d = decoder(0, source.end)
+    d = make_decoder(0, source.end)
     with pytest.raises(CorruptBatch, match=r"orders:3: batch at offset 9: its checksum is 0x") as e:
         list(d.feed(bytes(data)))
     assert (e.value.topic, e.value.partition, e.value.start, e.value.end) == ("orders", 3, 9, 12)
     assert d.position == 9
-    # Read once more from the position, it is whole.
-    assert rows([*d.feed(source.fetch(d.position)[0]), *d.finish()]) == source.visible(0, source.end)
+    # A second read from the position succeeds.
+    assert to_rows([*d.feed(source.fetch(d.position)[0]), *d.finish()]) == source.visible(0, source.end)
 
 
 def test_a_record_that_does_not_parse_takes_back_its_batch() -> None:
     source = log(LogBatch(ODD), LogBatch(ODD[7:8] + ODD[:7]))
     bad = bytearray(source.batches[1].data)
     bad[-1] = 2  # the last record claims a header
-    d = decoder(0, source.end)
+    d = make_decoder(0, source.end)
     with pytest.raises(CorruptBatch, match=r"batch at offset 9: .* \(byte \d+\)"):
         list(d.feed(source.batches[0].data + with_checksum(bytes(bad))))
     assert (d.position, d.counts.records) == (9, 9)
-    assert rows([*d.feed(source.batches[1].data), *d.finish()]) == source.visible(0, source.end)
+    assert to_rows([*d.feed(source.batches[1].data), *d.finish()]) == source.visible(0, source.end)
 
 
 def test_without_crc_checks_a_wrong_checksum_passes() -> None:
@@ -422,8 +424,8 @@ def test_offsets_that_go_back_between_batches_condemn_both() -> None:
     source = log(*[LogBatch(SOME[:3]) for _ in range(4)])
     data = bytearray(source.data)
     at = len(source.batches[0].data) + len(source.batches[1].data)
-    data[at : at + 8] = struct.pack(">q", 1 << 40)  # the base offset is under no checksum
-    d = decoder(0, source.end)
+    data[at : at + 8] = struct.pack(">q", 1 << 40)  # no checksum covers the base offset
+    d = make_decoder(0, source.end)
     with pytest.raises(CorruptBatch, match="offset 9: its offsets do not follow"):
         list(d.feed(bytes(data)))
     assert d.position == 6
@@ -433,18 +435,18 @@ def test_offsets_that_go_back_between_batches_condemn_both() -> None:
 def test_compression_bombs_are_bounded(codec: int) -> None:
     source = log(LogBatch((LogRecord(b"k", bytes(9 << 20)),), codec))
     assert len(source.data) < 1 << 20
-    d = decoder(0, 1, max_batch_bytes=8 << 20)
+    d = make_decoder(0, 1, max_batch_bytes=8 << 20)
     with pytest.raises(CorruptBatch, match="8,388,608 bytes"):
         list(d.feed(source.data))
-    assert not len(d._scratch.data)  # whoever holds the error holds the decoder
+    assert not len(d._scratch.data)  # an error that is kept also keeps the decoder
     assert len(decode(source.data, max_batch_bytes=16 << 20)) == 1
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
 def test_compressed_data_that_is_damaged_or_cut(codec: int) -> None:
-    whole = log(LogBatch(SOME, codec)).data
-    for stop in (61, 62, 70, len(whole) // 2, len(whole) - 5):
-        data = bytearray(whole[:stop])
+    complete = log(LogBatch(SOME, codec)).data
+    for stop in (61, 62, 70, len(complete) // 2, len(complete) - 5):
+        data = bytearray(complete[:stop])
         data[8:12] = struct.pack(">i", stop - 12)
         with pytest.raises(CorruptBatch):
             decode(with_checksum(bytes(data)), max_batch_bytes=1 << 20)
@@ -471,8 +473,8 @@ def test_a_compressed_set_inside_of_a_compressed_set() -> None:
 
 def test_a_wrapper_may_end_above_what_it_still_holds() -> None:
     inner = log(LogBatch(SOME[:3], NONE, 0)).data
-    d = decoder(0, 20)
-    got = rows([*d.feed(encode_message(10, 0, GZIP, 0, None, compress(inner, GZIP))), *d.finish()])
+    d = make_decoder(0, 20)
+    got = to_rows([*d.feed(encode_message(10, 0, GZIP, 0, None, compress(inner, GZIP))), *d.finish()])
     assert ([r["offset"] for r in got], d.position) == ([0, 1, 2], 11)
 
 
@@ -482,7 +484,7 @@ def test_offsets_out_of_bounds(base: int) -> None:
         decode(encode_raw_v2(BatchHeader(base, 2), b"\x0c\0\0\0\1\1\0"))
 
 
-# --- what the fetcher asks ----------------------------------------------------------------------------------------
+# --- positions for the fetcher ------------------------------------------------------------------------------------
 
 
 def test_how_far_a_response_reaches() -> None:
@@ -492,10 +494,10 @@ def test_how_far_a_response_reaches() -> None:
         LogBatch(SOME[:2], GZIP, 1),
         LogBatch(SOME[:2], NONE, 1),
     )
-    whole = source.data
+    complete = source.data
     assert next_position(b"", 3) == 3
-    assert next_position(whole, 0) == source.end
-    for cut in range(1, len(whole), 13):
+    assert next_position(complete, 0) == source.end
+    for cut in range(1, len(complete), 13):
         done = 0
         reached = 0
         for b in source.batches[:3]:
@@ -503,17 +505,17 @@ def test_how_far_a_response_reaches() -> None:
             if done <= cut:
                 reached = b.last + 1
         if cut < done:
-            assert next_position(memoryview(whole)[:cut], 0) == reached
+            assert next_position(memoryview(complete)[:cut], 0) == reached
 
 
 def test_a_decoder_is_asked_for_a_sound_range() -> None:
     with pytest.raises(ValueError, match="range"):
-        decoder(5, 4)
+        make_decoder(5, 4)
     with pytest.raises(ValueError, match="chunks"):
-        decoder(0, 4, chunk_rows=0)
+        make_decoder(0, 4, chunk_rows=0)
 
 
 def test_an_empty_response_yields_nothing() -> None:
-    d = decoder(0, 10)
-    assert rows([*d.feed(b""), *d.feed(memoryview(b"")), *d.finish()]) == []
+    d = make_decoder(0, 10)
+    assert to_rows([*d.feed(b""), *d.feed(memoryview(b"")), *d.finish()]) == []
     assert d.position == 0

@@ -1,6 +1,4 @@
-"""Whatever the log, the offset ranges, the cuts and the damage: the right rows, or an error of ours, and never a wild
-read.
-"""
+"""For any log, offset ranges, cuts and damage: the right rows or one of our errors, and never a read out of bounds."""
 
 from __future__ import annotations
 
@@ -37,8 +35,8 @@ from sluice.testing.logs import (
     with_checksum,
     wrap_int64,
 )
-from tests.examples import examples
-from tests.pipelines.records.decode.reading import decoder, read, rows
+from tests.examples import scale_examples
+from tests.pipelines.records.decode.reading import make_decoder, read, to_rows
 
 OURS = (CorruptBatch, UnsupportedBatch)
 
@@ -97,7 +95,7 @@ logs = st.lists(
 )
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=scale_examples(150))
 @given(st.data(), logs)
 def test_every_range_of_every_log(data: st.DataObject, batches: list[LogBatch]) -> None:
     source = log(*batches)
@@ -110,60 +108,62 @@ def test_every_range_of_every_log(data: st.DataObject, batches: list[LogBatch]) 
         "chunk_rows": data.draw(st.integers(1, 9), "chunk rows"),
         "chunk_bytes": data.draw(st.sampled_from([1, 100, 1 << 20]), "chunk bytes"),
     }
-    d = decoder(start, end, **options)
+    d = make_decoder(start, end, **options)
     assert read(source, d, end, sizes) == source.visible(start, end, committed)
     assert d.position >= end
     assert d.counts.control == source.count(start, end, control=True)
     assert d.counts.aborted == (source.count(start, end, control=False) if committed else 0)
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=scale_examples(60))
 @given(logs, st.lists(st.integers(0, 400), max_size=8), st.integers(1, 7))
-def test_chunks_do_not_depend_on_how_responses_were_cut(batches: list[LogBatch], sizes: list[int], most: int) -> None:
+def test_chunks_do_not_depend_on_how_responses_were_cut(
+    batches: list[LogBatch], sizes: list[int], chunk_rows: int
+) -> None:
     source = log(*batches)
 
-    def chunks(cuts: list[int]) -> list[int]:
-        d, out, wanted = decoder(0, source.end, chunk_rows=most, chunk_bytes=500), [], iter(cuts)
+    def count_rows(cuts: list[int]) -> list[int]:
+        d, out, wanted = make_decoder(0, source.end, chunk_rows=chunk_rows, chunk_bytes=500), [], iter(cuts)
         while d.position < source.end:
-            response, aborted = source.fetch(d.position, max(next(wanted, HUGE), needed(source, d.position)))
+            response, aborted = source.fetch(d.position, max(next(wanted, HUGE), get_needed_bytes(source, d.position)))
             out += [c.num_rows for c in d.feed(response, aborted)]
         return out + [c.num_rows for c in d.finish()]
 
-    assert chunks(sizes) == chunks([])
+    assert count_rows(sizes) == count_rows([])
 
 
-def needed(source: Log, position: int) -> int:
+def get_needed_bytes(source: Log, position: int) -> int:
     return len(next(b for b in source.batches if b.last >= position).data)
 
 
 # --- damage -------------------------------------------------------------------------------------------------------
 
 
-def survive(data: bytes, aborted: list[tuple[int, int]], **options: object) -> tuple[list[Row], bool]:
-    """The rows that come out of it, also those before an error, and whether there was one."""
-    d, chunks = decoder(**options), []
+def read_damaged(data: bytes, aborted: list[tuple[int, int]], **options: object) -> tuple[list[Row], bool]:
+    """Return the rows, including those before an error, and true if there was an error."""
+    d, chunks = make_decoder(**options), []
     try:
         for chunk in d.feed(data, aborted):
             chunks.append(chunk)
     except OURS:
-        return rows([*chunks, *d.finish()]), True
-    return rows([*chunks, *d.finish()]), False
+        return to_rows([*chunks, *d.finish()]), True
+    return to_rows([*chunks, *d.finish()]), False
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=scale_examples(150))
 @given(st.data(), logs)
 def test_a_flipped_bit_costs_no_more_than_reading_again(data: st.DataObject, batches: list[LogBatch]) -> None:
     source = log(*batches)
     damaged = bytearray(source.data)
     at = data.draw(st.integers(0, len(damaged) - 1), "byte")
-    # No checksum covers a base offset: what it says is what Kafka's own consumer would read.
+    # No checksum covers a base offset: Kafka's own consumer would read it as it is.
     assume(not in_base_offset(source.data, at))
     damaged[at] ^= 1 << data.draw(st.integers(0, 7), "bit")
-    d, chunks = decoder(0, source.end, chunk_rows=data.draw(st.integers(1, 9), "chunk rows")), []
+    d, chunks = make_decoder(0, source.end, chunk_rows=data.draw(st.integers(1, 9), "chunk rows")), []
     with suppress(*OURS):
         for chunk in d.feed(bytes(damaged), source.fetch(0)[1]):
             chunks.append(chunk)
-    assert rows(chunks) + read(source, d, source.end) == source.visible(0, source.end)
+    assert to_rows(chunks) + read(source, d, source.end) == source.visible(0, source.end)
     assert d.counts.control == source.count(0, source.end, control=True)
     assert d.counts.aborted == source.count(0, source.end, control=False)
 
@@ -177,22 +177,24 @@ def in_base_offset(data: bytes, at: int) -> bool:
     return False
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=scale_examples(200))
 @given(st.data(), st.lists(records, min_size=1, max_size=4), st.integers(0, 3))
-def test_records_that_lie_under_a_right_checksum(data: st.DataObject, some: list[LogRecord], tail: int) -> None:
-    batch = bytearray(log(LogBatch(tuple(some), tail=tail)).data)
+def test_records_that_lie_under_a_right_checksum(
+    data: st.DataObject, lying_records: list[LogRecord], tail: int
+) -> None:
+    batch = bytearray(log(LogBatch(tuple(lying_records), tail=tail)).data)
     for _ in range(data.draw(st.integers(1, 3), "edits")):
         at = data.draw(st.one_of(st.integers(57, 60), st.integers(61, len(batch) - 1)), "byte")
         batch[at] = data.draw(st.integers(0, 255), "value")
-    whole = with_checksum(bytes(batch))
-    got, failed = survive(whole, [])
-    theirs = kafka_python_reads(whole)
+    damaged = with_checksum(bytes(batch))
+    got, failed = read_damaged(damaged, [])
+    theirs = read_with_kafka_python(damaged)
     if not failed and theirs is not None:
         assert [(r["offset"], r["key"], r["value"], r["timestamp"]) for r in got] == theirs
 
 
 class OneByteAttributes(DefaultRecordBatch):
-    """kafka-python reads a record's attributes as a varint; they are one byte (record format v2): no opinion then."""
+    """Raises for attributes above 0x7f, which kafka-python reads as a varint although they are one byte (format v2)."""
 
     def _read_msg(self, *args: Any) -> Any:
         _, at = decode_varint(self._buffer, self._pos)
@@ -201,14 +203,14 @@ class OneByteAttributes(DefaultRecordBatch):
         return super()._read_msg(*args)
 
 
-def kafka_python_reads(batch: bytes) -> list[tuple[object, ...]] | None:
+def read_with_kafka_python(batch: bytes) -> list[tuple[object, ...]] | None:
     try:
         return [(r.offset, r.key, r.value, wrap_int64(r.timestamp)) for r in OneByteAttributes(batch)]
     except CorruptRecordError:
         return None
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=scale_examples(150))
 @given(st.data(), logs)
 def test_any_damage_without_checksums(data: st.DataObject, batches: list[LogBatch]) -> None:
     source = log(*batches)
@@ -216,16 +218,16 @@ def test_any_damage_without_checksums(data: st.DataObject, batches: list[LogBatc
     for _ in range(data.draw(st.integers(1, 5), "edits")):
         at = data.draw(st.integers(0, len(damaged) - 1), "byte")
         damaged[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3), "bytes")
-    survive(bytes(damaged), source.fetch(0)[1], check_crc=False, max_batch_bytes=1 << 20, chunk_rows=5)
+    read_damaged(bytes(damaged), source.fetch(0)[1], check_crc=False, max_batch_bytes=1 << 20, chunk_rows=5)
     probe(bytes(damaged))
 
 
-@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=scale_examples(100), suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(st.binary(max_size=200), st.sampled_from([0, 1, 2, 3, 255]), st.integers(-5, 200))
 def test_bytes_of_any_kind(noise: bytes, magic: int, size: int) -> None:
     head = struct.pack(">qiI", 7, size, 0) + bytes([magic])
     for data in (noise, head + noise):
-        survive(data, [(0, 0)], check_crc=False)
+        read_damaged(data, [(0, 0)], check_crc=False)
         probe(data)
 
 

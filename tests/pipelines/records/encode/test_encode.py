@@ -1,4 +1,4 @@
-"""Rows into record batches: what our own decoder and kafka-python's reader and writer make of them."""
+"""Rows encoded as record batches, checked with Sluice's decoder and kafka-python's reader and writer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sluice.pipelines.records.kafka_batches.encode import (
 )
 from sluice.pipelines.records.kafka_batches.encode.accumulator import Numbering
 from sluice.pipelines.records.rows.row_format import MARK, escape_key
-from tests.examples import examples
+from tests.examples import scale_examples
 
 Row = dict[str, Any]
 
@@ -61,21 +61,21 @@ JAVA = {
 }
 
 
-def arrow(rows: list[Row]) -> pa.RecordBatch:
+def to_arrow(rows: list[Row]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{k: r[k] for k in TO_SEND.names} for r in rows], schema=TO_SEND)
 
 
-def sealed(rows: list[Row], **options: Any) -> list[SealedBatch]:
-    """The batches, of rows that come in two chunks, each an offset range of a larger one."""
+def seal(rows: list[Row], **options: Any) -> list[SealedBatch]:
+    """Return the batches of rows that are added in two chunks, each a slice of one table."""
     out, accumulator = [], Accumulator(**options)
-    whole, to = arrow(rows), np.array([r["to"] for r in rows], np.int64)
+    table, to = to_arrow(rows), np.array([r["to"] for r in rows], np.int64)
     middle = len(rows) // 3
     for a, b in ((0, middle), (middle, len(rows))):
-        out += [*accumulator.add(whole.slice(a, b - a), to[a:b], np.arange(a, b))]
+        out += [*accumulator.add(table.slice(a, b - a), to[a:b], np.arange(a, b))]
     return [*out, *accumulator.flush()]
 
 
-def decoded(batch: SealedBatch, by: Numbering | None = None) -> list[Row]:
+def decode(batch: SealedBatch, by: Numbering | None = None) -> list[Row]:
     decoder = BatchDecoder("t", batch.partition, 0, batch.count)
     data = batch.encode(by) if by else batch.encode()
     chunks = [*decoder.feed(data), *decoder.finish()]
@@ -86,28 +86,28 @@ def decoded(batch: SealedBatch, by: Numbering | None = None) -> list[Row]:
     return [{k: r[k] for k in TO_SEND.names} for r in rows]
 
 
-def sent(row: Row) -> Row:
-    """A log has no empty list of headers that is not null."""
+def to_sent(row: Row) -> Row:
+    """Return the row as a log has it: an empty list of headers is null."""
     return {k: row[k] for k in TO_SEND.names} | {"headers": row["headers"] or None}
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=scale_examples(150))
 @given(row_lists, st.sampled_from(sorted(CODECS)), st.integers(1, 700))
-def test_what_is_encoded_is_decoded_in_order_within_the_limit(rows: list[Row], codec: str, most: int) -> None:
-    batches = sealed(rows, codec=CODECS[codec].number, batch_bytes=most)
+def test_what_is_encoded_is_decoded_in_order_within_the_limit(rows: list[Row], codec: str, limit: int) -> None:
+    batches = seal(rows, codec=CODECS[codec].number, batch_bytes=limit)
     by_partition: dict[int, list[Row]] = {}
     for batch in batches:
-        assert batch.count == 1 or batch.plain_bytes <= most
-        found = decoded(batch, Numbering(9, 2, 5, transactional=False))
-        assert found == [sent(rows[n]) for n in batch.numbers]
-        by_partition.setdefault(batch.partition, []).extend(found)
-    assert by_partition == {p: [sent(r) for r in rows if r["to"] == p] for p in {r["to"] for r in rows}}
+        assert batch.count == 1 or batch.plain_bytes <= limit
+        decoded = decode(batch, Numbering(9, 2, 5, transactional=False))
+        assert decoded == [to_sent(rows[n]) for n in batch.numbers]
+        by_partition.setdefault(batch.partition, []).extend(decoded)
+    assert by_partition == {p: [to_sent(r) for r in rows if r["to"] == p] for p in {r["to"] for r in rows}}
 
 
-@settings(max_examples=examples(50))
+@settings(max_examples=scale_examples(50))
 @given(row_lists, st.sampled_from(sorted(CODECS)))
 def test_kafka_python_reads_every_codec_and_writes_the_same_bytes(rows: list[Row], codec: str) -> None:
-    for batch in sealed(rows, codec=CODECS[codec].number):
+    for batch in seal(rows, codec=CODECS[codec].number):
         chosen = [rows[n] for n in batch.numbers]
         data = bytes(batch.encode(Numbering(7, 3, 11, transactional=True)))
         memory = MemoryRecords(data)
@@ -128,12 +128,12 @@ def test_kafka_python_reads_every_codec_and_writes_the_same_bytes(rows: list[Row
 
 
 class RawKey(str):
-    """A header's key whose bytes kafka-python writes as they are."""
+    """A header key whose bytes kafka-python writes unchanged."""
 
     def __new__(cls, raw: bytes) -> Self:
-        made = super().__new__(cls, raw.hex())
-        made.raw = raw
-        return made
+        key = super().__new__(cls, raw.hex())
+        key.raw = raw
+        return key
 
     raw: bytes
 
@@ -141,18 +141,18 @@ class RawKey(str):
         return self.raw
 
 
-@settings(max_examples=examples(50))
+@settings(max_examples=scale_examples(50))
 @given(st.lists(st.lists(st.binary(max_size=6) | st.just(MARK.encode() + b"41"), max_size=3), max_size=6))
 def test_keys_of_headers_are_sent_as_the_bytes_that_they_were(keys: list[list[bytes]]) -> None:
-    headers = [[{"key": escape_key(k), "value": k} for k in some] for some in keys]
+    headers = [[{"key": escape_key(k), "value": k} for k in header_keys] for header_keys in keys]
     rows = [{"key": None, "value": b"v", "timestamp": 5, "headers": h, "to": 0} for h in headers]
-    for batch in sealed(rows, codec=CODECS["none"].number):
+    for batch in seal(rows, codec=CODECS["none"].number):
         theirs = DefaultRecordBatchBuilder(2, 0, True, 7, 3, 11, 1 << 30)
         for n, row in enumerate(batch.numbers):
             theirs.append(n, 5, None, b"v", [(RawKey(k), k) for k in keys[row]])
         data, other = bytes(batch.encode(Numbering(7, 3, 11, transactional=True))), bytes(theirs.build())
         assert data[:12] + data[16:] == other[:12] + other[16:]
-        assert [r["headers"] for r in decoded(batch)] == [headers[n] or None for n in batch.numbers]
+        assert [r["headers"] for r in decode(batch)] == [headers[n] or None for n in batch.numbers]
 
 
 @pytest.mark.parametrize("codec", sorted(CODECS))
@@ -160,53 +160,53 @@ def test_batches_of_many_blocks_some_of_which_cannot_be_made_smaller(codec: str)
     dice = random.Random(1)
     values = [dice.randbytes(70_000), b"again " * 40_000, b"", dice.randbytes(200_000), b"x"] * 2
     rows = [{"key": None, "value": v, "timestamp": n, "headers": None, "to": 0} for n, v in enumerate(values)]
-    batches = sealed(rows, codec=CODECS[codec].number)
+    batches = seal(rows, codec=CODECS[codec].number)
     assert len(batches) == 2
-    assert [r for b in batches for r in decoded(b)] == [sent(r) for r in rows]
+    assert [r for b in batches for r in decode(b)] == [to_sent(r) for r in rows]
     read = [r for b in batches for r in MemoryRecords(bytes(b.encode())).next_batch()]
     assert [r.value for r in read] == values
 
 
-@settings(max_examples=examples(50))
+@settings(max_examples=scale_examples(50))
 @given(row_lists)
 def test_a_batch_is_split_in_two(rows: list[Row]) -> None:
     rows = [r | {"to": 2} for r in rows]
-    for batch in sealed(rows, codec=CODECS["lz4"].number):
+    for batch in seal(rows, codec=CODECS["lz4"].number):
         if batch.count > 1:
             halves = split(batch)
             assert [h.count for h in halves] == [batch.count // 2, batch.count - batch.count // 2]
-            assert [r for h in halves for r in decoded(h)] == [sent(rows[n]) for n in batch.numbers]
+            assert [r for h in halves for r in decode(h)] == [to_sent(rows[n]) for n in batch.numbers]
             assert [n for h in halves for n in h.numbers] == list(batch.numbers)
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=scale_examples(100))
 @given(st.lists(st.one_of(st.none(), st.binary(max_size=40)), max_size=30), st.integers(1, 12), st.integers(0, 3))
 def test_a_key_goes_where_java_sends_it(keys: list[bytes | None], partitions: int, first: int) -> None:
     column = pa.array(keys, pa.binary()).slice(first)
     numbers = np.arange(len(column))
-    found = by_key(column, partitions, spread(numbers, partitions))
-    assert found.tolist() == [
+    chosen = by_key(column, partitions, spread(numbers, partitions))
+    assert chosen.tolist() == [
         n % partitions if k is None else (murmur2(k) & 0x7FFFFFFF) % partitions for n, k in enumerate(keys[first:])
     ]
 
 
 def test_murmur2_is_javas() -> None:
-    most = 1 << 31
-    found = by_key(pa.array(list(JAVA), pa.binary()), most, np.zeros(len(JAVA), np.int64))
-    assert found.tolist() == [h & 0x7FFFFFFF for h in JAVA.values()]
+    partitions = 1 << 31
+    chosen = by_key(pa.array(list(JAVA), pa.binary()), partitions, np.zeros(len(JAVA), np.int64))
+    assert chosen.tolist() == [h & 0x7FFFFFFF for h in JAVA.values()]
 
 
 def test_many_open_batches_are_sealed_before_they_fill_the_memory() -> None:
     rows = [{"key": None, "value": bytes(5000), "timestamp": 1, "headers": None, "to": n % 50} for n in range(500)]
     accumulator = Accumulator(held_bytes=1 << 20)
-    made = [*accumulator.add(arrow(rows), np.array([r["to"] for r in rows]), np.arange(500))]
-    assert len(made) == 50
+    batches = [*accumulator.add(to_arrow(rows), np.array([r["to"] for r in rows]), np.arange(500))]
+    assert len(batches) == 50
     assert not [*accumulator.flush()]
 
 
 def test_batches_after_a_huge_record_are_as_full_as_before() -> None:
     def add(*values: bytes) -> list[SealedBatch]:
-        rows = arrow([{"key": None, "value": v, "timestamp": 1, "headers": None} for v in values])
+        rows = to_arrow([{"key": None, "value": v, "timestamp": 1, "headers": None} for v in values])
         return [*accumulator.add(rows, np.zeros(len(values), np.int64), np.arange(len(values)))]
 
     accumulator = Accumulator(batch_bytes=100_000, held_bytes=1 << 20)
@@ -218,6 +218,6 @@ def test_other_columns_are_refused() -> None:
     accumulator = Accumulator()
     with pytest.raises(ValueError, match="not rows to send"):
         list(accumulator.add(pa.RecordBatch.from_pydict({"a": [1]}), np.zeros(1, np.int64), np.zeros(1, np.int64)))
-    timeless = arrow([{"key": None, "value": None, "timestamp": None, "headers": None}])
+    timeless = to_arrow([{"key": None, "value": None, "timestamp": None, "headers": None}])
     with pytest.raises(ValueError, match="need times"):
         list(accumulator.add(timeless, np.zeros(1, np.int64), np.zeros(1, np.int64)))

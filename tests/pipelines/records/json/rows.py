@@ -1,4 +1,4 @@
-"""Chunks as the decoder makes them, through the format, and back as plain values that keep all that Arrow has."""
+"""Converts chunks like the decoder's with the format, and rows back to plain values without loss."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ FIRST = 1000
 """The offset of the first record."""
 
 
-def chunk(values: Sequence[bytes | None]) -> pa.RecordBatch:
-    """Records with these values, one offset after the other."""
+def make_chunk(values: Sequence[bytes | None]) -> pa.RecordBatch:
+    """Return records with these values, at consecutive offsets."""
     n = len(values)
     offsets = np.arange(FIRST, FIRST + n)
     columns = [
@@ -35,74 +35,74 @@ def chunk(values: Sequence[bytes | None]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def drift(schema: Schema, values: Sequence[bytes | None]) -> dict[tuple[str, str], int]:
-    """In how many records of one chunk fields differ from the schema, by kind and path."""
-    pieces = JsonFormat(schema).convert(OffsetRange("orders", 3, "id", FIRST, FIRST + len(values)), chunk(values))
-    found: Counter[tuple[str, str]] = Counter()
+def count_drift(schema: Schema, values: Sequence[bytes | None]) -> dict[tuple[str, str], int]:
+    """Count the records of one chunk whose fields differ from the schema, by kind and path."""
+    pieces = JsonFormat(schema).convert(OffsetRange("orders", 3, "id", FIRST, FIRST + len(values)), make_chunk(values))
+    counts: Counter[tuple[str, str]] = Counter()
     for d in (d for p in pieces for d in p.drift):
-        found[d.kind, d.field] += d.records
-    return dict(found)
+        counts[d.kind, d.field] += d.records
+    return dict(counts)
 
 
 def convert(
     schema: Schema, values: Sequence[bytes | None], closed: Collection[str] | None = ()
 ) -> tuple[pa.Table, pa.Table | None]:
-    """Landed and quarantined rows of one chunk; all of its records, each once."""
+    """Return the landed and the quarantined rows of one chunk. Each record is in one of the two."""
     form = JsonFormat(schema, closed=closed)
-    pieces = list(form.convert(OffsetRange("orders", 3, "id", FIRST, FIRST + len(values)), chunk(values)))
+    pieces = list(form.convert(OffsetRange("orders", 3, "id", FIRST, FIRST + len(values)), make_chunk(values)))
     for piece in pieces:
         piece.landed.validate(full=True)
     assert sum(p.total for p in pieces) == len(values)
     landed = pa.Table.from_batches([p.landed for p in pieces], form.schema)
-    held = [p.quarantined for p in pieces if p.quarantined is not None]
-    for batch in held:
+    refused = [p.quarantined for p in pieces if p.quarantined is not None]
+    for batch in refused:
         batch.validate(full=True)
-    quarantined = pa.Table.from_batches(held) if held else None
+    quarantined = pa.Table.from_batches(refused) if refused else None
     offsets = landed["kafka_offset"].to_pylist() + (quarantined["offset"].to_pylist() if quarantined else [])
     assert sorted(offsets) == list(range(FIRST, FIRST + len(values)))
     return landed, quarantined
 
 
 def by_offset(table: pa.Table | None, column: str) -> dict[int, dict[str, Any]]:
-    """Rows by their offset."""
+    """Return rows by their offset."""
     if table is None:
         return {}
-    columns = {name: plain(table[name].combine_chunks()) for name in table.column_names}
+    columns = {name: to_python(table[name].combine_chunks()) for name in table.column_names}
     return {o: {k: v[i] for k, v in columns.items()} for i, o in enumerate(columns[column])}
 
 
-def plain(array: pa.Array) -> list[Any]:
-    """Values as Python's; times as integers in their unit, maps as lists of pairs."""
+def to_python(array: pa.Array) -> list[Any]:
+    """Return values as Python objects: times as integers in their unit, maps as lists of pairs."""
     kind = array.type
     if pa.types.is_dictionary(kind):
-        return plain(array.dictionary_decode())
+        return to_python(array.dictionary_decode())
     if pa.types.is_timestamp(kind):
         return array.cast(pa.int64()).to_pylist()  # type: ignore[no-any-return]
     if pa.types.is_date(kind):
         return array.cast(pa.int32()).to_pylist()  # type: ignore[no-any-return]
-    there = array.is_valid().to_pylist()
+    valid = array.is_valid().to_pylist()
     if pa.types.is_struct(kind):
-        children = [plain(array.field(i)) for i in range(kind.num_fields)]
+        children = [to_python(array.field(i)) for i in range(kind.num_fields)]
         names = [kind.field(i).name for i in range(kind.num_fields)]
         return [
             dict(zip(names, row, strict=True)) if ok else None
-            for ok, row in zip(there, zip(*children, strict=True), strict=True)
+            for ok, row in zip(valid, zip(*children, strict=True), strict=True)
         ]
     if pa.types.is_map(kind):
-        pairs = list(zip(plain(array.keys), plain(array.items), strict=True))
-        return _cut(array, pairs, there)
+        pairs = list(zip(to_python(array.keys), to_python(array.items), strict=True))
+        return _cut(array, pairs, valid)
     if pa.types.is_list(kind):
-        return _cut(array, plain(array.values), there)
+        return _cut(array, to_python(array.values), valid)
     return array.to_pylist()  # type: ignore[no-any-return]
 
 
-def _cut(array: pa.Array, elements: list[Any], there: list[bool]) -> list[Any]:
+def _cut(array: pa.Array, elements: list[Any], valid: list[bool]) -> list[Any]:
     ends = array.offsets.to_pylist()
-    return [elements[a:b] if ok else None for a, b, ok in zip(ends, ends[1:], there, strict=False)]
+    return [elements[a:b] if ok else None for a, b, ok in zip(ends, ends[1:], valid, strict=False)]
 
 
-def parsed(text: str | None) -> Any:
-    """JSON that was kept as text, as the oracle reads it."""
+def parse_json(text: str | None) -> Any:
+    """Parse JSON that landed as text, like the oracle."""
     if text is None:
         return None
     return json.loads(text, parse_int=Number, parse_float=Number, object_pairs_hook=Pairs)

@@ -1,7 +1,6 @@
-"""Whatever the bytes, nothing is read before or behind the values, and nothing written behind a buffer.
+"""For any bytes, nothing is read before or behind the values, and nothing is written behind a buffer.
 
-Values lie directly against pages that nobody may touch, and so does the room for what comes of them: one byte too far
-ends the process.
+Values and output buffers lie next to inaccessible pages: one byte too far ends the process.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from hypothesis import strategies as st
 from sluice.pipelines.records.json import columns
 from sluice.pipelines.records.json.typer import Typer
 from sluice.pipelines.schema.schema import Schema, parse_schema
-from tests.examples import examples
+from tests.examples import scale_examples
 from tests.guarded import Guarded
-from tests.pipelines.records.json.test_properties import mutated
+from tests.pipelines.records.json.test_properties import mutate
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages are guarded by Linux's own calls")
 
@@ -49,7 +48,7 @@ RECORD = (
 GUARDED = Guarded()
 
 records = st.one_of(
-    mutated(RECORD),
+    mutate(RECORD),
     st.integers(0, len(RECORD)).map(lambda n: RECORD[:n]),
     st.integers(0, len(RECORD)).map(lambda n: RECORD[n:]),
     st.just(RECORD),
@@ -58,7 +57,7 @@ records = st.one_of(
 
 FLAT = parse_schema({"id": "int64", "a": "string", "d": "decimal(20,3)", "t": "timestamp", "n": {"x": "int32"}})
 ALIKE = b'{"id":12345,"a":"hello world","d":-123.45,"t":"2024-02-29T12:00:00.123Z","n":{"x":5}}'
-alike = st.one_of(st.just(ALIKE), st.just(ALIKE), mutated(ALIKE), st.integers(0, len(ALIKE)).map(lambda n: ALIKE[:n]))
+alike = st.one_of(st.just(ALIKE), st.just(ALIKE), mutate(ALIKE), st.integers(0, len(ALIKE)).map(lambda n: ALIKE[:n]))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +65,9 @@ alike = st.one_of(st.just(ALIKE), st.just(ALIKE), mutated(ALIKE), st.integers(0,
     [(SCHEMA, st.lists(records, min_size=1, max_size=6)), (FLAT, st.lists(alike, min_size=4, max_size=20))],
     ids=["lists and maps", "read by a template"],
 )
-@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=scale_examples(300), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 @given(chosen=st.data(), at_end=st.booleans())
 def test_nothing_is_touched_beyond(
     monkeypatch: pytest.MonkeyPatch,
@@ -76,8 +77,8 @@ def test_nothing_is_touched_beyond(
     at_end: bool,
 ) -> None:
     values = chosen.draw(records)
-    monkeypatch.setattr(columns, "allocate", GUARDED.buffer)
-    data = GUARDED.filled(b"".join(values), at_end=at_end)
+    monkeypatch.setattr(columns, "allocate", GUARDED.allocate_items)
+    data = GUARDED.fill(b"".join(values), at_end=at_end)
     ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
     buffers = [None, pa.py_buffer(ends), pa.py_buffer(data)]
     (piece,) = Typer(schema).pieces(pa.Array.from_buffers(pa.binary(), len(values), buffers))

@@ -1,4 +1,4 @@
-"""What docs/formats.md says of fields and values is what happens."""
+"""Fields and values land as docs/formats.md documents them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ FIELDS = DOCS.split("## How a field lands")[1].split("## How a value lands")[0]
 CASES = re.findall(r"^\| `(.+?)` \| `(.+)` \| (.+) \|$", FIELDS, re.MULTILINE)
 
 
-def outcome(schema: dict[str, str], value: bytes | None) -> dict[str, object]:
-    """The one row that the value became, wherever it went."""
+def convert_one(schema: dict[str, str], value: bytes | None) -> dict[str, object]:
+    """Convert one value, and return its row, landed or quarantined."""
     landed, quarantined = convert(parse_schema(schema), [value])
     return (by_offset(landed, "kafka_offset") | by_offset(quarantined, "offset"))[FIRST]
 
 
 @pytest.mark.parametrize(("kind", "says", "becomes"), CASES)
 def test_a_field(kind: str, says: str, becomes: str) -> None:
-    row = outcome({"x": kind}, f'{{"x": {says}}}'.encode())
+    row = convert_one({"x": kind}, f'{{"x": {says}}}'.encode())
     if becomes in list(Reason):
         assert row["reason"] == becomes
         assert row["field"] in ((None,) if becomes == "not_json" else ("x", "x[]", "x.a"))
@@ -106,25 +106,27 @@ REFUSED: list[tuple[bytes, str, int | None]] = [
 
 @pytest.mark.parametrize(("value", "row"), LANDS)
 def test_values_that_land(value: bytes | None, row: dict[str, object]) -> None:
-    found = outcome(X, value)
-    assert {k: found.get(k, "quarantined") for k in row} == row
+    landed = convert_one(X, value)
+    assert {k: landed.get(k, "quarantined") for k in row} == row
 
 
-@pytest.mark.parametrize(("value", "reason", "place"), REFUSED)
-def test_values_that_are_refused(value: bytes, reason: str, place: int | None) -> None:
-    found = outcome(X, value)
-    assert (found["reason"], found["byte"]) == (reason, place)
-    assert found["value"] == value
+@pytest.mark.parametrize(("value", "reason", "position"), REFUSED)
+def test_values_that_are_refused(value: bytes, reason: str, position: int | None) -> None:
+    row = convert_one(X, value)
+    assert (row["reason"], row["byte"]) == (reason, position)
+    assert row["value"] == value
 
 
 def test_a_tombstone_lands_whatever_is_required() -> None:
-    assert outcome({"x": "int32 not null", "y": "struct<a:int32 not null> not null"}, None)["kafka_tombstone"] is True
+    assert (
+        convert_one({"x": "int32 not null", "y": "struct<a:int32 not null> not null"}, None)["kafka_tombstone"] is True
+    )
 
 
 def test_what_is_no_json_is_said_before_what_does_not_fit() -> None:
-    assert outcome(X, b'{"x":"wrong","y":')["reason"] == "not_json"
-    assert outcome({"x": "int8", "y": "int8"}, b'{"x":1000,"y":"wrong"}')["field"] == "y"
-    assert outcome({"x": "int8", "y": "int8"}, b'{"y":1000,"x":1000}')["field"] == "x"
+    assert convert_one(X, b'{"x":"wrong","y":')["reason"] == "not_json"
+    assert convert_one({"x": "int8", "y": "int8"}, b'{"x":1000,"y":"wrong"}')["field"] == "y"
+    assert convert_one({"x": "int8", "y": "int8"}, b'{"y":1000,"x":1000}')["field"] == "x"
 
 
 EXTRAS = re.findall(r"^\| `(\w+): (.+)` \| `(.+)` \| `(.+)` \|$", DOCS, re.MULTILINE)
@@ -132,7 +134,7 @@ EXTRAS = re.findall(r"^\| `(\w+): (.+)` \| `(.+)` \| `(.+)` \|$", DOCS, re.MULTI
 
 @pytest.mark.parametrize(("name", "kind", "value", "extra"), EXTRAS)
 def test_fields_that_the_schema_does_not_name(name: str, kind: str, value: str, extra: str) -> None:
-    assert outcome({name: kind}, value.encode())["_extra"] == extra
+    assert convert_one({name: kind}, value.encode())["_extra"] == extra
 
 
 def test_the_table_of_such_fields_is_there() -> None:

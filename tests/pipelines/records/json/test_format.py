@@ -1,4 +1,4 @@
-"""Chunks of all sizes through the format: blocks and pieces leave no trace, memory is bounded, order is kept."""
+"""Chunks of all sizes through the format: rows do not depend on blocks, memory is bounded, and order is kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import Schema, parse_schema
 from sluice.resources.local.events import Mix, orders
 from tests.pipelines.records.json.oracle import judge
-from tests.pipelines.records.json.rows import FIRST, by_offset, chunk, convert
+from tests.pipelines.records.json.rows import FIRST, by_offset, convert, make_chunk
 
 ORDERS = parse_schema(
     {
@@ -34,7 +34,7 @@ ORDERS = parse_schema(
 NESTED = parse_schema({"id": "int64", "lines": "list<struct<sku:string, tags:map<string, list<int16>>>>", "b": "bool"})
 
 
-def nested(i: int) -> bytes:
+def make_nested(i: int) -> bytes:
     tags = {f"t{k}": [k, None] for k in range(i % 12)}
     lines = [None if k == 4 else {"sku": f"s{k}" * (k % 3), "tags": tags} for k in range(i % 7)]
     return json.dumps(
@@ -55,21 +55,21 @@ def test_a_name_that_json_escapes_is_known_by_its_escapes_alone(name: str) -> No
 @pytest.mark.parametrize("schema", [ORDERS, NESTED], ids=["flat", "nested"])
 def test_many_blocks_give_what_single_records_give(schema: Schema) -> None:
     mixed = [e.value for e in orders(Mix(3, bad=0.05, tombstones=0.02), 14_000, 0, 10**12)]
-    values = mixed if schema is ORDERS else [nested(i) for i in range(14_000)]
+    values = mixed if schema is ORDERS else [make_nested(i) for i in range(14_000)]
     landed, quarantined = convert(schema, values)
-    rows, held = by_offset(landed, "kafka_offset"), by_offset(quarantined, "offset")
+    rows, refused = by_offset(landed, "kafka_offset"), by_offset(quarantined, "offset")
     assert list(rows) == sorted(rows)
-    assert list(held) == sorted(held)
+    assert list(refused) == sorted(refused)
     for offset, value in islice(enumerate(values, FIRST), None, None, 31):
-        said = judge(schema, value)
-        assert (offset in rows) is (said.row is not None)
-        if said.row:
+        verdict = judge(schema, value)
+        assert (offset in rows) is (verdict.row is not None)
+        if verdict.row:
             assert {f.name: rows[offset][f.name] for f in schema.fields} == {
-                f.name: said.row[f.name] for f in schema.fields
+                f.name: verdict.row[f.name] for f in schema.fields
             }
         else:
-            assert held[offset]["reason"] in said.reasons
-            assert held[offset]["value"] == value
+            assert refused[offset]["reason"] in verdict.reasons
+            assert refused[offset]["value"] == value
 
 
 def test_the_columns_are_those_that_the_schema_says() -> None:
@@ -81,15 +81,15 @@ def test_the_columns_are_those_that_the_schema_says() -> None:
 
 def test_a_format_goes_on_after_anything() -> None:
     form = JsonFormat(NESTED)
-    first = [nested(i) for i in range(50)]
+    first = [make_nested(i) for i in range(50)]
     huge = b'{"lines":[' + b",".join([b'{"tags":{"a":[1,2,3]}}'] * 50_000) + b'],"x":"' + b"y" * 3_000_000 + b'"}'
-    found = []
+    tables = []
     for values in (first, [huge, b"[" * 10_000, huge[:-1]], first):
-        pieces = list(form.convert(OffsetRange("t", 0, "i", FIRST, FIRST + len(values)), chunk(values)))
-        found.append(pa.Table.from_batches([p.landed for p in pieces]))
-    assert found[0].equals(found[2])
-    assert found[1].num_rows == 1
-    assert len(found[1]["lines"][0]) == 50_000
+        pieces = list(form.convert(OffsetRange("t", 0, "i", FIRST, FIRST + len(values)), make_chunk(values)))
+        tables.append(pa.Table.from_batches([p.landed for p in pieces]))
+    assert tables[0].equals(tables[2])
+    assert tables[1].num_rows == 1
+    assert len(tables[1]["lines"][0]) == 50_000
 
 
 def test_a_large_value_lands() -> None:
@@ -108,7 +108,7 @@ def test_too_many_elements_are_refused_and_their_neighbours_are_not(monkeypatch:
 
 
 def test_a_piece_is_held_by_nobody_but_its_consumer() -> None:
-    records = chunk([e.value for e in orders(Mix(3), 14_000, 0, 10**12)])
+    records = make_chunk([e.value for e in orders(Mix(3), 14_000, 0, 10**12)])
     pieces = JsonFormat(ORDERS).convert(OffsetRange("t", 0, "i", FIRST, FIRST + 14_000), records)
     piece = next(pieces)
     landed, before = piece.landed.nbytes, pa.total_allocated_bytes()
@@ -119,21 +119,21 @@ def test_a_piece_is_held_by_nobody_but_its_consumer() -> None:
 def test_what_grows_much_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = parse_schema({"x": "list<struct<a:decimal(38,2), b:string, c:timestamp>>"})
     values = [b'{"x":[' + b",".join([b"{}"] * 3000) + b"]}" if i % 5 else b"{" for i in range(60)]
-    whole = convert(schema, values)
+    expected = convert(schema, values)
     monkeypatch.setattr(typer, "PIECE_BYTES", 0)
-    pieces = list(JsonFormat(schema).convert(OffsetRange("orders", 3, "id", FIRST, FIRST + 60), chunk(values)))
+    pieces = list(JsonFormat(schema).convert(OffsetRange("orders", 3, "id", FIRST, FIRST + 60), make_chunk(values)))
     assert len(pieces) > 3
     cut = convert(schema, values)
-    assert [t and t.equals(w) for t, w in zip(cut, whole, strict=True)] == [True, True]
+    assert [t and t.equals(w) for t, w in zip(cut, expected, strict=True)] == [True, True]
 
 
 def test_nothing_in_nothing_out() -> None:
-    assert list(JsonFormat(ORDERS).convert(OffsetRange("t", 0, "i", 0, 5), chunk([]))) == []
+    assert list(JsonFormat(ORDERS).convert(OffsetRange("t", 0, "i", 0, 5), make_chunk([]))) == []
 
 
 def test_dropping_counts() -> None:
     (piece,) = JsonFormat(ORDERS, dropping=True).convert(
-        OffsetRange("t", 0, "i", FIRST, FIRST + 3), chunk([b"", b"{", None])
+        OffsetRange("t", 0, "i", FIRST, FIRST + 3), make_chunk([b"", b"{", None])
     )
     assert (piece.landed.num_rows, piece.quarantined, piece.dropped) == (1, None, 2)
 

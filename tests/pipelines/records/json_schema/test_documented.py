@@ -1,4 +1,4 @@
-"""What docs/formats.md says of JSON Schema is what happens, and what `jsonschema` says of the same values."""
+"""JSON Schemas work as docs/formats.md documents them, and agree with `jsonschema` on the same values."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 from sluice.pipelines.records.json.schema_document import REFUSED
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
 from tests.pipelines.records.json.rows import FIRST, by_offset
-from tests.pipelines.records.json_schema.rows import convert, reader_of
+from tests.pipelines.records.json_schema.rows import convert, make_reader
 
 DOCS = (Path(__file__).parents[4] / "docs" / "formats.md").read_text().split("## JSON Schema")[1].split("\n## ")[0]
 LANDS = re.findall(r"^\| `(.+?)` \| `(.+)` \| `(.+)` \|$", DOCS, re.MULTILINE)
 BREAKS = re.findall(r"^\| `(.+?)` \| `(.+)` \| (\w+) \|$", DOCS, re.MULTILINE)
 
 
-def of(field: str) -> dict[str, Any]:
+def make_schema(field: str) -> dict[str, Any]:
     old = '"exclusiveMaximum": true' in field
     draft = "http://json-schema.org/draft-04/schema#" if old else "https://json-schema.org/draft/2020-12/schema"
     return {"$schema": draft, "type": "object", "properties": {"x": json.loads(field)}}
@@ -28,23 +28,23 @@ def of(field: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("field", "value", "lands"), LANDS)
 def test_a_type(field: str, value: str, lands: str) -> None:
-    schema, record = of(field), f'{{"x": {value}}}'
+    schema, record = make_schema(field), f'{{"x": {value}}}'
     jsonschema.validate(json.loads(record), schema)
-    reader = reader_of(schema)
+    reader = make_reader(schema)
     assert str(reader.columns.fields[0].type) == lands
-    landed, held = convert(reader, [record.encode()])
-    assert held is None
+    landed, quarantined = convert(reader, [record.encode()])
+    assert quarantined is None
     assert (by_offset(landed, "kafka_offset")[FIRST]["x"] is None) == (value == "null")
 
 
 @pytest.mark.parametrize(("field", "value", "reason"), BREAKS)
 def test_a_limit(field: str, value: str, reason: str) -> None:
-    schema, record = of(field), f'{{"x": {value}}}'
+    schema, record = make_schema(field), f'{{"x": {value}}}'
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(json.loads(record), schema)
-    _, held = convert(reader_of(schema), [record.encode()])
-    assert held is not None
-    assert held["reason"].to_pylist() == [reason]
+    _, quarantined = convert(make_reader(schema), [record.encode()])
+    assert quarantined is not None
+    assert quarantined["reason"].to_pylist() == [reason]
 
 
 def test_the_tables_are_there() -> None:
@@ -54,5 +54,5 @@ def test_the_tables_are_there() -> None:
 @pytest.mark.parametrize("keyword", sorted(REFUSED))
 def test_a_keyword_that_is_refused_is_named_by_its_place(keyword: str) -> None:
     with pytest.raises(UnusableSchema) as error:
-        reader_of({"type": "object", "properties": {"a": {"type": "object", keyword: {"b": 1}}}})
+        make_reader({"type": "object", "properties": {"a": {"type": "object", keyword: {"b": 1}}}})
     assert error.value.place == f"#/properties/a/{keyword}"

@@ -1,4 +1,4 @@
-"""Records behind the number of a schema, in every wire format, and those that name none."""
+"""Records prefixed with the id of a schema, in every wire format, and records without an id."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from sluice.pipelines.records.rows import writer_schema_lookup
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
 from sluice.pipelines.records.rows.wire_format import ID_HEADER, WireFormat
 from tests.pipelines.records.json.rows import FIRST
-from tests.pipelines.records.json_schema.rows import convert, reader_of
+from tests.pipelines.records.json_schema.rows import convert, make_reader
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
 GUID = UUID("c0ffee00-0000-4000-8000-000000000001")
 OTHER = UUID("c0ffee00-0000-4000-8000-000000000002")
 
 
-def glue(value: bytes, guid: UUID = GUID, *, packed: bool = False) -> bytes:
+def make_glue_value(value: bytes, guid: UUID = GUID, *, packed: bool = False) -> bytes:
     return b"\x03" + (b"\x05" if packed else b"\0") + guid.bytes + (zlib.compress(value) if packed else value)
 
 
-def ids(reader_wire: WireFormat, values: list[bytes | None], headers: Any = None) -> tuple[list[Any], list[Any]]:
-    landed, held = convert(reader_of(SCHEMA, reader_wire), values, headers)
-    refused = held.select(["offset", "reason", "detail", "byte", "value"]).to_pylist() if held else []
-    said = [(r["offset"] - FIRST, r["reason"], r["detail"].partition(" (schema ")[2].strip(")"), r["byte"])
+def convert_ids(
+    reader_wire: WireFormat, values: list[bytes | None], headers: Any = None
+) -> tuple[list[Any], list[Any]]:
+    landed, quarantined = convert(make_reader(SCHEMA, reader_wire), values, headers)
+    refused = quarantined.select(["offset", "reason", "detail", "byte", "value"]).to_pylist() if quarantined else []
+    refusals = [(r["offset"] - FIRST, r["reason"], r["detail"].partition(" (schema ")[2].strip(")"), r["byte"])
             for r in refused]  # fmt: skip
     assert [r["value"] for r in refused] == [values[r["offset"] - FIRST] for r in refused]
-    return landed["id"].to_pylist(), said
+    return landed["id"].to_pylist(), refusals
 
 
 TEXT, NULL, EITHER = {"type": "string"}, {"type": "null"}, {"type": ["string", "null"]}
@@ -64,16 +66,16 @@ TEXT, NULL, EITHER = {"type": "string"}, {"type": "null"}, {"type": ["string", "
     ids=json.dumps,
 )
 def test_null_and_named_values_are_what_a_validator_allows(field: dict[str, Any]) -> None:
-    """Of a field that must be there, also inside a list. Limits inside lists are refused with the schema."""
+    """Checks a required field, and the same field inside a list. Limits inside lists are refused with the schema."""
     schema = {"type": "object", "properties": {"x": field}, "required": ["x"], "$defs": {"either": EITHER}}
     records = [{"x": value} for value in (None, "a", "b", "c", 7)]
     judge = jsonschema.Draft202012Validator(schema)
-    landed, _ = convert(reader_of(schema), [json.dumps(record).encode() for record in records])
+    landed, _ = convert(make_reader(schema), [json.dumps(record).encode() for record in records])
     assert [v and v.strip('"') for v in landed["x"].to_pylist()] == [r["x"] for r in records if judge.is_valid(r)]
     schema["properties"] = {"x": {"type": "array", "items": field}}
     records = [{"x": [record["x"]]} for record in records]
     try:
-        reader = reader_of(schema)
+        reader = make_reader(schema)
     except UnusableSchema:
         return
     judge = jsonschema.Draft202012Validator(schema)
@@ -84,7 +86,7 @@ def test_null_and_named_values_are_what_a_validator_allows(field: dict[str, Any]
 def test_confluents_numbers() -> None:
     head = b"\0" + struct.pack(">I", 7)
     values = [head + b'{"id":1}', None, b'{"id":2}', head + b'{"id":"x"}', b"\0\0", b"", b"\1" + head[1:] + b'{"id":3}']
-    rows, refused = ids(WireFormat.CONFLUENT, [*values, head + b' {"id":4} '])
+    rows, refused = convert_ids(WireFormat.CONFLUENT, [*values, head + b' {"id":4} '])
     assert rows == [1, None, 4]
     assert refused == [
         (2, "not_json", "", 0),
@@ -98,7 +100,7 @@ def test_confluents_numbers() -> None:
 def test_apicurios_numbers() -> None:
     head = b"\0" + struct.pack(">q", 1 << 40)
     values = [head + b'{"id":1}', b"\1" + head[1:] + b'{"id":2}', head + b"{}", b"\0" + b"\xff" * 8 + b'{"id":2}']
-    rows, refused = ids(WireFormat.APICURIO, values)
+    rows, refused = convert_ids(WireFormat.APICURIO, values)
     assert rows == [1]
     assert refused == [(1, "not_json", "", 0), (2, "missing", str(1 << 40), 10), (3, "not_json", "", 0)]
 
@@ -115,7 +117,9 @@ def test_numbers_in_headers() -> None:
         [("__key_schema_id", b"\0\0\0\0\1")],
     ]
     bad = [b"{}", b"{}", b'{"id":3}', b'{"id":4}']
-    rows, refused = ids(WireFormat.CONFLUENT_HEADERS, [b'{"id":1}', b'{"id":2}', bad[2], *bad[:2], *bad[2:]], headers)
+    rows, refused = convert_ids(
+        WireFormat.CONFLUENT_HEADERS, [b'{"id":1}', b'{"id":2}', bad[2], *bad[:2], *bad[2:]], headers
+    )
     assert rows == [1, 2]
     assert refused == [
         (2, "not_json", "", 0),
@@ -129,19 +133,24 @@ def test_numbers_in_headers() -> None:
 def test_apicurios_numbers_in_headers() -> None:
     number = ("apicurio.value.contentId", struct.pack(">q", 7))
     headers = [[number], [("trace", b"x"), number], [], [("apicurio.key.contentId", number[1])]]
-    rows, refused = ids(WireFormat.APICURIO_HEADERS, [b'{"id":1}', b"{}", b'{"id":3}', b'{"id":4}'], headers)
+    rows, refused = convert_ids(WireFormat.APICURIO_HEADERS, [b'{"id":1}', b"{}", b'{"id":3}', b'{"id":4}'], headers)
     assert rows == [1]
     assert refused == [(1, "missing", "contentId-7", 1), (2, "not_json", "", 0), (3, "not_json", "", 0)]
 
 
 def test_glues_guids_compressed_or_not() -> None:
-    cut = glue(b'{"id":9}', packed=True)[:-3]
+    cut = make_glue_value(b'{"id":9}', packed=True)[:-3]
     values = [
-        *(glue(b'{"id":1}'), glue(b'{"id":2}', packed=True), glue(b'{"id":3}', OTHER), None),
-        *(cut, glue(b"{}", OTHER, packed=True), b"\3\1" + GUID.bytes + b'{"id":4}', b'{"id":5}'),
-        *(glue(b'{"id":6}', packed=True) + b"more", glue(b'{"id":7}')),
+        *(
+            make_glue_value(b'{"id":1}'),
+            make_glue_value(b'{"id":2}', packed=True),
+            make_glue_value(b'{"id":3}', OTHER),
+            None,
+        ),
+        *(cut, make_glue_value(b"{}", OTHER, packed=True), b"\3\1" + GUID.bytes + b'{"id":4}', b'{"id":5}'),
+        *(make_glue_value(b'{"id":6}', packed=True) + b"more", make_glue_value(b'{"id":7}')),
     ]
-    rows, refused = ids(WireFormat.GLUE, values)
+    rows, refused = convert_ids(WireFormat.GLUE, values)
     assert rows == [1, 2, 3, None, 7]
     assert refused == [
         (4, "not_json", str(GUID), 0),
@@ -155,25 +164,25 @@ def test_glues_guids_compressed_or_not() -> None:
 def test_what_inflates_to_much_is_opened_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_schema_lookup, "MOST_INFLATED", 1000)
     large = [b'{"id":%d,"note":"%s"}' % (i, b"a" * 600) for i in range(5)]
-    bomb = glue(b'{"id":9,"note":"%s"}' % (b"a" * 2000), packed=True)
-    values = [*(glue(v, packed=True) for v in large), bomb, glue(b'{"id":10}')]
-    rows, refused = ids(WireFormat.GLUE, [*values])
+    bomb = make_glue_value(b'{"id":9,"note":"%s"}' % (b"a" * 2000), packed=True)
+    values = [*(make_glue_value(v, packed=True) for v in large), bomb, make_glue_value(b'{"id":10}')]
+    rows, refused = convert_ids(WireFormat.GLUE, [*values])
     assert rows == [0, 1, 2, 3, 4, 10]
     assert refused == [(5, "not_json", str(GUID), 0)]
 
 
 def test_without_a_number() -> None:
-    rows, refused = ids(WireFormat.BARE, [b'{"id":1}', b'\0\0\0\0\7{"id":2}'])
+    rows, refused = convert_ids(WireFormat.BARE, [b'{"id":1}', b'\0\0\0\0\7{"id":2}'])
     assert (rows, refused) == ([1], [(1, "not_json", "", 0)])
 
 
 def test_fields_that_the_schema_does_not_name() -> None:
     values = [b'{"id":1,"b":2}']
-    landed, held = convert(reader_of(SCHEMA), values)
-    assert (landed["_extra"].to_pylist(), held) == (['{"b":2}'], None)
-    _, held = convert(reader_of(SCHEMA | {"additionalProperties": False}), values)
-    assert held is not None
-    assert held.select(["reason", "field"]).to_pylist() == [{"reason": "unknown_field", "field": "b"}]
+    landed, quarantined = convert(make_reader(SCHEMA), values)
+    assert (landed["_extra"].to_pylist(), quarantined) == (['{"b":2}'], None)
+    _, quarantined = convert(make_reader(SCHEMA | {"additionalProperties": False}), values)
+    assert quarantined is not None
+    assert quarantined.select(["reason", "field"]).to_pylist() == [{"reason": "unknown_field", "field": "b"}]
 
 
 def test_each_object_says_whether_it_may_have_other_fields() -> None:
@@ -194,16 +203,16 @@ def test_each_object_says_whether_it_may_have_other_fields() -> None:
         b'{"open":{"x":1},"list":[{"a":1},{"b":2}]}',
         b'{"map":{"k":{"b":2}}}',
     ]
-    landed, held = convert(reader_of(schema), [*values])
+    landed, quarantined = convert(make_reader(schema), [*values])
     assert landed["_extra"].to_pylist() == ['{"open":{"b":2},"c":3}']
-    assert held is not None
-    assert held.select(["reason", "field"]).to_pylist() == [
+    assert quarantined is not None
+    assert quarantined.select(["reason", "field"]).to_pylist() == [
         {"reason": "unknown_field", "field": path} for path in ("closed.b", "list[].b", "map{}.b")
     ]
-    _, held = convert(reader_of(schema | {"additionalProperties": False}), values[:1])
-    assert held is not None
-    assert held["field"].to_pylist() == ["c"], "what is inside of an open object is its own affair"
-    assert reader_of(schema).fingerprint != reader_of(schema | {"additionalProperties": False}).fingerprint
+    _, quarantined = convert(make_reader(schema | {"additionalProperties": False}), values[:1])
+    assert quarantined is not None
+    assert quarantined["field"].to_pylist() == ["c"], "the fields inside an open object are not checked"
+    assert make_reader(schema).fingerprint != make_reader(schema | {"additionalProperties": False}).fingerprint
 
 
 @pytest.mark.parametrize("wire", [WireFormat.CONFLUENT, WireFormat.APICURIO, WireFormat.GLUE, WireFormat.BARE])
@@ -211,7 +220,7 @@ def test_a_byte_order_mark_before_the_records_own_bytes(wire: WireFormat) -> Non
     heads = {
         WireFormat.CONFLUENT: b"\0" + struct.pack(">I", 7),
         WireFormat.APICURIO: b"\0" + struct.pack(">q", 7),
-        WireFormat.GLUE: glue(b""),
+        WireFormat.GLUE: make_glue_value(b""),
     }
     head, bom = heads.get(wire, b""), b"\xef\xbb\xbf"
     own = [
@@ -223,15 +232,15 @@ def test_a_byte_order_mark_before_the_records_own_bytes(wire: WireFormat) -> Non
         bom,
         bom[:2],
     ]
-    rows, refused = ids(wire, [head + value for value in own])
+    rows, refused = convert_ids(wire, [head + value for value in own])
     assert rows == [1, 2, 3]
-    assert [(place, reason) for place, reason, *_ in refused] == [(n, "not_json") for n in (3, 4, 5, 6)]
+    assert [(index, reason) for index, reason, *_ in refused] == [(n, "not_json") for n in (3, 4, 5, 6)]
 
 
 def test_refused_records_of_more_schemas_than_16_bits_can_number() -> None:
     last = 40_000
     _, quarantined = convert(
-        reader_of(SCHEMA, WireFormat.CONFLUENT), [b"\0" + struct.pack(">I", i) for i in range(last + 1)]
+        make_reader(SCHEMA, WireFormat.CONFLUENT), [b"\0" + struct.pack(">I", i) for i in range(last + 1)]
     )
     details = quarantined["detail"].to_pylist() if quarantined else []
     assert [d.partition(" (schema ")[2] for d in details] == [f"{i})" for i in range(last + 1)]
@@ -240,5 +249,5 @@ def test_refused_records_of_more_schemas_than_16_bits_can_number() -> None:
 def test_all_guids_of_a_chunk_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_schema_lookup, "MOST_GUIDS", 1)
     guids = [UUID(int=i) for i in range(5)]
-    _, refused = ids(WireFormat.GLUE, [glue(b"x", guid) for guid in guids])
+    _, refused = convert_ids(WireFormat.GLUE, [make_glue_value(b"x", guid) for guid in guids])
     assert [r[2] for r in refused] == [str(guid) for guid in guids]

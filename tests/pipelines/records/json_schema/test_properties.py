@@ -1,4 +1,4 @@
-"""Random schemas and records: what lands is what `jsonschema` allows, but for what docs/formats.md takes lightly."""
+"""Random schemas and records: those land that `jsonschema` allows, apart from the leniency in docs/formats.md."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ import jsonschema
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.examples import examples
+from tests.examples import scale_examples
 from tests.pipelines.records.json.rows import FIRST
-from tests.pipelines.records.json_schema.rows import convert, reader_of
+from tests.pipelines.records.json_schema.rows import convert, make_reader
 
 NAMES = ("a", "b", "c", "d")
 TEXTS = st.sampled_from(["", "A", "ab", "AB", "é", "x" * 9, "42"])
 NUMBERS = st.one_of(st.integers(-12, 12), st.sampled_from([0.5, -1.5, 3.0, 10.25]))
 
 
-def _some(**keywords: Any) -> st.SearchStrategy[dict[str, Any]]:
+def _generate_optional(**keywords: Any) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional=keywords)
 
 
-BOUNDS = _some(minimum=NUMBERS, exclusiveMaximum=st.integers(13, 20))
+BOUNDS = _generate_optional(minimum=NUMBERS, exclusiveMaximum=st.integers(13, 20))
 FIELDS: st.SearchStrategy[dict[str, Any]] = st.one_of(
-    BOUNDS.map(lambda said: {"type": "integer"} | said),
-    BOUNDS.map(lambda said: {"type": ["number", "null"]} | said),
-    _some(minLength=st.integers(0, 2), maxLength=st.integers(2, 4), pattern=st.sampled_from(["^[A-Z]", "b$", "[0-9]"]))
-    .map(lambda said: {"type": "string"} | said),
-    st.lists(TEXTS, min_size=1, max_size=3, unique=True).map(lambda said: {"enum": said}),
+    BOUNDS.map(lambda keywords: {"type": "integer"} | keywords),
+    BOUNDS.map(lambda keywords: {"type": ["number", "null"]} | keywords),
+    _generate_optional(
+        minLength=st.integers(0, 2), maxLength=st.integers(2, 4), pattern=st.sampled_from(["^[A-Z]", "b$", "[0-9]"])
+    ).map(lambda keywords: {"type": "string"} | keywords),
+    st.lists(TEXTS, min_size=1, max_size=3, unique=True).map(lambda keywords: {"enum": keywords}),
     st.just({"anyOf": [{"type": "boolean"}, {"type": "null"}]}),
     st.lists(st.sampled_from(["ab", None]), max_size=2, unique=True)
     .map(lambda names: {"type": ["string", "null"], "enum": ["A", *names]}),
@@ -47,22 +48,22 @@ SCHEMAS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=examples(120))
+@settings(max_examples=scale_examples(120))
 @given(SCHEMAS, st.data())
-def test_what_lands_is_what_a_validator_allows(said: dict[str, Any], data: st.DataObject) -> None:
-    names = sorted(said["properties"])
+def test_what_lands_is_what_a_validator_allows(keywords: dict[str, Any], data: st.DataObject) -> None:
+    names = sorted(keywords["properties"])
     required = data.draw(st.lists(st.sampled_from(names), unique=True))
-    schema = {"type": "object", "required": required} | said
+    schema = {"type": "object", "required": required} | keywords
     records = data.draw(st.lists(st.dictionaries(st.sampled_from((*NAMES, "e")), VALUES, max_size=5), max_size=12))
-    landed, _ = convert(reader_of(schema), [json.dumps(r).encode() for r in records])
+    landed, _ = convert(make_reader(schema), [json.dumps(r).encode() for r in records])
     judge = jsonschema.Draft202012Validator(schema)
-    light = [_taken_lightly(r, said["properties"], required) for r in records]
-    allowed = [FIRST + i for i, r in enumerate(light) if judge.is_valid(r)]
+    lenient = [_apply_leniency(r, keywords["properties"], required) for r in records]
+    allowed = [FIRST + i for i, r in enumerate(lenient) if judge.is_valid(r)]
     assert landed["kafka_offset"].to_pylist() == allowed
 
 
-def _taken_lightly(record: dict[str, Any], fields: dict[str, Any], required: list[str]) -> dict[str, Any]:
-    """The record without nulls that count as missing, and with those that may be missing."""
+def _apply_leniency(record: dict[str, Any], fields: dict[str, Any], required: list[str]) -> dict[str, Any]:
+    """Return the record without nulls that count as missing, and with nulls for missing fields that may be null."""
     may_be_null = {n for n, f in fields.items() if jsonschema.Draft202012Validator(f).is_valid(None)}
     out = {n: v for n, v in record.items() if v is not None or n not in fields or n in may_be_null or n in required}
     return out | {n: None for n in required if n in may_be_null and n not in out}

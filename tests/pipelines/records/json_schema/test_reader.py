@@ -1,4 +1,4 @@
-"""Schemas that make columns and expectations, and those that are refused, each by the place of the keyword."""
+"""Schemas that make columns and expectations, and refused schemas, each with the place of the keyword."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sluice.pipelines.records.rows.value_reader import UnusableSchema
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import SchemaError
 from sluice.resources.local.registered_events import SAMPLES
-from tests.pipelines.records.json_schema.rows import reader_of
+from tests.pipelines.records.json_schema.rows import make_reader
 
 TREE = {"type": "object", "properties": {"left": {"$ref": "#/$defs/tree"}}}
 
 
-def of(**fields: Any) -> dict[str, Any]:
+def make_object(**fields: Any) -> dict[str, Any]:
     return {"type": "object", "properties": fields}
 
 
@@ -45,17 +45,19 @@ def test_the_sample_makes_columns_and_expectations() -> None:
 
 
 def test_what_changes_no_row_changes_no_fingerprint() -> None:
-    plain = of(a={"type": "string"})
-    noted = of(a={"type": "string", "title": "A", "default": "x", "maxLength": 9}) | {"$id": "https://example.com/a"}
-    assert reader_of(plain).fingerprint == reader_of(noted).fingerprint
-    assert reader_of(plain).fingerprint != reader_of(plain, WireFormat.CONFLUENT).fingerprint
+    plain = make_object(a={"type": "string"})
+    noted = make_object(a={"type": "string", "title": "A", "default": "x", "maxLength": 9}) | {
+        "$id": "https://example.com/a"
+    }
+    assert make_reader(plain).fingerprint == make_reader(noted).fingerprint
+    assert make_reader(plain).fingerprint != make_reader(plain, WireFormat.CONFLUENT).fingerprint
 
 
 def test_what_others_write_is_read() -> None:
-    """As pydantic and Java's generators write schemas: references, unions with null, compositions."""
+    """Schemas in the style of pydantic and Java's generators: references, unions with null, compositions."""
     line = {"title": "Line", "type": "object", "properties": {"sku": {"type": "string"}}, "required": ["sku"]}
     schema = {
-        "$defs": {"Line": line, "Base": of(id={"type": "string"}) | {"required": ["id"]}},
+        "$defs": {"Line": line, "Base": make_object(id={"type": "string"}) | {"required": ["id"]}},
         "allOf": [{"$ref": "#/$defs/Base"}],
         "type": "object",
         "properties": {
@@ -66,7 +68,7 @@ def test_what_others_write_is_read() -> None:
         },
         "required": ["note", "lines"],
     }
-    reader = reader_of(schema)
+    reader = make_reader(schema)
     assert reader.columns.texts() == {
         "note": "string",
         "lines": "list<struct<sku:string not null> not null> not null",
@@ -80,62 +82,64 @@ def test_what_others_write_is_read() -> None:
 
 
 def test_what_is_composed_with_a_definition_may_hold_it_too() -> None:
-    schema = {"$defs": {"person": of(name={"type": "string"})}, "allOf": [{"$ref": "#/$defs/person"}]}
-    reader = reader_of(schema | of(boss={"$ref": "#/$defs/person"}))
+    schema = {"$defs": {"person": make_object(name={"type": "string"})}, "allOf": [{"$ref": "#/$defs/person"}]}
+    reader = make_reader(schema | make_object(boss={"$ref": "#/$defs/person"}))
     assert reader.columns.texts() == {"boss": "struct<name:string>", "name": "string"}
 
 
 def test_a_schema_and_what_it_refers_to_are_one_file() -> None:
-    line = {"$id": "https://example.com/line.json", "definitions": {"sku": {"type": "string"}}} | of(
+    line = {"$id": "https://example.com/line.json", "definitions": {"sku": {"type": "string"}}} | make_object(
         sku={"$ref": "#/definitions/sku"}
     )
-    order = of(line={"$ref": "https://example.com/line.json"}, other={"$ref": "line.json"})
-    found = bundle_texts([json.dumps(line), json.dumps(order)], ["https://example.com/line.json"])
-    reader = JsonSchemaReader((found,), WireFormat.CONFLUENT)
+    order = make_object(line={"$ref": "https://example.com/line.json"}, other={"$ref": "line.json"})
+    bundle = bundle_texts([json.dumps(line), json.dumps(order)], ["https://example.com/line.json"])
+    reader = JsonSchemaReader((bundle,), WireFormat.CONFLUENT)
     assert reader.columns.texts() == {"line": "struct<sku:string>", "other": "struct<sku:string>"}
 
 
 @pytest.mark.parametrize(
-    ("schema", "place", "said"),
+    ("schema", "pointer", "message"),
     [
-        (of(a={"type": ["string", "integer"]}), "#/properties/a/type", "several kinds"),
-        (of(a={"oneOf": [{"type": "string"}, {"type": "integer"}]}), "#/properties/a/oneOf", "several kinds"),
-        (of(a={"type": "array", "items": {"type": "integer", "minimum": 1}}), "#/properties/a/items/minimum", "inside"),
-        (of(a={"type": "array", "minItems": 1}), "#/properties/a/minItems", "no counterpart"),
-        (of(a={"type": "number", "multipleOf": 5}), "#/properties/a/multipleOf", "power of ten"),
-        (of(a={"minLength": 5}), "#/properties/a/minLength", "needs a type"),
-        (of(a={"type": "string", "pattern": "(?=a)"}), "#/properties/a/pattern", "contract"),
-        (of(a={"type": "string", "enum": ["a", 1]}), "#/properties/a/enum", "contract"),
-        (of(a={"enum": [{"b": 1}]}), "#/properties/a/enum", "object or a list"),
-        (of(a={"enum": ["a", 1]}), "#/properties/a/enum", "several kinds"),
-        (of(a={"const": "a", "enum": ["a", "b"]}), "#/properties/a/const", "leave one"),
-        (of(a={"type": "array", "enum": [[1], [2]]}), "#/properties/a/enum", "whole values of an array"),
-        (of(a={"type": "object", "const": {"b": 1}}), "#/properties/a/const", "whole values of an object"),
-        (of(a={"oneOf": [{"const": 1}, {"const": 1}]}), "#/properties/a/oneOf", "allows no value"),
-        (of(a={"oneOf": [{"type": "null"}, {"type": "null"}]}), "#/properties/a", "allows no value"),
-        (of(a={"type": "string", "format": "date", "minLength": 3}), "#/properties/a/minLength", "contract"),
-        (of(a={"$ref": "#/$defs/b"}), "#/properties/a/$ref", "not there"),
-        (of(a={"$ref": "https://example.com/other.json"}), "#/properties/a/$ref", "not in this file"),
-        (of(a=False), "#/properties/a", "allows no value"),
-        (of(a={"type": "strin"}), "#/properties/a/type", "no type"),
+        (make_object(a={"type": ["string", "integer"]}), "#/properties/a/type", "several kinds"),
+        (make_object(a={"oneOf": [{"type": "string"}, {"type": "integer"}]}), "#/properties/a/oneOf", "several kinds"),
+        (make_object(a={"type": "array", "items": {"type": "integer", "minimum": 1}}),
+         "#/properties/a/items/minimum", "inside"),
+        (make_object(a={"type": "array", "minItems": 1}), "#/properties/a/minItems", "no counterpart"),
+        (make_object(a={"type": "number", "multipleOf": 5}), "#/properties/a/multipleOf", "power of ten"),
+        (make_object(a={"minLength": 5}), "#/properties/a/minLength", "needs a type"),
+        (make_object(a={"type": "string", "pattern": "(?=a)"}), "#/properties/a/pattern", "contract"),
+        (make_object(a={"type": "string", "enum": ["a", 1]}), "#/properties/a/enum", "contract"),
+        (make_object(a={"enum": [{"b": 1}]}), "#/properties/a/enum", "object or a list"),
+        (make_object(a={"enum": ["a", 1]}), "#/properties/a/enum", "several kinds"),
+        (make_object(a={"const": "a", "enum": ["a", "b"]}), "#/properties/a/const", "leave one"),
+        (make_object(a={"type": "array", "enum": [[1], [2]]}), "#/properties/a/enum", "whole values of an array"),
+        (make_object(a={"type": "object", "const": {"b": 1}}), "#/properties/a/const", "whole values of an object"),
+        (make_object(a={"oneOf": [{"const": 1}, {"const": 1}]}), "#/properties/a/oneOf", "allows no value"),
+        (make_object(a={"oneOf": [{"type": "null"}, {"type": "null"}]}), "#/properties/a", "allows no value"),
+        (make_object(a={"type": "string", "format": "date", "minLength": 3}), "#/properties/a/minLength", "contract"),
+        (make_object(a={"$ref": "#/$defs/b"}), "#/properties/a/$ref", "not there"),
+        (make_object(a={"$ref": "https://example.com/other.json"}), "#/properties/a/$ref", "not in this file"),
+        (make_object(a=False), "#/properties/a", "allows no value"),
+        (make_object(a={"type": "strin"}), "#/properties/a/type", "no type"),
         (TREE | {"$defs": {"tree": TREE}}, "#/$defs/tree/properties/left/$ref", "recursive"),
-        (of(a={"type": "object", "properties": {"b": {"type": "string", "maxLength": 2}}}),
+        (make_object(a={"type": "object", "properties": {"b": {"type": "string", "maxLength": 2}}}),
          "#/properties/a/properties/b/maxLength", "inside"),
-        (of(a={"type": "string"}) | {"required": ["b"]}, "#/required", "none of the properties"),
-        (of(a={"type": "string"}) | {"additionalProperties": {"type": "string"}}, "#/additionalProperties", "_extra"),
+        (make_object(a={"type": "string"}) | {"required": ["b"]}, "#/required", "none of the properties"),
+        (make_object(a={"type": "string"}) | {"additionalProperties": {"type": "string"}},
+         "#/additionalProperties", "_extra"),
         ({"type": "array"}, "#", "no object"),
-        (of(**{"a/b": {"not": {}}}), "#/properties/a~1b/not", "no counterpart"),
+        (make_object(**{"a/b": {"not": {}}}), "#/properties/a~1b/not", "no counterpart"),
     ],
 )  # fmt: skip
-def test_a_schema_that_is_refused(schema: Any, place: str, said: str) -> None:
+def test_a_schema_that_is_refused(schema: Any, pointer: str, message: str) -> None:
     with pytest.raises(UnusableSchema) as error:
-        reader_of(schema)
-    assert (error.value.place, said in error.value.what) == (place, True)
+        make_reader(schema)
+    assert (error.value.place, message in error.value.what) == (pointer, True)
 
 
 def test_all_that_is_wrong_with_a_schema_is_named_at_once() -> None:
     item = {"type": "object", "properties": {"qty": {"type": "integer", "minimum": 1, "maximum": 9}, "n": {"not": {}}}}
-    schema = of(
+    schema = make_object(
         id={"type": "integer", "minimum": 1},
         items={"type": "array", "items": item, "minItems": 1, "uniqueItems": True},
         more={"type": "array", "items": {"$ref": "#/properties/items/items"}},
@@ -145,7 +149,7 @@ def test_all_that_is_wrong_with_a_schema_is_named_at_once() -> None:
         text={"type": "string", "pattern": "(?=a)"},
     )  # fmt: skip
     with pytest.raises(UnusableSchema) as caught:
-        reader_of(schema | {"minProperties": 1})
+        make_reader(schema | {"minProperties": 1})
     inside = "limits a field inside another, and a contract is about columns"
     long = (
         "#/properties/a rather long name of a property that has another one inside/properties/and one more that is long"
@@ -172,14 +176,14 @@ def test_what_is_no_schema(text_: str) -> None:
 
 def test_a_name_that_no_column_can_have() -> None:
     with pytest.raises(SchemaError):
-        reader_of(of(**{"a.b": {"type": "string"}}))
+        make_reader(make_object(**{"a.b": {"type": "string"}}))
 
 
 def test_a_schema_bomb_is_refused() -> None:
-    """Forty definitions, each of which holds the one before twice: 2^40 columns."""
+    """Forty definitions, each with two fields of the one before: 2^40 columns."""
     defs: dict[str, Any] = {"a0": {"type": "string"}}
     for i in range(1, 40):
         below = {"$ref": f"#/$defs/a{i - 1}"}
         defs[f"a{i}"] = {"type": "object", "properties": {"l": below, "r": below}}
     with pytest.raises(UnusableSchema, match="holds too much"):
-        reader_of(of(a={"$ref": "#/$defs/a39"}) | {"$defs": defs})
+        make_reader(make_object(a={"$ref": "#/$defs/a39"}) | {"$defs": defs})

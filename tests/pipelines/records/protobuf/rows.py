@@ -1,4 +1,4 @@
-"""Protobuf records through the format, schemas in memory instead of a registry, and what Google's library reads."""
+"""Converts Protobuf records with the format, and reads them with Google's library; a registry in memory."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from sluice.pipelines.records.protobuf.format import ProtobufFormat
 from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader, from_file
 from sluice.pipelines.records.protobuf.schema import read_files
 from sluice.pipelines.records.rows.wire_format import Named, WireFormat
-from tests.pipelines.records.json.rows import FIRST, by_offset, chunk
+from tests.pipelines.records.json.rows import FIRST, by_offset, make_chunk
 from tests.pipelines.records.protobuf import wild
 
 NOWHERE = Path("/nowhere")
 
 
 class Schemas:
-    """`WriterSchemas` from a mapping of `.proto` texts; `asked` are the numbers that were asked for."""
+    """`WriterSchemas` from a mapping of `.proto` texts. `requests` has the ids that were looked up."""
 
-    def __init__(self, known: Mapping[Any, str]) -> None:
-        self._known, self.asked = known, list[Named]()
+    def __init__(self, schemas: Mapping[Any, str]) -> None:
+        self._schemas, self.requests = schemas, list[Named]()
 
     def texts(self, id: Named) -> tuple[str, ...] | None:
-        self.asked.append(id)
-        return from_file(self._known[id], NOWHERE, "") if id in self._known else None
+        self.requests.append(id)
+        return from_file(self._schemas[id], NOWHERE, "") if id in self._schemas else None
 
 
-def reader_of(text: str, message: str = "", wire: WireFormat = WireFormat.BARE) -> ProtobufReader:
-    """A reader of a `.proto` text, in proto3 unless it says otherwise."""
-    return ProtobufReader(from_file(whole(text), NOWHERE, message), wire)
+def make_reader(text: str, message: str = "", wire: WireFormat = WireFormat.BARE) -> ProtobufReader:
+    """Return a reader of a `.proto` text, in proto3 unless it names another syntax."""
+    return ProtobufReader(from_file(add_syntax(text), NOWHERE, message), wire)
 
 
-def whole(text: str) -> str:
+def add_syntax(text: str) -> str:
     return text if text.lstrip().startswith(("syntax", "edition", "{")) else f'syntax = "proto3";\n{text}'
 
 
 @lru_cache(64)
-def message_class(text: str) -> Any:
-    """Google's class of the message that a compiled schema names."""
+def make_message_class(text: str) -> Any:
+    """Return Google's class for the message that a compiled schema names."""
     files, name = read_files(text)
     pool = DescriptorPool()
     for file in files.file:
@@ -63,30 +63,30 @@ def convert(
     values: Sequence[bytes | None],
     schemas: Schemas | None = None,
     headers: Sequence[Sequence[tuple[str, bytes]]] | None = None,
-    **how: bool,
+    **options: bool,
 ) -> tuple[pa.Table, pa.Table | None, list[Any]]:
-    """Landed and quarantined rows of one chunk, and its drift; all of its records, each once."""
-    form = ProtobufFormat(reader, schemas, **how)
-    records = chunk(values)
+    """Return the landed rows, the quarantined rows and the drift of one chunk. Each record is in one of the two."""
+    form = ProtobufFormat(reader, schemas, **options)
+    records = make_chunk(values)
     if headers is not None:
-        held = [[{"key": k, "value": v} for k, v in row] for row in headers]
+        header_rows = [[{"key": k, "value": v} for k, v in row] for row in headers]
         at = records.schema.get_field_index("headers")
-        records = records.set_column(at, SCHEMA.field("headers"), pa.array(held, SCHEMA.field("headers").type))
+        records = records.set_column(at, SCHEMA.field("headers"), pa.array(header_rows, SCHEMA.field("headers").type))
     pieces = list(form.convert(OffsetRange("orders", 3, "id", FIRST, FIRST + len(values)), records))
     for piece in pieces:
         piece.landed.validate(full=True)
     assert sum(p.total for p in pieces) == len(values)
     landed = pa.Table.from_batches([p.landed for p in pieces], form.schema)
-    held_back = [p.quarantined for p in pieces if p.quarantined is not None]
-    for batch in held_back:
+    refused = [p.quarantined for p in pieces if p.quarantined is not None]
+    for batch in refused:
         batch.validate(full=True)
-    quarantined = pa.Table.from_batches(held_back) if held_back else None
+    quarantined = pa.Table.from_batches(refused) if refused else None
     return landed, quarantined, [d for p in pieces for d in p.drift]
 
 
-def rows_of(reader: ProtobufReader, values: Sequence[bytes | None], **how: Any) -> list[dict[str, Any] | None]:
-    """The row of each value, with the columns of the message alone; None for one in quarantine."""
-    landed, _, _ = convert(reader, values, **how)
+def convert_rows(reader: ProtobufReader, values: Sequence[bytes | None], **options: Any) -> list[dict[str, Any] | None]:
+    """Return the row of each value, with the columns of the message alone; None for a quarantined one."""
+    landed, _, _ = convert(reader, values, **options)
     rows, names = by_offset(landed, "kafka_offset"), [f.name for f in reader.columns.fields]
     return [{n: rows[FIRST + i][n] for n in names} if FIRST + i in rows else None for i in range(len(values))]
 
@@ -96,43 +96,43 @@ class Refused(Exception):
 
 
 def read_by_google(kind: Any, data: bytes) -> dict[str, Any] | None:
-    """The row that Google's library makes of a record; None where it must be in quarantine."""
+    """Return the row that Google's library reads from a record, or None if the record must be in quarantine."""
     try:
         message = kind.FromString(data)
         if not message.IsInitialized():
             return None
-        return _struct(message)
+        return _convert_struct(message)
     except (DecodeError, Refused, UnicodeDecodeError, json_format.SerializeToJsonError):
         return None
 
 
-def _struct(message: Any) -> dict[str, Any]:
-    return {f.name: _field(message, f) for f in sorted(message.DESCRIPTOR.fields, key=lambda f: f.index)}
+def _convert_struct(message: Any) -> dict[str, Any]:
+    return {f.name: _convert_field(message, f) for f in sorted(message.DESCRIPTOR.fields, key=lambda f: f.index)}
 
 
-def _field(message: Any, f: Any) -> Any:
+def _convert_field(message: Any, f: Any) -> Any:
     value = getattr(message, f.name)
     if f.message_type is not None and f.message_type.GetOptions().map_entry:
         kind = f.message_type.fields_by_name["value"]
-        return sorted((_key(k), _value(value[k], kind)) for k in value)
+        return sorted((_convert_key(k), _convert_value(value[k], kind)) for k in value)
     if f.is_repeated:
-        return [_value(v, f) for v in value]
+        return [_convert_value(v, f) for v in value]
     if f.has_presence and not message.HasField(f.name):
         return None
-    return _value(value, f)
+    return _convert_value(value, f)
 
 
-def _key(key: Any) -> str:
+def _convert_key(key: Any) -> str:
     return str(key).lower() if isinstance(key, bool) else str(key)
 
 
-def _value(value: Any, f: Any) -> Any:
+def _convert_value(value: Any, f: Any) -> Any:
     if f.enum_type is not None:
         if value not in f.enum_type.values_by_number:
             raise Refused
         return next(v.name for v in f.enum_type.values if v.number == value)
     if f.type == f.TYPE_STRING and isinstance(value, bytes):
-        raise Refused  # proto2 lets texts be no UTF-8
+        raise Refused  # proto2 allows strings that are not UTF-8
     if f.message_type is None:
         return repr(value) if isinstance(value, float) else value
     match f.message_type.full_name:
@@ -146,21 +146,21 @@ def _value(value: Any, f: Any) -> Any:
             except ValueError:
                 raise Refused from None
         case name if name.startswith("google.protobuf.") and name.endswith("Value"):
-            return _value(value.value, f.message_type.fields[0])
-    return _struct(value) if f.message_type.fields else True
+            return _convert_value(value.value, f.message_type.fields[0])
+    return _convert_struct(value) if f.message_type.fields else True
 
 
-def comparable(value: Any, type_: Any) -> Any:
-    """A landed value, as `read_by_google` has it: floats by their words, maps sorted, documents as JSON sorts them."""
+def normalize(value: Any, type_: Any) -> Any:
+    """Return a landed value in the form of `read_by_google`: floats as text, maps sorted, documents as sorted JSON."""
     if value is None:
         return None
     match str(type_.kind):
         case "struct":
-            return {f.name: comparable(value[f.name], f.type) for f in type_.fields}
+            return {f.name: normalize(value[f.name], f.type) for f in type_.fields}
         case "list":
-            return [comparable(v, type_.fields[0].type) for v in value]
+            return [normalize(v, type_.fields[0].type) for v in value]
         case "map":
-            return sorted((k, comparable(v, type_.fields[0].type)) for k, v in value)
+            return sorted((k, normalize(v, type_.fields[0].type)) for k, v in value)
         case "json":
             return json.dumps(json.loads(value), sort_keys=True)
         case "float32" | "float64":
@@ -168,9 +168,9 @@ def comparable(value: Any, type_: Any) -> Any:
     return value
 
 
-def wild_message(rnd: Random) -> tuple[ProtobufReader, Any]:
-    """A random message that has fields: what reads its records, and Google's class of it."""
+def make_wild_message(rnd: Random) -> tuple[ProtobufReader, Any]:
+    """Return the reader of a random message with fields, and Google's class for it."""
     while True:
-        text = wild.schema(rnd)
-        if (kind := message_class(text)).DESCRIPTOR.fields:
+        text = wild.make_schema(rnd)
+        if (kind := make_message_class(text)).DESCRIPTOR.fields:
             return ProtobufReader((text,), WireFormat.BARE), kind

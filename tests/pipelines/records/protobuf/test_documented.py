@@ -1,4 +1,4 @@
-"""What docs/formats.md says of Protobuf's types is what happens, and what Google's library writes and reads."""
+"""Protobuf types land as docs/formats.md documents them, and as Google's library writes and reads them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from google.protobuf import json_format
 
 from sluice.pipelines.records.protobuf.schema import ProtoKind, get_kind
 from tests.pipelines.records.json.rows import FIRST, by_offset
-from tests.pipelines.records.protobuf.rows import comparable, convert, message_class, read_by_google, reader_of
+from tests.pipelines.records.protobuf.rows import convert, make_message_class, make_reader, normalize, read_by_google
 
 DOCS = (Path(__file__).parents[4] / "docs" / "formats.md").read_text().split("## Protobuf")[1].split("\n## ")[0]
 CASES = re.findall(r"^\| `(.+?)` \| `(.+)` \| `(.+)` \|$", DOCS, re.MULTILINE)
@@ -21,23 +21,23 @@ IMPORTS = "".join(
 )
 
 
-def text_of(field: str) -> str:
+def make_text(field: str) -> str:
     end = "" if field.endswith("}") else ";"
     return f'syntax = "proto3";\n{IMPORTS}{HELPERS}message R {{ {field}{end} }}'
 
 
 @pytest.mark.parametrize(("field", "value", "lands"), CASES)
 def test_a_type(field: str, value: str, lands: str) -> None:
-    reader = reader_of(text_of(field), "R")
+    reader = make_reader(make_text(field), "R")
     column = reader.columns.fields[0]
     assert (column.name, column.text) == ("x", lands)
-    kind = message_class(reader.texts[-1])
+    kind = make_message_class(reader.texts[-1])
     record = json_format.Parse(
         f'{{"x": {value}}}', kind(), descriptor_pool=kind.DESCRIPTOR.file.pool
     ).SerializeToString()
-    landed, held, drift = convert(reader, [record])
-    assert (held, [d for d in drift if d.field == "x"]) == (None, [])
-    row = comparable(by_offset(landed, "kafka_offset")[FIRST]["x"], column.type)
+    landed, quarantined, drift = convert(reader, [record])
+    assert (quarantined, [d for d in drift if d.field == "x"]) == (None, [])
+    row = normalize(by_offset(landed, "kafka_offset")[FIRST]["x"], column.type)
     expected = read_by_google(kind, record)
     assert row is not None
     assert expected is not None
@@ -45,5 +45,8 @@ def test_a_type(field: str, value: str, lands: str) -> None:
 
 
 def test_the_table_has_every_type() -> None:
-    kinds = {get_kind(message_class(reader_of(text_of(f), "R").texts[-1]).DESCRIPTOR.fields[0])[0] for f, _, _ in CASES}
+    kinds = {
+        get_kind(make_message_class(make_reader(make_text(f), "R").texts[-1]).DESCRIPTOR.fields[0])[0]
+        for f, _, _ in CASES
+    }
     assert kinds == set(ProtoKind)

@@ -1,4 +1,4 @@
-"""Any message, any bytes: what lands equals what Google's library reads, and what it does not read is in quarantine."""
+"""Any message and any bytes: landed rows equal those of Google's library; records that it refuses are quarantined."""
 
 from __future__ import annotations
 
@@ -7,50 +7,50 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.examples import examples
+from tests.examples import scale_examples
 from tests.pipelines.records.json.rows import FIRST, by_offset
 from tests.pipelines.records.protobuf import wild
-from tests.pipelines.records.protobuf.rows import comparable, convert, read_by_google, wild_message
+from tests.pipelines.records.protobuf.rows import convert, make_wild_message, normalize, read_by_google
 
 SEEDS = st.integers(0, 1 << 40)
 
 
-# What Google's library passes over, and we do not: numbers that a closed enum does not have, texts of proto2 that are
-# no UTF-8.
+# Google's library skips numbers that a closed enum does not have, and accepts proto2 strings that are not UTF-8. Sluice
+# refuses both.
 STRICTER = ("wrong_type", "invalid_utf8")
 
 
 def check(seed: int, *, spoil: bool) -> None:
     rnd = Random(seed)
-    reader, kind = wild_message(rnd)
-    values = [wild.record(rnd, kind.DESCRIPTOR) for _ in range(30)]
+    reader, kind = make_wild_message(rnd)
+    values = [wild.make_record(rnd, kind.DESCRIPTOR) for _ in range(30)]
     if spoil:
-        values = [wild.mutated(rnd, v) if rnd.randrange(3) else v for v in values]
-    landed, held, _ = convert(reader, values)
-    rows, refused = by_offset(landed, "kafka_offset"), by_offset(held, "offset")
+        values = [wild.mutate(rnd, v) if rnd.randrange(3) else v for v in values]
+    landed, quarantined, _ = convert(reader, values)
+    rows, refused = by_offset(landed, "kafka_offset"), by_offset(quarantined, "offset")
     for at, value in enumerate(values, FIRST):
         expected = read_by_google(kind, value)
         if at not in rows:
             assert expected is None or refused[at]["reason"] in STRICTER, (seed, value)
             continue
         if expected is None:
-            # A document is read at the end: one that another member of its oneof has taken the place of is not.
+            # Documents are read at the end, so one that another member of its oneof replaced is not read.
             assert spoil, (seed, value)
             assert any("json" in f.text for f in reader.columns.fields), (seed, value)
             continue
         for f in reader.columns.fields:
-            # It also passes over entries of maps that have fields which entries do not have.
+            # Google's library also skips map entries with unknown fields.
             if not (spoil and "map<" in f.text):
-                assert comparable(rows[at][f.name], f.type) == expected[f.name], (seed, value, f.name)
+                assert normalize(rows[at][f.name], f.type) == expected[f.name], (seed, value, f.name)
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=scale_examples(60))
 @given(SEEDS)
 def test_records_land_as_google_reads_them(seed: int) -> None:
     check(seed, spoil=False)
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=scale_examples(60))
 @given(SEEDS)
 def test_any_bytes_land_as_google_reads_them_or_not_at_all(seed: int) -> None:
     check(seed, spoil=True)

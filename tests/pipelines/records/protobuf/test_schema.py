@@ -1,4 +1,4 @@
-"""`.proto` files: what they import, what is refused, and what a compiled one keeps."""
+"""`.proto` files: imports, refusals, and the text of a compiled schema."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from sluice.pipelines.records.protobuf.schema import read_files, read_message, w
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
 from sluice.pipelines.records.rows.wire_format import PROTOBUF, RegisteredSchema, WireFormat
 from sluice.pipelines.schema.schema import SchemaError
-from tests.pipelines.records.protobuf.rows import NOWHERE, message_class, read_by_google, reader_of, rows_of, whole
+from tests.pipelines.records.protobuf.rows import (
+    NOWHERE,
+    add_syntax,
+    convert_rows,
+    make_message_class,
+    make_reader,
+    read_by_google,
+)
 
 MONEY = 'syntax = "proto3"; package acme.common; message Money { int64 units = 1; }'
 ORDER = """syntax = "proto3"; package acme;
@@ -33,8 +40,8 @@ def test_a_file_with_what_it_imports_from_its_folder(tmp_path: Path) -> None:
 
 
 def test_comments_and_order_of_files_make_no_other_rows() -> None:
-    a, b = reader_of("message R { int32 x = 1; }"), reader_of("// more\nmessage R { int32 x = 1; }  // words")
-    assert a.fingerprint == b.fingerprint != reader_of("message R { int32 x = 2; }").fingerprint
+    a, b = make_reader("message R { int32 x = 1; }"), make_reader("// more\nmessage R { int32 x = 1; }  // words")
+    assert a.fingerprint == b.fingerprint != make_reader("message R { int32 x = 2; }").fingerprint
 
 
 @pytest.mark.parametrize("packed", [(), (0,), (1,), (0, 1)])
@@ -43,9 +50,9 @@ def test_a_registrys_schema_as_text_or_compiled_with_what_it_refers_to(packed: t
     texts = [MONEY, ORDER]
     for i in packed:
         texts[i] = base64.b64encode(files[i].SerializeToString()).decode()
-    found = RegisteredSchema(7, PROTOBUF, tuple(texts), "s", 1, ("acme/common/money.proto",))
-    assert [m.name for m in read_files(compile_registered(found).texts[-1])[0].file[-1].message_type] == ["Order"]
-    reader = ProtobufReader(from_file(as_file(found), NOWHERE, "acme.Order"), WireFormat.BARE)
+    registered = RegisteredSchema(7, PROTOBUF, tuple(texts), "s", 1, ("acme/common/money.proto",))
+    assert [m.name for m in read_files(compile_registered(registered).texts[-1])[0].file[-1].message_type] == ["Order"]
+    reader = ProtobufReader(from_file(as_file(registered), NOWHERE, "acme.Order"), WireFormat.BARE)
     assert reader.columns.texts() == COLUMNS
 
 
@@ -54,7 +61,7 @@ def test_a_plain_schema_of_a_registry_stays_a_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("message", "compile: line 2, column 8: Expected message name"),
         ('import "nope.proto"; message R { int32 x = 1; }', "nope.proto: File not found"),
@@ -68,24 +75,24 @@ def test_a_plain_schema_of_a_registry_stays_a_text() -> None:
         ("message R { int32 x = 0; }", "does not compile"),
     ],
 )
-def test_files_that_are_refused(text: str, said: str) -> None:
+def test_files_that_are_refused(text: str, message: str) -> None:
     name = "R" if text.startswith("message R { S") else ""
     with pytest.raises(UnusableSchema) as caught:
-        reader_of(text, name)
-    assert said in str(caught.value)
+        make_reader(text, name)
+    assert message in str(caught.value)
 
 
 def test_a_message_that_doubles_with_each_of_its_fields_is_refused() -> None:
     levels = [f"message M{i} {{ M{i + 1} a = 1; M{i + 1} b = 2; }}" for i in range(30)]
     with pytest.raises(UnusableSchema, match="more than"):
-        reader_of("\n".join([*levels, "message M30 { int32 x = 1; }"]), "M0")
+        make_reader("\n".join([*levels, "message M30 { int32 x = 1; }"]), "M0")
 
 
 def test_columns_that_no_table_takes_are_refused() -> None:
     with pytest.raises(SchemaError, match="case"):
-        reader_of("message R { int32 x = 1; int32 X = 2; }")
+        make_reader("message R { int32 x = 1; int32 X = 2; }")
     with pytest.raises(SchemaError, match="kafka_"):
-        reader_of("message R { int32 kafka_key = 1; }")
+        make_reader("message R { int32 kafka_key = 1; }")
 
 
 @pytest.mark.parametrize("text", ["{", '{"files": 3}', '{"files": ""}', '{"files": "AAAA"}', '{"message": "R"}'])
@@ -97,17 +104,17 @@ def test_compiled_texts_that_are_none(text: str) -> None:
 def test_a_nested_message_by_its_name_with_and_without_the_package() -> None:
     text = 'syntax = "proto3"; package p.q; message A { message B { int32 x = 1; } }'
     for name in ("p.q.A.B", "A.B"):
-        assert reader_of(text, name).message.name == "p.q.A.B"
+        assert make_reader(text, name).message.name == "p.q.A.B"
     with pytest.raises(UnusableSchema, match="has no message B, which"):
-        reader_of(text, "B")
+        make_reader(text, "B")
 
 
 def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    (tmp_path / "secret.proto").write_text(whole("message S { int32 x = 1; }"))
+    (tmp_path / "secret.proto").write_text(add_syntax("message S { int32 x = 1; }"))
     (tmp_path / "in/s.proto").symlink_to(tmp_path / "secret.proto")
     with pytest.raises(UnusableSchema, match="File not found"):
-        from_file(whole('import "s.proto"; message R { S x = 1; }'), tmp_path / "in", "")
+        from_file(add_syntax('import "s.proto"; message R { S x = 1; }'), tmp_path / "in", "")
 
 
 def test_text_and_message_come_back() -> None:
@@ -159,18 +166,18 @@ message Order {{
     [('syntax = "proto3";', ""), ('syntax = "proto2";', "optional "), ('edition = "2023";', "")],
 )
 def test_entries_of_maps_that_a_serializer_wrote_out_are_maps(begin: str, opt: str) -> None:
-    """As Apicurio's Java serializer registers them, with Google's files beside, which nobody takes from there."""
+    """Schemas as Apicurio's Java serializer registers them. Google's files, registered with them, are ignored."""
     name = "google/protobuf/struct.proto"
     texts = ("message Struct { option map_entry = true; }", ENTRIES.format(begin=begin, opt=opt))
     registered = RegisteredSchema(1, PROTOBUF, texts, names=(name,))
-    found = ProtobufReader(
+    reader = ProtobufReader(
         (write_text(read_files(compile_registered(registered).texts[-1])[0], "shop.Order"),), WireFormat.APICURIO3
     )
-    expected = reader_of(MAPS.format(begin=begin, opt=opt), "shop.Order", WireFormat.APICURIO3)
-    assert found.message == expected.message
-    assert found.fingerprint == expected.fingerprint
-    kind, other = message_class(found.texts[-1]), message_class(expected.texts[-1])
+    expected = make_reader(MAPS.format(begin=begin, opt=opt), "shop.Order", WireFormat.APICURIO3)
+    assert reader.message == expected.message
+    assert reader.fingerprint == expected.fingerprint
+    kind, other = make_message_class(reader.texts[-1]), make_message_class(expected.texts[-1])
     record = kind(id="a", counts={"x": 1}, lines={5: {"sku": "q"}}).SerializeToString()
-    assert rows_of(ProtobufReader(found.texts, WireFormat.BARE), [record]) == [read_by_google(other, record)]
+    assert convert_rows(ProtobufReader(reader.texts, WireFormat.BARE), [record]) == [read_by_google(other, record)]
     assert as_file(registered) == texts[-1].rstrip()
     assert compile_registered(compile_registered(registered)) == compile_registered(registered)

@@ -1,4 +1,4 @@
-"""Random messages, and random bytes that are nearly records of them: fields in any order, repeated, merged, unknown."""
+"""Random messages, and random bytes close to records of them: fields in any order, repeated, merged, unknown."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ KNOWN = [
 GOOGLE = "google/protobuf/"
 
 
-def schema(rnd: Random) -> str:
-    """The text of a compiled schema of some messages that hold one another, in proto2 or proto3."""
+def make_schema(rnd: Random) -> str:
+    """Return the text of a compiled schema with messages that contain one another, in proto2 or proto3."""
     file = FileDescriptorProto(name="wild.proto", syntax=rnd.choice(["proto2", "proto3"]))
     names = ("timestamp", "duration", "struct", "wrappers")
     file.dependency.extend(f"{GOOGLE}{name}.proto" for name in names)
@@ -37,19 +37,19 @@ def schema(rnd: Random) -> str:
     for i, (name, number) in enumerate((("NONE", 0), ("ONE", 1), ("BELOW", -7), ("FAR", 2147483647))):
         enum.value.add(name=name if i else "NONE", number=number)
     for i in range(rnd.randint(1, 3)):
-        _message(rnd, file.message_type.add(name=f"M{i}"), file, i)
+        _fill_message(rnd, file.message_type.add(name=f"M{i}"), file, i)
     files: FileDescriptorSet = make_descriptor_set()
     files.file.extend([*(_load_google(f"{GOOGLE}{name}.proto") for name in names), file])
     return write_text(files, f"M{len(file.message_type) - 1}")
 
 
-def _message(rnd: Random, d: DescriptorProto, file: FileDescriptorProto, earlier: int) -> None:
+def _fill_message(rnd: Random, d: DescriptorProto, file: FileDescriptorProto, earlier: int) -> None:
     proto2 = file.syntax == "proto2"
     numbers = rnd.sample([*range(1, 20), 100, 2047, 536870911], rnd.randint(0 if earlier else 1, 6))
     oneof = bool(rnd.randrange(2))
     for i, number in enumerate(numbers):
         f = d.field.add(name=f"f{i}", number=number, label=F.LABEL_OPTIONAL)
-        _type(rnd, f, earlier, d if proto2 else None)
+        _choose_type(rnd, f, earlier, d if proto2 else None)
         how = rnd.randrange(8)
         if how < 3 and f.type != F.TYPE_GROUP:
             f.label = F.LABEL_REPEATED
@@ -65,7 +65,7 @@ def _message(rnd: Random, d: DescriptorProto, file: FileDescriptorProto, earlier
             f.oneof_index = 0
 
 
-def _type(rnd: Random, f: FieldDescriptorProto, earlier: int, group_in: DescriptorProto | None) -> None:
+def _choose_type(rnd: Random, f: FieldDescriptorProto, earlier: int, group_in: DescriptorProto | None) -> None:
     kind = rnd.randrange(10)
     if kind == 0:
         f.type, f.type_name = F.TYPE_ENUM, ".E"
@@ -87,11 +87,11 @@ def _map(rnd: Random, d: DescriptorProto, f: FieldDescriptorProto, earlier: int,
     entry.options.map_entry = True
     entry.field.add(name="key", number=1, type=rnd.choice(KEYS), label=F.LABEL_OPTIONAL)
     value = entry.field.add(name="value", number=2, label=F.LABEL_OPTIONAL)
-    _type(rnd, value, earlier, None)
+    _choose_type(rnd, value, earlier, None)
     f.label, f.type, f.type_name = F.LABEL_REPEATED, F.TYPE_MESSAGE, f".{d.name}.{entry.name}"
 
 
-def varint(number: int) -> bytes:
+def encode_varint(number: int) -> bytes:
     number &= (1 << 64) - 1
     out = bytearray()
     while number > 0x7F:
@@ -100,81 +100,83 @@ def varint(number: int) -> bytes:
     return bytes([*out, number])
 
 
-def sized(data: bytes) -> bytes:
-    return varint(len(data)) + data
+def add_length(data: bytes) -> bytes:
+    return encode_varint(len(data)) + data
 
 
-def record(rnd: Random, d: Any, depth: int = 0) -> bytes:
-    """Bytes of a described message: each field as often as chance has it."""
+def make_record(rnd: Random, d: Any, depth: int = 0) -> bytes:
+    """Return bytes of a message with this descriptor, each field a random number of times."""
     out = []
     fields = list(d.fields)
     for _ in range(rnd.choice((0, 1, 2, 4, 8)) if fields else 0):
-        out.append(_occurrence(rnd, rnd.choice(fields), depth))
-    # Google's library takes entries of a closed enum for unknown ones if they have unknown fields.
+        out.append(_make_occurrence(rnd, rnd.choice(fields), depth))
+    # Google's library treats map entries with a closed enum as unknown if they have unknown fields.
     if not rnd.randrange(6) and not d.GetOptions().map_entry:
-        out.append(_unknown(rnd))
+        out.append(_make_unknown(rnd))
     rnd.shuffle(out)
     return b"".join(out)
 
 
-def _occurrence(rnd: Random, f: Any, depth: int) -> bytes:
+def _make_occurrence(rnd: Random, f: Any, depth: int) -> bytes:
     if f.type == F.TYPE_GROUP:
-        inside = record(rnd, f.message_type, depth + 1)
-        return varint(f.number << 3 | 3) + inside + varint(f.number << 3 | 4)
+        inside = make_record(rnd, f.message_type, depth + 1)
+        return encode_varint(f.number << 3 | 3) + inside + encode_varint(f.number << 3 | 4)
     if f.type == F.TYPE_MESSAGE:
-        return varint(f.number << 3 | 2) + sized(record(rnd, f.message_type, depth + 1) if depth < 6 else b"")
+        return encode_varint(f.number << 3 | 2) + add_length(
+            make_record(rnd, f.message_type, depth + 1) if depth < 6 else b""
+        )
     if f.type in (F.TYPE_STRING, F.TYPE_BYTES):
-        return varint(f.number << 3 | 2) + sized(_text(rnd, f.type))
-    wire = _wire(f)
+        return encode_varint(f.number << 3 | 2) + add_length(_make_text(rnd, f.type))
+    wire = _get_wire_type(f)
     if f.is_repeated and rnd.randrange(2):
-        several = b"".join(_scalar(rnd, f) for _ in range(rnd.randrange(4)))
-        return varint(f.number << 3 | 2) + sized(several)
-    return varint(f.number << 3 | wire) + _scalar(rnd, f)
+        several = b"".join(_make_scalar(rnd, f) for _ in range(rnd.randrange(4)))
+        return encode_varint(f.number << 3 | 2) + add_length(several)
+    return encode_varint(f.number << 3 | wire) + _make_scalar(rnd, f)
 
 
-def _wire(f: Any) -> int:
+def _get_wire_type(f: Any) -> int:
     if f.type in (F.TYPE_DOUBLE, F.TYPE_FIXED64, F.TYPE_SFIXED64):
         return 1
     return 5 if f.type in (F.TYPE_FLOAT, F.TYPE_FIXED32, F.TYPE_SFIXED32) else 0
 
 
-def _scalar(rnd: Random, f: Any) -> bytes:
+def _make_scalar(rnd: Random, f: Any) -> bytes:
     if f.enum_type is not None:
-        return varint(rnd.choice([v.number for v in f.enum_type.values]))
+        return encode_varint(rnd.choice([v.number for v in f.enum_type.values]))
     if f.type == F.TYPE_DOUBLE:
         return struct.pack("<d", rnd.choice((0.0, -0.0, 1.5, 1e300, float("inf"), rnd.random())))
     if f.type == F.TYPE_FLOAT:
         return struct.pack("<f", rnd.choice((0.0, -0.0, 1.5, float("-inf"), rnd.random())))
-    size = {1: 8, 5: 4}.get(_wire(f))
+    size = {1: 8, 5: 4}.get(_get_wire_type(f))
     if size:
         return rnd.randbytes(size)
-    return varint(
+    return encode_varint(
         rnd.choice((0, 1, 127, 128, 1 << 31, (1 << 32) - 1, 1 << 40, -1, -5, 1_700_000_000, rnd.getrandbits(64)))
     )
 
 
-def _text(rnd: Random, kind: int) -> bytes:
+def _make_text(rnd: Random, kind: int) -> bytes:
     if kind == F.TYPE_BYTES:
         return rnd.randbytes(rnd.randrange(6))
     return "".join(rnd.choice('aé€😀 "\\\n') for _ in range(rnd.randrange(6))).encode()
 
 
-def _unknown(rnd: Random, depth: int = 0) -> bytes:
+def _make_unknown(rnd: Random, depth: int = 0) -> bytes:
     number = rnd.choice((21, 999, 3000))
     match rnd.randrange(5):
         case 0:
-            return varint(number << 3) + varint(rnd.getrandbits(40))
+            return encode_varint(number << 3) + encode_varint(rnd.getrandbits(40))
         case 1:
-            return varint(number << 3 | 1) + bytes(8)
+            return encode_varint(number << 3 | 1) + bytes(8)
         case 2:
-            return varint(number << 3 | 2) + sized(b"xyz")
+            return encode_varint(number << 3 | 2) + add_length(b"xyz")
         case 3 if depth < 4:
-            return varint(number << 3 | 3) + _unknown(rnd, depth + 1) + varint(number << 3 | 4)
-    return varint(number << 3 | 5) + bytes(4)
+            return encode_varint(number << 3 | 3) + _make_unknown(rnd, depth + 1) + encode_varint(number << 3 | 4)
+    return encode_varint(number << 3 | 5) + bytes(4)
 
 
-def mutated(rnd: Random, data: bytes) -> bytes:
-    """The bytes with some of them changed, cut off or doubled."""
+def mutate(rnd: Random, data: bytes) -> bytes:
+    """Return the bytes with some of them changed, inserted or removed."""
     out = bytearray(data)
     for _ in range(rnd.randint(1, 3)):
         at = rnd.randrange(len(out) + 1)
