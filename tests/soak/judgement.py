@@ -22,7 +22,7 @@ from bench.plot import picture, text
 from sluice.pipelines.batch_report.markup import Html, tag
 
 LIMITS: Mapping[str, float] = {
-    "pss": 24.0,
+    "memory": 24.0,
     "threads": 4.0,
     "files": 10.0,
     "sockets": 10.0,
@@ -109,7 +109,7 @@ def _list_series(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[Point]]:
     for line in lines:
         minute = float(line["minute"])
         for name, process in line["processes"].items():
-            for key in ("pss", "threads", "files", "sockets"):
+            for key in ("memory", "threads", "files", "sockets"):
                 point = Point(minute, float(process[key]), int(process["pid"]))
                 series.setdefault(f"{name} {key}", []).append(point)
         for name, value in _list_values(line):

@@ -126,7 +126,7 @@ def measure_folder(folder: Path) -> dict[str, float]:
 
 def _measure_process(process: Process, states: dict[str, str]) -> dict[str, Any]:
     status = Path("/proc", str(process.pid))
-    memory = dict(re.findall(r"^(Pss|Rss|Private_Dirty): +(\d+) kB", (status / "smaps_rollup").read_text(), re.M))
+    memory = dict(re.findall(r"^(Pss_Anon|Rss): +(\d+) kB", (status / "smaps_rollup").read_text(), re.M))
     threads = re.search(r"^Threads:\s+(\d+)", (status / "status").read_text(), re.M)
     links = []
     for descriptor in (status / "fd").iterdir():
@@ -135,7 +135,8 @@ def _measure_process(process: Process, states: dict[str, str]) -> dict[str, Any]
     inodes = [link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:")]
     return {
         "pid": process.pid,
-        "pss": round(int(memory.get("Pss", 0)) / 1024, 1),
+        # Not all of Pss: a process's share of a library's pages rises when another process that uses them ends.
+        "memory": round(int(memory.get("Pss_Anon", 0)) / 1024, 1),
         "rss": round(int(memory.get("Rss", 0)) / 1024, 1),
         "threads": int(threads[1]) if threads else 0,
         "files": len(links),

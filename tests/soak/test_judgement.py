@@ -20,7 +20,7 @@ def make_lines(leak: float = 0.0, *, restarted: int = MINUTES) -> list[dict[str,
         age = minute if minute < restarted else minute - restarted
         warm = min(age, WARM_UP) * 4 + leak * age / 60 + draw.uniform(-3, 3)
         folder = {"entries": draw.randint(10, 40), "mib": draw.uniform(1, 5)}
-        process = {"pid": 1 + (minute >= restarted), "pss": 150 + warm, "threads": 12, "files": 30, "sockets": 4}
+        process = {"pid": 1 + (minute >= restarted), "memory": 150 + warm, "threads": 12, "files": 30, "sockets": 4}
         lines.append(
             {"minute": minute, "processes": {"daemon": process}, "count": draw.randint(6, 12), "temporary": folder}
             | {"home": folder, "project": folder, "caches": folder, "lag": {}, "ledger": {"orders": minute * 30}}
@@ -38,12 +38,12 @@ def test_noise_and_a_warm_up_are_flat() -> None:
 
 
 def test_a_leak_of_a_process_is_steep() -> None:
-    assert list_steep(make_lines(leak=60)) == ["daemon pss"]
+    assert list_steep(make_lines(leak=60)) == ["daemon memory"]
 
 
 def test_a_restart_hides_no_leak_and_is_none() -> None:
     assert list_steep(make_lines(restarted=45)) == []
-    assert list_steep(make_lines(leak=60, restarted=45)) == ["daemon pss"]
+    assert list_steep(make_lines(leak=60, restarted=45)) == ["daemon memory"]
 
 
 def test_a_short_soak_judges_nothing() -> None:
@@ -69,4 +69,4 @@ def test_a_running_soak_can_be_judged_from_its_folder(tmp_path: Path) -> None:
     text = "".join(json.dumps(line) + "\n" for line in make_lines())
     (tmp_path / "metrics.jsonl").write_text(text + '{"minute": 3')
     assert judgement.judge_folder(tmp_path) == []
-    assert "daemon pss" in (tmp_path / "plot.svg").read_text()
+    assert "daemon memory" in (tmp_path / "plot.svg").read_text()

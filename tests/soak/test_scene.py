@@ -198,7 +198,7 @@ class Scene:
         journal = self.journal
         behind = sum(n > 0 for n in lag.values())
         holds = sum(v.holds for v in self.checks.verdicts)
-        memory = " ".join(f"{name} {p['pss']:.0f}" for name, p in processes.items())
+        memory = " ".join(f"{name} {p['memory']:.0f}" for name, p in processes.items())
         return (
             f"{journal.minutes:6.1f} min  {behind} feeds behind by {sum(lag.values()):,.0f}; "
             f"{journal.count('fault')} faults, {journal.count('command')} commands, {self.readers.rows:,} rows read; "
