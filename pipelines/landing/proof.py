@@ -25,7 +25,7 @@ from sluice.pipelines.model.kafka import Range
 from sluice.pipelines.model.plans import OffsetRange, Plan
 from sluice.pipelines.model.receipts import Counts, Outcome, Part, PartKind, RangeFailure, Receipt, group_by_sharing
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.schema.arrays import int64s
+from sluice.pipelines.schema.arrays import int64s, view_int32s
 from sluice.pipelines.util.parallel import map_parallel
 
 
@@ -221,11 +221,7 @@ def _check_rows(staged: str, ranges: Sequence[tuple[OffsetRange, int]], columns:
         at += rows
 
 
-def _to_int32s(column: pa.Array) -> np.ndarray:
-    return np.frombuffer(column.buffers()[1], np.int32, len(column), column.offset * 4)
-
-
-_COORDINATES = ((0, _to_int32s), (1, int64s))
+_COORDINATES = ((0, view_int32s), (1, int64s))
 
 
 def _read_offsets(s: OffsetRange, part: Part, footer: pq.FileMetaData, index: int) -> Range:

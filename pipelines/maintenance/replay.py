@@ -53,12 +53,12 @@ from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing import manifest, publish
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.quarantine.limit import QuarantineKind
-from sluice.pipelines.quarantine.listing import Filter, flags, without
+from sluice.pipelines.quarantine.listing import Filter, without
 from sluice.pipelines.records.contract_rows.contract_format import RowChecks
 from sluice.pipelines.records.rows.row_format import QUARANTINED, Formatted, RawFormat
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.schema.arrays import fixed_width, plain, recast, unfit
+from sluice.pipelines.schema.arrays import boolean_array, fixed_width, plain, recast, unfit
 
 OFFSET_WEIGHT = 8 << 10
 """How many bytes of files a re-landed record counts for: in batches of 2 GiB, an entry names some 250,000."""
@@ -365,7 +365,7 @@ class _RangeReplay:
         self._mended.append(result.mended)
         were = with_offsets(rows, result.offsets)
         mended = np.isin(get_offsets(were), result.mended)
-        notes.write_batch(recast(were.append_column(RELANDED.field("mended"), flags(mended)), RELANDED))
+        notes.write_batch(recast(were.append_column(RELANDED.field("mended"), boolean_array(mended)), RELANDED))
 
     def _receipt(self, parts: tuple[Part, ...]) -> Receipt:
         """The new receipt: today's counts and contract results, and the drift seen when the records were read."""

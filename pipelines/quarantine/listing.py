@@ -29,7 +29,7 @@ from sluice.pipelines.planning.schema_changes import find_shape
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.quarantine.limit import ROWS_AT_ONCE, QuarantineKind, check_quarantine, kinds_of
-from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
+from sluice.pipelines.schema.arrays import boolean_array, fixed_width, int64s, text_array
 from sluice.pipelines.util.parallel import map_parallel
 from sluice.pipelines.validation.batch_expectations import check_contract
 from sluice.pipelines.validation.drift import check_drift
@@ -67,7 +67,7 @@ class Filter:
         masks = [_among(rows, name, texts) for name, texts in self._list_conditions() if texts]
         if self.places:
             offsets = np.array([o for at, o in self.places if at == tp], np.int64)
-            masks.append(flags(np.isin(int64s(rows.column(rows.schema.get_field_index("offset"))), offsets)))
+            masks.append(boolean_array(np.isin(int64s(rows.column(rows.schema.get_field_index("offset"))), offsets)))
         if not masks:
             return rows, rows.slice(0, 0)
         mask = reduce(pc.and_, masks)
@@ -79,11 +79,6 @@ class Filter:
 
 def _among(rows: pa.RecordBatch, name: str, texts: Sequence[str]) -> pa.Array:
     return pc.is_in(rows.column(rows.schema.get_field_index(name)), value_set=text_array(texts))
-
-
-def flags(values: Any) -> pa.Array:
-    """Booleans as an Arrow array."""
-    return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(np.packbits(values, bitorder="little"))])
 
 
 # -- counted

@@ -32,7 +32,7 @@ from sluice.pipelines.records.rows.row_items import Written, at
 from sluice.pipelines.records.rows.wire_format import WireFormat, prefix
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.republishing.republish_plan import Wishes
-from sluice.pipelines.schema.arrays import fill_int64s, get_booleans, int64s
+from sluice.pipelines.schema.arrays import as_mask, fill_int64s, int64s
 from sluice.pipelines.schema.schema import EXTRA, Kind, Schema, Type
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -98,7 +98,7 @@ def typed_values(rows: pa.RecordBatch, shape: Shape, schema_id: int) -> pa.Array
 
 def _write_present(rows: pa.RecordBatch, write: Callable[[pa.RecordBatch], Written], before: bytes) -> pa.Array:
     """Returns the encoded rows that are no tombstones, each after these bytes."""
-    there = ~get_booleans(rows.column("kafka_tombstone"))
+    there = ~as_mask(rows.column("kafka_tombstone"))
     rows_present = np.flatnonzero(there)
     texts = at(rows_present, partial(write, rows if there.all() else take_rows(rows, rows_present)))
     lengths = np.zeros(rows.num_rows, np.int64)
@@ -113,7 +113,7 @@ def _behind(before: bytes, values: pa.Array) -> pa.Array:
     if not before or not len(values):
         return values
     texts = [None if v is None else before + v for v in values.to_pylist()]
-    there = get_booleans(values.is_valid())
+    there = as_mask(values.is_valid())
     ends = np.cumsum([0, *(len(t or b"") for t in texts)]).astype(np.int32)
     return _binary(there, ends, pa.py_buffer(b"".join(filter(None, texts))))
 
@@ -136,7 +136,7 @@ def json_values(rows: pa.RecordBatch, schema: Schema) -> pa.Array:
     if extra is not None:
         members.append(_Member(b"", loops.MEMBERS, extra))
     ends, data = _weave(members, rows.num_rows)
-    there = ~get_booleans(rows.column("kafka_tombstone"))
+    there = ~as_mask(rows.column("kafka_tombstone"))
     return _binary(there, ends, pa.py_buffer(data))
 
 
@@ -148,9 +148,9 @@ def _extra(rows: pa.RecordBatch, schema: Schema) -> tuple[pa.Array | None, dict[
     holders = {f.json_name: f.type for f in schema.fields if _has_struct(f.type)}
     if not holders or column.null_count == len(column):
         return column, {}
-    odd = get_booleans(pc.match_substring(column, "\\"))  # a name with escapes may be any
+    odd = as_mask(pc.match_substring(column, "\\"))  # a name with escapes may be any
     for name in holders:
-        odd |= get_booleans(pc.match_substring(column, _text(name)))
+        odd |= as_mask(pc.match_substring(column, _text(name)))
     if not odd.any():
         return column, {}
     texts: Texts = [text if there else None for text, there in zip(column.to_pylist(), odd, strict=True)]
@@ -289,7 +289,7 @@ def _instants(column: pa.Array) -> pa.Array:
     text[:, :-1] = np.frombuffer(naive.buffers()[2], np.uint8, rows * length).reshape(rows, length)
     text[:, len("2024-02-29")] = ord("T")
     text_ends = np.arange(rows + 1, dtype=np.int32) * np.int32(length + 1)
-    valid = np.packbits(get_booleans(column.is_valid()), bitorder="little")
+    valid = np.packbits(as_mask(column.is_valid()), bitorder="little")
     return pa.StringArray.from_buffers(rows, pa.py_buffer(text_ends), pa.py_buffer(text), pa.py_buffer(valid))
 
 

@@ -29,11 +29,6 @@ def fill_int64s(column: pa.Array, value: int) -> np.ndarray:
     return int64s(column.fill_null(fixed_width(pa.int64(), np.array([value]))[0]))
 
 
-def get_booleans(column: pa.Array) -> np.ndarray:
-    """A boolean column as numpy's; null is false."""
-    return fill_int64s(column.cast(pa.int64()), 0).astype(bool)
-
-
 def view_int32s(column: pa.Array) -> np.ndarray:
     """A column of 32-bit numbers without nulls, as a numpy array. Copies nothing."""
     return np.frombuffer(column.buffers()[1], np.int32, len(column), column.offset * 4)
@@ -103,9 +98,13 @@ def _with_numbers(kind: pa.DataType) -> pa.DataType:
 
 
 def as_mask(truths: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """Returns booleans without nulls as a NumPy array."""
+    """Returns booleans as a NumPy array; null is false."""
     mask = truths.combine_chunks() if isinstance(truths, pa.ChunkedArray) else truths
-    return unpack_bits(mask.buffers()[1], mask.offset, len(mask)) if len(mask) else np.empty(0, np.bool_)
+    if not len(mask):
+        return np.empty(0, np.bool_)
+    valid, bits = mask.buffers()
+    values = unpack_bits(bits, mask.offset, len(mask))
+    return values & unpack_bits(valid, mask.offset, len(mask)) if mask.null_count else values
 
 
 def _compare_values(x: Any, y: Any) -> bool:

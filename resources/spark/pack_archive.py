@@ -27,9 +27,8 @@ import tarfile
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -40,6 +39,7 @@ from typing import BinaryIO
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.model.receipts import Progress, Reporter
 from sluice.pipelines.records.compiled import cache as loops
+from sluice.pipelines.util.locks import locking
 
 STAGE = "pack"
 _LAYOUT = 1
@@ -138,7 +138,7 @@ def pack(report: Reporter = lambda progress: None, modules: Sequence[str] = ()) 
     folder = _folder()
     path = folder / f"sluice-pack-{digest}.tar.gz"
     created = False
-    with _alone(folder):
+    with locking(folder / "lock"):
         if not path.exists():
             _make(distributions, ours, path, report, (*_IMPORTED, *modules))
             created = True
@@ -159,13 +159,6 @@ def _folder() -> Path:
 def _notes(path: Path) -> Path:
     """Return the path of the file next to a pack that holds the size of its files."""
     return path.with_name(path.name.removesuffix(".tar.gz") + ".size")
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _mark_in_use(path: Path) -> None:

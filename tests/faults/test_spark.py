@@ -9,7 +9,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import dagster as dg
 import pytest
@@ -18,7 +18,7 @@ from sluice.assets.instance.instance import open_instance
 from sluice.resources.project import Project
 from tests.faults.account import SEED
 from tests.faults.field import Field, Running
-from tests.faults.nemeses.engines import Processes, count_held, hold_requests, release_requests
+from tests.faults.nemeses.engines import Process, Processes, count_held, hold_requests, release_requests
 from tests.resources.kafka.proxy import FETCH
 from tests.resources.kafka.tools import wait_until
 
@@ -98,31 +98,25 @@ def test_python_worker_killed_at_every_try(field: Field, processes: Processes) -
 
 
 def test_pool_of_workers_killed_in_mid_landing(field: Field, processes: Processes) -> None:
-    with field.run_producers():
-        field.run_baseline(1)
-        running = start_in_mid_landing(field, processes, 1)
-        processes.find_pool().send(signal.SIGKILL)
-        field.account.log("the process that forks workers was killed (SIGKILL)")
-        run = field.wait_for_run(running)
-        assert (run.code, run.error) == (1, "Failed"), run
-        assert "forks workers was killed by SIGKILL" in run.stderr
-        processes.wait_until_gone()
-        release_requests(field)
-        field.run_until_clean()
-    field.verify()
+    kill_in_mid_landing(field, processes, processes.find_pool, "the process that forks workers", "forks workers")
 
 
 @pytest.mark.parametrize("engine", ["spark"], indirect=True)
 @pytest.mark.usefixtures("engine")
 def test_jvm_of_spark_killed_in_mid_landing(field: Field, processes: Processes) -> None:
+    kill_in_mid_landing(field, processes, processes.find_jvm, "Spark's JVM", "JVM")
+
+
+def kill_in_mid_landing(field: Field, processes: Processes, find: Callable[[], Process], name: str, error: str) -> None:
+    """Kill one process of a run that lands; the run fails and names it, and the next runs land all."""
     with field.run_producers():
         field.run_baseline(1)
         running = start_in_mid_landing(field, processes, 1)
-        processes.find_jvm().send(signal.SIGKILL)
-        field.account.log("Spark's JVM was killed (SIGKILL)")
+        find().send(signal.SIGKILL)
+        field.account.log(f"{name} was killed (SIGKILL)")
         run = field.wait_for_run(running)
         assert (run.code, run.error) == (1, "Failed"), run
-        assert "JVM was killed by SIGKILL" in run.stderr
+        assert f"{error} was killed by SIGKILL" in run.stderr
         processes.wait_until_gone()
         release_requests(field)
         field.run_until_clean()

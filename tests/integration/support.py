@@ -15,7 +15,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-from kafka import KafkaConsumer, TopicPartition
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from sluice.pipelines.audit.audit import AuditReport, audit
 from sluice.pipelines.audit.rescan import CurrentLog, rescan
@@ -77,6 +77,14 @@ class FeedProject:
         text = f"kafka: {{bootstrap: '{self.kafka.bootstrap}'}}\n"
         path.write_text(text + "".join(f"{k}: {v}\n" for k, v in lines.items()))
         return load_feed(path, {})
+
+
+def produce_values(project: FeedProject, count: int) -> None:
+    """Write `value 0` and so on, in turn to the first two partitions."""
+    producer = KafkaProducer(bootstrap_servers=project.kafka.bootstrap, linger_ms=5)
+    for i in range(count):
+        producer.send(project.topic, f"value {i}".encode(), partition=i % 2)
+    producer.close()
 
 
 @contextmanager

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from kafka import KafkaProducer
 
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.audit.rescan import CurrentLog, rescan
@@ -30,6 +29,7 @@ from tests.integration.support import (
     consume_topic,
     open_feed_ledger,
     open_inline_ports,
+    produce_values,
     read_rows,
     run,
 )
@@ -40,15 +40,8 @@ ROOTS = ("_sluice/orders", "data/orders")
 @pytest.fixture
 def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], lake: Lines) -> FeedProject:
     feed_project = FeedProject(tmp_path, kafka, fresh_topic(partitions=2), lake())
-    produce(feed_project, 40)
+    produce_values(feed_project, 40)
     return feed_project
-
-
-def produce(project: FeedProject, count: int) -> None:
-    producer = KafkaProducer(bootstrap_servers=project.kafka.bootstrap, linger_ms=5)
-    for i in range(count):
-        producer.send(project.topic, f"value {i}".encode(), partition=i % 2)
-    producer.close()
 
 
 def land(feed: Feed) -> None:
@@ -97,6 +90,6 @@ def test_every_lost_suffix_is_noticed_and_gone_on_from(project: FeedProject, mod
         assert read_files(lake) == before, "nothing was changed"
         with open_inline_ports(feed) as ports:
             accept_ledger(feed, ports, "the lake was restored from a backup of an hour ago")
-        produce(project, 2)
+        produce_values(project, 2)
         land(feed)
         check_reconciled(project, feed)

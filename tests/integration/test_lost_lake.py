@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kafka import KafkaAdminClient, KafkaProducer
+from kafka import KafkaAdminClient
 
 from sluice.pipelines.errors import ForeignMarks
 from sluice.pipelines.feed.feed import Feed
@@ -24,6 +24,7 @@ from tests.integration.support import (
     commit_feed,
     consume_topic,
     open_inline_ports,
+    produce_values,
     read_rows,
     rescan_feed,
     run,
@@ -33,15 +34,8 @@ from tests.integration.support import (
 @pytest.fixture
 def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], lake: Lines) -> FeedProject:
     feed_project = FeedProject(tmp_path, kafka, fresh_topic(partitions=2), lake())
-    produce(feed_project, 40)
+    produce_values(feed_project, 40)
     return feed_project
-
-
-def produce(project: FeedProject, count: int) -> None:
-    producer = KafkaProducer(bootstrap_servers=project.kafka.bootstrap, linger_ms=5)
-    for i in range(count):
-        producer.send(project.topic, f"value {i}".encode(), partition=i % 2)
-    producer.close()
 
 
 def land(feed: Feed) -> None:
@@ -75,7 +69,7 @@ def test_a_removed_lake_is_noticed_and_the_group_taken_over(project: FeedProject
     feed = project.write_feed()
     land(feed)
     remove_lake(feed)
-    produce(project, 10)
+    produce_values(project, 10)
     before = fetch_offsets(project, feed)
     assert {p: offset for p, (offset, _) in before.items()} == {0: 20, 1: 20}
     with pytest.raises(ForeignMarks, match="the committed offset 20 has the mark of entry"):
@@ -97,7 +91,7 @@ def test_two_lakes_on_one_group(project: FeedProject, lake: Lines) -> None:
     """The second lands nothing, for any `on_group_moved`; once it has taken the group over, the first is refused."""
     feed = project.write_feed()
     land(feed)
-    produce(project, 10)
+    produce_values(project, 10)
     other = FeedProject(project.root / "other", project.kafka, project.topic, lake())
     other.root.mkdir()
     second = other.write_feed(group=feed.group, policies="{on_group_moved: adopt}")

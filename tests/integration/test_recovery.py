@@ -49,6 +49,7 @@ from tests.integration.support import (
     consume_topic,
     open_feed_ledger,
     open_inline_ports,
+    produce_values,
     read_rows,
     run,
 )
@@ -60,15 +61,8 @@ COUNT = 300
 @pytest.fixture
 def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], lake: Lines) -> FeedProject:
     feed_project = FeedProject(tmp_path, kafka, fresh_topic(partitions=2), lake())
-    produce(feed_project, COUNT)
+    produce_values(feed_project, COUNT)
     return feed_project
-
-
-def produce(project: FeedProject, count: int) -> None:
-    producer = KafkaProducer(bootstrap_servers=project.kafka.bootstrap, linger_ms=5)
-    for i in range(count):
-        producer.send(project.topic, f"value {i}".encode(), partition=i % 2)
-    producer.close()
 
 
 def fetch_committed(project: FeedProject, feed: Feed) -> list[int | None]:
@@ -142,7 +136,7 @@ def test_killed_while_publishing_the_next_run_rolls_forward(project: FeedProject
     assert all(o is None or o <= f for o, f in zip(committed, frontiers, strict=True)), (
         "committed offsets are never ahead of published ones"
     )
-    produce(project, 20)
+    produce_values(project, 20)
     run(feed)
     commit_feed(feed)
     assert is_complete(project, feed)
@@ -280,7 +274,7 @@ def test_a_group_held_by_a_live_consumer_is_refused_and_landing_goes_on(project:
         run(feed)
         with pytest.raises(GroupHeld):
             commit_feed(feed)
-        produce(project, 20)
+        produce_values(project, 20)
         run(feed)
         assert is_complete(project, feed)
     finally:
@@ -294,7 +288,7 @@ def test_moved_offsets_are_refused_with_both_values(project: FeedProject) -> Non
     run(feed)
     commit_feed(feed)
     move(project, feed, 7)
-    produce(project, 20)
+    produce_values(project, 20)
     run(feed)
     with pytest.raises(GroupMoved, match="the group holds 7, the ledger expects 150"):
         commit_feed(feed)
@@ -391,6 +385,6 @@ def test_a_truncated_or_newer_entry_stops_everything_and_changes_nothing(project
     with pytest.raises(LedgerTooNew):
         run(feed)
     lake.put(last, content)
-    produce(project, 20)
+    produce_values(project, 20)
     run(feed)
     assert is_complete(project, feed)

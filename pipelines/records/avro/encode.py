@@ -28,7 +28,7 @@ from sluice.pipelines.records.rows.row_items import (
     write_symbols,
 )
 from sluice.pipelines.records.rows.wire_format import WireFormat
-from sluice.pipelines.schema.arrays import get_booleans, int64s
+from sluice.pipelines.schema.arrays import as_mask, int64s
 from sluice.pipelines.schema.schema import arrow_type
 
 _FEW = 128  # numbers whose bytes are made once
@@ -58,7 +58,7 @@ def _encode_values(column: pa.Array, t: AvroType, path: str) -> Written:
     if t.kind is AvroKind.UNION:
         return _union(column, t, path)
     if column.null_count:
-        first = int(np.flatnonzero(get_booleans(column.is_null()))[0])
+        first = int(np.flatnonzero(as_mask(column.is_null()))[0])
         raise NotWritable(first, path, "it is null, and the schema has no null there")
     return _write_present(column, t, path)
 
@@ -93,7 +93,7 @@ def _write_present(column: pa.Array, t: AvroType, path: str) -> Written:
 def _union(column: pa.Array, t: AvroType, path: str) -> Written:
     """Each item behind the number of its branch. Several branches are a struct's members, of which one is there."""
     others = list_branches(t)
-    there = get_booleans(column.is_valid())
+    there = as_mask(column.is_valid())
     out: list[bytes | None] = [None] * len(column)
     kinds = [b.kind for b in t.inner]
     if AvroKind.NULL in kinds:
@@ -106,7 +106,7 @@ def _union(column: pa.Array, t: AvroType, path: str) -> Written:
             if pa.types.is_null(column.type):
                 break
             member = column.field(branch.short)
-            theirs = there & get_booleans(member.is_valid())
+            theirs = there & as_mask(member.is_valid())
         positions = np.flatnonzero(theirs)
         if len(positions):
             head = _write_long(t.inner.index(branch))

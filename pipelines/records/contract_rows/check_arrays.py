@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.pipelines.records.compiled.jit import Array
-from sluice.pipelines.schema.arrays import as_mask, boolean_array, fixed_width, text_array
+from sluice.pipelines.schema.arrays import as_mask, boolean_array, fixed_width, text_array, view_int32s
 from sluice.pipelines.schema.schema import Kind, Type
 
 _NAMED = {"float": Kind.FLOAT32, "double": Kind.FLOAT64, "date32[day]": Kind.DATE}
@@ -83,7 +83,7 @@ def places_of(mask: pa.BooleanArray) -> Array:
 
 def int32s(column: pa.Array, absent: int) -> Array:
     """A column of 32-bit numbers, with `absent` in place of nulls."""
-    values = np.frombuffer(column.buffers()[1], np.int32, len(column), column.offset * 4)
+    values = view_int32s(column)
     return values if not column.null_count else np.where(as_mask(pc.is_valid(column)), values, np.int32(absent))
 
 

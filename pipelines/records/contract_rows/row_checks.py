@@ -33,7 +33,7 @@ from sluice.pipelines.records.contract_rows.check_arrays import (
     without_nan,
 )
 from sluice.pipelines.records.contract_rows.text_tables import fixed_form, short_set
-from sluice.pipelines.schema.arrays import as_mask
+from sluice.pipelines.schema.arrays import as_mask, boolean_array
 from sluice.pipelines.schema.schema import Kind, Type
 
 Columns = Sequence[pa.Array]
@@ -319,8 +319,7 @@ def _check_pairs(e: Expectation, types: Sequence[pa.DataType]) -> Check:
 
     def good(columns: Columns) -> pa.BooleanArray:
         first, second = (_find_codes(c, members) for c, (members, _) in zip(columns, values, strict=True))
-        bits = np.packbits(table[first, second], bitorder="little")
-        return pa.Array.from_buffers(pa.bool_(), len(first), [None, pa.py_buffer(bits)])
+        return boolean_array(table[first, second])
 
     return _check_several(e, good)
 

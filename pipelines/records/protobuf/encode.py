@@ -27,7 +27,7 @@ from sluice.pipelines.records.rows.row_items import (
     write_symbols,
 )
 from sluice.pipelines.records.rows.wire_format import varint
-from sluice.pipelines.schema.arrays import get_booleans, int64s
+from sluice.pipelines.schema.arrays import as_mask, int64s
 from sluice.pipelines.util.extras import name_missing
 
 _VARINT, _EIGHT, _SIZED, _BEGIN, _END, _FOUR = range(6)
@@ -66,7 +66,7 @@ def _check_choices(columns: Mapping[str, pa.Array], m: ProtoMessage, path: str) 
     """Of a oneof one member is there at most: a reader would take the last one for the only one."""
     for oneof in {f.oneof for f in m.fields if f.oneof}:
         members = [columns[f.name] for f in m.fields if f.oneof == oneof and f.name in columns]
-        several = np.flatnonzero(sum((get_booleans(c.is_valid()).astype(int) for c in members), np.zeros(1, int)) > 1)
+        several = np.flatnonzero(sum((as_mask(c.is_valid()).astype(int) for c in members), np.zeros(1, int)) > 1)
         if len(several):
             where = f"{path}.{oneof}" if path else oneof
             raise NotWritable(int(several[0]), where, "several of its members are there, of which one may be")
@@ -76,7 +76,7 @@ def _encode_field(column: pa.Array, f: ProtoField, path: str) -> Written:
     """The field of each item with its tag; nothing where it is not written."""
     if f.repeated:
         return _write_lists(column, f, path) if f.entry is None else _write_maps(column, f, f.entry, path)
-    there = get_booleans(column.is_valid())
+    there = as_mask(column.is_valid())
     positions = np.flatnonzero(there)
     if f.required and len(positions) < len(column):
         raise NotWritable(int(np.flatnonzero(~there)[0]), path, "it is null, and the schema requires it")
@@ -150,7 +150,7 @@ def _write_inside(items: pa.Array, f: ProtoField, path: str, ends: np.ndarray) -
     """The values in lists or maps that end there."""
     owner = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
     if items.null_count:
-        first = int(np.flatnonzero(get_booleans(items.is_null()))[0])
+        first = int(np.flatnonzero(as_mask(items.is_null()))[0])
         raise NotWritable(int(owner[first]), path, "it is null, and a list or a map of Protobuf holds no null")
     return at(owner, partial(_write_values, items, f, path))
 

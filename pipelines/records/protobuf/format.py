@@ -38,7 +38,7 @@ from sluice.pipelines.records.rows.writer_schema_lookup import Opened
 from sluice.pipelines.records.slots import binary_loops
 from sluice.pipelines.records.slots.binary import MOST_SCHEMAS, BinaryFormat, BinaryTyper, NewField, Reasons
 from sluice.pipelines.records.slots.slots import SlotPiece, make_faults, with_room
-from sluice.pipelines.schema.arrays import get_booleans
+from sluice.pipelines.schema.arrays import as_mask
 
 REASONS = Reasons(
     Reason.NOT_PROTOBUF,
@@ -294,7 +294,7 @@ class ProtobufFormat(BinaryFormat):
         kinds, which = self._opener.messages(records)
         codes = [-NO_HEADER if not kind else 0 if kind == own else -loops.OTHER_MESSAGE for kind in kinds]
         values = records.column(records.schema.get_field_index("value"))
-        twice = get_booleans(pc.starts_with(values, reference(self._message)))
+        twice = as_mask(pc.starts_with(values, reference(self._message)))
         paths: Array = np.where(twice, -NO_HEADER, np.array(codes, np.int64)[which])
         return paths
 
